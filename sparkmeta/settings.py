@@ -1,0 +1,76 @@
+"""Every knob, typed: ``spark.conf.set("spark.sparkmeta.<name with dashes>", value)``."""
+
+from __future__ import annotations
+
+from dataclasses import Field, dataclass, field, fields
+from typing import TYPE_CHECKING, Any, Literal
+
+from sparkmeta.errors import SparkmetaError, shown
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from pyspark.sql import SparkSession
+
+PREFIX = "spark.sparkmeta."
+
+_KIB, _MIB, _GIB = 1 << 10, 1 << 20, 1 << 30
+_UNITS = {"b": 1, "k": _KIB, "kb": _KIB, "m": _MIB, "mb": _MIB, "g": _GIB, "gb": _GIB}
+
+
+class SettingError(SparkmetaError, ValueError):
+    """A setting whose value can't be used."""
+
+
+def _knob(default: Any, doc: str, *, choices: tuple[str, ...] = ()) -> Any:
+    return field(default=default, metadata={"doc": doc, "choices": choices})
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The settings of one session. Sizes are bytes, and may be written with a unit (``64m``)."""
+
+    executor_reads: Literal["auto", "direct", "spark"] = _knob(
+        "auto",
+        "Who reads manifests on executors: direct = Python opens them, spark = Spark's binaryFile source does "
+        "(its credentials; works on Spark Connect), auto = direct where every executor can open the location.",
+        choices=("auto", "direct", "spark"),
+    )
+    split_manifest_bytes: int = _knob(32 * _MIB, "A manifest larger than this is decoded by several tasks.")
+    root_as_local_relation_bytes: int = _knob(
+        32 * _MIB, "A manifest list up to this size is planned on the driver without a Spark job."
+    )
+    discovery_parallelism: int = _knob(8, "Tasks that list the leaf manifests of a table that has thousands of them.")
+
+
+def settings(spark: SparkSession) -> Settings:
+    """The session's settings: its ``spark.sparkmeta.*`` configuration over the defaults.
+
+    Raises SettingError for a value of the wrong form, and for a name that is none (a misspelt one would be silent).
+    """
+    conf = spark.conf.getAll.items()
+    return from_conf({key.removeprefix(PREFIX): value for key, value in conf if key.startswith(PREFIX)})
+
+
+def from_conf(values: Mapping[str, str]) -> Settings:
+    """Settings of text values by their dashed names."""
+    known = {name.name.replace("_", "-"): name for name in fields(Settings)}
+    if unknown := sorted(values.keys() - known.keys()):
+        raise SettingError(f"{PREFIX}{unknown[0]} is no setting; there are: {', '.join(known)}")
+    return Settings(**{known[name].name: _parse(name, known[name], value) for name, value in values.items()})
+
+
+def _parse(name: str, knob: Field[Any], text: str) -> Any:
+    choices = knob.metadata["choices"]
+    if choices and text.lower() not in choices:
+        raise SettingError(f"{PREFIX}{name} is {shown(text)}: it takes one of {', '.join(choices)}")
+    return text.lower() if choices else _number(name, text)
+
+
+def _number(name: str, text: str) -> int:
+    digits = text.strip().lower()
+    unit = digits.lstrip("0123456789")
+    number = digits.removesuffix(unit) if unit else digits
+    if not number.isdecimal() or (unit and unit not in _UNITS):
+        raise SettingError(f"{PREFIX}{name} is {shown(text)}: it takes a whole number, sizes also with k, m or g")
+    return int(number) * _UNITS.get(unit, 1)

@@ -1,0 +1,1 @@
+"""Every byte that is not a DataFrame: locations, reading, listing."""

@@ -1,0 +1,101 @@
+"""The one Spark session of the tests, made by pytest-spark from the options below."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from pytest_spark.config import SparkConfigBuilder
+
+from sparkmeta.session import local_config, prepare_environment
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from pyspark.sql import SparkSession
+
+ROOT = Path(__file__).parent.parent
+JARS = [ROOT / "build" / "jars", Path("/tmp/jars")]
+ICEBERG = "org.apache.iceberg.spark"
+
+_scratch = pytest.StashKey[Path]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[_scratch] = scratch = Path(tempfile.mkdtemp(prefix="sparkmeta-tests-"))
+    prepare_environment()
+    os.environ.setdefault("SPARK_LOCAL_DIRS", str(scratch / "local"))
+    options = spark_options(scratch) | (iceberg_options(jar, scratch) if (jar := iceberg_jar()) else {})
+    SparkConfigBuilder.initialize([f"{key}: {value}" for key, value in options.items()])
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    if (scratch := config.stash.get(_scratch, None)) is not None:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def iceberg_jar() -> Path | None:
+    """The Iceberg runtime: of SPARKMETA_JARS (a jar or a folder), else of `make jars`."""
+    places = [Path(os.environ["SPARKMETA_JARS"])] if "SPARKMETA_JARS" in os.environ else JARS
+    jars = [
+        jar for place in places for jar in (place.glob("iceberg-spark-runtime-*.jar") if place.is_dir() else [place])
+    ]
+    return next((jar for jar in jars if jar.is_file()), None)
+
+
+def spark_options(scratch: Path) -> dict[str, str]:
+    return local_config(2, "4g") | {
+        "spark.master": "local[2]",
+        "spark.app.name": "sparkmeta tests",
+        "spark.default.parallelism": "2",
+        "spark.sql.shuffle.partitions": "2",
+        "spark.sql.catalogImplementation": "in-memory",
+        "spark.sql.warehouse.dir": f"{scratch}/spark-warehouse",
+        "spark.ui.showConsoleProgress": "false",
+    }
+
+
+def iceberg_options(jar: Path, scratch: Path) -> dict[str, str]:
+    return {
+        "spark.jars": str(jar),
+        "spark.sql.extensions": f"{ICEBERG}.extensions.IcebergSparkSessionExtensions",
+        "spark.sql.catalog.java": f"{ICEBERG}.SparkCatalog",
+        "spark.sql.catalog.java.type": "hadoop",
+        "spark.sql.catalog.java.warehouse": f"file://{scratch}/java-warehouse",
+        # Tests look at a table right after another library has committed to it.
+        "spark.sql.catalog.java.cache-enabled": "false",
+    }
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if iceberg_jar() is not None:
+        return
+    skip = pytest.mark.skip(reason="no Iceberg runtime: run `make jars`, or name a jar in SPARKMETA_JARS")
+    for item in items:
+        if item.get_closest_marker("java"):
+            item.add_marker(skip)
+
+
+@pytest.fixture(scope="session")
+def spark(spark_session: SparkSession) -> SparkSession:
+    return spark_session
+
+
+@pytest.fixture(scope="session")
+def java_warehouse(pytestconfig: pytest.Config) -> str:
+    """The folder of the Spark catalog `java`, written by Iceberg's own runtime: <warehouse>/<ns>/<table>."""
+    return f"file://{pytestconfig.stash[_scratch]}/java-warehouse"
+
+
+@pytest.fixture(autouse=True)
+def _no_views_left(request: pytest.FixtureRequest) -> Iterator[None]:
+    yield
+    if "spark" in request.fixturenames:
+        session: SparkSession = request.getfixturevalue("spark")
+        for table in session.catalog.listTables():
+            if table.isTemporary:
+                session.catalog.dropTempView(table.name)
