@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import reprlib
+
 import pyiceberg.exceptions as iceberg
 
 _SHOWN = 200
+_REPR = reprlib.Repr()
+_REPR.maxlevel, _REPR.maxstring, _REPR.maxother = 3, 60, _SHOWN
 
 
 class SparkmetaError(Exception):
@@ -28,9 +32,9 @@ class CorruptFileError(ValidationError):
     def __init__(self, location: str, field: str, value: object, problem: str) -> None:
         self.location = location
         self.field = field
-        self.value = value if isinstance(value, str | bytes | int | float | None) else shown(value)
+        self.value = value if isinstance(value, int | float | None) else _Text(shown(value))
         self.problem = problem
-        super().__init__(f"{location}: {field} is {shown(self.value)}: {problem}")
+        super().__init__(f"{location}: {field} is {self.value}: {problem}")
 
     def __reduce__(self) -> tuple[type[CorruptFileError], tuple[str, str, object, str]]:
         return type(self), (self.location, self.field, self.value, self.problem)
@@ -60,7 +64,17 @@ class SessionError(SparkmetaError, RuntimeError):
     """No Spark session can be had."""
 
 
-def shown(value: object, limit: int = _SHOWN) -> str:
-    """The value as text for an error message, at most ``limit`` characters of it."""
-    text = repr(value[:limit] if isinstance(value, str | bytes) else value)
-    return text if len(text) <= limit + 3 else f"{text[:limit]}..."
+class _Text(str):
+    """A value that is text for messages already, so that a pickled error shows it as the first one did."""
+
+    __slots__ = ()
+
+
+def shown(value: object) -> str:
+    """The value as text for an error message; of a large one the beginning."""
+    if isinstance(value, _Text):
+        return value
+    if isinstance(value, str | bytes):
+        return repr(value) if len(value) <= _SHOWN else f"{value[:_SHOWN]!r}..."
+    text = _REPR.repr(value)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."

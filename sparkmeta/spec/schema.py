@@ -1,0 +1,260 @@
+"""Schemas: pyiceberg's, read and written by a codec that knows every type of the table spec and loses nothing.
+
+pyiceberg's own codec has no variant, wants quotes around a geometry's CRS, and decodes no default of a nanosecond type.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any, Literal, cast
+
+from pydantic import Field
+from pyiceberg import types as t
+from pyiceberg.conversions import from_json, to_json
+from pyiceberg.schema import Schema
+from pyiceberg.utils.datetime import timestamp_to_nanos, timestamptz_to_nanos, to_human_timestamp
+
+from sparkmeta.spec.json_node import JsonNode, KeepsJson, refuse_twice
+from sparkmeta.spec.partitioning import partition_spec_from_json, partition_type, spec_partition_type
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from pyiceberg.typedef import TableVersion
+
+__all__ = [
+    "TableSchema",
+    "VariantType",
+    "partition_spec_from_json",
+    "partition_type",
+    "schema_from_json",
+    "schema_to_json",
+    "spec_partition_type",
+    "type_from_json",
+    "type_to_json",
+]
+
+
+class VariantType(t.PrimitiveType):
+    """Semi-structured values (format version 3 and later); has no bounds that planning could use."""
+
+    root: Literal["variant"] = Field(default="variant")
+
+    def minimum_format_version(self) -> TableVersion:
+        return 3
+
+
+class TableSchema(KeepsJson, Schema):
+    """A schema as it was read."""
+
+
+_TYPES: dict[str, t.PrimitiveType] = {
+    str(kind): kind
+    for kind in (
+        t.BooleanType(), t.IntegerType(), t.LongType(), t.FloatType(), t.DoubleType(), t.DateType(), t.TimeType(),
+        t.TimestampType(), t.TimestamptzType(), t.TimestampNanoType(), t.TimestamptzNanoType(), t.StringType(),
+        t.UUIDType(), t.BinaryType(), t.UnknownType(), VariantType(),
+    )
+}  # fmt: skip
+_FIXED = re.compile(r"fixed\[\s*(\d+)\s*\]")
+_DECIMAL = re.compile(r"decimal\(\s*(\d+)\s*,\s*(\d+)\s*\)")
+_GEOMETRY = re.compile(r"geometry\s*(?:\(\s*([^)]*?)\s*\))?", re.IGNORECASE)
+_GEOGRAPHY = re.compile(r"geography\s*(?:\(\s*([^,)]*?)\s*(?:,\s*(\w*)\s*)?\))?", re.IGNORECASE)
+
+_NANOS = t.TimestampNanoType | t.TimestamptzNanoType
+_NESTED = t.StructType | t.ListType | t.MapType
+
+
+def schema_from_json(data: Mapping[str, Any], location: str = "schema", path: str = "") -> TableSchema:
+    """The schema in a JSON object of the table spec, Appendix C.
+
+    Raises CorruptFileError that names ``location``, the field below ``path`` and its value, where it is none.
+    """
+    node = JsonNode(data, location, path)
+    try:
+        return _schema(node)
+    except RecursionError:
+        node.fail("its types are nested too deeply")
+
+
+def schema_to_json(schema: Schema) -> dict[str, Any]:
+    """The JSON object of a schema: the one it was read from, if it was."""
+    if isinstance(schema, TableSchema) and schema._json is not None:
+        return schema._json
+    written: dict[str, Any] = {"type": "struct", "schema-id": schema.schema_id}
+    if schema.identifier_field_ids:
+        written["identifier-field-ids"] = list(schema.identifier_field_ids)
+    return written | {"fields": [_field_json(field) for field in schema.fields]}
+
+
+def type_from_json(node: JsonNode) -> t.IcebergType:
+    """The type that a string or a JSON object names. Raises CorruptFileError where it is none of the table spec's."""
+    if isinstance(node.value, str):
+        return _named_type(node)
+    kind = node.get("type").text()
+    if kind == "struct":
+        return t.StructType(*(_field(field) for field in node.get("fields").items()))
+    if kind == "list":
+        return t.ListType(
+            node.get("element-id").integer(),
+            element=type_from_json(node.get("element")),
+            element_required=node.get("element-required").boolean(),
+        )
+    if kind == "map":
+        return t.MapType(
+            node.get("key-id").integer(),
+            type_from_json(node.get("key")),
+            node.get("value-id").integer(),
+            type_from_json(node.get("value")),
+            node.get("value-required").boolean(),
+        )
+    return node.get("type").fail("it is no type of the Iceberg table spec")
+
+
+def type_to_json(kind: t.IcebergType) -> str | dict[str, Any]:
+    """The string or JSON object that names a type."""
+    if isinstance(kind, t.StructType):
+        return {"type": "struct", "fields": [_field_json(field) for field in kind.fields]}
+    if isinstance(kind, t.ListType):
+        return {
+            "type": "list",
+            "element-id": kind.element_id,
+            "element": type_to_json(kind.element_type),
+            "element-required": kind.element_required,
+        }
+    if isinstance(kind, t.MapType):
+        return {
+            "type": "map",
+            "key-id": kind.key_id,
+            "key": type_to_json(kind.key_type),
+            "value-id": kind.value_id,
+            "value": type_to_json(kind.value_type),
+            "value-required": kind.value_required,
+        }
+    return str(kind).replace("'", "")  # pyiceberg quotes a CRS, the table spec does not
+
+
+def _schema(node: JsonNode) -> TableSchema:
+    fields = tuple(_field(field) for field in node.get("fields").items())
+    schema_id = node.optional("schema-id")
+    identifiers = node.optional("identifier-field-ids")
+    _refuse_ids_twice(node)
+    known: dict[str, Any] = {
+        "schema-id": schema_id.integer() if schema_id else 0,
+        "identifier-field-ids": [number.integer() for number in identifiers.items()] if identifiers else [],
+    }
+    try:
+        schema = TableSchema(*fields, **known)
+    except ValueError as error:
+        node.fail(_first_line(error))
+    schema._json = node.object()
+    return schema
+
+
+def _named_type(node: JsonNode) -> t.PrimitiveType:
+    text = node.text()
+    if (known := _TYPES.get(text.lower())) is not None:
+        return known
+    if match := _FIXED.fullmatch(text.lower()):
+        return t.FixedType(int(match[1]))
+    if match := _DECIMAL.fullmatch(text.lower()):
+        precision, scale = int(match[1]), int(match[2])
+        if not (1 <= precision <= 38 and scale <= precision):
+            node.fail("a decimal has 1 to 38 digits, of which no more are decimals")
+        return t.DecimalType(precision, scale)
+    if match := _GEOMETRY.fullmatch(text):
+        return t.GeometryType(_unquoted(match[1]) or t.DEFAULT_GEOMETRY_CRS)
+    if match := _GEOGRAPHY.fullmatch(text):
+        crs = _unquoted(match[1]) or t.DEFAULT_GEOGRAPHY_CRS
+        return t.GeographyType(crs, match[2] or t.DEFAULT_GEOGRAPHY_ALGORITHM)
+    return node.fail("it is no type of the Iceberg table spec")
+
+
+def _unquoted(text: str | None) -> str | None:
+    return text.strip("'\"") if text else None
+
+
+def _field(node: JsonNode) -> t.NestedField:
+    kind = type_from_json(node.get("type"))
+    doc = node.optional("doc")
+    # The JSON is checked here; pydantic's validation of it again would decode defaults that pyiceberg can't.
+    return t.NestedField.model_construct(
+        field_id=node.get("id").integer(),
+        name=node.get("name").text(),
+        field_type=kind,
+        required=node.get("required").boolean(),
+        doc=doc.text() if doc else None,
+        initial_default=_default(node, "initial-default", kind),
+        write_default=_default(node, "write-default", kind),
+    )
+
+
+def _default(field: JsonNode, key: str, kind: t.IcebergType) -> Any:
+    """A default as pyiceberg holds it: Python's own type; nanoseconds as int, nested types and geometry as JSON."""
+    node = field.optional(key)
+    if node is None:
+        return None
+    if isinstance(kind, _NESTED | t.GeometryType | t.GeographyType | t.UnknownType | VariantType):
+        return node.value
+    if not isinstance(node.value, _json_type(kind)) or isinstance(node.value, bool) != isinstance(kind, t.BooleanType):
+        node.fail(f"it is no default of type {kind}")
+    try:
+        return _decoded(kind, node.value)
+    except (ArithmeticError, TypeError, ValueError) as error:
+        node.fail(f"it is no default of type {kind}: {_first_line(error)}")
+
+
+def _decoded(kind: t.IcebergType, value: Any) -> Any:
+    if isinstance(kind, t.TimestampNanoType):
+        return timestamp_to_nanos(value)
+    if isinstance(kind, t.TimestamptzNanoType):
+        return timestamptz_to_nanos(value)
+    return from_json(cast("t.PrimitiveType", kind), value)
+
+
+def _json_type(kind: t.IcebergType) -> type | tuple[type, ...]:
+    if isinstance(kind, t.BooleanType | t.IntegerType | t.LongType):
+        return int
+    return (int, float) if isinstance(kind, t.FloatType | t.DoubleType) else str
+
+
+def _field_json(field: t.NestedField) -> dict[str, Any]:
+    written: dict[str, Any] = {"id": field.field_id, "name": field.name, "required": field.required}
+    written["type"] = type_to_json(field.field_type)
+    if field.doc is not None:
+        written["doc"] = field.doc
+    for key, value in (("initial-default", field.initial_default), ("write-default", field.write_default)):
+        if value is not None:
+            written[key] = _default_json(field.field_type, value)
+    return written
+
+
+def _default_json(kind: t.IcebergType, value: Any) -> Any:
+    if isinstance(kind, _NANOS):
+        micros, nanos = divmod(value, 1000)
+        seconds = to_human_timestamp(micros - micros % 1_000_000)[:19]
+        zone = "+00:00" if isinstance(kind, t.TimestamptzNanoType) else ""
+        return f"{seconds}.{micros % 1_000_000:06}{nanos:03}{zone}"
+    if isinstance(kind, _NESTED | t.GeometryType | t.GeographyType | t.UnknownType | VariantType):
+        return value
+    return to_json(cast("t.PrimitiveType", kind), value)
+
+
+def _refuse_ids_twice(schema: JsonNode) -> None:
+    refuse_twice(((node, node.integer()) for node in _ids(schema)), "field id")
+
+
+def _ids(kind: JsonNode) -> list[JsonNode]:
+    """The nodes of all field ids below a type that is known to be well-formed."""
+    if isinstance(kind.value, str):
+        return []
+    if kind.has("fields"):
+        fields = list(kind.get("fields").items())
+        return [number for field in fields for number in (field.get("id"), *_ids(field.get("type")))]
+    if kind.has("element-id"):
+        return [kind.get("element-id"), *_ids(kind.get("element"))]
+    return [kind.get("key-id"), kind.get("value-id"), *_ids(kind.get("key")), *_ids(kind.get("value"))]
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).splitlines()[0] if str(error) else type(error).__name__
