@@ -31,7 +31,7 @@ class CorruptFileError(ValidationError):
 
     def __init__(self, location: str, field: str, value: object, problem: str) -> None:
         self.location = location
-        self.field = field
+        self.field = field if len(field) <= _SHOWN else f"{field[: _SHOWN // 2]}...{field[-_SHOWN // 2 :]}"
         self.value = value if isinstance(value, int | float | None) else _Text(shown(value))
         self.problem = problem
         super().__init__(f"{location}: {field} is {self.value}: {problem}")

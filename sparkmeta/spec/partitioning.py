@@ -14,13 +14,13 @@ from sparkmeta.errors import ValidationError
 from sparkmeta.spec.json_node import JsonNode, KeepsJson, refuse_twice
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from pyiceberg.schema import Schema
     from pyiceberg.types import IcebergType
 
 _WITH_WIDTH = re.compile(r"(bucket|truncate)\[(\d+)\]", re.IGNORECASE)
-_PLAIN: dict[str, type[transforms.Transform[Any, Any]]] = {
+_PLAIN: dict[str, Callable[[], transforms.Transform[Any, Any]]] = {
     "identity": transforms.IdentityTransform,
     "year": transforms.YearTransform,
     "month": transforms.MonthTransform,
@@ -36,8 +36,12 @@ class UnknownTransform(transforms.UnknownTransform[Any, Any]):
     root: str  # type: ignore[assignment]
 
     def __init__(self, transform: str) -> None:
-        transforms.Transform.__init__(self, root=transform)  # type: ignore[call-arg]
+        super(transforms.UnknownTransform, self).__init__(root=transform)
         self._transform = transform
+
+    def can_transform(self, source: IcebergType) -> bool:  # noqa: ARG002
+        """True: what can't be known is no reason to refuse a table."""
+        return True
 
 
 class TableSpec(KeepsJson, PartitionSpec):

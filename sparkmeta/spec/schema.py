@@ -5,6 +5,7 @@ pyiceberg's own codec has no variant, wants quotes around a geometry's CRS, and 
 
 from __future__ import annotations
 
+import json
 import re
 from typing import TYPE_CHECKING, Any, Literal, cast
 
@@ -62,7 +63,8 @@ _GEOMETRY = re.compile(r"geometry\s*(?:\(\s*([^)]*?)\s*\))?", re.IGNORECASE)
 _GEOGRAPHY = re.compile(r"geography\s*(?:\(\s*([^,)]*?)\s*(?:,\s*(\w*)\s*)?\))?", re.IGNORECASE)
 
 _NANOS = t.TimestampNanoType | t.TimestamptzNanoType
-_NESTED = t.StructType | t.ListType | t.MapType
+_AS_JSON = t.StructType | t.ListType | t.MapType | t.GeometryType | t.GeographyType | t.UnknownType | VariantType
+_DEEPEST = 64
 
 
 def schema_from_json(data: Mapping[str, Any], location: str = "schema", path: str = "") -> TableSchema:
@@ -190,12 +192,12 @@ def _field(node: JsonNode) -> t.NestedField:
 
 
 def _default(field: JsonNode, key: str, kind: t.IcebergType) -> Any:
-    """A default as pyiceberg holds it: Python's own type; nanoseconds as int, nested types and geometry as JSON."""
+    """A default as pyiceberg holds it: Python's own type; nanoseconds as int, those of nested types as JSON text."""
     node = field.optional(key)
     if node is None:
         return None
-    if isinstance(kind, _NESTED | t.GeometryType | t.GeographyType | t.UnknownType | VariantType):
-        return node.value
+    if isinstance(kind, _AS_JSON):
+        return json.dumps(node.value)
     if not isinstance(node.value, _json_type(kind)) or isinstance(node.value, bool) != isinstance(kind, t.BooleanType):
         node.fail(f"it is no default of type {kind}")
     try:
@@ -235,8 +237,8 @@ def _default_json(kind: t.IcebergType, value: Any) -> Any:
         seconds = to_human_timestamp(micros - micros % 1_000_000)[:19]
         zone = "+00:00" if isinstance(kind, t.TimestamptzNanoType) else ""
         return f"{seconds}.{micros % 1_000_000:06}{nanos:03}{zone}"
-    if isinstance(kind, _NESTED | t.GeometryType | t.GeographyType | t.UnknownType | VariantType):
-        return value
+    if isinstance(kind, _AS_JSON):
+        return json.loads(value)
     return to_json(cast("t.PrimitiveType", kind), value)
 
 
@@ -244,16 +246,17 @@ def _refuse_ids_twice(schema: JsonNode) -> None:
     refuse_twice(((node, node.integer()) for node in _ids(schema)), "field id")
 
 
-def _ids(kind: JsonNode) -> list[JsonNode]:
+def _ids(kind: JsonNode, depth: int = 0) -> list[JsonNode]:
     """The nodes of all field ids below a type that is known to be well-formed."""
+    if depth > _DEEPEST:
+        kind.fail("its types are nested too deeply")
     if isinstance(kind.value, str):
         return []
     if kind.has("fields"):
         fields = list(kind.get("fields").items())
-        return [number for field in fields for number in (field.get("id"), *_ids(field.get("type")))]
-    if kind.has("element-id"):
-        return [kind.get("element-id"), *_ids(kind.get("element"))]
-    return [kind.get("key-id"), kind.get("value-id"), *_ids(kind.get("key")), *_ids(kind.get("value"))]
+        return [number for field in fields for number in (field.get("id"), *_ids(field.get("type"), depth + 1))]
+    children = [("element-id", "element")] if kind.has("element-id") else [("key-id", "key"), ("value-id", "value")]
+    return [node for number, child in children for node in (kind.get(number), *_ids(kind.get(child), depth + 1))]
 
 
 def _first_line(error: Exception) -> str:

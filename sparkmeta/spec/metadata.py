@@ -1,0 +1,210 @@
+"""Table metadata files: their JSON, format versions 1 to 4, to models and back without loss."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import uuid
+import zlib
+from typing import Any
+
+from pydantic import ValidationError as PydanticError
+from pyiceberg.exceptions import ValidationError
+from pyiceberg.partitioning import PARTITION_FIELD_ID_START
+
+from sparkmeta.errors import CorruptFileError, UnsupportedError
+from sparkmeta.spec.json_node import JsonNode, parse_json, refuse_twice
+from sparkmeta.spec.metadata_model import (
+    TableMetadata,
+    TableMetadataV1,
+    TableMetadataV2,
+    TableMetadataV3,
+    TableMetadataV4,
+)
+from sparkmeta.spec.partitioning import partition_spec_from_json, sort_order_from_json
+from sparkmeta.spec.schema import schema_from_json
+from sparkmeta.spec.snapshot import Snapshot, SnapshotRef
+
+__all__ = [
+    "MAIN",
+    "NEWEST_FORMAT_VERSION",
+    "Snapshot",
+    "SnapshotRef",
+    "TableMetadata",
+    "TableMetadataV1",
+    "TableMetadataV2",
+    "TableMetadataV3",
+    "TableMetadataV4",
+    "parse_table_metadata",
+    "serialize_table_metadata",
+]
+
+NEWEST_FORMAT_VERSION = 4
+MAIN = "main"
+
+_GZIP = b"\x1f\x8b"
+# Metadata files of 300 MB are the largest that users report; a gzip bomb is a thousand times its own size.
+_LONGEST = 1 << 30
+_VERSIONS: dict[int, type[TableMetadata]] = {
+    1: TableMetadataV1,
+    2: TableMetadataV2,
+    3: TableMetadataV3,
+    4: TableMetadataV4,
+}
+
+
+def parse_table_metadata(data: bytes, location: str) -> TableMetadata:
+    """The table metadata in the bytes of a metadata file, plain or gzip.
+
+    Raises CorruptFileError that names ``location``, the field and its value, where the file is no metadata or
+    contradicts itself, and UnsupportedError for a format version that is newer than this library.
+    """
+    node = parse_json(_decompressed(data, location), location)
+    version = node.get("format-version").integer()
+    if version > NEWEST_FORMAT_VERSION:
+        raise UnsupportedError(f"{location}: format-version is {version}: the newest known is {NEWEST_FORMAT_VERSION}")
+    if version not in _VERSIONS:
+        node.get("format-version").fail("there is no such version")
+    filled = _filled(node, version)
+    complete = JsonNode(node.object() | filled, location)
+    metadata = _validated(_VERSIONS[version], _typed(complete), location)
+    metadata.model_fields_set.difference_update(_field_name(metadata, key) for key in filled)
+    _check_snapshots(metadata, location)
+    return metadata
+
+
+def serialize_table_metadata(metadata: TableMetadata) -> str:
+    """The JSON of a metadata file: what was read, with the changes since, unknown fields included."""
+    return metadata.model_dump_json()
+
+
+def _decompressed(data: bytes, location: str) -> bytes:
+    if not data.startswith(_GZIP):
+        return data
+    try:
+        with gzip.GzipFile(fileobj=io.BytesIO(data)) as file:
+            text = file.read(_LONGEST + 1)
+    except (EOFError, OSError, zlib.error) as error:
+        raise CorruptFileError(location, "document", data[:20], f"it is no whole gzip file: {error}") from None
+    if len(text) > _LONGEST:
+        raise CorruptFileError(location, "document", data[:20], f"it unpacks to more than {_LONGEST} bytes")
+    return text
+
+
+def _filled(node: JsonNode, version: int) -> dict[str, Any]:
+    """Values for what the file leaves out and the table spec says how to complete."""
+    filled: dict[str, Any] = _filled_v1(node) if version == 1 else {}
+    if version >= 4 and not node.has("location"):
+        filled["location"] = node.location.rpartition("/")[0].removesuffix("/metadata")
+    current = node.optional("current-snapshot-id")
+    if "refs" not in node.object() and current is not None and current.integer() != -1:
+        filled["refs"] = {MAIN: {"snapshot-id": current.value, "type": "branch"}}
+    return filled
+
+
+def _filled_v1(node: JsonNode) -> dict[str, Any]:
+    filled: dict[str, Any] = {}
+    if not node.has("schemas"):
+        schema = node.get("schema").object()
+        filled |= {"schemas": [schema], "current-schema-id": schema.get("schema-id", 0)}
+    elif not node.has("schema"):
+        current = node.get("current-schema-id").integer()
+        schemas = (schema for schema in node.get("schemas").items() if schema.object().get("schema-id", 0) == current)
+        filled["schema"] = next(schemas, node.get("schemas")).value
+    if not node.has("partition-specs"):
+        fields = [field.value for field in node.get("partition-spec").items()]
+        filled |= {"partition-specs": [{"spec-id": 0, "fields": fields}], "default-spec-id": 0}
+    if not node.has("last-partition-id"):
+        filled["last-partition-id"] = _last_partition_id(JsonNode(node.object() | filled, node.location))
+    if not node.has("sort-orders"):
+        filled |= {"sort-orders": [{"order-id": 0, "fields": []}], "default-sort-order-id": 0}
+    return filled
+
+
+def _last_partition_id(node: JsonNode) -> int:
+    specs = (
+        partition_spec_from_json(spec.value, spec.location, spec.path) for spec in node.get("partition-specs").items()
+    )
+    return max((spec.last_assigned_field_id for spec in specs), default=PARTITION_FIELD_ID_START - 1)
+
+
+def _typed(node: JsonNode) -> dict[str, Any]:
+    """The document with the parts that are read by codecs of their own, their ids checked."""
+    typed = dict(node.object())
+    typed["schemas"] = [schema_from_json(n.object(), n.location, n.path) for n in node.get("schemas").items()]
+    typed["partition-specs"] = [
+        partition_spec_from_json(n.object(), n.location, n.path) for n in node.get("partition-specs").items()
+    ]
+    typed["sort-orders"] = [
+        sort_order_from_json(n.object(), n.location, n.path) for n in node.get("sort-orders").items()
+    ]
+    _check_current(node, "schemas", "current-schema-id", [schema.schema_id for schema in typed["schemas"]])
+    _check_current(node, "partition-specs", "default-spec-id", [spec.spec_id for spec in typed["partition-specs"]])
+    _check_current(node, "sort-orders", "default-sort-order-id", [order.order_id for order in typed["sort-orders"]])
+    if "schema" in typed and typed["format-version"] == 1:
+        typed["schema"] = schema_from_json(node.get("schema").object(), node.location, "schema")
+    if typed.get("current-snapshot-id") == -1:
+        typed["current-snapshot-id"] = None
+    if typed.get("current-snapshot-id") is not None and MAIN not in node.get("refs").object():
+        node.get("refs").fail("there is a current snapshot but no branch main")
+    if (table_uuid := node.optional("table-uuid")) is not None:
+        typed["table-uuid"] = _uuid(table_uuid)
+    return typed
+
+
+def _check_current(node: JsonNode, listed: str, current: str, ids: list[int]) -> None:
+    refuse_twice(zip(node.get(listed).items(), ids, strict=True), "id")
+    if node.get(current).integer() not in ids:
+        node.get(current).fail(f"{listed} has only {ids[:20]}")
+
+
+def _uuid(node: JsonNode) -> uuid.UUID:
+    try:
+        return uuid.UUID(node.text())
+    except ValueError:
+        node.fail("it is no UUID")
+
+
+def _validated(model: type[TableMetadata], typed: dict[str, Any], location: str) -> TableMetadata:
+    try:
+        return model.model_validate(typed)
+    except PydanticError as error:
+        first = error.errors(include_url=False, include_context=False)[0]
+        missing = first["type"] == "missing"
+        raise CorruptFileError(
+            location,
+            _path(first["loc"]),
+            None if missing else first["input"],
+            "it is required" if missing else first["msg"],
+        ) from None
+    except ValidationError as error:
+        raise CorruptFileError(location, "refs", typed.get("refs"), str(error)) from None
+
+
+def _path(place: tuple[str | int, ...]) -> str:
+    return "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in place).lstrip(".")
+
+
+def _field_name(metadata: TableMetadata, alias: str) -> str:
+    fields = type(metadata).model_fields.items()
+    return next((name for name, field in fields if field.alias == alias), alias)
+
+
+def _check_snapshots(metadata: TableMetadata, location: str) -> None:
+    seen: set[int] = set()
+    for i, snapshot in enumerate(metadata.snapshots):
+        if snapshot.snapshot_id in seen:
+            raise CorruptFileError(location, f"snapshots[{i}].snapshot-id", snapshot.snapshot_id, "it is given twice")
+        if (snapshot.sequence_number or 0) > metadata.last_sequence_number:
+            limit = f"last-sequence-number is only {metadata.last_sequence_number}"
+            raise CorruptFileError(location, f"snapshots[{i}].sequence-number", snapshot.sequence_number, limit)
+        seen.add(snapshot.snapshot_id)
+    current = metadata.current_snapshot_id
+    if current is not None and current not in seen:
+        raise CorruptFileError(location, "current-snapshot-id", current, "there is no such snapshot")
+    for name, ref in metadata.refs.items():
+        if ref.snapshot_id not in seen:
+            raise CorruptFileError(location, f"refs.{name}.snapshot-id", ref.snapshot_id, "there is no such snapshot")
+    main = metadata.refs.get(MAIN)
+    if main is not None and main.snapshot_id != current:
+        raise CorruptFileError(location, "refs.main.snapshot-id", main.snapshot_id, f"current-snapshot-id is {current}")

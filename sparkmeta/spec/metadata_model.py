@@ -1,0 +1,181 @@
+"""Models of table metadata, format versions 1 to 4, that lose nothing of the JSON: pyiceberg's, open and strict."""
+
+from __future__ import annotations
+
+import uuid
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Literal, Self, cast
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    StrictStr,
+    field_serializer,
+    field_validator,
+    model_validator,
+)
+from pyiceberg.partitioning import PartitionSpec
+from pyiceberg.schema import Schema
+from pyiceberg.table import metadata as iceberg
+from pyiceberg.table.sorting import SortOrder
+
+from sparkmeta.spec.partitioning import (
+    partition_spec_from_json,
+    partition_spec_to_json,
+    sort_order_to_json,
+)
+from sparkmeta.spec.schema import schema_to_json
+from sparkmeta.spec.snapshot import (
+    Int,
+    Long,
+    MetadataLogEntry,
+    PartitionStatisticsFile,
+    Snapshot,
+    SnapshotLogEntry,
+    SnapshotRef,
+    StatisticsFile,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+class _Metadata(iceberg.TableMetadataCommonFields):
+    """What all versions share: fields checked strictly, unknown ones kept, only what was given written back."""
+
+    model_config = ConfigDict(extra="allow")
+
+    location: StrictStr
+    last_updated_ms: Long = Field(alias="last-updated-ms")
+    last_column_id: Int = Field(alias="last-column-id")
+    current_schema_id: Int = Field(alias="current-schema-id")
+    default_spec_id: Int = Field(alias="default-spec-id")
+    last_partition_id: Int = Field(alias="last-partition-id")
+    default_sort_order_id: Int = Field(alias="default-sort-order-id")
+    properties: dict[str, StrictStr] = Field(default_factory=dict)
+    current_snapshot_id: Long | None = Field(alias="current-snapshot-id", default=None)
+    snapshots: list[Snapshot] = Field(default_factory=list)  # type: ignore[assignment]
+    snapshot_log: list[SnapshotLogEntry] = Field(alias="snapshot-log", default_factory=list)  # type: ignore[assignment]
+    metadata_log: list[MetadataLogEntry] = Field(alias="metadata-log", default_factory=list)  # type: ignore[assignment]
+    refs: dict[str, SnapshotRef] = Field(default_factory=dict)  # type: ignore[assignment]
+    statistics: list[StatisticsFile] = Field(default_factory=list)  # type: ignore[assignment]
+    partition_statistics: list[PartitionStatisticsFile] = Field(  # type: ignore[assignment]
+        alias="partition-statistics", default_factory=list
+    )
+
+    @field_validator("properties", mode="before")
+    @classmethod
+    def transform_properties_dict_value_to_str(cls, properties: Any) -> Any:
+        return properties
+
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+        """A copy; one with changes is written in full, whatever the file left to defaults."""
+        copied = super().model_copy(update=update, deep=deep)
+        copied.__dict__.pop("_snapshots_by_id", None)
+        if update:
+            fields = type(copied).model_fields
+            copied.model_fields_set.update(name for name in fields if getattr(copied, name) is not None)
+        return copied
+
+    def model_dump_json(self, *_: Any, **__: Any) -> str:
+        """The JSON of the metadata file."""
+        return BaseModel.model_dump_json(self, by_alias=True, exclude_unset=True)
+
+    def snapshot_by_id(self, snapshot_id: int) -> Snapshot | None:
+        return self._snapshots_by_id.get(snapshot_id)
+
+    @cached_property
+    def _snapshots_by_id(self) -> dict[int, Snapshot]:
+        return {snapshot.snapshot_id: snapshot for snapshot in self.snapshots}
+
+    @field_serializer("schemas")
+    def _schemas(self, schemas: list[Schema]) -> list[dict[str, Any]]:
+        return [schema_to_json(schema) for schema in schemas]
+
+    @field_serializer("partition_specs")
+    def _partition_specs(self, specs: list[PartitionSpec]) -> list[dict[str, Any]]:
+        return [partition_spec_to_json(spec) for spec in specs]
+
+    @field_serializer("sort_orders")
+    def _sort_orders(self, orders: list[SortOrder]) -> list[dict[str, Any]]:
+        return [sort_order_to_json(order) for order in orders]
+
+    @field_serializer("snapshots", mode="wrap")
+    def serialize_snapshots(  # type: ignore[override]
+        self, snapshots: list[Snapshot], write: SerializerFunctionWrapHandler
+    ) -> Any:
+        return write(snapshots)
+
+    @field_serializer("current_snapshot_id")
+    def serialize_current_snapshot_id(self, current_snapshot_id: int | None) -> int | None:
+        version: int = cast("Any", self).format_version
+        return -1 if current_snapshot_id is None and version < 3 else current_snapshot_id
+
+
+class TableMetadataV1(_Metadata, iceberg.TableMetadataV1):
+    """Metadata of format version 1, with the lists of later versions filled in where an early writer left them out."""
+
+    table_uuid: uuid.UUID | None = Field(alias="table-uuid", default=None)  # type: ignore[assignment]
+
+    # parse_table_metadata fills in what these would.
+    @model_validator(mode="before")
+    @classmethod
+    def set_v2_compatible_defaults(cls, data: dict[str, Any]) -> dict[str, Any]:
+        return data
+
+    @model_validator(mode="before")
+    @classmethod
+    def construct_schemas(cls, data: dict[str, Any]) -> dict[str, Any]:
+        return data
+
+    @model_validator(mode="before")
+    @classmethod
+    def construct_partition_specs(cls, data: dict[str, Any]) -> dict[str, Any]:
+        return data
+
+    @model_validator(mode="before")
+    @classmethod
+    def set_sort_orders(cls, data: dict[str, Any]) -> dict[str, Any]:
+        return data
+
+    @property
+    def last_sequence_number(self) -> int:
+        """0: version 1 has no sequence numbers."""
+        return 0
+
+    # Later versions' lists decide; these two repeat the current schema and spec for the earliest readers.
+    @field_serializer("schema_")
+    def _schema(self, schema: Schema) -> dict[str, Any]:
+        return schema_to_json(schema if schema == self.schema() else self.schema())
+
+    @field_serializer("partition_spec")
+    def _partition_spec(self, fields: list[dict[str, Any]]) -> Any:
+        written = partition_spec_from_json({"spec-id": self.default_spec_id, "fields": fields})
+        return fields if written == self.spec() else partition_spec_to_json(self.spec())["fields"]
+
+
+class TableMetadataV2(_Metadata, iceberg.TableMetadataV2):
+    """Metadata of format version 2."""
+
+    table_uuid: uuid.UUID = Field(alias="table-uuid")
+    last_sequence_number: Long = Field(alias="last-sequence-number")
+
+
+class TableMetadataV3(_Metadata, iceberg.TableMetadataV3):
+    """Metadata of format version 3."""
+
+    table_uuid: uuid.UUID = Field(alias="table-uuid")
+    last_sequence_number: Long = Field(alias="last-sequence-number")
+    next_row_id: Long = Field(alias="next-row-id")
+    encryption_keys: list[dict[str, Any]] = Field(alias="encryption-keys", default_factory=list)
+
+
+class TableMetadataV4(TableMetadataV3):
+    """Metadata of format version 4; it may leave the table's location to the place of its file."""
+
+    format_version: Literal[4] = Field(alias="format-version", default=4)  # type: ignore[assignment]
+
+
+TableMetadata = TableMetadataV1 | TableMetadataV2 | TableMetadataV3 | TableMetadataV4

@@ -1,0 +1,123 @@
+"""Snapshots, refs, logs and statistics files of table metadata: pyiceberg's models, open to what they don't know."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, StrictStr, model_serializer, model_validator
+from pyiceberg.table import refs, snapshots, statistics
+from pyiceberg.table.snapshots import Operation
+
+Long = Annotated[int, Field(strict=True, ge=-(1 << 63), lt=1 << 63)]
+Int = Annotated[int, Field(strict=True, ge=-(1 << 31), lt=1 << 31)]
+
+_OPERATIONS: dict[str, Operation] = {operation.value: operation for operation in Operation}
+_OPEN = ConfigDict(extra="allow")
+
+
+class Summary(snapshots.Summary):
+    """A snapshot's summary. An operation that is missing stays None, and one that is not known is its text."""
+
+    operation: Operation | str | None = None  # type: ignore[assignment]
+    _additional_properties: dict[str, str] = PrivateAttr()
+
+    # A key may be called "self".
+    def __init__(self, /, **data: Any) -> None:
+        operation = data.pop("operation", None)
+        if wrong := next((key for key, value in data.items() if not isinstance(value, str)), None):
+            raise ValueError(f"the value of {wrong} is no string")
+        BaseModel.__init__(self, operation=_OPERATIONS.get(operation, operation))
+        self._additional_properties = data
+
+    def __len__(self) -> int:
+        return (self.operation is not None) + len(self._additional_properties)
+
+    @model_serializer
+    def ser_model(self) -> dict[str, str]:
+        operation = self.operation.value if isinstance(self.operation, Operation) else self.operation
+        return ({} if operation is None else {"operation": operation}) | self._additional_properties
+
+
+class Snapshot(snapshots.Snapshot):
+    """One state of the table.
+
+    Exactly one of these says where its manifests are: ``manifest_list``; ``inline_manifests``, paths that the first
+    writers of format version 1 put here; ``root_manifest``, the Parquet root of a version 4 tree.
+    """
+
+    model_config = _OPEN
+
+    snapshot_id: Long = Field(alias="snapshot-id")
+    parent_snapshot_id: Long | None = Field(alias="parent-snapshot-id", default=None)
+    sequence_number: Long | None = Field(alias="sequence-number", default=0)
+    timestamp_ms: Long = Field(alias="timestamp-ms")
+    manifest_list: StrictStr | None = Field(alias="manifest-list", default=None)  # type: ignore[assignment]
+    inline_manifests: list[StrictStr] | None = Field(alias="manifests", default=None)
+    root_manifest: StrictStr | None = Field(alias="root-manifest", default=None)
+    summary: Summary | None = Field(default=None)
+    schema_id: Int | None = Field(alias="schema-id", default=None)
+    first_row_id: Long | None = Field(alias="first-row-id", default=None)
+    added_rows: Long | None = Field(alias="added-rows", default=None)
+    key_id: StrictStr | None = Field(alias="key-id", default=None)
+
+    @model_validator(mode="after")
+    def check_manifests(self) -> Snapshot:
+        if self.manifest_list is None and self.inline_manifests is None and self.root_manifest is None:
+            raise ValueError("a snapshot has a manifest-list")
+        return self
+
+    @property
+    def operation(self) -> str | None:
+        """The operation as Iceberg's Java library shows it: a summary that is not empty and names none is overwrite."""
+        if not self.summary:
+            return None
+        operation = self.summary.operation
+        return operation.value if isinstance(operation, Operation) else operation or Operation.OVERWRITE.value
+
+
+class SnapshotRef(refs.SnapshotRef):
+    """A branch or a tag."""
+
+    model_config = _OPEN
+
+    snapshot_id: Long = Field(alias="snapshot-id")
+
+
+class SnapshotLogEntry(snapshots.SnapshotLogEntry):
+    """That a snapshot became the current one."""
+
+    model_config = _OPEN
+
+    snapshot_id: Long = Field(alias="snapshot-id")
+    timestamp_ms: Long = Field(alias="timestamp-ms")
+
+
+class MetadataLogEntry(snapshots.MetadataLogEntry):
+    """An earlier metadata file of the table."""
+
+    model_config = _OPEN
+
+    metadata_file: StrictStr = Field(alias="metadata-file")
+    timestamp_ms: Long = Field(alias="timestamp-ms")
+
+
+class BlobMetadata(statistics.BlobMetadata):
+    """A blob of a statistics file; its type is any text."""
+
+    model_config = _OPEN
+
+    type: StrictStr  # type: ignore[assignment]
+
+
+class StatisticsFile(statistics.StatisticsFile):
+    """A Puffin file of table statistics."""
+
+    model_config = _OPEN
+
+    blob_metadata: list[BlobMetadata] = Field(alias="blob-metadata")  # type: ignore[assignment]
+
+
+class PartitionStatisticsFile(statistics.PartitionStatisticsFile):
+    """A file of partition statistics."""
+
+    model_config = _OPEN

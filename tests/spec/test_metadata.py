@@ -1,0 +1,339 @@
+from __future__ import annotations
+
+import copy
+import gzip
+import json
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from pyiceberg.table.snapshots import Operation
+from pyiceberg.table.update import (
+    AddSchemaUpdate,
+    SetPropertiesUpdate,
+    SetSnapshotRefUpdate,
+    update_table_metadata,
+)
+from pyiceberg.types import NestedField, StringType
+
+from sparkmeta.errors import CorruptFileError, UnsupportedError
+from sparkmeta.spec.metadata import TableMetadata, parse_table_metadata, serialize_table_metadata
+from sparkmeta.spec.schema import TableSchema, VariantType
+from tests.spec.table_metadata import LOCATION, VERSIONS, encoded, v1, v2, v3, v4
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+pytestmark = pytest.mark.filterwarnings("error")
+versions = pytest.mark.parametrize("version", VERSIONS)
+
+
+def parse(metadata: dict[str, Any]) -> TableMetadata:
+    return parse_table_metadata(encoded(metadata), LOCATION)
+
+
+def written(metadata: TableMetadata) -> Any:
+    return json.loads(serialize_table_metadata(metadata))
+
+
+@versions
+def test_nothing_is_lost(version: int) -> None:
+    document = VERSIONS[version]()
+    metadata = parse(document)
+    assert metadata.format_version == version
+    assert written(metadata) == document
+
+
+@versions
+def test_a_change_leaves_all_else(version: int) -> None:
+    document = VERSIONS[version]()
+    metadata = parse(document)
+    schema = TableSchema(
+        *metadata.schema().fields, NestedField(99, "new", StringType()), NestedField(100, "more", VariantType())
+    )
+    changed = update_table_metadata(
+        metadata,  # type: ignore[arg-type]
+        (
+            SetPropertiesUpdate(updates={"a": "b"}),
+            SetSnapshotRefUpdate(ref_name="t", type="tag", snapshot_id=metadata.current_snapshot_id),
+            AddSchemaUpdate(schema=schema.model_copy(update={"schema_id": 5})),
+        ),
+    )
+    after = written(changed)  # type: ignore[arg-type]
+    assert after["properties"] == document["properties"] | {"a": "b"}
+    assert after["refs"]["t"]["snapshot-id"] == document["current-snapshot-id"]
+    assert after["refs"].items() >= document.get("refs", {}).items()
+    assert after["schemas"][-1]["schema-id"] == 5
+    assert after["schemas"][-1]["fields"][-1] == {"id": 100, "name": "more", "required": False, "type": "variant"}
+    assert after["schemas"][:-1] == document.get("schemas", [document.get("schema")])
+    changed_keys = {"properties", "refs", "schemas", "last-updated-ms", "last-column-id"}
+    assert {key: value for key, value in after.items() if key in document.keys() - changed_keys} == {
+        key: value for key, value in document.items() if key not in changed_keys
+    }
+
+
+@versions
+def test_a_copy_knows_its_own_snapshots(version: int) -> None:
+    metadata = parse(VERSIONS[version]())
+    first, second = metadata.snapshots
+    assert metadata.snapshot_by_id(second.snapshot_id) is second
+    fewer = metadata.model_copy(update={"snapshots": [first]})
+    assert fewer.snapshot_by_id(second.snapshot_id) is None
+    assert metadata.snapshot_by_id(second.snapshot_id) is second
+
+
+def test_version_1_is_completed() -> None:
+    metadata = parse(v1())
+    assert metadata.table_uuid is None
+    assert [schema.schema_id for schema in metadata.schemas] == [0]
+    assert [(f.field_id, str(f.transform)) for f in metadata.spec().fields] == [(1000, "identity"), (1001, "day")]
+    assert metadata.last_partition_id == 1001
+    assert metadata.sort_order().is_unsorted
+    assert {name: (ref.snapshot_id, ref.snapshot_ref_type) for name, ref in metadata.refs.items()} == {
+        "main": (7, "branch")
+    }
+    assert metadata.last_sequence_number == 0
+    inline, listed = metadata.snapshots
+    assert (inline.manifest_list, inline.inline_manifests) == (None, ["s3://bucket/m1.avro", "s3://bucket/m2.avro"])
+    assert (inline.sequence_number, inline.operation, listed.operation) == (0, None, None)
+
+
+def test_version_1_with_lists_writes_the_current_schema_and_spec_where_early_readers_look() -> None:
+    document = v1()
+    document |= {
+        "schemas": [document["schema"], document["schema"] | {"schema-id": 1, "fields": []}],
+        "current-schema-id": 1,
+        "partition-specs": [{"spec-id": 0, "fields": document["partition-spec"]}, {"spec-id": 1, "fields": []}],
+        "default-spec-id": 0,
+    }
+    del document["schema"]
+    metadata = parse(document)
+    assert len(metadata.schema()) == 0
+    assert written(metadata) == document
+    after = written(metadata.model_copy(update={"default_spec_id": 1}))
+    assert after["partition-spec"] == []
+    assert after["schema"] == document["schemas"][1]
+
+
+def test_version_1_without_a_snapshot_is_written_as_minus_1() -> None:
+    document = v2() | {"current-snapshot-id": -1, "snapshots": [], "refs": {}}
+    metadata = parse(document)
+    assert metadata.current_snapshot() is None
+    assert written(metadata) == document
+    newer = v3() | {"current-snapshot-id": None, "snapshots": [], "refs": {}}
+    assert written(parse(newer)) == newer
+
+
+def test_summaries() -> None:
+    no_operation, unknown = parse(v2()).snapshots
+    assert no_operation.summary is not None
+    assert unknown.summary is not None
+    assert no_operation.summary.operation is None
+    assert no_operation.operation == "overwrite"
+    assert no_operation.summary.additional_properties == {"added-records": "1", "self": "x"}
+    assert no_operation.summary["added-records"] == "1"
+    assert (unknown.summary.operation, unknown.operation) == ("vacuum", "vacuum")
+    document = v2()
+    document["snapshots"][1]["summary"] = {"operation": "append"}
+    known = parse(document).snapshots[1]
+    assert known.summary is not None
+    assert known.summary.operation is Operation.APPEND
+    assert known.operation == "append"
+
+
+def test_a_snapshot_of_version_3_and_4() -> None:
+    snapshot = parse(v3()).snapshots[1]
+    assert (snapshot.first_row_id, snapshot.added_rows, snapshot.key_id) == (1000, 375, "k1")
+    assert parse(v4()).snapshots[1].root_manifest == "s3://a/b/root.parquet"
+
+
+def test_version_4_lies_above_its_metadata_folder() -> None:
+    assert parse(v4()).location == "s3://bucket/db/events"
+    assert parse(v4() | {"location": "s3://elsewhere"}).location == "s3://elsewhere"
+
+
+@pytest.mark.parametrize("level", [0, 9])
+def test_gzip(level: int) -> None:
+    assert written(parse_table_metadata(gzip.compress(encoded(v2()), level), LOCATION)) == v2()
+
+
+BAD_FILES: list[tuple[bytes, str]] = [
+    (b"", "document is b'': it is no JSON"),
+    (encoded(v2())[:-20], "it is no JSON"),
+    (encoded(v2())[1:], "it is no JSON"),
+    (b"\xff\xfe{}", "it is no JSON"),
+    (b"[]", "document is []: an object is expected"),
+    (b"7", "document is 7: an object is expected"),
+    (b"[" * 100_000, "nested too deeply"),
+    (b'{"format-version": ' + b"9" * 10_000 + b"}", "it is no JSON"),
+    (gzip.compress(encoded(v2()))[:-9], "no whole gzip file"),
+    (b"\x1f\x8bnonsense", "no whole gzip file"),
+]
+
+
+@pytest.mark.parametrize(("data", "problem"), BAD_FILES, ids=range(len(BAD_FILES)))
+def test_no_metadata_file(data: bytes, problem: str) -> None:
+    with pytest.raises(CorruptFileError) as caught:
+        parse_table_metadata(data, LOCATION)
+    assert str(caught.value).startswith(f"{LOCATION}: ")
+    assert problem in str(caught.value)
+    assert len(str(caught.value)) < 700
+
+
+def without(document: dict[str, Any], *path: str | int) -> dict[str, Any]:
+    *above, last = path
+    place: Any = document
+    for step in above:
+        place = place[step]
+    del place[last]
+    return document
+
+
+def changed(document: dict[str, Any], value: Any, *path: str | int) -> dict[str, Any]:
+    *above, last = path
+    place: Any = document
+    for step in above:
+        place = place[step]
+    place[last] = copy.deepcopy(value)
+    return document
+
+
+def nested(depth: int) -> Any:
+    kind: Any = "int"
+    for i in range(depth):
+        kind = {"type": "list", "element-id": 1000 + i, "element": kind, "element-required": True}
+    return kind
+
+
+BAD_FIELDS: list[tuple[dict[str, Any], str]] = [
+    (without(v2(), "format-version"), "format-version is None: it is required"),
+    (changed(v2(), "2", "format-version"), "format-version is '2': a whole number is expected"),
+    (changed(v2(), 0, "format-version"), "format-version is 0: there is no such version"),
+    (changed(v2(), True, "format-version"), "format-version is True: a whole number is expected"),
+    (without(v2(), "table-uuid"), "table-uuid is None: it is required"),
+    (changed(v2(), "no-uuid", "table-uuid"), "table-uuid is 'no-uuid': it is no UUID"),
+    (without(v2(), "location"), "location is None: it is required"),
+    (changed(v2(), 7, "location"), "location is 7: "),
+    (without(v2(), "last-sequence-number"), "last-sequence-number is None: it is required"),
+    (changed(v2(), "34", "last-sequence-number"), "last-sequence-number is '34': "),
+    (changed(v2(), 1 << 63, "last-sequence-number"), "last-sequence-number is 9223372036854775808: "),
+    (without(v2(), "last-column-id"), "last-column-id is None: it is required"),
+    (changed(v2(), 1.5, "last-column-id"), "last-column-id is 1.5: "),
+    (without(v3(), "next-row-id"), "next-row-id is None: it is required"),
+    (without(v2(), "schemas"), "schemas is None: it is required"),
+    (without(v2(), "partition-specs"), "partition-specs is None: it is required"),
+    (without(v2(), "sort-orders"), "sort-orders is None: it is required"),
+    (without(v2(), "last-partition-id"), "last-partition-id is None: it is required"),
+    (changed(v2(), {}, "schemas"), "schemas is {}: an array is expected"),
+    (changed(v2(), [7], "schemas"), "schemas[0] is 7: an object is expected"),
+    (changed(v2(), 9, "current-schema-id"), "current-schema-id is 9: schemas has only [0, 1]"),
+    (without(v2(), "current-schema-id"), "current-schema-id is None: it is required"),
+    (changed(v2(), 0, "schemas", 1, "schema-id"), "id 0 is given twice"),
+    (changed(v2(), 1, "schemas", 1, "fields", 1, "id"), "schemas[1].fields[1].id is 1: field id 1 is given twice"),
+    (changed(v2(), 1, "schemas", 1, "fields", 3, "type", "element-id"), "type.element-id is 1: field id 1 is given"),
+    (changed(v2(), "id", "schemas", 1, "fields", 1, "name"), "schemas[1] is {"),
+    (changed(v2(), "money", "schemas", 1, "fields", 1, "type"), "fields[1].type is 'money': it is no type"),
+    (changed(v2(), "decimal(39,2)", "schemas", 1, "fields", 1, "type"), "fields[1].type is 'decimal(39,2)'"),
+    (changed(v2(), "decimal(3,4)", "schemas", 1, "fields", 1, "type"), "fields[1].type is 'decimal(3,4)'"),
+    (changed(v2(), nested(150), "schemas", 1, "fields", 1, "type"), "nested too deeply"),
+    (changed(v2(), nested(480), "schemas", 1, "fields", 1, "type"), "nested too deeply"),
+    (changed(v2(), [2], "schemas", 1, "identifier-field-ids"), "schemas[1] is {"),
+    (changed(v3(), "1,5", "schemas", 1, "fields", 11, "initial-default"), "initial-default is '1,5': it is no default"),
+    (changed(v3(), 7, "schemas", 1, "fields", 11, "initial-default"), "initial-default is 7: it is no default"),
+    (changed(v2(), 9, "default-spec-id"), "default-spec-id is 9: partition-specs has only [0, 1]"),
+    (changed(v2(), 0, "partition-specs", 1, "spec-id"), "partition-specs[1] is {"),
+    (changed(v2(), "bucket[0]", "partition-specs", 1, "fields", 0, "transform"), "transform is 'bucket[0]'"),
+    (changed(v2(), 1000, "partition-specs", 1, "fields", 1, "field-id"), "partition field id 1000 is given twice"),
+    (
+        without(v2(), "partition-specs", 1, "fields", 1, "field-id"),
+        "some of its fields have a field-id and some do not",
+    ),
+    (without(v2(), "partition-specs", 1, "fields", 1, "source-id"), "fields[1].source-id is None: it is required"),
+    (changed(v2(), 9, "default-sort-order-id"), "default-sort-order-id is 9: sort-orders has only [3]"),
+    (changed(v2(), "up", "sort-orders", 0, "fields", 0, "direction"), "direction is 'up': "),
+    (changed(v2(), 1, "properties", "a"), "properties.a is 1: "),
+    (changed(v2(), None, "properties"), "properties is None: "),
+    (changed(v2(), 5, "current-snapshot-id"), "current-snapshot-id is 5: there is no such snapshot"),
+    (changed(v2(), "5", "current-snapshot-id"), "current-snapshot-id is '5': "),
+    (
+        changed(v2(), 5, "snapshots", 0, "snapshot-id"),
+        "refs.audit.snapshot-id is 3051729675574597004: there is no such",
+    ),
+    (changed(v2(), True, "snapshots", 0, "snapshot-id"), "snapshots[0].snapshot-id is True: "),
+    (without(v2(), "snapshots", 0, "timestamp-ms"), "snapshots[0].timestamp-ms is None: it is required"),
+    (without(v2(), "snapshots", 0, "manifest-list"), "snapshots[0] is {"),
+    (changed(v2(), {"a": 1}, "snapshots", 0, "summary"), "snapshots[0].summary is "),
+    (
+        changed(v2(), 3055729675574597004, "snapshots", 0, "snapshot-id"),
+        "snapshots[1].snapshot-id is 30557296755745970",
+    ),
+    (
+        changed(v2(), 35, "snapshots", 1, "sequence-number"),
+        "snapshots[1].sequence-number is 35: last-sequence-number is",
+    ),
+    (changed(v1(), 1, "snapshots", 1, "sequence-number"), "snapshots[1].sequence-number is 1: last-sequence-number is"),
+    (changed(v2(), 3051729675574597004, "refs", "main", "snapshot-id"), "refs.main.snapshot-id is 30517296755745970"),
+    (without(v2(), "refs", "main"), "refs is {'audit': "),
+    (changed(v2(), "twig", "refs", "audit", "type"), "refs.audit.type is 'twig': "),
+    (changed(v2(), 3, "refs", "audit", "min-snapshots-to-keep"), "refs is {"),
+    (changed(v2(), [1], "refs"), "refs is [1]: "),
+    (without(v1(), "schema"), "schema is None: it is required"),
+    (without(v1(), "partition-spec"), "partition-spec is None: it is required"),
+]
+
+
+@pytest.mark.parametrize(("document", "problem"), BAD_FIELDS, ids=[problem[:60] for _, problem in BAD_FIELDS])
+def test_bad_metadata(document: dict[str, Any], problem: str) -> None:
+    with pytest.raises(CorruptFileError) as caught:
+        parse(document)
+    message = str(caught.value)
+    assert message.startswith(f"{LOCATION}: ")
+    assert problem in message
+    assert len(message) < 1000
+
+
+def test_a_newer_format_version() -> None:
+    with pytest.raises(
+        UnsupportedError, match=r"00003-aaaa\.metadata\.json: format-version is 5: the newest known is 4"
+    ):
+        parse(v4() | {"format-version": 5})
+
+
+@pytest.mark.parametrize("make", [v1, v2, v3])
+def test_every_truncation_is_one_error(make: Callable[[], dict[str, Any]]) -> None:
+    data = encoded(make())
+    for length in range(0, len(data) - 1, 97):
+        with pytest.raises(CorruptFileError):
+            parse_table_metadata(data[:length], LOCATION)
+
+
+def many_snapshots(count: int) -> dict[str, Any]:
+    summary = {"operation": "append"} | {f"total-of-key-{key}": "1234567" for key in range(14)}
+    snapshots = [
+        {
+            "snapshot-id": i,
+            "parent-snapshot-id": i - 1,
+            "sequence-number": i,
+            "timestamp-ms": 1700000000000 + i,
+            "manifest-list": f"s3://bucket/warehouse/db/table/metadata/snap-{i}-1-0d3b7f6c-1234-4321-9999.avro",
+            "schema-id": 0,
+            "summary": summary,
+        }
+        for i in range(1, count + 1)
+    ]
+    log = [{"snapshot-id": i, "timestamp-ms": 1700000000000 + i} for i in range(1, count + 1)]
+    return v2() | {
+        "last-sequence-number": count,
+        "current-snapshot-id": count,
+        "snapshots": snapshots,
+        "snapshot-log": log,
+        "refs": {"main": {"snapshot-id": count, "type": "branch"}},
+    }
+
+
+def test_100_000_snapshots_take_seconds() -> None:
+    data = encoded(many_snapshots(100_000))
+    start = time.perf_counter()
+    metadata = parse_table_metadata(data, LOCATION)
+    assert all(metadata.snapshot_by_id(i) is not None for i in range(1, 100_001))
+    assert time.perf_counter() - start < 30  # 4 s on an idle core
