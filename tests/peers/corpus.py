@@ -1,0 +1,164 @@
+"""The corpus: named tables that other libraries wrote, each built when it is first asked for.
+
+A conformance test takes its names by tag and its tables from the corpus:
+
+    @pytest.mark.java
+    @pytest.mark.parametrize("name", corpus.names("deletes"))
+    def test_plan(spark, java_warehouse, name):
+        table = corpus.corpus(spark, java_warehouse).table(name)
+        table.metadata_location     # a metadata.json
+        table.java                  # Java's view of it: plan(filter, at), tasks(), metadata_table(kind, at), ...
+        table.schema                # pyiceberg's Schema of the current state
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import time
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tests.peers.java import Java, JavaTable
+from tests.peers.workshop import NAMESPACE, Workshop, local_path
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from pyiceberg.schema import Schema
+    from pyspark.sql import SparkSession
+
+BUILDERS = ("types", "partitions")
+ALL_VERSIONS = (1, 2, 3, 4)
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How a table is made. `build` returns the metadata.json's location where it is not the catalog's current one."""
+
+    name: str
+    doc: str
+    version: int
+    tags: frozenset[str]
+    build: Callable[[Workshop], str | None]
+
+
+RECIPES: dict[str, Recipe] = {}
+
+
+def recipe(
+    *tags: str, versions: Iterable[int] = (2,), name: str | None = None
+) -> Callable[[Callable[..., str | None]], Callable[..., str | None]]:
+    """Registers a builder `build(workshop, version)` for each version, as <function>_v<version>.
+
+    Tags are the recipe's own and "v<version>"; every table not tagged otherwise is "java" (its writer).
+    """
+
+    def register(build: Callable[..., str | None]) -> Callable[..., str | None]:
+        for version in versions:
+            add(f"{name or build.__name__}_v{version}", build, version, tags)
+        return build
+
+    return register
+
+
+def add(name: str, build: Callable[..., str | None], version: int, tags: Iterable[str], doc: str = "") -> None:
+    """Registers one table; the builder is called with the workshop and the format version."""
+    writer = {"pyiceberg"} if "pyiceberg" in tags else {"java"}
+    text = doc or " ".join((build.__doc__ or "").split())
+    RECIPES[name] = Recipe(
+        name, text, version, frozenset({*tags, f"v{version}", *writer}), lambda workshop: build(workshop, version)
+    )
+
+
+@dataclass
+class PeerTable:
+    """A finished table of the corpus, at one metadata.json."""
+
+    recipe: Recipe
+    metadata_location: str
+    java: JavaTable
+    seconds: float
+
+    @property
+    def name(self) -> str:
+        return self.recipe.name
+
+    @property
+    def location(self) -> str:
+        return str(self.metadata["location"])
+
+    @cached_property
+    def metadata(self) -> dict[str, Any]:
+        """The JSON of the table's metadata."""
+        return read_metadata(self.metadata_location)
+
+    @cached_property
+    def schema(self) -> Schema:
+        return self.schema_of(None)
+
+    def schema_of(self, schema_id: int | None) -> Schema:
+        """One of the table's schemas, by default the current one, as pyiceberg models it."""
+        from pyiceberg.schema import Schema
+
+        wanted = self.metadata.get("current-schema-id", 0) if schema_id is None else schema_id
+        schemas = self.metadata.get("schemas") or [self.metadata["schema"] | {"schema-id": 0}]
+        return Schema.model_validate(next(each for each in schemas if each.get("schema-id", 0) == wanted))
+
+    def __str__(self) -> str:
+        return self.name
+
+
+def read_metadata(location: str) -> dict[str, Any]:
+    import gzip
+
+    data = Path(local_path(location)).read_bytes()
+    loaded: dict[str, Any] = json.loads(gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data)
+    return loaded
+
+
+@dataclass
+class Corpus:
+    """The tables of one Spark session, in the warehouse of its catalog `java`."""
+
+    spark: SparkSession
+    warehouse: str
+    built: dict[str, PeerTable] = field(default_factory=dict)
+
+    @cached_property
+    def java(self) -> Java:
+        self.spark.sql(f"CREATE NAMESPACE IF NOT EXISTS {NAMESPACE}")
+        return Java(self.spark)
+
+    def table(self, name: str) -> PeerTable:
+        _load()
+        if name not in self.built:
+            self.built[name] = self._build(RECIPES[name])
+        return self.built[name]
+
+    def _build(self, made: Recipe) -> PeerTable:
+        start = time.monotonic()
+        workshop = Workshop(self.java, made.name, self.warehouse)
+        location = made.build(workshop) or workshop.metadata_location
+        return PeerTable(made, location, self.java.table(location, made.name), time.monotonic() - start)
+
+
+_corpora: dict[str, Corpus] = {}
+
+
+def corpus(spark: SparkSession, warehouse: str) -> Corpus:
+    """The corpus of this session, shared by all tests."""
+    return _corpora.setdefault(warehouse, Corpus(spark, warehouse))
+
+
+def names(*tags: str, without: Iterable[str] = ()) -> list[str]:
+    """The names of the tables that have all of these tags and none of those of `without`, in the order of making."""
+    _load()
+    return [made.name for made in RECIPES.values() if set(tags) <= made.tags and not made.tags & frozenset(without)]
+
+
+def _load() -> None:
+    for module in BUILDERS:
+        importlib.import_module(f"tests.peers.tables_{module}")

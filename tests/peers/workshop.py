@@ -1,0 +1,175 @@
+"""What the builders of the corpus work with: one table under construction, written by Iceberg's Java library."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from pyspark.sql import DataFrame, SparkSession
+
+    from tests.peers.java import Java
+
+NAMESPACE = "java.peers"
+# One file per partition and insert, written without a shuffle.
+QUICK = {
+    "write.distribution-mode": "none",
+    "write.spark.fanout.enabled": "true",
+    "write.delete.distribution-mode": "none",
+    "write.update.distribution-mode": "none",
+    "write.merge.distribution-mode": "none",
+}
+MERGE_ON_READ = {f"write.{command}.mode": "merge-on-read" for command in ("delete", "update", "merge")}
+
+
+@dataclass
+class Workshop:
+    """The table `java.peers.<name>`, to be made by one builder."""
+
+    java: Java
+    name: str
+    warehouse: str
+
+    @property
+    def spark(self) -> SparkSession:
+        return self.java.spark
+
+    @cached_property
+    def sql_name(self) -> str:
+        return f"{NAMESPACE}.`{self.name.replace('`', '``')}`"
+
+    # --- with Spark
+
+    def sql(self, text: str) -> DataFrame:
+        """Runs SQL in which {t} stands for the table."""
+        return self.spark.sql(text.replace("{t}", self.sql_name))
+
+    def create(
+        self, columns: str, partitioned: str = "", *, version: int = 2, properties: Mapping[str, str] | None = None
+    ) -> None:
+        options = QUICK | {"format-version": str(version)} | dict(properties or {})
+        listed = ", ".join(f"'{key}'='{value}'" for key, value in options.items())
+        by = f"PARTITIONED BY ({partitioned})" if partitioned else ""
+        self.sql(f"CREATE TABLE {{t}} ({columns}) USING iceberg {by} TBLPROPERTIES ({listed})")
+
+    def insert(self, *rows: str) -> None:
+        """Appends rows, each the SQL of its values, by one task: one file in each partition."""
+        values = ", ".join(f"({row})" for row in rows)
+        self.sql(f"INSERT INTO {{t}} SELECT /*+ COALESCE(1) */ * FROM VALUES {values}")
+
+    def set(self, **properties: str) -> None:
+        """Sets table properties; __ stands for a dot and _ for a dash in their names."""
+        listed = ", ".join(
+            f"'{key.replace('__', '.').replace('_', '-')}'='{value}'" for key, value in properties.items()
+        )
+        self.sql(f"ALTER TABLE {{t}} SET TBLPROPERTIES ({listed})")
+
+    def call(self, procedure: str, arguments: str = "") -> list[Any]:
+        """Calls one of Iceberg's Spark procedures on the table."""
+        table = f"peers.`{self.name}`".replace("'", "\\'")
+        more = f", {arguments}" if arguments else ""
+        return self.spark.sql(f"CALL java.system.{procedure}(table => '{table}'{more})").collect()
+
+    # --- with Java's API
+
+    def create_by_java(
+        self,
+        fields: Sequence[Mapping[str, Any]],
+        partitioned: Sequence[tuple[str, str]] = (),
+        *,
+        version: int = 2,
+        properties: Mapping[str, str] | None = None,
+    ) -> None:
+        """A table of types that Spark can't name. `fields`: the spec's JSON; `partitioned`: (column, transform)."""
+        iceberg = self.java.iceberg
+        schema = iceberg.SchemaParser.fromJson(json.dumps({"type": "struct", "schema-id": 0, "fields": list(fields)}))
+        ids = {each["name"]: each["id"] for each in fields}
+        spec = {
+            "spec-id": 0,
+            "fields": [
+                {"name": f"{column}_{transform.split('[')[0]}", "transform": transform, "source-id": ids[column]}
+                for column, transform in partitioned
+            ],
+        }
+        self.catalog.createTable(
+            self.identifier,
+            schema,
+            iceberg.PartitionSpecParser.fromJson(schema, json.dumps(spec)),
+            {"format-version": str(version)} | dict(properties or {}),
+        )
+
+    @cached_property
+    def catalog(self) -> Any:
+        return self.java.iceberg.spark.Spark3Util.loadIcebergCatalog(self.java.session, "java")
+
+    @property
+    def identifier(self) -> Any:
+        identifiers = self.java.iceberg.catalog
+        return identifiers.TableIdentifier.of(identifiers.Namespace.of(self.java.strings(["peers"])), self.name)
+
+    @property
+    def table(self) -> Any:
+        """The Java `Table` in its newest state."""
+        return self.catalog.loadTable(self.identifier)
+
+    @property
+    def metadata_location(self) -> str:
+        return str(self.table.operations().current().metadataFileLocation())
+
+    @property
+    def folder(self) -> Path:
+        return Path(local_path(str(self.table.location())))
+
+    def snapshot_id(self) -> int:
+        return int(self.table.currentSnapshot().snapshotId())
+
+    # --- files made of JSON
+
+    def content_file(self, description: Mapping[str, Any], table: Any = None) -> Any:
+        """A Java DataFile or DeleteFile of its JSON (ContentFileParser's), with its spec of the table."""
+        table = table or self.table
+        parsers = self.java.iceberg
+        spec = table.specs().get(description.get("spec-id", 0))
+        key = "data-file" if description.get("content", "data") == "data" else "delete-files"
+        full = {"spec-id": 0, "content": "data", "file-format": "parquet", "file-size-in-bytes": 1000} | dict(
+            description
+        )
+        task = {
+            "task-type": "file-scan-task",
+            "schema": json.loads(parsers.SchemaParser.toJson(spec.schema())),
+            "spec": json.loads(parsers.PartitionSpecParser.toJson(spec)),
+            "start": 0,
+            "length": 1,
+            key: full if key == "data-file" else [full],
+        }
+        parsed = parsers.ScanTaskParser.fromJson(json.dumps(task), True)
+        return parsed.file() if key == "data-file" else parsed.deletes()[0]
+
+    def append(self, files: Iterable[Any]) -> None:
+        update = self.table.newFastAppend()
+        for file in files:
+            update.appendFile(file)
+        update.commit()
+
+    def row_delta(self, deletes: Iterable[Any], rows: Iterable[Any] = ()) -> None:
+        update = self.table.newRowDelta()
+        for file in deletes:
+            update.addDeletes(file)
+        for file in rows:
+            update.addRows(file)
+        update.commit()
+
+
+def local_path(location: str) -> str:
+    """The path of a file: location; Hadoop's locations are not percent-encoded."""
+    return location.removeprefix("file:").replace("//", "/", 1) if location.startswith("file:") else location
+
+
+def is_local(location: str) -> bool:
+    return urlsplit(location).scheme in ("", "file")
