@@ -1,0 +1,120 @@
+"""`python -m tests.benchmarks`: run everything, print tables, write build/bench/results-<date>.json."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING
+
+import click
+from rich.console import Console
+
+from tests.benchmarks import contenders as planners
+from tests.benchmarks.decode import compare_decoders, data_manifests
+from tests.benchmarks.memory import measure_in_process_of_its_own
+from tests.benchmarks.report import Results, print_decodings, print_memory, print_plans
+from tests.benchmarks.session import bench_session
+from tests.benchmarks.timing import Plan, Timer
+from tests.benchmarks.workload import BUILD, QUERIES, WORKLOADS, Workload, metadata_location
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from pyspark.sql import SparkSession
+
+PEER_SCALE = 1 / 15
+"""100,000 files: what pyiceberg plans in some seconds."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """What is measured, and how often."""
+
+    scale: float = 1.0
+    peer_scale: float = PEER_SCALE
+    warmups: int = 1
+    repeats: int = 3
+    heap: str = "4g"
+    parts: tuple[str, ...] = ("plan", "peer", "decode", "memory")
+    memory_scales: tuple[float, ...] = (0.1, 1.0)
+    memory_heap: str = "1g"
+    manifests: int = 4
+
+
+QUICK = Run(scale=0.1, peer_scale=0.02, repeats=1, memory_scales=(0.02, 0.1), manifests=1)
+
+console = Console()
+
+
+@click.command()
+@click.option("--quick", is_flag=True, help="A tenth of the files, one run each: some minutes.")
+@click.option("--scale", type=float, help="1 is 1.5 million data files.")
+@click.option("--warmups", type=int, help="Runs of each plan before it is measured.")
+@click.option("--repeats", type=int, help="Measured runs of each plan; the median counts.")
+@click.option("--heap", help="Of the one JVM that all contenders share, e.g. 4g.")
+@click.option("--part", "parts", multiple=True, type=click.Choice(Run().parts), help="Only this part; repeatable.")
+def main(quick: bool, parts: tuple[str, ...], **options: float | str | None) -> None:
+    """Plan tables of 1.5 million files with Iceberg's Java library, pyiceberg and sparkmeta, in one run."""
+    given = {name: value for name, value in options.items() if value is not None}
+    run = replace(QUICK if quick else Run(), **given)  # type: ignore[arg-type]
+    run = replace(run, parts=parts or run.parts)
+    results = Results(asdict(run))
+    try:
+        measure(run, results)
+    finally:
+        console.print(f"written: {results.write(BUILD)}")
+
+
+def measure(run: Run, results: Results) -> None:
+    """All parts of a run, each printed and added to `results` when it is done. The memory's processes come last."""
+    if {"plan", "peer"} & set(run.parts):
+        spark = bench_session(run.heap)
+        for plans in compare_planners(spark, run):
+            results.plans.extend(plans)
+            print_plans(console, plans)
+        spark.stop()
+    if "decode" in run.parts:
+        location = table(Workload(2, "none", run.scale))
+        results.decodings = compare_decoders(data_manifests(location, run.manifests), run.repeats)
+        print_decodings(console, results.decodings)
+    if "memory" in run.parts:
+        locations = [table(Workload(3, "dv", scale)) for scale in run.memory_scales]
+        results.memory = [measure_in_process_of_its_own(location, run.memory_heap) for location in locations]
+        print_memory(console, results.memory)
+
+
+def compare_planners(spark: SparkSession, run: Run) -> Iterator[list[Plan]]:
+    """The plans of one table after the other."""
+    ours = [planners.Sparkmeta(spark), planners.SparkmetaOpen(spark)]
+    java = [kind(spark) for kind in (planners.IcebergJava, planners.IcebergJavaDistributed, planners.IcebergJavaCached)]
+    timer = Timer(spark, run.warmups, run.repeats)
+    if "plan" in run.parts:
+        for version, deletes in WORKLOADS:
+            yield plans_of(timer, [*java, *ours], Workload(version, deletes, run.scale))
+    if "peer" in run.parts:
+        for version, deletes in WORKLOADS[:2]:
+            yield plans_of(timer, [planners.Pyiceberg(), java[0], ours[0]], Workload(version, deletes, run.peer_scale))
+
+
+def plans_of(timer: Timer, contenders: Sequence[planners.Contender], workload: Workload) -> list[Plan]:
+    """Every query on one table by every contender."""
+    location = table(workload)
+    plans: list[Plan] = []
+    for query in QUERIES:
+        with console.status(f"{workload.name}, {workload.files:,} files: {query.name}"):
+            plans += timer.compare(contenders, workload, location, query)
+    return plans
+
+
+def table(workload: Workload) -> str:
+    """The table's metadata JSON, made now where it does not exist yet."""
+    with console.status(f"making the table {workload.name}, {workload.files:,} files"):
+        start = time.perf_counter()
+        location = metadata_location(workload)
+        if (seconds := time.perf_counter() - start) > 1:
+            console.print(f"made the table v{workload.format_version} of {workload.files:,} files in {seconds:.0f} s")
+    return location
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,138 @@
+"""The planners that are compared: each plans a table fully, and its totals tell whether they planned the same."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from tests.benchmarks.workload import Query
+
+
+class Totals(NamedTuple):
+    """What a plan adds up to: equal totals of two planners mean equal plans on these tables."""
+
+    files: int
+    deletes: int
+    records: int
+    deleted_records: int
+
+
+class Contender(ABC):
+    """A planner. `plan` is what is timed; `totals` may do more."""
+
+    name: str
+    max_repeats: int | None = None
+
+    @abstractmethod
+    def plan(self, location: str, query: Query) -> Totals | None:
+        """Plan the table at a metadata JSON and consume every planned file; totals where they cost nothing more."""
+
+    def totals(self, location: str, query: Query) -> Totals:
+        """The plan's totals."""
+        totals = self.plan(location, query)
+        assert totals is not None, f"{self.name} gives no totals"
+        return totals
+
+
+class IcebergJava(Contender):
+    """`table.newScan().filter(..).planFiles()`, iterated inside the JVM; the table is opened by each plan."""
+
+    name = "Iceberg Java, local"
+
+    def __init__(self, spark: SparkSession) -> None:
+        self.spark: Any = spark
+        self.jvm: Any = spark._jvm
+
+    def plan(self, location: str, query: Query) -> Totals:
+        return Totals(*self._open(location).planLocally(query.expression))
+
+    def _open(self, location: str) -> Any:
+        return self.jvm.IcebergPlanner(location, False)
+
+
+class IcebergJavaCached(IcebergJava):
+    """The same on a table that stays open, with Iceberg's manifest cache (the manifests' bytes) on."""
+
+    name = "Iceberg Java, local, cached"
+
+    def __init__(self, spark: SparkSession) -> None:
+        super().__init__(spark)
+        self.opened: tuple[str, Any] | None = None
+
+    def _open(self, location: str) -> Any:
+        if self.opened is None or self.opened[0] != location:
+            self.opened = location, self.jvm.IcebergPlanner(location, True)
+        return self.opened[1]
+
+
+class IcebergJavaDistributed(IcebergJava):
+    """SparkDistributedDataScan with data and deletes planned by Spark jobs."""
+
+    name = "Iceberg Java, distributed"
+
+    def plan(self, location: str, query: Query) -> Totals:
+        return Totals(*self._open(location).planDistributed(self.spark._jsparkSession, query.expression))
+
+
+class Pyiceberg(Contender):
+    """pyiceberg's `table.scan(row_filter=...).plan_files()`."""
+
+    name = "pyiceberg"
+    max_repeats = 2
+
+    def plan(self, location: str, query: Query) -> Totals:
+        from pyiceberg.table import StaticTable
+
+        tasks = list(StaticTable.from_metadata(location).scan(row_filter=query.row_filter).plan_files())
+        return Totals(
+            len(tasks),
+            sum(len(task.delete_files) for task in tasks),
+            sum(task.file.record_count for task in tasks),
+            sum(delete.record_count for task in tasks for delete in task.delete_files),
+        )
+
+
+class Sparkmeta(Contender):
+    """Every column of `plan_files()`, written to Spark's noop sink; the table is opened by each plan."""
+
+    name = "sparkmeta"
+
+    def __init__(self, spark: SparkSession) -> None:
+        self.spark = spark
+
+    def plan(self, location: str, query: Query) -> None:
+        self._files(location, query).write.format("noop").mode("overwrite").save()
+
+    def totals(self, location: str, query: Query) -> Totals:
+        from pyspark.sql import functions as F
+
+        deleted = F.aggregate("deletes", F.lit(0).cast("long"), lambda sum_, delete: sum_ + delete["record_count"])
+        sums = [F.sum(F.size("deletes")), F.sum("record_count"), F.sum(deleted)]
+        return Totals(*self._files(location, query).agg(F.count("*"), *sums).collect()[0])
+
+    def _files(self, location: str, query: Query) -> DataFrame:
+        files: DataFrame = self._table(location).scan(row_filter=query.row_filter).plan_files()
+        return files
+
+    def _table(self, location: str) -> Any:
+        import sparkmeta as sm
+
+        return sm.load_table(location, spark=self.spark)
+
+
+class SparkmetaOpen(Sparkmeta):
+    """The same on a table that stays open."""
+
+    name = "sparkmeta, table open"
+
+    def __init__(self, spark: SparkSession) -> None:
+        super().__init__(spark)
+        self.opened: tuple[str, Any] | None = None
+
+    def _table(self, location: str) -> Any:
+        if self.opened is None or self.opened[0] != location:
+            self.opened = location, super()._table(location)
+        return self.opened[1]

@@ -1,0 +1,106 @@
+"""Entries decoded per second by one core: data manifests of 23 columns of stats, already in memory."""
+
+from __future__ import annotations
+
+import io
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlparse
+
+import fastavro
+
+Decoder = Callable[[str, bytes], int]
+
+SORT_COLUMN_ID, PARTITION_COLUMN_ID, PARTITION_FIELD_ID = 1, 10, 1000
+
+
+@dataclass(frozen=True)
+class Decoding:
+    """A decoder's pace over all passes, garbage collection included; seconds of CPU."""
+
+    decoder: str
+    entries: int
+    seconds: float
+
+    @property
+    def entries_per_second(self) -> float:
+        return self.entries / self.seconds
+
+    def to_json(self) -> dict[str, Any]:
+        return {"decoder": self.decoder, "entries": self.entries, "entries_per_second": round(self.entries_per_second)}
+
+
+def data_manifests(metadata: str, limit: int) -> dict[str, bytes]:
+    """The first data manifests of a table, by location."""
+    import json
+
+    table = json.loads(local_path(metadata).read_bytes())
+    current = next(one for one in table["snapshots"] if one["snapshot-id"] == table["current-snapshot-id"])
+    with local_path(current["manifest-list"]).open("rb") as file:
+        rows = [row for row in fastavro.reader(file) if isinstance(row, dict) and row["content"] == 0]
+    paths = sorted(str(row["manifest_path"]) for row in rows)[:limit]
+    return {path: local_path(path).read_bytes() for path in paths}
+
+
+def local_path(location: str) -> Path:
+    return Path(unquote(urlparse(location).path))
+
+
+def compare_decoders(manifests: dict[str, bytes], repeats: int) -> list[Decoding]:
+    """Every decoder over the same manifests, `repeats` times. Raises AssertionError for unequal counts."""
+    found = [_measure(name, decoder, manifests, repeats) for name, decoder in decoders().items()]
+    counts = Counter(one.entries for one in found)
+    assert len(counts) == 1, f"decoders found different numbers of entries: {found}"
+    return found
+
+
+def _measure(name: str, decoder: Decoder, manifests: dict[str, bytes], repeats: int) -> Decoding:
+    decoder(*next(iter(manifests.items())))  # a first run imports and compiles
+    start = time.process_time()
+    entries = sum(decoder(*one) for _ in range(repeats) for one in manifests.items())
+    return Decoding(name, entries, time.process_time() - start)
+
+
+def decoders() -> dict[str, Decoder]:
+    """Decoders by name; each gives the number of entries that it decoded."""
+    scan = ["location", "file_format", "version_info", "record_count", "file_size_in_bytes"]
+    return {
+        "fastavro, every field": _fastavro,
+        "pyiceberg": _pyiceberg,
+        "sparkmeta, what a plan needs": lambda *one: _sparkmeta(scan, [], *one),
+        "sparkmeta, and one column's stats": lambda *one: _sparkmeta(scan, [SORT_COLUMN_ID], *one),
+    }
+
+
+def _fastavro(location: str, data: bytes) -> int:
+    return _length(fastavro.reader(io.BytesIO(data)))
+
+
+def _pyiceberg(location: str, data: bytes) -> int:
+    from pyiceberg.io.pyarrow import PyArrowFileIO
+    from pyiceberg.manifest import ManifestFile
+
+    manifest = ManifestFile.from_args(
+        manifest_path=location, manifest_length=len(data), partition_spec_id=0, content=0, sequence_number=1,
+        min_sequence_number=1, added_snapshot_id=1,
+    )  # fmt: skip
+    return len(manifest.fetch_manifest_entry(PyArrowFileIO(), discard_deleted=False))
+
+
+def _sparkmeta(columns: Sequence[str], stats: Sequence[int], location: str, data: bytes) -> int:
+    from sparkmeta.manifests.avro.decode import decode_manifest
+    from sparkmeta.manifests.entries import ManifestPart
+    from sparkmeta.manifests.inherit import ManifestContext
+    from sparkmeta.manifests.projection import EntryProjection
+
+    projection = EntryProjection.of(columns, {PARTITION_FIELD_ID: "int"}, dict.fromkeys(stats, "int"))
+    part = ManifestPart(0, location, 0, ManifestContext(1, 1, None))
+    return sum(batch.num_rows for batch in decode_manifest(data, part, projection))
+
+
+def _length(items: Iterable[Any]) -> int:
+    return sum(1 for _ in items)

@@ -1,0 +1,119 @@
+"""What was measured, as tables on the terminal and as JSON."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from collections import defaultdict
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.table import Table as RichTable
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rich.console import Console
+
+    from tests.benchmarks.decode import Decoding
+    from tests.benchmarks.memory import DriverMemory
+    from tests.benchmarks.timing import Plan
+
+OURS = "sparkmeta"
+
+
+@dataclass
+class Results:
+    """All figures of one run."""
+
+    settings: dict[str, Any]
+    started: datetime = field(default_factory=lambda: datetime.now(UTC))
+    load_before: float = field(default_factory=lambda: os.getloadavg()[0])
+    plans: list[Plan] = field(default_factory=list)
+    decodings: list[Decoding] = field(default_factory=list)
+    memory: list[DriverMemory] = field(default_factory=list)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "started": self.started.isoformat(timespec="seconds"),
+            "machine": machine(),
+            "load_before": round(self.load_before, 2),
+            "settings": self.settings,
+            "plans": [one.to_json() for one in self.plans],
+            "decoding": [one.to_json() for one in self.decodings],
+            "driver_memory": [asdict(one) for one in self.memory],
+        }
+
+    def write(self, folder: Path) -> Path:
+        """The run's file, results-<date>T<time>.json."""
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / f"results-{self.started:%Y-%m-%dT%H%M%S}.json"
+        path.write_text(json.dumps(self.to_json(), indent=1) + "\n")
+        return path
+
+
+def machine() -> dict[str, Any]:
+    return {
+        "cores": os.cpu_count(),
+        "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / (1 << 30), 1),
+        "platform": platform.platform(),
+        "python": platform.python_version(),
+        **{package: _version(package) for package in ("pyspark", "pyarrow", "pyiceberg", "fastavro")},
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def print_plans(console: Console, plans: Sequence[Plan]) -> None:
+    """A table a workload: a row a query, a column a contender; beside each peer how many times our time it took."""
+    groups: dict[str, list[Plan]] = defaultdict(list)
+    for plan in plans:
+        groups[f"{plan.workload.name}: {plan.workload.files:,} data files"].append(plan)
+    for title, group in groups.items():
+        console.print(plan_table(title, group))
+
+
+def plan_table(title: str, plans: Sequence[Plan]) -> RichTable:
+    contenders = list(dict.fromkeys(plan.contender for plan in plans))
+    table = RichTable(title=f"{title} (seconds, median; in brackets: times sparkmeta's)", title_justify="left")
+    for name in ("query", "files", "deletes", *contenders):
+        table.add_column(name, justify="left" if name == "query" else "right")
+    rows: dict[str, dict[str, Plan]] = defaultdict(dict)
+    for plan in plans:
+        rows[plan.query.name][plan.contender] = plan
+    for query, row in rows.items():
+        totals = next(iter(row.values())).totals
+        cells = [_cell(row[name], row.get(OURS)) if name in row else "" for name in contenders]
+        table.add_row(query, f"{totals.files:,}", f"{totals.deletes:,}", *cells)
+    return table
+
+
+def _cell(plan: Plan, ours: Plan | None) -> str:
+    seconds = f"{plan.median:.2f}"
+    return seconds if ours is None or plan is ours else f"{seconds} ({plan.median / ours.median:.2g}x)"
+
+
+def print_decodings(console: Console, decodings: Sequence[Decoding]) -> None:
+    table = RichTable("decoder", title="entries decoded per second by one core", title_justify="left")
+    table.add_column("entries/s", justify="right")
+    for one in decodings:
+        table.add_row(one.decoder, f"{one.entries_per_second:,.0f}")
+    console.print(table)
+
+
+def print_memory(console: Console, memory: Sequence[DriverMemory]) -> None:
+    table = RichTable(title="driver memory of plan_files() and inspect.files(), MiB", title_justify="left")
+    for name in ("data files", "heap", "Python peak RSS", "JVM heap peak", "JVM heap after GC"):
+        table.add_column(name, justify="right")
+    for one in memory:
+        table.add_row(f"{one.files:,}", one.heap, str(one.python_rss), str(one.jvm_peak), str(one.jvm_after_gc))
+    console.print(table)

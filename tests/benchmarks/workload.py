@@ -1,0 +1,142 @@
+"""The tables of Iceberg's PlanningBenchmark, written by Iceberg's own Java library and kept in build/bench."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import pyspark
+
+from sparkmeta.session import java_home
+from tests.conftest import iceberg_jar
+
+ROOT = Path(__file__).parents[2]
+BUILD = ROOT / "build" / "bench"
+JAVA = Path(__file__).parent / "java"
+CLASSES = BUILD / "classes"
+
+PARTITIONS = 30
+FILES_PER_PARTITION = 50_000
+POSITION_DELETES_PER_PARTITION = 50
+
+Deletes = Literal["none", "partition", "dv"]
+
+
+@dataclass(frozen=True)
+class Query:
+    """A filter in pyiceberg's syntax and as Iceberg's expression JSON."""
+
+    name: str
+    row_filter: str
+    expression: str
+
+
+_MIN_MAX = ("ss_sold_date_sk = 5", '{"type": "eq", "term": "ss_sold_date_sk", "value": 5}')
+_PARTITION = ("ss_ticket_number = 10", '{"type": "eq", "term": "ss_ticket_number", "value": 10}')
+
+QUERIES = (
+    Query("no filter", "true", "true"),
+    Query("min/max", *_MIN_MAX),
+    Query("one partition", *_PARTITION),
+    Query(
+        "partition, min/max",
+        f"{_PARTITION[0]} and {_MIN_MAX[0]}",
+        f'{{"type": "and", "left": {_PARTITION[1]}, "right": {_MIN_MAX[1]}}}',
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Workload:
+    """One state of a generated table; `scale` 1 is 1.5 million data files."""
+
+    format_version: int
+    deletes: Deletes
+    scale: float
+
+    @property
+    def name(self) -> str:
+        what = {"none": "no deletes", "partition": "50 position deletes a partition", "dv": "a DV per file"}
+        return f"v{self.format_version}, {what[self.deletes]}"
+
+    @property
+    def files_per_partition(self) -> int:
+        return round(FILES_PER_PARTITION * self.scale)
+
+    @property
+    def files(self) -> int:
+        return PARTITIONS * (self.files_per_partition + 1)
+
+    def expected(self, query: Query) -> tuple[int, int]:
+        """How many data files a plan has, and how many deletes they have in all.
+
+        One file a partition holds what the min/max filter looks for; no DV belongs to it.
+        """
+        partitions = 1 if "ss_ticket_number" in query.row_filter else PARTITIONS
+        others = 0 if "ss_sold_date_sk" in query.row_filter else partitions * self.files_per_partition
+        files = partitions + others
+        return files, {"none": 0, "partition": files * POSITION_DELETES_PER_PARTITION, "dv": others}[self.deletes]
+
+
+WORKLOADS: tuple[tuple[int, Deletes], ...] = ((2, "none"), (2, "partition"), (3, "none"), (3, "dv"))
+
+
+def metadata_location(workload: Workload) -> str:
+    """The table's metadata JSON; the table is made where no earlier run has left it."""
+    folder = BUILD / "tables" / f"v{workload.format_version}-{workload.files}"
+    result = folder / "states.txt"
+    if not result.exists():
+        _generate(workload, folder, result)
+    states = dict(line.split("=", 1) for line in result.read_text().splitlines())
+    return states["plain" if workload.deletes == "none" else "deletes"]
+
+
+def class_path() -> str:
+    """What the Java side needs besides Spark's own jars: the compiled classes and Iceberg's runtime."""
+    return os.pathsep.join([str(_compiled()), str(_iceberg())])
+
+
+def _generate(workload: Workload, folder: Path, result: Path) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    arguments = [str(workload.format_version), f"file://{folder}/table", str(PARTITIONS)]
+    arguments += [str(workload.files_per_partition), "partition" if workload.format_version == 2 else "dv"]
+    # The number of writer threads decides how the files are shared among manifests: a table is the same on any machine.
+    java = ["java", "-Xmx3g", "-Diceberg.worker.num-threads=2", "-cp", f"{class_path()}{os.pathsep}{_spark_jars()}"]
+    unfinished = folder / "states.unfinished"
+    _run([*java, "PlanningWorkload", *arguments, str(unfinished)])
+    unfinished.rename(result)
+
+
+def _compiled() -> Path:
+    sources = sorted(JAVA.glob("*.java"))
+    classes = [CLASSES / f"{source.stem}.class" for source in sources]
+    newest = max(source.stat().st_mtime for source in sources)
+    if not all(one.exists() and one.stat().st_mtime >= newest for one in classes):
+        CLASSES.mkdir(parents=True, exist_ok=True)
+        jars = f"{_iceberg()}{os.pathsep}{_spark_jars()}"
+        _run(["javac", "-nowarn", "-Xlint:none", "-d", str(CLASSES), "-cp", jars, *map(str, sources)])
+    return CLASSES
+
+
+def _iceberg() -> Path:
+    if (jar := iceberg_jar()) is None:
+        raise SystemExit("no Iceberg runtime: run `make jars`, or name a jar in SPARKMETA_JARS")
+    return jar
+
+
+def _spark_jars() -> str:
+    return str(Path(pyspark.__file__).parent / "jars" / "*")
+
+
+def _run(command: list[str]) -> None:
+    program = java_home() / "bin" / command[0]
+    if not program.exists():
+        raise SystemExit(f"{program} does not exist: the benchmark compiles a Java program and needs a JDK")
+    done = subprocess.run([program, *command[1:]], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise SystemExit(f"{command[0]} failed:\n{done.stderr[-3000:]}")
