@@ -1,0 +1,209 @@
+"""The Avro object container: header, block frames and inflating, every length checked before it is trusted.
+
+Blocks are found without decoding a record, so that a large manifest can be shared out among tasks at its blocks, and so
+that a record's ordinal is known from the counts of the blocks before it.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from sparkmeta.errors import CorruptFileError, UnsupportedError
+
+Data = bytes | memoryview
+
+MAGIC = b"Obj\x01"
+SYNC_SIZE = 16
+MAX_BLOCK_BYTES = 64 * 1024 * 1024
+"""An inflated block above this is refused. Iceberg's writers close a block at 64 KB."""
+
+_MAX_VARINT_BYTES = 10
+
+
+@dataclass(frozen=True)
+class Header:
+    """The container's header: writer schema (JSON), codec, user metadata, sync marker, and where the blocks begin."""
+
+    schema: dict[str, Any]
+    codec: str
+    metadata: dict[str, bytes]
+    sync: bytes
+    end: int
+
+
+@dataclass(frozen=True)
+class Block:
+    """One block's frame: where its bytes are, how many records it holds, and the ordinal of its first record."""
+
+    offset: int
+    size: int
+    count: int
+    first_ordinal: int
+
+
+class Cursor:
+    """Reads Avro primitives from bytes; any read past the end raises `CorruptFileError`."""
+
+    def __init__(self, data: Data, location: str, position: int = 0) -> None:
+        self.data = data
+        self.location = location
+        self.position = position
+
+    def long(self, field: str) -> int:
+        result = shift = 0
+        for _ in range(_MAX_VARINT_BYTES):
+            if self.position >= len(self.data):
+                raise CorruptFileError(self.location, field, self.position, "the file ends inside a number")
+            byte = self.data[self.position]
+            self.position += 1
+            result |= (byte & 0x7F) << shift
+            if byte < 0x80:
+                return (result >> 1) ^ -(result & 1)
+            shift += 7
+        raise CorruptFileError(self.location, field, self.position, "a number longer than 10 bytes")
+
+    def bytes(self, field: str) -> bytes:
+        size = self.long(field)
+        return self.take(size, field)
+
+    def take(self, size: int, field: str) -> bytes:
+        if size < 0 or size > len(self.data) - self.position:
+            raise CorruptFileError(self.location, field, size, f"only {len(self.data) - self.position} bytes are left")
+        start, self.position = self.position, self.position + size
+        return bytes(self.data[start : self.position])
+
+
+def read_header(data: Data, location: str) -> Header:
+    """The header of an Avro container file.
+
+    Raises:
+        CorruptFileError: not an Avro container, a truncated header, or a schema that is not JSON.
+    """
+    if data[: len(MAGIC)] != MAGIC:
+        raise CorruptFileError(location, "magic", data[: len(MAGIC)].hex(), "not an Avro container file")
+    cursor = Cursor(data, location, len(MAGIC))
+    metadata = dict(_metadata_items(cursor))
+    sync = cursor.take(SYNC_SIZE, "sync marker")
+    codec = metadata.get("avro.codec", b"null").decode("utf-8", "replace")
+    return Header(_schema_json(metadata, location), codec, metadata, sync, cursor.position)
+
+
+def _metadata_items(cursor: Cursor) -> Iterator[tuple[str, bytes]]:
+    while count := cursor.long("header metadata"):
+        if count < 0:
+            cursor.long("header metadata")
+        for _ in range(abs(count)):
+            key = cursor.bytes("header metadata key")
+            yield key.decode("utf-8", "replace"), cursor.bytes("header metadata value")
+
+
+def _schema_json(metadata: dict[str, bytes], location: str) -> dict[str, Any]:
+    text = metadata.get("avro.schema")
+    if text is None:
+        raise CorruptFileError(location, "avro.schema", None, "the header has no schema")
+    try:
+        schema = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise CorruptFileError(location, "avro.schema", text[:80].decode("utf-8", "replace"), str(error)) from error
+    if not isinstance(schema, dict):
+        raise CorruptFileError(location, "avro.schema", schema, "not a record schema")
+    return schema
+
+
+def read_blocks(data: Data, header: Header, location: str) -> Iterator[Block]:
+    """The frames of all blocks, in order, each with the ordinal of its first record.
+
+    Raises:
+        CorruptFileError: a count or size that can't be, a wrong sync marker, or a file that ends inside a block.
+    """
+    cursor = Cursor(data, location, header.end)
+    ordinal = 0
+    while cursor.position < len(data):
+        count = cursor.long("block record count")
+        size = cursor.long("block size")
+        if count < 0 or size < 0 or size > len(data) - cursor.position:
+            raise CorruptFileError(location, "block", (count, size), f"no such block at byte {cursor.position}")
+        yield Block(cursor.position, size, count, ordinal)
+        cursor.position += size
+        sync = cursor.take(SYNC_SIZE, "sync marker")
+        if sync != header.sync:
+            raise CorruptFileError(location, "sync marker", sync.hex(), f"expected {header.sync.hex()}")
+        ordinal += count
+
+
+def inflate(data: Data, block: Block, header: Header, location: str) -> bytes:
+    """A block's records, uncompressed.
+
+    Raises:
+        CorruptFileError: bytes that the codec can't read, more than `MAX_BLOCK_BYTES`, or fewer bytes than records.
+        UnsupportedError: a codec that is none of null, deflate, snappy, zstandard, bzip2.
+    """
+    packed = memoryview(data)[block.offset : block.offset + block.size]
+    try:
+        inflated = _inflaters(header.codec, location)(packed)
+    except (zlib.error, OSError, ValueError, EOFError) as error:
+        raise CorruptFileError(location, "block", block.offset, f"not {header.codec} data: {error}") from error
+    if len(inflated) > MAX_BLOCK_BYTES:
+        raise CorruptFileError(location, "block size", block.offset, f"inflates to more than {MAX_BLOCK_BYTES} bytes")
+    if block.count > len(inflated):
+        raise CorruptFileError(location, "block record count", block.count, f"the block has {len(inflated)} bytes")
+    return inflated
+
+
+def _inflaters(codec: str, location: str) -> Any:
+    try:
+        return {"null": bytes, "deflate": _deflate, "snappy": _snappy, "zstandard": _zstd, "bzip2": _bzip2}[codec]
+    except KeyError:
+        raise UnsupportedError(f"{location}: avro.codec '{codec}' is not supported") from None
+
+
+def _deflate(packed: memoryview) -> bytes:
+    stream = zlib.decompressobj(-15)
+    inflated = stream.decompress(packed, MAX_BLOCK_BYTES + 1)
+    if not stream.eof and len(inflated) <= MAX_BLOCK_BYTES:
+        raise ValueError("the compressed data ends early")
+    return inflated
+
+
+def _snappy(packed: memoryview) -> bytes:
+    """Snappy's own length prefix, the data, and a CRC-32 of the inflated bytes (Avro specification, snappy codec)."""
+    if len(packed) < 5:
+        raise ValueError("too short")
+    body, checksum = packed[:-4], int.from_bytes(packed[-4:], "big")
+    size = _snappy_length(body)
+    if size > MAX_BLOCK_BYTES:
+        return bytes(MAX_BLOCK_BYTES + 1)
+    inflated: bytes = pa.decompress(pa.py_buffer(body), size, codec="snappy", asbytes=True)
+    if zlib.crc32(inflated) != checksum:
+        raise ValueError("CRC-32 differs")
+    return inflated
+
+
+def _snappy_length(body: memoryview) -> int:
+    size = shift = 0
+    for byte in body[:5]:
+        size |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return size
+        shift += 7
+    raise ValueError("no length")
+
+
+def _zstd(packed: memoryview) -> bytes:
+    return _stream(packed, "zstd")
+
+
+def _bzip2(packed: memoryview) -> bytes:
+    return _stream(packed, "bz2")
+
+
+def _stream(packed: memoryview, codec: str) -> bytes:
+    with pa.CompressedInputStream(pa.BufferReader(pa.py_buffer(packed)), codec) as stream:
+        inflated: bytes = stream.read(MAX_BLOCK_BYTES + 1)
+    return inflated

@@ -1,0 +1,151 @@
+"""Avro manifest blocks to Arrow record batches of content entries.
+
+fastavro decodes a few thousand records at a time, and their columns become Arrow arrays before the next are read: no
+Python object outlives its batch. Fields that nobody asked for are skipped by the decoder, and of the metrics maps only
+the wanted keys become columns.
+"""
+
+from __future__ import annotations
+
+import io
+import itertools
+from collections.abc import Iterator
+from functools import cache
+from typing import Any
+
+import fastavro
+import pyarrow as pa
+
+from sparkmeta.columns.bounds import bound_arrow_type
+from sparkmeta.errors import CorruptFileError
+from sparkmeta.manifests.avro.container import Block, Data, Header, inflate, read_blocks, read_header
+from sparkmeta.manifests.avro.schema import ManifestSchema, manifest_schema
+from sparkmeta.manifests.entries import EntryBuilder, ManifestPart, field_name, typed_values, wanted_fields
+from sparkmeta.manifests.projection import EntryProjection
+
+BATCH_RECORDS = 8192
+
+
+def decode_manifest(data: Data, part: ManifestPart, projection: EntryProjection) -> Iterator[pa.RecordBatch]:
+    """The entries of a manifest's part, as batches of `projection.schema`, in physical order, inheritance applied.
+
+    Raises:
+        CorruptFileError: bytes, lengths, types or enum values that no v1-v3 manifest has.
+        UnsupportedError: an Avro codec that is not supported.
+    """
+    header = read_header(data, part.location)
+    schema = manifest_schema(header.schema, part.location)
+    wanted = wanted_fields(projection)
+    partition_ids = {field_id for field_id, _ in projection.partition}
+    reader_schema = schema.projected(wanted.__contains__, partition_ids.__contains__)
+    builder = EntryBuilder(part, projection)
+    for first, records in _record_batches(data, part, header, schema, reader_schema):
+        ordinals = pa.array(range(first, first + len(records)), pa.int64())
+        yield builder.batch(ordinals, AvroRecords(records, schema))
+
+
+class AvroRecords:
+    """`RawRecords` over what fastavro decoded."""
+
+    def __init__(self, records: list[dict[str, Any]], schema: ManifestSchema) -> None:
+        self._records = records
+        self._files = [record["f2"] for record in records]
+        self._schema = schema
+        self._lookups = cache(self._lookup)
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def values(self, field_id: int, kind: pa.DataType) -> pa.Array:
+        key = f"f{field_id}"
+        if field_id in self._schema.fields:
+            return self._array([record[key] for record in self._records], kind, field_name(field_id))
+        if field_id in self._schema.file_fields:
+            return self._array([file[key] for file in self._files], kind, field_name(field_id))
+        return pa.nulls(len(self), kind)
+
+    def partition(self, field_id: int, type_name: str) -> pa.Array:
+        kind, name = bound_arrow_type(type_name), f"partition.{field_id}"
+        if field_id not in self._schema.partition_fields:
+            return pa.nulls(len(self), kind)
+        key = f"f{field_id}"
+        values = [file["f102"] and file["f102"][key] for file in self._files]
+        if pa.types.is_decimal(kind):
+            return typed_values(self._array(values, pa.binary(), name), type_name, self._schema.location, name)
+        storage = _STORAGE.get(kind.id)
+        return self._array(values, storage, name).view(kind) if storage else self._array(values, kind, name)
+
+    def metrics_map(self, map_id: int, kind: pa.MapType) -> pa.Array:
+        if map_id not in self._schema.file_fields:
+            return pa.nulls(len(self), kind)
+        return self._array([_items(file[f"f{map_id}"]) for file in self._files], kind, field_name(map_id))
+
+    def metric(self, map_id: int, key: int, kind: pa.DataType) -> pa.Array:
+        if map_id not in self._schema.file_fields:
+            return pa.nulls(len(self), kind)
+        return self._array([one.get(key) for one in self._lookups(map_id)], kind, f"{field_name(map_id)}[{key}]")
+
+    def _lookup(self, map_id: int) -> list[dict[int, Any]]:
+        return [dict(_items(file[f"f{map_id}"]) or ()) for file in self._files]
+
+    def _array(self, values: list[Any], kind: pa.DataType, field: str) -> pa.Array:
+        try:
+            return pa.array(values, kind)
+        except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+            wrong = next((value for value in values if value is not None), None)
+            raise CorruptFileError(self._schema.location, field, wrong, f"not {kind}: {error}"[:200]) from error
+
+
+# Avro's plain numbers behind types that Arrow would otherwise build from Python dates and times.
+_STORAGE = {pa.date32().id: pa.int32(), pa.timestamp("us").id: pa.int64()}
+
+
+def _items(value: Any) -> list[tuple[int, Any]] | None:
+    """The items of a metrics map in either of Avro's encodings: an array of pairs, or a map with decimal keys."""
+    if value is None:
+        return None
+    if isinstance(value, dict):
+        return [(int(key), item) for key, item in value.items()]
+    return [(pair["k"], pair["v"]) for pair in value]
+
+
+def _record_batches(
+    data: Data, part: ManifestPart, header: Header, schema: ManifestSchema, reader_schema: dict[str, Any]
+) -> Iterator[tuple[int, list[dict[str, Any]]]]:
+    """(ordinal of the first, records), neighbouring small blocks joined: some writers make a block of every record."""
+    ordinal = 0
+    pending: list[dict[str, Any]] = []
+    for block in _part_blocks(data, part, header):
+        if not pending:
+            ordinal = block.first_ordinal
+        records = _decode_block(inflate(data, block, header, part.location), block, schema, reader_schema)
+        while chunk := list(itertools.islice(records, BATCH_RECORDS - len(pending))):
+            pending.extend(chunk)
+            if len(pending) == BATCH_RECORDS:
+                yield ordinal, pending
+                ordinal, pending = ordinal + BATCH_RECORDS, []
+    if pending:
+        yield ordinal, pending
+
+
+def _part_blocks(data: Data, part: ManifestPart, header: Header) -> Iterator[Block]:
+    """The blocks that begin in the part's share of the file."""
+    start, end = (len(data) * edge // part.parts for edge in (part.part, part.part + 1))
+    return (block for block in read_blocks(data, header, part.location) if start <= block.offset < end)
+
+
+def _decode_block(
+    inflated: bytes, block: Block, schema: ManifestSchema, reader_schema: dict[str, Any]
+) -> Iterator[dict[str, Any]]:
+    stream = io.BytesIO(inflated)
+    try:
+        for _ in range(block.count):
+            yield fastavro.schemaless_reader(stream, schema.writer, reader_schema)  # type: ignore[misc]
+    except GeneratorExit:
+        raise
+    except Exception as error:
+        problem = f"a record can't be decoded: {type(error).__name__} {error}"[:200]
+        raise CorruptFileError(schema.location, "block", block.offset, problem) from error
+    if stream.tell() != len(inflated):
+        problem = f"{len(inflated) - stream.tell()} bytes after its last record"
+        raise CorruptFileError(schema.location, "block", block.offset, problem)

@@ -1,0 +1,121 @@
+"""Avro manifests read by Spark tasks: each task opens its share of the manifests and decodes it into Arrow."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from sparkmeta.errors import CorruptFileError
+from sparkmeta.manifests.avro.decode import decode_manifest
+from sparkmeta.manifests.entries import ManifestPart
+from sparkmeta.manifests.inherit import ManifestContext
+from sparkmeta.manifests.projection import EntryProjection
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from sparkmeta.storage.files import ExecutorReader
+
+PART_SCHEMA = pa.schema(
+    [
+        pa.field("manifest", pa.int32()),
+        pa.field("location", pa.string()),
+        pa.field("partition_spec_id", pa.int32()),
+        pa.field("snapshot_id", pa.int64()),
+        pa.field("sequence_number", pa.int64()),
+        pa.field("first_row_id", pa.int64()),
+        pa.field("part", pa.int32()),
+        pa.field("parts", pa.int32()),
+    ]
+)
+
+_SOURCES = ["manifest", "location", "partition_spec_id", "version_info", "first_row_id", "file_size_in_bytes"]
+
+
+def manifest_parts(roots: pa.Table, projection: EntryProjection, split_bytes: int) -> pa.Table:
+    """The tasks' shares of the manifests in `roots` (rows of `root_entries`), as `PART_SCHEMA`.
+
+    A manifest longer than `split_bytes` has several parts, which decode different blocks of it; not where first row ids
+    are asked for, whose counter runs over the whole manifest. The order is such that any run of neighbours holds large
+    and small manifests alike, since Spark deals rows to tasks in runs.
+    """
+    counted = "first_row_id" in projection.columns
+    rows: list[dict[str, Any]] = []
+    for row in roots.select(_SOURCES).sort_by([("file_size_in_bytes", "descending")]).to_pylist():
+        whole = counted and row["first_row_id"] is not None
+        parts = 1 if whole else max(1, -(-row.pop("file_size_in_bytes") // split_bytes))
+        version = row.pop("version_info")
+        rows.extend({**row, **version, "part": part, "parts": parts} for part in range(parts))
+    return pa.Table.from_pylist([rows[index] for index in _scattered(len(rows))], schema=PART_SCHEMA)
+
+
+def _scattered(size: int) -> list[int]:
+    """0..size-1 in bit-reversed order: every run of neighbours samples the whole range evenly."""
+    width = max(1, (size - 1).bit_length())
+    reversed_bits = (int(format(index, f"0{width}b")[::-1], 2) for index in range(1 << width))
+    return [index for index in reversed_bits if index < size]
+
+
+def read_avro_entries(
+    spark: SparkSession, parts: pa.Table, projection: EntryProjection, reader: ExecutorReader | None
+) -> DataFrame:
+    """The entries of the manifest parts as a lazy DataFrame of `projection.schema`, every physical row included.
+
+    reader: opens files on executors; None where only Spark's own sources can reach them.
+    """
+    if reader is None:
+        return _with_content(spark, parts).mapInArrow(partial(_decode_content, projection), spark_schema(projection))
+    return spark.createDataFrame(parts).mapInArrow(partial(_decode_fetched, projection, reader), spark_schema(projection))
+
+
+def spark_schema(projection: EntryProjection) -> Any:
+    """The projection's row type as Spark's."""
+    from pyspark.sql.pandas.types import from_arrow_schema
+
+    return from_arrow_schema(projection.schema, prefer_timestamp_ntz=True)
+
+
+def _with_content(spark: SparkSession, parts: pa.Table) -> DataFrame:
+    """The parts with the bytes of their manifests in `content`, read by Spark's binaryFile source.
+
+    An outer join: a file whose path Spark spells in a way that matches no part must be seen, not dropped.
+    """
+    from pyspark.sql import functions as F
+
+    from sparkmeta.storage.files import binary_files
+    from sparkmeta.storage.location import spark_path_key
+
+    locations = parts.column("location").unique().to_pylist()
+    keys = pa.array([spark_path_key(location) for location in parts.column("location").to_pylist()])
+    units = spark.createDataFrame(parts.append_column("path", keys))
+    files = binary_files(spark, locations).select("path", "content")
+    found = files.join(F.broadcast(units), "path", "left")
+    split = len(parts) > len(locations)
+    return found.repartition(len(parts), "manifest", "part") if split else found
+
+
+def _decode_fetched(
+    projection: EntryProjection, reader: ExecutorReader, batches: Iterable[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        for row in batch.to_pylist():
+            yield from decode_manifest(reader.read(row["location"]), part_of(row), projection)
+
+
+def _decode_content(projection: EntryProjection, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        contents = batch.column("content")
+        for index, row in enumerate(batch.drop_columns(["content"]).to_pylist()):
+            if row["manifest"] is None:
+                raise CorruptFileError(row["path"], "path", row["path"], "Spark read a file that no manifest names")
+            yield from decode_manifest(memoryview(contents[index].as_buffer()), part_of(row), projection)
+
+
+def part_of(row: dict[str, Any]) -> ManifestPart:
+    context = ManifestContext(row["snapshot_id"], row["sequence_number"], row["first_row_id"])
+    return ManifestPart(
+        row["manifest"], row["location"], row["partition_spec_id"], context, row["part"], row["parts"]
+    )

@@ -1,0 +1,207 @@
+"""The writer schema of a v1-v3 manifest, resolved by field ids.
+
+Names in a manifest are informational (the table spec resolves columns by id, and names that Avro can't hold are
+sanitized), and Avro's bytes don't hold names. So every field is renamed to its id, `f<id>`, and from there on names
+*are* ids. Logical types are stripped: values come out raw, as ints and bytes, and Arrow gives them their types.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import fastavro
+
+from sparkmeta.errors import CorruptFileError
+from sparkmeta.spec.entry import DATA_FILE_FIELD_ID, PARTITION_FIELD_ID
+
+MAX_DEPTH = 12
+
+_KEPT = ("type", "name", "items", "values", "size")
+_PRIMITIVES = frozenset({"null", "boolean", "int", "long", "float", "double", "bytes", "string"})
+
+Keep = Callable[[int], bool]
+
+
+@dataclass(frozen=True)
+class ManifestSchema:
+    """A record schema whose fields are named by id (`entry`; `writer` is fastavro's parsed form), and the field ids that
+    its structs hold."""
+
+    entry: dict[str, Any]
+    writer: dict[str, Any]
+    fields: frozenset[int]
+    file_fields: frozenset[int]
+    partition_fields: frozenset[int]
+    location: str
+
+    def projected(self, keep: Keep, keep_partition: Keep) -> dict[str, Any]:
+        """The schema with only the fields of the entry and data file for which `keep` holds, and partition fields of
+        `keep_partition`; the rest is skipped without being materialised."""
+
+        def prune(record: dict[str, Any], test: Keep) -> dict[str, Any]:
+            return {**record, "fields": [field for field in record["fields"] if test(_field_id(field))]}
+
+        def prune_file(record: dict[str, Any]) -> dict[str, Any]:
+            kept = prune(record, lambda field_id: keep(field_id) or field_id == PARTITION_FIELD_ID)
+            fields = []
+            for field in kept["fields"]:
+                if _field_id(field) != PARTITION_FIELD_ID:
+                    fields.append(field)
+                elif self.partition_fields and any(map(keep_partition, self.partition_fields)):
+                    fields.append({**field, "type": _map_record(field["type"], lambda r: prune(r, keep_partition))})
+            return {**kept, "fields": fields}
+
+        entry = prune(self.entry, lambda field_id: keep(field_id) or field_id == DATA_FILE_FIELD_ID)
+        fields = [
+            field
+            if _field_id(field) != DATA_FILE_FIELD_ID
+            else {**field, "type": _map_record(field["type"], prune_file)}
+            for field in entry["fields"]
+        ]
+        return parse({**entry, "fields": fields}, self.location)
+
+
+def manifest_schema(schema: dict[str, Any], location: str) -> ManifestSchema:
+    """The schema of manifest entries, by field ids.
+
+    Raises:
+        CorruptFileError: a field without an id, nesting deeper than `MAX_DEPTH`, no data_file, or not an Avro schema.
+    """
+    entry = by_field_ids(schema, location)
+    file_record = _record_of(entry, DATA_FILE_FIELD_ID, location)
+    if file_record is None:
+        raise CorruptFileError(location, "avro.schema", "data_file", "field 2 (data_file) is not a record")
+    partition = _record_of(file_record, PARTITION_FIELD_ID, location)
+    return ManifestSchema(
+        entry,
+        parse(entry, location),
+        frozenset(map(_field_id, entry["fields"])),
+        frozenset(map(_field_id, file_record["fields"])),
+        frozenset(map(_field_id, partition["fields"])) if partition else frozenset(),
+        location,
+    )
+
+
+def by_field_ids(schema: dict[str, Any], location: str) -> dict[str, Any]:
+    """An Avro record schema with every field named `f<field id>`, the records of maps `k` and `v`, no logical types."""
+    if schema.get("type") != "record":
+        raise CorruptFileError(location, "avro.schema", schema.get("type"), "not a record schema")
+    renamed: dict[str, Any] = _rename(schema, location, 0)
+    _check_references(renamed, set(_fixed_names(renamed)), location)
+    return renamed
+
+
+def parse(schema: dict[str, Any], location: str) -> dict[str, Any]:
+    """fastavro's parsed form of a schema; a schema that it refuses is a `CorruptFileError`."""
+    try:
+        parsed: dict[str, Any] = fastavro.parse_schema(schema)
+    except Exception as error:
+        raise CorruptFileError(location, "avro.schema", type(error).__name__, str(error)[:200]) from error
+    return parsed
+
+
+def _rename(schema: Any, location: str, depth: int) -> Any:
+    if depth > MAX_DEPTH:
+        raise CorruptFileError(location, "avro.schema", depth, "nested too deep")
+    if isinstance(schema, str):
+        return schema
+    if isinstance(schema, list):
+        return [_rename(branch, location, depth + 1) for branch in schema]
+    if not isinstance(schema, dict):
+        raise CorruptFileError(location, "avro.schema", schema, "not an Avro schema")
+    kept = {key: schema[key] for key in _KEPT if key in schema}
+    kind = schema.get("type")
+    if kind == "record":
+        return {**kept, "fields": _rename_fields(schema, location, depth)}
+    if kind == "array":
+        return {**kept, "items": _rename_items(schema.get("items"), location, depth)}
+    if kind == "map":
+        return {**kept, "values": _rename(schema.get("values"), location, depth + 1)}
+    if kind == "fixed" and not (isinstance(schema.get("size"), int) and schema["size"] > 0):
+        raise CorruptFileError(location, "avro.schema", schema.get("size"), "a fixed type needs a positive size")
+    if isinstance(kind, (dict, list)):
+        return _rename(kind, location, depth + 1)
+    return kept if kind == "fixed" else kind
+
+
+def _rename_fields(record: dict[str, Any], location: str, depth: int) -> list[dict[str, Any]]:
+    fields = _fields(record, location)
+    renamed = []
+    for field in fields:
+        field_id = field.get("field-id")
+        if not isinstance(field_id, int):
+            raise CorruptFileError(location, "avro.schema", field.get("name"), "the field has no field-id")
+        renamed.append({"name": f"f{field_id}", "type": _rename(field.get("type"), location, depth + 1)})
+    if len({field["name"] for field in renamed}) != len(renamed):
+        raise CorruptFileError(location, "avro.schema", record.get("name"), "two fields have one field-id")
+    return renamed
+
+
+def _rename_items(items: Any, location: str, depth: int) -> Any:
+    """Array items: a map with int keys is an array of two-field records (key, value), told by their names."""
+    if isinstance(items, dict) and items.get("type") == "record":
+        fields = _fields(items, location)
+        if [field.get("name") for field in fields] == ["key", "value"]:
+            pair = [
+                {"name": name, "type": _rename(field.get("type"), location, depth + 2)}
+                for name, field in zip(("k", "v"), fields, strict=True)
+            ]
+            return {"type": "record", "name": items.get("name"), "fields": pair}
+    if items == "null":
+        raise CorruptFileError(location, "avro.schema", "null", "an array of nulls has no end")
+    return _rename(items, location, depth + 1)
+
+
+def _fixed_names(schema: Any) -> Iterator[str]:
+    for part in _parts(schema):
+        if isinstance(part, dict) and part.get("type") == "fixed":
+            yield str(part.get("name"))
+        yield from _fixed_names(part)
+
+
+def _check_references(schema: Any, fixed: set[str], location: str) -> None:
+    """A name may stand only for a fixed type: a record that names itself would nest without end."""
+    for part in _parts(schema):
+        if isinstance(part, str) and part not in _PRIMITIVES and part not in fixed:
+            raise CorruptFileError(location, "avro.schema", part, "not a type")
+        _check_references(part, fixed, location)
+
+
+def _parts(schema: Any) -> list[Any]:
+    """The types that a type is made of."""
+    if isinstance(schema, list):
+        return schema
+    if not isinstance(schema, dict):
+        return []
+    return [*(field["type"] for field in schema.get("fields", [])), *(schema[k] for k in ("items", "values") if k in schema)]
+
+
+def _fields(record: dict[str, Any], location: str) -> list[dict[str, Any]]:
+    fields = record.get("fields")
+    if not isinstance(fields, list) or not all(isinstance(field, dict) for field in fields):
+        raise CorruptFileError(location, "avro.schema", record.get("name"), "a record without fields")
+    return fields
+
+
+def _field_id(field: dict[str, Any]) -> int:
+    return int(field["name"][1:])
+
+
+def _record_of(record: dict[str, Any], field_id: int, location: str) -> dict[str, Any] | None:
+    for field in record["fields"]:
+        if _field_id(field) == field_id:
+            kind = field["type"]
+            branches = kind if isinstance(kind, list) else [kind]
+            records = [branch for branch in branches if isinstance(branch, dict) and branch.get("type") == "record"]
+            if len(records) != 1:
+                raise CorruptFileError(location, "avro.schema", field_id, "the field is not a record")
+            return records[0]
+    return None
+
+
+def _map_record(kind: Any, change: Callable[[dict[str, Any]], dict[str, Any]]) -> Any:
+    if isinstance(kind, list):
+        return [_map_record(branch, change) for branch in kind]
+    return change(kind) if isinstance(kind, dict) and kind.get("type") == "record" else kind

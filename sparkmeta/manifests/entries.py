@@ -1,0 +1,226 @@
+"""Records of v1-v3 manifests as content entries: the one place where raw columns get their types, checks and inheritance.
+
+A reader of a format offers its records as `RawRecords`, columns by field id; `EntryBuilder` makes the batches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sparkmeta.columns.bounds import decode_bounds
+from sparkmeta.errors import CorruptFileError
+from sparkmeta.manifests.inherit import (
+    ManifestContext,
+    RowIdCounter,
+    inherited_sequence_numbers,
+    inherited_snapshot_ids,
+)
+from sparkmeta.manifests.projection import EntryProjection
+from sparkmeta.spec.entry import (
+    DELETION_VECTOR,
+    FILE_FORMATS,
+    METRICS_MAP_IDS,
+    METRICS_MAPS,
+    STATS_SOURCES,
+    V3_ENTRY_PATHS,
+    VERSION_INFO,
+    ContentType,
+    Status,
+)
+
+_IDS_BY_COLUMN: dict[str, tuple[int, ...]] = {}
+for _id, _path in V3_ENTRY_PATHS.items():
+    _IDS_BY_COLUMN[_path[0]] = (*_IDS_BY_COLUMN.get(_path[0], ()), _id)
+
+
+class RawRecords(Protocol):
+    """Some neighbouring records of one manifest, in physical order, read by field ids.
+
+    Every method gives an array of `len()` values, nulls where the file has no such field, and raises CorruptFileError
+    for values that don't fit the type.
+    """
+
+    def __len__(self) -> int: ...
+
+    def values(self, field_id: int, kind: pa.DataType) -> pa.Array:
+        """A field of the entry or of its data_file."""
+
+    def partition(self, field_id: int, type_name: str) -> pa.Array:
+        """A field of the partition tuple, of the Iceberg type's `bound_arrow_type`."""
+
+    def metrics_map(self, map_id: int, kind: pa.MapType) -> pa.Array:
+        """A metrics map, whole."""
+
+    def metric(self, map_id: int, key: int, kind: pa.DataType) -> pa.Array:
+        """One key's values of a metrics map."""
+
+
+@dataclass(frozen=True)
+class ManifestPart:
+    """One task's share of a manifest, part `part` of `parts`, and the manifest's own row of the manifest list."""
+
+    manifest: int
+    location: str
+    spec_id: int
+    context: ManifestContext
+    part: int = 0
+    parts: int = 1
+
+
+def wanted_fields(projection: EntryProjection) -> frozenset[int]:
+    """The ids of the entry's and data_file's fields that a projection needs."""
+    wanted = {0, *(METRICS_MAP_IDS[name] for name in projection.columns if name in METRICS_MAP_IDS)}
+    for column in projection.columns:
+        wanted.update(_IDS_BY_COLUMN.get(column, ()))
+    if "first_row_id" in projection.columns:
+        wanted.add(103)
+    if projection.stats:
+        wanted.update(STATS_SOURCES.values())
+    return frozenset(wanted)
+
+
+def field_name(field_id: int) -> str:
+    """A field's name for an error message."""
+    return METRICS_MAPS[field_id][0] if field_id in METRICS_MAPS else ".".join(V3_ENTRY_PATHS[field_id])
+
+
+def typed_values(raw: pa.Array, type_name: str, location: str, field: str) -> pa.Array:
+    """Single-value serialized binaries (table spec, appendix D) as values; CorruptFileError for malformed ones."""
+    try:
+        return decode_bounds(raw, type_name)
+    except ValueError as error:
+        value = next((one.as_py() for one in raw if one.is_valid), None)
+        raise CorruptFileError(location, field, value, str(error)) from error
+
+
+class EntryBuilder:
+    """Makes content-entry batches of one manifest's records, which must come in physical order."""
+
+    def __init__(self, part: ManifestPart, projection: EntryProjection) -> None:
+        self.part = part
+        self.projection = projection
+        self.row_ids = RowIdCounter(part.context.first_row_id)
+
+    def batch(self, ordinals: pa.Array, records: RawRecords) -> pa.RecordBatch:
+        """Records at the given physical positions as a batch of `projection.schema`.
+
+        Raises:
+            CorruptFileError: an unknown status, content or format, a required value that is null, a malformed bound.
+        """
+        columns = [self._column(name, records) for name in self.projection.columns]
+        if self.projection.partition:
+            columns.append(self._partition(records))
+        if self.projection.stats:
+            columns.append(self._stats(records))
+        columns += [pa.repeat(pa.scalar(self.part.manifest, pa.int32()), len(records)), ordinals]
+        return pa.RecordBatch.from_arrays(columns, schema=self.projection.schema)
+
+    def _column(self, name: str, records: RawRecords) -> pa.Array:
+        if name in _BUILDERS:
+            return _BUILDERS[name](self, records)
+        kind = self.projection.schema.field(name).type
+        if name in METRICS_MAP_IDS:
+            return records.metrics_map(METRICS_MAP_IDS[name], kind)
+        return records.values(_IDS_BY_COLUMN[name][0], kind)
+
+    def version_info(self, records: RawRecords) -> pa.Array:
+        status, context = self._status(records), self.part.context
+        children = [
+            status,
+            inherited_snapshot_ids(records.values(1, pa.int64()), context),
+            inherited_sequence_numbers(records.values(3, pa.int64()), status, context),
+            inherited_sequence_numbers(records.values(4, pa.int64()), status, context),
+        ]
+        return pa.StructArray.from_arrays(children, fields=[field.arrow for field in VERSION_INFO])
+
+    def content_type(self, records: RawRecords) -> pa.Array:
+        content = pc.fill_null(records.values(134, pa.int32()), int(ContentType.DATA))
+        return self._checked(content, "content", (0, 1, 2))
+
+    def file_format(self, records: RawRecords) -> pa.Array:
+        return self._checked(pc.utf8_upper(records.values(101, pa.string())), "file_format", FILE_FORMATS)
+
+    def location(self, records: RawRecords) -> pa.Array:
+        return self._required(100, pa.string(), records)
+
+    def record_count(self, records: RawRecords) -> pa.Array:
+        return self._required(103, pa.int64(), records)
+
+    def file_size_in_bytes(self, records: RawRecords) -> pa.Array:
+        return self._required(104, pa.int64(), records)
+
+    def deletion_vector(self, records: RawRecords) -> pa.Array:
+        offset, size = records.values(144, pa.int64()), records.values(145, pa.int64())
+        children = [offset, size, pa.nulls(len(records), pa.binary())]
+        fields = [field.arrow for field in DELETION_VECTOR]
+        return pa.StructArray.from_arrays(children, fields=fields, mask=offset.is_null())
+
+    def partition_spec_id(self, records: RawRecords) -> pa.Array:
+        return pa.repeat(pa.scalar(self.part.spec_id, pa.int32()), len(records))
+
+    def first_row_id(self, records: RawRecords) -> pa.Array:
+        own, counts = records.values(142, pa.int64()), records.values(103, pa.int64())
+        return self.row_ids.assign(own, self._status(records), counts)
+
+    def _status(self, records: RawRecords) -> pa.Array:
+        return self._checked(records.values(0, pa.int32()), "status", tuple(Status))
+
+    def _checked(self, values: pa.Array, field: str, allowed: Sequence[Any]) -> pa.Array:
+        """The values, if all are known ones: an unknown status, content or format is never guessed at."""
+        unknown = values.filter(pc.invert(pc.is_in(values, pa.array(allowed, values.type))))
+        if len(unknown):
+            known = ", ".join(str(getattr(one, "value", one)) for one in allowed)
+            raise CorruptFileError(self.part.location, field, unknown[0].as_py(), f"not one of {known}")
+        return values
+
+    def _required(self, field_id: int, kind: pa.DataType, records: RawRecords) -> pa.Array:
+        values = records.values(field_id, kind)
+        if values.null_count:
+            raise CorruptFileError(self.part.location, field_name(field_id), None, "the field is required")
+        return values
+
+    def _stats(self, records: RawRecords) -> pa.Array:
+        """content_stats: a struct per wanted field, null children where nothing is known."""
+        structs = []
+        for field_id, type_name in self.projection.stats:
+            children = [
+                self._bound(records, map_id, field_id, type_name)
+                if child.endswith("_bound")
+                else records.metric(map_id, field_id, pa.int64())
+                for child, map_id in STATS_SOURCES.items()
+            ]
+            structs.append(_struct(children, self.projection.stats_type.field(str(field_id)).type))
+        return _struct(structs, self.projection.stats_type)
+
+    def _bound(self, records: RawRecords, map_id: int, field_id: int, type_name: str) -> pa.Array:
+        raw = records.metric(map_id, field_id, pa.binary())
+        return typed_values(raw, type_name, self.part.location, f"{field_name(map_id)}[{field_id}]")
+
+    def _partition(self, records: RawRecords) -> pa.Array:
+        children = [records.partition(*field) for field in self.projection.partition]
+        return _struct(children, self.projection.partition_type)
+
+
+def _struct(children: list[pa.Array], kind: pa.StructType) -> pa.StructArray:
+    return pa.StructArray.from_arrays(children, fields=list(kind))
+
+
+_BUILDERS: dict[str, Callable[[EntryBuilder, RawRecords], pa.Array]] = {
+    build.__name__: build
+    for build in (
+        EntryBuilder.version_info,
+        EntryBuilder.content_type,
+        EntryBuilder.file_format,
+        EntryBuilder.location,
+        EntryBuilder.record_count,
+        EntryBuilder.file_size_in_bytes,
+        EntryBuilder.deletion_vector,
+        EntryBuilder.partition_spec_id,
+        EntryBuilder.first_row_id,
+    )
+}

@@ -1,0 +1,61 @@
+"""Nulls of an entry filled from the manifest that holds it (table spec, Sequence Number Inheritance and First Row ID
+Inheritance), before any filter: a row id counts every physical row before it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sparkmeta.spec.entry import Status
+
+
+@dataclass(frozen=True)
+class ManifestContext:
+    """What entries inherit: the manifest's own row in the manifest list."""
+
+    snapshot_id: int | None
+    sequence_number: int
+    first_row_id: int | None
+
+
+def inherited_snapshot_ids(snapshot_id: pa.Array, context: ManifestContext) -> pa.Array:
+    """Null snapshot ids become the manifest's added snapshot id, whatever the status."""
+    if context.snapshot_id is None:
+        return snapshot_id
+    return pc.fill_null(snapshot_id, pa.scalar(context.snapshot_id, pa.int64()))
+
+
+def inherited_sequence_numbers(sequence_number: pa.Array, status: pa.Array, context: ManifestContext) -> pa.Array:
+    """Null sequence numbers become the manifest's, for ADDED entries and in manifests of sequence number 0 (v1).
+
+    Elsewhere they stay null: older writers dropped them, and a number must not be invented.
+    """
+    own = pa.scalar(context.sequence_number, pa.int64())
+    if context.sequence_number == 0:
+        return pc.fill_null(sequence_number, own)
+    added = pc.equal(status, int(Status.ADDED))
+    return pc.coalesce(sequence_number, pc.if_else(added, own, pa.scalar(None, pa.int64())))
+
+
+class RowIdCounter:
+    """Assigns first row ids to the entries of one manifest, given in physical order.
+
+    The counter starts at the manifest's first_row_id; every entry that is not DELETED and has none of its own takes the
+    counter, which then moves by its record count. A manifest without first_row_id blanks the ids of its entries.
+    """
+
+    def __init__(self, first_row_id: int | None) -> None:
+        self._next = first_row_id
+
+    def assign(self, first_row_id: pa.Array, status: pa.Array, record_count: pa.Array) -> pa.Array:
+        """The first row ids of the next entries (int64)."""
+        if self._next is None:
+            return pa.nulls(len(status), pa.int64())
+        assigned = first_row_id.is_null().to_numpy(False) & (status.to_numpy(False) != Status.DELETED)
+        counts = np.where(assigned, pc.fill_null(record_count, 0).to_numpy(False), 0)
+        starts = self._next + np.cumsum(counts) - counts
+        self._next += int(counts.sum())
+        return pc.if_else(pa.array(assigned), pa.array(starts, pa.int64()), first_row_id)

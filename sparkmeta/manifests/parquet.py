@@ -1,0 +1,193 @@
+"""Parquet manifests of the v1-v3 entry layout, as Iceberg 1.12 writes them for format version 4.
+
+Spark's own Parquet reader gives the columns that are asked for; one Arrow pass types the bounds and fills what entries
+inherit, by the code that Avro manifests go through.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial, reduce
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sparkmeta.columns.bounds import bound_arrow_type
+from sparkmeta.errors import CorruptFileError
+from sparkmeta.manifests.avro.read import PART_SCHEMA, part_of, spark_schema
+from sparkmeta.manifests.entries import EntryBuilder, wanted_fields
+from sparkmeta.manifests.projection import EntryProjection
+from sparkmeta.spec.entry import METRICS_MAP_IDS, METRICS_MAPS, STATS_SOURCES
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+# The layout's names, which Parquet keeps as they are: field id -> name, those of the entry and those of data_file.
+_ENTRY_NAMES = {0: "status", 1: "snapshot_id", 3: "sequence_number", 4: "file_sequence_number"}
+_FILE_NAMES = {
+    134: "content",
+    100: "file_path",
+    101: "file_format",
+    103: "record_count",
+    104: "file_size_in_bytes",
+    140: "sort_order_id",
+    131: "key_metadata",
+    132: "split_offsets",
+    135: "equality_ids",
+    142: "first_row_id",
+    143: "referenced_data_file",
+    144: "content_offset",
+    145: "content_size_in_bytes",
+}
+_TYPES = {
+    **dict.fromkeys((0, 134, 140), "int"),
+    **dict.fromkeys((1, 3, 4, 103, 104, 142, 144, 145), "bigint"),
+    **dict.fromkeys((100, 101, 143), "string"),
+    131: "binary",
+    132: "array<bigint>",
+    135: "array<int>",
+}
+
+# spec id -> its fields' (partition field id, name in the manifest's partition struct).
+PartitionNames = Mapping[int, Sequence[tuple[int, str]]]
+
+
+def read_parquet_entries(
+    spark: SparkSession, parts: pa.Table, projection: EntryProjection, names: PartitionNames
+) -> DataFrame:
+    """The entries of Parquet manifests as a lazy DataFrame of `projection.schema`, every physical row included.
+
+    parts: rows of `PART_SCHEMA`, one a manifest. Manifests of one spec are one read, since specs differ in their tuple.
+    """
+    reads = []
+    for spec_id in sorted(parts.column("partition_spec_id").unique().to_pylist()):
+        of_spec = parts.filter(pc.equal(parts.column("partition_spec_id"), spec_id))
+        reads.append(_read_spec(spark, of_spec, projection, dict(names[spec_id])))
+    raw = reduce(lambda left, right: left.unionByName(right, allowMissingColumns=True), reads)
+    if "first_row_id" in projection.columns:
+        raw = raw.repartition("manifest").sortWithinPartitions("manifest", "ordinal")
+    return raw.mapInArrow(partial(_build, projection), spark_schema(projection))
+
+
+def _read_spec(
+    spark: SparkSession, parts: pa.Table, projection: EntryProjection, names: Mapping[int, str]
+) -> DataFrame:
+    from pyspark.sql import functions as F
+
+    from sparkmeta.storage.location import escape_glob, spark_path_key
+
+    locations = parts.column("location").to_pylist()
+    partition = {field_id: names[field_id] for field_id, _ in projection.partition if field_id in names}
+    types = dict(projection.partition)
+    files = spark.read.schema(_schema(projection, {names[one]: types[one] for one in partition})).parquet(
+        *map(escape_glob, locations)
+    )
+    keys = pa.array([spark_path_key(location) for location in locations])
+    units = F.broadcast(spark.createDataFrame(parts.append_column("path", keys)))
+    columns = [*_columns(projection), *(_field(F, f"data_file.partition.`{n}`", f"p{i}") for i, n in partition.items())]
+    read = files.select(
+        *columns,
+        F.col("_metadata.file_path").alias("path"),
+        F.col("_metadata.row_index").alias("ordinal"),
+    )
+    return read.join(units, "path", "left")
+
+
+def _schema(projection: EntryProjection, partition: Mapping[str, str]) -> Any:
+    from pyspark.sql.pandas.types import from_arrow_type
+    from pyspark.sql.types import StructField, StructType, _parse_datatype_string
+
+    wanted = wanted_fields(projection)
+    file = StructType()
+    for field_id, name in _FILE_NAMES.items():
+        if field_id in wanted:
+            file.add(StructField(name, _parse_datatype_string(_TYPES[field_id])))
+    for map_id, (name, value) in METRICS_MAPS.items():
+        if map_id in wanted:
+            file.add(StructField(name, from_arrow_type(pa.map_(pa.int32(), value))))
+    if partition:
+        tuple_type = StructType()
+        for name, type_name in partition.items():
+            tuple_type.add(StructField(name, from_arrow_type(bound_arrow_type(type_name), prefer_timestamp_ntz=True)))
+        file.add(StructField("partition", tuple_type))
+    entry = StructType()
+    for field_id, name in _ENTRY_NAMES.items():
+        if field_id in wanted:
+            entry.add(StructField(name, _parse_datatype_string(_TYPES[field_id])))
+    return entry.add(StructField("data_file", file)) if len(file) else entry
+
+
+def _columns(projection: EntryProjection) -> list[Column]:
+    """The wanted fields as `f<id>`, and of the metrics maps whole ones as `f<id>`, single keys as `m<id>_<key>`."""
+    from pyspark.sql import functions as F
+
+    wanted = wanted_fields(projection)
+    columns = [_field(F, name, f"f{field_id}") for field_id, name in _ENTRY_NAMES.items() if field_id in wanted]
+    columns += [_field(F, f"data_file.{n}", f"f{i}") for i, n in _FILE_NAMES.items() if i in wanted]
+    for name in projection.columns:
+        if name in METRICS_MAP_IDS:
+            columns.append(_field(F, f"data_file.{name}", f"f{METRICS_MAP_IDS[name]}"))
+    for map_id in STATS_SOURCES.values() if projection.stats else ():
+        values = F.col(f"data_file.{METRICS_MAPS[map_id][0]}")
+        columns += [F.try_element_at(values, F.lit(key)).alias(f"m{map_id}_{key}") for key, _ in projection.stats]
+    return columns
+
+
+def _field(functions: Any, path: str, alias: str) -> Column:
+    column: Column = functions.col(path).alias(alias)
+    return column
+
+
+def _build(projection: EntryProjection, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Batches by runs of one manifest; a manifest's row-id counter goes on from batch to batch."""
+    builder: EntryBuilder | None = None
+    for batch in batches:
+        for run in _runs(batch):
+            part = part_of(_row(run))
+            if builder is None or builder.part.manifest != part.manifest:
+                builder = EntryBuilder(part, projection)
+            yield builder.batch(run.column("ordinal"), ArrowRecords(run))
+
+
+def _runs(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    ids = batch.column("manifest")
+    if ids.null_count:
+        path = batch.filter(ids.is_null()).column("path")[0].as_py()
+        raise CorruptFileError(path, "path", path, "Spark read a file that no manifest names")
+    edges = np.flatnonzero(np.diff(ids.to_numpy())) + 1
+    starts = [0, *edges.tolist(), len(batch)]
+    return (batch.slice(a, b - a) for a, b in zip(starts, starts[1:], strict=False) if b > a)
+
+
+def _row(run: pa.RecordBatch) -> dict[str, Any]:
+    row: dict[str, Any] = run.slice(0, 1).select(PART_SCHEMA.names).to_pylist()[0]
+    return row
+
+
+class ArrowRecords:
+    """`RawRecords` over the raw columns of `_columns`."""
+
+    def __init__(self, batch: pa.RecordBatch) -> None:
+        self._batch = batch
+
+    def __len__(self) -> int:
+        return len(self._batch)
+
+    def values(self, field_id: int, kind: pa.DataType) -> pa.Array:
+        return self._cast(f"f{field_id}", kind)
+
+    def partition(self, field_id: int, type_name: str) -> pa.Array:
+        return self._cast(f"p{field_id}", bound_arrow_type(type_name))
+
+    def metrics_map(self, map_id: int, kind: pa.MapType) -> pa.Array:
+        return self._cast(f"f{map_id}", kind)
+
+    def metric(self, map_id: int, key: int, kind: pa.DataType) -> pa.Array:
+        return self._cast(f"m{map_id}_{key}", kind)
+
+    def _cast(self, name: str, kind: pa.DataType) -> pa.Array:
+        if name not in self._batch.schema.names:
+            return pa.nulls(len(self), kind)
+        return self._batch.column(name).cast(kind)

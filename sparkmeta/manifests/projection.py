@@ -1,0 +1,84 @@
+"""What a reader of manifests is asked for, and the row type that it then gives."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+import pyarrow as pa
+
+from sparkmeta.columns.bounds import bound_arrow_type
+from sparkmeta.spec.entry import CONTENT_ENTRY, METRICS_MAPS
+
+PARTITION = "partition"
+CONTENT_STATS = "content_stats"
+MANIFEST = "manifest"
+ORDINAL = "ordinal"
+
+_ENTRY_TYPES = {field.name: field.type for field in CONTENT_ENTRY}
+_MAP_TYPES = {name: pa.map_(pa.int32(), value) for name, value in METRICS_MAPS.values()}
+
+# Columns of the entries of v1-v3 manifests; manifest_stats belongs to roots only.
+FILE_COLUMNS = tuple(name for name in _ENTRY_TYPES if name != "manifest_stats")
+
+
+@dataclass(frozen=True)
+class EntryProjection:
+    """The columns, partition fields and stats that entries are read with.
+
+    columns: top-level names of the content entry, and any of the raw metrics maps (`column_sizes`, `value_counts`, ...).
+    partition: (partition field id, Iceberg type name) of the `partition` struct's fields.
+    stats: (column field id, Iceberg type name) of the fields of `content_stats`.
+
+    Picklable and free of heavy imports, since it travels to executors.
+    """
+
+    columns: tuple[str, ...]
+    partition: tuple[tuple[int, str], ...] = ()
+    stats: tuple[tuple[int, str], ...] = ()
+
+    @staticmethod
+    def of(
+        columns: Iterable[str], partition: Mapping[int, str] | None = None, stats: Mapping[int, str] | None = None
+    ) -> EntryProjection:
+        """A projection in the content entry's own order, whatever the order of `columns`."""
+        wanted = set(columns)
+        known = [*_ENTRY_TYPES, *_MAP_TYPES]
+        unknown = wanted.difference(known)
+        if unknown:
+            raise ValueError(f"not columns of a content entry: {sorted(unknown)}")
+        ordered = tuple(name for name in known if name in wanted)
+        return EntryProjection(ordered, tuple(sorted((partition or {}).items())), tuple(sorted((stats or {}).items())))
+
+    @cached_property
+    def schema(self) -> pa.Schema:
+        """The Arrow schema of the rows: the columns, `partition`, `content_stats` where asked for, `manifest`, `ordinal`."""
+        fields = [pa.field(name, _ENTRY_TYPES.get(name) or _MAP_TYPES[name]) for name in self.columns]
+        if self.partition:
+            fields.append(pa.field(PARTITION, self.partition_type))
+        if self.stats:
+            fields.append(pa.field(CONTENT_STATS, self.stats_type))
+        return pa.schema([*fields, pa.field(MANIFEST, pa.int32()), pa.field(ORDINAL, pa.int64())])
+
+    @cached_property
+    def partition_type(self) -> pa.StructType:
+        return pa.struct([pa.field(str(field_id), bound_arrow_type(name)) for field_id, name in self.partition])
+
+    @cached_property
+    def stats_type(self) -> pa.StructType:
+        return pa.struct(
+            [pa.field(str(field_id), stats_struct(bound_arrow_type(name))) for field_id, name in self.stats]
+        )
+
+
+def stats_struct(bound: pa.DataType) -> pa.StructType:
+    """The struct of one field's stats in `content_stats`."""
+    counts = ("value_count", "null_value_count", "nan_value_count")
+    return pa.struct(
+        [
+            pa.field("lower_bound", bound),
+            pa.field("upper_bound", bound),
+            *(pa.field(name, pa.int64()) for name in counts),
+        ]
+    )

@@ -1,0 +1,142 @@
+"""What a filter can't match is left out: manifests by their partition summaries, entries by partition tuple and stats."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property, reduce
+from operator import or_
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyiceberg.expressions import AlwaysFalse, AlwaysTrue, BooleanExpression
+from pyspark.sql import functions as F
+
+from sparkmeta.columns.predicate import referenced_ids, row_predicate
+from sparkmeta.columns.skipping import FieldSummary, might_match, residual, summary_might_match
+from sparkmeta.columns.transforms import inclusive_projection
+from sparkmeta.manifests.manifest_list import SUMMARIES
+from sparkmeta.manifests.projection import MANIFEST
+from sparkmeta.plan.rows import entry_stats, partition_value
+from sparkmeta.spec.entry import Status
+
+if TYPE_CHECKING:
+    from pyiceberg.schema import Schema
+    from pyspark.sql import Column, DataFrame
+
+    from sparkmeta.state import TableState
+
+_SUMMARY_COLUMNS = [MANIFEST, "partition_spec_id", SUMMARIES]
+
+
+@dataclass(frozen=True)
+class ScanFilter:
+    """A row filter bound to a schema, with the partition predicates that it implies for every spec of the table.
+
+    row_filter: bound and free of NOT. ignore_residuals: residuals are dropped, and deletes are not pruned by stats.
+    """
+
+    state: TableState
+    row_filter: BooleanExpression
+    schema: Schema
+    ignore_residuals: bool = False
+
+    @cached_property
+    def partition_filters(self) -> dict[int, BooleanExpression]:
+        """Spec id -> what the filter implies for a partition tuple of that spec (inclusive projection)."""
+        specs = self.state.specs
+        return {one: inclusive_projection(self.row_filter, spec, self.schema) for one, spec in specs.items()}
+
+    @cached_property
+    def stats_ids(self) -> frozenset[int]:
+        """The columns whose stats the filter looks at."""
+        return frozenset(referenced_ids(self.row_filter))
+
+    @property
+    def keeps_all(self) -> bool:
+        return isinstance(self.row_filter, AlwaysTrue)
+
+
+def live_manifests(roots: pa.Table) -> pa.Table:
+    """The manifests that hold live files, or may: unknown counts are not zero."""
+    stats = roots.column("manifest_stats").combine_chunks()
+    empty = [pc.fill_null(pc.equal(stats.field(one), 0), False) for one in ("added_files_count", "existing_files_count")]
+    return roots.filter(pc.invert(pc.and_(*empty)))
+
+
+def matching_manifests(roots: pa.Table, scan_filter: ScanFilter) -> pa.Table:
+    """The manifests whose partition summaries don't rule out the filter; Spark evaluates the predicate."""
+    if SUMMARIES not in roots.column_names or all(
+        isinstance(one, AlwaysTrue) for one in scan_filter.partition_filters.values()
+    ):
+        return roots if not isinstance(scan_filter.row_filter, AlwaysFalse) else roots.slice(0, 0)
+    summaries = scan_filter.state.spark.createDataFrame(roots.select(_SUMMARY_COLUMNS))
+    kept = summaries.where(_by_spec(scan_filter, _summary_predicate)).select(MANIFEST).toArrow().column(MANIFEST)
+    return roots.filter(pc.is_in(roots.column(MANIFEST), kept.combine_chunks().cast(pa.int32())))
+
+
+def is_live() -> Column:
+    """`version_info.status <> 2`: DELETED entries are history."""
+    return F.col("version_info.status") != int(Status.DELETED)
+
+
+def tuple_matches(scan_filter: ScanFilter) -> Column:
+    """False where an entry's partition tuple rules out the filter, by the spec of the entry."""
+    return F.lit(True) if scan_filter.keeps_all else _by_spec(scan_filter, _tuple_predicate)
+
+
+def stats_match(scan_filter: ScanFilter) -> Column:
+    """False where an entry's stats rule out the filter. Without a filter even a file of no records is planned."""
+    if scan_filter.keeps_all:
+        return F.lit(True)
+    return might_match(scan_filter.row_filter, entry_stats, F.col("record_count"))
+
+
+def matching_entries(entries: DataFrame, scan_filter: ScanFilter, *, by_stats: bool = True) -> DataFrame:
+    """The live entries whose partition tuple and stats don't rule out the filter.
+
+    Sound: each test is false only where no row of the file can satisfy the filter.
+    """
+    kept = entries.where(is_live()).where(tuple_matches(scan_filter))
+    return kept.where(stats_match(scan_filter)) if by_stats else kept
+
+
+def residual_json(scan_filter: ScanFilter) -> Column:
+    """What is left of the filter for an entry's rows, as Iceberg's expression JSON, by the spec of the entry."""
+    if scan_filter.ignore_residuals:
+        return F.lit("true")
+    texts = {
+        spec_id: residual(scan_filter.row_filter, spec, scan_filter.schema, partition_value)
+        for spec_id, spec in scan_filter.state.specs.items()
+    }
+    first, *others = texts.items()
+    return reduce(lambda chosen, item: F.when(F.col("partition_spec_id") == item[0], item[1]).otherwise(chosen),
+                  others, first[1])  # fmt: skip
+
+
+def _by_spec(scan_filter: ScanFilter, matches: Callable[[BooleanExpression], Column]) -> Column:
+    """A predicate on partitions, by spec id; specs that the filter says nothing about are kept."""
+    kinds = scan_filter.partition_filters
+    kept = [F.col("partition_spec_id") == one for one, kind in kinds.items() if isinstance(kind, AlwaysTrue)]
+    tested = [
+        (F.col("partition_spec_id") == one) & matches(kind)
+        for one, kind in kinds.items()
+        if not isinstance(kind, AlwaysTrue | AlwaysFalse)
+    ]
+    return reduce(or_, [*kept, *tested], F.lit(False))
+
+
+def _tuple_predicate(partition_filter: BooleanExpression) -> Column:
+    return row_predicate(partition_filter, partition_value)
+
+
+def _summary_predicate(partition_filter: BooleanExpression) -> Column:
+    """A manifest without summaries may hold anything."""
+    fields = [F.col(f"{SUMMARIES}.`{one}`").isNull() for one in sorted(referenced_ids(partition_filter))]
+    return reduce(or_, fields, F.lit(False)) | summary_might_match(partition_filter, _summary)
+
+
+def _summary(field_id: int) -> FieldSummary:
+    base = f"{SUMMARIES}.`{field_id}`"
+    return FieldSummary(*(F.col(f"{base}.{name}") for name in FieldSummary._fields))

@@ -1,0 +1,155 @@
+"""What planning a scan looked at, what it skipped, and by which rule."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import functions as F
+
+from sparkmeta.plan.deletes import DELETES
+from sparkmeta.plan.files import PlannedManifests, data_projection, plan_files
+from sparkmeta.plan.prune import ScanFilter, is_live, live_manifests, matching_manifests, stats_match, tuple_matches
+from sparkmeta.spec.entry import ContentType
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column
+
+
+@dataclass(frozen=True)
+class ManifestCounts:
+    """Manifests of one content: how many and how large, and why some were not opened."""
+
+    total: int
+    total_bytes: int
+    skipped_no_live_files: int
+    skipped_by_partition: int
+    scanned: int
+    scanned_bytes: int
+
+
+@dataclass(frozen=True)
+class EntryCounts:
+    """Data entries of the scanned manifests: what became of each."""
+
+    scanned: int
+    skipped_deleted: int
+    skipped_by_partition: int
+    skipped_by_stats: int
+    planned: int
+
+
+@dataclass(frozen=True)
+class ScanReport:
+    """What planning one scan did. Sizes are bytes, timings seconds.
+
+    planned_bytes: data bytes of the planned files. delete_files: deletes attached, once for each file that they apply to.
+    """
+
+    table: str
+    snapshot_id: int | None
+    row_filter: str
+    data_manifests: ManifestCounts
+    delete_manifests: ManifestCounts
+    data_entries: EntryCounts
+    planned_bytes: int
+    files_with_deletes: int
+    delete_files: int
+    manifest_pruning_seconds: float
+    planning_seconds: float
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def to_json(self) -> str:
+        """The report as one JSON object."""
+        return json.dumps(self.to_dict())
+
+    def __str__(self) -> str:
+        return "\n".join([f"scan of {self.table}, snapshot {self.snapshot_id}", *_lines(self.to_dict(), "  ")[3:]])
+
+
+def _lines(values: dict[str, Any], indent: str) -> list[str]:
+    lines = []
+    for name, value in values.items():
+        if isinstance(value, dict):
+            lines.append(f"{indent}{name}: " + ", ".join(f"{key} {item:,}" for key, item in value.items()))
+        else:
+            lines.append(f"{indent}{name}: {value:,.3f}" if isinstance(value, float) else f"{indent}{name}: {value:,}"
+                         if isinstance(value, int) else f"{indent}{name}: {value}")  # fmt: skip
+    return lines
+
+
+def scan_report(scan_filter: ScanFilter) -> ScanReport:
+    """Plans the scan and counts; two Spark jobs over the entries of the manifests that are left."""
+    started = time.perf_counter()
+    data, data_counts = _prune(scan_filter, ContentType.DATA_MANIFEST)
+    deletes, delete_counts = _prune(scan_filter, ContentType.DELETE_MANIFEST)
+    pruned = time.perf_counter()
+    entries = _count_entries(scan_filter, data)
+    planned = _count_planned(scan_filter, PlannedManifests(data, deletes))
+    state = scan_filter.state
+    return ScanReport(
+        table=state.metadata.location,
+        snapshot_id=state.snapshot.snapshot_id if state.snapshot else None,
+        row_filter=str(scan_filter.row_filter),
+        data_manifests=data_counts,
+        delete_manifests=delete_counts,
+        data_entries=entries,
+        **planned,
+        manifest_pruning_seconds=pruned - started,
+        planning_seconds=time.perf_counter() - started,
+    )
+
+
+def _prune(scan_filter: ScanFilter, content: ContentType) -> tuple[pa.Table, ManifestCounts]:
+    roots = scan_filter.state.manifests(content)
+    live = live_manifests(roots)
+    kept = matching_manifests(live, scan_filter)
+    counts = ManifestCounts(
+        total=len(roots),
+        total_bytes=_bytes(roots),
+        skipped_no_live_files=len(roots) - len(live),
+        skipped_by_partition=len(live) - len(kept),
+        scanned=len(kept),
+        scanned_bytes=_bytes(kept),
+    )
+    return kept, counts
+
+
+def _bytes(roots: pa.Table) -> int:
+    return pc.sum(roots.column("file_size_in_bytes")).as_py() or 0
+
+
+def _count_entries(scan_filter: ScanFilter, manifests: pa.Table) -> EntryCounts:
+    """One aggregation: each entry counts for the first rule that skips it."""
+    entries = scan_filter.state.entries(manifests, data_projection(scan_filter))
+    live, tuples, stats = is_live(), tuple_matches(scan_filter), stats_match(scan_filter)
+    row = entries.agg(
+        F.count("*").alias("scanned"),
+        _count_if(~live).alias("skipped_deleted"),
+        _count_if(live & ~tuples).alias("skipped_by_partition"),
+        _count_if(live & tuples & ~stats).alias("skipped_by_stats"),
+        _count_if(live & tuples & stats).alias("planned"),
+    ).first()
+    assert row is not None
+    return EntryCounts(**row.asDict())
+
+
+def _count_if(condition: Column) -> Column:
+    return F.count(F.when(condition, 1))
+
+
+def _count_planned(scan_filter: ScanFilter, manifests: PlannedManifests) -> dict[str, int]:
+    row = plan_files(scan_filter, manifests).agg(
+        F.coalesce(F.sum("file_size_in_bytes"), F.lit(0)).alias("planned_bytes"),
+        _count_if(F.size(DELETES) > 0).alias("files_with_deletes"),
+        F.coalesce(F.sum(F.size(DELETES)), F.lit(0)).alias("delete_files"),
+    ).first()
+    assert row is not None
+    counts: dict[str, int] = row.asDict()
+    return counts

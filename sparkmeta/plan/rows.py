@@ -1,0 +1,56 @@
+"""Columns of entry rows that several parts of the engine name: stats, partition values, the public tuple, paths."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+from pyspark.sql import functions as F
+from pyspark.sql.types import StructField, StructType
+
+from sparkmeta.columns.skipping import FieldStats
+from sparkmeta.columns.types import public_value, spark_type
+from sparkmeta.manifests.projection import CONTENT_STATS, PARTITION
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column
+
+    from sparkmeta.state import TableState
+
+_SEPARATOR = "\x00"
+
+
+def entry_stats(field_id: int) -> FieldStats:
+    """The stats of one column in an entry's content_stats."""
+    base = f"{CONTENT_STATS}.`{field_id}`"
+    return FieldStats(*(F.col(f"{base}.{name}") for name in FieldStats._fields))
+
+
+def partition_value(field_id: int) -> Column:
+    """One field of an entry's partition tuple."""
+    return F.col(f"{PARTITION}.`{field_id}`")
+
+
+def public_partition(state: TableState) -> Column:
+    """The partition tuple as metadata tables show it: Iceberg's names, and types as Iceberg shows them in Spark."""
+    return F.struct(
+        *(
+            public_value(partition_value(field.field_id), field.field_type).alias(field.name)
+            for field in state.partition_type.fields
+        )
+    )
+
+
+def public_partition_type(state: TableState) -> StructType:
+    """The Spark type of `public_partition`."""
+    return StructType([StructField(field.name, spark_type(field.field_type)) for field in state.partition_type.fields])
+
+
+def manifest_path(roots: pa.Table, manifest: Column) -> Column:
+    """The location of a manifest, by its small id.
+
+    One literal that Spark folds into an array: no join, and one small expression however many manifests there are.
+    """
+    paths = dict(zip(roots.column("manifest").to_pylist(), roots.column("location").to_pylist(), strict=True))
+    listed = _SEPARATOR.join(paths.get(one, "") for one in range(max(paths, default=-1) + 1))
+    return F.split(F.lit(listed), _SEPARATOR)[manifest]

@@ -1,0 +1,198 @@
+"""Planned files cut into splits and packed into tasks of about one size, without bringing them to the driver.
+
+Every Spark task packs the files that it holds, by Iceberg's bin packing (first fit among a few open bins); so the last
+bins of each may stay part-filled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+    from pyspark.sql.types import StructType
+
+SPLIT_COLUMNS = ("start", "length")
+
+
+@dataclass(frozen=True)
+class SplitPlanning:
+    """Table properties read.split.*: bytes a task aims at, open bins to look back at, bytes that opening a file costs."""
+
+    target_size: int = 128 * 1024 * 1024
+    lookback: int = 10
+    open_file_cost: int = 4 * 1024 * 1024
+
+
+def plan_tasks(planned: DataFrame, row_type: StructType, splitting: SplitPlanning) -> DataFrame:
+    """Rows of `plan_files`, which are of `row_type`, as combined tasks: one row a task, lazy.
+
+    Columns: size_in_bytes (data bytes to read), files_count, tasks (array of a struct of start, length in bytes and
+    the columns of `plan_files`). Contiguous splits of one file in one task are one.
+    """
+    from pyspark.sql import functions as F
+
+    row = F.struct(F.lit(0).cast("bigint").alias("start"), F.col("file_size_in_bytes").alias("length"), "*")
+    whole = planned.select(
+        F.lit(0).cast("bigint").alias("size_in_bytes"),
+        F.lit(0).cast("bigint").alias("files_count"),
+        F.array(row).alias("tasks"),
+    )
+    return whole.mapInArrow(partial(_pack_partition, splitting), task_type(row_type))
+
+
+def task_type(row_type: StructType) -> StructType:
+    """The row type of `plan_tasks` over rows of `row_type`."""
+    from pyspark.sql.types import ArrayType, LongType, StructField, StructType
+
+    ranges = [StructField(name, LongType()) for name in SPLIT_COLUMNS]
+    tasks = ArrayType(StructType([*ranges, *row_type.fields]))
+    return StructType([StructField("size_in_bytes", LongType()), StructField("files_count", LongType()),
+                       StructField("tasks", tasks)])  # fmt: skip
+
+
+def _pack_partition(splitting: SplitPlanning, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    packer = _Packer(splitting)
+    for batch in batches:
+        files = pa.RecordBatch.from_struct_array(batch.column("tasks").flatten())
+        yield from packer.add(files)
+    yield from packer.finish()
+
+
+@dataclass
+class _Bin:
+    weight: int = 0
+    splits: list[int] = field(default_factory=list)
+
+
+@dataclass
+class _Splits:
+    """Splits of the files of one batch: the file's row, first byte, bytes, and weight."""
+
+    row: np.ndarray[Any, Any]
+    start: np.ndarray[Any, Any]
+    length: np.ndarray[Any, Any]
+    weight: np.ndarray[Any, Any]
+
+
+class _Packer:
+    """First-fit packing of a stream of splits; `_held` has the rows of splits that stand in open bins."""
+
+    def __init__(self, splitting: SplitPlanning) -> None:
+        self.splitting = splitting
+        self._open: list[_Bin] = []
+        self._held: pa.Table | None = None
+
+    def add(self, files: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+        splits = cut(files, self.splitting)
+        new = _with_ranges(files, splits)
+        base = 0 if self._held is None else len(self._held)
+        self._held = new if self._held is None else pa.concat_tables([self._held, new])
+        closed = [done for i, w in enumerate(splits.weight.tolist()) if (done := self._place(base + i, w))]
+        if closed:
+            yield self._emit(closed)
+            self._forget()
+
+    def finish(self) -> Iterator[pa.RecordBatch]:
+        if self._open:
+            yield self._emit(self._open)
+
+    def _place(self, split: int, weight: int) -> _Bin | None:
+        """Puts a split into the first open bin that it fits, else a new one; the heaviest bin that this pushes out."""
+        for one in self._open:
+            if one.weight + weight <= self.splitting.target_size:
+                one.weight += weight
+                one.splits.append(split)
+                return None
+        self._open.append(_Bin(weight, [split]))
+        if len(self._open) <= self.splitting.lookback:
+            return None
+        heaviest = max(self._open, key=lambda one: one.weight)
+        self._open.remove(heaviest)
+        return heaviest
+
+    def _emit(self, bins: list[_Bin]) -> pa.RecordBatch:
+        assert self._held is not None
+        merged = [self._merged(one.splits) for one in bins]
+        tasks = pa.concat_tables(merged).combine_chunks().to_struct_array()
+        sizes = [len(one) for one in merged]
+        offsets = pa.array(np.concatenate([[0], np.cumsum(sizes)]), pa.int32())
+        flat = pa.concat_arrays(tasks.chunks) if isinstance(tasks, pa.ChunkedArray) else tasks
+        lengths = [pc.sum(one.column("length")).as_py() for one in merged]
+        counts = [pc.count_distinct(one.column("file_path")).as_py() for one in merged]
+        columns = [pa.array(lengths, pa.int64()), pa.array(counts, pa.int64()), pa.ListArray.from_arrays(offsets, flat)]
+        return pa.RecordBatch.from_arrays(columns, names=["size_in_bytes", "files_count", "tasks"])
+
+    def _merged(self, splits: list[int]) -> pa.Table:
+        """The rows of a bin's splits; a split that goes on where the one before ends, in the same file, joins it."""
+        assert self._held is not None
+        rows = self._held.take(pa.array(splits))
+        start, length = (rows.column(name).to_numpy() for name in SPLIT_COLUMNS)
+        path = rows.column("file_path").combine_chunks()
+        same = pc.equal(path.slice(1), path.slice(0, len(path) - 1)).to_numpy(False)
+        goes_on = np.concatenate([[False], same & (start[1:] == start[:-1] + length[:-1])])
+        if not goes_on.any():
+            return rows
+        groups = np.cumsum(~goes_on) - 1
+        total = np.bincount(groups, weights=length).astype(np.int64)
+        kept = rows.filter(pa.array(~goes_on))
+        return kept.set_column(kept.schema.get_field_index("length"), "length", pa.array(total))
+
+    def _forget(self) -> None:
+        """Keeps only the rows of splits in open bins, and renumbers them."""
+        assert self._held is not None
+        kept = [split for one in self._open for split in one.splits]
+        self._held = self._held.take(pa.array(kept, pa.int64())).combine_chunks()
+        numbers = iter(range(len(kept)))
+        for one in self._open:
+            one.splits = [next(numbers) for _ in one.splits]
+
+
+def cut(files: pa.RecordBatch, splitting: SplitPlanning) -> _Splits:
+    """The splits of planned files: one for each split offset where the offsets are usable, else of the target size."""
+    sizes = files.column("file_size_in_bytes").to_pylist()
+    offsets = files.column("split_offsets").to_pylist()
+    rows, starts, ends = [], [], []
+    for row, (size, at) in enumerate(zip(sizes, offsets, strict=True)):
+        first = at if _usable(at, size) else range(0, size, splitting.target_size)
+        rows += [row] * len(first)
+        starts += first
+        ends += [*first[1:], size] if len(first) else []
+    row, start = np.array(rows, np.int64), np.array(starts, np.int64)
+    length = np.array(ends, np.int64) - start
+    extra, count = _delete_weights(files)
+    weight = np.maximum(length + extra[row], (1 + count[row]) * splitting.open_file_cost)
+    return _Splits(row, start, length, weight)
+
+
+def _usable(offsets: list[int] | None, size: int) -> bool:
+    """Offsets that are strictly ascending and end inside the file; a writer's wrong ones are ignored."""
+    if not offsets or offsets[-1] >= size:
+        return False
+    return all(a < b for a, b in zip(offsets, offsets[1:], strict=False))
+
+
+def _delete_weights(files: pa.RecordBatch) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """Bytes and number of the deletes of each file; a DV counts its own bytes, not those of its Puffin file."""
+    deletes = files.column("deletes")
+    flat = deletes.flatten()
+    size = pc.coalesce(pc.struct_field(flat, "content_size_in_bytes"), pc.struct_field(flat, "file_size_in_bytes"))
+    count = pc.fill_null(pc.list_value_length(deletes), 0).to_numpy(False).astype(np.int64)
+    ends = np.cumsum(count)
+    running = np.concatenate([[0], np.cumsum(size.to_numpy(False))]) if len(flat) else np.zeros(1, np.int64)
+    return (running[ends] - running[ends - count]).astype(np.int64), count
+
+
+def _with_ranges(files: pa.RecordBatch, splits: _Splits) -> pa.Table:
+    table = pa.Table.from_batches([files]).take(pa.array(splits.row))
+    for name in SPLIT_COLUMNS:
+        index = table.schema.get_field_index(name)
+        table = table.set_column(index, table.schema.field(index), pa.array(getattr(splits, name)))
+    return table

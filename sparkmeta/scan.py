@@ -1,0 +1,184 @@
+"""A scan: which rows of which state of a table, immutable and refinable; its results are DataFrames."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from html import escape
+from typing import TYPE_CHECKING, Any
+
+from pyiceberg.expressions import AlwaysTrue, And, BooleanExpression
+
+from sparkmeta.columns.predicate import bind_filter, parse_filter
+from sparkmeta.errors import NoSuchSnapshotError, ValidationError
+from sparkmeta.plan.files import PlannedManifests, plan_files, plan_manifests, plan_schema
+from sparkmeta.plan.prune import ScanFilter
+from sparkmeta.plan.report import ScanReport, scan_report
+from sparkmeta.plan.tasks import SplitPlanning, plan_tasks
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+    from pyiceberg.schema import Schema
+    from pyspark.sql import DataFrame
+
+    from sparkmeta.spec.metadata import Snapshot
+    from sparkmeta.state import TableState
+
+ALL_FIELDS = ("*",)
+
+# Iceberg's read options, by the table property that each stands above.
+_SPLIT_OPTIONS = {
+    "target_size": ("split-size", "read.split.target-size"),
+    "lookback": ("lookback", "read.split.planning-lookback"),
+    "open_file_cost": ("file-open-cost", "read.split.open-file-cost"),
+}
+
+
+@dataclass(frozen=True)
+class Scan:
+    """What to read of a table. Every method that changes it returns another scan.
+
+    state: the table. row_filter: a filter expression. selected_fields: the columns wanted. case_sensitive: how names in
+    both are looked up. snapshot_id: None for the current one. ref: the branch or tag that named the snapshot.
+    options: Iceberg's read options `split-size`, `lookback`, `file-open-cost`.
+    """
+
+    state: TableState
+    row_filter: BooleanExpression = field(default_factory=AlwaysTrue)
+    selected_fields: tuple[str, ...] = ALL_FIELDS
+    case_sensitive: bool = True
+    snapshot_id: int | None = None
+    ref: str | None = None
+    options: Mapping[str, str] = field(default_factory=dict)
+
+    # -- refining ---------------------------------------------------------------------------------------------------
+
+    def filter(self, row_filter: str | BooleanExpression) -> Scan:
+        """This scan with one more condition. Raises InvalidFilterError for text that is no filter."""
+        return replace(self, row_filter=And(self.row_filter, parse_filter(row_filter)))
+
+    def select(self, *field_names: str) -> Scan:
+        """This scan of only these columns (those it has already, if it was narrowed before)."""
+        if self.selected_fields == ALL_FIELDS:
+            return replace(self, selected_fields=field_names)
+        kept = tuple(name for name in self.selected_fields if name in field_names)
+        return replace(self, selected_fields=kept)
+
+    def with_case_sensitive(self, case_sensitive: bool = True) -> Scan:
+        """This scan with names looked up with or without regard to case."""
+        return replace(self, case_sensitive=case_sensitive)
+
+    def use_ref(self, name: str) -> Scan:
+        """This scan of a branch's head or of a tag.
+
+        Raises NoSuchSnapshotError where the table has no such ref, ValidationError where the scan has a snapshot id.
+        """
+        self._refuse_second("a ref")
+        return replace(self, ref=name, snapshot_id=self.state.metadata_ref(name).snapshot_id)
+
+    def as_of(self, timestamp: datetime | int) -> Scan:
+        """This scan of the snapshot that was current at a time (a datetime with zone, or milliseconds since 1970).
+
+        Raises NoSuchSnapshotError where the table's log goes back less far.
+        """
+        self._refuse_second("a time")
+        return replace(self, snapshot_id=self.state.snapshot_id_at(timestamp))
+
+    def _refuse_second(self, what: str) -> None:
+        if self.snapshot_id is not None:
+            raise ValidationError(f"the scan has snapshot {self.snapshot_id} already: it can't take {what} too")
+
+    # -- what it means ----------------------------------------------------------------------------------------------
+
+    def snapshot(self) -> Snapshot | None:
+        """The snapshot that is read; None for an empty table. Raises NoSuchSnapshotError for an unknown id."""
+        if self.snapshot_id is None:
+            return self.state.metadata.current_snapshot()
+        found = self.state.metadata.snapshot_by_id(self.snapshot_id)
+        if found is None:
+            raise NoSuchSnapshotError(f"{self.state.metadata.location} has no snapshot {self.snapshot_id}")
+        return found
+
+    def schema(self) -> Schema:
+        """The schema that the scan is bound to: a snapshot's or tag's own, the table's for a branch or the current state."""
+        by_branch = self.ref is not None and self.state.metadata_ref(self.ref).snapshot_ref_type == "branch"
+        if self.snapshot_id is None or by_branch:
+            return self.state.metadata.schema()
+        return self.state.at(self.snapshot()).snapshot_schema
+
+    def projection(self) -> Schema:
+        """The schema of the rows that the scan gives. Raises ValueError for a column that is not there."""
+        if ALL_FIELDS[0] in self.selected_fields:
+            return self.schema()
+        return self.schema().select(*self.selected_fields, case_sensitive=self.case_sensitive)
+
+    @cached_property
+    def _filter(self) -> ScanFilter:
+        schema = self.schema()
+        self.projection()
+        bound = bind_filter(self.row_filter, schema, self.case_sensitive)
+        return ScanFilter(self.state.at(self.snapshot()), bound, schema)
+
+    @cached_property
+    def _manifests(self) -> PlannedManifests:
+        return plan_manifests(self._filter)
+
+    # -- results ----------------------------------------------------------------------------------------------------
+
+    def plan_files(self) -> DataFrame:
+        """The data files to read, one row each, with their deletes and residual filter: see `plan.files.plan_files`.
+
+        Reads the manifest list at once; everything else is lazy and done by Spark.
+        """
+        return plan_files(self._filter, self._manifests)
+
+    def plan_tasks(self) -> DataFrame:
+        """The planned files as splits packed into tasks: see `plan.tasks.plan_tasks`; lazy.
+
+        Sizes come from the options, else from the table properties read.split.*.
+        """
+        return plan_tasks(self.plan_files(), plan_schema(self._filter.state), self._splitting())
+
+    def report(self) -> ScanReport:
+        """What planning this scan scans and skips, and why; runs Spark jobs."""
+        return scan_report(self._filter)
+
+    def _splitting(self) -> SplitPlanning:
+        chosen: dict[str, int] = {}
+        for name, keys in _SPLIT_OPTIONS.items():
+            for source, key in zip((self.options, self.state.metadata.properties), keys, strict=True):
+                if key in source and name not in chosen:
+                    chosen[name] = _positive(key, source[key])
+        return SplitPlanning(**chosen)
+
+    def __repr__(self) -> str:
+        shown = {"row_filter": self.row_filter, "snapshot_id": self.snapshot_id, "ref": self.ref}
+        text = ", ".join(f"{name}={value}" for name, value in shown.items() if value is not None)
+        return f"Scan({self.state.metadata.location}, {text})"
+
+    def _repr_html_(self) -> str:
+        """The scan for a notebook; starts no job."""
+        return f"<code>{escape(repr(self)[:500])}</code>"
+
+
+def table_scan(
+    state: TableState,
+    row_filter: str | BooleanExpression,
+    selected_fields: tuple[str, ...],
+    case_sensitive: bool,
+    snapshot_id: int | None,
+    options: Mapping[str, Any],
+) -> Scan:
+    """The scan that `Table.scan` starts from."""
+    settings = {key: str(value) for key, value in options.items()}
+    scan = Scan(state, parse_filter(row_filter), tuple(selected_fields), case_sensitive, snapshot_id, None, settings)
+    scan.snapshot()
+    return scan
+
+
+def _positive(name: str, text: str) -> int:
+    if not text.strip().isdecimal() or int(text) <= 0:
+        raise ValidationError(f"{name} is {text!r}: it takes a whole number above 0")
+    return int(text)

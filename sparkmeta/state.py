@@ -1,0 +1,261 @@
+"""One immutable state of a table, and its relations as nouns: roots (manifests) and entries."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyiceberg.schema import Schema, index_by_id
+from pyiceberg.transforms import UnknownTransform, VoidTransform
+from pyiceberg.types import NestedField, PrimitiveType, StructType
+
+from sparkmeta.errors import NoSuchSnapshotError, UnsupportedError
+from sparkmeta.manifests.avro.read import manifest_parts, read_avro_entries, spark_schema
+from sparkmeta.manifests.manifest_list import decode_manifest_list, inline_manifest_list, root_entries
+from sparkmeta.manifests.parquet import read_parquet_entries
+from sparkmeta.manifests.projection import FILE_COLUMNS, EntryProjection
+from sparkmeta.settings import Settings, settings
+from sparkmeta.spec.entry import DELETE_FILE_PATH_ID, ContentType
+from sparkmeta.spec.partitioning import partition_type, spec_partition_type
+from sparkmeta.storage.files import ExecutorReader, Files, executor_reader
+
+if TYPE_CHECKING:
+    from pyiceberg.partitioning import PartitionSpec
+    from pyspark.sql import DataFrame, SparkSession
+
+    from sparkmeta.spec.metadata import Snapshot, SnapshotRef, TableMetadata
+    from sparkmeta.spec.snapshot import SnapshotLogEntry
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_PARQUET_MAGIC = b"PAR1"
+
+# Columns of metadata files that have no place in a table's schema: field id -> Iceberg type name.
+_METADATA_FIELDS = {DELETE_FILE_PATH_ID: "string"}
+
+
+@dataclass(frozen=True)
+class TableState:
+    """A table's metadata and one of its snapshots (None: the table is empty), with the means to read them.
+
+    Everything here is a function of files that never change, so whatever is read once is kept.
+    """
+
+    spark: SparkSession
+    files: Files
+    metadata: TableMetadata
+    snapshot: Snapshot | None
+
+    def at(self, snapshot: Snapshot | None) -> TableState:
+        """The same table at another snapshot."""
+        return replace(self, snapshot=snapshot)
+
+    @cached_property
+    def settings(self) -> Settings:
+        return settings(self.spark)
+
+    @cached_property
+    def schemas(self) -> dict[int, Schema]:
+        return {schema.schema_id: schema for schema in self.metadata.schemas}
+
+    @property
+    def specs(self) -> dict[int, PartitionSpec]:
+        return self.metadata.specs()
+
+    @cached_property
+    def snapshot_schema(self) -> Schema:
+        """The schema that the snapshot was written with; the table's where the snapshot names none."""
+        schema_id = self.snapshot.schema_id if self.snapshot else None
+        return self.metadata.schema() if schema_id is None else self.schemas[schema_id]
+
+    def metadata_ref(self, name: str) -> SnapshotRef:
+        """A branch or tag. Raises NoSuchSnapshotError where there is none of that name."""
+        if name not in self.metadata.refs:
+            raise NoSuchSnapshotError(f"{self.metadata.location} has no branch or tag {name!r}")
+        return self.metadata.refs[name]
+
+    def snapshot_id_at(self, timestamp: datetime | int) -> int:
+        """The id of the snapshot that was current at a time (a datetime with zone, or milliseconds since 1970).
+
+        Raises NoSuchSnapshotError where the snapshot log begins later.
+        """
+        if isinstance(timestamp, datetime) and timestamp.tzinfo is None:
+            raise ValueError(f"{timestamp} has no time zone")
+        millis = timestamp if isinstance(timestamp, int) else (timestamp - _EPOCH) // timedelta(milliseconds=1)
+        found: SnapshotLogEntry | None = None
+        for entry in self.metadata.snapshot_log:
+            if entry.timestamp_ms <= millis and (found is None or entry.timestamp_ms > found.timestamp_ms):
+                found = entry
+        if found is None:
+            raise NoSuchSnapshotError(f"{self.metadata.location} has no snapshot as old as {timestamp}")
+        return found.snapshot_id
+
+    # -- partitions -------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def partition_type(self) -> StructType:
+        """The table's partition tuple as its metadata tables show it: the union over all specs."""
+        schemas, current = self.metadata.schemas, self.metadata.schema()
+        return partition_type(self.specs.values(), schemas, current, active_only=True)
+
+    @cached_property
+    def spec_fields(self) -> dict[int, list[tuple[int, str]]]:
+        """Spec id -> its fields' (partition field id, Iceberg type name), in the spec's order."""
+        schemas, current = self.metadata.schemas, self.metadata.schema()
+        types = {one: spec_partition_type(spec, schemas, current) for one, spec in self.specs.items()}
+        return {
+            spec_id: [(field.field_id, _type_name(field, self.specs[spec_id])) for field in kind.fields]
+            for spec_id, kind in types.items()
+        }
+
+    @cached_property
+    def partition_fields(self) -> dict[int, str]:
+        """The fields of the engine's partition struct: partition field id -> Iceberg type name.
+
+        Fields of unknown transforms are left out: nothing can be said of their values.
+        """
+        fields: dict[int, str] = {}
+        for spec_id, spec in sorted(self.specs.items()):
+            types = dict(self.spec_fields[spec_id])
+            for field in spec.fields:
+                known = not isinstance(field.transform, UnknownTransform)
+                if known and (field.field_id not in fields or not isinstance(field.transform, VoidTransform)):
+                    fields[field.field_id] = types[field.field_id]
+        return fields
+
+    # -- roots ------------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def manifest_files(self) -> pa.Table:
+        """The snapshot's manifest list as it stands in the file: rows of `MANIFEST_FILE_SCHEMA`."""
+        return read_manifest_list(self.files, self.metadata, self.snapshot)
+
+    @cached_property
+    def roots(self) -> pa.Table:
+        """The snapshot's manifests as content entries of types 3 and 4 (see `root_entries`), on the driver."""
+        return root_entries(self.manifest_files, self.spec_fields, _list_location(self.snapshot))
+
+    def manifests(self, content: ContentType) -> pa.Table:
+        """The roots of one content type, DATA_MANIFEST or DELETE_MANIFEST."""
+        return self.roots.filter(pc.equal(self.roots.column("content_type"), int(content)))
+
+    # -- entries ----------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def reader(self) -> ExecutorReader | None:
+        """How executors open manifests; None where only Spark's own sources may."""
+        return executor_reader(self.files, self.settings)
+
+    def projection(self, columns: Iterable[str] = FILE_COLUMNS, stats: Iterable[int] = ()) -> EntryProjection:
+        """What to read of entries: these columns, the whole partition tuple, and stats of these column field ids."""
+        return EntryProjection.of(columns, self.partition_fields, {one: self.field_type(one) for one in stats})
+
+    def field_type(self, field_id: int) -> str:
+        """The Iceberg type name of a column, dropped ones included: the newest schema that has it decides."""
+        if field_id in _METADATA_FIELDS:
+            return _METADATA_FIELDS[field_id]
+        return str(self.fields[field_id].field_type)
+
+    @cached_property
+    def fields(self) -> Mapping[int, NestedField]:
+        """Every column that any schema of the table ever had, by field id; the current schema's form wins."""
+        found: dict[int, NestedField] = {}
+        schemas = sorted(self.metadata.schemas, key=lambda schema: schema.schema_id)
+        for schema in [*schemas, self.metadata.schema()]:
+            found.update(index_by_id(schema))
+        return found
+
+    @cached_property
+    def primitive_fields(self) -> dict[int, NestedField]:
+        return {one: field for one, field in self.fields.items() if isinstance(field.field_type, PrimitiveType)}
+
+    def always_required(self, field_id: int) -> bool:
+        """Whether every schema that has the column requires it, so that no file of any age holds a null.
+
+        Only of top-level columns: a required field of a null struct is null.
+        """
+        holding = [schema for schema in self.metadata.schemas if field_id in schema.field_ids]
+        top_level = [{field.field_id: field.required for field in schema.fields} for schema in holding]
+        return all(fields.get(field_id, False) for fields in top_level)
+
+    def entries(self, roots: pa.Table, projection: EntryProjection) -> DataFrame:
+        """The entries of the given manifests (rows of `roots`) as a lazy DataFrame of `projection.schema`.
+
+        Every physical row, DELETED ones included, with inheritance applied (table spec, Manifests).
+        """
+        parts = manifest_parts(roots, projection, self.settings.split_manifest_bytes)
+        parquet = set(_manifest_ids(roots, "PARQUET"))
+        avro_parts = parts.filter(pc.invert(_among(parts, parquet)))
+        frames = []
+        if len(avro_parts):
+            frames.append(read_avro_entries(self.spark, avro_parts, projection, self.reader))
+        if parquet:
+            whole = parts.filter(pc.and_(_among(parts, parquet), pc.equal(parts.column("part"), 0)))
+            frames.append(read_parquet_entries(self.spark, whole, projection, self._partition_names))
+        if not frames:
+            return self.spark.createDataFrame([], spark_schema(projection))
+        return frames[0] if len(frames) == 1 else frames[0].unionByName(frames[1])
+
+    @cached_property
+    def _partition_names(self) -> dict[int, list[tuple[int, str]]]:
+        return {one: [(field.field_id, field.name) for field in spec.fields] for one, spec in self.specs.items()}
+
+
+def read_manifest_list(files: Files, metadata: TableMetadata, snapshot: Snapshot | None) -> pa.Table:
+    """A snapshot's manifest list as `MANIFEST_FILE_SCHEMA`, on the driver; no rows for a table without snapshot.
+
+    Raises:
+        NotFoundError: the list is missing.
+        CorruptFileError: it is no manifest list.
+        UnsupportedError: an encrypted table, or a snapshot whose metadata tree is not a manifest list.
+    """
+    if snapshot is None:
+        return pa.Table.from_batches([inline_manifest_list([], [], 0)])
+    refuse_unreadable(metadata, snapshot)
+    location = snapshot.manifest_list
+    if location is None:
+        paths = snapshot.inline_manifests or []
+        batch = inline_manifest_list(paths, [files.length(path) for path in paths], snapshot.snapshot_id)
+    else:
+        data = files.read(location)
+        if data[:4] == _PARQUET_MAGIC:
+            raise UnsupportedError(f"{location} is a Parquet root: metadata trees of format version 4 can't be read yet")
+        batch = decode_manifest_list(data, location)
+    table = pa.Table.from_batches([batch])
+    encrypted = table.filter(table.column("key_metadata").is_valid())
+    if len(encrypted):
+        path = encrypted.column("manifest_path")[0].as_py()
+        raise UnsupportedError(f"{location}: manifest {path} is encrypted (key_metadata); encrypted tables can't be read")
+    return table
+
+
+def refuse_unreadable(metadata: TableMetadata, snapshot: Snapshot) -> None:
+    """UnsupportedError for a snapshot that no manifest list describes, or whose list is encrypted."""
+    where = f"{metadata.location}: snapshot {snapshot.snapshot_id}"
+    if snapshot.key_id is not None:
+        raise UnsupportedError(f"{where} is encrypted (key-id {snapshot.key_id}); encrypted tables can't be read")
+    if snapshot.root_manifest is not None:
+        raise UnsupportedError(f"{where} has a root-manifest: metadata trees of format version 4 can't be read yet")
+
+
+def _list_location(snapshot: Snapshot | None) -> str:
+    return "" if snapshot is None else snapshot.manifest_list or f"snapshot {snapshot.snapshot_id}"
+
+
+def _type_name(field: NestedField, spec: PartitionSpec) -> str:
+    """The type that a partition field's values and bounds are decoded as; raw where the transform is unknown."""
+    transform = next(one.transform for one in spec.fields if one.field_id == field.field_id)
+    return "binary" if isinstance(transform, UnknownTransform) else str(field.field_type)
+
+
+def _manifest_ids(roots: pa.Table, file_format: str) -> list[int]:
+    ids: list[int] = roots.filter(pc.equal(roots.column("file_format"), file_format)).column("manifest").to_pylist()
+    return ids
+
+
+def _among(parts: pa.Table, manifests: set[int]) -> Any:
+    return pc.is_in(parts.column("manifest"), pa.array(sorted(manifests), pa.int32()))

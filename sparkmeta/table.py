@@ -1,0 +1,203 @@
+"""A table: what a notebook holds. Metadata as pyiceberg names it, bulk results as DataFrames."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from html import escape
+from typing import TYPE_CHECKING, Any
+
+from pyiceberg.expressions import AlwaysTrue, BooleanExpression
+
+from sparkmeta.catalog.filesystem import is_metadata_file, latest_metadata
+from sparkmeta.inspect import InspectTable
+from sparkmeta.scan import ALL_FIELDS, Scan, table_scan
+from sparkmeta.session import resolve_session
+from sparkmeta.spec.metadata import parse_table_metadata
+from sparkmeta.state import TableState
+from sparkmeta.storage.files import files_for
+
+if TYPE_CHECKING:
+    from pyiceberg.partitioning import PartitionSpec
+    from pyiceberg.schema import Schema
+    from pyiceberg.table import Table as PyIcebergTable
+    from pyiceberg.table.sorting import SortOrder
+    from pyspark.sql import SparkSession
+
+    from sparkmeta.spec.metadata import Snapshot, SnapshotRef, TableMetadata
+    from sparkmeta.storage.files import Files
+
+
+@dataclass(frozen=True)
+class Table:
+    """One version of a table's metadata, and what can be asked of it.
+
+    metadata_location: the metadata file it was read from. name: what a catalog calls it. read_only: no commit can be
+    made through it, since nothing but a catalog knows which metadata file of its folder is the current one.
+    """
+
+    state: TableState
+    metadata_location: str
+    name: str
+    read_only: bool = False
+    folder: str | None = None
+
+    @staticmethod
+    def from_pyiceberg(table: PyIcebergTable, spark: SparkSession | None = None) -> Table:
+        """The table that pyiceberg loaded, read through its FileIO."""
+        return open_metadata(table.metadata_location, spark, io=table.io, name=".".join(table.name()))
+
+    # -- reading ----------------------------------------------------------------------------------------------------
+
+    def scan(
+        self,
+        row_filter: str | BooleanExpression = AlwaysTrue(),  # noqa: B008  an immutable singleton
+        selected_fields: tuple[str, ...] = ALL_FIELDS,
+        case_sensitive: bool = True,
+        snapshot_id: int | None = None,
+        options: Mapping[str, Any] | None = None,
+    ) -> Scan:
+        """A scan of the rows that match the filter: `table.scan("ts >= '2026-01-01' and id = 7").plan_files()`.
+
+        Raises:
+            InvalidFilterError: the filter is no filter.
+            NoSuchSnapshotError: the table has no snapshot of that id.
+        """
+        return table_scan(self.state, row_filter, selected_fields, case_sensitive, snapshot_id, options or {})
+
+    @cached_property
+    def inspect(self) -> InspectTable:
+        """The metadata tables: `table.inspect.files()`, `.partitions()`, ..."""
+        return InspectTable(self)
+
+    def refresh(self) -> Table:
+        """The table as it is now; itself where it was opened by the path of one metadata file.
+
+        Raises ValidationError where another table has taken its place.
+        """
+        if self.folder is None:
+            return self
+        fresh = open_table(self.folder, self.state.spark, self.state.files)
+        if fresh.metadata.table_uuid != self.metadata.table_uuid:
+            from sparkmeta.errors import ValidationError
+
+            raise ValidationError(
+                f"{fresh.metadata_location}: table-uuid is {fresh.metadata.table_uuid}: "
+                f"the table that was opened here is {self.metadata.table_uuid}"
+            )
+        return replace(fresh, name=self.name)
+
+    # -- metadata ---------------------------------------------------------------------------------------------------
+
+    @property
+    def metadata(self) -> TableMetadata:
+        return self.state.metadata
+
+    @property
+    def format_version(self) -> int:
+        return self.metadata.format_version
+
+    @property
+    def properties(self) -> dict[str, str]:
+        return self.metadata.properties
+
+    def location(self) -> str:
+        """The table's base location."""
+        return self.metadata.location
+
+    def schema(self) -> Schema:
+        """The current schema."""
+        return self.metadata.schema()
+
+    def schemas(self) -> dict[int, Schema]:
+        """All schemas by id."""
+        return self.state.schemas
+
+    def spec(self) -> PartitionSpec:
+        """The default partition spec."""
+        return self.metadata.spec()
+
+    def specs(self) -> dict[int, PartitionSpec]:
+        """All partition specs by id."""
+        return self.metadata.specs()
+
+    def sort_order(self) -> SortOrder:
+        """The default sort order."""
+        return self.metadata.sort_order()
+
+    def refs(self) -> dict[str, SnapshotRef]:
+        """Branches and tags by name."""
+        return self.metadata.refs
+
+    def snapshots(self) -> list[Snapshot]:
+        """All snapshots that the table still has."""
+        return self.metadata.snapshots
+
+    def current_snapshot(self) -> Snapshot | None:
+        """The head of main; None for an empty table."""
+        return self.metadata.current_snapshot()
+
+    def snapshot_by_id(self, snapshot_id: int) -> Snapshot | None:
+        """The snapshot of that id, or None."""
+        return self.metadata.snapshot_by_id(snapshot_id)
+
+    def snapshot_by_name(self, name: str) -> Snapshot | None:
+        """The head of a branch, or a tag's snapshot, or None."""
+        return self.metadata.snapshot_by_name(name)
+
+    def __repr__(self) -> str:
+        return f"Table({self.name}, v{self.format_version}, {self.metadata_location})"
+
+    def _repr_html_(self) -> str:
+        """The table for a notebook: facts of its metadata file only; starts no job."""
+        snapshot = self.current_snapshot()
+        summary = snapshot.summary.additional_properties if snapshot and snapshot.summary else {}
+        facts = {
+            "location": self.location(),
+            "format version": self.format_version,
+            "current snapshot": snapshot.snapshot_id if snapshot else "none",
+            "snapshots": len(self.snapshots()),
+            "refs": ", ".join(list(self.refs())[:10]),
+            "columns": len(self.schema().fields),
+            "partitioned by": ", ".join(str(field) for field in self.spec().fields[:10]) or "nothing",
+            "data files": summary.get("total-data-files", "unknown"),
+            "delete files": summary.get("total-delete-files", "unknown"),
+            "records": summary.get("total-records", "unknown"),
+        }
+        rows = "".join(f"<tr><th>{name}</th><td>{escape(str(value)[:300])}</td></tr>" for name, value in facts.items())
+        return f"<table><caption>{escape(self.name[:300])}</caption>{rows}</table>"
+
+
+def load_table(location: str, spark: SparkSession | None = None) -> Table:
+    """The table in a folder, or at a metadata file (`.metadata.json`, also gzip) of any name.
+
+    spark: any session, classic or Connect; None takes the active one.
+
+    Raises:
+        NoSuchTableError: nothing there is a table.
+        CorruptFileError: its metadata contradicts itself, or two files claim to be the newest.
+        SessionError: no session is active.
+    """
+    session = resolve_session(spark)
+    return open_metadata(location, session) if is_metadata_file(location) else open_table(location, session)
+
+
+def open_table(folder: str, spark: SparkSession, files: Files | None = None) -> Table:
+    """The table in a folder, at its newest metadata file (table spec, File System Tables)."""
+    files = files or files_for(spark, folder)
+    newest = latest_metadata(files, folder)
+    state = _state(spark, files, newest.location)
+    return Table(state, newest.location, folder, newest.read_only, folder)
+
+
+def open_metadata(location: str, spark: SparkSession | None, io: Any = None, name: str | None = None) -> Table:
+    """The table as one metadata file says; through a pyiceberg FileIO where one is given."""
+    session = resolve_session(spark)
+    state = _state(session, files_for(session, location, io), location)
+    return Table(state, location, name or state.metadata.location, read_only=True)
+
+
+def _state(spark: SparkSession, files: Files, location: str) -> TableState:
+    metadata = parse_table_metadata(files.read(location), location)
+    return TableState(spark, files, metadata, metadata.current_snapshot())

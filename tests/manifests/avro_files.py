@@ -1,0 +1,69 @@
+"""Avro manifests and manifest lists made by fastavro, as other writers would lay them out."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import fastavro
+
+LONG = ["null", "long"]
+
+
+def field(name: str, field_id: int, kind: Any) -> dict[str, Any]:
+    return {"name": name, "type": kind, "field-id": field_id}
+
+
+def pairs(key_id: int, value_id: int, value: str) -> list[Any]:
+    """An int-keyed map as Iceberg writes it: an array of key-value records."""
+    record = {
+        "type": "record",
+        "name": f"k{key_id}_v{value_id}",
+        "fields": [field("key", key_id, "int"), field("value", value_id, value)],
+    }
+    return ["null", {"type": "array", "items": record, "logicalType": "map"}]
+
+
+def plain_map(value: str) -> list[Any]:
+    """The other encoding: Avro's own map, whose keys are text."""
+    return ["null", {"type": "map", "values": value}]
+
+
+def data_file(*extra: dict[str, Any], partition: list[dict[str, Any]] | None = None) -> dict[str, Any]:
+    fields = [
+        field("file_path", 100, "string"),
+        field("file_format", 101, "string"),
+        field("partition", 102, {"type": "record", "name": "r102", "fields": partition or []}),
+        field("record_count", 103, "long"),
+        field("file_size_in_bytes", 104, "long"),
+        *extra,
+    ]
+    return field("data_file", 2, {"type": "record", "name": "r2", "fields": fields})
+
+
+def entry_schema(file: dict[str, Any], *extra: dict[str, Any]) -> dict[str, Any]:
+    fields = [field("status", 0, "int"), field("snapshot_id", 1, LONG), *extra, file]
+    return {"type": "record", "name": "manifest_entry", "fields": fields}
+
+
+SEQUENCES = (field("sequence_number", 3, LONG), field("file_sequence_number", 4, LONG))
+
+
+def entry(number: int = 0, status: int = 1, **values: Any) -> dict[str, Any]:
+    file = {
+        "file_path": f"file:///t/{number}.parquet",
+        "file_format": "parquet",
+        "partition": {},
+        "record_count": 10 + number,
+        "file_size_in_bytes": 100 + number,
+    }
+    outer = {name: values.pop(name) for name in ("snapshot_id", "sequence_number", "file_sequence_number") if name in values}
+    return {"status": status, "snapshot_id": None, **outer, "data_file": {**file, **values}}
+
+
+def avro_file(
+    schema: dict[str, Any], records: list[dict[str, Any]], codec: str = "deflate", block_bytes: int = 16_000
+) -> bytes:
+    stream = io.BytesIO()
+    fastavro.writer(stream, schema, records, codec=codec, sync_interval=block_bytes)
+    return stream.getvalue()

@@ -1,0 +1,114 @@
+"""Avro container framing: blocks are found and inflated, and nothing that a file claims is believed unchecked."""
+
+from __future__ import annotations
+
+import zlib
+
+import pytest
+
+from sparkmeta.errors import CorruptFileError, UnsupportedError
+from sparkmeta.manifests.avro import container
+from sparkmeta.manifests.avro.container import inflate, read_blocks, read_header
+from tests.manifests.avro_files import avro_file
+
+SCHEMA = {"type": "record", "name": "r", "fields": [{"name": "a", "type": "string", "field-id": 1}]}
+RECORDS = [{"a": f"value {number}" * 20} for number in range(500)]
+
+
+def varint(number: int) -> bytes:
+    zigzag = (number << 1) ^ (number >> 63)
+    out = bytearray()
+    while zigzag > 0x7F:
+        out.append(zigzag & 0x7F | 0x80)
+        zigzag >>= 7
+    return bytes([*out, zigzag])
+
+
+def with_block(data: bytes, count: int, size: int, body: bytes) -> bytes:
+    """The file with one block in place of its own."""
+    header = read_header(data, "f")
+    return data[: header.end] + varint(count) + varint(size) + body + header.sync
+
+
+@pytest.mark.parametrize("codec", ["null", "deflate", "bzip2"])
+def test_blocks_tile_the_file_and_number_its_records(codec: str) -> None:
+    data = avro_file(SCHEMA, RECORDS, codec)
+    header = read_header(data, "f")
+    blocks = list(read_blocks(data, header, "f"))
+    assert len(blocks) > 3
+    assert [block.first_ordinal for block in blocks] == [sum(b.count for b in blocks[:i]) for i in range(len(blocks))]
+    assert sum(block.count for block in blocks) == len(RECORDS)
+    inflated = b"".join(inflate(data, block, header, "f") for block in blocks)
+    assert inflated == b"".join(varint(len(r["a"])) + r["a"].encode() for r in RECORDS)
+
+
+def test_snappy_and_zstd_blocks_as_their_libraries_write_them() -> None:
+    import pyarrow as pa
+
+    plain = b"abc" * 1000
+    snappy = pa.compress(plain, codec="snappy", asbytes=True) + zlib.crc32(plain).to_bytes(4, "big")
+    for codec, body in (("snappy", snappy), ("zstandard", pa.compress(plain, codec="zstd", asbytes=True))):
+        data = avro_file(SCHEMA, RECORDS[:1], "null").replace(
+            varint(10) + b"avro.codec" + varint(4) + b"null", varint(10) + b"avro.codec" + varint(len(codec)) + codec.encode()
+        )
+        data = with_block(data, 1, len(body), body)
+        header = read_header(data, "f")
+        assert [inflate(data, block, header, "f") for block in read_blocks(data, header, "f")] == [plain]
+        broken = with_block(data, 1, len(body), body[:-1] + bytes([body[-1] ^ 1]))
+        if codec == "snappy":
+            with pytest.raises(CorruptFileError, match="CRC-32"):
+                [inflate(broken, block, header, "f") for block in read_blocks(broken, header, "f")]
+
+
+def test_an_unknown_codec_is_refused_by_name() -> None:
+    data = avro_file(SCHEMA, RECORDS[:1], "null").replace(b"null", b"lzma")
+    header = read_header(data, "file:///m.avro")
+    with pytest.raises(UnsupportedError, match=r"file:///m.avro.*lzma"):
+        inflate(data, next(iter(read_blocks(data, header, "f"))), header, "file:///m.avro")
+
+
+@pytest.mark.parametrize(
+    ("count", "size"), [(1, 1 << 40), (-1, 4), (1, -4), (1 << 62, 4)], ids=["long", "negative count", "negative", "many"]
+)
+def test_lying_block_headers(count: int, size: int) -> None:
+    data = with_block(avro_file(SCHEMA, RECORDS[:1], "null"), count, size, b"\x06abc")
+    header = read_header(data, "file:///m.avro")
+    with pytest.raises(CorruptFileError, match=r"file:///m.avro: block"):
+        [inflate(data, block, header, "file:///m.avro") for block in read_blocks(data, header, "file:///m.avro")]
+
+
+def test_a_bomb_is_stopped_before_it_is_unpacked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(container, "MAX_BLOCK_BYTES", 1000)
+    squeeze = zlib.compressobj(wbits=-15)
+    body = squeeze.compress(bytes(100_000)) + squeeze.flush()
+    data = with_block(avro_file(SCHEMA, RECORDS[:1], "deflate"), 1, len(body), body)
+    header = read_header(data, "f")
+    with pytest.raises(CorruptFileError, match="more than 1000 bytes"):
+        inflate(data, next(iter(read_blocks(data, header, "f"))), header, "f")
+
+
+def test_every_truncation_is_an_error() -> None:
+    data = avro_file(SCHEMA, RECORDS, "deflate")
+    header = read_header(data, "f")
+    edges = {block.offset + block.size + container.SYNC_SIZE for block in read_blocks(data, header, "f")}
+    for size in range(0, len(data), 7):
+        if size in edges or size == header.end:
+            continue
+        with pytest.raises(CorruptFileError):
+            [block for block in read_blocks(data[:size], read_header(data[:size], "f"), "f")]
+
+
+def test_a_foreign_sync_marker_is_an_error() -> None:
+    data = avro_file(SCHEMA, RECORDS, "deflate")
+    changed = data[:-1] + bytes([data[-1] ^ 0xFF])
+    with pytest.raises(CorruptFileError, match="sync marker"):
+        list(read_blocks(changed, read_header(changed, "f"), "f"))
+
+
+@pytest.mark.parametrize(
+    ("data", "field"),
+    [(b"", "magic"), (b"PAR1....", "magic"), (b"Obj\x01", "header metadata"), (b"Obj\x01\x00" + b"x" * 16, "avro.schema")],
+)
+def test_no_container(data: bytes, field: str) -> None:
+    with pytest.raises(CorruptFileError, match=f"f: {field}"):
+        read_header(data, "f")
