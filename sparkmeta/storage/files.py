@@ -1,0 +1,255 @@
+"""Reading files: by Python on this machine, by a pyiceberg FileIO, or by Spark with Spark's credentials.
+
+Light: Spark tasks import this for ``ExecutorReader``.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol
+
+from sparkmeta.errors import NotFoundError, UnsupportedError
+from sparkmeta.storage.location import (
+    escape_glob,
+    file_name,
+    is_local,
+    join,
+    local_path,
+    path_key,
+    path_of,
+    spark_name_key,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from pyiceberg.io import FileIO
+    from pyspark.sql import DataFrame, Row, SparkSession
+
+_MISSING = ("PATH_NOT_FOUND", "FAILED_READ_FILE.FILE_NOT_EXIST")
+
+
+class FileStatus(NamedTuple):
+    """A file in a folder; ``modified_ms`` is milliseconds since 1970."""
+
+    location: str
+    length: int
+    modified_ms: int
+
+
+class Files(Protocol):
+    """Where the driver reads files. What is not there raises NotFoundError."""
+
+    def read(self, location: str) -> bytes:
+        """The whole content."""
+
+    def exists(self, location: str) -> bool:
+        """Whether there is a file."""
+
+    def length(self, location: str) -> int:
+        """The length in bytes."""
+
+    def list(self, folder: str) -> list[FileStatus]:
+        """The files right in a folder, not those in folders of it; empty where the folder has none."""
+
+
+@dataclass(frozen=True)
+class LocalFiles:
+    """Files on a disk of this machine."""
+
+    def read(self, location: str) -> bytes:
+        return _read_local(location)
+
+    def exists(self, location: str) -> bool:
+        return Path(local_path(location)).is_file()
+
+    def length(self, location: str) -> int:
+        try:
+            return Path(local_path(location)).stat().st_size
+        except FileNotFoundError:
+            _missing(location)
+
+    def list(self, folder: str) -> list[FileStatus]:
+        try:
+            with os.scandir(local_path(folder)) as entries:
+                return [_file_status(folder, entry) for entry in entries if entry.is_file()]
+        except (FileNotFoundError, NotADirectoryError):
+            _missing(folder)
+
+
+@dataclass(frozen=True)
+class IOFiles:
+    """Files that a FileIO of pyiceberg's opens, with the credentials that a catalog gave it."""
+
+    io: FileIO
+
+    def read(self, location: str) -> bytes:
+        return _read_io(self.io, location)
+
+    def exists(self, location: str) -> bool:
+        return self.io.new_input(location).exists()
+
+    def length(self, location: str) -> int:
+        try:
+            return len(self.io.new_input(location))
+        except FileNotFoundError:
+            _missing(location)
+
+    def list(self, folder: str) -> list[FileStatus]:
+        from pyarrow.fs import FileSelector, FileType
+        from pyiceberg.io.pyarrow import PyArrowFileIO
+
+        if not isinstance(self.io, PyArrowFileIO):
+            raise UnsupportedError(f"{folder}: {type(self.io).__name__} lists no folders")
+        kind, authority, path = self.io.parse_location(folder, self.io.properties)
+        try:
+            found = self.io.fs_by_scheme(kind, authority).get_file_info(FileSelector(path))
+        except FileNotFoundError:
+            _missing(folder)
+        return [
+            FileStatus(join(folder, info.base_name), info.size, (info.mtime_ns or 0) // 1_000_000)
+            for info in found
+            if info.type == FileType.File
+        ]
+
+
+@dataclass(frozen=True)
+class SparkFiles:
+    """Files that Spark's binaryFile source reads: with Spark's credentials, and on Spark Connect as well."""
+
+    spark: SparkSession
+
+    def read(self, location: str) -> bytes:
+        return bytes(self._only(location, "content").content)
+
+    def exists(self, location: str) -> bool:
+        try:
+            self.length(location)
+        except NotFoundError:
+            return False
+        return True
+
+    def length(self, location: str) -> int:
+        return int(self._only(location, "length").length)
+
+    def list(self, folder: str) -> list[FileStatus]:
+        rows = self._rows(folder, "path", "length", "unix_millis(modificationTime) AS modified_ms")
+        return [
+            FileStatus(join(folder, file_name(row.path)), row.length, row.modified_ms)
+            for row in rows
+            if path_of(row.path) == path_of(join(folder, file_name(row.path)))
+        ]
+
+    def _only(self, location: str, column: str) -> Row:
+        _refuse_hidden([location])
+        name = spark_name_key(location)
+        row = next((row for row in self._rows(location, "_metadata.file_name", column) if row.file_name == name), None)
+        return row or _missing(location)
+
+    def _rows(self, location: str, *columns: str) -> Sequence[Row]:
+        from pyspark.errors import PySparkException
+
+        try:
+            found = self.spark.read.format("binaryFile").option("recursiveFileLookup", "true")
+            return found.load(escape_glob(location)).selectExpr(*columns).collect()
+        except PySparkException as error:
+            if error.getCondition() in _MISSING:
+                _missing(location)
+            raise
+
+
+@dataclass(frozen=True)
+class ExecutorReader:
+    """Reads a file inside a Spark task: a local one by ``open``, others by a FileIO of these properties."""
+
+    io_properties: dict[str, str] | None = None
+    _io: list[Any] = field(default_factory=list, repr=False, compare=False)
+
+    def read(self, location: str) -> bytes:
+        """The whole content. Raises NotFoundError."""
+        return _read_local(location) if is_local(location) else _read_io(self._opened(location), location)
+
+    def __reduce__(self) -> tuple[type[ExecutorReader], tuple[dict[str, str] | None]]:
+        return ExecutorReader, (self.io_properties,)
+
+    def _opened(self, location: str) -> FileIO:
+        if not self._io:
+            from pyiceberg.io import load_file_io
+
+            self._io.append(load_file_io(self.io_properties or {}, location))
+        io: FileIO = self._io[0]
+        return io
+
+
+def files_for(spark: SparkSession, location: str, io: FileIO | None = None) -> Files:
+    """Who reads a location for the driver: Python what is local, ``io`` where a catalog gave one, else Spark.
+
+    With Spark Connect what is local lies on the server, so there Spark reads it.
+    """
+    from sparkmeta.session import is_connect
+
+    if is_local(location) and not is_connect(spark):
+        return LocalFiles()
+    return SparkFiles(spark) if io is None or is_local(location) else IOFiles(io)
+
+
+def executor_reader(files: Files) -> ExecutorReader | None:
+    """Who reads the same files in a Spark task; None where only Spark's own sources can."""
+    if isinstance(files, LocalFiles):
+        return ExecutorReader()
+    return ExecutorReader(dict(files.io.properties)) if isinstance(files, IOFiles) else None
+
+
+def binary_files(spark: SparkSession, locations: Sequence[str]) -> DataFrame:
+    """Whole files by Spark's binaryFile source, one row each.
+
+    Columns: path string (``spark_path_key`` of the location), length long, content binary.
+    Raises NotFoundError where one is missing (with Spark Connect: when the DataFrame is used), UnsupportedError for a
+    name that begins with ``_`` or ``.``, which Spark's sources pass over in silence.
+    """
+    from pyspark.errors import AnalysisException
+    from pyspark.sql import functions as F
+
+    if not locations:
+        return spark.range(0).selectExpr("'' AS path", "id AS length", "X'' AS content")
+    _refuse_hidden(locations)
+    paths = [escape_glob(location) for location in dict.fromkeys(locations)]
+    try:
+        files = spark.read.format("binaryFile").option("recursiveFileLookup", "true").load(paths)
+    except AnalysisException as error:
+        if error.getCondition() in _MISSING:
+            raise NotFoundError(str(error)) from None
+        raise
+    return files.select(path_key(F.col("_metadata.file_path")).alias("path"), "length", "content")
+
+
+def _refuse_hidden(locations: Iterable[str]) -> None:
+    for location in locations:
+        if file_name(location).startswith(("_", ".")):
+            raise UnsupportedError(f"{location}: Spark reads no file whose name begins with _ or .")
+
+
+def _file_status(folder: str, entry: os.DirEntry[str]) -> FileStatus:
+    stat = entry.stat()
+    return FileStatus(join(folder, entry.name), stat.st_size, stat.st_mtime_ns // 1_000_000)
+
+
+def _read_local(location: str) -> bytes:
+    try:
+        return Path(local_path(location)).read_bytes()
+    except FileNotFoundError:
+        _missing(location)
+
+
+def _read_io(io: FileIO, location: str) -> bytes:
+    try:
+        with io.new_input(location).open(seekable=False) as stream:
+            return stream.read()
+    except FileNotFoundError:
+        _missing(location)
+
+
+def _missing(location: str) -> NoReturn:
+    raise NotFoundError(f"{location}: there is no such file")

@@ -1,0 +1,195 @@
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+from pyiceberg.io.fsspec import FsspecFileIO
+from pyiceberg.io.pyarrow import PyArrowFileIO
+
+from sparkmeta.errors import NotFoundError, UnsupportedError
+from sparkmeta.storage.files import (
+    ExecutorReader,
+    Files,
+    FileStatus,
+    IOFiles,
+    LocalFiles,
+    SparkFiles,
+    binary_files,
+    executor_reader,
+    files_for,
+)
+from sparkmeta.storage.location import spark_path_key
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from pyspark.sql import SparkSession
+
+# Each file holds its own name.
+HOSTILE = [
+    "plain", "a b", "a%20b", "100%", "a[1]", "a{x,y}", "a?", "a*", "a=b", "ü", "a+b", "it's", "a#b", "a^b", "a\\b",
+    "a;b&c", 'a"b', "a<b>", "a|b", "a`b", "a~b", "日本𝒳", "a,b", "a@b!$(1)", "tab\t", "e\u0301", "\x7f", "a\u00a0b",
+    "a\u2028b", "%2F", "..a",
+]  # fmt: skip
+SPARKS = [name for name in HOSTILE if not name.startswith(".")]
+PYARROWS = ["plain", "a b", "ü", "a+b", "a=b", "日本𝒳"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("files") / "a [x] {y} % #ü+'="
+    folder.mkdir()
+    for name in HOSTILE:
+        (folder / name).write_bytes(name.encode())
+    below = folder / "below=1" / folder.name
+    below.mkdir(parents=True)
+    (below / "deep").write_bytes(b"deep")
+    return folder
+
+
+@pytest.fixture(params=["local", "spark", "pyarrow"])
+def files(request: pytest.FixtureRequest, spark: SparkSession) -> Files:
+    kinds: dict[str, Files] = {
+        "local": LocalFiles(),
+        "spark": SparkFiles(spark),
+        "pyarrow": IOFiles(PyArrowFileIO({})),
+    }
+    return kinds[request.param]
+
+
+@pytest.fixture
+def place(files: Files, folder: Path) -> Path:
+    """A folder with the files that are readable so: a FileIO takes # and ? of a location for a URL's."""
+    if not isinstance(files, IOFiles):
+        return folder
+    plain = folder.parent / "plain"
+    plain.mkdir(exist_ok=True)
+    for name in PYARROWS:
+        (plain / name).write_bytes(name.encode())
+    return plain
+
+
+def names_for(files: Files) -> list[str]:
+    if isinstance(files, IOFiles):
+        return PYARROWS
+    return SPARKS if isinstance(files, SparkFiles) else HOSTILE
+
+
+def test_reading(files: Files, place: Path) -> None:
+    for name in names_for(files):
+        assert files.read(f"file://{place}/{name}") == name.encode()
+
+
+@pytest.mark.parametrize("prefix", ["file://", "file:", ""])
+def test_spellings_of_a_location(files: Files, place: Path, prefix: str) -> None:
+    location = f"{prefix}{place}/a b"
+    assert files.read(location) == b"a b"
+    assert files.exists(location)
+    assert files.length(location) == 3
+
+
+def test_what_is_missing(files: Files, tmp_path: Path) -> None:
+    location = f"file://{tmp_path}/none"
+    assert not files.exists(location)
+    for ask in (files.read, files.length, files.list):
+        with pytest.raises(NotFoundError, match=r"file:///.*/none: there is no such file"):
+            ask(location)
+
+
+@pytest.mark.parametrize("kind", ["local", "spark"])
+def test_a_folder_is_no_file(spark: SparkSession, tmp_path: Path, kind: str) -> None:
+    (tmp_path / "f").mkdir()
+    (tmp_path / "f" / "x").write_bytes(b"x")
+    files: Files = LocalFiles() if kind == "local" else SparkFiles(spark)
+    assert not files.exists(f"file://{tmp_path}/f")
+
+
+def test_listing(files: Files, place: Path) -> None:
+    listed = {status.location: status for status in files.list(f"file://{place}/")}
+    assert set(listed) == {f"file://{place}/{name}" for name in names_for(files)}
+    status = listed[f"file://{place}/a b"]
+    assert status == FileStatus(status.location, 3, (place / "a b").stat().st_mtime_ns // 1_000_000)
+
+
+def test_an_empty_folder(files: Files, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    assert files.list(f"file://{tmp_path}/empty") == []
+
+
+def test_spark_passes_over_hidden_names(spark: SparkSession) -> None:
+    for name in ("_a", ".a"):
+        with pytest.raises(UnsupportedError, match="begins with"):
+            SparkFiles(spark).read(f"file:///tmp/{name}")
+        with pytest.raises(UnsupportedError, match="begins with"):
+            binary_files(spark, [f"file:///tmp/{name}"])
+
+
+def test_fsspec_reads_and_does_not_list(folder: Path) -> None:
+    files = IOFiles(FsspecFileIO({}))
+    with pytest.raises(UnsupportedError, match="FsspecFileIO lists no folders"):
+        files.list(f"file://{folder}")
+
+
+def test_binary_files(spark: SparkSession, folder: Path) -> None:
+    locations = {name: f"file://{folder}/{name}" for name in SPARKS}
+    rows = binary_files(spark, [*locations.values(), locations["plain"]]).collect()
+    by_key = {row.path: row for row in rows}
+    assert len(rows) == len(by_key) == len(locations)
+    for name, location in locations.items():
+        row = by_key[spark_path_key(location)]
+        assert (bytes(row.content), row.length) == (name.encode(), len(name.encode()))
+
+
+def test_no_binary_files(spark: SparkSession) -> None:
+    none = binary_files(spark, [])
+    assert none.columns == ["path", "length", "content"]
+    assert none.count() == 0
+
+
+def test_a_missing_binary_file(spark: SparkSession, folder: Path) -> None:
+    with pytest.raises(NotFoundError, match="none"):
+        binary_files(spark, [f"file://{folder}/plain", f"file://{folder}/none"])
+
+
+def test_who_reads(spark: SparkSession) -> None:
+    io = PyArrowFileIO({"s3.region": "x"})
+    assert isinstance(files_for(spark, "/tmp/x"), LocalFiles)
+    assert isinstance(files_for(spark, "file:/tmp/x", io), LocalFiles)
+    assert isinstance(files_for(spark, "s3://b/x"), SparkFiles)
+    assert files_for(spark, "s3://b/x", io) == IOFiles(io)
+
+
+def test_who_reads_on_executors(spark: SparkSession) -> None:
+    assert executor_reader(LocalFiles()) == ExecutorReader()
+    assert executor_reader(IOFiles(PyArrowFileIO({"s3.region": "x"}))) == ExecutorReader({"s3.region": "x"})
+    assert executor_reader(SparkFiles(spark)) is None
+
+
+def test_an_executor_reader_travels(folder: Path) -> None:
+    reader = ExecutorReader({"s3.region": "x"})
+    reader.read(f"file://{folder}/a b")
+    travelled = pickle.loads(pickle.dumps(reader))
+    assert travelled == reader
+    assert travelled.read(f"{folder}/a%20b") == b"a%20b"
+    with pytest.raises(NotFoundError, match="none: there is no such file"):
+        travelled.read(f"{folder}/none")
+
+
+def test_an_executor_reader_by_file_io(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a b").write_bytes(b"a b")
+    monkeypatch.setattr("sparkmeta.storage.files.is_local", lambda _: False)
+    reader = ExecutorReader({"py-io-impl": "pyiceberg.io.pyarrow.PyArrowFileIO"})
+    assert reader.read(f"file://{tmp_path}/a b") == b"a b"
+    assert reader.read(f"file://{tmp_path}/a b") == b"a b"
+    with pytest.raises(NotFoundError):
+        reader.read(f"file://{tmp_path}/none")
+
+
+def test_tasks_import_nothing_heavy() -> None:
+    heavy = ("pydantic", "pyspark", "pyarrow")
+    code = f"import sparkmeta.storage.files, sys; print([name for name in {heavy} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
