@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol
 
@@ -20,13 +21,14 @@ from sparkmeta.storage.location import (
     path_key,
     path_of,
     spark_name_key,
+    spark_path_key,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from pyiceberg.io import FileIO
-    from pyspark.sql import DataFrame, Row, SparkSession
+    from pyspark.sql import Column, DataFrame, Row, SparkSession
 
 _MISSING = ("PATH_NOT_FOUND", "FAILED_READ_FILE.FILE_NOT_EXIST")
 
@@ -51,8 +53,11 @@ class Files(Protocol):
     def length(self, location: str) -> int:
         """The length in bytes."""
 
-    def list(self, folder: str) -> list[FileStatus]:
-        """The files right in a folder, not those in folders of it; empty where the folder has none."""
+    def list(self, folder: str, pattern: str = "*") -> list[FileStatus]:
+        """The files right in a folder whose names match; a name takes ``*`` and ``?`` for patterns."""
+
+    def glob(self, folder: str, pattern: str) -> Sequence[str]:
+        """Locations of the files below a folder at a path of names, of which any takes patterns (``*/metadata/*``)."""
 
 
 @dataclass(frozen=True)
@@ -71,12 +76,17 @@ class LocalFiles:
         except FileNotFoundError:
             _missing(location)
 
-    def list(self, folder: str) -> list[FileStatus]:
+    def list(self, folder: str, pattern: str = "*") -> list[FileStatus]:
         try:
             with os.scandir(local_path(folder)) as entries:
-                return [_file_status(folder, entry) for entry in entries if entry.is_file()]
+                files = [entry for entry in entries if fnmatchcase(entry.name, pattern) and entry.is_file()]
+                return [_file_status(folder, entry) for entry in files]
         except (FileNotFoundError, NotADirectoryError):
             _missing(folder)
+
+    def glob(self, folder: str, pattern: str) -> Sequence[str]:
+        root = Path(local_path(folder))
+        return [join(folder, str(path.relative_to(root))) for path in root.glob(pattern) if path.is_file()]
 
 
 @dataclass(frozen=True)
@@ -97,7 +107,7 @@ class IOFiles:
         except FileNotFoundError:
             _missing(location)
 
-    def list(self, folder: str) -> list[FileStatus]:
+    def list(self, folder: str, pattern: str = "*") -> list[FileStatus]:
         from pyarrow.fs import FileSelector, FileType
         from pyiceberg.io.pyarrow import PyArrowFileIO
 
@@ -111,52 +121,73 @@ class IOFiles:
         return [
             FileStatus(join(folder, info.base_name), info.size, (info.mtime_ns or 0) // 1_000_000)
             for info in found
-            if info.type == FileType.File
+            if info.type == FileType.File and fnmatchcase(info.base_name, pattern)
         ]
+
+    def glob(self, folder: str, pattern: str) -> Sequence[str]:
+        raise UnsupportedError(f"{join(folder, pattern)}: {type(self.io).__name__} finds no files by a pattern")
 
 
 @dataclass(frozen=True)
 class SparkFiles:
-    """Files that Spark's binaryFile source reads: with Spark's credentials, and on Spark Connect as well."""
+    """Files that Spark's binaryFile source reads: with Spark's credentials, and on Spark Connect as well.
+
+    Spark's sources have no row for an empty file: ``list`` and ``glob`` leave it out, the others know of it.
+    """
 
     spark: SparkSession
 
     def read(self, location: str) -> bytes:
-        return bytes(self._only(location, "content").content)
+        row = self._only(location, "content")
+        return bytes(row.content) if row else b""
 
     def exists(self, location: str) -> bool:
         try:
-            self.length(location)
+            self._only(location, "length")
         except NotFoundError:
             return False
         return True
 
     def length(self, location: str) -> int:
-        return int(self._only(location, "length").length)
+        row = self._only(location, "length")
+        return int(row.length) if row else 0
 
-    def list(self, folder: str) -> list[FileStatus]:
-        rows = self._rows(folder, "path", "length", "unix_millis(modificationTime) AS modified_ms")
+    def list(self, folder: str, pattern: str = "*") -> list[FileStatus]:
+        columns = ("path", "length", "unix_millis(modificationTime) AS modified_ms")
+        rows = self._rows(escape_glob(folder), *columns, pattern=pattern)
         return [
             FileStatus(join(folder, file_name(row.path)), row.length, row.modified_ms)
             for row in rows
             if path_of(row.path) == path_of(join(folder, file_name(row.path)))
         ]
 
-    def _only(self, location: str, column: str) -> Row:
+    def glob(self, folder: str, pattern: str) -> Sequence[str]:
+        try:
+            rows = self._rows(f"{escape_glob(folder)}/{pattern}", "path")
+        except NotFoundError:
+            return []
+        above = pattern.count("/") + 1
+        return [join(folder, "/".join(row.path.rsplit("/", above)[1:])) for row in rows]
+
+    def _only(self, location: str, column: str) -> Row | None:
+        """The row of a file; None for one that is there, and empty."""
         _refuse_hidden([location])
         name = spark_name_key(location)
-        row = next((row for row in self._rows(location, "_metadata.file_name", column) if row.file_name == name), None)
-        return row or _missing(location)
+        rows = self._rows(escape_glob(location), "_metadata.file_name", column)
+        row = next((row for row in rows if row.file_name == name), None)
+        if rows and row is None:
+            _missing(location)
+        return row
 
-    def _rows(self, location: str, *columns: str) -> Sequence[Row]:
+    def _rows(self, path: str, *columns: str, pattern: str = "*") -> Sequence[Row]:
         from pyspark.errors import PySparkException
 
+        options = {"recursiveFileLookup": "true", "pathGlobFilter": pattern}
         try:
-            found = self.spark.read.format("binaryFile").option("recursiveFileLookup", "true")
-            return found.load(escape_glob(location)).selectExpr(*columns).collect()
+            return self.spark.read.format("binaryFile").options(**options).load(path).selectExpr(*columns).collect()
         except PySparkException as error:
             if error.getCondition() in _MISSING:
-                _missing(location)
+                _missing(path)
             raise
 
 
@@ -199,30 +230,62 @@ def executor_reader(files: Files) -> ExecutorReader | None:
     """Who reads the same files in a Spark task; None where only Spark's own sources can."""
     if isinstance(files, LocalFiles):
         return ExecutorReader()
-    return ExecutorReader(dict(files.io.properties)) if isinstance(files, IOFiles) else None
+    return ExecutorReader(_io_properties(files.io)) if isinstance(files, IOFiles) else None
 
 
 def binary_files(spark: SparkSession, locations: Sequence[str]) -> DataFrame:
     """Whole files by Spark's binaryFile source, one row each.
 
-    Columns: path string (``spark_path_key`` of the location), length long, content binary.
+    Columns: path string (``spark_path_key`` of the location), length long, content binary. A file that Spark passes
+    over in silence, such as an empty one, raises an error that names it when the DataFrame is used.
     Raises NotFoundError where one is missing (with Spark Connect: when the DataFrame is used), UnsupportedError for a
-    name that begins with ``_`` or ``.``, which Spark's sources pass over in silence.
+    name that begins with ``_`` or ``.``.
     """
-    from pyspark.errors import AnalysisException
     from pyspark.sql import functions as F
 
     if not locations:
         return spark.range(0).selectExpr("'' AS path", "id AS length", "X'' AS content")
+    found = _listed(spark, locations).select(_path_key(), "length", "content")
+    error = F.raise_error(F.concat("path", F.lit(": it is empty, or is not there")))
+    kinds = {"path": "string", "length": "bigint", "content": "binary"}
+    errors = [error.cast(kind).alias(name) for name, kind in kinds.items()]
+    return found.unionByName(passed_over(spark, locations).select(*errors))
+
+
+def passed_over(spark: SparkSession, locations: Sequence[str]) -> DataFrame:
+    """The files for which Spark's sources have no row although they were asked for: empty ones.
+
+    Columns: path string (``spark_path_key`` of the location). Costs a listing, and reads no file.
+    """
+    import pyarrow as pa
+
+    asked = spark.createDataFrame(pa.table({"path": sorted({*map(spark_path_key, locations)})}))
+    return asked.join(_listed(spark, locations).select(_path_key()), "path", "left_anti")
+
+
+def _listed(spark: SparkSession, locations: Sequence[str]) -> DataFrame:
+    from pyspark.errors import AnalysisException
+
     _refuse_hidden(locations)
     paths = [escape_glob(location) for location in dict.fromkeys(locations)]
     try:
-        files = spark.read.format("binaryFile").option("recursiveFileLookup", "true").load(paths)
+        return spark.read.format("binaryFile").option("recursiveFileLookup", "true").load(paths)
     except AnalysisException as error:
         if error.getCondition() in _MISSING:
             raise NotFoundError(str(error)) from None
         raise
-    return files.select(path_key(F.col("_metadata.file_path")).alias("path"), "length", "content")
+
+
+def _path_key() -> Column:
+    from pyspark.sql import functions as F
+
+    return path_key(F.col("_metadata.file_path")).alias("path")
+
+
+def _io_properties(io: FileIO) -> dict[str, str]:
+    """What makes the same FileIO in another process."""
+    texts = {key: value for key, value in io.properties.items() if isinstance(value, str)}
+    return texts | {"py-io-impl": f"{type(io).__module__}.{type(io).__qualname__}"}
 
 
 def _refuse_hidden(locations: Iterable[str]) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 from pyiceberg.io.fsspec import FsspecFileIO
 from pyiceberg.io.pyarrow import PyArrowFileIO
+from pyspark.errors import PySparkException
 
 from sparkmeta.errors import NotFoundError, UnsupportedError
 from sparkmeta.storage.files import (
@@ -20,6 +21,7 @@ from sparkmeta.storage.files import (
     binary_files,
     executor_reader,
     files_for,
+    passed_over,
 )
 from sparkmeta.storage.location import spark_path_key
 
@@ -114,9 +116,48 @@ def test_listing(files: Files, place: Path) -> None:
     assert status == FileStatus(status.location, 3, (place / "a b").stat().st_mtime_ns // 1_000_000)
 
 
+def test_listing_by_name(files: Files, tmp_path: Path) -> None:
+    for name in ("v1.metadata.json", "v2.gz.metadata.json", "a.avro", "b.metadata.jsonx"):
+        (tmp_path / name).write_bytes(b"x")
+    listed = files.list(f"file://{tmp_path}", "*.metadata.json")
+    assert {status.location for status in listed} == {
+        f"file://{tmp_path}/v1.metadata.json",
+        f"file://{tmp_path}/v2.gz.metadata.json",
+    }
+
+
+@pytest.mark.parametrize("kind", ["local", "spark"])
+def test_finding(spark: SparkSession, tmp_path: Path, kind: str) -> None:
+    warehouse = tmp_path / "w [1]"
+    for place in ("a/metadata/x.json", "a b/metadata/y.json", "a b/data/z.json", "c/d/metadata/x.json"):
+        (warehouse / place).parent.mkdir(parents=True, exist_ok=True)
+        (warehouse / place).write_bytes(b"x")
+    files: Files = LocalFiles() if kind == "local" else SparkFiles(spark)
+    root = f"file://{warehouse}"
+    assert set(files.glob(root, "*/metadata/*.json")) == {f"{root}/a/metadata/x.json", f"{root}/a b/metadata/y.json"}
+    assert files.glob(root, "*/nothing/*") == []
+
+
 def test_an_empty_folder(files: Files, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     assert files.list(f"file://{tmp_path}/empty") == []
+
+
+def test_an_empty_file(files: Files, tmp_path: Path) -> None:
+    (tmp_path / "empty").write_bytes(b"")
+    location = f"file://{tmp_path}/empty"
+    assert files.exists(location)
+    assert (files.read(location), files.length(location)) == (b"", 0)
+
+
+def test_binary_files_miss_none_in_silence(spark: SparkSession, tmp_path: Path) -> None:
+    for name in ("full", "empty"):
+        (tmp_path / name).write_bytes(b"x" if name == "full" else b"")
+    locations = [f"file://{tmp_path}/full", f"file://{tmp_path}/empty"]
+    assert [row.path for row in passed_over(spark, locations).collect()] == [f"file:{tmp_path}/empty"]
+    for columns in (["path"], ["content"], ["path", "length", "content"]):
+        with pytest.raises(PySparkException, match="/empty: it is empty, or is not there"):
+            binary_files(spark, locations).select(*columns).collect()
 
 
 def test_spark_passes_over_hidden_names(spark: SparkSession) -> None:
@@ -164,7 +205,9 @@ def test_who_reads(spark: SparkSession) -> None:
 
 def test_who_reads_on_executors(spark: SparkSession) -> None:
     assert executor_reader(LocalFiles()) == ExecutorReader()
-    assert executor_reader(IOFiles(PyArrowFileIO({"s3.region": "x"}))) == ExecutorReader({"s3.region": "x"})
+    assert executor_reader(IOFiles(PyArrowFileIO({"s3.region": "x"}))) == ExecutorReader(
+        {"s3.region": "x", "py-io-impl": "pyiceberg.io.pyarrow.PyArrowFileIO"}
+    )
     assert executor_reader(SparkFiles(spark)) is None
 
 
