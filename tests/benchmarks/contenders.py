@@ -21,10 +21,15 @@ class Totals(NamedTuple):
 
 
 class Contender(ABC):
-    """A planner. `plan` is what is timed; `totals` may do more."""
+    """A planner. `plan` is what is timed; `totals` may do more.
+
+    keeps: the table stays open from one plan to the next, until `release`. max_repeats: it is slow, and needs no warm-up.
+    """
 
     name: str
+    keeps: bool = False
     max_repeats: int | None = None
+    opened: tuple[str, Any] | None = None
 
     @abstractmethod
     def plan(self, location: str, query: Query) -> Totals | None:
@@ -35,6 +40,10 @@ class Contender(ABC):
         totals = self.plan(location, query)
         assert totals is not None, f"{self.name} gives no totals"
         return totals
+
+    def release(self) -> None:
+        """Let go of what was kept."""
+        self.opened = None
 
 
 class IcebergJava(Contender):
@@ -57,15 +66,17 @@ class IcebergJavaCached(IcebergJava):
     """The same on a table that stays open, with Iceberg's manifest cache (the manifests' bytes) on."""
 
     name = "Iceberg Java, local, cached"
-
-    def __init__(self, spark: SparkSession) -> None:
-        super().__init__(spark)
-        self.opened: tuple[str, Any] | None = None
+    keeps = True
 
     def _open(self, location: str) -> Any:
         if self.opened is None or self.opened[0] != location:
             self.opened = location, self.jvm.IcebergPlanner(location, True)
         return self.opened[1]
+
+    def release(self) -> None:
+        if self.opened is not None:
+            self.opened[1].dropCache()
+        super().release()
 
 
 class IcebergJavaDistributed(IcebergJava):
@@ -81,7 +92,7 @@ class Pyiceberg(Contender):
     """pyiceberg's `table.scan(row_filter=...).plan_files()`."""
 
     name = "pyiceberg"
-    max_repeats = 2
+    max_repeats: int | None = 2
 
     def plan(self, location: str, query: Query) -> Totals:
         from pyiceberg.table import StaticTable
@@ -127,10 +138,7 @@ class SparkmetaOpen(Sparkmeta):
     """The same on a table that stays open."""
 
     name = "sparkmeta, table open"
-
-    def __init__(self, spark: SparkSession) -> None:
-        super().__init__(spark)
-        self.opened: tuple[str, Any] | None = None
+    keeps = True
 
     def _table(self, location: str) -> Any:
         if self.opened is None or self.opened[0] != location:

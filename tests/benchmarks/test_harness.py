@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from rich.console import Console
 
-from tests.benchmarks.contenders import Totals
+from tests.benchmarks.contenders import Pyiceberg, Totals
 from tests.benchmarks.report import plan_table
-from tests.benchmarks.timing import Plan, UnequalPlansError, require_equal
+from tests.benchmarks.timing import Clock, Plan, UnequalPlansError, require_equal
 from tests.benchmarks.workload import QUERIES, Workload
 
 NO_FILTER, MIN_MAX, PARTITION, BOTH = QUERIES
@@ -56,3 +56,13 @@ def test_json_keeps_every_measurement() -> None:
     plan = Plan(DVS, PARTITION, "pyiceberg", (2.0, 1.0), Totals(51, 50, 7, 3)).to_json()
     assert plan["seconds"] == [2.0, 1.0]
     assert (plan["median"], plan["files"], plan["totals"]["deletes"]) == (1.5, 1530, 50)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "limit", "wanted"),
+    [([], None, 3), ([19.0], None, 3), ([31.0], None, 1), ([20.0], 2, 2), ([31.0], 2, 1)],
+)
+def test_long_plans_are_measured_less_often(seconds: list[float], limit: int | None, wanted: int) -> None:
+    planner = Pyiceberg()
+    planner.max_repeats = limit
+    assert Clock(planner, "", BOTH, seconds).runs_wanted(repeats=3, budget=60.0) == wanted

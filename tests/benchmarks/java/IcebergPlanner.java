@@ -4,6 +4,7 @@ import org.apache.hadoop.conf.Configuration;
 import org.apache.iceberg.BaseTable;
 import org.apache.iceberg.DeleteFile;
 import org.apache.iceberg.FileScanTask;
+import org.apache.iceberg.ManifestFiles;
 import org.apache.iceberg.ScanTask;
 import org.apache.iceberg.SparkDistributedDataScan;
 import org.apache.iceberg.StaticTableOperations;
@@ -34,6 +35,10 @@ public final class IcebergPlanner {
     HadoopFileIO io = new HadoopFileIO(new Configuration());
     io.initialize(cacheManifests ? MANIFEST_CACHE : Map.of());
     this.table = new BaseTable(new StaticTableOperations(metadataLocation, io), metadataLocation);
+  }
+
+  public void dropCache() {
+    ManifestFiles.dropCache(table.io());
   }
 
   /** Tasks, deletes of all tasks, records of all data files, records of all tasks' deletes. */
