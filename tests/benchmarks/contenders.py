@@ -23,7 +23,7 @@ class Totals(NamedTuple):
 class Contender(ABC):
     """A planner. `plan` is what is timed; `totals` may do more.
 
-    keeps: the table stays open from one plan to the next, until `release`. max_repeats: it is slow, and needs no warm-up.
+    keeps: the table stays open from one plan to the next, until `release`. max_repeats: it is slow; no warm-up.
     """
 
     name: str
