@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from pyiceberg.schema import Schema
     from pyspark.sql import SparkSession
 
-BUILDERS = ("types", "partitions")
+BUILDERS = ("types", "partitions", "evolution", "deletes", "equality")
 ALL_VERSIONS = (1, 2, 3, 4)
 
 
@@ -100,15 +100,27 @@ class PeerTable:
         return self.schema_of(None)
 
     def schema_of(self, schema_id: int | None) -> Schema:
-        """One of the table's schemas, by default the current one, as pyiceberg models it."""
+        """One of the table's schemas, by default the current one, without the columns that pyiceberg can't model."""
         from pyiceberg.schema import Schema
 
         wanted = self.metadata.get("current-schema-id", 0) if schema_id is None else schema_id
         schemas = self.metadata.get("schemas") or [self.metadata["schema"] | {"schema-id": 0}]
-        return Schema.model_validate(next(each for each in schemas if each.get("schema-id", 0) == wanted))
+        found = next(each for each in schemas if each.get("schema-id", 0) == wanted)
+        return Schema.model_validate(found | {"fields": modelled(found["fields"])})
 
     def __str__(self) -> str:
         return self.name
+
+
+def modelled(fields: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Without the fields whose type pyiceberg has no model of, nested ones too."""
+    kept = [each for each in fields if not str(each["type"]).startswith(("variant", "geo"))]
+    return [
+        each | {"type": each["type"] | {"fields": modelled(each["type"]["fields"])}}
+        if isinstance(each["type"], dict) and each["type"]["type"] == "struct"
+        else each
+        for each in kept
+    ]
 
 
 def read_metadata(location: str) -> dict[str, Any]:

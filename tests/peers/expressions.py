@@ -8,6 +8,7 @@ import json
 import math
 import random
 import struct
+import uuid
 from decimal import ROUND_HALF_UP, Decimal
 from functools import singledispatch
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,7 @@ from pyiceberg.types import (
     DateType,
     DecimalType,
     FloatType,
+    IcebergType,
     IntegerType,
     LongType,
     TimestampNanoType,
@@ -33,7 +35,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from pyiceberg.schema import Schema
-    from pyiceberg.types import IcebergType
 
 OPERATIONS: dict[type[e.BooleanExpression], str] = {
     e.IsNull: "is-null",
@@ -101,8 +102,10 @@ def _(expression: e.Not) -> Any:
 
 
 def _literal(literal: lit.Literal[Any]) -> Any:
-    if isinstance(literal, lit.DecimalLiteral | lit.UUIDLiteral):
-        return str(json.loads(e.EqualTo("_", literal).model_dump_json())["value"])
+    if isinstance(literal, lit.UUIDLiteral):
+        return str(uuid.UUID(bytes=literal.value))
+    if isinstance(literal, lit.DecimalLiteral):
+        return str(literal.value)
     return literal.value.hex() if isinstance(literal.value, bytes) else literal.value
 
 
@@ -186,7 +189,7 @@ def _literal_leaf(operation: str, field_id: int, values: Sequence[Any]) -> Any:
     return ("leaf", operation, field_id, frozenset({value}))
 
 
-RANGES = {IntegerType: 2**31, DateType: 2**31, LongType: 2**63}
+RANGES: dict[type[IcebergType], int] = {IntegerType: 2**31, DateType: 2**31, LongType: 2**63}
 MAX_FLOAT = (2 - 2**-23) * 2.0**127
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from pyiceberg.types import UnknownType
 from pyspark.sql import DataFrame
 
 from tests.peers.expressions import filter_json
@@ -24,12 +25,27 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 CONTENTS = {"data": 0, "position-deletes": 1, "equality-deletes": 2}
+FILE_KEYS = {
+    "file_path": "file-path",
+    "file_size_in_bytes": "file-size-in-bytes",
+    "record_count": "record-count",
+}
+DATA_KEYS = {"split_offsets": "split-offsets", "sort_order_id": "sort-order-id", "first_row_id": "first-row-id"}
 DELETE_KEYS = {
     "referenced_data_file": "referenced-data-file",
     "content_offset": "content-offset",
     "content_size_in_bytes": "content-size-in-bytes",
     "equality_ids": "equality-ids",
 }
+GETTERS = {"file-path": "location", "file-size-in-bytes": "fileSizeInBytes", "record-count": "recordCount"}
+DATA_GETTERS = {"split-offsets": "splitOffsets", "sort-order-id": "sortOrderId", "first-row-id": "firstRowId"}
+DELETE_GETTERS = {
+    "referenced-data-file": "referencedDataFile",
+    "content-offset": "contentOffset",
+    "content-size-in-bytes": "contentSizeInBytes",
+    "equality-ids": "equalityFieldIds",
+}
+LISTS = {"split-offsets", "equality-ids"}
 # Java's names of the metadata tables, which are sparkmeta's `table.inspect` methods too.
 METADATA_TABLES = (
     "entries",
@@ -75,9 +91,10 @@ class Java:
 
     def __init__(self, spark: SparkSession) -> None:
         self.spark = spark
-        self.jvm: Any = spark._jvm  # type: ignore[attr-defined]
+        self.jvm: Any = spark._jvm
+        self.gateway: Any = spark.sparkContext._gateway
         self.iceberg: Any = self.jvm.org.apache.iceberg
-        self.session: Any = spark._jsparkSession  # type: ignore[attr-defined]
+        self.session: Any = spark._jsparkSession
 
     @cached_property
     def io(self) -> Any:
@@ -92,7 +109,7 @@ class Java:
         return self._array(self.jvm.int, values)
 
     def _array(self, element: Any, values: Sequence[Any]) -> Any:
-        array = self.spark.sparkContext._gateway.new_array(element, len(values))
+        array = self.gateway.new_array(element, len(values))
         for index, value in enumerate(values):
             array[index] = value
         return array
@@ -114,6 +131,11 @@ class Java:
     def content_files(self) -> Any:
         return self.iceberg.ContentFileParser
 
+    @cached_property
+    def anything(self) -> Any:
+        """java.lang.Object's class."""
+        return self.jvm.java.lang.Class.forName("java.lang.Object")
+
     def expression(self, row_filter: BooleanExpression) -> Any:
         return self.expressions.fromJson(filter_json(row_filter))
 
@@ -122,6 +144,13 @@ class Java:
         struct = self.iceberg.SchemaParser.fromJson(schema.model_dump_json()).asStruct()
         one, other = (self.expressions.fromJson(text) for text in (left, right))
         return bool(self.iceberg.expressions.ExpressionUtil.equivalent(one, other, struct, case_sensitive))
+
+
+def json_value(value: Any) -> Any:
+    """A value of a Java partition tuple, as py4j gives it, in the form of JSON single values."""
+    if not hasattr(value, "getClass"):
+        return value
+    return bytes(value.array()).hex() if "ByteBuffer" in value.getClass().getName() else value.toString()
 
 
 def iterate(iterable: Any) -> Iterator[Any]:
@@ -230,23 +259,42 @@ class JavaTable:
 
     def _describe(self, file: Any) -> dict[str, Any]:
         spec_id = file.specId()
-        described = json.loads(self.java.content_files.toJson(file, self.specs[spec_id]))
-        row = {
-            "file_path": described["file-path"],
+        spec = self.specs[spec_id]
+        if spec_id in self.unparsable_specs:
+            described = self._by_getters(file)
+        else:
+            described = json.loads(self.java.content_files.toJson(file, spec))
+        row = {name: described.get(key) for name, key in FILE_KEYS.items()} | {
             "file_format": described["file-format"].upper(),
             "spec_id": spec_id,
-            "file_size_in_bytes": described["file-size-in-bytes"],
-            "record_count": described["record-count"],
             "data_sequence_number": file.dataSequenceNumber(),
             "file_sequence_number": file.fileSequenceNumber(),
         }
         if (content := CONTENTS[described["content"]]) == 0:
-            keys = {"split_offsets": "split-offsets", "sort_order_id": "sort-order-id", "first_row_id": "first-row-id"}
-            row["partition"] = self._partition(spec_id, described.get("partition", []))
+            keys, row["partition"] = DATA_KEYS, self._partition(spec_id, described.get("partition", []))
         else:
-            keys = DELETE_KEYS
-            row["content"] = content
+            keys, row["content"] = DELETE_KEYS, content
         return row | {name: described.get(key) for name, key in keys.items()}
+
+    @cached_property
+    def unparsable_specs(self) -> set[int]:
+        """Specs of whose files ContentFileParser writes no JSON: with void fields only, or of a dropped column."""
+        return {
+            spec_id
+            for spec_id, fields in self.partition_fields.items()
+            if any(isinstance(kind, UnknownType) for _, kind in fields)
+            or (fields and self.specs[spec_id].isUnpartitioned())
+        }
+
+    def _by_getters(self, file: Any) -> dict[str, Any]:
+        """What ContentFileParser would write."""
+        content = file.content().name().lower().replace("_", "-")
+        getters = GETTERS | (DATA_GETTERS if content == "data" else DELETE_GETTERS)
+        described = {key: getattr(file, getter)() for key, getter in getters.items()}
+        lists = {key: list(value) for key, value in described.items() if key in LISTS and value is not None}
+        values, anything = file.partition(), self.java.anything
+        partition = [json_value(values.get(pos, anything)) for pos in range(values.size())]
+        return described | lists | {"content": content, "file-format": file.format().name(), "partition": partition}
 
     @cached_property
     def partition_fields(self) -> dict[int, list[tuple[int, IcebergType]]]:

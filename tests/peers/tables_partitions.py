@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import uuid
 from typing import TYPE_CHECKING
 
 from tests.peers.corpus import ALL_VERSIONS, add, recipe
+from tests.peers.tables_types import UUIDS, java_columns, json_fields
 
 if TYPE_CHECKING:
     from tests.peers.workshop import Workshop
@@ -92,3 +94,53 @@ def void(shop: Workshop, version: int) -> None:
     shop.create_by_java(fields, [("id", "void"), ("s", "identity")], version=version)
     shop.insert("1, 'a'", "2, 'b'", "3, null")
     shop.insert("4, 'a'")
+
+
+JAVA_ONLY = {"t": "time", "u": "uuid", "fx": "fixed[4]", "ns": "timestamp_ns", "tzns": "timestamptz_ns"}
+# Partition values in JSON of the rows that `java_columns` makes, and what the transforms make of them.
+IDENTITIES: dict[str, list[object]] = {
+    "t": ["00:00:00", "01:00:00.000001", "02:00:00.000002"],
+    "u": [str(uuid.UUID(bytes=value)) for value in UUIDS[:3]],
+    "fx": ["00FF8000", "01FE8001", "02FD8002"],
+    "ns": ["2020-09-13T12:26:40.123456789", "1969-12-31T23:59:59.999999999", "1970-01-01T00:00:00"],
+    "tzns": [f"{v}+00:00" for v in ("2020-09-13T12:26:40.123456789", "1969-12-31T23:59:59.999999999")]
+    + ["1970-01-01T00:00:00+00:00"],
+}
+ORDINALS: dict[str, list[object]] = {
+    "year": [50, -1, 0],
+    "month": [608, -1, 0],
+    "day": ["2020-09-13", "1969-12-31", "1970-01-01"],
+    "hour": [444420, -1, 0],
+}
+
+
+def java_only(shop: Workshop, version: int, column: str, transform: str, values: list[object]) -> None:
+    shop.create_by_java(
+        json_fields([(column, JAVA_ONLY[column]), ("i", "int")]), [(column, transform)], version=version
+    )
+    for n, value in enumerate(values):
+        columns = {key: list(java_columns(n, n + 1, 3)[key]) for key in (column, "i")}
+        shop.append(shop.data_file(f"{n}.parquet", columns, [value]))
+    shop.append(shop.data_file("null.parquet", {column: [None], "i": [9]}, [None]))
+
+
+for _column, _kind in JAVA_ONLY.items():
+    _least = 3 if _column.endswith("ns") else 2
+    for _transform, _values in {"identity": IDENTITIES[_column], "bucket[3]": [0, 1, 2]}.items():
+        add(
+            f"{_transform.split('[')[0]}_{_column}_v{_least}",
+            lambda shop, version, args=(_column, _transform, _values): java_only(shop, version, *args),
+            _least,
+            ("partitions", "single", "not_spark"),
+            f"Partitioned by {_transform} of a {_kind} column"
+            + (", with made-up values." if _transform != "identity" else "."),
+        )
+for _column in ("ns", "tzns"):
+    for _transform, _values in ORDINALS.items():
+        add(
+            f"{_transform}s_{_column}_v3",
+            lambda shop, version, args=(_column, _transform, _values): java_only(shop, version, *args),
+            3,
+            ("partitions", "single", "not_spark"),
+            f"Partitioned by {_transform} of a {JAVA_ONLY[_column]} column.",
+        )
