@@ -15,6 +15,7 @@ from sparkmeta.errors import NoSuchSnapshotError, ValidationError
 from sparkmeta.plan.files import PlannedManifests, plan_files, plan_manifests, plan_schema
 from sparkmeta.plan.prune import ScanFilter
 from sparkmeta.plan.report import ScanReport, scan_report
+from sparkmeta.plan.task_json import PARTITION_JSON, partition_json, task_json
 from sparkmeta.plan.tasks import SplitPlanning, plan_tasks
 
 if TYPE_CHECKING:
@@ -140,6 +141,14 @@ class Scan:
         Sizes come from the options, else from the table properties read.split.*.
         """
         return plan_tasks(self.plan_files(), plan_schema(self._filter.state), self._splitting())
+
+    def plan_task_json(self) -> DataFrame:
+        """The splits as File Scan Task JSON, which Iceberg's libraries read: one column, `task`, one row a split; lazy."""
+        state = self._filter.state
+        named = partition_json(state).alias(PARTITION_JSON)
+        planned = plan_files(self._filter, self._manifests, named)
+        packed = plan_tasks(planned, plan_schema(state).add(PARTITION_JSON, "string"), self._splitting())
+        return task_json(packed.selectExpr("inline(tasks)"), state, self.projection())
 
     def report(self) -> ScanReport:
         """What planning this scan scans and skips, and why; runs Spark jobs."""

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from pyspark.errors import PySparkException, PySparkNotImplementedError, UnsupportedOperationException
 from pyspark.sql import SparkSession
+from pyspark.sql.pandas.types import from_arrow_schema
 
 from sparkmeta.errors import SessionError
 from sparkmeta.settings import Settings
@@ -20,6 +21,7 @@ from sparkmeta.settings import Settings
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    import pyarrow as pa
     from pyspark.sql import DataFrame
 
 MINIMUM_JAVA = 17
@@ -151,3 +153,12 @@ def _unavailable(error: PySparkException) -> bool:
     if isinstance(error, PySparkNotImplementedError | UnsupportedOperationException):
         return True
     return "NOT_SUPPORTED" in (error.getCondition() or "")
+
+
+def local_frame(spark: SparkSession, table: pa.Table) -> DataFrame:
+    """The rows of an Arrow table on the driver as a DataFrame; timestamps without a zone stay so.
+
+    Spark reads a small one without a job.
+    """
+    schema = from_arrow_schema(table.schema, prefer_timestamp_ntz=True)
+    return spark.createDataFrame(table, schema) if len(table) else spark.createDataFrame([], schema)

@@ -148,7 +148,10 @@ class TableState:
     @cached_property
     def reader(self) -> ExecutorReader | None:
         """How executors open manifests; None where only Spark's own sources may."""
-        return executor_reader(self.files, self.settings)
+        if self.settings.executor_reads == "spark":
+            return None
+        reader = executor_reader(self.files)
+        return ExecutorReader({}) if reader is None and self.settings.executor_reads == "direct" else reader
 
     def projection(self, columns: Iterable[str] = FILE_COLUMNS, stats: Iterable[int] = ()) -> EntryProjection:
         """What to read of entries: these columns, the whole partition tuple, and stats of these column field ids."""

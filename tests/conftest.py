@@ -99,3 +99,9 @@ def _no_views_left(request: pytest.FixtureRequest) -> Iterator[None]:
         for table in session.catalog.listTables():
             if table.isTemporary:
                 session.catalog.dropTempView(table.name)
+
+
+@pytest.fixture(scope="session")
+def soak() -> bool:
+    """Whether the long form of a test runs (`make soak`); else a seeded slice of it."""
+    return os.environ.get("SPARKMETA_SOAK") == "1"

@@ -42,12 +42,12 @@ _FILE_NAMES = {
     145: "content_size_in_bytes",
 }
 _TYPES = {
-    **dict.fromkeys((0, 134, 140), "int"),
-    **dict.fromkeys((1, 3, 4, 103, 104, 142, 144, 145), "bigint"),
-    **dict.fromkeys((100, 101, 143), "string"),
-    131: "binary",
-    132: "array<bigint>",
-    135: "array<int>",
+    **dict.fromkeys((0, 134, 140), pa.int32()),
+    **dict.fromkeys((1, 3, 4, 103, 104, 142, 144, 145), pa.int64()),
+    **dict.fromkeys((100, 101, 143), pa.string()),
+    131: pa.binary(),
+    132: pa.list_(pa.int64()),
+    135: pa.list_(pa.int32()),
 }
 
 # spec id -> its fields' (partition field id, name in the manifest's partition struct).
@@ -76,7 +76,8 @@ def _read_spec(
 ) -> DataFrame:
     from pyspark.sql import functions as F
 
-    from sparkmeta.storage.location import escape_glob, spark_path_key
+    from sparkmeta.session import local_frame
+    from sparkmeta.storage.location import escape_glob, path_key, spark_path_key
 
     locations = parts.column("location").to_pylist()
     partition = {field_id: names[field_id] for field_id, _ in projection.partition if field_id in names}
@@ -85,38 +86,30 @@ def _read_spec(
         *map(escape_glob, locations)
     )
     keys = pa.array([spark_path_key(location) for location in locations])
-    units = F.broadcast(spark.createDataFrame(parts.append_column("path", keys)))
+    units = F.broadcast(local_frame(spark, parts.append_column("path", keys)))
     columns = [*_columns(projection), *(_field(F, f"data_file.partition.`{n}`", f"p{i}") for i, n in partition.items())]
     read = files.select(
         *columns,
-        F.col("_metadata.file_path").alias("path"),
+        path_key(F.col("_metadata.file_path")).alias("path"),
         F.col("_metadata.row_index").alias("ordinal"),
     )
     return read.join(units, "path", "left")
 
 
 def _schema(projection: EntryProjection, partition: Mapping[str, str]) -> Any:
-    from pyspark.sql.pandas.types import from_arrow_type
-    from pyspark.sql.types import StructField, StructType, _parse_datatype_string
+    """The read schema: only the wanted fields, and the tuple's own names for the wanted partition fields."""
+    from pyspark.sql.pandas.types import from_arrow_schema
 
     wanted = wanted_fields(projection)
-    file = StructType()
-    for field_id, name in _FILE_NAMES.items():
-        if field_id in wanted:
-            file.add(StructField(name, _parse_datatype_string(_TYPES[field_id])))
-    for map_id, (name, value) in METRICS_MAPS.items():
-        if map_id in wanted:
-            file.add(StructField(name, from_arrow_type(pa.map_(pa.int32(), value))))
+    file = [pa.field(name, _TYPES[field_id]) for field_id, name in _FILE_NAMES.items() if field_id in wanted]
+    file += [pa.field(n, pa.map_(pa.int32(), value)) for i, (n, value) in METRICS_MAPS.items() if i in wanted]
     if partition:
-        tuple_type = StructType()
-        for name, type_name in partition.items():
-            tuple_type.add(StructField(name, from_arrow_type(bound_arrow_type(type_name), prefer_timestamp_ntz=True)))
-        file.add(StructField("partition", tuple_type))
-    entry = StructType()
-    for field_id, name in _ENTRY_NAMES.items():
-        if field_id in wanted:
-            entry.add(StructField(name, _parse_datatype_string(_TYPES[field_id])))
-    return entry.add(StructField("data_file", file)) if len(file) else entry
+        fields = [pa.field(name, bound_arrow_type(type_name)) for name, type_name in partition.items()]
+        file.append(pa.field("partition", pa.struct(fields)))
+    entry = [pa.field(name, _TYPES[field_id]) for field_id, name in _ENTRY_NAMES.items() if field_id in wanted]
+    return from_arrow_schema(
+        pa.schema([*entry, pa.field("data_file", pa.struct(file))] if file else entry), prefer_timestamp_ntz=True
+    )
 
 
 def _columns(projection: EntryProjection) -> list[Column]:

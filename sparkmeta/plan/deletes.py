@@ -19,6 +19,7 @@ from pyiceberg.transforms import VoidTransform
 from pyiceberg.types import DoubleType, FloatType, UUIDType
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema
+from pyspark.sql.types import ArrayType, IntegerType, LongType, StringType, StructField, StructType
 
 from sparkmeta.columns.bounds import bound_arrow_type
 from sparkmeta.columns.skipping import FieldStats
@@ -33,15 +34,27 @@ if TYPE_CHECKING:
 
     from pyiceberg.partitioning import PartitionSpec
     from pyspark.sql import Column, DataFrame
-    from pyspark.sql.types import StructType
 
     from sparkmeta.state import TableState
 
 DELETES = "deletes"
-DELETES_TYPE = (
-    "array<struct<content int, file_path string, file_format string, file_size_in_bytes bigint, "
-    "referenced_data_file string, content_offset bigint, content_size_in_bytes bigint, record_count bigint, "
-    "data_sequence_number bigint, equality_ids array<int>, manifest_path string, manifest_pos bigint>>"
+DELETES_TYPE = ArrayType(
+    StructType(
+        [
+            StructField("content", IntegerType()),
+            StructField("file_path", StringType()),
+            StructField("file_format", StringType()),
+            StructField("file_size_in_bytes", LongType()),
+            StructField("referenced_data_file", StringType()),
+            StructField("content_offset", LongType()),
+            StructField("content_size_in_bytes", LongType()),
+            StructField("record_count", LongType()),
+            StructField("data_sequence_number", LongType()),
+            StructField("equality_ids", ArrayType(IntegerType())),
+            StructField("manifest_path", StringType()),
+            StructField("manifest_pos", LongType()),
+        ]
+    )
 )
 
 # Groups of at most this many delete files are broadcast; more are joined by hash, partition by partition.
@@ -126,82 +139,67 @@ def attach_deletes(data: DataFrame, deletes: DeleteEntries, state: TableState) -
     """The data entries with `deletes`, the array of what applies to each, in Iceberg's order.
 
     SQL: data LEFT JOIN groups ON path LEFT JOIN groups ON (spec, partition) [CROSS JOIN the global group]. Both joins
-    read one grouping of the deletes, so that their manifests are decoded once.
+    take the same columns of the groups, so that Spark reads the delete manifests once for both.
     """
     if deletes.entries is None:
         return data.withColumn(DELETES, F.array().cast(DELETES_TYPE))
     groups = _groups(deletes.entries, state)
-    joined = _join(data, deletes, groups, _key(F.col("location"), None, state), _FILE_SCOPED)
-    joined = _join(joined, deletes, groups, _key(None, partition_key(state), state), _PARTITION_SCOPED)
-    joined = joined.where(_is_consistent(state))
+    joined = _join(data, deletes, groups, _key(F.col("location"), None, state), _OF_FILE)
+    joined = _join(joined, deletes, groups, _key(None, partition_key(state), state), _OF_PARTITION)
     equality = []
     if deletes.equality_ids:
         everywhere = groups.where(F.col(_KEY) == _key(None, None, state))
-        merged = everywhere.agg(F.flatten(F.collect_list("equality")).alias("global_equality"))
+        merged = everywhere.agg(F.flatten(F.collect_list(_GROUP)).alias(_OF_TABLE))
         joined = joined.crossJoin(F.broadcast(merged))
-        equality = [_overlapping(name, deletes, state) for name in ("global_equality", "equality")]
-    position = F.when(F.col("dv").isNotNull(), F.array("dv")).otherwise(
-        F.concat(_not_older("partition_positions"), _not_older("path_positions"))
-    )
-    applied = F.concat(*(F.transform(one, _public_delete(deletes)) for one in [*equality, position]))
-    return joined.withColumn(DELETES, applied.cast(DELETES_TYPE))
+        equality = [_overlapping(name, deletes, state) for name in (_OF_TABLE, _OF_PARTITION)]
+    dv = F.filter(_group(_OF_FILE), lambda delete: delete.is_dv)
+    position = F.when(F.size(dv) > 0, dv).otherwise(F.concat(_positions(_OF_PARTITION), _positions(_OF_FILE)))
+    applied = F.transform(F.concat(*equality, position), _public_delete(deletes))
+    return joined.where(_is_consistent(state)).withColumn(DELETES, applied.cast(DELETES_TYPE))
 
 
-def _join(data: DataFrame, deletes: DeleteEntries, groups: DataFrame, key: Column, columns: tuple[str, ...]) -> DataFrame:
-    chosen = groups.select(F.col(_KEY).alias("group_key"), *columns)
+def _join(data: DataFrame, deletes: DeleteEntries, groups: DataFrame, key: Column, name: str) -> DataFrame:
+    chosen = groups.select(F.col(_KEY).alias("group_key"), F.col(_GROUP).alias(name))
     return data.join(deletes.sized(chosen), key == F.col("group_key"), "left").drop("group_key")
 
 
 # -- groups ---------------------------------------------------------------------------------------------------------
 
-_FILE_SCOPED = ("dv", "path_positions")
-_PARTITION_SCOPED = ("partition_positions", "equality")
+_GROUP = "group"
+_OF_FILE, _OF_PARTITION, _OF_TABLE = "deletes_of_file", "deletes_of_partition", "deletes_of_table"
 
 
 def _groups(entries: DataFrame, state: TableState) -> DataFrame:
-    """The deletes grouped by what they are about: delete_key, dv, path_positions, partition_positions, equality.
+    """The deletes grouped by what they are about: delete_key, group (array in ascending sequence number).
 
     Raises, when it runs, for two DVs of one file: the check stands inside the key, which no optimizer drops.
     """
     equality = F.col("content_type") == int(ContentType.EQUALITY_DELETES)
     path = F.when(~equality, _data_path())
-    is_dv = (F.col("file_format") == "PUFFIN") & ~equality
-    everywhere = equality & F.col("partition_spec_id").isin([one for one, spec in state.specs.items() if is_global(spec)])
+    global_specs = [spec_id for spec_id, spec in state.specs.items() if is_global(spec)]
+    everywhere = equality & F.col("partition_spec_id").isin(global_specs)
     scope = F.when(path.isNull() & ~everywhere, partition_key(state))
-    keyed = entries.select(_key(path, scope, state).alias(_KEY), is_dv.alias("is_dv"), "content_type", *_structs(state))
-    position, scoped = ~equality & ~F.col("is_dv"), F.col(f"{_KEY}.path").isNotNull()
-    grouped = keyed.groupBy(_KEY).agg(
-        F.collect_list(F.when(F.col("is_dv"), F.col("position"))).alias("dvs"),
-        _sorted(position & scoped, "position").alias("path_positions"),
-        _sorted(position & ~scoped, "position").alias("partition_positions"),
-        _sorted(equality, "deleted").alias("equality"),
-    )
-    twice = F.concat(F.lit("two deletion vectors for "), F.col(f"{_KEY}.path"))
-    one = F.when(F.size("dvs") > 1, F.raise_error(twice)).otherwise(F.col(_KEY))
-    return grouped.select(one.alias(_KEY), F.get("dvs", F.lit(0)).alias("dv"), *grouped_columns())
+    keyed = entries.select(_key(path, scope, state).alias(_KEY), _delete(state).alias("delete"))
+    grouped = keyed.groupBy(_KEY).agg(F.sort_array(F.collect_list("delete")).alias(_GROUP))
+    dvs = F.filter(_GROUP, lambda delete: delete.is_dv)
+    twice = F.raise_error(F.concat(F.lit("two deletion vectors for "), F.col(f"{_KEY}.path")))
+    return grouped.select(F.when(F.size(dvs) > 1, twice).otherwise(F.col(_KEY)).alias(_KEY), _GROUP)
 
 
-def grouped_columns() -> tuple[str, ...]:
-    return ("path_positions", *_PARTITION_SCOPED)
-
-
-def _sorted(condition: Column, struct: str) -> Column:
-    return F.sort_array(F.collect_list(F.when(condition, F.col(struct))))
-
-
-def _structs(state: TableState) -> list[Column]:
-    """A delete as its group holds it, the sequence number first, so that arrays sort by it: `position` with the
-    partition that it claims, `deleted` (equality) with its stats."""
+def _delete(state: TableState) -> Column:
+    """A delete as its group holds it: the sequence number first, so that arrays sort by it."""
     unknown = F.raise_error(F.concat(F.lit("no sequence number is known for delete file "), F.col("location")))
-    fields = [
+    position = F.col("content_type") == int(ContentType.POSITION_DELETES)
+    return F.struct(
         F.coalesce(F.col("version_info.sequence_number"), unknown).alias("sequence_number"),
         *(F.col(name) for name in ("manifest", "ordinal", "content_type", "location", "file_format")),
         *(F.col(name) for name in ("file_size_in_bytes", "referenced_file", "record_count", "equality_ids")),
         F.col("deletion_vector.offset").alias("offset"),
         F.col("deletion_vector.size_in_bytes").alias("size_in_bytes"),
-    ]
-    position = F.struct(*fields, partition_key(state).alias("partition_key"))
-    return [position.alias("position"), F.struct(*fields, F.col(CONTENT_STATS)).alias("deleted")]
+        (position & (F.col("file_format") == "PUFFIN")).alias("is_dv"),
+        F.when(position, partition_key(state)).alias("partition_key"),
+        F.when(~position, F.col(CONTENT_STATS)).alias(CONTENT_STATS),
+    )
 
 
 def is_global(spec: PartitionSpec) -> bool:
@@ -258,10 +256,17 @@ def _data_path() -> Column:
 _SEQUENCE = "version_info.sequence_number"
 
 
-def _not_older(name: str) -> Column:
-    """Position deletes apply to files of their own sequence number, and to older ones."""
-    array = F.coalesce(F.col(name), F.array())
-    return F.filter(array, lambda delete: delete.sequence_number >= F.col(_SEQUENCE))
+def _group(name: str) -> Column:
+    return F.coalesce(F.col(name), F.array())
+
+
+def _positions(name: str) -> Column:
+    """Position delete files apply to data files of their own sequence number, and to older ones."""
+    position = int(ContentType.POSITION_DELETES)
+    return F.filter(
+        _group(name),
+        lambda delete: (delete.content_type == position) & (delete.sequence_number >= F.col(_SEQUENCE)) & ~delete.is_dv,
+    )
 
 
 def _overlapping(name: str, deletes: DeleteEntries, state: TableState) -> Column:
@@ -273,9 +278,10 @@ def _overlapping(name: str, deletes: DeleteEntries, state: TableState) -> Column
             for one in sorted(deletes.equality_ids)
             if one in state.primitive_fields
         ]
-        return reduce(and_, possible, delete.sequence_number > F.col(_SEQUENCE))
+        newer = delete.sequence_number > F.col(_SEQUENCE)
+        return reduce(and_, possible, (delete.content_type == int(ContentType.EQUALITY_DELETES)) & newer)
 
-    return F.filter(F.coalesce(F.col(name), F.array()), applies)
+    return F.filter(_group(name), applies)
 
 
 def _may_share_values(delete: Column, field_id: int, state: TableState) -> Column:
@@ -314,12 +320,15 @@ def _disjoint(data: FieldStats, deleted: FieldStats, floating: bool) -> Column:
 def _is_consistent(state: TableState) -> Column:
     """True, or an error where metadata contradicts itself: deletes are never guessed at."""
     sequence, own = F.col(_SEQUENCE), partition_key(state)
-    foreign = F.filter(_not_older("path_positions"), lambda delete: ~delete.partition_key.eqNullSafe(own))
-    dv = F.col("dv")
+    of_file = _group(_OF_FILE)
+    older = F.filter(of_file, lambda delete: delete.is_dv & (delete.sequence_number < sequence))
+    foreign = F.filter(
+        of_file,
+        lambda delete: (delete.is_dv | (delete.sequence_number >= sequence)) & ~delete.partition_key.eqNullSafe(own),
+    )
     checks = [
         (sequence.isNull(), "no sequence number is known for data file ", F.lit("")),
-        (dv.sequence_number < sequence, "a deletion vector is older than its data file ", dv.location),
-        (dv.isNotNull() & ~dv.partition_key.eqNullSafe(own), _FOREIGN, dv.location),
+        (F.size(older) > 0, "a deletion vector is older than its data file ", F.get(older, F.lit(0)).location),
         (F.size(foreign) > 0, _FOREIGN, F.get(foreign, F.lit(0)).location),
     ]
     result = F.lit(True)

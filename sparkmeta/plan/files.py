@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 from pyspark.sql import functions as F
-from pyspark.sql.types import StructType
+from pyspark.sql.types import ArrayType, DataType, IntegerType, LongType, StringType, StructType
 
 from sparkmeta.plan.deletes import DELETES, DELETES_TYPE, attach_deletes, delete_entries
 from sparkmeta.plan.prune import (
@@ -45,20 +45,20 @@ _DATA_COLUMNS = (
     "first_row_id",
 )
 
-_PLAN_TYPES = {
-    "file_path": "string",
-    "file_format": "string",
-    "spec_id": "int",
-    "record_count": "bigint",
-    "file_size_in_bytes": "bigint",
-    "split_offsets": "array<bigint>",
-    "sort_order_id": "int",
-    "first_row_id": "bigint",
-    "data_sequence_number": "bigint",
-    "manifest_path": "string",
-    "manifest_pos": "bigint",
+_PLAN_TYPES: dict[str, DataType] = {
+    "file_path": StringType(),
+    "file_format": StringType(),
+    "spec_id": IntegerType(),
+    "record_count": LongType(),
+    "file_size_in_bytes": LongType(),
+    "split_offsets": ArrayType(LongType()),
+    "sort_order_id": IntegerType(),
+    "first_row_id": LongType(),
+    "data_sequence_number": LongType(),
+    "manifest_path": StringType(),
+    "manifest_pos": LongType(),
     DELETES: DELETES_TYPE,
-    "residual": "string",
+    "residual": StringType(),
 }
 
 
@@ -79,13 +79,15 @@ def plan_manifests(scan_filter: ScanFilter) -> PlannedManifests:
     return PlannedManifests(kept(ContentType.DATA_MANIFEST), kept(ContentType.DELETE_MANIFEST))
 
 
-def plan_files(scan_filter: ScanFilter, manifests: PlannedManifests) -> DataFrame:
+def plan_files(scan_filter: ScanFilter, manifests: PlannedManifests, *extra: Column) -> DataFrame:
     """One row a data file that may hold matching rows; lazy, computed by Spark.
 
     Columns: file_path, file_format, spec_id, partition (where the table has any), record_count, file_size_in_bytes,
     split_offsets, sort_order_id, first_row_id, data_sequence_number, manifest_path, manifest_pos, deletes (the order of
     Iceberg's DeleteFileIndex: global equality, partition equality, then DV or position deletes; ascending sequence
     number in each), residual (Iceberg's expression JSON).
+
+    extra: further columns of the data entry to show after these.
 
     Raises, when it runs:
         ValidationError: two DVs for one file, a DV older than its file, deletes of another partition than their file.
@@ -94,7 +96,7 @@ def plan_files(scan_filter: ScanFilter, manifests: PlannedManifests) -> DataFram
     deletes = delete_entries(scan_filter, manifests.deletes)
     data = data_entries(scan_filter, manifests.data, deletes.equality_ids)
     planned = attach_deletes(data, deletes, state)
-    return planned.select(*_result(scan_filter, manifests))
+    return planned.select(*_result(scan_filter, manifests), *extra)
 
 
 def plan_schema(state: TableState) -> StructType:

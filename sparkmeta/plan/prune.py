@@ -19,6 +19,7 @@ from sparkmeta.columns.transforms import inclusive_projection
 from sparkmeta.manifests.manifest_list import SUMMARIES
 from sparkmeta.manifests.projection import MANIFEST
 from sparkmeta.plan.rows import entry_stats, partition_value
+from sparkmeta.session import local_frame
 from sparkmeta.spec.entry import Status
 
 if TYPE_CHECKING:
@@ -71,7 +72,7 @@ def matching_manifests(roots: pa.Table, scan_filter: ScanFilter) -> pa.Table:
         isinstance(one, AlwaysTrue) for one in scan_filter.partition_filters.values()
     ):
         return roots if not isinstance(scan_filter.row_filter, AlwaysFalse) else roots.slice(0, 0)
-    summaries = scan_filter.state.spark.createDataFrame(roots.select(_SUMMARY_COLUMNS))
+    summaries = local_frame(scan_filter.state.spark, roots.select(_SUMMARY_COLUMNS))
     kept = summaries.where(_by_spec(scan_filter, _summary_predicate)).select(MANIFEST).toArrow().column(MANIFEST)
     return roots.filter(pc.is_in(roots.column(MANIFEST), kept.combine_chunks().cast(pa.int32())))
 

@@ -78,7 +78,7 @@ class AvroRecords:
     def metrics_map(self, map_id: int, kind: pa.MapType) -> pa.Array:
         if map_id not in self._schema.file_fields:
             return pa.nulls(len(self), kind)
-        return self._array([_items(file[f"f{map_id}"]) for file in self._files], kind, field_name(map_id))
+        return self._array(self._maps(map_id), kind, field_name(map_id))
 
     def metric(self, map_id: int, key: int, kind: pa.DataType) -> pa.Array:
         if map_id not in self._schema.file_fields:
@@ -86,7 +86,13 @@ class AvroRecords:
         return self._array([one.get(key) for one in self._lookups(map_id)], kind, f"{field_name(map_id)}[{key}]")
 
     def _lookup(self, map_id: int) -> list[dict[int, Any]]:
-        return [dict(_items(file[f"f{map_id}"]) or ()) for file in self._files]
+        return [dict(items or ()) for items in self._maps(map_id)]
+
+    def _maps(self, map_id: int) -> list[list[tuple[int, Any]] | None]:
+        try:
+            return [_items(file[f"f{map_id}"]) for file in self._files]
+        except ValueError as error:
+            raise CorruptFileError(self._schema.location, field_name(map_id), str(error), "a key is no int") from error
 
     def _array(self, values: list[Any], kind: pa.DataType, field: str) -> pa.Array:
         try:

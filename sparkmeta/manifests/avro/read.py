@@ -68,7 +68,9 @@ def read_avro_entries(
     """
     if reader is None:
         return _with_content(spark, parts).mapInArrow(partial(_decode_content, projection), spark_schema(projection))
-    return spark.createDataFrame(parts).mapInArrow(partial(_decode_fetched, projection, reader), spark_schema(projection))
+    from sparkmeta.session import local_frame
+
+    return local_frame(spark, parts).mapInArrow(partial(_decode_fetched, projection, reader), spark_schema(projection))
 
 
 def spark_schema(projection: EntryProjection) -> Any:
@@ -85,12 +87,13 @@ def _with_content(spark: SparkSession, parts: pa.Table) -> DataFrame:
     """
     from pyspark.sql import functions as F
 
+    from sparkmeta.session import local_frame
     from sparkmeta.storage.files import binary_files
     from sparkmeta.storage.location import spark_path_key
 
     locations = parts.column("location").unique().to_pylist()
     keys = pa.array([spark_path_key(location) for location in parts.column("location").to_pylist()])
-    units = spark.createDataFrame(parts.append_column("path", keys))
+    units = local_frame(spark, parts.append_column("path", keys))
     files = binary_files(spark, locations).select("path", "content")
     found = files.join(F.broadcast(units), "path", "left")
     split = len(parts) > len(locations)

@@ -14,7 +14,7 @@ from typing import Any
 import fastavro
 
 from sparkmeta.errors import CorruptFileError
-from sparkmeta.spec.entry import DATA_FILE_FIELD_ID, PARTITION_FIELD_ID
+from sparkmeta.spec.entry import DATA_FILE_FIELD_ID, METRICS_MAPS, PARTITION_FIELD_ID
 
 MAX_DEPTH = 12
 
@@ -74,6 +74,9 @@ def manifest_schema(schema: dict[str, Any], location: str) -> ManifestSchema:
     if file_record is None:
         raise CorruptFileError(location, "avro.schema", "data_file", "field 2 (data_file) is not a record")
     partition = _record_of(file_record, PARTITION_FIELD_ID, location)
+    for field in file_record["fields"]:
+        if _field_id(field) in METRICS_MAPS and not _is_metrics_map(field["type"]):
+            raise CorruptFileError(location, "avro.schema", METRICS_MAPS[_field_id(field)][0], "not a map of int keys")
     return ManifestSchema(
         entry,
         parse(entry, location),
@@ -187,6 +190,18 @@ def _fields(record: dict[str, Any], location: str) -> list[dict[str, Any]]:
 
 def _field_id(field: dict[str, Any]) -> int:
     return int(field["name"][1:])
+
+
+def _is_metrics_map(kind: Any) -> bool:
+    """An array of pairs with an int key, or an Avro map; or null instead."""
+    branches = [branch for branch in (kind if isinstance(kind, list) else [kind]) if branch != "null"]
+    if len(branches) != 1 or not isinstance(branches[0], dict):
+        return False
+    items = branches[0].get("items")
+    pairs = isinstance(items, dict) and items.get("type") == "record"
+    return "values" in branches[0] or (
+        pairs and [(field["name"], field["type"]) for field in items["fields"][:1]] == [("k", "int")]
+    )
 
 
 def _record_of(record: dict[str, Any], field_id: int, location: str) -> dict[str, Any] | None:

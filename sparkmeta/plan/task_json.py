@@ -1,0 +1,152 @@
+"""Planned splits as the File Scan Task JSON that Iceberg's libraries read (table spec, Appendix C).
+
+Spark writes the text: schema and specs are constants, the rest comes from the split's own columns.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from pyiceberg.types import (
+    BinaryType,
+    DateType,
+    DecimalType,
+    FixedType,
+    PrimitiveType,
+    TimestampNanoType,
+    TimestampType,
+    TimestamptzNanoType,
+    TimestamptzType,
+    TimeType,
+)
+from pyspark.sql import functions as F
+
+from sparkmeta.columns.types import public_value
+from sparkmeta.plan.rows import partition_value
+from sparkmeta.spec.partitioning import partition_spec_to_json, spec_partition_type
+from sparkmeta.spec.schema import schema_to_json
+
+if TYPE_CHECKING:
+    from pyiceberg.schema import Schema
+    from pyspark.sql import Column, DataFrame
+
+    from sparkmeta.state import TableState
+
+PARTITION_JSON = "partition_json"
+
+_CONTENTS = ("data", "position-deletes", "equality-deletes")
+
+
+def task_json(splits: DataFrame, state: TableState, schema: Schema) -> DataFrame:
+    """Splits as their JSON: one column, `task`.
+
+    splits: columns of `plan_files`, `start` and `length` in bytes, and `partition_json`. schema: what the scan reads.
+    """
+    parts = [
+        _member("schema", F.lit(json.dumps(schema_to_json(schema)))),
+        _member("spec", _spec_json(state)),
+        _member("data-file", _data_file()),
+        F.concat(F.lit('"start":'), F.col("start"), F.lit(',"length":'), F.col("length")),
+        _member("delete-files", F.concat(F.lit("["), F.array_join(F.transform("deletes", _delete_file), ","), F.lit("]"))),
+        _member("residual-filter", F.col("residual")),
+    ]
+    return splits.select(F.concat(F.lit("{"), F.concat_ws(",", *parts), F.lit("}")).alias("task"))
+
+
+def partition_json(state: TableState) -> Column:
+    """An entry's partition tuple as a JSON object: partition field id -> single-value JSON, nulls left out."""
+    types = {}
+    for spec in state.specs.values():
+        for field in spec_partition_type(spec, state.metadata.schemas, state.metadata.schema()).fields:
+            types[field.field_id] = field.field_type
+    values = [
+        _single_value(partition_value(one), types[one]).alias(str(one)) for one in state.partition_fields
+    ]
+    return F.to_json(F.struct(*values), {"ignoreNullFields": "true"}) if values else F.lit("{}")
+
+
+def _spec_json(state: TableState) -> Column:
+    chosen = F.lit(None).cast("string")
+    for spec_id, spec in state.specs.items():
+        chosen = F.when(F.col("spec_id") == spec_id, json.dumps(partition_spec_to_json(spec))).otherwise(chosen)
+    return chosen
+
+
+def _member(name: str, value: Column) -> Column:
+    return F.concat(F.lit(f'"{name}":'), value)
+
+
+def _data_file() -> Column:
+    return _content_file(
+        {
+            "content": F.lit("data"),
+            "file-path": F.col("file_path"),
+            "file-format": F.lower("file_format"),
+            "file-size-in-bytes": F.col("file_size_in_bytes"),
+            "record-count": F.col("record_count"),
+            "split-offsets": F.col("split_offsets"),
+            "sort-order-id": F.col("sort_order_id"),
+            "first-row-id": F.col("first_row_id"),
+        }
+    )
+
+
+def _delete_file(delete: Column) -> Column:
+    contents = F.array(*map(F.lit, _CONTENTS))
+    return _content_file(
+        {
+            "content": F.get(contents, delete.content),
+            "file-path": delete.file_path,
+            "file-format": F.lower(delete.file_format),
+            "file-size-in-bytes": delete.file_size_in_bytes,
+            "record-count": delete.record_count,
+            "equality-ids": delete.equality_ids,
+            "referenced-data-file": delete.referenced_data_file,
+            "content-offset": delete.content_offset,
+            "content-size-in-bytes": delete.content_size_in_bytes,
+        }
+    )
+
+
+def _content_file(members: dict[str, Column]) -> Column:
+    """A content file's object. Deletes are written with the spec and partition of the data file that they apply to,
+    since a task names one spec."""
+    text = F.to_json(F.struct(*(value.alias(name) for name, value in members.items())), {"ignoreNullFields": "true"})
+    head = F.concat(F.lit('{"spec-id":'), F.col("spec_id"), F.lit(',"partition":'), F.col(PARTITION_JSON), F.lit(","))
+    return F.concat(head, F.substring(text, 2, 2**31 - 1))
+
+
+def _single_value(value: Column, kind: Any) -> Column:
+    """A value as the JSON single-value serialization writes it, before quoting (table spec, Appendix D)."""
+    if isinstance(kind, BinaryType | FixedType):
+        return F.hex(value)
+    if isinstance(kind, DateType | DecimalType):
+        return value.cast("string")
+    if isinstance(kind, TimestampType):
+        return F.replace(value.cast("string"), F.lit(" "), F.lit("T"))
+    if isinstance(kind, TimestamptzType):
+        return _iso(F.unix_micros(value), 6, "+00:00")
+    if isinstance(kind, TimestampNanoType | TimestamptzNanoType):
+        return _iso(value, 9, "" if isinstance(kind, TimestampNanoType) else "+00:00")
+    if isinstance(kind, TimeType):
+        return F.substring(_iso(value, 6, ""), 12, 15)
+    return public_value(value, kind) if isinstance(kind, PrimitiveType) else value
+
+
+def _iso(ticks: Column, digits: int, zone: str) -> Column:
+    """Ticks since 1970, 10^digits a second, as ISO text of UTC, whatever the session's time zone."""
+    per_second = F.lit(10**digits).cast("bigint")
+    rest = F.pmod(ticks, per_second)
+    seconds = _div(ticks - rest, per_second)
+    clock = F.pmod(seconds, F.lit(86400))
+    date = F.date_add(F.lit("1970-01-01").cast("date"), _div(seconds - clock, F.lit(86400)).cast("int"))
+    pieces = (_div(clock, F.lit(3600)), _div(clock, F.lit(60)) % 60, clock % 60)
+    time = F.format_string("%02d:%02d:%02d", *(piece.cast("int") for piece in pieces))
+    fraction = F.lpad(rest.cast("string"), digits, "0")
+    return F.concat(date.cast("string"), F.lit("T"), time, F.lit("."), fraction, F.lit(zone))
+
+
+def _div(number: Column, divisor: Column) -> Column:
+    """Whole-number division, exact for every bigint."""
+    return F.call_function("div", number, divisor)
