@@ -1,1 +1,50 @@
-"""Catalogs: pyiceberg's, and folders of tables on a file system."""
+"""Catalogs: pyiceberg's, by its configuration and names, and folders of tables."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from sparkmeta.table import Table
+
+__all__ = ["Catalog", "load_catalog"]
+
+
+class Catalog(Protocol):
+    """Tables by name: a text with dots, or a tuple of names. ``spark`` None takes the active session."""
+
+    @property
+    def name(self) -> str:
+        """What the catalog was loaded as."""
+
+    def load_table(self, identifier: str | tuple[str, ...], spark: SparkSession | None = None) -> Table:
+        """The table of a name. Raises NoSuchTableError."""
+
+    def list_tables(self, namespace: str | tuple[str, ...]) -> list[tuple[str, ...]]:
+        """The identifiers of the tables in a namespace."""
+
+    def list_namespaces(self, namespace: str | tuple[str, ...] = ()) -> list[tuple[str, ...]]:
+        """The namespaces in a namespace."""
+
+
+def load_catalog(name: str | None = None, **properties: str) -> Catalog:
+    """A catalog by the name and properties that pyiceberg takes, from its configuration file and environment as well.
+
+    One type more: ``type="hadoop", warehouse=...`` are the tables in the folders of a warehouse, as Iceberg's Hadoop
+    catalog lays them out. Raises ValueError where properties are missing.
+    """
+    from pyiceberg.utils.config import Config
+
+    from sparkmeta.catalog.filesystem import FileSystemCatalog
+    from sparkmeta.catalog.iceberg import IcebergCatalog
+
+    config = Config()
+    known = name or config.get_default_catalog_name()
+    merged = {**(config.get_catalog_config(known) or {}), **properties}
+    if str(merged.get("type", "")).lower() != "hadoop":
+        return IcebergCatalog.load(known, properties)
+    if not (warehouse := merged.get("warehouse")):
+        raise ValueError(f"catalog {known}: the property warehouse is missing")
+    return FileSystemCatalog(known, str(warehouse))

@@ -1,0 +1,160 @@
+"""Tables that are folders: which metadata file is the current one, and catalogs of such folders."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, NamedTuple
+
+from sparkmeta.errors import CorruptFileError, NoSuchTableError, NotFoundError, ValidationError
+from sparkmeta.storage.files import files_for
+from sparkmeta.storage.location import file_name, join, path_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from sparkmeta.storage.files import Files
+    from sparkmeta.table import Table
+
+METADATA = "metadata"
+VERSION_HINT = "version-hint.text"
+METADATA_FILES = "*.metadata.json*"
+
+# In the order in which Iceberg's Java library looks for them.
+_SPELLINGS = ("v{}.metadata.json", "v{}.gz.metadata.json", "v{}.metadata.json.gz")
+_VERSIONED = re.compile(r"v(0|[1-9]\d*)(?:\.metadata\.json|\.gz\.metadata\.json|\.metadata\.json\.gz)")
+# Not the name that is a UUID alone, of a commit under way.
+_METASTORE = re.compile(r"(?!\w{8}-\w{4}-\w{4}-\w{4}-\w{12}\.)(\d+)-.+\.metadata\.json(?:\.gz)?")
+_METADATA_FILE = re.compile(r".*\.json(?:\.gz)?", re.DOTALL)
+# How deep below a warehouse a namespace may hold its tables.
+_DEEPEST = 3
+
+
+class MetadataLocation(NamedTuple):
+    """A table's current metadata file. ``read_only``: only the table's catalog can say that it is the current one."""
+
+    location: str
+    version: int
+    read_only: bool
+
+
+def is_metadata_file(location: str) -> bool:
+    """Whether a location is by its name a metadata file, ``*.json`` or ``*.json.gz``, not a table's folder."""
+    return _METADATA_FILE.fullmatch(location) is not None
+
+
+def latest_metadata(files: Files, folder: str) -> MetadataLocation:
+    """The current metadata file of the table in a folder.
+
+    Of a file system table, ``v<N>.metadata.json``: the version that ``version-hint.text`` names, or the highest one
+    where there is no such number, and from there on the last one before a gap, since the hint may lag. Of a table of
+    a catalog, ``<N>-<uuid>.metadata.json``: the highest number. Each also gzip.
+
+    Raises NoSuchTableError where there is none, CorruptFileError where the hinted version does not exist, and
+    ValidationError where two files have the highest number, since the commit of one was lost.
+    """
+    metadata = join(folder, METADATA)
+    hinted = _hinted_version(files, metadata)
+    if hinted is None:
+        return _highest(files, folder, metadata)
+    if (location := _versioned(files, metadata, hinted)) is None:
+        hint = join(metadata, VERSION_HINT)
+        raise CorruptFileError(hint, "version", hinted, f"there is no v{hinted}.metadata.json beside it")
+    return _last_of(files, metadata, MetadataLocation(location, hinted, read_only=False))
+
+
+@dataclass(frozen=True)
+class FileSystemCatalog:
+    """The tables in the folders of a warehouse: ``<warehouse>/<namespace>/<table>``, a level for each name."""
+
+    name: str
+    warehouse: str
+
+    def load_table(self, identifier: str | tuple[str, ...], spark: SparkSession | None = None) -> Table:
+        """The table of a name; raises NoSuchTableError."""
+        from sparkmeta.session import resolve_session
+        from sparkmeta.table import open_table
+
+        names = as_names(identifier)
+        return replace(open_table(self._folder(names), resolve_session(spark)), name=".".join(names))
+
+    def list_tables(self, namespace: str | tuple[str, ...], spark: SparkSession | None = None) -> list[tuple[str, ...]]:
+        """The names of the tables right in a namespace, in order."""
+        names = as_names(namespace)
+        return [(*names, table) for table in self._first_names(names, 1, spark)]
+
+    def list_namespaces(
+        self, namespace: str | tuple[str, ...] = (), spark: SparkSession | None = None
+    ) -> list[tuple[str, ...]]:
+        """The namespaces right in a namespace that hold tables, up to three levels down, in order."""
+        names = as_names(namespace)
+        found = {name for depth in range(2, _DEEPEST + 2) for name in self._first_names(names, depth, spark)}
+        return [(*names, name) for name in sorted(found - set(self._first_names(names, 1, spark)))]
+
+    def _first_names(self, names: tuple[str, ...], depth: int, spark: SparkSession | None) -> list[str]:
+        from sparkmeta.session import resolve_session
+
+        folder = self._folder(names)
+        pattern = "/".join([*["*"] * depth, METADATA, METADATA_FILES])
+        found = files_for(resolve_session(spark), folder).glob(folder, pattern)
+        above = len(path_of(folder).split("/"))
+        return sorted({path_of(location).split("/")[above] for location in found})
+
+    def _folder(self, names: tuple[str, ...]) -> str:
+        folder = self.warehouse
+        for name in names:
+            folder = join(folder, name)
+        return folder
+
+
+def as_names(identifier: str | tuple[str, ...]) -> tuple[str, ...]:
+    """The names of an identifier that is one text with dots, or already a tuple."""
+    return tuple(identifier.split(".") if identifier else ()) if isinstance(identifier, str) else identifier
+
+
+def _hinted_version(files: Files, metadata: str) -> int | None:
+    """The number in the hint file; None where there is no file or no number, which a torn write may leave."""
+    try:
+        lines = files.read(join(metadata, VERSION_HINT)).splitlines()
+    except NotFoundError:
+        return None
+    first = lines[0].strip() if lines else b""
+    return int(first) if first.isdigit() and len(first) < 11 else None
+
+
+def _versioned(files: Files, metadata: str, version: int) -> str | None:
+    locations = (join(metadata, spelling.format(version)) for spelling in _SPELLINGS)
+    return next((location for location in locations if files.exists(location)), None)
+
+
+def _last_of(files: Files, metadata: str, found: MetadataLocation) -> MetadataLocation:
+    while (newer := _versioned(files, metadata, found.version + 1)) is not None:
+        found = MetadataLocation(newer, found.version + 1, read_only=False)
+    return found
+
+
+def _highest(files: Files, folder: str, metadata: str) -> MetadataLocation:
+    try:
+        names = [file_name(status.location) for status in files.list(metadata, METADATA_FILES)]
+    except NotFoundError:
+        names = []
+    if versions := [int(match[1]) for name in names if (match := _VERSIONED.fullmatch(name))]:
+        highest = max(versions)
+        spellings = (spelling.format(highest) for spelling in _SPELLINGS)
+        name = next(spelling for spelling in spellings if spelling in names)
+        return _last_of(files, metadata, MetadataLocation(join(metadata, name), highest, read_only=False))
+    numbered = [(int(match[1]), name) for name in names if (match := _METASTORE.fullmatch(name))]
+    if not numbered:
+        raise NoSuchTableError(f"{folder}: there is no Iceberg table: {metadata} holds no metadata file")
+    return _only_highest(metadata, numbered)
+
+
+def _only_highest(metadata: str, numbered: list[tuple[int, str]]) -> MetadataLocation:
+    version = max(number for number, _ in numbered)
+    names = sorted(name for number, name in numbered if number == version)
+    if len(names) > 1:
+        raise ValidationError(
+            f"{metadata}: both {' and '.join(names[:5])} are version {version}, so the commit of one was lost: "
+            "ask the table's catalog which is current, and open that file"
+        )
+    return MetadataLocation(join(metadata, names[0]), version, read_only=True)

@@ -1,0 +1,142 @@
+"""Catalogs of pyiceberg's: asked where a table's metadata file is, never to read it, so that none is refused."""
+
+from __future__ import annotations
+
+import copy
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+
+import pyiceberg.exceptions
+from pyiceberg.catalog import Catalog as PyIcebergCatalog
+from pyiceberg.catalog import load_catalog
+from pyiceberg.io import FileIO, InputFile, OutputFile
+
+from sparkmeta.catalog.filesystem import as_names
+from sparkmeta.errors import NoSuchTableError, UnsupportedError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from pyiceberg.catalog.rest import RestCatalog
+    from pyspark.sql import SparkSession
+
+    from sparkmeta.table import Table
+
+
+class Located(NamedTuple):
+    """Where a table's current metadata file is, and what opens the table's files."""
+
+    metadata_location: str
+    io: FileIO
+
+
+@dataclass(frozen=True)
+class IcebergCatalog:
+    """A catalog that pyiceberg loaded."""
+
+    pyiceberg: PyIcebergCatalog
+
+    @staticmethod
+    def load(name: str, properties: Mapping[str, str]) -> IcebergCatalog:
+        """The catalog by pyiceberg's configuration and ``properties``."""
+        return IcebergCatalog(load_catalog(name, **properties))
+
+    @property
+    def name(self) -> str:
+        return self.pyiceberg.name
+
+    def load_table(self, identifier: str | tuple[str, ...], spark: SparkSession | None = None) -> Table:
+        """The table of a name, read by the FileIO that the catalog gives for it. Raises NoSuchTableError."""
+        from sparkmeta.table import open_metadata
+
+        name = ".".join(as_names(identifier))
+        try:
+            located = locate(self.pyiceberg, as_names(identifier))
+        except (pyiceberg.exceptions.NoSuchTableError, pyiceberg.exceptions.NoSuchNamespaceError) as error:
+            raise NoSuchTableError(f"{name}: {error}") from error
+        return open_metadata(located.metadata_location, spark, io=located.io, name=name)
+
+    def list_tables(self, namespace: str | tuple[str, ...]) -> list[tuple[str, ...]]:
+        """The identifiers of the tables in a namespace."""
+        return self.pyiceberg.list_tables(namespace)
+
+    def list_namespaces(self, namespace: str | tuple[str, ...] = ()) -> list[tuple[str, ...]]:
+        """The namespaces in a namespace."""
+        return self.pyiceberg.list_namespaces(namespace)
+
+
+def locate(catalog: PyIcebergCatalog, identifier: tuple[str, ...]) -> Located:
+    """Where the catalog says that a table's metadata file is.
+
+    pyiceberg's ``load_table`` reads the file with models that refuse what they don't know (format version 4, variant
+    columns, new operations); ours don't.
+    """
+    from pyiceberg.catalog.rest import RestCatalog
+
+    if isinstance(catalog, RestCatalog):
+        return _locate_rest(catalog, identifier)
+    probe = copy.copy(catalog)
+    probe.properties = {**catalog.properties, "py-io-impl": f"{__name__}.{_Locating.__name__}"}
+    try:
+        table = probe.load_table(identifier)
+    except _FoundError as found:
+        return Located(found.location, catalog._load_file_io(location=found.location))
+    return Located(table.metadata_location, catalog._load_file_io(table.metadata.properties, table.metadata_location))
+
+
+def _locate_rest(catalog: RestCatalog, identifier: tuple[str, ...]) -> Located:
+    """What RestCatalog.load_table asks for, with the metadata in the answer left unread but for its properties."""
+    from pyiceberg.catalog.rest import Capability, Endpoints
+    from pyiceberg.catalog.rest.response import _handle_non_200_response
+    from pyiceberg.catalog.rest.scan_planning import StorageCredential
+    from requests import HTTPError
+
+    catalog._check_endpoint(Capability.V1_LOAD_TABLE)
+    url = catalog.url(Endpoints.load_table, prefixed=True, **catalog._split_identifier_for_path(identifier))
+    response = catalog._session.get(url)
+    try:
+        response.raise_for_status()
+    except HTTPError as error:
+        _handle_non_200_response(error, {404: pyiceberg.exceptions.NoSuchTableError})
+    answer: dict[str, Any] = json.loads(response.text)
+    location = answer.get("metadata-location")
+    if not location:
+        raise UnsupportedError(f"{'.'.join(identifier)}: the catalog names no metadata file")
+    credentials = [StorageCredential(**credential) for credential in answer.get("storage-credentials") or []]
+    properties = (answer.get("metadata") or {}).get("properties") or {}
+    return Located(
+        location,
+        catalog._load_file_io(
+            {
+                **properties,
+                **(answer.get("config") or {}),
+                **catalog._resolve_storage_credentials(credentials, location),
+            },
+            location,
+        ),
+    )
+
+
+class _FoundError(Exception):
+    """Carries the location of the file that was asked for."""
+
+    def __init__(self, location: str) -> None:
+        super().__init__(location)
+        self.location = location
+
+
+class _Locating(FileIO):
+    """A FileIO that opens nothing: it tells which file it was asked for."""
+
+    def new_input(self, location: str) -> InputFile:
+        raise _FoundError(location)
+
+    def new_output(self, location: str) -> OutputFile:
+        self._refuse(location)
+
+    def delete(self, location: str | InputFile | OutputFile) -> None:
+        self._refuse(location)
+
+    def _refuse(self, location: object) -> NoReturn:
+        raise UnsupportedError(f"{location}: only locates files")

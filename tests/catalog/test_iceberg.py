@@ -1,0 +1,117 @@
+from __future__ import annotations
+
+import json
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from pyiceberg.exceptions import NoSuchTableError as PyIcebergNoSuchTableError
+from pyiceberg.schema import Schema
+from pyiceberg.types import LongType, NestedField
+
+from sparkmeta.catalog import load_catalog
+from sparkmeta.catalog.iceberg import IcebergCatalog, locate
+from sparkmeta.errors import NoSuchTableError
+from tests.spec.table_metadata import encoded, v4
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from pyspark.sql import SparkSession
+
+SCHEMA = Schema(NestedField(1, "id", LongType(), required=True))
+
+
+@pytest.fixture
+def catalog(tmp_path: Path) -> IcebergCatalog:
+    catalog = load_catalog("sql", type="sql", uri=f"sqlite:///{tmp_path}/catalog.db", warehouse=f"file://{tmp_path}")
+    assert isinstance(catalog, IcebergCatalog)
+    catalog.pyiceberg.create_namespace("ns")
+    catalog.pyiceberg.create_table("ns.t", SCHEMA, properties={"owner": "me"})
+    return catalog
+
+
+def test_a_sql_catalog(spark: SparkSession, catalog: IcebergCatalog) -> None:
+    assert catalog.name == "sql"
+    assert catalog.list_namespaces() == [("ns",)]
+    assert catalog.list_tables("ns") == [("ns", "t")]
+    table = catalog.load_table("ns.t", spark)
+    assert (table.name, table.read_only, table.properties["owner"]) == ("ns.t", True, "me")
+    assert table.schema() == SCHEMA
+    assert table.metadata_location == catalog.pyiceberg.load_table("ns.t").metadata_location
+
+
+def test_no_such_table(spark: SparkSession, catalog: IcebergCatalog) -> None:
+    with pytest.raises(NoSuchTableError, match=r"ns\.none: Table does not exist") as caught:
+        catalog.load_table(("ns", "none"), spark)
+    assert isinstance(caught.value, PyIcebergNoSuchTableError)
+
+
+def test_what_pyiceberg_can_not_read(spark: SparkSession, catalog: IcebergCatalog) -> None:
+    """Format version 4, variant columns, unknown operations."""
+    location = catalog.pyiceberg.load_table("ns.t").metadata_location
+    with open(location.removeprefix("file://"), "wb") as file:  # noqa: PTH123
+        file.write(encoded(v4()))
+    table = catalog.load_table("ns.t", spark)
+    assert table.format_version == 4
+    assert str(table.schema().find_type("v")) == "variant"
+    assert catalog.pyiceberg.properties.get("py-io-impl") is None
+
+
+class _Server(BaseHTTPRequestHandler):
+    """The three answers of a REST catalog that loading a table asks for."""
+
+    location = ""
+
+    def do_GET(self) -> None:
+        answers: dict[str, Any] = {
+            "/v1/config": {"defaults": {}, "overrides": {}},
+            "/v1/namespaces/ns/tables/t": {
+                "metadata-location": self.location,
+                "metadata": v4() | {"properties": {"owner": "me"}},
+                "config": {"a": "of the table", "b": "of the table"},
+                "storage-credentials": [
+                    {"prefix": "file:///elsewhere", "config": {"b": "of elsewhere"}},
+                    {"prefix": "file:", "config": {"b": "of the credential"}},
+                ],
+            },
+        }
+        answer = answers.get(self.path.partition("?")[0])
+        error = {"error": {"message": "Table does not exist", "type": "NoSuchTableException", "code": 404}}
+        self.send_response(404 if answer is None else 200)
+        self.end_headers()
+        self.wfile.write(json.dumps(error if answer is None else answer).encode())
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def rest(tmp_path: Path) -> Iterator[IcebergCatalog]:
+    (tmp_path / "v1.metadata.json").write_bytes(encoded(v4()))
+    _Server.location = f"file://{tmp_path}/v1.metadata.json"
+    server = HTTPServer(("127.0.0.1", 0), _Server)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    catalog = load_catalog("rest", type="rest", uri=f"http://127.0.0.1:{server.server_port}")
+    assert isinstance(catalog, IcebergCatalog)
+    yield catalog
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def test_a_rest_catalog(spark: SparkSession, rest: IcebergCatalog) -> None:
+    located = locate(rest.pyiceberg, ("ns", "t"))
+    assert located.io.properties.items() >= {"owner": "me", "a": "of the table", "b": "of the credential"}.items()
+    table = rest.load_table("ns.t", spark)
+    assert (table.format_version, table.metadata_location) == (4, _Server.location)
+    with pytest.raises(NoSuchTableError, match=r"ns\.none: "):
+        rest.load_table("ns.none", spark)
+
+
+def test_no_such_type() -> None:
+    with pytest.raises(ValueError, match="'nothing' is not a valid CatalogType"):
+        load_catalog("x", type="nothing")
