@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import reprlib
 
 import pyiceberg.exceptions as iceberg
@@ -9,6 +10,9 @@ import pyiceberg.exceptions as iceberg
 _SHOWN = 200
 _REPR = reprlib.Repr()
 _REPR.maxlevel, _REPR.maxstring, _REPR.maxother = 3, 60, _SHOWN
+
+_RAISED_BY_PYTHON = re.compile(r"^sparkmeta\.\w+(?:\.\w+)*\.(\w+Error): (.+)$", re.MULTILINE)
+_RAISED_BY_SQL = re.compile(r"\[USER_RAISED_EXCEPTION\] (.+?)(?: SQLSTATE: \w+)?$", re.MULTILINE)
 
 
 class SparkmetaError(Exception):
@@ -62,6 +66,21 @@ class InvalidFilterError(SparkmetaError, ValueError):
 
 class SessionError(SparkmetaError, RuntimeError):
     """No Spark session can be had."""
+
+
+def from_spark(error: BaseException) -> SparkmetaError | None:
+    """The error of ours that a Spark task raised, out of the one of Spark's that it arrives in on the driver.
+
+    None where the task failed of something else. A ValidationError stands for each whose parts are not in its message
+    (CorruptFileError), and for what `raise_error` says inside a query.
+    """
+    text = str(error)
+    if raised := _RAISED_BY_PYTHON.findall(text):
+        name, message = raised[-1]
+        kind = globals().get(name, SparkmetaError)
+        return ValidationError(message) if kind is CorruptFileError else kind(message)
+    by_sql = _RAISED_BY_SQL.search(text)
+    return ValidationError(by_sql.group(1)) if by_sql else None
 
 
 class _Text(str):

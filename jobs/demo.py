@@ -1,0 +1,144 @@
+"""`make demo`: lets another library write a table of some thousand small files, looks at its metadata, plans its scans.
+
+It needs nothing but this project. Where `make jars` has brought Iceberg's Java runtime, that writes the table, with
+delete files and deletion vectors; else pyiceberg does, without.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import demo_table
+import pyspark
+from rich.console import Console
+
+import sparkmeta as sm
+from sparkmeta.cli.commands import PLANNED_FILES, TASKS
+from sparkmeta.cli.describe import facts
+from sparkmeta.cli.output import print_facts, print_rows, progress, text_width
+from sparkmeta.cli.session import cli_session
+from sparkmeta.cli.tables import METADATA_TABLES
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from pyspark.sql import SparkSession
+
+ROOT = Path(__file__).resolve().parent.parent
+TWO_DAYS = "ts >= '2025-03-10T00:00:00' and ts < '2025-03-12T00:00:00' and country in ('NO', 'SE')"
+BY_STATS = "order_id = 40000"
+
+
+class Story:
+    """The demo's telling: headings, remarks, and the time that each thing took."""
+
+    def __init__(self) -> None:
+        self.console = Console(file=sys.stdout, width=text_width(), highlight=False)
+        self.since = time.perf_counter()
+
+    def heading(self, text: str) -> None:
+        self.console.print()
+        self.console.rule(text, align="left")
+
+    def did(self, text: str) -> None:
+        """Something that is done, with the seconds since the last one."""
+        now = time.perf_counter()
+        self.console.print(f"{now - self.since:6.1f} s  {text}", markup=False, soft_wrap=True)
+        self.since = now
+
+    def command(self, text: str) -> None:
+        self.console.print(f"$ {text}", style="green", markup=False, soft_wrap=True)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Tells the whole story. Returns the exit code."""
+    parser = argparse.ArgumentParser(description="A table of some thousand files, its metadata and its plans.")
+    parser.add_argument("--folder", type=Path, default=ROOT / "build" / "demo", help="made anew by every run")
+    parser.add_argument("--jars", type=Path, default=ROOT / "build" / "jars", help="where Iceberg's Java runtime is")
+    asked = parser.parse_args(arguments)
+    try:
+        tell(asked.folder.resolve(), iceberg_jar(asked.jars))
+    except sm.SparkmetaError as error:
+        print(f"demo: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def iceberg_jar(folder: Path) -> Path | None:
+    """Iceberg's runtime for the Spark that is installed, if it is in the folder."""
+    spark_version = ".".join(pyspark.__version__.split(".")[:2])
+    return next(iter(sorted(folder.glob(f"iceberg-spark-runtime-{spark_version}_*.jar"))), None)
+
+
+def tell(folder: Path, jar: Path | None) -> None:
+    """Makes the table, then looks at it."""
+    story = Story()
+    warehouse = folder / "warehouse"
+    shutil.rmtree(warehouse, ignore_errors=True)
+    story.heading("A table of some thousand small files")
+    with progress("Starting Spark"):
+        spark = cli_session(demo_table.java_config(jar, warehouse) if jar else {}, None, show_log=False)
+    story.did(f"Spark {spark.version} started on this machine")
+    location = make_table(spark, warehouse, jar, story)
+    look(sm.load_table(location, spark=spark), story)
+    go_on(location, story)
+
+
+def make_table(spark: SparkSession, warehouse: Path, jar: Path | None, story: Story) -> str:
+    """The table's folder, or its metadata file where nothing else says which one is current."""
+    with progress("Writing the table"):
+        if jar:
+            return demo_table.write_with_java(spark, warehouse, story.did)
+        return demo_table.write_with_pyiceberg(warehouse, story.did)
+
+
+def look(table: sm.Table, story: Story) -> None:
+    """Prints what the table is made of, and three plans."""
+    story.heading("What it is: table.metadata")
+    print_facts(table.name, facts(table))
+    for name, rows in (("snapshots", 20), ("manifests", 20), ("files", 8), ("partitions", 8)):
+        story.heading(f"Its metadata as DataFrames: table.inspect.{name}()")
+        print_rows(getattr(table.inspect, name)(), METADATA_TABLES[name].text, rows, table.location())
+    plan(table, story, "", "A scan of everything")
+    plan(table, story, TWO_DAYS, "Two days in two countries: manifests and files skipped by partition")
+    plan(table, story, BY_STATS, "One order, in a column that is no partition: files skipped by min and max")
+    story.heading("The same scan as tasks of about 128 MB: scan.plan_tasks()")
+    print_rows(table.scan(BY_STATS).plan_tasks(), TASKS, 5)
+
+
+def plan(table: sm.Table, story: Story, row_filter: str, title: str) -> None:
+    """Prints one scan's first files and its report."""
+    story.heading(title)
+    story.command(f'table.scan("{row_filter}").plan_files().show()')
+    scan = table.scan(row_filter) if row_filter else table.scan()
+    story.since = time.perf_counter()
+    print_rows(scan.plan_files(), PLANNED_FILES, 6, table.location())
+    story.did("planned and shown")
+    for line in str(scan.report()).splitlines():
+        story.console.print(line, markup=False, soft_wrap=True)
+
+
+def go_on(location: str, story: Story) -> None:
+    """What to try next."""
+    story.heading("Go on from here")
+    for command in _next_commands(location):
+        story.command(command)
+
+
+def _next_commands(location: str) -> Iterator[str]:
+    program = Path(sys.executable).parent / "sparkmeta"
+    shown = program.relative_to(Path.cwd()) if program.is_relative_to(Path.cwd()) else program
+    table = location.removeprefix("file://")
+    yield f"{shown} describe {table}"
+    yield f"{shown} files {table} --where 'content > 0' --limit 5"
+    yield f'{shown} plan {table} --filter "{BY_STATS}" --report'
+    yield f"{shown} plan {table} --output json | head -1"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

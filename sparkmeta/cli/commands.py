@@ -1,0 +1,132 @@
+"""The command line: `describe`, `plan`, and a command for each of the metadata tables that are looked at most."""
+
+from __future__ import annotations
+
+from errno import EPIPE
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from sparkmeta.cli.output import TextColumn, print_facts, print_json, progress
+from sparkmeta.cli.source import VERBOSE, Question, Source, takes_question, takes_source
+from sparkmeta.cli.tables import METADATA_TABLES, Shown, metadata_command, takes_output, takes_rows, text_columns
+from sparkmeta.errors import SparkmetaError, from_spark
+
+if TYPE_CHECKING:
+    from sparkmeta.scan import Scan
+
+PLANNED_FILES = (
+    TextColumn("file_path", kind="path"),
+    TextColumn("format", "file_format"),
+    TextColumn("partition"),
+    TextColumn("records", "record_count", "count"),
+    TextColumn("size", "file_size_in_bytes", "bytes"),
+    TextColumn("sequence", "data_sequence_number"),
+    TextColumn("deletes", "size(deletes)", "count"),
+)
+TASKS = (
+    TextColumn("size", "size_in_bytes", "bytes"),
+    TextColumn("files", "files_count", "count"),
+    TextColumn("splits", "size(tasks)", "count"),
+    TextColumn("records", "aggregate(tasks, 0L, (sum, task) -> sum + task.record_count)", "count"),
+    TextColumn("deletes", "aggregate(tasks, 0L, (sum, task) -> sum + size(task.deletes))", "count"),
+)
+
+
+class _Commands(click.Group):
+    """A group whose commands end with one line on stderr and exit code 1 for what is an error of ours."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except (click.ClickException, click.exceptions.Exit, click.Abort):
+            raise
+        except Exception as error:
+            message = None if ctx.meta.get(VERBOSE) else error_line(error)
+            if message is None:
+                raise
+            raise click.ClickException(message) from error
+
+
+def error_line(error: Exception) -> str | None:
+    """What a user needs to know of an error, in one line; None for one that is nobody's but ours to explain."""
+    ours = error if isinstance(error, SparkmetaError) else from_spark(error)
+    if ours is not None:
+        return _one_line(str(ours))
+    from pyspark.errors import PySparkException
+
+    module = type(error).__module__
+    if module == "pyiceberg.exceptions" or (isinstance(error, OSError) and error.errno != EPIPE):
+        return _one_line(str(error))
+    if isinstance(error, PySparkException) or module == "py4j.protocol":
+        return f"Spark: {_one_line(str(error).strip())} (--verbose shows all of it)"
+    return None
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.splitlines()[:1])
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.version_option(package_name="sparkmeta", message="%(prog)s %(version)s")
+def main() -> None:
+    r"""Look at the metadata of Apache Iceberg tables, and plan their scans, with Spark.
+
+    TABLE is a table's folder or one of its metadata files, or with --catalog NAME an identifier in a catalog.
+
+    \b
+      sparkmeta describe /warehouse/db/events
+      sparkmeta files /warehouse/db/events --where "file_size_in_bytes < 1000000" --output json
+      sparkmeta plan --catalog prod db.events --filter "ts >= '2026-01-01' and id = 7" --report
+
+    Exit codes: 0 done, 1 the table can't be read or the question is wrong (one line on stderr says why), 2 usage.
+    """
+
+
+@main.command()
+@takes_output
+@takes_source
+def describe(source: Source, as_json: bool) -> None:
+    """Schema, partitioning, snapshots and properties of a table, from its metadata file."""
+    from sparkmeta.cli.describe import description, facts
+
+    with progress("Opening the table"):
+        table = source.open()
+    if as_json:
+        print_json(description(table))
+    else:
+        print_facts(table.name, facts(table))
+
+
+@main.command()
+@click.option("--tasks", is_flag=True, help="Print the files as splits packed into tasks, one task a row.")
+@click.option("--report", is_flag=True, help="Print what planning scans and skips, and why, instead of the files.")
+@takes_question
+@takes_rows
+@takes_source
+def plan(source: Source, question: Question, shown: Shown, tasks: bool, report: bool) -> None:
+    """The data files, each with its deletes, that a scan has to read."""
+    if tasks and report:
+        raise click.UsageError("--tasks and --report exclude each other")
+    with progress("Opening the table"):
+        table = source.open()
+        scan = question.scan(table)
+    if report:
+        _print_report(scan, as_json=shown.as_json)
+    elif tasks:
+        shown.print(scan.plan_tasks(), TASKS, table.location())
+    else:
+        shown.print(scan.plan_files(), text_columns(table, PLANNED_FILES), table.location())
+
+
+def _print_report(scan: Scan, *, as_json: bool) -> None:
+    with progress("Planning"):
+        report = scan.report()
+    if as_json:
+        print_json(report.to_dict())
+    else:
+        click.echo(str(report))
+
+
+for _name, _shown_as in METADATA_TABLES.items():
+    main.add_command(metadata_command(_name, _shown_as))

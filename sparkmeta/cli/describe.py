@@ -1,0 +1,131 @@
+"""What a table is, out of its metadata file alone."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+from sparkmeta.cli.output import size, timestamp
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from sparkmeta.spec.metadata import Snapshot
+    from sparkmeta.table import Table
+
+_TOTALS = {
+    "records": "total-records",
+    "data_files": "total-data-files",
+    "data_file_bytes": "total-files-size",
+    "delete_files": "total-delete-files",
+    "position_deletes": "total-position-deletes",
+    "equality_deletes": "total-equality-deletes",
+}
+_REFS_SHOWN = 20
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def description(table: Table) -> dict[str, Any]:
+    """The table as one JSON document. Totals are those that its writer noted in the current snapshot, else null."""
+    metadata = table.metadata
+    return {
+        "name": table.name,
+        "location": table.location(),
+        "format_version": table.format_version,
+        "table_uuid": str(metadata.table_uuid),
+        "metadata_location": table.metadata_location,
+        "last_updated_at": _time(metadata.last_updated_ms),
+        "schema": [
+            {"id": field.field_id, "name": field.name, "type": str(field.field_type), "required": field.required}
+            for field in table.schema().fields
+        ],
+        "partition_spec": [str(part) for part in _partition_fields(table)],
+        "sort_order": [str(field) for field in table.sort_order().fields],
+        "current_snapshot": _snapshot(table.current_snapshot()),
+        "totals": _totals(table.current_snapshot()),
+        "snapshots": len(table.snapshots()),
+        "refs": {
+            name: {"type": str(ref.snapshot_ref_type), "snapshot_id": ref.snapshot_id}
+            for name, ref in table.refs().items()
+        },
+        "properties": dict(table.properties),
+    }
+
+
+def facts(table: Table) -> dict[str, object]:
+    """The same for people: a name and a line of text, or a list of lines."""
+    known = description(table)
+    return {
+        "location": known["location"],
+        "metadata file": known["metadata_location"],
+        "format version": known["format_version"],
+        "uuid": known["table_uuid"],
+        "last updated": known["last_updated_at"],
+        "current snapshot": _snapshot_line(known["current_snapshot"]),
+        "holds": _totals_line(known["totals"]),
+        "snapshots": known["snapshots"],
+        "refs": _limited([f"{name} ({ref['type']}) -> {ref['snapshot_id']}" for name, ref in known["refs"].items()]),
+        "partitioned by": known["partition_spec"] or "nothing",
+        "sorted by": known["sort_order"] or "nothing",
+        "columns": [_column_line(column) for column in known["schema"]],
+        "properties": [f"{name} = {value}" for name, value in sorted(known["properties"].items())] or "none",
+    }
+
+
+def _partition_fields(table: Table) -> list[str]:
+    schema = table.schema()
+    return [
+        f"{field.name} = {field.transform}({schema.find_column_name(field.source_id) or field.source_id})"
+        for field in table.spec().fields
+    ]
+
+
+def _snapshot(snapshot: Snapshot | None) -> dict[str, Any] | None:
+    if snapshot is None:
+        return None
+    return {
+        "snapshot_id": snapshot.snapshot_id,
+        "parent_id": snapshot.parent_snapshot_id,
+        "sequence_number": snapshot.sequence_number,
+        "committed_at": _time(snapshot.timestamp_ms),
+        "operation": snapshot.operation,
+    }
+
+
+def _totals(snapshot: Snapshot | None) -> dict[str, int | None]:
+    summary = snapshot.summary.additional_properties if snapshot and snapshot.summary else {}
+    return {name: _number(summary.get(key)) for name, key in _TOTALS.items()}
+
+
+def _number(text: str | None) -> int | None:
+    return int(text) if text is not None and text.isdecimal() else None
+
+
+def _time(milliseconds: int) -> str:
+    try:
+        return timestamp(_EPOCH + timedelta(milliseconds=milliseconds))
+    except OverflowError:
+        return f"{milliseconds} ms after 1970"
+
+
+def _snapshot_line(snapshot: Mapping[str, Any] | None) -> str:
+    if snapshot is None:
+        return "none: the table is empty"
+    return f"{snapshot['snapshot_id']} ({snapshot['operation'] or 'unknown operation'} at {snapshot['committed_at']})"
+
+
+def _totals_line(totals: Mapping[str, int | None]) -> str:
+    shown = {name: "an unknown number of" if count is None else f"{count:,}" for name, count in totals.items()}
+    data = totals["data_file_bytes"]
+    weight = "" if data is None else f" ({size(data)})"
+    deletes = f"{shown['delete_files']} delete files" if totals["delete_files"] != 0 else "no delete files"
+    return f"{shown['records']} records in {shown['data_files']} data files{weight}; {deletes}"
+
+
+def _column_line(column: Mapping[str, Any]) -> str:
+    return f"{column['id']:>3}  {column['name']}: {column['type']}{' required' if column['required'] else ''}"
+
+
+def _limited(lines: list[str]) -> list[str]:
+    more = len(lines) - _REFS_SHOWN
+    return lines if more <= 0 else [*lines[:_REFS_SHOWN], f"... {more:,} more"]

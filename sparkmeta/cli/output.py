@@ -1,0 +1,211 @@
+"""What commands print: rows as a bounded table of text or as JSON lines, facts as text or one JSON document."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+from collections.abc import Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, date, datetime
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.status import Status
+from rich.table import Table as TextTable
+from rich.text import Text
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from pyspark.sql import Column, DataFrame
+
+PIPED_WIDTH = 160
+_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+_CELL = 300
+_PATH = 70
+_LONGEST_LIST = 4
+
+# Spark's JSON with nothing lost: nulls are written, and times to the microsecond.
+JSON_OPTIONS = {
+    "ignoreNullFields": "false",
+    "timeZone": "UTC",
+    "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX",
+    "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS",
+}
+
+
+@dataclass(frozen=True)
+class TextColumn:
+    """A column of a text table.
+
+    name: its heading. expression: Spark SQL over the rows' columns; empty for the column of that name.
+    kind: how values are written: ``plain``, ``count`` (1,234), ``bytes`` (1.2 MiB) or ``path``.
+    """
+
+    name: str
+    expression: str = ""
+    kind: str = "plain"
+
+    @property
+    def column(self) -> Column:
+        from pyspark.sql import functions as F
+
+        return (F.expr(self.expression) if self.expression else F.col(self.name)).alias(self.name)
+
+
+# -- rows -----------------------------------------------------------------------------------------------------------
+
+
+def print_rows(rows: DataFrame, columns: Sequence[TextColumn], limit: int, base: str = "") -> None:
+    """The first `limit` rows as a table no wider than the terminal; paths below `base` without it."""
+    shown = rows.select(*(column.column for column in columns)).limit(limit + 1).toArrow().to_pylist()
+    console = Console(file=sys.stdout, width=text_width(), highlight=False)
+    console.print(text_table(shown[:limit], columns, base))
+    for note in _notes(shown, columns, limit, base):
+        console.print(Text(note, style="dim"), soft_wrap=True)
+
+
+def text_table(rows: Iterable[Mapping[str, Any]], columns: Sequence[TextColumn], base: str) -> TextTable:
+    """Rows as a rich table, one line each."""
+    table = TextTable(box=None, pad_edge=False, header_style="bold")
+    for column in columns:
+        number = column.kind in {"count", "bytes"}
+        table.add_column(Text(column.name), justify="right" if number else "left", no_wrap=True, overflow="ellipsis")
+    for row in rows:
+        table.add_row(*(Text(cell(row[column.name], column.kind, base)) for column in columns))
+    return table
+
+
+def _notes(shown: Sequence[Any], columns: Sequence[TextColumn], limit: int, base: str) -> Iterator[str]:
+    if not shown:
+        yield "no rows"
+    if len(shown) > limit:
+        yield f"... the first {limit:,} rows; --limit N shows more, --output json all"
+    if shown and base and any(column.kind == "path" for column in columns):
+        yield f"paths are below {_printable(base)}"
+
+
+def text_width() -> int:
+    """The width of text: that of COLUMNS or of the terminal, else one that suits a file."""
+    return shutil.get_terminal_size((PIPED_WIDTH, 24)).columns if sys.stdout.isatty() else _piped_width()
+
+
+def _piped_width() -> int:
+    columns = os.environ.get("COLUMNS", "")
+    return int(columns) if columns.isdecimal() and int(columns) else PIPED_WIDTH
+
+
+def print_json_rows(rows: DataFrame, limit: int | None) -> int:
+    """Every row, or the first `limit`, as a JSON object a line; how many.
+
+    Spark's tasks write the JSON; the driver holds one partition of it at a time.
+    """
+    from pyspark.sql import functions as F
+
+    lines = rows.select(F.to_json(F.struct("*"), JSON_OPTIONS))
+    count = 0
+    for line in (lines if limit is None else lines.limit(limit)).toLocalIterator(prefetchPartitions=True):
+        sys.stdout.write(f"{line[0]}\n")
+        count += 1
+    return count
+
+
+# -- facts ----------------------------------------------------------------------------------------------------------
+
+
+def print_facts(title: str, facts: Mapping[str, object]) -> None:
+    """Names and values, a pair a line; a list is a line for each of its items."""
+    console = Console(file=sys.stdout, width=text_width(), highlight=False)
+    console.print(Text(_printable(title), style="bold"), soft_wrap=True)
+    table = TextTable(box=None, pad_edge=False, show_header=False, padding=(0, 2))
+    table.add_column(no_wrap=True, style="dim")
+    table.add_column(overflow="fold")
+    for name, value in facts.items():
+        items = value if isinstance(value, list) else [value]
+        for number, item in enumerate(items or ["none"]):
+            table.add_row("" if number else name, Text(cell(item)))
+    console.print(table)
+
+
+def print_json(value: object) -> None:
+    """One JSON document."""
+    sys.stdout.write(json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+
+
+# -- cells ----------------------------------------------------------------------------------------------------------
+
+
+def cell(value: object, kind: str = "plain", base: str = "") -> str:
+    """A value as one line of text without control characters."""
+    if value is None:
+        return "null"
+    if kind == "count" and isinstance(value, int):
+        return f"{value:,}"
+    if kind == "bytes" and isinstance(value, int):
+        return size(value)
+    if kind == "path" and base and str(value).startswith(base + "/"):
+        return _middle_out(_printable(str(value)[len(base) + 1 :]))
+    return _shortened(_printable(_plain(value)))
+
+
+def size(count: int) -> str:
+    """Bytes for people: 1536 is 1.5 KiB."""
+    value, unit = float(count), 0
+    while abs(value) >= 1024 and unit < len(_UNITS) - 1:
+        value, unit = value / 1024, unit + 1
+    return f"{count} B" if unit == 0 else f"{value:,.1f} {_UNITS[unit]}"
+
+
+def timestamp(moment: datetime) -> str:
+    """A time as text: in UTC and with a Z where it has a zone, with as many digits as it needs."""
+    utc = moment.astimezone(UTC).replace(tzinfo=None) if moment.tzinfo else moment
+    return utc.isoformat(sep=" ") + ("Z" if moment.tzinfo else "")
+
+
+def _plain(value: object) -> str:
+    if isinstance(value, datetime):
+        return timestamp(value)
+    if isinstance(value, bytes):
+        return f"0x{value[:_CELL].hex()}"
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name}={_plain(part)}" for name, part in value.items())
+    if isinstance(value, list | tuple):
+        return _listed([f"{part[0]}: {_plain(part[1])}" if isinstance(part, tuple) else _plain(part) for part in value])
+    return value.isoformat() if isinstance(value, date) else "null" if value is None else str(value)
+
+
+def _listed(parts: Sequence[str]) -> str:
+    more = [f"... {len(parts) - _LONGEST_LIST:,} more"] if len(parts) > _LONGEST_LIST else []
+    return f"[{', '.join([*parts[:_LONGEST_LIST], *more])}]"
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= _CELL else f"{text[:_CELL]}..."
+
+
+def _middle_out(path: str) -> str:
+    """A long path by its two ends, which tell files apart."""
+    half = _PATH // 2
+    return path if len(path) <= _PATH else f"{path[:half]}…{path[-half:]}"
+
+
+def _printable(text: str) -> str:
+    """The text with what could move a terminal's cursor written as escapes."""
+    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
+
+
+# -- progress -------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def progress(text: str) -> Iterator[None]:
+    """A moving line on stderr while something takes its time; nothing where stderr is no terminal."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    # A descriptor of its own: the session's start sends the process's stderr elsewhere for a while.
+    with os.fdopen(os.dup(sys.stderr.fileno()), "w") as terminal, Status(text, console=Console(file=terminal)):
+        yield

@@ -1,0 +1,197 @@
+"""The commands that print one metadata table each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import wraps
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from sparkmeta.cli.output import TextColumn, print_json_rows, print_rows, progress
+from sparkmeta.cli.source import Moment, Source, takes_moment, takes_source
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from pyspark.sql import DataFrame
+
+    from sparkmeta.table import Table
+
+TEXT_ROWS = 20
+MOST_TEXT_ROWS = 10_000
+
+_PARTITION = TextColumn("partition")
+_ADDED, _EXISTING, _DELETED = (
+    TextColumn(name, f"{name}_data_files_count + {name}_delete_files_count", "count")
+    for name in ("added", "existing", "deleted")
+)
+
+
+@dataclass(frozen=True)
+class MetadataTable:
+    """A metadata table as the command line shows it: its columns as text, and whether it is of one snapshot."""
+
+    help: str
+    text: tuple[TextColumn, ...]
+    of_snapshot: bool = True
+
+
+METADATA_TABLES = {
+    "files": MetadataTable(
+        "The live data files and delete files of a snapshot.",
+        (
+            TextColumn("content", "element_at(array('data', 'position', 'equality'), content + 1)"),
+            TextColumn("file_path", kind="path"),
+            TextColumn("format", "file_format"),
+            _PARTITION,
+            TextColumn("records", "record_count", "count"),
+            TextColumn("size", "file_size_in_bytes", "bytes"),
+        ),
+    ),
+    "entries": MetadataTable(
+        "The manifest entries of a snapshot, those of deleted files too.",
+        (
+            TextColumn("status", "element_at(array('existing', 'added', 'deleted'), status + 1)"),
+            TextColumn("snapshot_id"),
+            TextColumn("sequence", "sequence_number"),
+            TextColumn("content", "element_at(array('data', 'position', 'equality'), data_file.content + 1)"),
+            TextColumn("file_path", "data_file.file_path", "path"),
+            TextColumn("partition", "data_file.partition"),
+            TextColumn("records", "data_file.record_count", "count"),
+        ),
+    ),
+    "manifests": MetadataTable(
+        "The manifests of a snapshot, with the number of files that they list.",
+        (
+            TextColumn("content", "element_at(array('data', 'deletes'), content + 1)"),
+            TextColumn("path", kind="path"),
+            TextColumn("length", kind="bytes"),
+            TextColumn("spec", "partition_spec_id"),
+            TextColumn("added_snapshot_id"),
+            _ADDED,
+            _EXISTING,
+            _DELETED,
+        ),
+    ),
+    "partitions": MetadataTable(
+        "The partitions of a snapshot, with their files and rows.",
+        (
+            _PARTITION,
+            TextColumn("spec", "spec_id"),
+            TextColumn("records", "record_count", "count"),
+            TextColumn("files", "file_count", "count"),
+            TextColumn("size", "total_data_file_size_in_bytes", "bytes"),
+            TextColumn("position deletes", "position_delete_record_count", "count"),
+            TextColumn("equality deletes", "equality_delete_record_count", "count"),
+            TextColumn("last_updated_at"),
+        ),
+    ),
+    "snapshots": MetadataTable(
+        "The snapshots that the table still has.",
+        (
+            TextColumn("committed_at"),
+            TextColumn("snapshot_id"),
+            TextColumn("parent_id"),
+            TextColumn("operation"),
+            TextColumn("added files", "cast(summary['added-data-files'] as bigint)", "count"),
+            TextColumn("deleted files", "cast(summary['deleted-data-files'] as bigint)", "count"),
+            TextColumn("total files", "cast(summary['total-data-files'] as bigint)", "count"),
+            TextColumn("delete files", "cast(summary['total-delete-files'] as bigint)", "count"),
+            TextColumn("total records", "cast(summary['total-records'] as bigint)", "count"),
+        ),
+        of_snapshot=False,
+    ),
+    "refs": MetadataTable(
+        "The branches and tags.",
+        (
+            TextColumn("name"),
+            TextColumn("type"),
+            TextColumn("snapshot_id"),
+            TextColumn("max_reference_age_in_ms", kind="count"),
+            TextColumn("min_snapshots_to_keep", kind="count"),
+            TextColumn("max_snapshot_age_in_ms", kind="count"),
+        ),
+        of_snapshot=False,
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Shown:
+    """How rows are to be printed."""
+
+    as_json: bool
+    columns: tuple[str, ...]
+    where: str | None
+    limit: int | None
+
+    def __post_init__(self) -> None:
+        if not self.as_json and self.limit is not None and self.limit > MOST_TEXT_ROWS:
+            raise click.UsageError(f"--limit above {MOST_TEXT_ROWS:,} needs --output json")
+
+    def print(self, rows: DataFrame, text: Sequence[TextColumn], base: str) -> None:
+        """The rows on stdout; `text` are the columns of a table unless others are asked for."""
+        chosen = rows if self.where is None else rows.where(self.where)
+        if self.as_json:
+            with progress("Reading"):
+                print_json_rows(chosen.select(*self.columns) if self.columns else chosen, self.limit)
+        else:
+            named = [TextColumn(name) for name in self.columns]
+            with progress("Reading"):
+                print_rows(chosen, named or text, self.limit or TEXT_ROWS, base)
+
+
+def takes_output(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The option `--output`, handed over as `as_json`."""
+
+    @wraps(command)
+    def with_output(output: str, **given: Any) -> Any:
+        return command(as_json=output == "json", **given)
+
+    choice = click.Choice(["text", "json"])
+    return click.option("--output", "-o", type=choice, default="text", show_default=True, help="Form of the output.")(
+        with_output
+    )
+
+
+def takes_rows(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The options that say which rows and columns to print and how, handed over as `shown`."""
+
+    @wraps(command)
+    def with_shown(as_json: bool, columns: str | None, where: str | None, limit: int | None, **given: Any) -> Any:
+        names = tuple(name.strip() for name in columns.split(",")) if columns else ()
+        return command(shown=Shown(as_json, names, where, limit), **given)
+
+    rows = f"Rows to print. [default: {TEXT_ROWS} as text, all as JSON]"
+    limited = click.option("--limit", type=click.IntRange(min=1), metavar="N", help=rows)
+    chosen = click.option(
+        "--where", metavar="SQL", help="Only rows that meet this Spark SQL condition on the output's columns."
+    )
+    named = click.option("--columns", metavar="A,B", help="Only these columns, by their names in the JSON output.")
+    return takes_output(named(chosen(limited(with_shown))))
+
+
+def metadata_command(name: str, shown_as: MetadataTable) -> click.Command:
+    """The command that prints one metadata table."""
+
+    def run(source: Source, shown: Shown, moment: Moment | None = None) -> None:
+        with progress("Opening the table"):
+            table = source.open()
+            rows = _rows(table, name, moment)
+        shown.print(rows, text_columns(table, shown_as.text), table.location())
+
+    options = takes_rows(takes_source(run))
+    return click.command(name, help=shown_as.help)(takes_moment(options) if shown_as.of_snapshot else options)
+
+
+def text_columns(table: Table, columns: Sequence[TextColumn]) -> list[TextColumn]:
+    """The columns of a text table; those of partitions only where the table has any."""
+    partitioned = bool(table.state.partition_type.fields)
+    return [column for column in columns if partitioned or column.name not in {"partition", "spec"}]
+
+
+def _rows(table: Table, name: str, moment: Moment | None) -> DataFrame:
+    method = getattr(table.inspect, name)
+    rows: DataFrame = method() if moment is None else method(snapshot_id=moment.of(table))
+    return rows
