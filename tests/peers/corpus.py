@@ -21,8 +21,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tests.peers.file_maker import local_path
 from tests.peers.java import Java, JavaTable
-from tests.peers.workshop import NAMESPACE, Workshop, local_path
+from tests.peers.workshop import NAMESPACE, Workshop
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from pyiceberg.schema import Schema
     from pyspark.sql import SparkSession
 
-BUILDERS = ("types", "partitions", "evolution", "deletes", "equality")
+BUILDERS = ("types", "partitions", "evolution", "deletes", "equality", "history", "names", "odd", "pyiceberg")
 ALL_VERSIONS = (1, 2, 3, 4)
 
 

@@ -5,47 +5,23 @@ Java is called through py4j, so it needs a classic Spark session that has the Ic
 
 from __future__ import annotations
 
-import json
+from collections import defaultdict
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from pyiceberg.types import UnknownType
 from pyspark.sql import DataFrame
 
+from tests.peers.content_files import ContentFiles
 from tests.peers.expressions import filter_json
-from tests.peers.values import java_type, python_value
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from pyiceberg.expressions import BooleanExpression
     from pyiceberg.schema import Schema
-    from pyiceberg.types import IcebergType
     from pyspark.sql import SparkSession
 
-CONTENTS = {"data": 0, "position-deletes": 1, "equality-deletes": 2}
-FILE_KEYS = {
-    "file_path": "file-path",
-    "file_size_in_bytes": "file-size-in-bytes",
-    "record_count": "record-count",
-}
-DATA_KEYS = {"split_offsets": "split-offsets", "sort_order_id": "sort-order-id", "first_row_id": "first-row-id"}
-DELETE_KEYS = {
-    "referenced_data_file": "referenced-data-file",
-    "content_offset": "content-offset",
-    "content_size_in_bytes": "content-size-in-bytes",
-    "equality_ids": "equality-ids",
-}
-GETTERS = {"file-path": "location", "file-size-in-bytes": "fileSizeInBytes", "record-count": "recordCount"}
-DATA_GETTERS = {"split-offsets": "splitOffsets", "sort-order-id": "sortOrderId", "first-row-id": "firstRowId"}
-DELETE_GETTERS = {
-    "referenced-data-file": "referencedDataFile",
-    "content-offset": "contentOffset",
-    "content-size-in-bytes": "contentSizeInBytes",
-    "equality-ids": "equalityFieldIds",
-}
-LISTS = {"split-offsets", "equality-ids"}
 # Java's names of the metadata tables, which are sparkmeta's `table.inspect` methods too.
 METADATA_TABLES = (
     "entries",
@@ -146,13 +122,6 @@ class Java:
         return bool(self.iceberg.expressions.ExpressionUtil.equivalent(one, other, struct, case_sensitive))
 
 
-def json_value(value: Any) -> Any:
-    """A value of a Java partition tuple, as py4j gives it, in the form of JSON single values."""
-    if not hasattr(value, "getClass"):
-        return value
-    return bytes(value.array()).hex() if "ByteBuffer" in value.getClass().getName() else value.toString()
-
-
 def iterate(iterable: Any) -> Iterator[Any]:
     """The elements of a Java CloseableIterable, which is closed at the end."""
     iterator = iterable.iterator()
@@ -172,8 +141,8 @@ class JavaTable:
     _files: dict[Any, dict[str, Any]] = field(default_factory=dict, repr=False)
 
     @cached_property
-    def specs(self) -> dict[int, Any]:
-        return dict(self.table.specs())
+    def content(self) -> ContentFiles:
+        return ContentFiles(self.java, self.table)
 
     @cached_property
     def snapshot_ids(self) -> list[int]:
@@ -183,12 +152,6 @@ class JavaTable:
     def current_snapshot_id(self) -> int | None:
         snapshot = self.table.currentSnapshot()
         return None if snapshot is None else int(snapshot.snapshotId())
-
-    @cached_property
-    def partition_names(self) -> dict[int, str]:
-        """The fields of the table's common partition type, by field id, in its order."""
-        fields = self.java.iceberg.Partitioning.partitionType(self.table).fields()
-        return {each.fieldId(): each.name() for each in fields}
 
     # --- planning
 
@@ -246,6 +209,15 @@ class JavaTable:
             for combined in iterate(scan.planTasks())
         ]
 
+    def bounds(self, at: At = NOW) -> dict[int, list[bytes]]:
+        """Per field id the lower and upper bounds of the planned files, as stored."""
+        found: dict[int, list[bytes]] = defaultdict(list)
+        for task in iterate(self.scan(at=at).includeColumnStats().planFiles()):
+            for bounds in (task.file().lowerBounds(), task.file().upperBounds()):
+                for field_id, value in (bounds or {}).items():
+                    found[field_id].append(bytes(value.array()))
+        return found
+
     def _row(self, task: Any, at: At) -> dict[str, Any]:
         deletes = [self._content_file(each, at) for each in task.deletes()]
         residual = self.java.expressions.toJson(task.residual())
@@ -254,60 +226,8 @@ class JavaTable:
     def _content_file(self, file: Any, at: At) -> dict[str, Any]:
         key = (at, file.manifestLocation(), file.pos())
         if key not in self._files:
-            self._files[key] = self._describe(file) | {"manifest_path": key[1], "manifest_pos": key[2]}
+            self._files[key] = self.content.describe(file) | {"manifest_path": key[1], "manifest_pos": key[2]}
         return self._files[key]
-
-    def _describe(self, file: Any) -> dict[str, Any]:
-        spec_id = file.specId()
-        spec = self.specs[spec_id]
-        if spec_id in self.unparsable_specs:
-            described = self._by_getters(file)
-        else:
-            described = json.loads(self.java.content_files.toJson(file, spec))
-        row = {name: described.get(key) for name, key in FILE_KEYS.items()} | {
-            "file_format": described["file-format"].upper(),
-            "spec_id": spec_id,
-            "data_sequence_number": file.dataSequenceNumber(),
-            "file_sequence_number": file.fileSequenceNumber(),
-        }
-        if (content := CONTENTS[described["content"]]) == 0:
-            keys, row["partition"] = DATA_KEYS, self._partition(spec_id, described.get("partition", []))
-        else:
-            keys, row["content"] = DELETE_KEYS, content
-        return row | {name: described.get(key) for name, key in keys.items()}
-
-    @cached_property
-    def unparsable_specs(self) -> set[int]:
-        """Specs of whose files ContentFileParser writes no JSON: with void fields only, or of a dropped column."""
-        return {
-            spec_id
-            for spec_id, fields in self.partition_fields.items()
-            if any(isinstance(kind, UnknownType) for _, kind in fields)
-            or (fields and self.specs[spec_id].isUnpartitioned())
-        }
-
-    def _by_getters(self, file: Any) -> dict[str, Any]:
-        """What ContentFileParser would write."""
-        content = file.content().name().lower().replace("_", "-")
-        getters = GETTERS | (DATA_GETTERS if content == "data" else DELETE_GETTERS)
-        described = {key: getattr(file, getter)() for key, getter in getters.items()}
-        lists = {key: list(value) for key, value in described.items() if key in LISTS and value is not None}
-        values, anything = file.partition(), self.java.anything
-        partition = [json_value(values.get(pos, anything)) for pos in range(values.size())]
-        return described | lists | {"content": content, "file-format": file.format().name(), "partition": partition}
-
-    @cached_property
-    def partition_fields(self) -> dict[int, list[tuple[int, IcebergType]]]:
-        """Per spec id the field ids of its partition type and their types."""
-        return {
-            spec_id: [(each.fieldId(), java_type(each.type().toString())) for each in spec.partitionType().fields()]
-            for spec_id, spec in self.specs.items()
-        }
-
-    def _partition(self, spec_id: int, values: list[Any]) -> dict[str, Any]:
-        fields = zip(self.partition_fields[spec_id], values, strict=True)
-        known = {field_id: python_value(value, field_type) for (field_id, field_type), value in fields}
-        return {name: known.get(field_id) for field_id, name in self.partition_names.items()}
 
     # --- metadata tables
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from decimal import Decimal as D
+from decimal import Decimal
 from typing import TYPE_CHECKING
 
 from tests.peers.corpus import recipe
@@ -52,7 +52,9 @@ def equality_global(shop: Workshop, version: int) -> None:
     shop.row_delta(shop.equality_delete("later.parquet", {"id": [1]}))
     shop.set(write__metadata__metrics__default="none")
     shop.insert("4, 'unmeasured', null")
-    shop.row_delta(shop.equality_delete("last.parquet", {"id": [4]}), shop.equality_delete("far.parquet", {"s": ["zz"]}))
+    shop.row_delta(
+        shop.equality_delete("last.parquet", {"id": [4]}), shop.equality_delete("far.parquet", {"s": ["zz"]})
+    )
 
 
 @recipe("deletes", "equality", "partitions", "evolved", versions=(2, 3, 4))
@@ -119,7 +121,8 @@ def equality_void(shop: Workshop, version: int) -> None:
     shop.table.updateSpec().removeField("id_void").addField(terms.ref("s")).commit()
     shop.append(shop.data_file("b.parquet", {"id": [1], "s": ["a"]}, ["a"], spec_id=1))
     shop.row_delta(
-        shop.equality_delete("void-again.parquet", {"id": [1]}), shop.equality_delete("a.parquet", {"id": [1]}, ["a"], 1)
+        shop.equality_delete("void-again.parquet", {"id": [1]}),
+        shop.equality_delete("a.parquet", {"id": [1]}, ["a"], 1),
     )
 
 
@@ -128,7 +131,7 @@ TYPED = {
     "l": ([-(2**40), 2**40], [2**40 + 1, 2**41]),
     "f": ([-0.0, 1.5], [0.0, 0.0]),
     "d": ([float("nan"), 1.0], [5.0, float("nan")]),
-    "dec": ([D("1.20"), D("5.00")], [D("5.01"), D("9.00")]),
+    "dec": ([Decimal("1.20"), Decimal("5.00")], [Decimal("5.01"), Decimal("9.00")]),
     "day": ([0, 10], [-5, -1]),
     "ts": ([-1, 10**15], [-(10**6), -2]),
     "s": (["a", "z" * 20], ["z" * 16 + "y", "z" * 30]),
