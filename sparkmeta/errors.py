@@ -64,6 +64,10 @@ class InvalidFilterError(SparkmetaError, ValueError):
     """A filter that can't be read, or that does not fit the table's schema."""
 
 
+class SettingError(SparkmetaError, ValueError):
+    """A setting whose name or value can't be used."""
+
+
 class SessionError(SparkmetaError, RuntimeError):
     """No Spark session can be had."""
 

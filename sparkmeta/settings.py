@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import Field, dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Literal
 
-from sparkmeta.errors import SparkmetaError, shown
+from sparkmeta.errors import SettingError, shown
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -16,10 +16,6 @@ PREFIX = "spark.sparkmeta."
 
 _KIB, _MIB, _GIB = 1 << 10, 1 << 20, 1 << 30
 _UNITS = {"b": 1, "k": _KIB, "kb": _KIB, "m": _MIB, "mb": _MIB, "g": _GIB, "gb": _GIB}
-
-
-class SettingError(SparkmetaError, ValueError):
-    """A setting whose value can't be used."""
 
 
 def _knob(default: Any, doc: str, *, choices: tuple[str, ...] = ()) -> Any:

@@ -30,7 +30,11 @@ def pytest_configure(config: pytest.Config) -> None:
     prepare_environment()
     os.environ.setdefault("SPARK_LOCAL_DIRS", str(scratch / "local"))
     options = spark_options(scratch) | (iceberg_options(jar, scratch) if (jar := iceberg_jar()) else {})
-    SparkConfigBuilder.initialize([f"{key}: {value}" for key, value in options.items()])
+    if config.option.spark_connect_url:
+        del options["spark.master"]
+    SparkConfigBuilder.initialize(
+        [f"{key}: {value}" for key, value in options.items()], spark_connect_url=config.option.spark_connect_url
+    )
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

@@ -58,6 +58,7 @@ def test_no_java_says_what_to_install(tmp_path: Path, machine_without_java: pyte
         java_home()
 
 
+@pytest.mark.connect
 def test_local_session_is_the_one_that_runs(spark: SparkSession) -> None:
     assert local_session(config={"spark.sparkmeta.discovery-parallelism": "4"}) is spark
     assert spark.conf.get("spark.sparkmeta.discovery-parallelism") == "4"
@@ -72,10 +73,12 @@ def test_resolve_session(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -
         resolve_session(None)
 
 
-def test_a_classic_session_is_not_connect(spark: SparkSession) -> None:
-    assert not is_connect(spark)
+@pytest.mark.connect
+def test_is_connect(spark: SparkSession, pytestconfig: pytest.Config) -> None:
+    assert is_connect(spark) is bool(pytestconfig.option.spark_connect_url)
 
 
+@pytest.mark.connect
 def test_materialize_keeps_rows_and_recomputes_nothing(spark: SparkSession) -> None:
     random = spark.range(100).selectExpr("id", "uuid() AS value")
     kept = materialize(random)

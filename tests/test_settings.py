@@ -4,7 +4,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from sparkmeta.settings import SettingError, Settings, from_conf, settings
+from sparkmeta.errors import SettingError
+from sparkmeta.settings import Settings, from_conf, settings
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

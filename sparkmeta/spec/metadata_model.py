@@ -19,6 +19,7 @@ from pydantic import (
 from pyiceberg.partitioning import PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.table import metadata as iceberg
+from pyiceberg.table.refs import MAIN_BRANCH
 from pyiceberg.table.sorting import SortOrder
 
 from sparkmeta.spec.partitioning import (
@@ -85,6 +86,13 @@ class _Metadata(iceberg.TableMetadataCommonFields):
 
     def snapshot_by_id(self, snapshot_id: int) -> Snapshot | None:
         return self._snapshots_by_id.get(snapshot_id)
+
+    def snapshot_by_name(self, name: str | None) -> Snapshot | None:
+        ref = self.refs.get(name or MAIN_BRANCH)
+        return None if ref is None else self.snapshot_by_id(ref.snapshot_id)
+
+    def current_snapshot(self) -> Snapshot | None:
+        return None if self.current_snapshot_id is None else self.snapshot_by_id(self.current_snapshot_id)
 
     @cached_property
     def _snapshots_by_id(self) -> dict[int, Snapshot]:

