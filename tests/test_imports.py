@@ -18,6 +18,7 @@ PACKAGE = Path(sparkmeta.__file__).parent
 LAYERS = [
     {"errors"},
     {"settings"},
+    {"java"},
     {"session"},
     {"spec"},
     {"storage", "columns"},

@@ -11,7 +11,7 @@ from typing import Literal
 
 import pyspark
 
-from sparkmeta.session import java_home
+from sparkmeta.java import java_home
 from tests.conftest import iceberg_jar
 
 ROOT = Path(__file__).parents[2]
