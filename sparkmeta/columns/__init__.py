@@ -1,0 +1,1 @@
+"""Iceberg expressions as Spark Columns. No I/O."""

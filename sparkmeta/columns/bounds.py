@@ -1,0 +1,200 @@
+"""Single-value binary serialization, read a whole Arrow array at a time (table spec, Appendix D).
+
+Imports nothing but numpy and pyarrow, so that Spark tasks can use it.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+if TYPE_CHECKING:
+    from decimal import Decimal
+
+_ARROW_TYPES: Final = {
+    "boolean": pa.bool_(),
+    "int": pa.int32(),
+    "long": pa.int64(),
+    "float": pa.float32(),
+    "double": pa.float64(),
+    "date": pa.date32(),
+    "time": pa.int64(),
+    "timestamp": pa.timestamp("us"),
+    "timestamptz": pa.timestamp("us", "UTC"),
+    "timestamp_ns": pa.int64(),
+    "timestamptz_ns": pa.int64(),
+    "string": pa.string(),
+    "uuid": pa.binary(),
+    "binary": pa.binary(),
+    "variant": pa.binary(),
+    "unknown": pa.null(),
+}
+_BINARY_WITH_PARAMETERS: Final = ("fixed", "geometry", "geography")
+_DECIMAL: Final = re.compile(r"decimal\(\s*(\d+)\s*,\s*(\d+)\s*\)")
+_DAY_MICROS: Final = 86_400_000_000
+
+# Bounds that a type promotion left behind: the narrow form, and what one of its units is in the wide one.
+_PROMOTED: Final = {
+    "long": ("<i4", 1),
+    "double": ("<f4", 1),
+    "timestamp": ("<i4", _DAY_MICROS),
+    "timestamp_ns": ("<i4", _DAY_MICROS * 1000),
+}
+
+
+def bound_arrow_type(name: str) -> pa.DataType:
+    """The Arrow type of values and bounds of an Iceberg primitive type, given by its name.
+
+    UUIDs, geometries and variants are binary; time and nanosecond timestamps are 64-bit integers of their own unit;
+    the rest is as in Spark. Raises ValueError for a name that is no primitive type.
+    """
+    if decimal := _DECIMAL.fullmatch(name):
+        return pa.decimal128(int(decimal[1]), int(decimal[2]))
+    if name.startswith(_BINARY_WITH_PARAMETERS):
+        return pa.binary()
+    if name not in _ARROW_TYPES:
+        raise ValueError(f"{name!r} is not a primitive type of Iceberg")
+    return _ARROW_TYPES[name]
+
+
+def decode_bounds(values: pa.BinaryArray, type_name: str) -> pa.Array:
+    """The values that lower_bounds, upper_bounds and partition summaries hold as bytes.
+
+    Args:
+        values: serialized values; null stays null.
+        type_name: the column's present Iceberg type. Shorter values of a type that was promoted are widened: int to
+            long, float to double, decimal to a higher precision, date to timestamp or timestamp_ns.
+
+    Returns an array of ``bound_arrow_type(type_name)``. Raises ValueError that names the value and the type where the
+    bytes are not a value of that type.
+    """
+    arrow_type = bound_arrow_type(type_name)
+    if len(values) == 0 or pa.types.is_null(arrow_type):
+        return pa.nulls(len(values), arrow_type)
+    if pa.types.is_binary(arrow_type):
+        return _binary(values, type_name)
+    if pa.types.is_string(arrow_type):
+        return _strings(values)
+    if pa.types.is_decimal(arrow_type):
+        return _decimals(values, type_name, arrow_type)
+    if pa.types.is_boolean(arrow_type):
+        return pa.array(_fixed_width(values, type_name, "u1") != 0, mask=_null_mask(values))
+    decoded = pa.array(_numbers(values, type_name, arrow_type), mask=_null_mask(values))
+    return decoded.cast(arrow_type)
+
+
+def _numbers(values: pa.BinaryArray, type_name: str, arrow_type: pa.DataType) -> np.ndarray:
+    width = arrow_type.bit_width // 8
+    dtype = f"<f{width}" if pa.types.is_floating(arrow_type) else f"<i{width}"
+    if type_name not in _PROMOTED:
+        return _fixed_width(values, type_name, dtype)
+    narrow_dtype, unit = _PROMOTED[type_name]
+    narrow = pc.equal(pc.binary_length(values), 4)
+    if not pc.any(narrow).as_py():
+        return _fixed_width(values, type_name, dtype)
+    narrow_values = _fixed_width(_only(values, narrow), type_name, narrow_dtype).astype(dtype)
+    if unit != 1:
+        _check_days(values, narrow_values, type_name, unit)
+        narrow_values *= unit
+    wide_values = _fixed_width(_only(values, pc.invert(narrow)), type_name, dtype)
+    return np.where(np.asarray(pc.fill_null(narrow, False)), narrow_values, wide_values)
+
+
+def _check_days(values: pa.BinaryArray, days: np.ndarray, type_name: str, unit: int) -> None:
+    limit = np.iinfo(np.int64).max // unit
+    _refuse(values, np.abs(days) > limit, type_name, "it is a date outside of the type's range")
+
+
+def _only(values: pa.BinaryArray, mask: pa.BooleanArray) -> pa.BinaryArray:
+    return pc.if_else(mask, values, pa.scalar(None, values.type))
+
+
+def _fixed_width(values: pa.BinaryArray, type_name: str, dtype: str) -> np.ndarray:
+    """Values of one width as numpy; nulls are zero."""
+    width = np.dtype(dtype).itemsize
+    starts, lengths, data = _layout(values)
+    valid = ~_null_mask(values)
+    _refuse(values, valid & (lengths != width), type_name, f"it should be {width} bytes long")
+    rows = np.zeros((len(values), width), np.uint8)
+    if lengths.sum() == width * valid.sum():  # no bytes behind a null: the values stand side by side
+        rows[valid] = data[starts[0] : starts[0] + lengths.sum()].reshape(-1, width)
+    else:
+        rows[valid] = data[starts[valid, None] + np.arange(width)]
+    return rows.view(dtype)[:, 0]
+
+
+def _decimals(values: pa.BinaryArray, type_name: str, arrow_type: pa.Decimal128Type) -> pa.Array:
+    """Big-endian two's complement of any length, widened to Arrow's little-endian 16 bytes."""
+    starts, lengths, data = _layout(values)
+    valid = ~_null_mask(values)
+    _refuse(values, valid & ((lengths == 0) | (lengths > 16)), type_name, "it should be 1 to 16 bytes long")
+    rows = np.zeros((len(values), 16), np.uint8)
+    negative = np.zeros(len(values), bool)
+    negative[valid] = data[starts[valid]] >= 0x80
+    rows[negative] = 0xFF
+    for place in range(16):
+        present = valid & (lengths > place)
+        rows[present, place] = data[(starts + lengths - 1 - place)[present]]
+    decimals = pa.Array.from_buffers(
+        pa.decimal128(38, arrow_type.scale), len(values), [None, pa.py_buffer(rows.tobytes())]
+    )
+    _check_digits(values, decimals, type_name, arrow_type)
+    return pc.if_else(values.is_valid(), decimals, pa.scalar(None, decimals.type)).cast(arrow_type)
+
+
+def _check_digits(values: pa.BinaryArray, decimals: pa.Array, type_name: str, arrow_type: pa.Decimal128Type) -> None:
+    extremes = pc.min_max(decimals).as_py()
+    if max(_digits(extreme) for extreme in extremes.values()) > arrow_type.precision:
+        beyond = np.array([_digits(decimal) > arrow_type.precision for decimal in decimals.to_pylist()])
+        _refuse(values, beyond, type_name, f"it has more than {arrow_type.precision} digits")
+
+
+def _digits(value: Decimal) -> int:
+    return len(value.as_tuple().digits)
+
+
+def _strings(values: pa.BinaryArray) -> pa.StringArray:
+    try:
+        return values.cast(pa.string())
+    except pa.ArrowInvalid:
+        bad = np.array([value is not None and not _is_utf8(value) for value in values.to_pylist()])
+        _refuse(values, bad, "string", "it is not UTF-8")
+        raise
+
+
+def _is_utf8(value: bytes) -> bool:
+    try:
+        value.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _binary(values: pa.BinaryArray, type_name: str) -> pa.BinaryArray:
+    if type_name == "uuid":
+        _, lengths, _ = _layout(values)
+        _refuse(values, ~_null_mask(values) & (lengths != 16), type_name, "it should be 16 bytes long")
+    return values.cast(pa.binary())
+
+
+def _layout(values: pa.BinaryArray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Where each value starts, how long it is, and all bytes."""
+    _, offset_buffer, data_buffer = values.buffers()
+    offset_type = np.int64 if pa.types.is_large_binary(values.type) else np.int32
+    offsets = np.frombuffer(offset_buffer, offset_type)[values.offset : values.offset + len(values) + 1]
+    data = np.frombuffer(data_buffer, np.uint8) if data_buffer is not None else np.zeros(0, np.uint8)
+    return offsets[:-1].astype(np.int64), np.diff(offsets).astype(np.int64), data
+
+
+def _null_mask(values: pa.BinaryArray) -> np.ndarray:
+    return np.asarray(values.is_null())
+
+
+def _refuse(values: pa.BinaryArray, bad: np.ndarray, type_name: str, problem: str) -> None:
+    if bad.any():
+        value = values[int(np.argmax(bad))].as_py()
+        raise ValueError(f"0x{value.hex()} is not a value of type {type_name}: {problem}")

@@ -1,0 +1,114 @@
+"""Comparisons of columns in bound form with literals, safe to be pushed into Parquet."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final
+
+from pyiceberg.types import DoubleType, FloatType, IcebergType
+from pyspark.sql import Column
+from pyspark.sql import functions as F
+
+from sparkmeta.columns.types import bound_type, typed_literal
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from pyiceberg.types import PrimitiveType
+
+Comparison = Callable[[Any, Any], Any]
+
+# Spark hands dates and instants to Parquet as java.sql.Date and Timestamp, whose calendar skips ten days of 1582 and
+# overflows near the ends of the range: before 1900 a pushed comparison may drop rows or fail.
+_PUSHED_FROM_DAY: Final = -25_567
+_DAY_MICROS: Final = 86_400_000_000
+
+_HEX: Final = "0123456789ABCDEF"
+_SIGNED_HEX: Final = "89ABCDEF01234567"
+_LAST_BEFORE_SURROGATES: Final = 0xD7FF
+_FIRST_AFTER_SURROGATES: Final = 0xE000
+_LAST_CODE_POINT: Final = 0x10FFFF
+
+
+def is_floating(field_type: IcebergType) -> bool:
+    """Whether values of the type may be NaN."""
+    return isinstance(field_type, FloatType | DoubleType)
+
+
+def compare(
+    operation: Comparison,
+    column: Column,
+    value: Any,
+    primitive: PrimitiveType,
+    *,
+    strict: bool = False,
+) -> Column:
+    """A column in bound form compared with a literal, or a Column: ``operation`` is one of the operator module's.
+
+    Null where the column is null. Floating point numbers are ordered as in Spark: NaN is the greatest, -0.0 equals 0.0.
+    UUIDs have two orders in use, by unsigned bytes and by java.util.UUID's two signed halves: the result is true where
+    the comparison holds in either of them, or with ``strict`` in both.
+    """
+    left, (right,) = _sides(column, [value], primitive)
+    compared: Column = operation(left, right)
+    if str(primitive) != "uuid" or operation is operator.eq:
+        return compared
+    signed: Column = operation(_signed(column), F.lit(_signed_text(value)))
+    return compared & signed if strict else compared | signed
+
+
+def one_of(column: Column, values: Collection[Any], primitive: PrimitiveType) -> Column:
+    """Whether a column in bound form is one of the literals; null where the column is null."""
+    left, literals = _sides(column, values, primitive)
+    return left.isin(literals)
+
+
+def _sides(column: Column, values: Collection[Any], primitive: PrimitiveType) -> tuple[Column, list[Column]]:
+    """A column and what to compare it with, written so that Spark pushes that into Parquet where it loses no row."""
+    if any(isinstance(value, Column) for value in values):
+        return _unsigned_zero(column, primitive) if is_floating(primitive) else column, list(values)
+    match str(primitive):
+        case "date" if min(values) < _PUSHED_FROM_DAY:
+            return F.unix_date(column), [F.lit(value) for value in values]
+        case "timestamptz" if min(values) < _PUSHED_FROM_DAY * _DAY_MICROS:
+            return F.unix_micros(column), [F.lit(value).cast("bigint") for value in values]
+    if is_floating(primitive):
+        return _unsigned_zero(column, primitive), [typed_literal(value + 0.0, primitive) for value in values]
+    return column, [typed_literal(value, primitive) for value in values]
+
+
+def _unsigned_zero(column: Column, primitive: PrimitiveType) -> Column:
+    """Turn -0.0 into 0.0; keep what follows out of Parquet, whose statistics leave out NaN and tell the zeros apart."""
+    return column + F.lit(0.0).cast(bound_type(primitive))
+
+
+def _signed(column: Column) -> Column:
+    """A text that sorts as java.util.UUID does."""
+    digits = F.hex(column)
+    return F.concat(
+        *(
+            part
+            for start in (1, 17)
+            for part in (
+                F.translate(F.substring(digits, start, 1), _HEX, _SIGNED_HEX),
+                F.substring(digits, start + 1, 15),
+            )
+        )
+    )
+
+
+def _signed_text(value: bytes) -> str:
+    digits = value.hex().upper()
+    flip = str.maketrans(_HEX, _SIGNED_HEX)
+    return digits[0].translate(flip) + digits[1:16] + digits[16].translate(flip) + digits[17:]
+
+
+def prefix_end(prefix: str) -> str | None:
+    """The smallest string that is greater than every string with the prefix; None if there is none."""
+    for end in range(len(prefix), 0, -1):
+        code_point = ord(prefix[end - 1])
+        if code_point < _LAST_CODE_POINT:
+            following = _FIRST_AFTER_SURROGATES if code_point == _LAST_BEFORE_SURROGATES else code_point + 1
+            return prefix[: end - 1] + chr(following)
+    return None

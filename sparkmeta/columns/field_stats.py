@@ -1,0 +1,185 @@
+"""What the stats of one column in one file say about its values."""
+
+from __future__ import annotations
+
+import operator
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from pyiceberg.types import IcebergType, PrimitiveType, UUIDType
+from pyspark.sql import Column
+from pyspark.sql import functions as F
+
+from sparkmeta.columns.comparison import Comparison, compare, is_floating, one_of
+from sparkmeta.columns.truth import Truth, all_of, any_of, negated
+from sparkmeta.columns.types import literal_array
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+IN_LIMIT: Final = 200
+"""More literals than this in an IN are not compared with bounds, as in Iceberg."""
+
+_UNBOUNDED: Final = ("unknown", "variant", "geometry", "geography")
+
+
+class FieldStats(NamedTuple):
+    """Stats of one column in one file, bounds in bound form; None or null where a stat is not known."""
+
+    lower_bound: Column | None
+    upper_bound: Column | None
+    value_count: Column | None
+    null_value_count: Column | None
+    nan_value_count: Column | None
+
+
+class Bound:
+    """A lower or upper bound that may be missing, or NaN, which is no bound either.
+
+    Args:
+        column: the bound; None where there is none.
+        field_type: the column's type.
+    """
+
+    def __init__(self, column: Column | None, field_type: IcebergType) -> None:
+        known = isinstance(field_type, PrimitiveType) and not str(field_type).startswith(_UNBOUNDED)
+        self.column = column if known else None
+        self.field_type = field_type
+
+    @property
+    def primitive(self) -> PrimitiveType:
+        assert isinstance(self.field_type, PrimitiveType)
+        return self.field_type
+
+    @cached_property
+    def nan(self) -> Truth:
+        if self.column is None or not is_floating(self.field_type):
+            return False
+        return F.isnan(self.column)
+
+    @cached_property
+    def unknown(self) -> Truth:
+        return True if self.column is None else any_of(self.column.isNull(), self.nan)
+
+    def allows(self, operation: Comparison, value: Any) -> Truth:
+        """Whether the bound is unknown, or compares so with a literal."""
+        if self.column is None:
+            return True
+        return any_of(self.unknown, compare(operation, self.column, value, self.primitive))
+
+    def proves(self, operation: Comparison, value: Any) -> Truth:
+        """Whether the bound is known and certainly compares so with a literal."""
+        if self.column is None:
+            return False
+        return all_of(
+            negated(self.nan), _certainly(compare(operation, self.column, value, self.primitive, strict=True))
+        )
+
+    def starts_with(self, prefix: str) -> Truth:
+        return False if self.column is None else _certainly(self.column.startswith(prefix))
+
+    def is_one_of(self, values: Collection[Any]) -> Truth:
+        return False if self.column is None else _certainly(one_of(self.column, values, self.primitive))
+
+
+class ColumnStats:
+    """Everything that can be concluded from the stats of one column; no conclusion is ever null.
+
+    Args:
+        stats: of the column.
+        record_count: rows in the file.
+        field_type: the column's type.
+    """
+
+    def __init__(self, stats: FieldStats, record_count: Column, field_type: IcebergType) -> None:
+        self.stats = stats
+        self.record_count = record_count
+        self.field_type = field_type
+        self.lower = Bound(stats.lower_bound, field_type)
+        self.upper = Bound(stats.upper_bound, field_type)
+
+    @cached_property
+    def all_null(self) -> Truth:
+        return _known_equal(self.stats.value_count, self.stats.null_value_count)
+
+    @cached_property
+    def no_null(self) -> Truth:
+        """Rows whose parent struct is null may be left out of the counts; they are null too."""
+        return all_of(_known_zero(self.stats.null_value_count), negated(self._some_uncounted))
+
+    @cached_property
+    def all_nan(self) -> Truth:
+        """Whether all counted values are NaN."""
+        return _known_equal(self.stats.value_count, self.stats.nan_value_count)
+
+    @cached_property
+    def every_row_nan(self) -> Truth:
+        return all_of(self.all_nan, negated(self._some_uncounted))
+
+    @cached_property
+    def no_nan(self) -> Truth:
+        return negated(is_floating(self.field_type)) or _known_zero(self.stats.nan_value_count)
+
+    @cached_property
+    def has_values(self) -> Truth:
+        """Whether there may be a value that is neither null nor NaN."""
+        return negated(any_of(self.all_null, self.all_nan if is_floating(self.field_type) else False))
+
+    @cached_property
+    def _some_uncounted(self) -> Truth:
+        if self.stats.value_count is None:
+            return False
+        return _certainly(self.stats.value_count < self.record_count)
+
+    def range_has(self, values: Collection[Any]) -> Truth:
+        """Whether one of the literals lies within the bounds; an unknown lower bound allows all of them."""
+        lower, upper = self.lower, self.upper
+        if lower.column is None:
+            return True
+        if isinstance(self.field_type, UUIDType):
+            within = any_of(*(all_of(lower.allows(operator.le, one), upper.allows(operator.ge, one)) for one in values))
+        else:
+            literals = literal_array([(one, lower.primitive)] for one in values)
+            within = F.exists(literals, lambda one: _within(one, lower.column, upper))
+        return any_of(lower.unknown, within)
+
+    def single_value(self, values: Collection[Any]) -> Truth:
+        """Whether every row certainly holds one and the same value, and that is one of the literals."""
+        return all_of(self.no_null, self.no_nan, self.one_value(values))
+
+    def one_value(self, values: Collection[Any]) -> Truth:
+        """Whether the bounds are equal, and one of the literals: nulls and NaNs aside, that is every value."""
+        return all_of(self._equal_bounds, self.lower.is_one_of(values))
+
+    @cached_property
+    def _equal_bounds(self) -> Truth:
+        if self.lower.column is None or self.upper.column is None:
+            return False
+        return _certainly(self.lower.column == self.upper.column)
+
+    def range_lacks(self, values: Collection[Any]) -> Truth:
+        """Whether every literal certainly lies outside of the bounds."""
+        return all_of(
+            *(any_of(self.lower.proves(operator.gt, one), self.upper.proves(operator.lt, one)) for one in values)
+        )
+
+
+def _within(value: Column, lower: Column | None, upper: Bound) -> Column:
+    below = True if upper.column is None else any_of(upper.unknown, value <= upper.column)
+    within = all_of(True if lower is None else value >= lower, below)
+    assert isinstance(within, Column)
+    return within
+
+
+def _certainly(condition: Column) -> Column:
+    return F.coalesce(condition, F.lit(False))
+
+
+def _known_zero(count: Column | None) -> Truth:
+    return False if count is None else count.eqNullSafe(0)
+
+
+def _known_equal(one: Column | None, other: Column | None) -> Truth:
+    if one is None or other is None:
+        return False
+    return one.eqNullSafe(other) & _certainly(one >= 0)

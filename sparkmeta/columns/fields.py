@@ -1,0 +1,91 @@
+"""Fields of a schema, found by name for filters."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TYPE_CHECKING
+
+from pyiceberg.expressions import BoundReference
+from pyiceberg.schema import Accessor
+from pyiceberg.types import ListType, MapType, NestedField, StructType
+
+from sparkmeta.errors import InvalidFilterError, shown
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from pyiceberg.schema import Schema
+
+
+class FieldReference(BoundReference):
+    """A bound reference that knows its field's full name.
+
+    Its field is optional where the field itself or a struct around it is.
+    """
+
+    def __init__(self, field: NestedField, accessor: Accessor, name: str) -> None:
+        super().__init__(field, accessor)
+        self.name = name
+
+
+class SchemaFields:
+    """All fields of a schema that a filter can name.
+
+    Args:
+        schema: the fields' schema.
+        case_sensitive: whether upper and lower case differ in names.
+    """
+
+    def __init__(self, schema: Schema, case_sensitive: bool = True) -> None:
+        self.case_sensitive = case_sensitive
+        self.by_name: dict[str, list[tuple[FieldReference, str | None]]] = defaultdict(list)
+        for reference, container in _references(schema.as_struct(), (), (), False, None):
+            self.by_name[self._key(reference.name)].append((reference, container))
+
+    def _key(self, name: str) -> str:
+        return name if self.case_sensitive else name.lower()
+
+    def find(self, name: str) -> FieldReference:
+        """The field of a full name; raises InvalidFilterError if there is none, or more than one."""
+        found = self.by_name.get(self._key(name), [])
+        if not found:
+            raise InvalidFilterError(f"no column {shown(name)} in the schema")
+        if len(found) > 1:
+            names = ", ".join(f"{reference.name} (id {reference.field.field_id})" for reference, _ in found)
+            raise InvalidFilterError(f"column {shown(name)} is ambiguous: {names}")
+        (reference, container) = found[0]
+        if container is not None:
+            raise InvalidFilterError(f"column {reference.name} is inside of {container}: no filter can look there")
+        return reference
+
+
+def _references(
+    struct: StructType, names: tuple[str, ...], positions: tuple[int, ...], optional: bool, container: str | None
+) -> Iterator[tuple[FieldReference, str | None]]:
+    """Every field in a struct with the list or map that it is in, if any."""
+    for position, field in enumerate(struct.fields):
+        path, places = (*names, field.name), (*positions, position)
+        nullable = optional or not field.required
+        name = ".".join(path)
+        reference = FieldReference(field.model_copy(update={"required": not nullable}), _accessor(places), name)
+        yield reference, container
+        yield from _nested(field, path, places, nullable, container or name)
+
+
+def _nested(
+    field: NestedField, path: tuple[str, ...], places: tuple[int, ...], nullable: bool, name: str
+) -> Iterator[tuple[FieldReference, str | None]]:
+    match field.field_type:
+        case StructType() as struct:
+            yield from _references(struct, path, places, nullable, None)
+        case ListType() as elements:
+            yield from _references(StructType(elements.element_field), path, places, True, f"list {name}")
+        case MapType() as entries:
+            yield from _references(
+                StructType(entries.key_field, entries.value_field), path, places, True, f"map {name}"
+            )
+
+
+def _accessor(positions: tuple[int, ...]) -> Accessor:
+    first, *rest = positions
+    return Accessor(first, _accessor(tuple(rest)) if rest else None)

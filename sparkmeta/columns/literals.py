@@ -1,0 +1,323 @@
+"""Filter literals converted to a column's type, exactly or not at all."""
+
+from __future__ import annotations
+
+import enum
+import math
+import re
+import uuid
+from datetime import date
+from decimal import ROUND_FLOOR, ROUND_HALF_UP, Context, Decimal, InvalidOperation
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import numpy as np
+from pyiceberg.expressions.literals import (
+    BinaryLiteral,
+    BooleanLiteral,
+    DateLiteral,
+    DecimalLiteral,
+    DoubleLiteral,
+    FixedLiteral,
+    FloatLiteral,
+    Literal,
+    LongLiteral,
+    StringLiteral,
+    TimeLiteral,
+    TimestampLiteral,
+    UUIDLiteral,
+)
+from pyiceberg.types import DecimalType, FixedType, PrimitiveType
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_DAY_MICROS: Final = 86_400_000_000
+_EPOCH: Final = date(1970, 1, 1).toordinal()
+_CYCLE_YEARS: Final = 400
+_CYCLE_DAYS: Final = 146_097
+_INT: Final = (-(2**31), 2**31 - 1)
+_LONG: Final = (-(2**63), 2**63 - 1)
+_FLOAT_MAX: Final = float(np.finfo(np.float32).max)
+_DOUBLE_MAX: Final = int(np.finfo(np.float64).max)
+_EXACT: Final = Context(prec=1000)
+
+_DATE: Final = r"(?P<year>[+-]?\d{4,9})-(?P<month>\d\d)-(?P<day>\d\d)"
+_TIME: Final = r"(?P<hour>\d\d):(?P<minute>\d\d)(?::(?P<second>\d\d)(?:\.(?P<fraction>\d{1,9}))?)?"
+_OFFSET: Final = r"(?P<offset>[zZ]|[+-]\d\d:?\d\d)"
+_ISO_DATE: Final = re.compile(_DATE, re.ASCII)
+_ISO_TIME: Final = re.compile(_TIME, re.ASCII)
+_ISO_TIMESTAMP: Final = re.compile(f"{_DATE}(?:[T ]{_TIME}{_OFFSET}?)?", re.ASCII)
+
+
+class Place(enum.Enum):
+    """Where a literal lies among the values of a column's type."""
+
+    AT = enum.auto()
+    JUST_ABOVE = enum.auto()
+    """Between the value and the next greater one of the type."""
+    ABOVE_MAX = enum.auto()
+    BELOW_MIN = enum.auto()
+
+
+class Placed(NamedTuple):
+    """A value of a type, as pyiceberg's literals hold it, and how a literal lies to it."""
+
+    value: Any
+    place: Place = Place.AT
+
+
+def place_literal(literal: Literal[Any], primitive: PrimitiveType) -> Placed:
+    """Find a literal's place among the values of a column's type.
+
+    Converts what Iceberg converts: numbers to numbers, integers to dates (days), times and timestamps (micros),
+    timestamps to dates, ISO 8601 strings to dates, times and timestamps (an offset is needed for timestamptz and
+    refused for timestamp), hexadecimal strings to fixed and binary. Floating point literals are rounded to the scale
+    of a decimal and to the precision of a float; integers and decimals are never rounded, but placed between values.
+
+    Raises ValueError that says why, where the literal is not of a kind that converts.
+    """
+    convert = _CONVERSIONS.get(_kind(primitive))
+    if convert is None:
+        raise ValueError(f"values of type {primitive} can't be compared")
+    placed = convert(literal, primitive)
+    if placed is None:
+        raise ValueError(f"a literal of this kind does not convert to type {primitive}")
+    return placed
+
+
+def _kind(primitive: PrimitiveType) -> str:
+    return str(primitive).partition("(")[0].partition("[")[0]
+
+
+def _boolean(literal: Literal[Any], _type: PrimitiveType) -> Placed | None:
+    match literal:
+        case BooleanLiteral():
+            return Placed(literal.value)
+        case StringLiteral() if literal.value.lower() in ("true", "false"):
+            return Placed(literal.value.lower() == "true")
+    return None
+
+
+def _integer(low: int, high: int) -> Callable[[Literal[Any], PrimitiveType], Placed | None]:
+    def convert(literal: Literal[Any], _type: PrimitiveType) -> Placed | None:
+        if isinstance(literal, LongLiteral | DecimalLiteral | StringLiteral):
+            placed = _on_grid(_number(literal), 0, low, high)
+            return placed._replace(value=int(placed.value))
+        return None
+
+    return convert
+
+
+def _on_grid(number: Decimal, scale: int, low: int, high: int) -> Placed:
+    """Place a number among the multiples of 10^-scale whose unscaled value is from low to high."""
+    if number > (top := _scaled(high, scale)):
+        return Placed(top, Place.ABOVE_MAX)
+    if number < (bottom := _scaled(low, scale)):
+        return Placed(bottom, Place.BELOW_MIN)
+    floor = number.quantize(Decimal((0, (1,), -scale)), ROUND_FLOOR, _EXACT)
+    return Placed(floor, Place.AT if floor == number else Place.JUST_ABOVE)
+
+
+def _scaled(unscaled: int, scale: int) -> Decimal:
+    return Decimal(unscaled).scaleb(-scale, _EXACT)
+
+
+def _number(literal: Literal[Any]) -> Decimal:
+    try:
+        number = Decimal(literal.value)
+    except InvalidOperation as problem:
+        raise ValueError("it is not a number") from problem
+    if number.is_nan():
+        raise ValueError("NaN can't be compared; use IS NAN")
+    return number
+
+
+def _decimal(literal: Literal[Any], primitive: PrimitiveType) -> Placed | None:
+    assert isinstance(primitive, DecimalType)
+    limit = 10**primitive.precision - 1
+    match literal:
+        case LongLiteral() | DecimalLiteral() | StringLiteral():
+            return _on_grid(_number(literal), primitive.scale, -limit, limit)
+        case FloatLiteral() | DoubleLiteral():
+            number = Decimal(repr(literal.value))
+            if number.is_finite():
+                number = number.quantize(Decimal((0, (1,), -primitive.scale)), ROUND_HALF_UP, _EXACT)
+            return _on_grid(number, primitive.scale, -limit, limit)
+    return None
+
+
+def _double(literal: Literal[Any], _type: PrimitiveType) -> Placed | None:
+    if isinstance(literal, LongLiteral | DecimalLiteral | StringLiteral):
+        number = _number(literal)
+        if number.is_finite() and abs(number) > _DOUBLE_MAX:
+            return _beyond(number > 0)
+        return Placed(float(number))
+    if isinstance(literal, FloatLiteral | DoubleLiteral):
+        return Placed(literal.value)
+    return None
+
+
+def _float(literal: Literal[Any], primitive: PrimitiveType) -> Placed | None:
+    placed = _double(literal, primitive)
+    if placed is None or placed.place is not Place.AT:
+        return placed
+    if math.isfinite(placed.value) and abs(placed.value) > _FLOAT_MAX:
+        return _beyond(placed.value > 0)
+    return Placed(float(np.float32(placed.value)))
+
+
+def _beyond(above: bool) -> Placed:
+    return Placed(None, Place.ABOVE_MAX if above else Place.BELOW_MIN)
+
+
+def _in_range(number: int, low: int, high: int) -> Placed:
+    if low <= number <= high:
+        return Placed(number)
+    return _beyond(number > high)
+
+
+def _date(literal: Literal[Any], _type: PrimitiveType) -> Placed | None:
+    match literal:
+        case LongLiteral() | DateLiteral():
+            return _in_range(literal.value, *_INT)
+        case TimestampLiteral():
+            return _in_range(literal.value // _DAY_MICROS, *_INT)
+        case StringLiteral():
+            return _in_range(_days(_matched(_ISO_DATE, literal.value, "a date, YYYY-MM-DD")), *_INT)
+    return None
+
+
+def _time(literal: Literal[Any], _type: PrimitiveType) -> Placed | None:
+    match literal:
+        case LongLiteral() | TimeLiteral():
+            return _in_range(literal.value, 0, _DAY_MICROS - 1)
+        case StringLiteral():
+            return _on_tick(_nanos_of_day(_matched(_ISO_TIME, literal.value, "a time, HH:MM[:SS[.ffffff]]")), 1000)
+    return None
+
+
+def _timestamp(nanos_per_tick: int, zoned: bool) -> Callable[[Literal[Any], PrimitiveType], Placed | None]:
+    def convert(literal: Literal[Any], _type: PrimitiveType) -> Placed | None:
+        match literal:
+            case LongLiteral() | TimestampLiteral():
+                return _in_range(literal.value * 1000 // nanos_per_tick, *_LONG)
+            case StringLiteral():
+                return _on_tick(_nanos(literal.value, zoned), nanos_per_tick)
+        return None
+
+    return convert
+
+
+def _on_tick(nanos: int, nanos_per_tick: int) -> Placed:
+    ticks, rest = divmod(nanos, nanos_per_tick)
+    placed = _in_range(ticks, *_LONG)
+    return Placed(ticks, Place.JUST_ABOVE) if rest and placed.place is Place.AT else placed
+
+
+def _nanos(text: str, zoned: bool) -> int:
+    parts = _matched(_ISO_TIMESTAMP, text, "a timestamp, YYYY-MM-DDTHH:MM[:SS[.ffffff]]")
+    if zoned and not parts["offset"]:
+        raise ValueError("a timestamptz needs its offset from UTC, as in 2026-01-31T00:00:00+00:00")
+    if not zoned and parts["offset"]:
+        raise ValueError("a timestamp without time zone has no offset")
+    return _days(parts) * _DAY_MICROS * 1000 + _nanos_of_day(parts) - _offset_nanos(parts["offset"])
+
+
+def _matched(pattern: re.Pattern[str], text: str, expected: str) -> dict[str, str | None]:
+    if not (match := pattern.fullmatch(text)):
+        raise ValueError(f"it is not {expected}")
+    return match.groupdict()
+
+
+def _days(parts: dict[str, str | None]) -> int:
+    year, month, day = (int(parts[part] or 0) for part in ("year", "month", "day"))
+    cycles, year_of_cycle = divmod(year - 2000, _CYCLE_YEARS)
+    return date(2000 + year_of_cycle, month, day).toordinal() - _EPOCH + cycles * _CYCLE_DAYS
+
+
+def _nanos_of_day(parts: dict[str, str | None]) -> int:
+    hour, minute, second = (int(parts[part] or 0) for part in ("hour", "minute", "second"))
+    if hour > 23 or minute > 59 or second > 59:
+        raise ValueError("there is no such time of day")
+    return (hour * 3600 + minute * 60 + second) * 1_000_000_000 + int((parts["fraction"] or "").ljust(9, "0"))
+
+
+def _offset_nanos(offset: str | None) -> int:
+    if not offset or offset in "zZ":
+        return 0
+    minutes = int(offset[1:3]) * 60 + int(offset[-2:])
+    return (-minutes if offset[0] == "-" else minutes) * 60_000_000_000
+
+
+def _string(literal: Literal[Any], _type: PrimitiveType) -> Placed | None:
+    if not isinstance(literal, StringLiteral):
+        return None
+    try:
+        literal.value.encode()
+    except UnicodeEncodeError as problem:
+        raise ValueError("it is not valid Unicode") from problem
+    return Placed(literal.value)
+
+
+def _uuid(literal: Literal[Any], _type: PrimitiveType) -> Placed | None:
+    match literal:
+        case UUIDLiteral() | FixedLiteral() | BinaryLiteral() if len(literal.value) == 16:
+            return Placed(literal.value)
+        case StringLiteral():
+            return Placed(uuid.UUID(literal.value).bytes)
+    return None
+
+
+def _binary(literal: Literal[Any], primitive: PrimitiveType) -> Placed | None:
+    match literal:
+        case UUIDLiteral() | FixedLiteral() | BinaryLiteral():
+            value = literal.value
+        case StringLiteral() if re.fullmatch("(?:[0-9a-fA-F]{2})*", literal.value):
+            value = bytes.fromhex(literal.value)
+        case _:
+            return None
+    if isinstance(primitive, FixedType) and len(value) != len(primitive):
+        raise ValueError(f"it has {len(value)} bytes, not {len(primitive)}")
+    return Placed(value)
+
+
+_CONVERSIONS: Final[dict[str, Callable[[Literal[Any], PrimitiveType], Placed | None]]] = {
+    "boolean": _boolean,
+    "int": _integer(*_INT),
+    "long": _integer(*_LONG),
+    "float": _float,
+    "double": _double,
+    "decimal": _decimal,
+    "date": _date,
+    "time": _time,
+    "timestamp": _timestamp(1000, zoned=False),
+    "timestamptz": _timestamp(1000, zoned=True),
+    "timestamp_ns": _timestamp(1, zoned=False),
+    "timestamptz_ns": _timestamp(1, zoned=True),
+    "string": _string,
+    "uuid": _uuid,
+    "fixed": _binary,
+    "binary": _binary,
+}
+
+
+def iso_date(days: int) -> str:
+    """The date that many days after 1970-01-01 in ISO 8601; years before 0 and after 9999 carry a sign."""
+    cycles, day_of_cycle = divmod(days + _EPOCH - date(2000, 1, 1).toordinal(), _CYCLE_DAYS)
+    within = date.fromordinal(date(2000, 1, 1).toordinal() + day_of_cycle)
+    year = within.year + cycles * _CYCLE_YEARS
+    sign = "-" if year < 0 else "+" if year > 9999 else ""
+    return f"{sign}{abs(year):04}-{within.month:02}-{within.day:02}"
+
+
+def iso_time(ticks: int, per_second: int = 1_000_000) -> str:
+    """The time of day in ISO 8601, with as many digits of the second as it needs."""
+    seconds, fraction = divmod(ticks, per_second)
+    digits = f"{fraction:0{len(str(per_second)) - 1}}".rstrip("0")
+    return f"{seconds // 3600:02}:{seconds // 60 % 60:02}:{seconds % 60:02}" + (f".{digits}" if digits else "")
+
+
+def iso_timestamp(ticks: int, per_second: int = 1_000_000) -> str:
+    """The time that many ticks after 1970-01-01T00:00:00 in ISO 8601."""
+    days, ticks_of_day = divmod(ticks, 86_400 * per_second)
+    return f"{iso_date(days)}T{iso_time(ticks_of_day, per_second)}"

@@ -1,0 +1,233 @@
+"""Row filters: read, bound to a schema, and evaluated on values."""
+
+from __future__ import annotations
+
+import operator
+from typing import TYPE_CHECKING, Any, Final
+
+from pyiceberg.expressions import (
+    AlwaysFalse,
+    AlwaysTrue,
+    BooleanExpression,
+    BoundEqualTo,
+    BoundGreaterThan,
+    BoundGreaterThanOrEqual,
+    BoundIn,
+    BoundIsNaN,
+    BoundIsNull,
+    BoundLessThan,
+    BoundLessThanOrEqual,
+    BoundLiteralPredicate,
+    BoundNotEqualTo,
+    BoundNotIn,
+    BoundNotNaN,
+    BoundNotNull,
+    BoundNotStartsWith,
+    BoundPredicate,
+    BoundStartsWith,
+    In,
+    IsNaN,
+    IsNull,
+    LiteralPredicate,
+    NotIn,
+    NotNaN,
+    NotNull,
+    NotStartsWith,
+    Reference,
+    StartsWith,
+    UnaryPredicate,
+    UnboundPredicate,
+)
+from pyiceberg.expressions.literals import literal
+from pyiceberg.types import PrimitiveType, StringType
+from pyspark.sql import functions as F
+
+from sparkmeta.columns.comparison import Comparison, compare, is_floating, one_of
+from sparkmeta.columns.expression_json import expression_to_json
+from sparkmeta.columns.fields import FieldReference, SchemaFields
+from sparkmeta.columns.filter_text import parse_text
+from sparkmeta.columns.literals import Place, place_literal
+from sparkmeta.columns.templates import fold_truth
+from sparkmeta.columns.tree import depth, fold, junction_of
+from sparkmeta.columns.truth import Truth, as_column
+from sparkmeta.errors import InvalidFilterError, shown
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pyiceberg.schema import Schema
+    from pyspark.sql import Column
+
+__all__ = ["bind_filter", "expression_to_json", "parse_filter", "referenced_ids", "row_predicate"]
+
+MAX_DEPTH: Final = 100
+"""How deep ANDs and ORs may alternate: Spark's own analysis is recursive."""
+
+COMPARISONS: Final[dict[type[BoundLiteralPredicate], Comparison]] = {
+    BoundLessThan: operator.lt,
+    BoundLessThanOrEqual: operator.le,
+    BoundGreaterThan: operator.gt,
+    BoundGreaterThanOrEqual: operator.ge,
+    BoundEqualTo: operator.eq,
+}
+_UPWARD: Final = (BoundGreaterThan, BoundGreaterThanOrEqual)
+_DOWNWARD: Final = (BoundLessThan, BoundLessThanOrEqual)
+
+
+def parse_filter(row_filter: str | BooleanExpression) -> BooleanExpression:
+    """The expression that a filter string in pyiceberg's syntax means; an expression is given back as it is.
+
+    Raises InvalidFilterError, which names the text and what is wrong with it.
+    """
+    return parse_text(row_filter) if isinstance(row_filter, str) else row_filter
+
+
+def bind_filter(row_filter: BooleanExpression, schema: Schema, case_sensitive: bool = True) -> BooleanExpression:
+    """Bind a filter's columns and literals to a schema, with NOT pushed to the predicates (table spec, Scan Planning).
+
+    Args:
+        row_filter: unbound; columns are named by their full names (``struct.field``).
+        schema: finds the columns, and gives their types.
+        case_sensitive: whether upper and lower case differ in names.
+
+    Returns bound predicates over ``FieldReference`` terms, joined by ANDs and ORs in balanced trees. Null tests that
+    the schema decides and comparisons with literals beyond the type's range have become TRUE or FALSE.
+    Raises InvalidFilterError for an unknown or ambiguous column, a literal that does not convert to the column's type,
+    an operator that the type does not have, or a filter nested too deeply.
+    """
+    fields = SchemaFields(schema, case_sensitive)
+    bound = fold(row_filter, lambda leaf, negated: _bind(leaf, negated, fields), junction_of)
+    if (levels := depth(bound)) > MAX_DEPTH:
+        raise InvalidFilterError(f"ANDs and ORs alternate over {levels} levels in the filter; {MAX_DEPTH} work")
+    return bound
+
+
+def _bind(leaf: BooleanExpression, negated: bool, fields: SchemaFields) -> BooleanExpression:
+    if isinstance(leaf, AlwaysTrue | AlwaysFalse):
+        return ~leaf if negated else leaf
+    if not isinstance(leaf, UnboundPredicate) or not isinstance(leaf.term, Reference):
+        raise InvalidFilterError(f"not a predicate that could be bound to a schema: {shown(leaf)}")
+    predicate = ~leaf if negated else leaf
+    field = fields.find(leaf.term.name)
+    try:
+        match predicate:
+            case UnaryPredicate():
+                return _bind_unary(predicate, field)
+            case In() | NotIn():
+                return _bind_set(predicate, field)
+            case LiteralPredicate():
+                return _bind_comparison(predicate, field)
+    except (TypeError, ValueError) as problem:
+        raise InvalidFilterError(f"{shown(leaf)} on {field.name}: {problem}") from problem
+    raise InvalidFilterError(f"not a predicate that Iceberg has: {shown(leaf)}")
+
+
+def _bind_unary(predicate: UnaryPredicate, field: FieldReference) -> BooleanExpression:
+    if isinstance(predicate, IsNaN | NotNaN) and not is_floating(field.field.field_type):
+        raise TypeError(f"values of type {field.field.field_type} are never NaN")
+    if isinstance(predicate, IsNull | NotNull) and str(field.field.field_type) == "unknown":
+        return AlwaysTrue() if isinstance(predicate, IsNull) else AlwaysFalse()
+    return _bound(predicate.as_bound, field)
+
+
+def _bind_comparison(predicate: LiteralPredicate, field: FieldReference) -> BooleanExpression:
+    primitive = _primitive(field)
+    if isinstance(predicate, StartsWith | NotStartsWith) and not isinstance(primitive, StringType):
+        raise TypeError(f"values of type {primitive} have no prefix")
+    value, place = place_literal(predicate.literal, primitive)
+    kind: Any = predicate.as_bound
+    if place is Place.AT:
+        return _bound(kind, field, literal(value))
+    if kind is BoundEqualTo:
+        return AlwaysFalse()
+    if kind is BoundNotEqualTo:
+        return AlwaysTrue()
+    if place is Place.JUST_ABOVE:
+        return _bound(BoundGreaterThan if kind in _UPWARD else BoundLessThanOrEqual, field, literal(value))
+    return AlwaysTrue() if kind in (_DOWNWARD if place is Place.ABOVE_MAX else _UPWARD) else AlwaysFalse()
+
+
+def _bind_set(predicate: In | NotIn, field: FieldReference) -> BooleanExpression:
+    primitive = _primitive(field)
+    placed = [place_literal(one, primitive) for one in predicate.literals]
+    return _bound(predicate.as_bound, field, {literal(value) for value, place in placed if place is Place.AT})
+
+
+def _bound(kind: Any, *arguments: Any) -> BooleanExpression:
+    """A bound predicate, or the simpler one or the constant that pyiceberg makes of it."""
+    bound: BooleanExpression = kind(*arguments)
+    return bound
+
+
+def _primitive(field: FieldReference) -> PrimitiveType:
+    if not isinstance(field.field.field_type, PrimitiveType):
+        raise TypeError(f"values of type {field.field.field_type} can only be tested for null")
+    return field.field.field_type
+
+
+def referenced_ids(bound: BooleanExpression) -> set[int]:
+    """The ids of all fields that a bound expression looks at."""
+    ids: set[int] = set()
+
+    def visit(leaf: BooleanExpression, _negated: bool) -> None:
+        if isinstance(leaf, BoundPredicate):
+            ids.add(leaf.term.ref().field.field_id)
+
+    fold(bound, visit, lambda _junction, _operands: None)
+    return ids
+
+
+def row_predicate(bound: BooleanExpression, value: Callable[[int], Column], *, strict: bool = False) -> Column:
+    """Whether a row, or a partition tuple, satisfies a bound filter: true or false, never null.
+
+    A null satisfies IS NULL, NOT IN and the negated comparisons !=, NOT LIKE and NOT NAN, and no other. Numbers are
+    compared as in Spark: NaN is greater than all others, -0.0 equals 0.0.
+
+    Args:
+        bound: bound and free of NOT.
+        value: field id -> the field's value in bound form.
+        strict: how what is not certain comes out. Ranges of UUIDs hold in one of the two orders in use, or with
+            ``strict`` in both; NaN is not greater than a number with ``strict``.
+    """
+    return as_column(fold_truth(bound, lambda leaf: _row_truth(leaf, value, strict)))
+
+
+def _row_truth(predicate: BooleanExpression, value: Callable[[int], Column], strict: bool) -> Truth:
+    if not isinstance(predicate, BoundPredicate):
+        return isinstance(predicate, AlwaysTrue)
+    column = value(predicate.term.ref().field.field_id)
+    match predicate:
+        case BoundIsNull():
+            return column.isNull()
+        case BoundNotNull():
+            return column.isNotNull()
+        case BoundIsNaN():
+            return F.isnan(column)
+        case BoundNotNaN():
+            return ~F.isnan(column)
+        case BoundNotEqualTo() | BoundNotIn() | BoundNotStartsWith():
+            return column.isNull() | ~_holds(~predicate, column, strict)
+    return column.isNotNull() & _holds(predicate, column, strict)
+
+
+def _holds(predicate: BooleanExpression, column: Column, strict: bool) -> Column:
+    """Whether a value that is not null satisfies a predicate with literals."""
+    match predicate:
+        case BoundStartsWith():
+            return column.startswith(predicate.literal.value)
+        case BoundIn():
+            return one_of(column, predicate.value_set, field_type(predicate))
+        case BoundLiteralPredicate():
+            primitive = field_type(predicate)
+            operation = COMPARISONS[type(predicate)]
+            compared = compare(operation, column, predicate.literal.value, primitive, strict=strict)
+            certain = strict and isinstance(predicate, _UPWARD) and is_floating(primitive)
+            return compared & ~F.isnan(column) if certain else compared
+    raise InvalidFilterError(f"not a predicate that Iceberg has: {shown(predicate)}")
+
+
+def field_type(predicate: BoundPredicate) -> PrimitiveType:
+    """The type of the field that a predicate with literals is about."""
+    primitive = predicate.term.ref().field.field_type
+    assert isinstance(primitive, PrimitiveType)
+    return primitive

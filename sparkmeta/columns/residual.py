@@ -1,0 +1,127 @@
+"""What is left of a filter for the rows of one partition."""
+
+from __future__ import annotations
+
+from itertools import groupby
+from typing import TYPE_CHECKING, Final
+
+from pyiceberg.expressions import AlwaysFalse, AlwaysTrue, And, BooleanExpression, BoundPredicate
+from pyspark.sql import Column
+from pyspark.sql import functions as F
+
+from sparkmeta.columns.expression_json import (
+    FALSE_JSON,
+    TRUE_JSON,
+    expression_to_json,
+    junction_parts,
+    junction_to_json,
+    leaf_to_json,
+)
+from sparkmeta.columns.predicate import row_predicate
+from sparkmeta.columns.transforms import projections
+from sparkmeta.columns.tree import Junction, fold
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from pyiceberg.partitioning import PartitionSpec
+    from pyiceberg.schema import Schema
+
+Text = Column | str
+"""Expression JSON: a Column where the partition tuple decides on it."""
+
+_CHUNK: Final = 32
+_DECIDED_LIMIT: Final = 200
+
+
+def residual(bound: BooleanExpression, spec: PartitionSpec, schema: Schema, value: Callable[[int], Column]) -> Column:
+    """What is left of a filter for the rows of a partition (Iceberg's ResidualEvaluator).
+
+    Args:
+        bound: bound to ``schema`` and free of NOT.
+        spec: the partition spec of the tuple.
+        schema: the table's.
+        value: partition field id -> the field's value in bound form.
+
+    Returns a string Column: the residual in Iceberg's expression JSON. For rows of that partition it is true where
+    the filter is. Predicates that the tuple decides are gone; ``true`` where all rows match. A filter with more than
+    200 predicates on source columns of the spec is given back whole.
+    """
+    if _decided(bound, spec) > _DECIDED_LIMIT:
+        return F.lit(expression_to_json(bound))
+    text = fold(bound, lambda leaf, _negated: _leaf(leaf, spec, schema, value), _join)
+    return F.lit(text) if isinstance(text, str) else text
+
+
+def _decided(bound: BooleanExpression, spec: PartitionSpec) -> int:
+    """How many predicates a tuple may decide on."""
+    sources = {field.source_id for field in spec.fields}
+
+    def count(leaf: BooleanExpression, _negated: bool) -> int:
+        return isinstance(leaf, BoundPredicate) and leaf.term.ref().field.field_id in sources
+
+    return fold(bound, count, lambda _junction, counts: sum(counts))
+
+
+def _leaf(leaf: BooleanExpression, spec: PartitionSpec, schema: Schema, value: Callable[[int], Column]) -> Text:
+    text = leaf_to_json(leaf)
+    if not isinstance(leaf, BoundPredicate):
+        return text
+    decisions = [
+        (row_predicate(projected, value, strict=True), TRUE_JSON)
+        for projected in projections(leaf, spec, schema, strict=True)
+        if not isinstance(projected, AlwaysFalse)
+    ] + [
+        (~row_predicate(projected, value), FALSE_JSON)
+        for projected in projections(leaf, spec, schema, strict=False)
+        if not isinstance(projected, AlwaysTrue)
+    ]
+    return _first(decisions, text)
+
+
+def _first(decisions: Sequence[tuple[Column, str]], otherwise: str) -> Text:
+    if not decisions:
+        return otherwise
+    (condition, text), *others = decisions
+    chosen = F.when(condition, F.lit(text))
+    for condition, text in others:
+        chosen = chosen.when(condition, F.lit(text))
+    return chosen.otherwise(F.lit(otherwise))
+
+
+def _join(junction: Junction, operands: list[Text]) -> Text:
+    neutral, absorbing = (TRUE_JSON, FALSE_JSON) if junction is And else (FALSE_JSON, TRUE_JSON)
+    kept = [operand for operand in operands if isinstance(operand, Column) or operand != neutral]
+    if any(isinstance(operand, str) and operand == absorbing for operand in kept):
+        return absorbing
+    merged = _merge_constants(junction, kept)
+    while len(merged) > 1:
+        merged = [_join_columns(junction, merged[at : at + _CHUNK]) for at in range(0, len(merged), _CHUNK)]
+    return merged[0] if merged else neutral
+
+
+def _merge_constants(junction: Junction, operands: list[Text]) -> list[Text]:
+    merged: list[Text] = []
+    for constant, run in groupby(operands, lambda operand: isinstance(operand, str)):
+        texts = list(run)
+        merged += [junction_to_json(junction, [str(text) for text in texts])] if constant else texts
+    return merged
+
+
+def _join_columns(junction: Junction, operands: Sequence[Text]) -> Text:
+    """Operands joined by a fold over an array, which names each of them once."""
+    if len(operands) == 1:
+        return operands[0]
+    neutral, absorbing = (TRUE_JSON, FALSE_JSON) if junction is And else (FALSE_JSON, TRUE_JSON)
+    before, between, after = (F.lit(part) for part in junction_parts(junction))
+
+    def join(left: Column, right: Column) -> Column:
+        return (
+            F.when((left == absorbing) | (right == absorbing), F.lit(absorbing))
+            .when(left == neutral, right)
+            .when(right == neutral, left)
+            .otherwise(F.concat(before, left, between, right, after))
+        )
+
+    texts = [F.lit(operand) if isinstance(operand, str) else operand for operand in operands]
+    return F.aggregate(F.array(*texts), F.lit(neutral), join)

@@ -1,0 +1,125 @@
+"""Wide filters as data: operands that differ in nothing but their literals become one lambda over an array of these.
+
+Spark analyses, optimizes and compiles a condition term by term; thousands of terms take it minutes and gigabytes.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from pyiceberg.expressions import And, BooleanExpression, BoundLiteralPredicate, BoundNotStartsWith, BoundStartsWith
+from pyiceberg.expressions.literals import Literal
+from pyiceberg.types import PrimitiveType, UUIDType
+from pyspark.sql import functions as F
+
+from sparkmeta.columns.tree import Junction, fold
+from sparkmeta.columns.truth import Truth, all_of, any_of, as_column
+from sparkmeta.columns.types import literal_array
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from pyspark.sql import Column
+
+_WORTHWHILE: Final = 16
+
+
+def fold_truth(bound: BooleanExpression, leaf: Callable[[BooleanExpression], Truth]) -> Truth:
+    """Whether a bound, NOT-free expression holds, given how to tell for a predicate or constant.
+
+    Comparisons may come to ``leaf`` with a Column as the value of their literal.
+    """
+    shapes: dict[Any, int] = {}
+
+    def make(expression: BooleanExpression, _negated: bool) -> _Part:
+        return _Part(_shape_of_leaf(expression, shapes), expression)
+
+    return fold(bound, make, lambda junction, parts: _join(junction, parts, leaf, shapes)).truth(leaf)
+
+
+class ColumnLiteral(Literal[Any]):
+    """A literal whose value is known at run time: the element of an array that a lambda is given."""
+
+    def __init__(self, column: Column) -> None:
+        super(Literal, self).__init__(column)  # past the check that the value is of a Python type
+
+    def to(self, type_var: object) -> Literal[Any]:
+        raise TypeError(f"a literal in an array is bound already, not to be converted to {type_var}")
+
+
+@dataclass(frozen=True)
+class _Part:
+    """A part of the expression; what is not built yet still has its own literals.
+
+    shape: equal for parts that differ in their literals only.
+    content: a predicate or constant, a junction with its parts, or the condition, where it has been built.
+    """
+
+    shape: int
+    content: BooleanExpression | tuple[Junction, list[_Part]] | Truth
+
+    def truth(self, leaf: Callable[[BooleanExpression], Truth], literals: Iterator[Column] | None = None) -> Truth:
+        """The condition; with ``literals`` these stand in the places of its own."""
+        match self.content:
+            case (junction, parts):
+                return _junction_truth(junction, [part.truth(leaf, literals) for part in parts])
+            case BoundLiteralPredicate() as predicate if literals is not None:
+                return leaf(type(predicate)(predicate.term, ColumnLiteral(next(literals))))
+            case BooleanExpression() as expression:
+                return leaf(expression)
+        return self.content
+
+    def literals(self) -> Iterator[tuple[Any, PrimitiveType]]:
+        match self.content:
+            case (_, parts):
+                for part in parts:
+                    yield from part.literals()
+            case BoundLiteralPredicate() as predicate:
+                value, primitive = predicate.literal.value, predicate.term.ref().field.field_type
+                assert isinstance(primitive, PrimitiveType)
+                yield (value + 0.0 if isinstance(value, float) else value), primitive
+
+
+def _junction_truth(junction: Junction, truths: list[Truth]) -> Truth:
+    return (all_of if junction is And else any_of)(*truths)
+
+
+def _shape_of_leaf(leaf: BooleanExpression, shapes: dict[Any, int]) -> int:
+    """Comparisons of one column with one operator have one shape; every other predicate has its own."""
+    if not isinstance(leaf, BoundLiteralPredicate) or isinstance(leaf, BoundStartsWith | BoundNotStartsWith):
+        return _number(shapes, object())
+    field = leaf.term.ref().field
+    return _number(shapes, object() if isinstance(field.field_type, UUIDType) else (type(leaf), field.field_id))
+
+
+def _number(shapes: dict[Any, int], key: object) -> int:
+    return shapes.setdefault(key, len(shapes))
+
+
+def _join(
+    junction: Junction, parts: list[_Part], leaf: Callable[[BooleanExpression], Truth], shapes: dict[Any, int]
+) -> _Part:
+    groups: dict[int, list[_Part]] = defaultdict(list)
+    for part in parts:
+        groups[part.shape].append(part)
+    if max(len(group) for group in groups.values()) < _WORTHWHILE:
+        return _Part(_number(shapes, (junction, *(part.shape for part in parts))), (junction, parts))
+    truths = [
+        truth
+        for group in groups.values()
+        for truth in ([_spread(junction, group, leaf)] if len(group) >= _WORTHWHILE else [p.truth(leaf) for p in group])
+    ]
+    return _Part(_number(shapes, object()), _junction_truth(junction, truths))
+
+
+def _spread(junction: Junction, group: list[_Part], leaf: Callable[[BooleanExpression], Truth]) -> Truth:
+    rows = [list(part.literals()) for part in group]
+    width = len(rows[0])
+
+    def holds(row: Column) -> Column:
+        columns = iter([row] if width == 1 else [row[f"_{place}"] for place in range(width)])
+        return as_column(group[0].truth(leaf, columns))
+
+    return (F.forall if junction is And else F.exists)(literal_array(rows), holds)

@@ -1,0 +1,217 @@
+"""Row predicates projected onto partition tuples (table spec, Partition Transforms and Scan Planning)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from pyiceberg.expressions import (
+    And,
+    BooleanExpression,
+    BoundEqualTo,
+    BoundGreaterThan,
+    BoundGreaterThanOrEqual,
+    BoundIn,
+    BoundLessThan,
+    BoundLessThanOrEqual,
+    BoundLiteralPredicate,
+    BoundNotEqualTo,
+    BoundNotIn,
+    BoundNotStartsWith,
+    BoundPredicate,
+    BoundSetPredicate,
+    BoundStartsWith,
+    BoundUnaryPredicate,
+    Or,
+)
+from pyiceberg.expressions.literals import literal
+from pyiceberg.schema import Accessor
+from pyiceberg.transforms import BucketTransform, IdentityTransform, TimeTransform, TruncateTransform
+from pyiceberg.types import BinaryType, NestedField, StringType
+
+from sparkmeta.columns.fields import FieldReference
+from sparkmeta.columns.predicate import field_type
+from sparkmeta.columns.steps import Steps
+from sparkmeta.columns.tree import fold, junction_of
+
+if TYPE_CHECKING:
+    from pyiceberg.partitioning import PartitionField, PartitionSpec
+    from pyiceberg.schema import Schema
+
+
+def inclusive_projection(bound: BooleanExpression, spec: PartitionSpec, schema: Schema) -> BooleanExpression:
+    """What a filter implies for the partition tuple of a row: where it is false, no row of the partition matches.
+
+    Args:
+        bound: a filter bound to ``schema``, free of NOT.
+        spec: the partition spec of the tuples.
+        schema: the table's, for the types of the spec's source columns.
+
+    Returns an expression whose references carry partition field ids; TRUE where the tuple says nothing.
+    """
+    return _project(bound, spec, schema, strict=False)
+
+
+def strict_projection(bound: BooleanExpression, spec: PartitionSpec, schema: Schema) -> BooleanExpression:
+    """What a partition tuple must satisfy so that all rows of the partition match a filter.
+
+    Arguments and result are as for ``inclusive_projection``; FALSE where the tuple says nothing.
+    """
+    return _project(bound, spec, schema, strict=True)
+
+
+def _project(bound: BooleanExpression, spec: PartitionSpec, schema: Schema, *, strict: bool) -> BooleanExpression:
+    def project(leaf: BooleanExpression, _negated: bool) -> BooleanExpression:
+        if not isinstance(leaf, BoundPredicate):
+            return leaf
+        return junction_of(Or if strict else And, projections(leaf, spec, schema, strict=strict))
+
+    return fold(bound, project, junction_of)
+
+
+def projections(
+    predicate: BoundPredicate, spec: PartitionSpec, schema: Schema, *, strict: bool
+) -> list[BooleanExpression]:
+    """The projections of one predicate onto each partition field of its column, those that there are."""
+    source_id = predicate.term.ref().field.field_id
+    found = (
+        _on_field(predicate, field, _reference(field, position, schema), strict)
+        for position, field in enumerate(spec.fields)
+        if field.source_id == source_id
+    )
+    return [projected for projected in found if projected is not None]
+
+
+def _reference(field: PartitionField, position: int, schema: Schema) -> FieldReference:
+    result_type = field.transform.result_type(schema.find_type(field.source_id))
+    partition = NestedField(field.field_id, field.name, result_type, required=False)
+    return FieldReference(partition, Accessor(position), field.name)
+
+
+def _on_field(
+    predicate: BoundPredicate, field: PartitionField, target: FieldReference, strict: bool
+) -> BooleanExpression | None:
+    transform = field.transform
+    if isinstance(transform, IdentityTransform):
+        return _same(predicate, target)
+    if not isinstance(transform, BucketTransform | TruncateTransform | TimeTransform):
+        return None
+    if isinstance(predicate, BoundUnaryPredicate):
+        return _same(predicate, target)
+    if isinstance(transform, BucketTransform):
+        return _on_bucket(predicate, transform, target, strict)
+    if isinstance(field_type(predicate), StringType | BinaryType):
+        assert isinstance(transform, TruncateTransform)
+        return _on_prefix(predicate, transform.width, target, strict)
+    return _on_number(predicate, transform, target, strict)
+
+
+def _same(predicate: BoundPredicate, target: FieldReference) -> BooleanExpression:
+    match predicate:
+        case BoundLiteralPredicate():
+            return _made(type(predicate), target, predicate.literal.value)
+        case BoundSetPredicate():
+            return _made(type(predicate), target, predicate.value_set)
+    return _made(type(predicate), target)
+
+
+def _made(kind: Any, target: FieldReference, value: Any = None) -> BooleanExpression:
+    if value is None:
+        made: BooleanExpression = kind(target)
+    elif isinstance(value, set):
+        made = kind(target, {literal(one) for one in value})
+    else:
+        made = kind(target, literal(value))
+    return made
+
+
+def _on_bucket(
+    predicate: BoundPredicate, transform: BucketTransform[Any], target: FieldReference, strict: bool
+) -> BooleanExpression | None:
+    """Equal values are in equal buckets, and values of different buckets differ; nothing else is known."""
+    bucket = transform.transform(field_type(predicate))
+    if isinstance(predicate, BoundNotEqualTo if strict else BoundEqualTo):
+        return _made(type(predicate), target, bucket(predicate.literal.value))
+    if isinstance(predicate, BoundNotIn if strict else BoundIn):
+        return _made(type(predicate), target, {bucket(value) for value in predicate.value_set})
+    return None
+
+
+# The projection of a comparison with n onto numbers in steps: how the partition compares with the step of n + shift.
+_INCLUSIVE: Final[dict[type[BoundPredicate], tuple[type[BoundPredicate], int]]] = {
+    BoundLessThan: (BoundLessThanOrEqual, -1),
+    BoundLessThanOrEqual: (BoundLessThanOrEqual, 0),
+    BoundGreaterThan: (BoundGreaterThanOrEqual, 1),
+    BoundGreaterThanOrEqual: (BoundGreaterThanOrEqual, 0),
+    BoundEqualTo: (BoundIn, 0),
+    BoundIn: (BoundIn, 0),
+}
+_STRICT: Final[dict[type[BoundPredicate], tuple[type[BoundPredicate], int]]] = {
+    BoundLessThan: (BoundLessThan, 0),
+    BoundLessThanOrEqual: (BoundLessThan, 1),
+    BoundGreaterThan: (BoundGreaterThan, 0),
+    BoundGreaterThanOrEqual: (BoundGreaterThan, -1),
+    BoundNotEqualTo: (BoundNotIn, 0),
+    BoundNotIn: (BoundNotIn, 0),
+}
+
+
+def _on_number(
+    predicate: BoundPredicate,
+    transform: TruncateTransform[Any] | TimeTransform[Any],
+    target: FieldReference,
+    strict: bool,
+) -> BooleanExpression | None:
+    projected = (_STRICT if strict else _INCLUSIVE).get(type(predicate))
+    if projected is None:
+        return None
+    kind, shift = projected
+    steps = Steps(transform, field_type(predicate))
+    found = {steps.step(steps.ordinal(value) + shift) for value in _literals(predicate)}
+    if steps.wrote_negatives_wrong:
+        found = _with_wrong_negatives(kind, found)
+    if not all(steps.holds(step) for step in found):
+        return None
+    results = {steps.result(step) for step in found}
+    return _made(kind, target, results if issubclass(kind, BoundSetPredicate) else results.pop())
+
+
+def _with_wrong_negatives(kind: type[BoundPredicate], steps: set[int]) -> set[int]:
+    """Writers of old gave times before 1970 a partition value that may be one too great."""
+    if issubclass(kind, BoundSetPredicate):
+        return steps | {step + 1 for step in steps if step < 0}
+    if kind is BoundLessThanOrEqual:
+        return {step + 1 if step < 0 else step for step in steps}
+    if kind is BoundGreaterThan:
+        return {step + 1 if step <= 0 else step for step in steps}
+    return steps
+
+
+def _on_prefix(predicate: BoundPredicate, width: int, target: FieldReference, strict: bool) -> BooleanExpression | None:
+    """Truncation to the first characters or bytes."""
+    if isinstance(predicate, BoundStartsWith | BoundNotStartsWith):
+        return _on_prefix_of_prefix(predicate, width, target, strict)
+    projected = (_STRICT if strict else _INCLUSIVE).get(type(predicate))
+    if projected is None:
+        return None
+    kind, _ = projected
+    cut = {value[:width] for value in _literals(predicate)}
+    return _made(kind, target, cut if issubclass(kind, BoundSetPredicate) else cut.pop())
+
+
+def _literals(predicate: BoundPredicate) -> set[Any]:
+    if isinstance(predicate, BoundLiteralPredicate):
+        return {predicate.literal.value}
+    assert isinstance(predicate, BoundSetPredicate)
+    return predicate.value_set
+
+
+def _on_prefix_of_prefix(
+    predicate: BoundStartsWith | BoundNotStartsWith, width: int, target: FieldReference, strict: bool
+) -> BooleanExpression | None:
+    prefix = predicate.literal.value
+    starts = isinstance(predicate, BoundStartsWith)
+    if len(prefix) < width:
+        return _made(type(predicate), target, prefix)
+    if len(prefix) == width:
+        return _made(BoundEqualTo if starts else BoundNotEqualTo, target, prefix)
+    return None if starts == strict else _made(type(predicate), target, prefix[:width])

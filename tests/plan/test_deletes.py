@@ -1,0 +1,161 @@
+"""Which deletes apply, on tables made for one rule each; metadata that contradicts itself is an error, not a guess."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import sparkmeta as sm
+from tests.handmade import (
+    HandmadeTable,
+    data,
+    deletion_vector,
+    equality_deletes,
+    long_bounds,
+    position_deletes,
+)
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from pyspark.sql import SparkSession
+
+A, B, C = "file:///t/a.parquet", "file:///t/b.parquet", "file:///t/c.parquet"
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> HandmadeTable:
+    return HandmadeTable(tmp_path)
+
+
+def deletes(table: HandmadeTable, spark: SparkSession, row_filter: str | None = None) -> dict[str, list[str]]:
+    """Data file -> the paths of its deletes, in order."""
+    scan = sm.load_table(table.write(), spark=spark).scan()
+    planned = (scan.filter(row_filter) if row_filter else scan).plan_files()
+    return {row.file_path: [one.file_path for one in row.deletes] for row in planned.collect()}
+
+
+def test_the_order_of_deletes_and_the_sequence_numbers_they_need(table: HandmadeTable, spark: SparkSession) -> None:
+    part = {"partition": {"part": "x"}}
+    table.add(0, 1, data(A, 3, **part), data(B, 1, **part), data(C, 4, partition={"part": "y"}))
+    table.add(1, 1, equality_deletes("eq3", 3, **part), equality_deletes("eq4", 4, **part))
+    table.add(1, 1, position_deletes("pos3", 3, **part), position_deletes("pos2", 2, **part))
+    table.add(1, 1, position_deletes("of b", 2, referenced_data_file=B, **part))
+    table.add(1, 0, equality_deletes("everywhere5", 5), equality_deletes("everywhere3", 3))
+    assert deletes(table, spark) == {
+        A: ["everywhere5", "eq4", "pos3"],
+        B: ["everywhere3", "everywhere5", "eq3", "eq4", "pos2", "pos3", "of b"],
+        C: ["everywhere5"],
+    }
+
+
+def test_a_dv_stands_for_all_position_deletes_of_its_file_but_not_for_equality_deletes(
+    table: HandmadeTable, spark: SparkSession
+) -> None:
+    table.add(0, 0, data(A), data(B))
+    table.add(1, 0, deletion_vector(A), position_deletes("pos"), position_deletes("of a", referenced_data_file=A))
+    table.add(1, 0, equality_deletes("eq"))
+    assert deletes(table, spark) == {A: ["eq", "file:///t/dvs.puffin"], B: ["eq", "pos"]}
+
+
+def test_equal_path_bounds_scope_a_position_delete_file_to_one_file(table: HandmadeTable, spark: SparkSession) -> None:
+    def bounds(lower: str, upper: str) -> dict[str, Any]:
+        path_id = 2147483546
+        return {
+            "lower_bounds": [{"key": path_id, "value": lower.encode()}],
+            "upper_bounds": [{"key": path_id, "value": upper.encode()}],
+        }
+
+    table.add(0, 0, data(A), data(B))
+    table.add(1, 0, position_deletes("of a", **bounds(A, A)), position_deletes("of many", **bounds(A, B)))
+    assert deletes(table, spark) == {A: ["of many", "of a"], B: ["of many"]}
+
+
+def test_partitions_match_by_spec_and_value_null_included(table: HandmadeTable, spark: SparkSession) -> None:
+    table.add(0, 1, data(A, partition={"part": None}), data(B, partition={"part": "x"}))
+    table.add(0, 0, data(C))
+    table.add(1, 1, position_deletes("null", partition={"part": None}))
+    table.add(1, 0, position_deletes("unpartitioned"))
+    assert deletes(table, spark) == {A: ["null"], B: [], C: ["unpartitioned"]}
+
+
+def test_signed_zeros_are_different_partitions_and_nan_is_one(table: HandmadeTable, spark: SparkSession) -> None:
+    table.add(0, 2, *(data(path, partition={"ratio": value}) for path, value in ((A, 0.0), (B, -0.0), (C, float("nan")))))
+    table.add(1, 2, equality_deletes("minus", partition={"ratio": -0.0}))
+    table.add(1, 2, equality_deletes("nan", partition={"ratio": float("nan")}))
+    assert deletes(table, spark) == {A: [], B: ["minus"], C: ["nan"]}
+
+
+@pytest.mark.parametrize(
+    ("of_data", "of_delete", "applies"),
+    [
+        (long_bounds(1, 5), long_bounds(5, 9), True),
+        (long_bounds(1, 5), long_bounds(6, 9), False),
+        (long_bounds(1, 5, nulls=1), long_bounds(6, 9, nulls=1), True),
+        (long_bounds(1, 5, nulls=None), long_bounds(6, 9, nulls=1), True),
+        (long_bounds(1, 5, nulls=10), long_bounds(1, 5, nulls=0), False),
+        (long_bounds(1, 5, nulls=0), long_bounds(1, 5, nulls=10), False),
+        ({}, long_bounds(6, 9), True),
+        (long_bounds(1, 5), {}, True),
+    ],
+)
+def test_equality_deletes_whose_stats_prove_no_common_value_are_dropped(
+    table: HandmadeTable, spark: SparkSession, of_data: dict[str, Any], of_delete: dict[str, Any], applies: bool
+) -> None:
+    table.add(0, 0, data(A, 1, **of_data)).add(1, 0, equality_deletes("eq", 2, **of_delete))
+    assert deletes(table, spark) == {A: ["eq"] if applies else []}
+
+
+def test_a_filter_drops_equality_deletes_that_only_delete_other_rows(table: HandmadeTable, spark: SparkSession) -> None:
+    table.add(0, 0, data(A, **long_bounds(1, 50)))
+    table.add(1, 0, equality_deletes("low", **long_bounds(1, 10)), equality_deletes("high", **long_bounds(20, 50)))
+    assert deletes(table, spark, "id > 15") == {A: ["high"]}
+
+
+def test_two_dvs_of_one_file_are_an_error_even_where_nobody_reads_them(table: HandmadeTable, spark: SparkSession) -> None:
+    table.add(0, 0, data(A)).add(1, 0, deletion_vector(A), deletion_vector(A))
+    planned = sm.load_table(table.write(), spark=spark).scan().plan_files()
+    with pytest.raises(Exception, match=f"two deletion vectors for {A}"):
+        planned.count()
+
+
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [
+        (deletion_vector(A, 1), "a deletion vector is older than its data file"),
+        (position_deletes("foreign", 3, referenced_data_file=A, partition={"part": "y"}), "another partition"),
+        (deletion_vector(A, 3, partition={"part": "y"}), "another partition"),
+    ],
+)
+def test_deletes_that_contradict_their_data_file(
+    table: HandmadeTable, spark: SparkSession, entry: dict[str, Any], message: str
+) -> None:
+    entry["data_file"]["partition"] = entry["data_file"]["partition"] or {"part": "x"}
+    table.add(0, 1, data(A, 2, partition={"part": "x"})).add(1, 1, entry)
+    planned = sm.load_table(table.write(), spark=spark).scan().plan_files()
+    with pytest.raises(Exception, match=f"{message}.*{A}"):
+        planned.count()
+
+
+def test_equality_ids_that_no_schema_ever_had(table: HandmadeTable, spark: SparkSession) -> None:
+    table.add(0, 0, data(A)).add(1, 0, equality_deletes("eq", ids=(1, 77)))
+    scan = sm.load_table(table.write(), spark=spark).scan()
+    with pytest.raises(sm.ValidationError, match=r"equality_ids has 77"):
+        scan.plan_files()
+
+
+def test_a_sequence_number_that_nobody_knows_is_not_invented(table: HandmadeTable, spark: SparkSession) -> None:
+    table.add(0, 0, data(A, None, status=0)).add(1, 0, deletion_vector(A, 3))
+    planned = sm.load_table(table.write(), spark=spark).scan().plan_files()
+    with pytest.raises(Exception, match=f"no sequence number is known for data file {A}"):
+        planned.count()
+
+
+def test_both_joins_read_the_delete_manifests_once(table: HandmadeTable, spark: SparkSession) -> None:
+    table.add(0, 0, data(A)).add(1, 0, deletion_vector(A))
+    planned = sm.load_table(table.write(), spark=spark).scan().plan_files()
+    planned.collect()
+    plan = planned._jdf.queryExecution().executedPlan().toString()  # type: ignore[operator]
+    final = plan.split("Initial Plan")[0]
+    assert "ReusedExchange" in final
