@@ -17,7 +17,12 @@ MANIFEST = "manifest"
 ORDINAL = "ordinal"
 
 _ENTRY_TYPES = {field.name: field.type for field in CONTENT_ENTRY}
-_MAP_TYPES = {name: pa.map_(pa.int32(), value) for name, value in METRICS_MAPS.values()}
+_MAP_TYPES = {
+    name: pa.map_(pa.int32(), pa.field("value", value, nullable=False)) for name, value in METRICS_MAPS.values()
+}
+
+# What every file's entry has, whatever the manifest: readers refuse one without.
+_ALWAYS_THERE = frozenset({"location", "file_format", "version_info", "record_count", "file_size_in_bytes"})
 
 # Columns of the entries of v1-v3 manifests; manifest_stats belongs to roots only.
 FILE_COLUMNS = tuple(name for name in _ENTRY_TYPES if name != "manifest_stats")
@@ -54,9 +59,10 @@ class EntryProjection:
     @cached_property
     def schema(self) -> pa.Schema:
         """The Arrow schema of the rows: the columns, `partition`, `content_stats` where asked for, `manifest`, `ordinal`."""
-        fields = [pa.field(name, _ENTRY_TYPES.get(name) or _MAP_TYPES[name]) for name in self.columns]
+        types = _ENTRY_TYPES | _MAP_TYPES
+        fields = [pa.field(name, types[name], nullable=name not in _ALWAYS_THERE) for name in self.columns]
         if self.partition:
-            fields.append(pa.field(PARTITION, self.partition_type))
+            fields.append(pa.field(PARTITION, self.partition_type, nullable=False))
         if self.stats:
             fields.append(pa.field(CONTENT_STATS, self.stats_type))
         return pa.schema([*fields, pa.field(MANIFEST, pa.int32()), pa.field(ORDINAL, pa.int64())])

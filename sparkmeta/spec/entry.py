@@ -42,7 +42,7 @@ class FieldSpec:
 
     @property
     def arrow(self) -> pa.Field:
-        return pa.field(self.name, self.type)
+        return pa.field(self.name, self.type, nullable=not self.required)
 
 
 def _struct(*fields: FieldSpec) -> pa.DataType:
@@ -86,8 +86,8 @@ CONTENT_ENTRY = (
     FieldSpec(521, "manifest_stats", _struct(*MANIFEST_STATS)),
     FieldSpec(143, "referenced_file", pa.string()),
     FieldSpec(131, "key_metadata", pa.binary()),
-    FieldSpec(132, "split_offsets", pa.list_(pa.int64())),
-    FieldSpec(135, "equality_ids", pa.list_(pa.int32())),
+    FieldSpec(132, "split_offsets", pa.list_(pa.field("element", pa.int64(), nullable=False))),
+    FieldSpec(135, "equality_ids", pa.list_(pa.field("element", pa.int32(), nullable=False))),
     FieldSpec(142, "first_row_id", pa.int64()),
 )
 

@@ -1,0 +1,89 @@
+"""The metadata tables of files and entries over the whole history: each manifest is read once."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+from pyspark.sql import functions as F
+
+from sparkmeta.inspect.files import entries_of, entries_selection, files_of, files_selection
+from sparkmeta.inspect.manifest_rows import REACHABLE, reachable_rows
+from sparkmeta.inspect.manifests import listed_manifests, read_tasks, spec_transforms
+from sparkmeta.inspect.reachable import PARQUET_SUFFIX, read_manifests
+from sparkmeta.manifests.avro.read import PART_SCHEMA, spark_schema
+from sparkmeta.manifests.manifest_list import MANIFEST_FILE_SCHEMA, root_entries
+from sparkmeta.spec.entry import ContentType
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pyspark.sql import DataFrame
+
+    from sparkmeta.manifests.projection import EntryProjection
+    from sparkmeta.state import TableState
+
+_OTHERS = [name for name in REACHABLE.names if name not in ("manifest_path", "first_row_id")]
+
+
+def all_files(state: TableState, content: ContentType | None, columns: Sequence[str] | None) -> DataFrame:
+    """One row a live file of each manifest of any snapshot; only of manifests of one content, if it is given."""
+    selection = files_selection(state, columns)
+    return files_of(all_entries_of(state, content, selection.projection), selection)
+
+
+def all_entries(state: TableState, columns: Sequence[str] | None) -> DataFrame:
+    """One row an entry of each manifest of any snapshot."""
+    selection = entries_selection(state, columns)
+    return entries_of(all_entries_of(state, None, selection.projection), selection)
+
+
+def all_entries_of(state: TableState, content: ContentType | None, projection: EntryProjection) -> DataFrame:
+    """The entries of all manifests that any snapshot lists, as a DataFrame of `projection.schema`.
+
+    Lazy where executors open files themselves. Where only Spark's own sources may, the paths have to be known to the
+    plan, so that a Spark job lists them at once.
+    """
+    manifests = reachable_manifests(state, content)
+    if state.reader is not None:
+        decode = partial(read_manifests, projection, state.reader)
+        return _parts(state, manifests, projection).mapInArrow(decode, spark_schema(projection))
+    listed = manifests.toArrow()
+    columns = [
+        listed[field.name].cast(field.type) if field.name in listed.column_names else pa.nulls(len(listed), field.type)
+        for field in MANIFEST_FILE_SCHEMA
+    ]
+    table = pa.table(columns, MANIFEST_FILE_SCHEMA)
+    return state.entries(root_entries(table, state.spec_fields, state.metadata.location), projection)
+
+
+def reachable_manifests(state: TableState, content: ContentType | None) -> DataFrame:
+    """The manifests of all snapshots, each once, as `REACHABLE`.
+
+    A manifest of which snapshots say different things, as they do when a table gets row ids, is as the one with the
+    highest first_row_id has it.
+
+        SELECT manifest_path, max(struct(first_row_id, ...)).* FROM listed GROUP BY manifest_path
+    """
+    listed = listed_manifests(state, partial(reachable_rows, spec_transforms(state)), REACHABLE)
+    if content is not None:
+        listed = listed.where(F.col("content") == int(content) - int(ContentType.DATA_MANIFEST))
+    newest = F.max(F.struct("first_row_id", *_OTHERS)).alias("newest")
+    return listed.groupBy("manifest_path").agg(newest).select("manifest_path", "newest.*")
+
+
+def _parts(state: TableState, manifests: DataFrame, projection: EntryProjection) -> DataFrame:
+    """The tasks' shares of the manifests, as `PART_SCHEMA`, spread over as many tasks as the session shuffles into."""
+    counted = F.lit("first_row_id" in projection.columns) & F.col("first_row_id").isNotNull()
+    whole = counted | F.lower("manifest_path").endswith(PARQUET_SUFFIX)
+    needed = F.ceil(F.col("manifest_length") / state.settings.split_manifest_bytes)
+    columns = {
+        "manifest": F.lit(0),
+        "location": F.col("manifest_path"),
+        "snapshot_id": F.col("added_snapshot_id"),
+        "parts": F.when(whole, 1).otherwise(F.greatest(F.lit(1), needed)).cast("int"),
+    }
+    manifests = manifests.withColumns(columns)
+    shares = manifests.withColumn("part", F.explode(F.sequence(F.lit(0), F.col("parts") - 1)))
+    return shares.select(*PART_SCHEMA.names).repartition(read_tasks(state.spark))

@@ -1,0 +1,186 @@
+"""Position delete files and deletion vectors, opened by Spark tasks: one row a deleted position.
+
+Light: Spark tasks import this.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import fastavro
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from sparkmeta.errors import CorruptFileError
+from sparkmeta.inspect.deleted_row import RowField, field_id, projected
+from sparkmeta.manifests.avro.container import inflate, read_blocks, read_header
+from sparkmeta.manifests.avro.schema import by_field_ids, parse
+from sparkmeta.spec.bitmap import read_deletion_vector
+from sparkmeta.storage.files import ExecutorReader
+
+BATCH_ROWS = 1 << 16
+
+# The reserved field ids of a position delete file (table spec, Position Delete Files), and the names for files without.
+_IDS = {"file_path": 2147483546, "pos": 2147483545, "row": 2147483544}
+
+Columns = dict[str, pa.Array]
+
+
+@dataclass(frozen=True)
+class DeleteRows:
+    """What the rows look like. schema: the result's. row: the table's columns, of which `row` is a struct.
+
+    Each input row is a delete file: location, file_format, and `deletes`, the entries that the manifests have of it, a
+    list of struct<record_count, referenced_data_file, content_offset, content_size_in_bytes, spec_id>, and partition
+    where the table has any. A Puffin file has many entries, one for each deletion vector.
+    """
+
+    schema: pa.Schema
+    row: RowField
+
+    def read(self, reader: ExecutorReader, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """The deleted positions of the delete files, which the task opens."""
+        for batch in batches:
+            for index, location in enumerate(batch.column("location").to_pylist()):
+                yield from self._rows(batch, index, reader.read(location))
+
+    def read_contents(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """As `read`, of rows that have the files' bytes in `content`."""
+        for batch in batches:
+            for index, location in enumerate(batch.column("location").to_pylist()):
+                if location is None:
+                    path = batch.column("path")[index].as_py()
+                    raise CorruptFileError(path, "path", path, "Spark read a file that no manifest names")
+                yield from self._rows(batch, index, batch.column("content")[index].as_py())
+
+    def _rows(self, files: pa.RecordBatch, index: int, data: bytes) -> Iterator[pa.RecordBatch]:
+        location, file_format = (files.column(name)[index].as_py() for name in ("location", "file_format"))
+        entries = files.column("deletes")[index].values
+        if file_format == "PUFFIN":
+            yield from self._vectors(entries, location, data)
+            return
+        for columns in _read(data, file_format, location, self.row, self._row_type):
+            for entry in range(len(entries)):
+                yield self._batch(columns, entries.take(pa.array([entry] * len(columns["pos"]))), location)
+
+    @property
+    def _row_type(self) -> pa.DataType:
+        return self.schema.field("row").type
+
+    def _vectors(self, entries: pa.StructArray, location: str, data: bytes) -> Iterator[pa.RecordBatch]:
+        pending = _Pending()
+        for index, entry in enumerate(entries.to_pylist()):
+            for positions in read_deletion_vector(
+                _blob(data, entry, location), location, entry["record_count"]
+            ).positions():
+                pending.add(index, positions)
+                if pending.length >= BATCH_ROWS:
+                    yield self._positions(pending, entries, location)
+                    pending = _Pending()
+        if pending.length:
+            yield self._positions(pending, entries, location)
+
+    def _positions(self, pending: _Pending, entries: pa.StructArray, location: str) -> pa.RecordBatch:
+        chosen = entries.take(pa.array(np.repeat(pending.entries, [len(one) for one in pending.positions])))
+        positions = pa.array(np.concatenate(pending.positions))
+        referenced = chosen.field("referenced_data_file")
+        if referenced.null_count:
+            raise CorruptFileError(location, "referenced_data_file", None, "a deletion vector's entry must have it")
+        rows = pa.nulls(len(positions), self._row_type)
+        return self._batch({"file_path": referenced, "pos": positions, "row": rows}, chosen, location)
+
+    def _batch(self, columns: Columns, entries: pa.StructArray, location: str) -> pa.RecordBatch:
+        """The columns of the file beside those of its entry, one entry a row."""
+        paths = pa.repeat(pa.scalar(location, pa.string()), len(entries))
+        known = columns | {"delete_file_path": paths}
+        arrays = [known[one.name] if one.name in known else entries.field(one.name) for one in self.schema]
+        return pa.RecordBatch.from_arrays(
+            [array.cast(one.type) for array, one in zip(arrays, self.schema, strict=True)], schema=self.schema
+        )
+
+
+@dataclass
+class _Pending:
+    """Positions of several deletion vectors on their way into one batch."""
+
+    entries: list[int] = field(default_factory=list)
+    positions: list[np.ndarray[Any, Any]] = field(default_factory=list)
+    length: int = 0
+
+    def add(self, entry: int, positions: np.ndarray[Any, Any]) -> None:
+        self.entries.append(entry)
+        self.positions.append(positions)
+        self.length += len(positions)
+
+
+def _blob(data: bytes, entry: dict[str, Any], location: str) -> bytes:
+    offset, size = entry["content_offset"], entry["content_size_in_bytes"]
+    if offset is None or size is None:
+        raise CorruptFileError(location, "content_offset", offset, "a deletion vector's entry must say where it is")
+    if offset < 0 or size < 0 or offset + size > len(data):
+        raise CorruptFileError(
+            location, "content_offset", offset, f"{size} bytes there end after the file's {len(data)}"
+        )
+    return data[offset : offset + size]
+
+
+def _read(data: bytes, file_format: str, location: str, row: RowField, row_type: pa.DataType) -> Iterator[Columns]:
+    """file_path, pos and row of a position delete file, by batches."""
+    try:
+        for batch in _READERS[file_format](data, location):
+            yield _columns(batch, location, row, row_type)
+    except (pa.ArrowException, OSError, ValueError) as error:
+        if isinstance(error, CorruptFileError):
+            raise
+        raise CorruptFileError(location, "position deletes", data[:4].hex(), f"not readable: {error}"[:300]) from error
+
+
+def _columns(batch: pa.RecordBatch, location: str, row: RowField, row_type: pa.DataType) -> Columns:
+    there = {
+        field_id(one) or _IDS.get(one.name): column for one, column in zip(batch.schema, batch.columns, strict=True)
+    }
+    required = {}
+    for name, kind in (("file_path", pa.string()), ("pos", pa.int64())):
+        column = there.get(_IDS[name])
+        if column is None or column.null_count:
+            raise CorruptFileError(location, name, None, "a position delete file must have it")
+        required[name] = column.cast(kind)
+    deleted = there.get(_IDS["row"])
+    rows = pa.nulls(len(batch), row_type) if deleted is None else projected(deleted, row, row_type)
+    return required | {"row": rows}
+
+
+def _parquet(data: bytes, _: str) -> Iterator[pa.RecordBatch]:
+    yield from pq.ParquetFile(pa.BufferReader(data)).iter_batches(BATCH_ROWS)
+
+
+def _orc(data: bytes, _: str) -> Iterator[pa.RecordBatch]:
+    from pyarrow import orc
+
+    file = orc.ORCFile(pa.BufferReader(data))
+    for stripe in range(file.nstripes):
+        yield file.read_stripe(stripe)
+
+
+def _avro(data: bytes, location: str) -> Iterator[pa.RecordBatch]:
+    header = read_header(data, location)
+    schema = parse(by_field_ids(header.schema, location), location)
+    for block in read_blocks(data, header, location):
+        stream = io.BytesIO(inflate(data, block, header, location))
+        try:
+            records = [fastavro.schemaless_reader(stream, schema, None) for _ in range(block.count)]
+        except Exception as error:
+            problem = f"a record can't be decoded: {type(error).__name__} {error}"[:200]
+            raise CorruptFileError(location, "block", block.offset, problem) from error
+        yield pa.RecordBatch.from_pylist(records)
+
+
+_READERS: dict[str, Callable[[bytes, str], Iterator[pa.RecordBatch]]] = {
+    "PARQUET": _parquet,
+    "ORC": _orc,
+    "AVRO": _avro,
+}

@@ -1,0 +1,212 @@
+"""`table.inspect`: Iceberg's metadata tables, with Iceberg's column names, types and order."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from sparkmeta.errors import NoSuchSnapshotError
+from sparkmeta.inspect import all_files, files, manifests, partitions, position_deletes, snapshots
+from sparkmeta.spec.entry import ContentType
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+    from pyspark.sql import DataFrame
+
+    from sparkmeta.state import TableState
+    from sparkmeta.table import Table
+
+Columns = Sequence[str] | None
+
+
+class InspectTable:
+    """The metadata tables of a table, each a lazy DataFrame that Spark computes.
+
+    Those of one snapshot take it as `snapshot_id`, as `ref` (the name of a branch or tag) or as `as_of` (the time at
+    which it was current: a datetime with zone, or milliseconds since 1970); the current one is meant by none of them.
+    They show the table's present schema and partition fields, whatever the snapshot's were. The others show the whole
+    history.
+
+    Those of files and entries decode only the `columns` that are asked for, which makes them much cheaper: fields of
+    structs by a dot, as in `readable_metrics.id`. Spark can't leave out by itself what a query does not use.
+
+    All raise NoSuchSnapshotError for a snapshot, ref or time that the table does not have, UnsupportedError for an
+    encrypted table, and, when they run, CorruptFileError for a file that is not what it should be.
+    """
+
+    def __init__(self, table: Table) -> None:
+        self._table = table
+
+    # -- of one snapshot --------------------------------------------------------------------------------------------
+
+    def entries(
+        self,
+        snapshot_id: int | None = None,
+        *,
+        ref: str | None = None,
+        as_of: datetime | int | None = None,
+        columns: Columns = None,
+    ) -> DataFrame:
+        """One row an entry of the snapshot's manifests, also of deleted files.
+
+        Columns: status int (0 existing, 1 added, 2 deleted), snapshot_id long, sequence_number long,
+        file_sequence_number long, data_file struct (the columns of `files`), readable_metrics struct.
+        """
+        return files.entries(self._state(snapshot_id, ref, as_of), columns)
+
+    def files(
+        self,
+        snapshot_id: int | None = None,
+        *,
+        ref: str | None = None,
+        as_of: datetime | int | None = None,
+        columns: Columns = None,
+    ) -> DataFrame:
+        """One row a live file, data files and delete files.
+
+        Columns: content int (0 data, 1 position deletes, 2 equality deletes), file_path string, file_format string,
+        spec_id int, partition struct (where the table has any), record_count long, file_size_in_bytes long,
+        column_sizes, value_counts, null_value_counts, nan_value_counts map<int, long>, lower_bounds, upper_bounds
+        map<int, binary>, key_metadata binary, split_offsets array<long>, equality_ids array<int>, sort_order_id int,
+        first_row_id long, referenced_data_file string, content_offset long, content_size_in_bytes long, and
+        readable_metrics: for each leaf column of the table, by its full name, a struct of column_size, value_count,
+        null_value_count, nan_value_count long, lower_bound and upper_bound of the column's type.
+        """
+        state = self._state(snapshot_id, ref, as_of)
+        return files.files(state, state.roots, columns)
+
+    def data_files(
+        self,
+        snapshot_id: int | None = None,
+        *,
+        ref: str | None = None,
+        as_of: datetime | int | None = None,
+        columns: Columns = None,
+    ) -> DataFrame:
+        """One row a live data file, with the columns of `files`."""
+        state = self._state(snapshot_id, ref, as_of)
+        return files.files(state, state.manifests(ContentType.DATA_MANIFEST), columns)
+
+    def delete_files(
+        self,
+        snapshot_id: int | None = None,
+        *,
+        ref: str | None = None,
+        as_of: datetime | int | None = None,
+        columns: Columns = None,
+    ) -> DataFrame:
+        """One row a live delete file or deletion vector, with the columns of `files`."""
+        state = self._state(snapshot_id, ref, as_of)
+        return files.files(state, state.manifests(ContentType.DELETE_MANIFEST), columns)
+
+    def manifests(
+        self, snapshot_id: int | None = None, *, ref: str | None = None, as_of: datetime | int | None = None
+    ) -> DataFrame:
+        """One row a manifest of the snapshot.
+
+        Columns: content int (0 data, 1 deletes), path string, length long, partition_spec_id int, added_snapshot_id
+        long, added_, existing_, deleted_data_files_count int, added_, existing_, deleted_delete_files_count int,
+        partition_summaries array<struct<contains_null boolean, contains_nan boolean, lower_bound string,
+        upper_bound string>>, a summary for each field of the manifest's spec.
+        """
+        return manifests.manifests(self._state(snapshot_id, ref, as_of))
+
+    def partitions(
+        self, snapshot_id: int | None = None, *, ref: str | None = None, as_of: datetime | int | None = None
+    ) -> DataFrame:
+        """One row a partition that has live files.
+
+        Columns: partition struct, spec_id int (both where the table has partitions), record_count long, file_count int,
+        total_data_file_size_in_bytes long, position_delete_record_count long, position_delete_file_count int (deletion
+        vectors included), equality_delete_record_count long, equality_delete_file_count int, last_updated_at timestamp,
+        last_updated_snapshot_id long.
+        """
+        return partitions.partitions(self._state(snapshot_id, ref, as_of))
+
+    def position_deletes(
+        self, snapshot_id: int | None = None, *, ref: str | None = None, as_of: datetime | int | None = None
+    ) -> DataFrame:
+        """One row a deleted position, of position delete files and deletion vectors.
+
+        Columns: file_path string (of the data file), pos long, row struct (the deleted row, where the file keeps it),
+        partition struct (where the table has any), spec_id int, delete_file_path string, and from format version 3 on
+        content_offset long, content_size_in_bytes long.
+        """
+        return position_deletes.position_deletes(self._state(snapshot_id, ref, as_of))
+
+    # -- of the whole history ---------------------------------------------------------------------------------------
+
+    def snapshots(self) -> DataFrame:
+        """One row a snapshot that the table still has.
+
+        Columns: committed_at timestamp, snapshot_id long, parent_id long, operation string, manifest_list string,
+        summary map<string, string>.
+        """
+        return snapshots.snapshots(self._table.state)
+
+    def history(self) -> DataFrame:
+        """One row a change of the current snapshot.
+
+        Columns: made_current_at timestamp, snapshot_id long, parent_id long, is_current_ancestor boolean.
+        """
+        return snapshots.history(self._table.state)
+
+    def refs(self) -> DataFrame:
+        """One row a branch or tag.
+
+        Columns: name string, type string (BRANCH, TAG), snapshot_id long, max_reference_age_in_ms long,
+        min_snapshots_to_keep int, max_snapshot_age_in_ms long.
+        """
+        return snapshots.refs(self._table.state)
+
+    def metadata_log_entries(self) -> DataFrame:
+        """One row a metadata file that the table had, the present one too.
+
+        Columns: timestamp timestamp, file string, latest_snapshot_id long, latest_schema_id int,
+        latest_sequence_number long.
+        """
+        return snapshots.metadata_log_entries(self._table.state, self._table.metadata_location)
+
+    def all_manifests(self) -> DataFrame:
+        """One row for each snapshot and manifest of it: a manifest stands there once for every snapshot that has it.
+
+        Columns: those of `manifests`, reference_snapshot_id long, key_metadata binary.
+        """
+        return manifests.all_manifests(self._table.state)
+
+    def all_files(self, *, columns: Columns = None) -> DataFrame:
+        """One row a live file of each manifest of any snapshot, with the columns of `files`.
+
+        A manifest is read once, whatever the number of its snapshots; a file that several manifests list is repeated.
+        """
+        return all_files.all_files(self._table.state, None, columns)
+
+    def all_data_files(self, *, columns: Columns = None) -> DataFrame:
+        """The data files among `all_files`."""
+        return all_files.all_files(self._table.state, ContentType.DATA_MANIFEST, columns)
+
+    def all_delete_files(self, *, columns: Columns = None) -> DataFrame:
+        """The delete files and deletion vectors among `all_files`."""
+        return all_files.all_files(self._table.state, ContentType.DELETE_MANIFEST, columns)
+
+    def all_entries(self, *, columns: Columns = None) -> DataFrame:
+        """One row an entry of each manifest of any snapshot, with the columns of `entries`; a manifest is read once."""
+        return all_files.all_entries(self._table.state, columns)
+
+    # -----------------------------------------------------------------------------------------------------------------
+
+    def _state(self, snapshot_id: int | None, ref: str | None, as_of: datetime | int | None) -> TableState:
+        state = self._table.state
+        if sum(one is not None for one in (snapshot_id, ref, as_of)) > 1:
+            raise ValueError("snapshot_id, ref and as_of each name a snapshot: give one of them")
+        if ref is not None:
+            snapshot_id = state.metadata_ref(ref).snapshot_id
+        elif as_of is not None:
+            snapshot_id = state.snapshot_id_at(as_of)
+        if snapshot_id is None:
+            return state
+        snapshot = state.metadata.snapshot_by_id(snapshot_id)
+        if snapshot is None:
+            raise NoSuchSnapshotError(f"{state.metadata.location} has no snapshot {snapshot_id}")
+        return state.at(snapshot)

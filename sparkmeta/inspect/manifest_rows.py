@@ -1,0 +1,237 @@
+"""Rows of manifest lists in the form of the metadata tables `manifests` and `all_manifests`.
+
+Light: Spark tasks import this, since the lists of all snapshots are read by them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sparkmeta.errors import CorruptFileError, UnsupportedError
+from sparkmeta.inspect.human import human_strings
+from sparkmeta.manifests.manifest_list import MANIFEST_FILE_SCHEMA, decode_manifest_list
+from sparkmeta.storage.files import ExecutorReader
+
+# Spec id -> its fields' (transform, Iceberg type name of the result), in the spec's order.
+SpecTransforms = Mapping[int, Sequence[tuple[str, str]]]
+# What to make of one snapshot's manifest list: (rows of MANIFEST_FILE_SCHEMA, snapshot id, the list's location).
+ListShape = Callable[[pa.RecordBatch, int, str], pa.RecordBatch]
+
+_DATA = 0
+_COUNTS = ("added", "existing", "deleted")
+
+LIST_SCHEMA = pa.schema([pa.field("reference_snapshot_id", pa.int64()), pa.field("location", pa.string())])
+
+REACHABLE = pa.schema(
+    [
+        MANIFEST_FILE_SCHEMA.field(name)
+        for name in (
+            "manifest_path",
+            "manifest_length",
+            "partition_spec_id",
+            "content",
+            "sequence_number",
+            "added_snapshot_id",
+            "first_row_id",
+        )
+    ]
+)
+
+
+def _summaries_type(*, nan_optional: bool) -> pa.DataType:
+    """The type of partition_summaries; in `manifests` contains_nan is optional, in `all_manifests` required."""
+    fields = [
+        pa.field("contains_null", pa.bool_(), nullable=False),
+        pa.field("contains_nan", pa.bool_(), nullable=nan_optional),
+        pa.field("lower_bound", pa.string()),
+        pa.field("upper_bound", pa.string()),
+    ]
+    return pa.list_(pa.field("element", pa.struct(fields), nullable=False))
+
+
+def _required(name: str, kind: pa.DataType) -> pa.Field:
+    return pa.field(name, kind, nullable=False)
+
+
+_DELETE_COUNTS = [_required(f"{one}_delete_files_count", pa.int32()) for one in _COUNTS]
+
+MANIFESTS = pa.schema(
+    [
+        _required("content", pa.int32()),
+        _required("path", pa.string()),
+        _required("length", pa.int64()),
+        _required("partition_spec_id", pa.int32()),
+        _required("added_snapshot_id", pa.int64()),
+        *(_required(f"{one}_data_files_count", pa.int32()) for one in _COUNTS),
+        *_DELETE_COUNTS,
+        _required("partition_summaries", _summaries_type(nan_optional=True)),
+    ]
+)
+ALL_MANIFESTS = pa.schema(
+    [
+        _required("content", pa.int32()),
+        _required("path", pa.string()),
+        _required("length", pa.int64()),
+        pa.field("partition_spec_id", pa.int32()),
+        pa.field("added_snapshot_id", pa.int64()),
+        *(pa.field(f"{one}_data_files_count", pa.int32()) for one in _COUNTS),
+        *_DELETE_COUNTS,
+        pa.field("partition_summaries", _summaries_type(nan_optional=False)),
+        _required("reference_snapshot_id", pa.int64()),
+        pa.field("key_metadata", pa.binary()),
+    ]
+)
+
+
+def manifest_rows(manifests: pa.RecordBatch, specs: SpecTransforms, location: str) -> pa.RecordBatch:
+    """Rows of `MANIFEST_FILE_SCHEMA` as rows of `manifests`; what the list leaves out is null.
+
+    Raises:
+        CorruptFileError: a spec that the table does not have, or summaries that don't fit the manifest's spec.
+    """
+    is_data = pc.equal(manifests.column("content"), _DATA)
+    counts = {one: manifests.column(f"{one}_files_count") for one in _COUNTS}
+    none = pa.scalar(0, pa.int32())
+    columns = [
+        manifests.column("content"),
+        manifests.column("manifest_path"),
+        manifests.column("manifest_length"),
+        manifests.column("partition_spec_id"),
+        manifests.column("added_snapshot_id"),
+        *(pc.if_else(is_data, count, none) for count in counts.values()),
+        *(pc.if_else(is_data, none, count) for count in counts.values()),
+        _summaries(manifests, specs, location),
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=MANIFESTS)
+
+
+def all_manifests_rows(
+    specs: SpecTransforms, manifests: pa.RecordBatch, snapshot_id: int, location: str
+) -> pa.RecordBatch:
+    """Rows of one snapshot's list as rows of `all_manifests`.
+
+    contains_nan is required there: where the list leaves it out it is false, if the partition values can't be NaN.
+
+    Raises:
+        CorruptFileError: as `manifest_rows`; and a list that leaves out what is required.
+    """
+    rows = manifest_rows(manifests, specs, location)
+    for field in _DELETE_COUNTS:
+        if rows.column(field.name).null_count:
+            raise CorruptFileError(location, field.name, None, "unknown for a delete manifest")
+    index = rows.schema.get_field_index("partition_summaries")
+    columns: list[pa.Array] = rows.columns
+    columns[index] = _known_nan(manifests, columns[index], specs, location)
+    snapshot_ids = pa.repeat(pa.scalar(snapshot_id, pa.int64()), len(rows))
+    return pa.RecordBatch.from_arrays([*columns, snapshot_ids, manifests.column("key_metadata")], schema=ALL_MANIFESTS)
+
+
+def reachable_rows(specs: SpecTransforms, manifests: pa.RecordBatch, _: int, location: str) -> pa.RecordBatch:
+    """What is needed to open the manifests of one snapshot's list: `REACHABLE`."""
+    encrypted = manifests.filter(manifests.column("key_metadata").is_valid())
+    if len(encrypted):
+        path = encrypted.column("manifest_path")[0].as_py()
+        raise UnsupportedError(
+            f"{location}: manifest {path} is encrypted (key_metadata); encrypted tables can't be read"
+        )
+    _spec_rows(manifests, specs, location)
+    return manifests.select(REACHABLE.names)
+
+
+def read_lists(reader: ExecutorReader, shape: ListShape, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The manifest lists that rows of `LIST_SCHEMA` name, opened by the task, in the form that `shape` gives them."""
+    for batch in batches:
+        for row in batch.to_pylist():
+            location = row["location"]
+            yield shape(decode_manifest_list(reader.read(location), location), row["reference_snapshot_id"], location)
+
+
+def read_list_contents(shape: ListShape, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """As `read_lists`, of rows that have the lists' bytes in `content`."""
+    for batch in batches:
+        for row in batch.to_pylist():
+            location = row["location"]
+            if location is None:
+                raise CorruptFileError(row["path"], "path", row["path"], "Spark read a file that no snapshot names")
+            yield shape(decode_manifest_list(row["content"], location), row["reference_snapshot_id"], location)
+
+
+def _spec_rows(manifests: pa.RecordBatch, specs: SpecTransforms, location: str) -> dict[int, np.ndarray[Any, Any]]:
+    spec_ids = manifests.column("partition_spec_id").to_numpy()
+    rows = {int(spec_id): np.flatnonzero(spec_ids == spec_id) for spec_id in np.unique(spec_ids)}
+    for spec_id in rows:
+        if spec_id not in specs:
+            raise CorruptFileError(location, "partition_spec_id", spec_id, "the table has no such partition spec")
+    return rows
+
+
+def _summaries(manifests: pa.RecordBatch, specs: SpecTransforms, location: str) -> pa.ListArray:
+    partitions = manifests.column("partitions")
+    values = partitions.values
+    shown = {name: _Texts(values.field(name)) for name in ("lower_bound", "upper_bound")}
+    for places, transform, type_name in _field_places(manifests, specs, location):
+        for name, texts in shown.items():
+            try:
+                texts.show(places, transform, type_name)
+            except ValueError as error:
+                raise CorruptFileError(location, f"partitions.{name}", None, str(error)) from error
+    children = [values.field("contains_null"), values.field("contains_nan"), *(one.array() for one in shown.values())]
+    return _list_of(partitions, children, _summaries_type(nan_optional=True))
+
+
+def _known_nan(
+    manifests: pa.RecordBatch, summaries: pa.ListArray, specs: SpecTransforms, location: str
+) -> pa.ListArray:
+    children = [summaries.values.field(index) for index in range(summaries.values.type.num_fields)]
+    unknown = children[1].is_null().to_numpy(False)
+    for places, _, type_name in _field_places(manifests, specs, location):
+        if type_name in ("float", "double") and unknown[places].any():
+            raise CorruptFileError(location, "partitions.contains_nan", None, f"unknown for values of type {type_name}")
+    children[1] = pc.fill_null(children[1], False)
+    return _list_of(summaries, children, _summaries_type(nan_optional=False))
+
+
+def _list_of(like: pa.ListArray, children: list[pa.Array], kind: pa.DataType) -> pa.ListArray:
+    structs = pa.StructArray.from_arrays(children, fields=list(kind.value_type))
+    return pa.ListArray.from_arrays(like.offsets, structs, type=kind, mask=like.is_null())
+
+
+def _field_places(
+    manifests: pa.RecordBatch, specs: SpecTransforms, location: str
+) -> Iterator[tuple[np.ndarray[Any, Any], str, str]]:
+    """For each partition field of each spec its summaries' places among all, its transform and its result's type."""
+    partitions = manifests.column("partitions")
+    offsets, present = partitions.offsets.to_numpy(), partitions.is_valid().to_numpy(False)
+    for spec_id, rows in _spec_rows(manifests, specs, location).items():
+        chosen = rows[present[rows]]
+        _check_sizes(np.diff(offsets)[chosen], len(specs[spec_id]), spec_id, location)
+        for position, (transform, type_name) in enumerate(specs[spec_id]):
+            yield offsets[chosen] + position, transform, type_name
+
+
+class _Texts:
+    """The texts of bounds, filled in by the places that one partition field has among them."""
+
+    def __init__(self, bounds: pa.BinaryArray) -> None:
+        self._bounds = bounds
+        self._texts: list[str | None] = [None] * len(bounds)
+
+    def show(self, places: np.ndarray[Any, Any], transform: str, type_name: str) -> None:
+        texts = human_strings(self._bounds.take(pa.array(places)), transform, type_name)
+        for place, text in zip(places.tolist(), texts.to_pylist(), strict=True):
+            self._texts[place] = text
+
+    def array(self) -> pa.StringArray:
+        return pa.array(self._texts, pa.string())
+
+
+def _check_sizes(sizes: np.ndarray[Any, Any], expected: int, spec_id: int, location: str) -> None:
+    wrong = sizes[sizes != expected]
+    if len(wrong):
+        problem = f"partition spec {spec_id} has {expected} fields"
+        raise CorruptFileError(location, "partitions", f"{wrong[0]} field summaries", problem)

@@ -1,0 +1,111 @@
+"""The metadata tables of manifest lists: manifests, and over all snapshots all_manifests."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+from pyspark.sql import functions as F
+from pyspark.sql.pandas.types import from_arrow_schema
+
+from sparkmeta.inspect.manifest_rows import (
+    ALL_MANIFESTS,
+    LIST_SCHEMA,
+    MANIFESTS,
+    ListShape,
+    SpecTransforms,
+    all_manifests_rows,
+    manifest_rows,
+    read_list_contents,
+    read_lists,
+)
+from sparkmeta.manifests.manifest_list import inline_manifest_list
+from sparkmeta.session import local_frame
+from sparkmeta.spec.partitioning import UnknownTransform
+from sparkmeta.state import refuse_unreadable
+from sparkmeta.storage.files import binary_files
+from sparkmeta.storage.location import spark_path_key
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from sparkmeta.state import TableState
+
+_DEFAULT_TASKS = 200
+
+
+def manifests(state: TableState) -> DataFrame:
+    """One row a manifest of the snapshot, with its partition summaries as text.
+
+    A column that Iceberg requires may be null here where an old list does not say how many files a manifest has.
+    """
+    location = (state.snapshot.manifest_list or "") if state.snapshot else ""
+    rows = (manifest_rows(batch, spec_transforms(state), location) for batch in state.manifest_files.to_batches())
+    table = pa.Table.from_batches(rows, MANIFESTS)
+    fields = [field.with_nullable(field.nullable or table[field.name].null_count > 0) for field in table.schema]
+    return local_frame(state.spark, table.cast(pa.schema(fields)))
+
+
+def all_manifests(state: TableState) -> DataFrame:
+    """One row for each snapshot and manifest of its list; the lists are read by Spark tasks."""
+    return listed_manifests(state, partial(all_manifests_rows, spec_transforms(state)), ALL_MANIFESTS)
+
+
+def listed_manifests(state: TableState, shape: ListShape, schema: pa.Schema) -> DataFrame:
+    """What `shape` makes of the manifest list of every snapshot of the table, as a lazy DataFrame of `schema`.
+
+    Raises:
+        UnsupportedError: a snapshot that is encrypted, or has a metadata tree instead of a list.
+    """
+    for snapshot in state.metadata.snapshots:
+        refuse_unreadable(state.metadata, snapshot)
+    spark_schema = from_arrow_schema(schema)
+    listed = [(one.snapshot_id, one.manifest_list) for one in state.metadata.snapshots if one.manifest_list]
+    ids, locations = [one for one, _ in listed], [location for _, location in listed]
+    lists = pa.Table.from_arrays([pa.array(ids, pa.int64()), pa.array(locations, pa.string())], schema=LIST_SCHEMA)
+    if state.reader is not None:
+        read = local_frame(state.spark, lists).mapInArrow(partial(read_lists, state.reader, shape), spark_schema)
+    else:
+        read = _with_content(state, lists).mapInArrow(partial(read_list_contents, shape), spark_schema)
+    inline = [shape(batch, snapshot_id, f"snapshot {snapshot_id}") for snapshot_id, batch in _inline_lists(state)]
+    return read.union(local_frame(state.spark, pa.Table.from_batches(inline, schema))) if inline else read
+
+
+def spec_transforms(state: TableState) -> SpecTransforms:
+    """Spec id -> its fields' (transform, Iceberg type name), to show summaries by; of unknown transforms text."""
+    return {
+        spec_id: tuple(
+            (str(field.transform), "string" if isinstance(field.transform, UnknownTransform) else type_name)
+            for field, (_, type_name) in zip(state.specs[spec_id].fields, fields, strict=True)
+        )
+        for spec_id, fields in state.spec_fields.items()
+    }
+
+
+def read_tasks(spark: SparkSession) -> int:
+    """Into how many tasks to spread files that tasks open: Spark itself would put short rows into one."""
+    configured = spark.conf.get("spark.sql.shuffle.partitions")
+    return int(configured) if configured and configured.isdecimal() else _DEFAULT_TASKS
+
+
+def _with_content(state: TableState, lists: pa.Table) -> DataFrame:
+    """The lists with their bytes, read by Spark's binaryFile source.
+
+    An outer join: a file whose path Spark spells in a way that matches no list must be seen, not dropped.
+    """
+    locations = lists.column("location").to_pylist()
+    keys = pa.array([spark_path_key(location) for location in locations], pa.string())
+    units = local_frame(state.spark, lists.append_column("path", keys))
+    return binary_files(state.spark, locations).select("path", "content").join(F.broadcast(units), "path", "left")
+
+
+def _inline_lists(state: TableState) -> list[tuple[int, pa.RecordBatch]]:
+    """(snapshot id, rows of MANIFEST_FILE_SCHEMA) of the v1 snapshots whose manifests the table metadata names."""
+    inline = [(one.snapshot_id, one.inline_manifests) for one in state.metadata.snapshots if one.inline_manifests]
+    lengths = {path: 0 for _, paths in inline for path in paths}
+    lengths.update((path, state.files.length(path)) for path in lengths)
+    return [
+        (snapshot_id, inline_manifest_list(paths, [lengths[path] for path in paths], snapshot_id))
+        for snapshot_id, paths in inline
+    ]

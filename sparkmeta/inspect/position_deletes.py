@@ -1,0 +1,106 @@
+"""The metadata table position_deletes: the rows of position delete files, and the positions in deletion vectors."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+from pyiceberg.types import IcebergType, ListType, MapType, StructType
+from pyspark.sql import functions as F
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import IntegerType, LongType, StringType
+from pyspark.sql.types import StructType as SparkStructType
+
+from sparkmeta.columns.types import spark_type
+from sparkmeta.inspect.delete_rows import DeleteRows
+from sparkmeta.inspect.deleted_row import RowField
+from sparkmeta.inspect.manifests import read_tasks
+from sparkmeta.plan.prune import is_live, live_manifests
+from sparkmeta.plan.rows import public_partition, public_partition_type
+from sparkmeta.session import local_frame
+from sparkmeta.spec.entry import ContentType
+from sparkmeta.storage.files import binary_files
+from sparkmeta.storage.location import spark_path_key
+
+if TYPE_CHECKING:
+    from pyiceberg.types import NestedField
+    from pyspark.sql import DataFrame
+
+    from sparkmeta.state import TableState
+
+_COLUMNS = (
+    "version_info",
+    "content_type",
+    "location",
+    "file_format",
+    "partition_spec_id",
+    "record_count",
+    "referenced_file",
+    "deletion_vector",
+)
+
+
+def position_deletes(state: TableState) -> DataFrame:
+    """One row a deleted position of the snapshot's live position delete files and deletion vectors.
+
+    Every file is opened once, by a Spark task. Lazy where executors open files themselves; where only Spark's own
+    sources may, the paths have to be known to the plan, so that a Spark job lists the delete files at once.
+    """
+    schema = position_deletes_type(state)
+    rows = DeleteRows(to_arrow_schema(schema), row_field(0, state.metadata.schema().as_struct()))
+    files = delete_files(state)
+    if state.reader is not None:
+        return files.repartition(read_tasks(state.spark)).mapInArrow(partial(rows.read, state.reader), schema)
+    return _with_content(state, files).mapInArrow(rows.read_contents, schema)
+
+
+def position_deletes_type(state: TableState) -> SparkStructType:
+    """The row type of the table."""
+    schema = SparkStructType().add("file_path", StringType(), False).add("pos", LongType(), False)
+    schema.add("row", spark_type(state.metadata.schema().as_struct()))
+    if state.partition_type.fields:
+        schema.add("partition", public_partition_type(state), False)
+    schema.add("spec_id", IntegerType(), False).add("delete_file_path", StringType(), False)
+    if state.metadata.format_version >= 3:
+        schema.add("content_offset", LongType()).add("content_size_in_bytes", LongType())
+    return schema
+
+
+def delete_files(state: TableState) -> DataFrame:
+    """The live position delete files: location, file_format, deletes array<struct>, as `DeleteRows` takes them."""
+    manifests = live_manifests(state.manifests(ContentType.DELETE_MANIFEST))
+    entries = state.entries(manifests, state.projection(_COLUMNS))
+    positional = entries.where(is_live()).where(F.col("content_type") == int(ContentType.POSITION_DELETES))
+    entry = [
+        F.col("record_count"),
+        F.col("referenced_file").alias("referenced_data_file"),
+        F.col("deletion_vector.offset").alias("content_offset"),
+        F.col("deletion_vector.size_in_bytes").alias("content_size_in_bytes"),
+        F.col("partition_spec_id").alias("spec_id"),
+    ]
+    if state.partition_type.fields:
+        entry.append(public_partition(state).alias("partition"))
+    return positional.groupBy("location", "file_format").agg(F.collect_list(F.struct(*entry)).alias("deletes"))
+
+
+def row_field(field_id: int, kind: IcebergType, field: NestedField | None = None) -> RowField:
+    """A type as light `RowField`s."""
+    match kind:
+        case StructType():
+            children = [row_field(one.field_id, one.field_type, one) for one in kind.fields]
+            return RowField(field_id, "struct", tuple(children))
+        case ListType():
+            return RowField(field_id, "list", (row_field(kind.element_id, kind.element_type),))
+        case MapType():
+            pair = (row_field(kind.key_id, kind.key_type), row_field(kind.value_id, kind.value_type))
+            return RowField(field_id, "map", pair)
+    return RowField(field_id, str(kind), default=field.initial_default if field else None)
+
+
+def _with_content(state: TableState, files: DataFrame) -> DataFrame:
+    listed = files.toArrow()
+    locations = listed["location"].to_pylist()
+    keys = pa.array([spark_path_key(location) for location in locations], pa.string())
+    units = local_frame(state.spark, listed.append_column("path", keys))
+    return binary_files(state.spark, locations).select("path", "content").join(F.broadcast(units), "path", "left")

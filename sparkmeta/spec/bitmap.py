@@ -1,0 +1,168 @@
+"""Deletion vectors: the `deletion-vector-v1` blob (Puffin spec, Blob types), from bytes to row positions.
+
+A blob is framed by its length, a magic number and a CRC-32; inside stand 32-bit Roaring bitmaps, one for each value of
+the positions' upper 32 bits. Every length is checked before anything is allocated or handed to the bitmap library.
+Light: Spark tasks import this.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from sparkmeta.errors import CorruptFileError
+
+if TYPE_CHECKING:
+    from pyroaring import BitMap
+
+MAGIC = b"\xd1\xd3\x39\x64"
+MAX_KEY = (1 << 31) - 2
+"""The largest key that Iceberg's readers accept."""
+
+_FRAME_BYTES = 4 + len(MAGIC) + 4
+_CHUNK = 1 << 20
+_WINDOW = 1 << 24
+
+# Cookies and thresholds of the Roaring format specification.
+_WITH_RUNS = 12347
+_WITHOUT_RUNS = 12346
+_OFFSETS_FROM = 4
+_ARRAY_MAX = 4096
+_BITSET_BYTES = 8192
+_MAX_CONTAINERS = 1 << 16
+
+
+@dataclass(frozen=True)
+class PositionBitmap:
+    """Row positions: 32-bit bitmaps by the upper 32 bits of the positions that they hold."""
+
+    bitmaps: dict[int, BitMap]
+
+    @property
+    def cardinality(self) -> int:
+        return sum(map(len, self.bitmaps.values()))
+
+    def positions(self) -> Iterator[np.ndarray[Any, np.dtype[np.int64]]]:
+        """The positions in ascending order, as int64 arrays of limited size."""
+        for key, bitmap in sorted(self.bitmaps.items()):
+            for values in _values(bitmap):
+                for start in range(0, len(values), _CHUNK):
+                    yield values[start : start + _CHUNK].astype(np.int64) + (key << 32)
+
+
+def read_deletion_vector(blob: bytes, location: str, record_count: int | None = None) -> PositionBitmap:
+    """The positions in a `deletion-vector-v1` blob.
+
+    blob: exactly the bytes that the delete file's content_offset and content_size_in_bytes name. location: names the
+    file in errors. record_count: the delete file's, which must be the number of positions.
+
+    Raises:
+        CorruptFileError: a wrong length, magic number, CRC, key, bitmap or cardinality.
+    """
+    if len(blob) < _FRAME_BYTES + 8:
+        raise CorruptFileError(location, "content_size_in_bytes", len(blob), "too short for a deletion vector")
+    length = int.from_bytes(blob[:4], "big")
+    if length != len(blob) - 8:
+        raise CorruptFileError(location, "deletion vector length", length, f"the blob has room for {len(blob) - 8}")
+    if blob[4:8] != MAGIC:
+        raise CorruptFileError(location, "deletion vector magic", blob[4:8].hex(), f"expected {MAGIC.hex()}")
+    checksum, expected = zlib.crc32(blob[4:-4]), int.from_bytes(blob[-4:], "big")
+    if checksum != expected:
+        raise CorruptFileError(location, "deletion vector CRC-32", f"{expected:08x}", f"the bytes have {checksum:08x}")
+    bitmap = read_bitmap(blob[8:-4], location)
+    if record_count is not None and bitmap.cardinality != record_count:
+        problem = f"the deletion vector has {bitmap.cardinality} positions"
+        raise CorruptFileError(location, "record_count", record_count, problem)
+    return bitmap
+
+
+def read_bitmap(data: bytes, location: str) -> PositionBitmap:
+    """The positions in the portable serialization of 64-bit Roaring bitmaps; keys may leave gaps.
+
+    Raises:
+        CorruptFileError: keys out of order or range, a bitmap that is none, missing or surplus bytes.
+    """
+    count, position, last_key = _uint(data, 0, 8, "bitmap count", location), 8, -1
+    if count > len(data) // 4:
+        raise CorruptFileError(location, "bitmap count", count, f"{len(data)} bytes can't hold as many")
+    bitmaps: dict[int, BitMap] = {}
+    for _ in range(count):
+        key = _uint(data, position, 4, "bitmap key", location)
+        if not last_key < key <= MAX_KEY:
+            raise CorruptFileError(location, "bitmap key", key, f"not in ascending order up to {MAX_KEY}")
+        length = _bitmap_length(data, position + 4, location)
+        bitmaps[key] = _bitmap(_take(data, position + 4, length, "bitmap", location), location)
+        position, last_key = position + 4 + length, key
+    if position != len(data):
+        raise CorruptFileError(location, "bitmap length", len(data), f"the bitmaps end at byte {position}")
+    return PositionBitmap(bitmaps)
+
+
+def _bitmap(data: bytes, location: str) -> BitMap:
+    from pyroaring import BitMap
+
+    try:
+        return BitMap.deserialize(data)
+    except ValueError as error:
+        raise CorruptFileError(location, "bitmap", data[:8].hex(), f"not a Roaring bitmap: {error}") from error
+
+
+def _values(bitmap: BitMap) -> Iterator[np.ndarray[Any, np.dtype[np.uint32]]]:
+    """A bitmap's values: all in one array, or by windows where runs would unfold to more than memory should hold."""
+    from pyroaring import BitMap
+
+    if len(bitmap) <= _WINDOW:
+        yield np.frombuffer(bitmap.to_array(), np.uint32)
+        return
+    for start in range(bitmap.min() // _WINDOW * _WINDOW, bitmap.max() + 1, _WINDOW):
+        yield np.frombuffer((bitmap & BitMap(range(start, start + _WINDOW))).to_array(), np.uint32)
+
+
+def _bitmap_length(data: bytes, start: int, location: str) -> int:
+    """The bytes that the 32-bit bitmap at `start` takes, by its header (Roaring format specification)."""
+    runs, header = _run_flags(data, start, location)
+    containers = len(runs)
+    with_offsets = containers >= _OFFSETS_FROM or _uint(data, start, 2, "bitmap cookie", location) == _WITHOUT_RUNS
+    described = np.frombuffer(_take(data, header, 4 * containers, "bitmap containers", location), "<u2")
+    position = header + (8 if with_offsets else 4) * containers
+    cardinalities = described[1::2].astype(np.int64) + 1
+    sizes = np.where(cardinalities <= _ARRAY_MAX, 2 * cardinalities, _BITSET_BYTES)
+    for size, is_run in zip(sizes.tolist(), runs.tolist(), strict=True):
+        position += _run_length(data, position, location) if is_run else size
+    return position - start
+
+
+def _run_flags(data: bytes, start: int, location: str) -> tuple[np.ndarray[Any, np.dtype[np.bool_]], int]:
+    """For each container whether it is one of runs, and where the containers' descriptions begin."""
+    cookie = _uint(data, start, 4, "bitmap cookie", location)
+    if cookie & 0xFFFF == _WITH_RUNS:
+        containers = (cookie >> 16) + 1
+        flags = _take(data, start + 4, -(-containers // 8), "bitmap run flags", location)
+        bits = np.unpackbits(np.frombuffer(flags, np.uint8), count=containers, bitorder="little")
+        return bits.astype(bool), start + 4 + len(flags)
+    if cookie != _WITHOUT_RUNS:
+        raise CorruptFileError(location, "bitmap cookie", cookie, "not a Roaring bitmap")
+    containers = _uint(data, start + 4, 4, "bitmap size", location)
+    if containers > _MAX_CONTAINERS:
+        raise CorruptFileError(
+            location, "bitmap size", containers, f"a bitmap has at most {_MAX_CONTAINERS} containers"
+        )
+    return np.zeros(containers, bool), start + 8
+
+
+def _run_length(data: bytes, position: int, location: str) -> int:
+    return 2 + 4 * _uint(data, position, 2, "bitmap runs", location)
+
+
+def _uint(data: bytes, start: int, size: int, field: str, location: str) -> int:
+    return int.from_bytes(_take(data, start, size, field, location), "little")
+
+
+def _take(data: bytes, start: int, size: int, field: str, location: str) -> bytes:
+    if start + size > len(data):
+        raise CorruptFileError(location, field, size, f"only {max(0, len(data) - start)} bytes are left")
+    return data[start : start + size]
