@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING
@@ -39,15 +40,16 @@ class Run:
     memory_scales: tuple[float, ...] = (0.1, 1.0)
     memory_heap: str = "1g"
     manifests: int = 4
+    keepers: bool = True
 
 
-QUICK = Run(scale=0.1, peer_scale=0.02, repeats=1, memory_scales=(0.02, 0.1), manifests=1)
+QUICK = Run(scale=0.1, peer_scale=0.02, warmups=0, repeats=1, memory_scales=(0.02, 0.1), manifests=1, keepers=False)
 
-console = Console()
+console = Console(width=None if sys.stdout.isatty() else 150)
 
 
 @click.command()
-@click.option("--quick", is_flag=True, help="A tenth of the files, one run each: some minutes.")
+@click.option("--quick", is_flag=True, help="A tenth of the files, one run each, cold only: some minutes.")
 @click.option("--scale", type=float, help="1 is 1.5 million data files.")
 @click.option("--warmups", type=int, help="Runs of each plan before it is measured.")
 @click.option("--repeats", type=int, help="Measured runs of each plan; the median counts.")
@@ -85,15 +87,17 @@ def measure(run: Run, results: Results) -> None:
 
 def compare_planners(spark: SparkSession, run: Run) -> Iterator[list[Plan]]:
     """The plans of one table after the other."""
-    ours = [planners.Sparkmeta(spark), planners.SparkmetaOpen(spark)]
-    java = [kind(spark) for kind in (planners.IcebergJava, planners.IcebergJavaDistributed, planners.IcebergJavaCached)]
+    ours, java = planners.Sparkmeta(spark), planners.IcebergJava(spark)
+    all_of_them = [java, planners.IcebergJavaDistributed(spark), ours]
+    if run.keepers:
+        all_of_them += [planners.IcebergJavaCached(spark), planners.SparkmetaOpen(spark)]
     timer = Timer(spark, run.warmups, run.repeats)
     if "plan" in run.parts:
         for version, deletes in WORKLOADS:
-            yield plans_of(timer, [*java, *ours], Workload(version, deletes, run.scale))
+            yield plans_of(timer, all_of_them, Workload(version, deletes, run.scale))
     if "peer" in run.parts:
         for version, deletes in WORKLOADS[:2]:
-            yield plans_of(timer, [planners.Pyiceberg(), java[0], ours[0]], Workload(version, deletes, run.peer_scale))
+            yield plans_of(timer, [planners.Pyiceberg(), java, ours], Workload(version, deletes, run.peer_scale))
 
 
 def plans_of(timer: Timer, contenders: Sequence[planners.Contender], workload: Workload) -> list[Plan]:

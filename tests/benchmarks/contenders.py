@@ -23,11 +23,13 @@ class Totals(NamedTuple):
 class Contender(ABC):
     """A planner. `plan` is what is timed; `totals` may do more.
 
-    keeps: the table stays open from one plan to the next, until `release`. max_repeats: it is slow; no warm-up.
+    keeps: the table stays open from one plan to the next, until `release`. saves_opening: that is all it saves over the
+    contender of this name, so that long plans show nothing of it. max_repeats: it is slow, and needs no warm-up.
     """
 
     name: str
     keeps: bool = False
+    saves_opening: str | None = None
     max_repeats: int | None = None
     opened: tuple[str, Any] | None = None
 
@@ -139,6 +141,7 @@ class SparkmetaOpen(Sparkmeta):
 
     name = "sparkmeta, table open"
     keeps = True
+    saves_opening = Sparkmeta.name
 
     def _table(self, location: str) -> Any:
         if self.opened is None or self.opened[0] != location:

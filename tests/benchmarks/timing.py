@@ -95,7 +95,8 @@ class Timer:
         keeps burdens nobody else's heap.
         """
         plans = self._take_turns([one for one in contenders if not one.keeps], workload, location, query)
-        for keeper in [one for one in contenders if one.keeps]:
+        long = {plan.contender for plan in plans if plan.median > self.budget / 4}
+        for keeper in [one for one in contenders if one.keeps and one.saves_opening not in long]:
             plans += self._take_turns([keeper], workload, location, query)
             keeper.release()
         require_equal({plan.contender: plan.totals for plan in plans}, workload, query)
