@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import copy
 import gzip
 import json
 import time
@@ -194,7 +193,7 @@ def changed(document: dict[str, Any], value: Any, *path: str | int) -> dict[str,
     place: Any = document
     for step in above:
         place = place[step]
-    place[last] = copy.deepcopy(value)
+    place[last] = value
     return document
 
 
@@ -236,7 +235,7 @@ BAD_FIELDS: list[tuple[dict[str, Any], str]] = [
     (changed(v2(), "decimal(39,2)", "schemas", 1, "fields", 1, "type"), "fields[1].type is 'decimal(39,2)'"),
     (changed(v2(), "decimal(3,4)", "schemas", 1, "fields", 1, "type"), "fields[1].type is 'decimal(3,4)'"),
     (changed(v2(), nested(150), "schemas", 1, "fields", 1, "type"), "nested too deeply"),
-    (changed(v2(), nested(480), "schemas", 1, "fields", 1, "type"), "nested too deeply"),
+    (changed(v2(), nested(250), "schemas", 1, "fields", 1, "type"), "nested too deeply"),
     (changed(v2(), [2], "schemas", 1, "identifier-field-ids"), "schemas[1] is {"),
     (changed(v3(), "1,5", "schemas", 1, "fields", 11, "initial-default"), "initial-default is '1,5': it is no default"),
     (changed(v3(), 7, "schemas", 1, "fields", 11, "initial-default"), "initial-default is 7: it is no default"),
