@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from sparkmeta.columns.comparison import Comparison
-    from sparkmeta.columns.field_stats import ColumnStats
+    from sparkmeta.columns.field_stats import Bound, ColumnStats
     from sparkmeta.columns.tree import Junction
 
 _FEW: Final = 8
@@ -33,10 +33,13 @@ class BoundTest(NamedTuple):
     def of_lower(self) -> bool:
         return self.operation in (operator.lt, operator.le)
 
+    @property
+    def bound(self) -> Bound:
+        return self.stats.lower if self.of_lower else self.stats.upper
+
     def truth(self) -> Truth:
-        bound = self.stats.lower if self.of_lower else self.stats.upper
         waived = self.stats.lower.unknown if self.needs_lower else False
-        return any_of(waived, bound.allows(self.operation, self.value))
+        return any_of(waived, self.bound.allows(self.operation, self.value))
 
 
 class AnyOf(NamedTuple):

@@ -154,7 +154,7 @@ def _bound_tests(leaf: BooleanExpression, known: Callable[[BoundPredicate], Colu
     stats = known(leaf)
     if is_floating(stats.field_type) or isinstance(stats.field_type, UUIDType):
         return ()
-    return tuple(test for test in _tests(leaf, stats) if test.truth() is not True)
+    return tuple(test for test in _tests(leaf, stats) if test.bound.column is not None)
 
 
 def _must(
