@@ -27,7 +27,6 @@ from sparkmeta.cli.tables import METADATA_TABLES
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from pyspark.sql import SparkSession
 
 ROOT = Path(__file__).resolve().parent.parent
 TWO_DAYS = "ts >= '2025-03-10T00:00:00' and ts < '2025-03-12T00:00:00' and country in ('NO', 'SE')"
@@ -60,9 +59,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="A table of some thousand files, its metadata and its plans.")
     parser.add_argument("--folder", type=Path, default=ROOT / "build" / "demo", help="made anew by every run")
     parser.add_argument("--jars", type=Path, default=ROOT / "build" / "jars", help="where Iceberg's Java runtime is")
+    parser.add_argument("--months", type=int, choices=range(1, 13), default=12, metavar="N", help="of orders, 1 to 12")
     asked = parser.parse_args(arguments)
     try:
-        tell(asked.folder.resolve(), iceberg_jar(asked.jars))
+        tell(asked.folder.resolve(), iceberg_jar(asked.jars), asked.months)
     except sm.SparkmetaError as error:
         print(f"demo: {error}", file=sys.stderr)
         return 1
@@ -75,7 +75,7 @@ def iceberg_jar(folder: Path) -> Path | None:
     return next(iter(sorted(folder.glob(f"iceberg-spark-runtime-{spark_version}_*.jar"))), None)
 
 
-def tell(folder: Path, jar: Path | None) -> None:
+def tell(folder: Path, jar: Path | None, months: int) -> None:
     """Makes the table, then looks at it."""
     story = Story()
     warehouse = folder / "warehouse"
@@ -84,17 +84,14 @@ def tell(folder: Path, jar: Path | None) -> None:
     with progress("Starting Spark"):
         spark = cli_session(demo_table.java_config(jar, warehouse) if jar else {}, None, show_log=False)
     story.did(f"Spark {spark.version} started on this machine")
-    location = make_table(spark, warehouse, jar, story)
+    with progress("Writing the table"):
+        location = (
+            demo_table.write_with_java(spark, warehouse, months, story.did)
+            if jar
+            else demo_table.write_with_pyiceberg(warehouse, months, story.did)
+        )
     look(sm.load_table(location, spark=spark), story)
     go_on(location, story)
-
-
-def make_table(spark: SparkSession, warehouse: Path, jar: Path | None, story: Story) -> str:
-    """The table's folder, or its metadata file where nothing else says which one is current."""
-    with progress("Writing the table"):
-        if jar:
-            return demo_table.write_with_java(spark, warehouse, story.did)
-        return demo_table.write_with_pyiceberg(warehouse, story.did)
 
 
 def look(table: sm.Table, story: Story) -> None:

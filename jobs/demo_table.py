@@ -41,7 +41,7 @@ def java_config(jar: Path, warehouse: Path) -> dict[str, str]:
     }
 
 
-def write_with_java(spark: SparkSession, warehouse: Path, say: Callable[[str], None]) -> str:
+def write_with_java(spark: SparkSession, warehouse: Path, months: int, say: Callable[[str], None]) -> str:
     """Writes the table with Iceberg's Java runtime and deletes from it merge-on-read. Returns its folder."""
     table = f"{CATALOG}.{NAME}"
     properties = {"format-version": "2", "write.distribution-mode": "none", "write.spark.fanout.enabled": "true"}
@@ -50,10 +50,10 @@ def write_with_java(spark: SparkSession, warehouse: Path, say: Callable[[str], N
     spark.sql(
         f"CREATE TABLE {table} ({_COLUMNS}) USING iceberg PARTITIONED BY (days(ts), country) TBLPROPERTIES ({listed})"
     )
-    for month in range(1, 13):
+    for month in range(1, months + 1):
         day = F.to_date("ts")
         spark.createDataFrame(orders(month)).repartitionByRange(2, day).writeTo(table).append()
-    say("twelve appends by Iceberg's Java runtime, a month each")
+    say(f"{months} appends by Iceberg's Java runtime, a month each")
     spark.sql(f"DELETE FROM {table} WHERE status = 'cancelled' AND ts < '{YEAR}-04-01'")
     say("a delete of cancelled orders in format version 2: position delete files")
     spark.sql(f"ALTER TABLE {table} SET TBLPROPERTIES ('format-version'='3')")
@@ -62,7 +62,7 @@ def write_with_java(spark: SparkSession, warehouse: Path, say: Callable[[str], N
     return (warehouse / NAME.replace(".", "/")).as_uri()
 
 
-def write_with_pyiceberg(warehouse: Path, say: Callable[[str], None]) -> str:
+def write_with_pyiceberg(warehouse: Path, months: int, say: Callable[[str], None]) -> str:
     """Writes the table with pyiceberg; its delete rewrites files. Returns its current metadata file."""
     from pyiceberg.catalog.sql import SqlCatalog
     from pyiceberg.transforms import DayTransform, IdentityTransform
@@ -74,9 +74,9 @@ def write_with_pyiceberg(warehouse: Path, say: Callable[[str], None]) -> str:
     with table.update_spec() as spec:
         spec.add_field("ts", DayTransform(), "ts_day")
         spec.add_field("country", IdentityTransform(), "country")
-    for month in range(1, 13):
+    for month in range(1, months + 1):
         table.add_files(_parquet_files(orders(month), warehouse / "shop" / "orders" / "data"))
-    say("twelve times Parquet files added by pyiceberg, a month each")
+    say(f"{months} times Parquet files added by pyiceberg, a month each")
     table.delete(f"ts < '{YEAR}-01-04T00:00:00'")
     say("a delete of three days, whole files, since pyiceberg writes no delete files: for those run `make jars` first")
     return table.metadata_location

@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from sparkmeta.cli.output import TextColumn, print_facts, print_json, progress
+from sparkmeta.cli.output import TextColumn, print_facts, print_json, print_lines, progress
 from sparkmeta.cli.source import VERBOSE, Question, Source, takes_question, takes_source
 from sparkmeta.cli.tables import METADATA_TABLES, Shown, metadata_command, takes_output, takes_rows, text_columns
 from sparkmeta.errors import SparkmetaError, from_spark
 
 if TYPE_CHECKING:
     from sparkmeta.scan import Scan
+    from sparkmeta.table import Table
 
 PLANNED_FILES = (
     TextColumn("file_path", kind="path"),
@@ -21,7 +22,7 @@ PLANNED_FILES = (
     TextColumn("partition"),
     TextColumn("records", "record_count", "count"),
     TextColumn("size", "file_size_in_bytes", "bytes"),
-    TextColumn("sequence", "data_sequence_number"),
+    TextColumn("sequence", "data_sequence_number", "id"),
     TextColumn("deletes", "size(deletes)", "count"),
 )
 TASKS = (
@@ -68,7 +69,7 @@ def _one_line(text: str) -> str:
 
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
-@click.version_option(package_name="sparkmeta", message="%(prog)s %(version)s")
+@click.version_option(package_name="sparkmeta", message="sparkmeta %(version)s")
 def main() -> None:
     r"""Look at the metadata of Apache Iceberg tables, and plan their scans, with Spark.
 
@@ -100,33 +101,45 @@ def describe(source: Source, as_json: bool) -> None:
 
 @main.command()
 @click.option("--tasks", is_flag=True, help="Print the files as splits packed into tasks, one task a row.")
+@click.option("--task-json", is_flag=True, help="Print the splits as Iceberg's File Scan Task JSON, one a line.")
 @click.option("--report", is_flag=True, help="Print what planning scans and skips, and why, instead of the files.")
 @takes_question
 @takes_rows
 @takes_source
-def plan(source: Source, question: Question, shown: Shown, tasks: bool, report: bool) -> None:
+def plan(source: Source, question: Question, shown: Shown, **views: bool) -> None:
     """The data files, each with its deletes, that a scan has to read."""
-    if tasks and report:
-        raise click.UsageError("--tasks and --report exclude each other")
+    chosen = [view for view, wanted in views.items() if wanted]
+    if len(chosen) > 1:
+        raise click.UsageError("--tasks, --task-json and --report exclude each other")
     with progress("Opening the table"):
         table = source.open()
         scan = question.scan(table)
-    if report:
-        _print_report(scan, as_json=shown.as_json)
-    elif tasks:
-        shown.print(scan.plan_tasks(), TASKS, table.location())
-    else:
-        shown.print(scan.plan_files(), text_columns(table, PLANNED_FILES), table.location())
+    _PLAN_VIEWS[chosen[0] if chosen else "files"](table, scan, shown)
 
 
-def _print_report(scan: Scan, *, as_json: bool) -> None:
+def _print_files(table: Table, scan: Scan, shown: Shown) -> None:
+    shown.print(scan.plan_files(), text_columns(table, PLANNED_FILES), table.location())
+
+
+def _print_tasks(table: Table, scan: Scan, shown: Shown) -> None:
+    shown.print(scan.plan_tasks(), TASKS, table.location())
+
+
+def _print_task_json(_: Table, scan: Scan, shown: Shown) -> None:
+    with progress("Planning"):
+        print_lines(scan.plan_task_json(), shown.limit)
+
+
+def _print_report(_: Table, scan: Scan, shown: Shown) -> None:
     with progress("Planning"):
         report = scan.report()
-    if as_json:
+    if shown.as_json:
         print_json(report.to_dict())
     else:
         click.echo(str(report))
 
+
+_PLAN_VIEWS = {"files": _print_files, "tasks": _print_tasks, "task_json": _print_task_json, "report": _print_report}
 
 for _name, _shown_as in METADATA_TABLES.items():
     main.add_command(metadata_command(_name, _shown_as))

@@ -17,6 +17,8 @@ from rich.status import Status
 from rich.table import Table as TextTable
 from rich.text import Text
 
+from sparkmeta.storage.location import normalize
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
@@ -42,12 +44,19 @@ class TextColumn:
     """A column of a text table.
 
     name: its heading. expression: Spark SQL over the rows' columns; empty for the column of that name.
-    kind: how values are written: ``plain``, ``count`` (1,234), ``bytes`` (1.2 MiB) or ``path``.
+    reads: the column that the expression reads, where it is not the expression itself.
+    kind: how values are written: ``plain``, ``id`` (1234), ``count`` (1,234), ``bytes`` (1.2 MiB) or ``path``.
     """
 
     name: str
     expression: str = ""
     kind: str = "plain"
+    reads: str = ""
+
+    @property
+    def source(self) -> str:
+        """The column of the rows that has to be there for it."""
+        return self.reads or self.expression or self.name
 
     @property
     def column(self) -> Column:
@@ -69,14 +78,18 @@ def print_rows(rows: DataFrame, columns: Sequence[TextColumn], limit: int, base:
 
 
 def text_table(rows: Iterable[Mapping[str, Any]], columns: Sequence[TextColumn], base: str) -> TextTable:
-    """Rows as a rich table, one line each."""
+    """Rows as a rich table, one line each; where they are too wide, text gives way to numbers."""
     table = TextTable(box=None, pad_edge=False, header_style="bold")
     for column in columns:
-        number = column.kind in {"count", "bytes"}
-        table.add_column(Text(column.name), justify="right" if number else "left", no_wrap=True, overflow="ellipsis")
+        number = column.kind in {"count", "bytes", "id"}
+        table.add_column(_line(column.name), justify="right" if number else "left", no_wrap=number)
     for row in rows:
-        table.add_row(*(Text(cell(row[column.name], column.kind, base)) for column in columns))
+        table.add_row(*(_line(cell(row[column.name], column.kind, base)) for column in columns))
     return table
+
+
+def _line(text: str) -> Text:
+    return Text(text, no_wrap=True, overflow="ellipsis")
 
 
 def _notes(shown: Sequence[Any], columns: Sequence[TextColumn], limit: int, base: str) -> Iterator[str]:
@@ -98,19 +111,17 @@ def _piped_width() -> int:
     return int(columns) if columns.isdecimal() and int(columns) else PIPED_WIDTH
 
 
-def print_json_rows(rows: DataFrame, limit: int | None) -> int:
-    """Every row, or the first `limit`, as a JSON object a line; how many.
-
-    Spark's tasks write the JSON; the driver holds one partition of it at a time.
-    """
+def print_json_rows(rows: DataFrame, limit: int | None) -> None:
+    """Every row, or the first `limit`, as a JSON object a line; Spark's tasks write the JSON."""
     from pyspark.sql import functions as F
 
-    lines = rows.select(F.to_json(F.struct("*"), JSON_OPTIONS))
-    count = 0
-    for line in (lines if limit is None else lines.limit(limit)).toLocalIterator(prefetchPartitions=True):
+    print_lines(rows.select(F.to_json(F.struct("*"), JSON_OPTIONS)), limit)
+
+
+def print_lines(rows: DataFrame, limit: int | None) -> None:
+    """Every row of one text column, or the first `limit`, a line each; the driver holds a partition at a time."""
+    for line in (rows if limit is None else rows.limit(limit)).toLocalIterator(prefetchPartitions=True):
         sys.stdout.write(f"{line[0]}\n")
-        count += 1
-    return count
 
 
 # -- facts ----------------------------------------------------------------------------------------------------------
@@ -146,8 +157,8 @@ def cell(value: object, kind: str = "plain", base: str = "") -> str:
         return f"{value:,}"
     if kind == "bytes" and isinstance(value, int):
         return size(value)
-    if kind == "path" and base and str(value).startswith(base + "/"):
-        return _middle_out(_printable(str(value)[len(base) + 1 :]))
+    if kind == "path":
+        return _middle_out(_printable(_below(str(value), base)))
     return _shortened(_printable(_plain(value)))
 
 
@@ -160,9 +171,10 @@ def size(count: int) -> str:
 
 
 def timestamp(moment: datetime) -> str:
-    """A time as text: in UTC and with a Z where it has a zone, with as many digits as it needs."""
+    """A time as text: in UTC and with a Z where it has a zone, to the second, millisecond or microsecond."""
     utc = moment.astimezone(UTC).replace(tzinfo=None) if moment.tzinfo else moment
-    return utc.isoformat(sep=" ") + ("Z" if moment.tzinfo else "")
+    digits = "auto" if utc.microsecond % 1000 else "milliseconds" if utc.microsecond else "seconds"
+    return utc.isoformat(sep=" ", timespec=digits) + ("Z" if moment.tzinfo else "")
 
 
 def _plain(value: object) -> str:
@@ -184,6 +196,13 @@ def _listed(parts: Sequence[str]) -> str:
 
 def _shortened(text: str) -> str:
     return text if len(text) <= _CELL else f"{text[:_CELL]}..."
+
+
+def _below(path: str, base: str) -> str:
+    """The path from its base on, however the two are spelt; the whole path where it is elsewhere."""
+    inside = f"{normalize(base)}/"
+    known = normalize(path)
+    return known[len(inside) :] if base and known.startswith(inside) else path
 
 
 def _middle_out(path: str) -> str:

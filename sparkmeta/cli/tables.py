@@ -10,6 +10,7 @@ import click
 
 from sparkmeta.cli.output import TextColumn, print_json_rows, print_rows, progress
 from sparkmeta.cli.source import Moment, Source, takes_moment, takes_source
+from sparkmeta.errors import SparkmetaError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -30,36 +31,47 @@ _ADDED, _EXISTING, _DELETED = (
 
 @dataclass(frozen=True)
 class MetadataTable:
-    """A metadata table as the command line shows it: its columns as text, and whether it is of one snapshot."""
+    """A metadata table as the command line shows it.
+
+    text: its columns as text. of_snapshot: it is of one snapshot, and takes one. of_files: it is read from manifest
+    entries, and takes the columns to decode.
+    """
 
     help: str
     text: tuple[TextColumn, ...]
     of_snapshot: bool = True
+    of_files: bool = False
 
 
 METADATA_TABLES = {
     "files": MetadataTable(
         "The live data files and delete files of a snapshot.",
         (
-            TextColumn("content", "element_at(array('data', 'position', 'equality'), content + 1)"),
+            TextColumn("content", "element_at(array('data', 'position', 'equality'), content + 1)", reads="content"),
             TextColumn("file_path", kind="path"),
             TextColumn("format", "file_format"),
             _PARTITION,
             TextColumn("records", "record_count", "count"),
             TextColumn("size", "file_size_in_bytes", "bytes"),
         ),
+        of_files=True,
     ),
     "entries": MetadataTable(
         "The manifest entries of a snapshot, those of deleted files too.",
         (
-            TextColumn("status", "element_at(array('existing', 'added', 'deleted'), status + 1)"),
-            TextColumn("snapshot_id"),
-            TextColumn("sequence", "sequence_number"),
-            TextColumn("content", "element_at(array('data', 'position', 'equality'), data_file.content + 1)"),
+            TextColumn("status", "element_at(array('existing', 'added', 'deleted'), status + 1)", reads="status"),
+            TextColumn("snapshot_id", kind="id"),
+            TextColumn("sequence", "sequence_number", "id"),
+            TextColumn(
+                "content",
+                "element_at(array('data', 'position', 'equality'), data_file.content + 1)",
+                reads="data_file.content",
+            ),
             TextColumn("file_path", "data_file.file_path", "path"),
             TextColumn("partition", "data_file.partition"),
             TextColumn("records", "data_file.record_count", "count"),
         ),
+        of_files=True,
     ),
     "manifests": MetadataTable(
         "The manifests of a snapshot, with the number of files that they list.",
@@ -67,8 +79,8 @@ METADATA_TABLES = {
             TextColumn("content", "element_at(array('data', 'deletes'), content + 1)"),
             TextColumn("path", kind="path"),
             TextColumn("length", kind="bytes"),
-            TextColumn("spec", "partition_spec_id"),
-            TextColumn("added_snapshot_id"),
+            TextColumn("spec", "partition_spec_id", "id"),
+            TextColumn("added_snapshot_id", kind="id"),
             _ADDED,
             _EXISTING,
             _DELETED,
@@ -78,7 +90,7 @@ METADATA_TABLES = {
         "The partitions of a snapshot, with their files and rows.",
         (
             _PARTITION,
-            TextColumn("spec", "spec_id"),
+            TextColumn("spec", "spec_id", "id"),
             TextColumn("records", "record_count", "count"),
             TextColumn("files", "file_count", "count"),
             TextColumn("size", "total_data_file_size_in_bytes", "bytes"),
@@ -91,8 +103,8 @@ METADATA_TABLES = {
         "The snapshots that the table still has.",
         (
             TextColumn("committed_at"),
-            TextColumn("snapshot_id"),
-            TextColumn("parent_id"),
+            TextColumn("snapshot_id", kind="id"),
+            TextColumn("parent_id", kind="id"),
             TextColumn("operation"),
             TextColumn("added files", "cast(summary['added-data-files'] as bigint)", "count"),
             TextColumn("deleted files", "cast(summary['deleted-data-files'] as bigint)", "count"),
@@ -107,7 +119,7 @@ METADATA_TABLES = {
         (
             TextColumn("name"),
             TextColumn("type"),
-            TextColumn("snapshot_id"),
+            TextColumn("snapshot_id", kind="id"),
             TextColumn("max_reference_age_in_ms", kind="count"),
             TextColumn("min_snapshots_to_keep", kind="count"),
             TextColumn("max_snapshot_age_in_ms", kind="count"),
@@ -130,6 +142,12 @@ class Shown:
         if not self.as_json and self.limit is not None and self.limit > MOST_TEXT_ROWS:
             raise click.UsageError(f"--limit above {MOST_TEXT_ROWS:,} needs --output json")
 
+    def read_columns(self, text: Sequence[TextColumn]) -> list[str] | None:
+        """The columns that are needed; None for all."""
+        if self.where is not None or (self.as_json and not self.columns):
+            return None
+        return [_decoded(name) for name in self.columns] or [column.source for column in text]
+
     def print(self, rows: DataFrame, text: Sequence[TextColumn], base: str) -> None:
         """The rows on stdout; `text` are the columns of a table unless others are asked for."""
         chosen = rows if self.where is None else rows.where(self.where)
@@ -140,6 +158,12 @@ class Shown:
             named = [TextColumn(name) for name in self.columns]
             with progress("Reading"):
                 print_rows(chosen, named or text, self.limit or TEXT_ROWS, base)
+
+
+def _decoded(name: str) -> str:
+    """The part of a column that can be decoded without the rest of it: a field of these structs, else all of it."""
+    parts = name.split(".")
+    return ".".join(parts[: 2 if parts[0] in {"data_file", "readable_metrics"} else 1])
 
 
 def takes_output(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -178,8 +202,12 @@ def metadata_command(name: str, shown_as: MetadataTable) -> click.Command:
     def run(source: Source, shown: Shown, moment: Moment | None = None) -> None:
         with progress("Opening the table"):
             table = source.open()
-            rows = _rows(table, name, moment)
-        shown.print(rows, text_columns(table, shown_as.text), table.location())
+            text = text_columns(table, shown_as.text)
+            asked: dict[str, Any] = {} if moment is None else {"snapshot_id": moment.of(table)}
+            if shown_as.of_files:
+                asked["columns"] = shown.read_columns(text)
+            rows = _rows(table, name, asked)
+        shown.print(rows, text, table.location())
 
     options = takes_rows(takes_source(run))
     return click.command(name, help=shown_as.help)(takes_moment(options) if shown_as.of_snapshot else options)
@@ -191,7 +219,11 @@ def text_columns(table: Table, columns: Sequence[TextColumn]) -> list[TextColumn
     return [column for column in columns if partitioned or column.name not in {"partition", "spec"}]
 
 
-def _rows(table: Table, name: str, moment: Moment | None) -> DataFrame:
-    method = getattr(table.inspect, name)
-    rows: DataFrame = method() if moment is None else method(snapshot_id=moment.of(table))
+def _rows(table: Table, name: str, asked: dict[str, Any]) -> DataFrame:
+    try:
+        rows: DataFrame = getattr(table.inspect, name)(**asked)
+    except SparkmetaError:
+        raise
+    except ValueError as error:
+        raise SparkmetaError(str(error)) from error
     return rows

