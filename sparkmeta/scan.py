@@ -103,7 +103,7 @@ class Scan:
         return found
 
     def schema(self) -> Schema:
-        """The schema that the scan is bound to: a snapshot's or tag's own, the table's for a branch or the current state."""
+        """What the scan is bound to: a snapshot's or tag's own schema, the table's for a branch or the current state."""
         by_branch = self.ref is not None and self.state.metadata_ref(self.ref).snapshot_ref_type == "branch"
         if self.snapshot_id is None or by_branch:
             return self.state.metadata.schema()
@@ -143,7 +143,7 @@ class Scan:
         return plan_tasks(self.plan_files(), plan_schema(self._filter.state), self._splitting())
 
     def plan_task_json(self) -> DataFrame:
-        """The splits as File Scan Task JSON, which Iceberg's libraries read: one column, `task`, one row a split; lazy."""
+        """The splits as File Scan Task JSON, for Iceberg's libraries: one column, `task`, one row a split; lazy."""
         state = self._filter.state
         named = partition_json(state).alias(PARTITION_JSON)
         planned = plan_files(self._filter, self._manifests, named)

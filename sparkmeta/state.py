@@ -226,13 +226,17 @@ def read_manifest_list(files: Files, metadata: TableMetadata, snapshot: Snapshot
     else:
         data = files.read(location)
         if data[:4] == _PARQUET_MAGIC:
-            raise UnsupportedError(f"{location} is a Parquet root: metadata trees of format version 4 can't be read yet")
+            raise UnsupportedError(
+                f"{location} is a Parquet root: metadata trees of format version 4 can't be read yet"
+            )
         batch = decode_manifest_list(data, location)
     table = pa.Table.from_batches([batch])
     encrypted = table.filter(table.column("key_metadata").is_valid())
     if len(encrypted):
         path = encrypted.column("manifest_path")[0].as_py()
-        raise UnsupportedError(f"{location}: manifest {path} is encrypted (key_metadata); encrypted tables can't be read")
+        raise UnsupportedError(
+            f"{location}: manifest {path} is encrypted (key_metadata); encrypted tables can't be read"
+        )
     return table
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from pyiceberg.expressions import AlwaysTrue, BooleanExpression
 
 from sparkmeta.catalog.filesystem import is_metadata_file, latest_metadata
-from sparkmeta.inspect import InspectTable
+from sparkmeta.errors import ValidationError
 from sparkmeta.scan import ALL_FIELDS, Scan, table_scan
 from sparkmeta.session import resolve_session
 from sparkmeta.spec.metadata import parse_table_metadata
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from pyiceberg.table.sorting import SortOrder
     from pyspark.sql import SparkSession
 
+    from sparkmeta.inspect import InspectTable
     from sparkmeta.spec.metadata import Snapshot, SnapshotRef, TableMetadata
     from sparkmeta.storage.files import Files
 
@@ -69,6 +70,8 @@ class Table:
     @cached_property
     def inspect(self) -> InspectTable:
         """The metadata tables: `table.inspect.files()`, `.partitions()`, ..."""
+        from sparkmeta.inspect import InspectTable
+
         return InspectTable(self)
 
     def refresh(self) -> Table:
@@ -80,8 +83,6 @@ class Table:
             return self
         fresh = open_table(self.folder, self.state.spark, self.state.files)
         if fresh.metadata.table_uuid != self.metadata.table_uuid:
-            from sparkmeta.errors import ValidationError
-
             raise ValidationError(
                 f"{fresh.metadata_location}: table-uuid is {fresh.metadata.table_uuid}: "
                 f"the table that was opened here is {self.metadata.table_uuid}"

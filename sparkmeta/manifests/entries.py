@@ -1,4 +1,4 @@
-"""Records of v1-v3 manifests as content entries: the one place where raw columns get their types, checks and inheritance.
+"""Records of v1-v3 manifests as content entries: the one place where raw columns get types, checks, inheritance.
 
 A reader of a format offers its records as `RawRecords`, columns by field id; `EntryBuilder` makes the batches.
 """

@@ -121,8 +121,8 @@ def _summary(record: dict[str, Any]) -> dict[str, Any]:
 def root_entries(manifests: pa.Table, spec_fields: Mapping[int, Sequence[tuple[int, str]]], location: str) -> pa.Table:
     """The manifests of a snapshot as content entries of types 3 and 4, with typed partition summaries.
 
-    manifests: rows of `MANIFEST_FILE_SCHEMA`. spec_fields: spec id -> its fields' (partition field id, type name), in the
-    spec's order, as summaries are positional. location names the list in errors.
+    manifests: rows of `MANIFEST_FILE_SCHEMA`. spec_fields: spec id -> its fields' (partition field id, type name), in
+    the spec's order, as summaries are positional. location names the list in errors.
 
     Returns the columns manifest (small id: the row's position), content_type, location, file_format,
     version_info<snapshot_id, sequence_number>, partition_spec_id, file_size_in_bytes, manifest_stats, key_metadata,

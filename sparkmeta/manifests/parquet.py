@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial, reduce
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -151,7 +152,7 @@ def _runs(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         raise CorruptFileError(path, "path", path, "Spark read a file that no manifest names")
     edges = np.flatnonzero(np.diff(ids.to_numpy())) + 1
     starts = [0, *edges.tolist(), len(batch)]
-    return (batch.slice(a, b - a) for a, b in zip(starts, starts[1:], strict=False) if b > a)
+    return (batch.slice(a, b - a) for a, b in pairwise(starts) if b > a)
 
 
 def _row(run: pa.RecordBatch) -> dict[str, Any]:

@@ -32,7 +32,7 @@ FILE_COLUMNS = tuple(name for name in _ENTRY_TYPES if name != "manifest_stats")
 class EntryProjection:
     """The columns, partition fields and stats that entries are read with.
 
-    columns: top-level names of the content entry, and any of the raw metrics maps (`column_sizes`, `value_counts`, ...).
+    columns: top-level names of the content entry, and any of the raw metrics maps (`column_sizes`, ...).
     partition: (partition field id, Iceberg type name) of the `partition` struct's fields.
     stats: (column field id, Iceberg type name) of the fields of `content_stats`.
 
@@ -58,7 +58,7 @@ class EntryProjection:
 
     @cached_property
     def schema(self) -> pa.Schema:
-        """The Arrow schema of the rows: the columns, `partition`, `content_stats` where asked for, `manifest`, `ordinal`."""
+        """The rows' Arrow schema: the columns, `partition`, `content_stats` where asked for, `manifest`, `ordinal`."""
         types = _ENTRY_TYPES | _MAP_TYPES
         fields = [pa.field(name, types[name], nullable=name not in _ALWAYS_THERE) for name in self.columns]
         if self.partition:

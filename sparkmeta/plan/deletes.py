@@ -22,11 +22,10 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import ArrayType, IntegerType, LongType, StringType, StructField, StructType
 
 from sparkmeta.columns.bounds import bound_arrow_type
-from sparkmeta.columns.skipping import FieldStats
 from sparkmeta.errors import ValidationError
 from sparkmeta.manifests.projection import CONTENT_STATS
 from sparkmeta.plan.prune import ScanFilter, is_live, matching_entries
-from sparkmeta.plan.rows import entry_stats, manifest_path, partition_value
+from sparkmeta.plan.rows import manifest_path, partition_value
 from sparkmeta.spec.entry import DELETE_FILE_PATH_ID, ContentType
 
 if TYPE_CHECKING:
@@ -235,7 +234,9 @@ _FLOATS = ("float", "double")
 
 
 def _key_type(state: TableState) -> StructType:
-    kinds = {one: pa.string() if name in _FLOATS else bound_arrow_type(name) for one, name in state.partition_fields.items()}
+    kinds = {
+        one: pa.string() if name in _FLOATS else bound_arrow_type(name) for one, name in state.partition_fields.items()
+    }
     fields = [pa.field("spec_id", pa.int32()), *(pa.field(f"p{one}", kind) for one, kind in kinds.items())]
     key: StructType = from_arrow_schema(pa.schema(fields), prefer_timestamp_ntz=True)
     return key
@@ -274,7 +275,8 @@ def _overlapping(name: str, deletes: DeleteEntries, state: TableState) -> Column
 
     def applies(delete: Column) -> Column:
         possible = [
-            ~F.coalesce(F.array_contains(delete.equality_ids, one), F.lit(False)) | _may_share_values(delete, one, state)
+            ~F.coalesce(F.array_contains(delete.equality_ids, one), F.lit(False))
+            | _may_share_values(delete, one, state)
             for one in sorted(deletes.equality_ids)
             if one in state.primitive_fields
         ]
@@ -287,7 +289,7 @@ def _overlapping(name: str, deletes: DeleteEntries, state: TableState) -> Column
 def _may_share_values(delete: Column, field_id: int, state: TableState) -> Column:
     """False only where one column's stats prove that no value, null included, is in both files."""
     required, kind = state.always_required(field_id), state.primitive_fields[field_id].field_type
-    data, deleted = entry_stats(field_id), FieldStats(*(_stat(delete, field_id, name) for name in FieldStats._fields))
+    data, deleted = F.col(f"{CONTENT_STATS}.`{field_id}`"), delete[CONTENT_STATS][str(field_id)]
     both_null = _may_be_null(data, required) & _may_be_null(deleted, required)
     apart = (_all_null(data, required) & ~_may_be_null(deleted, required)) | (
         _all_null(deleted, required) & ~_may_be_null(data, required)
@@ -297,20 +299,17 @@ def _may_share_values(delete: Column, field_id: int, state: TableState) -> Colum
     return both_null | ~apart
 
 
-def _stat(delete: Column, field_id: int, name: str) -> Column:
-    return delete[CONTENT_STATS][str(field_id)][name]
+def _may_be_null(stats: Column, required: bool) -> Column:
+    nulls = stats.null_value_count
+    return F.lit(False) if required else nulls.isNull() | (nulls > 0)
 
 
-def _may_be_null(stats: FieldStats, required: bool) -> Column:
-    return F.lit(False) if required else stats.null_value_count.isNull() | (stats.null_value_count > 0)
-
-
-def _all_null(stats: FieldStats, required: bool) -> Column:
+def _all_null(stats: Column, required: bool) -> Column:
     equal = F.coalesce(stats.null_value_count == stats.value_count, F.lit(False))
     return F.lit(False) if required else equal
 
 
-def _disjoint(data: FieldStats, deleted: FieldStats, floating: bool) -> Column:
+def _disjoint(data: Column, deleted: Column, floating: bool) -> Column:
     apart = (data.lower_bound > deleted.upper_bound) | (deleted.lower_bound > data.upper_bound)
     bounds = (data.lower_bound, data.upper_bound, deleted.lower_bound, deleted.upper_bound)
     known = reduce(and_, (one.isNotNull() & ~F.isnan(one) if floating else one.isNotNull() for one in bounds))

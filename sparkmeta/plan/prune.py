@@ -1,4 +1,4 @@
-"""What a filter can't match is left out: manifests by their partition summaries, entries by partition tuple and stats."""
+"""What a filter can't match is left out: manifests by partition summaries, entries by partition tuple and stats."""
 
 from __future__ import annotations
 
@@ -62,7 +62,9 @@ class ScanFilter:
 def live_manifests(roots: pa.Table) -> pa.Table:
     """The manifests that hold live files, or may: unknown counts are not zero."""
     stats = roots.column("manifest_stats").combine_chunks()
-    empty = [pc.fill_null(pc.equal(stats.field(one), 0), False) for one in ("added_files_count", "existing_files_count")]
+    empty = [
+        pc.fill_null(pc.equal(stats.field(one), 0), False) for one in ("added_files_count", "existing_files_count")
+    ]
     return roots.filter(pc.invert(pc.and_(*empty)))
 
 

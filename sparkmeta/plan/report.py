@@ -47,7 +47,7 @@ class EntryCounts:
 class ScanReport:
     """What planning one scan did. Sizes are bytes, timings seconds.
 
-    planned_bytes: data bytes of the planned files. delete_files: deletes attached, once for each file that they apply to.
+    planned_bytes: data bytes of the planned files. delete_files: deletes attached, once for each file that has them.
     """
 
     table: str
@@ -145,11 +145,15 @@ def _count_if(condition: Column) -> Column:
 
 
 def _count_planned(scan_filter: ScanFilter, manifests: PlannedManifests) -> dict[str, int]:
-    row = plan_files(scan_filter, manifests).agg(
-        F.coalesce(F.sum("file_size_in_bytes"), F.lit(0)).alias("planned_bytes"),
-        _count_if(F.size(DELETES) > 0).alias("files_with_deletes"),
-        F.coalesce(F.sum(F.size(DELETES)), F.lit(0)).alias("delete_files"),
-    ).first()
+    row = (
+        plan_files(scan_filter, manifests)
+        .agg(
+            F.coalesce(F.sum("file_size_in_bytes"), F.lit(0)).alias("planned_bytes"),
+            _count_if(F.size(DELETES) > 0).alias("files_with_deletes"),
+            F.coalesce(F.sum(F.size(DELETES)), F.lit(0)).alias("delete_files"),
+        )
+        .first()
+    )
     assert row is not None
     counts: dict[str, int] = row.asDict()
     return counts

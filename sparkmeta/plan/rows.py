@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import pyarrow as pa
 from pyspark.sql import functions as F
@@ -13,6 +13,7 @@ from sparkmeta.columns.types import public_value, spark_type
 from sparkmeta.manifests.projection import CONTENT_STATS, PARTITION
 
 if TYPE_CHECKING:
+    from pyiceberg.types import PrimitiveType
     from pyspark.sql import Column
 
     from sparkmeta.state import TableState
@@ -35,7 +36,7 @@ def public_partition(state: TableState) -> Column:
     """The partition tuple as metadata tables show it: Iceberg's names, and types as Iceberg shows them in Spark."""
     return F.struct(
         *(
-            public_value(partition_value(field.field_id), field.field_type).alias(field.name)
+            public_value(partition_value(field.field_id), cast("PrimitiveType", field.field_type)).alias(field.name)
             for field in state.partition_type.fields
         )
     )

@@ -48,7 +48,9 @@ def task_json(splits: DataFrame, state: TableState, schema: Schema) -> DataFrame
         _member("spec", _spec_json(state)),
         _member("data-file", _data_file()),
         F.concat(F.lit('"start":'), F.col("start"), F.lit(',"length":'), F.col("length")),
-        _member("delete-files", F.concat(F.lit("["), F.array_join(F.transform("deletes", _delete_file), ","), F.lit("]"))),
+        _member(
+            "delete-files", F.concat(F.lit("["), F.array_join(F.transform("deletes", _delete_file), ","), F.lit("]"))
+        ),
         _member("residual-filter", F.col("residual")),
     ]
     return splits.select(F.concat(F.lit("{"), F.concat_ws(",", *parts), F.lit("}")).alias("task"))
@@ -60,9 +62,7 @@ def partition_json(state: TableState) -> Column:
     for spec in state.specs.values():
         for field in spec_partition_type(spec, state.metadata.schemas, state.metadata.schema()).fields:
             types[field.field_id] = field.field_type
-    values = [
-        _single_value(partition_value(one), types[one]).alias(str(one)) for one in state.partition_fields
-    ]
+    values = [_single_value(partition_value(one), types[one]).alias(str(one)) for one in state.partition_fields]
     return F.to_json(F.struct(*values), {"ignoreNullFields": "true"}) if values else F.lit("{}")
 
 

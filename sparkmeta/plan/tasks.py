@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,7 +25,7 @@ SPLIT_COLUMNS = ("start", "length")
 
 @dataclass(frozen=True)
 class SplitPlanning:
-    """Table properties read.split.*: bytes a task aims at, open bins to look back at, bytes that opening a file costs."""
+    """Table properties read.split.*: bytes a task aims at, open bins to look back at, bytes that a file's opening costs."""
 
     target_size: int = 128 * 1024 * 1024
     lookback: int = 10
@@ -159,10 +160,12 @@ def cut(files: pa.RecordBatch, splitting: SplitPlanning) -> _Splits:
     """The splits of planned files: one for each split offset where the offsets are usable, else of the target size."""
     sizes = files.column("file_size_in_bytes").to_pylist()
     offsets = files.column("split_offsets").to_pylist()
-    rows, starts, ends = [], [], []
-    for row, (size, at) in enumerate(zip(sizes, offsets, strict=True)):
+    rows: list[int] = []
+    starts: list[int] = []
+    ends: list[int] = []
+    for number, (size, at) in enumerate(zip(sizes, offsets, strict=True)):
         first = at if _usable(at, size) else range(0, size, splitting.target_size)
-        rows += [row] * len(first)
+        rows += [number] * len(first)
         starts += first
         ends += [*first[1:], size] if len(first) else []
     row, start = np.array(rows, np.int64), np.array(starts, np.int64)
@@ -176,7 +179,7 @@ def _usable(offsets: list[int] | None, size: int) -> bool:
     """Offsets that are strictly ascending and end inside the file; a writer's wrong ones are ignored."""
     if not offsets or offsets[-1] >= size:
         return False
-    return all(a < b for a, b in zip(offsets, offsets[1:], strict=False))
+    return all(a < b for a, b in pairwise(offsets))
 
 
 def _delete_weights(files: pa.RecordBatch) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:

@@ -20,6 +20,7 @@ from tests.peers import corpus as peers
 from tests.peers.expressions import equivalent
 from tests.peers.filters import filters
 from tests.peers.java import NOW, At
+from tests.peers.slices import slice_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -38,7 +39,7 @@ def corpus(spark: SparkSession, java_warehouse: str) -> peers.Corpus:
     return peers.corpus(spark, java_warehouse)
 
 
-@pytest.mark.parametrize("name", peers.names())
+@pytest.mark.parametrize("name", slice_of(peers.names()))
 def test_plan_without_filter_at_every_snapshot(name: str, corpus: peers.Corpus, spark: SparkSession) -> None:
     peer = corpus.table(name)
     table = sm.load_table(peer.metadata_location, spark=spark)
@@ -48,7 +49,7 @@ def test_plan_without_filter_at_every_snapshot(name: str, corpus: peers.Corpus, 
         assert_same_plan(peer, ours, peer.java.plan(None, place), peer.schema)
 
 
-@pytest.mark.parametrize("name", peers.names())
+@pytest.mark.parametrize("name", slice_of(peers.names()))
 def test_plan_with_filters(name: str, corpus: peers.Corpus, spark: SparkSession, soak: bool) -> None:
     peer = corpus.table(name)
     table = sm.load_table(peer.metadata_location, spark=spark)
@@ -80,7 +81,9 @@ def assert_same_plan(
 ) -> None:
     said = f"{peer.name}: {row_filter.name if row_filter else None}"
     mine, java = _by_entry(ours), _by_entry(theirs)
-    assert mine.keys() == java.keys(), f"{said}: only ours {mine.keys() - java.keys()}, only Java {java.keys() - mine.keys()}"
+    assert mine.keys() == java.keys(), (
+        f"{said}: only ours {mine.keys() - java.keys()}, only Java {java.keys() - mine.keys()}"
+    )
     for key, row in mine.items():
         expected = java[key]
         for column in _COMPARED:

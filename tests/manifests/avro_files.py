@@ -57,7 +57,9 @@ def entry(number: int = 0, status: int = 1, **values: Any) -> dict[str, Any]:
         "record_count": 10 + number,
         "file_size_in_bytes": 100 + number,
     }
-    outer = {name: values.pop(name) for name in ("snapshot_id", "sequence_number", "file_sequence_number") if name in values}
+    outer = {
+        name: values.pop(name) for name in ("snapshot_id", "sequence_number", "file_sequence_number") if name in values
+    }
     return {"status": status, "snapshot_id": None, **outer, "data_file": {**file, **values}}
 
 

@@ -49,7 +49,8 @@ def test_snappy_and_zstd_blocks_as_their_libraries_write_them() -> None:
     snappy = pa.compress(plain, codec="snappy", asbytes=True) + zlib.crc32(plain).to_bytes(4, "big")
     for codec, body in (("snappy", snappy), ("zstandard", pa.compress(plain, codec="zstd", asbytes=True))):
         data = avro_file(SCHEMA, RECORDS[:1], "null").replace(
-            varint(10) + b"avro.codec" + varint(4) + b"null", varint(10) + b"avro.codec" + varint(len(codec)) + codec.encode()
+            varint(10) + b"avro.codec" + varint(4) + b"null",
+            varint(10) + b"avro.codec" + varint(len(codec)) + codec.encode(),
         )
         data = with_block(data, 1, len(body), body)
         header = read_header(data, "f")
@@ -68,7 +69,9 @@ def test_an_unknown_codec_is_refused_by_name() -> None:
 
 
 @pytest.mark.parametrize(
-    ("count", "size"), [(1, 1 << 40), (-1, 4), (1, -4), (1 << 62, 4)], ids=["long", "negative count", "negative", "many"]
+    ("count", "size"),
+    [(1, 1 << 40), (-1, 4), (1, -4), (1 << 62, 4)],
+    ids=["long", "negative count", "negative", "many"],
 )
 def test_lying_block_headers(count: int, size: int) -> None:
     data = with_block(avro_file(SCHEMA, RECORDS[:1], "null"), count, size, b"\x06abc")
@@ -95,7 +98,7 @@ def test_every_truncation_is_an_error() -> None:
         if size in edges or size == header.end:
             continue
         with pytest.raises(CorruptFileError):
-            [block for block in read_blocks(data[:size], read_header(data[:size], "f"), "f")]
+            list(read_blocks(data[:size], read_header(data[:size], "f"), "f"))
 
 
 def test_a_foreign_sync_marker_is_an_error() -> None:
@@ -107,7 +110,12 @@ def test_a_foreign_sync_marker_is_an_error() -> None:
 
 @pytest.mark.parametrize(
     ("data", "field"),
-    [(b"", "magic"), (b"PAR1....", "magic"), (b"Obj\x01", "header metadata"), (b"Obj\x01\x00" + b"x" * 16, "avro.schema")],
+    [
+        (b"", "magic"),
+        (b"PAR1....", "magic"),
+        (b"Obj\x01", "header metadata"),
+        (b"Obj\x01\x00" + b"x" * 16, "avro.schema"),
+    ],
 )
 def test_no_container(data: bytes, field: str) -> None:
     with pytest.raises(CorruptFileError, match=f"f: {field}"):

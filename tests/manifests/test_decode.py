@@ -76,8 +76,12 @@ def test_stats_and_raw_maps_in_both_encodings(encode: Any) -> None:
     def value(items: dict[int, Any]) -> Any:
         return [{"key": k, "value": v} for k, v in items.items()] if encode else {str(k): v for k, v in items.items()}
 
-    data = avro_file(entry_schema(file), [entry(value_counts=value({1: 8, 2: 9}), lower_bounds=value({2: LONG_BYTES[-5]}))])
-    projection = EntryProjection.of(["value_counts", "lower_bounds", "nan_value_counts"], stats={2: "long", 7: "string"})
+    data = avro_file(
+        entry_schema(file), [entry(value_counts=value({1: 8, 2: 9}), lower_bounds=value({2: LONG_BYTES[-5]}))]
+    )
+    projection = EntryProjection.of(
+        ["value_counts", "lower_bounds", "nan_value_counts"], stats={2: "long", 7: "string"}
+    )
     (row,) = rows(data, projection)
     assert row["value_counts"] == [(1, 8), (2, 9)]
     assert row["lower_bounds"] == [(2, LONG_BYTES[-5])]
@@ -107,7 +111,12 @@ def test_fields_are_found_by_id_whatever_their_names_and_order() -> None:
         "s": 0,
     }
     (row,) = rows(avro_file(schema, [record]), EntryProjection.of(FILE_COLUMNS, {1000: "string", 1001: "int"}))
-    assert (row["location"], row["file_format"], row["record_count"], row["file_size_in_bytes"]) == ("file:///x", "ORC", 6, 5)
+    assert (row["location"], row["file_format"], row["record_count"], row["file_size_in_bytes"]) == (
+        "file:///x",
+        "ORC",
+        6,
+        5,
+    )
     assert row["partition"] == {"1000": "p", "1001": None}
 
 
@@ -120,7 +129,7 @@ def test_partition_values_of_every_type() -> None:
         "double": ("double", -0.0, -0.0),
         "date": ({"type": "int", "logicalType": "date"}, dt.date(1969, 12, 31), dt.date(1969, 12, 31)),
         "time": ({"type": "long", "logicalType": "time-micros"}, dt.time(0, 0, 1), 1_000_000),
-        "timestamp": ("long", -1, dt.datetime(1969, 12, 31, 23, 59, 59, 999999)),
+        "timestamp": ("long", -1, dt.datetime(1969, 12, 31, 23, 59, 59, 999999)),  # noqa: DTZ001  a timestamp without zone
         "timestamptz": ("long", 1, dt.datetime(1970, 1, 1, 0, 0, 0, 1, dt.UTC)),
         "timestamp_ns": ("long", 2**63 - 1, 2**63 - 1),
         "string": ("string", "é%/=", "é%/="),
@@ -194,7 +203,9 @@ def test_a_malformed_bound_names_its_field() -> None:
         (entry_schema(field("data_file", 2, "int")), "not a record"),
         ({"type": "record", "name": "x", "fields": [field("s", 0, "int")]}, "data_file"),
         (
-            entry_schema(data_file(field("x", 5, ["null", {"type": "record", "name": "n", "fields": [field("y", 6, "n")]}]))),
+            entry_schema(
+                data_file(field("x", 5, ["null", {"type": "record", "name": "n", "fields": [field("y", 6, "n")]}]))
+            ),
             "not a type",
         ),
     ],
@@ -222,7 +233,17 @@ def test_schemas_nested_without_end_are_refused() -> None:
 def test_projections_know_their_columns() -> None:
     with pytest.raises(ValueError, match="nonsense"):
         EntryProjection.of(["nonsense"])
-    assert EntryProjection.of(["record_count", "location"]).schema.names == ["location", "record_count", "manifest", "ordinal"]
-    assert EntryProjection.of([], stats={1: "long"}).schema.field("content_stats").type.field("1").type.field(
-        "lower_bound"
-    ).type == pa.int64()
+    assert EntryProjection.of(["record_count", "location"]).schema.names == [
+        "location",
+        "record_count",
+        "manifest",
+        "ordinal",
+    ]
+    assert (
+        EntryProjection.of([], stats={1: "long"})
+        .schema.field("content_stats")
+        .type.field("1")
+        .type.field("lower_bound")
+        .type
+        == pa.int64()
+    )

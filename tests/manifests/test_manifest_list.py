@@ -105,5 +105,5 @@ def test_contradictions_name_the_list_field_and_value(row: dict[str, Any], messa
 
 def test_a_required_field_that_is_null() -> None:
     fields = [{**V1[0], "type": ["null", "string"]}, *V1[1:]]
-    with pytest.raises(CorruptFileError, match="file:///snap.avro: manifest_path is None"):
+    with pytest.raises(CorruptFileError, match=r"file:///snap\.avro: manifest_path is None"):
         roots(listed(fields, {"manifest_path": None}), {0: []})

@@ -68,7 +68,8 @@ class Cursor:
             shift += 7
         raise CorruptFileError(self.location, field, self.position, "a number longer than 10 bytes")
 
-    def bytes(self, field: str) -> bytes:
+    def text(self, field: str) -> bytes:
+        """A length and so many bytes, as Avro writes bytes and strings."""
         size = self.long(field)
         return self.take(size, field)
 
@@ -99,8 +100,8 @@ def _metadata_items(cursor: Cursor) -> Iterator[tuple[str, bytes]]:
         if count < 0:
             cursor.long("header metadata")
         for _ in range(abs(count)):
-            key = cursor.bytes("header metadata key")
-            yield key.decode("utf-8", "replace"), cursor.bytes("header metadata value")
+            key = cursor.text("header metadata key")
+            yield key.decode("utf-8", "replace"), cursor.text("header metadata value")
 
 
 def _schema_json(metadata: dict[str, bytes], location: str) -> dict[str, Any]:
@@ -146,7 +147,7 @@ def inflate(data: Data, block: Block, header: Header, location: str) -> bytes:
     """
     packed = memoryview(data)[block.offset : block.offset + block.size]
     try:
-        inflated = _inflaters(header.codec, location)(packed)
+        inflated: bytes = _inflaters(header.codec, location)(packed)
     except (zlib.error, OSError, ValueError, EOFError) as error:
         raise CorruptFileError(location, "block", block.offset, f"not {header.codec} data: {error}") from error
     if len(inflated) > MAX_BLOCK_BYTES:

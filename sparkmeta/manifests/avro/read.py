@@ -114,11 +114,10 @@ def _decode_content(projection: EntryProjection, batches: Iterable[pa.RecordBatc
         for index, row in enumerate(batch.drop_columns(["content"]).to_pylist()):
             if row["manifest"] is None:
                 raise CorruptFileError(row["path"], "path", row["path"], "Spark read a file that no manifest names")
-            yield from decode_manifest(memoryview(contents[index].as_buffer()), part_of(row), projection)
+            yield from decode_manifest(memoryview(contents[index].as_buffer()).cast("B"), part_of(row), projection)
 
 
 def part_of(row: dict[str, Any]) -> ManifestPart:
+    """A row of `PART_SCHEMA` as the part that it describes."""
     context = ManifestContext(row["snapshot_id"], row["sequence_number"], row["first_row_id"])
-    return ManifestPart(
-        row["manifest"], row["location"], row["partition_spec_id"], context, row["part"], row["parts"]
-    )
+    return ManifestPart(row["manifest"], row["location"], row["partition_spec_id"], context, row["part"], row["parts"])

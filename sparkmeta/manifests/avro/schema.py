@@ -26,8 +26,8 @@ Keep = Callable[[int], bool]
 
 @dataclass(frozen=True)
 class ManifestSchema:
-    """A record schema whose fields are named by id (`entry`; `writer` is fastavro's parsed form), and the field ids that
-    its structs hold."""
+    """A record schema whose fields are named by id (`entry`; `writer` is fastavro's parsed form), and the field ids
+    that its structs hold."""
 
     entry: dict[str, Any]
     writer: dict[str, Any]
@@ -99,9 +99,10 @@ def by_field_ids(schema: dict[str, Any], location: str) -> dict[str, Any]:
 def parse(schema: dict[str, Any], location: str) -> dict[str, Any]:
     """fastavro's parsed form of a schema; a schema that it refuses is a `CorruptFileError`."""
     try:
-        parsed: dict[str, Any] = fastavro.parse_schema(schema)
+        parsed = fastavro.parse_schema(schema)
     except Exception as error:
         raise CorruptFileError(location, "avro.schema", type(error).__name__, str(error)[:200]) from error
+    assert isinstance(parsed, dict)
     return parsed
 
 
@@ -178,7 +179,10 @@ def _parts(schema: Any) -> list[Any]:
         return schema
     if not isinstance(schema, dict):
         return []
-    return [*(field["type"] for field in schema.get("fields", [])), *(schema[k] for k in ("items", "values") if k in schema)]
+    return [
+        *(field["type"] for field in schema.get("fields", [])),
+        *(schema[k] for k in ("items", "values") if k in schema),
+    ]
 
 
 def _fields(record: dict[str, Any], location: str) -> list[dict[str, Any]]:
@@ -198,10 +202,9 @@ def _is_metrics_map(kind: Any) -> bool:
     if len(branches) != 1 or not isinstance(branches[0], dict):
         return False
     items = branches[0].get("items")
-    pairs = isinstance(items, dict) and items.get("type") == "record"
-    return "values" in branches[0] or (
-        pairs and [(field["name"], field["type"]) for field in items["fields"][:1]] == [("k", "int")]
-    )
+    if not isinstance(items, dict) or items.get("type") != "record":
+        return "values" in branches[0]
+    return [(field["name"], field["type"]) for field in items["fields"][:1]] == [("k", "int")]
 
 
 def _record_of(record: dict[str, Any], field_id: int, location: str) -> dict[str, Any] | None:
@@ -212,7 +215,8 @@ def _record_of(record: dict[str, Any], field_id: int, location: str) -> dict[str
             records = [branch for branch in branches if isinstance(branch, dict) and branch.get("type") == "record"]
             if len(records) != 1:
                 raise CorruptFileError(location, "avro.schema", field_id, "the field is not a record")
-            return records[0]
+            found: dict[str, Any] = records[0]
+            return found
     return None
 
 

@@ -1,0 +1,33 @@
+"""Which tables of the corpus `make test` compares; `make soak` compares all."""
+
+from __future__ import annotations
+
+import os
+import re
+import zlib
+from collections import defaultdict
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+SOAK = os.environ.get("SPARKMETA_SOAK") == "1"
+
+# Of tables that exist in one or two format versions, one in so many is in the slice.
+RARE_SHARE = 6
+
+
+def slice_of(names: Iterable[str]) -> list[str]:
+    """One format version of every table that has three or more of them, and some of the rest; the same in every run."""
+    listed = list(names)
+    if SOAK:
+        return listed
+    versions: dict[str, list[str]] = defaultdict(list)
+    for name in listed:
+        versions[re.sub(r"_v\d$", "", name)].append(name)
+    chosen = {
+        made[zlib.crc32(base.encode()) % len(made)]
+        for base, made in versions.items()
+        if len(made) > 2 or zlib.crc32(base.encode()) % RARE_SHARE == 0
+    }
+    return [name for name in listed if name in chosen]
