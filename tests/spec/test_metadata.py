@@ -112,6 +112,7 @@ def test_version_1_with_lists_writes_the_current_schema_and_spec_where_early_rea
     after = written(metadata.model_copy(update={"default_spec_id": 1}))
     assert after["partition-spec"] == []
     assert after["schema"] == document["schemas"][1]
+    assert written(metadata.model_copy(update={"current_schema_id": 0}))["schema"] == document["schemas"][0]
 
 
 def test_version_1_without_a_snapshot_is_written_as_minus_1() -> None:
