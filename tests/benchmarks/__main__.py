@@ -61,28 +61,30 @@ def main(quick: bool, parts: tuple[str, ...], **options: float | str | None) -> 
     run = replace(QUICK if quick else Run(), **given)  # type: ignore[arg-type]
     run = replace(run, parts=parts or run.parts)
     results = Results(asdict(run))
-    try:
-        measure(run, results)
-    finally:
-        console.print(f"written: {results.write(BUILD)}")
+    for _ in measure(run, results):
+        path = results.write(BUILD)
+    console.print(f"written: {path}")
 
 
-def measure(run: Run, results: Results) -> None:
-    """All parts of a run, each printed and added to `results` when it is done. The memory's processes come last."""
+def measure(run: Run, results: Results) -> Iterator[None]:
+    """All parts of a run; a step ends when something was printed and added to `results`."""
     if {"plan", "peer"} & set(run.parts):
         spark = bench_session(run.heap)
         for plans in compare_planners(spark, run):
             results.plans.extend(plans)
             print_plans(console, plans)
+            yield
         spark.stop()
     if "decode" in run.parts:
         location = table(Workload(2, "none", run.scale))
         results.decodings = compare_decoders(data_manifests(location, run.manifests), run.repeats)
         print_decodings(console, results.decodings)
+        yield
     if "memory" in run.parts:
         locations = [table(Workload(3, "dv", scale)) for scale in run.memory_scales]
         results.memory = [measure_in_process_of_its_own(location, run.memory_heap) for location in locations]
         print_memory(console, results.memory)
+        yield
 
 
 def compare_planners(spark: SparkSession, run: Run) -> Iterator[list[Plan]]:
