@@ -17,6 +17,7 @@ MAX_INFLATED_BYTES = 1 << 30
 """A footer or blob that unpacks to more than this is refused."""
 
 _TAIL_BYTES = 4 + 4 + len(MAGIC)
+_PART_BYTES = 1 << 20
 _COMPRESSED = 1
 _CODECS = {"lz4": "lz4", "zstd": "zstd"}  # Arrow's lz4 is the frame format, as Puffin's is
 
@@ -80,13 +81,21 @@ def _inflate(packed: bytes, codec: str, location: str) -> bytes:
     if codec.lower() not in _CODECS:
         raise UnsupportedError(f"{location}: compression-codec {codec!r} is none of {', '.join(_CODECS)}")
     try:
-        with pa.CompressedInputStream(pa.BufferReader(packed), _CODECS[codec.lower()]) as stream:
-            inflated: bytes = stream.read(MAX_INFLATED_BYTES + 1)
+        inflated = _read_up_to(MAX_INFLATED_BYTES + 1, packed, _CODECS[codec.lower()])
     except (OSError, pa.ArrowException) as error:
         raise CorruptFileError(location, "compressed data", packed[:8].hex(), f"not {codec}: {error}") from error
     if len(inflated) > MAX_INFLATED_BYTES:
         raise CorruptFileError(location, "compressed data", len(packed), f"unpacks to over {MAX_INFLATED_BYTES} bytes")
     return inflated
+
+
+def _read_up_to(limit: int, packed: bytes, codec: str) -> bytes:
+    parts: list[bytes] = []
+    with pa.CompressedInputStream(pa.BufferReader(packed), codec) as stream:
+        while limit > 0 and (part := stream.read(min(limit, _PART_BYTES))):
+            parts.append(part)
+            limit -= len(part)
+    return b"".join(parts)
 
 
 def _footer(payload: bytes, location: str, end: int) -> PuffinFooter:
