@@ -32,6 +32,8 @@ def pytest_configure(config: pytest.Config) -> None:
     options = spark_options(scratch) | (iceberg_options(jar, scratch) if (jar := iceberg_jar()) else {})
     if config.option.spark_connect_url:
         del options["spark.master"]
+        # The client's local server takes a free port, not the fixed one that another may have.
+        os.environ.setdefault("SPARK_TESTING", "1")
     SparkConfigBuilder.initialize(
         [f"{key}: {value}" for key, value in options.items()], spark_connect_url=config.option.spark_connect_url
     )
