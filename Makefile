@@ -58,7 +58,7 @@ bench: setup jars ## Measure, beside Iceberg's Java library and pyiceberg: half 
 	$(PY) -m tests.benchmarks
 
 soak: setup jars ## The long form of the random tests
-	$(PY) -m pytest -m soak
+	SPARKMETA_SOAK=1 $(PY) -m pytest
 
 clean: ## Remove what was made, but for .venv
 	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis spark-warehouse metastore_db derby.log
