@@ -11,6 +11,8 @@ from pyiceberg.types import UnknownType
 from tests.peers.values import java_type, python_value
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from pyiceberg.types import IcebergType
 
     from tests.peers.java import Java
@@ -39,6 +41,18 @@ DELETE_GETTERS = {
 LISTS = {"split-offsets", "equality-ids"}
 
 
+def elements(iterable: Any) -> Iterator[Any]:
+    """The elements of a Java Iterable. py4j's own loops end by an exception, which costs more than the elements."""
+    iterator = iterable.iterator()
+    while iterator.hasNext():
+        yield iterator.next()
+
+
+def items(java_map: Any) -> dict[Any, Any]:
+    """A Java Map as a dict."""
+    return {each.getKey(): each.getValue() for each in elements(java_map.entrySet())}
+
+
 class ContentFiles:
     """The content files of one table."""
 
@@ -48,7 +62,7 @@ class ContentFiles:
 
     @cached_property
     def specs(self) -> dict[int, Any]:
-        return dict(self.table.specs())
+        return items(self.table.specs())
 
     @cached_property
     def partition_names(self) -> dict[int, str]:
@@ -59,10 +73,12 @@ class ContentFiles:
         iceberg = self.java.iceberg
         if any("Unknown" in each.transform().getClass().getName() for each in self._spec_fields()):
             return {each.fieldId(): each.name() for each in sorted(self._spec_fields(), key=lambda x: x.fieldId())}
-        return {each.fieldId(): each.name() for each in iceberg.Partitioning.partitionType(self.table).fields()}
+        return {
+            each.fieldId(): each.name() for each in elements(iceberg.Partitioning.partitionType(self.table).fields())
+        }
 
     def _spec_fields(self) -> list[Any]:
-        return [each for _, spec in sorted(self.specs.items()) for each in spec.fields()]
+        return [each for _, spec in sorted(self.specs.items()) for each in elements(spec.fields())]
 
     def describe(self, file: Any) -> dict[str, Any]:
         """The columns of `JavaTable.plan` that are of the file itself."""
@@ -99,7 +115,7 @@ class ContentFiles:
         content = file.content().name().lower().replace("_", "-")
         getters = GETTERS | (DATA_GETTERS if content == "data" else DELETE_GETTERS)
         described = {key: getattr(file, getter)() for key, getter in getters.items()}
-        lists = {key: list(value) for key, value in described.items() if key in LISTS and value is not None}
+        lists = {key: list(elements(value)) for key, value in described.items() if key in LISTS and value is not None}
         values, anything = file.partition(), self.java.anything
         partition = [json_value(values.get(pos, anything)) for pos in range(values.size())]
         return described | lists | {"content": content, "file-format": file.format().name(), "partition": partition}
@@ -108,7 +124,9 @@ class ContentFiles:
     def partition_fields(self) -> dict[int, list[tuple[int, IcebergType]]]:
         """Per spec id the field ids of its partition type and their types."""
         return {
-            spec_id: [(each.fieldId(), java_type(each.type().toString())) for each in spec.partitionType().fields()]
+            spec_id: [
+                (each.fieldId(), java_type(each.type().toString())) for each in elements(spec.partitionType().fields())
+            ]
             for spec_id, spec in self.specs.items()
         }
 

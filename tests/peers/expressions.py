@@ -22,6 +22,7 @@ from pyiceberg.types import (
     IcebergType,
     IntegerType,
     LongType,
+    NestedField,
     TimestampNanoType,
     TimestampType,
     TimestamptzNanoType,
@@ -157,7 +158,7 @@ def _combine(kind: str, children: Iterable[Any]) -> Any:
 def _leaf(operation: str, tree: Any, schema: Schema, case_sensitive: bool) -> Any:
     term = tree["term"]
     name = term["term"] if isinstance(term, dict) else term
-    field = schema.find_field(name, case_sensitive)
+    field = _field(schema, name, case_sensitive)
     if operation in ("is-null", "not-null") and _never_null(schema, field.field_id):
         return operation == "not-null"
     if isinstance(field.field_type, UnknownType) and operation in ("is-null", "not-null"):
@@ -166,6 +167,13 @@ def _leaf(operation: str, tree: Any, schema: Schema, case_sensitive: bool) -> An
     if values is None:
         return ("leaf", operation, field.field_id, None)
     return _literal_leaf(operation, field.field_id, [_bound(value, field.field_type) for value in values])
+
+
+def _field(schema: Schema, name: str, case_sensitive: bool) -> NestedField:
+    try:
+        return schema.find_field(name)
+    except ValueError:
+        return schema.find_field(name, case_sensitive)
 
 
 def _never_null(schema: Schema, field_id: int) -> bool:

@@ -12,6 +12,8 @@ from pyiceberg.io.pyarrow import schema_to_pyarrow
 from pyiceberg.schema import Schema
 from pyiceberg.types import NestedField
 
+from tests.peers.content_files import items
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
@@ -36,14 +38,14 @@ class FileMaker:
     def table(self) -> Any:
         raise NotImplementedError
 
-    def content_file(self, description: Mapping[str, Any]) -> Any:
+    def content_file(self, description: Mapping[str, Any], table: Any = None) -> Any:
         """A Java DataFile or DeleteFile of its JSON (Iceberg's ContentFileParser), with the table's spec of its id.
 
         The file itself need not exist: a plan asks only for metadata. "content" is "data" unless given.
         """
         parsers = self.java.iceberg
         full = CONTENT_FILE | dict(description)
-        spec = self.table.specs().get(full["spec-id"])
+        spec = (table or self.table).specs().get(full["spec-id"])
         key, value = ("data-file", full) if full["content"] == "data" else ("delete-files", [full])
         task = {
             "task-type": "file-scan-task",
@@ -59,40 +61,35 @@ class FileMaker:
     def file_location(self, file_name: str) -> str:
         return f"{self.table.location()}/data/{file_name}"
 
-    def write_parquet(self, file_name: str, columns: Mapping[str, Sequence[Any]]) -> str:
-        """Writes values of some columns of the table, with their field ids, and returns the file's location.
+    def write_parquet(self, table: Any, file_name: str, columns: Mapping[str, Sequence[Any]]) -> tuple[str, list[int]]:
+        """Writes values of some columns of the table, and returns the file's location and their field ids.
 
         Names may be dotted; columns that the table has dropped are found in its older schemas.
         """
-        fields = [self._field(name) for name in columns]
+        fields = [self._field(table, name) for name in columns]
         schema = schema_to_pyarrow(Schema(*fields), include_field_ids=True)
         arrays = [arrow_array(values, each.type) for values, each in zip(columns.values(), schema, strict=True)]
-        path = Path(local_path(self.file_location(file_name)))
+        location = f"{table.location()}/data/{file_name}"
+        path = Path(local_path(location))
         path.parent.mkdir(parents=True, exist_ok=True)
         pq.write_table(pa.Table.from_arrays(arrays, schema=schema), path)
-        return self.file_location(file_name)
+        return location, [field.field_id for field in fields]
 
-    def _field(self, name: str) -> NestedField:
+    def _field(self, table: Any, name: str) -> NestedField:
         parser = self.java.iceberg.SchemaParser
-        schemas = [self.table.schema(), *self.table.schemas().values()]
+        schemas = [table.schema(), *items(table.schemas()).values()]
         found = next(each for each in schemas if each.findField(name) is not None)
         field = Schema.model_validate_json(parser.toJson(found)).find_field(name)
         return NestedField(field.field_id, name.replace(".", "_"), field.field_type, required=False)
-
-    def metrics(self, location: str, properties: Mapping[str, str] | None = None) -> Any:
-        """Java's Metrics of a Parquet file, by the table's metrics modes or those of `properties`."""
-        iceberg = self.java.iceberg
-        modes = iceberg.MetricsConfig
-        config = modes.forTable(self.table) if properties is None else modes.fromProperties(dict(properties))
-        return iceberg.parquet.ParquetUtil.fileMetrics(self.java.io.newInputFile(location), config)
 
     def data_file(
         self, file_name: str, columns: Mapping[str, Sequence[Any]], partition: Sequence[Any] = (), spec_id: int = 0
     ) -> Any:
         """A DataFile over a new Parquet file; `partition` in JSON single values."""
-        location = self.write_parquet(file_name, columns)
-        spec = self.table.specs().get(spec_id)
-        return self._finished(self.java.iceberg.DataFiles.builder(spec), location, partition, spec_id)
+        table = self.table
+        location, _ = self.write_parquet(table, file_name, columns)
+        builder = self.java.iceberg.DataFiles.builder(table.specs().get(spec_id))
+        return self._finished(table, builder, location, partition, spec_id)
 
     def equality_delete(
         self,
@@ -103,24 +100,33 @@ class FileMaker:
         metrics: Mapping[str, str] | None = None,
     ) -> Any:
         """A DeleteFile over a new Parquet file of deleted values; `metrics`: properties that set its metrics modes."""
-        location = self.write_parquet(file_name, columns)
-        ids = self.java.ints([self._field(name).field_id for name in columns])
-        builder = self.java.iceberg.FileMetadata.deleteFileBuilder(self.table.specs().get(spec_id))
-        return self._finished(builder.ofEqualityDeletes(ids), location, partition, spec_id, metrics)
+        table = self.table
+        location, ids = self.write_parquet(table, file_name, columns)
+        builder = self.java.iceberg.FileMetadata.deleteFileBuilder(table.specs().get(spec_id))
+        return self._finished(
+            table, builder.ofEqualityDeletes(self.java.ints(ids)), location, partition, spec_id, metrics
+        )
 
     def _finished(
         self,
+        table: Any,
         builder: Any,
         location: str,
         partition: Sequence[Any],
         spec_id: int,
         metrics: Mapping[str, str] | None = None,
     ) -> Any:
-        builder = builder.withInputFile(self.java.io.newInputFile(location)).withFormat("parquet")
+        iceberg, file = self.java.iceberg, self.java.io.newInputFile(location)
+        modes = iceberg.MetricsConfig
+        config = modes.forTable(table) if metrics is None else modes.fromProperties(dict(metrics))
+        builder = builder.withInputFile(file).withFormat("parquet")
         if partition:
-            record = {"file-path": "-", "record-count": 1, "spec-id": spec_id, "partition": list(partition)}
-            builder = builder.withPartition(self.content_file(record).partition())
-        return builder.withMetrics(self.metrics(location, metrics)).build()
+            builder = builder.withPartition(self._tuple(table, partition, spec_id))
+        return builder.withMetrics(iceberg.parquet.ParquetUtil.fileMetrics(file, config)).build()
+
+    def _tuple(self, table: Any, partition: Sequence[Any], spec_id: int) -> Any:
+        record = {"file-path": "-", "spec-id": spec_id, "partition": list(partition)}
+        return self.content_file(record, table).partition()
 
     def equality_delete_by_java(
         self, columns: Sequence[str], rows: Sequence[Sequence[Any]], partition: Sequence[Any] = (), spec_id: int = 0
@@ -130,10 +136,7 @@ class FileMaker:
         spec, schema = table.specs().get(spec_id), table.schema().select(self.java.strings(columns))
         ids = [schema.findField(name).fieldId() for name in columns]
         writers = iceberg.data.GenericFileWriterFactory.Builder(table).equalityFieldIds(self.java.ints(ids))
-        values = None
-        if partition:
-            record = {"file-path": "-", "record-count": 1, "spec-id": spec_id, "partition": list(partition)}
-            values = self.content_file(record).partition()
+        values = self._tuple(table, partition, spec_id) if partition else None
         target = iceberg.io.OutputFileFactory.builderFor(table, 1, len(rows)).defaultSpec(spec).build()
         output = target.newOutputFile(spec, values) if partition else target.newOutputFile()
         writer = writers.equalityDeleteRowSchema(schema).build().newEqualityDeleteWriter(output, spec, values)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import math
 import random
 import uuid
 from collections import defaultdict
@@ -108,8 +109,9 @@ def filters(table: PeerTable, limit: int | None = None, schema: Schema | None = 
 
 
 def spread(groups: dict[str, list[Filter]], limit: int, rng: random.Random) -> list[Filter]:
-    """`limit` filters, taken from each operator in turn."""
+    """`limit` filters, taken from each operator in turn; which operators come first differs from table to table."""
     shuffled = [rng.sample(group, len(group)) for group in groups.values() if group]
+    rng.shuffle(shuffled)
     turns = max((len(group) for group in shuffled), default=0)
     return [group[turn] for turn in range(turns) for group in shuffled if turn < len(group)][:limit]
 
@@ -161,10 +163,10 @@ def decoded(field_type: IcebergType, raw: bytes) -> Any:
     if isinstance(plain, DateType):
         plain = IntegerType()
     try:
-        value = from_bytes(plain, raw)  # type: ignore[arg-type]
+        value: Any = from_bytes(plain, raw)  # type: ignore[arg-type]
     except Exception:  # noqa: BLE001 - whatever it says of four bytes for a long
         return None
-    return None if value != value else value
+    return None if isinstance(value, float) and math.isnan(value) else value
 
 
 MICROS = (TimestampType, TimestamptzType, TimeType)
@@ -261,7 +263,7 @@ def combinations(singles: list[Filter], rng: random.Random, count: int) -> Itera
             yield Filter(f"combined {number} {text_of(expression)}", expression)
 
 
-def renamed(expression: Any) -> e.BooleanExpression:
+def renamed(expression: Any) -> Any:
     """The same leaf on the column's name in swapped case."""
     name = expression.term.name.swapcase()
     if isinstance(expression, e.SetPredicate):

@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from pyspark.sql import DataFrame
 
-from tests.peers.content_files import ContentFiles
+from tests.peers.content_files import ContentFiles, elements, items
 from tests.peers.expressions import filter_json
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ class Java:
 
     def __init__(self, spark: SparkSession) -> None:
         self.spark = spark
-        self.jvm: Any = spark._jvm
+        self.jvm = cast("Any", spark._jvm)
         self.gateway: Any = spark.sparkContext._gateway
         self.iceberg: Any = self.jvm.org.apache.iceberg
         self.session: Any = spark._jsparkSession
@@ -124,10 +124,8 @@ class Java:
 
 def iterate(iterable: Any) -> Iterator[Any]:
     """The elements of a Java CloseableIterable, which is closed at the end."""
-    iterator = iterable.iterator()
     try:
-        while iterator.hasNext():
-            yield iterator.next()
+        yield from elements(iterable)
     finally:
         iterable.close()
 
@@ -146,7 +144,7 @@ class JavaTable:
 
     @cached_property
     def snapshot_ids(self) -> list[int]:
-        return [snapshot.snapshotId() for snapshot in self.table.snapshots()]
+        return [snapshot.snapshotId() for snapshot in elements(self.table.snapshots())]
 
     @cached_property
     def current_snapshot_id(self) -> int | None:
@@ -205,7 +203,7 @@ class JavaTable:
         """
         scan = self.scan(row_filter, at, options=options)
         return [
-            [(task.file().location(), task.start(), task.length()) for task in combined.files()]
+            [(task.file().location(), task.start(), task.length()) for task in elements(combined.files())]
             for combined in iterate(scan.planTasks())
         ]
 
@@ -214,12 +212,12 @@ class JavaTable:
         found: dict[int, list[bytes]] = defaultdict(list)
         for task in iterate(self.scan(at=at).includeColumnStats().planFiles()):
             for bounds in (task.file().lowerBounds(), task.file().upperBounds()):
-                for field_id, value in (bounds or {}).items():
+                for field_id, value in (items(bounds) if bounds else {}).items():
                     found[field_id].append(bytes(value.array()))
         return found
 
     def _row(self, task: Any, at: At) -> dict[str, Any]:
-        deletes = [self._content_file(each, at) for each in task.deletes()]
+        deletes = [self._content_file(each, at) for each in elements(task.deletes())]
         residual = self.java.expressions.toJson(task.residual())
         return {**self._content_file(task.file(), at), "deletes": deletes, "residual": residual}
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from decimal import Decimal
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tests.peers.corpus import recipe
 from tests.peers.workshop import MERGE_ON_READ
@@ -126,7 +126,7 @@ def equality_void(shop: Workshop, version: int) -> None:
     )
 
 
-TYPED = {
+TYPED: dict[str, tuple[list[Any], list[Any]]] = {
     "i": ([1, 5], [6, 9]),
     "l": ([-(2**40), 2**40], [2**40 + 1, 2**41]),
     "f": ([-0.0, 1.5], [0.0, 0.0]),

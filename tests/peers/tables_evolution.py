@@ -60,16 +60,55 @@ def spec_from_unpartitioned(shop: Workshop, version: int) -> None:
 
 @recipe("partitions", "evolved", versions=(1, 2, 3))
 def spec_renamed(shop: Workshop, version: int) -> None:
-    """Partition fields renamed, their old names given to others; two specs in one snapshot's new files."""
+    """Partition fields renamed, and one replaced under a new name."""
     shop.create("id INT, s STRING, ts TIMESTAMP", "s, bucket(2, id)", version=version)
     events(shop, 0)
-    table = shop.table
-    table.updateSpec().renameField("s", "letter").renameField("id_bucket", "shard").commit()
+    shop.table.updateSpec().renameField("s", "letter").renameField("id_bucket", "shard").commit()
     events(shop, 2)
     terms = shop.java.iceberg.expressions.Expressions
-    shop.table.updateSpec().removeField("shard").addField("shard", terms.truncate("id", 5)).commit()
+    shop.table.updateSpec().removeField("shard").addField("group", terms.truncate("id", 5)).commit()
     events(shop, 3)
     events(shop, 7)
+
+
+@recipe("partitions", "evolved", "schema", versions=(1, 2, 4))
+def spec_source_renamed(shop: Workshop, version: int) -> None:
+    """Source columns renamed; partition fields keep the old names."""
+    shop.create("id INT, s STRING, ts TIMESTAMP", "s, days(ts), truncate(2, id)", version=version)
+    events(shop, 0)
+    shop.sql("ALTER TABLE {t} RENAME COLUMN s TO letter")
+    shop.sql("ALTER TABLE {t} RENAME COLUMN id TO key")
+    events(shop, 3)
+    shop.sql("ALTER TABLE {t} RENAME COLUMN letter TO id")
+    events(shop, 6)
+
+
+@recipe("partitions", "schema", versions=(2, 3))
+def spec_nested_source(shop: Workshop, version: int) -> None:
+    """Partitioned by fields inside structs, of which the struct may be null."""
+    columns = "id INT, st STRUCT<x: INT, deep: STRUCT<y: STRING, at: TIMESTAMP>>"
+    shop.create(columns, "st.x, truncate(1, st.deep.y), hours(st.deep.at)", version=version, properties=MERGE_ON_READ)
+    for i in range(3):
+        deep = f"named_struct('y', '{'ab'[i % 2]}{i}', 'at', timestamp_micros({(i - 1) * 3_600_000_001}))"
+        shop.insert(
+            f"{i}, named_struct('x', {i}, 'deep', {deep})",
+            f"{i + 10}, named_struct('x', null, 'deep', {deep})",
+            f"{i + 20}, null",
+        )
+    shop.sql("DELETE FROM {t} WHERE id IN (20, 11)")
+
+
+@recipe("partitions", "evolved", "not_spark", "name_clash", versions=(2, 3))
+def spec_name_clash(shop: Workshop, version: int) -> None:
+    """Two partition fields of one name, of different specs: Java's metadata tables fail on them."""
+    shop.create("id INT, s STRING, ts TIMESTAMP", "bucket(2, id), s", version=version)
+    events(shop, 0)
+    terms = shop.java.iceberg.expressions.Expressions
+    shop.table.updateSpec().removeField("id_bucket").addField("id_bucket", terms.truncate("id", 5)).commit()
+    for start in (3, 7):
+        shop.append(
+            shop.content_file({"file-path": shop.file_location(str(start)), "spec-id": 1, "partition": ["a", start]})
+        )
 
 
 @recipe("partitions", "evolved", "schema", versions=(2, 3, 4))

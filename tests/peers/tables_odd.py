@@ -139,7 +139,7 @@ def old_table(shop: Workshop) -> None:
     shop.sql("DELETE FROM {t} WHERE p = 'b'")
 
 
-@recipe("old", "partitions", versions=(1,))
+@recipe("old", "partitions", "no_counts", versions=(1,))
 def inline_manifests(shop: Workshop, version: int) -> str:
     """Snapshots that list their manifests themselves, without a manifest list; no summaries, no refs."""
     old_table(shop)
@@ -153,7 +153,7 @@ def inline_manifests(shop: Workshop, version: int) -> str:
     return rewrite_metadata(shop, change)
 
 
-@recipe("old", "partitions", versions=(1,))
+@recipe("old", "partitions", "no_counts", versions=(1,))
 def unknown_counts(shop: Workshop, version: int) -> str:
     """Manifest lists in which counts and summaries are unknown."""
     old_table(shop)
@@ -162,7 +162,7 @@ def unknown_counts(shop: Workshop, version: int) -> str:
     return rewrite_metadata(shop, lambda metadata: rewrite_lists(metadata, lambda _, record: record.update(missing)))
 
 
-@recipe("old", "partitions", versions=(1, 2))
+@recipe("old", "partitions", "no_nan", versions=(1, 2))
 def no_nan_summaries(shop: Workshop, version: int) -> str:
     """Partition summaries of a time before contains_nan."""
     shop.create("id INT, x DOUBLE", "x", version=version)
@@ -203,7 +203,7 @@ def bare_metadata(shop: Workshop, version: int) -> str:
     return rewrite_metadata(shop, change)
 
 
-@recipe("partitions", "unknown_transform", versions=(1, 2))
+@recipe("partitions", "not_spark", "unknown_transform", versions=(1, 2))
 def unknown_transform(shop: Workshop, version: int) -> str:
     """Partitioned by a transform that no one here knows, and by one that all know."""
     shop.create("id INT, s STRING", "s, bucket(2, id)", version=version)

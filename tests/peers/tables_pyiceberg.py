@@ -113,9 +113,10 @@ def pyiceberg_partitioned(shop: Workshop, version: int) -> str:
 @recipe("pyiceberg", "partitions", versions=(1, 2))
 def pyiceberg_transforms(shop: Workshop, version: int) -> str:
     """Truncated, daily and hourly partitions of files added as they are."""
-    fields = [(1, TruncateTransform(10), "ten"), (2, TruncateTransform(1), "letter"), (3, HourTransform(), "hour")]
     spec = PartitionSpec(
-        *(PartitionField(source, 1000 + n, kind, name) for n, (source, kind, name) in enumerate(fields))
+        PartitionField(1, 1000, TruncateTransform(10), "ten"),
+        PartitionField(2, 1001, TruncateTransform(1), "letter"),
+        PartitionField(3, 1002, HourTransform(), "hour"),
     )
     table = create(shop, version, spec)
     for number in range(1, 8):

@@ -243,11 +243,18 @@ def variant(shop: Workshop, version: int) -> None:
 def unusual_types(shop: Workshop, version: int) -> None:
     """unknown, geometry and geography columns (from version 3)."""
     fields = [("id", "int"), ("nothing", "unknown"), ("g", "geometry"), ("g4", "geometry(EPSG:3857)")]
-    shop.create_by_java(
-        json_fields([*fields, ("h", "geography"), ("hh", "geography(OGC:CRS84, karney)")]), version=version
-    )
+    fields += [("h", "geography"), ("hh", "geography(OGC:CRS84, karney)")]
+    shop.create_by_java(json_fields(fields), version=version)
     for i in range(4):
         shop.append(shop.content_file({"file-path": shop.file_location(f"{i}.parquet")}))
+
+
+@recipe("types", versions=(3,))
+def unknown_type(shop: Workshop, version: int) -> None:
+    """A column of type unknown: always null, in no file."""
+    shop.create_by_java(json_fields([("id", "int"), ("nothing", "unknown"), ("s", "string")]), version=version)
+    for i in range(3):
+        shop.append(shop.data_file(f"{i}.parquet", {"id": [i, i + 1], "s": [f"s{i}", None]}))
 
 
 @recipe("types", "schema", "defaults", versions=(3, 4))

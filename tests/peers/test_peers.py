@@ -10,8 +10,10 @@ from pyiceberg.expressions import And, EqualTo, GreaterThan, In, IsNull, Not, Or
 from pyiceberg.schema import Schema
 from pyiceberg.types import DecimalType, IntegerType, NestedField, StringType, TimestamptzType
 
-from tests.peers.corpus import corpus, names
+from tests.peers.corpus import RECIPES, corpus, names
 from tests.peers.expressions import equivalent, filter_json
+from tests.peers.filters import filters
+from tests.peers.java import At
 from tests.peers.values import comparable, python_value
 
 if TYPE_CHECKING:
@@ -47,7 +49,63 @@ def test_files_table(spark: SparkSession, java_warehouse: str, name: str) -> Non
     assert table.schema.find_field("st.deep.y").field_type == StringType()
 
 
+@pytest.mark.java
+def test_deletes_of_every_time(spark: SparkSession, java_warehouse: str) -> None:
+    table = corpus(spark, java_warehouse).table("upgraded_with_deletes_v4")
+    deletes = [each for row in table.java.plan() for each in row["deletes"]]
+    assert {(each["content"], each["file_format"]) for each in deletes} == {
+        (1, "PARQUET"),
+        (1, "PUFFIN"),
+        (2, "PARQUET"),
+    }
+    assert all(each["referenced_data_file"] and each["content_offset"] for each in deletes if "PUFFIN" in each.values())
+    first = table.java.plan(at=At(snapshot_id=table.java.snapshot_ids[0]))
+    assert [row["first_row_id"] for row in first] == [None] * len(first)
+    assert table.java.metadata_table("files", At(snapshot_id=table.java.snapshot_ids[0])).count() == len(first)
+
+
+@pytest.mark.java
+def test_all_void_and_dropped_partitions(spark: SparkSession, java_warehouse: str) -> None:
+    peers = corpus(spark, java_warehouse)
+    assert peers.table("equality_void_v2").java.plan()[0]["partition"].keys() == {"id_void", "s"}
+    dropped = peers.table("spec_dropped_source_v2").java.plan()
+    assert {row["spec_id"] for row in dropped} == {0, 1, 2}
+    assert all(row["partition"].keys() == {"ts_day", "s"} for row in dropped)
+
+
+@pytest.mark.java
+@pytest.mark.parametrize("name", ["unknown_counts_v1", "identity_u_v2"])
+def test_what_java_refuses(spark: SparkSession, java_warehouse: str, name: str) -> None:
+    table = corpus(spark, java_warehouse).table(name)
+    with pytest.raises(Exception, match=r"counts are missing|UUID"):
+        table.java.metadata_table("files").collect()
+    assert "files" in table.refused
+    assert "snapshots" not in table.refused
+
+
+@pytest.mark.java
+def test_tasks_are_packed(spark: SparkSession, java_warehouse: str) -> None:
+    table = corpus(spark, java_warehouse).table("splits_v2")
+    tasks = table.java.tasks()
+    assert len(tasks) > 10
+    whole = sum(row["file_size_in_bytes"] for row in table.java.plan())
+    assert sum(length for task in tasks for _, _, length in task) < whole
+    assert len(table.java.tasks(options={"read.split.target-size": str(2**31)})) < len(tasks)
+
+
+@pytest.mark.java
+@pytest.mark.parametrize("name", ["types_v2", "hostile_columns_v2", "java_types_v3"])
+def test_java_reads_every_filter(spark: SparkSession, java_warehouse: str, name: str) -> None:
+    table = corpus(spark, java_warehouse).table(name)
+    chosen = filters(table, 60)
+    assert len({each.name for each in chosen}) == 60
+    assert [each.name for each in filters(table, 60)] == [each.name for each in chosen]
+    kept = [len(table.java.paths(each.expression, case_sensitive=each.case_sensitive)) for each in chosen]
+    assert min(kept) < max(kept)
+
+
 def test_names_by_tag() -> None:
+    assert all(RECIPES[name].doc.endswith(".") for name in names())
     assert "types_v3" in names("types", "v3")
     assert not set(names("v1")) & set(names("v2"))
 

@@ -115,7 +115,7 @@ class Workshop(FileMaker):
     def catalog(self) -> Any:
         return self.java.iceberg.spark.Spark3Util.loadIcebergCatalog(self.java.session, "java")
 
-    @property
+    @cached_property
     def identifier(self) -> Any:
         identifiers = self.java.iceberg.catalog
         return identifiers.TableIdentifier.of(identifiers.Namespace.of(self.java.strings(["peers"])), self.name)
