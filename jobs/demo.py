@@ -104,14 +104,14 @@ def look(table: sm.Table, story: Story) -> None:
     plan(table, story, "", "A scan of everything")
     plan(table, story, TWO_DAYS, "Two days in two countries: manifests and files skipped by partition")
     plan(table, story, BY_STATS, "One order, in a column that is no partition: files skipped by min and max")
-    story.heading("The same scan as tasks of about 128 MB: scan.plan_tasks()")
-    print_rows(table.scan(BY_STATS).plan_tasks(), TASKS, 5)
+    story.heading("A scan of everything as splits packed into tasks: table.scan().plan_tasks()")
+    print_rows(table.scan().plan_tasks(), TASKS, 4)
 
 
 def plan(table: sm.Table, story: Story, row_filter: str, title: str) -> None:
     """Prints one scan's first files and its report."""
     story.heading(title)
-    story.command(f'table.scan("{row_filter}").plan_files().show()')
+    story.command(f'table.scan("{row_filter}").plan_files()' if row_filter else "table.scan().plan_files()")
     scan = table.scan(row_filter) if row_filter else table.scan()
     story.since = time.perf_counter()
     print_rows(scan.plan_files(), PLANNED_FILES, 6, table.location())

@@ -4,8 +4,8 @@
         --table s3://warehouse/db/events --filter "ts >= '2026-01-01'" --output s3://plans/events --format parquet
 
 The plan is written by Spark's tasks, one row a data file with its deletes (or, with --tasks, one row a task of splits).
-Standard output has one JSON object: the table, its snapshot, what was planned, the seconds it took, and the report of
-what planning scanned and skipped. Exit codes: 0 written, 1 an error (one line on stderr says which), 2 wrong arguments.
+The last line of standard output is a JSON object: the table, its snapshot, what was planned, the seconds it took, and
+a report of what planning scanned and skipped. Exit codes: 0 written, 1 an error (one line names it), 2 wrong arguments.
 The executors need the package sparkmeta installed.
 """
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from rich.console import Console
 from rich.status import Status
@@ -45,7 +45,8 @@ class TextColumn:
 
     name: its heading. expression: Spark SQL over the rows' columns; empty for the column of that name.
     reads: the column that the expression reads, where it is not the expression itself.
-    kind: how values are written: ``plain``, ``id`` (1234), ``count`` (1,234), ``bytes`` (1.2 MiB) or ``path``.
+    kind: how values are written: ``plain``, ``id`` (1234), ``count`` (1,234), ``bytes`` (1.2 MiB),
+    ``time`` or ``path``.
     """
 
     name: str
@@ -68,13 +69,20 @@ class TextColumn:
 # -- rows -----------------------------------------------------------------------------------------------------------
 
 
-def print_rows(rows: DataFrame, columns: Sequence[TextColumn], limit: int, base: str = "") -> None:
-    """The first `limit` rows as a table no wider than the terminal; paths below `base` without it."""
+def print_rows(rows: DataFrame, columns: Sequence[TextColumn], limit: int, base: str = "", *, more: str = "") -> None:
+    """The first `limit` rows as a table no wider than the terminal; paths below `base` without it.
+
+    more: what to say where there are more rows.
+    """
     shown = rows.select(*(column.column for column in columns)).limit(limit + 1).toArrow().to_pylist()
     console = Console(file=sys.stdout, width=text_width(), highlight=False)
     console.print(text_table(shown[:limit], columns, base))
-    for note in _notes(shown, columns, limit, base):
-        console.print(Text(note, style="dim"), soft_wrap=True)
+    if not shown:
+        console.print(Text("no rows", style="dim"))
+    if len(shown) > limit:
+        console.print(Text(f"... the first {limit:,} rows{more}", style="dim"), soft_wrap=True)
+    if shown and base and any(column.kind == "path" for column in columns):
+        console.print(Text(f"paths are below {_printable(base)}", style="dim"), soft_wrap=True)
 
 
 def text_table(rows: Iterable[Mapping[str, Any]], columns: Sequence[TextColumn], base: str) -> TextTable:
@@ -82,7 +90,8 @@ def text_table(rows: Iterable[Mapping[str, Any]], columns: Sequence[TextColumn],
     table = TextTable(box=None, pad_edge=False, header_style="bold")
     for column in columns:
         number = column.kind in {"count", "bytes", "id"}
-        table.add_column(_line(column.name), justify="right" if number else "left", no_wrap=number)
+        justify: Literal["left", "right"] = "right" if number else "left"
+        table.add_column(_line(column.name), justify=justify, no_wrap=number or column.kind == "time")
     for row in rows:
         table.add_row(*(_line(cell(row[column.name], column.kind, base)) for column in columns))
     return table
@@ -90,15 +99,6 @@ def text_table(rows: Iterable[Mapping[str, Any]], columns: Sequence[TextColumn],
 
 def _line(text: str) -> Text:
     return Text(text, no_wrap=True, overflow="ellipsis")
-
-
-def _notes(shown: Sequence[Any], columns: Sequence[TextColumn], limit: int, base: str) -> Iterator[str]:
-    if not shown:
-        yield "no rows"
-    if len(shown) > limit:
-        yield f"... the first {limit:,} rows; --limit N shows more, --output json all"
-    if shown and base and any(column.kind == "path" for column in columns):
-        yield f"paths are below {_printable(base)}"
 
 
 def text_width() -> int:

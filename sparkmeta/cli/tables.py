@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 TEXT_ROWS = 20
 MOST_TEXT_ROWS = 10_000
+_MORE = "; --limit N shows more, --output json all"
 
 _PARTITION = TextColumn("partition")
 _ADDED, _EXISTING, _DELETED = (
@@ -96,21 +97,21 @@ METADATA_TABLES = {
             TextColumn("size", "total_data_file_size_in_bytes", "bytes"),
             TextColumn("position deletes", "position_delete_record_count", "count"),
             TextColumn("equality deletes", "equality_delete_record_count", "count"),
-            TextColumn("last_updated_at"),
+            TextColumn("last_updated_at", kind="time"),
         ),
     ),
     "snapshots": MetadataTable(
         "The snapshots that the table still has.",
         (
-            TextColumn("committed_at"),
+            TextColumn("committed_at", kind="time"),
             TextColumn("snapshot_id", kind="id"),
             TextColumn("parent_id", kind="id"),
             TextColumn("operation"),
-            TextColumn("added files", "cast(summary['added-data-files'] as bigint)", "count"),
-            TextColumn("deleted files", "cast(summary['deleted-data-files'] as bigint)", "count"),
-            TextColumn("total files", "cast(summary['total-data-files'] as bigint)", "count"),
+            TextColumn("added", "cast(summary['added-data-files'] as bigint)", "count"),
+            TextColumn("deleted", "cast(summary['deleted-data-files'] as bigint)", "count"),
+            TextColumn("files", "cast(summary['total-data-files'] as bigint)", "count"),
             TextColumn("delete files", "cast(summary['total-delete-files'] as bigint)", "count"),
-            TextColumn("total records", "cast(summary['total-records'] as bigint)", "count"),
+            TextColumn("records", "cast(summary['total-records'] as bigint)", "count"),
         ),
         of_snapshot=False,
     ),
@@ -157,7 +158,7 @@ class Shown:
         else:
             named = [TextColumn(name) for name in self.columns]
             with progress("Reading"):
-                print_rows(chosen, named or text, self.limit or TEXT_ROWS, base)
+                print_rows(chosen, named or text, self.limit or TEXT_ROWS, base, more=_MORE)
 
 
 def _decoded(name: str) -> str:
