@@ -103,7 +103,7 @@ class Scan:
         return found
 
     def schema(self) -> Schema:
-        """What the scan is bound to: a snapshot's or tag's own schema, the table's for a branch or the current state."""
+        """What the scan is bound to: a snapshot's or tag's own schema, the table's for a branch or by default."""
         by_branch = self.ref is not None and self.state.metadata_ref(self.ref).snapshot_ref_type == "branch"
         if self.snapshot_id is None or by_branch:
             return self.state.metadata.schema()

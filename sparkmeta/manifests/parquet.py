@@ -69,7 +69,19 @@ def read_parquet_entries(
     raw = reduce(lambda left, right: left.unionByName(right, allowMissingColumns=True), reads)
     if "first_row_id" in projection.columns:
         raw = raw.repartition("manifest").sortWithinPartitions("manifest", "ordinal")
-    return raw.mapInArrow(partial(_build, projection), spark_schema(projection))
+    entries = raw.mapInArrow(partial(_build, projection), spark_schema(projection))
+    return entries.unionByName(_passed_over(spark, parts.column("location").to_pylist(), projection))
+
+
+def _passed_over(spark: SparkSession, locations: list[str], projection: EntryProjection) -> DataFrame:
+    """No rows; an error where Spark passes over a manifest, as it does in silence with empty files."""
+    from pyspark.sql import functions as F
+
+    from sparkmeta.storage.files import passed_over
+
+    error = F.raise_error(F.concat("path", F.lit(": the manifest is empty, or is not there")))
+    kinds = {field.name: field.dataType for field in spark_schema(projection).fields}
+    return passed_over(spark, locations).select(*(error.cast(kind).alias(name) for name, kind in kinds.items()))
 
 
 def _read_spec(

@@ -25,7 +25,7 @@ SPLIT_COLUMNS = ("start", "length")
 
 @dataclass(frozen=True)
 class SplitPlanning:
-    """Table properties read.split.*: bytes a task aims at, open bins to look back at, bytes that a file's opening costs."""
+    """Table properties read.split.*: bytes a task aims at, open bins to look back at, bytes that opening one costs."""
 
     target_size: int = 128 * 1024 * 1024
     lookback: int = 10

@@ -22,8 +22,12 @@ from sparkmeta.manifests.avro.container import Block, Data, Header, inflate, rea
 from sparkmeta.manifests.avro.schema import ManifestSchema, manifest_schema
 from sparkmeta.manifests.entries import EntryBuilder, ManifestPart, field_name, typed_values, wanted_fields
 from sparkmeta.manifests.projection import EntryProjection
+from sparkmeta.spec.entry import METRICS_MAP_IDS
 
 BATCH_RECORDS = 8192
+
+# Up to so many keys, searching the pairs of a map for each is quicker than a dict of them.
+FEW_KEYS = 4
 
 
 def decode_manifest(data: Data, part: ManifestPart, projection: EntryProjection) -> Iterator[pa.RecordBatch]:
@@ -35,22 +39,34 @@ def decode_manifest(data: Data, part: ManifestPart, projection: EntryProjection)
     """
     header = read_header(data, part.location)
     schema = manifest_schema(header.schema, part.location)
-    wanted = wanted_fields(projection)
-    partition_ids = {field_id for field_id, _ in projection.partition}
-    reader_schema = schema.projected(wanted.__contains__, partition_ids.__contains__)
+    reader_schema = None if _decodes_maps(projection) else _narrow_schema(schema, projection)
     builder = EntryBuilder(part, projection)
+    few_keys = len(projection.stats) <= FEW_KEYS
     for first, records in _record_batches(data, part, header, schema, reader_schema):
         ordinals = pa.array(range(first, first + len(records)), pa.int64())
-        yield builder.batch(ordinals, AvroRecords(records, schema))
+        yield builder.batch(ordinals, AvroRecords(records, schema, few_keys))
+
+
+def _decodes_maps(projection: EntryProjection) -> bool:
+    """Whether metrics maps are wanted: fastavro resolves those against a reader schema slower than it reads all."""
+    return bool(projection.stats) or not METRICS_MAP_IDS.keys().isdisjoint(projection.columns)
+
+
+def _narrow_schema(schema: ManifestSchema, projection: EntryProjection) -> dict[str, Any]:
+    """The reader schema of only the wanted fields; the rest is skipped without being made."""
+    wanted = wanted_fields(projection)
+    partition_ids = {field_id for field_id, _ in projection.partition}
+    return schema.projected(wanted.__contains__, partition_ids.__contains__)
 
 
 class AvroRecords:
-    """`RawRecords` over what fastavro decoded."""
+    """`RawRecords` over what fastavro decoded. few_keys: maps are searched for a key, not made into dicts first."""
 
-    def __init__(self, records: list[dict[str, Any]], schema: ManifestSchema) -> None:
+    def __init__(self, records: list[dict[str, Any]], schema: ManifestSchema, few_keys: bool) -> None:
         self._records = records
         self._files = [record["f2"] for record in records]
         self._schema = schema
+        self._few_keys = few_keys
         self._lookups = cache(self._lookup)
 
     def __len__(self) -> int:
@@ -83,7 +99,11 @@ class AvroRecords:
     def metric(self, map_id: int, key: int, kind: pa.DataType) -> pa.Array:
         if map_id not in self._schema.file_fields:
             return pa.nulls(len(self), kind)
-        return self._array([one.get(key) for one in self._lookups(map_id)], kind, f"{field_name(map_id)}[{key}]")
+        if self._few_keys:
+            values = [_value_of(file[f"f{map_id}"], key) for file in self._files]
+        else:
+            values = [one.get(key) for one in self._lookups(map_id)]
+        return self._array(values, kind, f"{field_name(map_id)}[{key}]")
 
     def _lookup(self, map_id: int) -> list[dict[int, Any]]:
         return [dict(items or ()) for items in self._maps(map_id)]
@@ -106,6 +126,13 @@ class AvroRecords:
 _STORAGE = {pa.date32().id: pa.int32(), pa.timestamp("us").id: pa.int64()}
 
 
+def _value_of(value: Any, key: int) -> Any:
+    """One key's value in a metrics map of either encoding; None where it has none."""
+    if isinstance(value, dict):
+        return value.get(str(key))
+    return next((pair["v"] for pair in value or () if pair["k"] == key), None)
+
+
 def _items(value: Any) -> list[tuple[int, Any]] | None:
     """The items of a metrics map in either of Avro's encodings: an array of pairs, or a map with decimal keys."""
     if value is None:
@@ -116,7 +143,7 @@ def _items(value: Any) -> list[tuple[int, Any]] | None:
 
 
 def _record_batches(
-    data: Data, part: ManifestPart, header: Header, schema: ManifestSchema, reader_schema: dict[str, Any]
+    data: Data, part: ManifestPart, header: Header, schema: ManifestSchema, reader_schema: dict[str, Any] | None
 ) -> Iterator[tuple[int, list[dict[str, Any]]]]:
     """(ordinal of the first, records), neighbouring small blocks joined: some writers make a block of every record."""
     ordinal = 0
@@ -141,7 +168,7 @@ def _part_blocks(data: Data, part: ManifestPart, header: Header) -> Iterator[Blo
 
 
 def _decode_block(
-    inflated: bytes, block: Block, schema: ManifestSchema, reader_schema: dict[str, Any]
+    inflated: bytes, block: Block, schema: ManifestSchema, reader_schema: dict[str, Any] | None
 ) -> Iterator[dict[str, Any]]:
     stream = io.BytesIO(inflated)
     try:
