@@ -14,6 +14,7 @@ from sparkmeta.errors import (
     SparkmetaError,
     UnsupportedError,
     ValidationError,
+    from_spark,
 )
 
 
@@ -55,3 +56,40 @@ def test_a_long_field_is_shortened() -> None:
     error = CorruptFileError("f", ".".join(["element"] * 500) + ".id", 1, "p")
     assert len(error.field) < 210
     assert error.field.endswith(".id")
+
+
+_IN_PYTHON = """
+  An exception was thrown from the Python worker. Please see the stack trace below.
+Traceback (most recent call last):
+  File "entries.py", line 10, in read
+sparkmeta.errors.{name}: s3://b/f.avro: manifest_length is 3: too short
+
+	at org.apache.spark.api.python.BasePythonRunner
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [("CorruptFileError", ValidationError), ("NotFoundError", NotFoundError), ("NewerError", SparkmetaError)],
+)
+def test_an_error_of_a_python_task_is_ours_again(name: str, kind: type[Exception]) -> None:
+    error = from_spark(RuntimeError(_IN_PYTHON.format(name=name)))
+    assert type(error) is kind
+    assert str(error) == "s3://b/f.avro: manifest_length is 3: too short"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[USER_RAISED_EXCEPTION] two deletion vectors for f.parquet SQLSTATE: P0001",
+        ": SparkException: in awaitResult\n\tat a\nCaused by: [USER_RAISED_EXCEPTION] two deletion vectors for f.parquet",
+    ],
+)
+def test_an_error_of_a_query_is_ours_again(text: str) -> None:
+    error = from_spark(RuntimeError(text))
+    assert type(error) is ValidationError
+    assert str(error) == "two deletion vectors for f.parquet"
+
+
+def test_an_error_of_others_is_not_ours() -> None:
+    assert from_spark(RuntimeError("java.io.IOException: no space left\nCaused by: sparkmeta.errors: x")) is None
