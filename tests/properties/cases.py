@@ -24,6 +24,11 @@ from pyiceberg.expressions import (
     BoundIsNull,
     BoundLessThan,
     BoundLessThanOrEqual,
+    BoundNotEqualTo,
+    BoundNotIn,
+    BoundNotNaN,
+    BoundNotNull,
+    BoundNotStartsWith,
     BoundPredicate,
     BoundStartsWith,
     EqualTo,
@@ -166,6 +171,9 @@ ORDER = {
     BoundGreaterThanOrEqual: operator.ge,
     BoundEqualTo: operator.eq,
 }
+
+
+NEGATED = (BoundNotNull, BoundNotNaN, BoundNotEqualTo, BoundNotIn, BoundNotStartsWith)
 
 
 def matches(bound: BooleanExpression, row: dict[int, Any], *, key: Key = same, nan_is_greatest: bool = False) -> bool:

@@ -1,0 +1,356 @@
+"""Projections, residuals and manifest summaries against the rows of partitions, for random specs and filters."""
+
+from __future__ import annotations
+
+import math
+import os
+import struct
+from datetime import date, timedelta
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import mmh3
+import pyarrow as pa
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from pyiceberg import transforms
+from pyiceberg import types as t
+from pyiceberg.conversions import to_bytes
+from pyiceberg.expressions import AlwaysFalse, AlwaysTrue, And, BooleanExpression, Or
+from pyiceberg.partitioning import PartitionField, PartitionSpec
+from pyiceberg.schema import Schema
+from pyspark.sql import functions as F
+
+from sparkmeta.columns.bounds import decode_bounds
+from sparkmeta.columns.expression_json import leaf_to_json
+from sparkmeta.columns.predicate import bind_filter, expression_to_json, row_predicate
+from sparkmeta.columns.skipping import FieldSummary, residual, summary_might_match
+from sparkmeta.columns.transforms import inclusive_projection, strict_projection
+from sparkmeta.columns.tree import fold
+from tests.properties.cases import DAY_MICROS, VALUES, filters, is_floating, matches, predicates
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, SparkSession
+
+SOAK = os.environ.get("SPARKMETA_SOAK") == "1"
+PROFILE = settings(
+    max_examples=150 if SOAK else 16,
+    deadline=None,
+    derandomize=not SOAK,
+    database=None,
+    phases=[Phase.generate],
+    suppress_health_check=list(HealthCheck),
+)
+SOURCE, OTHER = 1, 2
+DATES = st.integers(-40_000, 40_000) | st.integers(-800, 800)
+TICKS = {
+    t.TimestampType(): 1,
+    t.TimestamptzType(): 1,
+    t.TimestampNanoType(): 1000,
+    t.TimestamptzNanoType(): 1000,
+}
+
+
+# Transforms, from the words of the table spec
+
+
+def transformed(transform: Any, primitive: t.PrimitiveType, value: Any) -> Any:
+    if value is None or isinstance(transform, transforms.VoidTransform):
+        return None
+    match transform:
+        case transforms.IdentityTransform():
+            return value
+        case transforms.BucketTransform():
+            return (mmh3.hash(hashed(primitive, value)) & 0x7FFFFFFF) % transform.num_buckets
+        case transforms.TruncateTransform():
+            return truncated(value, transform.width)
+    days = value if isinstance(primitive, t.DateType) else value // (DAY_MICROS * TICKS[primitive])
+    day = date(1970, 1, 1) + timedelta(days)
+    match transform:
+        case transforms.YearTransform():
+            return day.year - 1970
+        case transforms.MonthTransform():
+            return (day.year - 1970) * 12 + day.month - 1
+        case transforms.DayTransform():
+            return days
+    return value // (3_600_000_000 * TICKS[primitive])
+
+
+def hashed(primitive: t.PrimitiveType, value: Any) -> bytes:
+    if isinstance(value, str):
+        return value.encode()
+    if isinstance(value, bytes):
+        return value
+    if isinstance(value, Decimal):
+        unscaled = int(value.scaleb(10)) if primitive == t.DecimalType(38, 10) else int(value.scaleb(2))
+        return minimal(unscaled)
+    return struct.pack("<q", value // 1000 if TICKS.get(primitive) == 1000 else value)
+
+
+def minimal(unscaled: int) -> bytes:
+    """Two's complement in as few bytes as hold the sign."""
+    length = 1
+    while not -(1 << (8 * length - 1)) <= unscaled < 1 << (8 * length - 1):
+        length += 1
+    return unscaled.to_bytes(length, "big", signed=True)
+
+
+def truncated(value: Any, width: int) -> Any:
+    if isinstance(value, str | bytes):
+        return value[:width]
+    if isinstance(value, Decimal):
+        unscaled = int(value.scaleb(2))
+        return Decimal(unscaled - unscaled % width).scaleb(-2)
+    return value - value % width
+
+
+# Specs, rows and batches
+
+
+class Batch(NamedTuple):
+    """Rows are of two columns; each is in a partition of its own. tuples: the partition of each row."""
+
+    schema: Schema
+    spec: PartitionSpec
+    rows: list[dict[int, Any]]
+    tuples: list[dict[int, Any]]
+    expressions: list[BooleanExpression]
+
+    def __repr__(self) -> str:
+        return f"{len(self.rows)} rows x {len(self.expressions)} filters on {self.schema}, {self.spec}"
+
+
+def source_values(primitive: t.PrimitiveType) -> st.SearchStrategy[Any]:
+    """Values whose partition a writer can write: truncating near the least number leaves its type."""
+    if isinstance(primitive, t.DateType):
+        return DATES
+    if primitive in TICKS:
+        unit = DAY_MICROS * TICKS[primitive]
+        return st.builds(lambda days, rest: days * unit + rest, DATES, st.integers(-2, 2) | st.integers(0, unit - 1))
+    if isinstance(primitive, t.IntegerType | t.LongType):
+        return st.integers(-(2**31) + 100, 2**31 - 1) | st.integers(-50, 50)
+    if primitive == t.DecimalType(9, 2):
+        return st.integers(-(10**8), 10**8).map(two_places) | st.integers(-300, 300).map(two_places)
+    return VALUES[primitive]
+
+
+def two_places(unscaled: int) -> Decimal:
+    return Decimal(unscaled).scaleb(-2)
+
+
+def transforms_of(primitive: t.PrimitiveType) -> list[Any]:
+    found: list[Any] = [transforms.IdentityTransform(), transforms.VoidTransform()]
+    if transforms.BucketTransform(2).can_transform(primitive):
+        found += [transforms.BucketTransform(2), transforms.BucketTransform(7)]
+    if transforms.TruncateTransform(2).can_transform(primitive) and primitive != t.DecimalType(38, 10):
+        found += [transforms.TruncateTransform(width) for width in (1, 2, 10)]
+    times = [
+        transforms.YearTransform(),
+        transforms.MonthTransform(),
+        transforms.DayTransform(),
+        transforms.HourTransform(),
+    ]
+    return found + [time for time in times if time.can_transform(primitive)] * 2
+
+
+@st.composite
+def batches(draw: st.DrawFn) -> Batch:
+    primitive = draw(st.sampled_from(list(VALUES)))
+    schema = Schema(t.NestedField(SOURCE, "v", primitive), t.NestedField(OTHER, "w", t.LongType()))
+    chosen = draw(st.lists(st.sampled_from(transforms_of(primitive)), min_size=1, max_size=2, unique_by=str))
+    fields = [PartitionField(SOURCE, 1000 + place, one, f"p{place}") for place, one in enumerate(chosen)]
+    spec = PartitionSpec(*fields, PartitionField(OTHER, 1010, transforms.BucketTransform(3), "w_bucket"))
+    pool = draw(st.lists(source_values(primitive), min_size=2, max_size=6))
+    value = st.sampled_from([*pool, None, *([math.nan] if is_floating(primitive) else [])])
+    rows = [{SOURCE: draw(value), OTHER: draw(st.integers(-2, 2))} for _ in range(24)]
+    old_writer = draw(st.booleans())
+    tuples = [partition_of(row, spec, primitive, old_writer) for row in rows]
+    leaves = predicates("v", primitive, pool) | predicates("v", primitive, pool) | predicates("w", t.LongType(), [0, 1])
+    return Batch(schema, spec, rows, tuples, draw(st.lists(filters(leaves), min_size=12, max_size=16)))
+
+
+def partition_of(
+    row: dict[int, Any], spec: PartitionSpec, primitive: t.PrimitiveType, old_writer: bool
+) -> dict[int, Any]:
+    found = {}
+    for field in spec.fields:
+        source = primitive if field.source_id == SOURCE else t.LongType()
+        value = transformed(field.transform, source, row[field.source_id])
+        of_time = isinstance(field.transform, transforms.TimeTransform) and not (
+            isinstance(field.transform, transforms.DayTransform) and isinstance(source, t.DateType)
+        )
+        # Writers of old rounded times before 1970 up.
+        found[field.field_id] = value + 1 if value is not None and of_time and old_writer and value < 0 else value
+    return found
+
+
+def result_types(batch: Batch) -> dict[int, t.PrimitiveType]:
+    return {
+        field.field_id: field.transform.result_type(batch.schema.find_type(field.source_id))
+        for field in batch.spec.fields
+    }
+
+
+def as_bounds(values: list[Any], primitive: t.PrimitiveType) -> pa.Array:
+    serialized = [None if value is None else to_bytes(primitive, value) for value in values]
+    return decode_bounds(pa.array(serialized, pa.binary()), str(primitive))
+
+
+def partition_value(field_id: int) -> Column:
+    return F.col(f"partition.`{field_id}`")
+
+
+def evaluate(spark: SparkSession, table: pa.Table, columns: list[Column]) -> list[list[Any]]:
+    named = [column.alias(f"c{place}") for place, column in enumerate(columns)]
+    result = spark.createDataFrame(table).coalesce(1).select("place", *named).toArrow().sort_by("place")
+    return [result.column(f"c{place}").to_pylist() for place in range(len(columns))]
+
+
+def tuple_table(batch: Batch) -> pa.Table:
+    kinds = result_types(batch)
+    arrays = [as_bounds([one[field_id] for one in batch.tuples], kind) for field_id, kind in kinds.items()]
+    partition = pa.StructArray.from_arrays(arrays, [str(field_id) for field_id in kinds])
+    return pa.table({"place": pa.array(range(len(batch.tuples)), pa.int32()), "partition": partition})
+
+
+# What a residual says
+
+
+def residual_matches(text: str, bound: BooleanExpression, row: dict[int, Any]) -> bool:
+    """Evaluate expression JSON that is made of the filter's own predicates."""
+    leaves: dict[str, BooleanExpression] = {"true": AlwaysTrue(), "false": AlwaysFalse()}
+    fold(bound, lambda leaf, _negated: leaves.update({leaf_to_json(leaf): leaf}), lambda _junction, _operands: None)
+    return matches(parsed(text, leaves), row)
+
+
+def parsed(text: str, leaves: dict[str, BooleanExpression]) -> BooleanExpression:
+    if text in leaves:
+        return leaves[text]
+    for junction, name in ((And, "and"), (Or, "or")):
+        start, middle = f'{{"type":"{name}","left":', ',"right":'
+        if text.startswith(start):
+            for at in range(len(start), len(text)):
+                if text.startswith(middle, at) and balanced(text[len(start) : at]):
+                    left, right = text[len(start) : at], text[at + len(middle) : -1]
+                    return junction(parsed(left, leaves), parsed(right, leaves))
+    raise AssertionError(f"not made of the filter's predicates: {text}")
+
+
+def balanced(text: str) -> bool:
+    depth, quoted, escaped = 0, False, False
+    for char in text:
+        if not escaped and char == '"':
+            quoted = not quoted
+        depth += 0 if quoted else {"{": 1, "}": -1}.get(char, 0)
+        escaped = quoted and char == "\\" and not escaped
+    return depth == 0 and not quoted
+
+
+# The tests
+
+
+def test_projections_and_residuals(spark: SparkSession) -> None:
+    """A matching row's tuple satisfies the inclusive projection; where the strict one holds, the row matches."""
+    tally = dict.fromkeys(("cases", "pruned", "proven", "simpler"), 0)
+
+    @PROFILE
+    @given(batch=batches())
+    def check(batch: Batch) -> None:
+        bounds = [bind_filter(expression, batch.schema) for expression in batch.expressions]
+        columns = [column for bound in bounds for column in tuple_columns(bound, batch)]
+        results = evaluate(spark, tuple_table(batch), columns)
+        for place, bound in enumerate(bounds):
+            for row, *found in zip(batch.rows, *results[3 * place : 3 * place + 3], strict=True):
+                check_tuple(bound, batch, row, *found)
+                tally["cases"] += 1
+                tally["pruned"] += not found[0]
+                tally["proven"] += found[1]
+                tally["simpler"] += found[2] != expression_to_json(bound)
+
+    check()
+    print(f"\nprojections: {tally}")  # noqa: T201
+    assert tally["cases"] >= (40_000 if SOAK else 3_000)
+    assert min(tally["pruned"], tally["proven"], tally["simpler"]) > tally["cases"] // 20
+
+
+def tuple_columns(bound: BooleanExpression, batch: Batch) -> list[Column]:
+    return [
+        row_predicate(inclusive_projection(bound, batch.spec, batch.schema), partition_value),
+        row_predicate(strict_projection(bound, batch.spec, batch.schema), partition_value, strict=True),
+        residual(bound, batch.spec, batch.schema, partition_value),
+    ]
+
+
+def check_tuple(bound: BooleanExpression, batch: Batch, row: dict[int, Any], kept: Any, proven: Any, left: str) -> None:
+    readings = [matches(bound, row, nan_is_greatest=nan) for nan in (True, False)]
+    case = (expression_to_json(bound), batch.spec, row)
+    assert kept or not any(readings), case
+    assert not proven or all(readings), case
+    if not any(isinstance(value, float) and math.isnan(value) for value in row.values()):
+        assert residual_matches(left, bound, row) is readings[0], (left, *case)
+    elif left == "true":
+        assert all(readings), (left, *case)
+    elif left == "false":
+        assert not any(readings), (left, *case)
+
+
+class Summary(NamedTuple):
+    contains_null: bool
+    contains_nan: bool | None
+    lower: Any
+    upper: Any
+
+
+def summary_of(values: list[Any], primitive: t.PrimitiveType, knows_nan: bool) -> Summary:
+    nans = [value for value in values if isinstance(value, float) and math.isnan(value)]
+    present = [value for value in values if value is not None and value not in nans and value == value]  # noqa: PLR0124
+    contains_nan = bool(nans) if knows_nan or not is_floating(primitive) else None
+    return Summary(None in values, contains_nan, min(present, default=None), max(present, default=None))
+
+
+def test_manifest_summaries(spark: SparkSession) -> None:
+    """A manifest is kept if the tuple of any of its files satisfies the inclusive projection."""
+    tally = dict.fromkeys(("cases", "skipped"), 0)
+
+    @settings(PROFILE, max_examples=PROFILE.max_examples // 2)
+    @given(batch=batches(), knows_nan=st.booleans(), size=st.integers(1, 3))
+    def check(batch: Batch, knows_nan: bool, size: int) -> None:
+        manifests = [batch.tuples[at : at + size] for at in range(0, len(batch.tuples), size)]
+        bounds = [bind_filter(expression, batch.schema) for expression in batch.expressions]
+        projected = [inclusive_projection(bound, batch.spec, batch.schema) for bound in bounds]
+        results = evaluate(
+            spark,
+            summary_table(batch, manifests, knows_nan),
+            [summary_might_match(predicate, summary_column) for predicate in projected],
+        )
+        for predicate, kept in zip(projected, results, strict=True):
+            for manifest, found in zip(manifests, kept, strict=True):
+                assert isinstance(found, bool)
+                assert found or not any(matches(predicate, one) for one in manifest), (predicate, manifest)
+                tally["cases"] += 1
+                tally["skipped"] += not found
+
+    check()
+    print(f"\nsummaries: {tally}")  # noqa: T201
+    assert tally["skipped"] > tally["cases"] // 20
+
+
+def summary_table(batch: Batch, manifests: list[list[dict[int, Any]]], knows_nan: bool) -> pa.Table:
+    structs = {}
+    for field_id, kind in result_types(batch).items():
+        found = [summary_of([one[field_id] for one in manifest], kind, knows_nan) for manifest in manifests]
+        structs[str(field_id)] = pa.StructArray.from_arrays(
+            [
+                pa.array([one.contains_null for one in found], pa.bool_()),
+                pa.array([one.contains_nan for one in found], pa.bool_()),
+                as_bounds([one.lower for one in found], kind),
+                as_bounds([one.upper for one in found], kind),
+            ],
+            list(FieldSummary._fields),
+        )
+    summaries = pa.StructArray.from_arrays(list(structs.values()), list(structs))
+    return pa.table({"place": pa.array(range(len(manifests)), pa.int32()), "partition": summaries})
+
+
+def summary_column(field_id: int) -> FieldSummary:
+    return FieldSummary(*(F.col(f"partition.`{field_id}`.{name}") for name in FieldSummary._fields))
