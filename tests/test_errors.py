@@ -82,7 +82,7 @@ def test_an_error_of_a_python_task_is_ours_again(name: str, kind: type[Exception
     "text",
     [
         "[USER_RAISED_EXCEPTION] two deletion vectors for f.parquet SQLSTATE: P0001",
-        ": SparkException: in awaitResult\n\tat a\nCaused by: [USER_RAISED_EXCEPTION] two deletion vectors for f.parquet",
+        ": SparkException: in awaitResult\n\tat a\n[USER_RAISED_EXCEPTION] two deletion vectors for f.parquet",
     ],
 )
 def test_an_error_of_a_query_is_ours_again(text: str) -> None:
