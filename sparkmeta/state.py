@@ -104,12 +104,21 @@ class TableState:
 
     @cached_property
     def spec_fields(self) -> dict[int, list[tuple[int, str]]]:
-        """Spec id -> its fields' (partition field id, Iceberg type name), in the spec's order."""
+        """Spec id -> its fields' (partition field id, Iceberg type name), in the spec's order.
+
+        A field has one type in all specs: where a spec made it void, that of the specs where it has values.
+        """
         schemas, current = self.metadata.schemas, self.metadata.schema()
-        types = {one: spec_partition_type(spec, schemas, current) for one, spec in self.specs.items()}
+        voids: dict[int, str] = {}
+        valued: dict[int, str] = {}
+        for spec in self.specs.values():
+            kinds = spec_partition_type(spec, schemas, current).fields
+            for field, kind in zip(spec.fields, kinds, strict=True):
+                types = voids if isinstance(field.transform, VoidTransform) else valued
+                types[field.field_id] = _type_name(kind, spec)
+        types = voids | valued
         return {
-            spec_id: [(field.field_id, _type_name(field, self.specs[spec_id])) for field in kind.fields]
-            for spec_id, kind in types.items()
+            one: [(field.field_id, types[field.field_id]) for field in spec.fields] for one, spec in self.specs.items()
         }
 
     @cached_property
@@ -137,7 +146,12 @@ class TableState:
     @cached_property
     def roots(self) -> pa.Table:
         """The snapshot's manifests as content entries of types 3 and 4 (see `root_entries`), on the driver."""
-        return root_entries(self.manifest_files, self.spec_fields, _list_location(self.snapshot))
+        known = self.partition_fields
+        typed = {
+            spec_id: [(field_id, known.get(field_id, name)) for field_id, name in fields]
+            for spec_id, fields in self.spec_fields.items()
+        }
+        return root_entries(self.manifest_files, typed, _list_location(self.snapshot))
 
     def manifests(self, content: ContentType) -> pa.Table:
         """The roots of one content type, DATA_MANIFEST or DELETE_MANIFEST."""

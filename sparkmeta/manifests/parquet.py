@@ -62,6 +62,8 @@ def read_parquet_entries(
 
     parts: rows of `PART_SCHEMA`, one a manifest. Manifests of one spec are one read, since specs differ in their tuple.
     """
+    from sparkmeta.storage.files import passed_over
+
     reads = []
     for spec_id in sorted(parts.column("partition_spec_id").unique().to_pylist()):
         of_spec = parts.filter(pc.equal(parts.column("partition_spec_id"), spec_id))
@@ -70,18 +72,8 @@ def read_parquet_entries(
     if "first_row_id" in projection.columns:
         raw = raw.repartition("manifest").sortWithinPartitions("manifest", "ordinal")
     entries = raw.mapInArrow(partial(_build, projection), spark_schema(projection))
-    return entries.unionByName(_passed_over(spark, parts.column("location").to_pylist(), projection))
-
-
-def _passed_over(spark: SparkSession, locations: list[str], projection: EntryProjection) -> DataFrame:
-    """No rows; an error where Spark passes over a manifest, as it does in silence with empty files."""
-    from pyspark.sql import functions as F
-
-    from sparkmeta.storage.files import passed_over
-
-    error = F.raise_error(F.concat("path", F.lit(": the manifest is empty, or is not there")))
-    kinds = {field.name: field.dataType for field in spark_schema(projection).fields}
-    return passed_over(spark, locations).select(*(error.cast(kind).alias(name) for name, kind in kinds.items()))
+    locations = parts.column("location").to_pylist()
+    return entries.unionByName(passed_over(spark, locations, spark_schema(projection)))
 
 
 def _read_spec(

@@ -130,8 +130,15 @@ def _blob(blob: Any, path: str, location: str, end: int) -> BlobMetadata:
     codec = None if blob.get("compression-codec") is None else of("compression-codec", str)
     properties = _texts(blob.get("properties"), f"{path}.properties", location)
     return BlobMetadata(
-        of("type", str), tuple(fields), of("snapshot-id", int), of("sequence-number", int), offset, length, codec, properties
-    )  # fmt: skip
+        type=of("type", str),
+        fields=tuple(fields),
+        snapshot_id=of("snapshot-id", int),
+        sequence_number=of("sequence-number", int),
+        offset=offset,
+        length=length,
+        compression_codec=codec,
+        properties=properties,
+    )
 
 
 def _texts(value: Any, path: str, location: str) -> dict[str, str]:

@@ -25,10 +25,12 @@ from sparkmeta.storage.location import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
+    from pyarrow import RecordBatch
     from pyiceberg.io import FileIO
     from pyspark.sql import Column, DataFrame, Row, SparkSession
+    from pyspark.sql.types import StructType
 
 _MISSING = ("PATH_NOT_FOUND", "FAILED_READ_FILE.FILE_NOT_EXIST")
 
@@ -241,26 +243,30 @@ def binary_files(spark: SparkSession, locations: Sequence[str]) -> DataFrame:
     Raises NotFoundError where one is missing (with Spark Connect: when the DataFrame is used), UnsupportedError for a
     name that begins with ``_`` or ``.``.
     """
-    from pyspark.sql import functions as F
-
     if not locations:
         return spark.range(0).selectExpr("'' AS path", "id AS length", "X'' AS content")
     found = _listed(spark, locations).select(_path_key(), "length", "content")
-    error = F.raise_error(F.concat("path", F.lit(": it is empty, or is not there")))
-    kinds = {"path": "string", "length": "bigint", "content": "binary"}
-    errors = [error.cast(kind).alias(name) for name, kind in kinds.items()]
-    return found.unionByName(passed_over(spark, locations).select(*errors))
+    return found.unionByName(passed_over(spark, locations, "path string, length bigint, content binary"))
 
 
-def passed_over(spark: SparkSession, locations: Sequence[str]) -> DataFrame:
-    """The files for which Spark's sources have no row although they were asked for: empty ones.
+def passed_over(spark: SparkSession, locations: Sequence[str], schema: StructType | str) -> DataFrame:
+    """No rows of ``schema``, to be united with what Spark read of these files; an error, when it runs, that names a
+    file for which Spark's sources have no row although they were asked for it: an empty one.
 
-    Columns: path string (``spark_path_key`` of the location). Costs a listing, and reads no file.
+    Costs a listing, and reads no file. Python raises the error, where no optimizer moves a filter past it.
     """
     import pyarrow as pa
 
     asked = spark.createDataFrame(pa.table({"path": sorted({*map(spark_path_key, locations)})}))
-    return asked.join(_listed(spark, locations).select(_path_key()), "path", "left_anti")
+    missing = asked.join(_listed(spark, locations).select(_path_key()), "path", "left_anti")
+    return missing.mapInArrow(_refuse_passed_over, schema)
+
+
+def _refuse_passed_over(batches: Iterable[RecordBatch]) -> Iterator[RecordBatch]:
+    for batch in batches:
+        for path in batch.column("path").to_pylist():
+            raise NotFoundError(f"{path}: the file is empty, or is not there")
+    yield from ()
 
 
 def _listed(spark: SparkSession, locations: Sequence[str]) -> DataFrame:

@@ -4,7 +4,8 @@ Known departures, each on purpose:
 - `null < x` and `null <= x` are false for us; Java's evaluators put null first and keep such partitions.
 - -0.0 and 0.0 are one value when pruning; Java orders them apart, and so skips files that hold an equal value.
 - UUID ranges prove something only where signed and unsigned order agree.
-So we may plan fewer files for a partition that is null, and more for signed zeros and UUIDs; `_allowed` says which.
+So we may plan fewer files for a partition that is null (`_orders_null`), and more for signed zeros and UUIDs
+(`_has_odd_order`).
 """
 
 from __future__ import annotations
@@ -13,6 +14,9 @@ from functools import reduce
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from py4j.protocol import Py4JJavaError
+from pyiceberg import expressions as e
+from pyiceberg.types import DoubleType, FloatType, UUIDType
 from pyspark.sql import functions as F
 
 import sparkmeta as sm
@@ -58,8 +62,16 @@ def test_plan_with_filters(name: str, corpus: peers.Corpus, spark: SparkSession,
         batch = chosen[start : start + BATCH]
         scans = [table.scan(row_filter=one.expression, case_sensitive=one.case_sensitive) for one in batch]
         for one, ours in zip(batch, _rows([scan.plan_files() for scan in scans]), strict=True):
-            theirs = peer.java.plan(one.expression, case_sensitive=one.case_sensitive)
-            assert_same_plan(peer, ours, theirs, peer.schema, one)
+            try:
+                theirs = peer.java.plan(one.expression, case_sensitive=one.case_sensitive)
+            except Py4JJavaError as error:
+                # Java's residuals fail on NOT STARTS WITH and a null partition value; its files are still right.
+                assert "String.startsWith" in str(error), f"{name}: {one.name}"
+                assert any(isinstance(leaf, e.NotStartsWith | e.StartsWith) for leaf in _leaves(one.expression))
+                paths = peer.java.paths(one.expression, case_sensitive=one.case_sensitive)
+                assert sorted(row["file_path"] for row in ours) == paths, f"{name}: {one.name}"
+            else:
+                assert_same_plan(peer, ours, theirs, peer.schema, one)
 
 
 def _rows(plans: list[DataFrame]) -> list[list[dict[str, Any]]]:
@@ -81,18 +93,46 @@ def assert_same_plan(
 ) -> None:
     said = f"{peer.name}: {row_filter.name if row_filter else None}"
     mine, java = _by_entry(ours), _by_entry(theirs)
-    assert mine.keys() == java.keys(), (
-        f"{said}: only ours {mine.keys() - java.keys()}, only Java {java.keys() - mine.keys()}"
-    )
-    for key, row in mine.items():
-        expected = java[key]
+    more, fewer = mine.keys() - java.keys(), java.keys() - mine.keys()
+    assert not more or _has_odd_order(row_filter, schema), f"{said}: only ours {more}"
+    for key in fewer:
+        assert _orders_null(row_filter, java[key]), f"{said}: only Java {key}"
+    for key in mine.keys() & java.keys():
+        row, expected = mine[key], java[key]
         for column in _COMPARED:
             if expected.get(column, {}) != {}:  # unpartitioned tables have no partition column
                 assert _plain(row.get(column)) == _plain(expected[column]), f"{said}: {key} {column}"
         assert_same_deletes(row["deletes"], expected["deletes"], f"{said}: {key}")
-        assert equivalent(row["residual"], expected["residual"], schema), (
-            f"{said}: {key} residual {row['residual']} is not {expected['residual']}"
-        )
+        if not _orders_null(row_filter, expected) and not _has_odd_order(row_filter, schema):
+            cased = row_filter.case_sensitive if row_filter else True
+            assert equivalent(row["residual"], expected["residual"], schema, cased), (
+                f"{said}: {key} residual {row['residual']} is not {expected['residual']}"
+            )
+
+
+def _leaves(expression: Any) -> list[Any]:
+    if isinstance(expression, e.And | e.Or):
+        return [*_leaves(expression.left), *_leaves(expression.right)]
+    return _leaves(expression.child) if isinstance(expression, e.Not) else [expression]
+
+
+def _has_odd_order(row_filter: Filter | None, schema: Any) -> bool:
+    """Whether the filter compares a float with zero, or a UUID: Java's order of these is not that of the values."""
+    for leaf in _leaves(row_filter.expression) if row_filter else ():
+        values = [one.value for one in getattr(leaf, "literals", None) or [getattr(leaf, "literal", None)] if one]
+        if not values:
+            continue
+        kind = schema.find_type(leaf.term.name, case_sensitive=row_filter.case_sensitive if row_filter else True)
+        if isinstance(kind, UUIDType) or (isinstance(kind, FloatType | DoubleType) and 0 in values):
+            return True
+    return False
+
+
+def _orders_null(row_filter: Filter | None, planned: dict[str, Any]) -> bool:
+    """Whether the filter is one that Java lets a null partition value satisfy: `<` and `<=`, or what NOT makes of `>`."""
+    kinds = (e.LessThan, e.LessThanOrEqual, e.GreaterThan, e.GreaterThanOrEqual)
+    ordered = row_filter and any(isinstance(leaf, kinds) for leaf in _leaves(row_filter.expression))
+    return bool(ordered) and None in (planned["partition"] or {}).values()
 
 
 _COMPARED = (

@@ -81,7 +81,9 @@ def test_partitions_match_by_spec_and_value_null_included(table: HandmadeTable, 
 
 
 def test_signed_zeros_are_different_partitions_and_nan_is_one(table: HandmadeTable, spark: SparkSession) -> None:
-    table.add(0, 2, *(data(path, partition={"ratio": value}) for path, value in ((A, 0.0), (B, -0.0), (C, float("nan")))))
+    table.add(
+        0, 2, *(data(path, partition={"ratio": value}) for path, value in ((A, 0.0), (B, -0.0), (C, float("nan"))))
+    )
     table.add(1, 2, equality_deletes("minus", partition={"ratio": -0.0}))
     table.add(1, 2, equality_deletes("nan", partition={"ratio": float("nan")}))
     assert deletes(table, spark) == {A: [], B: ["minus"], C: ["nan"]}
@@ -113,7 +115,9 @@ def test_a_filter_drops_equality_deletes_that_only_delete_other_rows(table: Hand
     assert deletes(table, spark, "id > 15") == {A: ["high"]}
 
 
-def test_two_dvs_of_one_file_are_an_error_even_where_nobody_reads_them(table: HandmadeTable, spark: SparkSession) -> None:
+def test_two_dvs_of_one_file_are_an_error_even_where_nobody_reads_them(
+    table: HandmadeTable, spark: SparkSession
+) -> None:
     table.add(0, 0, data(A)).add(1, 0, deletion_vector(A), deletion_vector(A))
     planned = sm.load_table(table.write(), spark=spark).scan().plan_files()
     with pytest.raises(Exception, match=f"two deletion vectors for {A}"):
