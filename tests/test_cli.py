@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,6 +22,8 @@ from sparkmeta.cli.tables import METADATA_TABLES
 from tests.small_table import IDENTIFIER, LOADS, ROWS, write_small_table
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from click.testing import Result
     from pyiceberg.table import Table as PyIcebergTable
     from pyspark.sql import SparkSession
@@ -190,8 +193,16 @@ def test_snapshot_options(run, location, written):
             assert len(rows) == (1 if command == "manifests" else 2), (command, option)
 
 
-def test_time_without_a_zone_is_utc(run, location, written, monkeypatch):
-    monkeypatch.setenv("TZ", "Pacific/Auckland")
+@pytest.fixture
+def far_from_utc(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    with monkeypatch.context() as patch:
+        patch.setenv("TZ", "Pacific/Auckland")
+        time.tzset()
+        yield
+    time.tzset()
+
+
+def test_time_without_a_zone_is_utc(run, location, written, far_from_utc):
     first = datetime.fromtimestamp(written.snapshots()[0].timestamp_ms / 1000, UTC).replace(tzinfo=None)
     assert len(rows_of(run("files", location, "-o", "json", "--as-of", first.isoformat()))) == 2
 
