@@ -19,7 +19,7 @@ from sparkmeta.columns.expression_json import (
 )
 from sparkmeta.columns.predicate import row_predicate
 from sparkmeta.columns.transforms import projections
-from sparkmeta.columns.tree import Junction, fold
+from sparkmeta.columns.tree import Junction, depth, fold
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -32,6 +32,7 @@ Text = Column | str
 
 _CHUNK: Final = 32
 _DECIDED_LIMIT: Final = 200
+_DEPTH_LIMIT: Final = 20
 
 
 def residual(bound: BooleanExpression, spec: PartitionSpec, schema: Schema, value: Callable[[int], Column]) -> Column:
@@ -45,9 +46,10 @@ def residual(bound: BooleanExpression, spec: PartitionSpec, schema: Schema, valu
 
     Returns a string Column: the residual in Iceberg's expression JSON. For rows of that partition it is true where
     the filter is. Predicates that the tuple decides are gone; ``true`` where all rows match. A filter with more than
-    200 predicates on source columns of the spec is given back whole.
+    200 predicates on source columns of the spec, or whose ANDs and ORs alternate over more than 20 levels, is given
+    back whole.
     """
-    if _decided(bound, spec) > _DECIDED_LIMIT:
+    if _decided(bound, spec) > _DECIDED_LIMIT or depth(bound) > _DEPTH_LIMIT:
         return F.lit(expression_to_json(bound))
     text = fold(bound, lambda leaf, _negated: _leaf(leaf, spec, schema, value), _join)
     return F.lit(text) if isinstance(text, str) else text
