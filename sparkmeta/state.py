@@ -20,6 +20,7 @@ from sparkmeta.manifests.manifest_list import decode_manifest_list, inline_manif
 from sparkmeta.manifests.parquet import read_parquet_entries
 from sparkmeta.manifests.projection import FILE_COLUMNS, EntryProjection
 from sparkmeta.settings import Settings, settings
+from sparkmeta.spec.avro_name import avro_name
 from sparkmeta.spec.entry import DELETE_FILE_PATH_ID, ContentType
 from sparkmeta.spec.partitioning import partition_type, spec_partition_type
 from sparkmeta.storage.files import ExecutorReader, Files, executor_reader
@@ -219,7 +220,10 @@ class TableState:
 
     @cached_property
     def _partition_names(self) -> dict[int, list[tuple[int, str]]]:
-        return {one: [(field.field_id, field.name) for field in spec.fields] for one, spec in self.specs.items()}
+        """Spec id -> its fields' (partition field id, name in manifests)."""
+        return {
+            one: [(field.field_id, avro_name(field.name)) for field in spec.fields] for one, spec in self.specs.items()
+        }
 
 
 def read_manifest_list(files: Files, metadata: TableMetadata, snapshot: Snapshot | None) -> pa.Table:

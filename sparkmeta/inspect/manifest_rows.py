@@ -43,21 +43,24 @@ REACHABLE = pa.schema(
 )
 
 
-def _summaries_type(*, nan_optional: bool) -> pa.DataType:
-    """The type of partition_summaries; in `manifests` contains_nan is optional, in `all_manifests` required."""
-    fields = [
-        pa.field("contains_null", pa.bool_(), nullable=False),
-        pa.field("contains_nan", pa.bool_(), nullable=nan_optional),
-        pa.field("lower_bound", pa.string()),
-        pa.field("upper_bound", pa.string()),
-    ]
-    return pa.list_(pa.field("element", pa.struct(fields), nullable=False))
-
-
 def _required(name: str, kind: pa.DataType) -> pa.Field:
     return pa.field(name, kind, nullable=False)
 
 
+# Iceberg calls contains_nan of all_manifests required, and yet shows null where a list does not say.
+_SUMMARIES = pa.list_(
+    _required(
+        "element",
+        pa.struct(
+            [
+                _required("contains_null", pa.bool_()),
+                pa.field("contains_nan", pa.bool_()),
+                pa.field("lower_bound", pa.string()),
+                pa.field("upper_bound", pa.string()),
+            ]
+        ),
+    )
+)
 _DELETE_COUNTS = [_required(f"{one}_delete_files_count", pa.int32()) for one in _COUNTS]
 
 MANIFESTS = pa.schema(
@@ -69,7 +72,7 @@ MANIFESTS = pa.schema(
         _required("added_snapshot_id", pa.int64()),
         *(_required(f"{one}_data_files_count", pa.int32()) for one in _COUNTS),
         *_DELETE_COUNTS,
-        _required("partition_summaries", _summaries_type(nan_optional=True)),
+        _required("partition_summaries", _SUMMARIES),
     ]
 )
 ALL_MANIFESTS = pa.schema(
@@ -81,7 +84,7 @@ ALL_MANIFESTS = pa.schema(
         pa.field("added_snapshot_id", pa.int64()),
         *(pa.field(f"{one}_data_files_count", pa.int32()) for one in _COUNTS),
         *_DELETE_COUNTS,
-        pa.field("partition_summaries", _summaries_type(nan_optional=False)),
+        pa.field("partition_summaries", _SUMMARIES),
         _required("reference_snapshot_id", pa.int64()),
         pa.field("key_metadata", pa.binary()),
     ]
@@ -115,8 +118,6 @@ def all_manifests_rows(
 ) -> pa.RecordBatch:
     """Rows of one snapshot's list as rows of `all_manifests`.
 
-    contains_nan is required there: where the list leaves it out it is false, if the partition values can't be NaN.
-
     Raises:
         CorruptFileError: as `manifest_rows`; and a list that leaves out what is required.
     """
@@ -124,11 +125,10 @@ def all_manifests_rows(
     for field in _DELETE_COUNTS:
         if rows.column(field.name).null_count:
             raise CorruptFileError(location, field.name, None, "unknown for a delete manifest")
-    index = rows.schema.get_field_index("partition_summaries")
-    columns: list[pa.Array] = rows.columns
-    columns[index] = _known_nan(manifests, columns[index], specs, location)
     snapshot_ids = pa.repeat(pa.scalar(snapshot_id, pa.int64()), len(rows))
-    return pa.RecordBatch.from_arrays([*columns, snapshot_ids, manifests.column("key_metadata")], schema=ALL_MANIFESTS)
+    return pa.RecordBatch.from_arrays(
+        [*rows.columns, snapshot_ids, manifests.column("key_metadata")], schema=ALL_MANIFESTS
+    )
 
 
 def reachable_rows(specs: SpecTransforms, manifests: pa.RecordBatch, _: int, location: str) -> pa.RecordBatch:
@@ -181,24 +181,8 @@ def _summaries(manifests: pa.RecordBatch, specs: SpecTransforms, location: str) 
             except ValueError as error:
                 raise CorruptFileError(location, f"partitions.{name}", None, str(error)) from error
     children = [values.field("contains_null"), values.field("contains_nan"), *(one.array() for one in shown.values())]
-    return _list_of(partitions, children, _summaries_type(nan_optional=True))
-
-
-def _known_nan(
-    manifests: pa.RecordBatch, summaries: pa.ListArray, specs: SpecTransforms, location: str
-) -> pa.ListArray:
-    children = [summaries.values.field(index) for index in range(summaries.values.type.num_fields)]
-    unknown = children[1].is_null().to_numpy(False)
-    for places, _, type_name in _field_places(manifests, specs, location):
-        if type_name in ("float", "double") and unknown[places].any():
-            raise CorruptFileError(location, "partitions.contains_nan", None, f"unknown for values of type {type_name}")
-    children[1] = pc.fill_null(children[1], False)
-    return _list_of(summaries, children, _summaries_type(nan_optional=False))
-
-
-def _list_of(like: pa.ListArray, children: list[pa.Array], kind: pa.DataType) -> pa.ListArray:
-    structs = pa.StructArray.from_arrays(children, fields=list(kind.value_type))
-    return pa.ListArray.from_arrays(like.offsets, structs, type=kind, mask=like.is_null())
+    structs = pa.StructArray.from_arrays(children, fields=list(_SUMMARIES.value_type))
+    return pa.ListArray.from_arrays(partitions.offsets, structs, type=_SUMMARIES, mask=partitions.is_null())
 
 
 def _field_places(

@@ -1,0 +1,78 @@
+"""Metadata tables as plain values: many DataFrames collected by one job, types without what only Java adds to them."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from functools import reduce
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql import functions as F
+from pyspark.sql.types import ArrayType, DataType, MapType, StructField, StructType
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable, Mapping
+
+    from pyspark.sql import DataFrame
+
+# All digits of timestamps, and nulls that are told apart from fields that are not there.
+_JSON = {
+    "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX",
+    "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS",
+    "ignoreNullFields": "false",
+}
+
+
+def collected(frames: Mapping[Hashable, DataFrame]) -> dict[Hashable, list[dict[str, Any]]]:
+    """The rows of several DataFrames, collected by one job."""
+    numbered = [
+        frame.select(F.lit(number).alias("frame"), F.to_json(F.struct("*"), _JSON).alias("row"))
+        for number, frame in enumerate(frames.values())
+    ]
+    names = list(frames)
+    rows: dict[Hashable, list[dict[str, Any]]] = {name: [] for name in names}
+    for found in reduce(lambda one, other: one.unionByName(other), numbered).collect() if numbered else []:
+        rows[names[found.frame]].append(json.loads(found.row))
+    return rows
+
+
+def plain_type(kind: DataType, any_nan: bool = False) -> DataType:
+    """A type without the metadata of its fields, where Java puts their descriptions.
+
+    any_nan: contains_nan is taken for optional, whatever it is declared as.
+    """
+    if isinstance(kind, StructType):
+        return StructType(
+            [
+                StructField(
+                    one.name,
+                    plain_type(one.dataType, any_nan),
+                    one.nullable or (any_nan and one.name == "contains_nan"),
+                )
+                for one in kind.fields
+            ]
+        )
+    if isinstance(kind, ArrayType):
+        return ArrayType(plain_type(kind.elementType, any_nan), kind.containsNull)
+    if isinstance(kind, MapType):
+        return MapType(plain_type(kind.keyType, any_nan), plain_type(kind.valueType, any_nan), kind.valueContainsNull)
+    return kind
+
+
+def assert_same_rows(ours: list[dict[str, Any]], theirs: list[dict[str, Any]], said: str) -> None:
+    """The same rows, in any order and as often, told by where they differ."""
+    mine, java = (Counter(json.dumps(row, sort_keys=True) for row in rows) for rows in (ours, theirs))
+    if mine == java:
+        return
+    only_ours, only_java = sorted((mine - java).elements()), sorted((java - mine).elements())
+    differences = [_differences(json.loads(a), json.loads(b)) for a, b in zip(only_ours, only_java, strict=False)]
+    closest = min(differences, key=len, default=[*only_ours[:1], *only_java[:1]])
+    counts = f"{len(ours)} rows, Java {len(theirs)}; {len(only_ours)} only ours, {len(only_java)} only Java's"
+    raise AssertionError(f"{said}: {counts}: {closest}")
+
+
+def _differences(ours: Any, theirs: Any, path: str = "") -> list[str]:
+    if isinstance(ours, dict) and isinstance(theirs, dict):
+        keys = sorted({*ours, *theirs})
+        return [each for key in keys for each in _differences(ours.get(key), theirs.get(key), f"{path}.{key}")]
+    return [] if ours == theirs else [f"{path}: {ours!r}, Java {theirs!r}"]

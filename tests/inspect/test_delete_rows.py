@@ -1,0 +1,269 @@
+"""Position delete files of every format and deletion vectors, read as a Spark task reads them, without Spark."""
+
+from __future__ import annotations
+
+import io
+import struct
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import fastavro
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from pyarrow import orc
+from pyroaring import BitMap
+
+from sparkmeta.errors import CorruptFileError
+from sparkmeta.inspect import delete_rows
+from sparkmeta.inspect.delete_rows import DeleteRows
+from sparkmeta.inspect.deleted_row import RowField
+
+ROW = RowField(
+    0,
+    "struct",
+    (
+        RowField(1, "long"),
+        RowField(2, "struct", (RowField(5, "string"), RowField(6, "int", default=7))),
+        RowField(3, "list", (RowField(8, "date"),)),
+        RowField(4, "map", (RowField(9, "string"), RowField(10, "double"))),
+    ),
+)
+ROW_TYPE = pa.struct(
+    [
+        pa.field("id", pa.int64()),
+        pa.field("st", pa.struct([pa.field("renamed", pa.string()), pa.field("added", pa.int32())])),
+        pa.field("days", pa.list_(pa.date32())),
+        pa.field("m", pa.map_(pa.string(), pa.float64())),
+    ]
+)
+SCHEMA = pa.schema(
+    [
+        pa.field("file_path", pa.string(), nullable=False),
+        pa.field("pos", pa.int64(), nullable=False),
+        pa.field("row", ROW_TYPE),
+        pa.field("partition", pa.struct([pa.field("p", pa.string())]), nullable=False),
+        pa.field("spec_id", pa.int32(), nullable=False),
+        pa.field("delete_file_path", pa.string(), nullable=False),
+        pa.field("content_offset", pa.int64()),
+        pa.field("content_size_in_bytes", pa.int64()),
+    ]
+)
+ENTRY = pa.struct(
+    [
+        pa.field("record_count", pa.int64()),
+        pa.field("referenced_data_file", pa.string()),
+        pa.field("content_offset", pa.int64()),
+        pa.field("content_size_in_bytes", pa.int64()),
+        pa.field("spec_id", pa.int32()),
+        pa.field("partition", SCHEMA.field("partition").type),
+    ]
+)
+
+
+@dataclass
+class Memory:
+    """Stands for the reader of executors; counts how often each file is opened."""
+
+    files: dict[str, bytes]
+    opened: list[str] = field(default_factory=list)
+
+    def read(self, location: str) -> bytes:
+        self.opened.append(location)
+        return self.files[location]
+
+
+def entry(**given: Any) -> dict[str, Any]:
+    return {"record_count": 2, "spec_id": 3, "partition": {"p": "x"}} | given
+
+
+def read(data: bytes, file_format: str, entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    reader = Memory({"f": data})
+    files = pa.RecordBatch.from_pydict(
+        {
+            "location": pa.array(["f"]),
+            "file_format": pa.array([file_format]),
+            "deletes": pa.array([entries], pa.list_(ENTRY)),
+        }
+    )
+    batches: Iterator[pa.RecordBatch] = DeleteRows(SCHEMA, ROW).read(reader, [files])  # type: ignore[arg-type]
+    rows = [row for batch in batches for row in batch.to_pylist()]
+    assert reader.opened == ["f"]
+    return rows
+
+
+def ided(name: str, kind: pa.DataType, field_id: int) -> pa.Field:
+    return pa.field(name, kind, metadata={"PARQUET:field_id": str(field_id)})
+
+
+def parquet(columns: dict[str, tuple[int, pa.Array]]) -> bytes:
+    schema = pa.schema([ided(name, array.type, field_id) for name, (field_id, array) in columns.items()])
+    target = io.BytesIO()
+    pq.write_table(pa.table([array for _, array in columns.values()], schema=schema), target)
+    return target.getvalue()
+
+
+def plain(kind: str) -> bytes:
+    """A delete file of two positions in the file format."""
+    paths, positions = pa.array(["a", "b"]), pa.array([5, 1 << 40])
+    if kind == "PARQUET":
+        return parquet({"x": (2147483546, paths), "y": (2147483545, positions)})
+    target = io.BytesIO()
+    if kind == "ORC":
+        orc.write_table(pa.table({"file_path": paths, "pos": positions}), target)
+    else:
+        schema = {
+            "type": "record",
+            "name": "d",
+            "fields": [
+                {"name": "file_path", "type": "string", "field-id": 2147483546},
+                {"name": "pos", "type": "long", "field-id": 2147483545},
+            ],
+        }
+        records = [{"file_path": a, "pos": b} for a, b in zip(["a", "b"], [5, 1 << 40], strict=True)]
+        fastavro.writer(target, schema, records, codec="deflate")
+    return target.getvalue()
+
+
+@pytest.mark.parametrize("kind", ["PARQUET", "ORC", "AVRO"])
+def test_formats(kind: str) -> None:
+    rows = read(plain(kind), kind, [entry()])
+    assert [(row["file_path"], row["pos"], row["row"]) for row in rows] == [("a", 5, None), ("b", 1 << 40, None)]
+    assert {key: rows[0][key] for key in ("partition", "spec_id", "delete_file_path", "content_offset")} == {
+        "partition": {"p": "x"},
+        "spec_id": 3,
+        "delete_file_path": "f",
+        "content_offset": None,
+    }
+
+
+def deleted_rows() -> pa.Array:
+    """Rows of an older schema: id an int, other names, no field 6, days and map as they are."""
+    kind = pa.struct(
+        [
+            ided("old_st", pa.struct([ided("old", pa.string(), 5)]), 2),
+            ided("gone", pa.int32(), 99),
+            ided("id", pa.int32(), 1),
+            ided("days", pa.list_(ided("element", pa.date32(), 8)), 3),
+        ]
+    )
+    values = [{"old_st": {"old": "v"}, "gone": 1, "id": 4, "days": [None]}, None]
+    return pa.array(values, kind)
+
+
+def test_deleted_rows_in_the_present_schema() -> None:
+    data = parquet(
+        {
+            "file_path": (2147483546, pa.array(["a", "b"])),
+            "pos": (2147483545, pa.array([0, 1])),
+            "row": (2147483544, deleted_rows()),
+        }
+    )
+    first, second = read(data, "PARQUET", [entry()])
+    assert first["row"] == {"id": 4, "st": {"renamed": "v", "added": 7}, "days": [None], "m": None}
+    assert second["row"] is None
+
+
+def test_deleted_rows_of_avro() -> None:
+    pair = {
+        "type": "record",
+        "name": "kv",
+        "fields": [{"name": "key", "type": "string"}, {"name": "value", "type": "double"}],
+    }
+    row = {
+        "type": "record",
+        "name": "r",
+        "fields": [
+            {"name": "id", "type": "int", "field-id": 1},
+            {"name": "days", "field-id": 3, "type": {"type": "array", "items": {"type": "int", "logicalType": "date"}}},
+            {"name": "m", "field-id": 4, "type": {"type": "array", "items": pair, "logicalType": "map"}},
+        ],
+    }
+    schema = {
+        "type": "record",
+        "name": "d",
+        "fields": [
+            {"name": "file_path", "type": "string", "field-id": 2147483546},
+            {"name": "pos", "type": "long", "field-id": 2147483545},
+            {"name": "row", "type": ["null", row], "field-id": 2147483544},
+        ],
+    }
+    target = io.BytesIO()
+    values = {"id": 4, "days": [1], "m": [{"key": "k", "value": 1.5}]}
+    fastavro.writer(target, schema, [{"file_path": "a", "pos": 1, "row": values}])
+    [found] = read(target.getvalue(), "AVRO", [entry()])
+    assert {**found["row"], "days": [str(day) for day in found["row"]["days"]]} == {
+        "id": 4,
+        "st": None,
+        "days": ["1970-01-02"],
+        "m": [("k", 1.5)],
+    }
+
+
+def vector(positions: list[int]) -> bytes:
+    framed = b"\xd1\xd3\x39\x64" + struct.pack("<QI", 1, 0) + BitMap(positions).serialize()
+    return struct.pack(">I", len(framed)) + framed + struct.pack(">I", zlib.crc32(framed))
+
+
+def puffin(*vectors: list[int]) -> tuple[bytes, list[dict[str, Any]]]:
+    data, entries = b"PFA1", []
+    for number, positions in enumerate(vectors):
+        blob = vector(positions)
+        entries.append(
+            entry(
+                record_count=len(positions),
+                referenced_data_file=f"data-{number}",
+                content_offset=len(data),
+                content_size_in_bytes=len(blob),
+                partition={"p": str(number)},
+            )
+        )
+        data += blob
+    return data, entries
+
+
+@pytest.mark.parametrize("batch_rows", [1, 3, 1000])
+def test_vectors_of_one_puffin_file(batch_rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(delete_rows, "BATCH_ROWS", batch_rows)
+    vectors = [[1, 2], [7], [], list(range(100, 110))]
+    data, entries = puffin(*vectors)
+    rows = read(data, "PUFFIN", entries)
+    assert [(row["file_path"], row["pos"]) for row in rows] == [
+        (f"data-{number}", position) for number, positions in enumerate(vectors) for position in positions
+    ]
+    assert [row["partition"]["p"] for row in rows[:3]] == ["0", "0", "1"]
+    assert rows[2]["content_offset"] == entries[1]["content_offset"]
+
+
+@pytest.mark.parametrize(
+    ("change", "field_name"),
+    [
+        ({"content_offset": None}, "content_offset"),
+        ({"content_offset": -1}, "content_offset"),
+        ({"content_size_in_bytes": 1 << 40}, "content_offset"),
+        ({"record_count": 9}, "record_count"),
+        ({"referenced_data_file": None}, "referenced_data_file"),
+        ({"content_offset": 5, "content_size_in_bytes": 43}, "length"),
+    ],
+)
+def test_entries_that_lie_about_a_vector(change: dict[str, Any], field_name: str) -> None:
+    data, [found] = puffin([1, 2])
+    with pytest.raises(CorruptFileError, match=field_name):
+        read(data, "PUFFIN", [found | change])
+
+
+@pytest.mark.parametrize("kind", ["PARQUET", "ORC", "AVRO"])
+def test_what_is_no_delete_file(kind: str) -> None:
+    for bad in (b"", b"nonsense", plain(kind)[:-9]):
+        with pytest.raises(CorruptFileError):
+            read(bad, kind, [entry()])
+
+
+def test_required_columns() -> None:
+    missing = parquet({"x": (2147483546, pa.array(["a"]))})
+    null = parquet({"x": (2147483546, pa.array(["a"])), "y": (2147483545, pa.array([None], pa.int64()))})
+    for bad in (missing, null):
+        with pytest.raises(CorruptFileError, match="pos"):
+            read(bad, "PARQUET", [entry()])
