@@ -32,8 +32,15 @@ def collected(frames: Mapping[Hashable, DataFrame]) -> dict[Hashable, list[dict[
     names = list(frames)
     rows: dict[Hashable, list[dict[str, Any]]] = {name: [] for name in names}
     for found in reduce(lambda one, other: one.unionByName(other), numbered).collect() if numbered else []:
-        rows[names[found.frame]].append(json.loads(found.row))
+        rows[names[found.frame]].append(json.loads(found.row, object_hook=_without_null_partitions))
     return rows
+
+
+def _without_null_partitions(found: dict[str, Any]) -> dict[str, Any]:
+    """Java's rows leave out the partition fields that the file's spec has not; others show them as null."""
+    if isinstance(found.get("partition"), dict):
+        found["partition"] = {name: value for name, value in found["partition"].items() if value is not None}
+    return found
 
 
 def plain_type(kind: DataType, any_nan: bool = False) -> DataType:
