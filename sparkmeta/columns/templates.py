@@ -9,7 +9,14 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from pyiceberg.expressions import And, BooleanExpression, BoundLiteralPredicate, BoundNotStartsWith, BoundStartsWith
+from pyiceberg.expressions import (
+    And,
+    BooleanExpression,
+    BoundLiteralPredicate,
+    BoundNotStartsWith,
+    BoundStartsWith,
+    BoundUnaryPredicate,
+)
 from pyiceberg.expressions.literals import Literal
 from pyiceberg.types import PrimitiveType, UUIDType
 from pyspark.sql import functions as F
@@ -87,8 +94,10 @@ def _junction_truth(junction: Junction, truths: list[Truth]) -> Truth:
 
 
 def _shape_of_leaf(leaf: BooleanExpression, shapes: dict[Any, int]) -> int:
-    """Comparisons of one column with one operator have one shape; every other predicate has its own."""
-    if not isinstance(leaf, BoundLiteralPredicate) or isinstance(leaf, BoundStartsWith | BoundNotStartsWith):
+    """Null tests and comparisons of one column have one shape for each operator; other predicates have their own."""
+    if not isinstance(leaf, BoundLiteralPredicate | BoundUnaryPredicate):
+        return _number(shapes, object())
+    if isinstance(leaf, BoundStartsWith | BoundNotStartsWith):
         return _number(shapes, object())
     field = leaf.term.ref().field
     return _number(shapes, object() if isinstance(field.field_type, UUIDType) else (type(leaf), field.field_id))
@@ -117,6 +126,8 @@ def _join(
 def _spread(junction: Junction, group: list[_Part], leaf: Callable[[BooleanExpression], Truth]) -> Truth:
     rows = [list(part.literals()) for part in group]
     width = len(rows[0])
+    if width == 0:
+        return group[0].truth(leaf)
 
     def holds(row: Column) -> Column:
         columns = iter([row] if width == 1 else [row[f"_{place}"] for place in range(width)])

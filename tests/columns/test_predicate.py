@@ -341,6 +341,11 @@ def test_wide_filters_are_evaluated_as_narrow_ones(spark: SparkSession) -> None:
         assert any(function in condition._jc.toString() for function in ("exists(", "forall("))
 
 
+def test_twenty_times_the_same(spark: SparkSession) -> None:
+    same = bound(" or ".join(["x is null"] * 20 + ["x = 1"] * 20 + ["name like 'b%'"] * 20))
+    assert spark.createDataFrame(VALUES).where(row_predicate(same, column)).count() == 3
+
+
 def spark_text(text: str) -> str:
     """A filter as Spark SQL, for columns named by field ids; two-valued."""
     for name, field_id in (("s.may", 6), ("name", 3), ("x ", 2)):

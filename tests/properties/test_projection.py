@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 SOAK = os.environ.get("SPARKMETA_SOAK") == "1"
 PROFILE = settings(
-    max_examples=150 if SOAK else 16,
+    max_examples=200 if SOAK else 24,
     deadline=None,
     derandomize=not SOAK,
     database=None,
@@ -139,28 +139,58 @@ def two_places(unscaled: int) -> Decimal:
 
 
 def transforms_of(primitive: t.PrimitiveType) -> list[Any]:
+    """Those that say most stand several times."""
     found: list[Any] = [transforms.IdentityTransform(), transforms.VoidTransform()]
     if transforms.BucketTransform(2).can_transform(primitive):
         found += [transforms.BucketTransform(2), transforms.BucketTransform(7)]
     if transforms.TruncateTransform(2).can_transform(primitive) and primitive != t.DecimalType(38, 10):
-        found += [transforms.TruncateTransform(width) for width in (1, 2, 10)]
+        found += [transforms.TruncateTransform(width) for width in (1, 2, 3, 10)] * 2
     times = [
         transforms.YearTransform(),
         transforms.MonthTransform(),
         transforms.DayTransform(),
         transforms.HourTransform(),
     ]
-    return found + [time for time in times if time.can_transform(primitive)] * 2
+    return found + [time for time in times if time.can_transform(primitive)] * 4
+
+
+SOURCES = [
+    *VALUES,
+    *[t.IntegerType(), t.LongType(), t.DecimalType(9, 2), t.StringType(), t.BinaryType()] * 2,
+    *[t.DateType(), t.TimestampType(), t.TimestamptzType(), t.TimestampNanoType()] * 2,
+]
+
+
+@st.composite
+def pools(draw: st.DrawFn, primitive: t.PrimitiveType) -> list[Any]:
+    """Values of which some are close to each other, so that they share a partition or are in neighbouring ones."""
+    base = draw(source_values(primitive))
+    if primitive in TICKS:
+        steps = st.builds(
+            lambda hours, rest: hours * 3_600_000_000 * TICKS[primitive] + rest,
+            st.integers(-30, 30),
+            st.integers(-1, 1),
+        )
+    elif isinstance(base, Decimal):
+        steps = st.integers(-12, 12).map(two_places) if primitive == t.DecimalType(9, 2) else st.just(Decimal(0))
+    elif isinstance(primitive, t.DateType | t.IntegerType | t.LongType):
+        steps = st.integers(-12, 12) | st.integers(-40, 40)
+    else:
+        return [base, *draw(st.lists(source_values(primitive), min_size=2, max_size=5))]
+    near = draw(st.lists(steps, min_size=3, max_size=6))
+    if isinstance(primitive, t.IntegerType):
+        return [max(-(2**31) + 100, min(2**31 - 1, base + step)) for step in (0, *near)]
+    return [base, *(base + step for step in near)]
 
 
 @st.composite
 def batches(draw: st.DrawFn) -> Batch:
-    primitive = draw(st.sampled_from(list(VALUES)))
+    primitive = draw(st.sampled_from(SOURCES))
     schema = Schema(t.NestedField(SOURCE, "v", primitive), t.NestedField(OTHER, "w", t.LongType()))
     chosen = draw(st.lists(st.sampled_from(transforms_of(primitive)), min_size=1, max_size=2, unique_by=str))
     fields = [PartitionField(SOURCE, 1000 + place, one, f"p{place}") for place, one in enumerate(chosen)]
     spec = PartitionSpec(*fields, PartitionField(OTHER, 1010, transforms.BucketTransform(3), "w_bucket"))
-    pool = draw(st.lists(source_values(primitive), min_size=2, max_size=6))
+    pool = draw(pools(primitive))
     value = st.sampled_from([*pool, None, *([math.nan] if is_floating(primitive) else [])])
     rows = [{SOURCE: draw(value), OTHER: draw(st.integers(-2, 2))} for _ in range(24)]
     old_writer = draw(st.booleans())
