@@ -5,6 +5,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from pyiceberg import types as t
 from pyiceberg.expressions import (
@@ -42,6 +43,8 @@ from sparkmeta.errors import InvalidFilterError
 from sparkmeta.spec.schema import VariantType
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from pyspark.sql import Column, SparkSession
 
 SCHEMA = Schema(
@@ -315,6 +318,21 @@ def test_rows(spark: SparkSession, row_filter: str, loose: list[bool], strict: l
     found = values.select(row_predicate(expression, column), row_predicate(expression, column, strict=True)).collect()
     assert [row[0] for row in found] == loose
     assert [row[1] for row in found] == (loose if strict is None else strict)
+
+
+def test_parquet_does_not_lose_zeros_or_nan(spark: SparkSession, tmp_path: Path) -> None:
+    """Its statistics tell -0.0 from 0.0 and leave NaN out, so comparisons of such columns must not reach it."""
+    for place, value in enumerate([-0.0, 0.0, float("nan")]):
+        pq.write_table(pa.table({"6": pa.array([value, 1.0], pa.float32())}), tmp_path / f"{place}.parquet")
+    values = spark.read.parquet(str(tmp_path))
+    for row_filter, count in (
+        ("s.may = 0.0", 2),
+        ("s.may <= -0.0", 2),
+        ("s.may in (-0.0, 7.0)", 2),
+        ("s.may > 3.0", 1),
+        ("s.may <> 1.0", 3),
+    ):
+        assert values.where(row_predicate(bound(row_filter), column)).count() == count, row_filter
 
 
 def column(field_id: int) -> Column:

@@ -57,6 +57,9 @@ PROFILE = settings(
 )
 
 
+INTRICATE = [t.FloatType(), t.DoubleType(), t.StringType()] * 3
+
+
 def schema_of(primitive: t.PrimitiveType) -> Schema:
     struct = t.StructType(
         t.NestedField(NESTED, "n", primitive, required=False),
@@ -83,7 +86,7 @@ class Batch(NamedTuple):
 
 @st.composite
 def batches(draw: st.DrawFn) -> Batch:
-    primitive = draw(st.sampled_from(list(VALUES)))
+    primitive = draw(st.sampled_from([*VALUES, *INTRICATE]))
     pool = draw(st.lists(VALUES[primitive], min_size=2, max_size=5))
     found = draw(st.lists(files(primitive, pool), min_size=22, max_size=30))
     leaves = st.sampled_from(list(LEAVES.values())).flatmap(lambda name: predicates(name, primitive, pool))
