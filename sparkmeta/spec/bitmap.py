@@ -1,4 +1,4 @@
-"""Deletion vectors: the `deletion-vector-v1` blob (Puffin spec, Blob types), from bytes to row positions.
+"""Deletion vectors: the `deletion-vector-v1` blob (Puffin spec, Blob types), from bytes to row positions and back.
 
 A blob is framed by its length, a magic number and a CRC-32; inside stand 32-bit Roaring bitmaps, one for each value of
 the positions' upper 32 bits. Every length is checked before anything is allocated or handed to the bitmap library.
@@ -8,13 +8,14 @@ Light: Spark tasks import this.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator
+from array import array
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sparkmeta.errors import CorruptFileError
+from sparkmeta.errors import CorruptFileError, ValidationError
 
 if TYPE_CHECKING:
     from pyroaring import BitMap
@@ -22,10 +23,14 @@ if TYPE_CHECKING:
 MAGIC = b"\xd1\xd3\x39\x64"
 MAX_KEY = (1 << 31) - 2
 """The largest key that Iceberg's readers accept."""
+MAX_POSITION = (MAX_KEY << 32) | 0x80000000
+"""The largest position that Iceberg's Java library can hold."""
 
 _FRAME_BYTES = 4 + len(MAGIC) + 4
 _CHUNK = 1 << 20
 _WINDOW = 1 << 24
+# Gaps between keys up to this one are written as empty bitmaps, 12 bytes each, as Iceberg's Java library writes all.
+_FILLED_TO = 1 << 10
 
 # Cookies and thresholds of the Roaring format specification.
 _WITH_RUNS = 12347
@@ -38,13 +43,54 @@ _MAX_CONTAINERS = 1 << 16
 
 @dataclass(frozen=True)
 class PositionBitmap:
-    """Row positions: 32-bit bitmaps by the upper 32 bits of the positions that they hold."""
+    """Row positions: 32-bit bitmaps by the upper 32 bits of the positions that they hold; no bitmap is empty.
+
+    Immutable: the operations give new ones.
+    """
 
     bitmaps: dict[int, BitMap]
+
+    @classmethod
+    def of(cls, positions: Iterable[int] | np.ndarray[Any, np.dtype[Any]]) -> PositionBitmap:
+        """The bitmap of positions in any order, repeated or not.
+
+        positions: whole numbers; quickest as a numpy array of an integer type.
+
+        Raises:
+            ValidationError: something that is no whole number, or is not between 0 and MAX_POSITION.
+        """
+        values = _checked(positions if isinstance(positions, np.ndarray) else np.array(list(positions)))
+        if len(values) and values.max() >> 32 == 0:
+            return cls({0: _bitmap_of(values)})
+        keys = values >> 32
+        return cls({int(key): _bitmap_of(values[keys == key]) for key in np.unique(keys)})
 
     @property
     def cardinality(self) -> int:
         return sum(map(len, self.bitmaps.values()))
+
+    def union(self, other: PositionBitmap) -> PositionBitmap:
+        """The positions of this one, of the other, or of both."""
+        shared = {key: self.bitmaps[key] | other.bitmaps[key] for key in self.bitmaps.keys() & other.bitmaps.keys()}
+        return PositionBitmap(self.bitmaps | other.bitmaps | shared)
+
+    def difference(self, other: PositionBitmap) -> PositionBitmap:
+        """The positions of this one that the other does not have."""
+        shared = {key: self.bitmaps[key] - other.bitmaps[key] for key in self.bitmaps.keys() & other.bitmaps.keys()}
+        return PositionBitmap({key: left for key, left in (self.bitmaps | shared).items() if left})
+
+    def intersects(self, other: PositionBitmap) -> bool:
+        """Whether a position is in both."""
+        shared = self.bitmaps.keys() & other.bitmaps.keys()
+        return any(self.bitmaps[key].intersect(other.bitmaps[key]) for key in shared)
+
+    def contains(self, position: int) -> bool:
+        return position & 0xFFFFFFFF in self.bitmaps.get(position >> 32, ())
+
+    def max(self) -> int | None:
+        """The largest position; None where there is none."""
+        key = max(self.bitmaps, default=None)
+        return None if key is None else (key << 32) + self.bitmaps[key].max()
 
     def positions(self) -> Iterator[np.ndarray[Any, np.dtype[np.int64]]]:
         """The positions in ascending order, as int64 arrays of limited size."""
@@ -73,11 +119,53 @@ def read_deletion_vector(blob: bytes, location: str, record_count: int | None = 
     checksum, expected = zlib.crc32(blob[4:-4]), int.from_bytes(blob[-4:], "big")
     if checksum != expected:
         raise CorruptFileError(location, "deletion vector CRC-32", f"{expected:08x}", f"the bytes have {checksum:08x}")
-    bitmap = read_bitmap(blob[8:-4], location)
+    return _counted(read_bitmap(blob[8:-4], location), location, record_count)
+
+
+def _counted(bitmap: PositionBitmap, location: str, record_count: int | None) -> PositionBitmap:
     if record_count is not None and bitmap.cardinality != record_count:
         problem = f"the deletion vector has {bitmap.cardinality} positions"
         raise CorruptFileError(location, "record_count", record_count, problem)
     return bitmap
+
+
+def read_inline_vector(blob: bytes, location: str, record_count: int | None = None) -> PositionBitmap:
+    """The positions in the inline_content of a manifest deletion vector (V4, semantics C15).
+
+    blob: a `deletion-vector-v1` blob, which is known by its magic number, or bare 64-bit Roaring bitmaps. location:
+    names root and entry in errors. record_count: the entry's, which must be the number of positions.
+
+    Raises:
+        CorruptFileError: as of read_deletion_vector and read_bitmap.
+    """
+    if blob[4:8] == MAGIC:  # of bare bitmaps the upper half of their count, which is always zero
+        return read_deletion_vector(blob, location, record_count)
+    return _counted(read_bitmap(blob, location), location, record_count)
+
+
+def write_deletion_vector(bitmap: PositionBitmap) -> bytes:
+    """The `deletion-vector-v1` blob of the positions, byte for byte as Iceberg's Java library writes it.
+
+    Only a gap between keys above 1,024 (positions above 2^42) is left open, as readers accept, instead of being filled
+    with empty bitmaps.
+    """
+    framed = MAGIC + write_bitmap(bitmap)
+    return len(framed).to_bytes(4, "big") + framed + zlib.crc32(framed).to_bytes(4, "big")
+
+
+def write_bitmap(bitmap: PositionBitmap) -> bytes:
+    """The portable serialization of 64-bit Roaring bitmaps: keys ascending, each bitmap with runs where they are
+    smaller.
+    """
+    from pyroaring import BitMap
+
+    filled = range(min(max(bitmap.bitmaps, default=-1), _FILLED_TO) + 1)
+    keys = sorted({*bitmap.bitmaps, *filled})
+    parts = [len(keys).to_bytes(8, "little")]
+    for key in keys:
+        optimized = BitMap(bitmap.bitmaps.get(key, ()), optimize=True)  # a copy
+        parts += [key.to_bytes(4, "little"), optimized.serialize()]
+    return b"".join(parts)
 
 
 def read_bitmap(data: bytes, location: str) -> PositionBitmap:
@@ -95,11 +183,29 @@ def read_bitmap(data: bytes, location: str) -> PositionBitmap:
         if not last_key < key <= MAX_KEY:
             raise CorruptFileError(location, "bitmap key", key, f"not in ascending order up to {MAX_KEY}")
         length = _bitmap_length(data, position + 4, location)
-        bitmaps[key] = _bitmap(_take(data, position + 4, length, "bitmap", location), location)
+        if bitmap := _bitmap(_take(data, position + 4, length, "bitmap", location), location):
+            bitmaps[key] = bitmap
         position, last_key = position + 4 + length, key
     if position != len(data):
         raise CorruptFileError(location, "bitmap length", len(data), f"the bitmaps end at byte {position}")
     return PositionBitmap(bitmaps)
+
+
+def _checked(values: np.ndarray[Any, np.dtype[Any]]) -> np.ndarray[Any, np.dtype[np.int64]]:
+    if not len(values):
+        return values.astype(np.int64)
+    if values.dtype.kind not in "iu" or values.ndim != 1:
+        raise ValidationError(f"row positions of type {values.dtype}: they are whole numbers of at most {MAX_POSITION}")
+    for extreme in (int(values.min()), int(values.max())):
+        if not 0 <= extreme <= MAX_POSITION:
+            raise ValidationError(f"row position {extreme}: a position is at least 0 and at most {MAX_POSITION}")
+    return values.astype(np.int64, copy=False)
+
+
+def _bitmap_of(values: np.ndarray[Any, np.dtype[np.int64]]) -> BitMap:
+    from pyroaring import BitMap
+
+    return BitMap(array("I", (values & 0xFFFFFFFF).astype(np.uint32).tobytes()), optimize=False)
 
 
 def _bitmap(data: bytes, location: str) -> BitMap:
