@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
-from typing import Any
+import struct
+from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 from sparkmeta.errors import CorruptFileError, UnsupportedError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
 
 MAGIC = b"PFA1"
 DELETION_VECTOR = "deletion-vector-v1"
@@ -19,6 +24,8 @@ MAX_INFLATED_BYTES = 1 << 30
 _TAIL_BYTES = 4 + 4 + len(MAGIC)
 _PART_BYTES = 1 << 20
 _COMPRESSED = 1
+_CREATED_BY = "created-by"
+_ROW_POSITION = 2147483645  # the reserved field id that Iceberg's Java library names in deletion vectors
 _CODECS = {"lz4": "lz4", "zstd": "zstd"}  # Arrow's lz4 is the frame format, as Puffin's is
 
 
@@ -44,6 +51,65 @@ class PuffinFooter:
     properties: dict[str, str]
 
 
+@dataclass(frozen=True)
+class Blob:
+    """A blob to write: its unpacked content, and what the footer shall say of it.
+
+    compression_codec: None, ``lz4`` or ``zstd``.
+    """
+
+    type: str
+    content: bytes
+    fields: tuple[int, ...] = ()
+    snapshot_id: int = -1
+    sequence_number: int = -1
+    compression_codec: str | None = None
+    properties: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class PuffinFile:
+    """A whole Puffin file, where its blobs stand in it, in the order they were given in, and the footer's size."""
+
+    data: bytes
+    blobs: tuple[BlobMetadata, ...]
+    footer_size: int
+
+
+def deletion_vector_blob(content: bytes, referenced_file: str, cardinality: int) -> Blob:
+    """The blob of a deletion vector, with the fields and properties that the Puffin spec asks for (semantics 5.8).
+
+    content: of write_deletion_vector. referenced_file: the data file, or the manifest, whose rows it masks.
+    """
+    properties = {"referenced-data-file": referenced_file, "cardinality": str(cardinality)}
+    return Blob(DELETION_VECTOR, content, (_ROW_POSITION,), properties=properties)
+
+
+def write_puffin(
+    blobs: Iterable[Blob], properties: Mapping[str, str] | None = None, *, compress_footer: bool = False
+) -> PuffinFile:
+    """A Puffin file of these blobs (semantics 5.6).
+
+    properties: the file's; ``created-by`` names this library unless given. compress_footer: by LZ4; pyiceberg and
+    Iceberg's Java library can't read such a footer.
+
+    Raises:
+        UnsupportedError: another codec than lz4 and zstd.
+    """
+    parts, placed, offset = [MAGIC], [], len(MAGIC)
+    for blob in blobs:
+        stored = blob.content if blob.compression_codec is None else _deflate(blob.content, blob.compression_codec)
+        placed.append(_placed(blob, offset, len(stored)))
+        parts.append(stored)
+        offset += len(stored)
+    content = {"blobs": list(map(_blob_json, placed)), "properties": {_CREATED_BY: _library(), **(properties or {})}}
+    payload = json.dumps(content, separators=(",", ":")).encode()
+    if compress_footer:
+        payload = _deflate(payload, "lz4")
+    footer = [MAGIC, payload, struct.pack("<iI", len(payload), _COMPRESSED if compress_footer else 0), MAGIC]
+    return PuffinFile(b"".join(parts + footer), tuple(placed), sum(map(len, footer)))
+
+
 def read_footer(data: bytes, location: str) -> PuffinFooter:
     """The footer of a whole Puffin file.
 
@@ -57,9 +123,9 @@ def read_footer(data: bytes, location: str) -> PuffinFooter:
     start = len(data) - _TAIL_BYTES - size
     if size < 0 or start < 2 * len(MAGIC):
         raise CorruptFileError(location, "footer payload size", size, f"the file has {len(data)} bytes")
-    for field, at in (("magic", 0), ("footer magic", start - len(MAGIC)), ("trailing magic", len(data) - len(MAGIC))):
+    for place, at in (("magic", 0), ("footer magic", start - len(MAGIC)), ("trailing magic", len(data) - len(MAGIC))):
         if data[at : at + len(MAGIC)] != MAGIC:
-            raise CorruptFileError(location, field, data[at : at + len(MAGIC)].hex(), f"expected {MAGIC.hex()}")
+            raise CorruptFileError(location, place, data[at : at + len(MAGIC)].hex(), f"expected {MAGIC.hex()}")
     flags = int.from_bytes(data[-8:-4], "little")
     if flags & ~_COMPRESSED:
         raise UnsupportedError(f"{location}: footer flags {flags:#010x} are not known")
@@ -75,6 +141,76 @@ def read_blob(data: bytes, blob: BlobMetadata, location: str) -> bytes:
     """
     stored = data[blob.offset : blob.offset + blob.length]
     return stored if blob.compression_codec is None else _inflate(stored, blob.compression_codec, location)
+
+
+def _placed(blob: Blob, offset: int, length: int) -> BlobMetadata:
+    return BlobMetadata(
+        type=blob.type,
+        fields=tuple(blob.fields),
+        snapshot_id=blob.snapshot_id,
+        sequence_number=blob.sequence_number,
+        offset=offset,
+        length=length,
+        compression_codec=blob.compression_codec,
+        properties=dict(blob.properties),
+    )
+
+
+def _blob_json(blob: BlobMetadata) -> dict[str, Any]:
+    written: dict[str, Any] = {
+        "type": blob.type,
+        "fields": list(blob.fields),
+        "snapshot-id": blob.snapshot_id,
+        "sequence-number": blob.sequence_number,
+        "offset": blob.offset,
+        "length": blob.length,
+    }
+    if blob.compression_codec is not None:
+        written["compression-codec"] = blob.compression_codec
+    return written | ({"properties": blob.properties} if blob.properties else {})
+
+
+def _library() -> str:
+    try:
+        return f"sparkmeta {version('sparkmeta')}"
+    except PackageNotFoundError:  # put on the path without being installed
+        return "sparkmeta"
+
+
+def _deflate(content: bytes, codec: str) -> bytes:
+    if codec not in _CODECS:
+        raise UnsupportedError(f"compression-codec {codec!r} is none of {', '.join(_CODECS)}")
+    packed: bytes = pa.compress(content, codec=_CODECS[codec], asbytes=True)
+    return _with_content_size(packed, len(content)) if codec == "lz4" else packed
+
+
+def _with_content_size(frame: bytes, size: int) -> bytes:
+    """An LZ4 frame that says how much it unpacks to, as Puffin asks for and Arrow does not write.
+
+    A frame is its magic number (4 bytes), flags, block size, the content's size where flag 8 is set, and a checksum
+    of this description but the magic number.
+    """
+    description = bytes([frame[4] | 8, frame[5]]) + struct.pack("<Q", size)
+    rest = frame[7 + (8 if frame[4] & 8 else 0) :]
+    return frame[:4] + description + bytes([_xxh32_short(description) >> 8 & 0xFF]) + rest
+
+
+def _xxh32_short(data: bytes) -> int:
+    """xxHash32 with seed 0 of less than 16 bytes."""
+    primes = (0x9E3779B1, 0x85EBCA77, 0xC2B2AE3D, 0x27D4EB2F, 0x165667B1)
+    mask, whole = 0xFFFFFFFF, len(data) // 4 * 4
+    result = primes[4] + len(data)
+    for (word,) in struct.iter_unpack("<I", data[:whole]):
+        result = _rotated(result + word * primes[2] & mask, 17) * primes[3] & mask
+    for byte in data[whole:]:
+        result = _rotated(result + byte * primes[4] & mask, 11) * primes[0] & mask
+    result = (result ^ result >> 15) * primes[1] & mask
+    result = (result ^ result >> 13) * primes[2] & mask
+    return result ^ result >> 16
+
+
+def _rotated(word: int, bits: int) -> int:
+    return (word << bits | word >> 32 - bits) & 0xFFFFFFFF
 
 
 def _inflate(packed: bytes, codec: str, location: str) -> bytes:
@@ -125,7 +261,7 @@ def _blob(blob: Any, path: str, location: str, end: int) -> BlobMetadata:
     offset, length, fields = of("offset", int), of("length", int), of("fields", list)
     if offset < len(MAGIC) or length < 0 or offset + length > end:
         raise CorruptFileError(location, f"{path}.offset", offset, f"{length} bytes from there are not all blobs'")
-    if not all(type(field) is int for field in fields):
+    if not all(type(number) is int for number in fields):
         raise CorruptFileError(location, f"{path}.fields", fields, "they are no field ids")
     codec = None if blob.get("compression-codec") is None else of("compression-codec", str)
     properties = _texts(blob.get("properties"), f"{path}.properties", location)

@@ -3,17 +3,32 @@
 from __future__ import annotations
 
 import json
+import shutil
 import struct
+import subprocess
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from pyiceberg.table.deletion_vector import deletion_vectors_from_puffin_file
+from pyiceberg.table.puffin import PuffinFile as IcebergPuffinFile
 
 from sparkmeta.errors import CorruptFileError, UnsupportedError
 from sparkmeta.spec import puffin
-from sparkmeta.spec.puffin import MAGIC, BlobMetadata, read_blob, read_footer
+from sparkmeta.spec.bitmap import PositionBitmap, write_deletion_vector
+from sparkmeta.spec.puffin import (
+    MAGIC,
+    Blob,
+    BlobMetadata,
+    PuffinFile,
+    deletion_vector_blob,
+    read_blob,
+    read_footer,
+    write_puffin,
+)
 
 FIRST = {"type": "some-blob", "fields": [1], "snapshot-id": 2, "sequence-number": 1, "offset": 4, "length": 9}
 SECOND = {"type": "other", "fields": [], "snapshot-id": -1, "sequence-number": -1, "offset": 13, "length": 5}
@@ -110,3 +125,100 @@ def test_damage_ends_in_one_error(place: int, change: int, end: int) -> None:
                 read_blob(bad, blob, "p")
         except (CorruptFileError, UnsupportedError):
             continue
+
+
+JAVA = (
+    b"PFA1abcdefghi"
+    b"some blob \x00 binary data \xf0\x9f\xa4\xaf that is not very very very very very very long, is it?PFA1"
+    b'{"blobs":[{"type":"some-blob","fields":[1],"snapshot-id":2,"sequence-number":1,"offset":4,"length":9},'
+    b'{"type":"some-other-blob","fields":[2],"snapshot-id":2,"sequence-number":1,"offset":13,"length":83}],'
+    b'"properties":{"created-by":"Test 1234"}}\xf3\x00\x00\x00\x00\x00\x00\x00PFA1'
+)
+
+
+def test_written_as_java_does() -> None:
+    blobs = [Blob("some-blob", JAVA[4:13], (1,), 2, 1), Blob("some-other-blob", JAVA[13:96], (2,), 2, 1)]
+    file = write_puffin(blobs, {"created-by": "Test 1234"})
+    assert file.data == JAVA
+    assert file.footer_size == len(JAVA) - 96
+
+
+def read_back(file: PuffinFile) -> list[bytes]:
+    footer = read_footer(file.data, "p")
+    assert footer.blobs == file.blobs
+    assert file.data[-file.footer_size :][:4] == MAGIC
+    return [read_blob(file.data, blob, "p") for blob in footer.blobs]
+
+
+some_blobs = st.builds(
+    Blob,
+    st.text(),
+    st.binary(max_size=300) | st.integers(1, 100_000).map(lambda length: b"ab" * length),
+    st.lists(st.integers(0, 1 << 31)).map(tuple),
+    st.integers(-1, 1 << 63),
+    st.integers(-1, 1 << 63),
+    st.sampled_from([None, "lz4", "zstd"]),
+    st.dictionaries(st.text(), st.text()),
+)
+
+
+@given(st.lists(some_blobs, max_size=4), st.dictionaries(st.text(), st.text()), st.booleans())
+@settings(deadline=None)
+def test_what_is_written_is_read(blobs: list[Blob], properties: dict[str, str], compressed: bool) -> None:
+    file = write_puffin(blobs, properties, compress_footer=compressed)
+    assert read_back(file) == [blob.content for blob in blobs]
+    found = read_footer(file.data, "p")
+    assert found.properties.items() >= properties.items()
+    assert found.properties["created-by"].startswith("sparkmeta") or "created-by" in properties
+    for blob, placed in zip(blobs, found.blobs, strict=True):
+        assert (placed.type, placed.fields, placed.snapshot_id) == (blob.type, blob.fields, blob.snapshot_id)
+        assert (placed.sequence_number, placed.compression_codec) == (blob.sequence_number, blob.compression_codec)
+        assert placed.properties == blob.properties
+
+
+@settings(deadline=None)
+@given(st.sets(st.integers(0, 1 << 40), min_size=1, max_size=50), st.sampled_from([None, "zstd"]))
+def test_pyiceberg_reads_it(positions: set[int], codec: str | None) -> None:
+    vector = write_deletion_vector(PositionBitmap.of(positions))
+    file = write_puffin(
+        [deletion_vector_blob(vector, "s3://b/data.parquet", len(positions)), Blob("x", b"y" * 99, (), 7, 8, codec)]
+    )
+    theirs = IcebergPuffinFile(file.data)
+    first, second = theirs.footer.blobs
+    assert first.model_dump(by_alias=True) == {
+        "type": "deletion-vector-v1",
+        "fields": [2147483645],
+        "snapshot-id": -1,
+        "sequence-number": -1,
+        "offset": 4,
+        "length": len(vector),
+        "properties": {"referenced-data-file": "s3://b/data.parquet", "cardinality": str(len(positions))},
+    }
+    assert theirs.get_blob_payload(first) == vector
+    assert theirs.get_blob_payload(second) == b"y" * 99
+    theirs.footer.blobs.remove(second)
+    (read,) = deletion_vectors_from_puffin_file(theirs)
+    assert read.referenced_data_file == "s3://b/data.parquet"
+    assert {at + (key << 32) for key, one in enumerate(read._bitmaps) for at in one} == positions
+
+
+@pytest.mark.parametrize("size", [0, 1, 65_536, 300_000])
+def test_lz4_frames_say_their_size(size: int, tmp_path: Path) -> None:
+    content = bytes(range(256)) * (size // 256) + b"z" * (size % 256)
+    file = write_puffin([Blob("t", content, compression_codec="lz4")])
+    (placed,) = file.blobs
+    frame = file.data[4 : 4 + placed.length]
+    assert frame[4] & 8
+    assert struct.unpack("<Q", frame[6:14]) == (size,)
+    assert read_back(file) == [content]
+    with pytest.raises(OSError, match=r"(?i)checksum"):  # the header's, which Arrow's own LZ4 checks
+        pa.CompressedInputStream(pa.BufferReader(frame[:14] + bytes([frame[14] ^ 1]) + frame[15:]), "lz4").read()
+    if tool := shutil.which("lz4"):
+        (tmp_path / "x.lz4").write_bytes(frame)
+        done = subprocess.run([tool, "-dc", tmp_path / "x.lz4"], capture_output=True, check=True)
+        assert done.stdout == content
+
+
+def test_a_codec_that_is_not_known_is_not_written() -> None:
+    with pytest.raises(UnsupportedError, match="'snappy' is none of lz4, zstd"):
+        write_puffin([Blob("t", b"", compression_codec="snappy")])
