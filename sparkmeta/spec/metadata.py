@@ -13,8 +13,11 @@ from pyiceberg.exceptions import ValidationError
 from pyiceberg.partitioning import PARTITION_FIELD_ID_START
 
 from sparkmeta.errors import CorruptFileError, UnsupportedError
+from sparkmeta.spec.expressions import check_expressions, expressions_from_json, resolved_spec_json
 from sparkmeta.spec.json_node import JsonNode, parse_json, refuse_twice
 from sparkmeta.spec.metadata_model import (
+    LAYOUT_REVISION,
+    LAYOUT_REVISION_KEY,
     TableMetadata,
     TableMetadataV1,
     TableMetadataV2,
@@ -26,6 +29,8 @@ from sparkmeta.spec.schema import schema_from_json
 from sparkmeta.spec.snapshot import Snapshot, SnapshotRef
 
 __all__ = [
+    "LAYOUT_REVISION",
+    "LAYOUT_REVISION_KEY",
     "MAIN",
     "NEWEST_FORMAT_VERSION",
     "Snapshot",
@@ -37,6 +42,7 @@ __all__ = [
     "TableMetadataV4",
     "parse_table_metadata",
     "serialize_table_metadata",
+    "table_metadata_from_json",
 ]
 
 NEWEST_FORMAT_VERSION = 4
@@ -59,7 +65,12 @@ def parse_table_metadata(data: bytes, location: str) -> TableMetadata:
     Raises CorruptFileError that names ``location``, the field and its value, where the file is no metadata or
     contradicts itself, and UnsupportedError for a format version that is newer than this library.
     """
-    node = parse_json(_decompressed(data, location), location)
+    return table_metadata_from_json(parse_json(_decompressed(data, location), location))
+
+
+def table_metadata_from_json(node: JsonNode) -> TableMetadata:
+    """The table metadata in the JSON document of a metadata file; raises as parse_table_metadata does."""
+    location = node.location
     version = node.get("format-version").integer()
     if version > NEWEST_FORMAT_VERSION:
         raise UnsupportedError(f"{location}: format-version is {version}: the newest known is {NEWEST_FORMAT_VERSION}")
@@ -70,6 +81,8 @@ def parse_table_metadata(data: bytes, location: str) -> TableMetadata:
     metadata = _validated(_VERSIONS[version], _typed(complete), location)
     metadata.model_fields_set.difference_update(_field_name(metadata, key) for key in filled)
     _check_snapshots(metadata, location)
+    if isinstance(metadata, TableMetadataV4):
+        check_expressions(metadata, location)
     return metadata
 
 
@@ -132,9 +145,7 @@ def _typed(node: JsonNode) -> dict[str, Any]:
     """The document with the parts that are read by codecs of their own, their ids checked."""
     typed = dict(node.object())
     typed["schemas"] = [schema_from_json(n.object(), n.location, n.path) for n in node.get("schemas").items()]
-    typed["partition-specs"] = [
-        partition_spec_from_json(n.object(), n.location, n.path) for n in node.get("partition-specs").items()
-    ]
+    typed |= _typed_specs(node)
     typed["sort-orders"] = [
         sort_order_from_json(n.object(), n.location, n.path) for n in node.get("sort-orders").items()
     ]
@@ -150,6 +161,29 @@ def _typed(node: JsonNode) -> dict[str, Any]:
     if (table_uuid := node.optional("table-uuid")) is not None:
         typed["table-uuid"] = _uuid(table_uuid)
     return typed
+
+
+def _typed_specs(node: JsonNode) -> dict[str, Any]:
+    """The partition specs, and in version 4 the expressions that they refer to."""
+    specs = list(node.get("partition-specs").items())
+    if node.get("format-version").integer() < 4:
+        return {"partition-specs": [partition_spec_from_json(n.object(), n.location, n.path) for n in specs]}
+    _check_layout(node)
+    expressions = expressions_from_json(node.get("expressions")) if node.has("expressions") else []
+    resolved = [(resolved_spec_json(n, expressions), n.location, n.path) for n in specs]
+    typed: dict[str, Any] = {"partition-specs": [partition_spec_from_json(*spec) for spec in resolved]}
+    return typed | ({"expressions": expressions} if node.has("expressions") else {})
+
+
+def _check_layout(node: JsonNode) -> None:
+    revision = node.optional(LAYOUT_REVISION_KEY)
+    if revision is None:
+        return
+    if revision.integer() > LAYOUT_REVISION:
+        problem = f"the newest layout of the metadata tree that is known is {LAYOUT_REVISION}"
+        raise UnsupportedError(f"{node.location}: {LAYOUT_REVISION_KEY} is {revision.value}: {problem}")
+    if revision.integer() < 1:
+        revision.fail("there is no such layout")
 
 
 def _check_current(node: JsonNode, listed: str, current: str, ids: list[int]) -> None:

@@ -16,12 +16,13 @@ from pydantic import (
     field_validator,
     model_validator,
 )
-from pyiceberg.partitioning import PartitionSpec
+from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.table import metadata as iceberg
 from pyiceberg.table.refs import MAIN_BRANCH
 from pyiceberg.table.sorting import SortOrder
 
+from sparkmeta.spec.expressions import Expression, expression_to_json, referring_spec_json, stats_field_id
 from sparkmeta.spec.partitioning import (
     partition_spec_from_json,
     partition_spec_to_json,
@@ -41,6 +42,12 @@ from sparkmeta.spec.snapshot import (
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+
+LAYOUT_REVISION_KEY = "tree-layout-revision"
+"""The key of table metadata, and of a root's key-value metadata, that names our layout of the V4 metadata tree."""
+LAYOUT_REVISION = 1
+"""The newest layout of the V4 metadata tree that is known."""
 
 
 class _Metadata(iceberg.TableMetadataCommonFields):
@@ -181,9 +188,37 @@ class TableMetadataV3(_Metadata, iceberg.TableMetadataV3):
 
 
 class TableMetadataV4(TableMetadataV3):
-    """Metadata of format version 4; it may leave the table's location to the place of its file."""
+    """Metadata of format version 4; it may leave the table's location to the place of its file.
+
+    ``layout_revision`` is None for the tables that Iceberg 1.12.0 writes, which have no ``expressions`` either; they
+    have manifest lists. A field of a partition spec that has an expression is written as a reference to it.
+    """
 
     format_version: Literal[4] = Field(alias="format-version", default=4)  # type: ignore[assignment]
+    expressions: list[Expression] = Field(default_factory=list)
+    layout_revision: Int | None = Field(alias="tree-layout-revision", default=None)
+
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+        """As of the other versions; a location that the file leaves to its place stays left to it."""
+        copied = super().model_copy(update=update, deep=deep)
+        left_out = {"location", "expressions"} - self.model_fields_set - (update or {}).keys()
+        copied.model_fields_set.difference_update(left_out)
+        return copied
+
+    def stats_field_id(self, spec: PartitionSpec, field: PartitionField) -> int | None:
+        """The id under which a partition field's value stands in content_stats; None for a void one.
+
+        Raises ValidationError where the field has no expression (sparkmeta.spec.expressions.stats_field_id).
+        """
+        return stats_field_id(self.expressions, spec, field)
+
+    @field_serializer("expressions")
+    def _expressions(self, expressions: list[Expression]) -> list[dict[str, Any]]:
+        return [expression_to_json(expression) for expression in expressions]
+
+    @field_serializer("partition_specs")
+    def _partition_specs(self, specs: list[PartitionSpec]) -> list[dict[str, Any]]:
+        return [referring_spec_json(spec, self.expressions) for spec in specs]
 
 
 TableMetadata = TableMetadataV1 | TableMetadataV2 | TableMetadataV3 | TableMetadataV4

@@ -78,6 +78,42 @@ def partition_spec_to_json(spec: PartitionSpec) -> dict[str, Any]:
     return {"spec-id": spec.spec_id, "fields": [_partition_field_json(field) for field in spec.fields]}
 
 
+def partition_sources(spec: PartitionSpec) -> list[tuple[int, ...]]:
+    """The source columns of each field of a spec; all of them where its JSON names several."""
+    entries = partition_spec_to_json(spec)["fields"]
+    return [source_ids(JsonNode(entry)) for entry in entries]
+
+
+def source_ids(node: JsonNode) -> tuple[int, ...]:
+    """The source columns: of ``source-id``, which Iceberg's Java library writes for one, else of ``source-ids``.
+
+    Raises CorruptFileError where a field of a spec or sort order names none.
+    """
+    several = node.optional("source-ids")
+    if several is None:
+        return (node.get("source-id").integer(),)
+    return tuple(source.integer() for source in several.items()) or several.fail("a transform has a source column")
+
+
+def transform_from_json(node: JsonNode) -> transforms.Transform[Any, Any]:
+    """The transform that a field of a spec or sort order names, known or not.
+
+    Raises CorruptFileError where it has no text or source column, or a width out of range.
+    """
+    text = node.get("transform").text()
+    if text.lower() == "void":
+        return transforms.VoidTransform()
+    if len(source_ids(node)) > 1:
+        return UnknownTransform(text)
+    if match := _WITH_WIDTH.fullmatch(text):
+        width = int(match[2])
+        if not 0 < width < 1 << 31:
+            node.get("transform").fail("its width is out of range")
+        return transforms.parse_transform(f"{match[1].lower()}[{width}]")
+    plain = _PLAIN.get(text.lower())
+    return plain() if plain is not None else UnknownTransform(text)
+
+
 def sort_order_from_json(data: Mapping[str, Any], location: str = "sort order", path: str = "") -> TableSortOrder:
     """The sort order in a JSON object ``{"order-id": ..., "fields": [...]}``; raises CorruptFileError."""
     node = JsonNode(data, location, path)
@@ -169,9 +205,9 @@ def _source_type(source_id: int, schemas: Sequence[Schema], current: Schema | No
 def _partition_field(node: JsonNode, next_id: int) -> PartitionField:
     field_id = node.optional("field-id")
     return PartitionField(
-        source_id=_source_ids(node)[0],
+        source_id=source_ids(node)[0],
         field_id=field_id.integer() if field_id else next_id,
-        transform=_transform(node),
+        transform=transform_from_json(node),
         name=node.get("name").text(),
     )
 
@@ -183,34 +219,11 @@ def _sort_field(node: JsonNode) -> SortField:
     if null_order.text() not in {"nulls-first", "nulls-last"}:
         null_order.fail("a null order is nulls-first or nulls-last")
     return SortField(
-        source_id=_source_ids(node)[0],
-        transform=_transform(node),
+        source_id=source_ids(node)[0],
+        transform=transform_from_json(node),
         direction=SortDirection(direction.value),
         null_order=NullOrder(null_order.value),
     )
-
-
-def _source_ids(node: JsonNode) -> list[int]:
-    """The source columns: of ``source-id``, which Iceberg's Java library writes for one, else of ``source-ids``."""
-    several = node.optional("source-ids")
-    if several is None:
-        return [node.get("source-id").integer()]
-    return [source.integer() for source in several.items()] or several.fail("a transform has a source column")
-
-
-def _transform(node: JsonNode) -> transforms.Transform[Any, Any]:
-    text = node.get("transform").text()
-    if text.lower() == "void":
-        return transforms.VoidTransform()
-    if len(_source_ids(node)) > 1:
-        return UnknownTransform(text)
-    if match := _WITH_WIDTH.fullmatch(text):
-        width = int(match[2])
-        if not 0 < width < 1 << 31:
-            node.get("transform").fail("its width is out of range")
-        return transforms.parse_transform(f"{match[1].lower()}[{width}]")
-    plain = _PLAIN.get(text.lower())
-    return plain() if plain is not None else UnknownTransform(text)
 
 
 def _partition_field_json(field: PartitionField) -> dict[str, Any]:

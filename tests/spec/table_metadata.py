@@ -228,3 +228,23 @@ VERSIONS = {1: v1, 2: v2, 3: v3, 4: v4}
 
 def encoded(metadata: dict[str, Any]) -> bytes:
     return json.dumps(metadata).encode()
+
+
+def without(document: dict[str, Any], *path: str | int) -> dict[str, Any]:
+    """The document without the value at a path."""
+    *above, last = path
+    place: Any = document
+    for step in above:
+        place = place[step]
+    del place[last]
+    return document
+
+
+def changed(document: dict[str, Any], value: Any, *path: str | int) -> dict[str, Any]:
+    """The document with another value at a path."""
+    *above, last = path
+    place: Any = document
+    for step in above:
+        place = place[step]
+    place[last] = value
+    return document

@@ -18,7 +18,7 @@ from pyiceberg.types import NestedField, StringType
 from sparkmeta.errors import CorruptFileError, UnsupportedError
 from sparkmeta.spec.metadata import TableMetadata, parse_table_metadata, serialize_table_metadata
 from sparkmeta.spec.schema import TableSchema, VariantType
-from tests.spec.table_metadata import LOCATION, VERSIONS, encoded, v1, v2, v3, v4
+from tests.spec.table_metadata import LOCATION, VERSIONS, changed, encoded, v1, v2, v3, v4, without
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -178,24 +178,6 @@ def test_no_metadata_file(data: bytes, problem: str) -> None:
     assert str(caught.value).startswith(f"{LOCATION}: ")
     assert problem in str(caught.value)
     assert len(str(caught.value)) < 700
-
-
-def without(document: dict[str, Any], *path: str | int) -> dict[str, Any]:
-    *above, last = path
-    place: Any = document
-    for step in above:
-        place = place[step]
-    del place[last]
-    return document
-
-
-def changed(document: dict[str, Any], value: Any, *path: str | int) -> dict[str, Any]:
-    *above, last = path
-    place: Any = document
-    for step in above:
-        place = place[step]
-    place[last] = value
-    return document
 
 
 def nested(depth: int) -> Any:
