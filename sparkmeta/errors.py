@@ -44,6 +44,10 @@ class CorruptFileError(ValidationError):
         return type(self), (self.location, self.field, self.value, self.problem)
 
 
+class CommitConflictError(ValidationError):
+    """What a commit was to change has been changed by another one: trying the same again can't succeed."""
+
+
 class UnsupportedError(SparkmetaError, NotImplementedError):
     """Something valid that this version of sparkmeta does not do."""
 

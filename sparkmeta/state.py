@@ -19,6 +19,8 @@ from sparkmeta.manifests.avro.read import manifest_parts, read_avro_entries, spa
 from sparkmeta.manifests.manifest_list import decode_manifest_list, inline_manifest_list, root_entries
 from sparkmeta.manifests.parquet import read_parquet_entries
 from sparkmeta.manifests.projection import FILE_COLUMNS, EntryProjection
+from sparkmeta.manifests.root import read_root
+from sparkmeta.manifests.tree import Tree, TreeReader, tree_manifest_files, tree_roots
 from sparkmeta.settings import Settings, settings
 from sparkmeta.spec.avro_name import avro_name
 from sparkmeta.spec.entry import DELETE_FILE_PATH_ID, ContentType
@@ -141,12 +143,42 @@ class TableState:
 
     @cached_property
     def manifest_files(self) -> pa.Table:
-        """The snapshot's manifest list as it stands in the file: rows of `MANIFEST_FILE_SCHEMA`."""
+        """The snapshot's manifest list as it stands in the file, or a V4 root's leaves: `MANIFEST_FILE_SCHEMA`."""
+        if self.tree is not None:
+            return tree_manifest_files(self.tree.root, self.spec_fields, self.tuple_sources)
         return read_manifest_list(self.files, self.metadata, self.snapshot)
+
+    @cached_property
+    def tree(self) -> Tree | None:
+        """The snapshot's metadata tree; None where a manifest list describes it, and for an empty table."""
+        location = tree_location(self.files, self.metadata, self.snapshot)
+        if location is None or self.snapshot is None:
+            return None
+        stamp = (self.snapshot.snapshot_id, self.snapshot.sequence_number or 0)
+        root = read_root(self.files.read(location), self.stats_types, self.specs, location, stamp)
+        return Tree(root, self.tuple_sources)
+
+    @cached_property
+    def stats_types(self) -> dict[int, str]:
+        """What may stand in `content_stats`: ids of columns and of expressions -> Iceberg type names."""
+        columns = {one: str(field.field_type) for one, field in self.primitive_fields.items()}
+        return columns | {
+            source: self.partition_fields[field_id]
+            for fields in self.tuple_sources.values()
+            for field_id, source in fields
+            if source not in columns
+        }
+
+    @cached_property
+    def tuple_sources(self) -> dict[int, tuple[tuple[int, int], ...]]:
+        """Spec id -> its fields' (partition field id, id of the stats that hold the value); without void ones."""
+        return {spec_id: stats_sources(self.metadata, spec) for spec_id, spec in self.specs.items()}
 
     @cached_property
     def roots(self) -> pa.Table:
         """The snapshot's manifests as content entries of types 3 and 4 (see `root_entries`), on the driver."""
+        if self.tree is not None:
+            return tree_roots(self.tree)
         known = self.partition_fields
         typed = {
             spec_id: [(field_id, known.get(field_id, name)) for field_id, name in fields]
@@ -205,6 +237,14 @@ class TableState:
 
         Every physical row, DELETED ones included, with inheritance applied (table spec, Manifests).
         """
+        if self.tree is not None:
+            columns = {one: str(field.field_type) for one, field in self.primitive_fields.items()}
+            reader = TreeReader(self.spark, self.tree, self.reader, columns, self.manifest_entries)
+            return reader.entries(roots, projection)
+        return self.manifest_entries(roots, projection)
+
+    def manifest_entries(self, roots: pa.Table, projection: EntryProjection) -> DataFrame:
+        """As `entries`, of manifests of the v1-v3 layout."""
         parts = manifest_parts(roots, projection, self.settings.split_manifest_bytes)
         parquet = set(_manifest_ids(roots, "PARQUET"))
         avro_parts = parts.filter(pc.invert(_among(parts, parquet)))
@@ -242,12 +282,7 @@ def read_manifest_list(files: Files, metadata: TableMetadata, snapshot: Snapshot
         paths = snapshot.inline_manifests or []
         batch = inline_manifest_list(paths, [files.length(path) for path in paths], snapshot.snapshot_id)
     else:
-        data = files.read(location)
-        if data[:4] == _PARQUET_MAGIC:
-            raise UnsupportedError(
-                f"{location} is a Parquet root: metadata trees of format version 4 can't be read yet"
-            )
-        batch = decode_manifest_list(data, location)
+        batch = decode_manifest_list(files.read(location), location)
     table = pa.Table.from_batches([batch])
     encrypted = table.filter(table.column("key_metadata").is_valid())
     if len(encrypted):
@@ -258,13 +293,27 @@ def read_manifest_list(files: Files, metadata: TableMetadata, snapshot: Snapshot
     return table
 
 
+def tree_location(files: Files, metadata: TableMetadata, snapshot: Snapshot | None) -> str | None:
+    """The location of a snapshot's V4 root; None where it has a manifest list.
+
+    A root is named as `root-manifest`; `manifest-list` is accepted for one in a table of format version 4.
+    """
+    if snapshot is None:
+        return None
+    refuse_unreadable(metadata, snapshot)
+    if snapshot.root_manifest is not None:
+        return snapshot.root_manifest
+    listed = snapshot.manifest_list
+    if metadata.format_version < 4 or listed is None or not listed.lower().endswith(".parquet"):
+        return None
+    return listed if files.read(listed)[:4] == _PARQUET_MAGIC else None
+
+
 def refuse_unreadable(metadata: TableMetadata, snapshot: Snapshot) -> None:
     """UnsupportedError for a snapshot that no manifest list describes, or whose list is encrypted."""
     where = f"{metadata.location}: snapshot {snapshot.snapshot_id}"
     if snapshot.key_id is not None:
         raise UnsupportedError(f"{where} is encrypted (key-id {snapshot.key_id}); encrypted tables can't be read")
-    if snapshot.root_manifest is not None:
-        raise UnsupportedError(f"{where} has a root-manifest: metadata trees of format version 4 can't be read yet")
 
 
 def _list_location(snapshot: Snapshot | None) -> str:

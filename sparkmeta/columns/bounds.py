@@ -87,6 +87,35 @@ def decode_bounds(values: pa.BinaryArray, type_name: str) -> pa.Array:
     return decoded.cast(arrow_type)
 
 
+def encode_bounds(values: pa.Array) -> pa.BinaryArray:
+    """Values of a `bound_arrow_type` as single-value serialized bytes; null stays null. The inverse of decode_bounds."""
+    kind = values.type
+    if pa.types.is_null(kind):
+        return pa.nulls(len(values), pa.binary())
+    if pa.types.is_binary(kind) or pa.types.is_string(kind):
+        return values.cast(pa.binary())
+    if pa.types.is_decimal(kind):
+        return pa.array([None if one is None else _decimal_bytes(one) for one in values.to_pylist()], pa.binary())
+    if pa.types.is_boolean(kind):
+        values = values.cast(pa.uint8())
+    elif pa.types.is_temporal(kind):
+        values = values.cast(pa.int32() if pa.types.is_date(kind) else pa.int64())
+    numbers = pc.fill_null(values, 0).to_numpy(zero_copy_only=False)
+    width = numbers.dtype.itemsize
+    fixed = pa.FixedSizeBinaryArray.from_buffers(
+        pa.binary(width), len(values), [None, pa.py_buffer(np.ascontiguousarray(numbers))]
+    )
+    return pc.if_else(values.is_valid(), fixed.cast(pa.binary()), pa.scalar(None, pa.binary()))
+
+
+def _decimal_bytes(value: Decimal) -> bytes:
+    """The unscaled value, big-endian two's complement in as few bytes as hold it."""
+    sign, digits, _ = value.as_tuple()
+    unscaled = int("".join(map(str, digits))) * (-1 if sign else 1)
+    size = (unscaled if unscaled >= 0 else ~unscaled).bit_length() // 8 + 1
+    return unscaled.to_bytes(size, "big", signed=True)
+
+
 def _numbers(values: pa.BinaryArray, type_name: str, arrow_type: pa.DataType) -> np.ndarray:
     width = arrow_type.bit_width // 8
     dtype = f"<f{width}" if pa.types.is_floating(arrow_type) else f"<i{width}"

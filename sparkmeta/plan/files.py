@@ -73,10 +73,11 @@ class PlannedManifests:
 def plan_manifests(scan_filter: ScanFilter) -> PlannedManifests:
     """The data and delete manifests that may hold files for the filter."""
 
-    def kept(content: ContentType) -> pa.Table:
-        return matching_manifests(live_manifests(scan_filter.state.manifests(content)), scan_filter)
+    def kept(content: ContentType, *, by_stats: bool = True) -> pa.Table:
+        return matching_manifests(live_manifests(scan_filter.state.manifests(content)), scan_filter, by_stats=by_stats)
 
-    return PlannedManifests(kept(ContentType.DATA_MANIFEST), kept(ContentType.DELETE_MANIFEST))
+    by_stats = not scan_filter.ignore_residuals
+    return PlannedManifests(kept(ContentType.DATA_MANIFEST), kept(ContentType.DELETE_MANIFEST, by_stats=by_stats))
 
 
 def plan_files(scan_filter: ScanFilter, manifests: PlannedManifests, *extra: Column) -> DataFrame:

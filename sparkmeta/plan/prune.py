@@ -14,10 +14,11 @@ from pyiceberg.expressions import AlwaysFalse, AlwaysTrue, BooleanExpression
 from pyspark.sql import functions as F
 
 from sparkmeta.columns.predicate import referenced_ids, row_predicate
-from sparkmeta.columns.skipping import FieldSummary, might_match, residual, summary_might_match
+from sparkmeta.columns.skipping import FieldStats, FieldSummary, might_match, residual, summary_might_match
 from sparkmeta.columns.transforms import inclusive_projection
 from sparkmeta.manifests.manifest_list import SUMMARIES
-from sparkmeta.manifests.projection import MANIFEST
+from sparkmeta.manifests.projection import CONTENT_STATS, MANIFEST
+from sparkmeta.manifests.tree import IN_ROOT, MASKED
 from sparkmeta.plan.rows import entry_stats, partition_value
 from sparkmeta.session import local_frame
 from sparkmeta.spec.entry import Status
@@ -62,14 +63,19 @@ class ScanFilter:
 def live_manifests(roots: pa.Table) -> pa.Table:
     """The manifests that hold live files, or may: unknown counts are not zero."""
     stats = roots.column("manifest_stats").combine_chunks()
+    if MASKED in roots.column_names:
+        live = pc.add(stats.field("added_files_count"), stats.field("existing_files_count"))
+        return roots.filter(pc.greater(live.cast(pa.int64()), roots.column(MASKED)))
     empty = [
         pc.fill_null(pc.equal(stats.field(one), 0), False) for one in ("added_files_count", "existing_files_count")
     ]
     return roots.filter(pc.invert(pc.and_(*empty)))
 
 
-def matching_manifests(roots: pa.Table, scan_filter: ScanFilter) -> pa.Table:
-    """The manifests whose partition summaries don't rule out the filter; Spark evaluates the predicate."""
+def matching_manifests(roots: pa.Table, scan_filter: ScanFilter, *, by_stats: bool = True) -> pa.Table:
+    """The manifests whose partition summaries or stats don't rule out the filter; Spark evaluates the predicate."""
+    if CONTENT_STATS in roots.column_names:
+        return _matching_leaves(roots, scan_filter, by_stats)
     if SUMMARIES not in roots.column_names or all(
         isinstance(one, AlwaysTrue) for one in scan_filter.partition_filters.values()
     ):
@@ -77,6 +83,42 @@ def matching_manifests(roots: pa.Table, scan_filter: ScanFilter) -> pa.Table:
     summaries = local_frame(scan_filter.state.spark, roots.select(_SUMMARY_COLUMNS))
     kept = summaries.where(_by_spec(scan_filter, _summary_predicate)).select(MANIFEST).toArrow().column(MANIFEST)
     return roots.filter(pc.is_in(roots.column(MANIFEST), kept.combine_chunks().cast(pa.int32())))
+
+
+def _matching_leaves(roots: pa.Table, scan_filter: ScanFilter, by_stats: bool) -> pa.Table:
+    """The leaves of a V4 tree whose aggregated stats don't rule out the filter.
+
+    Sound under deletion vectors: what no entry of a leaf can match, fewer entries can't either. The root's own files
+    have no aggregate, and are kept.
+    """
+    if scan_filter.keeps_all:
+        return roots
+    rows = _row_total(roots)
+    columns = [MANIFEST, "partition_spec_id", "file_format", CONTENT_STATS]
+    frame = local_frame(scan_filter.state.spark, roots.select(columns).append_column("rows", rows))
+    sources = scan_filter.state.tuple_sources
+
+    def by_partition(spec_id: int, partition_filter: BooleanExpression) -> Column:
+        places = dict(sources[spec_id])
+
+        def stats(field_id: int) -> FieldStats:
+            return entry_stats(places[field_id]) if field_id in places else FieldStats(*[None] * len(FieldStats._fields))
+
+        return might_match(partition_filter, stats, F.col("rows"))
+
+    matches = _by_spec(scan_filter, by_partition)
+    if by_stats:
+        matches = matches & might_match(scan_filter.row_filter, entry_stats, F.col("rows"))
+    kept = frame.where((F.col("file_format") == IN_ROOT) | matches)
+    found = kept.select(MANIFEST).toArrow().column(MANIFEST).combine_chunks().cast(pa.int32())
+    return roots.filter(pc.is_in(roots.column(MANIFEST), found))
+
+
+def _row_total(roots: pa.Table) -> pa.Array:
+    """Rows of the live files of leaves; null for the root's own files, which stats say nothing of."""
+    stats = roots.column("manifest_stats").combine_chunks()
+    total = pc.add(stats.field("added_rows_count"), stats.field("existing_rows_count"))
+    return pc.if_else(pc.equal(roots.column("file_format"), IN_ROOT), pa.scalar(None, pa.int64()), total)
 
 
 def is_live() -> Column:
@@ -118,23 +160,23 @@ def residual_json(scan_filter: ScanFilter) -> Column:
                   others, first[1])  # fmt: skip
 
 
-def _by_spec(scan_filter: ScanFilter, matches: Callable[[BooleanExpression], Column]) -> Column:
+def _by_spec(scan_filter: ScanFilter, matches: Callable[[int, BooleanExpression], Column]) -> Column:
     """A predicate on partitions, by spec id; specs that the filter says nothing about are kept."""
     kinds = scan_filter.partition_filters
     kept = [F.col("partition_spec_id") == one for one, kind in kinds.items() if isinstance(kind, AlwaysTrue)]
     tested = [
-        (F.col("partition_spec_id") == one) & matches(kind)
+        (F.col("partition_spec_id") == one) & matches(one, kind)
         for one, kind in kinds.items()
         if not isinstance(kind, AlwaysTrue | AlwaysFalse)
     ]
     return reduce(or_, [*kept, *tested], F.lit(False))
 
 
-def _tuple_predicate(partition_filter: BooleanExpression) -> Column:
+def _tuple_predicate(_: int, partition_filter: BooleanExpression) -> Column:
     return row_predicate(partition_filter, partition_value)
 
 
-def _summary_predicate(partition_filter: BooleanExpression) -> Column:
+def _summary_predicate(_: int, partition_filter: BooleanExpression) -> Column:
     """A manifest without summaries may hold anything."""
     fields = [F.col(f"{SUMMARIES}.`{one}`").isNull() for one in sorted(referenced_ids(partition_filter))]
     return reduce(or_, fields, F.lit(False)) | summary_might_match(partition_filter, _summary)

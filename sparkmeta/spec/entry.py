@@ -14,13 +14,14 @@ import pyarrow as pa
 
 
 class ContentType(IntEnum):
-    """What an entry stands for (field 134). 3 and 4 occur in roots and manifest lists only."""
+    """What an entry stands for (field 134). 3 and 4 occur in roots and manifest lists only, 5 in roots only."""
 
     DATA = 0
     POSITION_DELETES = 1
     EQUALITY_DELETES = 2
     DATA_MANIFEST = 3
     DELETE_MANIFEST = 4
+    MANIFEST_DELETION_VECTOR = 5
 
 
 class Status(IntEnum):

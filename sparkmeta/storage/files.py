@@ -173,7 +173,7 @@ class SparkFiles:
 
     def _only(self, location: str, column: str) -> Row | None:
         """The row of a file; None for one that is there, and empty."""
-        _refuse_hidden([location])
+        refuse_hidden([location])
         name = spark_name_key(location)
         rows = self._rows(escape_glob(location), "_metadata.file_name", column)
         row = next((row for row in rows if row.file_name == name), None)
@@ -214,6 +214,35 @@ class ExecutorReader:
             self._io.append(load_file_io(self.io_properties or {}, location))
         io: FileIO = self._io[0]
         return io
+
+
+@dataclass(frozen=True)
+class ExecutorWriter:
+    """Writes a file inside a Spark task, under a name that nobody else uses."""
+
+    io_properties: dict[str, str] | None = None
+
+    def write_new(self, location: str, data: bytes) -> None:
+        """The whole file; what a crash leaves behind has a name that ``writing.is_temporary`` knows."""
+        from pyiceberg.io import load_file_io
+
+        from sparkmeta.storage import writing
+
+        if is_local(location):
+            writing.write_new_local(location, data)
+        else:
+            writing.write_io(load_file_io(self.io_properties or {}, location), location, data)
+
+
+def executor_writer(files: Files) -> ExecutorWriter:
+    """Who writes files in a Spark task.
+
+    Raises UnsupportedError where only Spark's own sources reach the store: they write no single file.
+    """
+    reader = executor_reader(files)
+    if reader is None:
+        raise UnsupportedError("this table's files can be read by Spark only: open it through a catalog to write")
+    return ExecutorWriter(reader.io_properties)
 
 
 def files_for(spark: SparkSession, location: str, io: FileIO | None = None) -> Files:
@@ -272,7 +301,7 @@ def _refuse_passed_over(batches: Iterable[RecordBatch]) -> Iterator[RecordBatch]
 def _listed(spark: SparkSession, locations: Sequence[str]) -> DataFrame:
     from pyspark.errors import AnalysisException
 
-    _refuse_hidden(locations)
+    refuse_hidden(locations)
     paths = [escape_glob(location) for location in dict.fromkeys(locations)]
     try:
         return spark.read.format("binaryFile").option("recursiveFileLookup", "true").load(paths)
@@ -294,7 +323,8 @@ def _io_properties(io: FileIO) -> dict[str, str]:
     return texts | {"py-io-impl": f"{type(io).__module__}.{type(io).__qualname__}"}
 
 
-def _refuse_hidden(locations: Iterable[str]) -> None:
+def refuse_hidden(locations: Iterable[str]) -> None:
+    """UnsupportedError for a file that Spark's sources pass over by its name."""
     for location in locations:
         if file_name(location).startswith(("_", ".")):
             raise UnsupportedError(f"{location}: Spark reads no file whose name begins with _ or .")

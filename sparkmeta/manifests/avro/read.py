@@ -75,9 +75,14 @@ def read_avro_entries(
 
 def spark_schema(projection: EntryProjection) -> Any:
     """The projection's row type as Spark's."""
+    return schema_of(projection.schema)
+
+
+def schema_of(schema: pa.Schema) -> Any:
+    """An Arrow schema as Spark's; timestamps without a zone stay so."""
     from pyspark.sql.pandas.types import from_arrow_schema
 
-    return from_arrow_schema(projection.schema, prefer_timestamp_ntz=True)
+    return from_arrow_schema(schema, prefer_timestamp_ntz=True)
 
 
 def _with_content(spark: SparkSession, parts: pa.Table) -> DataFrame:

@@ -1,0 +1,342 @@
+"""The logic of V4 trees: a root and a change in, the next root out. Pure: no Spark, no I/O.
+
+Rules are those of the V4 document ("Single file commits"): a commit edits the previous root. What it does to table data
+is ADDED or DELETED; everything else is carried over as EXISTING; tombstones live for one snapshot.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property, reduce
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sparkmeta.errors import CommitConflictError, CorruptFileError
+from sparkmeta.manifests.root import FILES, LEAVES, VECTORS, Root, is_live, one_of, version
+from sparkmeta.spec.bitmap import PositionBitmap, read_inline_vector, write_deletion_vector
+from sparkmeta.spec.entry import ContentType, Status
+
+# Loads the stored bytes of a manifest's deletion vector: (location, offset, size) -> blob.
+LoadBlob = Callable[[str, int, int], bytes]
+
+
+@dataclass(frozen=True)
+class Stamp:
+    """What a commit writes into its entries. first_row_id: the table's next-row-id before the commit."""
+
+    snapshot_id: int
+    sequence_number: int
+    first_row_id: int
+
+
+@dataclass(frozen=True)
+class FileKey:
+    """A live file of the root: deletion vectors share a Puffin file, so their offset belongs to the key."""
+
+    content_type: int
+    location: str
+    offset: int | None = None
+
+
+@dataclass(frozen=True)
+class TreeChange:
+    """What a commit does to a tree.
+
+    added: files (types 0, 1, 2) to stand in the root. added_leaves: leaves whose entries are ADDED. Both rows of
+        `tree_schema`; their version_info and the data's first_row_id are the commit's to write.
+    removed: files of the root that are removed. masks: leaf location -> ordinals of the entries that are removed.
+    dropped: leaves that a compaction replaces. moved: files of the root that a flush or a compaction moves into leaves.
+    existing: what they are replaced by, rows with their versions: leaves of EXISTING entries.
+    existing_affinity: leaf location -> the data manifest that a kept delete manifest now belongs to, or None.
+    """
+
+    added: pa.Table | None = None
+    added_leaves: pa.Table | None = None
+    removed: frozenset[FileKey] = frozenset()
+    masks: Mapping[str, PositionBitmap] = field(default_factory=dict)
+    dropped: frozenset[str] = frozenset()
+    moved: frozenset[FileKey] = frozenset()
+    existing: pa.Table | None = None
+    affinity: Mapping[str, str | None] = field(default_factory=dict)
+
+    @cached_property
+    def changes_data(self) -> bool:
+        """Whether a reader sees another table after it."""
+        added = any(one is not None and len(one) > 0 for one in (self.added, self.added_leaves))
+        return added or bool(self.removed) or bool(self.masks)
+
+
+@dataclass(frozen=True)
+class NextRoot:
+    """The root after a commit, and how many row ids it gave out."""
+
+    table: pa.Table
+    assigned_row_ids: int
+
+
+def next_root(base: Root | None, change: TreeChange, stamp: Stamp, schema: pa.Schema, load: LoadBlob) -> NextRoot:
+    """The root that a change makes of the base root (None: the table is empty).
+
+    schema: the `tree_schema` of the new root. load: for deletion vectors that stand in Puffin files.
+
+    Raises:
+        CommitConflictError: a file, leaf or entry that the change is about is not live in the base: the commit has to
+            look for it again, or fails.
+        CorruptFileError: a base root that contradicts itself.
+    """
+    parts: list[pa.Table] = []
+    if base is not None:
+        parts += _edited(base, change, stamp, schema, load)
+    elif change.removed or change.masks or change.dropped or change.moved:
+        raise CommitConflictError("the table is empty: there is nothing to remove from it")
+    assigned = 0
+    if change.existing is not None and len(change.existing):
+        parts.append(_restamped(conform(change.existing, schema), status=Status.EXISTING))
+    for new in (change.added, change.added_leaves):
+        if new is not None and len(new):
+            rows, count = _row_ids(_added(conform(new, schema), stamp), stamp.first_row_id + assigned)
+            parts.append(rows)
+            assigned += count
+    table = pa.concat_tables(parts).combine_chunks() if parts else schema.empty_table()
+    _check_locations(table)
+    return NextRoot(in_order(table), assigned)
+
+
+def in_order(table: pa.Table) -> pa.Table:
+    """Roots are sorted by content type: leaves first, then their vectors, then files; each as they came."""
+    rank = pa.array([_RANK[kind] for kind in table.column("content_type").to_pylist()], pa.int32())
+    order = np.argsort(rank.to_numpy(), kind="stable")
+    return table.take(pa.array(order))
+
+
+_RANK = {3: 0, 4: 1, 5: 2, 0: 3, 2: 4, 1: 5}
+
+
+def conform(table: pa.Table, schema: pa.Schema) -> pa.Table:
+    """Rows of some `tree_schema` as rows of another: stats that it does not have are dropped, new ones null."""
+    if table.schema.equals(schema):
+        return table
+    columns = [
+        _conform_stats(table.column(one.name).combine_chunks(), one.type)
+        if pa.types.is_struct(one.type) and one.name == "content_stats"
+        else table.column(one.name)
+        for one in schema
+    ]
+    return pa.Table.from_arrays(columns, schema=schema)
+
+
+def _conform_stats(values: pa.Array, kind: pa.StructType) -> pa.Array:
+    if isinstance(values, pa.ChunkedArray):
+        values = pa.concat_arrays(values.chunks) if values.num_chunks else pa.nulls(0, values.type)
+    present = {one.name: index for index, one in enumerate(values.type)}
+    flat = values.flatten()
+    children = [
+        flat[present[one.name]].cast(one.type) if one.name in present else pa.nulls(len(values), one.type)
+        for one in kind
+    ]
+    if not children:
+        return pa.array([{}] * len(values), kind)
+    return pa.StructArray.from_arrays(children, fields=list(kind), mask=values.is_null())
+
+
+# -- what becomes of the base ---------------------------------------------------------------------------------------
+
+
+def _edited(base: Root, change: TreeChange, stamp: Stamp, schema: pa.Schema, load: LoadBlob) -> list[pa.Table]:
+    live = conform(base.table.filter(is_live(base.table)), schema)
+    files = live.filter(one_of(live, FILES))
+    leaves = live.filter(one_of(live, LEAVES))
+    vectors = conform(base.vectors.drop_columns(["ordinal"]), schema)
+    return [
+        _edited_leaves(leaves, change),
+        *_edited_vectors(leaves, vectors, change, stamp, load),
+        *_edited_files(files, change, stamp),
+    ]
+
+
+def _edited_leaves(leaves: pa.Table, change: TreeChange) -> pa.Table:
+    """All leaves but those that a compaction replaces."""
+    locations = leaves.column("location")
+    for location in sorted({*change.dropped, *change.masks} - set(locations.to_pylist())):
+        raise CommitConflictError(f"{location} is no live manifest of the table any more")
+    for location in sorted(change.dropped.intersection(change.masks)):
+        raise CommitConflictError(f"{location} is compacted and deleted from in one commit")
+    if change.dropped:
+        leaves = leaves.filter(pc.invert(pc.is_in(locations, pa.array(sorted(change.dropped), pa.string()))))
+    return _restamped(_reaffiliated(leaves, change.affinity), status=Status.EXISTING)
+
+
+def _reaffiliated(leaves: pa.Table, affinity: Mapping[str, str | None]) -> pa.Table:
+    if not affinity:
+        return leaves
+    owners = zip(leaves.column("location").to_pylist(), leaves.column("referenced_file").to_pylist(), strict=True)
+    changed = [affinity.get(location, owner) for location, owner in owners]
+    index = leaves.column_names.index("referenced_file")
+    return leaves.set_column(index, "referenced_file", pa.array(changed, pa.string()))
+
+
+def _edited_vectors(
+    leaves: pa.Table, vectors: pa.Table, change: TreeChange, stamp: Stamp, load: LoadBlob
+) -> list[pa.Table]:
+    """Vectors of leaves that are deleted from are replaced by merged ones; those of compacted leaves go."""
+    targets = vectors.column("referenced_file").to_pylist()
+    kept = [index for index, target in enumerate(targets) if target not in change.masks and target not in change.dropped]
+    replaced = {target: index for index, target in enumerate(targets) if target in change.masks}
+    tombstones = vectors.take(pa.array(list(replaced.values()), pa.int64()))
+    parts = [
+        _restamped(vectors.take(pa.array(kept, pa.int64())), status=Status.EXISTING),
+        _restamped(tombstones, status=Status.DELETED, snapshot_id=stamp.snapshot_id),
+    ]
+    if change.masks:
+        rows = {row["location"]: row for row in leaves.select(_LEAF_COLUMNS).to_pylist()}
+        merged = [
+            _merged(rows[leaf], _bitmap(vectors, replaced.get(leaf), load), new, stamp)
+            for leaf, new in sorted(change.masks.items())
+        ]
+        parts.append(pa.Table.from_pylist(merged, schema=vectors.schema))
+    return parts
+
+
+_LEAF_COLUMNS = ["location", "record_count", "partition_spec_id"]
+
+
+def _merged(leaf: Mapping[str, Any], old: PositionBitmap, new: PositionBitmap, stamp: Stamp) -> dict[str, Any]:
+    """The entry of a leaf's deletion vector that masks both what was masked and what is removed now."""
+    if not new.cardinality:
+        raise ValueError(f"{leaf['location']}: nothing is removed from it")
+    if (new.max() or 0) >= leaf["record_count"]:
+        problem = f"the manifest has {leaf['record_count']} entries"
+        raise CorruptFileError(leaf["location"], "ordinal", (new.max() or 0), problem)
+    if old.intersects(new):
+        raise CommitConflictError(f"{leaf['location']}: an entry that is to be removed was removed already")
+    both = old.union(new)
+    return {
+        "content_type": int(ContentType.MANIFEST_DELETION_VECTOR),
+        "location": None,
+        "file_format": "puffin",
+        "version_info": _new_version(stamp),
+        "deletion_vector": {"offset": None, "size_in_bytes": None, "inline_content": write_deletion_vector(both)},
+        "partition_spec_id": leaf["partition_spec_id"],
+        "record_count": both.cardinality,
+        "referenced_file": leaf["location"],
+    }
+
+
+def _bitmap(vectors: pa.Table, index: int | None, load: LoadBlob) -> PositionBitmap:
+    if index is None:
+        return PositionBitmap({})
+    row = vectors.slice(index, 1).to_pylist()[0]
+    return vector_bitmap(row, load)
+
+
+def vector_bitmap(row: Mapping[str, Any], load: LoadBlob) -> PositionBitmap:
+    """The ordinals of a row of content type 5."""
+    vector = row["deletion_vector"]
+    blob = vector["inline_content"]
+    if blob is None:
+        blob = load(row["location"], vector["offset"], vector["size_in_bytes"])
+    where = f"{row['location'] or 'inline deletion vector'} of manifest {row['referenced_file']}"
+    return read_inline_vector(blob, where, row["record_count"])
+
+
+def _edited_files(files: pa.Table, change: TreeChange, stamp: Stamp) -> list[pa.Table]:
+    keys = file_keys(files)
+    gone = change.removed | change.moved
+    for key in sorted(gone.difference(keys), key=str):
+        raise CommitConflictError(f"{key.location} is no live file of the table's root any more")
+    kept = [index for index, key in enumerate(keys) if key not in gone]
+    removed = [index for index, key in enumerate(keys) if key in change.removed]
+    return [
+        _restamped(files.take(pa.array(kept, pa.int64())), status=Status.EXISTING),
+        _restamped(files.take(pa.array(removed, pa.int64())), status=Status.DELETED, snapshot_id=stamp.snapshot_id),
+    ]
+
+
+def file_keys(files: pa.Table) -> list[FileKey]:
+    """The keys of rows of types 0, 1 and 2."""
+    kinds = files.column("content_type").to_pylist()
+    offsets = pc.struct_field(files.column("deletion_vector"), "offset").to_pylist()
+    rows = zip(kinds, files.column("location").to_pylist(), offsets, strict=True)
+    return [FileKey(*row) for row in rows]
+
+
+# -- versions -------------------------------------------------------------------------------------------------------
+
+
+def _new_version(stamp: Stamp) -> dict[str, int]:
+    sequence = stamp.sequence_number
+    return {
+        "status": int(Status.ADDED),
+        "snapshot_id": stamp.snapshot_id,
+        "sequence_number": sequence,
+        "file_sequence_number": sequence,
+    }
+
+
+def _restamped(table: pa.Table, *, status: Status, snapshot_id: int | None = None) -> pa.Table:
+    """The rows with another status, and the snapshot that removed them; sequence numbers stay."""
+    own = version(table, "snapshot_id")
+    ids = own if snapshot_id is None else pa.repeat(pa.scalar(snapshot_id, pa.int64()), len(table))
+    numbers = [version(table, name) for name in ("sequence_number", "file_sequence_number")]
+    return _with_version(table, [pa.repeat(pa.scalar(int(status), pa.int32()), len(table)), ids, *numbers])
+
+
+def _added(table: pa.Table, stamp: Stamp) -> pa.Table:
+    constants = [
+        pa.repeat(pa.scalar(value, kind), len(table))
+        for value, kind in zip(
+            _new_version(stamp).values(), (pa.int32(), pa.int64(), pa.int64(), pa.int64()), strict=True
+        )
+    ]
+    return _with_version(table, constants)
+
+
+def _with_version(table: pa.Table, children: list[Any]) -> pa.Table:
+    field = table.schema.field("version_info")
+    arrays = [_plain(child) for child in children]
+    struct = pa.StructArray.from_arrays(arrays, fields=list(field.type))
+    return table.set_column(table.column_names.index("version_info"), field, struct)
+
+
+def _plain(values: Any) -> pa.Array:
+    if not isinstance(values, pa.ChunkedArray):
+        return values
+    return pa.concat_arrays(values.chunks) if values.num_chunks else pa.nulls(0, values.type)
+
+
+def _row_ids(table: pa.Table, start: int) -> tuple[pa.Table, int]:
+    """First row ids of new data files and leaves of them, in order; how many ids they take."""
+    kinds = table.column("content_type")
+    is_file, is_leaf = one_of(table, [ContentType.DATA]), one_of(table, [ContentType.DATA_MANIFEST])
+    stats = table.column("manifest_stats")
+    rows = reduce(pc.add, (pc.fill_null(pc.struct_field(stats, f"{one}_rows_count"), 0) for one in _WITH_ROWS))
+    taken = pc.if_else(is_file, table.column("record_count"), pc.if_else(is_leaf, rows, 0))
+    counts = _plain(taken).to_numpy(zero_copy_only=False)
+    starts = pa.array(start + np.cumsum(counts) - counts, pa.int64())
+    none = pa.scalar(None, pa.int64())
+    ids = pc.if_else(pc.is_in(kinds, pa.array([0, 3], pa.int32())), starts, none)
+    index = table.column_names.index("first_row_id")
+    return table.set_column(index, "first_row_id", ids), int(counts.sum())
+
+
+_WITH_ROWS = ("added", "existing")
+
+
+def _check_locations(table: pa.Table) -> None:
+    """One live entry for a file: a second one would be read twice."""
+    live = table.filter(is_live(table))
+    files = live.filter(one_of(live, [*FILES, *LEAVES]))
+    keys = [key for key, kind in zip(file_keys(files), files.column("content_type").to_pylist(), strict=True) if kind < 5]
+    places = [(key.location, key.offset) for key in keys]
+    if len(set(places)) < len(places):
+        twice = next(place for place in places if places.count(place) > 1)
+        raise CommitConflictError(f"{twice[0]} is in the table already")
+
+
+def referenced_vectors(table: pa.Table) -> pa.Table:
+    """The live deletion vectors of manifests in a root that is being made."""
+    return table.filter(pc.and_(one_of(table, VECTORS), is_live(table)))

@@ -1,0 +1,131 @@
+"""The root's entry for a leaf: what is known of all its files together. Free of Spark: tasks that write leaves import it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from functools import reduce
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sparkmeta.manifests.projection import CONTENT_STATS
+from sparkmeta.manifests.root import is_live, one_of, version
+from sparkmeta.spec.entry import ContentType, Status
+from sparkmeta.spec.stats import COUNTS
+
+_STATUS_NAMES = {Status.ADDED: "added", Status.EXISTING: "existing", Status.DELETED: "deleted"}
+
+
+def leaf_row(
+    entries: pa.Table, location: str, size: int, sources: Collection[int], unordered: Collection[int] = ()
+) -> pa.Table:
+    """One row of the entries' own `tree_schema`: the root's entry for a leaf that holds them.
+
+    entries: all of one partition spec; types 0 only, or 1 and 2 only. size: of the file, in bytes. sources: ids of the
+    stats that are partition values of the spec, where a null upper bound is equal to the lower one, and two nulls mean
+    the value null. unordered: ids of stats whose bounds have no one order (UUIDs): aggregated only where all are equal.
+
+    Its version, affinity and first_row_id are left to the commit.
+    """
+    data = bool(len(entries)) and entries.column("content_type")[0].as_py() == ContentType.DATA
+    row: dict[str, Any] = {
+        "content_type": int(ContentType.DATA_MANIFEST if data else ContentType.DELETE_MANIFEST),
+        "location": location,
+        "file_format": "parquet",
+        "partition_spec_id": entries.column("partition_spec_id")[0].as_py(),
+        "record_count": len(entries),
+        "file_size_in_bytes": size,
+        "manifest_stats": _manifest_stats(entries),
+    }
+    without_stats = pa.Table.from_pylist([row], schema=entries.schema.remove(len(entries.schema) - 1))
+    live = entries.filter(is_live(entries))
+    stats = live.column(CONTENT_STATS).combine_chunks()
+    if isinstance(stats, pa.ChunkedArray):
+        stats = pa.concat_arrays(stats.chunks) if stats.num_chunks else pa.nulls(0, stats.type)
+    kind = entries.schema.field(CONTENT_STATS).type
+    children = [
+        _aggregate(values, field.type, int(field.name) in sources, int(field.name) in unordered)
+        for field, values in zip(kind, stats.flatten(), strict=True)
+    ]
+    whole = pa.StructArray.from_arrays(children, fields=list(kind)) if children else pa.array([{}], kind)
+    return without_stats.append_column(entries.schema.field(CONTENT_STATS), whole)
+
+
+def _manifest_stats(entries: pa.Table) -> dict[str, int | None]:
+    status, records = version(entries, "status"), entries.column("record_count")
+    stats: dict[str, int | None] = {}
+    for one, name in _STATUS_NAMES.items():
+        of_status = pc.equal(status, int(one))
+        stats[f"{name}_files_count"] = pc.sum(of_status).as_py() or 0
+        stats[f"{name}_rows_count"] = pc.sum(records.filter(of_status)).as_py() or 0
+    live = entries.filter(is_live(entries))
+    known = pc.min(version(live, "sequence_number")).as_py()
+    inherits = version(live, "sequence_number").null_count > 0
+    stats["min_sequence_number"] = None if inherits else known
+    return stats
+
+
+def _aggregate(stats: pa.StructArray, kind: pa.StructType, is_source: bool, unordered: bool) -> pa.StructArray:
+    """One column's stats over all files, a struct array of one row; null where no file has any."""
+    values = dict(zip((field.name for field in kind), stats.flatten(), strict=True))
+    if stats.null_count == len(stats):
+        return pa.nulls(1, kind)
+    lower, upper = values["lower_bound"], values["upper_bound"]
+    if is_source:
+        upper = pc.coalesce(upper, lower)
+    counts = {name: _total(values[name]) for name in COUNTS}
+    contributes = pc.invert(_without_values(values, lower, stats, is_source))
+    both = [_extreme(one, contributes, unordered, smallest) for one, smallest in ((lower, True), (upper, False))]
+    if unordered and both[0] != both[1]:
+        both = [pa.scalar(None, lower.type)] * 2
+    tight = values["tight_bounds"].filter(contributes)
+    all_tight = len(tight) > 0 and tight.null_count == 0 and pc.all(tight).as_py()
+    row = {"lower_bound": both[0], "upper_bound": both[1], "tight_bounds": pa.scalar(all_tight or None, pa.bool_())}
+    row |= counts
+    children = [
+        pa.array([row[field.name].as_py()], field.type)
+        if field.name in row
+        else pa.nulls(1, field.type)
+        for field in kind
+    ]
+    return pa.StructArray.from_arrays(children, fields=list(kind))
+
+
+def _total(counts: pa.Array) -> pa.Scalar:
+    return pa.scalar(None if counts.null_count else pc.sum(counts).as_py() or 0, pa.int64())
+
+
+def _without_values(values: dict[str, pa.Array], lower: pa.Array, stats: pa.StructArray, is_source: bool) -> pa.Array:
+    """The files that are known to hold nothing but null and NaN: they leave bounds as they are."""
+    missing = reduce(pc.add, (pc.fill_null(values[name], 0) for name in COUNTS[1:]))
+    empty = pc.fill_null(pc.equal(missing, values["value_count"]), False)
+    if is_source:
+        empty = pc.or_(empty, pc.and_(stats.is_valid(), lower.is_null()))
+    return pc.and_(empty, lower.is_null())
+
+
+def _extreme(bounds: pa.Array, contributes: pa.Array, unordered: bool, smallest: bool) -> pa.Scalar:
+    chosen = bounds.filter(contributes)
+    nan = pa.types.is_floating(chosen.type) and pc.any(pc.is_nan(chosen)).as_py()
+    unknown = pa.scalar(None, chosen.type)
+    if not len(chosen) or chosen.null_count or nan:
+        return unknown
+    if unordered:
+        return chosen[0] if len(pc.unique(chosen)) == 1 else unknown
+    if pa.types.is_floating(chosen.type):
+        return _signed_zero(chosen, smallest)
+    return pc.min(chosen) if smallest else pc.max(chosen)
+
+
+def _signed_zero(bounds: pa.Array, smallest: bool) -> pa.Scalar:
+    """The extreme of floats, -0.0 below 0.0: Iceberg orders them so."""
+    found = (pc.min(bounds) if smallest else pc.max(bounds)).as_py()
+    if found == 0:
+        found = -0.0 if smallest else 0.0
+    return pa.scalar(found, bounds.type)
+
+
+def leaf_kind(table: pa.Table) -> pa.Array:
+    """Which rows belong into data leaves; the others into delete leaves."""
+    return one_of(table, [ContentType.DATA])

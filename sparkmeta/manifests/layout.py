@@ -1,0 +1,249 @@
+"""The Parquet layout of V4 manifests, roots and leaves: Arrow tables in memory, to files with field ids and back.
+
+In memory every V4 entry is a row of `tree_schema`: all fields of the content entry, and stats of the table's columns.
+A file leaves out what its kind of manifest can't hold, and stats that no row has. Free of Spark: tasks import this.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from sparkmeta.columns.bounds import bound_arrow_type
+from sparkmeta.errors import CorruptFileError
+from sparkmeta.manifests.projection import CONTENT_STATS
+from sparkmeta.spec.entry import (
+    CONTENT_ENTRY,
+    DELETION_VECTOR,
+    MANIFEST_STATS,
+    VERSION_INFO,
+    FieldSpec,
+)
+from sparkmeta.spec.stats import CONTENT_STATS_ID, full_stats_struct, stats_children, stats_struct_id
+
+ROOT = "root"
+DATA = "data"
+DELETE = "delete"
+
+FORMAT_VERSION_KEY = "format-version"
+CONTENT_KEY = "content"
+
+# Stats by the id of the column or expression: its Iceberg type name.
+StatsTypes = Mapping[int, str]
+
+_STRUCTS = {"version_info": VERSION_INFO, "deletion_vector": DELETION_VECTOR, "manifest_stats": MANIFEST_STATS}
+_ELEMENT_IDS = {"split_offsets": 133, "equality_ids": 136}
+_NEVER_IN = {
+    ROOT: frozenset[str](),
+    DATA: frozenset({"manifest_stats", "deletion_vector", "referenced_file", "equality_ids"}),
+    DELETE: frozenset({"manifest_stats", "sort_order_id", "first_row_id"}),
+}
+# Parquet's own statistics of these prune nothing and fill footers.
+_NO_STATISTICS = ("key_metadata", "split_offsets", "equality_ids", "inline_content")
+_ROW_GROUP_ROWS = 20_000
+
+
+def tree_schema(stats: StatsTypes) -> pa.Schema:
+    """The row type of V4 entries in memory: the content entry, and `content_stats` of these ids."""
+    fields = [pa.field(field.name, field.type) for field in CONTENT_ENTRY]
+    return pa.schema([*fields, pa.field(CONTENT_STATS, tree_stats_type(stats))])
+
+
+def tree_stats_type(stats: StatsTypes) -> pa.StructType:
+    """The type of `content_stats` in memory: every child of every struct, in order of the ids."""
+    structs = {field_id: full_stats_struct(bound_arrow_type(stats[field_id])) for field_id in sorted(stats)}
+    return pa.struct([pa.field(str(field_id), kind) for field_id, kind in structs.items()])
+
+
+def write_manifest(table: pa.Table, content: str, properties: Mapping[str, str] | None = None) -> bytes:
+    """Rows of `tree_schema` as the bytes of a V4 manifest: `content` is ROOT, DATA or DELETE.
+
+    properties: further key-value metadata of the file.
+    """
+    columns, fields = [], []
+    for spec in CONTENT_ENTRY:
+        if spec.name not in _NEVER_IN[content]:
+            field = _file_field(spec)
+            columns.append(_conformed(_chunk(table, spec.name), field))
+            fields.append(field)
+    stats = _file_stats(_chunk(table, CONTENT_STATS))
+    if stats is not None:
+        columns.append(stats)
+        fields.append(_with_id(pa.field(CONTENT_STATS, stats.type), CONTENT_STATS_ID))
+    metadata = {FORMAT_VERSION_KEY: "4", CONTENT_KEY: content, **(properties or {})}
+    return _parquet_bytes(pa.Table.from_arrays(columns, schema=pa.schema(fields)), metadata)
+
+
+def _parquet_bytes(table: pa.Table, metadata: Mapping[str, str]) -> bytes:
+    leaves = [column.path for column in _leaf_columns(table.schema)]
+    plain = [path for path in leaves if path.split(".")[0] in _NO_STATISTICS or path.endswith("inline_content")]
+    sink = io.BytesIO()
+    with pq.ParquetWriter(
+        sink,
+        table.schema,
+        compression="zstd",
+        store_schema=False,
+        write_statistics=[path for path in leaves if path not in plain],
+        use_dictionary=[path for path in leaves if path not in _DELTA],
+        column_encoding={path: _DELTA[path] for path in leaves if path in _DELTA},
+    ) as writer:
+        writer.write_table(table, row_group_size=_ROW_GROUP_ROWS)
+        writer.add_key_value_metadata(dict(metadata))
+    return sink.getvalue()
+
+
+# Sorted or slowly growing values.
+_DELTA = {"location": "DELTA_BYTE_ARRAY", "referenced_file": "DELTA_BYTE_ARRAY"}
+
+
+def _leaf_columns(schema: pa.Schema) -> Iterable[Any]:
+    sink = io.BytesIO()
+    pq.write_table(schema.empty_table(), sink, store_schema=False)
+    described = pq.ParquetFile(sink).schema
+    return (described.column(index) for index in range(len(described)))
+
+
+def read_manifest(data: bytes, stats: StatsTypes, location: str) -> tuple[pa.Table, dict[str, str]]:
+    """A V4 manifest as rows of `tree_schema`, resolved by field ids, and its key-value metadata.
+
+    What the file leaves out is null; columns and stats that are not known are passed over.
+
+    Raises:
+        CorruptFileError: no Parquet file, no V4 manifest, or a field of another type.
+    """
+    try:
+        with pq.ParquetFile(pa.BufferReader(data)) as file:
+            table = file.read()
+            metadata = file.metadata.metadata or {}
+    except (OSError, pa.ArrowException, ValueError, MemoryError) as error:
+        raise CorruptFileError(location, "file", data[:4].hex(), f"not a Parquet file: {error}"[:300]) from error
+    texts = {key.decode(errors="replace"): value.decode(errors="replace") for key, value in metadata.items()}
+    version = texts.get(FORMAT_VERSION_KEY)
+    if version != "4":
+        raise CorruptFileError(location, "format-version", version, "the file is no manifest of format version 4")
+    return _canonical(table, stats, location), texts
+
+
+def _canonical(table: pa.Table, stats: StatsTypes, location: str) -> pa.Table:
+    present = {_field_id(field): index for index, field in enumerate(table.schema) if _field_id(field) is not None}
+    columns = []
+    for spec in CONTENT_ENTRY:
+        found = table.column(present[spec.id]).combine_chunks() if spec.id in present else None
+        columns.append(_read_field(found, spec, len(table), location))
+    raw = table.column(present[CONTENT_STATS_ID]).combine_chunks() if CONTENT_STATS_ID in present else None
+    columns.append(_read_stats(raw, stats, len(table), location))
+    return pa.Table.from_arrays(columns, schema=tree_schema(stats))
+
+
+def _read_field(values: pa.Array | None, spec: FieldSpec, rows: int, location: str) -> pa.Array:
+    if values is None:
+        return pa.nulls(rows, spec.type)
+    if spec.name in _STRUCTS:
+        return _read_struct(values, spec.type, _STRUCTS[spec.name], f"{spec.name}.", location)
+    return _cast(values, spec.type, spec.name, location)
+
+
+def _read_struct(
+    values: pa.Array, kind: pa.StructType, children: Iterable[FieldSpec], prefix: str, location: str
+) -> pa.StructArray:
+    """A struct's children by their ids; a null struct has null children."""
+    if not pa.types.is_struct(values.type):
+        raise CorruptFileError(location, prefix.rstrip("."), values.type, "it is no struct")
+    present = {_field_id(field): index for index, field in enumerate(values.type)}
+    flat = values.flatten()
+    arrays = [
+        _cast(flat[present[child.id]], child.type, prefix + child.name, location)
+        if child.id in present
+        else pa.nulls(len(values), child.type)
+        for child in children
+    ]
+    return pa.StructArray.from_arrays(arrays, fields=list(kind), mask=values.is_null())
+
+
+def _read_stats(values: pa.Array | None, stats: StatsTypes, rows: int, location: str) -> pa.StructArray:
+    kind = tree_stats_type(stats)
+    if values is None:
+        return pa.nulls(rows, kind)
+    if not pa.types.is_struct(values.type):
+        raise CorruptFileError(location, CONTENT_STATS, values.type, "it is no struct")
+    present = {_field_id(field): index for index, field in enumerate(values.type)}
+    flat = values.flatten()
+    structs = []
+    for field_id in sorted(stats):
+        own = kind.field(str(field_id)).type
+        index = present.get(stats_struct_id(field_id))
+        if index is None:
+            structs.append(pa.nulls(rows, own))
+            continue
+        children = stats_children(field_id, bound_arrow_type(stats[field_id]))
+        structs.append(_read_struct(flat[index], own, children, f"{CONTENT_STATS}.{field_id}.", location))
+    return _struct(structs, kind, rows)
+
+
+def _struct(children: list[pa.Array], kind: pa.StructType, rows: int) -> pa.StructArray:
+    if not children:
+        return pa.array([{}] * rows, kind)
+    return pa.StructArray.from_arrays(children, fields=list(kind))
+
+
+def _cast(values: pa.Array, kind: pa.DataType, name: str, location: str) -> pa.Array:
+    try:
+        return values.cast(kind)
+    except (pa.ArrowException, ValueError) as error:
+        raise CorruptFileError(location, name, values.type, f"not {kind}: {error}"[:200]) from error
+
+
+def _field_id(field: pa.Field) -> int | None:
+    text = (field.metadata or {}).get(b"PARQUET:field_id")
+    return None if text is None else int(text)
+
+
+def _with_id(field: pa.Field, field_id: int) -> pa.Field:
+    return field.with_metadata({b"PARQUET:field_id": str(field_id).encode()})
+
+
+def _file_field(spec: FieldSpec) -> pa.Field:
+    kind = spec.type
+    if spec.name in _STRUCTS:
+        kind = pa.struct([_with_id(child.arrow, child.id) for child in _STRUCTS[spec.name]])
+    elif spec.name in _ELEMENT_IDS:
+        kind = pa.list_(_with_id(kind.value_field, _ELEMENT_IDS[spec.name]))
+    return _with_id(pa.field(spec.name, kind, nullable=not spec.required), spec.id)
+
+
+def _file_stats(stats: pa.StructArray) -> pa.StructArray | None:
+    """The stats that some row has, with their ids; None where there are none."""
+    structs, fields = [], []
+    for field, values in zip(stats.type, stats.flatten(), strict=True):
+        field_id = int(field.name)
+        if values.null_count == len(values):
+            continue
+        flat = dict(zip((child.name for child in field.type), values.flatten(), strict=True))
+        specs = stats_children(field_id, field.type.field("lower_bound").type)
+        kept = [spec for spec in specs if flat[spec.name].null_count < len(values) or spec.name in _ALWAYS_WRITTEN]
+        kind = pa.struct([_with_id(spec.arrow, spec.id) for spec in kept])
+        arrays = [flat[spec.name] for spec in kept]
+        structs.append(pa.StructArray.from_arrays(arrays, fields=list(kind), mask=values.is_null()))
+        fields.append(_with_id(pa.field(field.name, kind), stats_struct_id(field_id)))
+    return pa.StructArray.from_arrays(structs, fields=fields) if structs else None
+
+
+# A struct that is there has these, so that readers tell a null partition value from a missing one.
+_ALWAYS_WRITTEN = ("lower_bound", "value_count", "null_value_count")
+
+
+def _conformed(values: pa.Array, field: pa.Field) -> pa.Array:
+    """The values as the field's own type, whose nested fields carry ids."""
+    if pa.types.is_struct(field.type):
+        return pa.StructArray.from_arrays(values.flatten(), fields=list(field.type), mask=values.is_null())
+    return values if values.type == field.type and not pa.types.is_list(field.type) else values.cast(field.type)
+
+
+def _chunk(table: pa.Table, name: str) -> pa.Array:
+    column = table.column(name).combine_chunks()
+    return pc.cast(column, column.type) if isinstance(column, pa.ChunkedArray) else column

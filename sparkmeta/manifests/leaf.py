@@ -1,0 +1,186 @@
+"""V4 leaf manifests read by Spark's own Parquet reader: columns pruned, filters pushed, no Python per entry.
+
+The rows come out as those of any other manifest: inheritance applied, the partition tuple derived from stats.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import reduce
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from sparkmeta.columns.bounds import bound_arrow_type
+from sparkmeta.manifests.avro.read import schema_of
+from sparkmeta.manifests.projection import CONTENT_STATS, MANIFEST, ORDINAL, PARTITION, EntryProjection, stats_struct
+from sparkmeta.spec.entry import CONTENT_ENTRY, FieldSpec, Status
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+# Spec id -> its fields' (partition field id, id of the stats that hold the value); fields without values left out.
+TupleSources = Mapping[int, Sequence[tuple[int, int]]]
+
+_ENTRY = {field.name: field for field in CONTENT_ENTRY}
+_UNIT, _PATH = "unit", "path"
+_INHERITED = "_inherited"
+
+
+def read_leaf_entries(
+    spark: SparkSession, leaves: pa.Table, projection: EntryProjection, tuples: TupleSources
+) -> DataFrame:
+    """The entries of V4 leaves as a lazy DataFrame of `projection.schema`, every physical row included.
+
+    leaves: rows of `PART_SCHEMA`, one a leaf.
+
+    Raises, when it runs: an error that names the file for a leaf that Spark spells as no leaf of the root, and for an
+    entry without the stats that its partition value is derived from.
+    """
+    from pyspark.sql import functions as F
+
+    narrow = _with_manifest(spark, leaves, _read_schema(projection, tuples))
+    if "first_row_id" in projection.columns:
+        narrow = narrow.join(_row_ids(spark, leaves), [MANIFEST, ORDINAL]).drop("first_row_id")
+        narrow = narrow.withColumnRenamed("assigned_row_id", "first_row_id")
+    return narrow.select(*entry_columns(projection, tuples, F.col(_INHERITED)))
+
+
+def entry_columns(projection: EntryProjection, tuples: TupleSources, inherited: Column | None) -> list[Column]:
+    """Columns of `projection` over rows of the V4 layout that have `manifest` and `ordinal`.
+
+    inherited: a struct<snapshot_id, sequence_number> of the manifest's own, for what ADDED entries leave out.
+    """
+    from pyspark.sql import functions as F
+
+    columns = [_column(name, inherited).alias(name) for name in projection.columns]
+    if projection.partition:
+        fields = [_partition_value(one, kind, tuples).alias(str(one)) for one, kind in projection.partition]
+        columns.append(F.struct(*fields).alias(PARTITION))
+    if projection.stats:
+        structs = [F.col(f"{CONTENT_STATS}.`{one}`").alias(str(one)) for one, _ in projection.stats]
+        columns.append(F.struct(*structs).alias(CONTENT_STATS))
+    return [*columns, F.col(MANIFEST), F.col(ORDINAL)]
+
+
+def _column(name: str, inherited: Column | None) -> Column:
+    from pyspark.sql import functions as F
+
+    if name == "file_format":
+        return F.upper(name)
+    if name == "version_info" and inherited is not None:
+        return _version_info(inherited)
+    return F.col(name)
+
+
+def _version_info(inherited: Column) -> Column:
+    from pyspark.sql import functions as F
+
+    status = F.col("version_info.status")
+    added = status == int(Status.ADDED)
+
+    def sequence(name: str) -> Column:
+        own = F.col(f"version_info.{name}")
+        return F.coalesce(own, F.when(added, inherited["sequence_number"])).alias(name)
+
+    return F.struct(
+        status.alias("status"),
+        F.coalesce("version_info.snapshot_id", inherited["snapshot_id"]).alias("snapshot_id"),
+        sequence("sequence_number"),
+        sequence("file_sequence_number"),
+    )
+
+
+def _partition_value(field_id: int, type_name: str, tuples: TupleSources) -> Column:
+    """A value of the tuple: the lower bound of the stats that the entry's spec names for it."""
+    from pyspark.sql import functions as F
+    from pyspark.sql.pandas.types import from_arrow_type
+
+    by_source: dict[int, list[int]] = {}
+    for spec_id, fields in tuples.items():
+        for one, source in fields:
+            if one == field_id:
+                by_source.setdefault(source, []).append(spec_id)
+    nothing = F.lit(None).cast(from_arrow_type(bound_arrow_type(type_name), prefer_timestamp_ntz=True))
+    of_spec = F.col("partition_spec_id")
+    cases = [(of_spec.isin(specs), _derived(source, type_name)) for source, specs in sorted(by_source.items())]
+    return reduce(lambda other, case: F.when(case[0], case[1]).otherwise(other), cases, nothing)
+
+
+def _derived(source: int, type_name: str) -> Column:
+    """The lower bound; NaN where all values are, as NaN is no bound. An entry without the struct is corrupt."""
+    from pyspark.sql import functions as F
+
+    stats = F.col(f"{CONTENT_STATS}.`{source}`")
+    problem = F.concat(F.lit(f"content_stats.{source} is missing, and with it a partition value, of "), F.col("location"))
+    value = stats.lower_bound
+    if type_name in ("float", "double"):
+        value = F.when(value.isNull() & (stats.nan_value_count > 0), F.lit(float("nan"))).otherwise(value)
+    return F.when(stats.isNull(), F.raise_error(problem)).otherwise(value)
+
+
+def _with_manifest(spark: SparkSession, leaves: pa.Table, schema: Any) -> DataFrame:
+    """The leaves' rows with `manifest`, `ordinal`, and what their entries inherit."""
+    from pyspark.sql import functions as F
+
+    from sparkmeta.session import local_frame
+    from sparkmeta.storage.files import refuse_hidden
+    from sparkmeta.storage.location import escape_glob, path_key, spark_path_key
+
+    locations = leaves.column("location").to_pylist()
+    refuse_hidden(locations)
+    reader = spark.read.schema(schema).options(**_STRICT)
+    files = reader.parquet(*map(escape_glob, locations))
+    keys = pa.array([spark_path_key(location) for location in locations])
+    units = local_frame(spark, leaves.append_column(_PATH, keys)).select(
+        _PATH, F.col(MANIFEST).alias(_UNIT), F.struct("snapshot_id", "sequence_number").alias(_INHERITED)
+    )
+    path = path_key(F.col("_metadata.file_path"))
+    read = files.withColumns({_PATH: path, ORDINAL: F.col("_metadata.row_index")})
+    unknown = F.raise_error(F.concat(F.lit("Spark read a file that no manifest names: "), F.col(_PATH)))
+    manifest = F.when(F.col(_UNIT).isNull(), unknown).otherwise(F.col(_UNIT))
+    return read.join(F.broadcast(units), _PATH, "left").withColumn(MANIFEST, manifest).drop(_PATH, _UNIT)
+
+
+# Sessions may allow reads to pass over files; a plan never may.
+_STRICT = {"ignoreMissingFiles": "false", "ignoreCorruptFiles": "false", "mergeSchema": "false"}
+
+
+def _read_schema(projection: EntryProjection, tuples: TupleSources) -> Any:
+    return schema_of(read_fields(projection, tuples))
+
+
+def read_fields(projection: EntryProjection, tuples: TupleSources) -> pa.Schema:
+    """The fields of the V4 layout that a projection needs, `content_stats` with those of the partition tuple."""
+    names = {*projection.columns, "version_info", "partition_spec_id", "location"}
+    fields = [_read_field(_ENTRY[name]) for name in _ENTRY if name in names]
+    stats = dict(projection.stats)
+    types = dict(projection.partition)
+    for sources in tuples.values():
+        stats |= {source: types[one] for one, source in sources if one in types and source not in stats}
+    if stats:
+        structs = [pa.field(str(one), stats_struct(bound_arrow_type(kind))) for one, kind in sorted(stats.items())]
+        fields.append(pa.field(CONTENT_STATS, pa.struct(structs)))
+    return pa.schema(fields)
+
+
+def _read_field(spec: FieldSpec) -> pa.Field:
+    return pa.field(spec.name, spec.type)
+
+
+def _row_ids(spark: SparkSession, leaves: pa.Table) -> DataFrame:
+    """manifest, ordinal, assigned_row_id of every entry: its own, or counted on from the leaf's (table spec, First Row
+    ID Inheritance). A pass of its own over three narrow columns, so that the wide one keeps its pushed filters."""
+    from pyspark.sql import Window
+    from pyspark.sql import functions as F
+
+    from sparkmeta.session import local_frame
+
+    names = ("version_info", "record_count", "first_row_id")
+    rows = _with_manifest(spark, leaves, schema_of(pa.schema([_read_field(_ENTRY[name]) for name in names])))
+    starts = local_frame(spark, leaves.select([MANIFEST, "first_row_id"])).withColumnRenamed("first_row_id", "start")
+    counted = F.col("first_row_id").isNull() & (F.col("version_info.status") != int(Status.DELETED))
+    before = Window.partitionBy(MANIFEST).orderBy(ORDINAL).rowsBetween(Window.unboundedPreceding, -1)
+    passed = F.coalesce(F.sum(F.when(counted, F.col("record_count")).otherwise(0)).over(before), F.lit(0))
+    assigned = F.coalesce("first_row_id", F.when(counted, F.col("start") + passed))
+    return rows.join(F.broadcast(starts), MANIFEST).select(MANIFEST, ORDINAL, assigned.alias("assigned_row_id"))

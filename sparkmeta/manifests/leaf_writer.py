@@ -1,0 +1,130 @@
+"""V4 leaf manifests written by Spark tasks: entries in, files of a target size out, and the root's entry for each."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sparkmeta.manifests.aggregate import leaf_row
+from sparkmeta.manifests.layout import DATA, DELETE, tree_schema, write_manifest
+from sparkmeta.manifests.root import one_of
+from sparkmeta.spec.entry import ContentType
+from sparkmeta.storage.location import join
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from sparkmeta.storage.files import ExecutorWriter
+
+# What an entry takes in a file before one has been written: its own fields, and each column's stats.
+_ENTRY_BYTES, _STATS_BYTES = 40, 8
+_SMALLEST_LEAF = 1_000
+
+
+@dataclass(frozen=True)
+class LeafFormat:
+    """How a table's leaves are written; it travels to executors.
+
+    folder: of the table's metadata files. name: begins the names of one commit's files. stats: ids with stats -> their
+    Iceberg types. sources: spec id -> ids of the stats that hold its partition values. target_bytes: of a leaf.
+    """
+
+    folder: str
+    name: str
+    stats: Mapping[int, str]
+    sources: Mapping[int, frozenset[int]]
+    target_bytes: int
+    writer: ExecutorWriter
+    properties: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The rows of entries, and of the root's entries for leaves."""
+        return tree_schema(self.stats)
+
+    @property
+    def unordered(self) -> frozenset[int]:
+        return frozenset(one for one, name in self.stats.items() if name == "uuid")
+
+
+def write_leaves(entries: DataFrame, form: LeafFormat) -> pa.Table:
+    """Writes entries as leaves, each task its own, and gives the root's entries for them; runs a job.
+
+    entries: rows of `form.schema` in the order in which they are to stand, partitioned as tasks shall take them.
+    """
+    from sparkmeta.manifests.avro.read import schema_of
+
+    written = entries.mapInArrow(partial(_write, form), schema_of(form.schema)).toArrow()
+    return written.cast(form.schema)
+
+
+def _write(form: LeafFormat, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Leaves of one task: one open at a time for each spec and kind."""
+    open_leaves: dict[tuple[int, bool], _Leaf] = {}
+    for batch in batches:
+        table = pa.Table.from_batches([batch]).cast(form.schema)
+        for key, rows in _kinds(table):
+            leaf = open_leaves.setdefault(key, _Leaf(form))
+            yield from leaf.take(rows)
+    for leaf in open_leaves.values():
+        yield from leaf.close()
+
+
+def _kinds(table: pa.Table) -> Iterator[tuple[tuple[int, bool], pa.Table]]:
+    """The rows by spec and by whether they are data: each combination has leaves of its own."""
+    data = one_of(table, [ContentType.DATA])
+    for spec_id in table.column("partition_spec_id").unique().to_pylist():
+        of_spec = pc.equal(table.column("partition_spec_id"), spec_id)
+        for is_data, mask in ((True, data), (False, pc.invert(data))):
+            rows = table.filter(pc.and_(of_spec, mask))
+            if len(rows):
+                yield (spec_id, is_data), rows
+
+
+class _Leaf:
+    """Rows on their way into leaves of one spec and kind."""
+
+    def __init__(self, form: LeafFormat) -> None:
+        self._form = form
+        self._rows: list[pa.Table] = []
+        self._count = 0
+        self._entry_bytes = float(_ENTRY_BYTES + _STATS_BYTES * len(form.stats))
+
+    def take(self, rows: pa.Table) -> Iterator[pa.RecordBatch]:
+        self._rows.append(rows)
+        self._count += len(rows)
+        while self._count >= (wanted := self._wanted()):
+            table = pa.concat_tables(self._rows)
+            self._rows, self._count = [table.slice(wanted)], self._count - wanted
+            yield from self._written(table.slice(0, wanted))
+
+    def close(self) -> Iterator[pa.RecordBatch]:
+        if self._count:
+            yield from self._written(pa.concat_tables(self._rows))
+
+    def _wanted(self) -> int:
+        return max(_SMALLEST_LEAF, int(self._form.target_bytes / self._entry_bytes))
+
+    def _written(self, table: pa.Table) -> Iterator[pa.RecordBatch]:
+        form, table = self._form, table.combine_chunks()
+        data, row = encode_leaf(table, form)
+        form.writer.write_new(row.column("location")[0].as_py(), data)
+        self._entry_bytes = max(1.0, len(data) / len(table))
+        yield from row.to_batches()
+
+
+def encode_leaf(table: pa.Table, form: LeafFormat) -> tuple[bytes, pa.Table]:
+    """Entries of one spec and kind as the bytes of a leaf, and the root's entry for it, its new location in it."""
+    is_data = table.column("content_type")[0].as_py() == ContentType.DATA
+    content = DATA if is_data else DELETE
+    data = write_manifest(table, content, form.properties)
+    location = join(form.folder, f"{form.name}-{content}-{uuid.uuid4()}.parquet")
+    spec_id = table.column("partition_spec_id")[0].as_py()
+    sources = form.sources.get(spec_id, frozenset())
+    return data, leaf_row(table, location, len(data), sources, form.unordered)

@@ -1,0 +1,245 @@
+"""Root manifests of V4 trees, whole, on the driver: the one file that says what a snapshot is made of.
+
+A root holds data and delete files directly, leaf manifests, and the deletion vectors of leaf manifests. It stays small:
+what grows with the table stands in leaves.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property, reduce
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sparkmeta.errors import CorruptFileError
+from sparkmeta.manifests.layout import CONTENT_KEY, ROOT, StatsTypes, read_manifest, write_manifest
+from sparkmeta.spec.entry import ContentType, Status
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Mapping
+
+REVISION_KEY = "sparkmeta.layout-revision"
+REVISION = 1
+
+LEAVES = (ContentType.DATA_MANIFEST, ContentType.DELETE_MANIFEST)
+FILES = (ContentType.DATA, ContentType.POSITION_DELETES, ContentType.EQUALITY_DELETES)
+VECTORS = (ContentType.MANIFEST_DELETION_VECTOR,)
+
+_FORMATS = {
+    ContentType.DATA: ("avro", "orc", "parquet"),
+    ContentType.POSITION_DELETES: ("puffin",),
+    ContentType.EQUALITY_DELETES: ("avro", "orc", "parquet"),
+    ContentType.DATA_MANIFEST: ("avro", "parquet"),
+    ContentType.DELETE_MANIFEST: ("avro", "parquet"),
+    ContentType.MANIFEST_DELETION_VECTOR: ("puffin",),
+}
+_COUNTS = ("added_files_count", "existing_files_count", "deleted_files_count")
+
+
+@dataclass(frozen=True)
+class Root:
+    """A root manifest as it was read: `table` has the rows of `tree_schema` in the file's order.
+
+    A row's position is its ordinal, and names a leaf within the engine.
+    """
+
+    location: str
+    table: pa.Table
+    properties: Mapping[str, str] = field(default_factory=dict)
+
+    def of(self, kinds: Iterable[ContentType], *, live: bool = True) -> pa.Table:
+        """The entries of these content types, with their `ordinal`; `live`: without DELETED ones."""
+        mask = one_of(self.table, kinds)
+        if live:
+            mask = pc.and_(mask, is_live(self.table))
+        ordinals = pa.array(range(len(self.table)), pa.int64())
+        return self.table.append_column("ordinal", ordinals).filter(mask)
+
+    @cached_property
+    def leaves(self) -> pa.Table:
+        """The live leaf manifests."""
+        return self.of(LEAVES)
+
+    @cached_property
+    def vectors(self) -> pa.Table:
+        """The live deletion vectors of live leaves, one a leaf.
+
+        Raises:
+            CorruptFileError: two for one leaf.
+        """
+        live = self.of(VECTORS)
+        masked = live.filter(pc.is_in(live.column("referenced_file"), self.leaves.column("location").combine_chunks()))
+        counts = masked.column("referenced_file").value_counts() if len(masked) else []
+        for count in counts:
+            if count["counts"].as_py() > 1:
+                problem = "two live deletion vectors mask this manifest"
+                raise CorruptFileError(self.location, "referenced_file", count["values"].as_py(), problem)
+        return masked
+
+
+def one_of(table: pa.Table, kinds: Iterable[ContentType]) -> pa.Array:
+    """Which rows are of these content types."""
+    wanted = pa.array([int(kind) for kind in kinds], pa.int32())
+    return pc.is_in(table.column("content_type"), wanted)
+
+
+def version(table: pa.Table, name: str) -> pa.ChunkedArray:
+    """A field of `version_info`."""
+    return pc.struct_field(table.column("version_info"), name)
+
+
+def is_live(table: pa.Table) -> pa.Array:
+    """Which rows are not DELETED."""
+    return pc.not_equal(version(table, "status"), int(Status.DELETED))
+
+
+def write_root(table: pa.Table, properties: Mapping[str, str] | None = None) -> bytes:
+    """Rows of `tree_schema` as a root manifest."""
+    return write_manifest(table, ROOT, {REVISION_KEY: str(REVISION), **(properties or {})})
+
+
+def read_root(
+    data: bytes, stats: StatsTypes, specs: Collection[int], location: str, snapshot: tuple[int, int]
+) -> Root:
+    """A root manifest, with what its ADDED entries leave to the snapshot filled in.
+
+    stats: the Iceberg types of the columns and expressions that have stats. specs: the table's partition spec ids.
+    snapshot: the id and the sequence number of the snapshot that names the root.
+
+    Raises:
+        CorruptFileError: no root, or an entry that breaks the rules of its type (see the field matrix in the layout's
+            documentation); it names the field, its value and the entry.
+    """
+    table, properties = read_manifest(data, stats, location)
+    content = properties.get(CONTENT_KEY)
+    if content != ROOT:
+        raise CorruptFileError(location, CONTENT_KEY, content, "the file is no root manifest")
+    table = _inherited(table, *snapshot)
+    check_root(table, specs, location)
+    return Root(location, table, properties)
+
+
+def _inherited(table: pa.Table, snapshot_id: int, sequence_number: int) -> pa.Table:
+    info = table.column("version_info").combine_chunks()
+    status, own, *sequences = info.flatten()
+    added = pc.equal(status, int(Status.ADDED))
+    filled = [
+        pc.coalesce(one, pc.if_else(added, pa.scalar(sequence_number, pa.int64()), pa.scalar(None, pa.int64())))
+        for one in sequences
+    ]
+    children = [status, pc.fill_null(own, pa.scalar(snapshot_id, pa.int64())), *filled]
+    struct = pa.StructArray.from_arrays(children, fields=list(info.type), mask=info.is_null())
+    return table.set_column(table.column_names.index("version_info"), table.schema.field("version_info"), struct)
+
+
+# -- checks ---------------------------------------------------------------------------------------------------------
+
+
+def check_root(table: pa.Table, specs: Collection[int], location: str) -> None:
+    """CorruptFileError for the first entry that its content type does not allow, or that lacks what it must have."""
+    check = _Checks(table, location)
+    check.known("content_type", tuple(int(kind) for kind in ContentType))
+    check.present(("version_info", "record_count", "partition_spec_id", "file_format"), check.all)
+    for name in ("status", "snapshot_id", "sequence_number", "file_sequence_number"):
+        check.refuse(f"version_info.{name}", version(table, name), version(table, name).is_null(), "it is missing")
+    check.refuse("version_info.status", status := version(table, "status"),
+                 pc.invert(pc.is_in(status, pa.array([0, 1, 2], pa.int32()))), "not one of 0, 1, 2")  # fmt: skip
+    check.known("partition_spec_id", tuple(specs))
+    for kind, formats in _FORMATS.items():
+        rows = one_of(table, [kind])
+        known = pc.is_in(pc.utf8_lower(table.column("file_format")), pa.array(formats))
+        check.refuse("file_format", table.column("file_format"), pc.and_(rows, pc.invert(known)),
+                     f"a {kind.name.lower()} entry has one of {', '.join(formats)}")  # fmt: skip
+    negative = pc.less(table.column("record_count"), 0)
+    check.refuse("record_count", table.column("record_count"), negative, "it is negative")
+    _check_leaves(check)
+    _check_deletes(check)
+    _check_vectors(check)
+
+
+def _check_leaves(check: _Checks) -> None:
+    leaves = one_of(check.table, LEAVES)
+    check.present(("location", "file_size_in_bytes", "manifest_stats"), leaves)
+    check.absent(("manifest_stats",), pc.invert(leaves))
+    sequences = version(check.table, "sequence_number")
+    differing = pc.not_equal(sequences, version(check.table, "file_sequence_number"))
+    check.refuse("version_info.file_sequence_number", version(check.table, "file_sequence_number"),
+                 pc.and_(leaves, differing), "a manifest's two sequence numbers are one")  # fmt: skip
+    counts = [pc.struct_field(check.table.column("manifest_stats"), name) for name in _COUNTS]
+    for name, values in zip(_COUNTS, counts, strict=True):
+        check.refuse(f"manifest_stats.{name}", values, pc.and_(leaves, values.is_null()), "it is missing")
+        check.refuse(f"manifest_stats.{name}", values, pc.and_(leaves, pc.less(values, 0)), "it is negative")
+    total = reduce(pc.add, (values.cast(pa.int64()) for values in counts))
+    records = check.table.column("record_count")
+    check.refuse("record_count", records, pc.and_(leaves, pc.not_equal(total, records)),
+                 "a manifest's is the number of its entries: added, existing and deleted")  # fmt: skip
+
+
+def _check_deletes(check: _Checks) -> None:
+    files = one_of(check.table, FILES)
+    check.present(("location", "file_size_in_bytes"), files)
+    equality = one_of(check.table, [ContentType.EQUALITY_DELETES])
+    check.present(("equality_ids",), equality)
+    check.absent(("equality_ids",), pc.invert(equality))
+    ids = check.table.column("equality_ids")
+    check.refuse("equality_ids", ids, pc.and_(equality, pc.equal(pc.list_value_length(ids), 0)), "there is none")
+    position = one_of(check.table, [ContentType.POSITION_DELETES])
+    check.present(("deletion_vector", "referenced_file"), position)
+    for name in ("offset", "size_in_bytes"):
+        values = check.vector(name)
+        check.refuse(f"deletion_vector.{name}", values, pc.and_(position, values.is_null()), "it is missing")
+    inline = check.vector("inline_content")
+    problem = "deletion vectors of data files stand in Puffin files"
+    check.refuse("deletion_vector.inline_content", inline, pc.and_(position, inline.is_valid()), problem)
+    check.absent(("deletion_vector",), pc.invert(one_of(check.table, [ContentType.POSITION_DELETES, *VECTORS])))
+
+
+def _check_vectors(check: _Checks) -> None:
+    vectors = one_of(check.table, VECTORS)
+    check.present(("deletion_vector", "referenced_file"), vectors)
+    inline, offset = check.vector("inline_content"), check.vector("offset")
+    located = pc.not_equal(pc.fill_null(check.table.column("location"), ""), "")
+    both = pc.equal(inline.is_valid(), pc.and_(offset.is_valid(), located))
+    problem = "a manifest's deletion vector is either inline or at an offset of a Puffin file"
+    check.refuse("deletion_vector", check.table.column("deletion_vector"), pc.and_(vectors, both), problem)
+    stored = pc.and_(vectors, offset.is_valid())
+    size = check.vector("size_in_bytes")
+    check.refuse("deletion_vector.size_in_bytes", size, pc.and_(stored, size.is_null()), "it is missing")
+    records = check.table.column("record_count")
+    check.refuse("record_count", records, pc.and_(vectors, pc.less(records, 1)), "it masks nothing")
+
+
+class _Checks:
+    """Rules over the rows of a root; the first one broken is a CorruptFileError that names the entry."""
+
+    def __init__(self, table: pa.Table, location: str) -> None:
+        self.table, self.location = table, location
+        self.all = pa.repeat(pa.scalar(True), len(table))
+
+    def vector(self, name: str) -> pa.ChunkedArray:
+        return pc.struct_field(self.table.column("deletion_vector"), name)
+
+    def known(self, name: str, values: Collection[Any]) -> None:
+        column = self.table.column(name)
+        unknown = pc.invert(pc.is_in(column, pa.array(sorted(values), column.type)))
+        self.refuse(name, column, unknown, f"not one of {', '.join(map(str, sorted(values)))}")
+
+    def present(self, names: Iterable[str], rows: pa.Array) -> None:
+        for name in names:
+            column = self.table.column(name)
+            self.refuse(name, column, pc.and_(rows, column.is_null()), "it is missing")
+
+    def absent(self, names: Iterable[str], rows: pa.Array) -> None:
+        for name in names:
+            column = self.table.column(name)
+            self.refuse(name, column, pc.and_(rows, column.is_valid()), "its content type has no such field")
+
+    def refuse(self, name: str, values: Any, wrong: Any, problem: str) -> None:
+        found = pc.indices_nonzero(pc.fill_null(wrong, False))
+        if len(found):
+            row = found[0].as_py()
+            kind = self.table.column("content_type")[row].as_py()
+            value = values[row].as_py()
+            raise CorruptFileError(self.location, name, value, f"in entry {row}, of content type {kind}: {problem}")

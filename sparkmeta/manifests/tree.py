@@ -1,0 +1,309 @@
+"""A V4 root in the forms that the engine knows: manifests to prune, and the entries of those that are left.
+
+The files that stand in the root itself are treated as manifests of their own, one of data and one of deletes, which are
+never opened: their entries are on the driver already.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial, reduce
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sparkmeta.columns.bounds import encode_bounds
+from sparkmeta.manifests.avro.read import PART_SCHEMA, spark_schema
+from sparkmeta.manifests.leaf import TupleSources, entry_columns, read_fields, read_leaf_entries
+from sparkmeta.manifests.manifest_list import MANIFEST_FILE_SCHEMA
+from sparkmeta.manifests.maps import with_metrics_maps
+from sparkmeta.manifests.projection import CONTENT_STATS, MANIFEST, ORDINAL, EntryProjection
+from sparkmeta.manifests.root import Root, one_of, version
+from sparkmeta.manifests.vectors import leaf_vectors, masked_ordinals
+from sparkmeta.spec.entry import MANIFEST_STATS, METRICS_MAP_IDS, ContentType, Status
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pyspark.sql import DataFrame, SparkSession
+
+    from sparkmeta.storage.files import ExecutorReader
+
+IN_ROOT = "ROOT"
+"""The file format of the manifests that are the root's own entries."""
+
+UPGRADED_KEY = "sparkmeta.upgraded-sequence-number"
+"""Key-value metadata of a root: manifests of this sequence number and older ones have the layout of v1-v3."""
+
+MASKED = "masked"
+
+_OWN_ENTRIES = {
+    ContentType.DATA_MANIFEST: (ContentType.DATA,),
+    ContentType.DELETE_MANIFEST: (ContentType.POSITION_DELETES, ContentType.EQUALITY_DELETES),
+}
+# Masked ordinals up to this many are broadcast; more are joined by hash.
+_BROADCAST_ORDINALS = 1_000_000
+
+
+@dataclass(frozen=True)
+class Tree:
+    """A root, and where the partition values of its entries stand."""
+
+    root: Root
+    sources: TupleSources
+
+    @cached_property
+    def upgraded_sequence_number(self) -> int:
+        """Manifests up to this sequence number were written before the table became a tree; -1: none."""
+        return int(self.root.properties.get(UPGRADED_KEY, -1))
+
+    @cached_property
+    def vectors(self) -> pa.Table:
+        """The live deletion vectors of the leaves, as `VECTOR_SCHEMA`."""
+        return leaf_vectors(self.root)
+
+    def own_id(self, content: ContentType) -> int:
+        """The small id of the root's own entries of one content, behind those of all leaves."""
+        return len(self.root.table) + int(content) - int(ContentType.DATA_MANIFEST)
+
+@dataclass(frozen=True)
+class TreeReader:
+    """What it takes to read a tree's entries.
+
+    reader: opens files on executors; None where only Spark's sources can. column_types: every column of the table that
+    has metrics -> its Iceberg type. manifest_entries: reads manifests of the v1-v3 layout, which upgraded trees have.
+    """
+
+    spark: SparkSession
+    tree: Tree
+    reader: ExecutorReader | None
+    column_types: Mapping[int, str]
+    manifest_entries: Callable[[pa.Table, EntryProjection], DataFrame]
+
+    def entries(self, roots: pa.Table, projection: EntryProjection) -> DataFrame:
+        """The entries of some manifests (rows of `tree_roots`) that no deletion vector masks, DELETED ones included."""
+        mapped = frozenset(METRICS_MAP_IDS).intersection(projection.columns)
+        if mapped:
+            return self._with_maps(roots, projection)
+        frames = [*self._leaf_frames(roots, projection), *self._own_frames(roots, projection)]
+        if not frames:
+            return self.spark.createDataFrame([], spark_schema(projection))
+        return reduce(lambda left, right: left.unionByName(right), frames)
+
+    def _leaf_frames(self, roots: pa.Table, projection: EntryProjection) -> list[DataFrame]:
+        leaves = roots.filter(pc.not_equal(roots.column("file_format"), IN_ROOT))
+        parquet = pc.equal(leaves.column("file_format"), "PARQUET")
+        newer = pc.greater(version(leaves, "sequence_number"), self.tree.upgraded_sequence_number)
+        is_leaf = pc.and_(parquet, newer)
+        frames = []
+        v4, older = leaves.filter(is_leaf), leaves.filter(pc.invert(is_leaf))
+        if len(v4):
+            frames.append(read_leaf_entries(self.spark, _units(v4), projection, self.tree.sources))
+        if len(older):
+            frames.append(self.manifest_entries(older, projection))
+        return [self._unmasked(leaves, frame) for frame in frames]
+
+    def _unmasked(self, leaves: pa.Table, entries: DataFrame) -> DataFrame:
+        """Without the entries that live deletion vectors mask: an anti-join on (manifest, ordinal)."""
+        from pyspark.sql import functions as F
+
+        vectors, ids = self.tree.vectors, leaves.column(MANIFEST).combine_chunks()
+        vectors = vectors.filter(pc.is_in(vectors.column(MANIFEST), ids))
+        if not len(vectors):
+            return entries
+        masked = masked_ordinals(self.spark, vectors, self.reader)
+        few = pc.sum(vectors.column("record_count")).as_py() <= _BROADCAST_ORDINALS
+        return entries.join(F.broadcast(masked) if few else masked, [MANIFEST, ORDINAL], "left_anti")
+
+    def _own_frames(self, roots: pa.Table, projection: EntryProjection) -> list[DataFrame]:
+        from sparkmeta.session import local_frame
+
+        own = roots.filter(pc.equal(roots.column("file_format"), IN_ROOT))
+        frames = []
+        for kind in own.column("content_type").to_pylist():
+            rows = own_rows(self.tree, ContentType(kind), projection)
+            frames.append(local_frame(self.spark, rows).select(*entry_columns(projection, self.tree.sources, None)))
+        return frames
+
+    def _with_maps(self, roots: pa.Table, projection: EntryProjection) -> DataFrame:
+        """Entries with metrics maps, which are made of the stats of all columns."""
+        stats = {**self.column_types, **dict(projection.stats)}
+        columns = (name for name in projection.columns if name not in METRICS_MAP_IDS)
+        plain = EntryProjection(tuple(columns), projection.partition, tuple(sorted(stats.items())))
+        fill = partial(with_metrics_maps, projection, frozenset(self.column_types))
+        return self.entries(roots, plain).mapInArrow(fill, spark_schema(projection))
+
+
+def own_rows(tree: Tree, content: ContentType, projection: EntryProjection) -> pa.Table:
+    """The root's own files of one content, with the fields that a projection needs, `manifest` and `ordinal`."""
+    files = tree.root.of(_OWN_ENTRIES[content], live=False)
+    schema = read_fields(projection, tree.sources)
+    columns = [_narrowed(files.column(field.name), field.type) for field in schema]
+    manifests = pa.repeat(pa.scalar(tree.own_id(content), pa.int32()), len(files))
+    table = pa.Table.from_arrays(columns, schema=schema)
+    return table.append_column(MANIFEST, manifests).append_column(ORDINAL, files.column("ordinal"))
+
+
+def _narrowed(values: pa.ChunkedArray, kind: pa.DataType) -> pa.Array:
+    """A struct column with only the children of `kind`, by name."""
+    return _narrow(pa.concat_arrays(values.chunks) if values.num_chunks else pa.nulls(0, values.type), kind)
+
+
+def _narrow(values: pa.Array, kind: pa.DataType) -> pa.Array:
+    if not pa.types.is_struct(kind):
+        return values.cast(kind)
+    names = [field.name for field in values.type]
+    flat = values.flatten()
+    children = [
+        _narrow(flat[names.index(field.name)], field.type) if field.name in names else pa.nulls(len(values), field.type)
+        for field in kind
+    ]
+    return pa.StructArray.from_arrays(children, fields=list(kind), mask=values.is_null())
+
+
+def _units(leaves: pa.Table) -> pa.Table:
+    """Leaves as rows of `PART_SCHEMA`."""
+    zeros = pa.repeat(pa.scalar(0, pa.int32()), len(leaves))
+    columns = {
+        MANIFEST: leaves.column(MANIFEST),
+        "location": leaves.column("location"),
+        "partition_spec_id": leaves.column("partition_spec_id"),
+        "snapshot_id": version(leaves, "snapshot_id"),
+        "sequence_number": version(leaves, "sequence_number"),
+        "first_row_id": leaves.column("first_row_id"),
+        "part": zeros,
+        "parts": pc.add(zeros, 1).cast(pa.int32()),
+    }
+    return pa.Table.from_arrays([columns[field.name] for field in PART_SCHEMA], schema=PART_SCHEMA)
+
+
+def tree_roots(tree: Tree) -> pa.Table:
+    """The manifests of a tree as `root_entries` gives those of a manifest list, so that planning takes both.
+
+    Columns: those of `root_entries`, but for partition summaries; `content_stats` in their place, and `masked`, how many
+    entries a deletion vector masks. The root's own files are a manifest of data and one of deletes, of format `IN_ROOT`.
+    """
+    leaves = tree.root.leaves
+    masked = dict(
+        zip(tree.vectors.column(MANIFEST).to_pylist(), tree.vectors.column("record_count").to_pylist(), strict=True)
+    )
+    ordinals = leaves.column("ordinal").to_pylist()
+    columns: dict[str, Any] = {
+        MANIFEST: leaves.column("ordinal").cast(pa.int32()),
+        "content_type": leaves.column("content_type"),
+        "location": leaves.column("location"),
+        "file_format": pc.utf8_upper(leaves.column("file_format")),
+        "version_info": leaves.column("version_info"),
+        "partition_spec_id": leaves.column("partition_spec_id"),
+        "record_count": leaves.column("record_count"),
+        "file_size_in_bytes": leaves.column("file_size_in_bytes"),
+        "manifest_stats": leaves.column("manifest_stats"),
+        "key_metadata": leaves.column("key_metadata"),
+        "first_row_id": leaves.column("first_row_id"),
+        "referenced_file": leaves.column("referenced_file"),
+        CONTENT_STATS: leaves.column(CONTENT_STATS),
+        MASKED: pa.array([masked.get(one, 0) for one in ordinals], pa.int64()),
+    }
+    table = pa.table(columns)
+    own = [_own_row(tree, content) for content in _OWN_ENTRIES]
+    rows = [row for row in own if row is not None]
+    return pa.concat_tables([table, pa.Table.from_pylist(rows, schema=table.schema)]).combine_chunks()
+
+
+def _own_row(tree: Tree, content: ContentType) -> dict[str, Any] | None:
+    files = tree.root.of(_OWN_ENTRIES[content], live=False)
+    if not len(files):
+        return None
+    status, records = version(files, "status"), files.column("record_count")
+    stats: dict[str, int] = {"min_sequence_number": pc.min(version(files, "sequence_number")).as_py()}
+    for one in Status:
+        mask = pc.equal(status, int(one))
+        stats[f"{one.name.lower()}_files_count"] = pc.sum(mask).as_py() or 0
+        stats[f"{one.name.lower()}_rows_count"] = pc.sum(records.filter(mask)).as_py() or 0
+    return {
+        MANIFEST: tree.own_id(content),
+        "content_type": int(content),
+        "location": tree.root.location,
+        "file_format": IN_ROOT,
+        "partition_spec_id": files.column("partition_spec_id")[0].as_py(),
+        "record_count": len(files),
+        "file_size_in_bytes": 0,
+        "manifest_stats": stats,
+        MASKED: 0,
+    }
+
+
+# -- as a manifest list ---------------------------------------------------------------------------------------------
+
+
+def tree_manifest_files(
+    root: Root, spec_fields: Mapping[int, Sequence[tuple[int, str]]], sources: TupleSources
+) -> pa.Table:
+    """The live leaves of a root as rows of a manifest list: `MANIFEST_FILE_SCHEMA`."""
+    leaves = root.leaves
+    stats = leaves.column("manifest_stats")
+    columns: dict[str, Any] = {
+        "manifest_path": leaves.column("location"),
+        "manifest_length": leaves.column("file_size_in_bytes"),
+        "partition_spec_id": leaves.column("partition_spec_id"),
+        "content": pc.subtract(leaves.column("content_type"), int(ContentType.DATA_MANIFEST)).cast(pa.int32()),
+        "sequence_number": version(leaves, "sequence_number"),
+        "added_snapshot_id": version(leaves, "snapshot_id"),
+        "partitions": _partitions(leaves, spec_fields, sources),
+        "key_metadata": leaves.column("key_metadata"),
+        "first_row_id": leaves.column("first_row_id"),
+        **{field.name: pc.struct_field(stats, field.name) for field in MANIFEST_STATS},
+    }
+    arrays = [_narrowed(_chunked(columns[field.name]), field.type) for field in MANIFEST_FILE_SCHEMA]
+    return pa.Table.from_arrays(arrays, schema=MANIFEST_FILE_SCHEMA)
+
+
+def _chunked(values: Any) -> pa.ChunkedArray:
+    return values if isinstance(values, pa.ChunkedArray) else pa.chunked_array([values])
+
+
+def _partitions(
+    leaves: pa.Table, spec_fields: Mapping[int, Sequence[tuple[int, str]]], sources: TupleSources
+) -> pa.Array:
+    """Partition summaries by leaf, in the order of its spec's fields."""
+    stats = leaves.column(CONTENT_STATS)
+    flat = _narrow_chunks(stats)
+    by_id = {int(field.name): values for field, values in zip(stats.type, flat.flatten(), strict=True)}
+    encoded: dict[tuple[int, str], list[bytes | None]] = {}
+    for source in {one for fields in sources.values() for _, one in fields if one in by_id}:
+        for name in ("lower_bound", "upper_bound"):
+            encoded[source, name] = encode_bounds(pc.struct_field(by_id[source], name)).to_pylist()
+    counts = {
+        one: by_id[one].to_pylist() if one in by_id else None
+        for one in {source for fields in sources.values() for _, source in fields}
+    }
+    rows = []
+    for row, spec_id in enumerate(leaves.column("partition_spec_id").to_pylist()):
+        places = dict(sources[spec_id])
+        rows.append([_summary(row, places.get(field_id), counts, encoded) for field_id, _ in spec_fields[spec_id]])
+    return pa.array(rows, MANIFEST_FILE_SCHEMA.field("partitions").type)
+
+
+def _narrow_chunks(values: pa.ChunkedArray) -> pa.Array:
+    return pa.concat_arrays(values.chunks) if values.num_chunks else pa.nulls(0, values.type)
+
+
+def _summary(
+    row: int,
+    source: int | None,
+    counts: Mapping[int, list[Any] | None],
+    encoded: Mapping[tuple[int, str], list[bytes | None]],
+) -> dict[str, Any]:
+    known = counts.get(source) if source is not None else None
+    stats = known[row] if known is not None else None
+    if source is None or stats is None:
+        return {"contains_null": True, "contains_nan": None, "lower_bound": None, "upper_bound": None}
+    nulls, nans = stats["null_value_count"], stats["nan_value_count"]
+    return {
+        "contains_null": nulls is None or nulls > 0,
+        "contains_nan": None if nans is None else nans > 0,
+        "lower_bound": encoded[source, "lower_bound"][row],
+        "upper_bound": encoded[source, "upper_bound"][row],
+    }
