@@ -24,6 +24,8 @@ from sparkmeta.manifests.tree import Tree, TreeReader, tree_manifest_files, tree
 from sparkmeta.settings import Settings, settings
 from sparkmeta.spec.avro_name import avro_name
 from sparkmeta.spec.entry import DELETE_FILE_PATH_ID, ContentType
+from sparkmeta.spec.expressions import stats_field_id
+from sparkmeta.spec.metadata_model import TableMetadataV4
 from sparkmeta.spec.partitioning import partition_type, spec_partition_type
 from sparkmeta.storage.files import ExecutorReader, Files, executor_reader
 
@@ -172,7 +174,16 @@ class TableState:
     @cached_property
     def tuple_sources(self) -> dict[int, tuple[tuple[int, int], ...]]:
         """Spec id -> its fields' (partition field id, id of the stats that hold the value); without void ones."""
-        return {spec_id: stats_sources(self.metadata, spec) for spec_id, spec in self.specs.items()}
+        expressions = self.metadata.expressions if isinstance(self.metadata, TableMetadataV4) else []
+        return {
+            spec_id: tuple(
+                (field.field_id, source)
+                for field in spec.fields
+                if field.field_id in self.partition_fields
+                and (source := stats_field_id(expressions, spec, field)) is not None
+            )
+            for spec_id, spec in self.specs.items()
+        }
 
     @cached_property
     def roots(self) -> pa.Table:
