@@ -184,7 +184,9 @@ def _edited_vectors(
 ) -> list[pa.Table]:
     """Vectors of leaves that are deleted from are replaced by merged ones; those of compacted leaves go."""
     targets = vectors.column("referenced_file").to_pylist()
-    kept = [index for index, target in enumerate(targets) if target not in change.masks and target not in change.dropped]
+    kept = [
+        index for index, target in enumerate(targets) if target not in change.masks and target not in change.dropped
+    ]
     replaced = {target: index for index, target in enumerate(targets) if target in change.masks}
     tombstones = vectors.take(pa.array(list(replaced.values()), pa.int64()))
     parts = [
@@ -330,7 +332,9 @@ def _check_locations(table: pa.Table) -> None:
     """One live entry for a file: a second one would be read twice."""
     live = table.filter(is_live(table))
     files = live.filter(one_of(live, [*FILES, *LEAVES]))
-    keys = [key for key, kind in zip(file_keys(files), files.column("content_type").to_pylist(), strict=True) if kind < 5]
+    keys = [
+        key for key, kind in zip(file_keys(files), files.column("content_type").to_pylist(), strict=True) if kind < 5
+    ]
     places = [(key.location, key.offset) for key in keys]
     if len(set(places)) < len(places):
         twice = next(place for place in places if places.count(place) > 1)

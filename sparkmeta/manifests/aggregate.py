@@ -84,9 +84,7 @@ def _aggregate(stats: pa.StructArray, kind: pa.StructType, is_source: bool, unor
     row = {"lower_bound": both[0], "upper_bound": both[1], "tight_bounds": pa.scalar(all_tight or None, pa.bool_())}
     row |= counts
     children = [
-        pa.array([row[field.name].as_py()], field.type)
-        if field.name in row
-        else pa.nulls(1, field.type)
+        pa.array([row[field.name].as_py()], field.type) if field.name in row else pa.nulls(1, field.type)
         for field in kind
     ]
     return pa.StructArray.from_arrays(children, fields=list(kind))

@@ -112,7 +112,9 @@ def _derived(source: int, type_name: str) -> Column:
     from pyspark.sql import functions as F
 
     stats = F.col(f"{CONTENT_STATS}.`{source}`")
-    problem = F.concat(F.lit(f"content_stats.{source} is missing, and with it a partition value, of "), F.col("location"))
+    problem = F.concat(
+        F.lit(f"content_stats.{source} is missing, and with it a partition value, of "), F.col("location")
+    )
     value = stats.lower_bound
     if type_name in ("float", "double"):
         value = F.when(value.isNull() & (stats.nan_value_count > 0), F.lit(float("nan"))).otherwise(value)

@@ -15,13 +15,10 @@ import pyarrow.compute as pc
 
 from sparkmeta.errors import CorruptFileError
 from sparkmeta.manifests.layout import CONTENT_KEY, ROOT, StatsTypes, read_manifest, write_manifest
-from sparkmeta.spec.entry import ContentType, Status
+from sparkmeta.spec.entry import LAYOUT_REVISION, LAYOUT_REVISION_KEY, ContentType, Status
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
-
-REVISION_KEY = "sparkmeta.layout-revision"
-REVISION = 1
 
 LEAVES = (ContentType.DATA_MANIFEST, ContentType.DELETE_MANIFEST)
 FILES = (ContentType.DATA, ContentType.POSITION_DELETES, ContentType.EQUALITY_DELETES)
@@ -97,12 +94,10 @@ def is_live(table: pa.Table) -> pa.Array:
 
 def write_root(table: pa.Table, properties: Mapping[str, str] | None = None) -> bytes:
     """Rows of `tree_schema` as a root manifest."""
-    return write_manifest(table, ROOT, {REVISION_KEY: str(REVISION), **(properties or {})})
+    return write_manifest(table, ROOT, {LAYOUT_REVISION_KEY: str(LAYOUT_REVISION), **(properties or {})})
 
 
-def read_root(
-    data: bytes, stats: StatsTypes, specs: Collection[int], location: str, snapshot: tuple[int, int]
-) -> Root:
+def read_root(data: bytes, stats: StatsTypes, specs: Collection[int], location: str, snapshot: tuple[int, int]) -> Root:
     """A root manifest, with what its ADDED entries leave to the snapshot filled in.
 
     stats: the Iceberg types of the columns and expressions that have stats. specs: the table's partition spec ids.

@@ -20,7 +20,7 @@ from sparkmeta.manifests.leaf import TupleSources, entry_columns, read_fields, r
 from sparkmeta.manifests.manifest_list import MANIFEST_FILE_SCHEMA
 from sparkmeta.manifests.maps import with_metrics_maps
 from sparkmeta.manifests.projection import CONTENT_STATS, MANIFEST, ORDINAL, EntryProjection
-from sparkmeta.manifests.root import Root, one_of, version
+from sparkmeta.manifests.root import Root, version
 from sparkmeta.manifests.vectors import leaf_vectors, masked_ordinals
 from sparkmeta.spec.entry import MANIFEST_STATS, METRICS_MAP_IDS, ContentType, Status
 
@@ -67,6 +67,7 @@ class Tree:
     def own_id(self, content: ContentType) -> int:
         """The small id of the root's own entries of one content, behind those of all leaves."""
         return len(self.root.table) + int(content) - int(ContentType.DATA_MANIFEST)
+
 
 @dataclass(frozen=True)
 class TreeReader:

@@ -102,7 +102,9 @@ def _matching_leaves(roots: pa.Table, scan_filter: ScanFilter, by_stats: bool) -
         places = dict(sources[spec_id])
 
         def stats(field_id: int) -> FieldStats:
-            return entry_stats(places[field_id]) if field_id in places else FieldStats(*[None] * len(FieldStats._fields))
+            return (
+                entry_stats(places[field_id]) if field_id in places else FieldStats(*[None] * len(FieldStats._fields))
+            )
 
         return might_match(partition_filter, stats, F.col("rows"))
 

@@ -139,4 +139,9 @@ DATA_FILE_FIELD_ID = 2
 # The position delete file's `file_path` column, whose equal bounds name the one data file that it applies to.
 DELETE_FILE_PATH_ID = 2147483546
 
+LAYOUT_REVISION_KEY = "tree-layout-revision"
+"""The key of table metadata, and of a root's key-value metadata, that names our layout of the V4 metadata tree."""
+LAYOUT_REVISION = 1
+"""The newest layout of the V4 metadata tree that is known."""
+
 FILE_FORMATS = ("AVRO", "ORC", "PARQUET", "PUFFIN")

@@ -13,11 +13,10 @@ from pyiceberg.exceptions import ValidationError
 from pyiceberg.partitioning import PARTITION_FIELD_ID_START
 
 from sparkmeta.errors import CorruptFileError, UnsupportedError
+from sparkmeta.spec.entry import LAYOUT_REVISION, LAYOUT_REVISION_KEY
 from sparkmeta.spec.expressions import check_expressions, expressions_from_json, resolved_spec_json
 from sparkmeta.spec.json_node import JsonNode, parse_json, refuse_twice
 from sparkmeta.spec.metadata_model import (
-    LAYOUT_REVISION,
-    LAYOUT_REVISION_KEY,
     TableMetadata,
     TableMetadataV1,
     TableMetadataV2,
