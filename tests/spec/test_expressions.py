@@ -294,5 +294,6 @@ def test_an_expression_comes_back(expression: Expression) -> None:
     assert json.loads(json.dumps(document)) == document
     assert expression_from_json(document) == expression
     assert hash(expression_from_json(document)) == hash(expression)
-    renamed = expression_from_json(document).model_copy(update={"name": "other"})
-    assert expression_to_json(renamed)["expr"]["name"] == "other"
+    renamed = expression_from_json(document).model_copy(update={"name": f"{expression.name}!"})
+    assert expression_to_json(renamed)["expr"]["name"] == f"{expression.name}!"
+    assert renamed != expression
