@@ -6,10 +6,11 @@ import json
 from typing import TYPE_CHECKING, Any, cast
 
 from sparkmeta.errors import ValidationError
+from sparkmeta.spec.entry import LAYOUT_REVISION
 from sparkmeta.spec.expressions import add_expressions
 from sparkmeta.spec.json_node import JsonNode
 from sparkmeta.spec.metadata import serialize_table_metadata, table_metadata_from_json
-from sparkmeta.spec.metadata_model import LAYOUT_REVISION, TableMetadata, TableMetadataV1, TableMetadataV4
+from sparkmeta.spec.metadata_model import TableMetadata, TableMetadataV1, TableMetadataV4
 from sparkmeta.spec.partitioning import partition_spec_to_json, sort_order_to_json
 from sparkmeta.spec.schema import schema_to_json
 
