@@ -23,11 +23,12 @@ from sparkmeta.spec.metadata_model import (
 )
 from sparkmeta.spec.partitioning import partition_spec_from_json, sort_order_from_json
 from sparkmeta.spec.schema import schema_from_json
-from sparkmeta.spec.snapshot import Snapshot, SnapshotRef
+from sparkmeta.spec.snapshot import MetadataLogEntry, Snapshot, SnapshotRef
 
 __all__ = [
     "MAIN",
     "NEWEST_FORMAT_VERSION",
+    "MetadataLogEntry",
     "Snapshot",
     "SnapshotRef",
     "TableMetadata",
@@ -36,6 +37,7 @@ __all__ = [
     "TableMetadataV3",
     "TableMetadataV4",
     "parse_table_metadata",
+    "parse_table_uuid",
     "serialize_table_metadata",
 ]
 
@@ -71,6 +73,12 @@ def parse_table_metadata(data: bytes, location: str) -> TableMetadata:
     metadata.model_fields_set.difference_update(_field_name(metadata, key) for key in filled)
     _check_snapshots(metadata, location)
     return metadata
+
+
+def parse_table_uuid(data: bytes, location: str) -> uuid.UUID | None:
+    """The table-uuid alone, which is quicker; None where format version 1 leaves it out. Raises CorruptFileError."""
+    node = parse_json(_decompressed(data, location), location).optional("table-uuid")
+    return None if node is None else _uuid(node)
 
 
 def serialize_table_metadata(metadata: TableMetadata) -> str:

@@ -1,0 +1,1 @@
+"""Commits: from the metadata that a table has to the metadata that it is to have."""
