@@ -17,14 +17,19 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from sparkmeta.catalog import Catalog, load_catalog
     from sparkmeta.errors import (
+        CommitFailedError,
+        CommitStateUnknownError,
         CorruptFileError,
+        FileAlreadyExistsError,
         InvalidFilterError,
+        NoSuchNamespaceError,
         NoSuchSnapshotError,
         NoSuchTableError,
         NotFoundError,
         SessionError,
         SettingError,
         SparkmetaError,
+        TableAlreadyExistsError,
         UnsupportedError,
         ValidationError,
     )
@@ -34,8 +39,12 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Catalog",
+    "CommitFailedError",
+    "CommitStateUnknownError",
     "CorruptFileError",
+    "FileAlreadyExistsError",
     "InvalidFilterError",
+    "NoSuchNamespaceError",
     "NoSuchSnapshotError",
     "NoSuchTableError",
     "NotFoundError",
@@ -44,6 +53,7 @@ __all__ = [
     "SettingError",
     "SparkmetaError",
     "Table",
+    "TableAlreadyExistsError",
     "UnsupportedError",
     "ValidationError",
     "load_catalog",

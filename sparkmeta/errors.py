@@ -56,12 +56,32 @@ class NoSuchTableError(SparkmetaError, iceberg.NoSuchTableError):
     """No table at that place, or of that name."""
 
 
+class NoSuchNamespaceError(SparkmetaError, iceberg.NoSuchNamespaceError):
+    """No namespace of that name."""
+
+
+class TableAlreadyExistsError(SparkmetaError, iceberg.TableAlreadyExistsError):
+    """A table that was to be created is there already."""
+
+
+class CommitFailedError(SparkmetaError, iceberg.CommitFailedException):
+    """Nothing was committed, for certain: another commit came first, or a write failed. Refresh, and try again."""
+
+
+class CommitStateUnknownError(SparkmetaError, iceberg.CommitStateUnknownException):
+    """A commit may have succeeded, and that could not be found out: nothing that it wrote may be deleted."""
+
+
 class NoSuchSnapshotError(SparkmetaError, ValueError):
     """No snapshot of that id, name or time."""
 
 
 class NotFoundError(SparkmetaError, FileNotFoundError):
     """A file that metadata names, or that was asked for, is not there."""
+
+
+class FileAlreadyExistsError(SparkmetaError, FileExistsError):
+    """A file that was to be made stands there already."""
 
 
 class InvalidFilterError(SparkmetaError, ValueError):

@@ -6,12 +6,17 @@ import pyiceberg.exceptions
 import pytest
 
 from sparkmeta.errors import (
+    CommitFailedError,
+    CommitStateUnknownError,
     CorruptFileError,
+    FileAlreadyExistsError,
     InvalidFilterError,
+    NoSuchNamespaceError,
     NoSuchSnapshotError,
     NoSuchTableError,
     NotFoundError,
     SparkmetaError,
+    TableAlreadyExistsError,
     UnsupportedError,
     ValidationError,
     from_spark,
@@ -28,6 +33,11 @@ from sparkmeta.errors import (
         (NoSuchSnapshotError, ValueError),
         (NotFoundError, FileNotFoundError),
         (InvalidFilterError, ValueError),
+        (FileAlreadyExistsError, FileExistsError),
+        (TableAlreadyExistsError, pyiceberg.exceptions.TableAlreadyExistsError),
+        (NoSuchNamespaceError, pyiceberg.exceptions.NoSuchNamespaceError),
+        (CommitFailedError, pyiceberg.exceptions.CommitFailedException),
+        (CommitStateUnknownError, pyiceberg.exceptions.CommitStateUnknownException),
     ],
 )
 def test_one_family(kind: type[Exception], known_as: type[Exception]) -> None:

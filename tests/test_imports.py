@@ -27,6 +27,7 @@ LAYERS = [
     {"plan"},
     {"inspect"},
     {"catalog"},
+    {"commit"},
     {"scan", "table", "view"},
     {"cli"},
     {"__init__", "__main__"},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -50,17 +51,37 @@ def latest_metadata(files: Files, folder: str) -> MetadataLocation:
     where there is no such number, and from there on the last one before a gap, since the hint may lag. Of a table of
     a catalog, ``<N>-<uuid>.metadata.json``: the highest number. Each also gzip.
 
-    Raises NoSuchTableError where there is none, CorruptFileError where the hinted version does not exist, and
-    ValidationError where two files have the highest number, since the commit of one was lost.
+    Raises NoSuchTableError where there is none, CorruptFileError where the hinted version does not exist, nor one
+    above it, and ValidationError where two files have the highest number, since the commit of one was lost.
     """
     metadata = join(folder, METADATA)
-    hinted = _hinted_version(files, metadata)
+    hinted = hinted_version(files, folder)
     if hinted is None:
         return _highest(files, folder, metadata)
     if (location := _versioned(files, metadata, hinted)) is None:
-        hint = join(metadata, VERSION_HINT)
-        raise CorruptFileError(hint, "version", hinted, f"there is no v{hinted}.metadata.json beside it")
+        return _above(files, folder, hinted)
     return _last_of(files, metadata, MetadataLocation(location, hinted, read_only=False))
+
+
+def version_of(location: str) -> int | None:
+    """The version of a file system table's metadata file, by its name; None for the name that a catalog gives."""
+    match = _VERSIONED.fullmatch(file_name(location))
+    return None if match is None else int(match[1])
+
+
+def versioned_location(folder: str, version: int, compressed: bool) -> str:
+    """Where the metadata file of a version is written, in the table of a folder."""
+    return join(join(folder, METADATA), _SPELLINGS[1 if compressed else 0].format(version))
+
+
+def hinted_version(files: Files, folder: str) -> int | None:
+    """The number in the hint file; None where there is no file or no number, which a torn write may leave."""
+    try:
+        lines = files.read(join(join(folder, METADATA), VERSION_HINT)).splitlines()
+    except NotFoundError:
+        return None
+    first = lines[0].strip() if lines else b""
+    return int(first) if first.isdigit() and len(first) < 11 else None
 
 
 @dataclass(frozen=True)
@@ -112,14 +133,14 @@ def as_names(identifier: str | tuple[str, ...]) -> tuple[str, ...]:
     return tuple(identifier.split(".") if identifier else ()) if isinstance(identifier, str) else identifier
 
 
-def _hinted_version(files: Files, metadata: str) -> int | None:
-    """The number in the hint file; None where there is no file or no number, which a torn write may leave."""
-    try:
-        lines = files.read(join(metadata, VERSION_HINT)).splitlines()
-    except NotFoundError:
-        return None
-    first = lines[0].strip() if lines else b""
-    return int(first) if first.isdigit() and len(first) < 11 else None
+def _above(files: Files, folder: str, hinted: int) -> MetadataLocation:
+    """The newest version, where the one that is hinted was deleted since: the hint of a slow writer came late."""
+    with suppress(NoSuchTableError, ValidationError):
+        newest = _highest(files, folder, join(folder, METADATA))
+        if newest.version > hinted and not newest.read_only:
+            return newest
+    hint = join(join(folder, METADATA), VERSION_HINT)
+    raise CorruptFileError(hint, "version", hinted, f"there is no v{hinted}.metadata.json beside it")
 
 
 def _versioned(files: Files, metadata: str, version: int) -> str | None:

@@ -25,13 +25,14 @@ from sparkmeta.spec.metadata_model import (
 )
 from sparkmeta.spec.partitioning import partition_spec_from_json, sort_order_from_json
 from sparkmeta.spec.schema import schema_from_json
-from sparkmeta.spec.snapshot import Snapshot, SnapshotRef
+from sparkmeta.spec.snapshot import MetadataLogEntry, Snapshot, SnapshotRef
 
 __all__ = [
     "LAYOUT_REVISION",
     "LAYOUT_REVISION_KEY",
     "MAIN",
     "NEWEST_FORMAT_VERSION",
+    "MetadataLogEntry",
     "Snapshot",
     "SnapshotRef",
     "TableMetadata",
@@ -40,6 +41,7 @@ __all__ = [
     "TableMetadataV3",
     "TableMetadataV4",
     "parse_table_metadata",
+    "parse_table_uuid",
     "serialize_table_metadata",
     "table_metadata_from_json",
 ]
@@ -83,6 +85,12 @@ def table_metadata_from_json(node: JsonNode) -> TableMetadata:
     if isinstance(metadata, TableMetadataV4):
         check_expressions(metadata, location)
     return metadata
+
+
+def parse_table_uuid(data: bytes, location: str) -> uuid.UUID | None:
+    """The table-uuid alone, which is quicker; None where format version 1 leaves it out. Raises CorruptFileError."""
+    node = parse_json(_decompressed(data, location), location).optional("table-uuid")
+    return None if node is None else _uuid(node)
 
 
 def serialize_table_metadata(metadata: TableMetadata) -> str:

@@ -1,4 +1,4 @@
-"""Reading files: by Python on this machine, by a pyiceberg FileIO, or by Spark with Spark's credentials.
+"""Files, read and written: by Python on this machine, by a pyiceberg FileIO, or read by Spark with its credentials.
 
 Light: Spark tasks import this for ``ExecutorReader``.
 """
@@ -6,12 +6,15 @@ Light: Spark tasks import this for ``ExecutorReader``.
 from __future__ import annotations
 
 import os
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol
 
 from sparkmeta.errors import NotFoundError, UnsupportedError
+from sparkmeta.storage import writing
 from sparkmeta.storage.location import (
     escape_glob,
     file_name,
@@ -32,6 +35,8 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, Row, SparkSession
     from pyspark.sql.types import StructType
 
+# Stores answer a deletion in some 20 ms, and take many at a time.
+_DELETERS = 16
 _MISSING = ("PATH_NOT_FOUND", "FAILED_READ_FILE.FILE_NOT_EXIST")
 
 
@@ -43,8 +48,20 @@ class FileStatus(NamedTuple):
     modified_ms: int
 
 
+class DeleteFailure(NamedTuple):
+    """A file that could not be deleted, and why."""
+
+    location: str
+    reason: str
+
+
 class Files(Protocol):
-    """Where the driver reads files. What is not there raises NotFoundError."""
+    """Where the driver reads and writes files. What is to be read and is not there raises NotFoundError.
+
+    A file that is written appears whole or not at all: what a crash leaves behind has a name that
+    ``writing.is_temporary`` knows (a store without such a step, HDFS, may show a part of it under its own name).
+    Where a write raises anything but FileAlreadyExistsError or UnsupportedError, it may have taken place.
+    """
 
     def read(self, location: str) -> bytes:
         """The whole content."""
@@ -60,6 +77,22 @@ class Files(Protocol):
 
     def glob(self, folder: str, pattern: str) -> Sequence[str]:
         """Locations of the files below a folder at a path of names, of which any takes patterns (``*/metadata/*``)."""
+
+    def write_new(self, location: str, data: bytes) -> None:
+        """Writes a file under a name that nobody else uses, such as one with a UUID in it."""
+
+    def publish(self, location: str, data: bytes) -> None:
+        """Writes a file under a name that others may be about to take: of all who publish there, one succeeds.
+
+        Raises FileAlreadyExistsError where there is a file: another's, or one's own, where a store's client repeats a
+        request whose answer was lost. UnsupportedError where the store, or its client, has no such write.
+        """
+
+    def overwrite(self, location: str, data: bytes) -> None:
+        """Writes a file in the place of the one that may be there; readers see either, whole."""
+
+    def delete_many(self, locations: Iterable[str]) -> Sequence[DeleteFailure]:
+        """Deletes the files that are there, in order on a disk; tries each, and tells which are still there and why."""
 
 
 @dataclass(frozen=True)
@@ -89,6 +122,18 @@ class LocalFiles:
     def glob(self, folder: str, pattern: str) -> Sequence[str]:
         root = Path(local_path(folder))
         return [join(folder, str(path.relative_to(root))) for path in root.glob(pattern) if path.is_file()]
+
+    def write_new(self, location: str, data: bytes) -> None:
+        writing.write_new_local(location, data)
+
+    def publish(self, location: str, data: bytes) -> None:
+        writing.publish_local(location, data)
+
+    def overwrite(self, location: str, data: bytes) -> None:
+        writing.overwrite_local(location, data)
+
+    def delete_many(self, locations: Iterable[str]) -> Sequence[DeleteFailure]:
+        return _failures(writing.delete_local(location) for location in locations)
 
 
 @dataclass(frozen=True)
@@ -128,6 +173,19 @@ class IOFiles:
 
     def glob(self, folder: str, pattern: str) -> Sequence[str]:
         raise UnsupportedError(f"{join(folder, pattern)}: {type(self.io).__name__} finds no files by a pattern")
+
+    def write_new(self, location: str, data: bytes) -> None:
+        writing.write_io(self.io, location, data)
+
+    def publish(self, location: str, data: bytes) -> None:
+        writing.publish_io(self.io, location, data)
+
+    def overwrite(self, location: str, data: bytes) -> None:
+        writing.write_io(self.io, location, data)
+
+    def delete_many(self, locations: Iterable[str]) -> Sequence[DeleteFailure]:
+        with ThreadPoolExecutor(_DELETERS) as pool:
+            return _failures(pool.map(partial(writing.delete_io, self.io), locations))
 
 
 @dataclass(frozen=True)
@@ -170,6 +228,18 @@ class SparkFiles:
             return []
         above = pattern.count("/") + 1
         return [join(folder, "/".join(row.path.rsplit("/", above)[1:])) for row in rows]
+
+    def write_new(self, location: str, data: bytes) -> None:  # noqa: ARG002
+        _refuse_write(location)
+
+    def publish(self, location: str, data: bytes) -> None:  # noqa: ARG002
+        _refuse_write(location)
+
+    def overwrite(self, location: str, data: bytes) -> None:  # noqa: ARG002
+        _refuse_write(location)
+
+    def delete_many(self, locations: Iterable[str]) -> Sequence[DeleteFailure]:
+        return [DeleteFailure(location, "Spark's sources delete no files") for location in locations]
 
     def _only(self, location: str, column: str) -> Row | None:
         """The row of a file; None for one that is there, and empty."""
@@ -328,6 +398,16 @@ def refuse_hidden(locations: Iterable[str]) -> None:
     for location in locations:
         if file_name(location).startswith(("_", ".")):
             raise UnsupportedError(f"{location}: Spark reads no file whose name begins with _ or .")
+
+
+def _refuse_write(location: str) -> NoReturn:
+    raise UnsupportedError(
+        f"{location}: Spark's sources write no single file: open the table through a catalog, whose FileIO does"
+    )
+
+
+def _failures(outcomes: Iterable[tuple[str, Exception | None]]) -> list[DeleteFailure]:
+    return [DeleteFailure(location, str(error)) for location, error in outcomes if error is not None]
 
 
 def _file_status(folder: str, entry: os.DirEntry[str]) -> FileStatus:

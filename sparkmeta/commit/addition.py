@@ -1,0 +1,133 @@
+"""The files that a commit adds: a few as rows for the root, many as leaves that Spark tasks write."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import functions as F
+
+from sparkmeta.commit.file_rows import FILE_COLUMNS, FileRows, TupleField
+from sparkmeta.commit.removal import KindCount, counts_of
+from sparkmeta.errors import ValidationError
+from sparkmeta.manifests.avro.read import schema_of
+from sparkmeta.manifests.leaf_writer import LeafFormat, write_leaves
+from sparkmeta.manifests.projection import CONTENT_STATS
+from sparkmeta.spec.entry import ContentType
+from sparkmeta.storage.files import executor_writer
+from sparkmeta.storage.location import escape_glob, join
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from pyspark.sql import Column, DataFrame
+
+    from sparkmeta.state import TableState
+
+
+@dataclass(frozen=True)
+class Addition:
+    """Files that are added: rows for the root, or the root's entries for leaves that hold them."""
+
+    rows: pa.Table | None = None
+    leaves: pa.Table | None = None
+    counts: Mapping[int, KindCount] = field(default_factory=dict)
+
+
+def file_rows(state: TableState) -> FileRows:
+    """What turns rows of files into entries of this table."""
+    names = {one.field_id: one.name for one in state.partition_type.fields}
+    specs = {}
+    for spec_id, spec in state.specs.items():
+        sources = dict(state.tuple_sources[spec_id])
+        specs[spec_id] = tuple(
+            TupleField(
+                tuple(dict.fromkeys((names.get(one.field_id, one.name), one.name))),
+                sources.get(one.field_id),
+                state.partition_fields.get(one.field_id, "binary"),
+            )
+            for one in spec.fields
+        )
+    return FileRows(state.metadata.location, state.stats_types, specs, state.metadata.default_spec_id)
+
+
+def leaf_format(state: TableState, name: str, target_bytes: int) -> LeafFormat:
+    """How this table's leaves are written; `name` begins the names of one commit's files."""
+    sources = {spec_id: frozenset(source for _, source in fields) for spec_id, fields in state.tuple_sources.items()}
+    folder = join(state.metadata.location, "metadata")
+    return LeafFormat(folder, name, state.stats_types, sources, target_bytes, executor_writer(state.files))
+
+
+def add_files(state: TableState, files: DataFrame, form: LeafFormat, few: int, allowed: Iterable[int]) -> Addition:
+    """New files as an addition; more than `few` are written into leaves, by a job.
+
+    files: columns of `inspect.files`. allowed: their content types.
+
+    Raises:
+        ValidationError: a row that is no file of this table, or is there twice.
+    """
+    rows = file_rows(state)
+    known = files.select(*(name for name in FILE_COLUMNS if name in files.columns))
+    head = known.limit(few + 1).toArrow()
+    if len(head) <= few:
+        entries = rows.entries(head)
+        _refuse_kinds(entries, allowed, state)
+        _refuse_twice(entries, state)
+        return Addition(rows=entries, counts=counts_of(entries)) if len(entries) else Addition()
+    schema = schema_of(rows.schema)
+    entries = known.mapInArrow(rows.batches, schema)
+    leaves = write_leaves(_clustered(entries, state), form)
+    _refuse_leaf_kinds(state, leaves, allowed)
+    return Addition(leaves=leaves, counts=_counts_of_leaves(state, leaves))
+
+
+def _clustered(entries: DataFrame, state: TableState) -> DataFrame:
+    """In ranges of partition values, then of the sort order's columns, then of paths: each task writes neighbours."""
+    keys = [F.col("content_type"), F.col("partition_spec_id"), *_cluster_columns(state), F.col("location")]
+    return entries.repartitionByRange(*keys).sortWithinPartitions(*keys)
+
+
+def _cluster_columns(state: TableState) -> list[Column]:
+    spec_id = state.metadata.default_spec_id
+    sorted_by = [one.source_id for one in state.metadata.sort_order().fields]
+    ids = [source for _, source in state.tuple_sources[spec_id]] + sorted_by
+    known = [one for one in dict.fromkeys(ids) if one in state.stats_types]
+    return [F.col(f"{CONTENT_STATS}.`{one}`.lower_bound") for one in known]
+
+
+def _counts_of_leaves(state: TableState, leaves: pa.Table) -> dict[int, KindCount]:
+    """What the leaves that were just written hold, by content type: a scan of three narrow columns."""
+    paths = [escape_glob(one) for one in leaves.column("location").to_pylist()]
+    schema = "content_type int, record_count bigint, file_size_in_bytes bigint, deletion_vector struct<size_in_bytes: bigint>"
+    size = F.coalesce("deletion_vector.size_in_bytes", "file_size_in_bytes")
+    read = state.spark.read.schema(schema).parquet(*paths)
+    sums = read.groupBy("content_type").agg(F.count("*").alias("files"), F.sum("record_count").alias("records"),
+                                            F.sum(size).alias("size"))  # fmt: skip
+    return {row["content_type"]: KindCount(row["files"], row["records"], row["size"]) for row in sums.collect()}
+
+
+def _refuse_kinds(entries: pa.Table, allowed: Iterable[int], state: TableState) -> None:
+    for kind in entries.column("content_type").unique().to_pylist():
+        if kind not in set(allowed):
+            wrong = entries.filter(pc.equal(entries.column("content_type"), kind)).column("location")[0]
+            raise ValidationError(f"{state.metadata.location}: {wrong} has content {kind}: this operation adds none of it")
+
+
+def _refuse_leaf_kinds(state: TableState, leaves: pa.Table, allowed: Iterable[int]) -> None:
+    wanted = set(allowed)
+    deletes = ContentType.DELETE_MANIFEST in leaves.column("content_type").to_pylist()
+    data = ContentType.DATA_MANIFEST in leaves.column("content_type").to_pylist()
+    if (deletes and not wanted - {0}) or (data and 0 not in wanted):
+        raise ValidationError(f"{state.metadata.location}: this operation adds only files of content {sorted(wanted)}")
+
+
+def _refuse_twice(entries: pa.Table, state: TableState) -> None:
+    offsets = pc.struct_field(entries.column("deletion_vector"), "offset").to_pylist()
+    seen: set[tuple[str, int | None]] = set()
+    for key in zip(entries.column("location").to_pylist(), offsets, strict=True):
+        if key in seen:
+            raise ValidationError(f"{state.metadata.location}: {key[0]} is to be added twice")
+        seen.add(key)

@@ -1,0 +1,205 @@
+"""Commits through a SQL catalog: one row of ``iceberg_tables``, as Iceberg's JDBC catalog and pyiceberg lay it out."""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
+
+from pyiceberg.catalog import Catalog
+from pyiceberg.catalog.sql import IcebergTables
+from sqlalchemy import insert, select, update
+from sqlalchemy.exc import IntegrityError
+
+from sparkmeta.commit.swap import (
+    Outcome,
+    TableVersion,
+    encoded,
+    failure,
+    has_any_snapshot,
+    is_compressed,
+    load_version,
+    new_snapshot_ids,
+    next_version,
+    outcome_of,
+)
+from sparkmeta.errors import CommitFailedError, NoSuchNamespaceError, NoSuchTableError, TableAlreadyExistsError
+from sparkmeta.storage.location import file_name, join
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pyiceberg.catalog.sql import SqlCatalog
+    from sqlalchemy import ColumnElement, Connection, CursorResult, Insert, Update
+
+    from sparkmeta.spec.metadata import TableMetadata
+    from sparkmeta.storage.files import Files
+
+_METADATA_PATH = "write.metadata.path"
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class SqlSwap:
+    """A table of a SQL catalog of pyiceberg's; the last name of the identifier is the table's.
+
+    Every format version: the catalog keeps a location and does not look into the file. ``table_uuid``, where given,
+    is the table that is expected under the name.
+    """
+
+    catalog: SqlCatalog
+    identifier: tuple[str, ...]
+    files: Files
+    table_uuid: uuid.UUID | None = None
+
+    def load(self) -> TableVersion:
+        """See ``Swap.load``."""
+        with self.catalog.engine.connect() as connection:
+            location = self._current(connection)
+        if location is None:
+            raise self._no_such_table()
+        return load_version(self.files, location, self.table_uuid)
+
+    def commit(self, base_location: str | None, base: TableMetadata | None, new: TableMetadata) -> TableVersion:
+        """See ``Swap.commit``. Raises NoSuchNamespaceError for a new table outside of every namespace."""
+        if base_location is None and not self.catalog.namespace_exists(self.identifier[:-1]):
+            raise NoSuchNamespaceError(f"{'.'.join(self.identifier)}: there is no such namespace")
+        metadata, dropped = next_version(base_location, base, new)
+        compressed = is_compressed(metadata.properties)
+        location = _next_location(base_location, metadata, compressed)
+        attempt = _Attempt(base_location, TableVersion(location, metadata), new_snapshot_ids(base, metadata))
+        try:
+            self.files.write_new(location, encoded(metadata, compressed))
+        except OSError as error:
+            self._discard([location])
+            raise failure(Outcome.LOST, location, error) from error
+        self._move(attempt)
+        self._discard(dropped)
+        return attempt.version
+
+    def _move(self, attempt: _Attempt) -> None:
+        """Points the catalog to the attempt's file, or deletes that where it is certain that the catalog does not."""
+        committing = False
+        try:
+            with self.catalog.engine.connect() as connection:
+                self._execute(connection, attempt)
+                committing = True
+                connection.commit()
+                return
+        except Exception as error:
+            # Before its COMMIT was sent, a transaction that breaks is rolled back.
+            outcome = outcome_of(lambda: self._outcome(attempt), _properties(attempt)) if committing else Outcome.LOST
+            if outcome is Outcome.LOST:
+                self._discard([attempt.version.metadata_location])
+            if outcome is not Outcome.WON:
+                raise self._failure(attempt, outcome, error) from error
+
+    def _execute(self, connection: Connection, attempt: _Attempt) -> None:
+        """The statement of a commit, not yet committed. Raises where the base is no longer what the catalog has."""
+        location = attempt.version.metadata_location
+        if attempt.base_location is None:
+            connection.execute(self._insert(location))
+            return
+        count = cast("CursorResult[Any]", connection.execute(self._update(attempt.base_location, location))).rowcount
+        if count == 1:
+            return
+        current = self._current(connection)
+        if current is None:
+            raise self._no_such_table()
+        # Not every database's driver counts rows: those say -1.
+        if count >= 0 or current != location:
+            raise CommitFailedError(f"{attempt.base_location} is no longer the current version: {current} is")
+
+    def _outcome(self, attempt: _Attempt) -> Outcome:
+        """What became of a transaction whose COMMIT was not answered."""
+        with self.catalog.engine.connect() as connection:
+            # The lock waits for a COMMIT that is still under way.
+            location = self._current(connection, lock=True)
+        if location == attempt.version.metadata_location:
+            return Outcome.WON
+        if location is None:
+            # A row that is not there can't be locked; sqlite has nothing under way.
+            is_settled = attempt.base_location is None and self.catalog.engine.dialect.name == "sqlite"
+            return Outcome.LOST if is_settled else Outcome.UNKNOWN
+        if location == attempt.base_location:
+            return Outcome.LOST
+        return attempt.outcome_in(load_version(self.files, location, None).metadata)
+
+    def _failure(self, attempt: _Attempt, outcome: Outcome, error: Exception) -> Exception:
+        if isinstance(error, CommitFailedError | NoSuchTableError):
+            return error
+        if isinstance(error, IntegrityError) and attempt.base_location is None and outcome is Outcome.LOST:
+            return TableAlreadyExistsError(f"{'.'.join(self.identifier)}: there is such a table already")
+        return failure(outcome, attempt.version.metadata_location, error)
+
+    def _no_such_table(self) -> NoSuchTableError:
+        return NoSuchTableError(
+            f"{'.'.join(self.identifier)}: there is no such table in the catalog {self.catalog.name}"
+        )
+
+    def _discard(self, locations: Sequence[str]) -> None:
+        """Deletes files that no table has any more; that they stay harms none."""
+        with suppress(Exception):
+            for failed in self.files.delete_many(locations):
+                _log.warning("%s: not deleted: %s", *failed)
+
+    def _current(self, connection: Connection, *, lock: bool = False) -> str | None:
+        """The location that the catalog has; None where it has no such table."""
+        query = select(IcebergTables.metadata_location).where(*self._is_table())
+        return connection.execute(query.with_for_update() if lock else query).scalar()
+
+    def _insert(self, location: str) -> Insert:
+        namespace, name = self._names()
+        return insert(IcebergTables).values(**self.catalog._create_table_row(namespace, name, location))
+
+    def _update(self, base_location: str, location: str) -> Update:
+        is_base = IcebergTables.metadata_location == base_location
+        moved = {"metadata_location": location, "previous_metadata_location": base_location}
+        return update(IcebergTables).where(*self._is_table(), is_base).values(**moved)
+
+    def _is_table(self) -> list[ColumnElement[bool]]:
+        namespace, name = self._names()
+        no_view = self.catalog._iceberg_type_filter()
+        return [
+            IcebergTables.catalog_name == self.catalog.name,
+            IcebergTables.table_namespace == namespace,
+            IcebergTables.table_name == name,
+            *([] if no_view is None else [no_view]),
+        ]
+
+    def _names(self) -> tuple[str, str]:
+        return Catalog.namespace_to_string(self.identifier[:-1]), self.identifier[-1]
+
+
+@dataclass(frozen=True)
+class _Attempt:
+    """One try to commit: its base, what it writes, and the snapshots that it adds."""
+
+    base_location: str | None
+    version: TableVersion
+    snapshot_ids: set[int]
+
+    def outcome_in(self, current: TableMetadata) -> Outcome:
+        """Whether what the catalog has now, neither the base nor this, follows from this or from the base alone."""
+        logged = {entry.metadata_file for entry in current.metadata_log}
+        if self.version.metadata_location in logged or has_any_snapshot(current, self.snapshot_ids):
+            return Outcome.WON
+        if self.base_location is None:
+            return Outcome.LOST if current.table_uuid != self.version.metadata.table_uuid else Outcome.WON
+        return Outcome.LOST if self.base_location in logged else Outcome.UNKNOWN
+
+
+def _properties(attempt: _Attempt) -> dict[str, str]:
+    return attempt.version.metadata.properties
+
+
+def _next_location(base_location: str | None, metadata: TableMetadata, compressed: bool) -> str:
+    """``<version>-<uuid>.metadata.json``: the version is one more than that of the base, 0 where that has none."""
+    number = file_name(base_location or "").partition("-")[0]
+    version = int(number) + 1 if number.isdecimal() else 0
+    folder = metadata.properties.get(_METADATA_PATH) or join(metadata.location, "metadata")
+    extension = ".gz.metadata.json" if compressed else ".metadata.json"
+    return join(folder, f"{version:05d}-{uuid.uuid4()}{extension}")

@@ -1,0 +1,225 @@
+"""Writing files: whole or not at all, and under a name that others want only if none has it yet.
+
+Light: Spark tasks import this.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import uuid
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from sparkmeta.errors import FileAlreadyExistsError, UnsupportedError
+from sparkmeta.storage.location import file_name, join, local_path, scheme
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from pyiceberg.io import FileIO
+
+# What a crash may leave behind, beside the file that was being written. The name neither hides (_ and . do) nor looks
+# like metadata, and no two writers share it.
+TEMPORARY_NAME = "{}.tmp"
+_TEMPORARY = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\.tmp")
+
+# How file systems without hard links refuse one.
+_NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
+
+# The stores whose fsspec clients (s3fs, gcsfs, adlfs) know a PUT that fails where an object is: If-None-Match: * on
+# S3 and Azure, ifGenerationMatch=0 on Google's.
+_CONDITIONAL = {"s3", "s3a", "s3n", "gs", "gcs", "abfs", "abfss", "wasb", "wasbs"}
+# Buckets that were seen to refuse a second PUT: S3's imitators may accept the header and ignore it.
+_proven: set[str] = set()
+
+
+def is_temporary(location: str) -> bool:
+    """Whether a file is by its name one that a write makes on its way: part of no table, and an orphan when old."""
+    return _TEMPORARY.fullmatch(file_name(location)) is not None
+
+
+def write_new_local(location: str, data: bytes) -> None:
+    """A new file, on the disk when this returns. Raises FileAlreadyExistsError where there is one."""
+    target = Path(local_path(location))
+    with _temporary(target, data) as temporary:
+        try:
+            _link(temporary, target, location)
+        except UnsupportedError:
+            if target.exists():
+                raise FileAlreadyExistsError(f"{location}: there is such a file already") from None
+            temporary.replace(target)
+        _sync(target.parent)
+
+
+def publish_local(location: str, data: bytes) -> None:
+    """A new file, on the disk when this returns; one of all who publish there succeeds.
+
+    Raises FileAlreadyExistsError for the others, UnsupportedError on a file system without hard links.
+    """
+    target = Path(local_path(location))
+    with _temporary(target, data) as temporary:
+        _link(temporary, target, location)
+        _sync(target.parent)
+
+
+def overwrite_local(location: str, data: bytes) -> None:
+    """A file that takes the place of the one that may be there."""
+    target = Path(local_path(location))
+    with _temporary(target, data) as temporary:
+        temporary.replace(target)
+        _sync(target.parent)
+
+
+def delete_local(location: str) -> tuple[str, Exception | None]:
+    """The location, and the error that kept its file from being deleted; a file that is not there is none."""
+    try:
+        Path(local_path(location)).unlink(missing_ok=True)
+    except OSError as error:
+        return location, error
+    return location, None
+
+
+def write_io(io: FileIO, location: str, data: bytes) -> None:
+    """A file through a FileIO, in the place of the one that may be there."""
+    _refuse_url(io, location)
+    # With overwrite=False a FileIO looks first and writes then, which excludes nobody.
+    with io.new_output(location).create(overwrite=True) as stream:
+        stream.write(data)
+
+
+def publish_io(io: FileIO, location: str, data: bytes) -> None:
+    """A new object, by a conditional PUT; see ``Files.publish``."""
+    store = _conditional_store(io, location)
+    bucket = "/".join(location.split("/", 3)[:3])
+    if bucket not in _proven:
+        _prove(store, location)
+        _proven.add(bucket)
+    _put_absent(store, location, data)
+
+
+def delete_io(io: FileIO, location: str) -> tuple[str, Exception | None]:
+    """As ``delete_local``, through a FileIO."""
+    from pyiceberg.io.fsspec import FsspecFileIO
+
+    try:
+        _refuse_url(io, location)
+        if isinstance(io, FsspecFileIO):
+            # FsspecFileIO.delete takes * ? [ of a location for patterns, and deletes what they match.
+            _store(io, location).rm_file(location)
+        else:
+            io.delete(location)
+    except FileNotFoundError:
+        return location, None
+    except Exception as error:  # noqa: BLE001 - each store's client has errors of its own, and the rest is to be tried
+        return location, error
+    return location, None
+
+
+@contextmanager
+def _temporary(target: Path, data: bytes) -> Iterator[Path]:
+    """A file beside the target with the data, on the disk; gone afterwards."""
+    _make_folder(target.parent)
+    temporary = target.parent / TEMPORARY_NAME.format(uuid.uuid4())
+    try:
+        with temporary.open("xb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        yield temporary
+    finally:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+
+
+def _link(temporary: Path, target: Path, location: str) -> None:
+    try:
+        target.hardlink_to(temporary)
+    except FileExistsError:
+        raise FileAlreadyExistsError(f"{location}: there is such a file already") from None
+    except OSError as error:
+        if error.errno not in _NO_LINKS:
+            raise
+        _refuse(location, f"its file system has no hard links ({error.strerror})")
+
+
+def _make_folder(folder: Path) -> None:
+    if not folder.is_dir():
+        _make_folder(folder.parent)
+        folder.mkdir(exist_ok=True)
+        _sync(folder.parent)
+
+
+def _sync(folder: Path) -> None:
+    """Puts a folder's names on the disk, which a file's own fsync does not."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _conditional_store(io: FileIO, location: str) -> Any:
+    """The fsspec file system of a store that knows a conditional PUT. Raises UnsupportedError for all others."""
+    from inspect import signature
+
+    from pyiceberg.io.fsspec import FsspecFileIO
+
+    if scheme(location) not in _CONDITIONAL:
+        _refuse(location, f"no such write is known for {scheme(location) or 'file'}:")
+    if not isinstance(io, FsspecFileIO):
+        _refuse(location, f"{type(io).__name__} has no such write, py-io-impl=pyiceberg.io.fsspec.FsspecFileIO has")
+    store = _store(io, location)
+    if not {"mode", "overwrite"} & set(signature(store._pipe_file).parameters):
+        _refuse(location, f"{type(store).__module__} has no such write: a newer one has")
+    return store
+
+
+def _store(io: Any, location: str) -> Any:
+    return io.new_output(location)._fs
+
+
+def _prove(store: Any, location: str) -> None:
+    probe = join(location.rpartition("/")[0], TEMPORARY_NAME.format(uuid.uuid4()))
+    try:
+        _put_absent(store, probe, b"first")
+        _put_absent(store, probe, b"second")
+    except FileAlreadyExistsError:
+        return
+    finally:
+        with suppress(Exception):
+            store.rm_file(probe)
+    _refuse(location, "its store ignores the condition of a conditional PUT")
+
+
+def _put_absent(store: Any, location: str, data: bytes) -> None:
+    try:
+        store.pipe_file(location, data, mode="create")
+    except Exception as error:
+        if _says_exists(error):
+            raise FileAlreadyExistsError(f"{location}: there is such a file already") from error
+        raise
+
+
+def _says_exists(error: BaseException) -> bool:
+    """s3fs has no error class of its own for a failed condition; beneath is botocore's answer."""
+    response = getattr(error.__cause__, "response", None)
+    code = response.get("Error", {}).get("Code") if isinstance(response, dict) else None
+    return isinstance(error, FileExistsError) or code in {"PreconditionFailed", "412"}
+
+
+def _refuse_url(io: FileIO, location: str) -> None:
+    from pyiceberg.io.pyarrow import PyArrowFileIO
+
+    if isinstance(io, PyArrowFileIO) and {"#", "?"} & set(location):
+        raise UnsupportedError(f"{location}: PyArrowFileIO takes # and ? for a URL's, and would open another file")
+
+
+def _refuse(location: str, reason: str) -> NoReturn:
+    raise UnsupportedError(
+        f"{location}: can't be written only if it is absent, as a commit to a file system table must: {reason}. "
+        "Tables of a SQL catalog (type sql: sqlite, PostgreSQL) take commits on every store, those of format version "
+        "1 to 3 in a REST, Hive or Glue catalog as well"
+    )

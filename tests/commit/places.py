@@ -1,0 +1,38 @@
+"""The places where a table's pointer can be: a folder, sqlite, PostgreSQL. A text names each, so that it travels."""
+
+from __future__ import annotations
+
+import warnings
+from typing import TYPE_CHECKING
+
+from pyiceberg.catalog.sql import SqlCatalog
+
+from sparkmeta.commit.filesystem import FileSystemSwap
+from sparkmeta.commit.sql import SqlSwap
+from sparkmeta.storage.files import LocalFiles
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from sparkmeta.commit.swap import Swap
+    from sparkmeta.storage.files import Files
+
+KINDS = ["folder", "sqlite", "postgres"]
+
+
+def place(kind: str, folder: Path, postgres: str | None = None) -> str:
+    """The name of a place below a folder."""
+    return {"folder": "", "sqlite": f"sqlite:///{folder}/catalog.db", "postgres": postgres or ""}[kind]
+
+
+def open_swap(uri: str, folder: Path | str, files: Files | None = None) -> Swap:
+    """The swap of the table in a folder, by the pointer in a place; in PostgreSQL it is named after the folder."""
+    location = f"file://{folder}/table"
+    if not uri:
+        return FileSystemSwap(files or LocalFiles(), location)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        catalog = SqlCatalog("tests", uri=uri, warehouse=f"file://{folder}")
+    namespace = str(folder).replace(".", "_")
+    catalog.create_namespace_if_not_exists((namespace,))
+    return SqlSwap(catalog, (namespace, "table"), files or LocalFiles())

@@ -1,0 +1,354 @@
+"""What every swap does, wherever the pointer is."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import uuid
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from pyiceberg.table import StaticTable
+
+from sparkmeta.commit.filesystem import FileSystemSwap
+from sparkmeta.commit.sql import SqlSwap
+from sparkmeta.commit.swap import Outcome, TableVersion, outcome_of
+from sparkmeta.errors import (
+    CommitFailedError,
+    CommitStateUnknownError,
+    NoSuchTableError,
+    TableAlreadyExistsError,
+    UnsupportedError,
+    ValidationError,
+)
+from sparkmeta.storage.files import SparkFiles
+from sparkmeta.storage.writing import is_temporary
+from tests.commit.places import KINDS, open_swap, place
+from tests.commit.tables import appended, new_table, with_properties
+from tests.faults import Fault, FaultyFiles, Killed, Kind, faults
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from sparkmeta.commit.swap import Swap
+    from sparkmeta.storage.files import Files
+
+KEEP_ONE = {"write.metadata.delete-after-commit.enabled": "true", "write.metadata.previous-versions-max": "1"}
+
+
+@pytest.fixture(params=KINDS)
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def swap_in(request: pytest.FixtureRequest, kind: str) -> Callable[[Path, Files | None], Swap]:
+    """Opens the swap of the table in a folder."""
+    postgres = request.getfixturevalue("postgres") if kind == "postgres" else None
+
+    def opened(folder: Path, files: Files | None = None) -> Swap:
+        folder.mkdir(exist_ok=True)
+        return open_swap(place(kind, folder, postgres), folder, files)
+
+    return opened
+
+
+@pytest.fixture
+def swap(swap_in: Any, tmp_path: Path) -> Swap:
+    return swap_in(tmp_path)  # type: ignore[no-any-return]
+
+
+def location_of(tmp_path: Path) -> str:
+    return f"file://{tmp_path}/table"
+
+
+def create(swap: Swap, folder: Path, version: int = 2, **properties: str) -> TableVersion:
+    return swap.commit(None, None, new_table(location_of(folder), properties, version))
+
+
+def metadata_files(folder: Path) -> set[str]:
+    return {path.name for path in (folder / "table" / "metadata").iterdir() if ".metadata.json" in path.name}
+
+
+def logged(version: TableVersion) -> list[str]:
+    return [entry.metadata_file for entry in version.metadata.metadata_log]
+
+
+@pytest.mark.parametrize("version", [1, 2, 3, 4])
+def test_a_history(swap: Swap, tmp_path: Path, kind: str, version: int) -> None:
+    versions = [create(swap, tmp_path, version)]
+    for step in range(3):
+        base = versions[-1]
+        versions.append(swap.commit(*base, appended(base.metadata, step=str(step))))
+        assert swap.load() == versions[-1]
+    locations = [one.metadata_location for one in versions]
+    assert len(set(locations)) == 4
+    assert logged(versions[-1]) == locations[:-1]
+    stamps = [entry.timestamp_ms for entry in versions[-1].metadata.metadata_log]
+    assert stamps == [one.metadata.last_updated_ms for one in versions[:-1]]
+    names = [Path(location).name for location in locations]
+    if kind == "folder":
+        assert names == [f"v{number}.metadata.json" for number in range(1, 5)]
+        assert (tmp_path / "table" / "metadata" / "version-hint.text").read_text() == "4"
+    else:
+        assert [name.partition("-")[0] for name in names] == ["00000", "00001", "00002", "00003"]
+        assert all(uuid.UUID(name.partition("-")[2].removesuffix(".metadata.json")) for name in names)
+
+
+def test_who_comes_second_is_told(swap: Swap, tmp_path: Path) -> None:
+    base = create(swap, tmp_path)
+    first = swap.commit(*base, appended(base.metadata))
+    before = metadata_files(tmp_path)
+    with pytest.raises(CommitFailedError, match=r"is no longer the current version: .*metadata\.json is$"):
+        swap.commit(*base, appended(base.metadata))
+    assert swap.load() == first
+    assert metadata_files(tmp_path) == before
+    again = swap.load()
+    second = swap.commit(*again, appended(again.metadata))
+    assert logged(second) == [base.metadata_location, first.metadata_location]
+
+
+def test_a_table_is_there_already(swap: Swap, tmp_path: Path) -> None:
+    first = create(swap, tmp_path)
+    before = metadata_files(tmp_path)
+    with pytest.raises(TableAlreadyExistsError, match=r"there is (such )?a table already"):
+        create(swap, tmp_path)
+    assert swap.load() == first
+    assert metadata_files(tmp_path) == before
+
+
+def test_no_table(swap: Swap, tmp_path: Path) -> None:
+    with pytest.raises(NoSuchTableError):
+        swap.load()
+    metadata = new_table(location_of(tmp_path))
+    with pytest.raises(NoSuchTableError):
+        swap.commit(f"{location_of(tmp_path)}/metadata/v1.metadata.json", metadata, appended(metadata))
+
+
+def test_another_table_took_its_place(swap: Swap, tmp_path: Path) -> None:
+    known = create(swap, tmp_path).metadata.table_uuid
+    assert isinstance(swap, FileSystemSwap | SqlSwap)
+    assert replace(swap, table_uuid=known).load()
+    with pytest.raises(ValidationError, match=f"table-uuid is {known}: the table that is committed to is"):
+        replace(swap, table_uuid=uuid.uuid4()).load()
+
+
+def test_a_commit_keeps_the_uuid(swap: Swap, tmp_path: Path) -> None:
+    base = create(swap, tmp_path)
+    with pytest.raises(ValidationError, match=r"table-uuid is .* it can't become"):
+        swap.commit(*base, new_table(base.metadata.location))
+    assert swap.load() == base
+
+
+@pytest.mark.parametrize("most", ["2", "0", "1"])
+@pytest.mark.parametrize("deletes", ["true", "false"])
+def test_old_metadata_files(swap: Swap, tmp_path: Path, kind: str, most: str, deletes: str) -> None:
+    base = create(swap, tmp_path)
+    locations = [base.metadata_location]
+    for _ in range(3):
+        base = swap.commit(*base, appended(base.metadata))
+        locations.append(base.metadata_location)
+    limits = {"write.metadata.previous-versions-max": most, "write.metadata.delete-after-commit.enabled": deletes}
+    base = swap.commit(*base, with_properties(base.metadata, **limits))
+    locations.append(base.metadata_location)
+    kept = max(1, int(most))
+    assert logged(base) == locations[-kept - 1 : -1]
+    left = locations[-kept - 1 :] if deletes == "true" else locations
+    assert metadata_files(tmp_path) == {Path(location).name for location in left}
+    assert swap.load() == base
+
+
+def test_a_hundred_by_default(swap: Swap, tmp_path: Path) -> None:
+    base = create(swap, tmp_path)
+    for _ in range(103):
+        base = swap.commit(*base, with_properties(base.metadata))
+    assert len(logged(base)) == 100
+    assert len(metadata_files(tmp_path)) == 104
+
+
+@pytest.mark.parametrize(
+    ("properties", "message"),
+    [
+        ({"write.metadata.compression-codec": "zstd"}, "compression-codec is 'zstd': it takes none or gzip"),
+        ({"write.metadata.previous-versions-max": "many"}, "previous-versions-max is 'many': it takes a whole number"),
+    ],
+)
+def test_properties_that_can_not_be(swap: Swap, tmp_path: Path, properties: dict[str, str], message: str) -> None:
+    base = create(swap, tmp_path)
+    before = metadata_files(tmp_path)
+    with pytest.raises(ValidationError, match=message):
+        swap.commit(*base, with_properties(base.metadata, **properties))
+    assert (swap.load(), metadata_files(tmp_path)) == (base, before)
+
+
+def test_gzip(swap: Swap, tmp_path: Path, kind: str) -> None:
+    codec = "write.metadata.compression-codec"
+    base = create(swap, tmp_path, **{codec: "gzip"})
+    compressed = [Path(base.metadata_location).name.endswith(".gz.metadata.json")]
+    for properties in ({}, {codec: "none"}, {}):
+        base = swap.commit(*base, with_properties(base.metadata, **properties))
+        compressed.append(base.metadata_location.endswith(".gz.metadata.json"))
+        assert swap.load() == base
+    # In a folder the base decides about the name for which all who commit on it contend.
+    assert compressed == ([False, True, True, False] if kind == "folder" else [True, True, False, False])
+    for name in metadata_files(tmp_path):
+        data = (tmp_path / "table" / "metadata" / name).read_bytes()
+        assert json.loads(gzip.decompress(data) if ".gz." in name else data)["location"] == base.metadata.location
+
+
+def test_pyiceberg_reads_it(swap: Swap, tmp_path: Path) -> None:
+    base = create(swap, tmp_path)
+    for _ in range(2):
+        base = swap.commit(*base, appended(base.metadata))
+    if isinstance(swap, SqlSwap):
+        loaded = swap.catalog.load_table(swap.identifier)
+        assert loaded.metadata_location == base.metadata_location
+    else:
+        loaded = StaticTable.from_metadata(location_of(tmp_path))
+    snapshot = loaded.current_snapshot()
+    assert snapshot is not None
+    assert snapshot.snapshot_id == base.metadata.current_snapshot_id
+    assert len(loaded.metadata.metadata_log) == 2
+
+
+# -- faults --------------------------------------------------------------------------------------------------------
+
+
+def commit_again(swap: Swap, step: str) -> TableVersion:
+    """A client that starts anew: what is committed already is not committed again."""
+    current = swap.load()
+    done = current.metadata.properties.get("step") == step
+    return current if done else swap.commit(*current, appended(current.metadata, step=step))
+
+
+@pytest.mark.parametrize("properties", [{}, KEEP_ONE], ids=["keeps", "deletes"])
+def test_each_fault_of_a_commit(swap_in: Any, tmp_path: Path, properties: dict[str, str]) -> None:
+    """The table has the old or the new state, a retry succeeds, and what is current or in the log is not deleted."""
+
+    def prepared(name: str) -> tuple[Path, TableVersion]:
+        folder = tmp_path / name
+        base = create(swap_in(folder), folder, **properties)
+        for _ in range(2):
+            base = swap_in(folder).commit(*base, appended(base.metadata))
+        return folder, base
+
+    def dry_run(files: FaultyFiles) -> None:
+        folder, base = prepared("dry")
+        swap_in(folder, files).commit(*base, appended(base.metadata, step="new"))
+
+    seen: dict[str, int] = {}
+    for number, fault in enumerate(faults(dry_run)):
+        folder, base = prepared(str(number))
+        new = appended(base.metadata, step="new")
+        files = FaultyFiles(fault=fault)
+        told = attempt(lambda files=files, base=base, new=new, folder=folder: swap_in(folder, files).commit(*base, new))
+        after = swap_in(folder).load()
+        committed = after.metadata.properties.get("step") == "new"
+        seen[told] = seen.get(told, 0) + 1
+        assert committed or after == base, fault
+        assert told != "committed" or committed, f"{fault}: a commit that was reported is not there"
+        assert told != "failed" or not committed, f"{fault}: a commit that is there was reported as failed"
+        last = commit_again(swap_in(folder), "new")
+        assert last.metadata.last_sequence_number == base.metadata.last_sequence_number + 1, fault
+        for location in [last.metadata_location, *logged(last)]:
+            assert Path(location.removeprefix("file://")).is_file(), f"{fault}: {location} is gone"
+        names = {path.name for path in (folder / "table" / "metadata").iterdir()}
+        assert {name for name in names if name.endswith(".tmp")} == {name for name in names if is_temporary(name)}
+    assert {"committed", "failed", "killed"} <= seen.keys()
+    assert sum(seen.values()) >= 12
+
+
+def attempt(commit: Callable[[], object]) -> str:
+    """What a committer is told."""
+    try:
+        commit()
+    except Killed:
+        return "killed"
+    except CommitStateUnknownError:
+        return "unknown"
+    except (CommitFailedError, OSError):
+        return "failed"
+    return "committed"
+
+
+def test_each_fault_of_a_creation(swap_in: Any, tmp_path: Path) -> None:
+    def dry_run(files: FaultyFiles) -> None:
+        create(swap_in(tmp_path / "dry", files), tmp_path / "dry")
+
+    told = set()
+    for number, fault in enumerate(faults(dry_run)):
+        folder = tmp_path / str(number)
+        files = FaultyFiles(fault=fault)
+        answer = attempt(lambda folder=folder, files=files: create(swap_in(folder, files), folder))
+        told.add(answer)
+        try:
+            version = swap_in(folder).load()
+        except NoSuchTableError:
+            assert answer != "committed", fault
+            version = create(swap_in(folder), folder)
+        else:
+            assert answer != "failed", fault
+        assert swap_in(folder).load() == version
+        assert swap_in(folder).commit(*version, appended(version.metadata))
+    assert {"committed", "failed", "killed"} <= told
+
+
+def test_nothing_is_deleted_while_the_outcome_is_unknown(swap_in: Any, tmp_path: Path) -> None:
+    """Nobody answers any more once the commit is done."""
+    base = create(swap_in(tmp_path), tmp_path, **KEEP_ONE)
+    for _ in range(2):
+        base = swap_in(tmp_path).commit(*base, appended(base.metadata))
+    counting = FaultyFiles()
+    swap_in(tmp_path, counting).commit(*base, appended(base.metadata))
+    base = swap_in(tmp_path).load()
+    operations = [name for name, _ in counting.operations]
+    if "publish" not in operations:
+        pytest.skip("the commit of a SQL catalog is no file operation")
+    files = FaultyFiles(fault=Fault(operations.index("publish"), Kind.ANSWER_LOST, lasting=True))
+    with pytest.raises(CommitStateUnknownError, match=r"v5\.metadata\.json may have been committed.*injected"):
+        swap_in(tmp_path, files).commit(*base, appended(base.metadata))
+    assert not files.deleted
+    assert swap_in(tmp_path).load().metadata.last_sequence_number == base.metadata.last_sequence_number + 1
+
+
+def test_spark_can_not_commit(swap_in: Any, tmp_path: Path) -> None:
+    class Reader(SparkFiles):
+        def __init__(self) -> None:
+            pass
+
+        read = staticmethod(FaultyFiles().read)
+        exists = staticmethod(FaultyFiles().exists)
+        length = staticmethod(FaultyFiles().length)
+
+    base = create(swap_in(tmp_path), tmp_path)
+    with pytest.raises(UnsupportedError, match="Spark's sources write no single file"):
+        swap_in(tmp_path, Reader()).commit(*base, appended(base.metadata))
+    assert swap_in(tmp_path).load() == base
+
+
+# -- whether a commit has won --------------------------------------------------------------------------------------
+
+
+def test_asking_for_the_outcome_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[float] = []
+    monkeypatch.setattr("sparkmeta.commit.swap.time.sleep", waits.append)
+    answers: list[Any] = [OSError("down"), Outcome.UNKNOWN, OSError("down"), Outcome.WON]
+
+    def check() -> Outcome:
+        answer = answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer  # type: ignore[no-any-return]
+
+    assert outcome_of(check, {}) is Outcome.WON
+    assert waits == [1, 2, 4]
+    answers[:] = [OSError("down")] * 9
+    waits.clear()
+    quick = {"num-retries": "5", "min-wait-ms": "100", "max-wait-ms": "300"}
+    assert outcome_of(check, {f"commit.status-check.{key}": value for key, value in quick.items()}) is Outcome.UNKNOWN
+    assert waits == [0.1, 0.2, 0.3, 0.3, 0.3]
+    assert len(answers) == 3
+    assert outcome_of(check, {"commit.status-check.total-timeout-ms": "-1"}) is Outcome.UNKNOWN
+    assert len(answers) == 2

@@ -1,0 +1,120 @@
+"""Faults at every file operation: a commit is run once for each operation that it does and each way it can go wrong.
+
+for fault in faults(lambda files: commit(files)):
+    files = FaultyFiles(LocalFiles(), fault)
+    ...
+"""
+
+from __future__ import annotations
+
+import errno
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from sparkmeta.storage.files import LocalFiles
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    from sparkmeta.storage.files import DeleteFailure, Files, FileStatus
+
+T = TypeVar("T")
+
+
+class Kind(Enum):
+    """How an operation goes wrong."""
+
+    FAILS = "not done, and an error says so"
+    ANSWER_LOST = "done, but the answer is an error"
+    KILLED_BEFORE = "the process dies before it is done"
+    KILLED_AFTER = "the process dies when it is done"
+
+
+class Killed(BaseException):
+    """The process is dead: no `except Exception` of its sees this, and no file operation works any more."""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What goes wrong: the operation of that number, of those since the process began; ``lasting``: all since then."""
+
+    number: int
+    kind: Kind
+    operation: str = ""
+    lasting: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.number} {self.operation} {self.kind.name}{' lasting' if self.lasting else ''}"
+
+
+@dataclass
+class FaultyFiles:
+    """Files that do what ``real`` ones do until the fault; ``operations`` are the names and locations of all calls."""
+
+    real: Files = field(default_factory=LocalFiles)
+    fault: Fault | None = None
+    operations: list[tuple[str, str]] = field(default_factory=list)
+
+    def read(self, location: str) -> bytes:
+        return self._do("read", location, lambda: self.real.read(location))
+
+    def exists(self, location: str) -> bool:
+        return self._do("exists", location, lambda: self.real.exists(location))
+
+    def length(self, location: str) -> int:
+        return self._do("length", location, lambda: self.real.length(location))
+
+    def glob(self, folder: str, pattern: str) -> Sequence[str]:
+        return self._do("glob", folder, lambda: self.real.glob(folder, pattern))
+
+    def write_new(self, location: str, data: bytes) -> None:
+        self._do("write_new", location, lambda: self.real.write_new(location, data))
+
+    def publish(self, location: str, data: bytes) -> None:
+        self._do("publish", location, lambda: self.real.publish(location, data))
+
+    def overwrite(self, location: str, data: bytes) -> None:
+        self._do("overwrite", location, lambda: self.real.overwrite(location, data))
+
+    def delete_many(self, locations: Iterable[str]) -> Sequence[DeleteFailure]:
+        listed = [*locations]
+        return self._do("delete_many", " ".join(listed), lambda: self.real.delete_many(listed))
+
+    def list(self, folder: str, pattern: str = "*") -> list[FileStatus]:
+        return self._do("list", folder, lambda: self.real.list(folder, pattern))
+
+    @property
+    def deleted(self) -> set[str]:
+        """What was to be deleted."""
+        return {one for name, locations in self.operations if name == "delete_many" for one in locations.split()}
+
+    def _do(self, name: str, location: str, act: Callable[[], T]) -> T:
+        self.operations.append((name, location))
+        number = len(self.operations) - 1
+        fault = self.fault
+        if fault is None or number < fault.number:
+            return act()
+        is_killed = fault.kind in {Kind.KILLED_BEFORE, Kind.KILLED_AFTER}
+        if number > fault.number and not is_killed and not fault.lasting:
+            return act()
+        if number == fault.number and fault.kind in {Kind.ANSWER_LOST, Kind.KILLED_AFTER}:
+            act()
+        if is_killed:
+            raise Killed(str(fault))
+        raise OSError(errno.EIO, f"injected: {fault}", location)
+
+
+def faults(run: Callable[[Any], object], real: Files | None = None) -> Iterator[Fault]:
+    """Every fault of a run: it is done once without any, through the FaultyFiles that it is given, to see what it does.
+
+    Failures come alone, and as the first of all operations from there on.
+    """
+    counting = FaultyFiles(real or LocalFiles())
+    run(counting)
+    assert counting.operations, "the run has no file operations"
+    for number, (name, _) in enumerate(counting.operations):
+        for kind in Kind:
+            yield Fault(number, kind, name)
+            if kind in {Kind.FAILS, Kind.ANSWER_LOST}:
+                yield Fault(number, kind, name, lasting=True)
