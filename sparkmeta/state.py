@@ -19,7 +19,7 @@ from sparkmeta.manifests.avro.read import manifest_parts, read_avro_entries, spa
 from sparkmeta.manifests.manifest_list import decode_manifest_list, inline_manifest_list, root_entries
 from sparkmeta.manifests.parquet import read_parquet_entries
 from sparkmeta.manifests.projection import FILE_COLUMNS, EntryProjection
-from sparkmeta.manifests.root import read_root
+from sparkmeta.manifests.root import Root, read_root
 from sparkmeta.manifests.tree import Tree, TreeReader, tree_manifest_files, tree_roots
 from sparkmeta.settings import Settings, settings
 from sparkmeta.spec.avro_name import avro_name
@@ -47,6 +47,8 @@ _METADATA_FIELDS = {DELETE_FILE_PATH_ID: "string"}
 class TableState:
     """A table's metadata and one of its snapshots (None: the table is empty), with the means to read them.
 
+    root: of the snapshot's V4 tree, where a commit has made one that is not written yet; read when it is None.
+
     Everything here is a function of files that never change, so whatever is read once is kept.
     """
 
@@ -54,10 +56,11 @@ class TableState:
     files: Files
     metadata: TableMetadata
     snapshot: Snapshot | None
+    root: Root | None = None
 
     def at(self, snapshot: Snapshot | None) -> TableState:
         """The same table at another snapshot."""
-        return replace(self, snapshot=snapshot)
+        return replace(self, snapshot=snapshot, root=None)
 
     @cached_property
     def settings(self) -> Settings:
@@ -153,6 +156,8 @@ class TableState:
     @cached_property
     def tree(self) -> Tree | None:
         """The snapshot's metadata tree; None where a manifest list describes it, and for an empty table."""
+        if self.root is not None:
+            return Tree(self.root, self.tuple_sources)
         location = tree_location(self.files, self.metadata, self.snapshot)
         if location is None or self.snapshot is None:
             return None

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from pyiceberg.expressions import AlwaysTrue, BooleanExpression
 
 from sparkmeta.catalog.filesystem import is_metadata_file, latest_metadata
-from sparkmeta.errors import ValidationError
+from sparkmeta.errors import UnsupportedError, ValidationError
 from sparkmeta.scan import ALL_FIELDS, Scan, table_scan
 from sparkmeta.session import resolve_session
 from sparkmeta.spec.metadata import parse_table_metadata
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from pyiceberg.table.sorting import SortOrder
     from pyspark.sql import SparkSession
 
+    from sparkmeta.commit.swap import Swap
+    from sparkmeta.commit.transaction import Transaction
     from sparkmeta.inspect import InspectTable
     from sparkmeta.spec.metadata import Snapshot, SnapshotRef, TableMetadata
     from sparkmeta.storage.files import Files
@@ -36,6 +38,7 @@ class Table:
 
     metadata_location: the metadata file it was read from. name: what a catalog calls it. read_only: no commit can be
     made through it, since nothing but a catalog knows which metadata file of its folder is the current one.
+    swap: how a catalog's table is committed to.
     """
 
     state: TableState
@@ -43,6 +46,7 @@ class Table:
     name: str
     read_only: bool = False
     folder: str | None = None
+    swap: Swap | None = None
 
     @staticmethod
     def from_pyiceberg(table: PyIcebergTable, spark: SparkSession | None = None) -> Table:
@@ -79,6 +83,8 @@ class Table:
 
         Raises ValidationError where another table has taken its place.
         """
+        if self.swap is not None:
+            return self.at(*self.swap.load())
         if self.folder is None:
             return self
         fresh = open_table(self.folder, self.state.spark, self.state.files)
@@ -88,6 +94,35 @@ class Table:
                 f"the table that was opened here is {self.metadata.table_uuid}"
             )
         return replace(fresh, name=self.name)
+
+    def at(self, metadata_location: str, metadata: TableMetadata) -> Table:
+        """The same table as another version of its metadata says."""
+        state = TableState(self.state.spark, self.state.files, metadata, metadata.current_snapshot())
+        return replace(self, state=state, metadata_location=metadata_location)
+
+    # -- changing ---------------------------------------------------------------------------------------------------
+
+    def transaction(self) -> Transaction:
+        """Several changes that one commit makes: `with table.transaction() as tx: tx.update_snapshot().append(files)`.
+
+        The table is not changed by it: `refresh()`, or what `commit()` returns, is the table as it is then.
+        """
+        from sparkmeta.commit.transaction import Transaction
+
+        return Transaction(self)
+
+    def committer(self) -> Swap:
+        """What commits this table's metadata. Raises UnsupportedError for one that was opened read-only."""
+        from sparkmeta.commit.filesystem import FileSystemSwap
+
+        if self.swap is not None:
+            return self.swap
+        if self.folder is None or self.read_only:
+            raise UnsupportedError(
+                f"{self.name}: {self.metadata_location} was opened by its path: a table is committed to through its "
+                "catalog, or its folder where it is a file system table"
+            )
+        return FileSystemSwap(self.state.files, self.folder, self.metadata.table_uuid)
 
     # -- metadata ---------------------------------------------------------------------------------------------------
 

@@ -7,11 +7,18 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
+from pyiceberg.partitioning import UNPARTITIONED_PARTITION_SPEC, PartitionSpec
+from pyiceberg.table.sorting import UNSORTED_SORT_ORDER, SortOrder
+
 from sparkmeta.errors import CorruptFileError, NoSuchTableError, NotFoundError, ValidationError
+from sparkmeta.spec.new_table import new_metadata
 from sparkmeta.storage.files import files_for
 from sparkmeta.storage.location import file_name, join, path_of
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from pyiceberg.schema import Schema
     from pyspark.sql import SparkSession
 
     from sparkmeta.storage.files import Files
@@ -98,6 +105,30 @@ class FileSystemCatalog:
 
         names = as_names(identifier)
         return replace(open_table(self._folder(names), resolve_session(spark)), name=".".join(names))
+
+    def create_table(
+        self,
+        identifier: str | tuple[str, ...],
+        schema: Schema,
+        partition_spec: PartitionSpec = UNPARTITIONED_PARTITION_SPEC,
+        sort_order: SortOrder = UNSORTED_SORT_ORDER,
+        properties: Mapping[str, str] | None = None,
+        *,
+        format_version: int = 4,
+        spark: SparkSession | None = None,
+    ) -> Table:
+        """A new table, empty, of format version 2, 3 or 4 (the metadata tree).
+
+        Raises TableAlreadyExistsError.
+        """
+        from sparkmeta.commit.filesystem import FileSystemSwap
+        from sparkmeta.session import resolve_session
+
+        names = as_names(identifier)
+        folder, session = self._folder(names), resolve_session(spark)
+        metadata = new_metadata(folder, schema, partition_spec, sort_order, properties or {}, format_version)
+        FileSystemSwap(files_for(session, folder), folder).commit(None, None, metadata)
+        return self.load_table(names, session)
 
     def list_tables(self, namespace: str | tuple[str, ...], spark: SparkSession | None = None) -> list[tuple[str, ...]]:
         """The names of the tables right in a namespace, in order."""

@@ -113,7 +113,9 @@ def _refuse_kinds(entries: pa.Table, allowed: Iterable[int], state: TableState) 
     for kind in entries.column("content_type").unique().to_pylist():
         if kind not in set(allowed):
             wrong = entries.filter(pc.equal(entries.column("content_type"), kind)).column("location")[0]
-            raise ValidationError(f"{state.metadata.location}: {wrong} has content {kind}: this operation adds none of it")
+            raise ValidationError(
+                f"{state.metadata.location}: {wrong} has content {kind}: this operation adds none of it"
+            )
 
 
 def _refuse_leaf_kinds(state: TableState, leaves: pa.Table, allowed: Iterable[int]) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import reduce
 from operator import and_
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -214,9 +214,7 @@ def _key_columns(asked: DataFrame) -> tuple[Column, Column]:
     return F.col("file_path").alias("asked_path"), offset.alias("asked_offset")
 
 
-def _by_key(
-    state: TableState, roots: pa.Table, projection: EntryProjection, asked: DataFrame, few: bool
-) -> DataFrame:
+def _by_key(state: TableState, roots: pa.Table, projection: EntryProjection, asked: DataFrame, few: bool) -> DataFrame:
     entries = state.entries(roots, projection).where(is_live())
     keys = asked.select(*_key_columns(asked))
     same = (F.col("location") == F.col("asked_path")) & (
@@ -266,5 +264,3 @@ def vectors_of(state: TableState, paths: DataFrame, few: bool) -> DataFrame:
 def all_true(columns: Iterable[Column]) -> Column:
     """Their conjunction."""
     return reduce(and_, columns, F.lit(True))
-
-

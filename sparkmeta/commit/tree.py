@@ -95,10 +95,11 @@ def next_root(base: Root | None, change: TreeChange, stamp: Stamp, schema: pa.Sc
         raise CommitConflictError("the table is empty: there is nothing to remove from it")
     assigned = 0
     if change.existing is not None and len(change.existing):
-        parts.append(_restamped(conform(change.existing, schema), status=Status.EXISTING))
+        parts.append(_of_commit(conform(change.existing, schema), stamp, Status.EXISTING))
     for new in (change.added, change.added_leaves):
         if new is not None and len(new):
-            rows, count = _row_ids(_added(conform(new, schema), stamp), stamp.first_row_id + assigned)
+            rows = _of_commit(conform(new, schema), stamp, Status.ADDED)
+            rows, count = _row_ids(rows, stamp.first_row_id + assigned)
             parts.append(rows)
             assigned += count
     table = pa.concat_tables(parts).combine_chunks() if parts else schema.empty_table()
@@ -167,7 +168,7 @@ def _edited_leaves(leaves: pa.Table, change: TreeChange) -> pa.Table:
         raise CommitConflictError(f"{location} is compacted and deleted from in one commit")
     if change.dropped:
         leaves = leaves.filter(pc.invert(pc.is_in(locations, pa.array(sorted(change.dropped), pa.string()))))
-    return _restamped(_reaffiliated(leaves, change.affinity), status=Status.EXISTING)
+    return restamped(_reaffiliated(leaves, change.affinity), status=Status.EXISTING)
 
 
 def _reaffiliated(leaves: pa.Table, affinity: Mapping[str, str | None]) -> pa.Table:
@@ -190,8 +191,8 @@ def _edited_vectors(
     replaced = {target: index for index, target in enumerate(targets) if target in change.masks}
     tombstones = vectors.take(pa.array(list(replaced.values()), pa.int64()))
     parts = [
-        _restamped(vectors.take(pa.array(kept, pa.int64())), status=Status.EXISTING),
-        _restamped(tombstones, status=Status.DELETED, snapshot_id=stamp.snapshot_id),
+        restamped(vectors.take(pa.array(kept, pa.int64())), status=Status.EXISTING),
+        restamped(tombstones, status=Status.DELETED, snapshot_id=stamp.snapshot_id),
     ]
     if change.masks:
         rows = {row["location"]: row for row in leaves.select(_LEAF_COLUMNS).to_pylist()}
@@ -253,8 +254,8 @@ def _edited_files(files: pa.Table, change: TreeChange, stamp: Stamp) -> list[pa.
     kept = [index for index, key in enumerate(keys) if key not in gone]
     removed = [index for index, key in enumerate(keys) if key in change.removed]
     return [
-        _restamped(files.take(pa.array(kept, pa.int64())), status=Status.EXISTING),
-        _restamped(files.take(pa.array(removed, pa.int64())), status=Status.DELETED, snapshot_id=stamp.snapshot_id),
+        restamped(files.take(pa.array(kept, pa.int64())), status=Status.EXISTING),
+        restamped(files.take(pa.array(removed, pa.int64())), status=Status.DELETED, snapshot_id=stamp.snapshot_id),
     ]
 
 
@@ -279,7 +280,7 @@ def _new_version(stamp: Stamp) -> dict[str, int]:
     }
 
 
-def _restamped(table: pa.Table, *, status: Status, snapshot_id: int | None = None) -> pa.Table:
+def restamped(table: pa.Table, *, status: Status, snapshot_id: int | None = None) -> pa.Table:
     """The rows with another status, and the snapshot that removed them; sequence numbers stay."""
     own = version(table, "snapshot_id")
     ids = own if snapshot_id is None else pa.repeat(pa.scalar(snapshot_id, pa.int64()), len(table))
@@ -287,14 +288,11 @@ def _restamped(table: pa.Table, *, status: Status, snapshot_id: int | None = Non
     return _with_version(table, [pa.repeat(pa.scalar(int(status), pa.int32()), len(table)), ids, *numbers])
 
 
-def _added(table: pa.Table, stamp: Stamp) -> pa.Table:
-    constants = [
-        pa.repeat(pa.scalar(value, kind), len(table))
-        for value, kind in zip(
-            _new_version(stamp).values(), (pa.int32(), pa.int64(), pa.int64(), pa.int64()), strict=True
-        )
-    ]
-    return _with_version(table, constants)
+def _of_commit(table: pa.Table, stamp: Stamp, status: Status) -> pa.Table:
+    """The rows with the commit's own snapshot id and sequence number."""
+    numbers = (stamp.snapshot_id, stamp.sequence_number, stamp.sequence_number)
+    children = [pa.repeat(pa.scalar(one, pa.int64()), len(table)) for one in numbers]
+    return _with_version(table, [pa.repeat(pa.scalar(int(status), pa.int32()), len(table)), *children])
 
 
 def _with_version(table: pa.Table, children: list[Any]) -> pa.Table:

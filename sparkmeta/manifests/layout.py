@@ -50,8 +50,17 @@ _ROW_GROUP_ROWS = 20_000
 
 def tree_schema(stats: StatsTypes) -> pa.Schema:
     """The row type of V4 entries in memory: the content entry, and `content_stats` of these ids."""
-    fields = [pa.field(field.name, field.type) for field in CONTENT_ENTRY]
+    fields = [pa.field(field.name, _nullable(field.type)) for field in CONTENT_ENTRY]
     return pa.schema([*fields, pa.field(CONTENT_STATS, tree_stats_type(stats))])
+
+
+def _nullable(kind: pa.DataType) -> pa.DataType:
+    """The type with nothing required in it: Spark, which rows pass through, can't be told."""
+    if pa.types.is_struct(kind):
+        return pa.struct([pa.field(child.name, _nullable(child.type)) for child in kind])
+    if pa.types.is_list(kind):
+        return pa.list_(pa.field("element", _nullable(kind.value_type)))
+    return kind
 
 
 def tree_stats_type(stats: StatsTypes) -> pa.StructType:
@@ -141,11 +150,12 @@ def _canonical(table: pa.Table, stats: StatsTypes, location: str) -> pa.Table:
 
 
 def _read_field(values: pa.Array | None, spec: FieldSpec, rows: int, location: str) -> pa.Array:
+    kind = _nullable(spec.type)
     if values is None:
-        return pa.nulls(rows, spec.type)
+        return pa.nulls(rows, kind)
     if spec.name in _STRUCTS:
-        return _read_struct(values, spec.type, _STRUCTS[spec.name], f"{spec.name}.", location)
-    return _cast(values, spec.type, spec.name, location)
+        return _read_struct(values, kind, _STRUCTS[spec.name], f"{spec.name}.", location)
+    return _cast(values, kind, spec.name, location)
 
 
 def _read_struct(

@@ -60,11 +60,24 @@ def write_leaves(entries: DataFrame, form: LeafFormat) -> pa.Table:
     """
     from sparkmeta.manifests.avro.read import schema_of
 
-    written = entries.mapInArrow(partial(_write, form), schema_of(form.schema)).toArrow()
-    return written.cast(form.schema)
+    written = entries.mapInArrow(partial(_write, form), schema_of(_WRITTEN)).toArrow()
+    rows = [pa.ipc.open_stream(one).read_all() for one in written.column("leaf").to_pylist()]
+    return pa.concat_tables(rows) if rows else form.schema.empty_table()
+
+
+# The root's entry for a leaf, as an Arrow stream: Spark would have to be told its type.
+_WRITTEN = pa.schema([pa.field("leaf", pa.binary())])
 
 
 def _write(form: LeafFormat, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    for row in _leaves(form, batches):
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, row.schema) as stream:
+            stream.write_table(row)
+        yield pa.RecordBatch.from_pydict({"leaf": [sink.getvalue().to_pybytes()]}, schema=_WRITTEN)
+
+
+def _leaves(form: LeafFormat, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
     """Leaves of one task: one open at a time for each spec and kind."""
     open_leaves: dict[tuple[int, bool], _Leaf] = {}
     for batch in batches:
@@ -96,27 +109,27 @@ class _Leaf:
         self._count = 0
         self._entry_bytes = float(_ENTRY_BYTES + _STATS_BYTES * len(form.stats))
 
-    def take(self, rows: pa.Table) -> Iterator[pa.RecordBatch]:
+    def take(self, rows: pa.Table) -> Iterator[pa.Table]:
         self._rows.append(rows)
         self._count += len(rows)
         while self._count >= (wanted := self._wanted()):
             table = pa.concat_tables(self._rows)
             self._rows, self._count = [table.slice(wanted)], self._count - wanted
-            yield from self._written(table.slice(0, wanted))
+            yield self._written(table.slice(0, wanted))
 
-    def close(self) -> Iterator[pa.RecordBatch]:
+    def close(self) -> Iterator[pa.Table]:
         if self._count:
-            yield from self._written(pa.concat_tables(self._rows))
+            yield self._written(pa.concat_tables(self._rows))
 
     def _wanted(self) -> int:
         return max(_SMALLEST_LEAF, int(self._form.target_bytes / self._entry_bytes))
 
-    def _written(self, table: pa.Table) -> Iterator[pa.RecordBatch]:
+    def _written(self, table: pa.Table) -> pa.Table:
         form, table = self._form, table.combine_chunks()
         data, row = encode_leaf(table, form)
         form.writer.write_new(row.column("location")[0].as_py(), data)
         self._entry_bytes = max(1.0, len(data) / len(table))
-        yield from row.to_batches()
+        return row
 
 
 def encode_leaf(table: pa.Table, form: LeafFormat) -> tuple[bytes, pa.Table]:

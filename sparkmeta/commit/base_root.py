@@ -1,0 +1,177 @@
+"""The root that a commit edits: the branch's own, or one made of the manifest list of a table that was upgraded."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import functions as F
+
+from sparkmeta.commit.tree import conform
+from sparkmeta.manifests.layout import tree_schema
+from sparkmeta.manifests.manifest_list import SUMMARIES
+from sparkmeta.manifests.root import Root
+from sparkmeta.manifests.tree import UPGRADED_KEY
+from sparkmeta.spec.entry import MANIFEST_STATS, ContentType, Status
+
+if TYPE_CHECKING:
+    from sparkmeta.state import TableState
+
+
+@dataclass(frozen=True)
+class BaseRoot:
+    """root: None for a branch without snapshots. properties: what every root after it repeats in its metadata.
+
+    assigned_row_ids: how many the conversion of a manifest list gave to manifests that had none.
+    """
+
+    root: Root | None
+    properties: Mapping[str, str] = field(default_factory=dict)
+    assigned_row_ids: int = 0
+
+
+def base_root(head: TableState) -> BaseRoot:
+    """The root to edit for a commit onto `head`."""
+    if head.snapshot is None:
+        return BaseRoot(None)
+    if head.tree is not None:
+        kept = {key: value for key, value in head.tree.root.properties.items() if key == UPGRADED_KEY}
+        return BaseRoot(_conformed(head.tree.root, head), kept)
+    return _from_list(head)
+
+
+def _conformed(root: Root, head: TableState) -> Root:
+    return Root(root.location, conform(root.table, tree_schema(head.stats_types)), root.properties)
+
+
+def _from_list(head: TableState) -> BaseRoot:
+    """Every manifest of a manifest list as an EXISTING leaf (semantics N29, C31-C33); none of them is written anew.
+
+    Data manifests without first row ids get some, as the first commit of format version 3 would give them.
+    """
+    roots = head.roots
+    stats = _known_counts(head, roots)
+    version = roots.column("version_info").combine_chunks()
+    sequence = version.field("sequence_number")
+    first_row_ids, assigned = _row_ids(roots, stats, int(getattr(head.metadata, "next_row_id", None) or 0))
+    schema = tree_schema(head.stats_types)
+    rows = len(roots)
+    counts = [stats.field(f"{one}_files_count").cast(pa.int64()) for one in ("added", "existing", "deleted")]
+    info = schema.field("version_info").type
+    existing = pa.repeat(pa.scalar(int(Status.EXISTING), pa.int32()), rows)
+    columns: dict[str, Any] = {
+        "content_type": roots.column("content_type"),
+        "location": roots.column("location"),
+        "file_format": pc.utf8_lower(roots.column("file_format")),
+        "version_info": pa.StructArray.from_arrays(
+            [existing, version.field("snapshot_id"), sequence, sequence], fields=list(info)
+        ),
+        "partition_spec_id": roots.column("partition_spec_id"),
+        "record_count": pc.add(pc.add(counts[0], counts[1]), counts[2]),
+        "file_size_in_bytes": roots.column("file_size_in_bytes"),
+        "manifest_stats": stats,
+        "key_metadata": roots.column("key_metadata"),
+        "first_row_id": first_row_ids,
+        "content_stats": _stats(head, roots, schema.field("content_stats").type),
+    }
+    arrays = [columns.get(one.name, pa.nulls(rows, one.type)) for one in schema]
+    table = pa.Table.from_arrays([_array(one) for one in arrays], schema=schema)
+    properties = {UPGRADED_KEY: str(int(getattr(head.metadata, "last_sequence_number", 0) or 0))}
+    location = head.snapshot.manifest_list if head.snapshot is not None else None
+    return BaseRoot(Root(location or head.metadata.location, table, properties), properties, assigned)
+
+
+def _array(values: Any) -> pa.Array:
+    if isinstance(values, pa.ChunkedArray):
+        return pa.concat_arrays(values.chunks) if values.num_chunks else pa.nulls(0, values.type)
+    return values
+
+
+def _known_counts(head: TableState, roots: pa.Table) -> pa.StructArray:
+    """`manifest_stats` without unknown counts: manifests of version 1 that lack them are read (semantics C33)."""
+    stats = roots.column("manifest_stats").combine_chunks()
+    unknown = pc.is_null(stats.field("added_files_count"))
+    for field_spec in MANIFEST_STATS[:6]:
+        unknown = pc.or_(unknown, pc.is_null(stats.field(field_spec.name)))
+    if not pc.any(unknown).as_py():
+        return stats
+    counted = _count_entries(head, roots.filter(unknown))
+    rows = stats.to_pylist()
+    ids = roots.column("manifest").to_pylist()
+    filled = [
+        {**row, **counted.get(manifest, _NOTHING)} if lacks else row
+        for row, manifest, lacks in zip(rows, ids, unknown.to_pylist(), strict=True)
+    ]
+    return pa.array(filled, stats.type)
+
+
+_NAMES = {Status.ADDED: "added", Status.EXISTING: "existing", Status.DELETED: "deleted"}
+_NOTHING = {f"{name}_{kind}_count": 0 for name in _NAMES.values() for kind in ("files", "rows")}
+
+
+def _count_entries(head: TableState, roots: pa.Table) -> dict[int, dict[str, int]]:
+    """Files and rows by status, of each manifest."""
+    entries = head.manifest_entries(roots, head.projection(("version_info", "record_count")))
+    status = F.col("version_info.status")
+    sums = []
+    for one, name in _NAMES.items():
+        sums.append(F.sum(F.when(status == int(one), 1).otherwise(0)).alias(f"{name}_files_count"))
+        sums.append(F.sum(F.when(status == int(one), F.col("record_count")).otherwise(0)).alias(f"{name}_rows_count"))
+    found = entries.groupBy("manifest").agg(*sums).toArrow().to_pylist()
+    return {row.pop("manifest"): row for row in found}
+
+
+def _row_ids(roots: pa.Table, stats: pa.StructArray, start: int) -> tuple[pa.Array, int]:
+    """First row ids of the data manifests, in the list's order; those without get the next ones."""
+    ids, assigned = [], 0
+    rows = zip(
+        roots.column("content_type").to_pylist(),
+        roots.column("first_row_id").to_pylist(),
+        stats.to_pylist(),
+        strict=True,
+    )
+    for kind, own, counts in rows:
+        if kind != ContentType.DATA_MANIFEST or own is not None:
+            ids.append(own)
+            continue
+        ids.append(start + assigned)
+        assigned += counts["added_rows_count"] + counts["existing_rows_count"]
+    return pa.array(ids, pa.int64()), assigned
+
+
+def _stats(head: TableState, roots: pa.Table, kind: pa.StructType) -> pa.StructArray:
+    """Aggregates of the partition fields from the list's summaries, under the ids of their columns or expressions."""
+    rows = len(roots)
+    found: dict[int, pa.StructArray] = {}
+    if SUMMARIES in roots.column_names:
+        summaries = roots.column(SUMMARIES).combine_chunks()
+        specs = roots.column("partition_spec_id")
+        for spec_id, sources in head.tuple_sources.items():
+            of_spec = _array(pc.equal(specs, spec_id))
+            for field_id, source in sources:
+                made = _of_summary(summaries.field(str(field_id)), kind.field(str(source)).type, of_spec)
+                found[source] = made if source not in found else pc.if_else(of_spec, made, found[source])
+    children = [found.get(int(one.name), pa.nulls(rows, one.type)) for one in kind]
+    return pa.StructArray.from_arrays(children, fields=list(kind)) if children else pa.array([{}] * rows, kind)
+
+
+def _of_summary(summary: pa.StructArray, kind: pa.StructType, of_spec: pa.Array) -> pa.StructArray:
+    """One field's summary as stats: that there are no nulls is known, how many there are is not (semantics C32)."""
+    rows = len(summary)
+    zero, unknown = pa.scalar(0, pa.int64()), pa.scalar(None, pa.int64())
+
+    def none_of(name: str) -> pa.Array:
+        return pc.if_else(pc.fill_null(summary.field(name), True), unknown, zero)
+
+    values = {
+        "lower_bound": summary.field("lower_bound"),
+        "upper_bound": summary.field("upper_bound"),
+        "null_value_count": none_of("contains_null"),
+        "nan_value_count": none_of("contains_nan"),
+    }
+    children = [values[one.name].cast(one.type) if one.name in values else pa.nulls(rows, one.type) for one in kind]
+    absent = pc.invert(pc.and_(of_spec, summary.is_valid()))
+    return pa.StructArray.from_arrays(children, fields=list(kind), mask=absent)

@@ -1,0 +1,84 @@
+"""Removals that a filter or a set of partitions names."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pyspark.sql import functions as F
+
+from sparkmeta.columns.predicate import bind_filter, parse_filter, row_predicate
+from sparkmeta.columns.skipping import must_match
+from sparkmeta.columns.transforms import strict_projection
+from sparkmeta.commit.addition import file_rows
+from sparkmeta.commit.removal import FEW_FILES, FOUND_COLUMNS, Removal, removal_of, vectors_of
+from sparkmeta.errors import ValidationError
+from sparkmeta.manifests.avro.read import schema_of
+from sparkmeta.manifests.leaf import entry_columns
+from sparkmeta.manifests.projection import MANIFEST, ORDINAL
+from sparkmeta.plan.deletes import partition_key
+from sparkmeta.plan.prune import ScanFilter, is_live, live_manifests, matching_entries, matching_manifests
+from sparkmeta.plan.rows import entry_stats, partition_value
+from sparkmeta.session import materialize
+from sparkmeta.spec.entry import ContentType
+
+if TYPE_CHECKING:
+    from pyiceberg.expressions import BooleanExpression
+    from pyspark.sql import Column, DataFrame
+
+    from sparkmeta.state import TableState
+
+
+def files_to_delete(state: TableState, row_filter: BooleanExpression | str) -> Removal:
+    """The data files all of whose rows match a filter, and their deletion vectors.
+
+    Raises:
+        ValidationError: a file may hold rows that match, and others.
+    """
+    schema = state.metadata.schema()
+    bound = bind_filter(parse_filter(row_filter), schema, case_sensitive=True)
+    scan = ScanFilter(state, bound, schema)
+    roots = matching_manifests(live_manifests(state.manifests(ContentType.DATA_MANIFEST)), scan)
+    projection = state.projection(FOUND_COLUMNS, scan.stats_ids)
+    candidates = matching_entries(state.entries(roots, projection), scan)
+    top_level = {field.field_id for field in schema.fields}
+    metrics = must_match(bound, entry_stats, F.col("record_count"), top_level)
+    judged = materialize(candidates.withColumn("_all_match", metrics | _by_tuple(scan)))
+    partly = judged.where(~F.col("_all_match")).select("location").limit(1).toArrow()
+    if len(partly):
+        raise ValidationError(
+            f"{state.metadata.location}: cannot delete file {partly.column('location')[0]} as a whole: some of its rows "
+            f"may not match {row_filter}"
+        )
+    return _with_vectors(state, judged.drop("_all_match"))
+
+
+def _by_tuple(scan: ScanFilter) -> Column:
+    """Whether a file's partition tuple proves that all of its rows match."""
+    proven = F.lit(False)
+    for spec_id, spec in scan.state.specs.items():
+        strict = strict_projection(scan.row_filter, spec, scan.schema)
+        matches = row_predicate(strict, partition_value, strict=True)
+        proven = F.when(F.col("partition_spec_id") == spec_id, matches).otherwise(proven)
+    return proven
+
+
+def files_to_replace(state: TableState, files: DataFrame) -> Removal:
+    """The live data files in the partitions of new files, and their deletion vectors; of an unpartitioned spec all."""
+    rows = file_rows(state)
+    projection = state.projection(FOUND_COLUMNS)
+    raw = files.mapInArrow(rows.batches, schema_of(rows.schema))
+    placed = raw.withColumns({MANIFEST: F.lit(0), ORDINAL: F.lit(0).cast("long")})
+    new = placed.select(*entry_columns(projection, state.tuple_sources, None))
+    keys = new.select(partition_key(state).alias("partition_key")).distinct()
+    live = state.entries(live_manifests(state.manifests(ContentType.DATA_MANIFEST)), projection).where(is_live())
+    same = partition_key(state).eqNullSafe(F.col("partition_key"))
+    return _with_vectors(state, materialize(live.join(keys, same, "left_semi")))
+
+
+def _with_vectors(state: TableState, found: DataFrame) -> Removal:
+    """Data files, all in one DataFrame that is kept, with their deletion vectors as a removal."""
+    columns = [name for name in found.columns if name != "content_stats"]
+    data = found.select(*columns)
+    few = data.limit(FEW_FILES + 1).count() <= FEW_FILES
+    vectors = vectors_of(state, data.select(F.col("location").alias("data_path")), few)
+    return removal_of(data.unionByName(vectors.select(*columns)), state, few)

@@ -1,0 +1,314 @@
+"""One new snapshot of a V4 table: which files it adds and removes, and the root that comes of it."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from dataclasses import dataclass, field, replace
+from functools import reduce
+from typing import TYPE_CHECKING, Any, Self
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyiceberg.expressions import BooleanExpression
+from pyiceberg.table.update import AddSnapshotUpdate, SetSnapshotRefUpdate
+from pyspark.sql import functions as F
+
+from sparkmeta.commit.addition import Addition, add_files, leaf_format
+from sparkmeta.commit.base_root import base_root
+from sparkmeta.commit.filtered import files_to_delete, files_to_replace
+from sparkmeta.commit.flush import Flush, flush_of, spill_vectors
+from sparkmeta.commit.options import TreeOptions
+from sparkmeta.commit.removal import FOUND_COLUMNS, Counts, Removal, add_counts, find_files, removal_of, vectors_of
+from sparkmeta.commit.summary import snapshot_summary
+from sparkmeta.commit.tree import Stamp, TreeChange, next_root
+from sparkmeta.errors import CommitConflictError, ValidationError
+from sparkmeta.manifests.layout import tree_schema
+from sparkmeta.manifests.root import write_root
+from sparkmeta.session import local_frame
+from sparkmeta.spec.entry import ContentType
+from sparkmeta.spec.snapshot import Snapshot
+from sparkmeta.spec.updates import update_table_metadata
+from sparkmeta.storage.location import join
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from sparkmeta.spec.metadata import TableMetadata
+    from sparkmeta.state import TableState
+
+_DATA = (int(ContentType.DATA),)
+_DELETES = (int(ContentType.POSITION_DELETES), int(ContentType.EQUALITY_DELETES))
+
+
+@dataclass
+class SnapshotUpdate:
+    """Methods name files and chain; all that they say becomes one snapshot when the transaction commits.
+
+    Files are DataFrames with the columns of `inspect.files`; to remove one, `file_path` is enough (with
+    `content_offset` for a deletion vector), and rows of `plan_files` are found quicker by their `manifest_path`.
+    """
+
+    _started: TableState
+    _branch: str
+    _properties: dict[str, str]
+    _added: list[tuple[DataFrame, tuple[int, ...]]] = field(default_factory=list)
+    _removed: list[DataFrame] = field(default_factory=list)
+    _filters: list[BooleanExpression | str] = field(default_factory=list)
+    _partitions_of: list[DataFrame] = field(default_factory=list)
+    _rewrites: bool = False
+    _overwrites: bool = False
+    _made: _Made = field(default_factory=lambda: _Made())
+
+    # -- operations -------------------------------------------------------------------------------------------------
+
+    def append(self, files: DataFrame) -> Self:
+        """Adds data files."""
+        self._added.append((files, _DATA))
+        return self
+
+    def delete(self, files: DataFrame | None = None, row_filter: BooleanExpression | str | None = None) -> Self:
+        """Removes data and delete files: those given, or the data files all of whose rows match a filter.
+
+        When it commits, a file of which some rows match, and others may not, is a ValidationError.
+        """
+        if (files is None) == (row_filter is None):
+            raise ValidationError("delete takes either files or a row_filter")
+        if files is not None:
+            self._removed.append(files)
+        if row_filter is not None:
+            self._filters.append(row_filter)
+        return self
+
+    def overwrite(
+        self,
+        added: DataFrame,
+        removed: DataFrame | None = None,
+        row_filter: BooleanExpression | str | None = None,
+    ) -> Self:
+        """Puts data files in the place of others: of those given, or of those all of whose rows match a filter."""
+        self._overwrites = True
+        self.append(added)
+        return self.delete(removed, row_filter)
+
+    def row_delta(
+        self, added: DataFrame | None = None, deletes: DataFrame | None = None, removed: DataFrame | None = None
+    ) -> Self:
+        """Adds data files, and deletion vectors and equality deletes of rows.
+
+        A deletion vector takes the place of its data file's earlier one, whose positions it must have as well. removed:
+        files that go.
+        """
+        if added is not None:
+            self.append(added)
+        if deletes is not None:
+            self._added.append((deletes, _DELETES))
+        if removed is not None:
+            self._removed.append(removed)
+        return self
+
+    def rewrite(self, removed: DataFrame, added: DataFrame) -> Self:
+        """Puts files in the place of others that hold the same rows: the table is the same to its readers."""
+        self._rewrites = True
+        self._removed.append(removed)
+        self._added.append((added, (*_DATA, *_DELETES)))
+        return self
+
+    def replace_partitions(self, files: DataFrame) -> Self:
+        """Adds data files, and removes all others of their partitions; of an unpartitioned table all others."""
+        self._overwrites = True
+        self._partitions_of.append(files)
+        return self.append(files)
+
+    # -- the commit -------------------------------------------------------------------------------------------------
+
+    def apply(self, state: TableState) -> TableMetadata:
+        """The table's metadata with the new snapshot; writes its root, and what leaves it needs. For `Transaction`."""
+        head = state.at(state.metadata.snapshot_by_name(self._branch))
+        if head.snapshot is None and self._branch != "main" and state.metadata.current_snapshot() is not None:
+            raise ValidationError(f"{state.metadata.location} has no branch {self._branch!r}")
+        return _Attempt(self, head).apply()
+
+    @property
+    def operation(self) -> str:
+        """The snapshot's operation by what was asked for (semantics 3.2-6)."""
+        if self._rewrites:
+            return "replace"
+        adds_data = any(_DATA[0] in kinds for _, kinds in self._added)
+        adds_deletes = any(_DATA[0] not in kinds for _, kinds in self._added)
+        removes = bool(self._removed or self._filters or self._partitions_of)
+        if self._partitions_of or (self._overwrites and removes) or (adds_data and (adds_deletes or removes)):
+            return "overwrite"
+        return "append" if adds_data else "delete"
+
+
+@dataclass
+class _Made:
+    """What attempts keep for the next one: ids, and files that have been written and fit any base."""
+
+    snapshot_id: int | None = None
+    additions: list[Addition] | None = None
+    vectors: frozenset[Any] | None = None
+    attempts: int = 0
+
+
+@dataclass
+class _Attempt:
+    """One try to make the snapshot on one state of the table."""
+
+    update: SnapshotUpdate
+    head: TableState
+
+    def apply(self) -> TableMetadata:
+        made, metadata = self.update._made, self.head.metadata
+        made.attempts += 1
+        if made.snapshot_id is None or metadata.snapshot_by_id(made.snapshot_id) is not None:
+            made.snapshot_id = _new_snapshot_id(metadata)
+        base = base_root(self.head)
+        state = self.head if base.root is None else replace(self.head, root=base.root)
+        options = TreeOptions.of(metadata.properties)
+        if made.additions is None:
+            made.additions = [self._add(state, files, kinds, options) for files, kinds in self.update._added]
+        added = _joined(made.additions, state)
+        removal = self._removal(state, added)
+        change = _change(state, added, removal)
+        flush = flush_of(base.root, change, state, options, self._name("flush"))
+        stamp = Stamp(
+            made.snapshot_id, metadata.last_sequence_number + 1, _next_row_id(metadata) + base.assigned_row_ids
+        )
+        schema = tree_schema(state.stats_types)
+        load = _loader(state)
+        new = next_root(base.root, flush.into(change), stamp, schema, load)
+        table = spill_vectors(new.table, state, options, self._name("vectors"))
+        location = join(join(metadata.location, "metadata"), f"{self._name('root')}.parquet")
+        data = write_root(table, base.properties)
+        state.files.write_new(location, data)
+        assigned = base.assigned_row_ids + new.assigned_row_ids
+        return self._with_snapshot(stamp, location, assigned, added.counts, removal, flush)
+
+    def _name(self, what: str) -> str:
+        """Names of this attempt's files; unique, since no two attempts may share one."""
+        return f"{self.update._made.snapshot_id}-{self.update._made.attempts}-{what}-{uuid.uuid4()}"
+
+    def _add(self, state: TableState, files: DataFrame, kinds: tuple[int, ...], options: TreeOptions) -> Addition:
+        form = leaf_format(state, self._name("leaf"), options.leaf_target_bytes)
+        return add_files(state, files, form, options.direct_files, kinds)
+
+    def _removal(self, state: TableState, added: Addition) -> Removal:
+        update = self.update
+        parts = [find_files(state, files) for files in update._removed]
+        parts += [files_to_delete(state, row_filter) for row_filter in update._filters]
+        parts += [files_to_replace(state, files) for files in update._partitions_of]
+        removal = reduce(Removal.plus, parts, Removal())
+        if ContentType.POSITION_DELETES not in added.counts:
+            return removal
+        return removal.plus(self._replaced_vectors(state, added, removal))
+
+    def _replaced_vectors(self, state: TableState, added: Addition, removal: Removal) -> Removal:
+        """The live vectors of the data files that get new ones; CommitConflictError where a concurrent commit's."""
+        paths = _vector_targets(state, added)
+        found = vectors_of(state, paths, few=added.leaves is None)
+        live = state.entries(state.manifests(ContentType.DATA_MANIFEST), state.projection(FOUND_COLUMNS))
+        data = live.where((F.col("content_type") == 0) & (F.col("version_info.status") != 2))
+        missing = paths.join(data, F.col("location") == F.col("data_path"), "left_anti").limit(1).toArrow()
+        if len(missing):
+            path = missing.column("data_path")[0].as_py()
+            raise CommitConflictError(
+                f"{state.metadata.location}: {path}, which a deletion vector is of, is no live file"
+            )
+        replaced = removal_of(found, state, few=added.leaves is None)
+        made, key = self.update._made, _removal_key(replaced)
+        if made.vectors is not None and made.vectors != key:
+            raise CommitConflictError(
+                f"{state.metadata.location}: another commit has added a deletion vector for the same data file"
+            )
+        made.vectors = key
+        fresh = {leaf: bitmap.difference(removal.masks[leaf]) if leaf in removal.masks else bitmap
+                 for leaf, bitmap in replaced.masks.items()}  # fmt: skip
+        masks = {leaf: bitmap for leaf, bitmap in fresh.items() if bitmap.cardinality}
+        return replace(replaced, masks=masks, keys=replaced.keys - removal.keys)
+
+    def _with_snapshot(
+        self, stamp: Stamp, location: str, assigned: int, added: Counts, removal: Removal, flush: Flush
+    ) -> TableMetadata:
+        head, update = self.head, self.update
+        metadata, parent = head.metadata, head.snapshot
+        summary = snapshot_summary(
+            update.operation, added, removal.counts, parent, update._properties, bool(update._partitions_of)
+        )
+        fields = {
+            "snapshot-id": stamp.snapshot_id,
+            "sequence-number": stamp.sequence_number,
+            "timestamp-ms": max(int(time.time() * 1000), metadata.last_updated_ms),
+            "root-manifest": location,
+            "summary": summary,
+            "schema-id": metadata.current_schema_id,
+            "first-row-id": _next_row_id(metadata),
+            "added-rows": assigned,
+        }
+        if parent is not None:
+            fields["parent-snapshot-id"] = parent.snapshot_id
+        snapshot = Snapshot.model_validate(fields)
+        ref = metadata.refs.get(update._branch)
+        kept = {} if ref is None else ref.model_dump(exclude={"snapshot_id", "snapshot_ref_type"}, exclude_none=True)
+        set_ref = SetSnapshotRefUpdate(
+            **{**kept, "ref_name": update._branch, "type": "branch", "snapshot_id": stamp.snapshot_id}
+        )
+        return update_table_metadata(metadata, (AddSnapshotUpdate(snapshot=snapshot), set_ref))
+
+
+def _removal_key(removal: Removal) -> frozenset[Any]:
+    masks = {(leaf, int(one)) for leaf, bitmap in removal.masks.items() for part in bitmap.positions() for one in part}
+    return frozenset(masks | set(removal.keys))
+
+
+def _change(state: TableState, added: Addition, removal: Removal) -> TreeChange:
+    return TreeChange(added.rows, added.leaves, removal.keys, removal.masks)
+
+
+def _joined(additions: list[Addition], state: TableState) -> Addition:
+    """Several additions as one."""
+    schema = tree_schema(state.stats_types)
+
+    def tables(name: str) -> pa.Table | None:
+        found = [getattr(one, name) for one in additions if getattr(one, name) is not None]
+        return pa.concat_tables([one.select(schema.names) for one in found]) if found else None
+
+    return Addition(tables("rows"), tables("leaves"), add_counts(*(one.counts for one in additions)))
+
+
+def _vector_targets(state: TableState, added: Addition) -> DataFrame:
+    """`data_path`: the data files that new deletion vectors are of."""
+    frames = []
+    if added.rows is not None:
+        rows = added.rows.filter(pc.equal(added.rows.column("content_type"), int(ContentType.POSITION_DELETES)))
+        frames.append(local_frame(state.spark, pa.table({"data_path": rows.column("referenced_file")})))
+    if added.leaves is not None:
+        deletes = pc.equal(added.leaves.column("content_type"), int(ContentType.DELETE_MANIFEST))
+        paths = added.leaves.filter(deletes).column("location").to_pylist()
+        if paths:
+            from sparkmeta.storage.location import escape_glob
+
+            read = state.spark.read.schema("content_type int, referenced_file string").parquet(*map(escape_glob, paths))
+            frames.append(read.where("content_type = 1").select(F.col("referenced_file").alias("data_path")))
+    return reduce(lambda left, right: left.unionByName(right), frames)
+
+
+def _loader(state: TableState) -> Any:
+    def load(location: str, offset: int, size: int) -> bytes:
+        return state.files.read(location)[offset : offset + size]
+
+    return load
+
+
+def _new_snapshot_id(metadata: TableMetadata) -> int:
+    """A random positive 63-bit id that no snapshot has (semantics 3.3-1)."""
+    while True:
+        bits = uuid.uuid4().int
+        found = ((bits >> 64) ^ bits) & ((1 << 63) - 1)
+        if found and metadata.snapshot_by_id(found) is None:
+            return found
+
+
+def _next_row_id(metadata: TableMetadata) -> int:
+    return int(getattr(metadata, "next_row_id", None) or 0)

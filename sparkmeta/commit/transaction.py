@@ -1,0 +1,213 @@
+"""Transactions: several changes of a table, made together by one swap of its metadata, and tried again when another
+commit came first (table spec, Optimistic Concurrency)."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Self
+
+from pyiceberg.table.update import (
+    RemovePropertiesUpdate,
+    SetPropertiesUpdate,
+    TableRequirement,
+    TableUpdate,
+)
+
+from sparkmeta.commit.snapshot_update import SnapshotUpdate
+from sparkmeta.errors import CommitFailedError, UnsupportedError, ValidationError
+from sparkmeta.spec.metadata_model import TableMetadataV4
+from sparkmeta.spec.updates import UpdateSpec, update_table_metadata
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from pyiceberg.table.update.schema import UpdateSchema
+    from pyiceberg.table.update.snapshot import ManageSnapshots
+    from pyiceberg.table.update.sorting import UpdateSortOrder
+
+    from sparkmeta.spec.metadata import TableMetadata
+    from sparkmeta.state import TableState
+    from sparkmeta.table import Table
+
+# A step of a transaction: the metadata that it makes of the metadata before it.
+Step = Callable[["TableState"], "TableMetadata"]
+
+
+@dataclass
+class _MetadataStep:
+    """Updates of pyiceberg's models, and what must hold of the table's metadata for them."""
+
+    updates: tuple[TableUpdate, ...]
+    requirements: tuple[TableRequirement, ...]
+
+    def apply(self, state: TableState) -> TableMetadata:
+        for requirement in self.requirements:
+            requirement.validate(state.metadata)
+        return update_table_metadata(state.metadata, self.updates)
+
+
+@dataclass
+class Transaction:
+    """Changes that become visible together; used as `with table.transaction() as tx:`, or ended by `commit`.
+
+    Nothing is written to the table before its end, but data that it takes along: leaves of manifests, which are orphans
+    if it fails.
+    """
+
+    table: Table
+    _steps: list[_MetadataStep | SnapshotUpdate] = field(default_factory=list)
+    _metadata: TableMetadata | None = None
+    _done: Table | None = None
+
+    # -- what can be changed ----------------------------------------------------------------------------------------
+
+    def update_snapshot(
+        self, branch: str = "main", snapshot_properties: Mapping[str, str] | None = None
+    ) -> SnapshotUpdate:
+        """One new snapshot of a branch; its methods name the files, and take effect when the transaction commits.
+
+        Raises UnsupportedError for a table that is no V4 tree.
+        """
+        _refuse_older(self.table)
+        update = SnapshotUpdate(self.table.state, branch, dict(snapshot_properties or {}))
+        self._steps.append(update)
+        return update
+
+    def update_schema(self, allow_incompatible_changes: bool = False, case_sensitive: bool = True) -> UpdateSchema:
+        """pyiceberg's builder of schema changes; its own `commit` or context ends it."""
+        from pyiceberg.table.update.schema import UpdateSchema
+
+        mapping = None
+        return UpdateSchema(self, allow_incompatible_changes, case_sensitive, name_mapping=mapping)  # type: ignore[arg-type]
+
+    def update_spec(self, case_sensitive: bool = True) -> UpdateSpec:
+        """pyiceberg's builder of a partition spec; its own `commit` or context ends it."""
+        return UpdateSpec(self, case_sensitive)  # type: ignore[arg-type]
+
+    def update_sort_order(self, case_sensitive: bool = True) -> UpdateSortOrder:
+        """pyiceberg's builder of a sort order; its own `commit` or context ends it."""
+        from pyiceberg.table.update.sorting import UpdateSortOrder
+
+        return UpdateSortOrder(self, case_sensitive)  # type: ignore[arg-type]
+
+    def manage_snapshots(self) -> ManageSnapshots:
+        """pyiceberg's builder of branches and tags; its own `commit` or context ends it."""
+        from pyiceberg.table.update.snapshot import ManageSnapshots
+
+        return ManageSnapshots(self)  # type: ignore[arg-type]
+
+    def set_properties(self, properties: Mapping[str, Any] | None = None, **values: Any) -> Self:
+        """Sets table properties."""
+        updates = {key: str(value) for key, value in {**(properties or {}), **values}.items()}
+        self._apply((SetPropertiesUpdate(updates=updates),))
+        return self
+
+    def remove_properties(self, *names: str) -> Self:
+        """Removes table properties."""
+        self._apply((RemovePropertiesUpdate(removals=list(names)),))
+        return self
+
+    # -- what pyiceberg's builders ask for ---------------------------------------------------------------------------
+
+    @property
+    def table_metadata(self) -> TableMetadata:
+        """The metadata with the changes so far, but for new snapshots."""
+        return self._metadata or self.table.metadata
+
+    def _apply(self, updates: tuple[TableUpdate, ...], requirements: tuple[TableRequirement, ...] = ()) -> Self:
+        _refuse_older(self.table)
+        step = _MetadataStep(tuple(updates), tuple(requirements))
+        state = replace(self.table.state, metadata=self.table_metadata)
+        self._metadata = step.apply(state)
+        self._steps.append(step)
+        return self
+
+    # -- the end ----------------------------------------------------------------------------------------------------
+
+    def commit(self) -> Table:
+        """Makes all changes, as one commit; the table as it is then.
+
+        Raises:
+            CommitFailedError: other commits came first each time (`commit.retry.num-retries`).
+            CommitConflictError: what was to change has been changed by another commit.
+            CommitStateUnknownError: the commit may have succeeded; nothing that it wrote is deleted.
+            ValidationError: a change that does not fit the table.
+        """
+        if self._done is None:
+            self._done = _commit(self.table, self._steps) if self._steps else self.table
+        return self._done
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self.commit()
+
+
+def _refuse_older(table: Table) -> None:
+    metadata = table.metadata
+    if not isinstance(metadata, TableMetadataV4) or metadata.layout_revision is None:
+        version = metadata.format_version
+        raise UnsupportedError(
+            f"{table.name}: it is a table of format version {version} with manifest lists: commits need its metadata "
+            "tree, to which table.maintenance.upgrade(4) turns it"
+        )
+
+
+def _commit(table: Table, steps: list[_MetadataStep | SnapshotUpdate]) -> Table:
+    swap = table.committer()
+    retry = _Retry.of(table.properties)
+    started = time.monotonic()
+    for attempt in range(retry.retries + 1):
+        metadata = table.metadata
+        for step in steps:
+            metadata = step.apply(replace(table.state, metadata=metadata))
+        try:
+            swapped = swap.commit(table.metadata_location, table.metadata, metadata)
+        except CommitFailedError:
+            waited = time.monotonic() - started
+            if attempt == retry.retries or waited * 1000 > retry.total_ms:
+                raise
+            time.sleep(retry.wait(attempt))
+            table = table.refresh()
+        else:
+            return table.at(swapped.metadata_location, swapped.metadata)
+    raise AssertionError("unreachable")
+
+
+@dataclass(frozen=True)
+class _Retry:
+    """Table properties `commit.retry.*`."""
+
+    retries: int = 4
+    least_ms: int = 100
+    most_ms: int = 60_000
+    total_ms: int = 1_800_000
+
+    @staticmethod
+    def of(properties: Mapping[str, str]) -> _Retry:
+        names = {
+            "retries": "num-retries",
+            "least_ms": "min-wait-ms",
+            "most_ms": "max-wait-ms",
+            "total_ms": "total-timeout-ms",
+        }
+        values: dict[str, int] = {}
+        for name, key in names.items():
+            text = properties.get(f"commit.retry.{key}")
+            if text is not None:
+                if not text.isdecimal():
+                    raise ValidationError(f"the table property commit.retry.{key} is {text!r}: it takes a whole number")
+                values[name] = int(text)
+        return _Retry(**values)
+
+    def wait(self, attempt: int) -> float:
+        """Seconds to wait after an attempt, doubled each time, with a share of chance so that writers part."""
+        longest = min(self.most_ms, self.least_ms * 2**attempt)
+        return random.uniform(0.5, 1.0) * longest / 1000
