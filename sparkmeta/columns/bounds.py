@@ -88,7 +88,7 @@ def decode_bounds(values: pa.BinaryArray, type_name: str) -> pa.Array:
 
 
 def encode_bounds(values: pa.Array) -> pa.BinaryArray:
-    """Values of a `bound_arrow_type` as single-value serialized bytes; null stays null. The inverse of decode_bounds."""
+    """Values of a `bound_arrow_type` as single-value serialized bytes, as decode_bounds reads; null stays null."""
     kind = values.type
     if pa.types.is_null(kind):
         return pa.nulls(len(values), pa.binary())

@@ -44,6 +44,18 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 
+<<<<<<< HEAD
+=======
+LAYOUT_REVISION_KEY = "tree-layout-revision"
+"""The key of table metadata, and of a root's key-value metadata, that names our layout of the V4 metadata tree."""
+LAYOUT_REVISION = 1
+"""The newest layout of the V4 metadata tree that is known."""
+
+
+_COUNTERS = {"last_sequence_number", "next_row_id"}
+
+
+>>>>>>> v4spec
 class _Metadata(iceberg.TableMetadataCommonFields):
     """What all versions share: fields checked strictly, unknown ones kept, only what was given written back."""
 
@@ -73,11 +85,16 @@ class _Metadata(iceberg.TableMetadataCommonFields):
         return properties
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
-        """A copy; one with changes is written in full, whatever the file left to defaults."""
+        """A copy; one with changes is written in full, whatever the file left to defaults.
+
+        A counter that the version does not have stays out: pyiceberg's updates set them in every version.
+        """
+        fields = type(self).model_fields
+        if update:
+            update = {key: value for key, value in update.items() if key in fields or key not in _COUNTERS}
         copied = super().model_copy(update=update, deep=deep)
         copied.__dict__.pop("_snapshots_by_id", None)
         if update:
-            fields = type(copied).model_fields
             copied.model_fields_set.update(name for name in fields if getattr(copied, name) is not None)
         return copied
 
