@@ -101,7 +101,8 @@ def _cluster_columns(state: TableState) -> list[Column]:
 def _counts_of_leaves(state: TableState, leaves: pa.Table) -> dict[int, KindCount]:
     """What the leaves that were just written hold, by content type: a scan of three narrow columns."""
     paths = [escape_glob(one) for one in leaves.column("location").to_pylist()]
-    schema = "content_type int, record_count bigint, file_size_in_bytes bigint, deletion_vector struct<size_in_bytes: bigint>"
+    counted = ("content_type int", "record_count bigint", "file_size_in_bytes bigint")
+    schema = ", ".join([*counted, "deletion_vector struct<size_in_bytes: bigint>"])
     size = F.coalesce("deletion_vector.size_in_bytes", "file_size_in_bytes")
     read = state.spark.read.schema(schema).parquet(*paths)
     sums = read.groupBy("content_type").agg(F.count("*").alias("files"), F.sum("record_count").alias("records"),

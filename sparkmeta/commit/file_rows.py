@@ -197,7 +197,7 @@ class FileRows:
         column = _one_chunk(files.column(PARTITION)) if PARTITION in files.column_names else None
         names = [] if column is None else [one.name for one in column.type]
         name = next((one for one in field.names if one in names), None)
-        missing = mask if name is None else pc.and_(mask, column.is_null())
+        missing = mask if name is None or column is None else pc.and_(mask, column.is_null())
         found = pc.indices_nonzero(missing)
         if len(found):
             path = values["location"][found[0].as_py()].as_py()

@@ -46,7 +46,7 @@ def files_to_delete(state: TableState, row_filter: BooleanExpression | str) -> R
     partly = judged.where(~F.col("_all_match")).select("location").limit(1).toArrow()
     if len(partly):
         raise ValidationError(
-            f"{state.metadata.location}: cannot delete file {partly.column('location')[0]} as a whole: some of its rows "
+            f"{state.metadata.location}: cannot delete {partly.column('location')[0]} as a whole: some of its rows "
             f"may not match {row_filter}"
         )
     return _with_vectors(state, judged.drop("_all_match"))

@@ -28,7 +28,7 @@ class TreeOptions:
 
     @staticmethod
     def of(properties: Mapping[str, str]) -> TreeOptions:
-        """The options that a table's properties set. Raises ValidationError for a value that is no whole number >= 0."""
+        """The options that a table's properties set. Raises ValidationError for what is no whole number."""
         values = {}
         for field in fields(TreeOptions):
             name = property_name(field.name)

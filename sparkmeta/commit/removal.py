@@ -107,8 +107,8 @@ def removal_of(found: DataFrame, state: TableState, few: bool) -> Removal:
     found: rows of a projection of `FOUND_COLUMNS`. few: they are at most some thousands, and come to the driver.
     """
     columns = [MANIFEST, ORDINAL, *_KEY_COLUMNS]
-    own = [row for row in state.roots.filter(pc.equal(state.roots.column("file_format"), IN_ROOT)).to_pylist()]
-    own_ids = [row[MANIFEST] for row in own]
+    own = state.roots.filter(pc.equal(state.roots.column("file_format"), IN_ROOT))
+    own_ids = own.column(MANIFEST).to_pylist()
     if few:
         rows = found.select(*columns).toArrow()
         in_root = pc.is_in(rows.column(MANIFEST), pa.array(own_ids, pa.int32()))

@@ -17,7 +17,7 @@ from pyspark.sql import functions as F
 from sparkmeta.commit.addition import Addition, add_files, leaf_format
 from sparkmeta.commit.base_root import base_root
 from sparkmeta.commit.filtered import files_to_delete, files_to_replace
-from sparkmeta.commit.flush import Flush, flush_of, spill_vectors
+from sparkmeta.commit.flush import flush_of, spill_vectors
 from sparkmeta.commit.options import TreeOptions
 from sparkmeta.commit.removal import FOUND_COLUMNS, Counts, Removal, add_counts, find_files, removal_of, vectors_of
 from sparkmeta.commit.summary import snapshot_summary
@@ -58,7 +58,7 @@ class SnapshotUpdate:
     _partitions_of: list[DataFrame] = field(default_factory=list)
     _rewrites: bool = False
     _overwrites: bool = False
-    _made: _Made = field(default_factory=lambda: _Made())
+    _made: _Made = field(default_factory=lambda: _Made())  # noqa: PLW0108  defined below
 
     # -- operations -------------------------------------------------------------------------------------------------
 
@@ -171,7 +171,7 @@ class _Attempt:
             made.additions = [self._add(state, files, kinds, options) for files, kinds in self.update._added]
         added = _joined(made.additions, state)
         removal = self._removal(state, added)
-        change = _change(state, added, removal)
+        change = TreeChange(added.rows, added.leaves, removal.keys, removal.masks)
         flush = flush_of(base.root, change, state, options, self._name("flush"))
         stamp = Stamp(
             made.snapshot_id, metadata.last_sequence_number + 1, _next_row_id(metadata) + base.assigned_row_ids
@@ -184,7 +184,7 @@ class _Attempt:
         data = write_root(table, base.properties)
         state.files.write_new(location, data)
         assigned = base.assigned_row_ids + new.assigned_row_ids
-        return self._with_snapshot(stamp, location, assigned, added.counts, removal, flush)
+        return self._with_snapshot(stamp, location, assigned, added.counts, removal)
 
     def _name(self, what: str) -> str:
         """Names of this attempt's files; unique, since no two attempts may share one."""
@@ -229,7 +229,7 @@ class _Attempt:
         return replace(replaced, masks=masks, keys=replaced.keys - removal.keys)
 
     def _with_snapshot(
-        self, stamp: Stamp, location: str, assigned: int, added: Counts, removal: Removal, flush: Flush
+        self, stamp: Stamp, location: str, assigned: int, added: Counts, removal: Removal
     ) -> TableMetadata:
         head, update = self.head, self.update
         metadata, parent = head.metadata, head.snapshot
@@ -260,10 +260,6 @@ class _Attempt:
 def _removal_key(removal: Removal) -> frozenset[Any]:
     masks = {(leaf, int(one)) for leaf, bitmap in removal.masks.items() for part in bitmap.positions() for one in part}
     return frozenset(masks | set(removal.keys))
-
-
-def _change(state: TableState, added: Addition, removal: Removal) -> TreeChange:
-    return TreeChange(added.rows, added.leaves, removal.keys, removal.masks)
 
 
 def _joined(additions: list[Addition], state: TableState) -> Addition:

@@ -80,8 +80,7 @@ class Transaction:
         """pyiceberg's builder of schema changes; its own `commit` or context ends it."""
         from pyiceberg.table.update.schema import UpdateSchema
 
-        mapping = None
-        return UpdateSchema(self, allow_incompatible_changes, case_sensitive, name_mapping=mapping)  # type: ignore[arg-type]
+        return UpdateSchema(self, allow_incompatible_changes, case_sensitive)  # type: ignore[arg-type]
 
     def update_spec(self, case_sensitive: bool = True) -> UpdateSpec:
         """pyiceberg's builder of a partition spec; its own `commit` or context ends it."""
@@ -209,5 +208,5 @@ class _Retry:
 
     def wait(self, attempt: int) -> float:
         """Seconds to wait after an attempt, doubled each time, with a share of chance so that writers part."""
-        longest = min(self.most_ms, self.least_ms * 2**attempt)
+        longest: int = min(self.most_ms, self.least_ms * 2**attempt)
         return random.uniform(0.5, 1.0) * longest / 1000

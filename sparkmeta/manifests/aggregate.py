@@ -1,4 +1,4 @@
-"""The root's entry for a leaf: what is known of all its files together. Free of Spark: tasks that write leaves import it."""
+"""The root's entry for a leaf: what is known of all its files together. Free of Spark, for the tasks that write."""
 
 from __future__ import annotations
 

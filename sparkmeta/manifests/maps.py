@@ -63,7 +63,7 @@ def _metrics_map(name: str, stats: Mapping[int, pa.StructArray], rows: int) -> p
     offsets = np.concatenate([[0], np.cumsum(present.sum(axis=1))]).astype(np.int32)
     maps = pa.MapArray.from_arrays(pa.array(offsets), pa.array(keys, pa.int32()), items)
     empty = ~present.any(axis=1)
-    return _masked(maps.cast(kind), empty)
+    return _masked(maps.cast(kind), np.asarray(empty))
 
 
 def _masked(maps: pa.MapArray, empty: np.ndarray[Any, Any]) -> pa.Array:

@@ -183,8 +183,9 @@ def _units(leaves: pa.Table) -> pa.Table:
 def tree_roots(tree: Tree) -> pa.Table:
     """The manifests of a tree as `root_entries` gives those of a manifest list, so that planning takes both.
 
-    Columns: those of `root_entries`, but for partition summaries; `content_stats` in their place, and `masked`, how many
-    entries a deletion vector masks. The root's own files are a manifest of data and one of deletes, of format `IN_ROOT`.
+    Columns: those of `root_entries`, but for partition summaries; `content_stats` in their place, and `masked`, how
+    many entries a deletion vector masks. The root's own files are a manifest of data and one of deletes, of format
+    `IN_ROOT`.
     """
     leaves = tree.root.leaves
     masked = dict(

@@ -44,18 +44,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 
-<<<<<<< HEAD
-=======
-LAYOUT_REVISION_KEY = "tree-layout-revision"
-"""The key of table metadata, and of a root's key-value metadata, that names our layout of the V4 metadata tree."""
-LAYOUT_REVISION = 1
-"""The newest layout of the V4 metadata tree that is known."""
-
-
 _COUNTERS = {"last_sequence_number", "next_row_id"}
 
 
->>>>>>> v4spec
 class _Metadata(iceberg.TableMetadataCommonFields):
     """What all versions share: fields checked strictly, unknown ones kept, only what was given written back."""
 
