@@ -193,7 +193,7 @@ class _Attempt:
 def _version(base_location: str) -> int:
     if (version := version_of(base_location)) is None:
         raise UnsupportedError(
-            f"{base_location}: is a catalog's table: only through its catalog can it be committed to"
+            f"{base_location}: is of a catalog's table, which takes commits through its catalog only"
         )
     return version
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 from pyiceberg.catalog import Catalog
 from pyiceberg.catalog.sql import IcebergTables
 from sqlalchemy import insert, select, update
-from sqlalchemy.exc import IntegrityError
+from sqlalchemy.exc import DBAPIError, IntegrityError
 
 from sparkmeta.commit.swap import (
     Outcome,
@@ -57,8 +57,13 @@ class SqlSwap:
 
     def load(self) -> TableVersion:
         """See ``Swap.load``."""
-        with self.catalog.engine.connect() as connection:
-            location = self._current(connection)
+        try:
+            location = self._location()
+        except DBAPIError as error:
+            # The server has closed a connection that was idle: all that the pool holds are now renewed.
+            if not error.connection_invalidated:
+                raise
+            location = self._location()
         if location is None:
             raise self._no_such_table()
         return load_version(self.files, location, self.table_uuid)
@@ -87,8 +92,7 @@ class SqlSwap:
             with self.catalog.engine.connect() as connection:
                 self._execute(connection, attempt)
                 committing = True
-                connection.commit()
-                return
+                _commit(connection)
         except Exception as error:
             # Before its COMMIT was sent, a transaction that breaks is rolled back.
             outcome = outcome_of(lambda: self._outcome(attempt), _properties(attempt)) if committing else Outcome.LOST
@@ -115,9 +119,8 @@ class SqlSwap:
 
     def _outcome(self, attempt: _Attempt) -> Outcome:
         """What became of a transaction whose COMMIT was not answered."""
-        with self.catalog.engine.connect() as connection:
-            # The lock waits for a COMMIT that is still under way.
-            location = self._current(connection, lock=True)
+        # The lock waits for a COMMIT that is still under way.
+        location = self._location(lock=True)
         if location == attempt.version.metadata_location:
             return Outcome.WON
         if location is None:
@@ -145,6 +148,10 @@ class SqlSwap:
         with suppress(Exception):
             for failed in self.files.delete_many(locations):
                 _log.warning("%s: not deleted: %s", *failed)
+
+    def _location(self, *, lock: bool = False) -> str | None:
+        with self.catalog.engine.connect() as connection:
+            return self._current(connection, lock=lock)
 
     def _current(self, connection: Connection, *, lock: bool = False) -> str | None:
         """The location that the catalog has; None where it has no such table."""
@@ -190,6 +197,16 @@ class _Attempt:
         if self.base_location is None:
             return Outcome.LOST if current.table_uuid != self.version.metadata.table_uuid else Outcome.WON
         return Outcome.LOST if self.base_location in logged else Outcome.UNKNOWN
+
+
+def _commit(connection: Connection) -> None:
+    """COMMIT; a connection that has failed to is not used again, since it may still show its own changes."""
+    try:
+        connection.commit()
+    except BaseException:
+        with suppress(Exception):
+            connection.invalidate()
+        raise
 
 
 def _properties(attempt: _Attempt) -> dict[str, str]:

@@ -220,6 +220,5 @@ def _refuse_url(io: FileIO, location: str) -> None:
 def _refuse(location: str, reason: str) -> NoReturn:
     raise UnsupportedError(
         f"{location}: can't be written only if it is absent, as a commit to a file system table must: {reason}. "
-        "Tables of a SQL catalog (type sql: sqlite, PostgreSQL) take commits on every store, those of format version "
-        "1 to 3 in a REST, Hive or Glue catalog as well"
+        "Tables of a SQL catalog (type sql: sqlite, PostgreSQL) take commits wherever their files are"
     )

@@ -27,7 +27,7 @@ from sparkmeta.storage.files import SparkFiles
 from sparkmeta.storage.writing import is_temporary
 from tests.commit.places import KINDS, open_swap, place
 from tests.commit.tables import appended, new_table, with_properties
-from tests.faults import Fault, FaultyFiles, Killed, Kind, faults
+from tests.faults import FaultyFiles, Killed, faults
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -293,24 +293,6 @@ def test_each_fault_of_a_creation(swap_in: Any, tmp_path: Path) -> None:
         assert swap_in(folder).load() == version
         assert swap_in(folder).commit(*version, appended(version.metadata))
     assert {"committed", "failed", "killed"} <= told
-
-
-def test_nothing_is_deleted_while_the_outcome_is_unknown(swap_in: Any, tmp_path: Path) -> None:
-    """Nobody answers any more once the commit is done."""
-    base = create(swap_in(tmp_path), tmp_path, **KEEP_ONE)
-    for _ in range(2):
-        base = swap_in(tmp_path).commit(*base, appended(base.metadata))
-    counting = FaultyFiles()
-    swap_in(tmp_path, counting).commit(*base, appended(base.metadata))
-    base = swap_in(tmp_path).load()
-    operations = [name for name, _ in counting.operations]
-    if "publish" not in operations:
-        pytest.skip("the commit of a SQL catalog is no file operation")
-    files = FaultyFiles(fault=Fault(operations.index("publish"), Kind.ANSWER_LOST, lasting=True))
-    with pytest.raises(CommitStateUnknownError, match=r"v5\.metadata\.json may have been committed.*injected"):
-        swap_in(tmp_path, files).commit(*base, appended(base.metadata))
-    assert not files.deleted
-    assert swap_in(tmp_path).load().metadata.last_sequence_number == base.metadata.last_sequence_number + 1
 
 
 def test_spark_can_not_commit(swap_in: Any, tmp_path: Path) -> None:

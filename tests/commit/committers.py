@@ -1,0 +1,87 @@
+"""Processes that commit to one table, some of them killed: `python -m tests.commit.committers uri folder commits seed`.
+
+A process of its own, which imports once and forks the workers: a killed one is replaced in no time.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import sys
+import time
+from pathlib import Path
+
+from sparkmeta.errors import CommitFailedError, CommitStateUnknownError
+from tests.commit.places import open_swap
+from tests.commit.tables import appended
+
+WORKERS = 8
+# Longer is no hurry, but a hang.
+LONGEST = 1800
+
+
+def main(uri: str, folder: str, commits: int, seed: int, kills: int) -> None:
+    """Runs the workers until each has made its commits; prints how often one was killed."""
+    chance = random.Random(seed)
+    working = {start(uri, folder, worker, commits): worker for worker in range(WORKERS)}
+    end = time.monotonic() + LONGEST
+    killed = 0
+    while working:
+        time.sleep(chance.uniform(0.02, 0.3))
+        if killed < kills and working:
+            victim = chance.choice(list(working))
+            os.kill(victim, signal.SIGKILL)
+            killed += 1
+        while working and (found := os.waitpid(-1, os.WNOHANG))[0]:
+            pid, status = found
+            worker = working.pop(pid)
+            if os.WIFSIGNALED(status):
+                working[start(uri, folder, worker, commits)] = worker
+            elif os.waitstatus_to_exitcode(status):
+                raise SystemExit(f"worker {worker} failed")
+        if time.monotonic() > end:
+            raise SystemExit("the workers hang")
+    print(json.dumps({"killed": killed}))  # noqa: T201
+
+
+def start(uri: str, folder: str, worker: int, commits: int) -> int:
+    if pid := os.fork():
+        return pid
+    code = 1
+    try:
+        work(uri, Path(folder), worker, commits)
+        code = 0
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def work(uri: str, folder: Path, worker: int, commits: int) -> None:
+    """Raises the worker's own counter in the table to ``commits``, by one a commit; notes what it was told."""
+    swap = open_swap(uri, folder)
+    name = f"worker.{worker}"
+    chance = random.Random(os.getpid())
+    with (folder / name).open("a") as notes:
+        while True:
+            base = swap.load()
+            step = int(base.metadata.properties.get(name, "0")) + 1
+            if step > commits:
+                return
+            try:
+                told = "done"
+                swap.commit(*base, appended(base.metadata, **{name: str(step), "author": f"{worker}/{step}"}))
+            except CommitFailedError:
+                told = "failed"
+            except CommitStateUnknownError:
+                told = "unknown"
+            notes.write(f"{told} {step}\n")
+            notes.flush()
+            if told == "failed":
+                time.sleep(chance.uniform(0, 0.02))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2], *(int(argument) for argument in sys.argv[3:6]))

@@ -1,0 +1,316 @@
+"""What the swap of a file system table does about names that repeat, codecs, hints and stores."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from sparkmeta.catalog.filesystem import latest_metadata
+from sparkmeta.commit.filesystem import FileSystemSwap
+from sparkmeta.errors import (
+    CommitFailedError,
+    CommitStateUnknownError,
+    FileAlreadyExistsError,
+    TableAlreadyExistsError,
+    UnsupportedError,
+    ValidationError,
+)
+from sparkmeta.storage.files import LocalFiles
+from tests.commit.tables import appended, new_table, with_properties
+from tests.faults import Fault, FaultyFiles, Kind
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from sparkmeta.commit.swap import TableVersion
+
+DELETES = {"write.metadata.delete-after-commit.enabled": "true", "write.metadata.previous-versions-max": "1"}
+CODEC = "write.metadata.compression-codec"
+
+
+@dataclass(frozen=True)
+class Meanwhile(LocalFiles):
+    """Files of a writer that is slow to publish: something happens right before, or right after it."""
+
+    before: Callable[[], object] = lambda: None
+    after: Callable[[], object] = lambda: None
+
+    def publish(self, location: str, data: bytes) -> None:
+        self.before()
+        super().publish(location, data)
+        self.after()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> str:
+    return f"file://{tmp_path}/table"
+
+
+@pytest.fixture
+def swap(folder: str) -> FileSystemSwap:
+    return FileSystemSwap(LocalFiles(), folder)
+
+
+def create(swap: FileSystemSwap, **properties: str) -> TableVersion:
+    return swap.commit(None, None, new_table(swap.folder, properties))
+
+
+def names(folder: str) -> set[str]:
+    return {path.name for path in Path(f"{folder.removeprefix('file://')}/metadata").iterdir()}
+
+
+def commits(swap: FileSystemSwap, number: int) -> TableVersion:
+    base = swap.load()
+    for _ in range(number):
+        base = swap.commit(*base, appended(base.metadata))
+    return base
+
+
+# -- a base so old that the next version's name is free again ------------------------------------------------------
+
+
+def test_a_base_of_long_ago(swap: FileSystemSwap) -> None:
+    old = create(swap, **DELETES)
+    newest = commits(swap, 4)
+    assert names(swap.folder) == {"v4.metadata.json", "v5.metadata.json", "version-hint.text"}
+    with pytest.raises(
+        CommitFailedError, match=r"v1\.metadata\.json is no longer the current version: .*/v5\.metadata"
+    ):
+        swap.commit(*old, appended(old.metadata))
+    assert swap.load() == newest
+    assert "v2.metadata.json" not in names(swap.folder)
+
+
+def test_the_name_becomes_free_while_a_writer_sleeps(swap: FileSystemSwap) -> None:
+    old = create(swap, **DELETES)
+    slow = FileSystemSwap(Meanwhile(before=lambda: commits(swap, 4)), swap.folder)
+    with pytest.raises(CommitFailedError, match=r"v2\.metadata\.json was not committed"):
+        slow.commit(*old, appended(old.metadata))
+    assert swap.load().metadata_location.endswith("/v5.metadata.json")
+    assert "v2.metadata.json" not in names(swap.folder), "a reader of a hint that lags would take it for the newest"
+
+
+def test_the_name_becomes_free_while_a_writer_of_properties_sleeps(swap: FileSystemSwap) -> None:
+    """Nothing tells whether the others built on it: no snapshot is its own."""
+    old = create(swap, **DELETES)
+    slow = FileSystemSwap(Meanwhile(before=lambda: commits(swap, 4)), swap.folder)
+    with pytest.raises(CommitStateUnknownError):
+        slow.commit(*old, with_properties(old.metadata, mine="1"))
+    assert "v2.metadata.json" in names(swap.folder)
+    assert swap.load().metadata_location.endswith("/v5.metadata.json")
+
+
+@pytest.mark.parametrize("steps", [1, 4])
+def test_others_commit_on_ours_before_we_look(swap: FileSystemSwap, steps: int) -> None:
+    old = create(swap, **DELETES)
+    slow = FileSystemSwap(Meanwhile(after=lambda: commits(swap, steps)), swap.folder)
+    new = appended(old.metadata)
+    committed = slow.commit(*old, new)
+    newest = swap.load()
+    assert newest.metadata.snapshot_by_id(new.current_snapshot_id or 0)
+    assert newest.metadata.last_sequence_number == committed.metadata.last_sequence_number + steps
+
+
+def test_others_commit_on_our_properties_before_we_look(swap: FileSystemSwap) -> None:
+    old = create(swap, **DELETES)
+    slow = FileSystemSwap(Meanwhile(after=lambda: commits(swap, 1)), swap.folder)
+    slow.commit(*old, with_properties(old.metadata, mine="1"))
+    assert swap.load().metadata.properties["mine"] == "1"
+
+
+# -- answers that are lost -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def base(swap: FileSystemSwap) -> TableVersion:
+    create(swap)
+    return commits(swap, 2)
+
+
+def test_where_the_publication_stands(swap: FileSystemSwap, base: TableVersion) -> None:
+    files = FaultyFiles()
+    FileSystemSwap(files, swap.folder).commit(*base, appended(base.metadata))
+    assert [name for name, _ in files.operations].index("publish") == 6
+
+
+def faulty(kind: Kind, *, lasting: bool = False) -> FaultyFiles:
+    """Files whose publication, in a commit to an ordinary table, goes wrong."""
+    return FaultyFiles(fault=Fault(6, kind, "publish", lasting))
+
+
+def test_an_answer_is_lost(swap: FileSystemSwap, base: TableVersion) -> None:
+    files = faulty(Kind.ANSWER_LOST)
+    committed = FileSystemSwap(files, swap.folder).commit(*base, appended(base.metadata))
+    assert swap.load() == committed
+
+
+def test_nobody_answers_any_more(swap: FileSystemSwap, base: TableVersion) -> None:
+    files = faulty(Kind.ANSWER_LOST, lasting=True)
+    with pytest.raises(CommitStateUnknownError, match=r"v4\.metadata\.json may have been committed.*injected"):
+        FileSystemSwap(files, swap.folder).commit(*base, appended(base.metadata))
+    assert not files.deleted
+    assert swap.load().metadata.last_sequence_number == base.metadata.last_sequence_number + 1
+
+
+def test_the_publication_failed(swap: FileSystemSwap, base: TableVersion) -> None:
+    with pytest.raises(CommitFailedError, match=r"v4\.metadata\.json was not committed: .*injected"):
+        FileSystemSwap(faulty(Kind.FAILS), swap.folder).commit(*base, appended(base.metadata))
+    assert swap.load() == base
+
+
+def test_a_request_may_be_under_way(swap: FileSystemSwap, base: TableVersion, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A store that did not answer may write the object later, after a retry."""
+    monkeypatch.setattr("sparkmeta.commit.filesystem.is_local", lambda _: False)
+    with pytest.raises(CommitStateUnknownError):
+        FileSystemSwap(faulty(Kind.FAILS), swap.folder).commit(*base, appended(base.metadata))
+
+
+@pytest.mark.parametrize("properties_only", [False, True])
+def test_a_client_that_repeats_its_request(swap: FileSystemSwap, base: TableVersion, properties_only: bool) -> None:
+    """The first was answered by nobody, the second by: there is such an object. It is ours."""
+
+    class Repeats(LocalFiles):
+        def publish(self, location: str, data: bytes) -> None:
+            super().publish(location, data)
+            raise FileAlreadyExistsError(location)
+
+    new = with_properties(base.metadata, mine="1") if properties_only else appended(base.metadata)
+    committed = FileSystemSwap(Repeats(), swap.folder).commit(*base, new)
+    assert swap.load() == committed
+
+
+def test_another_has_the_name(swap: FileSystemSwap, base: TableVersion) -> None:
+    slow = FileSystemSwap(Meanwhile(before=lambda: commits(swap, 1)), swap.folder)
+    with pytest.raises(
+        CommitFailedError, match=r"v4\.metadata\.json was not committed: .*there is such a file already"
+    ):
+        slow.commit(*base, appended(base.metadata))
+    assert swap.load().metadata.last_sequence_number == base.metadata.last_sequence_number + 1
+
+
+def test_a_lost_answer_and_others_on_top(swap: FileSystemSwap) -> None:
+    """Ours is deleted as an old version by the time we look."""
+    create(swap, **DELETES)
+    old = commits(swap, 2)
+
+    def on_top() -> None:
+        commits(swap, 4)
+        raise OSError("no answer")
+
+    slow = FileSystemSwap(Meanwhile(after=on_top), swap.folder)
+    committed = slow.commit(*old, appended(old.metadata))
+    assert not Path(committed.metadata_location.removeprefix("file://")).exists()
+    assert swap.load().metadata.last_sequence_number == committed.metadata.last_sequence_number + 4
+
+
+# -- one name for all who commit on a base -------------------------------------------------------------------------
+
+
+def test_a_new_codec_is_no_other_name(swap: FileSystemSwap, base: TableVersion) -> None:
+    slow = FileSystemSwap(Meanwhile(before=lambda: commits(swap, 1)), swap.folder)
+    with pytest.raises(CommitFailedError):
+        slow.commit(*base, with_properties(base.metadata, **{CODEC: "gzip"}))
+    assert {name for name in names(swap.folder) if name.startswith("v4.")} == {"v4.metadata.json"}
+
+
+def test_creators_of_any_codec(swap: FileSystemSwap) -> None:
+    slow = FileSystemSwap(Meanwhile(before=lambda: create(swap)), swap.folder)
+    with pytest.raises(CommitFailedError):
+        create(slow, **{CODEC: "gzip"})
+    assert names(swap.folder) == {"v1.metadata.json", "version-hint.text"}
+
+
+# -- another table, another place ----------------------------------------------------------------------------------
+
+
+def test_a_table_that_was_made_anew(swap: FileSystemSwap) -> None:
+    old = create(swap)
+    shutil.rmtree(swap.folder.removeprefix("file://"))
+    again = create(swap)
+    assert again.metadata_location == old.metadata_location
+    with pytest.raises(
+        ValidationError, match=f"table-uuid is {again.metadata.table_uuid}: .* {old.metadata.table_uuid}"
+    ):
+        swap.commit(*old, appended(old.metadata))
+    assert swap.load() == again
+
+
+def test_it_does_not_move(swap: FileSystemSwap, base: TableVersion) -> None:
+    moved = base.metadata.model_copy(update={"location": "file:///elsewhere"})
+    with pytest.raises(UnsupportedError, match="can't move to file:///elsewhere"):
+        swap.commit(*base, moved)
+    with pytest.raises(UnsupportedError, match=r"can't have the property write\.metadata\.path"):
+        swap.commit(*base, with_properties(base.metadata, **{"write.metadata.path": "file:///elsewhere"}))
+    assert swap.load() == base
+
+
+def test_a_table_of_a_catalog(swap: FileSystemSwap) -> None:
+    created = create(swap)
+    path = Path(created.metadata_location.removeprefix("file://"))
+    path.rename(path.with_name("00000-0d3b7f6c-1234-4321-9999-000000000001.metadata.json"))
+    (path.parent / "version-hint.text").unlink()
+    found = swap.load()
+    with pytest.raises(UnsupportedError, match="takes commits through its catalog only"):
+        swap.commit(*found, appended(found.metadata))
+    with pytest.raises(TableAlreadyExistsError):
+        create(swap)
+    assert swap.load() == found
+
+
+# -- the hint ------------------------------------------------------------------------------------------------------
+
+
+def test_the_hint_of_a_slow_writer(swap: FileSystemSwap) -> None:
+    """It comes so late that its version is deleted: readers look for a higher one, the next commit puts it right."""
+    create(swap, **DELETES)
+    newest = commits(swap, 4)
+    hint = Path(f"{swap.folder.removeprefix('file://')}/metadata/version-hint.text")
+    hint.write_text("2")
+    assert latest_metadata(swap.files, swap.folder).location == newest.metadata_location
+    assert swap.load() == newest
+    commits(swap, 1)
+    assert hint.read_text() == "6"
+
+
+def test_a_hint_does_not_go_back(swap: FileSystemSwap) -> None:
+    old = create(swap)
+    slow = FileSystemSwap(Meanwhile(after=lambda: commits(swap, 3)), swap.folder)
+    slow.commit(*old, appended(old.metadata))
+    assert Path(f"{swap.folder.removeprefix('file://')}/metadata/version-hint.text").read_text() == "5"
+
+
+def test_old_files_stay_where_the_hint_fails(swap: FileSystemSwap, caplog: pytest.LogCaptureFixture) -> None:
+    """Else a hint that is left behind would name a file that is gone."""
+    create(swap, **DELETES)
+    base = commits(swap, 3)
+
+    class NoHint(LocalFiles):
+        def overwrite(self, location: str, data: bytes) -> None:
+            raise OSError("read-only")
+
+    before = names(swap.folder)
+    FileSystemSwap(NoHint(), swap.folder).commit(*base, appended(base.metadata))
+    assert names(swap.folder) == before | {"v5.metadata.json"}
+    assert "version 5 is committed; after it: read-only" in caplog.text
+
+
+def test_old_files_are_deleted_in_order(swap: FileSystemSwap) -> None:
+    create(swap)
+    base = commits(swap, 5)
+    stuck = f"{swap.folder}/metadata/v3.metadata.json".removeprefix("file://")
+    Path(stuck).unlink()
+    Path(stuck).mkdir()
+    swap.commit(*base, with_properties(base.metadata, **DELETES))
+    left = {name for name in names(swap.folder) if name.startswith("v") and name.endswith("json")}
+    assert left == {f"v{number}.metadata.json" for number in (3, 4, 5, 6, 7)}
+
+
+def test_how_many_requests_it_takes(swap: FileSystemSwap, base: TableVersion) -> None:
+    """A commit's requests: on a store each takes some 30 ms."""
+    files = FaultyFiles()
+    FileSystemSwap(files, swap.folder).commit(*base, appended(base.metadata))
+    assert len(files.operations) == 10
