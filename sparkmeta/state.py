@@ -16,6 +16,7 @@ from pyiceberg.types import NestedField, PrimitiveType, StructType
 
 from sparkmeta.errors import NoSuchSnapshotError, UnsupportedError
 from sparkmeta.manifests.avro.read import manifest_parts, read_avro_entries, spark_schema
+from sparkmeta.manifests.leaf_bytes import TreeContext
 from sparkmeta.manifests.manifest_list import decode_manifest_list, inline_manifest_list, root_entries
 from sparkmeta.manifests.parquet import read_parquet_entries
 from sparkmeta.manifests.projection import FILE_COLUMNS, EntryProjection
@@ -164,6 +165,14 @@ class TableState:
         stamp = (self.snapshot.snapshot_id, self.snapshot.sequence_number or 0)
         root = read_root(self.files.read(location), self.stats_types, self.specs, location, stamp)
         return Tree(root, self.tuple_sources)
+
+    @cached_property
+    def tree_context(self) -> TreeContext | None:
+        """What tasks need to read V4 manifests of any snapshot; None for a table that has none."""
+        if not any(snapshot.root_manifest for snapshot in self.metadata.snapshots):
+            return None
+        columns = frozenset(self.primitive_fields)
+        return TreeContext(self.stats_types, columns, self.spec_fields, self.tuple_sources)
 
     @cached_property
     def stats_types(self) -> dict[int, str]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 from pyspark.sql import functions as F
 
+from sparkmeta.errors import UnsupportedError
 from sparkmeta.inspect.files import entries_of, entries_selection, files_of, files_selection
 from sparkmeta.inspect.manifest_rows import REACHABLE, reachable_rows
 from sparkmeta.inspect.manifests import listed_manifests, read_tasks, spec_transforms
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from sparkmeta.manifests.projection import EntryProjection
     from sparkmeta.state import TableState
 
-_OTHERS = [name for name in REACHABLE.names if name not in ("manifest_path", "first_row_id")]
+_OTHERS = [name for name in REACHABLE.names if name not in ("manifest_path", "content", "first_row_id")]
 
 
 def all_files(state: TableState, content: ContentType | None, columns: Sequence[str] | None) -> DataFrame:
@@ -47,8 +48,12 @@ def all_entries_of(state: TableState, content: ContentType | None, projection: E
     """
     manifests = reachable_manifests(state, content)
     if state.reader is not None:
-        decode = partial(read_manifests, projection, state.reader)
+        decode = partial(read_manifests, projection, state.reader, state.tree_context)
         return _parts(state, manifests, projection).mapInArrow(decode, spark_schema(projection))
+    if state.tree_context is not None:
+        raise UnsupportedError(
+            f"{state.metadata.location}: the files of all snapshots of a metadata tree can't be read by Spark's sources alone"
+        )
     listed = manifests.toArrow()
     columns = [
         listed[field.name].cast(field.type) if field.name in listed.column_names else pa.nulls(len(listed), field.type)
@@ -70,7 +75,7 @@ def reachable_manifests(state: TableState, content: ContentType | None) -> DataF
     if content is not None:
         listed = listed.where(F.col("content") == int(content) - int(ContentType.DATA_MANIFEST))
     newest = F.max(F.struct("first_row_id", *_OTHERS)).alias("newest")
-    return listed.groupBy("manifest_path").agg(newest).select("manifest_path", "newest.*")
+    return listed.groupBy("manifest_path", "content").agg(newest).select("manifest_path", "content", "newest.*")
 
 
 def _parts(state: TableState, manifests: DataFrame, projection: EntryProjection) -> DataFrame:

@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 
 from sparkmeta.errors import CorruptFileError, UnsupportedError
 from sparkmeta.inspect.human import human_strings
+from sparkmeta.manifests.leaf_bytes import TreeContext
 from sparkmeta.manifests.manifest_list import MANIFEST_FILE_SCHEMA, decode_manifest_list
 from sparkmeta.storage.files import ExecutorReader
 
@@ -25,7 +26,13 @@ ListShape = Callable[[pa.RecordBatch, int, str], pa.RecordBatch]
 _DATA = 0
 _COUNTS = ("added", "existing", "deleted")
 
-LIST_SCHEMA = pa.schema([pa.field("reference_snapshot_id", pa.int64()), pa.field("location", pa.string())])
+LIST_SCHEMA = pa.schema(
+    [
+        pa.field("reference_snapshot_id", pa.int64()),
+        pa.field("location", pa.string()),
+        pa.field("root_sequence_number", pa.int64()),  # of a V4 root; null: a manifest list
+    ]
+)
 
 REACHABLE = pa.schema(
     [
@@ -121,6 +128,7 @@ def all_manifests_rows(
     Raises:
         CorruptFileError: as `manifest_rows`; and a list that leaves out what is required.
     """
+    manifests = manifests.filter(pc.not_equal(manifests.column("manifest_path"), location))  # a root is no leaf
     rows = manifest_rows(manifests, specs, location)
     for field in _DELETE_COUNTS:
         if rows.column(field.name).null_count:
@@ -143,22 +151,35 @@ def reachable_rows(specs: SpecTransforms, manifests: pa.RecordBatch, _: int, loc
     return manifests.select(REACHABLE.names)
 
 
-def read_lists(reader: ExecutorReader, shape: ListShape, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The manifest lists that rows of `LIST_SCHEMA` name, opened by the task, in the form that `shape` gives them."""
+def read_lists(
+    reader: ExecutorReader, shape: ListShape, trees: TreeContext | None, batches: Iterable[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
+    """The manifest lists that rows of `LIST_SCHEMA` name, opened by the task, in the form that `shape` gives them.
+
+    trees: to read V4 roots with; None where there are none.
+    """
     for batch in batches:
         for row in batch.to_pylist():
-            location = row["location"]
-            yield shape(decode_manifest_list(reader.read(location), location), row["reference_snapshot_id"], location)
+            rows = _listed(reader.read(row["location"]), row, trees)
+            yield shape(rows, row["reference_snapshot_id"], row["location"])
 
 
-def read_list_contents(shape: ListShape, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def _listed(data: bytes, row: dict[str, Any], trees: TreeContext | None) -> pa.RecordBatch:
+    if row["root_sequence_number"] is None or trees is None:
+        return decode_manifest_list(data, row["location"])
+    return trees.listed(trees.root(data, row["location"], row["reference_snapshot_id"], row["root_sequence_number"]))
+
+
+def read_list_contents(
+    shape: ListShape, trees: TreeContext | None, batches: Iterable[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
     """As `read_lists`, of rows that have the lists' bytes in `content`."""
     for batch in batches:
         for row in batch.to_pylist():
             location = row["location"]
             if location is None:
                 raise CorruptFileError(row["path"], "path", row["path"], "Spark read a file that no snapshot names")
-            yield shape(decode_manifest_list(row["content"], location), row["reference_snapshot_id"], location)
+            yield shape(_listed(row["content"], row, trees), row["reference_snapshot_id"], location)
 
 
 def _spec_rows(manifests: pa.RecordBatch, specs: SpecTransforms, location: str) -> dict[int, np.ndarray[Any, Any]]:

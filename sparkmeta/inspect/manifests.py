@@ -40,7 +40,7 @@ def manifests(state: TableState) -> DataFrame:
 
     A column that Iceberg requires may be null here where an old list does not say how many files a manifest has.
     """
-    location = (state.snapshot.manifest_list or "") if state.snapshot else ""
+    location = (state.snapshot.manifest_list or state.snapshot.root_manifest or "") if state.snapshot else ""
     rows = (manifest_rows(batch, spec_transforms(state), location) for batch in state.manifest_files.to_batches())
     table = pa.Table.from_batches(rows, MANIFESTS)
     fields = [field.with_nullable(field.nullable or table[field.name].null_count > 0) for field in table.schema]
@@ -56,18 +56,28 @@ def listed_manifests(state: TableState, shape: ListShape, schema: pa.Schema) -> 
     """What `shape` makes of the manifest list of every snapshot of the table, as a lazy DataFrame of `schema`.
 
     Raises:
-        UnsupportedError: a snapshot that is encrypted, or has a metadata tree instead of a list.
+        UnsupportedError: a snapshot that is encrypted.
     """
     for snapshot in state.metadata.snapshots:
         refuse_unreadable(state.metadata, snapshot)
     spark_schema = from_arrow_schema(schema)
-    listed = [(one.snapshot_id, one.manifest_list) for one in state.metadata.snapshots if one.manifest_list]
-    ids, locations = [one for one, _ in listed], [location for _, location in listed]
-    lists = pa.Table.from_arrays([pa.array(ids, pa.int64()), pa.array(locations, pa.string())], schema=LIST_SCHEMA)
+    lists = pa.Table.from_pylist(
+        [
+            {
+                "reference_snapshot_id": one.snapshot_id,
+                "location": one.root_manifest or one.manifest_list,
+                "root_sequence_number": (one.sequence_number or 0) if one.root_manifest else None,
+            }
+            for one in state.metadata.snapshots
+            if one.root_manifest or one.manifest_list
+        ],
+        schema=LIST_SCHEMA,
+    )
+    trees = state.tree_context
     if state.reader is not None:
-        read = local_frame(state.spark, lists).mapInArrow(partial(read_lists, state.reader, shape), spark_schema)
+        read = local_frame(state.spark, lists).mapInArrow(partial(read_lists, state.reader, shape, trees), spark_schema)
     else:
-        read = _with_content(state, lists).mapInArrow(partial(read_list_contents, shape), spark_schema)
+        read = _with_content(state, lists).mapInArrow(partial(read_list_contents, shape, trees), spark_schema)
     inline = [shape(batch, snapshot_id, f"snapshot {snapshot_id}") for snapshot_id, batch in _inline_lists(state)]
     return read.union(local_frame(state.spark, pa.Table.from_batches(inline, schema))) if inline else read
 

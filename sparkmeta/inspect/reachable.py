@@ -8,6 +8,9 @@ import pyarrow as pa
 
 from sparkmeta.manifests.avro.decode import decode_manifest
 from sparkmeta.manifests.avro.read import part_of
+from sparkmeta.manifests.entries import ManifestPart
+from sparkmeta.manifests.layout import is_tree_manifest
+from sparkmeta.manifests.leaf_bytes import TreeContext
 from sparkmeta.manifests.projection import EntryProjection
 from sparkmeta.storage.files import ExecutorReader
 
@@ -15,15 +18,30 @@ PARQUET_SUFFIX = ".parquet"
 
 
 def read_manifests(
-    projection: EntryProjection, reader: ExecutorReader, batches: Iterable[pa.RecordBatch]
+    projection: EntryProjection,
+    reader: ExecutorReader,
+    trees: TreeContext | None,
+    batches: Iterable[pa.RecordBatch],
 ) -> Iterator[pa.RecordBatch]:
-    """The entries of the manifests that rows of `PART_SCHEMA` name, as batches of `projection.schema`."""
+    """The entries of the manifests that rows of `PART_SCHEMA` name, as batches of `projection.schema`.
+
+    trees: to read V4 manifests with; None where there are none.
+    """
     for batch in batches:
         for row in batch.to_pylist():
             data, part = reader.read(row["location"]), part_of(row)
             if row["location"].lower().endswith(PARQUET_SUFFIX):
-                from sparkmeta.manifests.parquet_bytes import decode_parquet_manifest
-
-                yield from decode_parquet_manifest(data, part, projection)
+                yield from _decode_parquet(data, part, projection, trees)
             else:
                 yield from decode_manifest(data, part, projection)
+
+
+def _decode_parquet(
+    data: bytes, part: ManifestPart, projection: EntryProjection, trees: TreeContext | None
+) -> Iterator[pa.RecordBatch]:
+    from sparkmeta.manifests.leaf_bytes import decode_tree_manifest
+    from sparkmeta.manifests.parquet_bytes import decode_parquet_manifest
+
+    if trees is not None and is_tree_manifest(data, part.location):
+        return decode_tree_manifest(data, part, projection, trees)
+    return decode_parquet_manifest(data, part, projection)

@@ -138,6 +138,15 @@ def read_manifest(data: bytes, stats: StatsTypes, location: str) -> tuple[pa.Tab
     return _canonical(table, stats, location), texts
 
 
+def is_tree_manifest(data: bytes, location: str) -> bool:
+    """Whether a Parquet manifest has the V4 layout, not that of v1-v3 entries; raises CorruptFileError."""
+    try:
+        names = pq.read_schema(pa.BufferReader(data)).names
+    except (OSError, pa.ArrowException, ValueError) as error:
+        raise CorruptFileError(location, "file", data[:4].hex(), f"not a Parquet file: {error}"[:300]) from error
+    return "version_info" in names
+
+
 def _canonical(table: pa.Table, stats: StatsTypes, location: str) -> pa.Table:
     present = {_field_id(field): index for index, field in enumerate(table.schema) if _field_id(field) is not None}
     columns = []

@@ -141,15 +141,17 @@ def own_rows(tree: Tree, content: ContentType, projection: EntryProjection) -> p
     """The root's own files of one content, with the fields that a projection needs, `manifest` and `ordinal`."""
     files = tree.root.of(_OWN_ENTRIES[content], live=False)
     schema = read_fields(projection, tree.sources)
-    columns = [_narrowed(files.column(field.name), field.type) for field in schema]
+    columns = [narrowed(files.column(field.name), field.type) for field in schema]
     manifests = pa.repeat(pa.scalar(tree.own_id(content), pa.int32()), len(files))
     table = pa.Table.from_arrays(columns, schema=schema)
     return table.append_column(MANIFEST, manifests).append_column(ORDINAL, files.column("ordinal"))
 
 
-def _narrowed(values: pa.ChunkedArray, kind: pa.DataType) -> pa.Array:
-    """A struct column with only the children of `kind`, by name."""
-    return _narrow(pa.concat_arrays(values.chunks) if values.num_chunks else pa.nulls(0, values.type), kind)
+def narrowed(values: pa.ChunkedArray | pa.Array, kind: pa.DataType) -> pa.Array:
+    """A column as another type; of structs only the children that this has, by name."""
+    if isinstance(values, pa.ChunkedArray):
+        values = pa.concat_arrays(values.chunks) if values.num_chunks else pa.nulls(0, values.type)
+    return _narrow(values, kind)
 
 
 def _narrow(values: pa.Array, kind: pa.DataType) -> pa.Array:
@@ -218,12 +220,6 @@ def _own_row(tree: Tree, content: ContentType) -> dict[str, Any] | None:
     files = tree.root.of(_OWN_ENTRIES[content], live=False)
     if not len(files):
         return None
-    status, records = version(files, "status"), files.column("record_count")
-    stats: dict[str, int] = {"min_sequence_number": pc.min(version(files, "sequence_number")).as_py()}
-    for one in Status:
-        mask = pc.equal(status, int(one))
-        stats[f"{one.name.lower()}_files_count"] = pc.sum(mask).as_py() or 0
-        stats[f"{one.name.lower()}_rows_count"] = pc.sum(records.filter(mask)).as_py() or 0
     return {
         MANIFEST: tree.own_id(content),
         "content_type": int(content),
@@ -232,18 +228,31 @@ def _own_row(tree: Tree, content: ContentType) -> dict[str, Any] | None:
         "partition_spec_id": files.column("partition_spec_id")[0].as_py(),
         "record_count": len(files),
         "file_size_in_bytes": 0,
-        "manifest_stats": stats,
+        "manifest_stats": _own_counts(files),
         MASKED: 0,
     }
+
+
+def _own_counts(files: pa.Table) -> dict[str, int]:
+    status, records = version(files, "status"), files.column("record_count")
+    stats: dict[str, int] = {"min_sequence_number": pc.min(version(files, "sequence_number")).as_py()}
+    for one in Status:
+        mask = pc.equal(status, int(one))
+        stats[f"{one.name.lower()}_files_count"] = pc.sum(mask).as_py() or 0
+        stats[f"{one.name.lower()}_rows_count"] = pc.sum(records.filter(mask)).as_py() or 0
+    return stats
 
 
 # -- as a manifest list ---------------------------------------------------------------------------------------------
 
 
 def tree_manifest_files(
-    root: Root, spec_fields: Mapping[int, Sequence[tuple[int, str]]], sources: TupleSources
+    root: Root, spec_fields: Mapping[int, Sequence[tuple[int, str]]], sources: TupleSources, *, own: bool = False
 ) -> pa.Table:
-    """The live leaves of a root as rows of a manifest list: `MANIFEST_FILE_SCHEMA`."""
+    """The live leaves of a root as rows of a manifest list: `MANIFEST_FILE_SCHEMA`.
+
+    own: with the root itself as one more data or delete manifest, where files stand in it.
+    """
     leaves = root.leaves
     stats = leaves.column("manifest_stats")
     columns: dict[str, Any] = {
@@ -258,8 +267,24 @@ def tree_manifest_files(
         "first_row_id": leaves.column("first_row_id"),
         **{field.name: pc.struct_field(stats, field.name) for field in MANIFEST_STATS},
     }
-    arrays = [_narrowed(_chunked(columns[field.name]), field.type) for field in MANIFEST_FILE_SCHEMA]
-    return pa.Table.from_arrays(arrays, schema=MANIFEST_FILE_SCHEMA)
+    arrays = [narrowed(_chunked(columns[field.name]), field.type) for field in MANIFEST_FILE_SCHEMA]
+    table = pa.Table.from_arrays(arrays, schema=MANIFEST_FILE_SCHEMA)
+    rows = [_own_file(root, content) for content in _OWN_ENTRIES] if own else []
+    return pa.concat_tables([table, pa.Table.from_pylist([row for row in rows if row], schema=MANIFEST_FILE_SCHEMA)])
+
+
+def _own_file(root: Root, content: ContentType) -> dict[str, Any] | None:
+    files = root.of(_OWN_ENTRIES[content], live=False)
+    if not len(files):
+        return None
+    return {
+        "manifest_path": root.location,
+        "manifest_length": 0,
+        "partition_spec_id": files.column("partition_spec_id")[0].as_py(),
+        "content": int(content) - int(ContentType.DATA_MANIFEST),
+        "sequence_number": pc.max(version(files, "sequence_number")).as_py(),
+        **_own_counts(files),
+    }
 
 
 def _chunked(values: Any) -> pa.ChunkedArray:

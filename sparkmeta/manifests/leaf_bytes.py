@@ -1,0 +1,145 @@
+"""V4 manifests decoded from their bytes, without Spark's reader: for tasks that learn only then which files they are.
+
+Roots count as manifests of the files that stand in them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sparkmeta.columns.bounds import bound_arrow_type
+from sparkmeta.errors import CorruptFileError
+from sparkmeta.manifests.entries import ManifestPart
+from sparkmeta.manifests.inherit import RowIdCounter, inherited_sequence_numbers, inherited_snapshot_ids
+from sparkmeta.manifests.layout import CONTENT_KEY, ROOT, read_manifest
+from sparkmeta.manifests.maps import with_metrics_maps
+from sparkmeta.manifests.projection import CONTENT_STATS, MANIFEST, ORDINAL, PARTITION, EntryProjection
+from sparkmeta.manifests.root import FILES, Root, one_of, read_root, version
+from sparkmeta.manifests.tree import narrowed, tree_manifest_files
+from sparkmeta.spec.entry import METRICS_MAP_IDS
+
+_BATCH_ROWS = 8_192
+
+
+@dataclass(frozen=True)
+class TreeContext:
+    """What a table's metadata says of its V4 manifests; travels to executors.
+
+    stats: ids that have stats -> Iceberg types. columns: those of them that are columns of a schema. spec_fields: spec
+    id -> its fields' (partition field id, type). sources: spec id -> (partition field id, id of its stats).
+    """
+
+    stats: Mapping[int, str]
+    columns: frozenset[int]
+    spec_fields: Mapping[int, Sequence[tuple[int, str]]]
+    sources: Mapping[int, Sequence[tuple[int, int]]]
+
+    def root(self, data: bytes, location: str, snapshot_id: int, sequence_number: int) -> Root:
+        """A snapshot's root; raises CorruptFileError."""
+        return read_root(data, self.stats, self.spec_fields, location, (snapshot_id, sequence_number))
+
+    def listed(self, root: Root) -> pa.RecordBatch:
+        """A root as rows of a manifest list: its leaves, and itself for the files that stand in it."""
+        table = tree_manifest_files(root, self.spec_fields, self.sources, own=True)
+        return table.combine_chunks().to_batches()[0] if len(table) else pa.RecordBatch.from_pylist([], table.schema)
+
+
+def decode_tree_manifest(
+    data: bytes, part: ManifestPart, projection: EntryProjection, context: TreeContext
+) -> Iterator[pa.RecordBatch]:
+    """The entries of a leaf, or the files that stand in a root, as batches of `projection.schema`; inheritance applied.
+
+    Raises:
+        CorruptFileError: no V4 manifest, or an entry without the stats that its partition value is derived from.
+    """
+    table, properties = read_manifest(data, context.stats, part.location)
+    ordinals = pa.array(np.arange(len(table)), pa.int64())
+    if properties.get(CONTENT_KEY) == ROOT:
+        files = one_of(table, FILES)
+        table, ordinals = table.filter(files), ordinals.filter(files.combine_chunks())
+    columns = _columns(table, part, context, projection)
+    columns |= {MANIFEST: pa.repeat(pa.scalar(part.manifest, pa.int32()), len(table)), ORDINAL: ordinals}
+    mapped = frozenset(METRICS_MAP_IDS).intersection(projection.columns)
+    stats = dict(projection.stats) | ({one: context.stats[one] for one in context.columns} if mapped else {})
+    plain = EntryProjection(
+        tuple(name for name in projection.columns if name not in METRICS_MAP_IDS),
+        projection.partition,
+        tuple(sorted(stats.items())),
+    )
+    arrays = [narrowed(columns[one.name], one.type) for one in plain.schema]
+    batches = pa.Table.from_arrays(arrays, schema=plain.schema).to_batches(max_chunksize=_BATCH_ROWS)
+    yield from with_metrics_maps(projection, context.columns, batches) if mapped else batches
+
+
+def _columns(
+    table: pa.Table, part: ManifestPart, context: TreeContext, projection: EntryProjection
+) -> dict[str, pa.Array]:
+    columns = {name: _whole(table.column(name)) for name in table.column_names}
+    columns["version_info"] = info = _version_info(table, part)
+    columns["file_format"] = pc.utf8_upper(columns["file_format"])
+    if "first_row_id" in projection.columns:
+        columns["first_row_id"] = _row_ids(columns["first_row_id"], info, columns["record_count"], part)
+    if projection.partition:
+        columns[PARTITION] = _tuple(columns, projection, context, part.location)
+    return columns
+
+
+def _version_info(table: pa.Table, part: ManifestPart) -> pa.StructArray:
+    status = _whole(version(table, "status"))
+    if status.null_count:
+        raise CorruptFileError(part.location, "version_info.status", None, "the field is required")
+    children = [
+        status,
+        inherited_snapshot_ids(_whole(version(table, "snapshot_id")), part.context),
+        *(
+            inherited_sequence_numbers(_whole(version(table, name)), status, part.context)
+            for name in ("sequence_number", "file_sequence_number")
+        ),
+    ]
+    return pa.StructArray.from_arrays(children, fields=list(table.schema.field("version_info").type))
+
+
+def _row_ids(own: pa.Array, info: pa.StructArray, counts: pa.Array, part: ManifestPart) -> pa.Array:
+    """As the manifest's counter gives them; one without leaves those that entries have of their own."""
+    if part.context.first_row_id is None:
+        return own
+    return RowIdCounter(part.context.first_row_id).assign(own, info.field("status"), counts)
+
+
+def _tuple(
+    columns: Mapping[str, pa.Array], projection: EntryProjection, context: TreeContext, location: str
+) -> pa.StructArray:
+    specs, stats = columns["partition_spec_id"], columns[CONTENT_STATS]
+    by_id = {int(one.name): values for one, values in zip(stats.type, stats.flatten(), strict=True)}
+    children = []
+    for field_id, type_name in projection.partition:
+        kind = bound_arrow_type(type_name)
+        values = pa.nulls(len(specs), kind)
+        for spec_id, sources in context.sources.items():
+            source = dict(sources).get(field_id)
+            if source is None:
+                continue
+            of_spec = pc.equal(specs, spec_id)
+            values = pc.if_else(of_spec, _derived(by_id[source], of_spec, source, location).cast(kind), values)
+        children.append(values)
+    return pa.StructArray.from_arrays(children, fields=list(projection.partition_type))
+
+
+def _derived(stats: pa.StructArray, of_spec: pa.Array, source: int, location: str) -> pa.Array:
+    if pc.any(pc.and_(of_spec, stats.is_null())).as_py():
+        problem = "the field is required: a partition value is derived from it"
+        raise CorruptFileError(location, f"{CONTENT_STATS}.{source}", None, problem)
+    lower = pc.struct_field(stats, "lower_bound")
+    if not pa.types.is_floating(lower.type):
+        return lower
+    nan = pc.and_(lower.is_null(), pc.fill_null(pc.greater(pc.struct_field(stats, "nan_value_count"), 0), False))
+    return pc.if_else(nan, pa.scalar(float("nan"), lower.type), lower)
+
+
+def _whole(values: pa.ChunkedArray) -> pa.Array:
+    return pa.concat_arrays(values.chunks) if values.num_chunks else pa.nulls(0, values.type)
