@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -11,12 +10,13 @@ import pyarrow.compute as pc
 from pyspark.sql import functions as F
 
 from sparkmeta.commit.file_rows import FILE_COLUMNS, FileRows, TupleField
-from sparkmeta.commit.removal import KindCount, counts_of
+from sparkmeta.commit.summary import KindCount, Tally, file_kind, tally_of, tree_partitions
 from sparkmeta.errors import ValidationError
 from sparkmeta.manifests.avro.read import schema_of
 from sparkmeta.manifests.leaf_writer import LeafFormat, write_leaves
 from sparkmeta.manifests.projection import CONTENT_STATS
 from sparkmeta.spec.entry import ContentType
+from sparkmeta.spec.summary import FileKind
 from sparkmeta.storage.files import executor_writer
 from sparkmeta.storage.location import escape_glob, join
 
@@ -34,7 +34,7 @@ class Addition:
 
     rows: pa.Table | None = None
     leaves: pa.Table | None = None
-    counts: Mapping[int, KindCount] = field(default_factory=dict)
+    tally: Tally = field(default_factory=Tally)
 
 
 def file_rows(state: TableState) -> FileRows:
@@ -76,12 +76,12 @@ def add_files(state: TableState, files: DataFrame, form: LeafFormat, few: int, a
         entries = rows.entries(head)
         _refuse_kinds(entries, allowed, state)
         _refuse_twice(entries, state)
-        return Addition(rows=entries, counts=counts_of(entries)) if len(entries) else Addition()
+        return Addition(rows=entries, tally=_tally(entries, state)) if len(entries) else Addition()
     schema = schema_of(rows.schema)
     entries = known.mapInArrow(rows.batches, schema)
     leaves = write_leaves(_clustered(entries, state), form)
     _refuse_leaf_kinds(state, leaves, allowed)
-    return Addition(leaves=leaves, counts=_counts_of_leaves(state, leaves))
+    return Addition(leaves=leaves, tally=Tally(_counts_of_leaves(state, leaves), None))
 
 
 def _clustered(entries: DataFrame, state: TableState) -> DataFrame:
@@ -98,16 +98,24 @@ def _cluster_columns(state: TableState) -> list[Column]:
     return [F.col(f"{CONTENT_STATS}.`{one}`.lower_bound") for one in known]
 
 
-def _counts_of_leaves(state: TableState, leaves: pa.Table) -> dict[int, KindCount]:
-    """What the leaves that were just written hold, by content type: a scan of three narrow columns."""
+def _tally(entries: pa.Table, state: TableState) -> Tally:
+    return Tally(tally_of(entries), tree_partitions(entries, state.tuple_sources))
+
+
+def _counts_of_leaves(state: TableState, leaves: pa.Table) -> dict[FileKind, KindCount]:
+    """What the leaves that were just written hold, by kind: a scan of some narrow columns."""
     paths = [escape_glob(one) for one in leaves.column("location").to_pylist()]
-    counted = ("content_type int", "record_count bigint", "file_size_in_bytes bigint")
+    counted = ("content_type int", "file_format string", "record_count bigint", "file_size_in_bytes bigint")
     schema = ", ".join([*counted, "deletion_vector struct<size_in_bytes: bigint>"])
     size = F.coalesce("deletion_vector.size_in_bytes", "file_size_in_bytes")
     read = state.spark.read.schema(schema).parquet(*paths)
-    sums = read.groupBy("content_type").agg(F.count("*").alias("files"), F.sum("record_count").alias("records"),
-                                            F.sum(size).alias("size"))  # fmt: skip
-    return {row["content_type"]: KindCount(row["files"], row["records"], row["size"]) for row in sums.collect()}
+    totals = (F.count("*").alias("files"), F.sum("record_count").alias("records"), F.sum(size).alias("size"))
+    sums = read.groupBy("content_type", "file_format").agg(*totals)
+    found = Tally()
+    for row in sums.collect():
+        kind = file_kind(row["content_type"], row["file_format"])
+        found = found.plus(Tally({kind: KindCount(row["files"], row["records"], row["size"])}))
+    return dict(found.counts)
 
 
 def _refuse_kinds(entries: pa.Table, allowed: Iterable[int], state: TableState) -> None:

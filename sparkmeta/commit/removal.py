@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from functools import reduce
-from operator import and_
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import functions as F
 
+from sparkmeta.commit.summary import KindCount, PartitionKey, Tally, partition_keys, tally_of
 from sparkmeta.commit.tree import FileKey
 from sparkmeta.errors import ValidationError
 from sparkmeta.manifests.avro.read import schema_of
-from sparkmeta.manifests.projection import MANIFEST, ORDINAL
+from sparkmeta.manifests.projection import MANIFEST, ORDINAL, PARTITION
 from sparkmeta.manifests.tree import IN_ROOT
 from sparkmeta.plan.prune import is_live, live_manifests
 from sparkmeta.session import local_frame, materialize
 from sparkmeta.spec.bitmap import PositionBitmap, read_inline_vector, write_deletion_vector
 from sparkmeta.spec.entry import ContentType
+from sparkmeta.spec.summary import FileKind
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -44,11 +44,11 @@ FOUND_COLUMNS = (
     "referenced_file",
 )
 
-# One row for each manifest that entries are removed from, content type and kind of them.
+# One row for each manifest that entries are removed from, and kind of files (`FileKind`).
 _GROUPS = pa.schema(
     [
         pa.field(MANIFEST, pa.int32()),
-        pa.field("content_type", pa.int32()),
+        pa.field("kind", pa.string()),
         pa.field("files", pa.int64()),
         pa.field("records", pa.int64()),
         pa.field("size", pa.int64()),
@@ -58,36 +58,12 @@ _GROUPS = pa.schema(
 
 
 @dataclass(frozen=True)
-class KindCount:
-    """How many files of one content type, the records in them, and their bytes (a deletion vector's blob)."""
-
-    files: int = 0
-    records: int = 0
-    size: int = 0
-
-    def plus(self, other: KindCount) -> KindCount:
-        return KindCount(self.files + other.files, self.records + other.records, self.size + other.size)
-
-
-Counts = Mapping[int, KindCount]
-
-
-def add_counts(*counts: Counts) -> dict[int, KindCount]:
-    """Counts by content type, added up."""
-    total: dict[int, KindCount] = {}
-    for one in counts:
-        for kind, count in one.items():
-            total[kind] = total.get(kind, KindCount()).plus(count)
-    return total
-
-
-@dataclass(frozen=True)
 class Removal:
     """Entries that are removed: of leaves by ordinal, of the root by key; and what they amount to."""
 
     masks: Mapping[str, PositionBitmap] = field(default_factory=dict)
     keys: frozenset[FileKey] = frozenset()
-    counts: Counts = field(default_factory=dict)
+    tally: Tally = field(default_factory=Tally)
 
     def plus(self, other: Removal) -> Removal:
         """Both; raises ValidationError where an entry is in both."""
@@ -98,7 +74,7 @@ class Removal:
             masks[leaf] = masks[leaf].union(bitmap) if leaf in masks else bitmap
         for key in self.keys & other.keys:
             raise ValidationError(f"{key.location} is removed twice in one commit")
-        return Removal(masks, self.keys | other.keys, add_counts(self.counts, other.counts))
+        return Removal(masks, self.keys | other.keys, self.tally.plus(other.tally))
 
 
 def removal_of(found: DataFrame, state: TableState, few: bool) -> Removal:
@@ -106,7 +82,7 @@ def removal_of(found: DataFrame, state: TableState, few: bool) -> Removal:
 
     found: rows of a projection of `FOUND_COLUMNS`. few: they are at most some thousands, and come to the driver.
     """
-    columns = [MANIFEST, ORDINAL, *_KEY_COLUMNS]
+    columns = [MANIFEST, ORDINAL, *_KEY_COLUMNS, *([PARTITION] if PARTITION in found.columns else [])]
     own = state.roots.filter(pc.equal(state.roots.column("file_format"), IN_ROOT))
     own_ids = own.column(MANIFEST).to_pylist()
     if few:
@@ -114,14 +90,23 @@ def removal_of(found: DataFrame, state: TableState, few: bool) -> Removal:
         in_root = pc.is_in(rows.column(MANIFEST), pa.array(own_ids, pa.int32()))
         leaves = pa.concat_tables([_grouped(group) for group in _by_manifest(rows.filter(pc.invert(in_root)))] or
                                   [_GROUPS.empty_table()])  # fmt: skip
-        return _removal(leaves, rows.filter(in_root), state)
+        removal = _removal(leaves, rows.filter(in_root), state)
+        return replace(removal, tally=replace(removal.tally, partitions=_partitions(rows, state)))
     kept = materialize(found.select(*columns))
     rows = kept.where(F.col(MANIFEST).isin(own_ids)).toArrow()
     grouped = kept.where(~F.col(MANIFEST).isin(own_ids)).groupBy(MANIFEST).applyInArrow(_grouped, schema_of(_GROUPS))
     return _removal(grouped.toArrow(), rows, state)
 
 
-_KEY_COLUMNS = ("content_type", "location", "deletion_vector", "record_count", "file_size_in_bytes")
+_KEY_COLUMNS = (
+    "content_type",
+    "location",
+    "file_format",
+    "deletion_vector",
+    "partition_spec_id",
+    "record_count",
+    "file_size_in_bytes",
+)
 
 
 def _by_manifest(rows: pa.Table) -> Iterable[pa.Table]:
@@ -131,49 +116,43 @@ def _by_manifest(rows: pa.Table) -> Iterable[pa.Table]:
 
 def _grouped(rows: pa.Table) -> pa.Table:
     """The entries of one manifest as rows of `_GROUPS`."""
-    made = []
-    for kind in rows.column("content_type").unique().to_pylist():
-        group = rows.filter(pc.equal(rows.column("content_type"), kind))
-        count = _count(group)
-        ordinals = group.column(ORDINAL).to_numpy()
+    made: list[dict[str, Any]] = []
+    ordinals = np.asarray(rows.column(ORDINAL).to_numpy(), np.int64)
+    for kind, count in tally_of(rows).items():
         made.append(
             {
-                MANIFEST: group.column(MANIFEST)[0].as_py(),
-                "content_type": kind,
+                MANIFEST: rows.column(MANIFEST)[0].as_py(),
+                "kind": kind.value,
                 "files": count.files,
                 "records": count.records,
                 "size": count.size,
-                "ordinals": write_deletion_vector(PositionBitmap.of(np.asarray(ordinals, np.int64))),
+                "ordinals": None if made else write_deletion_vector(PositionBitmap.of(ordinals)),
             }
         )
     return pa.Table.from_pylist(made, schema=_GROUPS)
-
-
-def _count(rows: pa.Table) -> KindCount:
-    blobs = pc.struct_field(rows.column("deletion_vector"), "size_in_bytes")
-    sizes = pc.coalesce(blobs, rows.column("file_size_in_bytes"))
-    return KindCount(len(rows), pc.sum(rows.column("record_count")).as_py() or 0, pc.sum(sizes).as_py() or 0)
-
-
-def counts_of(rows: pa.Table) -> dict[int, KindCount]:
-    """Rows of `tree_schema`, or of a projection of it, by content type."""
-    kinds = rows.column("content_type")
-    return {kind: _count(rows.filter(pc.equal(kinds, kind))) for kind in kinds.unique().to_pylist()}
 
 
 def _removal(groups: pa.Table, own: pa.Table, state: TableState) -> Removal:
     assert state.tree is not None
     locations = state.tree.root.table.column("location")
     masks: dict[str, PositionBitmap] = {}
-    counts: dict[int, KindCount] = counts_of(own) if len(own) else {}
+    tally = Tally(tally_of(own), None)
     for row in groups.to_pylist():
-        leaf = locations[row[MANIFEST]].as_py()
-        bitmap = read_inline_vector(row["ordinals"], leaf)
-        masks[leaf] = masks[leaf].union(bitmap) if leaf in masks else bitmap
-        counts = add_counts(counts, {row["content_type"]: KindCount(row["files"], row["records"], row["size"])})
+        if row["ordinals"] is not None:
+            leaf = locations[row[MANIFEST]].as_py()
+            masks[leaf] = read_inline_vector(row["ordinals"], leaf)
+        count = KindCount(row["files"], row["records"], row["size"])
+        tally = tally.plus(Tally({FileKind(row["kind"]): count}, None))
     offsets = pc.struct_field(own.column("deletion_vector"), "offset").to_pylist()
     keys = zip(own.column("content_type").to_pylist(), own.column("location").to_pylist(), offsets, strict=True)
-    return Removal(masks, frozenset(FileKey(*key) for key in keys), counts)
+    return Removal(masks, frozenset(FileKey(*key) for key in keys), tally)
+
+
+def _partitions(rows: pa.Table, state: TableState) -> frozenset[PartitionKey]:
+    """The partitions of entries that are on the driver."""
+    fields = {field_id for pairs in state.tuple_sources.values() for field_id, _ in pairs}
+    values = {one: pc.struct_field(rows.column(PARTITION), str(one)).to_pylist() for one in fields}
+    return partition_keys(rows.column("partition_spec_id").to_pylist(), values, state.tuple_sources)
 
 
 # -- by path --------------------------------------------------------------------------------------------------------
@@ -259,8 +238,3 @@ def vectors_of(state: TableState, paths: DataFrame, few: bool) -> DataFrame:
     vectors = entries.where(F.col("content_type") == int(ContentType.POSITION_DELETES))
     keys = F.broadcast(paths) if few else paths
     return vectors.join(keys, F.col("referenced_file") == F.col("data_path"), "left_semi")
-
-
-def all_true(columns: Iterable[Column]) -> Column:
-    """Their conjunction."""
-    return reduce(and_, columns, F.lit(True))

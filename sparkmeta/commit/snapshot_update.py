@@ -17,17 +17,18 @@ from pyspark.sql import functions as F
 from sparkmeta.commit.addition import Addition, add_files, leaf_format
 from sparkmeta.commit.base_root import base_root
 from sparkmeta.commit.filtered import files_to_delete, files_to_replace
-from sparkmeta.commit.flush import flush_of, spill_vectors
+from sparkmeta.commit.flush import Flush, flush_of, spill_vectors
 from sparkmeta.commit.options import TreeOptions
-from sparkmeta.commit.removal import FOUND_COLUMNS, Counts, Removal, add_counts, find_files, removal_of, vectors_of
-from sparkmeta.commit.summary import snapshot_summary
+from sparkmeta.commit.removal import FOUND_COLUMNS, Removal, find_files, removal_of, vectors_of
+from sparkmeta.commit.summary import Tally, snapshot_summary
 from sparkmeta.commit.tree import Stamp, TreeChange, next_root
 from sparkmeta.errors import CommitConflictError, ValidationError
 from sparkmeta.manifests.layout import tree_schema
-from sparkmeta.manifests.root import write_root
+from sparkmeta.manifests.root import Root, write_root
 from sparkmeta.session import local_frame
 from sparkmeta.spec.entry import ContentType
 from sparkmeta.spec.snapshot import Snapshot
+from sparkmeta.spec.summary import FileKind
 from sparkmeta.spec.updates import update_table_metadata
 from sparkmeta.storage.location import join
 
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from sparkmeta.spec.metadata import TableMetadata
+    from sparkmeta.spec.snapshot import Summary
     from sparkmeta.state import TableState
 
 _DATA = (int(ContentType.DATA),)
@@ -184,7 +186,9 @@ class _Attempt:
         data = write_root(table, base.properties)
         state.files.write_new(location, data)
         assigned = base.assigned_row_ids + new.assigned_row_ids
-        return self._with_snapshot(stamp, location, assigned, added.counts, removal)
+        kept = _leaves_kept(base.root)
+        summary = self._summary(added, removal, (_new_leaves(added, flush), kept))
+        return self._with_snapshot(stamp, location, assigned, summary)
 
     def _name(self, what: str) -> str:
         """Names of this attempt's files; unique, since no two attempts may share one."""
@@ -200,7 +204,7 @@ class _Attempt:
         parts += [files_to_delete(state, row_filter) for row_filter in update._filters]
         parts += [files_to_replace(state, files) for files in update._partitions_of]
         removal = reduce(Removal.plus, parts, Removal())
-        if ContentType.POSITION_DELETES not in added.counts:
+        if FileKind.DELETION_VECTOR not in added.tally.counts:
             return removal
         return removal.plus(self._replaced_vectors(state, added, removal))
 
@@ -228,14 +232,21 @@ class _Attempt:
         masks = {leaf: bitmap for leaf, bitmap in fresh.items() if bitmap.cardinality}
         return replace(replaced, masks=masks, keys=replaced.keys - removal.keys)
 
-    def _with_snapshot(
-        self, stamp: Stamp, location: str, assigned: int, added: Counts, removal: Removal
-    ) -> TableMetadata:
+    def _summary(self, added: Addition, removal: Removal, manifests: tuple[int, int]) -> Summary:
+        update = self.update
+        return snapshot_summary(
+            update.operation,
+            added.tally,
+            removal.tally,
+            self.head.snapshot,
+            update._properties,
+            manifests,
+            replaces_partitions=bool(update._partitions_of),
+        )
+
+    def _with_snapshot(self, stamp: Stamp, location: str, assigned: int, summary: Summary) -> TableMetadata:
         head, update = self.head, self.update
         metadata, parent = head.metadata, head.snapshot
-        summary = snapshot_summary(
-            update.operation, added, removal.counts, parent, update._properties, bool(update._partitions_of)
-        )
         fields = {
             "snapshot-id": stamp.snapshot_id,
             "sequence-number": stamp.sequence_number,
@@ -257,6 +268,14 @@ class _Attempt:
         return update_table_metadata(metadata, (AddSnapshotUpdate(snapshot=snapshot), set_ref))
 
 
+def _leaves_kept(base: Root | None) -> int:
+    return 0 if base is None else len(base.leaves)
+
+
+def _new_leaves(added: Addition, flush: Flush) -> int:
+    return sum(len(leaves) for leaves in (added.leaves, flush.leaves) if leaves is not None)
+
+
 def _removal_key(removal: Removal) -> frozenset[Any]:
     masks = {(leaf, int(one)) for leaf, bitmap in removal.masks.items() for part in bitmap.positions() for one in part}
     return frozenset(masks | set(removal.keys))
@@ -270,7 +289,7 @@ def _joined(additions: list[Addition], state: TableState) -> Addition:
         found = [getattr(one, name) for one in additions if getattr(one, name) is not None]
         return pa.concat_tables([one.select(schema.names) for one in found]) if found else None
 
-    return Addition(tables("rows"), tables("leaves"), add_counts(*(one.counts for one in additions)))
+    return Addition(tables("rows"), tables("leaves"), reduce(Tally.plus, (one.tally for one in additions), Tally()))
 
 
 def _vector_targets(state: TableState, added: Addition) -> DataFrame:

@@ -1,7 +1,125 @@
-"""placeholder until the builder lands"""
+"""The summary of a commit's snapshot, out of what it adds and removes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sparkmeta.manifests.leaf import TupleSources
+from sparkmeta.manifests.leaf_bytes import partition_tuples
+from sparkmeta.spec.entry import ContentType
+from sparkmeta.spec.summary import FileKind, SnapshotSummaryBuilder, UpdateMetrics
+
+if TYPE_CHECKING:
+    from sparkmeta.spec.snapshot import Snapshot, Summary
+
+# A partition: its spec's id, and the values of the spec's fields as (partition field id, value).
+PartitionKey = tuple[int, tuple[tuple[int, Any], ...]]
+
+_REPLACE_PARTITIONS = {"replace-partitions": "true"}
 
 
-def snapshot_summary(operation, added, removed, parent, properties, replaced):
-    from sparkmeta.spec.snapshot import Summary
+@dataclass(frozen=True)
+class KindCount:
+    """How many files of one kind, the records in them, and their bytes (a deletion vector's blob)."""
 
-    return Summary(operation=operation, **properties)
+    files: int = 0
+    records: int = 0
+    size: int = 0
+
+    def plus(self, other: KindCount) -> KindCount:
+        """Both."""
+        return KindCount(self.files + other.files, self.records + other.records, self.size + other.size)
+
+
+@dataclass(frozen=True)
+class Tally:
+    """Files by kind, and their partitions; None where they are too many to be known."""
+
+    counts: Mapping[FileKind, KindCount] = field(default_factory=dict)
+    partitions: frozenset[PartitionKey] | None = frozenset()
+
+    def plus(self, other: Tally) -> Tally:
+        """Both."""
+        counts = dict(self.counts)
+        for kind, count in other.counts.items():
+            counts[kind] = counts.get(kind, KindCount()).plus(count)
+        unknown = self.partitions is None or other.partitions is None
+        return Tally(counts, None if unknown else (self.partitions or frozenset()) | (other.partitions or frozenset()))
+
+
+def file_kind(content_type: int, file_format: str) -> FileKind:
+    """What a file of a content type counts as."""
+    if content_type == ContentType.DATA:
+        return FileKind.DATA
+    if content_type == ContentType.EQUALITY_DELETES:
+        return FileKind.EQUALITY_DELETES
+    return FileKind.DELETION_VECTOR if file_format.lower() == "puffin" else FileKind.POSITION_DELETES
+
+
+def tally_of(rows: pa.Table) -> dict[FileKind, KindCount]:
+    """Rows with `content_type`, `file_format`, `record_count`, `file_size_in_bytes`, `deletion_vector`, by kind."""
+    found: dict[FileKind, KindCount] = {}
+    keys = rows.select(["content_type", "file_format"]).group_by(["content_type", "file_format"]).aggregate([])
+    for key in keys.to_pylist():
+        same = pc.and_(*(pc.equal(rows.column(name), key[name]) for name in ("content_type", "file_format")))
+        kind, count = file_kind(**key), _count(rows.filter(same))
+        found[kind] = found.get(kind, KindCount()).plus(count)
+    return found
+
+
+def _count(rows: pa.Table) -> KindCount:
+    blobs = pc.struct_field(rows.column("deletion_vector"), "size_in_bytes")
+    sizes = pc.coalesce(blobs, rows.column("file_size_in_bytes"))
+    return KindCount(len(rows), pc.sum(rows.column("record_count")).as_py() or 0, pc.sum(sizes).as_py() or 0)
+
+
+def tree_partitions(rows: pa.Table, sources: TupleSources) -> frozenset[PartitionKey]:
+    """The partitions of rows of `tree_schema`."""
+    fields = {field_id for pairs in sources.values() for field_id, _ in pairs}
+    values = partition_tuples(rows, sorted(fields), sources, "the files to add")
+    return partition_keys(rows.column("partition_spec_id").to_pylist(), values, sources)
+
+
+def partition_keys(
+    spec_ids: list[int], values: Mapping[int, list[Any]], sources: TupleSources
+) -> frozenset[PartitionKey]:
+    """The partitions of files, given their values by partition field id."""
+    return frozenset(
+        (spec_id, tuple((field_id, values[field_id][row]) for field_id, _ in sources[spec_id]))
+        for row, spec_id in enumerate(spec_ids)
+    )
+
+
+def snapshot_summary(
+    operation: str,
+    added: Tally,
+    removed: Tally,
+    parent: Snapshot | None,
+    properties: Mapping[str, str],
+    manifests: tuple[int, int],
+    *,
+    replaces_partitions: bool,
+) -> Summary:
+    """The summary (semantics 3.2). manifests: how many leaves were made, and how many carried over.
+
+    Raises ValidationError for properties that are computed, and for a rewrite that adds more rows than it removes.
+    """
+    metrics = UpdateMetrics()
+    for kind, count in added.counts.items():
+        metrics.add_files(kind, count.files, count.records, count.size)
+    for kind, count in removed.counts.items():
+        metrics.remove_files(kind, count.files, count.records, count.size)
+    changed = added.plus(removed).partitions
+    builder = SnapshotSummaryBuilder(
+        metrics,
+        changed_partition_count=None if changed is None else len(changed),
+        manifests_created=manifests[0],
+        manifests_kept=manifests[1],
+        properties={**properties, **(_REPLACE_PARTITIONS if replaces_partitions else {})},
+    )
+    return builder.build(operation, parent)

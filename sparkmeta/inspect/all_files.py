@@ -52,7 +52,7 @@ def all_entries_of(state: TableState, content: ContentType | None, projection: E
         return _parts(state, manifests, projection).mapInArrow(decode, spark_schema(projection))
     if state.tree_context is not None:
         raise UnsupportedError(
-            f"{state.metadata.location}: the files of all snapshots of a metadata tree can't be read by Spark's sources alone"
+            f"{state.metadata.location}: Spark's sources alone can't read the files of all snapshots of a metadata tree"
         )
     listed = manifests.toArrow()
     columns = [

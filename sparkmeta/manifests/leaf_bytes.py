@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -17,6 +18,7 @@ from sparkmeta.errors import CorruptFileError
 from sparkmeta.manifests.entries import ManifestPart
 from sparkmeta.manifests.inherit import RowIdCounter, inherited_sequence_numbers, inherited_snapshot_ids
 from sparkmeta.manifests.layout import CONTENT_KEY, ROOT, read_manifest
+from sparkmeta.manifests.leaf import TupleSources
 from sparkmeta.manifests.maps import with_metrics_maps
 from sparkmeta.manifests.projection import CONTENT_STATS, MANIFEST, ORDINAL, PARTITION, EntryProjection
 from sparkmeta.manifests.root import FILES, Root, one_of, read_root, version
@@ -37,7 +39,7 @@ class TreeContext:
     stats: Mapping[int, str]
     columns: frozenset[int]
     spec_fields: Mapping[int, Sequence[tuple[int, str]]]
-    sources: Mapping[int, Sequence[tuple[int, int]]]
+    sources: TupleSources
 
     def root(self, data: bytes, location: str, snapshot_id: int, sequence_number: int) -> Root:
         """A snapshot's root; raises CorruptFileError."""
@@ -115,19 +117,41 @@ def _tuple(
     columns: Mapping[str, pa.Array], projection: EntryProjection, context: TreeContext, location: str
 ) -> pa.StructArray:
     specs, stats = columns["partition_spec_id"], columns[CONTENT_STATS]
-    by_id = {int(one.name): values for one, values in zip(stats.type, stats.flatten(), strict=True)}
     children = []
     for field_id, type_name in projection.partition:
         kind = bound_arrow_type(type_name)
-        values = pa.nulls(len(specs), kind)
-        for spec_id, sources in context.sources.items():
-            source = dict(sources).get(field_id)
-            if source is None:
-                continue
-            of_spec = pc.equal(specs, spec_id)
-            values = pc.if_else(of_spec, _derived(by_id[source], of_spec, source, location).cast(kind), values)
-        children.append(values)
+        values = _values_of(field_id, specs, stats, context.sources, location)
+        children.append(pa.nulls(len(specs), kind) if values is None else values.cast(kind))
     return pa.StructArray.from_arrays(children, fields=list(projection.partition_type))
+
+
+def partition_tuples(
+    rows: pa.Table, field_ids: Sequence[int], sources: TupleSources, location: str
+) -> dict[int, list[Any]]:
+    """The partition values of rows of `tree_schema`, by partition field id; None where a spec has no such field.
+
+    Raises CorruptFileError, naming `location`, for a row without the stats that a value is derived from.
+    """
+    specs, stats = _whole(rows.column("partition_spec_id")), _whole(rows.column(CONTENT_STATS))
+    values = {one: _values_of(one, specs, stats, sources, location) for one in field_ids}
+    return {one: [None] * len(rows) if found is None else found.to_pylist() for one, found in values.items()}
+
+
+def _values_of(
+    field_id: int, specs: pa.Array, stats: pa.StructArray, sources: TupleSources, location: str
+) -> pa.Array | None:
+    """One partition field's values, by the stats that each row's spec names for it; None where no spec names any."""
+    by_id = {int(one.name): values for one, values in zip(stats.type, stats.flatten(), strict=True)}
+    found: pa.Array | None = None
+    for spec_id, fields in sources.items():
+        source = dict(fields).get(field_id)
+        if source is None:
+            continue
+        of_spec = pc.equal(specs, spec_id)
+        values = _derived(by_id[source], of_spec, source, location)
+        nothing = pa.nulls(len(specs), values.type)
+        found = pc.if_else(of_spec, values, nothing if found is None else found.cast(values.type))
+    return found
 
 
 def _derived(stats: pa.StructArray, of_spec: pa.Array, source: int, location: str) -> pa.Array:
