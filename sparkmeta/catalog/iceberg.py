@@ -4,23 +4,31 @@ from __future__ import annotations
 
 import copy
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import pyiceberg.exceptions
 from pyiceberg.catalog import Catalog as PyIcebergCatalog
 from pyiceberg.catalog import load_catalog
 from pyiceberg.io import FileIO, InputFile, OutputFile
+from pyiceberg.partitioning import UNPARTITIONED_PARTITION_SPEC, PartitionSpec
+from pyiceberg.table.sorting import UNSORTED_SORT_ORDER, SortOrder
 
 from sparkmeta.catalog.filesystem import as_names
 from sparkmeta.errors import NoSuchTableError, UnsupportedError
+from sparkmeta.session import resolve_session
+from sparkmeta.spec.new_table import new_metadata
+from sparkmeta.storage.files import files_for
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from pyiceberg.catalog.rest import RestCatalog
+    from pyiceberg.schema import Schema
     from pyspark.sql import SparkSession
 
+    from sparkmeta.commit.swap import Swap
+    from sparkmeta.storage.files import Files
     from sparkmeta.table import Table
 
 
@@ -55,7 +63,56 @@ class IcebergCatalog:
             located = locate(self.pyiceberg, as_names(identifier))
         except (pyiceberg.exceptions.NoSuchTableError, pyiceberg.exceptions.NoSuchNamespaceError) as error:
             raise NoSuchTableError(f"{name}: {error}") from error
-        return open_metadata(located.metadata_location, spark, io=located.io, name=name)
+        table = open_metadata(located.metadata_location, spark, io=located.io, name=name)
+        return replace(table, swap=self._swap(as_names(identifier), table.state.files))
+
+    def create_table(
+        self,
+        identifier: str | tuple[str, ...],
+        schema: Schema,
+        partition_spec: PartitionSpec = UNPARTITIONED_PARTITION_SPEC,
+        sort_order: SortOrder = UNSORTED_SORT_ORDER,
+        properties: Mapping[str, str] | None = None,
+        *,
+        format_version: int = 4,
+        location: str | None = None,
+        spark: SparkSession | None = None,
+    ) -> Table:
+        """A new table, empty, of format version 2, 3 or 4 (the metadata tree), in a SQL catalog.
+
+        location: where its files stand; by default where the catalog puts a table of that name.
+
+        Raises TableAlreadyExistsError, NoSuchNamespaceError, and UnsupportedError for a catalog of another kind: a
+        table of version 4 can't live there, and others are made by its own tools.
+        """
+        names = as_names(identifier)
+        folder = location or self._default_location(names)
+        session = resolve_session(spark)
+        files = files_for(session, folder, self.pyiceberg._load_file_io(location=folder))
+        swap = self._swap(names, files)
+        if swap is None:
+            raise UnsupportedError(
+                f"{'.'.join(names)}: {type(self.pyiceberg).__name__} can't hold tables of format version 4: SQL "
+                "catalogs and file system tables can"
+            )
+        swap.commit(
+            None, None, new_metadata(folder, schema, partition_spec, sort_order, properties or {}, format_version)
+        )
+        return self.load_table(names, session)
+
+    def _default_location(self, names: tuple[str, ...]) -> str:
+        catalog: Any = self.pyiceberg
+        return str(catalog._resolve_table_location(None, ".".join(names[:-1]), names[-1]))
+
+    def _swap(self, names: tuple[str, ...], files: Files) -> Swap | None:
+        """How a table of this catalog is committed to; None where pyiceberg's own way would refuse or spoil it."""
+        from sparkmeta.commit.sql import SqlSwap
+
+        try:
+            from pyiceberg.catalog.sql import SqlCatalog
+        except ImportError:  # without SQLAlchemy
+            return None
+        return SqlSwap(self.pyiceberg, names, files) if isinstance(self.pyiceberg, SqlCatalog) else None
 
     def list_tables(self, namespace: str | tuple[str, ...]) -> list[tuple[str, ...]]:
         """The identifiers of the tables in a namespace."""
