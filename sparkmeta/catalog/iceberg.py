@@ -66,7 +66,7 @@ class IcebergCatalog:
         table = open_metadata(located.metadata_location, spark, io=located.io, name=name)
         return replace(table, swap=self._swap(as_names(identifier), table.state.files))
 
-    def create_table(
+    def create_table(  # noqa: PLR0913  pyiceberg's own parameters
         self,
         identifier: str | tuple[str, ...],
         schema: Schema,

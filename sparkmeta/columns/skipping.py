@@ -34,7 +34,7 @@ from sparkmeta.columns.predicate import COMPARISONS
 from sparkmeta.columns.pushdown import BoundTest, Conditions, join_conditions
 from sparkmeta.columns.residual import residual
 from sparkmeta.columns.summaries import FieldSummary, summary_might_match
-from sparkmeta.columns.templates import fold_truth
+from sparkmeta.columns.templates import ColumnLiteral, fold_truth
 from sparkmeta.columns.tree import fold
 from sparkmeta.columns.truth import Truth, all_of, any_of, as_column, negated
 
@@ -73,15 +73,25 @@ def must_match(
     stats: Callable[[int], FieldStats],
     record_count: Column,
     top_level_ids: Container[int],
+    proven: Callable[[BoundPredicate], Column] | None = None,
 ) -> Column:
     """Whether all rows of a file satisfy a filter (Iceberg's StrictMetricsEvaluator).
 
     Arguments are as for ``might_match``; ``top_level_ids`` are the fields that are not inside of a struct: of others
-    nothing but NaN tests can be proven. Returns a Column that is never null, and true only where every row matches.
+    nothing but NaN tests can be proven. ``proven``: what else proves a predicate of all rows, such as the partition
+    tuple. Returns a Column that is never null, and true only where every row matches.
     Null and NaN counts that are not known prove nothing, and neither does a negative record count.
     """
     known = _by_field(stats, record_count)
-    exact = fold_truth(bound, lambda leaf: _must(leaf, known, top_level_ids))
+
+    def certain(leaf: BooleanExpression) -> Truth:
+        by_stats = _must(leaf, known, top_level_ids)
+        if proven is None or not isinstance(leaf, BoundPredicate):
+            return by_stats
+        templated = isinstance(leaf, BoundLiteralPredicate) and isinstance(leaf.literal, ColumnLiteral)
+        return by_stats if templated else any_of(by_stats, proven(leaf))
+
+    exact = fold_truth(bound, certain)
     counted = F.coalesce(record_count, F.lit(-1))
     return as_column(any_of(counted == 0, all_of(counted > 0, exact)))
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from functools import reduce
+from operator import or_
 from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F
 
 from sparkmeta.columns.predicate import bind_filter, parse_filter, row_predicate
 from sparkmeta.columns.skipping import must_match
-from sparkmeta.columns.transforms import strict_projection
+from sparkmeta.columns.transforms import projections
 from sparkmeta.commit.addition import file_rows
 from sparkmeta.commit.removal import FEW_FILES, FOUND_COLUMNS, Removal, removal_of, vectors_of
 from sparkmeta.errors import ValidationError
@@ -22,7 +24,7 @@ from sparkmeta.session import materialize
 from sparkmeta.spec.entry import ContentType
 
 if TYPE_CHECKING:
-    from pyiceberg.expressions import BooleanExpression
+    from pyiceberg.expressions import BooleanExpression, BoundPredicate
     from pyspark.sql import Column, DataFrame
 
     from sparkmeta.state import TableState
@@ -41,8 +43,8 @@ def files_to_delete(state: TableState, row_filter: BooleanExpression | str) -> R
     projection = state.projection(FOUND_COLUMNS, scan.stats_ids)
     candidates = matching_entries(state.entries(roots, projection), scan)
     top_level = {field.field_id for field in schema.fields}
-    metrics = must_match(bound, entry_stats, F.col("record_count"), top_level)
-    judged = materialize(candidates.withColumn("_all_match", metrics | _by_tuple(scan)))
+    all_match = must_match(bound, entry_stats, F.col("record_count"), top_level, lambda leaf: _by_tuple(leaf, scan))
+    judged = materialize(candidates.withColumn("_all_match", all_match))
     partly = judged.where(~F.col("_all_match")).select("location").limit(1).toArrow()
     if len(partly):
         raise ValidationError(
@@ -52,14 +54,14 @@ def files_to_delete(state: TableState, row_filter: BooleanExpression | str) -> R
     return _with_vectors(state, judged.drop("_all_match"))
 
 
-def _by_tuple(scan: ScanFilter) -> Column:
-    """Whether a file's partition tuple proves that all of its rows match."""
+def _by_tuple(leaf: BoundPredicate, scan: ScanFilter) -> Column:
+    """Whether a file's partition tuple proves that all of its rows satisfy a predicate."""
     proven = F.lit(False)
     for spec_id, spec in scan.state.specs.items():
-        strict = strict_projection(scan.row_filter, spec, scan.schema)
-        matches = row_predicate(strict, partition_value, strict=True)
+        strict = projections(leaf, spec, scan.schema, strict=True)
+        matches = reduce(or_, (row_predicate(one, partition_value, strict=True) for one in strict), F.lit(False))
         proven = F.when(F.col("partition_spec_id") == spec_id, matches).otherwise(proven)
-    return proven
+    return F.coalesce(proven, F.lit(False))
 
 
 def files_to_replace(state: TableState, files: DataFrame) -> Removal:
