@@ -21,8 +21,10 @@ from sparkmeta.spec.entry import (
     CONTENT_ENTRY,
     DELETION_VECTOR,
     MANIFEST_STATS,
+    ROW_ID_OFFSET,
     VERSION_INFO,
     FieldSpec,
+    Status,
 )
 from sparkmeta.spec.stats import CONTENT_STATS_ID, full_stats_struct, stats_children, stats_struct_id
 
@@ -80,12 +82,27 @@ def write_manifest(table: pa.Table, content: str, properties: Mapping[str, str] 
             field = _file_field(spec)
             columns.append(_conformed(_chunk(table, spec.name), field))
             fields.append(field)
+    if content == DATA and (offsets := _row_id_offsets(table)) is not None:
+        columns.append(offsets)
+        fields.append(_file_field(ROW_ID_OFFSET))
     stats = _file_stats(_chunk(table, CONTENT_STATS))
     if stats is not None:
         columns.append(stats)
         fields.append(_with_id(pa.field(CONTENT_STATS, stats.type), CONTENT_STATS_ID))
     metadata = {FORMAT_VERSION_KEY: "4", CONTENT_KEY: content, **(properties or {})}
     return _parquet_bytes(pa.Table.from_arrays(columns, schema=pa.schema(fields)), metadata)
+
+
+def _row_id_offsets(table: pa.Table) -> pa.Array | None:
+    """What stands between the leaf's first row id and each entry's; None where all entries have their own."""
+    own = _chunk(table, "first_row_id")
+    status = pc.struct_field(_chunk(table, "version_info"), "status")
+    counted = pc.and_(own.is_null(), pc.not_equal(status, int(Status.DELETED)))
+    if not pc.any(counted).as_py():
+        return None
+    rows = pc.if_else(counted, _chunk(table, "record_count"), 0)
+    before = pc.subtract(pc.cumulative_sum(rows), rows)
+    return pc.if_else(counted, before, pa.scalar(None, pa.int64()))
 
 
 def _parquet_bytes(table: pa.Table, metadata: Mapping[str, str]) -> bytes:

@@ -14,7 +14,7 @@ import pyarrow as pa
 from sparkmeta.columns.bounds import bound_arrow_type
 from sparkmeta.manifests.avro.read import schema_of
 from sparkmeta.manifests.projection import CONTENT_STATS, MANIFEST, ORDINAL, PARTITION, EntryProjection, stats_struct
-from sparkmeta.spec.entry import CONTENT_ENTRY, FieldSpec, Status
+from sparkmeta.spec.entry import CONTENT_ENTRY, ROW_ID_OFFSET, FieldSpec, Status
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -39,17 +39,18 @@ def read_leaf_entries(
     """
     from pyspark.sql import functions as F
 
-    narrow = _with_manifest(spark, leaves, _read_schema(projection, tuples))
+    fields = read_fields(projection, tuples)
     if "first_row_id" in projection.columns:
-        narrow = narrow.join(_row_ids(spark, leaves), [MANIFEST, ORDINAL]).drop("first_row_id")
-        narrow = narrow.withColumnRenamed("assigned_row_id", "first_row_id")
-    return narrow.select(*entry_columns(projection, tuples, F.col(_INHERITED)))
+        fields = fields.append(pa.field(ROW_ID_OFFSET.name, ROW_ID_OFFSET.type))
+    read = _with_manifest(spark, leaves, schema_of(fields))
+    return read.select(*entry_columns(projection, tuples, F.col(_INHERITED)))
 
 
 def entry_columns(projection: EntryProjection, tuples: TupleSources, inherited: Column | None) -> list[Column]:
     """Columns of `projection` over rows of the V4 layout that have `manifest` and `ordinal`.
 
-    inherited: a struct<snapshot_id, sequence_number> of the manifest's own, for what ADDED entries leave out.
+    inherited: a struct<snapshot_id, sequence_number, first_row_id> of the manifest's own, for what its entries leave
+    out; None where they leave out nothing.
     """
     from pyspark.sql import functions as F
 
@@ -70,7 +71,21 @@ def _column(name: str, inherited: Column | None) -> Column:
         return F.upper(name)
     if name == "version_info" and inherited is not None:
         return _version_info(inherited)
+    if name == "first_row_id" and inherited is not None:
+        return _row_id(inherited)
     return F.col(name)
+
+
+def _row_id(inherited: Column) -> Column:
+    """An entry's own first row id, else the leaf's and the entry's offset from it; a leaf without one gives none."""
+    from pyspark.sql import functions as F
+
+    own, start, offset = F.col("first_row_id"), inherited["first_row_id"], F.col(ROW_ID_OFFSET.name)
+    counts = own.isNull() & start.isNotNull() & (F.col("version_info.status") != int(Status.DELETED))
+    missing = F.raise_error(
+        F.concat(F.lit("there is no row_id_offset in the manifest's entry for "), F.col("location"))
+    )
+    return F.when(counts & offset.isNull(), missing).when(counts, start + offset).otherwise(own)
 
 
 def _version_info(inherited: Column) -> Column:
@@ -135,7 +150,9 @@ def _with_manifest(spark: SparkSession, leaves: pa.Table, schema: Any) -> DataFr
     files = reader.parquet(*map(escape_glob, locations))
     keys = pa.array([spark_path_key(location) for location in locations])
     units = local_frame(spark, leaves.append_column(_PATH, keys)).select(
-        _PATH, F.col(MANIFEST).alias(_UNIT), F.struct("snapshot_id", "sequence_number").alias(_INHERITED)
+        _PATH,
+        F.col(MANIFEST).alias(_UNIT),
+        F.struct("snapshot_id", "sequence_number", "first_row_id").alias(_INHERITED),
     )
     path = path_key(F.col("_metadata.file_path"))
     read = files.withColumns({_PATH: path, ORDINAL: F.col("_metadata.row_index")})
@@ -146,10 +163,6 @@ def _with_manifest(spark: SparkSession, leaves: pa.Table, schema: Any) -> DataFr
 
 # Sessions may allow reads to pass over files; a plan never may.
 _STRICT = {"ignoreMissingFiles": "false", "ignoreCorruptFiles": "false", "mergeSchema": "false"}
-
-
-def _read_schema(projection: EntryProjection, tuples: TupleSources) -> Any:
-    return schema_of(read_fields(projection, tuples))
 
 
 def read_fields(projection: EntryProjection, tuples: TupleSources) -> pa.Schema:
@@ -168,21 +181,3 @@ def read_fields(projection: EntryProjection, tuples: TupleSources) -> pa.Schema:
 
 def _read_field(spec: FieldSpec) -> pa.Field:
     return pa.field(spec.name, spec.type)
-
-
-def _row_ids(spark: SparkSession, leaves: pa.Table) -> DataFrame:
-    """manifest, ordinal, assigned_row_id of every entry: its own, or counted on from the leaf's (table spec, First Row
-    ID Inheritance). A pass of its own over three narrow columns, so that the wide one keeps its pushed filters."""
-    from pyspark.sql import Window
-    from pyspark.sql import functions as F
-
-    from sparkmeta.session import local_frame
-
-    names = ("version_info", "record_count", "first_row_id")
-    rows = _with_manifest(spark, leaves, schema_of(pa.schema([_read_field(_ENTRY[name]) for name in names])))
-    starts = local_frame(spark, leaves.select([MANIFEST, "first_row_id"])).withColumnRenamed("first_row_id", "start")
-    counted = F.col("first_row_id").isNull() & (F.col("version_info.status") != int(Status.DELETED))
-    before = Window.partitionBy(MANIFEST).orderBy(ORDINAL).rowsBetween(Window.unboundedPreceding, -1)
-    passed = F.coalesce(F.sum(F.when(counted, F.col("record_count")).otherwise(0)).over(before), F.lit(0))
-    assigned = F.coalesce("first_row_id", F.when(counted, F.col("start") + passed))
-    return rows.join(F.broadcast(starts), MANIFEST).select(MANIFEST, ORDINAL, assigned.alias("assigned_row_id"))

@@ -92,6 +92,10 @@ CONTENT_ENTRY = (
     FieldSpec(142, "first_row_id", pa.int64()),
 )
 
+# Our own field of data leaves (layout revision 1): rows of the entries before this one that take ids from the leaf's
+# first_row_id. So an entry's id is a sum of two numbers, and needs no count over the leaf.
+ROW_ID_OFFSET = FieldSpec(9001, "row_id_offset", pa.int64())
+
 # Field id in a v1-v3 manifest -> where its value stands in a content entry.
 V3_ENTRY_PATHS: dict[int, tuple[str, ...]] = {
     0: ("version_info", "status"),
