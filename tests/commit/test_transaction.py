@@ -1,0 +1,316 @@
+"""Transactions on V4 tables, through the public names: what readers see, what stands in the root, what is written."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyiceberg.partitioning import PartitionField, PartitionSpec
+from pyiceberg.schema import Schema
+from pyiceberg.transforms import BucketTransform, IdentityTransform
+from pyiceberg.types import IntegerType, LongType, NestedField, StringType
+from pyspark.sql import DataFrame, SparkSession
+
+import sparkmeta as sm
+from sparkmeta.errors import CommitConflictError, UnsupportedError, ValidationError
+from sparkmeta.manifests.root import version
+from sparkmeta.spec.bitmap import PositionBitmap, write_deletion_vector
+from sparkmeta.spec.puffin import deletion_vector_blob, write_puffin
+
+SCHEMA = Schema(NestedField(1, "id", LongType(), required=True), NestedField(2, "s", StringType()))
+SPEC = PartitionSpec(
+    PartitionField(2, 1000, IdentityTransform(), "s"), PartitionField(1, 1001, BucketTransform(4), "id_bucket")
+)
+
+
+@pytest.fixture
+def table(spark_session: SparkSession, tmp_path: Path) -> sm.Table:
+    catalog = sm.load_catalog("test", type="hadoop", warehouse=str(tmp_path))
+    return catalog.create_table("db.t", SCHEMA, SPEC, format_version=4, spark=spark_session)
+
+
+def files(spark: SparkSession, *ids: int, part: str | None = "a", records: int = 10) -> DataFrame:
+    """Data files `/data/f<id>` whose column id has the values [id * 10, id * 10 + 9]."""
+    rows = [
+        {
+            "content": 0,
+            "file_path": f"/data/f{one}",
+            "file_format": "PARQUET",
+            "record_count": records,
+            "file_size_in_bytes": 1000,
+            "partition": {"s": part, "id_bucket": one % 4},
+            "value_counts": [(1, records)],
+            "null_value_counts": [(1, 0)],
+            "lower_bounds": [(1, (one * 10).to_bytes(8, "little"))],
+            "upper_bounds": [(1, (one * 10 + 9).to_bytes(8, "little"))],
+        }
+        for one in ids
+    ]
+    counts, bounds = pa.map_(pa.int32(), pa.int64()), pa.map_(pa.int32(), pa.binary())
+    schema = pa.schema(
+        [
+            ("content", pa.int32()),
+            ("file_path", pa.string()),
+            ("file_format", pa.string()),
+            ("record_count", pa.int64()),
+            ("file_size_in_bytes", pa.int64()),
+            ("partition", pa.struct([("s", pa.string()), ("id_bucket", pa.int32())])),
+            ("value_counts", counts),
+            ("null_value_counts", counts),
+            ("lower_bounds", bounds),
+            ("upper_bounds", bounds),
+        ]
+    )
+    return spark.createDataFrame(pa.Table.from_pylist(rows, schema=schema))
+
+
+def vectors(spark: SparkSession, folder: Path, name: str, **positions: list[int]) -> DataFrame:
+    """Deletion vectors in one real Puffin file: data file's number -> positions."""
+    bitmaps = {f"/data/{one}": PositionBitmap.of(places) for one, places in positions.items()}
+    blobs = [
+        deletion_vector_blob(write_deletion_vector(bitmap), path, bitmap.cardinality) for path, bitmap in bitmaps.items()
+    ]
+    written = write_puffin(blobs)
+    (folder / name).write_bytes(written.data)
+    rows = [
+        {
+            "content": 1,
+            "file_path": str(folder / name),
+            "file_format": "PUFFIN",
+            "record_count": bitmap.cardinality,
+            "file_size_in_bytes": len(written.data),
+            "partition": {"s": "a", "id_bucket": int(path.removeprefix("/data/f")) % 4},
+            "referenced_data_file": path,
+            "content_offset": blob.offset,
+            "content_size_in_bytes": blob.length,
+        }
+        for (path, bitmap), blob in zip(bitmaps.items(), written.blobs, strict=True)
+    ]
+    schema = "content int, file_path string, file_format string, record_count bigint, file_size_in_bytes bigint, "
+    schema += "partition struct<s: string, id_bucket: int>, referenced_data_file string, content_offset bigint, "
+    return spark.createDataFrame([tuple(row.values()) for row in rows], schema + "content_size_in_bytes bigint")
+
+
+def commit(table: sm.Table, change: Callable[[Any], Any]) -> sm.Table:
+    with table.transaction() as tx:
+        change(tx)
+    return tx.commit()
+
+
+def live(table: sm.Table, row_filter: str | None = None) -> list[str]:
+    scan = table.scan(row_filter) if row_filter else table.scan()
+    return sorted(row.file_path.removeprefix("/data/") for row in scan.plan_files().select("file_path").collect())
+
+
+def root(table: sm.Table) -> list[tuple[int, str | None, int]]:
+    """(content type, name, status) of the root's entries."""
+    assert table.state.tree is not None
+    rows = table.state.tree.root.table
+    statuses = version(rows, "status").to_pylist()
+    names = [None if one is None else one.rpartition("/")[2] for one in rows.column("location").to_pylist()]
+    return list(zip(rows.column("content_type").to_pylist(), names, statuses, strict=True))
+
+
+def written(table: sm.Table) -> set[str]:
+    return {path.name for path in (Path(table.location()) / "metadata").iterdir()}
+
+
+def test_small_append_writes_a_root_and_a_metadata_file(table: sm.Table, spark_session: SparkSession) -> None:
+    before = written(table)
+    table = commit(table, lambda tx: tx.update_snapshot().append(files(spark_session, 1, 2)))
+    new = written(table) - before
+    assert len([name for name in new if "root" in name]) == 1
+    assert sorted(name for name in new if "root" not in name) == ["v2.metadata.json", "version-hint.text"][: len(new) - 1]
+    assert root(table) == [(0, "f1", 1), (0, "f2", 1)]
+    assert live(table) == ["f1", "f2"]
+    summary = table.current_snapshot().summary.additional_properties  # type: ignore[union-attr]
+    assert summary["added-records"] == "20"
+    assert summary["changed-partition-count"] == "2"
+    assert summary["total-data-files"] == "2"
+
+
+def test_filters_prune_by_partition_and_stats(table: sm.Table, spark_session: SparkSession) -> None:
+    table = commit(table, lambda tx: tx.set_properties({"write.tree.direct-files": "1"}))
+    table = commit(table, lambda tx: tx.update_snapshot().append(files(spark_session, 1, 2, 3)))
+    table = commit(table, lambda tx: tx.update_snapshot().append(files(spark_session, 9, part=None)))
+    assert live(table, "s = 'a'") == ["f1", "f2", "f3"]
+    assert live(table, "s is null") == ["f9"]
+    assert live(table, "id >= 30 and id < 95") == ["f3", "f9"]
+    assert live(table, "id = 11 and s = 'b'") == []
+
+
+def test_leaves_are_masked_and_roots_keep_tombstones_once(table: sm.Table, spark_session: SparkSession) -> None:
+    table = commit(table, lambda tx: tx.set_properties({"write.tree.direct-files": "2"}))
+    table = commit(table, lambda tx: tx.update_snapshot().append(files(spark_session, 1, 2, 3)))
+    table = commit(table, lambda tx: tx.update_snapshot().append(files(spark_session, 4)))
+    gone = spark_session.sql("SELECT '/data/f2' file_path UNION ALL SELECT '/data/f4'")
+    before = written(table)
+    table = commit(table, lambda tx: tx.update_snapshot().delete(gone))
+    assert len(written(table) - before - {"version-hint.text"}) == 2
+    assert [(kind, status) for kind, _, status in root(table)] == [(3, 0), (5, 1), (0, 2)]
+    assert live(table) == ["f1", "f3"]
+    planned = table.scan("id = 10").plan_files()
+    table = commit(table, lambda tx: tx.update_snapshot().delete(planned))
+    assert [(kind, status) for kind, _, status in root(table)] == [(3, 0), (5, 2), (5, 1)]
+    assert live(table) == ["f3"]
+    assert table.current_snapshot().summary.additional_properties["deleted-data-files"] == "1"  # type: ignore[union-attr]
+
+
+def test_row_ids_go_on_from_commit_to_commit(table: sm.Table, spark_session: SparkSession) -> None:
+    table = commit(table, lambda tx: tx.set_properties({"write.tree.direct-files": "1"}))
+    table = commit(table, lambda tx: tx.update_snapshot().append(files(spark_session, 1, 2)))
+    table = commit(table, lambda tx: tx.update_snapshot().append(files(spark_session, 3)))
+    ids = {row.file_path: row.first_row_id for row in table.scan().plan_files().collect()}
+    assert sorted(ids.values()) == [0, 10, 20]
+    assert ids["/data/f3"] == 20
+    assert table.metadata.next_row_id == 30  # type: ignore[union-attr]
+    flushed = commit(table, lambda tx: tx.set_properties({"write.tree.flush-data-files": "0"}))
+    flushed = commit(flushed, lambda tx: tx.update_snapshot().append(files(spark_session, 4)))
+    assert [(kind, status) for kind, _, status in root(flushed)] == [(3, 0), (3, 0), (0, 1)]
+    assert {row.file_path: row.first_row_id for row in flushed.scan().plan_files().collect()} == {**ids, "/data/f4": 30}
+
+
+def test_deletion_vectors_replace_each_other(table: sm.Table, spark_session: SparkSession, tmp_path: Path) -> None:
+    spark = spark_session
+    table = commit(table, lambda tx: tx.update_snapshot().append(files(spark, 1, 2)))
+    first = vectors(spark, tmp_path, "one.puffin", f1=[0, 5], f2=[1])
+    table = commit(table, lambda tx: tx.update_snapshot().row_delta(deletes=first))
+    second = vectors(spark, tmp_path, "two.puffin", f1=[0, 5, 7])
+    table = commit(table, lambda tx: tx.update_snapshot().row_delta(deletes=second))
+    deletes = {row.file_path: row.deletes for row in table.scan().plan_files().collect()}
+    assert [(one.record_count, one.file_path) for one in deletes["/data/f1"]] == [(3, str(tmp_path / "two.puffin"))]
+    assert [one.record_count for one in deletes["/data/f2"]] == [1]
+    table = commit(table, lambda tx: tx.update_snapshot().delete(spark.sql("SELECT '/data/f1' file_path")))
+    assert live(table) == ["f2"]
+    assert sorted((kind, status) for kind, _, status in root(table)) == [(0, 0), (0, 2), (1, 0), (1, 2)]
+    missing = vectors(spark, tmp_path, "three.puffin", f1=[1])
+    with pytest.raises(CommitConflictError, match="/data/f1, of a new deletion vector, is no live file"):
+        commit(table, lambda tx: tx.update_snapshot().row_delta(deletes=missing))
+
+
+def test_delete_by_filter_takes_whole_files_only(table: sm.Table, spark_session: SparkSession) -> None:
+    table = commit(table, lambda tx: tx.update_snapshot().append(files(spark_session, 1, 2)))
+    table = commit(table, lambda tx: tx.update_snapshot().append(files(spark_session, 3, part="b")))
+    with pytest.raises(ValidationError, match="some of its rows may not match id < 15"):
+        commit(table, lambda tx: tx.update_snapshot().delete(row_filter="id < 15"))
+    table = commit(table, lambda tx: tx.update_snapshot().delete(row_filter="s = 'a' and id < 20"))
+    assert live(table) == ["f2", "f3"]
+    table = commit(table, lambda tx: tx.update_snapshot().overwrite(files(spark_session, 7), row_filter="s = 'b'"))
+    assert live(table) == ["f2", "f7"]
+    assert table.current_snapshot().operation == "overwrite"  # type: ignore[union-attr]
+
+
+def test_replace_partitions(table: sm.Table, spark_session: SparkSession) -> None:
+    table = commit(table, lambda tx: tx.update_snapshot().append(files(spark_session, 1, 2, 5)))
+    table = commit(table, lambda tx: tx.update_snapshot().replace_partitions(files(spark_session, 9)))
+    assert live(table) == ["f2", "f9"]
+    assert table.current_snapshot().summary.additional_properties["replace-partitions"] == "true"  # type: ignore[union-attr]
+
+
+def test_one_transaction_holds_several_changes(table: sm.Table, spark_session: SparkSession) -> None:
+    with table.transaction() as tx:
+        tx.set_properties({"owner": "me"})
+        tx.update_snapshot().append(files(spark_session, 1))
+        tx.update_schema().add_column("n", IntegerType()).commit()
+        tx.update_snapshot(snapshot_properties={"note": "second"}).append(files(spark_session, 2))
+    table = table.refresh()
+    assert table.metadata_location.endswith("v2.metadata.json")
+    assert table.properties["owner"] == "me"
+    assert table.schema().find_field("n").field_id not in {one.expr_id for one in table.metadata.expressions}  # type: ignore[union-attr]
+    assert len(table.snapshots()) == 2
+    assert live(table) == ["f1", "f2"]
+    assert table.current_snapshot().summary.additional_properties["note"] == "second"  # type: ignore[union-attr]
+
+
+def test_branches_have_trees_of_their_own(table: sm.Table, spark_session: SparkSession) -> None:
+    table = commit(table, lambda tx: tx.update_snapshot().append(files(spark_session, 1)))
+    first = table.current_snapshot().snapshot_id  # type: ignore[union-attr]
+    table = commit(table, lambda tx: tx.manage_snapshots().create_branch(first, "audit").commit())
+    table = commit(table, lambda tx: tx.update_snapshot("audit").append(files(spark_session, 2)))
+    assert live(table) == ["f1"]
+    branch = table.scan().use_ref("audit").plan_files().select("file_path").collect()
+    assert sorted(row.file_path for row in branch) == ["/data/f1", "/data/f2"]
+    with pytest.raises(ValidationError, match="has no branch 'nope'"):
+        commit(table, lambda tx: tx.update_snapshot("nope").append(files(spark_session, 3)))
+
+
+def test_large_vectors_leave_the_root(table: sm.Table, spark_session: SparkSession) -> None:
+    limits = {"write.tree.direct-files": "1", "write.tree.inline-vector-bytes": "10"}
+    table = commit(table, lambda tx: tx.set_properties(limits))
+    table = commit(table, lambda tx: tx.update_snapshot().append(files(spark_session, 1, 2, 3, 4)))
+    for number in (2, 3):
+        gone = spark_session.sql(f"SELECT '/data/f{number}' file_path")
+        table = commit(table, lambda tx, gone=gone: tx.update_snapshot().delete(gone))
+    assert table.state.tree is not None
+    vector = table.state.tree.vectors.to_pylist()[0]
+    assert vector["location"].endswith(".puffin")
+    assert vector["inline_content"] is None
+    assert live(table) == ["f1", "f4"]
+
+
+def test_writers_that_meet_both_win(table: sm.Table, spark_session: SparkSession) -> None:
+    stale = table
+    commit(table, lambda tx: tx.update_snapshot().append(files(spark_session, 1)))
+    merged = commit(stale, lambda tx: tx.update_snapshot().append(files(spark_session, 2)))
+    assert live(merged) == ["f1", "f2"]
+    sequences = [snapshot.sequence_number for snapshot in merged.snapshots()]
+    assert sequences == [1, 2]
+    stale = merged
+    gone = spark_session.sql("SELECT '/data/f1' file_path")
+    commit(merged, lambda tx: tx.update_snapshot().delete(gone))
+    with pytest.raises(ValidationError, match="/data/f1 is no live file of the table"):
+        commit(stale, lambda tx: tx.update_snapshot().delete(gone))
+
+
+def test_threads_commit_one_after_the_other(table: sm.Table, spark_session: SparkSession) -> None:
+    table = commit(table, lambda tx: tx.set_properties({"commit.retry.num-retries": "20"}))
+    frames = {number: files(spark_session, number) for number in range(4)}
+    failures: list[BaseException] = []
+
+    def append(number: int) -> None:
+        try:
+            commit(table, lambda tx: tx.update_snapshot().append(frames[number]))
+        except BaseException as error:  # noqa: BLE001 - shown by the assertion below
+            failures.append(error)
+
+    threads = [threading.Thread(target=append, args=(number,)) for number in frames]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+    assert live(table.refresh()) == ["f0", "f1", "f2", "f3"]
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({"file_path": None}, "file_path of file None is None: it is required"),
+        ({"record_count": -1}, "record_count of file /data/f1 is -1: it is negative"),
+        ({"file_format": "CSV"}, "file_format of file /data/f1 is 'csv': not one of"),
+        ({"content": 7}, "content of file /data/f1 is 7: not one of 0, 1, 2"),
+        ({"partition": None}, "partition of file /data/f1 has no field s"),
+    ],
+)
+def test_bad_files_are_refused(
+    table: sm.Table, spark_session: SparkSession, change: dict[str, Any], problem: str
+) -> None:
+    good = files(spark_session, 1).toArrow()
+    name, value = next(iter(change.items()))
+    index = good.column_names.index(name)
+    bad = good.set_column(index, name, pa.array([value], good.schema.field(name).type))
+    before = written(table)
+    with pytest.raises(ValidationError, match=problem):
+        commit(table, lambda tx: tx.update_snapshot().append(spark_session.createDataFrame(bad)))
+    assert written(table) == before
+
+
+def test_tables_with_lists_are_not_committed_to(spark_session: SparkSession, tmp_path: Path) -> None:
+    catalog = sm.load_catalog("test", type="hadoop", warehouse=str(tmp_path))
+    table = catalog.create_table("db.old", SCHEMA, SPEC, format_version=2, spark=spark_session)
+    with pytest.raises(UnsupportedError, match="format version 2 with manifest lists"):
+        table.transaction().update_snapshot()
