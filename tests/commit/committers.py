@@ -11,6 +11,7 @@ import random
 import signal
 import sys
 import time
+import traceback
 from pathlib import Path
 
 from sparkmeta.errors import CommitFailedError, CommitStateUnknownError
@@ -53,6 +54,8 @@ def start(uri: str, folder: str, worker: int, commits: int) -> int:
     try:
         work(uri, Path(folder), worker, commits)
         code = 0
+    except BaseException:  # noqa: BLE001 - os._exit shows none
+        traceback.print_exc()
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
