@@ -30,7 +30,7 @@ def main(uri: str, folder: str, commits: int, seed: int, kills: int) -> None:
     end = time.monotonic() + LONGEST
     killed = 0
     while working:
-        time.sleep(chance.uniform(0.02, 0.3))
+        time.sleep(chance.uniform(0.01, 0.15))
         if killed < kills and working:
             victim = chance.choice(list(working))
             os.kill(victim, signal.SIGKILL)
