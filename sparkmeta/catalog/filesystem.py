@@ -16,7 +16,7 @@ from sparkmeta.storage.files import files_for
 from sparkmeta.storage.location import file_name, join, path_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
 
     from pyiceberg.schema import Schema
     from pyspark.sql import SparkSession
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 METADATA = "metadata"
 VERSION_HINT = "version-hint.text"
 METADATA_FILES = "*.metadata.json*"
+VERSIONED_FILES = "v*.metadata.json*"
 
 # In the order in which Iceberg's Java library looks for them.
 _SPELLINGS = ("v{}.metadata.json", "v{}.gz.metadata.json", "v{}.metadata.json.gz")
@@ -68,6 +69,19 @@ def latest_metadata(files: Files, folder: str) -> MetadataLocation:
     if (location := _versioned(files, metadata, hinted)) is None:
         return _above(files, folder, hinted)
     return _last_of(files, metadata, MetadataLocation(location, hinted, read_only=False))
+
+
+def newest_listed(files: Files, folder: str) -> MetadataLocation:
+    """The current metadata file by a listing alone, which neither a hint that lags nor a gap between versions misleads.
+
+    Raises as ``latest_metadata`` does.
+    """
+    metadata = join(folder, METADATA)
+    with suppress(NotFoundError):
+        names = {file_name(status.location) for status in files.list(metadata, VERSIONED_FILES)}
+        if newest := _newest_version(metadata, names):
+            return newest
+    return _highest(files, folder, metadata)
 
 
 def version_of(location: str) -> int | None:
@@ -190,15 +204,23 @@ def _highest(files: Files, folder: str, metadata: str) -> MetadataLocation:
         names = [file_name(status.location) for status in files.list(metadata, METADATA_FILES)]
     except NotFoundError:
         names = []
-    if versions := [int(match[1]) for name in names if (match := _VERSIONED.fullmatch(name))]:
-        highest = max(versions)
-        spellings = (spelling.format(highest) for spelling in _SPELLINGS)
-        name = next(spelling for spelling in spellings if spelling in names)
-        return _last_of(files, metadata, MetadataLocation(join(metadata, name), highest, read_only=False))
+    if newest := _newest_version(metadata, names):
+        return _last_of(files, metadata, newest)
     numbered = [(int(match[1]), name) for name in names if (match := _METASTORE.fullmatch(name))]
     if not numbered:
         raise NoSuchTableError(f"{folder}: there is no Iceberg table: {metadata} holds no metadata file")
     return _only_highest(metadata, numbered)
+
+
+def _newest_version(metadata: str, names: Collection[str]) -> MetadataLocation | None:
+    """The file with the highest version of a file system table; None where none has one."""
+    versions = [int(match[1]) for name in names if (match := _VERSIONED.fullmatch(name))]
+    if not versions:
+        return None
+    highest = max(versions)
+    spellings = (spelling.format(highest) for spelling in _SPELLINGS)
+    name = next(spelling for spelling in spellings if spelling in names)
+    return MetadataLocation(join(metadata, name), highest, read_only=False)
 
 
 def _only_highest(metadata: str, numbered: list[tuple[int, str]]) -> MetadataLocation:

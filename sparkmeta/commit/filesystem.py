@@ -11,7 +11,7 @@ from sparkmeta.catalog.filesystem import (
     METADATA,
     VERSION_HINT,
     hinted_version,
-    latest_metadata,
+    newest_listed,
     version_of,
     versioned_location,
 )
@@ -47,6 +47,9 @@ if TYPE_CHECKING:
 
 _METADATA_PATH = "write.metadata.path"
 
+# Each finds a version that is deleted before it is read only where others have made several commits in between.
+_LOADS = 20
+
 _log = logging.getLogger(__name__)
 
 
@@ -64,7 +67,11 @@ class FileSystemSwap:
 
     def load(self) -> TableVersion:
         """See ``Swap.load``."""
-        return load_version(self.files, latest_metadata(self.files, self.folder).location, self.table_uuid)
+        for _ in range(_LOADS - 1):
+            # It was the current one when it was listed, and an old one, deleted, when it was to be read.
+            with suppress(NotFoundError):
+                return self._load()
+        return self._load()
 
     def commit(self, base_location: str | None, base: TableMetadata | None, new: TableMetadata) -> TableVersion:
         """See ``Swap.commit``. Raises UnsupportedError also where the table would move, and for a catalog's table."""
@@ -85,10 +92,13 @@ class FileSystemSwap:
         self._tidy(version, dropped)
         return attempt.version
 
+    def _load(self) -> TableVersion:
+        return load_version(self.files, newest_listed(self.files, self.folder).location, self.table_uuid)
+
     def _refuse_stale(self, base_location: str | None, base: TableMetadata | None) -> None:
         """The publication decides who wins, but for a base so old that the next version has been deleted since."""
         try:
-            newest = latest_metadata(self.files, self.folder).location
+            newest = newest_listed(self.files, self.folder).location
         except NoSuchTableError:
             if base_location is None:
                 return
@@ -97,15 +107,19 @@ class FileSystemSwap:
             raise TableAlreadyExistsError(f"{self.folder}: there is a table already: {newest}")
         if file_name(newest) != file_name(base_location):
             raise CommitFailedError(f"{base_location} is no longer the current version: {newest} is")
-        if base is not None:
-            refuse_other_table(newest, parse_table_uuid(self.files.read(newest), newest), base.table_uuid)
+        try:
+            found = parse_table_uuid(self.files.read(newest), newest)
+        except NotFoundError as error:
+            raise CommitFailedError(f"{base_location} is no longer the current version: it is deleted") from error
+        refuse_other_table(newest, found, None if base is None else base.table_uuid)
 
     def _publish(self, attempt: _Attempt) -> None:
         cause: Exception | None = None
         try:
             self.files.publish(attempt.version.metadata_location, attempt.data)
-            if attempt.base_location is not None and self.files.exists(attempt.base_location):
+            if self._is_newest(attempt.version.metadata_location):
                 return
+            # Others have committed since: on this version, or on one that had its name before and was deleted.
         except UnsupportedError:
             raise
         except Exception as error:  # noqa: BLE001 - of whatever kind, the file may have been written
@@ -115,6 +129,11 @@ class FileSystemSwap:
             self._withdraw(attempt)
         if outcome is not Outcome.WON:
             raise failure(outcome, attempt.version.metadata_location, cause) from cause
+
+    def _is_newest(self, location: str) -> bool:
+        """Whether there is no later version. By the hint as well: a listing may miss what comes while it is made."""
+        listed = newest_listed(self.files, self.folder)
+        return listed.location == location and (hinted_version(self.files, self.folder) or 0) <= listed.version
 
     def _outcome(self, attempt: _Attempt) -> Outcome:
         ours = self._is_ours(attempt)
@@ -147,20 +166,14 @@ class FileSystemSwap:
                 self.files.delete_many([attempt.version.metadata_location])
 
     def _tidy(self, version: int, dropped: Sequence[str]) -> None:
-        """What may fail after a commit: the hint, which may lag, and old files, of which none is hinted any more.
-
-        They are deleted in their order, up to the first that can't be: that a base is there tells that what came
-        after it has not been deleted.
-        """
+        """What may fail after a commit: the hint, which may lag, and old files, of which none is hinted any more."""
         try:
             hinted = hinted_version(self.files, self.folder)
             if hinted is None or hinted < version:
                 hint = join(join(self.folder, METADATA), VERSION_HINT)
                 self.files.overwrite(hint, str(version).encode())
-            for location in dropped:
-                if failures := self.files.delete_many([location]):
-                    _log.warning("%s: not deleted: %s", *failures[0])
-                    return
+            for failed in self.files.delete_many(dropped) if dropped else ():
+                _log.warning("%s: not deleted: %s", *failed)
         except Exception as error:  # noqa: BLE001 - the commit has succeeded
             _log.warning("%s: version %d is committed; after it: %s", self.folder, version, error)
 

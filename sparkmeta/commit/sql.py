@@ -146,7 +146,7 @@ class SqlSwap:
     def _discard(self, locations: Sequence[str]) -> None:
         """Deletes files that no table has any more; that they stay harms none."""
         with suppress(Exception):
-            for failed in self.files.delete_many(locations):
+            for failed in self.files.delete_many(locations) if locations else ():
                 _log.warning("%s: not deleted: %s", *failed)
 
     def _location(self, *, lock: bool = False) -> str | None:

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol
 
 from sparkmeta.errors import NotFoundError, UnsupportedError
-from sparkmeta.storage import writing
+from sparkmeta.storage import listing, writing
+from sparkmeta.storage.listing import FileStatus
 from sparkmeta.storage.location import (
     escape_glob,
     file_name,
@@ -38,14 +39,6 @@ if TYPE_CHECKING:
 # Stores answer a deletion in some 20 ms, and take many at a time.
 _DELETERS = 16
 _MISSING = ("PATH_NOT_FOUND", "FAILED_READ_FILE.FILE_NOT_EXIST")
-
-
-class FileStatus(NamedTuple):
-    """A file in a folder; ``modified_ms`` is milliseconds since 1970."""
-
-    location: str
-    length: int
-    modified_ms: int
 
 
 class DeleteFailure(NamedTuple):
@@ -114,8 +107,8 @@ class LocalFiles:
     def list(self, folder: str, pattern: str = "*") -> list[FileStatus]:
         try:
             with os.scandir(local_path(folder)) as entries:
-                files = [entry for entry in entries if fnmatchcase(entry.name, pattern) and entry.is_file()]
-                return [_file_status(folder, entry) for entry in files]
+                files = [_file_status(folder, entry) for entry in entries if fnmatchcase(entry.name, pattern)]
+                return [status for status in files if status is not None]
         except (FileNotFoundError, NotADirectoryError):
             _missing(folder)
 
@@ -155,21 +148,14 @@ class IOFiles:
             _missing(location)
 
     def list(self, folder: str, pattern: str = "*") -> list[FileStatus]:
-        from pyarrow.fs import FileSelector, FileType
+        from pyiceberg.io.fsspec import FsspecFileIO
         from pyiceberg.io.pyarrow import PyArrowFileIO
 
-        if not isinstance(self.io, PyArrowFileIO):
-            raise UnsupportedError(f"{folder}: {type(self.io).__name__} lists no folders")
-        kind, authority, path = self.io.parse_location(folder, self.io.properties)
-        try:
-            found = self.io.fs_by_scheme(kind, authority).get_file_info(FileSelector(path))
-        except FileNotFoundError:
-            _missing(folder)
-        return [
-            FileStatus(join(folder, info.base_name), info.size, (info.mtime_ns or 0) // 1_000_000)
-            for info in found
-            if info.type == FileType.File and fnmatchcase(info.base_name, pattern)
-        ]
+        if isinstance(self.io, FsspecFileIO):
+            return listing.by_fsspec(self.io, folder, pattern)
+        if isinstance(self.io, PyArrowFileIO):
+            return listing.by_pyarrow(self.io, folder, pattern)
+        raise UnsupportedError(f"{folder}: {type(self.io).__name__} lists no folders")
 
     def glob(self, folder: str, pattern: str) -> Sequence[str]:
         raise UnsupportedError(f"{join(folder, pattern)}: {type(self.io).__name__} finds no files by a pattern")
@@ -410,8 +396,14 @@ def _failures(outcomes: Iterable[tuple[str, Exception | None]]) -> list[DeleteFa
     return [DeleteFailure(location, str(error)) for location, error in outcomes if error is not None]
 
 
-def _file_status(folder: str, entry: os.DirEntry[str]) -> FileStatus:
-    stat = entry.stat()
+def _file_status(folder: str, entry: os.DirEntry[str]) -> FileStatus | None:
+    """None for what is no file, and for one that was deleted since the folder was read."""
+    try:
+        if not entry.is_file():
+            return None
+        stat = entry.stat()
+    except FileNotFoundError:
+        return None
     return FileStatus(join(folder, entry.name), stat.st_size, stat.st_mtime_ns // 1_000_000)
 
 

@@ -11,6 +11,7 @@ import random
 import signal
 import sys
 import time
+import traceback
 from pathlib import Path
 
 from sparkmeta.errors import CommitFailedError, CommitStateUnknownError
@@ -29,7 +30,7 @@ def main(uri: str, folder: str, commits: int, seed: int, kills: int) -> None:
     end = time.monotonic() + LONGEST
     killed = 0
     while working:
-        time.sleep(chance.uniform(0.02, 0.3))
+        time.sleep(chance.uniform(0.01, 0.15))
         if killed < kills and working:
             victim = chance.choice(list(working))
             os.kill(victim, signal.SIGKILL)
@@ -53,6 +54,8 @@ def start(uri: str, folder: str, worker: int, commits: int) -> int:
     try:
         work(uri, Path(folder), worker, commits)
         code = 0
+    except BaseException:  # noqa: BLE001 - os._exit shows none
+        traceback.print_exc()
     finally:
         sys.stdout.flush()
         sys.stderr.flush()

@@ -302,7 +302,7 @@ def test_spark_can_not_commit(swap_in: Any, tmp_path: Path) -> None:
 
         read = staticmethod(FaultyFiles().read)
         exists = staticmethod(FaultyFiles().exists)
-        length = staticmethod(FaultyFiles().length)
+        list = staticmethod(FaultyFiles().list)
 
     base = create(swap_in(tmp_path), tmp_path)
     with pytest.raises(UnsupportedError, match="Spark's sources write no single file"):

@@ -124,7 +124,7 @@ def test_small_append_writes_a_root_and_a_metadata_file(table: sm.Table, spark_s
     table = commit(table, lambda tx: tx.update_snapshot().append(files(spark_session, 1, 2)))
     new = written(table) - before
     assert len([name for name in new if "root" in name]) == 1
-    assert sorted(name for name in new if "root" not in name) == ["v2.metadata.json", "version-hint.text"][: len(new) - 1]
+    assert {name for name in new if "root" not in name} - {"version-hint.text"} == {"v2.metadata.json"}
     assert root(table) == [(0, "f1", 1), (0, "f2", 1)]
     assert live(table) == ["f1", "f2"]
     summary = table.current_snapshot().summary.additional_properties  # type: ignore[union-attr]

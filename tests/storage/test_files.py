@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import pickle
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from pyiceberg.io.fsspec import FsspecFileIO
 from pyiceberg.io.pyarrow import PyArrowFileIO
 from pyspark.errors import PySparkException
 
+from sparkmeta.catalog.iceberg import _Locating
 from sparkmeta.errors import NotFoundError, UnsupportedError
 from sparkmeta.session import is_connect
 from sparkmeta.storage.files import (
@@ -130,6 +132,24 @@ def test_listing_by_name(files: Files, tmp_path: Path) -> None:
     }
 
 
+def test_a_file_goes_away_while_it_is_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).write_bytes(b"x")
+    real = os.scandir
+
+    class Scan:
+        def __enter__(self) -> list[os.DirEntry[str]]:
+            entries = [*real(tmp_path)]
+            (tmp_path / "a").unlink()
+            return entries
+
+        def __exit__(self, *_: object) -> None:
+            pass
+
+    monkeypatch.setattr(os, "scandir", lambda _: Scan())
+    assert [status.location for status in LocalFiles().list(f"file://{tmp_path}")] == [f"file://{tmp_path}/b"]
+
+
 @pytest.mark.parametrize("kind", ["local", "spark"])
 def test_finding(spark: SparkSession, tmp_path: Path, kind: str) -> None:
     warehouse = tmp_path / "w [1]"
@@ -175,10 +195,27 @@ def test_spark_passes_over_hidden_names(spark: SparkSession) -> None:
             binary_files(spark, [f"file:///tmp/{name}"])
 
 
-def test_fsspec_reads_and_does_not_list(folder: Path) -> None:
+def test_fsspec_lists(tmp_path: Path) -> None:
     files = IOFiles(FsspecFileIO({}))
-    with pytest.raises(UnsupportedError, match="FsspecFileIO lists no folders"):
-        files.list(f"file://{folder}")
+    (tmp_path / "below").mkdir()
+    for name in ("v1.json", "v2.json", "x.json", "below/v3.json"):
+        (tmp_path / name).write_bytes(b"abc")
+    location = f"file://{tmp_path}"
+    modified = (tmp_path / "v1.json").stat().st_mtime_ns // 1_000_000
+    for pattern, names in (("v*", ["v1.json", "v2.json"]), ("*", ["v1.json", "v2.json", "x.json"]), ("y*", [])):
+        listed = files.list(location, pattern)
+        assert sorted(status.location for status in listed) == [f"{location}/{name}" for name in names]
+        assert all(status.length == 3 for status in listed)
+    assert abs(files.list(location, "v1*")[0].modified_ms - modified) <= 1
+    (tmp_path / "v9.json").write_bytes(b"new")
+    assert len(files.list(location, "v*")) == 3
+    with pytest.raises(NotFoundError, match="none: there is no such file"):
+        files.list(f"{location}/none")
+
+
+def test_other_file_io_lists_nothing() -> None:
+    with pytest.raises(UnsupportedError, match="_Locating lists no folders"):
+        IOFiles(_Locating()).list("s3://b")
 
 
 @pytest.mark.connect

@@ -1,0 +1,70 @@
+"""Listing a folder through a FileIO of pyiceberg's.
+
+Light: Spark tasks import this.
+"""
+
+from __future__ import annotations
+
+import re
+from datetime import datetime
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from sparkmeta.errors import NotFoundError
+from sparkmeta.storage.location import file_name, join
+
+if TYPE_CHECKING:
+    from pyiceberg.io.fsspec import FsspecFileIO
+    from pyiceberg.io.pyarrow import PyArrowFileIO
+
+# What s3fs, gcsfs, adlfs and fsspec's own file systems call the time of the last change.
+_MODIFIED = ("LastModified", "mtime", "updated", "last_modified", "created")
+
+
+class FileStatus(NamedTuple):
+    """A file in a folder; ``modified_ms`` is milliseconds since 1970."""
+
+    location: str
+    length: int
+    modified_ms: int
+
+
+def by_pyarrow(io: PyArrowFileIO, folder: str, pattern: str) -> list[FileStatus]:
+    """The files right in a folder whose names match. Raises NotFoundError where there is no folder."""
+    from pyarrow.fs import FileSelector, FileType
+
+    kind, authority, path = io.parse_location(folder, io.properties)
+    try:
+        found = io.fs_by_scheme(kind, authority).get_file_info(FileSelector(path))
+    except FileNotFoundError:
+        raise NotFoundError(f"{folder}: there is no such file") from None
+    return [
+        FileStatus(join(folder, info.base_name), info.size, (info.mtime_ns or 0) // 1_000_000)
+        for info in found
+        if info.type == FileType.File and fnmatchcase(info.base_name, pattern)
+    ]
+
+
+def by_fsspec(io: FsspecFileIO, folder: str, pattern: str) -> list[FileStatus]:
+    """As ``by_pyarrow``. The store is asked for names with the pattern's beginning only."""
+    store: Any = io.new_input(join(folder, "x"))._fs
+    # fsspec answers from a cache of its own, of listings that this process has seen.
+    store.invalidate_cache()
+    beginning = re.split(r"[*?\[]", pattern, maxsplit=1)[0]
+    prefix = {"prefix": beginning} if beginning else {"maxdepth": 1}
+    found: dict[str, dict[str, Any]] = store.find(folder, detail=True, **prefix)
+    root = store._strip_protocol(folder).rstrip("/")
+    if not found and not store.exists(folder):
+        raise NotFoundError(f"{folder}: there is no such file")
+    return [
+        FileStatus(join(folder, file_name(path)), int(info["size"] or 0), _modified_ms(info))
+        for path, info in found.items()
+        if path.rpartition("/")[0] == root and fnmatchcase(file_name(path), pattern)
+    ]
+
+
+def _modified_ms(info: dict[str, Any]) -> int:
+    when = next((info[key] for key in _MODIFIED if info.get(key) is not None), 0)
+    if isinstance(when, str):
+        when = datetime.fromisoformat(when)
+    return int((when.timestamp() if isinstance(when, datetime) else when) * 1000)
