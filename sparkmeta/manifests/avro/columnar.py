@@ -19,7 +19,7 @@ from sparkmeta.manifests.avro.container import Block, Data, Header, inflate
 from sparkmeta.manifests.avro.program import Column, Program
 from sparkmeta.manifests.entries import field_name, typed_values
 
-BATCH_BYTES = 8 * 1024 * 1024
+BATCH_BYTES = 4 * 1024 * 1024
 """Inflated bytes of a batch, but for those of its last record. The most that a batch holds beside its blocks."""
 
 SLOT_BYTES = 32 * 1024 * 1024
@@ -208,4 +208,7 @@ def _floats(words: _Array, avro: str, kind: pa.DataType) -> _Array:
     if avro == "double":
         return words.copy()
     floats = words.astype(np.uint32).view(np.float32)
-    return floats.astype(np.float64) if pa.types.is_float64(kind) else floats
+    if pa.types.is_float32(kind):
+        return floats
+    with np.errstate(invalid="ignore"):  # some of the values that are no number
+        return floats.astype(np.float64)

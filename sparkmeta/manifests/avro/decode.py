@@ -1,8 +1,9 @@
-"""Avro manifest blocks to Arrow record batches of content entries.
+"""Avro manifest blocks to Arrow record batches of content entries, by either of two decoders.
 
-fastavro decodes a few thousand records at a time, and their columns become Arrow arrays before the next are read: no
-Python object outlives its batch. Fields that nobody asked for are skipped by the decoder, and of the metrics maps only
-the wanted keys become columns.
+A compiled program (`program`, `execute`, `columnar`) makes Arrow columns of the bytes; numba stands behind it, which
+takes a while to load. So fastavro decodes where there is little to decode, and the few types that no program reads:
+some thousand records at a time, whose columns become Arrow arrays before the next are read. Either passes over fields
+that nobody asked for, and of the metrics maps only the wanted keys become columns.
 """
 
 from __future__ import annotations
@@ -138,6 +139,8 @@ class AvroRecords:
     def __init__(self, records: list[dict[str, Any]], schema: ManifestSchema, few_keys: bool) -> None:
         self._records = records
         self._files = [record["f2"] for record in records]
+        if None in self._files:
+            raise CorruptFileError(schema.location, "data_file", None, "the field is required")
         self._schema = schema
         self._few_keys = few_keys
         self._lookups = cache(self._lookup)

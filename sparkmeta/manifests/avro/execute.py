@@ -29,6 +29,9 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
+if numba.config.DISABLE_JIT:  # type: ignore[attr-defined]
+    raise ImportError("numba is told not to compile (NUMBA_DISABLE_JIT): addresses are for compiled code only")
+
 WIDTH = 4
 PADDING = 16
 
@@ -67,14 +70,14 @@ BYTES_VALUE = 2
 # Reasons to fail.
 TOO_SHORT, LONG_NUMBER, BAD_LENGTH, BAD_COUNT, BAD_BRANCH, BAD_KEY, NULL_FILE, LEFT_OVER = range(1, 9)
 PROBLEMS = {
-    TOO_SHORT: "its bytes end before its last field",
+    TOO_SHORT: "its bytes end before its last record does",
     LONG_NUMBER: "a number is longer than 10 bytes",
     BAD_LENGTH: "a length that is negative or goes beyond the block",
     BAD_COUNT: "a number of items that the block has no room for",
     BAD_BRANCH: "a branch that its union does not have",
     BAD_KEY: "a key of a map that is no number",
-    NULL_FILE: "its data_file is null",
-    LEFT_OVER: "bytes after its last record",
+    NULL_FILE: "a record whose data_file is null",
+    LEFT_OVER: "there are bytes after its last record",
 }
 _FAILED = 1 << 62
 
