@@ -22,6 +22,7 @@ from sparkmeta.manifests.inherit import (
 )
 from sparkmeta.manifests.projection import EntryProjection
 from sparkmeta.spec.entry import (
+    CONTENT_ENTRY,
     DELETION_VECTOR,
     FILE_FORMATS,
     METRICS_MAP_IDS,
@@ -36,6 +37,8 @@ from sparkmeta.spec.entry import (
 _IDS_BY_COLUMN: dict[str, tuple[int, ...]] = {}
 for _id, _path in V3_ENTRY_PATHS.items():
     _IDS_BY_COLUMN[_path[0]] = (*_IDS_BY_COLUMN.get(_path[0], ()), _id)
+
+_COLUMN_TYPES = {field.name: field.type for field in CONTENT_ENTRY}
 
 
 class RawRecords(Protocol):
@@ -87,6 +90,13 @@ def wanted_fields(projection: EntryProjection) -> frozenset[int]:
 def field_name(field_id: int) -> str:
     """A field's name for an error message."""
     return METRICS_MAPS[field_id][0] if field_id in METRICS_MAPS else ".".join(V3_ENTRY_PATHS[field_id])
+
+
+def field_type(field_id: int) -> pa.DataType:
+    """The Arrow type of a field of the entry or data_file that is no metrics map, as `EntryBuilder` asks for it."""
+    column, *child = V3_ENTRY_PATHS[field_id]
+    kind = _COLUMN_TYPES[column]
+    return kind.field(child[0]).type if child else kind
 
 
 def typed_values(raw: pa.Array, type_name: str, location: str, field: str) -> pa.Array:

@@ -5,17 +5,21 @@ from __future__ import annotations
 import io
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlparse
 
 import fastavro
 
+from tests.manifests.decoders import Always
+
 Decoder = Callable[[str, bytes], int]
 
 SORT_COLUMN_ID, PARTITION_COLUMN_ID, PARTITION_FIELD_ID = 1, 10, 1000
+ALL_STATS = {number: "int" if number in {1, 2, 3, PARTITION_COLUMN_ID} else "string" for number in range(1, 24)}
 
 
 @dataclass(frozen=True)
@@ -68,11 +72,19 @@ def _measure(name: str, decoder: Decoder, manifests: dict[str, bytes], repeats: 
 def decoders() -> dict[str, Decoder]:
     """Decoders by name; each gives the number of entries that it decoded."""
     scan = ["location", "file_format", "version_info", "record_count", "file_size_in_bytes"]
+    projections: dict[str, dict[int, str]] = {
+        "what a plan needs": {},
+        "and one column's stats": {SORT_COLUMN_ID: "int"},
+        "and all columns' stats": ALL_STATS,
+    }
     return {
         "fastavro, every field": _fastavro,
         "pyiceberg": _pyiceberg,
-        "sparkmeta, what a plan needs": lambda *one: _sparkmeta(scan, [], *one),
-        "sparkmeta, and one column's stats": lambda *one: _sparkmeta(scan, [SORT_COLUMN_ID], *one),
+        **{
+            f"sparkmeta {way}, {name}": partial(_sparkmeta, compiled, scan, stats)
+            for name, stats in projections.items()
+            for way, compiled in (("by fastavro", False), ("compiled", True))
+        },
     }
 
 
@@ -91,15 +103,16 @@ def _pyiceberg(location: str, data: bytes) -> int:
     return len(manifest.fetch_manifest_entry(PyArrowFileIO(), discard_deleted=False))
 
 
-def _sparkmeta(columns: Sequence[str], stats: Sequence[int], location: str, data: bytes) -> int:
-    from sparkmeta.manifests.avro.decode import decode_manifest
+def _sparkmeta(compiled: bool, columns: Sequence[str], stats: Mapping[int, str], location: str, data: bytes) -> int:
+    from sparkmeta.manifests.avro import decode
     from sparkmeta.manifests.entries import ManifestPart
     from sparkmeta.manifests.inherit import ManifestContext
     from sparkmeta.manifests.projection import EntryProjection
 
-    projection = EntryProjection.of(columns, {PARTITION_FIELD_ID: "int"}, dict.fromkeys(stats, "int"))
+    projection = EntryProjection.of(columns, {PARTITION_FIELD_ID: "int"}, stats)
     part = ManifestPart(0, location, 0, ManifestContext(1, 1, None))
-    return sum(batch.num_rows for batch in decode_manifest(data, part, projection))
+    decode.compiler = Always(compiled)
+    return sum(batch.num_rows for batch in decode.decode_manifest(data, part, projection))
 
 
 def _length(items: Iterable[Any]) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import zlib
 
 import pytest
@@ -88,6 +89,26 @@ def test_a_bomb_is_stopped_before_it_is_unpacked(monkeypatch: pytest.MonkeyPatch
     header = read_header(data, "f")
     with pytest.raises(CorruptFileError, match="more than 1000 bytes"):
         inflate(data, next(iter(read_blocks(data, header, "f"))), header, "f")
+
+
+@pytest.mark.parametrize("size", [10, 100_000], ids=["at once", "as a stream"])
+@pytest.mark.parametrize("library", ["isal.isal_zlib", "zlib"])
+def test_deflated_blocks_with_and_without_isal(library: str, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(container, "_ZLIB", pytest.importorskip(library))
+    monkeypatch.setattr(container, "MAX_BLOCK_BYTES", 200_000)
+    plain = random.Random(1).randbytes(size)
+    squeeze = zlib.compressobj(wbits=-15)
+    body = squeeze.compress(plain) + squeeze.flush()
+    made = avro_file(SCHEMA, RECORDS[:1], "deflate")
+    header = read_header(made, "f")
+    for packed, good in ((body, True), (body[:-3], False), (b"\xff" * len(body), False), (b"", False)):
+        data = with_block(made, 1, len(packed), packed)
+        (block,) = read_blocks(data, header, "f")
+        if good:
+            assert inflate(data, block, header, "f") == plain
+        else:
+            with pytest.raises(CorruptFileError, match="not deflate data"):
+                inflate(data, block, header, "f")
 
 
 def test_every_truncation_is_an_error() -> None:

@@ -16,6 +16,7 @@ from sparkmeta.manifests.inherit import ManifestContext
 from sparkmeta.manifests.manifest_list import decode_manifest_list
 from sparkmeta.manifests.projection import FILE_COLUMNS, EntryProjection
 from tests.manifests.avro_files import SEQUENCES, avro_file, data_file, entry, entry_schema, field, pairs
+from tests.manifests.decoders import decoded
 from tests.manifests.test_manifest_list import V2, listed
 
 PROJECTION = EntryProjection.of(
@@ -56,6 +57,10 @@ def decode_entries(data: bytes) -> Any:
     return list(decode_manifest(data, part, PROJECTION))
 
 
+def decode_compiled(data: bytes) -> Any:
+    return decoded(data, PROJECTION, compiled=True)
+
+
 def mutated(data: bytes, chance: random.Random) -> bytes:
     changed = bytearray(data)
     for _ in range(chance.choice([1, 1, 2, 8])):
@@ -75,7 +80,9 @@ def mutated(data: bytes, chance: random.Random) -> bytes:
 
 
 @pytest.mark.parametrize("codec", ["null", "deflate"])
-@pytest.mark.parametrize(("make", "decode"), [(manifest, decode_entries), (manifest_list, decode_list)])
+@pytest.mark.parametrize(
+    ("make", "decode"), [(manifest, decode_entries), (manifest, decode_compiled), (manifest_list, decode_list)]
+)
 def test_mutated_files(make: Any, decode: Any, codec: str, soak: bool) -> None:
     data, chance = make(codec), random.Random(f"{make.__name__} {codec}")
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -25,6 +25,21 @@ MAX_BLOCK_BYTES = 64 * 1024 * 1024
 
 _MAX_VARINT_BYTES = 10
 
+# A byte of deflated data stands for no more bytes than these: 258 for two bits.
+_DEFLATE_MOST = 1032
+_DEFLATE_BUFFER = 72 * 1024
+
+
+def _fastest_zlib() -> Any:
+    try:
+        from isal import isal_zlib
+    except ImportError:
+        return zlib
+    return isal_zlib
+
+
+_ZLIB = _fastest_zlib()
+
 
 @dataclass(frozen=True)
 class Header:
@@ -148,7 +163,7 @@ def inflate(data: Data, block: Block, header: Header, location: str) -> bytes:
     packed = memoryview(data)[block.offset : block.offset + block.size]
     try:
         inflated: bytes = _inflaters(header.codec, location)(packed)
-    except (zlib.error, OSError, ValueError, EOFError) as error:
+    except (zlib.error, _ZLIB.error, OSError, ValueError, EOFError) as error:
         raise CorruptFileError(location, "block", block.offset, f"not {header.codec} data: {error}") from error
     if len(inflated) > MAX_BLOCK_BYTES:
         raise CorruptFileError(location, "block size", block.offset, f"inflates to more than {MAX_BLOCK_BYTES} bytes")
@@ -165,8 +180,11 @@ def _inflaters(codec: str, location: str) -> Any:
 
 
 def _deflate(packed: memoryview) -> bytes:
-    stream = zlib.decompressobj(-15)
-    inflated = stream.decompress(packed, MAX_BLOCK_BYTES + 1)
+    if len(packed) * _DEFLATE_MOST <= MAX_BLOCK_BYTES:
+        whole: bytes = _ZLIB.decompress(packed, -15, _DEFLATE_BUFFER)
+        return whole
+    stream = _ZLIB.decompressobj(-15)
+    inflated: bytes = stream.decompress(packed, MAX_BLOCK_BYTES + 1)
     if not stream.eof and len(inflated) <= MAX_BLOCK_BYTES:
         raise ValueError("the compressed data ends early")
     return inflated

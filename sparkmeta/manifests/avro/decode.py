@@ -1,33 +1,75 @@
-"""Avro manifest blocks to Arrow record batches of content entries.
+"""Avro manifest blocks to Arrow record batches of content entries, by either of two decoders.
 
-fastavro decodes a few thousand records at a time, and their columns become Arrow arrays before the next are read: no
-Python object outlives its batch. Fields that nobody asked for are skipped by the decoder, and of the metrics maps only
-the wanted keys become columns.
+A compiled program (`program`, `execute`, `columnar`) makes Arrow columns of the bytes; numba stands behind it, which
+takes a while to load. So fastavro decodes where there is little to decode, and the few types that no program reads:
+some thousand records at a time, whose columns become Arrow arrays before the next are read. Either passes over fields
+that nobody asked for, and of the metrics maps only the wanted keys become columns.
 """
 
 from __future__ import annotations
 
 import io
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cache
 from typing import Any
 
 import fastavro
+import numpy as np
 import pyarrow as pa
 
 from sparkmeta.columns.bounds import bound_arrow_type
 from sparkmeta.errors import CorruptFileError
 from sparkmeta.manifests.avro.container import Block, Data, Header, inflate, read_blocks, read_header
 from sparkmeta.manifests.avro.schema import ManifestSchema, manifest_schema
-from sparkmeta.manifests.entries import EntryBuilder, ManifestPart, field_name, typed_values, wanted_fields
+from sparkmeta.manifests.entries import EntryBuilder, ManifestPart, RawRecords, field_name, typed_values, wanted_fields
 from sparkmeta.manifests.projection import EntryProjection
 from sparkmeta.spec.entry import METRICS_MAP_IDS
 
 BATCH_RECORDS = 8192
 
+# Bytes of manifests, as they are in files, that fastavro decodes while the machine of `execute` is loaded, or compiled.
+LOADING_BYTES = 1 << 20
+COMPILING_BYTES = 24 << 20
+# Below this, fastavro is done before a program is compiled.
+SMALL_BYTES = 4096
+
 # Up to so many keys, searching the pairs of a map for each is quicker than a dict of them.
 FEW_KEYS = 4
+
+
+class Compiler:
+    """Decides who decodes a manifest in this process: fastavro, or a compiled program.
+
+    Importing numba and loading what it compiled takes as long as fastavro takes for `LOADING_BYTES`; compiling, which
+    is done once on a machine, as long as for `COMPILING_BYTES`. So a process pays that when it has been given as much
+    to decode: never for a few small manifests, at once for a large one, and at most double what was best.
+    """
+
+    def __init__(self) -> None:
+        self._given = 0
+        self._ready: bool | None = None
+
+    def pays_for(self, size: int) -> bool:
+        """Whether to decode so many bytes with a compiled program; if so, everything for that is loaded."""
+        self._given += size
+        if self._ready is None and self._given >= LOADING_BYTES:
+            self._ready = self._prepared()
+        return bool(self._ready) and size >= SMALL_BYTES
+
+    def _prepared(self) -> bool | None:
+        """None where it may pay later; never where numba is not installed, or does not work here."""
+        try:
+            from sparkmeta.manifests.avro import execute
+        except ImportError:
+            return False
+        if self._given < COMPILING_BYTES and not execute.is_kept():
+            return None
+        execute.prepare()
+        return True
+
+
+compiler = Compiler()
 
 
 def decode_manifest(data: Data, part: ManifestPart, projection: EntryProjection) -> Iterator[pa.RecordBatch]:
@@ -39,12 +81,44 @@ def decode_manifest(data: Data, part: ManifestPart, projection: EntryProjection)
     """
     header = read_header(data, part.location)
     schema = manifest_schema(header.schema, part.location)
-    reader_schema = None if _decodes_maps(projection) else _narrow_schema(schema, projection)
     builder = EntryBuilder(part, projection)
+    for first, records in _records(data, part, header, schema, projection):
+        ordinals = pa.array(np.arange(first, first + len(records)))
+        yield builder.batch(ordinals, records)
+
+
+def _records(
+    data: Data, part: ManifestPart, header: Header, schema: ManifestSchema, projection: EntryProjection
+) -> Iterator[tuple[int, RawRecords]]:
+    """(ordinal of the first, records), some thousands at a time."""
+    blocks = _part_blocks(data, part, header)
+    compiled = None
+    if compiler.pays_for(len(data) // part.parts):
+        compiled = _compiled_records(data, blocks, header, schema, projection)
+    yield from compiled or _fastavro_records(data, blocks, header, schema, projection)
+
+
+def _compiled_records(
+    data: Data, blocks: Iterator[Block], header: Header, schema: ManifestSchema, projection: EntryProjection
+) -> Iterator[tuple[int, RawRecords]] | None:
+    """None where the schema has a type that can't be compiled."""
+    from sparkmeta.manifests.avro.columnar import compiled_records
+    from sparkmeta.manifests.avro.program import NotCompilable, compile_program
+
+    try:
+        program = compile_program(schema, projection)
+    except NotCompilable:
+        return None
+    return compiled_records(data, blocks, header, program, schema.location, BATCH_RECORDS)
+
+
+def _fastavro_records(
+    data: Data, blocks: Iterator[Block], header: Header, schema: ManifestSchema, projection: EntryProjection
+) -> Iterator[tuple[int, RawRecords]]:
+    reader_schema = None if _decodes_maps(projection) else _narrow_schema(schema, projection)
     few_keys = len(projection.stats) <= FEW_KEYS
-    for first, records in _record_batches(data, part, header, schema, reader_schema):
-        ordinals = pa.array(range(first, first + len(records)), pa.int64())
-        yield builder.batch(ordinals, AvroRecords(records, schema, few_keys))
+    for first, records in _record_batches(data, blocks, header, schema, reader_schema):
+        yield first, AvroRecords(records, schema, few_keys)
 
 
 def _decodes_maps(projection: EntryProjection) -> bool:
@@ -65,6 +139,8 @@ class AvroRecords:
     def __init__(self, records: list[dict[str, Any]], schema: ManifestSchema, few_keys: bool) -> None:
         self._records = records
         self._files = [record["f2"] for record in records]
+        if None in self._files:
+            raise CorruptFileError(schema.location, "data_file", None, "the field is required")
         self._schema = schema
         self._few_keys = few_keys
         self._lookups = cache(self._lookup)
@@ -130,7 +206,7 @@ def _value_of(value: Any, key: int) -> Any:
     """One key's value in a metrics map of either encoding; None where it has none."""
     if isinstance(value, dict):
         return value.get(str(key))
-    return next((pair["v"] for pair in value or () if pair["k"] == key), None)
+    return next((pair["v"] for pair in reversed(value or ()) if pair["k"] == key), None)
 
 
 def _items(value: Any) -> list[tuple[int, Any]] | None:
@@ -143,15 +219,15 @@ def _items(value: Any) -> list[tuple[int, Any]] | None:
 
 
 def _record_batches(
-    data: Data, part: ManifestPart, header: Header, schema: ManifestSchema, reader_schema: dict[str, Any] | None
+    data: Data, blocks: Iterable[Block], header: Header, schema: ManifestSchema, reader_schema: dict[str, Any] | None
 ) -> Iterator[tuple[int, list[dict[str, Any]]]]:
     """(ordinal of the first, records), neighbouring small blocks joined: some writers make a block of every record."""
     ordinal = 0
     pending: list[dict[str, Any]] = []
-    for block in _part_blocks(data, part, header):
+    for block in blocks:
         if not pending:
             ordinal = block.first_ordinal
-        records = _decode_block(inflate(data, block, header, part.location), block, schema, reader_schema)
+        records = _decode_block(inflate(data, block, header, schema.location), block, schema, reader_schema)
         while chunk := list(itertools.islice(records, BATCH_RECORDS - len(pending))):
             pending.extend(chunk)
             if len(pending) == BATCH_RECORDS:

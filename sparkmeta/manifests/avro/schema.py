@@ -7,7 +7,7 @@ sanitized), and Avro's bytes don't hold names. So every field is renamed to its 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +20,7 @@ MAX_DEPTH = 12
 
 _KEPT = ("type", "name", "items", "values", "size")
 _PRIMITIVES = frozenset({"null", "boolean", "int", "long", "float", "double", "bytes", "string"})
+_SMALLEST = {"null": 0, "float": 4, "double": 8}
 
 Keep = Callable[[int], bool]
 
@@ -41,13 +42,13 @@ class ManifestSchema:
         `keep_partition`; the rest is skipped without being materialised."""
 
         def prune(record: dict[str, Any], test: Keep) -> dict[str, Any]:
-            return {**record, "fields": [field for field in record["fields"] if test(_field_id(field))]}
+            return {**record, "fields": [field for field in record["fields"] if test(field_id_of(field))]}
 
         def prune_file(record: dict[str, Any]) -> dict[str, Any]:
             kept = prune(record, lambda field_id: keep(field_id) or field_id == PARTITION_FIELD_ID)
             fields = []
             for field in kept["fields"]:
-                if _field_id(field) != PARTITION_FIELD_ID:
+                if field_id_of(field) != PARTITION_FIELD_ID:
                     fields.append(field)
                 elif self.partition_fields and any(map(keep_partition, self.partition_fields)):
                     fields.append({**field, "type": _map_record(field["type"], lambda r: prune(r, keep_partition))})
@@ -56,7 +57,7 @@ class ManifestSchema:
         entry = prune(self.entry, lambda field_id: keep(field_id) or field_id == DATA_FILE_FIELD_ID)
         fields = [
             field
-            if _field_id(field) != DATA_FILE_FIELD_ID
+            if field_id_of(field) != DATA_FILE_FIELD_ID
             else {**field, "type": _map_record(field["type"], prune_file)}
             for field in entry["fields"]
         ]
@@ -75,14 +76,15 @@ def manifest_schema(schema: dict[str, Any], location: str) -> ManifestSchema:
         raise CorruptFileError(location, "avro.schema", "data_file", "field 2 (data_file) is not a record")
     partition = _record_of(file_record, PARTITION_FIELD_ID, location)
     for field in file_record["fields"]:
-        if _field_id(field) in METRICS_MAPS and not _is_metrics_map(field["type"]):
-            raise CorruptFileError(location, "avro.schema", METRICS_MAPS[_field_id(field)][0], "not a map of int keys")
+        field_id = field_id_of(field)
+        if field_id in METRICS_MAPS and not _is_metrics_map(field["type"]):
+            raise CorruptFileError(location, "avro.schema", METRICS_MAPS[field_id][0], "not a map of int keys")
     return ManifestSchema(
         entry,
         parse(entry, location),
-        frozenset(map(_field_id, entry["fields"])),
-        frozenset(map(_field_id, file_record["fields"])),
-        frozenset(map(_field_id, partition["fields"])) if partition else frozenset(),
+        frozenset(map(field_id_of, entry["fields"])),
+        frozenset(map(field_id_of, file_record["fields"])),
+        frozenset(map(field_id_of, partition["fields"])) if partition else frozenset(),
         location,
     )
 
@@ -92,7 +94,9 @@ def by_field_ids(schema: dict[str, Any], location: str) -> dict[str, Any]:
     if schema.get("type") != "record":
         raise CorruptFileError(location, "avro.schema", schema.get("type"), "not a record schema")
     renamed: dict[str, Any] = _rename(schema, location, 0)
-    _check_references(renamed, set(_fixed_names(renamed)), location)
+    sizes = fixed_sizes(renamed)
+    _check_references(renamed, sizes.keys(), location)
+    _check_items(renamed, sizes, location)
     return renamed
 
 
@@ -127,7 +131,8 @@ def _rename(schema: Any, location: str, depth: int) -> Any:
         raise CorruptFileError(location, "avro.schema", schema.get("size"), "a fixed type needs a positive size")
     if isinstance(kind, (dict, list)):
         return _rename(kind, location, depth + 1)
-    return kept if kind == "fixed" else kind
+    # An enum's bytes are those of an int.
+    return {"fixed": kept, "enum": "int"}.get(str(kind), kind)
 
 
 def _rename_fields(record: dict[str, Any], location: str, depth: int) -> list[dict[str, Any]]:
@@ -153,24 +158,44 @@ def _rename_items(items: Any, location: str, depth: int) -> Any:
                 for name, field in zip(("k", "v"), fields, strict=True)
             ]
             return {"type": "record", "name": items.get("name"), "fields": pair}
-    if items == "null":
-        raise CorruptFileError(location, "avro.schema", "null", "an array of nulls has no end")
     return _rename(items, location, depth + 1)
 
 
-def _fixed_names(schema: Any) -> Iterator[str]:
+def fixed_sizes(schema: Any) -> dict[str, int]:
+    """The sizes of the fixed types of a schema of `by_field_ids`, by their names."""
+    sizes: dict[str, int] = {}
     for part in _parts(schema):
         if isinstance(part, dict) and part.get("type") == "fixed":
-            yield str(part.get("name"))
-        yield from _fixed_names(part)
+            sizes[str(part.get("name"))] = part["size"]
+        sizes |= fixed_sizes(part)
+    return {name: size for name, size in sizes.items() if name not in _PRIMITIVES}
 
 
-def _check_references(schema: Any, fixed: set[str], location: str) -> None:
+def smallest_size(kind: Any, sizes: Mapping[str, int]) -> int:
+    """The fewest bytes that a value of a type takes. sizes: of the fixed types that are referred to by name."""
+    if isinstance(kind, list):
+        return 1 + min((smallest_size(branch, sizes) for branch in kind), default=0)
+    if not isinstance(kind, dict):
+        return sizes.get(kind) or _SMALLEST.get(kind, 1)
+    if kind["type"] == "record":
+        return sum(smallest_size(field["type"], sizes) for field in kind["fields"])
+    return int(kind["size"]) if kind["type"] == "fixed" else 1
+
+
+def _check_references(schema: Any, fixed: Collection[str], location: str) -> None:
     """A name may stand only for a fixed type: a record that names itself would nest without end."""
     for part in _parts(schema):
         if isinstance(part, str) and part not in _PRIMITIVES and part not in fixed:
             raise CorruptFileError(location, "avro.schema", part, "not a type")
         _check_references(part, fixed, location)
+
+
+def _check_items(schema: Any, sizes: Mapping[str, int], location: str) -> None:
+    """Items of an array must take bytes: of those that take none, a few bytes could claim any number."""
+    if isinstance(schema, dict) and schema.get("type") == "array" and not smallest_size(schema["items"], sizes):
+        raise CorruptFileError(location, "avro.schema", schema["items"], "an array of nothing has no end")
+    for part in _parts(schema):
+        _check_items(part, sizes, location)
 
 
 def _parts(schema: Any) -> list[Any]:
@@ -192,7 +217,8 @@ def _fields(record: dict[str, Any], location: str) -> list[dict[str, Any]]:
     return fields
 
 
-def _field_id(field: dict[str, Any]) -> int:
+def field_id_of(field: dict[str, Any]) -> int:
+    """The id of a field that `by_field_ids` has named."""
     return int(field["name"][1:])
 
 
@@ -209,7 +235,7 @@ def _is_metrics_map(kind: Any) -> bool:
 
 def _record_of(record: dict[str, Any], field_id: int, location: str) -> dict[str, Any] | None:
     for field in record["fields"]:
-        if _field_id(field) == field_id:
+        if field_id_of(field) == field_id:
             kind = field["type"]
             branches = kind if isinstance(kind, list) else [kind]
             records = [branch for branch in branches if isinstance(branch, dict) and branch.get("type") == "record"]

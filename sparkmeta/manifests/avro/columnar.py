@@ -1,0 +1,214 @@
+"""Avro manifest blocks to Arrow columns without a Python object per entry: a compiled program over inflated blocks.
+
+Neighbouring blocks are inflated into one run of bytes, the program fills the slots of a batch from it, and the slots
+become Arrow arrays. Slots are used again for the next batch, so arrays are copies of what they hold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from sparkmeta.columns.bounds import bound_arrow_type
+from sparkmeta.errors import CorruptFileError
+from sparkmeta.manifests.avro import execute
+from sparkmeta.manifests.avro.container import Block, Data, Header, inflate
+from sparkmeta.manifests.avro.program import Column, Program
+from sparkmeta.manifests.entries import field_name, typed_values
+
+BATCH_BYTES = 4 * 1024 * 1024
+"""Inflated bytes of a batch, but for those of its last record. The most that a batch holds beside its blocks."""
+
+SLOT_BYTES = 32 * 1024 * 1024
+_SLOT = 16
+_LEAST_RECORDS = 64
+
+_Array = np.ndarray[Any, Any]
+
+
+def compiled_records(
+    data: Data, blocks: Iterable[Block], header: Header, program: Program, location: str, batch_records: int
+) -> Iterator[tuple[int, ColumnarRecords]]:
+    """(ordinal of the first, records) of the blocks, which must be neighbours; records are valid until the next are
+    asked for.
+
+    Raises:
+        CorruptFileError: a block that can't be inflated, or that the writer's schema does not fit.
+    """
+    most = max(_LEAST_RECORDS, min(batch_records, SLOT_BYTES // (_SLOT * max(1, program.columns))))
+    slots = np.empty((program.columns, 2, most), np.int64)
+    for group, inflated in _groups(data, blocks, header, program, location, most):
+        ordinal = group[0].first_ordinal
+        for records in _run(inflated, group, program, slots, location):
+            yield ordinal, records
+            ordinal += len(records)
+
+
+def _groups(
+    data: Data, blocks: Iterable[Block], header: Header, program: Program, location: str, most: int
+) -> Iterator[tuple[list[Block], list[bytes]]]:
+    """Neighbours that fill a batch, with their bytes: some writers make a block of every record."""
+    group: list[Block] = []
+    parts: list[bytes] = []
+    records = size = 0
+    for block in blocks:
+        inflated = inflate(data, block, header, location)
+        if block.count * program.smallest_record > len(inflated):
+            problem = f"the block has {len(inflated)} bytes"
+            raise CorruptFileError(location, "block record count", block.count, problem)
+        if group and (records + block.count > most or size + len(inflated) > BATCH_BYTES):
+            yield group, parts
+            group, parts, records, size = [], [], 0, 0
+        group.append(block)
+        parts.append(inflated)
+        records += block.count
+        size += len(inflated)
+    if group:
+        yield group, parts
+
+
+def _run(
+    inflated: list[bytes], blocks: list[Block], program: Program, slots: _Array, location: str
+) -> Iterator[ColumnarRecords]:
+    ends = np.cumsum([len(one) for one in inflated])
+    counts = np.array([block.count for block in blocks], np.int64)
+    data = _joined(inflated)
+    state = np.array([0, 0, counts[0], 0], np.int64)
+    code = program.code.copy()  # loops count in it
+    while state[execute.BLOCK] < len(blocks):
+        slots[:, 0], slots[:, 1] = 0, -1
+        until = int(state[execute.POSITION]) + BATCH_BYTES
+        records = execute.run(code, data, ends, counts, state, until, slots)
+        if reason := int(state[execute.REASON]):
+            problem = execute.PROBLEMS.get(reason, "a record can't be decoded")
+            raise CorruptFileError(location, "block", blocks[state[execute.BLOCK]].offset, problem)
+        if records:
+            yield ColumnarRecords(program, data, slots, records, location)
+
+
+def _joined(inflated: list[bytes]) -> _Array:
+    """The bytes side by side, and what the machine may read beyond their end. The list is emptied."""
+    joined = b"".join([*inflated, bytes(execute.PADDING)])
+    inflated.clear()
+    return np.frombuffer(joined, np.uint8)
+
+
+class ColumnarRecords:
+    """`RawRecords` over the slots of a batch."""
+
+    def __init__(self, program: Program, data: _Array, slots: _Array, records: int, location: str) -> None:
+        self._program = program
+        self._data = data
+        self._slots = slots
+        self._records = records
+        self._location = location
+
+    def __len__(self) -> int:
+        return self._records
+
+    def values(self, field_id: int, kind: pa.DataType) -> pa.Array:
+        return self._array(self._program.fields.get(field_id), kind, field_name(field_id))
+
+    def partition(self, field_id: int, type_name: str) -> pa.Array:
+        kind, name, column = bound_arrow_type(type_name), f"partition.{field_id}", self._program.partition.get(field_id)
+        if pa.types.is_decimal(kind):
+            return typed_values(self._array(column, pa.binary(), name), type_name, self._location, name)
+        return self._array(column, kind, name)
+
+    def metrics_map(self, map_id: int, kind: pa.MapType) -> pa.Array:
+        return self._array(self._program.fields.get(map_id), kind, field_name(map_id))
+
+    def metric(self, map_id: int, key: int, kind: pa.DataType) -> pa.Array:
+        return self._array(self._program.metrics.get((map_id, key)), kind, f"{field_name(map_id)}[{key}]")
+
+    def _array(self, column: Column | None, kind: pa.DataType, field: str) -> pa.Array:
+        if column is None:
+            return pa.nulls(self._records, kind)
+        try:
+            if column.avro in {"array", "map"}:
+                return self._items(column, kind)
+            return self._scalars(column, kind)
+        except ValueError as error:
+            raise CorruptFileError(self._location, field, None, f"not {kind}: {error}"[:200]) from error
+
+    def _scalars(self, column: Column, kind: pa.DataType) -> pa.Array:
+        words, sizes = self._slots[column.slot, :, : self._records]
+        valid = _bitmap(sizes)
+        if column.avro in {"int", "long"}:
+            return _numbers(words, valid, kind)
+        if column.avro == "boolean":
+            return _fixed_width(kind, len(words), valid, np.packbits(words != 0, bitorder="little"))
+        if column.avro in {"float", "double"}:
+            return _fixed_width(kind, len(words), valid, _floats(words, column.avro, kind))
+        return self._bytes(words, sizes, kind)
+
+    def _bytes(self, starts: _Array, sizes: _Array, kind: pa.DataType) -> pa.Array:
+        offsets = _offsets(sizes)
+        taken = np.empty(int(offsets[-1]) + execute.PADDING, np.uint8)
+        execute.take_bytes(self._data, starts, sizes, taken)
+        buffers = [_bitmap(sizes), pa.py_buffer(offsets), pa.py_buffer(taken)]
+        array = pa.Array.from_buffers(kind, len(starts), buffers)
+        if pa.types.is_string(kind):
+            array.validate(full=True)
+        return array
+
+    def _items(self, column: Column, kind: pa.DataType) -> pa.Array:
+        starts, sizes = self._slots[column.slot, :, : self._records]
+        offsets = _offsets(sizes)
+        words = np.empty(int(offsets[-1]), np.int64)
+        if column.avro == "array":
+            taken = execute.take_numbers(self._data, starts, sizes, words)
+            _check_taken(taken, words)
+            items = _numbers(words, None, kind.value_type)
+        else:
+            keys, lengths = np.empty_like(words), np.empty_like(words)
+            taken = execute.take_pairs(self._data, starts, sizes, column.kinds, keys, words, lengths)
+            _check_taken(taken, words)
+            of_bytes = column.kinds & execute.BYTES_VALUE
+            values = self._bytes(words, lengths, kind.item_type) if of_bytes else _numbers(words, None, kind.item_type)
+            fields = [pa.field("key", kind.key_type, nullable=False), kind.item_field]
+            items = pa.StructArray.from_arrays([_numbers(keys, None, kind.key_type), values], fields=fields)
+        buffers = [_bitmap(sizes), pa.py_buffer(offsets)]
+        return pa.Array.from_buffers(kind, len(starts), buffers, children=[items])
+
+
+def _bitmap(sizes: _Array) -> pa.Buffer | None:
+    """Arrow's validity of slots with such second words: null where that is negative."""
+    valid = sizes >= 0
+    return None if valid.all() else pa.py_buffer(np.packbits(valid, bitorder="little"))
+
+
+def _check_taken(taken: int, places: _Array) -> None:
+    """Raises ValueError where not all items were taken: the places of the rest hold anything."""
+    if taken != len(places):
+        raise ValueError("a key that is no number, or a number longer than 10 bytes")
+
+
+def _offsets(sizes: _Array) -> _Array:
+    offsets = np.zeros(len(sizes) + 1, np.int32)
+    np.cumsum(np.maximum(sizes, 0), out=offsets[1:])
+    return offsets
+
+
+def _fixed_width(kind: pa.DataType, length: int, valid: pa.Buffer | None, values: _Array) -> pa.Array:
+    return pa.Array.from_buffers(kind, length, [valid, pa.py_buffer(values)])
+
+
+def _numbers(words: _Array, valid: pa.Buffer | None, kind: pa.DataType) -> pa.Array:
+    """Numbers as a type of 64 or 32 bits. Raises ArrowInvalid for one that 32 bits can't hold."""
+    if kind.bit_width == 64:
+        return _fixed_width(kind, len(words), valid, words.copy())
+    return _fixed_width(pa.int64(), len(words), valid, words).cast(pa.int32()).view(kind)
+
+
+def _floats(words: _Array, avro: str, kind: pa.DataType) -> _Array:
+    if avro == "double":
+        return words.copy()
+    floats = words.astype(np.uint32).view(np.float32)
+    if pa.types.is_float32(kind):
+        return floats
+    with np.errstate(invalid="ignore"):  # some of the values that are no number
+        return floats.astype(np.float64)

@@ -1,0 +1,332 @@
+"""A manifest's writer schema and what is wanted of it, compiled to a program for the machine of `execute`.
+
+One instruction or a few stand for every field, in the order of the schema: most pass over their bytes, those of wanted
+fields leave them in the slots of a column. A union jumps to the instructions of its branch. Of a metrics map of which
+some keys are wanted, each wanted key has a column of its own.
+
+What the machine has no instruction for raises `NotCompilable`: such manifests are decoded by fastavro.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from sparkmeta.columns.bounds import bound_arrow_type
+from sparkmeta.manifests.avro import execute as ops
+from sparkmeta.manifests.avro.schema import ManifestSchema, field_id_of, fixed_sizes, smallest_size
+from sparkmeta.manifests.entries import field_type, wanted_fields
+from sparkmeta.manifests.projection import EntryProjection
+from sparkmeta.spec.entry import DATA_FILE_FIELD_ID, METRICS_MAP_IDS, METRICS_MAPS, PARTITION_FIELD_ID, STATS_SOURCES
+
+_WORD = 8
+
+_FIXED_SIZES = {"boolean": 1, "float": 4, "double": 8}
+_NUMBERS = frozenset({"int", "long"})
+_BYTES = frozenset({"bytes", "string"})
+
+# Avro types whose values are read for an Arrow type, by Arrow's type id.
+_READABLE: dict[int, frozenset[str]] = {
+    pa.int32().id: _NUMBERS,
+    pa.int64().id: _NUMBERS,
+    pa.date32().id: _NUMBERS,
+    pa.timestamp("us").id: _NUMBERS,
+    pa.bool_().id: frozenset({"boolean"}),
+    pa.float32().id: frozenset({"float"}),
+    pa.float64().id: frozenset({"float", "double"}),
+    pa.string().id: frozenset({"string"}),
+    pa.binary().id: frozenset({"bytes", "fixed"}),
+    pa.decimal128(1).id: frozenset({"bytes", "fixed"}),
+}
+
+
+class NotCompilable(Exception):  # noqa: N818  no error: the caller has another way
+    """A type that the machine has no instruction for."""
+
+
+class Column(NamedTuple):
+    """Where a wanted value is: the row of its slots, and the Avro type of what is in them.
+
+    kinds: of maps, which have the type `map` in either encoding, the kinds of key and value.
+    """
+
+    slot: int
+    avro: str
+    kinds: int = 0
+
+
+@dataclass(frozen=True)
+class Program:
+    """The code for `execute.run`, the columns that it fills by what they hold, and the fewest bytes of a record."""
+
+    code: np.ndarray[Any, Any]
+    columns: int
+    smallest_record: int
+    fields: dict[int, Column]
+    partition: dict[int, Column]
+    metrics: dict[tuple[int, int], Column]
+
+
+def compile_program(schema: ManifestSchema, projection: EntryProjection) -> Program:
+    """The program that reads what `EntryBuilder` will ask for.
+
+    Raises:
+        NotCompilable: a wanted field has a type that is read by fastavro only.
+    """
+    return _Compiler(schema, projection).program()
+
+
+class _Compiler:
+    """Emits instructions for one type after the other; tables come behind the last, when it is known which that is."""
+
+    def __init__(self, schema: ManifestSchema, projection: EntryProjection) -> None:
+        self._schema = schema
+        wanted = wanted_fields(projection)
+        self._wanted_outside = wanted & schema.fields - METRICS_MAPS.keys()
+        self._wanted = wanted - self._wanted_outside
+        self._keys = [field_id for field_id, _ in projection.stats]
+        self._whole = {METRICS_MAP_IDS[name] for name in projection.columns if name in METRICS_MAP_IDS}
+        self._partition_types = {field_id: bound_arrow_type(name) for field_id, name in projection.partition}
+        self._sizes = fixed_sizes(schema.entry)
+        self._code: list[list[int]] = []
+        self._tables: list[tuple[int, list[int]]] = []
+        self._columns = 0
+        self._fields: dict[int, Column] = {}
+        self._partition: dict[int, Column] = {}
+        self._metrics: dict[tuple[int, int], Column] = {}
+
+    def program(self) -> Program:
+        for field in self._schema.entry["fields"]:
+            self._entry_field(field_id_of(field), field["type"])
+        self._emit(ops.END)
+        smallest = smallest_size(self._schema.entry, self._sizes)
+        return Program(self._linked(), self._columns, smallest, self._fields, self._partition, self._metrics)
+
+    def _linked(self) -> np.ndarray[Any, Any]:
+        """The code with its tables behind it."""
+        flat = [word for instruction in self._code for word in instruction]
+        for number, table in self._tables:
+            place = number * ops.WIDTH
+            flat[place + 2] = (len(flat) - place) * _WORD
+            flat += table
+        return np.array(flat, np.int64)
+
+    def _emit(self, op: int, *operands: int) -> int:
+        """The number of the instruction."""
+        self._code.append([op, *operands, *[0] * (ops.WIDTH - 1 - len(operands))])
+        return len(self._code) - 1
+
+    def _jump_here(self, *numbers: int) -> None:
+        for number in numbers:
+            self._code[number][1] = _distance(number, len(self._code))
+
+    def _column(self) -> int:
+        self._columns += 1
+        return self._columns - 1
+
+    # What is wanted, from the outside to the inside
+
+    def _entry_field(self, field_id: int, kind: Any) -> None:
+        if field_id in self._wanted_outside:
+            self._field(field_id, kind)
+        elif field_id == DATA_FILE_FIELD_ID:
+            self._union_or(kind, self._data_file, ops.NULL_FILE)
+        else:
+            self._skip(kind)
+
+    def _data_file(self, record: Any) -> None:
+        for field in record["fields"]:
+            field_id, kind = field_id_of(field), field["type"]
+            if field_id == PARTITION_FIELD_ID:
+                self._union_or(kind, self._partition_tuple)
+            elif field_id in METRICS_MAPS and field_id in self._wanted:
+                self._union_or(kind, partial(self._metrics_map, field_id))
+            elif field_id in self._wanted:
+                self._field(field_id, kind)
+            else:
+                self._skip(kind)
+
+    def _partition_tuple(self, record: Any) -> None:
+        for field in record["fields"]:
+            field_id, kind = field_id_of(field), field["type"]
+            if field_id in self._partition_types:
+                self._partition[field_id] = self._value(kind, self._partition_types[field_id])
+            else:
+                self._skip(kind)
+
+    def _field(self, field_id: int, kind: Any) -> None:
+        self._fields[field_id] = self._value(kind, field_type(field_id))
+
+    def _value(self, kind: Any, arrow: pa.DataType) -> Column:
+        column = self._described(_present(kind), arrow)
+        self._union_or(kind, lambda one: self._read(one, column))
+        return column
+
+    def _described(self, kind: Any, arrow: pa.DataType) -> Column:
+        avro = self._name(kind)
+        if pa.types.is_list(arrow):
+            if avro != "array" or self._name(kind["items"]) not in _NUMBERS:
+                raise NotCompilable(kind)
+            return Column(self._column(), avro)
+        if avro not in _READABLE.get(arrow.id, ()):
+            raise NotCompilable(kind)
+        return Column(self._column(), avro)
+
+    def _read(self, kind: Any, column: Column) -> None:
+        if column.avro in _NUMBERS:
+            self._emit(ops.READ_NUMBER, column.slot)
+        elif column.avro in _FIXED_SIZES:
+            self._emit(ops.READ_BITS, column.slot, _FIXED_SIZES[column.avro])
+        elif column.avro in _BYTES:
+            self._emit(ops.READ_BYTES, column.slot)
+        elif column.avro == "fixed":
+            self._emit(ops.READ_FIXED, column.slot, self._size(kind))
+        else:
+            self._emit(ops.READ_ITEMS, column.slot, ops.NUMBERS, 1)
+
+    def _metrics_map(self, map_id: int, kind: Any) -> None:
+        avro, value = self._pair(kind)
+        if value not in (_NUMBERS if METRICS_MAPS[map_id][1] == pa.int64() else {"bytes"}):
+            raise NotCompilable(kind)
+        kinds = (ops.TEXT_KEY if avro == "map" else 0) | (ops.BYTES_VALUE if value == "bytes" else 0)
+        keyed = self._keys if map_id in STATS_SOURCES.values() else []
+        if map_id in self._whole:
+            column = self._fields[map_id] = Column(self._column(), "map", kinds)
+            self._emit(ops.READ_ITEMS, column.slot, ops.PAIRS, kinds)
+            if keyed:
+                self._emit(ops.BACK, column.slot)
+        if keyed:
+            self._read_keys(map_id, keyed, kinds)
+
+    def _pair(self, kind: Any) -> tuple[str, str]:
+        avro = self._name(kind)
+        if avro == "map":
+            return avro, self._name(kind["values"])
+        return avro, self._name(kind["items"]["fields"][1]["type"])
+
+    def _read_keys(self, map_id: int, keys: list[int], kinds: int) -> None:
+        value = "bytes" if kinds & ops.BYTES_VALUE else "long"
+        columns = {key: self._column() for key in keys}
+        self._metrics.update({(map_id, key): Column(index, value) for key, index in columns.items()})
+        size = 8
+        while size < 4 * len(keys):
+            size *= 2
+        number = self._emit(ops.READ_KEYS, size - 1, 0, kinds)
+        self._tables.append((number, _hash_table(columns, size)))
+
+    # Any type
+
+    def _union_or(self, kind: Any, read: Callable[[Any], object], null: int = 0) -> None:
+        """A type of which one branch is read, and at most null is there besides."""
+        _present(kind)
+        if isinstance(kind, list):
+            self._union(kind, read, null)
+        else:
+            read(kind)
+
+    def _union(self, branches: list[Any], each: Callable[[Any], object], null: int = 0) -> None:
+        """null: the reason to fail in that branch; 0 if nothing happens there."""
+        number = self._emit(ops.UNION, len(branches))
+        targets = [-1] * len(branches)
+        jumps: list[int] = []
+        read = [place for place, branch in enumerate(branches) if branch != "null" or null]
+        for place in read:
+            if place != read[0]:
+                jumps.append(self._emit(ops.JUMP))
+            targets[place] = len(self._code)
+            if branches[place] == "null":
+                self._emit(ops.FAIL, null)
+            else:
+                each(branches[place])
+        self._jump_here(*jumps)
+        behind = len(self._code)
+        self._tables.append((number, [_distance(number, behind if at < 0 else at) for at in targets]))
+
+    def _skip(self, kind: Any) -> None:
+        avro = self._name(kind)
+        if avro in _NUMBERS:
+            self._emit(ops.SKIP_NUMBER)
+        elif avro in _BYTES:
+            self._emit(ops.SKIP_BYTES)
+        elif avro == "union":
+            self._union(kind, self._skip)
+        elif avro == "record":
+            for field in kind["fields"]:
+                self._skip(field["type"])
+        elif avro in {"array", "map"}:
+            self._skip_items(["string", kind["values"]] if avro == "map" else [kind["items"]])
+        elif size := self._size(kind):
+            self._emit(ops.SKIP_FIXED, size)
+
+    def _skip_items(self, item: list[Any]) -> None:
+        leaves = [self._name(leaf) for kind in item for leaf in _leaves(kind)]
+        if all(leaf in _NUMBERS for leaf in leaves):
+            self._emit(ops.SKIP_ITEMS, ops.NUMBERS, len(leaves))
+        elif len(leaves) == 2 and all(leaf in _NUMBERS | _BYTES for leaf in leaves):
+            kinds = ops.TEXT_KEY * (leaves[0] in _BYTES) | ops.BYTES_VALUE * (leaves[1] in _BYTES)
+            self._emit(ops.SKIP_ITEMS, ops.PAIRS, kinds)
+        elif all(leaf == "fixed" or leaf in _FIXED_SIZES for leaf in leaves):
+            size = sum(self._size(leaf) for kind in item for leaf in _leaves(kind))
+            self._emit(ops.SKIP_ITEMS, ops.FIXED, size)
+        else:
+            self._skip_loop(item)
+
+    def _skip_loop(self, item: list[Any]) -> None:
+        loop = self._emit(ops.LOOP, 0, sum(smallest_size(kind, self._sizes) for kind in item))
+        for kind in item:
+            self._skip(kind)
+        self._emit(ops.LOOP_END, _distance(len(self._code), loop))
+        self._jump_here(loop)
+
+    def _name(self, kind: Any) -> str:
+        if isinstance(kind, list):
+            return "union"
+        if isinstance(kind, dict):
+            return str(kind["type"])
+        return "fixed" if kind in self._sizes else str(kind)
+
+    def _size(self, kind: Any) -> int:
+        """The bytes of a type that always takes as many; null takes none."""
+        if isinstance(kind, dict):
+            return int(kind["size"])
+        return _FIXED_SIZES.get(kind) or self._sizes.get(kind, 0)
+
+
+def _distance(number: int, target: int) -> int:
+    """From one instruction to another, as the machine wants it."""
+    return (target - number) * ops.WIDTH * _WORD
+
+
+def _present(kind: Any) -> Any:
+    """The type, or the one branch of a union that is not null."""
+    if not isinstance(kind, list):
+        return kind
+    branches = [branch for branch in kind if branch != "null"]
+    if len(branches) != 1 or len(kind) > 2:
+        raise NotCompilable(kind)
+    return branches[0]
+
+
+def _leaves(kind: Any) -> Iterator[Any]:
+    """The types that values of a type consist of, in order: records give way to their fields."""
+    if isinstance(kind, dict) and kind["type"] == "record":
+        for field in kind["fields"]:
+            yield from _leaves(field["type"])
+    else:
+        yield kind
+
+
+def _hash_table(columns: dict[int, int], size: int) -> list[int]:
+    """(key, column) pairs, a key at its lowest bits' place or the next free one; no column is -1."""
+    table = [0, -1] * size
+    for key, column in columns.items():
+        place = key & (size - 1)
+        while table[2 * place + 1] >= 0:
+            place = (place + 1) & (size - 1)
+        table[2 * place : 2 * place + 2] = [key, column]
+    return table

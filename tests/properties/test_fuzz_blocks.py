@@ -1,0 +1,95 @@
+"""Compiled programs on broken blocks, whose last spare byte is the last of a page: a read beyond it ends the process.
+
+`make test` runs a seeded slice; SPARKMETA_SOAK=1 a million blocks.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import resource
+import time
+from collections import Counter
+from random import Random
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from sparkmeta.errors import CorruptFileError
+from sparkmeta.manifests.avro import columnar, execute
+from sparkmeta.manifests.avro.container import read_blocks, read_header
+from sparkmeta.manifests.avro.program import Program, compile_program
+from sparkmeta.manifests.avro.schema import manifest_schema
+from sparkmeta.manifests.entries import EntryBuilder
+from tests.manifests.decoders import LOCATION, PART
+from tests.manifests.random_manifests import RandomManifest, container, random_manifest
+from tests.properties.test_fuzz_manifests import MEMORY_LIMIT, MIB, SECONDS_LIMIT, mutated
+
+MUTATIONS_OF_ONE = 100
+
+
+class LastBytesOfAPage:
+    """Memory whose end is followed by a page that no one may touch."""
+
+    SIZE = 64 * mmap.PAGESIZE
+
+    def __init__(self) -> None:
+        self._memory = mmap.mmap(-1, self.SIZE + mmap.PAGESIZE)
+        self._array = np.frombuffer(self._memory, np.uint8)
+        forbidden = ctypes.c_void_p(self._array.ctypes.data + self.SIZE)
+        assert ctypes.CDLL(None).mprotect(forbidden, mmap.PAGESIZE, 0) == 0
+
+    def joined(self, inflated: list[bytes]) -> Any:
+        data = b"".join([*inflated, bytes(execute.PADDING)])
+        place = self._array[self.SIZE - len(data) : self.SIZE]
+        place[:] = np.frombuffer(data, np.uint8)
+        place = place.view()
+        place.flags.writeable = False
+        return place
+
+
+@pytest.fixture(scope="module")
+def memory() -> LastBytesOfAPage:
+    execute.prepare()
+    return LastBytesOfAPage()
+
+
+def test_mutated_blocks(memory: LastBytesOfAPage, monkeypatch: pytest.MonkeyPatch, soak: bool) -> None:
+    monkeypatch.setattr(columnar, "_joined", memory.joined)
+    chance = Random("blocks")
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    outcomes: Counter[str] = Counter()
+    slowest = 0.0
+    for _ in range(20_000 if soak else 120):
+        manifest = random_manifest(chance, most_blocks=1, most_records=8)
+        schema = manifest_schema(manifest.schema, LOCATION)
+        program = compile_program(schema, manifest.projection)
+        for _ in range(MUTATIONS_OF_ONE if manifest.blocks else 0):
+            started = time.perf_counter()
+            outcomes[read_broken(manifest, program, chance)] += 1
+            slowest = max(slowest, time.perf_counter() - started)
+    grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
+    print(f"{dict(outcomes)}, slowest {slowest:.3f} s, grew {grown // MIB} MiB")  # noqa: T201  the figures of `make soak`
+    assert min(outcomes["rows"], outcomes["refused"]) > sum(outcomes.values()) // 20
+    assert slowest < SECONDS_LIMIT
+    assert grown < MEMORY_LIMIT
+
+
+def read_broken(manifest: RandomManifest, program: Program, chance: Random) -> str:
+    """Reads a manifest of one block, in which something is wrong, into Arrow arrays."""
+    count, body = manifest.blocks[0]
+    count += chance.random() < 0.2
+    data = container(manifest.schema, [(count, mutated(body or b"x", chance))])
+    header = read_header(data, LOCATION)
+    builder = EntryBuilder(PART, manifest.projection)
+    try:
+        blocks = list(read_blocks(data, header, LOCATION))
+        for first, records in columnar.compiled_records(data, blocks, header, program, LOCATION, 8192):
+            ordinals = pa.array(range(first, first + len(records)), pa.int64())
+            builder.batch(ordinals, records).validate(full=True)
+    except CorruptFileError as error:
+        assert LOCATION in str(error)  # noqa: PT017
+        return "refused"
+    return "rows"
