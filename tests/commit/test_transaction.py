@@ -72,7 +72,8 @@ def vectors(spark: SparkSession, folder: Path, name: str, **positions: list[int]
     """Deletion vectors in one real Puffin file: data file's number -> positions."""
     bitmaps = {f"/data/{one}": PositionBitmap.of(places) for one, places in positions.items()}
     blobs = [
-        deletion_vector_blob(write_deletion_vector(bitmap), path, bitmap.cardinality) for path, bitmap in bitmaps.items()
+        deletion_vector_blob(write_deletion_vector(bitmap), path, bitmap.cardinality)
+        for path, bitmap in bitmaps.items()
     ]
     written = write_puffin(blobs)
     (folder / name).write_bytes(written.data)
