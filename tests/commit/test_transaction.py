@@ -154,7 +154,7 @@ def test_leaves_are_masked_and_roots_keep_tombstones_once(table: sm.Table, spark
     assert len(written(table) - before - {"version-hint.text"}) == 2
     assert [(kind, status) for kind, _, status in root(table)] == [(3, 0), (5, 1), (0, 2)]
     assert live(table) == ["f1", "f3"]
-    planned = table.scan("id = 10").plan_files()
+    planned = table.scan("id < 15").plan_files()
     table = commit(table, lambda tx: tx.update_snapshot().delete(planned))
     assert [(kind, status) for kind, _, status in root(table)] == [(3, 0), (5, 2), (5, 1)]
     assert live(table) == ["f3"]
@@ -315,3 +315,50 @@ def test_tables_with_lists_are_not_committed_to(spark_session: SparkSession, tmp
     table = catalog.create_table("db.old", SCHEMA, SPEC, format_version=2, spark=spark_session)
     with pytest.raises(UnsupportedError, match="format version 2 with manifest lists"):
         table.transaction().update_snapshot()
+
+
+def test_tables_of_sql_catalogs(spark_session: SparkSession, tmp_path: Path) -> None:
+    catalog = sm.load_catalog("sql", type="sql", uri=f"sqlite:///{tmp_path}/catalog.db", warehouse=f"file://{tmp_path}")
+    catalog.pyiceberg.create_namespace("db")  # type: ignore[attr-defined]
+    table = catalog.create_table("db.t", SCHEMA, SPEC, spark=spark_session)  # type: ignore[attr-defined]
+    stale = table
+    commit(table, lambda tx: tx.update_snapshot().append(files(spark_session, 1)))
+    commit(stale, lambda tx: tx.update_snapshot().append(files(spark_session, 2)))
+    assert live(catalog.load_table("db.t", spark_session)) == ["f1", "f2"]
+    assert live(stale.refresh()) == ["f1", "f2"]
+
+
+def test_metadata_tables_of_all_snapshots(table: sm.Table, spark_session: SparkSession) -> None:
+    table = commit(table, lambda tx: tx.set_properties({"write.tree.direct-files": "1"}))
+    table = commit(table, lambda tx: tx.update_snapshot().append(files(spark_session, 1, 2)))
+    table = commit(table, lambda tx: tx.update_snapshot().append(files(spark_session, 3)))
+    table = commit(table, lambda tx: tx.update_snapshot().delete(spark_session.sql("SELECT '/data/f1' file_path")))
+    inspect = table.inspect
+    assert {row.file_path for row in inspect.all_files().collect()} == {"/data/f1", "/data/f2", "/data/f3"}
+    assert [row.file_path for row in inspect.files().orderBy("file_path").collect()] == ["/data/f2", "/data/f3"]
+    leaf, everywhere = inspect.manifests().collect()[0], inspect.all_manifests().collect()
+    assert (leaf.content, leaf.added_data_files_count) == (0, 2)
+    assert [(one.lower_bound, one.upper_bound) for one in leaf.partition_summaries] == [("a", "a"), ("1", "2")]
+    assert [row.path for row in everywhere] == [leaf.path] * 3
+    assert [row.manifest_list for row in inspect.snapshots().collect()] == [
+        snapshot.root_manifest for snapshot in table.snapshots()
+    ]
+    everything = inspect.all_entries().select("status", "data_file.file_path", "data_file.partition.s").collect()
+    assert {row.s for row in everything} == {"a"}
+    narrow, wide = table.scan().plan_files(), inspect.entries().orderBy("data_file.file_path").collect()
+    assert {row.manifest_path for row in narrow.collect()} == {leaf.path, table.current_snapshot().root_manifest}  # type: ignore[union-attr]
+    assert [row.data_file.lower_bounds[1] for row in wide] == [(20).to_bytes(8, "little"), (30).to_bytes(8, "little")]
+
+
+def test_files_of_one_table_are_appended_to_another_as_they_are(
+    table: sm.Table, spark_session: SparkSession, tmp_path: Path
+) -> None:
+    table = commit(table, lambda tx: tx.update_snapshot().append(files(spark_session, 1, 2, 3)))
+    catalog = sm.load_catalog("test", type="hadoop", warehouse=str(tmp_path))
+    other = catalog.create_table("db.other", SCHEMA, SPEC, spark=spark_session)  # type: ignore[attr-defined]
+    other = commit(other, lambda tx: tx.update_snapshot().append(table.inspect.files()))
+    left, right = (
+        sorted(one.inspect.files().drop("first_row_id").collect(), key=lambda row: row.file_path)
+        for one in (table, other)
+    )
+    assert left == right
