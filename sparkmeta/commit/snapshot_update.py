@@ -217,9 +217,7 @@ class _Attempt:
         missing = paths.join(data, F.col("location") == F.col("data_path"), "left_anti").limit(1).toArrow()
         if len(missing):
             path = missing.column("data_path")[0].as_py()
-            raise CommitConflictError(
-                f"{state.metadata.location}: {path}, which a deletion vector is of, is no live file"
-            )
+            raise CommitConflictError(f"{state.metadata.location}: {path}, of a new deletion vector, is no live file")
         replaced = removal_of(found, state, few=added.leaves is None)
         made, key = self.update._made, _removal_key(replaced)
         if made.vectors is not None and made.vectors != key:

@@ -10,8 +10,10 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Self
 
 from pyiceberg.table.update import (
+    AssertRefSnapshotId,
     RemovePropertiesUpdate,
     SetPropertiesUpdate,
+    SetSnapshotRefUpdate,
     TableRequirement,
     TableUpdate,
 )
@@ -123,6 +125,18 @@ class Transaction:
         self._metadata = step.apply(state)
         self._steps.append(step)
         return self
+
+    def _stage(self, updates: tuple[TableUpdate, ...], requirements: tuple[TableRequirement, ...] = ()) -> Self:
+        return self._apply(updates, requirements)
+
+    def _set_ref_snapshot(
+        self, snapshot_id: int, ref_name: str, **fields: Any
+    ) -> tuple[tuple[TableUpdate, ...], tuple[TableRequirement, ...]]:
+        known = self.table_metadata.refs.get(ref_name)
+        given = {key: value for key, value in fields.items() if value is not None}
+        update = SetSnapshotRefUpdate(snapshot_id=snapshot_id, ref_name=ref_name, **given)
+        requirement = {"ref": ref_name, "snapshot-id": known.snapshot_id if known else None}
+        return (update,), (AssertRefSnapshotId.model_validate(requirement),)
 
     # -- the end ----------------------------------------------------------------------------------------------------
 
