@@ -134,7 +134,7 @@ class Transaction:
     ) -> tuple[tuple[TableUpdate, ...], tuple[TableRequirement, ...]]:
         known = self.table_metadata.refs.get(ref_name)
         given = {key: value for key, value in fields.items() if value is not None}
-        update = SetSnapshotRefUpdate(snapshot_id=snapshot_id, ref_name=ref_name, **given)
+        update = SetSnapshotRefUpdate.model_validate({"snapshot-id": snapshot_id, "ref-name": ref_name, **given})
         requirement = {"ref": ref_name, "snapshot-id": known.snapshot_id if known else None}
         return (update,), (AssertRefSnapshotId.model_validate(requirement),)
 
