@@ -19,12 +19,12 @@ import pytest
 
 from sparkmeta.errors import CorruptFileError
 from sparkmeta.manifests.avro import columnar, execute
-from sparkmeta.manifests.avro.container import read_blocks, read_header
+from sparkmeta.manifests.avro.container import Block, Header, read_header
 from sparkmeta.manifests.avro.program import Program, compile_program
 from sparkmeta.manifests.avro.schema import manifest_schema
 from sparkmeta.manifests.entries import EntryBuilder
 from tests.manifests.decoders import LOCATION, PART
-from tests.manifests.random_manifests import RandomManifest, container, random_manifest
+from tests.manifests.random_manifests import RandomManifest, random_manifest
 from tests.properties.test_fuzz_manifests import MEMORY_LIMIT, MIB, SECONDS_LIMIT, mutated
 
 MUTATIONS_OF_ONE = 100
@@ -66,9 +66,10 @@ def test_mutated_blocks(memory: LastBytesOfAPage, monkeypatch: pytest.MonkeyPatc
         manifest = random_manifest(chance, most_blocks=1, most_records=8)
         schema = manifest_schema(manifest.schema, LOCATION)
         program = compile_program(schema, manifest.projection)
+        header = read_header(manifest.data, LOCATION)
         for _ in range(MUTATIONS_OF_ONE if manifest.blocks else 0):
             started = time.perf_counter()
-            outcomes[read_broken(manifest, program, chance)] += 1
+            outcomes[read_broken(manifest, header, program, chance)] += 1
             slowest = max(slowest, time.perf_counter() - started)
     grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
     print(f"{dict(outcomes)}, slowest {slowest:.3f} s, grew {grown // MIB} MiB")  # noqa: T201  the figures of `make soak`
@@ -77,16 +78,14 @@ def test_mutated_blocks(memory: LastBytesOfAPage, monkeypatch: pytest.MonkeyPatc
     assert grown < MEMORY_LIMIT
 
 
-def read_broken(manifest: RandomManifest, program: Program, chance: Random) -> str:
-    """Reads a manifest of one block, in which something is wrong, into Arrow arrays."""
+def read_broken(manifest: RandomManifest, header: Header, program: Program, chance: Random) -> str:
+    """Reads a manifest's one block, in which something is wrong, into Arrow arrays."""
     count, body = manifest.blocks[0]
-    count += chance.random() < 0.2
-    data = container(manifest.schema, [(count, mutated(body or b"x", chance))])
-    header = read_header(data, LOCATION)
+    data = mutated(body or b"x", chance)
+    block = Block(0, len(data), count + (chance.random() < 0.2), 0)
     builder = EntryBuilder(PART, manifest.projection)
     try:
-        blocks = list(read_blocks(data, header, LOCATION))
-        for first, records in columnar.compiled_records(data, blocks, header, program, LOCATION, 8192):
+        for first, records in columnar.compiled_records(data, [block], header, program, LOCATION, 8192):
             ordinals = pa.array(range(first, first + len(records)), pa.int64())
             builder.batch(ordinals, records).validate(full=True)
     except CorruptFileError as error:

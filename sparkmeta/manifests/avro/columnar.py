@@ -1,7 +1,7 @@
 """Avro manifest blocks to Arrow columns without a Python object per entry: a compiled program over inflated blocks.
 
 Neighbouring blocks are inflated into one run of bytes, the program fills the slots of a batch from it, and the slots
-become Arrow arrays. Slots are used again for the next batch, so arrays are copies of what they hold.
+become Arrow arrays. A large block fills the slots more than once, so arrays are copies of what they hold.
 """
 
 from __future__ import annotations
@@ -39,10 +39,9 @@ def compiled_records(
         CorruptFileError: a block that can't be inflated, or that the writer's schema does not fit.
     """
     most = max(_LEAST_RECORDS, min(batch_records, SLOT_BYTES // (_SLOT * max(1, program.columns))))
-    slots = np.empty((program.columns, 2, most), np.int64)
     for group, inflated in _groups(data, blocks, header, program, location, most):
         ordinal = group[0].first_ordinal
-        for records in _run(inflated, group, program, slots, location):
+        for records in _run(inflated, group, program, most, location):
             yield ordinal, records
             ordinal += len(records)
 
@@ -71,13 +70,14 @@ def _groups(
 
 
 def _run(
-    inflated: list[bytes], blocks: list[Block], program: Program, slots: _Array, location: str
+    inflated: list[bytes], blocks: list[Block], program: Program, most: int, location: str
 ) -> Iterator[ColumnarRecords]:
     ends = np.cumsum([len(one) for one in inflated])
     counts = np.array([block.count for block in blocks], np.int64)
     data = _joined(inflated)
     state = np.array([0, 0, counts[0], 0], np.int64)
     code = program.code.copy()  # loops count in it
+    slots = np.empty((program.columns, 2, min(most, int(counts.sum()))), np.int64)
     while state[execute.BLOCK] < len(blocks):
         slots[:, 0], slots[:, 1] = 0, -1
         until = int(state[execute.POSITION]) + BATCH_BYTES
