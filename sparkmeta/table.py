@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from sparkmeta.commit.swap import Swap
     from sparkmeta.commit.transaction import Transaction
     from sparkmeta.inspect import InspectTable
+    from sparkmeta.maintain.maintenance import Maintenance
     from sparkmeta.spec.metadata import Snapshot, SnapshotRef, TableMetadata
     from sparkmeta.storage.files import Files
 
@@ -110,6 +111,13 @@ class Table:
         from sparkmeta.commit.transaction import Transaction
 
         return Transaction(self)
+
+    @cached_property
+    def maintenance(self) -> Maintenance:
+        """What keeps the table in shape: `table.maintenance.upgrade(4)`; plans that do nothing before `commit()`."""
+        from sparkmeta.maintain.maintenance import Maintenance
+
+        return Maintenance(self)
 
     def committer(self) -> Swap:
         """What commits this table's metadata. Raises UnsupportedError for one that was opened read-only."""

@@ -28,6 +28,7 @@ LAYERS = [
     {"inspect"},
     {"catalog"},
     {"commit"},
+    {"maintain"},
     {"scan", "table", "view"},
     {"cli"},
     {"__init__", "__main__"},

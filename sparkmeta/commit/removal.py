@@ -232,9 +232,14 @@ def _refuse_missing(state: TableState, asked: DataFrame, found: DataFrame) -> No
 
 def vectors_of(state: TableState, paths: DataFrame, few: bool) -> DataFrame:
     """The live deletion vectors of data files: entries of `FOUND_COLUMNS`. paths: rows with `data_path`."""
+    return deletes_of(state, paths, few).where(F.col("deletion_vector.offset").isNotNull())
+
+
+def deletes_of(state: TableState, paths: DataFrame, few: bool) -> DataFrame:
+    """As `vectors_of`, with the position delete files of upgraded tables that name one data file."""
     roots = live_manifests(state.manifests(ContentType.DELETE_MANIFEST))
     projection = state.projection(FOUND_COLUMNS)
     entries = state.entries(roots, projection).where(is_live())
-    vectors = entries.where(F.col("content_type") == int(ContentType.POSITION_DELETES))
+    deletes = entries.where(F.col("content_type") == int(ContentType.POSITION_DELETES))
     keys = F.broadcast(paths) if few else paths
-    return vectors.join(keys, F.col("referenced_file") == F.col("data_path"), "left_semi")
+    return deletes.join(keys, F.col("referenced_file") == F.col("data_path"), "left_semi")

@@ -19,7 +19,7 @@ from sparkmeta.commit.base_root import base_root
 from sparkmeta.commit.filtered import files_to_delete, files_to_replace
 from sparkmeta.commit.flush import Flush, flush_of, spill_vectors
 from sparkmeta.commit.options import TreeOptions
-from sparkmeta.commit.removal import FOUND_COLUMNS, Removal, find_files, removal_of, vectors_of
+from sparkmeta.commit.removal import FOUND_COLUMNS, Removal, deletes_of, find_files, removal_of
 from sparkmeta.commit.summary import Tally, snapshot_summary
 from sparkmeta.commit.tree import Stamp, TreeChange, next_root
 from sparkmeta.errors import CommitConflictError, ValidationError
@@ -209,9 +209,12 @@ class _Attempt:
         return removal.plus(self._replaced_vectors(state, added, removal))
 
     def _replaced_vectors(self, state: TableState, added: Addition, removal: Removal) -> Removal:
-        """The live vectors of the data files that get new ones; CommitConflictError where a concurrent commit's."""
+        """The live deletes of the data files that get vectors, which take their place (semantics 5.5).
+
+        Raises CommitConflictError where they are a concurrent commit's.
+        """
         paths = _vector_targets(state, added)
-        found = vectors_of(state, paths, few=added.leaves is None)
+        found = deletes_of(state, paths, few=added.leaves is None)
         live = state.entries(state.manifests(ContentType.DATA_MANIFEST), state.projection(FOUND_COLUMNS))
         data = live.where((F.col("content_type") == 0) & (F.col("version_info.status") != 2))
         missing = paths.join(data, F.col("location") == F.col("data_path"), "left_anti").limit(1).toArrow()

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from pyiceberg.table.update import (
     AssertRefSnapshotId,
@@ -34,8 +34,12 @@ if TYPE_CHECKING:
     from sparkmeta.state import TableState
     from sparkmeta.table import Table
 
-# A step of a transaction: the metadata that it makes of the metadata before it.
-Step = Callable[["TableState"], "TableMetadata"]
+
+class Step(Protocol):
+    """A change that a commit makes; made anew on each state of the table that the commit is tried on."""
+
+    def apply(self, state: TableState) -> TableMetadata:
+        """The metadata that it makes of the state's metadata."""
 
 
 @dataclass
@@ -150,7 +154,7 @@ class Transaction:
             ValidationError: a change that does not fit the table.
         """
         if self._done is None:
-            self._done = _commit(self.table, self._steps) if self._steps else self.table
+            self._done = commit_steps(self.table, self._steps) if self._steps else self.table
         return self._done
 
     def __enter__(self) -> Self:
@@ -173,7 +177,8 @@ def _refuse_older(table: Table) -> None:
         )
 
 
-def _commit(table: Table, steps: list[_MetadataStep | SnapshotUpdate]) -> Table:
+def commit_steps(table: Table, steps: Sequence[Step]) -> Table:
+    """Commits what the steps make of the table, one after the other, as `Transaction.commit` says."""
     swap = table.committer()
     retry = _Retry.of(table.properties)
     started = time.monotonic()

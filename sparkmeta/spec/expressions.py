@@ -7,12 +7,13 @@ The key ``expressions`` of the metadata file is a list; a partition spec's field
       {"expr-id": 13, "expr": {"source-ids": [2, 3], "transform": "zorder", "name": "z"}, "partition-field-id": 1001},
       {"expr-id": 14, "expr": {"source-id": 11, "transform": "lower", "name": "lower_str"}}
     ],
-    "partition-specs": [{"spec-id": 0, "fields": [{"expr-id": 12}, {"expr-id": 13}]}]
+    "partition-specs": [{"spec-id": 0, "fields": [{"expr-id": 12}, {"expr-id": 13}]}, {"spec-id": 1}]
 
 An expression without ``partition-field-id`` is virtual: no spec refers to it, and what its ``expr`` says is kept as it
 is. ``partition-field-id`` is read inside ``expr`` as well. A field that is written in full, as Iceberg 1.12.0 writes
-every one, stays so until its spec gets expressions. In memory a spec is an ordinary one either way; this codec alone
-knows ``expr-id``.
+every one, stays so until its spec gets expressions. A spec of no fields, like 1 above, has no ``fields`` in a table
+with the metadata tree, so that no such table is taken by Iceberg 1.12.0 for one of its own (C41). In memory a spec is
+an ordinary one either way; this codec alone knows ``expr-id``.
 """
 
 from __future__ import annotations
@@ -105,12 +106,18 @@ def expression_to_json(expression: Expression) -> dict[str, Any]:
     return written
 
 
-def resolved_spec_json(spec: JsonNode, expressions: Iterable[Expression]) -> dict[str, Any]:
+def resolved_spec_json(
+    spec: JsonNode, expressions: Iterable[Expression], *, may_lack_fields: bool = False
+) -> dict[str, Any]:
     """The JSON of a partition spec with each reference to an expression replaced by the field that it stands for.
+
+    may_lack_fields: as `without_no_fields` writes it.
 
     Raises CorruptFileError where there is no such expression, it is virtual, or the field contradicts it.
     """
     by_id = {expression.expr_id: expression for expression in expressions}
+    if not spec.has("fields") and may_lack_fields:
+        return spec.object() | {"fields": []}
     fields = [
         _resolved(entry, by_id) if entry.has("expr-id") else entry.object() for entry in spec.get("fields").items()
     ]
@@ -127,6 +134,11 @@ def referring_spec_json(spec: PartitionSpec, expressions: Iterable[Expression]) 
         for entry, expression in zip(ordinary["fields"], found, strict=True)
     ]
     return ordinary | {"fields": fields}
+
+
+def without_no_fields(spec: Mapping[str, Any]) -> dict[str, Any]:
+    """The JSON of a partition spec as a table with the metadata tree has it: without ``fields`` that are none."""
+    return {key: value for key, value in spec.items() if key != "fields" or value}
 
 
 def stats_field_id(

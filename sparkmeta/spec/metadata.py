@@ -177,7 +177,8 @@ def _typed_specs(node: JsonNode) -> dict[str, Any]:
         return {"partition-specs": [partition_spec_from_json(n.object(), n.location, n.path) for n in specs]}
     _check_layout(node)
     expressions = expressions_from_json(node.get("expressions")) if node.has("expressions") else []
-    resolved = [(resolved_spec_json(n, expressions), n.location, n.path) for n in specs]
+    tree = node.optional(LAYOUT_REVISION_KEY) is not None
+    resolved = [(resolved_spec_json(n, expressions, may_lack_fields=tree), n.location, n.path) for n in specs]
     typed: dict[str, Any] = {"partition-specs": [partition_spec_from_json(*spec) for spec in resolved]}
     return typed | ({"expressions": expressions} if node.has("expressions") else {})
 

@@ -22,7 +22,13 @@ from pyiceberg.table import metadata as iceberg
 from pyiceberg.table.refs import MAIN_BRANCH
 from pyiceberg.table.sorting import SortOrder
 
-from sparkmeta.spec.expressions import Expression, expression_to_json, referring_spec_json, stats_field_id
+from sparkmeta.spec.expressions import (
+    Expression,
+    expression_to_json,
+    referring_spec_json,
+    stats_field_id,
+    without_no_fields,
+)
 from sparkmeta.spec.partitioning import (
     partition_spec_from_json,
     partition_spec_to_json,
@@ -193,7 +199,8 @@ class TableMetadataV4(TableMetadataV3):
     """Metadata of format version 4; it may leave the table's location to the place of its file.
 
     ``layout_revision`` is None for the tables that Iceberg 1.12.0 writes, which have no ``expressions`` either; they
-    have manifest lists. A field of a partition spec that has an expression is written as a reference to it.
+    have manifest lists. A field of a partition spec that has an expression is written as a reference to it, and a spec
+    of no fields is written without ``fields``: Iceberg 1.12.0 refuses both, as it must refuse the tree (semantics C41).
     """
 
     format_version: Literal[4] = Field(alias="format-version", default=4)  # type: ignore[assignment]
@@ -220,7 +227,8 @@ class TableMetadataV4(TableMetadataV3):
 
     @field_serializer("partition_specs")
     def _partition_specs(self, specs: list[PartitionSpec]) -> list[dict[str, Any]]:
-        return [referring_spec_json(spec, self.expressions) for spec in specs]
+        written = [referring_spec_json(spec, self.expressions) for spec in specs]
+        return written if self.layout_revision is None else [without_no_fields(spec) for spec in written]
 
 
 TableMetadata = TableMetadataV1 | TableMetadataV2 | TableMetadataV3 | TableMetadataV4

@@ -197,6 +197,18 @@ def test_earlier_versions_have_no_expressions() -> None:
     assert json.loads(serialize_table_metadata(parse_table_metadata(encoded(document), LOCATION))) == document
 
 
+def test_a_spec_without_fields_is_what_earlier_readers_refuse() -> None:
+    document = example() | {LAYOUT_REVISION_KEY: 1, "partition-specs": [{"spec-id": 0, "fields": [], "x-spec": 1}]}
+    metadata = parse(document)
+    assert written(metadata)["partition-specs"] == [{"spec-id": 0, "x-spec": 1}]
+    assert parse(written(metadata)).specs() == metadata.specs()
+    list_based = document | {LAYOUT_REVISION_KEY: None}
+    assert written(parse(list_based))["partition-specs"] == list_based["partition-specs"]
+    list_based["partition-specs"] = [{"spec-id": 0}]
+    with pytest.raises(CorruptFileError, match=r"partition-specs\[0\]\.fields is None"):
+        parse(list_based)
+
+
 DAY = PartitionField(9, 1000, DayTransform(), "ts_day")
 
 

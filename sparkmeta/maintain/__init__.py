@@ -1,0 +1,1 @@
+"""What keeps a table in shape, each as a plan that changes nothing until its `commit()`."""

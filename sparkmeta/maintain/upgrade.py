@@ -1,0 +1,177 @@
+"""The upgrade of a live table to the metadata tree of format version 4 (semantics N29, N30; examples 17 and 18).
+
+Only the table metadata is replaced: by one that says the same, with an expression for every partition field. Snapshots
+keep their manifest lists, and are read by them. The first commit to a branch makes a root of the list of its head.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyiceberg.table.refs import SnapshotRefType
+
+from sparkmeta.commit.transaction import commit_steps
+from sparkmeta.errors import UnsupportedError, ValidationError
+from sparkmeta.spec.entry import ContentType
+from sparkmeta.spec.metadata_model import TableMetadataV3, TableMetadataV4
+from sparkmeta.spec.upgrade import upgrade_metadata
+
+if TYPE_CHECKING:
+    from sparkmeta.spec.expressions import Expression
+    from sparkmeta.spec.metadata import TableMetadata
+    from sparkmeta.state import TableState
+    from sparkmeta.table import Table
+
+TREE_VERSION = 4
+_ENCRYPTION_KEY = "encryption.key-id"
+
+
+@dataclass(frozen=True)
+class BranchSummary:
+    """The head of a branch, whose manifests stay as they are.
+
+    data_files, delete_files: live ones; None where a list of format version 1 leaves them open.
+    """
+
+    name: str
+    snapshot_id: int
+    data_manifests: int
+    delete_manifests: int
+    data_files: int | None
+    delete_files: int | None
+
+    def __str__(self) -> str:
+        files = " and ".join(
+            f"{'an unknown number of' if count is None else count} {kind} files in {manifests} manifests"
+            for kind, count, manifests in (
+                ("data", self.data_files, self.data_manifests),
+                ("delete", self.delete_files, self.delete_manifests),
+            )
+        )
+        return f"branch {self.name}, snapshot {self.snapshot_id}: {files}"
+
+
+@dataclass(frozen=True)
+class UpgradeSummary:
+    """What an upgrade changes, and what it leaves as it is; text for people by `str`.
+
+    expressions: that are new. snapshots: all that the table has; each keeps its manifest list.
+    """
+
+    table: str
+    from_version: int
+    to_version: int
+    specs: int
+    expressions: tuple[Expression, ...]
+    snapshots: int
+    branches: tuple[BranchSummary, ...]
+
+    def __str__(self) -> str:
+        fields = [f"  expression {one.expr_id}: {_expression_text(one)}" for one in self.expressions]
+        kept = [f"  {branch}" for branch in self.branches]
+        return "\n".join(
+            [
+                f"{self.table}: format version {self.from_version} becomes {self.to_version}, with a metadata tree",
+                f"{len(fields)} new expressions for {self.specs} partition specs",
+                *fields,
+                f"{self.snapshots} snapshots keep their manifest lists; no manifest is written anew",
+                *kept,
+                "Iceberg's Java library refuses the table from then on",
+            ]
+        )
+
+
+@dataclass(frozen=True)
+class UpgradePlan:
+    """An upgrade that happens when `commit` is called."""
+
+    table: Table
+    _table_uuid: uuid.UUID = field(default_factory=uuid.uuid4)
+
+    def summary(self) -> UpgradeSummary:
+        """What will change and what stays. Reads the manifest lists of the branches' heads; starts no job."""
+        return self._summary
+
+    @cached_property
+    def _summary(self) -> UpgradeSummary:
+        metadata, upgraded = self.table.metadata, self.apply(self.table.state)
+        known = {one.expr_id for one in getattr(metadata, "expressions", [])}
+        return UpgradeSummary(
+            table=self.table.name,
+            from_version=metadata.format_version,
+            to_version=TREE_VERSION,
+            specs=len(metadata.partition_specs),
+            expressions=tuple(one for one in upgraded.expressions if one.expr_id not in known),
+            snapshots=len(metadata.snapshots),
+            branches=tuple(_branches(self.table.state)),
+        )
+
+    def commit(self) -> Table:
+        """Swaps in the upgraded metadata; the table as it is then.
+
+        Raises:
+            CommitFailedError: other commits came first each time (`commit.retry.num-retries`).
+            CommitStateUnknownError: the upgrade may have succeeded.
+            ValidationError: the table has been upgraded in the meantime.
+        """
+        return commit_steps(self.table, [self])
+
+    def apply(self, state: TableState) -> TableMetadataV4:
+        """The upgraded metadata of a state of the table, which other commits may have moved on. For `commit`."""
+        _refuse(state.metadata)
+        upgraded = upgrade_metadata(state.metadata, self._table_uuid)
+        now = max(int(time.time() * 1000), upgraded.last_updated_ms)
+        return upgraded.model_copy(update={"last_updated_ms": now})
+
+
+def plan_upgrade(table: Table, format_version: int) -> UpgradePlan:
+    """See `Maintenance.upgrade`."""
+    if format_version != TREE_VERSION:
+        raise ValidationError(f"{table.name}: there is an upgrade to format version 4 only, not to {format_version}")
+    _refuse(table.metadata)
+    table.committer()
+    return UpgradePlan(table)
+
+
+def _refuse(metadata: TableMetadata) -> None:
+    if isinstance(metadata, TableMetadataV4) and metadata.layout_revision is not None:
+        raise ValidationError(f"{metadata.location}: the table has the metadata tree of format version 4 already")
+    keys = metadata.encryption_keys if isinstance(metadata, TableMetadataV3) else []
+    encrypted = next((one for one in metadata.snapshots if one.key_id is not None), None)
+    if keys or encrypted is not None or _ENCRYPTION_KEY in metadata.properties:
+        raise UnsupportedError(f"{metadata.location}: the table is encrypted, which metadata trees can't be")
+
+
+def _branches(state: TableState) -> list[BranchSummary]:
+    heads = [
+        (name, state.metadata.snapshot_by_id(ref.snapshot_id))
+        for name, ref in sorted(state.metadata.refs.items())
+        if ref.snapshot_ref_type == SnapshotRefType.BRANCH
+    ]
+    return [_branch(name, state.at(head)) for name, head in heads if head is not None]
+
+
+def _branch(name: str, head: TableState) -> BranchSummary:
+    assert head.snapshot is not None
+    data, deletes = (head.manifests(one) for one in (ContentType.DATA_MANIFEST, ContentType.DELETE_MANIFEST))
+    return BranchSummary(
+        name, head.snapshot.snapshot_id, len(data), len(deletes), _live_files(data), _live_files(deletes)
+    )
+
+
+def _live_files(manifests: pa.Table) -> int | None:
+    """How many files manifests hold that are not DELETED; None where one does not say."""
+    stats = manifests.column("manifest_stats").combine_chunks()
+    counts = pc.add(stats.field("added_files_count"), stats.field("existing_files_count"))
+    return None if counts.null_count else int(pc.sum(counts.cast(pa.int64())).as_py() or 0)
+
+
+def _expression_text(expression: Expression) -> str:
+    columns = ", ".join(map(str, expression.source_ids))
+    return f"{expression.transform} of column {columns}, partition field {expression.name}"
