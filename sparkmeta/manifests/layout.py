@@ -128,6 +128,7 @@ def read_manifest(data: bytes, stats: StatsTypes, location: str) -> tuple[pa.Tab
     try:
         with pq.ParquetFile(pa.BufferReader(data)) as file:
             table = file.read()
+            table.validate(full=True)
             metadata = file.metadata.metadata or {}
     except (OSError, pa.ArrowException, ValueError, MemoryError) as error:
         raise CorruptFileError(location, "file", data[:4].hex(), f"not a Parquet file: {error}"[:300]) from error
