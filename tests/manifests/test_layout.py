@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import io
 import re
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from pyiceberg.conversions import to_bytes
 
 from sparkmeta.columns.bounds import decode_bounds
+from sparkmeta.commit.options import TreeOptions, property_name
 from sparkmeta.errors import CorruptFileError
 from sparkmeta.manifests.layout import DATA, DELETE, ROOT, read_manifest, tree_schema, write_manifest
 from sparkmeta.manifests.root import write_root
@@ -57,11 +59,18 @@ def test_the_layout_is_the_one_that_the_page_documents(content: str) -> None:
     assert described(data) == blocks[content]
 
 
+def test_the_page_names_every_property() -> None:
+    rows = re.findall(r"^\| `(write\.tree\.[\w-]+)` \| (\d+) \|", LAYOUT_PAGE.read_text(), re.MULTILINE)
+    known = [(property_name(one.name), str(one.default)) for one in fields(TreeOptions)]
+    assert rows == known
+
+
 def test_encodings_and_statistics() -> None:
     group = pq.ParquetFile(io.BytesIO(write_root(whole_root()))).metadata.row_group(0)
     columns = {group.column(one).path_in_schema: group.column(one) for one in range(group.num_columns)}
     assert {one.compression for one in columns.values()} == {"ZSTD"}
-    assert "DELTA_BYTE_ARRAY" in columns["location"].encodings
+    for path in ("location", "referenced_file"):
+        assert "DELTA_BYTE_ARRAY" in columns[path].encodings
     assert columns["content_stats.1.lower_bound"].is_stats_set
     for path in ("deletion_vector.inline_content", "split_offsets.list.element", "key_metadata"):
         assert not columns[path].is_stats_set
