@@ -195,7 +195,7 @@ class FileRows:
     ) -> pa.Array:
         kind = bound_arrow_type(field.type)
         column = _one_chunk(files.column(PARTITION)) if PARTITION in files.column_names else None
-        names = [] if column is None else [one.name for one in column.type]
+        names = [one.name for one in column.type] if column is not None and pa.types.is_struct(column.type) else []
         name = next((one for one in field.names if one in names), None)
         missing = mask if name is None or column is None else pc.and_(mask, column.is_null())
         found = pc.indices_nonzero(missing)

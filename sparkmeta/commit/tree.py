@@ -98,7 +98,7 @@ def next_root(base: Root | None, change: TreeChange, stamp: Stamp, schema: pa.Sc
         parts.append(_of_commit(conform(change.existing, schema), stamp, Status.EXISTING))
     for new in (change.added, change.added_leaves):
         if new is not None and len(new):
-            rows = _of_commit(conform(new, schema), stamp, Status.ADDED)
+            rows = _of_commit(_inheriting(conform(new, schema), stamp), stamp, Status.ADDED)
             rows, count = _row_ids(rows, stamp.first_row_id + assigned)
             parts.append(rows)
             assigned += count
@@ -293,6 +293,18 @@ def _of_commit(table: pa.Table, stamp: Stamp, status: Status) -> pa.Table:
     numbers = (stamp.snapshot_id, stamp.sequence_number, stamp.sequence_number)
     children = [pa.repeat(pa.scalar(one, pa.int64()), len(table)) for one in numbers]
     return _with_version(table, [pa.repeat(pa.scalar(int(status), pa.int32()), len(table)), *children])
+
+
+def _inheriting(table: pa.Table, stamp: Stamp) -> pa.Table:
+    """The rows with the least sequence number of leaves whose entries inherit the commit's."""
+    stats = _plain(table.column("manifest_stats"))
+    names = [one.name for one in stats.type]
+    children = stats.flatten()
+    least = names.index("min_sequence_number")
+    filled = pc.coalesce(children[least], pa.scalar(stamp.sequence_number, pa.int64()))
+    children[least] = pc.if_else(stats.is_valid(), filled, pa.scalar(None, pa.int64()))
+    struct = pa.StructArray.from_arrays(children, fields=list(stats.type), mask=stats.is_null())
+    return table.set_column(table.column_names.index("manifest_stats"), table.schema.field("manifest_stats"), struct)
 
 
 def _with_version(table: pa.Table, children: list[Any]) -> pa.Table:

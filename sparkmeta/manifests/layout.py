@@ -145,6 +145,7 @@ def read_manifest(data: bytes, stats: StatsTypes, location: str) -> tuple[pa.Tab
     try:
         with pq.ParquetFile(pa.BufferReader(data)) as file:
             table = file.read()
+            table.validate(full=True)
             metadata = file.metadata.metadata or {}
     except (OSError, pa.ArrowException, ValueError, MemoryError) as error:
         raise CorruptFileError(location, "file", data[:4].hex(), f"not a Parquet file: {error}"[:300]) from error
@@ -218,13 +219,9 @@ def _read_stats(values: pa.Array | None, stats: StatsTypes, rows: int, location:
             continue
         children = stats_children(field_id, bound_arrow_type(stats[field_id]))
         structs.append(_read_struct(flat[index], own, children, f"{CONTENT_STATS}.{field_id}.", location))
-    return _struct(structs, kind, rows)
-
-
-def _struct(children: list[pa.Array], kind: pa.StructType, rows: int) -> pa.StructArray:
-    if not children:
+    if not structs:
         return pa.array([{}] * rows, kind)
-    return pa.StructArray.from_arrays(children, fields=list(kind))
+    return pa.StructArray.from_arrays(structs, fields=list(kind), mask=values.is_null())
 
 
 def _cast(values: pa.Array, kind: pa.DataType, name: str, location: str) -> pa.Array:
@@ -266,7 +263,7 @@ def _file_stats(stats: pa.StructArray) -> pa.StructArray | None:
         arrays = [flat[spec.name] for spec in kept]
         structs.append(pa.StructArray.from_arrays(arrays, fields=list(kind), mask=values.is_null()))
         fields.append(_with_id(pa.field(field.name, kind), stats_struct_id(field_id)))
-    return pa.StructArray.from_arrays(structs, fields=fields) if structs else None
+    return pa.StructArray.from_arrays(structs, fields=fields, mask=stats.is_null()) if structs else None
 
 
 # A struct that is there has these, so that readers tell a null partition value from a missing one.

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from pyiceberg import types as t
 from pyiceberg.conversions import from_bytes, to_bytes
 
-from sparkmeta.columns.bounds import bound_arrow_type, decode_bounds
+from sparkmeta.columns.bounds import bound_arrow_type, decode_bounds, encode_bounds
 from tests.properties.cases import VALUES
 
 ROUNDS = settings(max_examples=300, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
@@ -39,6 +39,32 @@ def test_equals_pyiceberg(column: tuple[t.PrimitiveType, list[bytes | None]], st
     assert len(decoded) == max(0, len(values) - start)
     expected = [None if value is None else from_bytes(primitive, value) for value in values[start:]]
     assert raw(decoded) == expected
+
+
+@ROUNDS
+@given(columns(), st.integers(0, 3))
+def test_encoding_is_the_inverse(column: tuple[t.PrimitiveType, list[bytes | None]], start: int) -> None:
+    """The bytes are pyiceberg's; of decimals in as few bytes as hold the value (table spec, Appendix D)."""
+    primitive, values = column
+    encoded = encode_bounds(decode_bounds(binary(*values), str(primitive)).slice(start))
+    assert encoded.type == pa.binary()
+    assert encoded.to_pylist() == values[start:]
+
+
+def test_encoding_of_what_python_compares_as_equal() -> None:
+    for value in (0.0, -0.0, math.inf, math.nan):
+        packed = struct.pack("<d", value)
+        assert encode_bounds(decode_bounds(binary(packed, None), "double")).to_pylist() == [packed, None]
+    assert encode_bounds(decode_bounds(binary(b"\x01", b"\x00", None), "boolean")).to_pylist() == [b"\1", b"\0", None]
+
+
+@pytest.mark.parametrize(
+    "name", ["unknown", "variant", "geometry", "geography(srid:3857, karney)", "uuid", "fixed[16]"]
+)
+def test_encoding_of_bytes(name: str) -> None:
+    values = [None, bytes(range(16))]
+    expected = [None, None] if name == "unknown" else values
+    assert encode_bounds(decode_bounds(binary(*values), name)).to_pylist() == expected
 
 
 def raw(decoded: pa.Array) -> list[Any]:

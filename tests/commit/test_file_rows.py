@@ -1,0 +1,219 @@
+"""Files as users give them, turned into entries: what is filled in, where partition values go, what is refused."""
+
+from __future__ import annotations
+
+import math
+import pickle
+import struct
+from datetime import date
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from sparkmeta.commit.file_rows import FileRows, TupleField
+from sparkmeta.errors import ValidationError
+from sparkmeta.manifests.layout import tree_schema
+from sparkmeta.manifests.maps import map_type
+
+TABLE = "/warehouse/t"
+STATS = {1: "long", 2: "string", 3: "double", 4: "uuid", 101: "date"}
+SPECS = {
+    0: (),
+    1: (TupleField(("part",), 2, "string"), TupleField(("ts_day", "day"), 101, "date")),
+    2: (TupleField(("ratio",), 3, "double"), TupleField(("old",), None, "int")),
+    3: (TupleField(("id",), 4, "uuid"),),
+}
+ROWS = FileRows(TABLE, STATS, SPECS, 0)
+
+Row = dict[str, Any]
+
+
+def file(**values: Any) -> Row:
+    row = {"file_path": "/d/a.parquet", "file_format": "PARQUET", "record_count": 10, "file_size_in_bytes": 99}
+    return row | values
+
+
+def entries(*files: Row, rows: FileRows = ROWS) -> list[Row]:
+    names = dict.fromkeys(name for one in files for name in one)
+    table = pa.Table.from_pylist([{name: one.get(name) for name in names} for one in files])
+    found = rows.entries(table)
+    assert found.schema == tree_schema(rows.stats)
+    found.validate(full=True)
+    made: list[Row] = found.to_pylist()
+    return made
+
+
+def vector(**values: Any) -> Row:
+    row = file(content=1, file_format="PUFFIN", referenced_data_file="/d/a.parquet", content_offset=4)
+    return row | {"content_size_in_bytes": 40} | values
+
+
+def test_the_least_that_a_file_has() -> None:
+    row = entries(file())[0]
+    assert row["version_info"] == {
+        "status": 1, "snapshot_id": None, "sequence_number": None, "file_sequence_number": None
+    }  # fmt: skip
+    given = ("content_type", "location", "file_format", "partition_spec_id", "record_count", "file_size_in_bytes")
+    assert [row[one] for one in given] == [0, "/d/a.parquet", "parquet", 0, 10, 99]
+    others = set(row) - {*given, "version_info", "content_stats"}
+    assert {name: row[name] for name in others} == dict.fromkeys(others)
+    assert set(row["content_stats"].values()) == {None}
+
+
+def test_all_that_a_file_may_have() -> None:
+    more = {"sort_order_id": 2, "split_offsets": [4, 50], "key_metadata": b"k", "first_row_id": 7, "whatever": 1}
+    row = entries(file(**more))[0]
+    assert (row["sort_order_id"], row["split_offsets"], row["key_metadata"]) == (2, [4, 50], b"k")
+    assert row["first_row_id"] is None  # the commit gives it
+
+
+def test_deletes() -> None:
+    deletes = file(content=2, equality_ids=[1, 2], file_format="parquet")
+    one, other = entries(vector(), deletes)
+    assert one["deletion_vector"] == {"offset": 4, "size_in_bytes": 40, "inline_content": None}
+    assert (one["referenced_file"], one["file_format"]) == ("/d/a.parquet", "puffin")
+    assert (other["deletion_vector"], other["equality_ids"]) == (None, [1, 2])
+
+
+@pytest.mark.parametrize(
+    ("row", "problem"),
+    [
+        (file(file_path=None), "file_path.*required"),
+        (file(file_format=None), "file_format.*required"),
+        (file(record_count=None), "record_count.*required"),
+        (file(file_size_in_bytes=None), "file_size_in_bytes.*required"),
+        (file(record_count=-1), "record_count.*-1.*negative"),
+        (file(file_size_in_bytes=-1), "file_size_in_bytes.*negative"),
+        (file(content=3), "content.*3.*not one of"),
+        (file(spec_id=9), "spec_id.*9.*no spec"),
+        (file(file_format="csv"), "file_format.*csv"),
+        (file(content=1, referenced_data_file="/d/x"), "position deletes of format version 4"),
+        (file(file_format="puffin"), "only deletion vectors are Puffin"),
+        (file(content=2, equality_ids=[1], file_format="puffin"), "only deletion vectors are Puffin"),
+        (vector(referenced_data_file=None), "referenced_data_file"),
+        (vector(content_offset=None), "content_offset"),
+        (vector(content_size_in_bytes=None), "content_size_in_bytes"),
+        (file(content=2), "equality_ids"),
+        (file(content=2, equality_ids=[]), "equality_ids"),
+        (file(record_count="many"), "column record_count"),
+        (file(partition={"part": "x"}, spec_id=1), "partition of file /d/a.parquet has no field ts_day"),
+        (file(spec_id=1), "partition of file /d/a.parquet has no field part"),
+        (file(spec_id=1, partition=None), "partition of file /d/a.parquet has no field part"),
+        (file(spec_id=1, partition="part=x"), "partition of file /d/a.parquet has no field part"),
+        (file(spec_id=2, partition={"ratio": "x"}), r"partition.ratio of the files is string"),
+    ],
+    ids=lambda one: one if isinstance(one, str) else "row",
+)
+def test_a_file_that_is_none(row: Row, problem: str) -> None:
+    with pytest.raises(ValidationError, match=problem) as caught:
+        entries(row)
+    assert TABLE in str(caught.value)
+
+
+# -- partitions -----------------------------------------------------------------------------------------------------
+
+
+def test_partition_values_stand_in_stats() -> None:
+    day = date(2024, 1, 5)
+    row = entries(file(spec_id=1, partition={"part": "x", "day": day}))[0]
+    for one, value in (("2", "x"), ("101", day)):
+        stats = row["content_stats"][one]
+        assert (stats["lower_bound"], stats["upper_bound"]) == (value, value)
+        assert (stats["value_count"], stats["null_value_count"]) == (10, 0)
+    assert row["content_stats"]["1"] is None
+
+
+def test_the_name_in_the_table_comes_first() -> None:
+    row = entries(file(spec_id=1, partition={"part": "x", "day": date(1999, 9, 9), "ts_day": date(2024, 1, 5)}))[0]
+    assert row["content_stats"]["101"]["lower_bound"] == date(2024, 1, 5)
+
+
+def test_the_partition_value_null() -> None:
+    row = entries(file(spec_id=1, partition={"part": None, "ts_day": None}))[0]
+    for one in ("2", "101"):
+        stats = row["content_stats"][one]
+        assert (stats["lower_bound"], stats["upper_bound"], stats["null_value_count"]) == (None, None, 10)
+
+
+def test_the_partition_value_nan_is_counted() -> None:
+    rows = entries(file(spec_id=2, partition={"ratio": math.nan}), file(spec_id=2, partition={"ratio": 1.5}))
+    stats = [row["content_stats"]["3"] for row in rows]
+    assert [(one["lower_bound"], one["nan_value_count"]) for one in stats] == [(None, 10), (1.5, 0)]
+
+
+def test_uuids_are_given_as_text_or_bytes() -> None:
+    text = "00112233-4455-6677-8899-aabbccddeeff"
+    for value in (text, bytes.fromhex(text.replace("-", ""))):
+        row = entries(file(spec_id=3, partition={"id": value}))[0]
+        assert row["content_stats"]["4"]["lower_bound"] == bytes.fromhex(text.replace("-", ""))
+
+
+def test_files_of_several_specs() -> None:
+    partition = {"part": "x", "ts_day": date(2024, 1, 5), "ratio": 2.5}
+    rows = entries(*(file(spec_id=one, partition=partition) for one in (0, 1, 2)))
+    filled = [{name for name, stats in row["content_stats"].items() if stats is not None} for row in rows]
+    assert filled == [set(), {"2", "101"}, {"3"}]
+
+
+def test_files_without_a_spec_are_of_the_default_one() -> None:
+    rows = FileRows(TABLE, STATS, SPECS, 2)
+    row = entries(file(partition={"ratio": 1.0}), rows=rows)[0]
+    assert row["partition_spec_id"] == 2
+
+
+# -- metrics --------------------------------------------------------------------------------------------------------
+
+
+def with_maps(row: Row, **maps: dict[int, Any]) -> pa.Table:
+    table = pa.Table.from_pylist([row])
+    for name, values in maps.items():
+        table = table.append_column(name, pa.array([list(values.items())], map_type(name)))
+    return table
+
+
+def test_metrics_become_stats() -> None:
+    low, high = struct.pack("<q", -4), struct.pack("<q", 9)
+    table = with_maps(
+        file(),
+        value_counts={1: 10, 77: 3},
+        null_value_counts={1: 2},
+        nan_value_counts={3: 1},
+        lower_bounds={1: low, 2: b"a"},
+        upper_bounds={1: high},
+    )
+    stats = ROWS.entries(table).to_pylist()[0]["content_stats"]
+    own = [stats["1"][one] for one in ("lower_bound", "upper_bound", "value_count", "null_value_count")]
+    assert own == [-4, 9, 10, 2]
+    assert (stats["2"]["lower_bound"], stats["2"]["upper_bound"]) == ("a", None)
+    assert stats["3"]["nan_value_count"] == 1
+    assert stats["4"] is None
+
+
+def test_a_partition_value_replaces_truncated_bounds() -> None:
+    """What the tuple is derived from is the value itself, whole (semantics N23)."""
+    row = file(spec_id=1, partition={"part": "long value", "ts_day": date(2024, 1, 5)})
+    table = with_maps(
+        row, lower_bounds={2: b"lon"}, upper_bounds={2: b"loo"}, value_counts={2: 12}, null_value_counts={}
+    )
+    stats = ROWS.entries(table).to_pylist()[0]["content_stats"]["2"]
+    assert (stats["lower_bound"], stats["upper_bound"]) == ("long value", "long value")
+    assert (stats["value_count"], stats["null_value_count"]) == (12, 0)
+
+
+def test_bounds_that_are_none() -> None:
+    with pytest.raises(ValidationError, match=r"lower_bounds\[1\]"):
+        ROWS.entries(with_maps(file(), lower_bounds={1: b"x"}))
+
+
+def test_batches_are_made_by_tasks() -> None:
+    rows = pickle.loads(pickle.dumps(ROWS))
+    batches = [pa.RecordBatch.from_pylist([file(), file(file_path="/d/b")]), pa.RecordBatch.from_pylist([file()])]
+    made = list(rows.batches(batches))
+    assert [len(one) for one in made] == [2, 1]
+    assert made[0].schema == tree_schema(STATS)
+
+
+def test_no_files() -> None:
+    table = pa.Table.from_pylist([file(spec_id=1, partition={"part": "x", "ts_day": date(2024, 1, 5)})]).slice(1)
+    assert len(ROWS.entries(table)) == 0
