@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from html import escape
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from pyiceberg.expressions import AlwaysTrue, BooleanExpression
 
 from sparkmeta.catalog.filesystem import is_metadata_file, latest_metadata
-from sparkmeta.errors import UnsupportedError, ValidationError
+from sparkmeta.errors import NoSuchSnapshotError, UnsupportedError, ValidationError
 from sparkmeta.scan import ALL_FIELDS, Scan, table_scan
 from sparkmeta.session import resolve_session
 from sparkmeta.spec.metadata import parse_table_metadata
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pyiceberg.schema import Schema
     from pyiceberg.table import Table as PyIcebergTable
     from pyiceberg.table.sorting import SortOrder
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
     from sparkmeta.commit.swap import Swap
     from sparkmeta.commit.transaction import Transaction
@@ -78,6 +78,66 @@ class Table:
         from sparkmeta.inspect import InspectTable
 
         return InspectTable(self)
+
+    def file_changes(
+        self,
+        from_snapshot_id_exclusive: int | None,
+        to_snapshot_id_inclusive: int | None = None,
+        *,
+        columns: Sequence[str] | None = None,
+        lenient: bool = False,
+    ) -> DataFrame:
+        """The data and delete files that the snapshots after one, up to another, added and removed; lazy.
+
+        Snapshots are followed along their parents. A compaction that changes no data is no change. A file that came and
+        went within the range is there twice. Only manifests that a snapshot added or newly masked are opened.
+
+        Args:
+            from_snapshot_id_exclusive: an ancestor of the other, which may have expired if its child is there; None:
+                all changes since the table was empty.
+            to_snapshot_id_inclusive: None: the current snapshot.
+            columns: of `inspect.files`, as it takes them; all by default.
+            lenient: read also trees that strict readers refuse, as drafts of format version 4 had them: several live
+                deletion vectors of one manifest, as if they were one, and an added manifest with removed files.
+
+        Columns: change_type string (added, removed), snapshot_id long (the one that made the change), the columns of
+        `inspect.files`, and added_positions array<long>: of an added deletion vector the positions that the one removed
+        with it did not have (all of them where none was), else null. A deletion vector that changes is a removed and an
+        added row; one that goes with its data file is a removed row.
+
+        Raises:
+            NoSuchSnapshotError: a snapshot that the table does not have.
+            ValidationError: the first is no ancestor of the second, or what is needed to tell has expired.
+            CorruptFileError: a root that contradicts itself, and, when it runs, a file that is not what it should be.
+        """
+        from sparkmeta.commit.files_changed import file_changes
+
+        ids = (from_snapshot_id_exclusive, to_snapshot_id_inclusive)
+        return file_changes(self.state, *ids, columns, lenient=lenient)
+
+    def check(self, snapshot_id: int | None = None) -> DataFrame:
+        """Every invariant of a snapshot's metadata tree that does not hold, over the whole tree; lazy. No row: sound.
+
+        Columns: rule string, location string (of the manifest, file or root), value string, problem string. The rules:
+        entry-fields (an entry lacks what its content type must have; where the root itself does, nothing else is
+        looked at), leaf-content, manifest-counts, added-manifest, sequence-numbers, partition-bound,
+        one-entry-per-file, one-vector-per-file, one-vector-per-manifest, vector-target, vector-content, ordinal-range,
+        ordinal-deleted, carried-entries (left out where the parent snapshot has expired), affinity-target,
+        affinity-vector, affinity-equality-deletes.
+
+        Raises:
+            NoSuchSnapshotError: the table has no snapshot of that id.
+            UnsupportedError: a snapshot that a manifest list describes.
+            CorruptFileError: its root is no manifest; and, when it runs, errors for leaves that can't be read.
+        """
+        from sparkmeta.commit.check import check
+
+        if snapshot_id is None:
+            return check(self.state)
+        snapshot = self.snapshot_by_id(snapshot_id)
+        if snapshot is None:
+            raise NoSuchSnapshotError(f"{self.location()} has no snapshot {snapshot_id}")
+        return check(self.state.at(snapshot))
 
     def refresh(self) -> Table:
         """The table as it is now; itself where it was opened by the path of one metadata file.

@@ -98,7 +98,7 @@ def write_root(table: pa.Table, properties: Mapping[str, str] | None = None) -> 
 
 
 def read_root(data: bytes, stats: StatsTypes, specs: Collection[int], location: str, snapshot: tuple[int, int]) -> Root:
-    """A root manifest, with what its ADDED entries leave to the snapshot filled in.
+    """A root manifest, with what its ADDED entries leave to the snapshot filled in; checked.
 
     stats: the Iceberg types of the columns and expressions that have stats. specs: the table's partition spec ids.
     snapshot: the id and the sequence number of the snapshot that names the root.
@@ -107,13 +107,18 @@ def read_root(data: bytes, stats: StatsTypes, specs: Collection[int], location: 
         CorruptFileError: no root, or an entry that breaks the rules of its type (see the field matrix in the layout's
             documentation); it names the field, its value and the entry.
     """
+    root = read_unchecked_root(data, stats, location, snapshot)
+    check_root(root.table, specs, location)
+    return root
+
+
+def read_unchecked_root(data: bytes, stats: StatsTypes, location: str, snapshot: tuple[int, int]) -> Root:
+    """As `read_root`, whatever its entries say."""
     table, properties = read_manifest(data, stats, location)
     content = properties.get(CONTENT_KEY)
     if content != ROOT:
         raise CorruptFileError(location, CONTENT_KEY, content, "the file is no root manifest")
-    table = _inherited(table, *snapshot)
-    check_root(table, specs, location)
-    return Root(location, table, properties)
+    return Root(location, _inherited(table, *snapshot), properties)
 
 
 def _inherited(table: pa.Table, snapshot_id: int, sequence_number: int) -> pa.Table:
@@ -134,6 +139,20 @@ def _inherited(table: pa.Table, snapshot_id: int, sequence_number: int) -> pa.Ta
 
 def check_root(table: pa.Table, specs: Collection[int], location: str) -> None:
     """CorruptFileError for the first entry that its content type does not allow, or that lacks what it must have."""
+    for problem in entry_problems(table, specs, location):
+        raise problem.error
+
+
+@dataclass(frozen=True)
+class EntryProblem:
+    """What is wrong with an entry. row: its place among those that were checked."""
+
+    row: int
+    error: CorruptFileError
+
+
+def entry_problems(table: pa.Table, specs: Collection[int], location: str) -> list[EntryProblem]:
+    """Every entry, rows of `tree_schema`, that breaks a rule of the field matrix (semantics 8.4), rule by rule."""
     check = _Checks(table, location)
     check.known("content_type", tuple(int(kind) for kind in ContentType))
     check.present(("version_info", "record_count", "partition_spec_id", "file_format"), check.all)
@@ -152,6 +171,7 @@ def check_root(table: pa.Table, specs: Collection[int], location: str) -> None:
     _check_leaves(check)
     _check_deletes(check)
     _check_vectors(check)
+    return check.problems
 
 
 def _check_leaves(check: _Checks) -> None:
@@ -207,10 +227,11 @@ def _check_vectors(check: _Checks) -> None:
 
 
 class _Checks:
-    """Rules over the rows of a root; the first one broken is a CorruptFileError that names the entry."""
+    """Rules over the rows of a root; each one broken is a CorruptFileError that names the entry."""
 
     def __init__(self, table: pa.Table, location: str) -> None:
         self.table, self.location = table, location
+        self.problems: list[EntryProblem] = []
         self.all = pa.repeat(pa.scalar(True), len(table))
 
     def vector(self, name: str) -> pa.ChunkedArray:
@@ -232,9 +253,7 @@ class _Checks:
             self.refuse(name, column, pc.and_(rows, column.is_valid()), "its content type has no such field")
 
     def refuse(self, name: str, values: Any, wrong: Any, problem: str) -> None:
-        found = pc.indices_nonzero(pc.fill_null(wrong, False))
-        if len(found):
-            row = found[0].as_py()
+        for row in pc.indices_nonzero(pc.fill_null(wrong, False)).to_pylist():
             kind = self.table.column("content_type")[row].as_py()
-            value = values[row].as_py()
-            raise CorruptFileError(self.location, name, value, f"in entry {row}, of content type {kind}: {problem}")
+            text = f"in entry {row}, of content type {kind}: {problem}"
+            self.problems.append(EntryProblem(row, CorruptFileError(self.location, name, values[row].as_py(), text)))

@@ -95,16 +95,27 @@ class TreeReader:
 
     def _leaf_frames(self, roots: pa.Table, projection: EntryProjection) -> list[DataFrame]:
         leaves = roots.filter(pc.not_equal(roots.column("file_format"), IN_ROOT))
-        parquet = pc.equal(leaves.column("file_format"), "PARQUET")
-        newer = pc.greater(version(leaves, "sequence_number"), self.tree.upgraded_sequence_number)
-        is_leaf = pc.and_(parquet, newer)
+        return [self._unmasked(leaves, frame) for frame in self.physical_frames(leaves, projection)]
+
+    def physical_frames(self, leaves: pa.Table, projection: EntryProjection) -> list[DataFrame]:
+        """Every entry of some leaves (rows of `leaf_roots`), masked and DELETED ones included: a frame a layout.
+
+        Without metrics maps: these are made of stats (`plain_projection`, `with_metrics_maps`).
+        """
+        is_leaf = self.has_tree_layout(leaves)
         frames = []
         v4, older = leaves.filter(is_leaf), leaves.filter(pc.invert(is_leaf))
         if len(v4):
             frames.append(read_leaf_entries(self.spark, _units(v4), projection, self.tree.sources))
         if len(older):
             frames.append(self.manifest_entries(older, projection))
-        return [self._unmasked(leaves, frame) for frame in frames]
+        return frames
+
+    def has_tree_layout(self, leaves: pa.Table) -> pa.Array:
+        """Which leaves are V4 ones; the others were written before the table became a tree."""
+        parquet = pc.equal(leaves.column("file_format"), "PARQUET")
+        newer = pc.greater(version(leaves, "sequence_number"), self.tree.upgraded_sequence_number)
+        return pc.and_(parquet, newer)
 
     def _unmasked(self, leaves: pa.Table, entries: DataFrame) -> DataFrame:
         """Without the entries that live deletion vectors mask: an anti-join on (manifest, ordinal)."""
@@ -130,21 +141,31 @@ class TreeReader:
 
     def _with_maps(self, roots: pa.Table, projection: EntryProjection) -> DataFrame:
         """Entries with metrics maps, which are made of the stats of all columns."""
-        stats = {**self.column_types, **dict(projection.stats)}
-        columns = (name for name in projection.columns if name not in METRICS_MAP_IDS)
-        plain = EntryProjection(tuple(columns), projection.partition, tuple(sorted(stats.items())))
+        plain = plain_projection(projection, self.column_types)
         fill = partial(with_metrics_maps, projection, frozenset(self.column_types))
         return self.entries(roots, plain).mapInArrow(fill, spark_schema(projection))
+
+
+def plain_projection(projection: EntryProjection, column_types: Mapping[int, str]) -> EntryProjection:
+    """A projection with the stats of all columns in the place of its metrics maps, which are made of them."""
+    stats = {**column_types, **dict(projection.stats)}
+    columns = tuple(name for name in projection.columns if name not in METRICS_MAP_IDS)
+    return EntryProjection(columns, projection.partition, tuple(sorted(stats.items())))
 
 
 def own_rows(tree: Tree, content: ContentType, projection: EntryProjection) -> pa.Table:
     """The root's own files of one content, with the fields that a projection needs, `manifest` and `ordinal`."""
     files = tree.root.of(_OWN_ENTRIES[content], live=False)
-    schema = read_fields(projection, tree.sources)
-    columns = [narrowed(files.column(field.name), field.type) for field in schema]
+    table = narrowed_rows(files, projection, tree.sources)
     manifests = pa.repeat(pa.scalar(tree.own_id(content), pa.int32()), len(files))
-    table = pa.Table.from_arrays(columns, schema=schema)
     return table.append_column(MANIFEST, manifests).append_column(ORDINAL, files.column("ordinal"))
+
+
+def narrowed_rows(files: pa.Table, projection: EntryProjection, sources: TupleSources) -> pa.Table:
+    """Rows of `tree_schema` with the fields only that a projection needs, for `entry_columns`."""
+    schema = read_fields(projection, sources)
+    columns = [narrowed(files.column(field.name), field.type) for field in schema]
+    return pa.Table.from_arrays(columns, schema=schema)
 
 
 def narrowed(values: pa.ChunkedArray | pa.Array, kind: pa.DataType) -> pa.Array:
@@ -194,8 +215,17 @@ def tree_roots(tree: Tree) -> pa.Table:
         zip(tree.vectors.column(MANIFEST).to_pylist(), tree.vectors.column("record_count").to_pylist(), strict=True)
     )
     ordinals = leaves.column("ordinal").to_pylist()
+    of_leaves = leaf_roots(leaves, leaves.column("ordinal").cast(pa.int32()))
+    table = of_leaves.append_column(MASKED, pa.array([masked.get(one, 0) for one in ordinals], pa.int64()))
+    own = [_own_row(tree, content) for content in _OWN_ENTRIES]
+    rows = [row for row in own if row is not None]
+    return pa.concat_tables([table, pa.Table.from_pylist(rows, schema=table.schema)]).combine_chunks()
+
+
+def leaf_roots(leaves: pa.Table, ids: Any) -> pa.Table:
+    """Leaves, rows of `tree_schema`, as manifests with these small ids: `tree_roots` without `masked`."""
     columns: dict[str, Any] = {
-        MANIFEST: leaves.column("ordinal").cast(pa.int32()),
+        MANIFEST: ids,
         "content_type": leaves.column("content_type"),
         "location": leaves.column("location"),
         "file_format": pc.utf8_upper(leaves.column("file_format")),
@@ -208,12 +238,8 @@ def tree_roots(tree: Tree) -> pa.Table:
         "first_row_id": leaves.column("first_row_id"),
         "referenced_file": leaves.column("referenced_file"),
         CONTENT_STATS: leaves.column(CONTENT_STATS),
-        MASKED: pa.array([masked.get(one, 0) for one in ordinals], pa.int64()),
     }
-    table = pa.table(columns)
-    own = [_own_row(tree, content) for content in _OWN_ENTRIES]
-    rows = [row for row in own if row is not None]
-    return pa.concat_tables([table, pa.Table.from_pylist(rows, schema=table.schema)]).combine_chunks()
+    return pa.table(columns)
 
 
 def _own_row(tree: Tree, content: ContentType) -> dict[str, Any] | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +35,12 @@ VECTOR_SCHEMA = pa.schema(
 
 MASKED_SCHEMA = pa.schema([pa.field(MANIFEST, pa.int32()), pa.field(ORDINAL, pa.int64())])
 
+# As MASKED_SCHEMA; or a deletion vector that can't be read, or an ordinal that its leaf does not have.
+CHECKED_SCHEMA = pa.schema([*MASKED_SCHEMA, pa.field("value", pa.string()), pa.field("problem", pa.string())])
+
+# What becomes of a vector, a row of `VECTOR_SCHEMA`, and its blob.
+_Decode = Callable[[dict[str, Any], bytes], Iterator[pa.RecordBatch]]
+
 
 def leaf_vectors(root: Root) -> pa.Table:
     """The live deletion vectors of the root's leaves, as `VECTOR_SCHEMA`; `manifest` is the leaf's ordinal."""
@@ -54,6 +60,18 @@ def leaf_vectors(root: Root) -> pa.Table:
 _IN_STRUCT = ("offset", "size_in_bytes", "inline_content")
 
 
+def vector_row(manifest: int, leaf: Mapping[str, Any], vector: Mapping[str, Any]) -> dict[str, Any]:
+    """An entry of content type 5 and that of its leaf as a row of `VECTOR_SCHEMA`; `manifest` is any id."""
+    return {
+        MANIFEST: manifest,
+        "referenced_file": leaf["location"],
+        "location": vector["location"],
+        **vector["deletion_vector"],
+        "record_count": vector["record_count"],
+        "leaf_entries": leaf["record_count"],
+    }
+
+
 def masked_ordinals(spark: SparkSession, vectors: pa.Table, reader: ExecutorReader | None) -> DataFrame:
     """The entries that deletion vectors mask, as a lazy DataFrame of `manifest`, `ordinal`.
 
@@ -63,14 +81,25 @@ def masked_ordinals(spark: SparkSession, vectors: pa.Table, reader: ExecutorRead
         CorruptFileError: a bitmap that is none, has another cardinality than its entry says, or masks an entry that
             the leaf does not have.
     """
+    return _exploded(spark, vectors, reader, _ordinals, MASKED_SCHEMA)
+
+
+def checked_ordinals(spark: SparkSession, vectors: pa.Table, reader: ExecutorReader | None) -> DataFrame:
+    """As `masked_ordinals`, but what is wrong is a row with a `problem`: `CHECKED_SCHEMA`."""
+    return _exploded(spark, vectors, reader, _checked_ordinals, CHECKED_SCHEMA)
+
+
+def _exploded(
+    spark: SparkSession, vectors: pa.Table, reader: ExecutorReader | None, decode: _Decode, schema: pa.Schema
+) -> DataFrame:
     from sparkmeta.manifests.avro.read import schema_of
     from sparkmeta.session import local_frame
 
     rows = local_frame(spark, vectors)
     stored = [one for one in vectors.column("location").unique().to_pylist() if one]
     if not stored or reader is not None:
-        return rows.mapInArrow(partial(_explode, reader), schema_of(MASKED_SCHEMA))
-    return _with_content(spark, rows, stored).mapInArrow(_explode_contents, schema_of(MASKED_SCHEMA))
+        return rows.mapInArrow(partial(_explode, reader, decode), schema_of(schema))
+    return _with_content(spark, rows, stored).mapInArrow(partial(_explode_contents, decode), schema_of(schema))
 
 
 def _with_content(spark: SparkSession, rows: DataFrame, locations: list[str]) -> DataFrame:
@@ -86,18 +115,20 @@ def _with_content(spark: SparkSession, rows: DataFrame, locations: list[str]) ->
     return rows.join(contents.select("location", "content"), "location", "left")
 
 
-def _explode(reader: ExecutorReader | None, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def _explode(
+    reader: ExecutorReader | None, decode: _Decode, batches: Iterable[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
     for batch in batches:
         for row in batch.to_pylist():
             if row["inline_content"] is not None:
-                yield from _ordinals(row, row["inline_content"])
+                yield from decode(row, row["inline_content"])
             else:
                 assert reader is not None
                 end = row["offset"] + row["size_in_bytes"]
-                yield from _ordinals(row, reader.read(row["location"])[row["offset"] : end])
+                yield from decode(row, reader.read(row["location"])[row["offset"] : end])
 
 
-def _explode_contents(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def _explode_contents(decode: _Decode, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     for batch in batches:
         for row in batch.to_pylist():
             blob = row["inline_content"]
@@ -105,7 +136,17 @@ def _explode_contents(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBa
                 if row["content"] is None:
                     raise CorruptFileError(row["location"], "location", row["location"], "Spark has not read the file")
                 blob = row["content"][row["offset"] : row["offset"] + row["size_in_bytes"]]
-            yield from _ordinals(row, blob)
+            yield from decode(row, blob)
+
+
+def _checked_ordinals(row: dict[str, Any], blob: bytes) -> Iterator[pa.RecordBatch]:
+    try:
+        for batch in _ordinals(row, blob):
+            nothing = pa.nulls(len(batch), pa.string())
+            yield pa.RecordBatch.from_arrays([*batch.columns, nothing, nothing], schema=CHECKED_SCHEMA)
+    except CorruptFileError as error:
+        found = {MANIFEST: row[MANIFEST], "value": str(error.value), "problem": f"{error.field}: {error.problem}"}
+        yield pa.RecordBatch.from_pylist([found], schema=CHECKED_SCHEMA)
 
 
 def _ordinals(row: dict[str, Any], blob: bytes) -> Iterator[pa.RecordBatch]:

@@ -1,0 +1,437 @@
+"""Which files a range of snapshots added and removed: the driver decides from the roots, Spark reads what is left.
+
+Only leaves that a snapshot added or newly masked are opened (semantics 8.5 B), so that the cost follows the size of the
+change. Snapshots of a manifest list say it by the manifests that they added.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, partial, reduce
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import Window
+from pyspark.sql import functions as F
+from pyspark.sql.types import LongType, StringType
+
+from sparkmeta.commit.root_changes import LeafChange, LeafKind, RootChanges, root_changes
+from sparkmeta.errors import CorruptFileError, NoSuchSnapshotError, ValidationError
+from sparkmeta.inspect.files import files_selection
+from sparkmeta.manifests.avro.read import spark_schema
+from sparkmeta.manifests.leaf import entry_columns
+from sparkmeta.manifests.maps import with_metrics_maps
+from sparkmeta.manifests.projection import MANIFEST, ORDINAL, EntryProjection
+from sparkmeta.manifests.root import Root, one_of, version
+from sparkmeta.manifests.tree import TreeReader, leaf_roots, narrowed_rows, plain_projection
+from sparkmeta.manifests.vectors import VECTOR_SCHEMA, masked_ordinals, vector_row
+from sparkmeta.plan.prune import is_live
+from sparkmeta.session import local_frame
+from sparkmeta.spec.bitmap import read_deletion_vector
+from sparkmeta.spec.entry import METRICS_MAP_IDS, ContentType, Status
+from sparkmeta.storage.files import binary_files
+from sparkmeta.storage.location import spark_path_key
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+    from sparkmeta.inspect.files import Selection
+    from sparkmeta.spec.metadata import Snapshot, TableMetadata
+    from sparkmeta.state import TableState
+    from sparkmeta.storage.files import ExecutorReader
+
+ADDED = "added"
+REMOVED = "removed"
+CHANGE_TYPE = "change_type"
+ADDED_POSITIONS = "added_positions"
+
+_CHANGE, _SNAPSHOT, _UNIT, _POSITIONS = "_change", "_snapshot", "_unit", "_positions"
+_LOCATION, _OFFSET = "_location", "_offset"
+# What changes are told apart by, and deletion vectors read by, whatever is shown.
+_NEEDED = (
+    "content_type",
+    "location",
+    "file_format",
+    "version_info",
+    "deletion_vector",
+    "record_count",
+    "referenced_file",
+)
+_CONTENTS = {
+    ContentType.DATA_MANIFEST: (ContentType.DATA,),
+    ContentType.DELETE_MANIFEST: (ContentType.POSITION_DELETES, ContentType.EQUALITY_DELETES),
+}
+_STATUS = {LeafKind.ADDED: Status.ADDED, LeafKind.UNMADE: Status.DELETED, LeafKind.CARRIED: Status.EXISTING}
+# Masked ordinals up to this many are broadcast; more are joined by hash.
+_BROADCAST_ORDINALS = 1_000_000
+
+
+def file_changes(
+    state: TableState,
+    from_snapshot_id: int | None,
+    to_snapshot_id: int | None,
+    columns: Sequence[str] | None = None,
+    *,
+    lenient: bool = False,
+) -> DataFrame:
+    """The files that the snapshots of a range added and removed, as `Table.file_changes` says."""
+    selection = files_selection(state, columns)
+    changes = _Changes(state, selection, lenient)
+    for snapshot in snapshots_between(state.metadata, from_snapshot_id, to_snapshot_id):
+        changes.add(snapshot)
+    return changes.frame()
+
+
+def snapshots_between(metadata: TableMetadata, from_exclusive: int | None, to_inclusive: int | None) -> list[Snapshot]:
+    """The snapshots after one up to another along the parents, oldest first.
+
+    from_exclusive: None for all since the table was empty; it may have expired if the one after it is there.
+    to_inclusive: None for the current one.
+
+    Raises:
+        NoSuchSnapshotError: a snapshot that the table does not have.
+        ValidationError: the first is no ancestor of the second, or the history between them has expired.
+    """
+    last = metadata.current_snapshot() if to_inclusive is None else metadata.snapshot_by_id(to_inclusive)
+    if last is None:
+        if to_inclusive is None and from_exclusive is None:
+            return []
+        missing = from_exclusive if to_inclusive is None else to_inclusive
+        raise NoSuchSnapshotError(f"{metadata.location} has no snapshot {missing}")
+    by_id = {one.snapshot_id: one for one in metadata.snapshots}
+    found: list[Snapshot] = []
+    place: int | None = last.snapshot_id
+    while place != from_exclusive:
+        if place is None or place not in by_id:
+            raise _not_in_history(metadata, from_exclusive, last.snapshot_id, place)
+        found.append(by_id[place])
+        if len(found) > len(by_id):
+            raise CorruptFileError(metadata.location, "parent-snapshot-id", place, "the snapshot is its own ancestor")
+        place = by_id[place].parent_snapshot_id
+    return found[::-1]
+
+
+def _not_in_history(metadata: TableMetadata, start: int | None, end: int, lost: int | None) -> Exception:
+    if start is not None and metadata.snapshot_by_id(start) is None:
+        return NoSuchSnapshotError(f"{metadata.location} has no snapshot {start}")
+    if lost is None:
+        return ValidationError(f"{metadata.location}: snapshot {start} is no ancestor of snapshot {end}")
+    since = "the table was empty" if start is None else f"snapshot {start}"
+    return ValidationError(
+        f"{metadata.location}: snapshot {lost} has expired: what changed since {since} is not known any more"
+    )
+
+
+@dataclass(frozen=True)
+class _Unit:
+    """A leaf to open for one snapshot. id: of the unit. manifest: small id of the leaf."""
+
+    id: int
+    snapshot_id: int
+    manifest: int
+    content: ContentType
+    change: LeafChange
+
+
+@dataclass
+class _Changes:
+    """Collects, snapshot by snapshot, what to read; the roots themselves are not kept."""
+
+    state: TableState
+    selection: Selection
+    lenient: bool
+    _units: list[_Unit] = field(default_factory=list)
+    _manifests: dict[str, int] = field(default_factory=dict)
+    _leaves: list[pa.Table] = field(default_factory=list)
+    _own: list[tuple[int, RootChanges]] = field(default_factory=list)
+    _listed: list[pa.Table] = field(default_factory=list)
+    _last: tuple[int, Root | None] | None = None
+    _newest: TableState | None = None
+
+    def add(self, snapshot: Snapshot) -> None:
+        """The changes of one snapshot, whose parent was added before or is the one that the range begins after."""
+        state = self.state.at(snapshot)
+        if state.tree is None:
+            roots = state.roots
+            self._listed.append(roots.filter(pc.equal(version(roots, "snapshot_id"), snapshot.snapshot_id)))
+            self._last = (snapshot.snapshot_id, None)
+            return
+        root, own_id = state.tree.root, snapshot.snapshot_id
+        changes = root_changes(root, own_id, partial(self._parent, snapshot), lenient=self.lenient)
+        for change in changes.leaves:
+            self._add_leaf(root, own_id, change)
+        self._own.append((own_id, changes))
+        self._last, self._newest = (own_id, root), state
+
+    def _add_leaf(self, root: Root, snapshot_id: int, change: LeafChange) -> None:
+        location = change.leaf["location"]
+        if location not in self._manifests:
+            self._manifests[location] = len(self._leaves)
+            self._leaves.append(root.table.slice(change.row, 1))
+        content = ContentType(change.leaf["content_type"])
+        self._units.append(_Unit(len(self._units), snapshot_id, self._manifests[location], content, change))
+
+    def _parent(self, snapshot: Snapshot) -> Root | None:
+        parent_id = snapshot.parent_snapshot_id
+        if parent_id is None:
+            return None
+        if self._last is not None and self._last[0] == parent_id:
+            return self._last[1]
+        parent = self.state.metadata.snapshot_by_id(parent_id)
+        if parent is None:
+            raise NoSuchSnapshotError(f"{self.state.metadata.location} has no snapshot {parent_id} any more")
+        tree = self.state.at(parent).tree
+        return None if tree is None else tree.root
+
+    # -- the result -------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def _projection(self) -> EntryProjection:
+        shown = self.selection.projection
+        return EntryProjection.of({*shown.columns, *_NEEDED}, dict(shown.partition), dict(shown.stats))
+
+    @cached_property
+    def _column_types(self) -> dict[int, str]:
+        return {one: str(column.field_type) for one, column in self.state.primitive_fields.items()}
+
+    @property
+    def _maps(self) -> bool:
+        return any(name in METRICS_MAP_IDS for name in self._projection.columns)
+
+    @cached_property
+    def _read(self) -> EntryProjection:
+        """What trees are read with."""
+        return plain_projection(self._projection, self._column_types) if self._maps else self._projection
+
+    def frame(self) -> DataFrame:
+        """All changes as one lazy DataFrame."""
+        data = [*self._tree_frames(ContentType.DATA_MANIFEST), *self._list_frames(ContentType.DATA_MANIFEST)]
+        deletes = [*self._tree_frames(ContentType.DELETE_MANIFEST), *self._list_frames(ContentType.DELETE_MANIFEST)]
+        frames = [one.withColumn(ADDED_POSITIONS, F.lit(None).cast("array<bigint>")) for one in _union(data)]
+        frames += [_with_added_positions(self.state, one) for one in _union(deletes)]
+        if not frames:
+            schema = spark_schema(self._projection).add(_CHANGE, StringType()).add(_SNAPSHOT, LongType())
+            frames = [self.state.spark.createDataFrame([], schema.add(ADDED_POSITIONS, _positions_type()))]
+        shown = [F.col(_CHANGE).alias(CHANGE_TYPE), F.col(_SNAPSHOT).alias("snapshot_id")]
+        shown += [*self.selection.file_columns(), *self.selection.metrics_columns(), F.col(ADDED_POSITIONS)]
+        return _union(frames)[0].select(*shown)
+
+    def _tree_frames(self, content: ContentType) -> Iterator[DataFrame]:
+        """The changes of trees in leaves of one content, and in the roots' own files."""
+        removed = [*self._own_frames(content, Status.DELETED), *self._masked(content)]
+        removed += self._by_status(content, LeafKind.UNMADE) + self._unmasked(content, LeafKind.DROPPED)
+        added = [*self._own_frames(content, Status.ADDED), *self._unmasked(content, LeafKind.ADDED)]
+        frames = [one.withColumn(_CHANGE, F.lit(ADDED)) for one in _union(added)]
+        gone = [self._really_removed(one, content) for one in _union(removed)]
+        frames += [one.withColumn(_CHANGE, F.lit(REMOVED)) for one in gone]
+        for one in _union(frames):
+            yield self._with_maps(one) if self._maps else one
+
+    def _with_maps(self, frame: DataFrame) -> DataFrame:
+        """The changes with the metrics maps that are shown."""
+        fill = partial(_fill_maps, self._projection, frozenset(self._column_types))
+        names = [*self._read.schema.names, _CHANGE, _SNAPSHOT]
+        schema = spark_schema(self._projection).add(_CHANGE, StringType()).add(_SNAPSHOT, LongType())
+        return frame.select(*names).mapInArrow(fill, schema)
+
+    def _really_removed(self, removed: DataFrame, content: ContentType) -> DataFrame:
+        """Without files that the snapshot carried elsewhere; and each once, where a leaf says so as well."""
+        carried = [*self._by_status(content, LeafKind.CARRIED), *self._own_frames(content, Status.EXISTING)]
+        for keys in _union(carried):
+            wanted = keys.select(*_file_key())
+            removed = removed.withColumns(_key_columns()).join(wanted, [_SNAPSHOT, _LOCATION, _OFFSET], "left_anti")
+            removed = removed.drop(_LOCATION, _OFFSET)
+        if any(one.change.kind is LeafKind.UNMADE for one in self._units):
+            removed = removed.withColumns(_key_columns()).dropDuplicates([_SNAPSHOT, _LOCATION, _OFFSET])
+            removed = removed.drop(_LOCATION, _OFFSET)
+        return removed
+
+    def _own_frames(self, content: ContentType, status: Status) -> list[DataFrame]:
+        """Files that stand in the roots themselves, of one status."""
+        tables = []
+        for snapshot_id, changes in self._own:
+            table = changes.kept if status == Status.EXISTING else changes.files
+            rows = table.filter(pc.and_(one_of(table, _CONTENTS[content]), pc.equal(version(table, "status"), status)))
+            if len(rows):
+                narrow = narrowed_rows(rows, self._read, self.state.tuple_sources)
+                ids = pa.repeat(pa.scalar(snapshot_id, pa.int64()), len(rows))
+                tables.append(narrow.append_column(_SNAPSHOT, ids))
+        if not tables:
+            return []
+        table = pa.concat_tables(tables)
+        table = table.append_column(MANIFEST, pa.nulls(len(table), pa.int32()))
+        table = table.append_column(ORDINAL, pa.nulls(len(table), pa.int64()))
+        columns = entry_columns(self._read, self.state.tuple_sources, None)
+        return [local_frame(self.state.spark, table).select(*columns, _SNAPSHOT)]
+
+    # -- leaves -----------------------------------------------------------------------------------------------------
+
+    def _of(self, content: ContentType, kind: LeafKind) -> list[_Unit]:
+        return [one for one in self._units if one.content == content and one.change.kind is kind]
+
+    def _physical(self, units: Sequence[_Unit]) -> DataFrame:
+        """Every entry of the units' leaves, each leaf once."""
+        newest = self._newest
+        assert newest is not None
+        assert newest.tree is not None
+        ids = sorted({one.manifest for one in units})
+        leaves = pa.concat_tables([self._leaves[one] for one in ids])
+        roots = leaf_roots(leaves, pa.array(ids, pa.int32()))
+        reader = TreeReader(newest.spark, newest.tree, newest.reader, self._column_types, newest.manifest_entries)
+        return _union(reader.physical_frames(roots, self._read))[0]
+
+    def _places(self, units: Sequence[_Unit]) -> DataFrame:
+        rows = [{_UNIT: one.id, MANIFEST: one.manifest, _SNAPSHOT: one.snapshot_id} for one in units]
+        return F.broadcast(local_frame(self.state.spark, pa.Table.from_pylist(rows, schema=_PLACES)))
+
+    def _by_status(self, content: ContentType, kind: LeafKind) -> list[DataFrame]:
+        units = self._of(content, kind)
+        if not units:
+            return []
+        chosen = self._physical(units).where(F.col("version_info.status") == int(_STATUS[kind]))
+        return [chosen.join(self._places(units), MANIFEST).drop(_UNIT)]
+
+    def _unmasked(self, content: ContentType, kind: LeafKind) -> list[DataFrame]:
+        """The ADDED entries of leaves that were added, or the live ones of leaves that were dropped, but for masked."""
+        units = self._of(content, kind)
+        if not units:
+            return []
+        wanted = F.col("version_info.status") == int(Status.ADDED) if kind is LeafKind.ADDED else is_live()
+        placed = self._physical(units).where(wanted).join(self._places(units), MANIFEST)
+        for masked in self._ordinals(units, "old"):
+            placed = placed.join(masked, [_UNIT, ORDINAL], "left_anti")
+        return [placed.drop(_UNIT)]
+
+    def _masked(self, content: ContentType) -> list[DataFrame]:
+        """The entries that were masked newly: by the snapshot's own deletion vectors, and by no earlier ones."""
+        units = self._of(content, LeafKind.MASKED)
+        if not units:
+            return []
+        wanted = self._ordinals(units, "new")[0].distinct()
+        for masked in self._ordinals(units, "old"):
+            wanted = wanted.join(masked, [_UNIT, ORDINAL], "left_anti")
+        wanted = wanted.join(self._places(units), _UNIT).select(MANIFEST, ORDINAL, _SNAPSHOT)
+        few = sum(vector["record_count"] for one in units for vector in one.change.new) <= _BROADCAST_ORDINALS
+        entries = self._physical(units).where(is_live())
+        return [entries.join(F.broadcast(wanted) if few else wanted, [MANIFEST, ORDINAL])]
+
+    def _ordinals(self, units: Sequence[_Unit], which: str) -> list[DataFrame]:
+        """(unit, ordinal) of the units' `new` or `old` deletion vectors; nothing where there are none."""
+        rows = [vector_row(one.id, one.change.leaf, row) for one in units for row in getattr(one.change, which)]
+        if not rows:
+            return []
+        vectors = pa.Table.from_pylist(rows, schema=VECTOR_SCHEMA)
+        found = masked_ordinals(self.state.spark, vectors, self.state.reader)
+        return [found.withColumnRenamed(MANIFEST, _UNIT)]
+
+    # -- manifest lists ---------------------------------------------------------------------------------------------
+
+    def _list_frames(self, content: ContentType) -> list[DataFrame]:
+        """What manifests of the v1-v3 layout say of the snapshots that added them."""
+        if not self._listed:
+            return []
+        roots = pa.concat_tables(self._listed)
+        roots = roots.filter(one_of(roots, [content]))
+        if not len(roots):
+            return []
+        index = roots.column_names.index(MANIFEST)
+        roots = roots.set_column(index, MANIFEST, pa.array(range(len(roots)), pa.int32()))
+        owners = pa.table({MANIFEST: roots.column(MANIFEST), _SNAPSHOT: version(roots, "snapshot_id")})
+        entries = self.state.manifest_entries(roots, self._projection)
+        placed = entries.join(F.broadcast(local_frame(self.state.spark, owners)), MANIFEST)
+        status = F.col("version_info.status")
+        own = (F.col("version_info.snapshot_id") == F.col(_SNAPSHOT)) & (status != int(Status.EXISTING))
+        change = F.when(status == int(Status.ADDED), ADDED).otherwise(REMOVED)
+        return [placed.where(own).withColumn(_CHANGE, change)]
+
+
+_PLACES = pa.schema([pa.field(_UNIT, pa.int32()), pa.field(MANIFEST, pa.int32()), pa.field(_SNAPSHOT, pa.int64())])
+
+
+def _union(frames: Sequence[DataFrame]) -> list[DataFrame]:
+    """At most one DataFrame: all rows."""
+    return [reduce(lambda left, right: left.unionByName(right), frames)] if frames else []
+
+
+def _key_columns() -> dict[str, Column]:
+    """What a file is known by; a deletion vector by its offset too. Nulls are equal to nothing in a join."""
+    return {_LOCATION: F.col("location"), _OFFSET: F.coalesce(F.col("deletion_vector.offset"), F.lit(-1))}
+
+
+def _file_key() -> list[Column]:
+    return [F.col(_SNAPSHOT), *(column.alias(name) for name, column in _key_columns().items())]
+
+
+def _fill_maps(projection: EntryProjection, columns: frozenset[int], batches: Any) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        for filled in with_metrics_maps(projection, columns, [batch]):
+            marks = [batch.column(_CHANGE), batch.column(_SNAPSHOT)]
+            yield pa.RecordBatch.from_arrays([*filled.columns, *marks], [*filled.schema.names, _CHANGE, _SNAPSHOT])
+
+
+# -- positions ------------------------------------------------------------------------------------------------------
+
+
+def _positions_type() -> Any:
+    from pyspark.sql.types import ArrayType
+
+    return ArrayType(LongType())
+
+
+def _with_added_positions(state: TableState, deletes: DataFrame) -> DataFrame:
+    """Changes of delete files with the positions that each added deletion vector has and the removed one had not.
+
+    A column that is not asked for is not computed: no deletion vector is read for it. Where only Spark's sources reach
+    the store, a job lists the vectors' files at once.
+    """
+    is_vector = F.col("deletion_vector.offset").isNotNull()
+    with_positions = _positions(state, deletes, is_vector)
+    pair = Window.partitionBy(_SNAPSHOT, F.coalesce("referenced_file", "location"))
+    before = F.flatten(F.collect_list(F.when(F.col(_CHANGE) == REMOVED, F.col(_POSITIONS))).over(pair))
+    added = is_vector & (F.col(_CHANGE) == ADDED)
+    positions = F.when(added, F.array_except(F.col(_POSITIONS), before))
+    return with_positions.withColumn(ADDED_POSITIONS, positions).drop(_POSITIONS)
+
+
+def _positions(state: TableState, deletes: DataFrame, is_vector: Column) -> DataFrame:
+    place = [F.col("location"), F.col("deletion_vector.offset"), F.col("deletion_vector.size_in_bytes")]
+    if state.reader is not None:
+        read = F.udf(_PositionReader(state.reader), _positions_type(), useArrow=True)
+        return deletes.withColumn(_POSITIONS, F.when(is_vector, read(*place, F.col("record_count"))))
+    found = deletes.where(is_vector).select("location").distinct().toArrow()
+    locations = found.column("location").to_pylist()
+    keys = pa.table({"location": locations, "path": pa.array([spark_path_key(one) for one in locations], pa.string())})
+    contents = binary_files(state.spark, locations).join(F.broadcast(local_frame(state.spark, keys)), "path")
+    decode = F.udf(_positions_in, _positions_type(), useArrow=True)
+    joined = deletes.join(contents.select("location", "content"), "location", "left")
+    positions = F.when(is_vector, decode(F.col("content"), *place, F.col("record_count")))
+    return joined.withColumn(_POSITIONS, positions).drop("content")
+
+
+@dataclass
+class _PositionReader:
+    """Reads deletion vectors in a Spark task; keeps the last Puffin file, which the next may stand in too."""
+
+    reader: ExecutorReader
+    _last: tuple[str, bytes] | None = None
+
+    def __call__(self, location: str, offset: int | None, size: int | None, count: int) -> list[int] | None:
+        if offset is None:
+            return None
+        if self._last is None or self._last[0] != location:
+            self._last = (location, self.reader.read(location))
+        return _positions_in(self._last[1], location, offset, size, count)
+
+
+def _positions_in(
+    content: bytes | None, location: str, offset: int | None, size: int | None, count: int
+) -> list[int] | None:
+    if content is None or offset is None:
+        return None
+    if size is None or offset < 0 or size < 0 or offset + size > len(content):
+        problem = f"{size} bytes there end after the file's {len(content)}"
+        raise CorruptFileError(location, "content_offset", offset, problem)
+    bitmap = read_deletion_vector(content[offset : offset + size], location, count)
+    return [position for part in bitmap.positions() for position in part.tolist()]

@@ -1,0 +1,285 @@
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from sparkmeta.errors import NoSuchSnapshotError, UnsupportedError
+from sparkmeta.spec.bitmap import PositionBitmap, write_deletion_vector
+from sparkmeta.spec.entry import Status
+from tests.handmade import HandmadeTable
+from tests.trees import BY_PART, Entry, TreeTable, data, equality_deletes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from pyspark.sql import SparkSession
+
+    from sparkmeta.table import Table
+
+Broken = tuple[str, str, str]
+
+
+def violations(table: Table) -> set[Broken]:
+    """(rule, last part of the location, value) of each."""
+    rows = table.check().collect()
+    assert all(row["problem"] for row in rows)
+    return {(row["rule"], row["location"].rpartition("/")[2], row["value"]) for row in rows}
+
+
+def files(*names: str) -> list[Entry]:
+    return [data(name) for name in names]
+
+
+def test_a_sound_tree(tmp_path: Path, spark: SparkSession) -> None:
+    """Every kind of entry, masks, affinity, tombstones, a compaction and an append in one commit."""
+    tree = TreeTable(tmp_path / "t", BY_PART)
+    m1, m2 = tree.leaf("m1", *files("d1", "d2", "d3")), tree.leaf("m2", data("d4", None), *files("d5"))
+    x1 = tree.leaf("x1", tree.vector("d1", {1}), tree.vector("d2", {2}), referenced_file=m1.location)
+    x2 = tree.leaf("x2", equality_deletes("e1"))
+    first, old = tree.mask(m2, {0}, puffin=True), tree.vector("d6", {1})
+    root = [*files("d6"), equality_deletes("e2")]
+    tree.snapshot(added=[m1, m2, x1, x2, *root, old])
+    tree.snapshot(existing=[m1, m2, x1, x2, *root], deleted=[old], added=[first, tree.vector("d6", {1, 4})])
+    m3 = tree.leaf("m3", data("d5").existing())
+    masks = [tree.mask(m1, {0}), tree.mask(x1, {0})]
+    tree.snapshot(existing=[m1, x1, x2, m3, root[1]], deleted=[root[0]], added=[*masks, *files("d7")])
+    table = tree.load(spark)
+    assert violations(table) == set()
+    assert table.check(2).count() == 0
+    assert table.check().columns == ["rule", "location", "value", "problem"]
+
+
+def wrong_kind_in_data_leaf(tree: TreeTable) -> Broken:
+    tree.snapshot(added=[tree.leaf("m1", data("d1"), equality_deletes("e1"))])
+    return "leaf-content", "m1.parquet", "2"
+
+
+def wrong_kind_in_delete_leaf(tree: TreeTable) -> Broken:
+    tree.snapshot(added=[tree.leaf("x1", equality_deletes("e1"), data("d1"), content="delete")])
+    return "leaf-content", "x1.parquet", "0"
+
+
+def manifest_in_leaf(tree: TreeTable) -> Broken:
+    tree.snapshot(added=[tree.leaf("m1", data("d1"), data("m0", content_type=3))])
+    return "leaf-content", "m1.parquet", "3"
+
+
+def two_vectors_of_a_leaf(tree: TreeTable) -> Broken:
+    m1 = tree.leaf("m1", *files("d1", "d2", "d3"))
+    tree.snapshot(added=[m1])
+    tree.snapshot(existing=[m1], added=[tree.mask(m1, {0}), tree.mask(m1, {1})])
+    return "one-vector-per-manifest", "m1.parquet", "deletion vectors is 2"
+
+
+def two_vectors_of_a_file(tree: TreeTable) -> Broken:
+    leaf = tree.leaf("x1", tree.vector("d1", {1}), tree.vector("d2", {1}))
+    tree.snapshot(added=[*files("d1", "d2"), leaf, tree.vector("d1", {2})])
+    return "one-vector-per-file", "d1", "2"
+
+
+def vector_of_no_leaf(tree: TreeTable) -> Broken:
+    m1 = tree.leaf("m1", *files("d1"))
+    tree.snapshot(added=[tree.mask(m1, {0})])
+    return "vector-target", "root1.parquet", f"referenced_file is {m1.location!r}"
+
+
+def vector_of_a_deleted_leaf(tree: TreeTable) -> Broken:
+    m1 = tree.leaf("m1", *files("d1"))
+    mask = tree.mask(m1, {0})
+    tree.snapshot(added=[m1, mask])
+    tree.snapshot(existing=[mask], deleted=[m1])
+    return "vector-target", "root2.parquet", f"referenced_file is {m1.location!r}"
+
+
+def ordinal_out_of_range(tree: TreeTable) -> Broken:
+    m1 = tree.leaf("m1", *files("d1", "d2"))
+    tree.snapshot(added=[m1, tree.mask(m1, {1, 2})])
+    return "ordinal-range", "m1.parquet", "2"
+
+
+def ordinal_of_a_deleted_entry(tree: TreeTable) -> Broken:
+    m1 = tree.leaf("m1", data("d1").existing(), data("d2").deleted())
+    tree.snapshot(added=files("d1"))
+    tree.snapshot(existing=[m1], added=[tree.mask(m1, {1})])
+    return "ordinal-deleted", "m1.parquet", "1"
+
+
+def broken_checksum(tree: TreeTable) -> Broken:
+    m1 = tree.leaf("m1", *files("d1", "d2"))
+    blob = bytearray(write_deletion_vector(PositionBitmap.of([0])))
+    crc = blob[-4:].hex()
+    blob[-8] ^= 1
+    tree.snapshot(added=[m1, tree.mask(m1, {0}, deletion_vector={"inline_content": bytes(blob)})])
+    return "vector-content", "m1.parquet", repr(crc)
+
+
+def wrong_cardinality(tree: TreeTable) -> Broken:
+    m1 = tree.leaf("m1", *files("d1", "d2"))
+    tree.snapshot(added=[m1, tree.mask(m1, {0}, record_count=2, puffin=True).with_fields(record_count=2)])
+    return "vector-content", "m1.parquet", "2"
+
+
+def existing_without_sequence(tree: TreeTable) -> Broken:
+    m1 = tree.leaf("m1", data("d1").existing(sequence=None), data("d2").existing())
+    tree.snapshot(added=files("d1", "d2"))
+    tree.snapshot(existing=[m1])
+    return "sequence-numbers", "m1.parquet", "d1"
+
+
+def existing_in_an_added_leaf(tree: TreeTable) -> Broken:
+    m1 = tree.leaf("m1", data("d1").existing(), data("d2"))
+    tree.snapshot(added=files("d1"))
+    tree.snapshot(added=[m1])
+    return "added-manifest", "m1.parquet", str(int(Status.EXISTING))
+
+
+def carried_from_nowhere(tree: TreeTable) -> Broken:
+    m1, m2 = tree.leaf("m1", *files("d1", "d2")), tree.leaf("m2", *(one.existing() for one in files("d1", "d2")))
+    tree.snapshot(added=[m1, tree.mask(m1, {0})])
+    tree.snapshot(existing=[m2])
+    return "carried-entries", "d1", "0"
+
+
+def carried_in_the_root_from_nowhere(tree: TreeTable) -> Broken:
+    tree.snapshot(added=files("d1"))
+    tree.snapshot(existing=files("d1", "d2"))
+    return "carried-entries", "d2", "0"
+
+
+def no_partition_stats(tree: TreeTable) -> Broken:
+    stats = {"1": {"lower_bound": 1, "value_count": 10, "null_value_count": 0}}
+    tree.snapshot(added=[tree.leaf("m1", data("d1"), data("d2", content_stats=stats))])
+    return "partition-bound", "m1.parquet", "content_stats.2 of d2"
+
+
+def no_lower_partition_bound(tree: TreeTable) -> Broken:
+    stats = {"2": {"upper_bound": "a", "value_count": 10, "null_value_count": 0}}
+    tree.snapshot(added=[data("d1"), data("d2", content_stats=stats)])
+    return "partition-bound", "root1.parquet", "content_stats.2 of d2"
+
+
+def no_partition_stats_of_a_leaf(tree: TreeTable) -> Broken:
+    tree.snapshot(added=[tree.leaf("m1", data("d1")).with_fields(content_stats={})])
+    return "partition-bound", "m1.parquet", "content_stats.2 is None"
+
+
+def a_file_twice(tree: TreeTable) -> Broken:
+    tree.snapshot(added=[tree.leaf("m1", *files("d1", "d2")), *files("d2")])
+    return "one-entry-per-file", "d2", "2"
+
+
+def a_leaf_twice(tree: TreeTable) -> Broken:
+    m1 = tree.leaf("m1", *files("d1"))
+    tree.snapshot(added=[m1])
+    tree.snapshot(existing=[m1, m1])
+    return "one-entry-per-file", "m1.parquet", f"location is {m1.location!r}"
+
+
+def affiliated_to_nothing(tree: TreeTable) -> Broken:
+    leaf = tree.leaf("x1", tree.vector("d1", {1}), referenced_file="file:///gone.parquet")
+    tree.snapshot(added=[*files("d1"), leaf])
+    return "affinity-target", "x1.parquet", "referenced_file is 'file:///gone.parquet'"
+
+
+def affiliated_equality_deletes(tree: TreeTable) -> Broken:
+    m1 = tree.leaf("m1", *files("d1"))
+    tree.snapshot(added=[m1, tree.leaf("x1", equality_deletes("e1"), referenced_file=m1.location)])
+    return "affinity-equality-deletes", "x1.parquet", "e1"
+
+
+def affiliated_vector_of_another_leaf(tree: TreeTable) -> Broken:
+    m1, m2 = tree.leaf("m1", *files("d1")), tree.leaf("m2", *files("d2"))
+    leaf = tree.leaf("x1", tree.vector("d1", {1}), tree.vector("d2", {1}), referenced_file=m1.location)
+    tree.snapshot(added=[m1, m2, leaf])
+    return "affinity-vector", "x1.parquet", "d2"
+
+
+def other_counts(tree: TreeTable) -> Broken:
+    m1 = tree.leaf("m1", *files("d1", "d2"))
+    counts = {**m1.row["manifest_stats"], "added_files_count": 3}
+    tree.snapshot(added=[m1.with_fields(record_count=3, manifest_stats=counts)])
+    return "manifest-counts", "m1.parquet", '{"records":3,"added":3,"existing":0,"deleted":0}'
+
+
+def vector_without_its_file(tree: TreeTable) -> Broken:
+    tree.snapshot(added=[*files("d1"), tree.leaf("x1", tree.vector("d1", {1}, referenced_file=None))])
+    return "entry-fields", "x1.parquet", "referenced_file is None"
+
+
+def root_entry_without_fields(tree: TreeTable) -> Broken:
+    tree.snapshot(added=[data("d1", file_size_in_bytes=None)])
+    return "entry-fields", "root1.parquet", "file_size_in_bytes is None"
+
+
+BROKEN: list[Callable[[TreeTable], Any]] = [
+    wrong_kind_in_data_leaf,
+    wrong_kind_in_delete_leaf,
+    manifest_in_leaf,
+    two_vectors_of_a_leaf,
+    two_vectors_of_a_file,
+    vector_of_no_leaf,
+    vector_of_a_deleted_leaf,
+    ordinal_out_of_range,
+    ordinal_of_a_deleted_entry,
+    broken_checksum,
+    wrong_cardinality,
+    existing_without_sequence,
+    existing_in_an_added_leaf,
+    carried_from_nowhere,
+    carried_in_the_root_from_nowhere,
+    no_partition_stats,
+    no_lower_partition_bound,
+    no_partition_stats_of_a_leaf,
+    a_file_twice,
+    a_leaf_twice,
+    affiliated_to_nothing,
+    affiliated_equality_deletes,
+    affiliated_vector_of_another_leaf,
+    other_counts,
+    vector_without_its_file,
+    root_entry_without_fields,
+]
+# What comes with a fault by its nature: the entry breaks a second rule.
+ALSO = {
+    wrong_kind_in_data_leaf: {"entry-fields"},
+    manifest_in_leaf: {"entry-fields"},
+    no_partition_stats: set(),
+    vector_of_a_deleted_leaf: set(),
+    a_leaf_twice: {"one-entry-per-file", "manifest-counts"},
+}
+
+
+@pytest.mark.parametrize("make", BROKEN, ids=lambda make: make.__name__)
+def test_a_broken_tree(make: Callable[[TreeTable], Broken], tmp_path: Path, spark: SparkSession) -> None:
+    tree = TreeTable(tmp_path / "t", BY_PART)
+    expected = make(tree)
+    found = violations(tree.load(spark))
+    assert expected in found
+    assert {rule for rule, _, _ in found} - {expected[0]} <= ALSO.get(make, set())
+
+
+def test_a_vector_that_lists_what_goes_with_its_leaf(tmp_path: Path, spark: SparkSession) -> None:
+    tree = TreeTable(tmp_path / "t", BY_PART)
+    m1 = tree.leaf("m1", *files("d1", "d2"))
+    tree.snapshot(added=[m1])
+    tree.snapshot(deleted=[m1], added=[tree.mask(m1, {0, 1})])
+    assert violations(tree.load(spark)) == set()
+
+
+def test_an_expired_parent_is_no_violation(tmp_path: Path, spark: SparkSession) -> None:
+    tree = TreeTable(tmp_path / "t", BY_PART)
+    tree.snapshot(added=files("d1"))
+    tree.snapshot(existing=files("d2"))
+    assert violations(tree.load(spark, expired=[1])) == set()
+
+
+def test_what_is_no_tree(tmp_path: Path, spark: SparkSession) -> None:
+    from sparkmeta.table import open_metadata
+
+    listed = open_metadata(HandmadeTable(tmp_path / "v3").write(), spark)
+    with pytest.raises(UnsupportedError, match="snapshot 10 has a manifest list"):
+        listed.check()
+    with pytest.raises(NoSuchSnapshotError, match="has no snapshot 11"):
+        listed.check(11)

@@ -1,0 +1,347 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from sparkmeta.errors import CorruptFileError, NoSuchSnapshotError, ValidationError
+from tests.trees import BY_PART, Entry, TreeTable, data, equality_deletes
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from sparkmeta.table import Table
+
+Changes = set[tuple[str, str]]
+
+
+def changes(table: Table, start: int | None, end: int | None = None, *, lenient: bool = False) -> Changes:
+    """(+ or -, path) of each change; a row that is there twice is an error."""
+    found = table.file_changes(start, end, columns=["file_path"], lenient=lenient)
+    rows = [("+" if row["change_type"] == "added" else "-", row["file_path"]) for row in found.collect()]
+    assert len(rows) == len(set(rows))
+    return set(rows)
+
+
+def live(table: Table, snapshot: int) -> set[str]:
+    return {row["file_path"] for row in table.inspect.files(snapshot, columns=["file_path"]).collect()}
+
+
+def plus(*paths: str) -> Changes:
+    return {("+", path) for path in paths}
+
+
+def minus(*paths: str) -> Changes:
+    return {("-", path) for path in paths}
+
+
+def files(*names: str) -> list[Entry]:
+    return [data(name) for name in names]
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> TreeTable:
+    return TreeTable(tmp_path / "t")
+
+
+# -- the examples of the document -----------------------------------------------------------------------------------
+
+
+def test_appends(tree: TreeTable, spark: SparkSession) -> None:
+    m1 = tree.leaf("m1", *files("d1", "d2", "d3"))
+    m2 = tree.leaf("m2", *files("d6", "d7"))
+    d4, d5 = files("d4", "d5")
+    tree.snapshot(added=[m1])
+    tree.snapshot(existing=[m1], added=[d4])
+    tree.snapshot(existing=[m1, d4], added=[d5])
+    tree.snapshot(existing=[m1, d4, d5], added=[m2])
+    table = tree.load(spark)
+    assert changes(table, None, 1) == plus("d1", "d2", "d3")
+    assert changes(table, 1, 2) == plus("d4")
+    assert changes(table, 2, 3) == plus("d5")
+    assert changes(table, 3) == plus("d6", "d7")
+    assert changes(table, 4) == set()
+    rows = table.file_changes(1, columns=["file_path"]).collect()
+    assert {(row["snapshot_id"], row["file_path"]) for row in rows} == {(2, "d4"), (3, "d5"), (4, "d6"), (4, "d7")}
+
+
+def test_removed_from_root_and_from_leaf(tree: TreeTable, spark: SparkSession) -> None:
+    m1 = tree.leaf("m1", *files("d1", "d2", "d3"))
+    d4, d5 = files("d4", "d5")
+    first = tree.mask(m1, {1})
+    both = tree.mask(m1, {1, 2}, puffin=True)
+    tree.snapshot(added=[m1, d4])
+    tree.snapshot(existing=[m1], deleted=[d4], added=[first, d5])
+    tree.snapshot(existing=[m1, d5], deleted=[first], added=[both])
+    tree.snapshot(existing=[m1, d5, both])
+    table = tree.load(spark)
+    assert changes(table, 1, 2) == minus("d4", "d2") | plus("d5")
+    assert changes(table, 2, 3) == minus("d3")
+    assert changes(table, 3, 4) == set()
+    assert changes(table, None, 4) == plus("d1", "d2", "d3", "d4", "d5") | minus("d2", "d3", "d4")
+
+
+def test_compaction_during_an_append_is_no_change(tree: TreeTable, spark: SparkSession) -> None:
+    m1, m2 = tree.leaf("m1", *files("d1", "d2", "d3")), tree.leaf("m2", *files("d4", "d5", "d6"))
+    v1, v2 = tree.mask(m1, {0}), tree.mask(m2, {1})
+    m3 = tree.leaf("m3", *(one.existing() for one in files("d2", "d3", "d4", "d6")))
+    tree.snapshot(existing=[m1, v1, m2, v2])
+    tree.snapshot(existing=[m3], added=files("d7"))
+    table = tree.load(spark)
+    assert changes(table, 1) == plus("d7")
+    assert live(table, 2) == {"d2", "d3", "d4", "d6", "d7"}
+
+
+def test_several_vectors_of_one_leaf(tree: TreeTable, spark: SparkSession) -> None:
+    """Example 10 in the draft's own form, which only lenient readers take."""
+    m1 = tree.leaf("m1", *files("d1", "d2", "d3"))
+    v1, v2, v3 = tree.mask(m1, {1}), tree.mask(m1, {2}), tree.mask(m1, {1, 2})
+    tree.snapshot(added=[m1])
+    tree.snapshot(existing=[m1], added=[v1])
+    tree.snapshot(existing=[m1, v1], added=[v2])
+    tree.snapshot(existing=[m1, v3], added=files("d4"))
+    table = tree.load(spark)
+    assert changes(table, 2, 3, lenient=True) == minus("d3")
+    assert changes(table, 3, 4, lenient=True) == plus("d4")
+    with pytest.raises(CorruptFileError, match="two live deletion vectors"):
+        table.file_changes(2, 3)
+
+
+def test_masked_in_the_snapshot_that_added_it(tree: TreeTable, spark: SparkSession) -> None:
+    m1 = tree.leaf("m1", *files("d1", "d2", "d3"))
+    tree.snapshot(added=[m1, tree.mask(m1, {1}), *files("d5")])
+    assert changes(tree.load(spark), None) == plus("d1", "d3", "d5")
+
+
+TEN = [f"d{number}" for number in range(10)]
+SEVEN = set(range(7))
+
+
+@pytest.mark.parametrize("form", ["option 1", "option 1 without tombstone", "option 2", "canonical"])
+def test_a_whole_leaf_is_removed(tree: TreeTable, spark: SparkSession, form: str) -> None:
+    m1 = tree.leaf("m1", *files(*TEN))
+    old, rest, whole = tree.mask(m1, SEVEN), tree.mask(m1, {7, 8, 9}), tree.mask(m1, range(10))
+    tree.snapshot(existing=[m1, old])
+    match form:
+        case "option 1":
+            tree.snapshot(deleted=[m1, old])
+        case "option 1 without tombstone":
+            tree.snapshot(deleted=[m1])
+        case "option 2":
+            tree.snapshot(deleted=[m1], added=[rest])
+        case _:
+            tree.snapshot(existing=[m1], deleted=[old], added=[whole])
+    assert changes(tree.load(spark), 1) == minus("d7", "d8", "d9")
+
+
+def test_a_rewrite_is_no_change(tree: TreeTable, spark: SparkSession) -> None:
+    m1 = tree.leaf("m1", *files(*TEN))
+    m2 = tree.leaf("m2", *(one.existing() for one in files("d7", "d8", "d9")))
+    tree.snapshot(existing=[m1, tree.mask(m1, SEVEN)])
+    tree.snapshot(added=[m2])
+    tree.snapshot(existing=[m2], parent=1)
+    table = tree.load(spark)
+    assert changes(table, 1, 2) == set()
+    assert changes(table, 1, 3) == set()
+
+
+@pytest.mark.parametrize("form", ["draft", "draft, carried by a compaction", "canonical", "compacted"])
+def test_a_rewrite_with_changes(tree: TreeTable, spark: SparkSession, form: str) -> None:
+    m1 = tree.leaf("m1", *files(*TEN))
+    old = tree.mask(m1, SEVEN)
+    new = files("n1", "n2", "n3", "n4", "n5")
+    carried = [one.existing() for one in files("d7", "d8", "d9")]
+    tree.snapshot(existing=[m1, old])
+    match form:
+        case "draft":
+            m2 = tree.leaf("m2", *carried[:2], data("d9").deleted(), *new)
+            tree.snapshot(deleted=[m1, old], added=[m2])
+        case "draft, carried by a compaction":
+            m2, m3 = tree.leaf("m2", carried[0]), tree.leaf("m3", *new)
+            tree.snapshot(deleted=[m1, old], existing=[m2, carried[1]], added=[m3])
+        case "canonical":
+            tree.snapshot(existing=[m1], deleted=[old], added=[tree.mask(m1, {*SEVEN, 9}), *new])
+        case _:
+            m2, m3 = tree.leaf("m2", *carried), tree.leaf("m3", *new)
+            tree.snapshot(existing=[m2], added=[tree.mask(m2, {2}), m3])
+    table = tree.load(spark)
+    assert changes(table, 1, lenient=True) == minus("d9") | plus("n1", "n2", "n3", "n4", "n5")
+    if form == "draft":
+        with pytest.raises(CorruptFileError, match="deleted_files_count is 1"):
+            table.file_changes(1)
+
+
+# -- deletion vectors of data files ---------------------------------------------------------------------------------
+
+
+def positions(table: Table, start: int, end: int | None = None) -> set[tuple[str, str, tuple[int, ...] | None]]:
+    rows = table.file_changes(start, end, columns=["referenced_data_file", "file_path"]).collect()
+    return {
+        (row["change_type"], row["referenced_data_file"] or row["file_path"],
+         None if row["added_positions"] is None else tuple(row["added_positions"])) for row in rows
+    }  # fmt: skip
+
+
+def test_row_delta_in_the_root(tree: TreeTable, spark: SparkSession) -> None:
+    d1, d2 = files("d1", "d2")
+    first, second = tree.vector("d1", {5, 12}), tree.vector("d1", {3, 5, 12})
+    tree.snapshot(added=[d1])
+    tree.snapshot(existing=[d1], added=[first, d2])
+    tree.snapshot(existing=[d1, d2], deleted=[first], added=[second, equality_deletes("e1")])
+    tree.snapshot(existing=[d2], deleted=[d1, second])
+    table = tree.load(spark)
+    assert positions(table, 1, 2) == {("added", "d1", (5, 12)), ("added", "d2", None)}
+    changed = {("removed", "d1", None), ("added", "d1", (3,)), ("added", "e1", None)}
+    assert positions(table, 2, 3) == changed
+    assert table.file_changes(3, columns=["file_path"]).where("added_positions IS NOT NULL").count() == 0
+    assert table.file_changes(3).count() == 2
+
+
+def test_row_delta_in_leaves(tree: TreeTable, spark: SparkSession) -> None:
+    m1 = tree.leaf("m1", *files("d1", "d2"))
+    old = tree.leaf("x1", tree.vector("d1", {1}), tree.vector("d2", {2}))
+    new = tree.leaf("x2", tree.vector("d1", {1, 7}))
+    m2 = tree.leaf("m2", *files("d3"))
+    tree.snapshot(added=[m1, old])
+    tree.snapshot(existing=[m1, old], added=[tree.mask(old, {0}), new, m2])
+    expected = {("removed", "d1", None), ("added", "d1", (7,)), ("added", "d3", None)}
+    assert positions(tree.load(spark), 1) == expected
+
+
+def test_positions_where_only_spark_reads(tree: TreeTable, spark: SparkSession) -> None:
+    d1, first = data("d1"), tree.vector("d1", {5, 12})
+    tree.snapshot(added=[d1, first])
+    tree.snapshot(existing=[d1], deleted=[first], added=[tree.vector("d1", {5, 6, 12})])
+    spark.conf.set("spark.sparkmeta.executor-reads", "spark")
+    try:
+        assert positions(tree.load(spark), 1) == {("removed", "d1", None), ("added", "d1", (6,))}
+    finally:
+        spark.conf.unset("spark.sparkmeta.executor-reads")
+
+
+def test_positions_are_read_only_if_asked_for(tree: TreeTable, spark: SparkSession) -> None:
+    vector = tree.vector("d1", {5})
+    tree.snapshot(added=files("d1"))
+    tree.snapshot(existing=files("d1"), added=[vector])
+    Path(vector.location.removeprefix("file://")).unlink()
+    found = tree.load(spark).file_changes(1)
+    assert found.select("file_path").collect()[0][0] == vector.location
+    with pytest.raises(Exception, match="puffin"):
+        found.select("added_positions").collect()
+
+
+# -- columns --------------------------------------------------------------------------------------------------------
+
+
+def test_columns_are_those_of_files(tmp_path: Path, spark: SparkSession) -> None:
+    tree = TreeTable(tmp_path / "t", BY_PART)
+    m1 = tree.leaf("m1", *files("d1", "d2"))
+    tree.snapshot(added=[m1, data("d3", "b"), tree.vector("d1", {1}), equality_deletes("e1")])
+    table = tree.load(spark)
+    found, expected = table.file_changes(None), table.inspect.files()
+    assert found.columns == ["change_type", "snapshot_id", *expected.columns, "added_positions"]
+    assert dict(found.dtypes)["added_positions"] == "array<bigint>"
+    rows = found.drop("change_type", "snapshot_id", "added_positions")
+    assert dict(rows.dtypes) == dict(expected.dtypes)
+    shown = {row["file_path"]: row.asDict(recursive=True) for row in rows.collect()}
+    assert shown == {row["file_path"]: row.asDict(recursive=True) for row in expected.collect()}
+    assert shown["d3"]["partition"] == {"part": "b"}
+    assert shown["d2"]["value_counts"] == {1: 10, 2: 10}
+    empty = table.file_changes(1)
+    assert empty.columns == found.columns
+    assert empty.count() == 0
+
+
+# -- cost -----------------------------------------------------------------------------------------------------------
+
+
+def test_only_changed_leaves_are_opened(tree: TreeTable, spark: SparkSession) -> None:
+    """Of 40 leaves two: the others are gone, and nobody minds."""
+    leaves = [tree.leaf(f"m{number}", *files(f"a{number}", f"b{number}")) for number in range(40)]
+    new = tree.leaf("new", *files("n1"))
+    before = [tree.mask(leaf, {0}) for leaf in leaves[5:9]]
+    compacted = tree.leaf("compacted", *(one.existing() for one in files("a0", "b0")))
+    tree.snapshot(added=leaves)
+    tree.snapshot(existing=leaves, added=before)
+    tree.snapshot(
+        existing=[compacted, *leaves[1:], *before[1:]],
+        deleted=[before[0]],
+        added=[tree.mask(leaves[5], {0, 1}), new, *files("n2")],
+    )
+    for leaf in [*leaves[:5], *leaves[6:], compacted]:
+        Path(leaf.location.removeprefix("file://")).unlink()
+    found = tree.load(spark).file_changes(2)
+    assert {Path(one).name for one in found.inputFiles()} == {"m5.parquet", "new.parquet"}
+    assert {(row["change_type"], row["file_path"]) for row in found.collect()} == {
+        ("removed", "b5"), ("added", "n1"), ("added", "n2")
+    }  # fmt: skip
+
+
+# -- ranges ---------------------------------------------------------------------------------------------------------
+
+
+def test_unknown_snapshots_and_strangers(tree: TreeTable, spark: SparkSession) -> None:
+    tree.snapshot(added=files("d1"))
+    tree.snapshot(existing=files("d1"), added=files("d2"))
+    tree.snapshot(existing=files("d1"), added=files("d3"), parent=1)
+    table = tree.load(spark)
+    assert changes(table, 1) == plus("d3")
+    for start, end in ((9, None), (1, 9), (None, 9)):
+        with pytest.raises(NoSuchSnapshotError, match="has no snapshot 9"):
+            table.file_changes(start, end)
+    with pytest.raises(ValidationError, match="snapshot 2 is no ancestor of snapshot 3"):
+        table.file_changes(2)
+
+
+def test_expired_history(tree: TreeTable, spark: SparkSession) -> None:
+    m1 = tree.leaf("m1", *files("d1", "d2", "d3"))
+    old, new = tree.mask(m1, {0}), tree.mask(m1, {0, 1})
+    tree.snapshot(added=[m1])
+    tree.snapshot(existing=[m1], added=[old])
+    tree.snapshot(existing=[m1], deleted=[old], added=[new])
+    table = tree.load(spark, expired=[1, 2])
+    assert changes(table, 2) == minus("d2")
+    with pytest.raises(ValidationError, match="snapshot 2 has expired"):
+        table.file_changes(None)
+    with pytest.raises(NoSuchSnapshotError, match="has no snapshot 1"):
+        table.file_changes(1)
+
+
+@pytest.mark.parametrize("with_layout", [True, False])
+def test_what_was_masked_before_an_expired_parent(tree: TreeTable, spark: SparkSession, with_layout: bool) -> None:
+    """Roots of our layout keep what they replace, so that its absence says there was nothing; others may not."""
+    m1 = tree.leaf("m1", *files("d1", "d2", "d3"))
+    tree.snapshot(added=[m1])
+    tree.snapshot(existing=[m1], added=[tree.mask(m1, {1})], with_layout=with_layout)
+    table = tree.load(spark, expired=[1])
+    assert changes(tree.load(spark), 1) == minus("d2")
+    if with_layout:
+        assert changes(table, 1) == minus("d2")
+        return
+    with pytest.raises(ValidationError, match=r"what was removed from .*m1.parquet before: .* no snapshot 1 any more"):
+        table.file_changes(1)
+
+
+def test_a_dropped_leaf_of_an_expired_parent(tree: TreeTable, spark: SparkSession) -> None:
+    m1 = tree.leaf("m1", *files("d1", "d2"))
+    tree.snapshot(added=[m1])
+    tree.snapshot(deleted=[m1])
+    assert changes(tree.load(spark), 1) == minus("d1", "d2")
+    with pytest.raises(ValidationError, match="no snapshot 1 any more"):
+        tree.load(spark, expired=[1]).file_changes(1)
+
+
+def test_a_vector_of_no_leaf(tree: TreeTable, spark: SparkSession) -> None:
+    m1 = tree.leaf("m1", *files("d1"))
+    tree.snapshot(added=[tree.mask(m1, {0})])
+    with pytest.raises(CorruptFileError, match=r"referenced_file .* the root does not have"):
+        tree.load(spark).file_changes(None)
+
+
+def test_a_mask_beyond_its_leaf(tree: TreeTable, spark: SparkSession) -> None:
+    m1 = tree.leaf("m1", *files("d1"))
+    tree.snapshot(added=[m1])
+    tree.snapshot(existing=[m1], added=[tree.mask(m1, {1})])
+    with pytest.raises(Exception, match="the manifest has 1 entries"):
+        tree.load(spark).file_changes(1).collect()

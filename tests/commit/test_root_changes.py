@@ -1,0 +1,141 @@
+"""Change sets of random commits, without Spark: leaves are lists of names."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from sparkmeta.commit.root_changes import LeafKind, RootChanges, root_changes
+from sparkmeta.commit.tree import FileKey, Stamp, TreeChange, next_root
+from sparkmeta.manifests.aggregate import leaf_row
+from sparkmeta.manifests.layout import tree_schema
+from sparkmeta.manifests.root import Root
+from sparkmeta.spec.bitmap import PositionBitmap, read_inline_vector
+from sparkmeta.spec.entry import LAYOUT_REVISION_KEY, Status
+from tests.trees import STATS, Entry, data
+
+SCHEMA = tree_schema(STATS)
+
+
+@dataclass
+class Model:
+    """A table whose files are names; a leaf is what stands in it, and what is masked."""
+
+    random: Random
+    root: Root | None = None
+    leaves: dict[str, list[tuple[Status, str]]] = field(default_factory=dict)
+    masked: dict[str, set[int]] = field(default_factory=dict)
+    in_root: set[str] = field(default_factory=set)
+    snapshot: int = 0
+    names: int = 0
+
+    @property
+    def live(self) -> set[str]:
+        kept = {name for leaf in self.masked for _, name in self._kept(leaf)}
+        return kept | self.in_root
+
+    def commit(self) -> tuple[set[str], set[str], set[str]]:
+        """A random commit: what it adds and removes, and the leaves that tell."""
+        self.snapshot += 1
+        removed_here = self._some(self.in_root)
+        masks = {leaf: ordinals for leaf in sorted(self.masked)
+                 if (ordinals := self._some({one for one, _ in self._kept(leaf)}, 0.15))}  # fmt: skip
+        dropped = self._some(set(self.masked) - set(masks), 0.2)
+        moved = self._some(self.in_root - removed_here, 0.2)
+        carried = sorted({name for leaf in dropped for _, name in self._kept(leaf)} | moved)
+        new, in_leaf = self._new(), self._new()
+        existing = self._leaf([data(name).existing() for name in carried]) if carried else None
+        added = self._leaf([data(name) for name in in_leaf]) if in_leaf else None
+        change = TreeChange(
+            added=_table([data(name) for name in new]),
+            added_leaves=None if added is None else added[1],
+            removed=frozenset(FileKey(0, name) for name in removed_here),
+            masks={leaf: PositionBitmap.of(sorted(ordinals)) for leaf, ordinals in masks.items()},
+            dropped=frozenset(dropped),
+            moved=frozenset(FileKey(0, name) for name in moved),
+            existing=None if existing is None else existing[1],
+        )
+        if self.root is None and not (new or in_leaf):
+            return self.commit()
+        stamp = Stamp(self.snapshot, self.snapshot, 0)
+        made = next_root(self.root, change, stamp, SCHEMA, lambda *_: b"")
+        gone = {name for leaf, ordinals in masks.items() for one, name in self._kept(leaf) if one in ordinals}
+        self.root = Root(f"root{self.snapshot}", made.table, {LAYOUT_REVISION_KEY: "1"})
+        for leaf, ordinals in masks.items():
+            self.masked[leaf] |= ordinals
+        for leaf in dropped:
+            del self.masked[leaf]
+        for one in (existing, added):
+            if one is not None:
+                self.masked[one[0]] = set()
+        self.in_root = (self.in_root - removed_here - moved) | set(new)
+        opened = {*masks, *([] if added is None else [added[0]])}
+        return {*new, *in_leaf}, gone | removed_here, opened
+
+    def _kept(self, leaf: str) -> list[tuple[int, str]]:
+        return [(one, name) for one, (_, name) in enumerate(self.leaves[leaf]) if one not in self.masked[leaf]]
+
+    def _some(self, of: set[Any], chance: float = 0.3) -> set[Any]:
+        return {one for one in sorted(of) if self.random.random() < chance}
+
+    def _new(self) -> list[str]:
+        count = self.random.choice([0, 0, 1, 3])
+        self.names += count
+        return [f"f{self.names - one}" for one in range(count)]
+
+    def _leaf(self, entries: list[Entry]) -> tuple[str, pa.Table]:
+        location = f"leaf{len(self.leaves)}"
+        self.leaves[location] = [(one.status, one.location) for one in entries]
+        return location, leaf_row(_table(entries), location, 100, [])
+
+
+def _table(entries: list[Entry]) -> pa.Table:
+    rows = [{**one.row, "version_info": {"status": int(one.status), **one.version}} for one in entries]
+    return pa.Table.from_pylist(rows, schema=SCHEMA)
+
+
+def change_set(changes: RootChanges, leaves: dict[str, list[tuple[Status, str]]]) -> tuple[set[str], set[str]]:
+    """What the roots' changes come to, if leaves are read as their kinds say."""
+    added: set[str] = set()
+    removed: set[str] = set()
+    carried = set(changes.kept.column("location").to_pylist())
+    for row in changes.files.select(["location", "version_info"]).to_pylist():
+        (added if row["version_info"]["status"] == Status.ADDED else removed).add(row["location"])
+    for one in changes.leaves:
+        new, old = ({position for row in rows for position in _positions(row)} for rows in (one.new, one.old))
+        for ordinal, (status, name) in enumerate(leaves[one.leaf["location"]]):
+            match one.kind:
+                case LeafKind.ADDED if status == Status.ADDED and ordinal not in old:
+                    added.add(name)
+                case LeafKind.MASKED if status != Status.DELETED and ordinal in new - old:
+                    removed.add(name)
+                case LeafKind.DROPPED if status != Status.DELETED and ordinal not in old:
+                    removed.add(name)
+                case LeafKind.CARRIED if status == Status.EXISTING:
+                    carried.add(name)
+    return added, removed - carried
+
+
+def _positions(row: Any) -> set[int]:
+    bitmap = read_inline_vector(row["deletion_vector"]["inline_content"], "test", row["record_count"])
+    return {int(one) for part in bitmap.positions() for one in part}
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_random_commits(seed: int) -> None:
+    """The change set is what the commit did, opening the leaves that it added or masked; compaction is no change."""
+    model = Model(Random(seed))
+    replayed: set[str] = set()
+    for _ in range(25):
+        before = model.root
+        added, removed, opened = model.commit()
+        assert model.root is not None
+        changes = root_changes(model.root, model.snapshot, lambda before=before: before)
+        assert change_set(changes, model.leaves) == (added, removed)
+        assert {one.leaf["location"] for one in changes.leaves} == opened
+        replayed = (replayed - removed) | added
+        assert replayed == model.live
