@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from sparkmeta.commit.swap import Swap
     from sparkmeta.commit.transaction import Transaction
     from sparkmeta.inspect import InspectTable
+    from sparkmeta.inspect.drawing import Drawing
     from sparkmeta.maintain.maintenance import Maintenance
     from sparkmeta.spec.metadata import Snapshot, SnapshotRef, TableMetadata
     from sparkmeta.storage.files import Files
@@ -138,6 +139,20 @@ class Table:
         if snapshot is None:
             raise NoSuchSnapshotError(f"{self.location()} has no snapshot {snapshot_id}")
         return check(self.state.at(snapshot))
+
+    def draw(self, snapshot_id: int | None = None) -> Drawing:
+        """The metadata tree of a snapshot, by default of the current one, as a notebook shows it and `print` gives it.
+
+        Root, leaves, files and deletion vectors, with their statuses; of a large tree an excerpt, what the snapshot
+        changed first. Runs one small job, for the leaves that are drawn. Has `.svg`, `.text` and `.save(path)`.
+
+        Raises:
+            NoSuchSnapshotError: the table has no snapshot of that id.
+            CorruptFileError: a file of the tree is not what it should be.
+        """
+        from sparkmeta.inspect.draw import draw
+
+        return draw(self.state, snapshot_id)
 
     def refresh(self) -> Table:
         """The table as it is now; itself where it was opened by the path of one metadata file.

@@ -1,0 +1,341 @@
+"""`table.draw()`: a snapshot's metadata tree, read as far as it is drawn.
+
+The root is on the driver already. Of the leaves at most `_LEAVES` are opened, by one job that brings at most `_ROWS`
+entries of each; a tree of any size makes a drawing of the same, limited size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from functools import cached_property, reduce
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sparkmeta.errors import NoSuchSnapshotError
+from sparkmeta.inspect.drawing import Drawing, Entry, Node, counted, printable
+from sparkmeta.manifests.projection import MANIFEST, ORDINAL, EntryProjection
+from sparkmeta.manifests.root import FILES, LEAVES, VECTORS, Root, one_of
+from sparkmeta.spec.bitmap import PositionBitmap, read_inline_vector
+from sparkmeta.spec.entry import ContentType, Status
+from sparkmeta.storage.location import file_name
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from sparkmeta.spec.metadata import Snapshot
+    from sparkmeta.state import TableState
+    from sparkmeta.storage.files import Files
+
+_LEAVES = 8
+_ROWS = 8
+_VECTORS = 16
+_FILES = 12
+_ORDINALS = 6
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_ENTRY_COLUMNS = ("content_type", "location", "version_info", "record_count", "referenced_file", "deletion_vector")
+_LABELS = {
+    ContentType.DATA_MANIFEST: "M",
+    ContentType.DELETE_MANIFEST: "X",
+    ContentType.MANIFEST_DELETION_VECTOR: "DV",
+}
+
+
+def draw(state: TableState, snapshot_id: int | None = None) -> Drawing:
+    """The metadata tree of a snapshot, by default of the state's own.
+
+    Raises:
+        NoSuchSnapshotError: the table has no snapshot of that id.
+        UnsupportedError: an encrypted table.
+        CorruptFileError: a root, or a deletion vector that is drawn, is not what it should be.
+    """
+    if snapshot_id is not None:
+        snapshot = state.metadata.snapshot_by_id(snapshot_id)
+        if snapshot is None:
+            raise NoSuchSnapshotError(f"{state.metadata.location} has no snapshot {snapshot_id}")
+        state = state.at(snapshot)
+    if state.snapshot is None:
+        return Drawing("the table is empty: it has no snapshot")
+    if state.tree is None:
+        return _of_list(state, state.snapshot)
+    return _of_root(state, state.snapshot, state.tree.root)
+
+
+def _title(snapshot: Snapshot) -> str:
+    committed = _EPOCH + timedelta(milliseconds=snapshot.timestamp_ms)
+    operation = str(snapshot.operation) if snapshot.operation else "unknown operation"
+    return printable(
+        f"snapshot {snapshot.snapshot_id}: {operation[:40]}, sequence number {snapshot.sequence_number or 0}, "
+        f"{committed.replace(tzinfo=None).isoformat(sep=' ', timespec='seconds')}Z"
+    )
+
+
+# -- the root of a V4 tree ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Vector:
+    """A manifest's deletion vector that is drawn."""
+
+    label: str
+    status: Status
+    target: str
+    bitmap: PositionBitmap
+
+
+@dataclass(frozen=True)
+class _Excerpt:
+    """The entries of a root that are drawn, as rows of the root's own columns with `ordinal` and `label`."""
+
+    rows: list[dict[str, Any]]
+    left_out: tuple[str, ...]
+
+    @cached_property
+    def labels(self) -> dict[str, str]:
+        return {row["location"]: row["label"] for row in self.rows if row["content_type"] in LEAVES}
+
+
+def _of_root(state: TableState, snapshot: Snapshot, root: Root) -> Drawing:
+    excerpt = _excerpt(root)
+    vectors = {
+        row["ordinal"]: _Vector(row["label"], _status(row), row["referenced_file"], _bitmap(row, state.files))
+        for row in excerpt.rows
+        if row["content_type"] in VECTORS
+    }
+    below = _leaf_rows(state, root, excerpt, list(vectors.values()))
+    nodes = []
+    for row in excerpt.rows:
+        if row["content_type"] in VECTORS:
+            nodes.append(Node(_vector_entry(row, vectors, excerpt.labels)))
+        elif row["content_type"] in LEAVES:
+            rows, left_out = below.get(row["location"], ((), ""))
+            nodes.append(Node(_leaf_entry(row, vectors.values(), excerpt.labels), rows, left_out))
+        else:
+            nodes.append(Node(_file_entry(row, row["ordinal"])))
+    return Drawing(_title(snapshot), "root manifest", root.location, len(root.table), tuple(nodes), excerpt.left_out)
+
+
+def _excerpt(root: Root) -> _Excerpt:
+    """What is drawn of a root: what the snapshot changed comes first, then what stands at the beginning."""
+    names = ("content_type", "location", "version_info", "record_count", "referenced_file", "file_size_in_bytes")
+    table = root.table.select(names)
+    kinds, targets = table.column("content_type").to_pylist(), table.column("referenced_file").to_pylist()
+    statuses = pc.struct_field(table.column("version_info"), "status").to_pylist()
+    locations = table.column("location").to_pylist()
+    places: dict[ContentType, list[int]] = {kind: [] for kind in ContentType}
+    for place, kind in enumerate(kinds):
+        places[ContentType(kind)].append(place)
+    masked_now = {targets[one] for one in places[ContentType.MANIFEST_DELETION_VECTOR] if statuses[one] == Status.ADDED}
+    changed = [
+        status != Status.EXISTING or (kind in LEAVES and location in masked_now)
+        for status, kind, location in zip(statuses, kinds, locations, strict=True)
+    ]
+    leaves = _first(sorted(place for kind in LEAVES for place in places[kind]), changed, _LEAVES)
+    drawn, present = {locations[one] for one in leaves}, {locations[one] for kind in LEAVES for one in places[kind]}
+    of_drawn = [
+        one
+        for one in places[ContentType.MANIFEST_DELETION_VECTOR]
+        if targets[one] in drawn or targets[one] not in present
+    ]
+    files = _first(sorted(place for kind in FILES for place in places[kind]), changed, _FILES)
+    chosen = sorted([*leaves, *_first(of_drawn, changed, _VECTORS), *files])
+    labels = {
+        place: f"{prefix}{number}"
+        for kind, prefix in _LABELS.items()
+        for number, place in enumerate(places[kind], start=1)
+    }
+    rows = root.table.drop_columns(["content_stats"]).take(pa.array(chosen, pa.int64())).to_pylist()
+    left = set(range(len(kinds))).difference(chosen)
+    return _Excerpt(
+        [row | {"ordinal": place, "label": labels.get(place, "")} for place, row in zip(chosen, rows, strict=True)],
+        counted((ContentType(kinds[one]), Status(statuses[one])) for one in sorted(left)),
+    )
+
+
+def _first(places: Sequence[int], changed: Sequence[bool], most: int) -> list[int]:
+    """At most so many of the places, those of changes before others."""
+    return sorted(sorted(places, key=lambda place: not changed[place])[:most])
+
+
+def _status(row: Mapping[str, Any]) -> Status:
+    return Status(row["version_info"]["status"])
+
+
+def _bitmap(row: Mapping[str, Any], files: Files) -> PositionBitmap:
+    vector = row["deletion_vector"]
+    blob = vector["inline_content"]
+    if blob is None:
+        blob = files.read(row["location"])[vector["offset"] : vector["offset"] + vector["size_in_bytes"]]
+    where = f"{row['location'] or 'inline deletion vector'} of manifest {row['referenced_file']}"
+    return read_inline_vector(blob, where, row["record_count"])
+
+
+# -- entries of the root --------------------------------------------------------------------------------------------
+
+
+def _vector_entry(row: Mapping[str, Any], vectors: Mapping[int, _Vector], labels: Mapping[str, str]) -> Entry:
+    own = vectors[row["ordinal"]]
+    target = labels.get(own.target) or printable(file_name(own.target))
+    notes = [f"masks {_ordinals(own.bitmap)} of {target}"]
+    replaced = [one.bitmap for one in vectors.values() if one.target == own.target and one.status == Status.DELETED]
+    if own.status == Status.ADDED and replaced:
+        notes.append(f"new are {_ordinals(reduce(PositionBitmap.difference, replaced, own.bitmap))}")
+    notes.append("inline" if row["deletion_vector"]["inline_content"] is not None else "in a Puffin file")
+    return _entry(row, row["ordinal"], tuple(notes), own.target, row["label"])
+
+
+def _leaf_entry(row: Mapping[str, Any], vectors: Iterable[_Vector], labels: Mapping[str, str]) -> Entry:
+    notes = [_count(row["record_count"], "entry", "entries")]
+    masked = sum(
+        one.bitmap.cardinality for one in vectors if one.target == row["location"] and one.status != Status.DELETED
+    )
+    if masked:
+        notes.append(f"{masked:,} masked")
+    affiliated = row["referenced_file"]
+    if affiliated:
+        notes.append(f"affiliated to {labels.get(affiliated) or printable(file_name(affiliated))}")
+    return _entry(row, row["ordinal"], tuple(notes), affiliated, row["label"])
+
+
+def _file_entry(row: Mapping[str, Any], ordinal: int, masked_by: tuple[str, ...] = ()) -> Entry:
+    """A data or delete file, of a root or a leaf."""
+    kind = ContentType(row["content_type"])
+    label, note = "", _count(row["record_count"], "row", "rows")
+    if kind == ContentType.POSITION_DELETES:
+        note = _count(row["record_count"], "position", "positions")
+        if row["deletion_vector"] is not None and row["referenced_file"]:
+            label = f"DV of {printable(file_name(row['referenced_file']))}"
+    return replace(_entry(row, ordinal, (note,), row["referenced_file"], label), masked_by=masked_by)
+
+
+def _entry(row: Mapping[str, Any], ordinal: int, notes: tuple[str, ...], refers: str | None, label: str) -> Entry:
+    kind = ContentType(row["content_type"])
+    return Entry(kind, _status(row), ordinal, row["location"] or "", label, notes, refers)
+
+
+def _ordinals(bitmap: PositionBitmap) -> str:
+    """`{0, 7}`, or `{0, 1, 2, 3, 4, 5, … 1,200 in all}`."""
+    shown = [f"{one}" for one in islice(_positions(bitmap), _ORDINALS)]
+    more = [f"… {bitmap.cardinality:,} in all"] if bitmap.cardinality > _ORDINALS else []
+    return "{" + ", ".join([*shown, *more]) + "}"
+
+
+def _positions(bitmap: PositionBitmap) -> Iterator[int]:
+    return (int(one) for part in bitmap.positions() for one in part)
+
+
+def _count(number: int | None, one: str, many: str) -> str:
+    return f"an unknown number of {many}" if number is None else f"{number:,} {one if number == 1 else many}"
+
+
+# -- entries of leaves ----------------------------------------------------------------------------------------------
+
+
+def _leaf_rows(
+    state: TableState, root: Root, excerpt: _Excerpt, vectors: Sequence[_Vector]
+) -> dict[str, tuple[tuple[Entry, ...], str]]:
+    """By the location of each live leaf that is drawn: some of its entries, masked ones too, and what is left out."""
+    leaves = {row["location"]: row for row in excerpt.rows if row["content_type"] in LEAVES}
+    unmasked = replace(root, table=root.table.filter(pc.invert(one_of(root.table, VECTORS))))
+    whole = replace(state, root=unmasked)
+    roots = whole.roots
+    of_drawn = pc.is_in(roots.column("location"), pa.array(list(leaves), pa.string()))
+    wanted = {
+        location: _wanted(row["record_count"], [one for one in vectors if one.target == location])
+        for location, row in leaves.items()
+    }
+    return _read(
+        whole, roots.filter(of_drawn), wanted, vectors, {one: row["record_count"] for one, row in leaves.items()}
+    )
+
+
+def _wanted(count: int | None, vectors: Sequence[_Vector]) -> list[int]:
+    """The ordinals of a leaf that are drawn: some that are masked, newly masked ones first, and the first."""
+    replaced = [one.bitmap for one in vectors if one.status == Status.DELETED]
+    live = [one.bitmap for one in vectors if one.status != Status.DELETED]
+    new = [reduce(PositionBitmap.difference, replaced, one) for one in live]
+    masked = [place for bitmap in [*new, *live] for place in islice(_positions(bitmap), _ROWS)]
+    some = list(dict.fromkeys(masked))[: _ROWS // 2]
+    first = range(_ROWS if count is None else min(count, _ROWS))
+    return sorted(list(dict.fromkeys([*some, *first]))[:_ROWS])
+
+
+def _read(
+    state: TableState,
+    roots: pa.Table,
+    wanted: Mapping[str, Sequence[int]],
+    vectors: Sequence[_Vector],
+    counts: Mapping[str, int | None],
+) -> dict[str, tuple[tuple[Entry, ...], str]]:
+    from pyspark.sql import functions as F
+
+    names = dict(zip(roots.column(MANIFEST).to_pylist(), roots.column("location").to_pylist(), strict=True))
+    if not names:
+        return {}
+    conditions = [
+        (F.col(MANIFEST) == manifest) & F.col(ORDINAL).isin(list(wanted[location]))
+        for manifest, location in names.items()
+    ]
+    projection = EntryProjection.of(_ENTRY_COLUMNS)
+    entries = state.entries(roots, projection).where(reduce(lambda left, right: left | right, conditions))
+    found: dict[str, list[Entry]] = {location: [] for location in names.values()}
+    for row in sorted(entries.toArrow().to_pylist(), key=lambda one: (one[MANIFEST], one[ORDINAL])):
+        location, ordinal = names[row[MANIFEST]], row[ORDINAL]
+        masked_by = tuple(
+            one.label
+            for one in vectors
+            if one.target == location and one.status != Status.DELETED and one.bitmap.contains(ordinal)
+        )
+        found[location].append(_file_entry(row, ordinal, masked_by))
+    return {location: (tuple(rows), _more(counts[location], len(rows))) for location, rows in found.items()}
+
+
+def _more(count: int | None, drawn: int) -> str:
+    if count is None:
+        return "perhaps more" if drawn == _ROWS else ""
+    return _count(count - drawn, "more entry", "more entries") if count > drawn else ""
+
+
+# -- the manifest list of v1-v3 snapshots ---------------------------------------------------------------------------
+
+
+def _of_list(state: TableState, snapshot: Snapshot) -> Drawing:
+    """A manifest list and its manifests: those that the snapshot wrote are drawn as ADDED."""
+    roots = state.roots
+    kinds = roots.column("content_type").to_pylist()
+    written = pc.struct_field(roots.column("version_info"), "snapshot_id").to_pylist()
+    statuses = [Status.ADDED if one == snapshot.snapshot_id else Status.EXISTING for one in written]
+    chosen = _first(range(len(roots)), [one == Status.ADDED for one in statuses], _LEAVES)
+    shown = roots.take(pa.array(chosen, pa.int64()))
+    stats = shown.column("manifest_stats").to_pylist()
+    locations = shown.column("location").to_pylist()
+    counts = {location: _entries(one) for location, one in zip(locations, stats, strict=True)}
+    wanted = {location: _wanted(count, []) for location, count in counts.items()}
+    below = _read(state, shown, wanted, [], counts)
+    labels = _numbered(kinds)
+    nodes = []
+    for place, location in zip(chosen, locations, strict=True):
+        kind, note = ContentType(kinds[place]), _count(counts[location], "entry", "entries")
+        nodes.append(Node(Entry(kind, statuses[place], place, location, labels[place], (note,)), *below[location]))
+    left = sorted(set(range(len(kinds))).difference(chosen))
+    left_out = counted((ContentType(kinds[one]), statuses[one]) for one in left)
+    return Drawing(_title(snapshot), "manifest list", snapshot.manifest_list or "", len(roots), tuple(nodes), left_out)
+
+
+def _numbered(kinds: Sequence[int]) -> list[str]:
+    numbers = dict.fromkeys(_LABELS, 0)
+    labels = []
+    for kind in map(ContentType, kinds):
+        numbers[kind] += 1
+        labels.append(f"{_LABELS[kind]}{numbers[kind]}")
+    return labels
+
+
+def _entries(stats: Mapping[str, Any]) -> int | None:
+    """How many entries a manifest has; None where a v1 list does not say."""
+    counts = [stats[f"{status.name.lower()}_files_count"] for status in Status]
+    return None if None in counts else sum(counts)

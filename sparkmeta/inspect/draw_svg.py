@@ -1,0 +1,328 @@
+"""A drawing as SVG, in the manner of the V4 document's figures.
+
+The root is a table of its entries. Below it stand boxes in columns: a manifest, with what belongs to it underneath, and
+the files that the root holds. Solid lines lead from the root to its entries, dashed ones from a deletion vector or an
+affiliated manifest to what it is about. Plain attributes only, no style sheet, no ids: drawings share a page.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from html import escape
+from typing import TYPE_CHECKING
+
+from sparkmeta.inspect.drawing import KINDS, columns, middle_out, printable
+from sparkmeta.spec.entry import ContentType, Status
+from sparkmeta.storage.location import file_name
+
+if TYPE_CHECKING:
+    from sparkmeta.inspect.drawing import Drawing, Entry, Node
+
+_CHARACTER, _LINE, _PAD = 6.7, 16, 8
+_WIDTH, _GUTTER, _GAP = 296, 40, 14
+_MARGIN, _BUS = 24, 14
+_COLUMNS, _STACK = 4, 8
+_TEXT_COLUMNS = int((_WIDTH - 2 * _PAD) / _CHARACTER)
+
+# Fill and stroke: those of the document's figures.
+_BOXES = {
+    ContentType.DATA: ("#fff8e1", "#f57f17"),
+    ContentType.POSITION_DELETES: ("#fce4ec", "#ad1457"),
+    ContentType.EQUALITY_DELETES: ("#fce4ec", "#ad1457"),
+    ContentType.DATA_MANIFEST: ("#e8f5e8", "#1b5e20"),
+    ContentType.DELETE_MANIFEST: ("#ffebee", "#c62828"),
+    ContentType.MANIFEST_DELETION_VECTOR: ("#fed7aa", "#ea580c"),
+}
+_SNAPSHOT, _ROOT = ("#e1f5fe", "#01579b"), ("#f3e5f5", "#4a148c")
+_STATUS = {Status.ADDED: "#1a7f37", Status.EXISTING: "#57606a", Status.DELETED: "#cf222e"}
+_INK, _FAINT, _MASKED = "#1f2328", "#57606a", "#bc4c00"
+
+
+@dataclass
+class _Line:
+    """A line of a box: text at its left, and a status at its right."""
+
+    text: str
+    colour: str = _INK
+    status: Status | None = None
+    bold: bool = False
+    struck: bool = False
+    title: str = ""
+
+
+@dataclass
+class _Box:
+    """A box with its place, once it has one. rows: the lines that other boxes may point to, by location."""
+
+    lines: list[_Line]
+    paint: tuple[str, str]
+    gone: bool = False
+    location: str = ""
+    refers: str | None = None
+    row_references: list[tuple[int, str]] = field(default_factory=list)
+    rows: dict[str, int] = field(default_factory=dict)
+    x: float = 0
+    y: float = 0
+    width: float = _WIDTH
+
+    @property
+    def height(self) -> float:
+        return len(self.lines) * _LINE + 2 * _PAD - 4
+
+    def line_y(self, index: int) -> float:
+        return self.y + _PAD + index * _LINE + _LINE / 2 - 2
+
+
+def svg_of(drawing: Drawing) -> str:
+    """The drawing as one SVG document; every text of the table's is escaped."""
+    snapshot = _Box([_Line(middle_out(drawing.title, 110), bold=True)], _SNAPSHOT, x=_MARGIN, y=_MARGIN)
+    snapshot.width = max(_WIDTH, columns(snapshot.lines[0].text) * _CHARACTER + 2 * _PAD)
+    if not drawing.root:
+        return _document([*_drawn(snapshot)], snapshot.x + snapshot.width + _MARGIN, snapshot.height + 2 * _MARGIN)
+    root = _root_box(drawing)
+    root.x, root.y = _MARGIN, snapshot.y + snapshot.height + 24
+    stacks = _stacks(drawing.nodes)
+    bottom, shelves = _place(stacks, root.y + root.height + 36)
+    boxes = [box for stack in stacks for box in stack]
+    width = max([root.x + root.width, snapshot.x + snapshot.width, *(box.x + box.width for box in boxes)]) + _GUTTER
+    parts = [_path(f"M{root.x + 40} {snapshot.y + snapshot.height}V{root.y}", _FAINT)]
+    parts += _branches(root, shelves)
+    for box in (snapshot, root, *boxes):
+        parts += _drawn(box)
+    parts += _references(boxes)
+    legend, height = _legend(_MARGIN, bottom + 10)
+    return _document([*parts, *legend], max(width, 760), height)
+
+
+def _document(parts: Iterable[str], width: float, height: float) -> str:
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:.0f}" height="{height:.0f}" '
+        f'viewBox="0 0 {width:.0f} {height:.0f}" font-family="DejaVu Sans Mono, Menlo, Consolas, monospace" '
+        f'font-size="11"><rect width="100%" height="100%" fill="#ffffff"/>{"".join(parts)}</svg>'
+    )
+
+
+# -- boxes ----------------------------------------------------------------------------------------------------------
+
+
+def _root_box(drawing: Drawing) -> _Box:
+    name = middle_out(printable(file_name(drawing.location)), 50)
+    lines = [_Line(f"{drawing.root}  {name}".rstrip(), bold=True, title=printable(drawing.location[:300]))]
+    for node in drawing.nodes:
+        entry = node.entry
+        text = f"{middle_out(entry.name, 40)}  {entry.what}"
+        lines.append(_Line(text, status=entry.status, struck=entry.status == Status.DELETED, title=entry.where))
+    lines += [_Line(f"… {line}", _FAINT) for line in drawing.left_out]
+    widest = max(columns(line.text) + (12 if line.status is not None else 0) for line in lines)
+    return _Box(lines, _ROOT, width=max(_WIDTH, widest * _CHARACTER + 2 * _PAD))
+
+
+def _box(node: Node) -> _Box:
+    entry = node.entry
+    name = f"{entry.label}  {entry.what}" if entry.label else entry.name
+    gone = entry.status == Status.DELETED
+    head = _Line(middle_out(name, _TEXT_COLUMNS - 10), status=entry.status, bold=True, struck=gone, title=entry.where)
+    box = _Box([head], _BOXES[entry.kind], gone, entry.location, entry.refers)
+    if entry.label and entry.file:
+        box.lines.append(_Line(middle_out(entry.file, _TEXT_COLUMNS), _FAINT, title=entry.where))
+    notes = entry.notes if entry.label else (entry.what, *entry.notes)
+    box.lines += [_Line(line, _FAINT) for line in _wrapped(notes)]
+    for row in node.rows:
+        _add_row(box, row)
+    if node.left_out:
+        box.lines.append(_Line(f"… {node.left_out}", _FAINT))
+    return box
+
+
+def _add_row(box: _Box, row: Entry) -> None:
+    struck = bool(row.masked_by) or row.status == Status.DELETED
+    text = middle_out(f"{row.ordinal:>2} {row.name}", _TEXT_COLUMNS - 10)
+    title = "; ".join([row.where, *row.notes, *(f"masked by {label}" for label in row.masked_by)])
+    index = len(box.lines)
+    box.lines.append(_Line(text, _MASKED if row.masked_by else _INK, row.status, struck=struck, title=title))
+    if row.kind == ContentType.DATA:
+        box.rows[row.location] = index
+    elif row.refers:
+        box.row_references.append((index, row.refers))
+
+
+def _wrapped(notes: Sequence[str]) -> list[str]:
+    """Notes side by side, as many as go on a line."""
+    lines: list[str] = []
+    for note in notes:
+        if lines and columns(lines[-1]) + columns(note) + 3 <= _TEXT_COLUMNS:
+            lines[-1] += f" · {note}"
+        else:
+            lines.append(middle_out(note, _TEXT_COLUMNS))
+    return lines
+
+
+def _drawn(box: _Box) -> list[str]:
+    fill, stroke = box.paint
+    dash = ' stroke-dasharray="5 3"' if box.gone else ""
+    frame = (
+        f'<rect x="{box.x:.1f}" y="{box.y:.1f}" width="{box.width:.1f}" height="{box.height:.1f}" rx="4" fill="{fill}" '
+        f'stroke="{stroke}" stroke-width="1.5"{dash}/>'
+    )
+    parts = [frame]
+    for index, line in enumerate(box.lines):
+        y = box.line_y(index) + 4
+        parts.append(_text(box.x + _PAD, y, line))
+        if line.status is not None:
+            status = _Line(line.status.name, _STATUS[line.status], bold=True)
+            parts.append(_text(box.x + box.width - _PAD, y, status, anchor="end"))
+    return parts
+
+
+def _text(x: float, y: float, line: _Line, anchor: str = "start") -> str:
+    style = ' font-weight="bold"' if line.bold else ""
+    style += ' text-decoration="line-through"' if line.struck else ""
+    title = f"<title>{escape(line.title)}</title>" if line.title else ""
+    return (
+        f'<text x="{x:.1f}" y="{y:.1f}" fill="{line.colour}" text-anchor="{anchor}" xml:space="preserve"{style}>'
+        f"{title}{escape(line.text)}</text>"
+    )
+
+
+# -- places ---------------------------------------------------------------------------------------------------------
+
+
+def _stacks(nodes: Sequence[Node]) -> list[list[_Box]]:
+    """Boxes in columns: a manifest with what belongs to it, then files with their deletion vectors."""
+    owners = {node.entry.location for node in nodes if node.entry.location and not _is_vector(node)}
+    below: dict[str, list[Node]] = {}
+    free: list[Node] = []
+    for node in nodes:
+        owner = node.entry.refers
+        if owner in owners and owner is not None:
+            below.setdefault(owner, []).append(node)
+        else:
+            free.append(node)
+    groups = [list(_with_own(node, below)) for node in free]
+    stacks: list[list[_Box]] = []
+    packed: list[_Box] = []
+    for group in groups:
+        boxes = [_box(node) for node in group]
+        if group[0].entry.is_leaf:
+            stacks.append(boxes)
+            continue
+        if packed and len(packed) + len(boxes) > _STACK:
+            stacks.append(packed)
+            packed = []
+        packed = packed + boxes
+    return [*stacks, packed] if packed else stacks
+
+
+def _is_vector(node: Node) -> bool:
+    """Whether others can't refer to it: deletion vectors share the locations of Puffin files."""
+    return node.entry.kind in (ContentType.MANIFEST_DELETION_VECTOR, ContentType.POSITION_DELETES)
+
+
+def _with_own(node: Node, below: dict[str, list[Node]]) -> Iterable[Node]:
+    yield node
+    if not _is_vector(node):
+        for one in below.pop(node.entry.location, []):
+            yield from _with_own(one, below)
+
+
+@dataclass
+class _Shelf:
+    """A row of columns, and the height of the line that leads to them."""
+
+    y: float
+    stacks: list[list[_Box]]
+
+
+def _place(stacks: Sequence[list[_Box]], y: float) -> tuple[float, list[_Shelf]]:
+    shelves = []
+    for start in range(0, len(stacks), _COLUMNS):
+        shelf = _Shelf(y - 12, list(stacks[start : start + _COLUMNS]))
+        bottom = y
+        for number, stack in enumerate(shelf.stacks):
+            top = y
+            for box in stack:
+                box.x, box.y = _MARGIN + 2 * _BUS + number * (_WIDTH + _GUTTER + _BUS), top
+                top += box.height + _GAP
+            bottom = max(bottom, top)
+        shelves.append(shelf)
+        y = bottom + 20
+    return y - 8, shelves
+
+
+# -- lines ----------------------------------------------------------------------------------------------------------
+
+
+def _branches(root: _Box, shelves: Sequence[_Shelf]) -> list[str]:
+    """From the root to each of its entries: a trunk, a branch to each row of columns, and a twig to each box."""
+    if not shelves:
+        return []
+    parts = [_path(f"M{_MARGIN + 4} {root.y + root.height:.1f}V{shelves[-1].y:.1f}", _FAINT)]
+    for shelf in shelves:
+        last = shelf.stacks[-1][0].x - _BUS
+        parts.append(_path(f"M{_MARGIN + 4} {shelf.y:.1f}H{last:.1f}", _FAINT))
+        for stack in shelf.stacks:
+            bus = stack[0].x - _BUS
+            twigs = "".join(f"M{bus:.1f} {box.line_y(0):.1f}H{box.x:.1f}" for box in stack)
+            parts.append(_path(f"M{bus:.1f} {shelf.y:.1f}V{stack[-1].line_y(0):.1f}{twigs}", _FAINT))
+    return parts
+
+
+def _references(boxes: Sequence[_Box]) -> list[str]:
+    """Dashed lines from what is about something to that, where both are drawn."""
+    whole = {box.location: box for box in boxes if box.location}
+    rows = {location: (box, index) for box in boxes for location, index in box.rows.items()}
+    parts = []
+    for box in boxes:
+        wanted = [(0, box.refers), *box.row_references] if box.refers else list(box.row_references)
+        for number, (index, location) in enumerate(wanted):
+            target, line = rows.get(location, (whole.get(location), 0))
+            if target is not None and target is not box:
+                parts.append(_reference(box, index, target, line, number))
+    return parts
+
+
+def _reference(source: _Box, index: int, target: _Box, line: int, number: int) -> str:
+    colour = source.paint[1]
+    x, y = source.x + source.width, source.line_y(index)
+    end, height = target.x + target.width, target.line_y(line)
+    if source.x == target.x and source.y > target.y:
+        out = x + 10 + 4 * (number % 6)
+        path = f"M{x:.1f} {y:.1f}H{out:.1f}V{height:.1f}H{end:.1f}"
+    else:
+        x = source.x if source.x > target.x else x
+        bend = (x + end) / 2
+        path = f"M{x:.1f} {y:.1f}C{bend:.1f} {y:.1f} {bend:.1f} {height:.1f} {end + 6:.1f} {height:.1f}H{end:.1f}"
+    head = f"M{end:.1f} {height:.1f}l7 -3.5v7z"
+    return _path(path, colour, dashed=True) + f'<path d="{head}" fill="{colour}"/>'
+
+
+def _path(path: str, colour: str, *, dashed: bool = False) -> str:
+    dash = ' stroke-dasharray="4 3"' if dashed else ""
+    return f'<path d="{path}" fill="none" stroke="{colour}" stroke-width="1.2"{dash}/>'
+
+
+# -- the legend -----------------------------------------------------------------------------------------------------
+
+
+def _legend(x: float, y: float) -> tuple[list[str], float]:
+    parts: list[str] = []
+    at = x
+    for status in (Status.ADDED, Status.EXISTING, Status.DELETED):
+        parts.append(_text(at, y + 10, _Line(status.name, _STATUS[status], bold=True)))
+        at += 80
+    parts.append(_text(at, y + 10, _Line("masked entry", _MASKED, struck=True)))
+    at += 110
+    for text, dashed in (("holds", False), ("masks, applies to, is affiliated to", True)):
+        parts.append(_path(f"M{at:.1f} {y + 6:.1f}h28", _FAINT, dashed=dashed))
+        parts.append(_text(at + 34, y + 10, _Line(text, _FAINT)))
+        at += 34 + len(text) * _CHARACTER + 18
+    at = x
+    kinds = [*_BOXES.items()]
+    for kind, (fill, stroke) in [*kinds[3:], *kinds[:2]]:
+        name = "delete file or DV" if kind == ContentType.POSITION_DELETES else KINDS[kind]
+        parts.append(f'<rect x="{at:.1f}" y="{y + 22:.1f}" width="14" height="12" rx="2" fill="{fill}" '
+                     f'stroke="{stroke}"/>')  # fmt: skip
+        parts.append(_text(at + 20, y + 32, _Line(name, _FAINT)))
+        at += 20 + len(name) * _CHARACTER + 18
+    return parts, y + 50
