@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from sparkmeta.catalog import Catalog, load_catalog
     from sparkmeta.errors import (
+        CommitConflictError,
         CommitFailedError,
         CommitStateUnknownError,
         CorruptFileError,
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Catalog",
+    "CommitConflictError",
     "CommitFailedError",
     "CommitStateUnknownError",
     "CorruptFileError",

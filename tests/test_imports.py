@@ -34,7 +34,7 @@ LAYERS = [
     {"__init__", "__main__"},
 ]
 # A catalog gives tables, and a table is opened from a folder: the first is imported when it is called.
-ALLOWED = {("catalog", "table")}
+ALLOWED = {("catalog", "table"), ("catalog", "commit")}
 # What classic Spark has and Spark Connect has not, or serverless Spark refuses.
 BANNED_ATTRIBUTES = {
     "_jvm", "_jsc", "_jdf", "_jsparkSession", "_sc", "sparkContext", "rdd", "parallelize",

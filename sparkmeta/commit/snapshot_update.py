@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any, Self
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyiceberg.expressions import BooleanExpression
+from pyiceberg.expressions import AlwaysTrue, BooleanExpression
 from pyiceberg.table.update import AddSnapshotUpdate, SetSnapshotRefUpdate
 from pyspark.sql import functions as F
 
 from sparkmeta.commit.addition import Addition, add_files, leaf_format
 from sparkmeta.commit.base_root import base_root
+from sparkmeta.commit.conflicts import Validation, refuse_new_deletes, validate
 from sparkmeta.commit.filtered import files_to_delete, files_to_replace
 from sparkmeta.commit.flush import Flush, flush_of, spill_vectors
 from sparkmeta.commit.options import TreeOptions
@@ -60,6 +61,8 @@ class SnapshotUpdate:
     _partitions_of: list[DataFrame] = field(default_factory=list)
     _rewrites: bool = False
     _overwrites: bool = False
+    _replaced: list[DataFrame] = field(default_factory=list)
+    _validations: list[Validation] = field(default_factory=list)
     _made: _Made = field(default_factory=lambda: _Made())  # noqa: PLW0108  defined below
 
     # -- operations -------------------------------------------------------------------------------------------------
@@ -107,12 +110,17 @@ class SnapshotUpdate:
             self._added.append((deletes, _DELETES))
         if removed is not None:
             self._removed.append(removed)
+            self._replaced.append(removed)
         return self
 
     def rewrite(self, removed: DataFrame, added: DataFrame) -> Self:
-        """Puts files in the place of others that hold the same rows: the table is the same to its readers."""
+        """Puts files in the place of others that hold the same rows: the table is the same to its readers.
+
+        When it commits, rows of the replaced files that others deleted meanwhile are a CommitConflictError.
+        """
         self._rewrites = True
         self._removed.append(removed)
+        self._replaced.append(removed)
         self._added.append((added, (*_DATA, *_DELETES)))
         return self
 
@@ -121,6 +129,31 @@ class SnapshotUpdate:
         self._overwrites = True
         self._partitions_of.append(files)
         return self.append(files)
+
+    def validate_no_conflicts(
+        self,
+        row_filter: BooleanExpression | str = AlwaysTrue(),  # noqa: B008  an immutable singleton
+        *,
+        from_snapshot_id: int | None = None,
+        data: bool = True,
+        deletes: bool = True,
+    ) -> Self:
+        """Refuses to commit after other commits that change what this one was made of (isolation; semantics 4.7-4.9).
+
+        Args:
+            row_filter: what was read to make this change; only what may match it counts.
+            from_snapshot_id: the snapshot that was read; by default the branch's head when the transaction began.
+            data: data files added since are conflicts: serializable isolation. Without it: snapshot isolation.
+            deletes: so are delete files added since, and data files removed.
+        """
+        start = from_snapshot_id if from_snapshot_id is not None else self._start
+        self._validations.append(Validation(start, row_filter, data, deletes))
+        return self
+
+    @property
+    def _start(self) -> int | None:
+        head = self._started.metadata.snapshot_by_name(self._branch)
+        return None if head is None else head.snapshot_id
 
     # -- the commit -------------------------------------------------------------------------------------------------
 
@@ -164,6 +197,10 @@ class _Attempt:
     def apply(self) -> TableMetadata:
         made, metadata = self.update._made, self.head.metadata
         made.attempts += 1
+        for validation in self.update._validations:
+            validate(self.head, validation)
+        for files in self.update._replaced:
+            refuse_new_deletes(self.head, files, self.update._start)
         if made.snapshot_id is None or metadata.snapshot_by_id(made.snapshot_id) is not None:
             made.snapshot_id = _new_snapshot_id(metadata)
         base = base_root(self.head)

@@ -287,6 +287,59 @@ def test_threads_commit_one_after_the_other(table: sm.Table, spark_session: Spar
     assert live(table.refresh()) == ["f0", "f1", "f2", "f3"]
 
 
+def test_rows_that_others_deleted_do_not_come_back(
+    table: sm.Table, spark_session: SparkSession, tmp_path: Path
+) -> None:
+    """A rewrite began before a deletion vector came: its new file holds the deleted rows."""
+    spark = spark_session
+    table = commit(table, lambda tx: tx.update_snapshot().append(files(spark, 1, 5)))
+    stale = table
+    table = commit(
+        table, lambda tx: tx.update_snapshot().row_delta(deletes=vectors(spark, tmp_path, "v.puffin", f1=[3]))
+    )
+    replaced = spark.sql("SELECT '/data/f1' file_path")
+    with pytest.raises(CommitConflictError, match="deleted rows of a file to replace"):
+        commit(stale, lambda tx: tx.update_snapshot().rewrite(replaced, files(spark, 9)))
+    again = commit(table, lambda tx: tx.update_snapshot().rewrite(replaced, files(spark, 9, records=9)))
+    assert live(again) == ["f5", "f9"]
+    other = spark.sql("SELECT '/data/f5' file_path")
+    late = commit(stale, lambda tx: tx.update_snapshot().rewrite(other, files(spark, 13)))
+    assert live(late) == ["f13", "f9"]
+
+
+@pytest.mark.parametrize(("filters", "conflicts"), [("s = 'a'", True), ("s = 'z'", False), ("id > 1000", False)])
+def test_serializable_isolation(table: sm.Table, spark_session: SparkSession, filters: str, conflicts: bool) -> None:
+    spark = spark_session
+    table = commit(table, lambda tx: tx.update_snapshot().append(files(spark, 1)))
+    stale = table
+    commit(table, lambda tx: tx.update_snapshot().append(files(spark, 2)))
+
+    def overwrite(tx: Any) -> None:
+        tx.update_snapshot().append(files(spark, 7, part="z")).validate_no_conflicts(filters, deletes=False)
+
+    if conflicts:
+        with pytest.raises(CommitConflictError, match="added data that may match: /data/f2"):
+            commit(stale, overwrite)
+    else:
+        assert live(commit(stale, overwrite)) == ["f1", "f2", "f7"]
+
+
+def test_snapshot_isolation(table: sm.Table, spark_session: SparkSession, tmp_path: Path) -> None:
+    spark = spark_session
+    table = commit(table, lambda tx: tx.update_snapshot().append(files(spark, 1, 2)))
+    stale = table
+    table = commit(
+        table, lambda tx: tx.update_snapshot().row_delta(deletes=vectors(spark, tmp_path, "v.puffin", f1=[3]))
+    )
+    with pytest.raises(CommitConflictError, match="added deletes of rows that may match"):
+        commit(stale, lambda tx: tx.update_snapshot().append(files(spark, 3)).validate_no_conflicts(data=False))
+    removed = commit(table, lambda tx: tx.update_snapshot().delete(spark.sql("SELECT '/data/f2' file_path")))
+    with pytest.raises(CommitConflictError, match="removed a data file that may match: /data/f2"):
+        commit(table, lambda tx: tx.update_snapshot().append(files(spark, 3)).validate_no_conflicts(data=False))
+    done = commit(removed, lambda tx: tx.update_snapshot().append(files(spark, 3)).validate_no_conflicts())
+    assert live(done) == ["f1", "f3"]
+
+
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
