@@ -41,13 +41,12 @@ class LastBytesOfAPage:
         forbidden = ctypes.c_void_p(self._array.ctypes.data + self.SIZE)
         assert ctypes.CDLL(None).mprotect(forbidden, mmap.PAGESIZE, 0) == 0
 
-    def joined(self, inflated: list[bytes]) -> Any:
-        data = b"".join([*inflated, bytes(execute.PADDING)])
-        place = self._array[self.SIZE - len(data) : self.SIZE]
-        place[:] = np.frombuffer(data, np.uint8)
-        place = place.view()
-        place.flags.writeable = False
-        return place
+    def readable(self, buffer: Any, size: int) -> Any:
+        data = self._array[self.SIZE - size - execute.PADDING : self.SIZE]
+        data[:size] = buffer[:size]
+        data[size:] = 0
+        data.flags.writeable = False
+        return data
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +56,7 @@ def memory() -> LastBytesOfAPage:
 
 
 def test_mutated_blocks(memory: LastBytesOfAPage, monkeypatch: pytest.MonkeyPatch, soak: bool) -> None:
-    monkeypatch.setattr(columnar, "_joined", memory.joined)
+    monkeypatch.setattr(columnar, "_readable", memory.readable)
     chance = Random("blocks")
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     outcomes: Counter[str] = Counter()

@@ -39,19 +39,23 @@ def compiled_records(
         CorruptFileError: a block that can't be inflated, or that the writer's schema does not fit.
     """
     most = max(_LEAST_RECORDS, min(batch_records, SLOT_BYTES // (_SLOT * max(1, program.columns))))
-    for group, inflated in _groups(data, blocks, header, program, location, most):
+    for group, ends, inflated in _groups(data, blocks, header, program, location, most):
         ordinal = group[0].first_ordinal
-        for records in _run(inflated, group, program, most, location):
+        for records in _run(inflated, np.array(ends, np.int64), group, program, most, location):
             yield ordinal, records
             ordinal += len(records)
 
 
 def _groups(
     data: Data, blocks: Iterable[Block], header: Header, program: Program, location: str, most: int
-) -> Iterator[tuple[list[Block], list[bytes]]]:
-    """Neighbours that fill a batch, with their bytes: some writers make a block of every record."""
+) -> Iterator[tuple[list[Block], list[int], _Array]]:
+    """Neighbours that fill a batch, where each one ends, and their bytes: some writers make a block of every record.
+
+    The bytes are in memory that the next group is inflated to.
+    """
+    buffer = np.empty(0, np.uint8)
     group: list[Block] = []
-    parts: list[bytes] = []
+    ends: list[int] = []
     records = size = 0
     for block in blocks:
         inflated = inflate(data, block, header, location)
@@ -59,22 +63,38 @@ def _groups(
             problem = f"the block has {len(inflated)} bytes"
             raise CorruptFileError(location, "block record count", block.count, problem)
         if group and (records + block.count > most or size + len(inflated) > BATCH_BYTES):
-            yield group, parts
-            group, parts, records, size = [], [], 0, 0
-        group.append(block)
-        parts.append(inflated)
-        records += block.count
+            yield group, ends, _readable(buffer, size)
+            group, ends, records, size = [], [], 0, 0
+        buffer = _with_room(buffer, size, size + len(inflated) + execute.PADDING)
+        buffer[size : size + len(inflated)] = np.frombuffer(inflated, np.uint8)
         size += len(inflated)
+        records += block.count
+        group.append(block)
+        ends.append(size)
     if group:
-        yield group, parts
+        yield group, ends, _readable(buffer, size)
+
+
+def _with_room(buffer: _Array, used: int, size: int) -> _Array:
+    if size <= len(buffer):
+        return buffer
+    larger = np.empty(max(size, 2 * len(buffer)), np.uint8)
+    larger[:used] = buffer[:used]
+    return larger
+
+
+def _readable(buffer: _Array, size: int) -> _Array:
+    """So many bytes of the buffer, and what the machine may read beyond their end."""
+    buffer[size : size + execute.PADDING] = 0
+    data = buffer[: size + execute.PADDING]
+    data.flags.writeable = False
+    return data
 
 
 def _run(
-    inflated: list[bytes], blocks: list[Block], program: Program, most: int, location: str
+    data: _Array, ends: _Array, blocks: list[Block], program: Program, most: int, location: str
 ) -> Iterator[ColumnarRecords]:
-    ends = np.cumsum([len(one) for one in inflated])
     counts = np.array([block.count for block in blocks], np.int64)
-    data = _joined(inflated)
     state = np.array([0, 0, counts[0], 0], np.int64)
     code = program.code.copy()  # loops count in it
     slots = np.empty((program.columns, 2, min(most, int(counts.sum()))), np.int64)
@@ -87,13 +107,6 @@ def _run(
             raise CorruptFileError(location, "block", blocks[state[execute.BLOCK]].offset, problem)
         if records:
             yield ColumnarRecords(program, data, slots, records, location)
-
-
-def _joined(inflated: list[bytes]) -> _Array:
-    """The bytes side by side, and what the machine may read beyond their end. The list is emptied."""
-    joined = b"".join([*inflated, bytes(execute.PADDING)])
-    inflated.clear()
-    return np.frombuffer(joined, np.uint8)
 
 
 class ColumnarRecords:
