@@ -6,6 +6,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
 import pyarrow.compute as pc
 from pyiceberg.expressions import AlwaysTrue, BooleanExpression
 from pyspark.sql import functions as F
@@ -18,7 +19,6 @@ from sparkmeta.plan.prune import ScanFilter, is_live, live_manifests, matching_e
 from sparkmeta.spec.entry import ContentType
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from pyspark.sql import DataFrame
 
     from sparkmeta.spec.metadata import Snapshot
@@ -107,9 +107,7 @@ def _written_by(roots: pa.Table, ids: Collection[int]) -> pa.Table:
 
 
 def _longs(ids: Collection[int]) -> pa.Array:
-    import pyarrow as arrow
-
-    return arrow.array(sorted(ids), arrow.int64())
+    return pa.array(sorted(ids), pa.int64())
 
 
 def _new_entries(scan: ScanFilter, content: ContentType, ids: Collection[int]) -> DataFrame:
