@@ -79,7 +79,8 @@ def drawn(notebook: Any, source: str) -> list[str]:
     """The texts of the drawing that the cell with this source shows."""
     cell = next(cell for cell in code_cells(notebook) if source in cell.source)
     svg = ET.fromstring(cell.outputs[-1].data["image/svg+xml"])
-    return ["".join(text.itertext()) for text in svg.iter("{http://www.w3.org/2000/svg}text")]
+    shown = svg.iter("{http://www.w3.org/2000/svg}text")
+    return ["".join([one.text or "", *(title.tail or "" for title in one)]) for one in shown]
 
 
 def root_entries(notebook: Any, source: str) -> dict[str, str]:

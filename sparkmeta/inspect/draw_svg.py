@@ -274,7 +274,7 @@ def _references(boxes: Sequence[_Box]) -> list[str]:
     """Dashed lines from what is about something to that, where both are drawn."""
     whole = {box.location: box for box in boxes if box.location}
     rows = {location: (box, index) for box in boxes for location, index in box.rows.items()}
-    parts = []
+    parts: list[str] = []
     for box in boxes:
         wanted = [(0, box.refers), *box.row_references] if box.refers else list(box.row_references)
         for index, location in wanted:

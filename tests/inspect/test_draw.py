@@ -54,7 +54,7 @@ def texts(svg: str) -> list[str]:
     """The texts of a drawing, which must be well-formed XML of shapes and text only."""
     document = ET.fromstring(svg)
     assert {one.tag for one in document.iter()} <= {SVG + name for name in ("svg", "rect", "path", "text", "title")}
-    return ["".join(one.itertext()) for one in document.iter(f"{SVG}text")]
+    return ["".join([one.text or "", *(title.tail or "" for title in one)]) for one in document.iter(f"{SVG}text")]
 
 
 def lines(drawing: Drawing) -> list[str]:
