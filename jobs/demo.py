@@ -1,5 +1,7 @@
 """`make demo`: lets another library write a table of some thousand small files, looks at its metadata, plans its scans.
 
+Then it makes a table of format version 4 of its own, commits to it, and draws its metadata tree.
+
 It needs nothing but this project. Where `make jars` has brought Iceberg's Java runtime, that writes the table, with
 delete files and deletion vectors; else pyiceberg does, without.
 """
@@ -14,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import demo_table
+import demo_tree
 import pyspark
 from rich.console import Console
 
@@ -91,7 +94,12 @@ def tell(folder: Path, jar: Path | None, months: int) -> None:
             else demo_table.write_with_pyiceberg(warehouse, months, story.did)
         )
     look(sm.load_table(location, spark=spark), story)
-    go_on(location, story)
+    story.heading("A table of format version 4: its metadata is a tree")
+    with progress("Writing the table"):
+        shutil.rmtree(folder / "trees", ignore_errors=True)
+        tree = demo_tree.write_tree(spark, folder / "trees", story.did)
+    look_at_tree(tree, story)
+    go_on(location, tree.location(), story)
 
 
 def look(table: sm.Table, story: Story) -> None:
@@ -108,6 +116,20 @@ def look(table: sm.Table, story: Story) -> None:
     print_rows(table.scan().plan_tasks(), TASKS, 4)
 
 
+def look_at_tree(table: sm.Table, story: Story) -> None:
+    """Prints a plan of a V4 table, what its commits changed, and the tree."""
+    plan(table, story, "order_id < 1000 and country in ('AT', 'SE')", "Its scans are planned as those of other tables")
+    story.heading("What its commits changed")
+    show_changes(table)
+    story.heading("The tree: table.draw()")
+    story.console.print(table.draw().text, markup=False, soft_wrap=True)
+
+
+def show_changes(table: sm.Table) -> None:
+    """Prints a line for each commit."""
+    print_rows(table.inspect.snapshots(), METADATA_TABLES["snapshots"].text, 20)
+
+
 def plan(table: sm.Table, story: Story, row_filter: str, title: str) -> None:
     """Prints one scan's first files and its report."""
     story.heading(title)
@@ -120,14 +142,14 @@ def plan(table: sm.Table, story: Story, row_filter: str, title: str) -> None:
         story.console.print(line, markup=False, soft_wrap=True)
 
 
-def go_on(location: str, story: Story) -> None:
+def go_on(location: str, tree: str, story: Story) -> None:
     """What to try next."""
     story.heading("Go on from here")
-    for command in _next_commands(location):
+    for command in _next_commands(location, tree):
         story.command(command)
 
 
-def _next_commands(location: str) -> Iterator[str]:
+def _next_commands(location: str, tree: str) -> Iterator[str]:
     program = Path(sys.executable).parent / "sparkmeta"
     shown = program.relative_to(Path.cwd()) if program.is_relative_to(Path.cwd()) else program
     table = location.removeprefix("file://")
@@ -135,6 +157,7 @@ def _next_commands(location: str) -> Iterator[str]:
     yield f"{shown} files {table} --where 'content > 0' --limit 5"
     yield f'{shown} plan {table} --filter "{BY_STATS}" --report'
     yield f"{shown} plan {table} --output json | head -1"
+    yield f"{shown} tree {tree.removeprefix('file://')} --svg tree.svg"
 
 
 if __name__ == "__main__":

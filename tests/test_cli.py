@@ -72,7 +72,7 @@ def rows_of(result: Result) -> list[dict]:
 
 def test_help_names_every_command(run):
     text = run("--help").stdout
-    for name in ("describe", "plan", *METADATA_TABLES):
+    for name in ("describe", "plan", "tree", *METADATA_TABLES):
         assert f"  {name} " in text
 
 
@@ -93,12 +93,37 @@ def test_version(run):
         ["files", "t", "--property", "uri=x"],
         ["plan", "t", "--tasks", "--report"],
         ["snapshots", "t", "--ref", "main"],
+        ["tree", "t", "--ref", "main", "--snapshot-id", "1"],
     ],
 )
 def test_wrong_usage_is_exit_code_2(run, arguments):
     result = run(*arguments, code=2)
     assert result.stdout == ""
     assert "Error: " in result.stderr
+
+
+# -- tree -------------------------------------------------------------------------------------------------------------
+
+
+def test_tree_as_text(run, location, table):
+    told = run("tree", location).stdout
+    assert told == f"{table.draw()}\n"
+    assert "manifest list" in told.splitlines()[1]
+    assert told.count("data manifest") == LOADS
+
+
+def test_tree_of_another_snapshot(run, location, written):
+    first = written.snapshots()[0].snapshot_id
+    told = run("tree", location, "--snapshot-id", str(first)).stdout
+    assert told.startswith(f"snapshot {first}: append")
+    assert told == run("tree", location, "--ref", "first").stdout
+    assert "has no snapshot 7" in run("tree", location, "--snapshot-id", "7", code=1).stderr
+
+
+def test_tree_as_svg(run, location, table, tmp_path):
+    drawn = tmp_path / "tree.svg"
+    assert run("tree", location, "--svg", str(drawn)).stdout == ""
+    assert drawn.read_text() == table.draw().svg
 
 
 # -- describe ---------------------------------------------------------------------------------------------------------

@@ -87,6 +87,8 @@ def demo(folder: Path, jars: Path) -> str:
     command = [sys.executable, str(ROOT / "jobs" / "demo.py"), "--folder", str(folder), "--jars", str(jars)]
     done = subprocess.run([*command, "--months", "1"], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
+    assert "an append of 48 files: they stand in a leaf" in done.stdout
+    assert "masks {0} of M1" in done.stdout
     return done.stdout
 
 

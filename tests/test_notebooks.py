@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree as ET
 
 import nbformat
 import pytest
@@ -22,7 +23,7 @@ def code_cells(notebook: Any) -> list[Any]:
 
 
 def test_there_are_notebooks():
-    assert [path.name for path in NOTEBOOKS] == ["01_look_at_a_table.ipynb"]
+    assert [path.name for path in NOTEBOOKS] == ["01_look_at_a_table.ipynb", "02_v4_tree.ipynb"]
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.name)
@@ -33,7 +34,17 @@ def test_no_outputs_are_committed(path: Path):
 @pytest.fixture(scope="module")
 def looked(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """The first notebook, executed."""
-    notebook = read(NOTEBOOKS[0])
+    return executed(NOTEBOOKS[0], tmp_path_factory)
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The second notebook, executed."""
+    return executed(NOTEBOOKS[1], tmp_path_factory)
+
+
+def executed(path: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    notebook = read(path)
     folder = str(tmp_path_factory.mktemp("notebook"))
     NotebookClient(notebook, timeout=300, kernel_name="python3", resources={"metadata": {"path": folder}}).execute()
     return notebook
@@ -62,3 +73,48 @@ def test_the_table_shows_itself(looked: Any):
 
 def test_time_travel_finds_the_deleted_file(looked: Any):
     assert countries(outputs(looked, "left_anti")) == ["FI"]
+
+
+def drawn(notebook: Any, source: str) -> list[str]:
+    """The texts of the drawing that the cell with this source shows."""
+    cell = next(cell for cell in code_cells(notebook) if source in cell.source)
+    svg = ET.fromstring(cell.outputs[-1].data["image/svg+xml"])
+    shown = svg.iter("{http://www.w3.org/2000/svg}text")
+    return ["".join([one.text or "", *(title.tail or "" for title in one)]) for one in shown]
+
+
+def root_entries(notebook: Any, source: str) -> dict[str, str]:
+    """What the root's box in that drawing says: an entry's name and kind -> its status."""
+    texts = drawn(notebook, source)
+    start = next(number for number, text in enumerate(texts) if text.startswith("root manifest"))
+    found = {}
+    for name, status in zip(texts[start + 1 :: 2], texts[start + 2 :: 2], strict=False):
+        if status not in {"ADDED", "EXISTING", "DELETED"} or name in found:
+            break
+        found[name] = status
+    return found
+
+
+def test_the_examples_of_the_proposal(tree: Any):
+    leaf = "M1  data manifest"
+    assert root_entries(tree, 'append(new_files("D1", ')[leaf] == "ADDED"
+    appended = root_entries(tree, '"D4", "D5"')
+    assert appended == {leaf: "EXISTING", "D4.parquet  data file": "ADDED", "D5.parquet  data file": "ADDED"}
+    assert root_entries(tree, 'delete(files("D4"))')["D4.parquet  data file"] == "DELETED"
+    masked = root_entries(tree, 'delete(files("D2"))')
+    assert masked == {leaf: "EXISTING", "DV1  manifest DV": "ADDED", "D5.parquet  data file": "EXISTING"}
+    overwritten = drawn(tree, ".overwrite(")
+    assert "masks {1, 2} of M1 · new are {2} · inline" in overwritten
+    assert root_entries(tree, ".overwrite(")["DV1  manifest DV"] == "DELETED"
+    assert root_entries(tree, 'vector("rows"')["DV of D1.parquet  deletion vector"] == "ADDED"
+    flushed = root_entries(tree, "flush-data-files")
+    assert flushed["M2  data manifest"] == flushed["X1  delete manifest"] == "EXISTING"
+    assert flushed["D8.parquet  data file"] == "ADDED"
+    assert "masks {0} of X1 · inline" in drawn(tree, 'vector("more-rows"')
+
+
+def test_the_tree_as_text(tree: Any):
+    assert "masked by DV2" in outputs(tree, "print(drawing)")
+    assert "D8" not in outputs(tree, "snapshots()[0]")
+    lives = [cell.outputs[0].data["text/plain"] for cell in code_cells(tree) if cell.source == "live()"]
+    assert lives == ["['D1', 'D6']", "['D1', 'D6', 'D7', 'D8']"]

@@ -1,14 +1,15 @@
-"""The command line: `describe`, `plan`, and a command for each of the metadata tables that are looked at most."""
+"""The command line: `describe`, `plan`, `tree`, and one for each metadata table that is looked at much."""
 
 from __future__ import annotations
 
 from errno import EPIPE
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from sparkmeta.cli.output import TextColumn, print_facts, print_json, print_lines, progress
-from sparkmeta.cli.source import VERBOSE, Question, Source, takes_question, takes_source
+from sparkmeta.cli.source import VERBOSE, Moment, Question, Source, takes_moment, takes_question, takes_source
 from sparkmeta.cli.tables import METADATA_TABLES, Shown, metadata_command, takes_output, takes_rows, text_columns
 from sparkmeta.errors import SparkmetaError, from_spark
 
@@ -79,6 +80,7 @@ def main() -> None:
       sparkmeta describe /warehouse/db/events
       sparkmeta files /warehouse/db/events --where "file_size_in_bytes < 1000000" --output json
       sparkmeta plan --catalog prod db.events --filter "ts >= '2026-01-01' and id = 7" --report
+      sparkmeta tree /warehouse/db/events --svg tree.svg
 
     Exit codes: 0 done, 1 the table can't be read or the question is wrong (one line on stderr says why), 2 usage.
     """
@@ -137,6 +139,25 @@ def _print_report(_: Table, scan: Scan, shown: Shown) -> None:
         print_json(report.to_dict())
     else:
         click.echo(str(report))
+
+
+@main.command()
+@click.option(
+    "--svg", type=click.Path(dir_okay=False, writable=True), metavar="FILE", help="Write an SVG drawing there."
+)
+@takes_moment
+@takes_source
+def tree(source: Source, moment: Moment, svg: str | None) -> None:
+    """The metadata tree of a snapshot: root, leaves, files and deletion vectors, of a large one an excerpt."""
+    with progress("Opening the table"):
+        table = source.open()
+        snapshot_id = moment.of(table)
+    with progress("Reading the tree"):
+        drawing = table.draw(snapshot_id)
+    if svg is None:
+        click.echo(drawing.text)
+    else:
+        Path(svg).write_text(drawing.svg, encoding="utf-8")
 
 
 _PLAN_VIEWS = {"files": _print_files, "tasks": _print_tasks, "task_json": _print_task_json, "report": _print_report}

@@ -88,9 +88,9 @@ def svg_of(drawing: Drawing) -> str:
     width = max([root.x + root.width, snapshot.x + snapshot.width, *(box.x + box.width for box in boxes)]) + _GUTTER
     parts = [_path(f"M{root.x + 40} {snapshot.y + snapshot.height}V{root.y}", _FAINT)]
     parts += _branches(root, shelves)
+    parts += _references(boxes)  # behind the boxes, so that they cross no text
     for box in (snapshot, root, *boxes):
         parts += _drawn(box)
-    parts += _references(boxes)
     legend, height = _legend(_MARGIN, bottom + 10)
     return _document([*parts, *legend], max(width, 760), height)
 
@@ -120,13 +120,14 @@ def _root_box(drawing: Drawing) -> _Box:
 
 def _box(node: Node) -> _Box:
     entry = node.entry
-    name = f"{entry.label}  {entry.what}" if entry.label else entry.name
+    numbered = bool(entry.label) and entry.kind != ContentType.POSITION_DELETES
+    name = f"{entry.label}  {entry.what}" if numbered else entry.name
     gone = entry.status == Status.DELETED
     head = _Line(middle_out(name, _TEXT_COLUMNS - 10), status=entry.status, bold=True, struck=gone, title=entry.where)
     box = _Box([head], _BOXES[entry.kind], gone, entry.location, entry.refers)
     if entry.label and entry.file:
         box.lines.append(_Line(middle_out(entry.file, _TEXT_COLUMNS), _FAINT, title=entry.where))
-    notes = entry.notes if entry.label else (entry.what, *entry.notes)
+    notes = entry.notes if numbered else (entry.what, *entry.notes)
     box.lines += [_Line(line, _FAINT) for line in _wrapped(notes)]
     for row in node.rows:
         _add_row(box, row)
@@ -143,7 +144,7 @@ def _add_row(box: _Box, row: Entry) -> None:
     box.lines.append(_Line(text, _MASKED if row.masked_by else _INK, row.status, struck=struck, title=title))
     if row.kind == ContentType.DATA:
         box.rows[row.location] = index
-    elif row.refers:
+    elif row.refers and not struck:
         box.row_references.append((index, row.refers))
 
 
@@ -195,11 +196,12 @@ def _stacks(nodes: Sequence[Node]) -> list[list[_Box]]:
     free: list[Node] = []
     for node in nodes:
         owner = node.entry.refers
-        if owner in owners and owner is not None:
+        if owner is not None and owner in owners and owner != node.entry.location:
             below.setdefault(owner, []).append(node)
         else:
             free.append(node)
     groups = [list(_with_own(node, below)) for node in free]
+    groups += [[node] for nodes in below.values() for node in nodes]  # that refer to each other, in a circle
     stacks: list[list[_Box]] = []
     packed: list[_Box] = []
     for group in groups:
@@ -272,13 +274,13 @@ def _references(boxes: Sequence[_Box]) -> list[str]:
     """Dashed lines from what is about something to that, where both are drawn."""
     whole = {box.location: box for box in boxes if box.location}
     rows = {location: (box, index) for box in boxes for location, index in box.rows.items()}
-    parts = []
+    parts: list[str] = []
     for box in boxes:
         wanted = [(0, box.refers), *box.row_references] if box.refers else list(box.row_references)
-        for number, (index, location) in enumerate(wanted):
+        for index, location in wanted:
             target, line = rows.get(location, (whole.get(location), 0))
             if target is not None and target is not box:
-                parts.append(_reference(box, index, target, line, number))
+                parts.append(_reference(box, index, target, line, len(parts)))
     return parts
 
 

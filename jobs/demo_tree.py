@@ -1,0 +1,88 @@
+"""The demo's second table: of format version 4, its metadata a tree that each commit edits in one small file."""
+
+from __future__ import annotations
+
+import struct
+from typing import TYPE_CHECKING, Any
+
+from demo_table import NAME, ORDERS_A_FILE, orders
+from pyarrow import parquet
+from pyiceberg.io.pyarrow import schema_to_pyarrow
+from pyiceberg.partitioning import PartitionField, PartitionSpec
+from pyiceberg.schema import Schema
+from pyiceberg.transforms import IdentityTransform
+from pyiceberg.types import DecimalType, LongType, NestedField, StringType, TimestampType
+
+import sparkmeta as sm
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    import pyarrow as pa
+    from pyspark.sql import DataFrame, SparkSession
+
+SCHEMA = Schema(
+    NestedField(1, "order_id", LongType()),
+    NestedField(2, "customer_id", LongType()),
+    NestedField(3, "ts", TimestampType()),
+    NestedField(4, "country", StringType()),
+    NestedField(5, "amount", DecimalType(9, 2)),
+    NestedField(6, "status", StringType()),
+)
+SPEC = PartitionSpec(PartitionField(4, 1000, IdentityTransform(), "country"))
+# So few files of a commit stand in the root that the demo's first one makes a leaf.
+PROPERTIES = {"write.tree.direct-files": "16"}
+
+_FILES = (
+    "file_path string, file_format string, record_count long, file_size_in_bytes long, "
+    "partition struct<country: string>, value_counts map<int, long>, null_value_counts map<int, long>, "
+    "lower_bounds map<int, binary>, upper_bounds map<int, binary>"
+)
+
+
+def write_tree(spark: SparkSession, warehouse: Path, say: Callable[[str], None]) -> sm.Table:
+    """Creates the table, and commits to it three times: a large append, a small one, and a delete of one file."""
+    catalog = sm.load_catalog("demo", type="hadoop", warehouse=warehouse.as_uri())
+    table = catalog.create_table(NAME, SCHEMA, SPEC, properties=PROPERTIES, format_version=4, spark=spark)
+    say("created by load_catalog(...).create_table(..., format_version=4)")
+    written = parquet_files(warehouse / "shop" / "orders" / "data")
+    with table.transaction() as transaction:
+        transaction.update_snapshot().append(spark.createDataFrame(written[:-2], _FILES))
+    say(f"an append of {len(written) - 2} files: they stand in a leaf")
+    table = table.refresh()
+    with table.transaction() as transaction:
+        transaction.update_snapshot().append(spark.createDataFrame(written[-2:], _FILES))
+    say("an append of 2 files: they stand in the root, the one manifest that is written")
+    table = table.refresh()
+    with table.transaction() as transaction:
+        transaction.update_snapshot().delete(one_file(table))
+    say("a delete of one file: a bit in the root masks its entry in the leaf")
+    return table.refresh()
+
+
+def one_file(table: sm.Table) -> DataFrame:
+    """The first of the table's files, in order of their orders."""
+    return table.scan(f"order_id = {_first_order()}").plan_files()
+
+
+def _first_order() -> int:
+    first: int = orders(1)["order_id"][0].as_py()
+    return first
+
+
+def parquet_files(folder: Path) -> list[tuple[Any, ...]]:
+    """A part of a month's orders, in Parquet files of one country each, as rows for an append."""
+    folder.mkdir(parents=True)
+    rows = orders(1).sort_by([("country", "ascending"), ("order_id", "ascending")])
+    kinds = schema_to_pyarrow(SCHEMA)
+    parts = [rows.slice(start, ORDERS_A_FILE).cast(kinds) for start in range(0, len(rows), ORDERS_A_FILE)]
+    return [_written(part, folder / f"{number:02}.parquet") for number, part in enumerate(parts[::5])]
+
+
+def _written(part: pa.Table, path: Path) -> tuple[Any, ...]:
+    parquet.write_table(part, path)
+    ids, country = part["order_id"].to_pylist(), part["country"][0].as_py()
+    counts = {1: len(ids)}
+    bounds = [{1: bytearray(struct.pack("<q", one))} for one in (min(ids), max(ids))]
+    return path.as_uri(), "PARQUET", len(ids), path.stat().st_size, (country,), counts, {1: 0}, *bounds
