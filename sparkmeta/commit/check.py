@@ -32,7 +32,7 @@ from sparkmeta.manifests.root import (
     version,
 )
 from sparkmeta.manifests.tree import TreeReader, leaf_roots, narrowed_rows
-from sparkmeta.manifests.vectors import CHECKED_SCHEMA, VECTOR_SCHEMA, checked_ordinals, vector_row
+from sparkmeta.manifests.vectors import VECTOR_SCHEMA, checked_ordinals, vector_row
 from sparkmeta.plan.prune import is_live as entry_is_live
 from sparkmeta.session import local_frame
 from sparkmeta.spec.entry import ContentType, Status
@@ -107,10 +107,10 @@ class _TreeCheck:
     def violations(self) -> DataFrame:
         frames = [
             local_frame(self.state.spark, pa.Table.from_pylist(self._of_root(), schema=VIOLATIONS)),
-            self._of_entries(),
-            self._of_counts(),
-            self._of_vectors(),
-            self._of_duplicates(),
+            *self._of_entries(),
+            *self._of_counts(),
+            *self._of_vectors(),
+            *self._of_duplicates(),
             *self._of_affinity(),
             *self._of_carried(),
             *self._of_fields(),
@@ -266,13 +266,13 @@ class _TreeCheck:
     @cached_property
     def _ordinals(self) -> DataFrame:
         """What the deletion vectors mask, and what is wrong with them: `CHECKED_SCHEMA`."""
-        if not len(self._vectors):
-            return local_frame(self.state.spark, CHECKED_SCHEMA.empty_table())
         return checked_ordinals(self.state.spark, self._vectors, self.state.reader)
 
     @cached_property
     def _placed(self) -> DataFrame:
         """The entries of leaves with `_masked`."""
+        if not len(self._vectors):
+            return self._entries.withColumn(_MASKED, F.lit(False))
         masked = self._ordinals.where("problem IS NULL").select(MANIFEST, ORDINAL).distinct()
         placed = self._entries.join(masked.withColumn(_MASKED, F.lit(True)), [MANIFEST, ORDINAL], "left")
         return placed.withColumn(_MASKED, F.coalesce(_MASKED, F.lit(False)))
@@ -285,17 +285,20 @@ class _TreeCheck:
 
     # -- rules ------------------------------------------------------------------------------------------------------
 
-    def _of_entries(self) -> DataFrame:
+    def _of_entries(self) -> Iterator[DataFrame]:
         """Rules of single entries, all in one pass over the leaves, and over the root's own files."""
-        in_leaves = self._placed.join(self._leaf_frame, MANIFEST)
-        rules = F.array_compact(F.array(*_entry_rules(), _bound_rule()))
-        broken = in_leaves.select(F.explode(rules).alias("found")).select("found.*")
-        own = self._own_entries(FILES).withColumn("path", F.lit(self.root.location)).where(entry_is_live())
-        unbound = own.select(F.explode(F.array_compact(F.array(_bound_rule()))).alias("found")).select("found.*")
-        return broken.unionByName(unbound)
+        if len(self._roots):
+            in_leaves = self._placed.join(self._leaf_frame, MANIFEST)
+            rules = F.array_compact(F.array(*_entry_rules(), _bound_rule()))
+            yield in_leaves.select(F.explode(rules).alias("found")).select("found.*")
+        if self._sources:
+            own = self._own_entries(FILES).withColumn("path", F.lit(self.root.location))
+            yield own.select(F.explode(F.array_compact(F.array(_bound_rule()))).alias("found")).select("found.*")
 
-    def _of_counts(self) -> DataFrame:
+    def _of_counts(self) -> Iterator[DataFrame]:
         """Leaves whose entries are not as many as the root says."""
+        if not len(self._roots):
+            return
         status = F.col("version_info.status")
         sums = [F.count(F.when(status == int(one), 1)).alias(f"found_{name}") for one, name in _COUNTED.items()]
         found = self._entries.groupBy(MANIFEST).agg(*sums, F.count("*").alias("found_records"))
@@ -305,26 +308,29 @@ class _TreeCheck:
         said, there = (F.to_json(F.struct(*(F.coalesce(f"{prefix}{name}", F.lit(0)).alias(name) for name in names)))
                        for prefix in ("", "found_"))  # fmt: skip
         problem = F.concat(F.lit("the manifest's entries are "), there)
-        return both.where(differs).select(*_columns("manifest-counts", F.col("path"), said, problem))
+        yield both.where(differs).select(*_columns("manifest-counts", F.col("path"), said, problem))
 
-    def _of_vectors(self) -> DataFrame:
+    def _of_vectors(self) -> Iterator[DataFrame]:
         """Deletion vectors of manifests that can't be read, and ordinals that their manifest does not have."""
+        if not len(self._vectors):
+            return
         broken = self._ordinals.where("problem IS NOT NULL").join(self._leaf_frame, MANIFEST)
         of_ordinal = F.col("problem").startswith(f"{ORDINAL}:")
         rule = F.when(of_ordinal, F.lit("ordinal-range")).otherwise(F.lit("vector-content"))
-        return broken.select(rule.alias("rule"), F.col("path").alias("location"), "value", "problem")
+        yield broken.select(rule.alias("rule"), F.col("path").alias("location"), "value", "problem")
 
-    def _of_duplicates(self) -> DataFrame:
+    def _of_duplicates(self) -> Iterator[DataFrame]:
+        """Files with several live entries, and data files with several live deletion vectors."""
         offset = F.coalesce("deletion_vector.offset", F.lit(-1).cast("long")).alias(_OFFSET)
         twice = self._live.groupBy("location", offset).count().where("count > 1")
         problem = F.lit("the file has several live entries")
-        doubled = twice.select(*_columns("one-entry-per-file", F.col("location"), F.col("count"), problem))
+        yield twice.select(*_columns("one-entry-per-file", F.col("location"), F.col("count"), problem))
+        if not len(self.root.of([ContentType.POSITION_DELETES, ContentType.DELETE_MANIFEST])):
+            return
         vectors = self._live.where(F.col("content_type") == _POSITION).where("deletion_vector.offset IS NOT NULL")
         several = vectors.groupBy("referenced_file").count().where("count > 1")
         problem = F.lit("the data file has several live deletion vectors")
-        return doubled.unionByName(
-            several.select(*_columns("one-vector-per-file", F.col("referenced_file"), F.col("count"), problem))
-        )
+        yield several.select(*_columns("one-vector-per-file", F.col("referenced_file"), F.col("count"), problem))
 
     def _of_affinity(self) -> Iterator[DataFrame]:
         """Live deletion vectors in an affiliated manifest whose data file is not in the data manifest."""

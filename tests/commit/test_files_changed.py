@@ -1,17 +1,25 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+from sparkmeta.commit.base_root import base_root
+from sparkmeta.commit.tree import Stamp, TreeChange, next_root
 from sparkmeta.errors import CorruptFileError, NoSuchSnapshotError, ValidationError
+from sparkmeta.manifests.layout import tree_schema
+from sparkmeta.manifests.root import write_root
+from sparkmeta.spec.bitmap import PositionBitmap
+from sparkmeta.spec.snapshot import Snapshot
+from sparkmeta.spec.upgrade import upgrade_metadata
+from sparkmeta.table import Table
+from tests.small_table import write_small_table
 from tests.trees import BY_PART, Entry, TreeTable, data, equality_deletes
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-    from sparkmeta.table import Table
 
 Changes = set[tuple[str, str]]
 
@@ -251,6 +259,47 @@ def test_columns_are_those_of_files(tmp_path: Path, spark: SparkSession) -> None
     empty = table.file_changes(1)
     assert empty.columns == found.columns
     assert empty.count() == 0
+
+
+# -- manifest lists -------------------------------------------------------------------------------------------------
+
+
+def test_manifest_lists_and_the_first_tree_after_them(tmp_path: Path, spark: SparkSession) -> None:
+    source = write_small_table(tmp_path)
+    source.delete("country == 'NO' and id < 10")
+    table = Table.from_pyiceberg(source, spark)
+    ids = [None, *(one.snapshot_id for one in table.snapshots())]
+    states: list[set[str]] = [set(), *(live(table, one) for one in ids if one is not None)]
+    for step in range(1, len(ids)):
+        before, after = states[step - 1], states[step]
+        expected = plus(*(after - before)) | minus(*(before - after))
+        assert len(expected) in (1, 2)
+        assert changes(table, ids[step - 1], ids[step]) == expected
+    removed = table.scan().plan_files().first()
+    upgraded = masked_after_upgrade(table, removed["manifest_path"], removed["manifest_pos"])
+    assert changes(upgraded, ids[-1]) == minus(removed["file_path"])
+    assert changes(upgraded, ids[-2]) == minus(removed["file_path"]) | changes(table, ids[-2])
+
+
+def masked_after_upgrade(table: Table, manifest: str, ordinal: int) -> Table:
+    """The table as one of version 4, whose first root masks an entry of a manifest that stays as it is."""
+    state = replace(table.state, metadata=upgrade_metadata(table.metadata))
+    metadata, base = state.metadata, base_root(state)
+    change = TreeChange(masks={manifest: PositionBitmap.of([ordinal])})
+    sequence = metadata.last_sequence_number + 1
+    made = next_root(base.root, change, Stamp(1, sequence, 0), tree_schema(state.stats_types), lambda *_: b"")
+    location = f"{metadata.location}/metadata/root.parquet"
+    state.files.write_new(location, write_root(made.table, base.properties))
+    document = {
+        "snapshot-id": 1,
+        "parent-snapshot-id": metadata.current_snapshot_id,
+        "sequence-number": sequence,
+        "timestamp-ms": metadata.last_updated_ms + 1,
+        "root-manifest": location,
+    }
+    snapshots = [*metadata.snapshots, Snapshot.model_validate(document)]
+    changed = {"snapshots": snapshots, "current_snapshot_id": 1, "last_sequence_number": sequence}
+    return table.at("v4.metadata.json", metadata.model_copy(update=changed))
 
 
 # -- cost -----------------------------------------------------------------------------------------------------------
