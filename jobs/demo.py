@@ -23,7 +23,7 @@ from rich.console import Console
 import sparkmeta as sm
 from sparkmeta.cli.commands import PLANNED_FILES, TASKS
 from sparkmeta.cli.describe import facts
-from sparkmeta.cli.output import print_facts, print_rows, progress, text_width
+from sparkmeta.cli.output import TextColumn, print_facts, print_rows, progress, text_width
 from sparkmeta.cli.session import cli_session
 from sparkmeta.cli.tables import METADATA_TABLES
 
@@ -34,6 +34,12 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parent.parent
 TWO_DAYS = "ts >= '2025-03-10T00:00:00' and ts < '2025-03-12T00:00:00' and country in ('NO', 'SE')"
 BY_STATS = "order_id = 40000"
+CHANGES = (
+    TextColumn("change", "change_type"),
+    TextColumn("snapshot_id"),
+    TextColumn("file_path", kind="path"),
+    TextColumn("records", "record_count", "count"),
+)
 
 
 class Story:
@@ -119,15 +125,17 @@ def look(table: sm.Table, story: Story) -> None:
 def look_at_tree(table: sm.Table, story: Story) -> None:
     """Prints a plan of a V4 table, what its commits changed, and the tree."""
     plan(table, story, "order_id < 1000 and country in ('AT', 'SE')", "Its scans are planned as those of other tables")
-    story.heading("What its commits changed")
+    story.heading("What its commits changed: table.file_changes(from, to)")
     show_changes(table)
     story.heading("The tree: table.draw()")
     story.console.print(table.draw().text, markup=False, soft_wrap=True)
 
 
 def show_changes(table: sm.Table) -> None:
-    """Prints a line for each commit."""
-    print_rows(table.inspect.snapshots(), METADATA_TABLES["snapshots"].text, 20)
+    """Prints what the last two commits did, by snapshot."""
+    snapshots = table.snapshots()
+    changes = table.file_changes(snapshots[-3].snapshot_id, snapshots[-1].snapshot_id)
+    print_rows(changes, CHANGES, 20, table.location())
 
 
 def plan(table: sm.Table, story: Story, row_filter: str, title: str) -> None:

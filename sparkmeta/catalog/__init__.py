@@ -5,6 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from pyiceberg.partitioning import PartitionSpec
+    from pyiceberg.schema import Schema
+    from pyiceberg.table.sorting import SortOrder
     from pyspark.sql import SparkSession
 
     from sparkmeta.table import Table
@@ -21,6 +26,22 @@ class Catalog(Protocol):
 
     def load_table(self, identifier: str | tuple[str, ...], spark: SparkSession | None = None) -> Table:
         """The table of a name. Raises NoSuchTableError."""
+
+    def create_table(
+        self,
+        identifier: str | tuple[str, ...],
+        schema: Schema,
+        partition_spec: PartitionSpec = ...,
+        sort_order: SortOrder = ...,
+        properties: Mapping[str, str] | None = None,
+        *,
+        format_version: int = 4,
+        spark: SparkSession | None = None,
+    ) -> Table:
+        """A new table, empty, of format version 2, 3 or 4 (the metadata tree).
+
+        Raises TableAlreadyExistsError, and UnsupportedError for a catalog that can't hold such tables.
+        """
 
     def list_tables(self, namespace: str | tuple[str, ...]) -> list[tuple[str, ...]]:
         """The identifiers of the tables in a namespace."""
