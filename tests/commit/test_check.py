@@ -245,8 +245,6 @@ BROKEN: list[Callable[[TreeTable], Any]] = [
 ALSO = {
     wrong_kind_in_data_leaf: {"entry-fields"},
     manifest_in_leaf: {"entry-fields"},
-    no_partition_stats: set(),
-    vector_of_a_deleted_leaf: set(),
     a_leaf_twice: {"one-entry-per-file", "manifest-counts"},
 }
 
