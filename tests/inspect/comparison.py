@@ -23,7 +23,7 @@ _JSON = {
 }
 
 
-def collected(frames: Mapping[Hashable, DataFrame]) -> dict[Hashable, list[dict[str, Any]]]:
+def collected(frames: Mapping[Any, DataFrame]) -> dict[Hashable, list[dict[str, Any]]]:
     """The rows of several DataFrames, collected by one job."""
     numbered = [
         frame.select(F.lit(number).alias("frame"), F.to_json(F.struct("*"), _JSON).alias("row"))

@@ -23,6 +23,7 @@ def made(spark: SparkSession, folder: Path, version: int, **changes: Any) -> sm.
     document = VERSIONS[version]() | empty | {"location": f"file://{folder}"}
     document.pop("statistics", None)
     document.pop("partition-statistics", None)
+    document.pop("encryption-keys", None)
     document |= {key.replace("_", "-"): value for key, value in changes.items()}
     document = {key: value for key, value in document.items() if value is not None or key == "current-snapshot-id"}
     (folder / "metadata").mkdir(parents=True)

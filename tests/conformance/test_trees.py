@@ -1,0 +1,152 @@
+"""Tables that another library wrote, held by V4 trees of several layouts: every plan, and every metadata table, stays.
+
+The files of a table, as `inspect.files` shows them, are appended to an empty tree: the data files, then its deletes in
+the order of their sequence numbers, so that each applies to the same files as before. What differs, on purpose: row ids
+and sequence numbers are new, column sizes are gone, and files stand in other manifests.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from pyspark.sql import functions as F
+
+import sparkmeta as sm
+from tests.inspect.comparison import assert_same_rows, collected
+from tests.peers import corpus as peers
+from tests.peers.filters import filters
+from tests.peers.slices import SOAK
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from pyspark.sql import DataFrame, SparkSession
+
+    from tests.peers.corpus import PeerTable
+
+pytestmark = pytest.mark.java
+
+CHOSEN: list[tuple[str, tuple[str, ...]]] = [
+    ("types_v2", ("root", "leaves")),
+    ("spec_evolution_v2", ("leaves", "masked")),
+    ("equality_across_specs_v3", ("root", "masked")),
+    ("deletes_by_file_v3", ("masked", "flushed")),
+]
+FILTERS = None if SOAK else 3
+LAYOUTS = {
+    "root": {"write.tree.direct-files": "100000", "write.tree.flush-data-files": "100000"},
+    "leaves": {"write.tree.direct-files": "0", "write.tree.leaf-target-bytes": "1"},
+    "masked": {"write.tree.direct-files": "0"},
+    "flushed": {"write.tree.flush-data-files": "0", "write.tree.flush-delete-files": "0"},
+}
+# Position deletes of version 2 are not for trees.
+TAKEN = "(content <> 1 OR content_offset IS NOT NULL)"
+_MAPS = ("value_counts", "null_value_counts", "nan_value_counts", "lower_bounds", "upper_bounds")
+# What a file is given anew by the tree.
+_NEW = ("first_row_id", "data_sequence_number", "manifest_path", "manifest_pos")
+
+
+NOT_APPENDED = {"duplicates", "encrypted"}
+
+
+@pytest.fixture(scope="module")
+def corpus(spark: SparkSession, java_warehouse: str) -> peers.Corpus:
+    return peers.corpus(spark, java_warehouse)
+
+
+def cases() -> list[tuple[str, tuple[str, ...]]]:
+    if not SOAK:
+        return CHOSEN
+    return [(name, tuple(LAYOUTS)) for name in peers.names(without=NOT_APPENDED)]
+
+
+@pytest.mark.parametrize(("name", "layouts"), cases())
+def test_trees_plan_what_lists_do(name: str, layouts: tuple[str, ...], corpus: peers.Corpus, tmp_path: Path) -> None:
+    peer = corpus.table(name)
+    source = sm.load_table(peer.metadata_location, spark=corpus.spark)
+    entries = source.inspect.entries(columns=["status", "sequence_number", "data_file"]).where("status < 2")
+    files = entries.select("data_file.*", "sequence_number").localCheckpoint()
+    trees = {layout: tree_of(peer, files, layout, tmp_path / layout) for layout in layouts}
+    for layout, tree in trees.items():
+        assert_layout(layout, tree, files)
+    complete = files.where(f"NOT {TAKEN}").isEmpty()
+    tables = {"source": source, **trees}
+    found: dict[Any, Any] = collected(
+        {(made, kind): rows for made, table in tables.items() for kind, rows in shown(peer, table, complete).items()}
+    )
+    for (made, kind), rows in found.items():
+        assert_same_rows(rows, found["source", kind], f"{name} in the layout {made}: {kind}")
+
+
+def tree_of(peer: PeerTable, files: DataFrame, layout: str, folder: Path) -> sm.Table:
+    """A tree of the source's files, but for those that trees don't take."""
+    table, taken = empty_tree(peer, folder), files.where(TAKEN)
+    in_order = not taken.where("content = 2").isEmpty()
+    numbers = sorted(row[0] for row in taken.select("sequence_number").distinct().collect()) if in_order else [None]
+    with table.transaction() as tx:
+        tx.set_properties(LAYOUTS[layout])
+        for number in numbers:
+            group = taken if number is None else taken.where(F.col("sequence_number") == number)
+            append(tx, group.drop("sequence_number"), masked=layout == "masked")
+        if layout == "flushed":
+            tx.update_snapshot()
+    return table.refresh()
+
+
+def append(tx: Any, files: DataFrame, *, masked: bool) -> None:
+    """The files of one sequence number: data, then deletes; masked: among others, which are removed again."""
+    data, deletes = files.where("content = 0"), files.where("content > 0")
+    if not data.isEmpty():
+        others = data.withColumn("file_path", F.concat("file_path", F.lit(".other")))
+        tx.update_snapshot().append(data.unionByName(others) if masked else data)
+        if masked:
+            tx.update_snapshot().delete(others.select("file_path"))
+    if not deletes.isEmpty():
+        tx.update_snapshot().row_delta(deletes=deletes)
+
+
+def empty_tree(peer: PeerTable, folder: Path) -> sm.Table:
+    """A table of the peer's schemas and specs, without a snapshot."""
+    location = f"file://{folder}"
+    without = {"snapshots", "refs", "snapshot-log", "metadata-log", "statistics", "partition-statistics"}
+    metadata = {key: value for key, value in peer.metadata.items() if key not in without}
+    (folder / "metadata").mkdir(parents=True)
+    text = json.dumps(metadata | {"location": location, "current-snapshot-id": -1})
+    (folder / "metadata" / "v1.metadata.json").write_text(text)
+    return sm.load_table(location, spark=peer.java.java.spark).maintenance.upgrade(4).commit()
+
+
+def assert_layout(layout: str, table: sm.Table, files: DataFrame) -> None:
+    """The layout is what its name says, where there are data files."""
+    if files.where("content = 0").isEmpty():
+        return
+    assert table.state.tree is not None
+    root = table.state.tree.root
+    in_root = [kind for kind in root.table.column("content_type").to_pylist() if kind < 3]
+    assert bool(in_root) == (layout == "root")
+    assert (root.leaves.num_rows > 0) == (layout != "root")
+    assert (root.vectors.num_rows > 0) == (layout == "masked")
+
+
+def shown(peer: PeerTable, table: sm.Table, complete: bool) -> dict[str, DataFrame]:
+    """Plans without and with filters, and metadata tables, without what a tree gives anew and what it does not take."""
+    frames = {"plan": without_new(table.scan().plan_files())}
+    for one in filters(peer, FILTERS):
+        scan = table.scan(one.expression, case_sensitive=one.case_sensitive)
+        frames[f"plan {one.name}"] = without_new(scan.plan_files())
+    files = table.inspect.files().where(TAKEN)
+    maps = {name: F.when(F.size(name) > 0, F.col(name)) for name in _MAPS}  # without keys a map says nothing
+    frames["files"] = files.withColumns(maps).drop("column_sizes", "readable_metrics", "first_row_id")
+    live = table.inspect.entries(columns=["status", "data_file"]).where("status < 2").select("data_file.*")
+    frames["entries"] = live.where(TAKEN).select("content", "file_path", "content_offset")
+    if complete:
+        frames["partitions"] = table.inspect.partitions().drop("last_updated_at", "last_updated_snapshot_id")
+    return frames
+
+
+def without_new(plan: DataFrame) -> DataFrame:
+    deletes = F.transform("deletes", lambda one: one.dropFields(*(name for name in _NEW if name != "first_row_id")))
+    taken = F.filter(deletes, lambda one: (one["content"] != 1) | one["content_offset"].isNotNull())
+    return plan.drop(*_NEW).withColumn("deletes", F.array_sort(taken))

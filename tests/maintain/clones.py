@@ -1,0 +1,22 @@
+"""Tables of the corpus as file system tables of their own, which a test may commit to."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import sparkmeta as sm
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.peers.corpus import PeerTable
+
+
+def clone(peer: PeerTable, folder: Path) -> sm.Table:
+    """A table in `folder` whose first metadata is the peer's; what that names stays where it is, and is shared."""
+    location = f"file://{folder}"
+    (folder / "metadata").mkdir(parents=True)
+    metadata = peer.metadata | {"location": location}
+    (folder / "metadata" / "v1.metadata.json").write_text(json.dumps(metadata))
+    return sm.load_table(location, spark=peer.java.java.spark)
