@@ -43,6 +43,7 @@ LAYOUTS = {
 }
 # Position deletes of version 2 are not for trees.
 TAKEN = "(content <> 1 OR content_offset IS NOT NULL)"
+_MAPS = ("value_counts", "null_value_counts", "nan_value_counts", "lower_bounds", "upper_bounds")
 # What a file is given anew by the tree.
 _NEW = ("first_row_id", "data_sequence_number", "manifest_path", "manifest_pos")
 
@@ -136,7 +137,8 @@ def shown(peer: PeerTable, table: sm.Table, complete: bool) -> dict[str, DataFra
         scan = table.scan(one.expression, case_sensitive=one.case_sensitive)
         frames[f"plan {one.name}"] = without_new(scan.plan_files())
     files = table.inspect.files().where(TAKEN)
-    frames["files"] = files.drop("column_sizes", "readable_metrics", "first_row_id")
+    maps = {name: F.when(F.size(name) > 0, F.col(name)) for name in _MAPS}  # without keys a map says nothing
+    frames["files"] = files.withColumns(maps).drop("column_sizes", "readable_metrics", "first_row_id")
     live = table.inspect.entries(columns=["status", "data_file"]).where("status < 2").select("data_file.*")
     frames["entries"] = live.where(TAKEN).select("content", "file_path", "content_offset")
     if complete:
