@@ -31,15 +31,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.java
 
-CHOSEN = [
-    "unknown_counts_v1",
-    "inline_manifests_v1",
-    "spec_evolution_v1",
-    "upgraded_with_deletes_v2",
-    "spec_dropped_source_v2",
-    "upgraded_with_deletes_v3",
-    "upgraded_with_deletes_v4",
-]
+CHOSEN = ["unknown_counts_v1", "spec_dropped_source_v2", "upgraded_with_deletes_v3", "upgraded_with_deletes_v4"]
 FILTERS = None if SOAK else 2
 NOW = "now"
 

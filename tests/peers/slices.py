@@ -13,12 +13,12 @@ if TYPE_CHECKING:
 
 SOAK = os.environ.get("SPARKMETA_SOAK") == "1"
 
-# Of tables that exist in one or two format versions, one in so many is in the slice.
-RARE_SHARE = 6
+# Of tables that exist in three or more format versions one in so many is in the slice, and of the rest.
+SHARE, RARE_SHARE = 2, 12
 
 
 def slice_of(names: Iterable[str]) -> list[str]:
-    """One format version of every table that has three or more of them, and some of the rest; the same in every run."""
+    """One format version of some tables that have three or more, and few of the rest; the same in every run."""
     listed = list(names)
     if SOAK:
         return listed
@@ -26,8 +26,8 @@ def slice_of(names: Iterable[str]) -> list[str]:
     for name in listed:
         versions[re.sub(r"_v\d$", "", name)].append(name)
     chosen = {
-        made[zlib.crc32(base.encode()) % len(made)]
+        made[(zlib.crc32(base.encode()) >> 8) % len(made)]
         for base, made in versions.items()
-        if len(made) > 2 or zlib.crc32(base.encode()) % RARE_SHARE == 0
+        if zlib.crc32(base.encode()) % (SHARE if len(made) > 2 else RARE_SHARE) == 0
     }
     return [name for name in listed if name in chosen]
