@@ -11,6 +11,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from pyiceberg.transforms import IdentityTransform
 from pyspark.sql import functions as F
 
 import sparkmeta as sm
@@ -22,7 +23,7 @@ from tests.peers.slices import SOAK
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import Column, DataFrame, SparkSession
 
     from tests.peers.corpus import PeerTable
 
@@ -43,6 +44,7 @@ LAYOUTS = {
 }
 # Position deletes of version 2 are not for trees.
 TAKEN = "(content <> 1 OR content_offset IS NOT NULL)"
+_RESERVED = 2_147_483_447
 _MAPS = ("value_counts", "null_value_counts", "nan_value_counts", "lower_bounds", "upper_bounds")
 # What a file is given anew by the tree.
 _NEW = ("first_row_id", "data_sequence_number", "manifest_path", "manifest_pos")
@@ -137,13 +139,31 @@ def shown(peer: PeerTable, table: sm.Table, complete: bool) -> dict[str, DataFra
         scan = table.scan(one.expression, case_sensitive=one.case_sensitive)
         frames[f"plan {one.name}"] = without_new(scan.plan_files())
     files = table.inspect.files().where(TAKEN)
-    maps = {name: F.when(F.size(name) > 0, F.col(name)) for name in _MAPS}  # without keys a map says nothing
-    frames["files"] = files.withColumns(maps).drop("column_sizes", "readable_metrics", "first_row_id")
+    of_data = F.when(F.col("content") == 0, F.col("sort_order_id"))  # a tree's delete files have none
+    files = files.withColumn("sort_order_id", of_data)
+    frames["files"] = files.withColumns({name: _compared(name, table) for name in _MAPS}).drop(
+        "column_sizes", "readable_metrics", "first_row_id"
+    )
     live = table.inspect.entries(columns=["status", "data_file"]).where("status < 2").select("data_file.*")
     frames["entries"] = live.where(TAKEN).select("content", "file_path", "content_offset")
     if complete:
         frames["partitions"] = table.inspect.partitions().drop("last_updated_at", "last_updated_snapshot_id")
     return frames
+
+
+def _compared(name: str, table: sm.Table) -> Column:
+    """A metrics map without what trees keep otherwise, null where it is empty.
+
+    A tree always knows the columns that files are partitioned by, and has no room for those of reserved ids.
+    """
+    sources = [
+        field.source_id
+        for spec in table.specs().values()
+        for field in spec.fields
+        if isinstance(field.transform, IdentityTransform)
+    ]
+    kept = F.map_filter(name, lambda key, _: (key < _RESERVED) & ~key.isin(sources))
+    return F.when(F.size(kept) > 0, kept)
 
 
 def without_new(plan: DataFrame) -> DataFrame:

@@ -339,3 +339,16 @@ def test_what_is_required_must_be_there_to_be_written() -> None:
     row["record_count"] = None
     with pytest.raises((pa.ArrowException, ValueError)):
         write_manifest(entry_table(row), ROOT)
+
+
+def test_data_leaves_have_row_id_offsets() -> None:
+    """Of the entries that take their row ids from the leaf; left out where all have their own."""
+    counts = [(10, None, 1), (5, 700, 0), (7, None, 2), (3, None, 1)]
+    rows = [file_row(record_count=records, first_row_id=own) for records, own, _ in counts]
+    for row, (_, _, status) in zip(rows, counts, strict=True):
+        row["version_info"] = {**row["version_info"], "status": status}
+    written = pq.read_table(io.BytesIO(write_manifest(entry_table(*rows), DATA)))
+    assert written.column("row_id_offset").to_pylist() == [0, None, None, 10]
+    assert written.schema.field("row_id_offset").metadata == {b"PARQUET:field_id": b"9001"}
+    own = [file_row(first_row_id=one) for one in (0, 10)]
+    assert "row_id_offset" not in pq.read_schema(io.BytesIO(write_manifest(entry_table(*own), DATA))).names
