@@ -92,14 +92,18 @@ def spill_vectors(table: pa.Table, state: TableState, options: TreeOptions, name
     ]
     file = write_puffin(contents)
     _write_by_task(state, executor_writer(state.files), location, file.data)
-    rows = table.to_pylist()
-    for row, blob in zip(chosen, file.blobs, strict=True):
-        rows[row] |= {
-            "location": location,
-            "file_size_in_bytes": len(file.data),
-            "deletion_vector": {"offset": blob.offset, "size_in_bytes": blob.length, "inline_content": None},
-        }
-    return pa.Table.from_pylist(rows, schema=table.schema)
+    places = dict(zip(chosen, file.blobs, strict=True))
+    for column in ("location", "file_size_in_bytes", "deletion_vector"):
+        values = table.column(column).to_pylist()
+        for row, blob in places.items():
+            values[row] = {
+                "location": location,
+                "file_size_in_bytes": len(file.data),
+                "deletion_vector": {"offset": blob.offset, "size_in_bytes": blob.length, "inline_content": None},
+            }[column]
+        field = table.schema.field(column)
+        table = table.set_column(table.column_names.index(column), field, pa.array(values, field.type))
+    return table
 
 
 def _too_large(sizes: list[int], options: TreeOptions) -> list[int]:
