@@ -34,8 +34,7 @@ def read_leaf_entries(
 
     leaves: rows of `PART_SCHEMA`, one a leaf.
 
-    Raises, when it runs: an error that names the file for a leaf that Spark spells as no leaf of the root, and for an
-    entry without the stats that its partition value is derived from.
+    Raises, when it runs: an error that names the file for a leaf that Spark spells as no leaf of the root.
     """
     from pyspark.sql import functions as F
 
@@ -123,17 +122,18 @@ def _partition_value(field_id: int, type_name: str, tuples: TupleSources) -> Col
 
 
 def _derived(source: int, type_name: str) -> Column:
-    """The lower bound; NaN where all values are, as NaN is no bound. An entry without the struct is corrupt."""
+    """The lower bound; NaN where all values are, as NaN is no bound.
+
+    That an entry has the struct is for `Table.check` to tell: an error raised here would keep Spark from pushing
+    filters of the tuple below its joins.
+    """
     from pyspark.sql import functions as F
 
     stats = F.col(f"{CONTENT_STATS}.`{source}`")
-    problem = F.concat(
-        F.lit(f"content_stats.{source} is missing, and with it a partition value, of "), F.col("location")
-    )
     value = stats.lower_bound
     if type_name in ("float", "double"):
         value = F.when(value.isNull() & (stats.nan_value_count > 0), F.lit(float("nan"))).otherwise(value)
-    return F.when(stats.isNull(), F.raise_error(problem)).otherwise(value)
+    return value
 
 
 def _with_manifest(spark: SparkSession, leaves: pa.Table, schema: Any) -> DataFrame:

@@ -142,6 +142,8 @@ def test_filters_prune_by_partition_and_stats(table: sm.Table, spark_session: Sp
     assert live(table, "s is null") == ["f9"]
     assert live(table, "id >= 30 and id < 95") == ["f3", "f9"]
     assert live(table, "id = 11 and s = 'b'") == []
+    assert live(table, "id < 25 and s = 'a'") == ["f1", "f2"]
+    assert live(table, "id < 25 and s in ('a', 'c')") == ["f1", "f2"]
 
 
 def test_leaves_are_masked_and_roots_keep_tombstones_once(table: sm.Table, spark_session: SparkSession) -> None:
