@@ -7,9 +7,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 from pyiceberg.types import DoubleType, FloatType, IcebergType
-from pyspark.sql import Column
-from pyspark.sql import functions as F
 
+from sparkmeta.columns import sql
+from sparkmeta.columns.sql import Sql
 from sparkmeta.columns.types import bound_type, typed_literal
 
 if TYPE_CHECKING:
@@ -38,61 +38,61 @@ def is_floating(field_type: IcebergType) -> bool:
 
 def compare(
     operation: Comparison,
-    column: Column,
+    column: Sql,
     value: Any,
     primitive: PrimitiveType,
     *,
     strict: bool = False,
-) -> Column:
-    """A column in bound form compared with a literal, or a Column: ``operation`` is one of the operator module's.
+) -> Sql:
+    """A column in bound form compared with a literal, or a Sql: ``operation`` is one of the operator module's.
 
     Null where the column is null. Floating point numbers are ordered as in Spark: NaN is the greatest, -0.0 equals 0.0.
     UUIDs have two orders in use, by unsigned bytes and by java.util.UUID's two signed halves: the result is true where
     the comparison holds in either of them, or with ``strict`` in both.
     """
     left, (right,) = _sides(column, [value], primitive)
-    compared: Column = operation(left, right)
+    compared: Sql = operation(left, right)
     if str(primitive) != "uuid" or operation is operator.eq:
         return compared
-    signed: Column = operation(_signed(column), F.lit(_signed_text(value)))
+    signed: Sql = operation(_signed(column), sql.lit(_signed_text(value)))
     return compared & signed if strict else compared | signed
 
 
-def one_of(column: Column, values: Collection[Any], primitive: PrimitiveType) -> Column:
+def one_of(column: Sql, values: Collection[Any], primitive: PrimitiveType) -> Sql:
     """Whether a column in bound form is one of the literals; null where the column is null."""
     left, literals = _sides(column, values, primitive)
     return left.isin(literals)
 
 
-def _sides(column: Column, values: Collection[Any], primitive: PrimitiveType) -> tuple[Column, list[Column]]:
+def _sides(column: Sql, values: Collection[Any], primitive: PrimitiveType) -> tuple[Sql, list[Sql]]:
     """A column and what to compare it with, written so that Spark pushes that into Parquet where it loses no row."""
-    if any(isinstance(value, Column) for value in values):
+    if any(isinstance(value, Sql) for value in values):
         return _unsigned_zero(column, primitive) if is_floating(primitive) else column, list(values)
     match str(primitive):
         case "date" if min(values) < _PUSHED_FROM_DAY:
-            return F.unix_date(column), [F.lit(value) for value in values]
+            return sql.call("unix_date", column), [sql.lit(value) for value in values]
         case "timestamptz" if min(values) < _PUSHED_FROM_DAY * _DAY_MICROS:
-            return F.unix_micros(column), [F.lit(value).cast("bigint") for value in values]
+            return sql.call("unix_micros", column), [sql.lit(value).cast("bigint") for value in values]
     if is_floating(primitive):
         return _unsigned_zero(column, primitive), [typed_literal(value + 0.0, primitive) for value in values]
     return column, [typed_literal(value, primitive) for value in values]
 
 
-def _unsigned_zero(column: Column, primitive: PrimitiveType) -> Column:
+def _unsigned_zero(column: Sql, primitive: PrimitiveType) -> Sql:
     """Turn -0.0 into 0.0; keep what follows out of Parquet, whose statistics leave out NaN and tell the zeros apart."""
-    return column + F.lit(0.0).cast(bound_type(primitive))
+    return column + sql.lit(0.0).cast(bound_type(primitive))
 
 
-def _signed(column: Column) -> Column:
+def _signed(column: Sql) -> Sql:
     """A text that sorts as java.util.UUID does."""
-    digits = F.hex(column)
-    return F.concat(
+    digits = sql.call("hex", column)
+    return sql.concat(
         *(
             part
             for start in (1, 17)
             for part in (
-                F.translate(F.substring(digits, start, 1), _HEX, _SIGNED_HEX),
-                F.substring(digits, start + 1, 15),
+                sql.call("translate", sql.call("substring", digits, start, 1), _HEX, _SIGNED_HEX),
+                sql.call("substring", digits, start + 1, 15),
             )
         )
     )

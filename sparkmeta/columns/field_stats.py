@@ -7,10 +7,10 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from pyiceberg.types import IcebergType, PrimitiveType, UUIDType
-from pyspark.sql import Column
-from pyspark.sql import functions as F
 
+from sparkmeta.columns import sql
 from sparkmeta.columns.comparison import Comparison, compare, is_floating, one_of
+from sparkmeta.columns.sql import Sql
 from sparkmeta.columns.truth import Truth, all_of, any_of, negated
 from sparkmeta.columns.types import literal_array
 
@@ -26,11 +26,11 @@ _UNBOUNDED: Final = ("unknown", "variant", "geometry", "geography")
 class FieldStats(NamedTuple):
     """Stats of one column in one file, bounds in bound form; None or null where a stat is not known."""
 
-    lower_bound: Column | None
-    upper_bound: Column | None
-    value_count: Column | None
-    null_value_count: Column | None
-    nan_value_count: Column | None
+    lower_bound: Sql | None
+    upper_bound: Sql | None
+    value_count: Sql | None
+    null_value_count: Sql | None
+    nan_value_count: Sql | None
 
 
 class Bound:
@@ -41,7 +41,7 @@ class Bound:
         field_type: the column's type.
     """
 
-    def __init__(self, column: Column | None, field_type: IcebergType) -> None:
+    def __init__(self, column: Sql | None, field_type: IcebergType) -> None:
         known = isinstance(field_type, PrimitiveType) and not str(field_type).startswith(_UNBOUNDED)
         self.column = column if known else None
         self.field_type = field_type
@@ -55,7 +55,7 @@ class Bound:
     def nan(self) -> Truth:
         if self.column is None or not is_floating(self.field_type):
             return False
-        return F.isnan(self.column)
+        return sql.isnan(self.column)
 
     @cached_property
     def unknown(self) -> Truth:
@@ -91,7 +91,7 @@ class ColumnStats:
         field_type: the column's type.
     """
 
-    def __init__(self, stats: FieldStats, record_count: Column, field_type: IcebergType) -> None:
+    def __init__(self, stats: FieldStats, record_count: Sql, field_type: IcebergType) -> None:
         self.stats = stats
         self.record_count = record_count
         self.field_type = field_type
@@ -140,7 +140,7 @@ class ColumnStats:
             within = any_of(*(all_of(lower.allows(operator.le, one), upper.allows(operator.ge, one)) for one in values))
         else:
             literals = literal_array([(one, lower.primitive)] for one in values)
-            within = F.exists(literals, lambda one: _within(one, lower.column, upper))
+            within = sql.exists(literals, lambda one: _within(one, lower.column, upper))
         return any_of(lower.unknown, within)
 
     def single_value(self, values: Collection[Any]) -> Truth:
@@ -164,22 +164,22 @@ class ColumnStats:
         )
 
 
-def _within(value: Column, lower: Column | None, upper: Bound) -> Column:
+def _within(value: Sql, lower: Sql | None, upper: Bound) -> Sql:
     below = True if upper.column is None else any_of(upper.unknown, value <= upper.column)
     within = all_of(True if lower is None else value >= lower, below)
-    assert isinstance(within, Column)
+    assert isinstance(within, Sql)
     return within
 
 
-def _certainly(condition: Column) -> Column:
-    return F.coalesce(condition, F.lit(False))
+def _certainly(condition: Sql) -> Sql:
+    return sql.coalesce(condition, sql.lit(False))
 
 
-def _known_zero(count: Column | None) -> Truth:
+def _known_zero(count: Sql | None) -> Truth:
     return False if count is None else count.eqNullSafe(0)
 
 
-def _known_equal(one: Column | None, other: Column | None) -> Truth:
+def _known_equal(one: Sql | None, other: Sql | None) -> Truth:
     if one is None or other is None:
         return False
     return one.eqNullSafe(other) & _certainly(one >= 0)

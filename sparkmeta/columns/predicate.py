@@ -40,8 +40,8 @@ from pyiceberg.expressions import (
 )
 from pyiceberg.expressions.literals import literal
 from pyiceberg.types import PrimitiveType, StringType
-from pyspark.sql import functions as F
 
+from sparkmeta.columns import sql
 from sparkmeta.columns.comparison import Comparison, compare, is_floating, one_of
 from sparkmeta.columns.expression_json import expression_to_json
 from sparkmeta.columns.fields import FieldReference, SchemaFields
@@ -56,7 +56,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from pyiceberg.schema import Schema
-    from pyspark.sql import Column
+
+    from sparkmeta.columns.sql import Sql
 
 __all__ = ["bind_filter", "expression_to_json", "parse_filter", "referenced_ids", "row_predicate"]
 
@@ -177,7 +178,7 @@ def referenced_ids(bound: BooleanExpression) -> set[int]:
     return ids
 
 
-def row_predicate(bound: BooleanExpression, value: Callable[[int], Column], *, strict: bool = False) -> Column:
+def row_predicate(bound: BooleanExpression, value: Callable[[int], Sql], *, strict: bool = False) -> Sql:
     """Whether a row, or a partition tuple, satisfies a bound filter: true or false, never null.
 
     A null satisfies IS NULL, NOT IN and the negated comparisons !=, NOT LIKE and NOT NAN, and no other. Numbers are
@@ -192,7 +193,7 @@ def row_predicate(bound: BooleanExpression, value: Callable[[int], Column], *, s
     return as_column(fold_truth(bound, lambda leaf: _row_truth(leaf, value, strict)))
 
 
-def _row_truth(predicate: BooleanExpression, value: Callable[[int], Column], strict: bool) -> Truth:
+def _row_truth(predicate: BooleanExpression, value: Callable[[int], Sql], strict: bool) -> Truth:
     if not isinstance(predicate, BoundPredicate):
         return isinstance(predicate, AlwaysTrue)
     column = value(predicate.term.ref().field.field_id)
@@ -202,15 +203,15 @@ def _row_truth(predicate: BooleanExpression, value: Callable[[int], Column], str
         case BoundNotNull():
             return column.isNotNull()
         case BoundIsNaN():
-            return F.isnan(column)
+            return sql.isnan(column)
         case BoundNotNaN():
-            return ~F.isnan(column)
+            return ~sql.isnan(column)
         case BoundNotEqualTo() | BoundNotIn() | BoundNotStartsWith():
             return column.isNull() | ~_holds(~predicate, column, strict)
     return column.isNotNull() & _holds(predicate, column, strict)
 
 
-def _holds(predicate: BooleanExpression, column: Column, strict: bool) -> Column:
+def _holds(predicate: BooleanExpression, column: Sql, strict: bool) -> Sql:
     """Whether a value that is not null satisfies a predicate with literals."""
     match predicate:
         case BoundStartsWith():
@@ -222,7 +223,7 @@ def _holds(predicate: BooleanExpression, column: Column, strict: bool) -> Column
             operation = COMPARISONS[type(predicate)]
             compared = compare(operation, column, predicate.literal.value, primitive, strict=strict)
             certain = strict and isinstance(predicate, _UPWARD) and is_floating(primitive)
-            return compared & ~F.isnan(column) if certain else compared
+            return compared & ~sql.isnan(column) if certain else compared
     raise InvalidFilterError(f"not a predicate that Iceberg has: {shown(predicate)}")
 
 

@@ -6,9 +6,8 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Final
 
 from pyiceberg.expressions import AlwaysFalse, AlwaysTrue, And, BooleanExpression, BoundPredicate
-from pyspark.sql import Column
-from pyspark.sql import functions as F
 
+from sparkmeta.columns import sql
 from sparkmeta.columns.expression_json import (
     FALSE_JSON,
     TRUE_JSON,
@@ -18,6 +17,7 @@ from sparkmeta.columns.expression_json import (
     leaf_to_json,
 )
 from sparkmeta.columns.predicate import row_predicate
+from sparkmeta.columns.sql import Sql
 from sparkmeta.columns.transforms import projections
 from sparkmeta.columns.tree import Junction, depth, fold
 
@@ -27,15 +27,15 @@ if TYPE_CHECKING:
     from pyiceberg.partitioning import PartitionSpec
     from pyiceberg.schema import Schema
 
-Text = Column | str
-"""Expression JSON: a Column where the partition tuple decides on it."""
+Text = Sql | str
+"""Expression JSON: a Sql where the partition tuple decides on it."""
 
 _CHUNK: Final = 32
 _DECIDED_LIMIT: Final = 200
 _DEPTH_LIMIT: Final = 20
 
 
-def residual(bound: BooleanExpression, spec: PartitionSpec, schema: Schema, value: Callable[[int], Column]) -> Column:
+def residual(bound: BooleanExpression, spec: PartitionSpec, schema: Schema, value: Callable[[int], Sql]) -> Sql:
     """What is left of a filter for the rows of a partition (Iceberg's ResidualEvaluator).
 
     Args:
@@ -44,15 +44,15 @@ def residual(bound: BooleanExpression, spec: PartitionSpec, schema: Schema, valu
         schema: the table's.
         value: partition field id -> the field's value in bound form.
 
-    Returns a string Column: the residual in Iceberg's expression JSON. For rows of that partition it is true where
+    Returns a string Sql: the residual in Iceberg's expression JSON. For rows of that partition it is true where
     the filter is. Predicates that the tuple decides are gone; ``true`` where all rows match. A filter with more than
     200 predicates on source columns of the spec, or whose ANDs and ORs alternate over more than 20 levels, is given
     back whole.
     """
     if _decided(bound, spec) > _DECIDED_LIMIT or depth(bound) > _DEPTH_LIMIT:
-        return F.lit(expression_to_json(bound))
+        return sql.lit(expression_to_json(bound))
     text = fold(bound, lambda leaf, _negated: _leaf(leaf, spec, schema, value), _join)
-    return F.lit(text) if isinstance(text, str) else text
+    return sql.lit(text) if isinstance(text, str) else text
 
 
 def _decided(bound: BooleanExpression, spec: PartitionSpec) -> int:
@@ -65,7 +65,7 @@ def _decided(bound: BooleanExpression, spec: PartitionSpec) -> int:
     return fold(bound, count, lambda _junction, counts: sum(counts))
 
 
-def _leaf(leaf: BooleanExpression, spec: PartitionSpec, schema: Schema, value: Callable[[int], Column]) -> Text:
+def _leaf(leaf: BooleanExpression, spec: PartitionSpec, schema: Schema, value: Callable[[int], Sql]) -> Text:
     text = leaf_to_json(leaf)
     if not isinstance(leaf, BoundPredicate):
         return text
@@ -81,19 +81,19 @@ def _leaf(leaf: BooleanExpression, spec: PartitionSpec, schema: Schema, value: C
     return _first(decisions, text)
 
 
-def _first(decisions: Sequence[tuple[Column, str]], otherwise: str) -> Text:
+def _first(decisions: Sequence[tuple[Sql, str]], otherwise: str) -> Text:
     if not decisions:
         return otherwise
     (condition, text), *others = decisions
-    chosen = F.when(condition, F.lit(text))
+    chosen = sql.when(condition, sql.lit(text))
     for condition, text in others:
-        chosen = chosen.when(condition, F.lit(text))
-    return chosen.otherwise(F.lit(otherwise))
+        chosen = chosen.when(condition, sql.lit(text))
+    return chosen.otherwise(sql.lit(otherwise))
 
 
 def _join(junction: Junction, operands: list[Text]) -> Text:
     neutral, absorbing = (TRUE_JSON, FALSE_JSON) if junction is And else (FALSE_JSON, TRUE_JSON)
-    kept = [operand for operand in operands if isinstance(operand, Column) or operand != neutral]
+    kept = [operand for operand in operands if isinstance(operand, Sql) or operand != neutral]
     if any(isinstance(operand, str) and operand == absorbing for operand in kept):
         return absorbing
     merged = _merge_constants(junction, kept)
@@ -115,15 +115,15 @@ def _join_columns(junction: Junction, operands: Sequence[Text]) -> Text:
     if len(operands) == 1:
         return operands[0]
     neutral, absorbing = (TRUE_JSON, FALSE_JSON) if junction is And else (FALSE_JSON, TRUE_JSON)
-    before, between, after = (F.lit(part) for part in junction_parts(junction))
+    before, between, after = (sql.lit(part) for part in junction_parts(junction))
 
-    def join(left: Column, right: Column) -> Column:
+    def join(left: Sql, right: Sql) -> Sql:
         return (
-            F.when((left == absorbing) | (right == absorbing), F.lit(absorbing))
+            sql.when((left == absorbing) | (right == absorbing), sql.lit(absorbing))
             .when(left == neutral, right)
             .when(right == neutral, left)
-            .otherwise(F.concat(before, left, between, right, after))
+            .otherwise(sql.concat(before, left, between, right, after))
         )
 
-    texts = [F.lit(operand) if isinstance(operand, str) else operand for operand in operands]
-    return F.aggregate(F.array(*texts), F.lit(neutral), join)
+    texts = [sql.lit(operand) if isinstance(operand, str) else operand for operand in operands]
+    return sql.aggregate(sql.array(*texts), sql.lit(neutral), join)

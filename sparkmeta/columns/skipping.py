@@ -26,8 +26,8 @@ from pyiceberg.expressions import (
     BoundStartsWith,
 )
 from pyiceberg.types import UUIDType
-from pyspark.sql import functions as F
 
+from sparkmeta.columns import sql
 from sparkmeta.columns.comparison import is_floating, prefix_end
 from sparkmeta.columns.field_stats import IN_LIMIT, ColumnStats, FieldStats
 from sparkmeta.columns.predicate import COMPARISONS
@@ -41,12 +41,12 @@ from sparkmeta.columns.truth import Truth, all_of, any_of, as_column, negated
 if TYPE_CHECKING:
     from collections.abc import Callable, Container
 
-    from pyspark.sql import Column
+    from sparkmeta.columns.sql import Sql
 
 __all__ = ["FieldStats", "FieldSummary", "might_match", "must_match", "residual", "summary_might_match"]
 
 
-def might_match(bound: BooleanExpression, stats: Callable[[int], FieldStats], record_count: Column) -> Column:
+def might_match(bound: BooleanExpression, stats: Callable[[int], FieldStats], record_count: Sql) -> Sql:
     """Whether a file may hold a row that satisfies a filter (Iceberg's InclusiveMetricsEvaluator).
 
     Args:
@@ -54,16 +54,16 @@ def might_match(bound: BooleanExpression, stats: Callable[[int], FieldStats], re
         stats: field id -> what is known of the field's values in the file.
         record_count: rows in the file; null or negative where that is not known, which keeps the file.
 
-    Returns a Column that is never null, and false only where no row matches. NaN is not counted as greater than a
+    Returns a Sql that is never null, and false only where no row matches. NaN is not counted as greater than a
     number here. Tests of bounds also stand in conjuncts of their own, ``bound IS NULL OR bound <= literal``, which
     Spark pushes into Parquet.
     """
     known = _by_field(stats, record_count)
     kept = fold_truth(bound, lambda leaf: _might(leaf, known))
     tests = fold(bound, lambda leaf, _negated: _bound_tests(leaf, known), join_conditions)
-    counted = F.coalesce(record_count, F.lit(-1))
+    counted = sql.coalesce(record_count, sql.lit(-1))
     # Spark draws out what these conditions have in common, and then pushes none, unless one can't be looked into.
-    exact = F.coalesce(as_column(any_of(counted < 0, kept)), F.lit(False))
+    exact = sql.coalesce(as_column(any_of(counted < 0, kept)), sql.lit(False))
     pushed = (any_of(record_count.isNull(), record_count < 0, test.truth()) for test in tests)
     return as_column(all_of(counted != 0, *pushed, exact))
 
@@ -71,15 +71,15 @@ def might_match(bound: BooleanExpression, stats: Callable[[int], FieldStats], re
 def must_match(
     bound: BooleanExpression,
     stats: Callable[[int], FieldStats],
-    record_count: Column,
+    record_count: Sql,
     top_level_ids: Container[int],
-    proven: Callable[[BoundPredicate], Column] | None = None,
-) -> Column:
+    proven: Callable[[BoundPredicate], Sql] | None = None,
+) -> Sql:
     """Whether all rows of a file satisfy a filter (Iceberg's StrictMetricsEvaluator).
 
     Arguments are as for ``might_match``; ``top_level_ids`` are the fields that are not inside of a struct: of others
     nothing but NaN tests can be proven. ``proven``: what else proves a predicate of all rows, such as the partition
-    tuple. Returns a Column that is never null, and true only where every row matches.
+    tuple. Returns a Sql that is never null, and true only where every row matches.
     Null and NaN counts that are not known prove nothing, and neither does a negative record count.
     """
     known = _by_field(stats, record_count)
@@ -92,11 +92,11 @@ def must_match(
         return by_stats if templated else any_of(by_stats, proven(leaf))
 
     exact = fold_truth(bound, certain)
-    counted = F.coalesce(record_count, F.lit(-1))
+    counted = sql.coalesce(record_count, sql.lit(-1))
     return as_column(any_of(counted == 0, all_of(counted > 0, exact)))
 
 
-def _by_field(stats: Callable[[int], FieldStats], record_count: Column) -> Callable[[BoundPredicate], ColumnStats]:
+def _by_field(stats: Callable[[int], FieldStats], record_count: Sql) -> Callable[[BoundPredicate], ColumnStats]:
     found: dict[int, ColumnStats] = {}
 
     def of(predicate: BoundPredicate) -> ColumnStats:

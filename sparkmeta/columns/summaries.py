@@ -24,12 +24,12 @@ from pyiceberg.expressions import (
     BoundPredicate,
     BoundStartsWith,
 )
-from pyspark.sql import Column
-from pyspark.sql import functions as F
 
+from sparkmeta.columns import sql
 from sparkmeta.columns.comparison import is_floating, prefix_end
 from sparkmeta.columns.field_stats import IN_LIMIT, ColumnStats, FieldStats
 from sparkmeta.columns.predicate import COMPARISONS
+from sparkmeta.columns.sql import Sql
 from sparkmeta.columns.templates import fold_truth
 from sparkmeta.columns.truth import Truth, all_of, any_of, as_column, negated
 
@@ -42,20 +42,20 @@ if TYPE_CHECKING:
 class FieldSummary(NamedTuple):
     """The summary of one partition field in one manifest, bounds in bound form; all null where there is no summary."""
 
-    contains_null: Column
-    contains_nan: Column
-    lower_bound: Column
-    upper_bound: Column
+    contains_null: Sql
+    contains_nan: Sql
+    lower_bound: Sql
+    upper_bound: Sql
 
 
-def summary_might_match(bound_partition_predicate: BooleanExpression, summary: Callable[[int], FieldSummary]) -> Column:
+def summary_might_match(bound_partition_predicate: BooleanExpression, summary: Callable[[int], FieldSummary]) -> Sql:
     """Whether a manifest may list a file whose partition tuple satisfies a predicate (Iceberg's ManifestEvaluator).
 
     Args:
         bound_partition_predicate: an inclusive projection onto the manifest's own spec.
         summary: partition field id -> the field's summary. A field without summary (null contains_null) might match.
 
-    Returns a Column that is never null. A summary without bounds says that all values are null or NaN.
+    Returns a Sql that is never null. A summary without bounds says that all values are null or NaN.
     """
     truth = fold_truth(bound_partition_predicate, lambda leaf: _leaf(leaf, summary))
     return as_column(truth)
@@ -75,7 +75,7 @@ class _Values:
     def __init__(self, summary: FieldSummary, field_type: IcebergType) -> None:
         self.summary = summary
         bounds = FieldStats(summary.lower_bound, summary.upper_bound, None, None, None)
-        self.stats = ColumnStats(bounds, F.lit(1), field_type)
+        self.stats = ColumnStats(bounds, sql.lit(1), field_type)
         self.no_bounds = summary.lower_bound.isNull()
         self.no_nan: Truth = True if not is_floating(field_type) else summary.contains_nan.eqNullSafe(False)
         self.all_null = all_of(summary.contains_null, self.no_bounds, self.no_nan)

@@ -19,8 +19,8 @@ from pyiceberg.expressions import (
 )
 from pyiceberg.expressions.literals import Literal
 from pyiceberg.types import PrimitiveType, UUIDType
-from pyspark.sql import functions as F
 
+from sparkmeta.columns import sql
 from sparkmeta.columns.tree import Junction, fold
 from sparkmeta.columns.truth import Truth, all_of, any_of, as_column
 from sparkmeta.columns.types import literal_array
@@ -28,7 +28,7 @@ from sparkmeta.columns.types import literal_array
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from pyspark.sql import Column
+    from sparkmeta.columns.sql import Sql
 
 _WORTHWHILE: Final = 16
 
@@ -36,7 +36,7 @@ _WORTHWHILE: Final = 16
 def fold_truth(bound: BooleanExpression, leaf: Callable[[BooleanExpression], Truth]) -> Truth:
     """Whether a bound, NOT-free expression holds, given how to tell for a predicate or constant.
 
-    Comparisons may come to ``leaf`` with a Column as the value of their literal.
+    Comparisons may come to ``leaf`` with a Sql as the value of their literal.
     """
     shapes: dict[Any, int] = {}
 
@@ -49,7 +49,7 @@ def fold_truth(bound: BooleanExpression, leaf: Callable[[BooleanExpression], Tru
 class ColumnLiteral(Literal[Any]):
     """A literal whose value is known at run time: the element of an array that a lambda is given."""
 
-    def __init__(self, column: Column) -> None:
+    def __init__(self, column: Sql) -> None:
         super(Literal, self).__init__(column)  # past the check that the value is of a Python type
 
     def to(self, type_var: object) -> Literal[Any]:
@@ -67,7 +67,7 @@ class _Part:
     shape: int
     content: BooleanExpression | tuple[Junction, list[_Part]] | Truth
 
-    def truth(self, leaf: Callable[[BooleanExpression], Truth], literals: Iterator[Column] | None = None) -> Truth:
+    def truth(self, leaf: Callable[[BooleanExpression], Truth], literals: Iterator[Sql] | None = None) -> Truth:
         """The condition; with ``literals`` these stand in the places of its own."""
         match self.content:
             case (junction, parts):
@@ -129,8 +129,8 @@ def _spread(junction: Junction, group: list[_Part], leaf: Callable[[BooleanExpre
     if width == 0:
         return group[0].truth(leaf)
 
-    def holds(row: Column) -> Column:
+    def holds(row: Sql) -> Sql:
         columns = iter([row] if width == 1 else [row[f"_{place}"] for place in range(width)])
         return as_column(group[0].truth(leaf, columns))
 
-    return (F.forall if junction is And else F.exists)(literal_array(rows), holds)
+    return (sql.forall if junction is And else sql.exists)(literal_array(rows), holds)

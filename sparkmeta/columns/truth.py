@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import operator
 
-from pyspark.sql import Column
-from pyspark.sql import functions as F
-
+from sparkmeta.columns import sql
+from sparkmeta.columns.sql import Sql
 from sparkmeta.columns.tree import balanced
 
-Truth = Column | bool
+Truth = Sql | bool
 
 
 def all_of(*conditions: Truth) -> Truth:
     """Whether all of the conditions hold."""
     if any(condition is False for condition in conditions):
         return False
-    columns = [condition for condition in conditions if isinstance(condition, Column)]
+    columns = [condition for condition in conditions if isinstance(condition, Sql)]
     return balanced(columns, operator.and_) if columns else True
 
 
@@ -24,7 +23,7 @@ def any_of(*conditions: Truth) -> Truth:
     """Whether any of the conditions holds."""
     if any(condition is True for condition in conditions):
         return True
-    columns = [condition for condition in conditions if isinstance(condition, Column)]
+    columns = [condition for condition in conditions if isinstance(condition, Sql)]
     return balanced(columns, operator.or_) if columns else False
 
 
@@ -33,6 +32,6 @@ def negated(condition: Truth) -> Truth:
     return not condition if isinstance(condition, bool) else ~condition
 
 
-def as_column(condition: Truth) -> Column:
-    """The condition as a boolean Column."""
-    return F.lit(condition) if isinstance(condition, bool) else condition
+def as_column(condition: Truth) -> Sql:
+    """The condition as a boolean Sql."""
+    return sql.lit(condition) if isinstance(condition, bool) else condition

@@ -7,11 +7,11 @@ from decimal import Context, Decimal, Inexact, InvalidOperation
 from typing import TYPE_CHECKING, Any, Final
 
 from pyiceberg.types import DecimalType, IcebergType, ListType, MapType, PrimitiveType, StructType
-from pyspark.sql import Column
-from pyspark.sql import functions as F
 from pyspark.sql import types as spark
 
+from sparkmeta.columns import sql
 from sparkmeta.columns.literals import iso_timestamp
+from sparkmeta.columns.sql import Sql
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -82,24 +82,24 @@ def _primitive(primitive: IcebergType, types: dict[str, spark.DataType]) -> spar
     return types[name]
 
 
-def typed_literal(value: Any, primitive: PrimitiveType) -> Column:
+def typed_literal(value: Any, primitive: PrimitiveType) -> Sql:
     """A literal in bound form, exact over the type's whole range and the same in every session time zone.
 
     Args:
         value: as pyiceberg's bound literals hold it: days for dates, micros (or nanos) for times and timestamps,
-            bytes for UUIDs, fixed and binary, a Decimal, or a Python value. A Column is given back as it is.
+            bytes for UUIDs, fixed and binary, a Decimal, or a Python value. A Sql is given back as it is.
         primitive: the Iceberg type that the value is of.
 
-    Returns a foldable Column of ``bound_type(primitive)``. Raises ArithmeticError for a Decimal of a finer scale.
+    Returns a foldable Sql of ``bound_type(primitive)``. Raises ArithmeticError for a Decimal of a finer scale.
     """
-    return value if isinstance(value, Column) else F.expr(literal_sql(value, primitive))
+    return value if isinstance(value, Sql) else Sql(literal_sql(value, primitive))
 
 
-def literal_array(rows: Iterable[Sequence[tuple[Any, PrimitiveType]]]) -> Column:
+def literal_array(rows: Iterable[Sequence[tuple[Any, PrimitiveType]]]) -> Sql:
     """A foldable array: of literals where the rows have one value each, else of structs of them, ``_0`` and so on."""
     texts = [[literal_sql(value, primitive) for value, primitive in row] for row in rows]
     elements = [row[0] if len(row) == 1 else f"named_struct({_named(row)})" for row in texts]
-    return F.expr(f"array({', '.join(elements)})")
+    return Sql(f"array({', '.join(elements)})")
 
 
 def _named(texts: Sequence[str]) -> str:
@@ -135,8 +135,8 @@ _LITERALS: Final[dict[str, Callable[[Any], str]]] = {
 }
 
 
-def public_value(column: Column, primitive: PrimitiveType) -> Column:
+def public_value(column: Sql, primitive: PrimitiveType) -> Sql:
     """A value in bound form as ``spark_type`` shows it: UUIDs as text."""
     if str(primitive) == "uuid":
-        return F.regexp_replace(F.lower(F.hex(column)), _UUID, "$1-$2-$3-$4-$5")
+        return sql.call("regexp_replace", sql.call("lower", sql.call("hex", column)), _UUID, "$1-$2-$3-$4-$5")
     return column

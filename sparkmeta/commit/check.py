@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import functions as F
 
+from sparkmeta.columns import sql
 from sparkmeta.commit.root_changes import flat_rows, vectors_by_leaf
 from sparkmeta.errors import UnsupportedError, shown
 from sparkmeta.manifests.avro.read import schema_of
@@ -247,7 +248,9 @@ class _TreeCheck:
         table = narrowed_rows(files, projection, self.state.tuple_sources)
         table = table.append_column(MANIFEST, pa.nulls(len(table), pa.int32()))
         table = table.append_column(ORDINAL, files.column("ordinal"))
-        frame = local_frame(self.state.spark, table).select(*entry_columns(projection, self.state.tuple_sources, None))
+        frame = local_frame(self.state.spark, table).selectExpr(
+            *sql.texts(entry_columns(projection, self.state.tuple_sources, None))
+        )
         return self._narrow(frame, projection)
 
     @cached_property
@@ -280,8 +283,8 @@ class _TreeCheck:
     @cached_property
     def _live(self) -> DataFrame:
         """The files that a reader sees."""
-        in_leaves = self._placed.where(entry_is_live() & ~F.col(_MASKED)).drop(_MASKED)
-        return in_leaves.unionByName(self._own_entries(FILES).where(entry_is_live()))
+        in_leaves = self._placed.where(entry_is_live().column() & ~F.col(_MASKED)).drop(_MASKED)
+        return in_leaves.unionByName(self._own_entries(FILES).where(entry_is_live().text))
 
     # -- rules ------------------------------------------------------------------------------------------------------
 
@@ -338,7 +341,7 @@ class _TreeCheck:
         if not len(owned):
             return
         owners = F.broadcast(self._leaf_frame.select(F.col(MANIFEST).alias(_LEAF), F.col("path").alias("owner")))
-        vectors = self._placed.where(entry_is_live() & ~F.col(_MASKED) & (F.col("content_type") == _POSITION))
+        vectors = self._placed.where(entry_is_live().column() & ~F.col(_MASKED) & (F.col("content_type") == _POSITION))
         placed = vectors.join(self._leaf_frame.drop("status", "kind"), MANIFEST).join(owners, "owner")
         files = self._entries.where(F.col("content_type") == _DATA).select(F.col(MANIFEST).alias(_LEAF), "location")
         files = files.withColumnRenamed("location", "referenced_file")
@@ -368,7 +371,7 @@ class _TreeCheck:
         keys = [F.col("content_type"), F.col("location"), offset]
         asked = carried.select(*keys)
         if parent is not None:
-            entries = before.entries(before.roots, before.projection(_COLUMNS)).where(entry_is_live())
+            entries = before.entries(before.roots, before.projection(_COLUMNS)).where(entry_is_live().text)
             asked = asked.join(entries.select(*keys), ["content_type", "location", _OFFSET], "left_anti")
         problem = F.lit("the file is carried over as EXISTING, and was not live in the parent snapshot")
         yield asked.select(*_columns("carried-entries", F.col("location"), F.col("content_type"), problem))
@@ -424,7 +427,7 @@ def _entry_rules() -> list[Column]:
 
 
 def _bound_rule() -> Column:
-    live = entry_is_live() & F.col(_UNBOUND).isNotNull()
+    live = entry_is_live().column() & F.col(_UNBOUND).isNotNull()
     value = F.concat(F.lit("content_stats."), F.col(_UNBOUND), F.lit(" of "), F.col("location"))
     return _rule("partition-bound", live, value, _NO_BOUND)
 

@@ -95,7 +95,7 @@ def refuse_new_deletes(head: TableState, files: DataFrame, start: int | None) ->
 def _since(head: TableState, content: ContentType, ids: Collection[int]) -> DataFrame:
     """The live entries that these snapshots added; only manifests that they wrote are opened."""
     roots = _written_by(live_manifests(head.manifests(content)), ids)
-    entries = head.entries(roots, head.projection(FOUND_COLUMNS)).where(is_live())
+    entries = head.entries(roots, head.projection(FOUND_COLUMNS)).where(is_live().text)
     return entries.where(F.col("version_info.snapshot_id").isin(list(ids)))
 
 

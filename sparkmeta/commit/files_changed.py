@@ -17,6 +17,7 @@ from pyspark.sql import Window
 from pyspark.sql import functions as F
 from pyspark.sql.types import LongType, StringType
 
+from sparkmeta.columns import sql
 from sparkmeta.commit.root_changes import LeafChange, LeafKind, RootChanges, root_changes
 from sparkmeta.errors import CorruptFileError, NoSuchSnapshotError, ValidationError
 from sparkmeta.inspect.files import files_selection
@@ -263,8 +264,8 @@ class _Changes:
         table = pa.concat_tables(tables)
         table = table.append_column(MANIFEST, pa.nulls(len(table), pa.int32()))
         table = table.append_column(ORDINAL, pa.nulls(len(table), pa.int64()))
-        columns = entry_columns(self._read, self.state.tuple_sources, None)
-        return [local_frame(self.state.spark, table).select(*columns, _SNAPSHOT)]
+        columns = sql.texts(entry_columns(self._read, self.state.tuple_sources, None))
+        return [local_frame(self.state.spark, table).selectExpr(*columns, _SNAPSHOT)]
 
     # -- leaves -----------------------------------------------------------------------------------------------------
 
@@ -298,7 +299,7 @@ class _Changes:
         units = self._of(content, kind)
         if not units:
             return []
-        wanted = F.col("version_info.status") == int(Status.ADDED) if kind is LeafKind.ADDED else is_live()
+        wanted = F.col("version_info.status") == int(Status.ADDED) if kind is LeafKind.ADDED else is_live().column()
         placed = self._physical(units).where(wanted).join(self._places(units), MANIFEST)
         for masked in self._ordinals(units, "old"):
             placed = placed.join(masked, [_UNIT, ORDINAL], "left_anti")
@@ -314,7 +315,7 @@ class _Changes:
             wanted = wanted.join(masked, [_UNIT, ORDINAL], "left_anti")
         wanted = wanted.join(self._places(units), _UNIT).select(MANIFEST, ORDINAL, _SNAPSHOT)
         few = sum(vector["record_count"] for one in units for vector in one.change.new) <= _BROADCAST_ORDINALS
-        entries = self._physical(units).where(is_live())
+        entries = self._physical(units).where(is_live().text)
         return [entries.join(F.broadcast(wanted) if few else wanted, [MANIFEST, ORDINAL])]
 
     def _ordinals(self, units: Sequence[_Unit], which: str) -> list[DataFrame]:

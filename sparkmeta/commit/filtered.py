@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F
 
+from sparkmeta.columns import sql
 from sparkmeta.columns.predicate import bind_filter, parse_filter, row_predicate
 from sparkmeta.columns.skipping import must_match
+from sparkmeta.columns.sql import Sql
 from sparkmeta.columns.transforms import projections
 from sparkmeta.commit.addition import file_rows
 from sparkmeta.commit.removal import FEW_FILES, FOUND_COLUMNS, Removal, removal_of, vectors_of
@@ -25,7 +27,7 @@ from sparkmeta.spec.entry import ContentType
 
 if TYPE_CHECKING:
     from pyiceberg.expressions import BooleanExpression, BoundPredicate
-    from pyspark.sql import Column, DataFrame
+    from pyspark.sql import DataFrame
 
     from sparkmeta.state import TableState
 
@@ -43,8 +45,8 @@ def files_to_delete(state: TableState, row_filter: BooleanExpression | str) -> R
     projection = state.projection(FOUND_COLUMNS, scan.stats_ids)
     candidates = matching_entries(state.entries(roots, projection), scan)
     top_level = {field.field_id for field in schema.fields}
-    all_match = must_match(bound, entry_stats, F.col("record_count"), top_level, lambda leaf: _by_tuple(leaf, scan))
-    judged = materialize(candidates.withColumn("_all_match", all_match))
+    all_match = must_match(bound, entry_stats, sql.col("record_count"), top_level, lambda leaf: _by_tuple(leaf, scan))
+    judged = materialize(candidates.withColumn("_all_match", all_match.column()))
     partly = judged.where(~F.col("_all_match")).select("location").limit(1).toArrow()
     if len(partly):
         raise ValidationError(
@@ -54,14 +56,14 @@ def files_to_delete(state: TableState, row_filter: BooleanExpression | str) -> R
     return _with_vectors(state, judged.drop("_all_match"))
 
 
-def _by_tuple(leaf: BoundPredicate, scan: ScanFilter) -> Column:
+def _by_tuple(leaf: BoundPredicate, scan: ScanFilter) -> Sql:
     """Whether a file's partition tuple proves that all of its rows satisfy a predicate."""
-    proven = F.lit(False)
+    proven = sql.lit(False)
     for spec_id, spec in scan.state.specs.items():
         strict = projections(leaf, spec, scan.schema, strict=True)
-        matches = reduce(or_, (row_predicate(one, partition_value, strict=True) for one in strict), F.lit(False))
-        proven = F.when(F.col("partition_spec_id") == spec_id, matches).otherwise(proven)
-    return F.coalesce(proven, F.lit(False))
+        matches = reduce(or_, (row_predicate(one, partition_value, strict=True) for one in strict), sql.lit(False))
+        proven = sql.when(sql.col("partition_spec_id") == spec_id, matches).otherwise(proven)
+    return sql.coalesce(proven, False)
 
 
 def files_to_replace(state: TableState, files: DataFrame) -> Removal:
@@ -70,10 +72,10 @@ def files_to_replace(state: TableState, files: DataFrame) -> Removal:
     projection = state.projection(FOUND_COLUMNS)
     raw = files.mapInArrow(rows.batches, schema_of(rows.schema))
     placed = raw.withColumns({MANIFEST: F.lit(0), ORDINAL: F.lit(0).cast("long")})
-    new = placed.select(*entry_columns(projection, state.tuple_sources, None))
-    keys = new.select(partition_key(state).alias("partition_key")).distinct()
-    live = state.entries(live_manifests(state.manifests(ContentType.DATA_MANIFEST)), projection).where(is_live())
-    same = partition_key(state).eqNullSafe(F.col("partition_key"))
+    new = placed.selectExpr(*sql.texts(entry_columns(projection, state.tuple_sources, None)))
+    keys = new.select(partition_key(state).alias("partition_key").column()).distinct()
+    live = state.entries(live_manifests(state.manifests(ContentType.DATA_MANIFEST)), projection).where(is_live().text)
+    same = partition_key(state).eqNullSafe(sql.col("partition_key")).column()
     return _with_vectors(state, materialize(live.join(keys, same, "left_semi")))
 
 

@@ -194,7 +194,7 @@ def _key_columns(asked: DataFrame) -> tuple[Column, Column]:
 
 
 def _by_key(state: TableState, roots: pa.Table, projection: EntryProjection, asked: DataFrame, few: bool) -> DataFrame:
-    entries = state.entries(roots, projection).where(is_live())
+    entries = state.entries(roots, projection).where(is_live().text)
     keys = asked.select(*_key_columns(asked))
     same = (F.col("location") == F.col("asked_path")) & (
         F.col("deletion_vector.offset").eqNullSafe(F.col("asked_offset"))
@@ -239,7 +239,7 @@ def deletes_of(state: TableState, paths: DataFrame, few: bool) -> DataFrame:
     """As `vectors_of`, with the position delete files of upgraded tables that name one data file."""
     roots = live_manifests(state.manifests(ContentType.DELETE_MANIFEST))
     projection = state.projection(FOUND_COLUMNS)
-    entries = state.entries(roots, projection).where(is_live())
+    entries = state.entries(roots, projection).where(is_live().text)
     deletes = entries.where(F.col("content_type") == int(ContentType.POSITION_DELETES))
     keys = F.broadcast(paths) if few else paths
     return deletes.join(keys, F.col("referenced_file") == F.col("data_path"), "left_semi")

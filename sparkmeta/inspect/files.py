@@ -79,7 +79,7 @@ class Selection:
 
     def file_columns(self) -> list[Column]:
         return [
-            (public_partition(self.state) if name == PARTITION else F.col(_FILE_COLUMNS[name])).alias(name)
+            (public_partition(self.state).column() if name == PARTITION else F.col(_FILE_COLUMNS[name])).alias(name)
             for name in self.file
         ]
 
@@ -102,7 +102,7 @@ def entries_selection(state: TableState, columns: Sequence[str] | None) -> Selec
 
 def files_of(entries: DataFrame, selection: Selection) -> DataFrame:
     """Content entries as rows of `files`: the live ones."""
-    return entries.where(is_live()).select(*selection.file_columns(), *selection.metrics_columns())
+    return entries.where(is_live().text).select(*selection.file_columns(), *selection.metrics_columns())
 
 
 def entries_of(entries: DataFrame, selection: Selection) -> DataFrame:

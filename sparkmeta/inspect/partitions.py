@@ -48,7 +48,7 @@ def partitions(state: TableState) -> DataFrame:
     """
     _refuse_unknown_transforms(state)
     manifests = live_manifests(state.roots)
-    live = state.entries(manifests, state.projection(_COLUMNS)).where(is_live())
+    live = state.entries(manifests, state.projection(_COLUMNS)).where(is_live().text)
     known = live.join(F.broadcast(_snapshots(state)), F.col("version_info.snapshot_id") == F.col("snapshot_id"), "left")
     return known.groupBy(*_keys(state)).agg(*_aggregates(state)).select(*_result(state))
 
@@ -68,7 +68,7 @@ def _keys(state: TableState) -> list[Column]:
     """What makes a partition: its values, -0.0 and 0.0 apart, which Spark's grouping takes for one."""
     keys = []
     for field in state.partition_type.fields:
-        value = partition_value(field.field_id)
+        value = partition_value(field.field_id).column()
         is_number = isinstance(field.field_type, FloatType | DoubleType)
         keys.append((value.cast("string") if is_number else value).alias(f"key_{field.field_id}"))
     return [*keys, _number_of_fields(state).alias(_FIELDS)]
@@ -96,7 +96,9 @@ def _aggregates(state: TableState) -> list[Column]:
 
 def _result(state: TableState) -> list[Column]:
     spec_id = F.coalesce(F.col(f"{_UPDATE}.partition_spec_id"), F.lit(0)).alias("spec_id")
-    tuple_and_spec = [public_partition(state).alias("partition"), spec_id] if state.partition_type.fields else []
+    tuple_and_spec = (
+        [public_partition(state).alias("partition").column(), spec_id] if state.partition_type.fields else []
+    )
     counts = {name: (_sum(f"{name}_records"), F.col(f"{name}_files").cast("int")) for name in _CONTENTS}
     return [
         *tuple_and_spec,

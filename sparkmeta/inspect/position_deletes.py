@@ -71,7 +71,7 @@ def delete_files(state: TableState) -> DataFrame:
     """The live position delete files: location, file_format, deletes array<struct>, as `DeleteRows` takes them."""
     manifests = live_manifests(state.manifests(ContentType.DELETE_MANIFEST))
     entries = state.entries(manifests, state.projection(_COLUMNS))
-    positional = entries.where(is_live()).where(F.col("content_type") == int(ContentType.POSITION_DELETES))
+    positional = entries.where(is_live().text).where(F.col("content_type") == int(ContentType.POSITION_DELETES))
     entry = [
         F.col("record_count"),
         F.col("referenced_file").alias("referenced_data_file"),
@@ -80,7 +80,7 @@ def delete_files(state: TableState) -> DataFrame:
         F.col("partition_spec_id").alias("spec_id"),
     ]
     if state.partition_type.fields:
-        entry.append(public_partition(state).alias("partition"))
+        entry.append(public_partition(state).alias("partition").column())
     return positional.groupBy("location", "file_format").agg(F.collect_list(F.struct(*entry)).alias("deletes"))
 
 

@@ -9,6 +9,7 @@ from pyiceberg.types import NestedField, PrimitiveType
 from pyspark.sql import functions as F
 from pyspark.sql.types import LongType, StructType
 
+from sparkmeta.columns import sql
 from sparkmeta.columns.types import public_value, spark_type
 from sparkmeta.manifests.projection import CONTENT_STATS
 from sparkmeta.spec.schema import VariantType
@@ -50,7 +51,7 @@ def _metrics(field: NestedField) -> Column:
     size = F.try_element_at(F.col(SOURCE), F.lit(field.field_id))
     counts = (F.col(f"{stats}.{name}") for name in _COUNTS[1:])
     kind = cast("PrimitiveType", field.field_type)
-    bounds = (public_value(F.col(f"{stats}.{name}"), kind) for name in _BOUNDS)
+    bounds = (public_value(sql.col(f"{stats}.{name}"), kind).column() for name in _BOUNDS)
     return F.struct(size, *counts, *bounds)
 
 

@@ -11,19 +11,21 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from sparkmeta.columns import sql
 from sparkmeta.columns.bounds import bound_arrow_type
+from sparkmeta.columns.sql import Aliased, Sql
 from sparkmeta.manifests.avro.read import schema_of
 from sparkmeta.manifests.projection import CONTENT_STATS, MANIFEST, ORDINAL, PARTITION, EntryProjection, stats_struct
 from sparkmeta.spec.entry import CONTENT_ENTRY, ROW_ID_OFFSET, FieldSpec, Status
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 # Spec id -> its fields' (partition field id, id of the stats that hold the value); fields without values left out.
 TupleSources = Mapping[int, Sequence[tuple[int, int]]]
 
 _ENTRY = {field.name: field for field in CONTENT_ENTRY}
-_UNIT, _PATH = "unit", "path"
+_UNIT, _KEY, _UNIT_KEY = "_unit", "_key", "_unit_key"
 _INHERITED = "_inherited"
 
 
@@ -36,78 +38,66 @@ def read_leaf_entries(
 
     Raises, when it runs: an error that names the file for a leaf that Spark spells as no leaf of the root.
     """
-    from pyspark.sql import functions as F
-
     fields = read_fields(projection, tuples)
     if "first_row_id" in projection.columns:
         fields = fields.append(pa.field(ROW_ID_OFFSET.name, ROW_ID_OFFSET.type))
     read = _with_manifest(spark, leaves, schema_of(fields))
-    return read.select(*entry_columns(projection, tuples, F.col(_INHERITED)))
+    return read.selectExpr(*sql.texts(entry_columns(projection, tuples, sql.col(_INHERITED))))
 
 
-def entry_columns(projection: EntryProjection, tuples: TupleSources, inherited: Column | None) -> list[Column]:
+def entry_columns(projection: EntryProjection, tuples: TupleSources, inherited: Sql | None) -> list[Aliased]:
     """Columns of `projection` over rows of the V4 layout that have `manifest` and `ordinal`.
 
     inherited: a struct<snapshot_id, sequence_number, first_row_id> of the manifest's own, for what its entries leave
     out; None where they leave out nothing.
     """
-    from pyspark.sql import functions as F
-
     columns = [_column(name, inherited).alias(name) for name in projection.columns]
     if projection.partition:
         fields = [_partition_value(one, kind, tuples).alias(str(one)) for one, kind in projection.partition]
-        columns.append(F.struct(*fields).alias(PARTITION))
+        columns.append(sql.struct(*fields).alias(PARTITION))
     if projection.stats:
-        structs = [F.col(f"{CONTENT_STATS}.`{one}`").alias(str(one)) for one, _ in projection.stats]
-        columns.append(F.struct(*structs).alias(CONTENT_STATS))
-    return [*columns, F.col(MANIFEST), F.col(ORDINAL)]
+        structs = [sql.col(f"{CONTENT_STATS}.`{one}`").alias(str(one)) for one, _ in projection.stats]
+        columns.append(sql.struct(*structs).alias(CONTENT_STATS))
+    return [*columns, *(sql.col(name).alias(name) for name in (MANIFEST, ORDINAL))]
 
 
-def _column(name: str, inherited: Column | None) -> Column:
-    from pyspark.sql import functions as F
-
+def _column(name: str, inherited: Sql | None) -> Sql:
     if name == "file_format":
-        return F.upper(name)
+        return sql.call("upper", sql.col(name))
     if name == "version_info" and inherited is not None:
         return _version_info(inherited)
     if name == "first_row_id" and inherited is not None:
         return _row_id(inherited)
-    return F.col(name)
+    return sql.col(name)
 
 
-def _row_id(inherited: Column) -> Column:
+def _row_id(inherited: Sql) -> Sql:
     """An entry's own first row id, else the leaf's and the entry's offset from it; a leaf without one gives none."""
-    from pyspark.sql import functions as F
-
-    own, start, offset = F.col("first_row_id"), inherited["first_row_id"], F.col(ROW_ID_OFFSET.name)
-    counts = own.isNull() & start.isNotNull() & (F.col("version_info.status") != int(Status.DELETED))
-    missing = F.raise_error(
-        F.concat(F.lit("there is no row_id_offset in the manifest's entry for "), F.col("location"))
-    )
-    return F.when(counts & offset.isNull(), missing).when(counts, start + offset).otherwise(own)
+    own, start, offset = sql.col("first_row_id"), inherited["first_row_id"], sql.col(ROW_ID_OFFSET.name)
+    counts = own.isNull() & start.isNotNull() & (sql.col("version_info.status") != int(Status.DELETED))
+    message = sql.concat("there is no row_id_offset in the manifest's entry for ", sql.col("location"))
+    missing = sql.raise_error(message).cast("bigint")
+    return sql.when(counts & offset.isNull(), missing).when(counts, start + offset).otherwise(own)
 
 
-def _version_info(inherited: Column) -> Column:
-    from pyspark.sql import functions as F
-
-    status = F.col("version_info.status")
+def _version_info(inherited: Sql) -> Sql:
+    status = sql.col("version_info.status")
     added = status == int(Status.ADDED)
 
-    def sequence(name: str) -> Column:
-        own = F.col(f"version_info.{name}")
-        return F.coalesce(own, F.when(added, inherited["sequence_number"])).alias(name)
+    def sequence(name: str) -> Aliased:
+        own = sql.col(f"version_info.{name}")
+        return sql.coalesce(own, sql.when(added, inherited["sequence_number"])).alias(name)
 
-    return F.struct(
+    return sql.struct(
         status.alias("status"),
-        F.coalesce("version_info.snapshot_id", inherited["snapshot_id"]).alias("snapshot_id"),
+        sql.coalesce(sql.col("version_info.snapshot_id"), inherited["snapshot_id"]).alias("snapshot_id"),
         sequence("sequence_number"),
         sequence("file_sequence_number"),
     )
 
 
-def _partition_value(field_id: int, type_name: str, tuples: TupleSources) -> Column:
+def _partition_value(field_id: int, type_name: str, tuples: TupleSources) -> Sql:
     """A value of the tuple: the lower bound of the stats that the entry's spec names for it."""
-    from pyspark.sql import functions as F
     from pyspark.sql.pandas.types import from_arrow_type
 
     by_source: dict[int, list[int]] = {}
@@ -115,24 +105,23 @@ def _partition_value(field_id: int, type_name: str, tuples: TupleSources) -> Col
         for one, source in fields:
             if one == field_id:
                 by_source.setdefault(source, []).append(spec_id)
-    nothing = F.lit(None).cast(from_arrow_type(bound_arrow_type(type_name), prefer_timestamp_ntz=True))
-    of_spec = F.col("partition_spec_id")
+    nothing = sql.lit(None).cast(from_arrow_type(bound_arrow_type(type_name), prefer_timestamp_ntz=True))
+    of_spec = sql.col("partition_spec_id")
     cases = [(of_spec.isin(specs), _derived(source, type_name)) for source, specs in sorted(by_source.items())]
-    return reduce(lambda other, case: F.when(case[0], case[1]).otherwise(other), cases, nothing)
+    return reduce(lambda other, case: sql.when(case[0], case[1]).otherwise(other), cases, nothing)
 
 
-def _derived(source: int, type_name: str) -> Column:
+def _derived(source: int, type_name: str) -> Sql:
     """The lower bound; NaN where all values are, as NaN is no bound.
 
     That an entry has the struct is for `Table.check` to tell: an error raised here would keep Spark from pushing
     filters of the tuple below its joins.
     """
-    from pyspark.sql import functions as F
-
-    stats = F.col(f"{CONTENT_STATS}.`{source}`")
-    value = stats.lower_bound
+    stats = sql.col(f"{CONTENT_STATS}.`{source}`")
+    value = stats["lower_bound"]
     if type_name in ("float", "double"):
-        value = F.when(value.isNull() & (stats.nan_value_count > 0), F.lit(float("nan"))).otherwise(value)
+        nan = sql.lit(float("nan")).cast(type_name)
+        value = sql.when(value.isNull() & (stats["nan_value_count"] > 0), nan).otherwise(value)
     return value
 
 
@@ -142,23 +131,24 @@ def _with_manifest(spark: SparkSession, leaves: pa.Table, schema: Any) -> DataFr
 
     from sparkmeta.session import local_frame
     from sparkmeta.storage.files import refuse_hidden
-    from sparkmeta.storage.location import escape_glob, path_key, spark_path_key
+    from sparkmeta.storage.location import PATH_KEY, escape_glob, spark_name_key, spark_path_key
 
     locations = leaves.column("location").to_pylist()
     refuse_hidden(locations)
-    reader = spark.read.schema(schema).options(**_STRICT)
-    files = reader.parquet(*map(escape_glob, locations))
-    keys = pa.array([spark_path_key(location) for location in locations])
-    units = local_frame(spark, leaves.append_column(_PATH, keys)).select(
-        _PATH,
-        F.col(MANIFEST).alias(_UNIT),
-        F.struct("snapshot_id", "sequence_number", "first_row_id").alias(_INHERITED),
+    files = spark.read.schema(schema).options(**_STRICT).parquet(*map(escape_glob, locations))
+    keys, found = [spark_name_key(location) for location in locations], "_metadata.file_name"
+    if len(set(keys)) < len(keys):
+        keys, found = [spark_path_key(location) for location in locations], PATH_KEY
+    units = local_frame(spark, leaves.append_column(_UNIT_KEY, pa.array(keys))).selectExpr(
+        _UNIT_KEY,
+        f"{MANIFEST} AS {_UNIT}",
+        f"struct(snapshot_id, sequence_number, first_row_id) AS {_INHERITED}",
     )
-    path = path_key(F.col("_metadata.file_path"))
-    read = files.withColumns({_PATH: path, ORDINAL: F.col("_metadata.row_index")})
-    unknown = F.raise_error(F.concat(F.lit("Spark read a file that no manifest names: "), F.col(_PATH)))
-    manifest = F.when(F.col(_UNIT).isNull(), unknown).otherwise(F.col(_UNIT))
-    return read.join(F.broadcast(units), _PATH, "left").withColumn(MANIFEST, manifest).drop(_PATH, _UNIT)
+    read = files.selectExpr("*", f"{found} AS {_KEY}", f"_metadata.row_index AS {ORDINAL}")
+    unknown = sql.raise_error(sql.concat("Spark read a file that no manifest names: ", sql.col(_KEY))).cast("int")
+    manifest = sql.when(sql.col(_UNIT).isNull(), unknown).otherwise(sql.col(_UNIT))
+    joined = read.join(F.broadcast(units), F.expr(f"{_KEY} = {_UNIT_KEY}"), "left")
+    return joined.selectExpr(*map(sql.quoted, schema.names), ORDINAL, _INHERITED, manifest.alias(MANIFEST).selected)
 
 
 # Sessions may allow reads to pass over files; a plan never may.

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from sparkmeta.columns import sql
 from sparkmeta.columns.bounds import encode_bounds
 from sparkmeta.manifests.avro.read import PART_SCHEMA, spark_schema
 from sparkmeta.manifests.leaf import TupleSources, entry_columns, read_fields, read_leaf_entries
@@ -58,6 +59,11 @@ class Tree:
     def upgraded_sequence_number(self) -> int:
         """Manifests up to this sequence number were written before the table became a tree; -1: none."""
         return int(self.root.properties.get(UPGRADED_KEY, -1))
+
+    @property
+    def is_upgraded(self) -> bool:
+        """Whether some of the manifests may be older than the tree."""
+        return self.upgraded_sequence_number >= 0
 
     @cached_property
     def vectors(self) -> pa.Table:
@@ -134,9 +140,10 @@ class TreeReader:
 
         own = roots.filter(pc.equal(roots.column("file_format"), IN_ROOT))
         frames = []
+        columns = sql.texts(entry_columns(projection, self.tree.sources, None))
         for kind in own.column("content_type").to_pylist():
             rows = own_rows(self.tree, ContentType(kind), projection)
-            frames.append(local_frame(self.spark, rows).select(*entry_columns(projection, self.tree.sources, None)))
+            frames.append(local_frame(self.spark, rows).selectExpr(*columns))
         return frames
 
     def _with_maps(self, roots: pa.Table, projection: EntryProjection) -> DataFrame:

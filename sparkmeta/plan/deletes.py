@@ -2,8 +2,8 @@
 
 Four kinds, each grouped once and joined once: DVs and file-scoped position deletes by the path of their data file,
 partition-scoped position deletes and partitioned equality deletes by (spec, partition), global equality deletes by
-nothing. A group is an array in ascending sequence number; a data file takes the part of it that its own sequence number
-(and, for equality deletes, its stats) leaves.
+nothing. A group is an array in ascending sequence number; a data file takes the part of it that is about it, and that
+its own sequence number (and, for equality deletes, its stats) leaves.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ import pyarrow.compute as pc
 from pyiceberg.transforms import VoidTransform
 from pyiceberg.types import DoubleType, FloatType, UUIDType
 from pyspark.sql import functions as F
-from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import ArrayType, IntegerType, LongType, StringType, StructField, StructType
 
-from sparkmeta.columns.bounds import bound_arrow_type
+from sparkmeta.columns import sql
+from sparkmeta.columns.sql import Sql
 from sparkmeta.errors import ValidationError
 from sparkmeta.manifests.projection import CONTENT_STATS
 from sparkmeta.plan.prune import ScanFilter, is_live, matching_entries
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from pyiceberg.partitioning import PartitionSpec
-    from pyspark.sql import Column, DataFrame
+    from pyspark.sql import DataFrame
 
     from sparkmeta.state import TableState
 
@@ -72,7 +72,7 @@ _DELETE_COLUMNS = (
     "equality_ids",
 )
 
-_KEY = "delete_key"
+_KEY, _PATH = "delete_key", "delete_path"
 
 
 @dataclass(frozen=True)
@@ -82,17 +82,22 @@ class DeleteEntries:
     entries: None where the scan opens no delete manifest. manifests: the roots that they come from.
     count: how many entries at most; None where manifests don't say.
     equality_ids: every column that some equality delete compares, so that data stats are read for them.
+    only_vectors: all of them are deletion vectors, as in trees without equality deletes: each names its data file.
     """
 
     entries: DataFrame | None
     manifests: pa.Table
     count: int | None
     equality_ids: frozenset[int]
+    only_vectors: bool = False
+
+    @property
+    def few(self) -> bool:
+        return self.count is not None and self.count <= BROADCAST_DELETES
 
     def sized(self, frame: DataFrame) -> DataFrame:
-        """A group relation with the join that fits its size; Spark has no statistics of what Python decodes."""
-        few = self.count is not None and self.count <= BROADCAST_DELETES
-        return F.broadcast(frame) if few else frame.hint("shuffle_hash")
+        """A relation of deletes with the join that fits its size; Spark has no statistics of what Python decodes."""
+        return F.broadcast(frame) if self.few else frame.hint("shuffle_hash")
 
 
 def delete_entries(scan_filter: ScanFilter, manifests: pa.Table) -> DeleteEntries:
@@ -102,13 +107,14 @@ def delete_entries(scan_filter: ScanFilter, manifests: pa.Table) -> DeleteEntrie
     """
     if not len(manifests):
         return DeleteEntries(None, manifests, 0, frozenset())
+    state = scan_filter.state
     equality_ids = _equality_ids(scan_filter, manifests)
     pruned_by = frozenset() if scan_filter.ignore_residuals else scan_filter.stats_ids
     stats = {DELETE_FILE_PATH_ID, *equality_ids, *pruned_by}
-    projection = scan_filter.state.projection(_DELETE_COLUMNS, stats)
-    entries = scan_filter.state.entries(manifests, projection)
+    entries = state.entries(manifests, state.projection(_DELETE_COLUMNS, stats))
     kept = matching_entries(entries, scan_filter, by_stats=not scan_filter.ignore_residuals)
-    return DeleteEntries(kept, manifests, _live_count(manifests), equality_ids)
+    only_vectors = not equality_ids and state.tree is not None and not state.tree.is_upgraded
+    return DeleteEntries(kept, manifests, _live_count(manifests), equality_ids, only_vectors)
 
 
 def _live_count(manifests: pa.Table) -> int | None:
@@ -127,7 +133,7 @@ def _equality_ids(scan_filter: ScanFilter, manifests: pa.Table) -> frozenset[int
     summary = state.snapshot.summary if state.snapshot else None
     if summary is not None and summary.additional_properties.get("total-equality-deletes") == "0":
         return frozenset()
-    entries = state.entries(manifests, state.projection(("version_info", "equality_ids"))).where(is_live())
+    entries = state.entries(manifests, state.projection(("version_info", "equality_ids"))).where(is_live().text)
     ids = entries.select(F.explode("equality_ids").alias("id")).distinct().toArrow().column("id").to_pylist()
     for unknown in sorted(set(ids).difference(state.fields)):
         raise ValidationError(f"{state.metadata.location}: equality_ids has {unknown}: no schema has such a field")
@@ -137,68 +143,144 @@ def _equality_ids(scan_filter: ScanFilter, manifests: pa.Table) -> frozenset[int
 def attach_deletes(data: DataFrame, deletes: DeleteEntries, state: TableState) -> DataFrame:
     """The data entries with `deletes`, the array of what applies to each, in Iceberg's order.
 
-    SQL: data LEFT JOIN groups ON path LEFT JOIN groups ON (spec, partition) [CROSS JOIN the global group]. Both joins
-    take the same columns of the groups, so that Spark reads the delete manifests once for both.
+    Raises, when it runs, for two DVs of one file, a DV older than its file, deletes of another partition than their
+    file, and files without a sequence number.
     """
     if deletes.entries is None:
-        return data.withColumn(DELETES, F.array().cast(DELETES_TYPE))
-    groups = _groups(deletes.entries, state)
-    joined = _join(data, deletes, groups, _key(F.col("location"), None, state), _OF_FILE)
-    joined = _join(joined, deletes, groups, _key(None, partition_key(state), state), _OF_PARTITION)
-    equality = []
-    if deletes.equality_ids:
-        everywhere = groups.where(F.col(_KEY) == _key(None, None, state))
-        merged = everywhere.agg(F.flatten(F.collect_list(_GROUP)).alias(_OF_TABLE))
-        joined = joined.crossJoin(F.broadcast(merged))
-        equality = [_overlapping(name, deletes, state) for name in (_OF_TABLE, _OF_PARTITION)]
-    dv = F.filter(_group(_OF_FILE), lambda delete: delete.is_dv)
-    position = F.when(F.size(dv) > 0, dv).otherwise(F.concat(_positions(_OF_PARTITION), _positions(_OF_FILE)))
-    applied = F.transform(F.concat(*equality, position), _public_delete(deletes))
-    return joined.where(_is_consistent(state)).withColumn(DELETES, applied.cast(DELETES_TYPE))
+        return data.selectExpr("*", _shown(sql.array()))
+    if deletes.only_vectors and not deletes.few:
+        return _attach_vectors(data, deletes, deletes.entries, state)
+    return _attach_groups(data, deletes, deletes.entries, state)
 
 
-def _join(data: DataFrame, deletes: DeleteEntries, groups: DataFrame, key: Column, name: str) -> DataFrame:
-    chosen = groups.select(F.col(_KEY).alias("group_key"), F.col(_GROUP).alias(name))
-    return data.join(deletes.sized(chosen), key == F.col("group_key"), "left").drop("group_key")
+def _shown(deletes: Sql) -> str:
+    return deletes.cast(DELETES_TYPE).alias(DELETES).selected
 
 
-# -- groups ---------------------------------------------------------------------------------------------------------
+# -- many deletion vectors, and nothing else ------------------------------------------------------------------------
 
-_GROUP = "group"
+
+def _attach_vectors(data: DataFrame, deletes: DeleteEntries, entries: DataFrame, state: TableState) -> DataFrame:
+    """SQL: data LEFT JOIN vectors ON path, with a second, narrow pass over the vectors for files that have two:
+    grouping whole vectors would take longer than the join does."""
+    vectors = entries.selectExpr(
+        _data_path().alias(_PATH).selected,
+        _hash(_data_path()).alias(_KEY).selected,
+        _delete(state).alias(_OF_FILE).selected,
+    )
+    own = _hash(sql.col("location"))
+    joined = data.join(deletes.sized(vectors), F.expr(f"{own.text} = {_KEY} AND location = {_PATH}"), "left")
+    vector = sql.col(_OF_FILE)
+    shown = sql.when(vector.isNull(), sql.array().cast(DELETES_TYPE)).otherwise(
+        sql.array(_public_delete(deletes)(vector)).cast(DELETES_TYPE)
+    )
+    with_vectors = joined.where(_vector_is_consistent(vector, state).text).selectExpr(
+        "*", shown.alias(DELETES).selected
+    )
+    twice = _twice(entries)
+    found = with_vectors.drop(_KEY, _PATH, _OF_FILE).join(twice, F.expr(f"location = {_PATH}"), "left")
+    second = (sql.col(_PATH).isNotNull(), sql.concat(_TWO_VECTORS, sql.col("location")))
+    return found.where(_or_error(second).text).drop(_PATH)
+
+
+def _twice(vectors: DataFrame) -> DataFrame:
+    """The data files that have two vectors. Counted by hash first, which leaves next to none to count by path."""
+    hashed = vectors.selectExpr(_data_path().alias(_PATH).selected, _hash(_data_path()).alias(_KEY).selected)
+    suspects = hashed.groupBy(_KEY).count().where("count > 1").select(_KEY)
+    counted = hashed.join(F.broadcast(suspects), _KEY, "left_semi").groupBy(_PATH).count()
+    return F.broadcast(counted.where("count > 1").select(_PATH))
+
+
+# -- deletes of any kind --------------------------------------------------------------------------------------------
+
+_GROUP = "group_of_deletes"
 _OF_FILE, _OF_PARTITION, _OF_TABLE = "deletes_of_file", "deletes_of_partition", "deletes_of_table"
 
 
+def _attach_groups(data: DataFrame, deletes: DeleteEntries, entries: DataFrame, state: TableState) -> DataFrame:
+    """SQL: data LEFT JOIN groups ON path LEFT JOIN groups ON (spec, partition) [CROSS JOIN the global group].
+
+    Both joins take the same columns of the groups, so that Spark reads the delete manifests once for both. Keys are
+    hashes, which are grouped and joined in a fraction of the time that paths and tuples take; the members of a group
+    are compared in full after.
+    """
+    groups = _groups(entries, state)
+    joined = _join(data, deletes, groups, _hash(sql.col("location")), _OF_FILE)
+    names = [_OF_FILE]
+    if not deletes.only_vectors:
+        joined = _join(joined, deletes, groups, _hash(partition_key(state)), _OF_PARTITION)
+        names.append(_OF_PARTITION)
+    if deletes.equality_ids:
+        everywhere = groups.where(f"{_KEY} = {_EVERYWHERE.text}")
+        joined = joined.crossJoin(F.broadcast(everywhere.agg(F.flatten(F.collect_list(_GROUP)).alias(_OF_TABLE))))
+        names.append(_OF_TABLE)
+    members = joined.selectExpr(*map(sql.quoted, data.columns), *(_members(name, state) for name in names))
+    of_file, of_partition, of_table = (sql.col(name) for name in (_OF_FILE, _OF_PARTITION, _OF_TABLE))
+    dv = sql.filter(of_file, lambda delete: delete["is_dv"])
+    applied = dv
+    if not deletes.only_vectors:
+        positions = sql.concat(_positions(of_partition), _positions(of_file))
+        applied = sql.when(sql.size(dv) > 0, dv).otherwise(positions)
+    if deletes.equality_ids:
+        equality = [_overlapping(group, deletes, state) for group in (of_table, of_partition)]
+        applied = sql.concat(*equality, applied)
+    checked = members.where(_is_consistent(of_file, state).text)
+    return checked.selectExpr("*", _shown(sql.transform(applied, _public_delete(deletes)))).drop(*names)
+
+
+def _join(data: DataFrame, deletes: DeleteEntries, groups: DataFrame, key: Sql, name: str) -> DataFrame:
+    chosen = groups.selectExpr(f"{_KEY} AS key_of_{name}", f"{_GROUP} AS {name}")
+    return data.join(deletes.sized(chosen), F.expr(f"{key.text} = key_of_{name}"), "left").drop(f"key_of_{name}")
+
+
 def _groups(entries: DataFrame, state: TableState) -> DataFrame:
-    """The deletes grouped by what they are about: delete_key, group (array in ascending sequence number).
+    """The deletes grouped by what they are about: delete_key, group_of_deletes (in ascending sequence number).
 
     Raises, when it runs, for two DVs of one file: the check stands inside the key, which no optimizer drops.
     """
-    equality = F.col("content_type") == int(ContentType.EQUALITY_DELETES)
-    path = F.when(~equality, _data_path())
-    global_specs = [spec_id for spec_id, spec in state.specs.items() if is_global(spec)]
-    everywhere = equality & F.col("partition_spec_id").isin(global_specs)
-    scope = F.when(path.isNull() & ~everywhere, partition_key(state))
-    keyed = entries.select(_key(path, scope, state).alias(_KEY), _delete(state).alias("delete"))
-    grouped = keyed.groupBy(_KEY).agg(F.sort_array(F.collect_list("delete")).alias(_GROUP))
-    dvs = F.filter(_GROUP, lambda delete: delete.is_dv)
-    twice = F.raise_error(F.concat(F.lit("two deletion vectors for "), F.col(f"{_KEY}.path")))
-    return grouped.select(F.when(F.size(dvs) > 1, twice).otherwise(F.col(_KEY)).alias(_KEY), _GROUP)
+    scope = sql.when(_data_path().isNotNull(), _hash(_data_path())).when(_is_global_delete(state), _EVERYWHERE)
+    key = scope.otherwise(_hash(partition_key(state)))
+    keyed = entries.selectExpr(key.alias(_KEY).selected, _delete(state).alias("delete").selected)
+    grouped = keyed.groupBy(_KEY).agg(F.expr(f"sort_array(collect_list(delete)) AS {_GROUP}"))
+    group = sql.col(_GROUP)
+
+    def has_another(vector: Sql) -> Sql:
+        same = sql.filter(group, lambda other: other["is_dv"] & (other["data_path"] == vector["data_path"]))
+        return vector["is_dv"] & (sql.size(same) > 1)
+
+    first = sql.call("get", sql.filter(group, has_another), 0)["data_path"]
+    second = sql.when(sql.size(group) > 1, first).otherwise(None)
+    twice = sql.raise_error(sql.concat(_TWO_VECTORS, second)).cast("bigint")
+    checked = sql.when(second.isNotNull(), twice).otherwise(sql.col(_KEY))
+    return grouped.selectExpr(checked.alias(_KEY).selected, _GROUP)
 
 
-def _delete(state: TableState) -> Column:
+def _delete(state: TableState) -> Sql:
     """A delete as its group holds it: the sequence number first, so that arrays sort by it."""
-    unknown = F.raise_error(F.concat(F.lit("no sequence number is known for delete file "), F.col("location")))
-    position = F.col("content_type") == int(ContentType.POSITION_DELETES)
-    return F.struct(
-        F.coalesce(F.col("version_info.sequence_number"), unknown).alias("sequence_number"),
-        *(F.col(name) for name in ("manifest", "ordinal", "content_type", "location", "file_format")),
-        *(F.col(name) for name in ("file_size_in_bytes", "referenced_file", "record_count", "equality_ids")),
-        F.col("deletion_vector.offset").alias("offset"),
-        F.col("deletion_vector.size_in_bytes").alias("size_in_bytes"),
-        (position & (F.col("file_format") == "PUFFIN")).alias("is_dv"),
-        F.when(position, partition_key(state)).alias("partition_key"),
-        F.when(~position, F.col(CONTENT_STATS)).alias(CONTENT_STATS),
+    unknown = sql.raise_error(sql.concat("no sequence number is known for delete file ", sql.col("location")))
+    position = sql.col("content_type") == int(ContentType.POSITION_DELETES)
+    stats = sql.when(~position, sql.col(CONTENT_STATS))
+    return sql.struct(
+        sql.coalesce(sql.col(_SEQUENCE), unknown.cast("bigint")).alias("sequence_number"),
+        *(sql.col(name).alias(name) for name in ("manifest", "ordinal", "content_type", "location", "file_format")),
+        *(
+            sql.col(name).alias(name)
+            for name in ("file_size_in_bytes", "referenced_file", "record_count", "equality_ids")
+        ),
+        sql.col("deletion_vector.offset").alias("offset"),
+        sql.col("deletion_vector.size_in_bytes").alias("size_in_bytes"),
+        (position & (sql.col("file_format") == "PUFFIN")).alias("is_dv"),
+        _is_global_delete(state).alias("is_global"),
+        _data_path().alias("data_path"),
+        partition_key(state).alias("partition_key"),
+        stats.alias(CONTENT_STATS),
     )
+
+
+def _is_global_delete(state: TableState) -> Sql:
+    everywhere = [spec_id for spec_id, spec in state.specs.items() if is_global(spec)]
+    equality = sql.col("content_type") == int(ContentType.EQUALITY_DELETES)
+    return equality & sql.col("partition_spec_id").isin(everywhere)
 
 
 def is_global(spec: PartitionSpec) -> bool:
@@ -209,47 +291,37 @@ def is_global(spec: PartitionSpec) -> bool:
 # -- keys -----------------------------------------------------------------------------------------------------------
 
 
-def _key(path: Column | None, partition: Column | None, state: TableState) -> Column:
-    """What a group is about: a data file's path, or a partition, or (neither) everything."""
-    nothing = F.lit(None).cast(_key_type(state))
-    return F.struct(
-        (F.lit(None).cast("string") if path is None else path).alias("path"),
-        (nothing if partition is None else partition).alias("partition"),
-    )
+def _hash(value: object) -> Sql:
+    return sql.call("xxhash64", value)
 
 
-def partition_key(state: TableState) -> Column:
+_EVERYWHERE = _hash("every data file")
+
+
+def partition_key(state: TableState) -> Sql:
     """(spec id, partition tuple) as one comparable value.
 
-    Floats go by their text: -0.0 and 0.0 are different partitions, which Spark's join keys would take for one.
+    Floats go by their text: -0.0 and 0.0 are different partitions, which Spark takes for one.
     """
     values = [
         (partition_value(one).cast("string") if name in _FLOATS else partition_value(one)).alias(f"p{one}")
         for one, name in state.partition_fields.items()
     ]
-    return F.struct(F.col("partition_spec_id").alias("spec_id"), *values)
+    return sql.struct(sql.col("partition_spec_id").alias("spec_id"), *values)
 
 
 _FLOATS = ("float", "double")
 
 
-def _key_type(state: TableState) -> StructType:
-    kinds = {
-        one: pa.string() if name in _FLOATS else bound_arrow_type(name) for one, name in state.partition_fields.items()
-    }
-    fields = [pa.field("spec_id", pa.int32()), *(pa.field(f"p{one}", kind) for one, kind in kinds.items())]
-    key: StructType = from_arrow_schema(pa.schema(fields), prefer_timestamp_ntz=True)
-    return key
-
-
-def _data_path() -> Column:
+def _data_path() -> Sql:
     """The one data file that a position delete file or DV is about; null for partition-scoped ones.
 
     Either the file says so, or its bounds of `file_path` are equal, which position deletes never truncate.
     """
     bounds = f"{CONTENT_STATS}.`{DELETE_FILE_PATH_ID}`"
-    lower, upper = F.col(f"{bounds}.lower_bound"), F.col(f"{bounds}.upper_bound")
-    return F.coalesce(F.col("referenced_file"), F.when(lower == upper, lower))
+    lower, upper = sql.col(f"{bounds}.lower_bound"), sql.col(f"{bounds}.upper_bound")
+    path = sql.coalesce(sql.col("referenced_file"), sql.when(lower == upper, lower))
+    return sql.when(sql.col("content_type") == int(ContentType.POSITION_DELETES), path)
 
 
 # -- what applies ---------------------------------------------------------------------------------------------------
@@ -257,39 +329,51 @@ def _data_path() -> Column:
 _SEQUENCE = "version_info.sequence_number"
 
 
-def _group(name: str) -> Column:
-    return F.coalesce(F.col(name), F.array())
+def _members(name: str, state: TableState) -> str:
+    """The members of a group that are about the data file: hashes may have brought others in."""
+    about = {
+        _OF_FILE: lambda delete: delete["data_path"] == sql.col("location"),
+        _OF_PARTITION: lambda delete: (
+            delete["data_path"].isNull()
+            & ~delete["is_global"]
+            & delete["partition_key"].eqNullSafe(partition_key(state))
+        ),
+        _OF_TABLE: lambda delete: delete["is_global"],
+    }
+    group = sql.coalesce(sql.col(name), sql.array())
+    return sql.filter(group, about[name]).alias(name).selected
 
 
-def _positions(name: str) -> Column:
+def _positions(group: Sql) -> Sql:
     """Position delete files apply to data files of their own sequence number, and to older ones."""
     position = int(ContentType.POSITION_DELETES)
-    return F.filter(
-        _group(name),
-        lambda delete: (delete.content_type == position) & (delete.sequence_number >= F.col(_SEQUENCE)) & ~delete.is_dv,
+    newer = sql.col(_SEQUENCE)
+    return sql.filter(
+        group,
+        lambda delete: (delete["content_type"] == position) & (delete["sequence_number"] >= newer) & ~delete["is_dv"],
     )
 
 
-def _overlapping(name: str, deletes: DeleteEntries, state: TableState) -> Column:
+def _overlapping(group: Sql, deletes: DeleteEntries, state: TableState) -> Sql:
     """Equality deletes apply to strictly older files, unless stats prove that no row of the file can be equal."""
 
-    def applies(delete: Column) -> Column:
+    def applies(delete: Sql) -> Sql:
         possible = [
-            ~F.coalesce(F.array_contains(delete.equality_ids, one), F.lit(False))
+            ~sql.coalesce(sql.array_contains(delete["equality_ids"], one), False)
             | _may_share_values(delete, one, state)
             for one in sorted(deletes.equality_ids)
             if one in state.primitive_fields
         ]
-        newer = delete.sequence_number > F.col(_SEQUENCE)
-        return reduce(and_, possible, (delete.content_type == int(ContentType.EQUALITY_DELETES)) & newer)
+        newer = delete["sequence_number"] > sql.col(_SEQUENCE)
+        return reduce(and_, possible, (delete["content_type"] == int(ContentType.EQUALITY_DELETES)) & newer)
 
-    return F.filter(_group(name), applies)
+    return sql.filter(group, applies)
 
 
-def _may_share_values(delete: Column, field_id: int, state: TableState) -> Column:
+def _may_share_values(delete: Sql, field_id: int, state: TableState) -> Sql:
     """False only where one column's stats prove that no value, null included, is in both files."""
     required, kind = state.always_required(field_id), state.primitive_fields[field_id].field_type
-    data, deleted = F.col(f"{CONTENT_STATS}.`{field_id}`"), delete[CONTENT_STATS][str(field_id)]
+    data, deleted = sql.col(f"{CONTENT_STATS}.`{field_id}`"), delete[CONTENT_STATS][str(field_id)]
     both_null = _may_be_null(data, required) & _may_be_null(deleted, required)
     apart = (_all_null(data, required) & ~_may_be_null(deleted, required)) | (
         _all_null(deleted, required) & ~_may_be_null(data, required)
@@ -299,64 +383,94 @@ def _may_share_values(delete: Column, field_id: int, state: TableState) -> Colum
     return both_null | ~apart
 
 
-def _may_be_null(stats: Column, required: bool) -> Column:
-    nulls = stats.null_value_count
-    return F.lit(False) if required else nulls.isNull() | (nulls > 0)
+def _may_be_null(stats: Sql, required: bool) -> Sql:
+    nulls = stats["null_value_count"]
+    return sql.lit(False) if required else nulls.isNull() | (nulls > 0)
 
 
-def _all_null(stats: Column, required: bool) -> Column:
-    equal = F.coalesce(stats.null_value_count == stats.value_count, F.lit(False))
-    return F.lit(False) if required else equal
+def _all_null(stats: Sql, required: bool) -> Sql:
+    equal = sql.coalesce(stats["null_value_count"] == stats["value_count"], False)
+    return sql.lit(False) if required else equal
 
 
-def _disjoint(data: Column, deleted: Column, floating: bool) -> Column:
-    apart = (data.lower_bound > deleted.upper_bound) | (deleted.lower_bound > data.upper_bound)
-    bounds = (data.lower_bound, data.upper_bound, deleted.lower_bound, deleted.upper_bound)
-    known = reduce(and_, (one.isNotNull() & ~F.isnan(one) if floating else one.isNotNull() for one in bounds))
-    return F.coalesce(known & apart, F.lit(False))
+def _disjoint(data: Sql, deleted: Sql, floating: bool) -> Sql:
+    bounds = [stats[name] for stats in (data, deleted) for name in ("lower_bound", "upper_bound")]
+    lower, upper, deleted_lower, deleted_upper = bounds
+    apart = (lower > deleted_upper) | (deleted_lower > upper)
+    known = reduce(and_, (one.isNotNull() & ~sql.isnan(one) if floating else one.isNotNull() for one in bounds))
+    return sql.coalesce(known & apart, False)
 
 
-def _is_consistent(state: TableState) -> Column:
+def _is_consistent(of_file: Sql, state: TableState) -> Sql:
     """True, or an error where metadata contradicts itself: deletes are never guessed at."""
-    sequence, own = F.col(_SEQUENCE), partition_key(state)
-    of_file = _group(_OF_FILE)
-    older = F.filter(of_file, lambda delete: delete.is_dv & (delete.sequence_number < sequence))
-    foreign = F.filter(
+    sequence, own = sql.col(_SEQUENCE), partition_key(state)
+    older = sql.filter(of_file, lambda delete: delete["is_dv"] & (delete["sequence_number"] < sequence))
+    foreign = sql.filter(
         of_file,
-        lambda delete: (delete.is_dv | (delete.sequence_number >= sequence)) & ~delete.partition_key.eqNullSafe(own),
+        lambda delete: (
+            (delete["is_dv"] | (delete["sequence_number"] >= sequence)) & ~delete["partition_key"].eqNullSafe(own)
+        ),
     )
-    checks = [
-        (sequence.isNull(), "no sequence number is known for data file ", F.lit("")),
-        (F.size(older) > 0, "a deletion vector is older than its data file ", F.get(older, F.lit(0)).location),
-        (F.size(foreign) > 0, _FOREIGN, F.get(foreign, F.lit(0)).location),
-    ]
-    result = F.lit(True)
-    for wrong, text, delete in reversed(checks):
-        message = F.concat(F.lit(text), F.col("location"), F.lit(" "), F.coalesce(delete, F.lit("")))
-        result = F.when(wrong, F.raise_error(message).cast("boolean")).otherwise(result)
-    return result
+    some = sql.size(of_file) > 0
+    return _or_error(
+        _no_sequence(),
+        _about_delete(some & (sql.size(older) > 0), _OLDER, sql.call("get", older, 0)),
+        _about_delete(some & (sql.size(foreign) > 0), _FOREIGN, sql.call("get", foreign, 0)),
+    )
 
 
+def _vector_is_consistent(vector: Sql, state: TableState) -> Sql:
+    """As `_is_consistent`, of one vector or none."""
+    foreign = vector.isNotNull() & ~vector["partition_key"].eqNullSafe(partition_key(state))
+    return _or_error(
+        _no_sequence(),
+        _about_delete(vector["sequence_number"] < sql.col(_SEQUENCE), _OLDER, vector),
+        _about_delete(foreign, _FOREIGN, vector),
+    )
+
+
+_OLDER = "a deletion vector is older than its data file "
 _FOREIGN = "a delete file has another partition spec or partition than its data file "
+_TWO_VECTORS = "two deletion vectors for "
+
+_Check = tuple[Sql, Sql]
+
+
+def _no_sequence() -> _Check:
+    return sql.col(_SEQUENCE).isNull(), sql.concat("no sequence number is known for data file ", sql.col("location"))
+
+
+def _about_delete(wrong: Sql, text: str, delete: Sql) -> _Check:
+    return wrong, sql.concat(text, sql.col("location"), " ", sql.coalesce(delete["location"], ""))
+
+
+def _or_error(*checks: _Check) -> Sql:
+    """True, or an error for the first check that finds something wrong."""
+    (wrong, message), *others = checks
+    found = sql.when(wrong, sql.raise_error(message).cast("boolean"))
+    for wrong, message in others:
+        found = found.when(wrong, sql.raise_error(message).cast("boolean"))
+    return found.otherwise(True)
+
 
 # -- result ---------------------------------------------------------------------------------------------------------
 
 
-def _public_delete(deletes: DeleteEntries) -> Callable[[Column], Column]:
-    def public(delete: Column) -> Column:
-        return F.struct(
-            delete.content_type.alias("content"),
-            delete.location.alias("file_path"),
-            delete.file_format.alias("file_format"),
-            delete.file_size_in_bytes.alias("file_size_in_bytes"),
-            delete.referenced_file.alias("referenced_data_file"),
-            delete.offset.alias("content_offset"),
-            delete.size_in_bytes.alias("content_size_in_bytes"),
-            delete.record_count.alias("record_count"),
-            delete.sequence_number.alias("data_sequence_number"),
-            delete.equality_ids.alias("equality_ids"),
-            manifest_path(deletes.manifests, delete.manifest).alias("manifest_path"),
-            delete.ordinal.alias("manifest_pos"),
+def _public_delete(deletes: DeleteEntries) -> Callable[[Sql], Sql]:
+    def public(delete: Sql) -> Sql:
+        return sql.struct(
+            delete["content_type"].alias("content"),
+            delete["location"].alias("file_path"),
+            delete["file_format"].alias("file_format"),
+            delete["file_size_in_bytes"].alias("file_size_in_bytes"),
+            delete["referenced_file"].alias("referenced_data_file"),
+            delete["offset"].alias("content_offset"),
+            delete["size_in_bytes"].alias("content_size_in_bytes"),
+            delete["record_count"].alias("record_count"),
+            delete["sequence_number"].alias("data_sequence_number"),
+            delete["equality_ids"].alias("equality_ids"),
+            manifest_path(deletes.manifests, delete["manifest"]).alias("manifest_path"),
+            delete["ordinal"].alias("manifest_pos"),
         )
 
     return public

@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
-from pyspark.sql import functions as F
 from pyspark.sql.types import ArrayType, DataType, IntegerType, LongType, StringType, StructType
 
+from sparkmeta.columns import sql
+from sparkmeta.columns.sql import Aliased
 from sparkmeta.plan.deletes import DELETES, DELETES_TYPE, attach_deletes, delete_entries
 from sparkmeta.plan.prune import (
     ScanFilter,
@@ -28,7 +29,7 @@ from sparkmeta.spec.entry import ContentType
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from pyspark.sql import Column, DataFrame
+    from pyspark.sql import DataFrame
 
     from sparkmeta.manifests.projection import EntryProjection
     from sparkmeta.state import TableState
@@ -80,7 +81,7 @@ def plan_manifests(scan_filter: ScanFilter) -> PlannedManifests:
     return PlannedManifests(kept(ContentType.DATA_MANIFEST), kept(ContentType.DELETE_MANIFEST, by_stats=by_stats))
 
 
-def plan_files(scan_filter: ScanFilter, manifests: PlannedManifests, *extra: Column) -> DataFrame:
+def plan_files(scan_filter: ScanFilter, manifests: PlannedManifests, *extra: Aliased) -> DataFrame:
     """One row a data file that may hold matching rows; lazy, computed by Spark.
 
     Columns: file_path, file_format, spec_id, partition (where the table has any), record_count, file_size_in_bytes,
@@ -97,7 +98,7 @@ def plan_files(scan_filter: ScanFilter, manifests: PlannedManifests, *extra: Col
     deletes = delete_entries(scan_filter, manifests.deletes)
     data = data_entries(scan_filter, manifests.data, deletes.equality_ids)
     planned = attach_deletes(data, deletes, state)
-    return planned.select(*_result(scan_filter, manifests), *extra)
+    return planned.selectExpr(*sql.texts([*_result(scan_filter, manifests), *extra]))
 
 
 def plan_schema(state: TableState) -> StructType:
@@ -120,22 +121,22 @@ def data_projection(scan_filter: ScanFilter, stats_ids: Iterable[int] = ()) -> E
     return scan_filter.state.projection(_DATA_COLUMNS, {*scan_filter.stats_ids, *stats_ids})
 
 
-def _result(scan_filter: ScanFilter, manifests: PlannedManifests) -> list[Column]:
+def _result(scan_filter: ScanFilter, manifests: PlannedManifests) -> list[Aliased]:
     state = scan_filter.state
-    partition = [public_partition(state).alias("partition")] if state.partition_type.fields else []
-    return [
-        F.col("location").alias("file_path"),
-        F.col("file_format"),
-        F.col("partition_spec_id").alias("spec_id"),
-        *partition,
-        F.col("record_count"),
-        F.col("file_size_in_bytes"),
-        F.col("split_offsets"),
-        F.col("sort_order_id"),
-        F.col("first_row_id"),
-        F.col("version_info.sequence_number").alias("data_sequence_number"),
-        manifest_path(manifests.data, F.col("manifest")).alias("manifest_path"),
-        F.col("ordinal").alias("manifest_pos"),
-        F.col(DELETES),
-        residual_json(scan_filter).alias("residual"),
-    ]
+    values = {
+        "file_path": sql.col("location"),
+        "file_format": sql.col("file_format"),
+        "spec_id": sql.col("partition_spec_id"),
+        **({"partition": public_partition(state)} if state.partition_type.fields else {}),
+        "record_count": sql.col("record_count"),
+        "file_size_in_bytes": sql.col("file_size_in_bytes"),
+        "split_offsets": sql.col("split_offsets"),
+        "sort_order_id": sql.col("sort_order_id"),
+        "first_row_id": sql.col("first_row_id"),
+        "data_sequence_number": sql.col("version_info.sequence_number"),
+        "manifest_path": manifest_path(manifests.data, sql.col("manifest")),
+        "manifest_pos": sql.col("ordinal"),
+        DELETES: sql.col(DELETES),
+        "residual": residual_json(scan_filter),
+    }
+    return [value.alias(name) for name, value in values.items()]

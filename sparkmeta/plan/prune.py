@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyiceberg.expressions import AlwaysFalse, AlwaysTrue, BooleanExpression
-from pyspark.sql import functions as F
 
+from sparkmeta.columns import sql
 from sparkmeta.columns.predicate import referenced_ids, row_predicate
 from sparkmeta.columns.skipping import FieldStats, FieldSummary, might_match, residual, summary_might_match
+from sparkmeta.columns.sql import Sql
 from sparkmeta.columns.transforms import inclusive_projection
 from sparkmeta.manifests.manifest_list import SUMMARIES
 from sparkmeta.manifests.projection import CONTENT_STATS, MANIFEST
@@ -25,7 +26,7 @@ from sparkmeta.spec.entry import Status
 
 if TYPE_CHECKING:
     from pyiceberg.schema import Schema
-    from pyspark.sql import Column, DataFrame
+    from pyspark.sql import DataFrame
 
     from sparkmeta.state import TableState
 
@@ -81,7 +82,7 @@ def matching_manifests(roots: pa.Table, scan_filter: ScanFilter, *, by_stats: bo
     ):
         return roots if not isinstance(scan_filter.row_filter, AlwaysFalse) else roots.slice(0, 0)
     summaries = local_frame(scan_filter.state.spark, roots.select(_SUMMARY_COLUMNS))
-    kept = summaries.where(_by_spec(scan_filter, _summary_predicate)).select(MANIFEST).toArrow().column(MANIFEST)
+    kept = summaries.where(_by_spec(scan_filter, _summary_predicate).text).select(MANIFEST).toArrow().column(MANIFEST)
     return roots.filter(pc.is_in(roots.column(MANIFEST), kept.combine_chunks().cast(pa.int32())))
 
 
@@ -98,7 +99,7 @@ def _matching_leaves(roots: pa.Table, scan_filter: ScanFilter, by_stats: bool) -
     frame = local_frame(scan_filter.state.spark, roots.select(columns).append_column("rows", rows))
     sources = scan_filter.state.tuple_sources
 
-    def by_partition(spec_id: int, partition_filter: BooleanExpression) -> Column:
+    def by_partition(spec_id: int, partition_filter: BooleanExpression) -> Sql:
         places = dict(sources[spec_id])
 
         def stats(field_id: int) -> FieldStats:
@@ -106,12 +107,12 @@ def _matching_leaves(roots: pa.Table, scan_filter: ScanFilter, by_stats: bool) -
                 entry_stats(places[field_id]) if field_id in places else FieldStats(*[None] * len(FieldStats._fields))
             )
 
-        return might_match(partition_filter, stats, F.col("rows"))
+        return might_match(partition_filter, stats, sql.col("rows"))
 
     matches = _by_spec(scan_filter, by_partition)
     if by_stats:
-        matches = matches & might_match(scan_filter.row_filter, entry_stats, F.col("rows"))
-    kept = frame.where((F.col("file_format") == IN_ROOT) | matches)
+        matches = matches & might_match(scan_filter.row_filter, entry_stats, sql.col("rows"))
+    kept = frame.where(((sql.col("file_format") == IN_ROOT) | matches).text)
     found = kept.select(MANIFEST).toArrow().column(MANIFEST).combine_chunks().cast(pa.int32())
     return roots.filter(pc.is_in(roots.column(MANIFEST), found))
 
@@ -123,21 +124,21 @@ def _row_total(roots: pa.Table) -> pa.Array:
     return pc.if_else(pc.equal(roots.column("file_format"), IN_ROOT), pa.scalar(None, pa.int64()), total)
 
 
-def is_live() -> Column:
+def is_live() -> Sql:
     """`version_info.status <> 2`: DELETED entries are history."""
-    return F.col("version_info.status") != int(Status.DELETED)
+    return sql.col("version_info.status") != int(Status.DELETED)
 
 
-def tuple_matches(scan_filter: ScanFilter) -> Column:
+def tuple_matches(scan_filter: ScanFilter) -> Sql:
     """False where an entry's partition tuple rules out the filter, by the spec of the entry."""
-    return F.lit(True) if scan_filter.keeps_all else _by_spec(scan_filter, _tuple_predicate)
+    return sql.lit(True) if scan_filter.keeps_all else _by_spec(scan_filter, _tuple_predicate)
 
 
-def stats_match(scan_filter: ScanFilter) -> Column:
+def stats_match(scan_filter: ScanFilter) -> Sql:
     """False where an entry's stats rule out the filter. Without a filter even a file of no records is planned."""
     if scan_filter.keeps_all:
-        return F.lit(True)
-    return might_match(scan_filter.row_filter, entry_stats, F.col("record_count"))
+        return sql.lit(True)
+    return might_match(scan_filter.row_filter, entry_stats, sql.col("record_count"))
 
 
 def matching_entries(entries: DataFrame, scan_filter: ScanFilter, *, by_stats: bool = True) -> DataFrame:
@@ -145,45 +146,45 @@ def matching_entries(entries: DataFrame, scan_filter: ScanFilter, *, by_stats: b
 
     Sound: each test is false only where no row of the file can satisfy the filter.
     """
-    kept = entries.where(is_live()).where(tuple_matches(scan_filter))
-    return kept.where(stats_match(scan_filter)) if by_stats else kept
+    kept = entries.where(is_live().text).where(tuple_matches(scan_filter).text)
+    return kept.where(stats_match(scan_filter).text) if by_stats else kept
 
 
-def residual_json(scan_filter: ScanFilter) -> Column:
+def residual_json(scan_filter: ScanFilter) -> Sql:
     """What is left of the filter for an entry's rows, as Iceberg's expression JSON, by the spec of the entry."""
     if scan_filter.ignore_residuals:
-        return F.lit("true")
+        return sql.lit("true")
     texts = {
         spec_id: residual(scan_filter.row_filter, spec, scan_filter.schema, partition_value)
         for spec_id, spec in scan_filter.state.specs.items()
     }
     first, *others = texts.items()
-    return reduce(lambda chosen, item: F.when(F.col("partition_spec_id") == item[0], item[1]).otherwise(chosen),
+    return reduce(lambda chosen, item: sql.when(sql.col("partition_spec_id") == item[0], item[1]).otherwise(chosen),
                   others, first[1])  # fmt: skip
 
 
-def _by_spec(scan_filter: ScanFilter, matches: Callable[[int, BooleanExpression], Column]) -> Column:
+def _by_spec(scan_filter: ScanFilter, matches: Callable[[int, BooleanExpression], Sql]) -> Sql:
     """A predicate on partitions, by spec id; specs that the filter says nothing about are kept."""
     kinds = scan_filter.partition_filters
-    kept = [F.col("partition_spec_id") == one for one, kind in kinds.items() if isinstance(kind, AlwaysTrue)]
+    kept = [sql.col("partition_spec_id") == one for one, kind in kinds.items() if isinstance(kind, AlwaysTrue)]
     tested = [
-        (F.col("partition_spec_id") == one) & matches(one, kind)
+        (sql.col("partition_spec_id") == one) & matches(one, kind)
         for one, kind in kinds.items()
         if not isinstance(kind, AlwaysTrue | AlwaysFalse)
     ]
-    return reduce(or_, [*kept, *tested], F.lit(False))
+    return reduce(or_, [*kept, *tested], sql.lit(False))
 
 
-def _tuple_predicate(_: int, partition_filter: BooleanExpression) -> Column:
+def _tuple_predicate(_: int, partition_filter: BooleanExpression) -> Sql:
     return row_predicate(partition_filter, partition_value)
 
 
-def _summary_predicate(_: int, partition_filter: BooleanExpression) -> Column:
+def _summary_predicate(_: int, partition_filter: BooleanExpression) -> Sql:
     """A manifest without summaries may hold anything."""
-    fields = [F.col(f"{SUMMARIES}.`{one}`").isNull() for one in sorted(referenced_ids(partition_filter))]
-    return reduce(or_, fields, F.lit(False)) | summary_might_match(partition_filter, _summary)
+    fields = [sql.col(f"{SUMMARIES}.`{one}`").isNull() for one in sorted(referenced_ids(partition_filter))]
+    return reduce(or_, fields, sql.lit(False)) | summary_might_match(partition_filter, _summary)
 
 
 def _summary(field_id: int) -> FieldSummary:
     base = f"{SUMMARIES}.`{field_id}`"
-    return FieldSummary(*(F.col(f"{base}.{name}") for name in FieldSummary._fields))
+    return FieldSummary(*(sql.col(f"{base}.{name}") for name in FieldSummary._fields))

@@ -128,7 +128,7 @@ def _bytes(roots: pa.Table) -> int:
 def _count_entries(scan_filter: ScanFilter, manifests: pa.Table) -> EntryCounts:
     """One aggregation: each entry counts for the first rule that skips it."""
     entries = scan_filter.state.entries(manifests, data_projection(scan_filter))
-    live, tuples, stats = is_live(), tuple_matches(scan_filter), stats_match(scan_filter)
+    live, tuples, stats = (one.column() for one in (is_live(), tuple_matches(scan_filter), stats_match(scan_filter)))
     row = entries.agg(
         F.count("*").alias("scanned"),
         _count_if(~live).alias("skipped_deleted"),

@@ -5,16 +5,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, cast
 
 import pyarrow as pa
-from pyspark.sql import functions as F
 from pyspark.sql.types import StructField, StructType
 
+from sparkmeta.columns import sql
 from sparkmeta.columns.skipping import FieldStats
+from sparkmeta.columns.sql import Sql
 from sparkmeta.columns.types import public_value, spark_type
 from sparkmeta.manifests.projection import CONTENT_STATS, PARTITION
 
 if TYPE_CHECKING:
     from pyiceberg.types import PrimitiveType
-    from pyspark.sql import Column
 
     from sparkmeta.state import TableState
 
@@ -24,17 +24,17 @@ _SEPARATOR = "\x00"
 def entry_stats(field_id: int) -> FieldStats:
     """The stats of one column in an entry's content_stats."""
     base = f"{CONTENT_STATS}.`{field_id}`"
-    return FieldStats(*(F.col(f"{base}.{name}") for name in FieldStats._fields))
+    return FieldStats(*(sql.col(f"{base}.{name}") for name in FieldStats._fields))
 
 
-def partition_value(field_id: int) -> Column:
+def partition_value(field_id: int) -> Sql:
     """One field of an entry's partition tuple."""
-    return F.col(f"{PARTITION}.`{field_id}`")
+    return sql.col(f"{PARTITION}.`{field_id}`")
 
 
-def public_partition(state: TableState) -> Column:
+def public_partition(state: TableState) -> Sql:
     """The partition tuple as metadata tables show it: Iceberg's names, and types as Iceberg shows them in Spark."""
-    return F.struct(
+    return sql.struct(
         *(
             public_value(partition_value(field.field_id), cast("PrimitiveType", field.field_type)).alias(field.name)
             for field in state.partition_type.fields
@@ -47,11 +47,11 @@ def public_partition_type(state: TableState) -> StructType:
     return StructType([StructField(field.name, spark_type(field.field_type)) for field in state.partition_type.fields])
 
 
-def manifest_path(roots: pa.Table, manifest: Column) -> Column:
+def manifest_path(roots: pa.Table, manifest: Sql) -> Sql:
     """The location of a manifest, by its small id.
 
     One literal that Spark folds into an array: no join, and one small expression however many manifests there are.
     """
     paths = dict(zip(roots.column("manifest").to_pylist(), roots.column("location").to_pylist(), strict=True))
     listed = _SEPARATOR.join(paths.get(one, "") for one in range(max(paths, default=-1) + 1))
-    return F.split(F.lit(listed), _SEPARATOR)[manifest]
+    return sql.call("split", listed, _SEPARATOR)[manifest]

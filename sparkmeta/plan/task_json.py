@@ -22,6 +22,8 @@ from pyiceberg.types import (
 )
 from pyspark.sql import functions as F
 
+from sparkmeta.columns import sql
+from sparkmeta.columns.sql import Sql
 from sparkmeta.columns.types import public_value
 from sparkmeta.plan.rows import partition_value
 from sparkmeta.spec.partitioning import partition_spec_to_json, spec_partition_type
@@ -56,14 +58,15 @@ def task_json(splits: DataFrame, state: TableState, schema: Schema) -> DataFrame
     return splits.select(F.concat(F.lit("{"), F.concat_ws(",", *parts), F.lit("}")).alias("task"))
 
 
-def partition_json(state: TableState) -> Column:
+def partition_json(state: TableState) -> Sql:
     """An entry's partition tuple as a JSON object: partition field id -> single-value JSON, nulls left out."""
     types = {}
     for spec in state.specs.values():
         for field in spec_partition_type(spec, state.metadata.schemas, state.metadata.schema()).fields:
             types[field.field_id] = field.field_type
     values = [_single_value(partition_value(one), types[one]).alias(str(one)) for one in state.partition_fields]
-    return F.to_json(F.struct(*values), {"ignoreNullFields": "true"}) if values else F.lit("{}")
+    without_nulls = sql.call("map", "ignoreNullFields", "true")
+    return sql.call("to_json", sql.struct(*values), without_nulls) if values else sql.lit("{}")
 
 
 def _spec_json(state: TableState) -> Column:
@@ -117,36 +120,36 @@ def _content_file(members: dict[str, Column]) -> Column:
     return F.concat(head, F.substring(text, 2, 2**31 - 1))
 
 
-def _single_value(value: Column, kind: Any) -> Column:
+def _single_value(value: Sql, kind: Any) -> Sql:
     """A value as the JSON single-value serialization writes it, before quoting (table spec, Appendix D)."""
     if isinstance(kind, BinaryType | FixedType):
-        return F.hex(value)
+        return sql.call("hex", value)
     if isinstance(kind, DateType | DecimalType):
         return value.cast("string")
     if isinstance(kind, TimestampType):
-        return F.replace(value.cast("string"), F.lit(" "), F.lit("T"))
+        return sql.call("replace", value.cast("string"), " ", "T")
     if isinstance(kind, TimestamptzType):
-        return _iso(F.unix_micros(value), 6, "+00:00")
+        return _iso(sql.call("unix_micros", value), 6, "+00:00")
     if isinstance(kind, TimestampNanoType | TimestamptzNanoType):
         return _iso(value, 9, "" if isinstance(kind, TimestampNanoType) else "+00:00")
     if isinstance(kind, TimeType):
-        return F.substring(_iso(value, 6, ""), 12, 15)
+        return sql.call("substring", _iso(value, 6, ""), 12, 15)
     return public_value(value, kind) if isinstance(kind, PrimitiveType) else value
 
 
-def _iso(ticks: Column, digits: int, zone: str) -> Column:
+def _iso(ticks: Sql, digits: int, zone: str) -> Sql:
     """Ticks since 1970, 10^digits a second, as ISO text of UTC, whatever the session's time zone."""
-    per_second = F.lit(10**digits).cast("bigint")
-    rest = F.pmod(ticks, per_second)
+    per_second = sql.lit(10**digits).cast("bigint")
+    rest = sql.call("pmod", ticks, per_second)
     seconds = _div(ticks - rest, per_second)
-    clock = F.pmod(seconds, F.lit(86400))
-    date = F.date_add(F.lit("1970-01-01").cast("date"), _div(seconds - clock, F.lit(86400)).cast("int"))
-    pieces = (_div(clock, F.lit(3600)), _div(clock, F.lit(60)) % 60, clock % 60)
-    time = F.format_string("%02d:%02d:%02d", *(piece.cast("int") for piece in pieces))
-    fraction = F.lpad(rest.cast("string"), digits, "0")
-    return F.concat(date.cast("string"), F.lit("T"), time, F.lit("."), fraction, F.lit(zone))
+    clock = sql.call("pmod", seconds, 86400)
+    date = sql.call("date_from_unix_date", _div(seconds - clock, 86400).cast("int"))
+    pieces = (_div(clock, 3600), sql.call("pmod", _div(clock, 60), 60), sql.call("pmod", clock, 60))
+    time = sql.call("format_string", "%02d:%02d:%02d", *(piece.cast("int") for piece in pieces))
+    fraction = sql.call("lpad", rest.cast("string"), digits, "0")
+    return sql.concat(date.cast("string"), "T", time, ".", fraction, zone)
 
 
-def _div(number: Column, divisor: Column) -> Column:
+def _div(number: Sql, divisor: object) -> Sql:
     """Whole-number division, exact for every bigint."""
-    return F.call_function("div", number, divisor)
+    return sql.call("div", number, divisor)

@@ -73,6 +73,10 @@ def spark_name_key(location: str) -> str:
     return file_name(spark_path_key(location))
 
 
+PATH_KEY = "regexp_replace(_metadata.file_path, '^s3[an]:', 's3:')"
+"""The comparable form of the path of the file that a row was read from, in SQL: see ``spark_path_key``."""
+
+
 def path_key(file_path: Column) -> Column:
     """The comparable form of a ``_metadata.file_path`` column: see ``spark_path_key``."""
     from pyspark.sql import functions as F

@@ -18,6 +18,7 @@ from pyiceberg.schema import Schema
 from pyspark.sql import functions as F
 from pyspark.sql.types import LongType, StructField, StructType
 
+from sparkmeta.columns import sql
 from sparkmeta.columns.predicate import bind_filter, parse_filter
 from sparkmeta.columns.skipping import FieldStats, might_match, must_match
 from sparkmeta.columns.types import bound_type
@@ -48,7 +49,7 @@ def stats_frame(spark: SparkSession, kind: t.PrimitiveType, *stats: Any) -> Data
 
 
 def column_stats(_field_id: int) -> FieldStats:
-    return FieldStats(*(F.col(name) for name in FieldStats._fields))
+    return FieldStats(*(sql.col(name) for name in FieldStats._fields))
 
 
 def decide(
@@ -56,10 +57,10 @@ def decide(
 ) -> tuple[bool, bool]:
     bound = bind_filter(parse_filter(row_filter), schema_of(kind))
     columns = [
-        might_match(bound, column_stats, F.col("records")),
-        must_match(bound, column_stats, F.col("records"), {TOP, 2}),
+        might_match(bound, column_stats, sql.col("records")),
+        must_match(bound, column_stats, sql.col("records"), {TOP, 2}),
     ]
-    row = stats_frame(spark, kind, *stats).select(*columns).first()
+    row = stats_frame(spark, kind, *stats).selectExpr(*(one.text for one in columns)).first()
     assert row is not None
     return row[0], row[1]
 
@@ -245,9 +246,9 @@ def test_stats_that_are_not_there_at_all(spark: SparkSession) -> None:
 
     filters = ["v = 1", "v is null", "v not in (1, 2)", "v < 5 or v > 7", "v in (1, 2)", "v <> 1", "v is not null"]
     bounds = [bind_filter(parse_filter(text), schema_of(INT)) for text in filters]
-    might = [might_match(bound, nothing, F.lit(5)) for bound in bounds]
-    must = [must_match(bound, nothing, F.lit(5), {TOP}) for bound in bounds]
-    row = spark.range(1).select(*might, *must).first()
+    might = [might_match(bound, nothing, sql.lit(5)) for bound in bounds]
+    must = [must_match(bound, nothing, sql.lit(5), {TOP}) for bound in bounds]
+    row = spark.range(1).selectExpr(*(one.text for one in (*might, *must))).first()
     assert row is not None
     assert list(row) == [True] * len(filters) + [False] * len(filters)
 
@@ -265,16 +266,16 @@ def test_wide_filters_skip_as_narrow_ones(spark: SparkSession) -> None:
     )
 
     def stats(field_id: int) -> FieldStats:
-        return FieldStats(*(F.col(f"`{field_id}`.{name}") for name in FieldStats._fields))
+        return FieldStats(*(sql.col(f"`{field_id}`.{name}") for name in FieldStats._fields))
 
     values = range(1, 3000, 7)
     wide = bind_filter(parse_filter(" or ".join(f"v = {value}" for value in values)), schema_of(INT))
     started = time.perf_counter()
-    kept = files.where(might_match(wide, stats, F.lit(5))).count()
+    kept = files.where(might_match(wide, stats, sql.lit(5)).text).count()
     assert kept == sum(any(10 * file <= value <= 10 * file + 3 for value in values) for file in range(500))
     narrow = bind_filter(parse_filter(" and ".join(f"v <> {value}" for value in range(0, 5000, 10))), schema_of(INT))
-    assert files.where(might_match(narrow, stats, F.lit(5))).count() == 500
-    assert files.where(must_match(narrow, stats, F.lit(5), {TOP})).count() == 0
+    assert files.where(might_match(narrow, stats, sql.lit(5)).text).count() == 500
+    assert files.where(must_match(narrow, stats, sql.lit(5), {TOP}).text).count() == 0
     assert time.perf_counter() - started < 60
 
 
@@ -312,7 +313,7 @@ def leaf_manifest(path: Path, kind: pa.DataType, bounds: list[Any]) -> str:
 
 
 def content_stats(field_id: int) -> FieldStats:
-    return FieldStats(*(F.col(f"content_stats.`{field_id}`.{name}") for name in FieldStats._fields))
+    return FieldStats(*(sql.col(f"content_stats.`{field_id}`.{name}") for name in FieldStats._fields))
 
 
 def plan(frame: DataFrame) -> str:
@@ -338,7 +339,7 @@ def test_bounds_are_pushed_into_parquet(
     leaves = spark.read.parquet(leaf_manifest(tmp_path / "leaf.parquet", arrow, bounds))
     for row_filter in (text, f"{text} or {text.replace('<=', '=')}", f"{text} and v is not null"):
         bound = bind_filter(parse_filter(row_filter), schema_of(kind))
-        kept = leaves.where(might_match(bound, content_stats, F.col("record_count")))
+        kept = leaves.where(might_match(bound, content_stats, sql.col("record_count")).text)
         pushed = pushed_filters(kept, monkeypatch)
         assert "IsNull(content_stats.`1`.lower_bound)" in pushed
         assert "LessThanOrEqual(content_stats.`1`.lower_bound," in pushed
@@ -350,7 +351,7 @@ def test_of_wide_filters_one_range_is_pushed(
 ) -> None:
     leaves = spark.read.parquet(leaf_manifest(tmp_path / "leaf.parquet", pa.int32(), [1, 9]))
     bound = bind_filter(parse_filter(" or ".join(f"v = {value}" for value in range(5, 300))), schema_of(INT))
-    kept = leaves.where(might_match(bound, content_stats, F.col("record_count")))
+    kept = leaves.where(might_match(bound, content_stats, sql.col("record_count")).text)
     pushed = pushed_filters(kept, monkeypatch)
     assert "GreaterThanOrEqual(content_stats.`1`.upper_bound,5)" in pushed
     assert "LessThanOrEqual(content_stats.`1`.lower_bound,299)" in pushed
@@ -365,7 +366,7 @@ def test_floating_point_is_not_pushed(spark: SparkSession, tmp_path: Path, kind:
         leaves = spark.read.parquet(leaf_manifest(tmp_path / f"{name}.parquet", arrow, bounds))
         for row_filter in ("v > 7.0", "v >= 7.0 or v = 0.0", "v = 0.0", "v >= 0.0", "v in (0.0, 7.0)"):
             bound = bind_filter(parse_filter(row_filter), schema_of(kind))
-            kept = leaves.where(might_match(bound, content_stats, F.col("record_count")))
+            kept = leaves.where(might_match(bound, content_stats, sql.col("record_count")).text)
             assert "bound" not in re.sub(r"DataFilters.*?Format|ReadSchema.*", "", plan(kept).split("FileScan")[1])
             assert kept.count() >= (1 if name == "nan" or "0.0" in row_filter.replace("7.0", "") else 0)
 
@@ -385,7 +386,10 @@ def test_ancient_dates_and_instants_survive_pushdown(spark: SparkSession, tmp_pa
         leaves = spark.read.parquet(str(folder))
         for value in values:
             bound = bind_filter(EqualTo("v", value), schema_of(kind))
-            assert leaves.where(might_match(bound, content_stats, F.col("record_count"))).count() == 1, (kind, value)
+            assert leaves.where(might_match(bound, content_stats, sql.col("record_count")).text).count() == 1, (
+                kind,
+                value,
+            )
 
 
 def bound_arrow(kind: t.PrimitiveType) -> pa.DataType:

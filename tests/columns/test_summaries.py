@@ -9,9 +9,9 @@ from pyiceberg import types as t
 from pyiceberg.expressions import In
 from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.schema import Schema
-from pyspark.sql import functions as F
 from pyspark.sql.types import BooleanType, StructField, StructType
 
+from sparkmeta.columns import sql
 from sparkmeta.columns.predicate import bind_filter, parse_filter
 from sparkmeta.columns.skipping import FieldSummary, summary_might_match
 from sparkmeta.columns.transforms import inclusive_projection
@@ -31,8 +31,10 @@ def keeps(spark: SparkSession, kind: t.PrimitiveType, row_filter: str | BooleanE
     bound = bound_type(kind)
     fields = zip(FieldSummary._fields, (BooleanType(), BooleanType(), bound, bound), strict=True)
     frame = spark.createDataFrame([summary], StructType([StructField(name, field) for name, field in fields]))
-    row = frame.select(
-        summary_might_match(projected, lambda _field_id: FieldSummary(*(F.col(name) for name in FieldSummary._fields)))
+    row = frame.selectExpr(
+        summary_might_match(
+            projected, lambda _field_id: FieldSummary(*(sql.col(name) for name in FieldSummary._fields))
+        ).text
     ).first()
     assert row is not None
     assert isinstance(row[0], bool)

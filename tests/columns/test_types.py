@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 from pyiceberg import types as t
-from pyspark.sql import functions as F
 from pyspark.sql.types import StructField, StructType
 
+from sparkmeta.columns import sql
 from sparkmeta.columns.bounds import bound_arrow_type, decode_bounds
 from sparkmeta.columns.types import bound_type, literal_array, public_value, spark_type, typed_literal
 from sparkmeta.spec.schema import VariantType
@@ -54,8 +54,10 @@ def test_literals_are_exact_in_every_time_zone(spark: SparkSession, zone: str) -
         schema = StructType([StructField(name, bound_type(kind)) for name, (kind, _) in zip(names, cases, strict=True)])
         table = spark.createDataFrame(pa.table(arrays, names), schema)
         literals = [typed_literal(value, primitive) for primitive, value in cases]
-        row = table.select([literal.eqNullSafe(F.col(f"c{place}")) for place, literal in enumerate(literals)]).first()
-        kinds = [field.dataType for field in spark.range(1).select(literals).schema]
+        row = table.selectExpr(
+            *(one.eqNullSafe(sql.col(f"c{place}")).text for place, one in enumerate(literals))
+        ).first()
+        kinds = [field.dataType for field in spark.range(1).selectExpr(*(one.text for one in literals)).schema]
     finally:
         spark.conf.set("spark.sql.session.timeZone", "UTC")
     assert row is not None
@@ -72,10 +74,11 @@ def raw_array(primitive: t.PrimitiveType, value: Any) -> pa.Array:
 
 def test_a_literal_array_holds_what_single_literals_do(spark: SparkSession) -> None:
     for primitive, values in EDGES.items():
-        single = F.array([typed_literal(value, primitive) for value in values])
+        single = sql.array(*(typed_literal(value, primitive) for value in values))
         pairs = literal_array([(value, primitive), (value, primitive)] for value in values)
-        same = F.transform(pairs, lambda pair: pair["_1"]) == single
-        found = spark.range(1).select(literal_array([(value, primitive)] for value in values) == single, same).first()
+        same = sql.transform(pairs, lambda pair: pair["_1"]) == single
+        alike = literal_array([(value, primitive)] for value in values) == single
+        found = spark.range(1).selectExpr(alike.text, same.text).first()
         assert found == (True, True), primitive
 
 
@@ -117,5 +120,8 @@ def test_spark_types() -> None:
 def test_public_uuids_are_text(spark: SparkSession) -> None:
     value = uuid.UUID("f79c3e09-677c-4bbd-a479-3f349cb785e7")
     table = spark.createDataFrame(pa.table({"u": pa.array([value.bytes, None], pa.binary())}))
-    assert [row[0] for row in table.select(public_value(F.col("u"), t.UUIDType())).collect()] == [str(value), None]
-    assert public_value(F.col("u"), t.BinaryType())._jc.toString() == "u"
+    assert [row[0] for row in table.selectExpr(public_value(sql.col("u"), t.UUIDType()).text).collect()] == [
+        str(value),
+        None,
+    ]
+    assert public_value(sql.col("u"), t.BinaryType()).text == "`u`"

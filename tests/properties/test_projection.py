@@ -19,18 +19,19 @@ from pyiceberg.conversions import to_bytes
 from pyiceberg.expressions import AlwaysFalse, AlwaysTrue, And, BooleanExpression, Or
 from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.schema import Schema
-from pyspark.sql import functions as F
 
+from sparkmeta.columns import sql
 from sparkmeta.columns.bounds import decode_bounds
 from sparkmeta.columns.expression_json import leaf_to_json
 from sparkmeta.columns.predicate import bind_filter, expression_to_json, row_predicate
 from sparkmeta.columns.skipping import FieldSummary, residual, summary_might_match
+from sparkmeta.columns.sql import Sql
 from sparkmeta.columns.transforms import inclusive_projection, strict_projection
 from sparkmeta.columns.tree import fold
 from tests.properties.cases import DAY_MICROS, VALUES, filters, is_floating, matches, predicates
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, SparkSession
+    from pyspark.sql import SparkSession
 
 SOAK = os.environ.get("SPARKMETA_SOAK") == "1"
 PROFILE = settings(
@@ -226,13 +227,13 @@ def as_bounds(values: list[Any], primitive: t.PrimitiveType) -> pa.Array:
     return decode_bounds(pa.array(serialized, pa.binary()), str(primitive))
 
 
-def partition_value(field_id: int) -> Column:
-    return F.col(f"partition.`{field_id}`")
+def partition_value(field_id: int) -> Sql:
+    return sql.col(f"partition.`{field_id}`")
 
 
-def evaluate(spark: SparkSession, table: pa.Table, columns: list[Column]) -> list[list[Any]]:
-    named = [column.alias(f"c{place}") for place, column in enumerate(columns)]
-    result = spark.createDataFrame(table).coalesce(1).select("place", *named).toArrow().sort_by("place")
+def evaluate(spark: SparkSession, table: pa.Table, columns: list[Sql]) -> list[list[Any]]:
+    named = [column.alias(f"c{place}").selected for place, column in enumerate(columns)]
+    result = spark.createDataFrame(table).coalesce(1).selectExpr("place", *named).toArrow().sort_by("place")
     return [result.column(f"c{place}").to_pylist() for place in range(len(columns))]
 
 
@@ -303,7 +304,7 @@ def test_projections_and_residuals(spark: SparkSession) -> None:
     assert min(tally["pruned"], tally["proven"], tally["simpler"]) > tally["cases"] // 20
 
 
-def tuple_columns(bound: BooleanExpression, batch: Batch) -> list[Column]:
+def tuple_columns(bound: BooleanExpression, batch: Batch) -> list[Sql]:
     return [
         row_predicate(inclusive_projection(bound, batch.spec, batch.schema), partition_value),
         row_predicate(strict_projection(bound, batch.spec, batch.schema), partition_value, strict=True),
@@ -383,4 +384,4 @@ def summary_table(batch: Batch, manifests: list[list[dict[int, Any]]], knows_nan
 
 
 def summary_column(field_id: int) -> FieldSummary:
-    return FieldSummary(*(F.col(f"partition.`{field_id}`.{name}") for name in FieldSummary._fields))
+    return FieldSummary(*(sql.col(f"partition.`{field_id}`.{name}") for name in FieldSummary._fields))

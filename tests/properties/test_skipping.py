@@ -18,11 +18,12 @@ from pyiceberg.expressions import BooleanExpression
 from pyiceberg.expressions.visitors import _InclusiveMetricsEvaluationVisitor, _StrictMetricsEvaluationVisitor, visit
 from pyiceberg.manifest import DataFile
 from pyiceberg.schema import Schema
-from pyspark.sql import functions as F
 
+from sparkmeta.columns import sql
 from sparkmeta.columns.bounds import decode_bounds
 from sparkmeta.columns.predicate import bind_filter, expression_to_json, row_predicate
 from sparkmeta.columns.skipping import FieldStats, might_match, must_match
+from sparkmeta.columns.sql import Sql
 from tests.properties.cases import (
     VALUES,
     ColumnChunk,
@@ -39,7 +40,7 @@ from tests.properties.cases import (
 )
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, SparkSession
+    from pyspark.sql import SparkSession
 
 SOAK = os.environ.get("SPARKMETA_SOAK") == "1"
 EXAMPLES = 260 if SOAK else 20
@@ -151,16 +152,16 @@ def serialized(value: Any, primitive: t.PrimitiveType) -> bytes | None:
 
 
 def stats_of(field_id: int) -> FieldStats:
-    return FieldStats(*(F.col(f"content_stats.`{field_id}`.{name}") for name in FieldStats._fields))
+    return FieldStats(*(sql.col(f"content_stats.`{field_id}`.{name}") for name in FieldStats._fields))
 
 
 def evaluated(
-    spark: SparkSession, files: list[File], primitive: t.PrimitiveType, columns: list[Column]
+    spark: SparkSession, files: list[File], primitive: t.PrimitiveType, columns: list[Sql]
 ) -> list[list[bool]]:
     """One list a column, with its result for each file."""
     table = spark.createDataFrame(stats_table(files, primitive)).coalesce(1)
-    named = [column.alias(f"c{place}") for place, column in enumerate(columns)]
-    result = table.select("place", *named).toArrow().sort_by("place")
+    named = [column.alias(f"c{place}").selected for place, column in enumerate(columns)]
+    result = table.selectExpr("place", *named).toArrow().sort_by("place")
     return [result.column(f"c{place}").to_pylist() for place in range(len(columns))]
 
 
@@ -415,8 +416,8 @@ def _check_batches(spark: SparkSession) -> None:
         primitive, files, expressions = batch
         schema = schema_of(primitive)
         bounds = [bind_filter(expression, schema) for expression in expressions]
-        might = [might_match(bound, stats_of, F.col("record_count")) for bound in bounds]
-        must = [must_match(bound, stats_of, F.col("record_count"), TOP_LEVEL) for bound in bounds]
+        might = [might_match(bound, stats_of, sql.col("record_count")) for bound in bounds]
+        must = [must_match(bound, stats_of, sql.col("record_count"), TOP_LEVEL) for bound in bounds]
         results = evaluated(spark, files, primitive, might + must)
         found = [data_file(file, primitive) for file in files]
         for place, bound in enumerate(bounds):
@@ -467,8 +468,8 @@ def test_rows(spark: SparkSession) -> None:
     check()
 
 
-def row_value(field_id: int) -> Column:
-    return F.col(f"content_stats.`{field_id}`.lower_bound")
+def row_value(field_id: int) -> Sql:
+    return sql.col(f"content_stats.`{field_id}`.lower_bound")
 
 
 def distinct_rows(files: list[File]) -> list[File]:

@@ -1,0 +1,249 @@
+"""Columns as SQL text, with the operators and functions of pyspark's Column.
+
+On classic Spark each operation on a Column is a call into the JVM, and a plan takes thousands: these are strings until
+the whole expression is handed over.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from pyspark.sql import Column
+    from pyspark.sql.types import DataType
+
+_PLAIN: Final = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789 _-.,:;/=+*#@(){}[]<>|&!?^~%")
+_NAMES: Final = re.compile(r"`(?:[^`]|``)+`|[^.`]+")
+
+
+class Sql:
+    """An expression of Spark SQL: what `expr` takes, the same under any session's settings."""
+
+    __slots__ = ("text",)
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+    def column(self) -> Column:
+        """As a Column of the session's kind, classic or Connect."""
+        from pyspark.sql import functions as F
+
+        return F.expr(self.text)
+
+    def alias(self, name: str) -> Aliased:
+        return Aliased(self.text, name)
+
+    def __repr__(self) -> str:
+        return f"Sql({self.text})"
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __eq__(self, other: object) -> Sql:  # type: ignore[override]
+        return self._with("=", other)
+
+    def __ne__(self, other: object) -> Sql:  # type: ignore[override]
+        return Sql(f"(NOT ({self.text} = {_text(other)}))")
+
+    def __lt__(self, other: object) -> Sql:
+        return self._with("<", other)
+
+    def __le__(self, other: object) -> Sql:
+        return self._with("<=", other)
+
+    def __gt__(self, other: object) -> Sql:
+        return self._with(">", other)
+
+    def __ge__(self, other: object) -> Sql:
+        return self._with(">=", other)
+
+    def __add__(self, other: object) -> Sql:
+        return self._with("+", other)
+
+    def __sub__(self, other: object) -> Sql:
+        return self._with("-", other)
+
+    def __and__(self, other: object) -> Sql:
+        return self._with("AND", other)
+
+    def __or__(self, other: object) -> Sql:
+        return self._with("OR", other)
+
+    def __invert__(self) -> Sql:
+        return Sql(f"(NOT {self.text})")
+
+    def _with(self, operator: str, other: object) -> Sql:
+        return Sql(f"({self.text} {operator} {_text(other)})")
+
+    def __getitem__(self, key: str | int | Sql) -> Sql:
+        """A field of a struct, or the element of an array at an index from 0."""
+        return Sql(f"{self.text}.{quoted(key)}" if isinstance(key, str) else f"{self.text}[{_text(key)}]")
+
+    def isNull(self) -> Sql:  # noqa: N802  as Column spells it, and so below
+        return Sql(f"({self.text} IS NULL)")
+
+    def isNotNull(self) -> Sql:  # noqa: N802
+        return Sql(f"({self.text} IS NOT NULL)")
+
+    def eqNullSafe(self, other: object) -> Sql:  # noqa: N802
+        return self._with("<=>", other)
+
+    def startswith(self, prefix: str) -> Sql:
+        return call("startswith", self, prefix)
+
+    def isin(self, values: Iterable[object]) -> Sql:
+        listed = ", ".join(map(_text, values))
+        return Sql(f"({self.text} IN ({listed}))") if listed else lit(False)
+
+    def cast(self, kind: str | DataType) -> Sql:
+        return Sql(f"CAST({self.text} AS {kind if isinstance(kind, str) else kind.simpleString()})")
+
+
+class Aliased(Sql):
+    """An expression with the name that it has in a struct or a selection."""
+
+    __slots__ = ("name",)
+
+    def __init__(self, text: str, name: str) -> None:
+        super().__init__(text)
+        self.name = name
+
+    def column(self) -> Column:
+        return super().column().alias(self.name)
+
+    @property
+    def selected(self) -> str:
+        """As `selectExpr` takes it."""
+        return f"{self.text} AS {quoted(self.name)}"
+
+
+class Case(Sql):
+    """CASE WHEN ... THEN ...; null where no condition holds, unless `otherwise` says more."""
+
+    __slots__ = ("branches",)
+
+    def __init__(self, branches: str) -> None:
+        super().__init__(f"(CASE{branches} END)")
+        self.branches = branches
+
+    def when(self, condition: Sql, value: object) -> Case:
+        return Case(f"{self.branches} WHEN {condition.text} THEN {_text(value)}")
+
+    def otherwise(self, value: object) -> Sql:
+        return Sql(f"(CASE{self.branches} ELSE {_text(value)} END)")
+
+
+def col(path: str) -> Sql:
+    """A column, or a field in it, named as for pyspark's `col`: with dots between names, backticks around odd ones."""
+    names = _NAMES.findall(path)
+    return Sql(".".join(name if name[0] == "`" else quoted(name) for name in names))
+
+
+def texts(columns: Iterable[Aliased]) -> list[str]:
+    """Columns with their names, as `selectExpr` takes them."""
+    return [one.selected for one in columns]
+
+
+def quoted(name: str) -> str:
+    """A name in backticks."""
+    return f"`{name.replace('`', '``')}`"
+
+
+def lit(value: bool | str | float | None) -> Sql:
+    """A literal: of int where an integer fits, else bigint."""
+    match value:
+        case None:
+            return Sql("NULL")
+        case bool():
+            return Sql("true" if value else "false")
+        case int():
+            return Sql(str(value) if -(2**31) < value < 2**31 else f"CAST('{value}' AS BIGINT)")
+        case float():
+            return Sql(f"CAST('{value!r}' AS DOUBLE)")
+        case str():
+            return Sql(string_literal(value))
+    raise TypeError(f"no literal of {type(value)}")
+
+
+def string_literal(text: str) -> str:
+    """A string in SQL, whatever settings say of escapes."""
+    return f"'{text}'" if _PLAIN.issuperset(text) else f"CAST(X'{text.encode().hex()}' AS STRING)"
+
+
+def call(name: str, *arguments: object) -> Sql:
+    """A function of Spark SQL."""
+    return Sql(f"{name}({', '.join(map(_text, arguments))})")
+
+
+def when(condition: Sql, value: object) -> Case:
+    """The first branch of a CASE."""
+    return Case(f" WHEN {condition.text} THEN {_text(value)}")
+
+
+def struct(*fields: Aliased) -> Sql:
+    """A struct of these fields."""
+    return Sql(f"named_struct({', '.join(f'{string_literal(one.name)}, {one.text}' for one in fields)})")
+
+
+array: Final = partial(call, "array")
+array_contains: Final = partial(call, "array_contains")
+coalesce: Final = partial(call, "coalesce")
+concat: Final = partial(call, "concat")
+isnan: Final = partial(call, "isnan")
+raise_error: Final = partial(call, "raise_error")
+size: Final = partial(call, "size")
+
+
+def exists(values: Sql, holds: Callable[[Sql], Sql]) -> Sql:
+    """Whether a condition holds for an element of an array."""
+    return _higher("exists", values, holds)
+
+
+def forall(values: Sql, holds: Callable[[Sql], Sql]) -> Sql:
+    """Whether a condition holds for all elements of an array."""
+    return _higher("forall", values, holds)
+
+
+def filter(values: Sql, holds: Callable[[Sql], Sql]) -> Sql:  # noqa: A001  as pyspark calls it
+    """The elements of an array for which a condition holds."""
+    return _higher("filter", values, holds)
+
+
+def transform(values: Sql, change: Callable[[Sql], Sql]) -> Sql:
+    """An array with each element changed."""
+    return _higher("transform", values, change)
+
+
+def aggregate(values: Sql, start: Sql, join: Callable[[Sql, Sql], Sql]) -> Sql:
+    """An array folded from the left."""
+    with _Scope() as (left, right):
+        body = join(left, right)
+    return Sql(f"aggregate({values.text}, {start.text}, ({left.text}, {right.text}) -> {body.text})")
+
+
+def _higher(function: str, values: Sql, of_element: Callable[[Sql], Sql]) -> Sql:
+    with _Scope() as (element, _):
+        body = of_element(element)
+    return Sql(f"{function}({values.text}, {element.text} -> {body.text})")
+
+
+class _Scope:
+    """The variables of a lambda, named by how many lambdas are around it, so that equal ones have equal texts."""
+
+    _open = threading.local()
+
+    def __enter__(self) -> tuple[Sql, Sql]:
+        depth = getattr(self._open, "depth", 0)
+        self._open.depth = depth + 1
+        return Sql(f"_x{depth}"), Sql(f"_y{depth}")
+
+    def __exit__(self, *_: object) -> None:
+        self._open.depth -= 1
+
+
+def _text(value: Any) -> str:
+    return value.text if isinstance(value, Sql) else lit(value).text

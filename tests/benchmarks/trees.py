@@ -1,0 +1,53 @@
+"""The tables of the workload as V4 trees: the same files and deletes, committed by sparkmeta, kept in build/bench."""
+
+from __future__ import annotations
+
+import shutil
+from typing import TYPE_CHECKING
+
+from tests.benchmarks.workload import BUILD, Workload, metadata_location
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pyspark.sql import DataFrame, SparkSession
+
+    from sparkmeta.commit.snapshot_update import SnapshotUpdate
+    from sparkmeta.table import Table
+
+NAME = "bench.tree"
+
+
+def tree_location(spark: SparkSession, workload: Workload) -> str:
+    """The metadata JSON of the workload's table as a tree; made where no earlier run has left it.
+
+    A tree holds no position delete files, so equality deletes of the partitions stand in their place.
+    """
+    import sparkmeta as sm
+
+    folder = BUILD / "trees" / f"v{workload.format_version}-{workload.deletes}-{workload.files}"
+    done = folder / "location.txt"
+    if not done.exists():
+        shutil.rmtree(folder, ignore_errors=True)
+        source = sm.load_table(metadata_location(workload), spark=spark)
+        catalog = sm.load_catalog("bench", type="hadoop", warehouse=folder.as_uri())
+        table = catalog.create_table(NAME, source.schema(), partition_spec=source.spec(), spark=spark)
+        _commit(table, lambda update: update.append(source.inspect.data_files()))
+        if workload.deletes != "none":
+            deletes = _as_tree_has_them(source.inspect.delete_files(), workload.deletes)
+            _commit(table.refresh(), lambda update: update.row_delta(deletes=deletes))
+        done.write_text(table.refresh().metadata_location)
+    return done.read_text()
+
+
+def _commit(table: Table, change: Callable[[SnapshotUpdate], object]) -> None:
+    with table.transaction() as tx:
+        change(tx.update_snapshot())
+
+
+def _as_tree_has_them(deletes: DataFrame, kind: str) -> DataFrame:
+    from pyspark.sql import functions as F
+
+    if kind == "dv":
+        return deletes
+    return deletes.withColumns({"content": F.lit(2), "equality_ids": F.array(F.lit(1))})
