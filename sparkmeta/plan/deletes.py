@@ -165,11 +165,9 @@ def _attach_vectors(data: DataFrame, deletes: DeleteEntries, entries: DataFrame,
     grouping whole vectors would take longer than the join does."""
     vectors = entries.selectExpr(
         _data_path().alias(_PATH).selected,
-        _hash(_data_path()).alias(_KEY).selected,
         _delete(state).alias(_OF_FILE).selected,
     )
-    own = _hash(sql.col("location"))
-    joined = data.join(deletes.sized(vectors), F.expr(f"{own.text} = {_KEY} AND location = {_PATH}"), "left")
+    joined = data.join(deletes.sized(vectors), F.expr(f"location = {_PATH}"), "left")
     vector = sql.col(_OF_FILE)
     shown = sql.when(vector.isNull(), sql.array().cast(DELETES_TYPE)).otherwise(
         sql.array(_public_delete(deletes)(vector)).cast(DELETES_TYPE)
@@ -178,7 +176,7 @@ def _attach_vectors(data: DataFrame, deletes: DeleteEntries, entries: DataFrame,
         "*", shown.alias(DELETES).selected
     )
     twice = _twice(entries)
-    found = with_vectors.drop(_KEY, _PATH, _OF_FILE).join(twice, F.expr(f"location = {_PATH}"), "left")
+    found = with_vectors.drop(_PATH, _OF_FILE).join(twice, F.expr(f"location = {_PATH}"), "left")
     second = (sql.col(_PATH).isNotNull(), sql.concat(_TWO_VECTORS, sql.col("location")))
     return found.where(_or_error(second).text).drop(_PATH)
 

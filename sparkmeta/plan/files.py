@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql.types import ArrayType, DataType, IntegerType, LongType, StringType, StructType
 
 from sparkmeta.columns import sql
@@ -73,12 +74,12 @@ class PlannedManifests:
 
 def plan_manifests(scan_filter: ScanFilter) -> PlannedManifests:
     """The data and delete manifests that may hold files for the filter."""
-
-    def kept(content: ContentType, *, by_stats: bool = True) -> pa.Table:
-        return matching_manifests(live_manifests(scan_filter.state.manifests(content)), scan_filter, by_stats=by_stats)
-
-    by_stats = not scan_filter.ignore_residuals
-    return PlannedManifests(kept(ContentType.DATA_MANIFEST), kept(ContentType.DELETE_MANIFEST, by_stats=by_stats))
+    kept = matching_manifests(live_manifests(scan_filter.state.roots), scan_filter)
+    kinds = kept.column("content_type")
+    data, deletes = (
+        kept.filter(pc.equal(kinds, int(one))) for one in (ContentType.DATA_MANIFEST, ContentType.DELETE_MANIFEST)
+    )
+    return PlannedManifests(data, deletes)
 
 
 def plan_files(scan_filter: ScanFilter, manifests: PlannedManifests, *extra: Aliased) -> DataFrame:

@@ -22,7 +22,7 @@ from sparkmeta.manifests.projection import CONTENT_STATS, MANIFEST
 from sparkmeta.manifests.tree import IN_ROOT, MASKED
 from sparkmeta.plan.rows import entry_stats, partition_value
 from sparkmeta.session import local_frame
-from sparkmeta.spec.entry import Status
+from sparkmeta.spec.entry import ContentType, Status
 
 if TYPE_CHECKING:
     from pyiceberg.schema import Schema
@@ -57,6 +57,16 @@ class ScanFilter:
         return frozenset(referenced_ids(self.row_filter))
 
     @property
+    def partition_sources(self) -> frozenset[int]:
+        """The ids of the stats that hold what the partition filters look at."""
+        return frozenset(
+            source
+            for spec_id, one in self.partition_filters.items()
+            for field_id, source in self.state.tuple_sources[spec_id]
+            if field_id in referenced_ids(one)
+        )
+
+    @property
     def keeps_all(self) -> bool:
         return isinstance(self.row_filter, AlwaysTrue)
 
@@ -73,30 +83,39 @@ def live_manifests(roots: pa.Table) -> pa.Table:
     return roots.filter(pc.invert(pc.and_(*empty)))
 
 
-def matching_manifests(roots: pa.Table, scan_filter: ScanFilter, *, by_stats: bool = True) -> pa.Table:
+def matching_manifests(roots: pa.Table, scan_filter: ScanFilter) -> pa.Table:
     """The manifests whose partition summaries or stats don't rule out the filter; Spark evaluates the predicate."""
     if CONTENT_STATS in roots.column_names:
-        return _matching_leaves(roots, scan_filter, by_stats)
+        return _matching_leaves(roots, scan_filter)
     if SUMMARIES not in roots.column_names or all(
         isinstance(one, AlwaysTrue) for one in scan_filter.partition_filters.values()
     ):
         return roots if not isinstance(scan_filter.row_filter, AlwaysFalse) else roots.slice(0, 0)
-    summaries = local_frame(scan_filter.state.spark, roots.select(_SUMMARY_COLUMNS))
-    kept = summaries.where(_by_spec(scan_filter, _summary_predicate).text).select(MANIFEST).toArrow().column(MANIFEST)
-    return roots.filter(pc.is_in(roots.column(MANIFEST), kept.combine_chunks().cast(pa.int32())))
+    return _where(roots, roots.select(_SUMMARY_COLUMNS), _by_spec(scan_filter, _summary_predicate), scan_filter)
 
 
-def _matching_leaves(roots: pa.Table, scan_filter: ScanFilter, by_stats: bool) -> pa.Table:
+def _where(roots: pa.Table, shown: pa.Table, condition: Sql, scan_filter: ScanFilter) -> pa.Table:
+    """The roots that Spark keeps. `collect` of local rows starts no job, which `toArrow` does."""
+    kept = local_frame(scan_filter.state.spark, shown).where(condition.text).select(MANIFEST).collect()
+    return roots.filter(pc.is_in(roots.column(MANIFEST), pa.array([row[0] for row in kept], pa.int32())))
+
+
+def _matching_leaves(roots: pa.Table, scan_filter: ScanFilter) -> pa.Table:
     """The leaves of a V4 tree whose aggregated stats don't rule out the filter.
 
     Sound under deletion vectors: what no entry of a leaf can match, fewer entries can't either. The root's own files
     have no aggregate, and are kept.
     """
-    if scan_filter.keeps_all:
+    if scan_filter.keeps_all or not len(roots):
         return roots
-    rows = _row_total(roots)
-    columns = [MANIFEST, "partition_spec_id", "file_format", CONTENT_STATS]
-    frame = local_frame(scan_filter.state.spark, roots.select(columns).append_column("rows", rows))
+    looked_at = {*scan_filter.stats_ids, *scan_filter.partition_sources}
+    stats = roots.column(CONTENT_STATS).combine_chunks()
+    known = [field.name for field in stats.type if int(field.name) in looked_at]
+    narrow = pa.StructArray.from_arrays([stats.field(name) for name in known], names=known) if known else None
+    shown = roots.select([MANIFEST, "partition_spec_id", "file_format", "content_type"])
+    shown = shown.append_column("rows", _row_total(roots))
+    if narrow is not None:
+        shown = shown.append_column(CONTENT_STATS, narrow)
     sources = scan_filter.state.tuple_sources
 
     def by_partition(spec_id: int, partition_filter: BooleanExpression) -> Sql:
@@ -109,12 +128,11 @@ def _matching_leaves(roots: pa.Table, scan_filter: ScanFilter, by_stats: bool) -
 
         return might_match(partition_filter, stats, sql.col("rows"))
 
-    matches = _by_spec(scan_filter, by_partition)
-    if by_stats:
-        matches = matches & might_match(scan_filter.row_filter, entry_stats, sql.col("rows"))
-    kept = frame.where(((sql.col("file_format") == IN_ROOT) | matches).text)
-    found = kept.select(MANIFEST).toArrow().column(MANIFEST).combine_chunks().cast(pa.int32())
-    return roots.filter(pc.is_in(roots.column(MANIFEST), found))
+    by_stats = might_match(scan_filter.row_filter, entry_stats, sql.col("rows"))
+    if scan_filter.ignore_residuals:
+        by_stats = by_stats | (sql.col("content_type") == int(ContentType.DELETE_MANIFEST))
+    matches = _by_spec(scan_filter, by_partition) & by_stats
+    return _where(roots, shown, (sql.col("file_format") == IN_ROOT) | matches, scan_filter)
 
 
 def _row_total(roots: pa.Table) -> pa.Array:
