@@ -36,6 +36,12 @@ class Settings:
     root_as_local_relation_bytes: int = _knob(
         32 * _MIB, "A manifest list up to this size is planned on the driver without a Spark job."
     )
+    planning: Literal["auto", "join", "colocated"] = _knob(
+        "auto",
+        "How deletion vectors of trees find their data files: join = Spark joins them, colocated = a task reads a data "
+        "leaf and the delete leaves affiliated to it, auto = colocated where a scan without filter meets many.",
+        choices=("auto", "join", "colocated"),
+    )
     discovery_parallelism: int = _knob(8, "Tasks that list the leaf manifests of a table that has thousands of them.")
 
 

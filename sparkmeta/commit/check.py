@@ -32,7 +32,7 @@ from sparkmeta.manifests.root import (
     read_unchecked_root,
     version,
 )
-from sparkmeta.manifests.tree import TreeReader, leaf_roots, narrowed_rows
+from sparkmeta.manifests.tree import TreeReader, is_tree_leaf, leaf_roots, narrowed_rows
 from sparkmeta.manifests.vectors import VECTOR_SCHEMA, checked_ordinals, vector_row
 from sparkmeta.plan.prune import is_live as entry_is_live
 from sparkmeta.session import local_frame
@@ -165,7 +165,7 @@ class _TreeCheck:
         live = self.root.table.filter(pc.and_(is_live(self.root.table), one_of(self.root.table, LEAVES)))
         if not len(live):
             return
-        own = self._reader.has_tree_layout(leaf_roots(live, pa.nulls(len(live), pa.int32())))
+        own = is_tree_leaf(leaf_roots(live, pa.nulls(len(live), pa.int32())), self._reader.tree)
         stats, specs = live.column(CONTENT_STATS), live.column("partition_spec_id")
         for spec_id, fields in self.state.tuple_sources.items():
             for _, source in fields:
@@ -198,7 +198,7 @@ class _TreeCheck:
             "kind": roots.column("content_type"),
             "status": version(roots, "status"),
             "owner": roots.column("referenced_file"),
-            "tree_layout": self._reader.has_tree_layout(roots),
+            "tree_layout": is_tree_leaf(roots, self._reader.tree),
             "records": roots.column("record_count"),
             **{name: pc.struct_field(stats, f"{name}_files_count") for name in _COUNTED.values()},
         }
@@ -214,7 +214,7 @@ class _TreeCheck:
 
     def _entries_of(self, roots: pa.Table) -> DataFrame:
         """Every physical entry of some leaves, with `_unbound`: the stats of a partition value that it lacks."""
-        own = self._reader.has_tree_layout(roots)
+        own = is_tree_leaf(roots, self._reader.tree)
         frames = []
         for chosen, sources in ((roots.filter(own), self._sources), (roots.filter(pc.invert(own)), {})):
             if len(chosen):
@@ -378,7 +378,7 @@ class _TreeCheck:
 
     def _of_fields(self) -> Iterator[DataFrame]:
         """Entries in leaves that break the field matrix (semantics 8.4); older layouts have other rules."""
-        roots = self._roots.filter(self._reader.has_tree_layout(self._roots))
+        roots = self._roots.filter(is_tree_leaf(self._roots, self._reader.tree))
         if not len(roots):
             return
         projection = EntryProjection.of(_MATRIX)

@@ -7,7 +7,7 @@ A file leaves out what its kind of manifest can't hold, and stats that no row ha
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import pyarrow as pa
@@ -134,17 +134,20 @@ def _leaf_columns(schema: pa.Schema) -> Iterable[Any]:
     return (described.column(index) for index in range(len(described)))
 
 
-def read_manifest(data: bytes, stats: StatsTypes, location: str) -> tuple[pa.Table, dict[str, str]]:
+def read_manifest(
+    data: bytes, stats: StatsTypes, location: str, columns: Collection[str] | None = None
+) -> tuple[pa.Table, dict[str, str]]:
     """A V4 manifest as rows of `tree_schema`, resolved by field ids, and its key-value metadata.
 
-    What the file leaves out is null; columns and stats that are not known are passed over.
+    What the file leaves out is null; columns and stats that are not known are passed over. columns: the fields of the
+    content entry to read, all by default; others are null.
 
     Raises:
         CorruptFileError: no Parquet file, no V4 manifest, or a field of another type.
     """
     try:
         with pq.ParquetFile(pa.BufferReader(data)) as file:
-            table = file.read()
+            table = file.read(None if columns is None else _paths(file.schema_arrow, columns, stats))
             table.validate(full=True)
             metadata = file.metadata.metadata or {}
     except (OSError, pa.ArrowException, ValueError, MemoryError) as error:
@@ -154,6 +157,17 @@ def read_manifest(data: bytes, stats: StatsTypes, location: str) -> tuple[pa.Tab
     if version != "4":
         raise CorruptFileError(location, "format-version", version, "the file is no manifest of format version 4")
     return _canonical(table, stats, location), texts
+
+
+def _paths(schema: pa.Schema, columns: Collection[str], stats: StatsTypes) -> list[str]:
+    """The file's names of fields of the content entry, and of stats of these ids, found by their field ids."""
+    wanted = {spec.id for spec in CONTENT_ENTRY if spec.name in columns}
+    paths = [field.name for field in schema if _field_id(field) in wanted]
+    structs = {stats_struct_id(one) for one in stats}
+    for field in schema:
+        if _field_id(field) == CONTENT_STATS_ID and pa.types.is_struct(field.type):
+            paths += [f"{field.name}.{child.name}" for child in field.type if _field_id(child) in structs]
+    return paths
 
 
 def is_tree_manifest(data: bytes, location: str) -> bool:

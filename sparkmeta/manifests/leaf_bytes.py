@@ -5,7 +5,7 @@ Roots count as manifests of the files that stand in them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,14 +59,15 @@ def decode_tree_manifest(
     Raises:
         CorruptFileError: no V4 manifest, or an entry without the stats that its partition value is derived from.
     """
-    table, properties = read_manifest(data, context.stats, part.location)
+    mapped = frozenset(METRICS_MAP_IDS).intersection(projection.columns)
+    read = _stats_to_read(projection, context, context.columns if mapped else ())
+    table, properties = read_manifest(data, read, part.location, {*projection.columns, *_ALWAYS_READ})
     ordinals = pa.array(np.arange(len(table)), pa.int64())
     if properties.get(CONTENT_KEY) == ROOT:
         files = one_of(table, FILES)
         table, ordinals = table.filter(files), ordinals.filter(files.combine_chunks())
     columns = _columns(table, part, context, projection)
     columns |= {MANIFEST: pa.repeat(pa.scalar(part.manifest, pa.int32()), len(table)), ORDINAL: ordinals}
-    mapped = frozenset(METRICS_MAP_IDS).intersection(projection.columns)
     stats = dict(projection.stats) | ({one: context.stats[one] for one in context.columns} if mapped else {})
     plain = EntryProjection(
         tuple(name for name in projection.columns if name not in METRICS_MAP_IDS),
@@ -76,6 +77,16 @@ def decode_tree_manifest(
     arrays = [narrowed(columns[one.name], one.type) for one in plain.schema]
     batches = pa.Table.from_arrays(arrays, schema=plain.schema).to_batches(max_chunksize=_BATCH_ROWS)
     yield from with_metrics_maps(projection, context.columns, batches) if mapped else batches
+
+
+_ALWAYS_READ = ("content_type", "version_info", "location", "file_format", "partition_spec_id", "record_count")
+
+
+def _stats_to_read(projection: EntryProjection, context: TreeContext, more: Iterable[int]) -> dict[int, str]:
+    wanted, partition = {*dict(projection.stats), *more}, dict(projection.partition)
+    for fields in context.sources.values():
+        wanted.update(source for field_id, source in fields if field_id in partition)
+    return {one: name for one, name in context.stats.items() if one in wanted}
 
 
 def _columns(

@@ -108,20 +108,14 @@ class TreeReader:
 
         Without metrics maps: these are made of stats (`plain_projection`, `with_metrics_maps`).
         """
-        is_leaf = self.has_tree_layout(leaves)
+        is_leaf = is_tree_leaf(leaves, self.tree)
         frames = []
         v4, older = leaves.filter(is_leaf), leaves.filter(pc.invert(is_leaf))
         if len(v4):
-            frames.append(read_leaf_entries(self.spark, _units(v4), projection, self.tree.sources))
+            frames.append(read_leaf_entries(self.spark, leaf_units(v4), projection, self.tree.sources))
         if len(older):
             frames.append(self.manifest_entries(older, projection))
         return frames
-
-    def has_tree_layout(self, leaves: pa.Table) -> pa.Array:
-        """Which leaves are V4 ones; the others were written before the table became a tree."""
-        parquet = pc.equal(leaves.column("file_format"), "PARQUET")
-        newer = pc.greater(version(leaves, "sequence_number"), self.tree.upgraded_sequence_number)
-        return pc.and_(parquet, newer)
 
     def _unmasked(self, leaves: pa.Table, entries: DataFrame) -> DataFrame:
         """Without the entries that live deletion vectors mask: an anti-join on (manifest, ordinal)."""
@@ -151,6 +145,13 @@ class TreeReader:
         plain = plain_projection(projection, self.column_types)
         fill = partial(with_metrics_maps, projection, frozenset(self.column_types))
         return self.entries(roots, plain).mapInArrow(fill, spark_schema(projection))
+
+
+def is_tree_leaf(manifests: pa.Table, tree: Tree) -> pa.Array:
+    """Which manifests are V4 leaves; others are older than the tree, or the root's own files."""
+    parquet = pc.equal(manifests.column("file_format"), "PARQUET")
+    newer = pc.greater(version(manifests, "sequence_number"), tree.upgraded_sequence_number)
+    return pc.fill_null(pc.and_(parquet, newer), False)
 
 
 def plain_projection(projection: EntryProjection, column_types: Mapping[int, str]) -> EntryProjection:
@@ -194,7 +195,7 @@ def _narrow(values: pa.Array, kind: pa.DataType) -> pa.Array:
     return pa.StructArray.from_arrays(children, fields=list(kind), mask=values.is_null())
 
 
-def _units(leaves: pa.Table) -> pa.Table:
+def leaf_units(leaves: pa.Table) -> pa.Table:
     """Leaves as rows of `PART_SCHEMA`."""
     zeros = pa.repeat(pa.scalar(0, pa.int32()), len(leaves))
     columns = {

@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 
 from sparkmeta.errors import CorruptFileError
 from sparkmeta.manifests.projection import MANIFEST, ORDINAL
-from sparkmeta.spec.bitmap import read_inline_vector
+from sparkmeta.spec.bitmap import PositionBitmap, read_inline_vector
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -120,12 +120,27 @@ def _explode(
 ) -> Iterator[pa.RecordBatch]:
     for batch in batches:
         for row in batch.to_pylist():
-            if row["inline_content"] is not None:
-                yield from decode(row, row["inline_content"])
-            else:
-                assert reader is not None
-                end = row["offset"] + row["size_in_bytes"]
-                yield from decode(row, reader.read(row["location"])[row["offset"] : end])
+            yield from decode(row, _blob(row, reader))
+
+
+def _blob(row: Mapping[str, Any], reader: ExecutorReader | None) -> bytes:
+    if row["inline_content"] is not None:
+        return bytes(row["inline_content"])
+    assert reader is not None
+    return reader.read(row["location"])[row["offset"] : row["offset"] + row["size_in_bytes"]]
+
+
+def vector_bitmap(row: Mapping[str, Any], reader: ExecutorReader | None) -> PositionBitmap:
+    """The positions of a vector, a row of `VECTOR_SCHEMA`, for tasks that open files themselves.
+
+    Raises:
+        CorruptFileError: as `masked_ordinals`.
+    """
+    bitmap, where = _checked_bitmap(row, _blob(row, reader))
+    last = bitmap.max()
+    if last is not None and last >= row["leaf_entries"]:
+        raise _no_such_entry(row, where, last)
+    return bitmap
 
 
 def _explode_contents(decode: _Decode, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -150,11 +165,18 @@ def _checked_ordinals(row: dict[str, Any], blob: bytes) -> Iterator[pa.RecordBat
 
 
 def _ordinals(row: dict[str, Any], blob: bytes) -> Iterator[pa.RecordBatch]:
-    where = f"{row['location'] or 'inline deletion vector'} of manifest {row['referenced_file']}"
-    bitmap = read_inline_vector(blob, where, row["record_count"])
+    bitmap, where = _checked_bitmap(row, blob)
     for positions in bitmap.positions():
         if positions[-1] >= row["leaf_entries"]:
-            problem = f"the manifest has {row['leaf_entries']} entries"
-            raise CorruptFileError(where, "ordinal", int(positions[-1]), problem)
+            raise _no_such_entry(row, where, int(positions[-1]))
         manifests = pa.repeat(pa.scalar(row[MANIFEST], pa.int32()), len(positions))
         yield pa.RecordBatch.from_arrays([manifests, pa.array(positions, pa.int64())], schema=MASKED_SCHEMA)
+
+
+def _checked_bitmap(row: Mapping[str, Any], blob: bytes) -> tuple[PositionBitmap, str]:
+    where = f"{row['location'] or 'inline deletion vector'} of manifest {row['referenced_file']}"
+    return read_inline_vector(blob, where, row["record_count"]), where
+
+
+def _no_such_entry(row: Mapping[str, Any], where: str, ordinal: int) -> CorruptFileError:
+    return CorruptFileError(where, "ordinal", ordinal, f"the manifest has {row['leaf_entries']} entries")

@@ -114,10 +114,11 @@ def delete_entries(scan_filter: ScanFilter, manifests: pa.Table) -> DeleteEntrie
     entries = state.entries(manifests, state.projection(_DELETE_COLUMNS, stats))
     kept = matching_entries(entries, scan_filter, by_stats=not scan_filter.ignore_residuals)
     only_vectors = not equality_ids and state.tree is not None and not state.tree.is_upgraded
-    return DeleteEntries(kept, manifests, _live_count(manifests), equality_ids, only_vectors)
+    return DeleteEntries(kept, manifests, live_count(manifests), equality_ids, only_vectors)
 
 
-def _live_count(manifests: pa.Table) -> int | None:
+def live_count(manifests: pa.Table) -> int | None:
+    """How many entries of some manifests are not DELETED; None where one does not say."""
     stats = manifests.column("manifest_stats").combine_chunks()
     counts = pc.add(stats.field("added_files_count"), stats.field("existing_files_count"))
     return None if counts.null_count else pc.sum(counts).as_py()
@@ -177,7 +178,7 @@ def _attach_vectors(data: DataFrame, deletes: DeleteEntries, entries: DataFrame,
     )
     twice = _twice(entries)
     found = with_vectors.drop(_PATH, _OF_FILE).join(twice, F.expr(f"location = {_PATH}"), "left")
-    second = (sql.col(_PATH).isNotNull(), sql.concat(_TWO_VECTORS, sql.col("location")))
+    second = (sql.col(_PATH).isNotNull(), sql.concat(TWO_VECTORS, sql.col("location")))
     return found.where(_or_error(second).text).drop(_PATH)
 
 
@@ -248,7 +249,7 @@ def _groups(entries: DataFrame, state: TableState) -> DataFrame:
 
     first = sql.call("get", sql.filter(group, has_another), 0)["data_path"]
     second = sql.when(sql.size(group) > 1, first).otherwise(None)
-    twice = sql.raise_error(sql.concat(_TWO_VECTORS, second)).cast("bigint")
+    twice = sql.raise_error(sql.concat(TWO_VECTORS, second)).cast("bigint")
     checked = sql.when(second.isNotNull(), twice).otherwise(sql.col(_KEY))
     return grouped.selectExpr(checked.alias(_KEY).selected, _GROUP)
 
@@ -429,7 +430,7 @@ def _vector_is_consistent(vector: Sql, state: TableState) -> Sql:
 
 _OLDER = "a deletion vector is older than its data file "
 _FOREIGN = "a delete file has another partition spec or partition than its data file "
-_TWO_VECTORS = "two deletion vectors for "
+TWO_VECTORS = "two deletion vectors for "
 
 _Check = tuple[Sql, Sql]
 

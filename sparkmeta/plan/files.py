@@ -16,6 +16,7 @@ from pyspark.sql.types import ArrayType, DataType, IntegerType, LongType, String
 
 from sparkmeta.columns import sql
 from sparkmeta.columns.sql import Aliased
+from sparkmeta.plan.colocate import Colocation, colocated_entries, colocation, consumed_deletes, with_vector
 from sparkmeta.plan.deletes import DELETES, DELETES_TYPE, attach_deletes, delete_entries
 from sparkmeta.plan.prune import (
     ScanFilter,
@@ -66,20 +67,26 @@ _PLAN_TYPES: dict[str, DataType] = {
 
 @dataclass(frozen=True)
 class PlannedManifests:
-    """The manifests that a scan opens, after pruning on the driver."""
+    """The manifests that a scan opens, after pruning on the driver.
+
+    colocated: those of them that tasks read together.
+    """
 
     data: pa.Table
     deletes: pa.Table
+    colocated: Colocation
 
 
 def plan_manifests(scan_filter: ScanFilter) -> PlannedManifests:
     """The data and delete manifests that may hold files for the filter."""
-    kept = matching_manifests(live_manifests(scan_filter.state.roots), scan_filter)
+    state = scan_filter.state
+    kept = matching_manifests(live_manifests(state.roots), scan_filter)
     kinds = kept.column("content_type")
     data, deletes = (
         kept.filter(pc.equal(kinds, int(one))) for one in (ContentType.DATA_MANIFEST, ContentType.DELETE_MANIFEST)
     )
-    return PlannedManifests(data, deletes)
+    deletes = consumed_deletes(deletes, data, state)
+    return PlannedManifests(data, deletes, colocation(scan_filter, data, deletes))
 
 
 def plan_files(scan_filter: ScanFilter, manifests: PlannedManifests, *extra: Aliased) -> DataFrame:
@@ -95,10 +102,16 @@ def plan_files(scan_filter: ScanFilter, manifests: PlannedManifests, *extra: Ali
     Raises, when it runs:
         ValidationError: two DVs for one file, a DV older than its file, deletes of another partition than their file.
     """
-    state = scan_filter.state
-    deletes = delete_entries(scan_filter, manifests.deletes)
-    data = data_entries(scan_filter, manifests.data, deletes.equality_ids)
-    planned = attach_deletes(data, deletes, state)
+    state, groups = scan_filter.state, manifests.colocated
+    deletes = delete_entries(scan_filter, groups.other_deletes)
+    if not groups.used:
+        data = data_entries(scan_filter, manifests.data, deletes.equality_ids)
+        planned = attach_deletes(data, deletes, state)
+    else:
+        data = _beside_vectors(scan_filter, groups, deletes.equality_ids)
+        planned = attach_deletes(data, deletes, state)
+        merged = with_vector(sql.col(DELETES), groups.deletes)
+        planned = planned.selectExpr(*map(sql.quoted, data.columns), merged.alias(DELETES).selected)
     return planned.selectExpr(*sql.texts([*_result(scan_filter, manifests), *extra]))
 
 
@@ -115,6 +128,17 @@ def plan_schema(state: TableState) -> StructType:
 def data_entries(scan_filter: ScanFilter, manifests: pa.Table, stats_ids: Iterable[int] = ()) -> DataFrame:
     """The live data entries that may match, with stats of the filter's columns and of `stats_ids`."""
     return matching_entries(scan_filter.state.entries(manifests, data_projection(scan_filter, stats_ids)), scan_filter)
+
+
+def _beside_vectors(scan_filter: ScanFilter, groups: Colocation, stats_ids: Iterable[int]) -> DataFrame:
+    """As `data_entries`, with the columns that `with_vector` takes: null for leaves that no delete leaf belongs to."""
+    state, projection = scan_filter.state, data_projection(scan_filter, stats_ids)
+    joined = colocated_entries(state, groups.data, groups.deletes, projection)
+    beside = matching_entries(joined, scan_filter)
+    if not len(groups.other_data):
+        return beside
+    alone = data_entries(scan_filter, groups.other_data, stats_ids)
+    return beside.unionByName(alone, allowMissingColumns=True)
 
 
 def data_projection(scan_filter: ScanFilter, stats_ids: Iterable[int] = ()) -> EntryProjection:

@@ -12,8 +12,8 @@ import pyarrow.compute as pc
 from pyspark.sql import functions as F
 
 from sparkmeta.plan.deletes import DELETES
-from sparkmeta.plan.files import PlannedManifests, data_projection, plan_files
-from sparkmeta.plan.prune import ScanFilter, is_live, live_manifests, matching_manifests, stats_match, tuple_matches
+from sparkmeta.plan.files import PlannedManifests, data_projection, plan_files, plan_manifests
+from sparkmeta.plan.prune import ScanFilter, is_live, live_manifests, stats_match, tuple_matches
 from sparkmeta.spec.entry import ContentType
 
 if TYPE_CHECKING:
@@ -48,6 +48,7 @@ class ScanReport:
     """What planning one scan did. Sizes are bytes, timings seconds.
 
     planned_bytes: data bytes of the planned files. delete_files: deletes attached, once for each file that has them.
+    strategy: how deletion vectors find their data files, join or colocated, and why (see the setting `planning`).
     """
 
     table: str
@@ -59,6 +60,7 @@ class ScanReport:
     planned_bytes: int
     files_with_deletes: int
     delete_files: int
+    strategy: str
     manifest_pruning_seconds: float
     planning_seconds: float
 
@@ -87,12 +89,13 @@ def _lines(values: dict[str, Any], indent: str) -> list[str]:
 def scan_report(scan_filter: ScanFilter) -> ScanReport:
     """Plans the scan and counts; two Spark jobs over the entries of the manifests that are left."""
     started = time.perf_counter()
-    data, data_counts = _prune(scan_filter, ContentType.DATA_MANIFEST)
-    deletes, delete_counts = _prune(scan_filter, ContentType.DELETE_MANIFEST)
-    pruned = time.perf_counter()
-    entries = _count_entries(scan_filter, data)
-    planned = _count_planned(scan_filter, PlannedManifests(data, deletes))
+    manifests = plan_manifests(scan_filter)
     state = scan_filter.state
+    data_counts = _counts(state.manifests(ContentType.DATA_MANIFEST), manifests.data)
+    delete_counts = _counts(state.manifests(ContentType.DELETE_MANIFEST), manifests.deletes)
+    pruned = time.perf_counter()
+    entries = _count_entries(scan_filter, manifests.data)
+    planned = _count_planned(scan_filter, manifests)
     return ScanReport(
         table=state.metadata.location,
         snapshot_id=state.snapshot.snapshot_id if state.snapshot else None,
@@ -101,16 +104,15 @@ def scan_report(scan_filter: ScanFilter) -> ScanReport:
         delete_manifests=delete_counts,
         data_entries=entries,
         **planned,
+        strategy=manifests.colocated.reason,
         manifest_pruning_seconds=pruned - started,
         planning_seconds=time.perf_counter() - started,
     )
 
 
-def _prune(scan_filter: ScanFilter, content: ContentType) -> tuple[pa.Table, ManifestCounts]:
-    roots = scan_filter.state.manifests(content)
+def _counts(roots: pa.Table, kept: pa.Table) -> ManifestCounts:
     live = live_manifests(roots)
-    kept = matching_manifests(live, scan_filter)
-    counts = ManifestCounts(
+    return ManifestCounts(
         total=len(roots),
         total_bytes=_bytes(roots),
         skipped_no_live_files=len(roots) - len(live),
@@ -118,7 +120,6 @@ def _prune(scan_filter: ScanFilter, content: ContentType) -> tuple[pa.Table, Man
         scanned=len(kept),
         scanned_bytes=_bytes(kept),
     )
-    return kept, counts
 
 
 def _bytes(roots: pa.Table) -> int:

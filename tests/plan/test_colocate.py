@@ -1,0 +1,168 @@
+"""Deletion vectors in affiliated delete leaves: every strategy plans the same, and what is lost is an error."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import sparkmeta as sm
+from sparkmeta.plan import colocate, deletes
+from tests.trees import BY_PART, Entry, TreeTable, data, equality_deletes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from pyspark.sql import SparkSession
+
+STRATEGIES = ("auto", "join", "colocated")
+PLANNING = "spark.sparkmeta.planning"
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> TreeTable:
+    return TreeTable(tmp_path / "t", BY_PART)
+
+
+@pytest.fixture(params=["few", "many"])
+def _many(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Deletes that are too many to be broadcast are joined in another way."""
+    if request.param == "many":
+        for module in (deletes, colocate):
+            monkeypatch.setattr(module, "BROADCAST_DELETES", 0)
+
+
+@pytest.fixture
+def planning(spark: SparkSession) -> Iterator[None]:
+    yield
+    spark.conf.unset(PLANNING)
+
+
+def plans(table: sm.Table, spark: SparkSession, row_filter: str = "true") -> dict[str, list[dict[str, Any]]]:
+    """Data file -> its deletes; the same by every strategy."""
+    found = {}
+    for strategy in STRATEGIES:
+        spark.conf.set(PLANNING, strategy)
+        rows = sm.load_table(table.location(), spark=spark).scan(row_filter).plan_files().collect()
+        assert len({row["file_path"] for row in rows}) == len(rows)
+        found[strategy] = {row["file_path"]: [one.asDict(True) for one in row["deletes"]] for row in rows}
+    assert found["join"] == found["colocated"] == found["auto"]
+    return found["join"]
+
+
+def paths(planned: dict[str, list[dict[str, Any]]]) -> dict[str, list[str]]:
+    return {path: [one["file_path"].rpartition("/")[2] for one in deletes] for path, deletes in planned.items()}
+
+
+def affiliated(tree: TreeTable, leaf: Entry, *entries: Entry, name: str = "d1") -> Entry:
+    return tree.leaf(name, *entries, referenced_file=leaf.location)
+
+
+def strategy(table: sm.Table, spark: SparkSession, asked: str) -> str:
+    spark.conf.set(PLANNING, asked)
+    return sm.load_table(table.location(), spark=spark).scan().report().strategy
+
+
+@pytest.mark.usefixtures("planning", "_many")
+def test_vectors_of_an_affiliated_leaf_stand_beside_their_files(tree: TreeTable, spark: SparkSession) -> None:
+    m1 = tree.leaf("m1", data("d1"), data("d2"), data("d3", "b"), data("d4", "b").deleted())
+    m2 = tree.leaf("m2", data("d5"))
+    d1 = affiliated(tree, m1, tree.vector("d1", [1, 2]), tree.vector("d3", [7], "b"), tree.vector("d2", [0]).deleted())
+    tree.snapshot(added=[m1, m2, data("d6")])
+    tree.snapshot(existing=[m1, m2, data("d6")], added=[d1, tree.vector("d5", [3]), tree.vector("d6", [4])])
+    table = tree.load(spark)
+    planned = plans(table, spark)
+    found = {path: [(one["record_count"], one["manifest_pos"]) for one in deletes] for path, deletes in planned.items()}
+    assert found == {"d1": [(2, 0)], "d2": [], "d3": [(1, 1)], "d5": [(1, 4)], "d6": [(1, 5)]}
+    assert planned["d1"][0]["manifest_path"] == d1.location
+    assert planned["d1"][0]["referenced_data_file"] == "d1"
+    assert set(plans(table, spark, "part = 'b'")) == {"d3"}
+    assert strategy(table, spark, "colocated").startswith("colocated: 2 deletion vectors stand in 1 delete leaves")
+    assert strategy(table, spark, "join") == "join: the setting planning says so"
+
+
+@pytest.mark.usefixtures("planning", "_many")
+def test_masks_of_both_leaves_are_applied(tree: TreeTable, spark: SparkSession) -> None:
+    m1 = tree.leaf("m1", data("d1"), data("d2"), data("d3"))
+    d1 = affiliated(tree, m1, *(tree.vector(path, [1]) for path in ("d1", "d2", "d3")))
+    tree.snapshot(added=[m1, d1])
+    tree.snapshot(existing=[m1, d1], added=[tree.mask(m1, {0}, puffin=True), tree.mask(d1, {0, 2})])
+    assert {path: len(found) for path, found in plans(tree.load(spark), spark).items()} == {"d2": 1, "d3": 0}
+
+
+@pytest.mark.usefixtures("planning", "_many")
+def test_several_delete_leaves_of_one_leaf_and_deletes_from_elsewhere(tree: TreeTable, spark: SparkSession) -> None:
+    m1 = tree.leaf("m1", data("d1"), data("d2"), data("d3"))
+    m2 = tree.leaf("m2", data("d4"), data("d5", "b"))
+    d1 = affiliated(tree, m1, tree.vector("d1", [1]))
+    d2 = affiliated(tree, m1, tree.vector("d3", [1]), name="d2")
+    d3 = tree.leaf("d3", tree.vector("d2", [5]), tree.vector("d4", [6]), equality_deletes("eq1"))
+    tree.snapshot(added=[m1, m2])
+    tree.snapshot(existing=[m1, m2], added=[d1, d2, d3, equality_deletes("eq2", "b")])
+    planned = paths(plans(tree.load(spark), spark))
+    assert planned == {
+        "d1": ["eq1", "dv1.puffin"],
+        "d2": ["eq1", "dv3.puffin"],
+        "d3": ["eq1", "dv2.puffin"],
+        "d4": ["eq1", "dv4.puffin"],
+        "d5": ["eq2"],
+    }
+
+
+@pytest.mark.usefixtures("planning", "_many")
+def test_vectors_of_removed_files_do_no_harm(tree: TreeTable, spark: SparkSession) -> None:
+    m1 = tree.leaf("m1", data("d1"), data("d2").deleted())
+    d1 = affiliated(tree, m1, tree.vector("d1", [1]), tree.vector("d2", [1]))
+    tree.snapshot(added=[m1, d1])
+    assert {path: len(found) for path, found in plans(tree.load(spark), spark).items()} == {"d1": 1}
+
+
+@pytest.mark.usefixtures("planning", "_many")
+def test_a_leaf_affiliated_to_nothing_that_lives_is_not_lost(tree: TreeTable, spark: SparkSession) -> None:
+    m1, m2 = tree.leaf("m1", data("d1")), tree.leaf("m2", data("d1").existing(), data("d2", "b").existing())
+    d1 = affiliated(tree, m1, tree.vector("d1", [1]), tree.vector("d2", [2], "b"))
+    tree.snapshot(added=[m1, d1])
+    tree.snapshot(deleted=[m1], added=[m2], existing=[d1])
+    planned = {path: len(found) for path, found in plans(tree.load(spark), spark).items()}
+    assert planned == {"d1": 1, "d2": 1}
+
+
+@pytest.mark.usefixtures("planning")
+def test_delete_leaves_of_pruned_data_leaves_are_not_opened(tree: TreeTable, spark: SparkSession) -> None:
+    m1, m2 = tree.leaf("m1", data("d1", "a")), tree.leaf("m2", data("d2", "b"))
+    d1 = affiliated(tree, m1, tree.vector("d1", [1]))
+    d2 = affiliated(tree, m2, tree.vector("d2", [1], "b"), name="d2")
+    tree.snapshot(added=[m1, m2, d1, d2])
+    report = tree.load(spark).scan("part = 'b'").report()
+    assert (report.data_manifests.scanned, report.delete_manifests.scanned) == (1, 1)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ("another leaf", "which does not have the file: d2"),
+        ("two vectors", "two deletion vectors for"),
+        ("two places", "two deletion vectors for"),
+        ("partition", "another partition spec or partition"),
+        ("no vector", "holds a delete file that is no vector"),
+        ("older", "a deletion vector is older than its data file: d1"),
+    ],
+)
+@pytest.mark.usefixtures("planning")
+def test_contradictions_are_errors(tree: TreeTable, spark: SparkSession, wrong: str, message: str) -> None:
+    m1, m2 = tree.leaf("m1", data("d1")), tree.leaf("m2", data("d2"))
+    vectors = {
+        "another leaf": [tree.vector("d2", [1])],
+        "two vectors": [tree.vector("d1", [1]), tree.vector("d1", [2])],
+        "two places": [tree.vector("d1", [1])],
+        "partition": [tree.vector("d1", [1], "b")],
+        "no vector": [tree.vector("d1", [1]), equality_deletes("eq")],
+        "older": [tree.vector("d1", [1]).existing(0)],
+    }[wrong]
+    others = [tree.vector("d1", [5])] if wrong == "two places" else []
+    tree.snapshot(added=[m1, m2, affiliated(tree, m1, *vectors), *others])
+    spark.conf.set(PLANNING, "colocated")
+    planned = tree.load(spark).scan().plan_files()
+    with pytest.raises(Exception, match=message):
+        planned.collect()
