@@ -39,7 +39,7 @@ class Settings:
     planning: Literal["auto", "join", "colocated"] = _knob(
         "auto",
         "How deletion vectors of trees find their data files: join = Spark joins them, colocated = a task reads a data "
-        "leaf and the delete leaves affiliated to it, auto = colocated where a scan without filter meets many.",
+        "leaf and the delete leaves affiliated to it, auto = colocated where there are too many to be broadcast.",
         choices=("auto", "join", "colocated"),
     )
     discovery_parallelism: int = _knob(8, "Tasks that list the leaf manifests of a table that has thousands of them.")

@@ -22,7 +22,7 @@ from sparkmeta.manifests.manifest_list import MANIFEST_FILE_SCHEMA
 from sparkmeta.manifests.maps import with_metrics_maps
 from sparkmeta.manifests.projection import CONTENT_STATS, MANIFEST, ORDINAL, EntryProjection
 from sparkmeta.manifests.root import Root, version
-from sparkmeta.manifests.vectors import leaf_vectors, masked_ordinals
+from sparkmeta.manifests.vectors import MASK, leaf_masks, leaf_vectors, masked_ordinals
 from sparkmeta.spec.entry import MANIFEST_STATS, METRICS_MAP_IDS, ContentType, Status
 
 if TYPE_CHECKING:
@@ -39,13 +39,14 @@ UPGRADED_KEY = "sparkmeta.upgraded-sequence-number"
 """Key-value metadata of a root: manifests of this sequence number and older ones have the layout of v1-v3."""
 
 MASKED = "masked"
+_MASKED_LEAF = "_masked_leaf"
 
 _OWN_ENTRIES = {
     ContentType.DATA_MANIFEST: (ContentType.DATA,),
     ContentType.DELETE_MANIFEST: (ContentType.POSITION_DELETES, ContentType.EQUALITY_DELETES),
 }
-# Masked ordinals up to this many are broadcast; more are joined by hash.
-_BROADCAST_ORDINALS = 1_000_000
+# Masks up to this many bytes, a bit for each entry of a masked leaf, are broadcast.
+_BROADCAST_MASKS = 256 << 20
 
 
 @dataclass(frozen=True)
@@ -118,16 +119,24 @@ class TreeReader:
         return frames
 
     def _unmasked(self, leaves: pa.Table, entries: DataFrame) -> DataFrame:
-        """Without the entries that live deletion vectors mask: an anti-join on (manifest, ordinal)."""
+        """Without the entries that live deletion vectors mask: an anti-join on (manifest, ordinal).
+
+        A mask as bits is looked up rather than joined: it has one row a leaf, which is broadcast. Filters of entries
+        come before either.
+        """
         from pyspark.sql import functions as F
 
         vectors, ids = self.tree.vectors, leaves.column(MANIFEST).combine_chunks()
         vectors = vectors.filter(pc.is_in(vectors.column(MANIFEST), ids))
         if not len(vectors):
             return entries
-        masked = masked_ordinals(self.spark, vectors, self.reader)
-        few = pc.sum(vectors.column("record_count")).as_py() <= _BROADCAST_ORDINALS
-        return entries.join(F.broadcast(masked) if few else masked, [MANIFEST, ORDINAL], "left_anti")
+        if pc.sum(vectors.column("leaf_entries")).as_py() // 8 > _BROADCAST_MASKS:
+            masked = masked_ordinals(self.spark, vectors, self.reader)
+            return entries.join(masked, [MANIFEST, ORDINAL], "left_anti")
+        masks = F.broadcast(leaf_masks(self.spark, vectors, self.reader).withColumnRenamed(MANIFEST, _MASKED_LEAF))
+        found = entries.join(masks, F.expr(f"{MANIFEST} = {_MASKED_LEAF}"), "left")
+        bit = f"bit_get(get({MASK}, CAST({ORDINAL} >> 6 AS INT)), CAST({ORDINAL} & 63 AS INT))"
+        return found.where(f"coalesce({bit}, 0) = 0").drop(MASK, _MASKED_LEAF)
 
     def _own_frames(self, roots: pa.Table, projection: EntryProjection) -> list[DataFrame]:
         from sparkmeta.session import local_frame

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -34,6 +35,9 @@ VECTOR_SCHEMA = pa.schema(
 )
 
 MASKED_SCHEMA = pa.schema([pa.field(MANIFEST, pa.int32()), pa.field(ORDINAL, pa.int64())])
+
+MASK = "mask"
+MASK_SCHEMA = pa.schema([pa.field(MANIFEST, pa.int32()), pa.field(MASK, pa.list_(pa.int64()))])
 
 # As MASKED_SCHEMA; or a deletion vector that can't be read, or an ordinal that its leaf does not have.
 CHECKED_SCHEMA = pa.schema([*MASKED_SCHEMA, pa.field("value", pa.string()), pa.field("problem", pa.string())])
@@ -82,6 +86,14 @@ def masked_ordinals(spark: SparkSession, vectors: pa.Table, reader: ExecutorRead
             the leaf does not have.
     """
     return _exploded(spark, vectors, reader, _ordinals, MASKED_SCHEMA)
+
+
+def leaf_masks(spark: SparkSession, vectors: pa.Table, reader: ExecutorReader | None) -> DataFrame:
+    """As `masked_ordinals`, a row for each leaf: `manifest`, and `mask`, whose bit `ordinal` is set for masked entries.
+
+    The mask is an array of 64-bit words, the lowest bit first.
+    """
+    return _exploded(spark, vectors, reader, _mask, MASK_SCHEMA)
 
 
 def checked_ordinals(spark: SparkSession, vectors: pa.Table, reader: ExecutorReader | None) -> DataFrame:
@@ -162,6 +174,15 @@ def _checked_ordinals(row: dict[str, Any], blob: bytes) -> Iterator[pa.RecordBat
     except CorruptFileError as error:
         found = {MANIFEST: row[MANIFEST], "value": str(error.value), "problem": f"{error.field}: {error.problem}"}
         yield pa.RecordBatch.from_pylist([found], schema=CHECKED_SCHEMA)
+
+
+def _mask(row: dict[str, Any], blob: bytes) -> Iterator[pa.RecordBatch]:
+    bits = np.zeros(-(-row["leaf_entries"] // 64) * 64, np.uint8)
+    for batch in _ordinals(row, blob):
+        bits[batch.column(ORDINAL).to_numpy()] = 1
+    words = np.packbits(bits, bitorder="little").view("<i8")
+    arrays = [pa.array([row[MANIFEST]], pa.int32()), pa.array([words], pa.list_(pa.int64()))]
+    yield pa.RecordBatch.from_arrays(arrays, schema=MASK_SCHEMA)
 
 
 def _ordinals(row: dict[str, Any], blob: bytes) -> Iterator[pa.RecordBatch]:

@@ -132,8 +132,6 @@ def colocation(scan_filter: ScanFilter, data: pa.Table, deletes: pa.Table) -> Co
         return replace(nothing, reason="join: executors can't open files themselves")
     if asked == "auto" and vectors <= BROADCAST_DELETES:
         return replace(nothing, reason=f"join: {vectors:,} deletion vectors are few enough to be broadcast")
-    if asked == "auto" and not scan_filter.keeps_all:
-        return replace(nothing, reason="join: Spark's Parquet reader applies the filter while it reads the leaves")
     together = pc.is_in(data.column("location"), chosen.column("referenced_file").combine_chunks())
     why = f"colocated: {vectors:,} deletion vectors stand in {len(chosen):,} delete leaves affiliated to data leaves"
     return Colocation(
