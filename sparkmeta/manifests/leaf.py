@@ -24,7 +24,8 @@ TupleSources = Mapping[int, Sequence[tuple[int, int]]]
 
 _ENTRY = {field.name: field for field in CONTENT_ENTRY}
 _UNIT, _PATH = "unit", "path"
-_INHERITED = "_inherited"
+INHERITED = "_inherited"
+"""A struct<snapshot_id, sequence_number, first_row_id> of a leaf's own, for what its entries leave out."""
 
 
 def read_leaf_entries(
@@ -41,8 +42,8 @@ def read_leaf_entries(
     fields = read_fields(projection, tuples)
     if "first_row_id" in projection.columns:
         fields = fields.append(pa.field(ROW_ID_OFFSET.name, ROW_ID_OFFSET.type))
-    read = _with_manifest(spark, leaves, schema_of(fields))
-    return read.select(*entry_columns(projection, tuples, F.col(_INHERITED)))
+    read = with_manifest(spark, leaves, schema_of(fields), F.col("_metadata.row_index"))
+    return read.select(*entry_columns(projection, tuples, F.col(INHERITED)))
 
 
 def entry_columns(projection: EntryProjection, tuples: TupleSources, inherited: Column | None) -> list[Column]:
@@ -136,8 +137,13 @@ def _derived(source: int, type_name: str) -> Column:
     return value
 
 
-def _with_manifest(spark: SparkSession, leaves: pa.Table, schema: Any) -> DataFrame:
-    """The leaves' rows with `manifest`, `ordinal`, and what their entries inherit."""
+def with_manifest(
+    spark: SparkSession, leaves: pa.Table, schema: Any, ordinal: Column, options: Mapping[str, str] | None = None
+) -> DataFrame:
+    """The rows of leaves (`PART_SCHEMA`), read as Spark's type `schema`, with `manifest`, `ordinal` and `INHERITED`.
+
+    options: further ones of Spark's Parquet source.
+    """
     from pyspark.sql import functions as F
 
     from sparkmeta.session import local_frame
@@ -146,16 +152,16 @@ def _with_manifest(spark: SparkSession, leaves: pa.Table, schema: Any) -> DataFr
 
     locations = leaves.column("location").to_pylist()
     refuse_hidden(locations)
-    reader = spark.read.schema(schema).options(**_STRICT)
+    reader = spark.read.schema(schema).options(**_STRICT, **(options or {}))
     files = reader.parquet(*map(escape_glob, locations))
     keys = pa.array([spark_path_key(location) for location in locations])
     units = local_frame(spark, leaves.append_column(_PATH, keys)).select(
         _PATH,
         F.col(MANIFEST).alias(_UNIT),
-        F.struct("snapshot_id", "sequence_number", "first_row_id").alias(_INHERITED),
+        F.struct("snapshot_id", "sequence_number", "first_row_id").alias(INHERITED),
     )
     path = path_key(F.col("_metadata.file_path"))
-    read = files.withColumns({_PATH: path, ORDINAL: F.col("_metadata.row_index")})
+    read = files.withColumns({_PATH: path, ORDINAL: ordinal})
     unknown = F.raise_error(F.concat(F.lit("Spark read a file that no manifest names: "), F.col(_PATH)))
     manifest = F.when(F.col(_UNIT).isNull(), unknown).otherwise(F.col(_UNIT))
     return read.join(F.broadcast(units), _PATH, "left").withColumn(MANIFEST, manifest).drop(_PATH, _UNIT)
