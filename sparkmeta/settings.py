@@ -42,6 +42,9 @@ class Settings:
         "leaf and the delete leaves affiliated to it, auto = colocated where there are too many to be broadcast.",
         choices=("auto", "join", "colocated"),
     )
+    manifest_cache: str = _knob(
+        "", "A folder on any file system where decoded Avro manifests are kept, for the plans that follow; empty: none."
+    )
     discovery_parallelism: int = _knob(8, "Tasks that list the leaf manifests of a table that has thousands of them.")
 
 
@@ -66,7 +69,9 @@ def _parse(name: str, knob: Field[Any], text: str) -> Any:
     choices = knob.metadata["choices"]
     if choices and text.lower() not in choices:
         raise SettingError(f"{PREFIX}{name} is {shown(text)}: it takes one of {', '.join(choices)}")
-    return text.lower() if choices else _number(name, text)
+    if choices:
+        return text.lower()
+    return text.strip() if isinstance(knob.default, str) else _number(name, text)
 
 
 def _number(name: str, text: str) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
-from functools import cached_property
+from functools import cached_property, reduce
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -16,6 +16,7 @@ from pyiceberg.types import NestedField, PrimitiveType, StructType
 
 from sparkmeta.errors import NoSuchSnapshotError, UnsupportedError
 from sparkmeta.manifests.avro.read import manifest_parts, read_avro_entries, spark_schema
+from sparkmeta.manifests.cached import open_cache, read_through_cache
 from sparkmeta.manifests.leaf_bytes import TreeContext
 from sparkmeta.manifests.manifest_list import decode_manifest_list, inline_manifest_list, root_entries
 from sparkmeta.manifests.parquet import read_parquet_entries
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from pyiceberg.partitioning import PartitionSpec
     from pyspark.sql import DataFrame, SparkSession
 
+    from sparkmeta.manifests.cache import ManifestCache
     from sparkmeta.spec.metadata import Snapshot, SnapshotRef, TableMetadata
     from sparkmeta.spec.snapshot import SnapshotLogEntry
 
@@ -225,6 +227,15 @@ class TableState:
         reader = executor_reader(self.files)
         return ExecutorReader({}) if reader is None and self.settings.executor_reads == "direct" else reader
 
+    @cached_property
+    def manifest_cache(self) -> ManifestCache | None:
+        """The cache of decoded Avro manifests; None where the session names no folder for it."""
+        folder = self.settings.manifest_cache
+        if not folder:
+            return None
+        stats = {one: str(field.field_type) for one, field in self.primitive_fields.items()} | _METADATA_FIELDS
+        return open_cache(self.spark, folder, self.files, self.reader, stats, self.partition_fields)
+
     def projection(self, columns: Iterable[str] = FILE_COLUMNS, stats: Iterable[int] = ()) -> EntryProjection:
         """What to read of entries: these columns, the whole partition tuple, and stats of these column field ids."""
         return EntryProjection.of(columns, self.partition_fields, {one: self.field_type(one) for one in stats})
@@ -268,20 +279,27 @@ class TableState:
             return reader.entries(roots, projection)
         return self.manifest_entries(roots, projection)
 
-    def manifest_entries(self, roots: pa.Table, projection: EntryProjection) -> DataFrame:
-        """As `entries`, of manifests of the v1-v3 layout."""
+    def manifest_entries(self, roots: pa.Table, projection: EntryProjection, *, cached: bool = True) -> DataFrame:
+        """As `entries`, of manifests of the v1-v3 layout.
+
+        cached: by the manifest cache, where there is one; what is to be written to a manifest is never read from it.
+        """
         parts = manifest_parts(roots, projection, self.settings.split_manifest_bytes)
         parquet = set(_manifest_ids(roots, "PARQUET"))
         avro_parts = parts.filter(pc.invert(_among(parts, parquet)))
         frames = []
-        if len(avro_parts):
+        if len(avro_parts) and (cache := self.manifest_cache) is not None and cached:
+            ids, lengths = roots.column("manifest"), roots.column("file_size_in_bytes")
+            known = dict(zip(ids.to_pylist(), lengths.to_pylist(), strict=True))
+            frames += read_through_cache(self.spark, avro_parts, projection, self.reader, cache, known)
+        elif len(avro_parts):
             frames.append(read_avro_entries(self.spark, avro_parts, projection, self.reader))
         if parquet:
             whole = parts.filter(pc.and_(_among(parts, parquet), pc.equal(parts.column("part"), 0)))
             frames.append(read_parquet_entries(self.spark, whole, projection, self._partition_names))
         if not frames:
             return self.spark.createDataFrame([], spark_schema(projection))
-        return frames[0] if len(frames) == 1 else frames[0].unionByName(frames[1])
+        return reduce(lambda left, right: left.unionByName(right), frames)
 
     @cached_property
     def _partition_names(self) -> dict[int, list[tuple[int, str]]]:

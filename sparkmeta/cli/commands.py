@@ -1,4 +1,4 @@
-"""The command line: `describe`, `plan`, `tree`, and one for each metadata table that is looked at much."""
+"""The command line: `describe`, `plan`, `tree`, `cache`, and one for each metadata table that is looked at much."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from sparkmeta.cli.cache import cache
 from sparkmeta.cli.output import TextColumn, print_facts, print_json, print_lines, progress
 from sparkmeta.cli.source import VERBOSE, Moment, Question, Source, takes_moment, takes_question, takes_source
 from sparkmeta.cli.tables import METADATA_TABLES, Shown, metadata_command, takes_output, takes_rows, text_columns
@@ -162,5 +163,6 @@ def tree(source: Source, moment: Moment, svg: str | None) -> None:
 
 _PLAN_VIEWS = {"files": _print_files, "tasks": _print_tasks, "task_json": _print_task_json, "report": _print_report}
 
+main.add_command(cache)
 for _name, _shown_as in METADATA_TABLES.items():
     main.add_command(metadata_command(_name, _shown_as))

@@ -75,14 +75,20 @@ def print_rows(rows: DataFrame, columns: Sequence[TextColumn], limit: int, base:
     more: what to say where there are more rows.
     """
     shown = rows.select(*(column.column for column in columns)).limit(limit + 1).toArrow().to_pylist()
-    console = Console(file=sys.stdout, width=text_width(), highlight=False)
-    console.print(text_table(shown[:limit], columns, base))
-    if not shown:
-        console.print(Text("no rows", style="dim"))
+    console = print_table(shown[:limit], columns, base)
     if len(shown) > limit:
         console.print(Text(f"... the first {limit:,} rows{more}", style="dim"), soft_wrap=True)
     if shown and base and any(column.kind == "path" for column in columns):
         console.print(Text(f"paths are below {_printable(base)}", style="dim"), soft_wrap=True)
+
+
+def print_table(rows: Sequence[Mapping[str, Any]], columns: Sequence[TextColumn], base: str = "") -> Console:
+    """Rows that are here as a table no wider than the terminal; gives the console that it is on."""
+    console = Console(file=sys.stdout, width=text_width(), highlight=False)
+    console.print(text_table(rows, columns, base))
+    if not rows:
+        console.print(Text("no rows", style="dim"))
+    return console
 
 
 def text_table(rows: Iterable[Mapping[str, Any]], columns: Sequence[TextColumn], base: str) -> TextTable:

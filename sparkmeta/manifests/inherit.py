@@ -14,10 +14,10 @@ from sparkmeta.spec.entry import Status
 
 @dataclass(frozen=True)
 class ManifestContext:
-    """What entries inherit: the manifest's own row in the manifest list."""
+    """What entries inherit: the manifest's own row in the manifest list. None: nothing."""
 
     snapshot_id: int | None
-    sequence_number: int
+    sequence_number: int | None
     first_row_id: int | None
 
 
@@ -33,6 +33,8 @@ def inherited_sequence_numbers(sequence_number: pa.Array, status: pa.Array, cont
 
     Elsewhere they stay null: older writers dropped them, and a number must not be invented.
     """
+    if context.sequence_number is None:
+        return sequence_number
     own = pa.scalar(context.sequence_number, pa.int64())
     if context.sequence_number == 0:
         return pc.fill_null(sequence_number, own)

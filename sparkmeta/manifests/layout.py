@@ -21,6 +21,7 @@ from sparkmeta.spec.entry import (
     CONTENT_ENTRY,
     DELETION_VECTOR,
     MANIFEST_STATS,
+    METRICS_MAP_IDS,
     ROW_ID_OFFSET,
     VERSION_INFO,
     FieldSpec,
@@ -46,7 +47,7 @@ _NEVER_IN = {
     DELETE: frozenset({"manifest_stats", "sort_order_id", "first_row_id"}),
 }
 # Parquet's own statistics of these prune nothing and fill footers.
-_NO_STATISTICS = ("key_metadata", "split_offsets", "equality_ids", "inline_content")
+_NO_STATISTICS = ("key_metadata", "split_offsets", "equality_ids", "inline_content", *METRICS_MAP_IDS)
 _ROW_GROUP_ROWS = 20_000
 
 
@@ -90,7 +91,7 @@ def write_manifest(table: pa.Table, content: str, properties: Mapping[str, str] 
         columns.append(stats)
         fields.append(_with_id(pa.field(CONTENT_STATS, stats.type), CONTENT_STATS_ID))
     metadata = {FORMAT_VERSION_KEY: "4", CONTENT_KEY: content, **(properties or {})}
-    return _parquet_bytes(pa.Table.from_arrays(columns, schema=pa.schema(fields)), metadata)
+    return parquet_bytes(pa.Table.from_arrays(columns, schema=pa.schema(fields)), metadata)
 
 
 def _row_id_offsets(table: pa.Table) -> pa.Array | None:
@@ -105,7 +106,11 @@ def _row_id_offsets(table: pa.Table) -> pa.Array | None:
     return pc.if_else(counted, before, pa.scalar(None, pa.int64()))
 
 
-def _parquet_bytes(table: pa.Table, metadata: Mapping[str, str]) -> bytes:
+def parquet_bytes(table: pa.Table, metadata: Mapping[str, str], *, checksums: bool = False) -> bytes:
+    """Entries as a Parquet file, laid out so that filters of bounds and partition values skip row groups of it.
+
+    metadata: its key-value metadata. checksums: a CRC-32 of each page.
+    """
     leaves = [column.path for column in _leaf_columns(table.schema)]
     plain = [path for path in leaves if path.split(".")[0] in _NO_STATISTICS or path.endswith("inline_content")]
     sink = io.BytesIO()
@@ -117,9 +122,11 @@ def _parquet_bytes(table: pa.Table, metadata: Mapping[str, str]) -> bytes:
         write_statistics=[path for path in leaves if path not in plain],
         use_dictionary=[path for path in leaves if path not in _DELTA],
         column_encoding={path: _DELTA[path] for path in leaves if path in _DELTA},
+        write_page_checksum=checksums,
     ) as writer:
         writer.write_table(table, row_group_size=_ROW_GROUP_ROWS)
-        writer.add_key_value_metadata(dict(metadata))
+        if metadata:
+            writer.add_key_value_metadata(dict(metadata))
     return sink.getvalue()
 
 

@@ -26,7 +26,8 @@ TupleSources = Mapping[int, Sequence[tuple[int, int]]]
 
 _ENTRY = {field.name: field for field in CONTENT_ENTRY}
 _UNIT, _KEY, _UNIT_KEY = "_unit", "_key", "_unit_key"
-_INHERITED = "_inherited"
+INHERITED = "_inherited"
+"""A struct<snapshot_id, sequence_number, first_row_id> of a leaf's own, for what its entries leave out."""
 
 
 def read_leaf_entries(
@@ -41,8 +42,8 @@ def read_leaf_entries(
     fields = read_fields(projection, tuples)
     if "first_row_id" in projection.columns:
         fields = fields.append(pa.field(ROW_ID_OFFSET.name, ROW_ID_OFFSET.type))
-    read = _with_manifest(spark, leaves, schema_of(fields))
-    return read.selectExpr(*sql.texts(entry_columns(projection, tuples, sql.col(_INHERITED))))
+    read = with_manifest(spark, leaves, schema_of(fields), "_metadata.row_index")
+    return read.selectExpr(*sql.texts(entry_columns(projection, tuples, sql.col(INHERITED))))
 
 
 def entry_columns(projection: EntryProjection, tuples: TupleSources, inherited: Sql | None) -> list[Aliased]:
@@ -125,8 +126,13 @@ def _derived(source: int, type_name: str) -> Sql:
     return value
 
 
-def _with_manifest(spark: SparkSession, leaves: pa.Table, schema: Any) -> DataFrame:
-    """The leaves' rows with `manifest`, `ordinal`, and what their entries inherit."""
+def with_manifest(
+    spark: SparkSession, leaves: pa.Table, schema: Any, ordinal: str, options: Mapping[str, str] | None = None
+) -> DataFrame:
+    """The rows of leaves (`PART_SCHEMA`), read as Spark's type `schema`, with `manifest`, `ordinal` and `INHERITED`.
+
+    ordinal: what it is, in SQL. options: further ones of Spark's Parquet source.
+    """
     from pyspark.sql import functions as F
 
     from sparkmeta.session import local_frame
@@ -135,20 +141,21 @@ def _with_manifest(spark: SparkSession, leaves: pa.Table, schema: Any) -> DataFr
 
     locations = leaves.column("location").to_pylist()
     refuse_hidden(locations)
-    files = spark.read.schema(schema).options(**_STRICT).parquet(*map(escape_glob, locations))
+    files = spark.read.schema(schema).options(**_STRICT, **(options or {})).parquet(*map(escape_glob, locations))
     keys, found = [spark_name_key(location) for location in locations], "_metadata.file_name"
     if len(set(keys)) < len(keys):
         keys, found = [spark_path_key(location) for location in locations], PATH_KEY
     units = local_frame(spark, leaves.append_column(_UNIT_KEY, pa.array(keys))).selectExpr(
         _UNIT_KEY,
         f"{MANIFEST} AS {_UNIT}",
-        f"struct(snapshot_id, sequence_number, first_row_id) AS {_INHERITED}",
+        f"struct(snapshot_id, sequence_number, first_row_id) AS {INHERITED}",
     )
-    read = files.selectExpr("*", f"{found} AS {_KEY}", f"_metadata.row_index AS {ORDINAL}")
+    names = [sql.quoted(name) for name in schema.names if name != ORDINAL]
+    read = files.selectExpr(*names, f"{found} AS {_KEY}", f"{ordinal} AS {ORDINAL}")
     unknown = sql.raise_error(sql.concat("Spark read a file that no manifest names: ", sql.col(_KEY))).cast("int")
     manifest = sql.when(sql.col(_UNIT).isNull(), unknown).otherwise(sql.col(_UNIT))
     joined = read.join(F.broadcast(units), F.expr(f"{_KEY} = {_UNIT_KEY}"), "left")
-    return joined.selectExpr(*map(sql.quoted, schema.names), ORDINAL, _INHERITED, manifest.alias(MANIFEST).selected)
+    return joined.selectExpr(*names, ORDINAL, INHERITED, manifest.alias(MANIFEST).selected)
 
 
 # Sessions may allow reads to pass over files; a plan never may.

@@ -213,7 +213,8 @@ def _attach_groups(data: DataFrame, deletes: DeleteEntries, entries: DataFrame, 
         everywhere = groups.where(f"{_KEY} = {_EVERYWHERE.text}")
         joined = joined.crossJoin(F.broadcast(everywhere.agg(F.flatten(F.collect_list(_GROUP)).alias(_OF_TABLE))))
         names.append(_OF_TABLE)
-    members = joined.selectExpr(*map(sql.quoted, data.columns), *(_members(name, state) for name in names))
+    checked = joined.where(_is_consistent(sql.col(_OF_FILE), state).text)
+    members = checked.selectExpr(*map(sql.quoted, data.columns), *(_members(name, state) for name in names))
     of_file, of_partition, of_table = (sql.col(name) for name in (_OF_FILE, _OF_PARTITION, _OF_TABLE))
     dv = sql.filter(of_file, lambda delete: delete["is_dv"])
     applied = dv
@@ -223,8 +224,7 @@ def _attach_groups(data: DataFrame, deletes: DeleteEntries, entries: DataFrame, 
     if deletes.equality_ids:
         equality = [_overlapping(group, deletes, state) for group in (of_table, of_partition)]
         applied = sql.concat(*equality, applied)
-    checked = members.where(_is_consistent(of_file, state).text)
-    return checked.selectExpr("*", _shown(sql.transform(applied, _public_delete(deletes)))).drop(*names)
+    return members.selectExpr("*", _shown(sql.transform(applied, _public_delete(deletes)))).drop(*names)
 
 
 def _join(data: DataFrame, deletes: DeleteEntries, groups: DataFrame, key: Sql, name: str) -> DataFrame:
@@ -331,7 +331,7 @@ _SEQUENCE = "version_info.sequence_number"
 def _members(name: str, state: TableState) -> str:
     """The members of a group that are about the data file: hashes may have brought others in."""
     about = {
-        _OF_FILE: lambda delete: delete["data_path"] == sql.col("location"),
+        _OF_FILE: _is_of_file,
         _OF_PARTITION: lambda delete: (
             delete["data_path"].isNull()
             & ~delete["is_global"]
@@ -400,22 +400,28 @@ def _disjoint(data: Sql, deleted: Sql, floating: bool) -> Sql:
     return sql.coalesce(known & apart, False)
 
 
-def _is_consistent(of_file: Sql, state: TableState) -> Sql:
-    """True, or an error where metadata contradicts itself: deletes are never guessed at."""
+def _is_consistent(group: Sql, state: TableState) -> Sql:
+    """True, or an error where metadata contradicts itself: deletes are never guessed at. group: by path, or null."""
     sequence, own = sql.col(_SEQUENCE), partition_key(state)
-    older = sql.filter(of_file, lambda delete: delete["is_dv"] & (delete["sequence_number"] < sequence))
-    foreign = sql.filter(
-        of_file,
-        lambda delete: (
-            (delete["is_dv"] | (delete["sequence_number"] >= sequence)) & ~delete["partition_key"].eqNullSafe(own)
-        ),
-    )
-    some = sql.size(of_file) > 0
+
+    def older(delete: Sql) -> Sql:
+        return _is_of_file(delete) & delete["is_dv"] & (delete["sequence_number"] < sequence)
+
+    def foreign(delete: Sql) -> Sql:
+        applies = delete["is_dv"] | (delete["sequence_number"] >= sequence)
+        return _is_of_file(delete) & applies & ~delete["partition_key"].eqNullSafe(own)
+
     return _or_error(
         _no_sequence(),
-        _about_delete(some & (sql.size(older) > 0), _OLDER, sql.call("get", older, 0)),
-        _about_delete(some & (sql.size(foreign) > 0), _FOREIGN, sql.call("get", foreign, 0)),
+        *(
+            _about_delete(sql.exists(group, wrong), text, sql.call("get", sql.filter(group, wrong), 0))
+            for wrong, text in ((older, _OLDER), (foreign, _FOREIGN))
+        ),
     )
+
+
+def _is_of_file(delete: Sql) -> Sql:
+    return delete["data_path"] == sql.col("location")
 
 
 def _vector_is_consistent(vector: Sql, state: TableState) -> Sql:

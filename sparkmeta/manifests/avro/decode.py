@@ -79,12 +79,22 @@ def decode_manifest(data: Data, part: ManifestPart, projection: EntryProjection)
         CorruptFileError: bytes, lengths, types or enum values that no v1-v3 manifest has.
         UnsupportedError: an Avro codec that is not supported.
     """
+    builder = EntryBuilder(part, projection)
+    for ordinals, records in decode_records(data, part, projection):
+        yield builder.batch(ordinals, records)
+
+
+def decode_records(
+    data: Data, part: ManifestPart, projection: EntryProjection
+) -> Iterator[tuple[pa.Int64Array, RawRecords]]:
+    """As `decode_manifest`, before anything is made of the records: their ordinals, and the fields of the projection.
+
+    Records are valid until the next are asked for.
+    """
     header = read_header(data, part.location)
     schema = manifest_schema(header.schema, part.location)
-    builder = EntryBuilder(part, projection)
     for first, records in _records(data, part, header, schema, projection):
-        ordinals = pa.array(np.arange(first, first + len(records)))
-        yield builder.batch(ordinals, records)
+        yield pa.array(np.arange(first, first + len(records))), records
 
 
 def _records(

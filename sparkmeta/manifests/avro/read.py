@@ -17,6 +17,7 @@ from sparkmeta.manifests.projection import EntryProjection
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+    from sparkmeta.manifests.cache_writer import CacheWriter
     from sparkmeta.storage.files import ExecutorReader
 
 PART_SCHEMA = pa.schema(
@@ -60,17 +61,23 @@ def _scattered(size: int) -> list[int]:
 
 
 def read_avro_entries(
-    spark: SparkSession, parts: pa.Table, projection: EntryProjection, reader: ExecutorReader | None
+    spark: SparkSession,
+    parts: pa.Table,
+    projection: EntryProjection,
+    reader: ExecutorReader | None,
+    writer: CacheWriter | None = None,
 ) -> DataFrame:
     """The entries of the manifest parts as a lazy DataFrame of `projection.schema`, every physical row included.
 
-    reader: opens files on executors; None where only Spark's own sources can reach them.
+    reader: opens files on executors; None where only Spark's own sources can reach them. writer: keeps what a task has
+    read to the end in the manifest cache.
     """
     if reader is None:
         return _with_content(spark, parts).mapInArrow(partial(_decode_content, projection), spark_schema(projection))
     from sparkmeta.session import local_frame
 
-    return local_frame(spark, parts).mapInArrow(partial(_decode_fetched, projection, reader), spark_schema(projection))
+    decode = partial(_decode_fetched, projection, reader, writer)
+    return local_frame(spark, parts).mapInArrow(decode, spark_schema(projection))
 
 
 def spark_schema(projection: EntryProjection) -> Any:
@@ -106,11 +113,14 @@ def _with_content(spark: SparkSession, parts: pa.Table) -> DataFrame:
 
 
 def _decode_fetched(
-    projection: EntryProjection, reader: ExecutorReader, batches: Iterable[pa.RecordBatch]
+    projection: EntryProjection, reader: ExecutorReader, writer: CacheWriter | None, batches: Iterable[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
     for batch in batches:
         for row in batch.to_pylist():
-            yield from decode_manifest(reader.read(row["location"]), part_of(row), projection)
+            data, part = reader.read(row["location"]), part_of(row)
+            yield from decode_manifest(data, part, projection)
+            if writer is not None:
+                writer.keep(data, part)
 
 
 def _decode_content(projection: EntryProjection, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

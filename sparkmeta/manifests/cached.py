@@ -1,0 +1,128 @@
+"""Avro manifests read through the manifest cache: leaves that are there by Spark, the others decoded and then kept."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from sparkmeta.columns import sql
+from sparkmeta.columns.sql import Aliased, Sql
+from sparkmeta.manifests.avro.read import read_avro_entries, schema_of
+from sparkmeta.manifests.cache import CacheTypes, ManifestCache
+from sparkmeta.manifests.cache_writer import CacheWriter
+from sparkmeta.manifests.leaf import INHERITED, with_manifest
+from sparkmeta.manifests.projection import CONTENT_STATS, MANIFEST, ORDINAL, PARTITION, EntryProjection
+from sparkmeta.spec.entry import ROW_ID_OFFSET, Status
+from sparkmeta.storage.files import ExecutorReader, ExecutorWriter, Files, IOFiles, files_for
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+_log = logging.getLogger(__name__)
+
+
+def open_cache(
+    spark: SparkSession,
+    folder: str,
+    files: Files,
+    reader: ExecutorReader | None,
+    stats: Mapping[int, str],
+    partition: Mapping[int, str],
+) -> ManifestCache:
+    """The cache in a folder, which the table's FileIO opens where it is on no disk of this machine.
+
+    files, reader: what opens the table's files, on the driver and in tasks. stats, partition: the Iceberg types of the
+    table's columns, and of its partition fields, by id. Leaves are written where tasks open files themselves.
+    """
+    io = files.io if isinstance(files, IOFiles) else None
+    writer = None
+    if reader is not None:
+        types = CacheTypes("", stats, partition)
+        writer = CacheWriter(folder, types, reader, ExecutorWriter(reader.io_properties))
+    return ManifestCache(folder, files_for(spark, folder, io), writer)
+
+
+def read_through_cache(
+    spark: SparkSession,
+    parts: pa.Table,
+    projection: EntryProjection,
+    reader: ExecutorReader | None,
+    cache: ManifestCache,
+    lengths: Mapping[int, int],
+) -> list[DataFrame]:
+    """As `read_avro_entries`, in as many DataFrames as there are ways to read the parts.
+
+    lengths: of the manifests, by their small ids. A cache that can't be looked into holds nothing.
+    """
+    try:
+        leaves = pa.array(cache.serving(parts, lengths, projection), pa.string())
+    except Exception as error:  # noqa: BLE001  each store's client has errors of its own
+        _log.warning("the manifest cache in %s can't be read: %s", cache.folder, error)
+        leaves = pa.nulls(len(parts), pa.string())
+    frames = []
+    if leaves.null_count < len(leaves):
+        place = parts.column_names.index("location")
+        found = parts.set_column(place, "location", leaves).filter(leaves.is_valid())
+        frames.append(read_cached_entries(spark, found, projection))
+    if leaves.null_count:
+        missing = parts.filter(leaves.is_null())
+        frames.append(read_avro_entries(spark, missing, projection, reader, cache.writer))
+    return frames
+
+
+def read_cached_entries(spark: SparkSession, leaves: pa.Table, projection: EntryProjection) -> DataFrame:
+    """The entries of leaves of the cache as a lazy DataFrame of `projection.schema`, every physical row included.
+
+    leaves: rows of `PART_SCHEMA`, with the leaf for a location. A leaf that was damaged after it was written is an
+    error of Spark's that names it.
+    """
+    read = with_manifest(spark, leaves, schema_of(_read_schema(projection)), ORDINAL, _CHECKED)
+    columns = [_column(name).alias(name) for name in projection.columns]
+    for name, fields in ((PARTITION, projection.partition), (CONTENT_STATS, projection.stats)):
+        if fields:
+            columns.append(sql.struct(*(sql.col(f"{name}.`{one}`").alias(str(one)) for one, _ in fields)).alias(name))
+    return read.selectExpr(*sql.texts(columns), MANIFEST, ORDINAL)
+
+
+# Pages have checksums, which Spark passes over unless it is told not to.
+_CHECKED = {"parquet.page.verify-checksum.enabled": "true"}
+
+
+def _read_schema(projection: EntryProjection) -> pa.Schema:
+    wanted = EntryProjection.of(
+        {*projection.columns, "version_info"}, dict(projection.partition), dict(projection.stats)
+    )
+    fields = [one.with_nullable(True) for one in wanted.schema if one.name != MANIFEST]
+    if "first_row_id" in projection.columns:
+        fields.append(pa.field(ROW_ID_OFFSET.name, ROW_ID_OFFSET.type))
+    return pa.schema(fields)
+
+
+def _column(name: str) -> Sql:
+    return {"version_info": _version_info, "first_row_id": _row_id}.get(name, lambda: sql.col(name))()
+
+
+def _version_info() -> Sql:
+    """As `inherited_snapshot_ids` and `inherited_sequence_numbers` have it."""
+    status, inherited = sql.col("version_info.status"), sql.col(INHERITED)
+    inherits = (status == int(Status.ADDED)) | (inherited["sequence_number"] == 0)
+
+    def sequence(name: str) -> Aliased:
+        own = sql.col(f"version_info.{name}")
+        return sql.coalesce(own, sql.when(inherits, inherited["sequence_number"])).alias(name)
+
+    return sql.struct(
+        status.alias("status"),
+        sql.coalesce(sql.col("version_info.snapshot_id"), inherited["snapshot_id"]).alias("snapshot_id"),
+        sequence("sequence_number"),
+        sequence("file_sequence_number"),
+    )
+
+
+def _row_id() -> Sql:
+    """As `RowIdCounter` has it: a manifest without a first row id leaves its entries none."""
+    start, offset = sql.col(INHERITED)["first_row_id"], sql.col(ROW_ID_OFFSET.name)
+    return sql.when(start.isNotNull(), sql.coalesce(sql.col("first_row_id"), start + offset))

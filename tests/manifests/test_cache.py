@@ -1,0 +1,423 @@
+"""The manifest cache: what is served from it, what is passed over, and that whatever happens to it harms no plan."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from click.testing import CliRunner
+
+import sparkmeta as sm
+from sparkmeta.cli import main
+from sparkmeta.manifests.cache import CacheTypes, leaf_key
+from sparkmeta.manifests.cache_writer import encode_leaf
+from sparkmeta.manifests.entries import ManifestPart
+from sparkmeta.manifests.inherit import ManifestContext
+from sparkmeta.manifests.projection import EntryProjection
+from tests.handmade import COLUMNS, HandmadeTable, data, equality_deletes, long_bounds
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from pyspark.sql import DataFrame, SparkSession
+
+SETTING = "spark.sparkmeta.manifest-cache"
+HOSTILE = "a b%20c[d]{e}?*=ü+'#"
+
+
+@pytest.fixture
+def folder(spark: SparkSession, tmp_path: Path) -> Iterator[Path]:
+    """A cache folder, as the session is set."""
+    chosen = tmp_path / "cache"
+    spark.conf.set(SETTING, chosen.as_uri())
+    yield chosen
+    spark.conf.unset(SETTING)
+    spark.conf.unset("spark.sparkmeta.split-manifest-bytes")
+
+
+def table_of(folder: Path, version: int = 2) -> HandmadeTable:
+    """Two data manifests and one of deletes, some of whose entries inherit, and some are deleted."""
+    table = HandmadeTable(folder, version=version)
+    for number in range(2):
+        table.add(0, 1, *(_data(number, place) for place in range(6)))
+    return table.add(1, 1, equality_deletes("file:///t/eq", 4, partition={"part": "a"}, **long_bounds(0, 3)))
+
+
+def _data(manifest: int, place: int) -> dict[str, object]:
+    sequence = None if place % 2 else 1
+    of = {"partition": {"part": "ab"[place % 2]}, "status": 2 if place == 5 else 1}
+    return data(f"file:///t/{manifest}-{place}", sequence, **of, **long_bounds(place, place + 1))
+
+
+def plan(location: str, spark: SparkSession, row_filter: str = "true") -> DataFrame:
+    return sm.load_table(location, spark=spark).scan(row_filter).plan_files()
+
+
+def rows(frame: DataFrame) -> list[str]:
+    return sorted(str(row) for row in frame.collect())
+
+
+def decodes(frame: DataFrame) -> bool:
+    return "MapInArrow" in frame._jdf.queryExecution().optimizedPlan().toString()  # type: ignore[operator]
+
+
+def leaves(folder: Path) -> list[Path]:
+    return sorted(folder.glob("*/*.parquet"))
+
+
+def filled(location: str, spark: SparkSession, folder: Path) -> list[Path]:
+    """The leaves after a plan of everything."""
+    rows(plan(location, spark))
+    return leaves(folder)
+
+
+# -- what is served ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("version", [2, 3])
+def test_the_second_plan_reads_leaves(version: int, folder: Path, tmp_path: Path, spark: SparkSession) -> None:
+    location = table_of(tmp_path / HOSTILE, version).write()
+    spark.conf.unset(SETTING)
+    queries = ("true", "id = 2", "part = 'a'", "part = 'b' and id > 3", "ratio is null")
+    expected = [rows(plan(location, spark, one)) for one in queries]
+    assert len(expected[0]) == 10
+    spark.conf.set(SETTING, str(folder / HOSTILE))
+    assert rows(plan(location, spark)) == expected[0]
+    assert len(leaves(folder / HOSTILE)) == 3
+    for query, known in zip(queries, expected, strict=True):
+        frame = plan(location, spark, query)
+        assert rows(frame) == known, query
+        assert not decodes(frame)
+
+
+def test_filters_are_pushed_into_leaves(
+    folder: Path, tmp_path: Path, spark: SparkSession, capsys: pytest.CaptureFixture[str]
+) -> None:
+    location = table_of(tmp_path / "t").write()
+    filled(location, spark, folder)
+    frame = plan(location, spark, "id = 2 and part = 'a'")
+    frame.explain("formatted")
+    plan_text = capsys.readouterr().out
+    for part in ("content_stats.`1`.lower_bound,2", "partition.`1000`,a", "EqualTo(version_info.status,2)"):
+        assert part in plan_text
+
+
+def test_metadata_tables_have_the_maps_as_the_file_has_them(folder: Path, tmp_path: Path, spark: SparkSession) -> None:
+    location = table_of(tmp_path / "t", 3).write()
+    spark.conf.unset(SETTING)
+    expected = rows(sm.load_table(location, spark=spark).inspect.entries())
+    spark.conf.set(SETTING, str(folder))
+    filled(location, spark, folder)
+    frame = sm.load_table(location, spark=spark).inspect.entries()
+    assert rows(frame) == expected
+    assert not decodes(frame)
+
+
+def test_what_is_missing_is_decoded_beside_what_is_there(folder: Path, tmp_path: Path, spark: SparkSession) -> None:
+    location = table_of(tmp_path / "t").write()
+    before = filled(location, spark, folder)
+    expected = rows(plan(location, spark))
+    for leaf in before[::2]:
+        leaf.unlink()
+    frame = plan(location, spark)
+    assert decodes(frame)
+    assert rows(frame) == expected
+    assert leaves(folder) == before
+
+
+def test_parts_of_a_manifest_are_leaves_of_their_own(folder: Path, tmp_path: Path, spark: SparkSession) -> None:
+    table = HandmadeTable(tmp_path / "t", version=2, block_bytes=2_000)
+    location = table.add(0, 0, *(data(f"file:///t/{n}") for n in range(500))).write()
+    spark.conf.set("spark.sparkmeta.split-manifest-bytes", "1k")
+    assert len(filled(location, spark, folder)) > 2
+    frame = plan(location, spark)
+    assert sorted(row.manifest_pos for row in frame.collect()) == list(range(500))
+    assert not decodes(frame)
+
+
+def test_one_leaf_serves_lists_that_say_other_things_of_the_manifest(
+    folder: Path, tmp_path: Path, spark: SparkSession
+) -> None:
+    """Another branch, or an upgrade, lists the same manifest with another sequence number or first row id."""
+    table = table_of(tmp_path / "t", 3)
+    location = table.write()
+    filled(location, spark, folder)
+    row = table._manifest(0, *table.manifests[0]) | {"sequence_number": 0, "first_row_id": None}
+    list_again(tmp_path / "t", [row])
+    inherited = sm.load_table(location, spark=spark).scan().plan_files()
+    found = {row.file_path: (row.data_sequence_number, row.first_row_id) for row in inherited.collect()}
+    assert not decodes(inherited)
+    assert found["file:///t/0-1"] == (0, None)
+    assert found["file:///t/0-2"] == (1, None)
+
+
+def list_again(folder: Path, manifests: list[dict[str, object]]) -> None:
+    """Writes the table's manifest list anew, with these rows."""
+    from tests.handmade import V2, avro_field, avro_file
+    from tests.manifests.avro_files import LONG
+
+    fields = [*V2, avro_field("min_sequence_number", 516, "long"), avro_field("first_row_id", 520, LONG)]
+    schema = {"type": "record", "name": "manifest_file", "fields": fields}
+    (folder / "metadata" / "snap.avro").write_bytes(avro_file(schema, manifests))
+
+
+def test_a_manifest_that_is_listed_twice_is_read_twice(folder: Path, tmp_path: Path, spark: SparkSession) -> None:
+    table = HandmadeTable(tmp_path / "t", version=2).add(0, 0, data("file:///t/a"))
+    location = table.write()
+    filled(location, spark, folder)
+    list_again(tmp_path / "t", [table._manifest(0, *table.manifests[0])] * 2)
+    assert [row.file_path for row in plan(location, spark).collect()] == ["file:///t/a"] * 2
+
+
+# -- what is not ------------------------------------------------------------------------------------------------------
+
+
+def test_another_length_or_spec_is_another_manifest(folder: Path, tmp_path: Path, spark: SparkSession) -> None:
+    location = HandmadeTable(tmp_path / "t", version=2).add(0, 0, data("file:///t/a")).write()
+    filled(location, spark, folder)
+    HandmadeTable(tmp_path / "t", version=2).add(0, 0, data("file:///t/another")).write()
+    assert [row.file_path for row in plan(location, spark).collect()] == ["file:///t/another"]
+    assert len(leaves(folder)) == 2
+    keys = [leaf_key(*one) for one in (("/a/m", 1, 0, 0, 1), ("/a/m", 2, 0, 0, 1), ("/a/m", 1, 1, 0, 1))]
+    assert len({*keys, leaf_key("/a/m", 1, 0, 0, 2), leaf_key("/a/m", 1, 0, 1, 2)}) == 5
+    assert leaf_key("file:/a//m", 1, 0, 0, 1) == keys[0]
+
+
+def test_a_promoted_column_is_typed_anew(folder: Path, tmp_path: Path, spark: SparkSession) -> None:
+    """date to timestamp_ns: Spark would read days for nanoseconds."""
+    days = {
+        name: [{"key": 1, "value": (day).to_bytes(4, "little")}]
+        for name, day in (("lower_bounds", 100), ("upper_bounds", 200))
+    }
+    table = HandmadeTable(tmp_path / "t", version=3).add(0, 0, data("file:///t/a", **days, value_counts=None))
+    location = retyped(table, "date")
+    assert filled(location, spark, folder)
+    assert not decodes(plan(location, spark, "id = '1970-05-01'"))
+    location = retyped(table, "timestamp_ns")
+    for query, count in (("id < '1970-04-01T00:00:00'", 0), ("id < '1970-05-01T00:00:00'", 1)):
+        assert plan(location, spark, query).count() == count
+    frame = plan(location, spark, "id < '1970-04-01T00:00:00'")
+    assert not decodes(frame)
+    assert frame.count() == 0
+    assert len(leaves(folder)) == 2
+    assert not decodes(plan(retyped(table, "date"), spark, "id = '1970-05-01'"))
+
+
+def retyped(table: HandmadeTable, kind: str) -> str:
+    """The table written with `id` of another type."""
+    location = Path(table.write().removeprefix("file://"))
+    metadata = json.loads(location.read_text())
+    metadata["schemas"][0]["fields"][0]["type"] = kind
+    location.write_text(json.dumps(metadata))
+    return f"file://{location}"
+
+
+def test_a_new_column_is_known_to_be_missing_from_old_leaves(folder: Path, tmp_path: Path, spark: SparkSession) -> None:
+    table = table_of(tmp_path / "t")
+    location = table.write()
+    assert len(filled(location, spark, folder)) == 3
+    path = Path(location.removeprefix("file://"))
+    metadata = json.loads(path.read_text())
+    metadata["schemas"][0]["fields"].append({"id": 4, "name": "more", "required": False, "type": "int"})
+    path.write_text(json.dumps(metadata))
+    frame = plan(location, spark, "more = 3")
+    assert len(rows(frame)) == 10
+    assert not decodes(frame)
+
+
+def test_a_leaf_written_without_a_columns_type_does_not_serve_those_who_know_it(
+    folder: Path, tmp_path: Path, spark: SparkSession
+) -> None:
+    """Metadata that has forgotten the schema of a dropped column, and older metadata that still has it."""
+    location = table_of(tmp_path / "t").write()
+    path = Path(location.removeprefix("file://"))
+    text = path.read_text()
+    forgetful = json.loads(text)
+    forgetful["schemas"][0]["fields"] = [one for one in COLUMNS if one["id"] != 1]
+    path.write_text(json.dumps(forgetful))
+    assert len(filled(location, spark, folder)) == 3
+    path.write_text(text)
+    frame = plan(location, spark, "id > 4")
+    assert decodes(frame)
+    assert len(rows(frame)) == 2
+
+
+def test_types_serve_what_they_type() -> None:
+    types = CacheTypes("/t", {1: "int", 2: None, 3: "unknown"}, {1000: "int", 1001: None})
+    assert CacheTypes.parse(types.document) == types
+
+    def serves(stats: dict[int, str], partition: dict[int, str]) -> bool:
+        return types.serves(EntryProjection.of([], partition, stats))
+
+    assert serves({1: "int", 9: "string"}, {1000: "int", 1009: "int"})
+    assert not serves({1: "long"}, {})
+    assert not serves({2: "int"}, {})
+    assert not serves({3: "unknown"}, {})
+    assert not serves({}, {1000: "long"})
+    assert not serves({}, {1001: "int"})
+
+
+def test_ids_without_a_type_are_named(tmp_path: Path) -> None:
+    table = table_of(tmp_path)
+    table.write()
+    content = (tmp_path / "metadata" / "m0.avro").read_bytes()
+    part = ManifestPart(0, "/x/m0.avro", 1, ManifestContext(1, 1, None))
+    _, types = encode_leaf(content, part, CacheTypes("", {2: "string"}, {}))
+    assert types == CacheTypes("file:/x", {1: None, 2: "string"}, {1000: None})
+
+
+# -- what may happen to a cache ---------------------------------------------------------------------------------------
+
+
+def torn(leaf: Path, _: Path) -> None:
+    leaf.write_bytes(leaf.read_bytes()[:-9])
+
+
+def emptied(leaf: Path, _: Path) -> None:
+    leaf.write_bytes(b"")
+
+
+def misnamed(leaf: Path, _: Path) -> None:
+    leaf.rename(leaf.parent / "leaf.parquet")
+
+
+def types_lost(leaf: Path, folder: Path) -> None:
+    next(folder.glob("*.json")).unlink()
+
+
+def types_garbled(leaf: Path, folder: Path) -> None:
+    next(folder.glob("*.json")).write_bytes(b'{"stats": []}')
+
+
+def types_of_others(leaf: Path, folder: Path) -> None:
+    """A leaf is never read by types that it was not written with."""
+    document = next(folder.glob("*.json"))
+    document.write_text(document.read_text().replace("long", "date"))
+
+
+def temporary_left(leaf: Path, folder: Path) -> None:
+    leaf.rename(leaf.parent / "9c12d441-03fe-4693-9a96-a0705ddf69c1.tmp")
+
+
+def folder_for_leaf(leaf: Path, folder: Path) -> None:
+    leaf.unlink()
+    leaf.mkdir()
+
+
+@pytest.mark.parametrize(
+    "harm",
+    [torn, emptied, misnamed, types_lost, types_garbled, types_of_others, temporary_left, folder_for_leaf],
+    ids=lambda harm: harm.__name__,
+)
+def test_a_harmed_leaf_is_passed_over(
+    harm: Callable[[Path, Path], None], folder: Path, tmp_path: Path, spark: SparkSession
+) -> None:
+    location = HandmadeTable(tmp_path / "t").add(0, 0, data("file:///t/a", **long_bounds(1, 5))).write()
+    (leaf,) = filled(location, spark, folder)
+    expected = rows(plan(location, spark, "id = 3"))
+    harm(leaf, folder)
+    frame = plan(location, spark, "id = 3")
+    assert decodes(frame)
+    assert rows(frame) == expected
+
+
+def test_a_leaf_that_rots_is_an_error_that_names_it(folder: Path, tmp_path: Path, spark: SparkSession) -> None:
+    """Any bit of a page: its checksum is looked at, and no plan is made of other values than were written."""
+    table = HandmadeTable(tmp_path / "t").add(0, 0, *(data(f"file:///t/{n}", **long_bounds(n, n)) for n in range(300)))
+    location = table.write()
+    (leaf,) = filled(location, spark, folder)
+    expected, whole = rows(plan(location, spark)), leaf.read_bytes()
+    for place in range(10, len(whole) - 3_000, len(whole) // 12):
+        leaf.write_bytes(whole[:place] + bytes([whole[place] ^ 4]) + whole[place + 1 :])
+        try:
+            found = rows(plan(location, spark))
+        except Exception as error:  # noqa: BLE001  which of Spark's it is depends on what is hit
+            found = expected if leaf.name in str(error) else [str(error)]
+        assert found == expected
+
+
+@pytest.mark.parametrize("place", ["{}/file", "{}/file/cache", "unknown://scheme"])
+def test_a_cache_that_cant_be_written_harms_no_plan(
+    place: str, folder: Path, tmp_path: Path, spark: SparkSession, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").write_text("")
+    spark.conf.set(
+        SETTING, {"below a file": f"{tmp_path}/file/cache"}.get(place, place.replace("file", f"{tmp_path}/file"))
+    )
+    location = table_of(tmp_path / "t").write()
+    with caplog.at_level(logging.WARNING):
+        assert len(rows(plan(location, spark))) == 10
+
+
+def test_full_disk_and_bad_values_are_logged(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from sparkmeta.manifests.cache_writer import CacheWriter
+    from sparkmeta.storage.files import ExecutorReader, ExecutorWriter
+
+    table_of(tmp_path).write()
+    content = (tmp_path / "metadata" / "m0.avro").read_bytes()
+    part = ManifestPart(0, "/x/m0.avro", 1, ManifestContext(1, 1, None))
+    keeper = CacheWriter(str(tmp_path / "c"), CacheTypes("", {1: "long"}, {}), ExecutorReader(), ExecutorWriter())
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("sparkmeta.storage.writing.write_new_local", full)
+        keeper.keep(content, part)
+    assert "/x/m0.avro is not kept in the manifest cache: [Errno 28] No space left" in caplog.text
+    keeper.keep(content[:-30], part)
+    replace(keeper, types=CacheTypes("", {1: "int"}, {})).keep(content, part)
+    assert "is not a value of type int" in caplog.text
+    assert not leaves(tmp_path / "c")
+    keeper.keep(content, part)
+    keeper.keep(content, part)
+    assert len(leaves(tmp_path / "c")) == 1
+
+
+def test_manifests_are_not_written_from_it(folder: Path, tmp_path: Path, spark: SparkSession) -> None:
+    location = table_of(tmp_path / "t").write()
+    filled(location, spark, folder)
+    state = sm.load_table(location, spark=spark).state
+    assert decodes(state.manifest_entries(state.roots, state.projection(), cached=False))
+
+
+# -- upkeep -----------------------------------------------------------------------------------------------------------
+
+
+def run(*arguments: str, code: int = 0) -> str:
+    result = CliRunner().invoke(main, ["cache", *arguments])
+    assert result.exit_code == code, result.output
+    return result.output
+
+
+def test_info_and_prune(folder: Path, tmp_path: Path, spark: SparkSession) -> None:
+    location = table_of(tmp_path / "t").write()
+    found = filled(location, spark, folder)
+    (row,) = json.loads(run("info", str(folder), "--output", "json"))
+    assert row["manifests"] == f"file:{tmp_path}/t/metadata"
+    assert (row["leaves"], row["size_in_bytes"]) == (3, sum(one.stat().st_size for one in found))
+    assert "metadata" in run("info", str(folder))
+    assert run("prune", str(folder)) == "0 files, 0 B: would be deleted (--commit)\n"
+    os.utime(found[0], (1, 1))
+    torn(found[1], folder)
+    shutil.copy(found[2], found[2].parent / found[2].name.replace("-", "0-", 1))
+    twice = found[2].name.split("-")
+    shutil.copy(found[2], found[2].parent / "-".join([*twice[:2], "0" * 16, twice[3]]))
+    leaf_bytes = sum(one.stat().st_size for one in leaves(folder))
+    assert run("prune", str(folder)).startswith("3 files, ")
+    assert sum(one.stat().st_size for one in leaves(folder)) == leaf_bytes
+    assert run("prune", str(folder), "--commit").endswith(": deleted\n")
+    assert len(leaves(folder)) == 2
+    assert list(folder.glob("*.json"))
+    run("prune", str(folder), "--older-than", "0", "--commit")
+    assert [path for path in folder.rglob("*") if path.is_file()] == []
+    assert len(rows(plan(location, spark))) == 10
+    assert "there is no such file" in run("info", str(tmp_path / "nowhere"), code=1)
