@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from html import escape
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from pyiceberg.schema import Schema
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, Row
 
     from sparkmeta.spec.metadata import Snapshot
     from sparkmeta.state import TableState
@@ -134,6 +134,14 @@ class Scan:
         Reads the manifest list at once; everything else is lazy and done by Spark.
         """
         return plan_files(self._filter, self._manifests)
+
+    def iter_files(self) -> Iterator[Row]:
+        """The rows of `plan_files` one after the other, for callers that must have Python objects.
+
+        Spark plans and sends one partition after the other: the driver holds two of them at most, however many files
+        there are.
+        """
+        return self.plan_files().toLocalIterator(prefetchPartitions=True)
 
     def plan_tasks(self) -> DataFrame:
         """The planned files as splits packed into tasks: see `plan.tasks.plan_tasks`; lazy.

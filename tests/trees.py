@@ -114,7 +114,7 @@ class TreeTable:
 
     @property
     def location(self) -> str:
-        return self.folder.as_uri()
+        return f"file://{self.folder}"
 
     # -- entries ----------------------------------------------------------------------------------------------------
 
@@ -248,7 +248,7 @@ class TreeTable:
         path = self.folder / "metadata" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content)
-        return path.as_uri()
+        return f"file://{path}"
 
 
 _VERSION = ("snapshot_id", "sequence_number", "file_sequence_number")

@@ -16,6 +16,7 @@ from tests.benchmarks.memory import measure_in_process_of_its_own
 from tests.benchmarks.report import Results, print_decodings, print_memory, print_plans
 from tests.benchmarks.session import bench_session
 from tests.benchmarks.timing import Plan, Timer
+from tests.benchmarks.trees import tree_location
 from tests.benchmarks.workload import BUILD, QUERIES, WORKLOADS, Workload, metadata_location
 
 if TYPE_CHECKING:
@@ -89,14 +90,19 @@ def measure(run: Run, results: Results) -> Iterator[None]:
 
 def compare_planners(spark: SparkSession, run: Run) -> Iterator[list[Plan]]:
     """The plans of one table after the other."""
+    trees: dict[str, str] = {}
     ours, java = planners.Sparkmeta(spark), planners.IcebergJava(spark)
-    all_of_them = [java, planners.IcebergJavaDistributed(spark), ours]
+    tree = planners.SparkmetaTree(spark, trees)
+    all_of_them = [java, planners.IcebergJavaDistributed(spark), ours, tree]
     if run.keepers:
         all_of_them += [planners.IcebergJavaCached(spark), planners.SparkmetaOpen(spark)]
     timer = Timer(spark, run.warmups, run.repeats)
     if "plan" in run.parts:
         for version, deletes in WORKLOADS:
-            yield plans_of(timer, all_of_them, Workload(version, deletes, run.scale))
+            workload = Workload(version, deletes, run.scale)
+            with console.status(f"making the tree of {workload.name}, {workload.files:,} files"):
+                trees[table(workload)] = tree_location(spark, workload)
+            yield plans_of(timer, all_of_them, workload)
     if "peer" in run.parts:
         for version, deletes in WORKLOADS[:2]:
             yield plans_of(timer, [planners.Pyiceberg(), java, ours], Workload(version, deletes, run.peer_scale))

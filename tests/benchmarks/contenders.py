@@ -6,6 +6,8 @@ from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from pyspark.sql import DataFrame, SparkSession
 
     from tests.benchmarks.workload import Query
@@ -134,6 +136,19 @@ class Sparkmeta(Contender):
         import sparkmeta as sm
 
         return sm.load_table(location, spark=self.spark)
+
+
+class SparkmetaTree(Sparkmeta):
+    """The same files and deletes as a V4 tree. trees: the metadata JSON of a table -> that of its tree."""
+
+    name = "sparkmeta, V4 tree"
+
+    def __init__(self, spark: SparkSession, trees: Mapping[str, str]) -> None:
+        super().__init__(spark)
+        self.trees = trees
+
+    def _table(self, location: str) -> Any:
+        return super()._table(self.trees[location])
 
 
 class SparkmetaOpen(Sparkmeta):

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from tests.benchmarks.memory import DriverMemory
     from tests.benchmarks.timing import Plan
 
-OURS = "sparkmeta"
+OURS, TREE = "sparkmeta", "sparkmeta, V4 tree"
 
 
 @dataclass
@@ -84,7 +84,9 @@ def print_plans(console: Console, plans: Sequence[Plan]) -> None:
 
 def plan_table(title: str, plans: Sequence[Plan]) -> RichTable:
     contenders = list(dict.fromkeys(plan.contender for plan in plans))
-    table = RichTable(title=f"{title} (seconds, median; in brackets: times sparkmeta's)", title_justify="left")
+    table = RichTable(
+        title=f"{title} (seconds, median; in brackets: times sparkmeta's | its V4 tree's)", title_justify="left"
+    )
     for name in ("query", "files", "deletes", *contenders):
         table.add_column(name, justify="left" if name == "query" else "right")
     rows: dict[str, dict[str, Plan]] = defaultdict(dict)
@@ -92,14 +94,16 @@ def plan_table(title: str, plans: Sequence[Plan]) -> RichTable:
         rows[plan.query.name][plan.contender] = plan
     for query, row in rows.items():
         totals = next(iter(row.values())).totals
-        cells = [_cell(row[name], row.get(OURS)) if name in row else "" for name in contenders]
+        ours = [row[name] for name in (OURS, TREE) if name in row]
+        cells = [_cell(row[name], ours) if name in row else "" for name in contenders]
         table.add_row(query, f"{totals.files:,}", f"{totals.deletes:,}", *cells)
     return table
 
 
-def _cell(plan: Plan, ours: Plan | None) -> str:
+def _cell(plan: Plan, ours: Sequence[Plan]) -> str:
     seconds = f"{plan.median:.2f}"
-    return seconds if ours is None or plan is ours else f"{seconds} ({plan.median / ours.median:.2g}x)"
+    times = " | ".join(f"{plan.median / one.median:.2g}x" for one in ours)
+    return seconds if not ours or plan in ours else f"{seconds} ({times})"
 
 
 def print_decodings(console: Console, decodings: Sequence[Decoding]) -> None:

@@ -1,0 +1,81 @@
+"""What Spark reads of V4 leaves to plan a scan, and that a leaf is found again whatever its name."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.trees import BY_PART, TreeTable, data, stats
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from pyspark.sql import SparkSession
+
+    from sparkmeta import Table
+
+HOSTILE = "a b%20c[d]{e}?*=ü+'#"
+
+
+@pytest.fixture
+def table(tmp_path: Path, spark: SparkSession) -> Table:
+    tree = TreeTable(tmp_path / "t", BY_PART)
+    leaves = [
+        tree.leaf(f"m{place}", *(data(f"{part}{place}{one}", part, content_stats=stats(part, (one, one + 5)))
+                                 for part in "ab" for one in range(0, 50, 10)))
+        for place in range(3)
+    ]  # fmt: skip
+    tree.snapshot(added=leaves)
+    return tree.load(spark)
+
+
+def explained(table: Table, row_filter: str, capsys: pytest.CaptureFixture[str]) -> str:
+    capsys.readouterr()
+    table.scan(row_filter).plan_files().explain("formatted")
+    return capsys.readouterr().out
+
+
+def test_a_scan_reads_the_columns_that_it_needs(table: Table, capsys: pytest.CaptureFixture[str]) -> None:
+    schema = re.search(r"ReadSchema: (.*)", explained(table, "true", capsys))
+    assert schema is not None
+    assert "content_stats:struct<2:struct<lower_bound:string>>" in schema[1]
+    for name in ("manifest_stats", "key_metadata", "equality_ids", "upper_bound", "file_sequence_number"):
+        assert name not in schema[1]
+
+
+def test_filters_reach_the_leaves(table: Table, capsys: pytest.CaptureFixture[str]) -> None:
+    plan = explained(table, "id = 12 and part = 'b'", capsys)
+    pushed = re.search(r"PushedFilters: \[(.*)\]", plan)
+    assert pushed is not None
+    for part in (
+        "Not(EqualTo(version_info.status,2))",
+        "LessThanOrEqual(content_stats.`1`.lower_bound,12)",
+        "GreaterThanOrEqual(content_stats.`1`.upper_bound,12)",
+        "EqualTo(content_stats.`2`.lower_bound,b)",
+    ):
+        assert part in pushed[1]
+    assert "Exchange hash" not in plan
+
+
+def test_the_first_rows_and_rows_one_by_one_need_no_shuffle(table: Table) -> None:
+    scan = table.scan("id = 12")
+    assert len(scan.plan_files().limit(2).collect()) == 2
+    found = [row["file_path"] for row in scan.iter_files()]
+    assert sorted(found) == [f"{part}{place}10" for part in "ab" for place in range(3)]
+
+
+def test_leaves_are_told_apart_whatever_their_names(tmp_path: Path, spark: SparkSession) -> None:
+    """File names that are the same in two folders, and characters that Spark does not spell as metadata does."""
+    tree = TreeTable(tmp_path / HOSTILE, BY_PART)
+    names = [f"{HOSTILE}/m", "other/m", f"m {HOSTILE}", "%41", "A"]
+    for folder in (HOSTILE, "other"):
+        (tmp_path / HOSTILE / "metadata" / folder).mkdir(parents=True)
+    leaves = [tree.leaf(name, data(f"kept {place}"), data(f"gone {place}")) for place, name in enumerate(names)]
+    tree.snapshot(added=leaves)
+    masks = [tree.mask(leaf, [1]) for leaf in leaves]
+    tree.snapshot(existing=leaves, added=masks)
+    rows = tree.load(spark).scan().plan_files().collect()
+    found = {row["file_path"]: row["manifest_path"] for row in rows}
+    assert found == {f"kept {place}": leaf.location for place, leaf in enumerate(leaves)}
