@@ -59,6 +59,9 @@ class FaultyFiles:
     def read(self, location: str) -> bytes:
         return self._do("read", location, lambda: self.real.read(location))
 
+    def read_range(self, location: str, offset: int, size: int) -> bytes:
+        return self._do("read", location, lambda: self.real.read_range(location, offset, size))
+
     def exists(self, location: str) -> bool:
         return self._do("exists", location, lambda: self.real.exists(location))
 

@@ -349,7 +349,7 @@ def _vector_targets(state: TableState, added: Addition) -> DataFrame:
 
 def _loader(state: TableState) -> Any:
     def load(location: str, offset: int, size: int) -> bytes:
-        return state.files.read(location)[offset : offset + size]
+        return state.files.read_range(location, offset, size)
 
     return load
 

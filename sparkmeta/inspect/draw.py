@@ -169,7 +169,7 @@ def _bitmap(row: Mapping[str, Any], files: Files) -> PositionBitmap:
     vector = row["deletion_vector"]
     blob = vector["inline_content"]
     if blob is None:
-        blob = files.read(row["location"])[vector["offset"] : vector["offset"] + vector["size_in_bytes"]]
+        blob = files.read_range(row["location"], vector["offset"], vector["size_in_bytes"])
     where = f"{row['location'] or 'inline deletion vector'} of manifest {row['referenced_file']}"
     return read_inline_vector(blob, where, row["record_count"])
 

@@ -139,7 +139,7 @@ def _blob(row: Mapping[str, Any], reader: ExecutorReader | None) -> bytes:
     if row["inline_content"] is not None:
         return bytes(row["inline_content"])
     assert reader is not None
-    return reader.read(row["location"])[row["offset"] : row["offset"] + row["size_in_bytes"]]
+    return reader.read_range(row["location"], row["offset"], row["size_in_bytes"])
 
 
 def vector_bitmap(row: Mapping[str, Any], reader: ExecutorReader | None) -> PositionBitmap:

@@ -59,6 +59,9 @@ class Files(Protocol):
     def read(self, location: str) -> bytes:
         """The whole content."""
 
+    def read_range(self, location: str, offset: int, size: int) -> bytes:
+        """Bytes from an offset on; fewer where the file ends before."""
+
     def exists(self, location: str) -> bool:
         """Whether there is a file."""
 
@@ -94,6 +97,9 @@ class LocalFiles:
 
     def read(self, location: str) -> bytes:
         return _read_local(location)
+
+    def read_range(self, location: str, offset: int, size: int) -> bytes:
+        return _read_local_range(location, offset, size)
 
     def exists(self, location: str) -> bool:
         return Path(local_path(location)).is_file()
@@ -137,6 +143,9 @@ class IOFiles:
 
     def read(self, location: str) -> bytes:
         return _read_io(self.io, location)
+
+    def read_range(self, location: str, offset: int, size: int) -> bytes:
+        return _read_io_range(self.io, location, offset, size)
 
     def exists(self, location: str) -> bool:
         return self.io.new_input(location).exists()
@@ -186,6 +195,11 @@ class SparkFiles:
     def read(self, location: str) -> bytes:
         row = self._only(location, "content")
         return bytes(row.content) if row else b""
+
+    def read_range(self, location: str, offset: int, size: int) -> bytes:
+        content = self.read(location)
+        start, end = _within(offset, size, len(content))
+        return content[start:end]
 
     def exists(self, location: str) -> bool:
         try:
@@ -259,6 +273,12 @@ class ExecutorReader:
     def read(self, location: str) -> bytes:
         """The whole content. Raises NotFoundError."""
         return _read_local(location) if is_local(location) else _read_io(self._opened(location), location)
+
+    def read_range(self, location: str, offset: int, size: int) -> bytes:
+        """Bytes from an offset on; fewer where the file ends before. Raises NotFoundError."""
+        if is_local(location):
+            return _read_local_range(location, offset, size)
+        return _read_io_range(self._opened(location), location, offset, size)
 
     def __reduce__(self) -> tuple[type[ExecutorReader], tuple[dict[str, str] | None]]:
         return ExecutorReader, (self.io_properties,)
@@ -414,12 +434,39 @@ def _read_local(location: str) -> bytes:
         _missing(location)
 
 
+def _read_local_range(location: str, offset: int, size: int) -> bytes:
+    try:
+        with Path(local_path(location)).open("rb") as file:
+            start, end = _within(offset, size, os.fstat(file.fileno()).st_size)
+            file.seek(start)
+            return file.read(end - start)
+    except FileNotFoundError:
+        _missing(location)
+
+
 def _read_io(io: FileIO, location: str) -> bytes:
     try:
         with io.new_input(location).open(seekable=False) as stream:
             return stream.read()
     except FileNotFoundError:
         _missing(location)
+
+
+def _read_io_range(io: FileIO, location: str, offset: int, size: int) -> bytes:
+    try:
+        file = io.new_input(location)
+        start, end = _within(offset, size, len(file))
+        with file.open() as stream:
+            stream.seek(start)
+            return stream.read(end - start)
+    except FileNotFoundError:
+        _missing(location)
+
+
+def _within(offset: int, size: int, length: int) -> tuple[int, int]:
+    """The part of a range that the file has, whatever numbers metadata gives; empty where there is none."""
+    start = min(max(offset, 0), length)
+    return (start, min(start + max(size, 0), length)) if offset >= 0 else (0, 0)
 
 
 def _missing(location: str) -> NoReturn:

@@ -89,6 +89,16 @@ def test_reading(files: Files, place: Path) -> None:
         assert files.read(f"file://{place}/{name}") == name.encode()
 
 
+def test_reading_a_part(files: Files, place: Path) -> None:
+    location = f"file://{place}/a b"
+    ranges = {(0, 3): b"a b", (1, 1): b" ", (2, 99): b"b", (1, 1 << 60): b" b", (3, 1): b"", (99, 1): b""}
+    refused = {(-1, 2): b"", (0, -1): b"", (-(1 << 60), 1 << 62): b""}
+    for (offset, size), expected in (ranges | refused).items():
+        assert files.read_range(location, offset, size) == expected
+    with pytest.raises(NotFoundError, match="none: there is no such file"):
+        files.read_range(f"file://{place}/none", 0, 1)
+
+
 @pytest.mark.parametrize("prefix", ["file://", "file:", ""])
 def test_spellings_of_a_location(files: Files, place: Path, prefix: str) -> None:
     location = f"{prefix}{place}/a b"
