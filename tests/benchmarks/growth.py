@@ -1,0 +1,328 @@
+"""V4 trees of a million to a billion files, made without Spark and kept in build/bench, and what it takes to ask them.
+
+    python -m tests.benchmarks.growth 1000000 [--masked]
+
+makes a tree, says how long that took, and measures it: each query beside Spark's own reading of the same columns of the
+same leaves under the same predicate. A million entries take about 26 MB of disk.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import statistics
+import sys
+import time
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyiceberg.partitioning import PartitionField, PartitionSpec
+from pyiceberg.schema import Schema
+from pyiceberg.table.sorting import UNSORTED_SORT_ORDER
+from pyiceberg.transforms import IdentityTransform
+from pyiceberg.types import IntegerType, LongType, NestedField
+
+from sparkmeta.manifests.aggregate import leaf_row
+from sparkmeta.manifests.layout import DATA, tree_schema, write_manifest
+from sparkmeta.manifests.root import write_root
+from sparkmeta.spec.bitmap import PositionBitmap, write_deletion_vector
+from sparkmeta.spec.entry import ContentType, Status
+from sparkmeta.spec.metadata import Snapshot, SnapshotRef, serialize_table_metadata
+from sparkmeta.spec.new_table import new_metadata
+from sparkmeta.spec.puffin import deletion_vector_blob, write_puffin
+from tests.benchmarks.workload import BUILD
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from sparkmeta import Table
+
+LEAF_ENTRIES = 100_000
+PARTITIONS = 100
+RECORDS = 100
+MASKED_SHARE = 0.05
+
+_STATS = {1: "int", 2: "long", 3: "int"}
+_TYPES = tree_schema(_STATS)
+_SCHEMA = Schema(
+    NestedField(1, "part", IntegerType()), NestedField(2, "id", LongType()), NestedField(3, "needle", IntegerType())
+)
+_SPEC = PartitionSpec(PartitionField(1, 1000, IdentityTransform(), "part"))
+
+
+@dataclass(frozen=True)
+class Growth:
+    """A tree of so many entries, in leaves of 100,000; masked: 5 % of every leaf's entries are."""
+
+    entries: int
+    masked: bool = False
+
+    @property
+    def leaves(self) -> int:
+        return max(1, self.entries // LEAF_ENTRIES)
+
+    @property
+    def folder(self) -> Path:
+        return BUILD / "growth" / f"{self.entries}{'-masked' if self.masked else ''}"
+
+    def partition(self, leaf: int) -> int:
+        return leaf * PARTITIONS // self.leaves
+
+    def ids(self, leaf: int) -> np.ndarray[Any, Any]:
+        """The entries' numbers: columns are made of them."""
+        size = min(LEAF_ENTRIES, self.entries)
+        return np.arange(leaf * size, (leaf + 1) * size, dtype=np.int64)
+
+    def needles(self, leaf: int) -> np.ndarray[Any, Any]:
+        """Spread over all integers, whatever the leaf."""
+        return ((self.ids(leaf) * 2_654_435_761) % (1 << 31)).astype(np.int32)
+
+    def location(self) -> str:
+        """The table's metadata JSON; made now where no earlier run has left it."""
+        done = self.folder / "v1.metadata.json"
+        if not done.exists():
+            shutil.rmtree(self.folder, ignore_errors=True)
+            (self.folder / "metadata").mkdir(parents=True)
+            self._write(done)
+        return f"file://{done}"
+
+    def rewind(self) -> None:
+        """Back to the one snapshot, whatever an earlier run has committed."""
+        metadata = self.folder / "metadata"
+        for later in metadata.glob("v*.metadata.json"):
+            if later.name != "v1.metadata.json":
+                later.unlink()
+        (metadata / "version-hint.text").write_text("1")
+
+    def _write(self, done: Path) -> None:
+        with ProcessPoolExecutor(2) as pool:
+            rows = [
+                pa.ipc.open_stream(one).read_all() for one in pool.map(_leaf, ((self, i) for i in range(self.leaves)))
+            ]
+        vectors = self._vectors([row.column("location")[0].as_py() for row in rows]) if self.masked else []
+        root = f"file://{self.folder}/metadata/root.parquet"
+        Path(root.removeprefix("file://")).write_bytes(write_root(pa.concat_tables([*rows, *vectors])))
+        document = {
+            "snapshot-id": 1, "sequence-number": 1, "timestamp-ms": 1_700_000_000_000, "root-manifest": root,
+            "summary": {"operation": "append", "total-equality-deletes": "0"}, "schema-id": 0,
+            "first-row-id": 0, "added-rows": self.entries * RECORDS,
+        }  # fmt: skip
+        metadata = new_metadata(f"file://{self.folder}", _SCHEMA, _SPEC, UNSORTED_SORT_ORDER, {}, 4)
+        changed = {
+            "snapshots": [Snapshot.model_validate(document)],
+            "current_snapshot_id": 1,
+            "refs": {"main": SnapshotRef.model_validate({"snapshot-id": 1, "type": "branch"})},
+            "last_sequence_number": 1,
+            "next_row_id": self.entries * RECORDS,
+        }
+        done.write_text(serialize_table_metadata(metadata.model_copy(update=changed)))
+        (self.folder / "metadata" / done.name).write_text(done.read_text())
+        (self.folder / "metadata" / "version-hint.text").write_text("1")
+
+    def _vectors(self, leaves: list[str]) -> list[pa.Table]:
+        """A deletion vector for every leaf, all in one Puffin file."""
+        size = min(LEAF_ENTRIES, self.entries)
+        count = int(size * MASKED_SHARE)
+        random = np.random.default_rng(1)
+        masks = [np.sort(random.choice(size, count, replace=False)) for _ in leaves]
+        blobs = [write_deletion_vector(PositionBitmap.of(one)) for one in masks]
+        file = write_puffin([deletion_vector_blob(b, leaf, count) for b, leaf in zip(blobs, leaves, strict=True)])
+        location = f"file://{self.folder}/metadata/masks.puffin"
+        Path(location.removeprefix("file://")).write_bytes(file.data)
+        rows = [
+            {
+                "content_type": int(ContentType.MANIFEST_DELETION_VECTOR),
+                "location": location, "file_format": "puffin", "file_size_in_bytes": len(file.data),
+                "version_info": _version(), "partition_spec_id": 0, "record_count": count, "referenced_file": leaf,
+                "deletion_vector": {"offset": blob.offset, "size_in_bytes": blob.length},
+            }
+            for leaf, blob in zip(leaves, file.blobs, strict=True)
+        ]  # fmt: skip
+        return [pa.Table.from_pylist(rows, schema=_TYPES)]
+
+
+def _version() -> dict[str, int]:
+    return {"status": int(Status.ADDED), "snapshot_id": 1, "sequence_number": 1, "file_sequence_number": 1}
+
+
+def _leaf(task: tuple[Growth, int]) -> bytes:
+    """Writes one leaf; the root's entry for it, as an Arrow stream."""
+    growth, leaf = task
+    table = _entries(growth, leaf)
+    data = write_manifest(table, DATA)
+    location = f"file://{growth.folder}/metadata/leaf-{leaf:06d}.parquet"
+    Path(location.removeprefix("file://")).write_bytes(data)
+    row = leaf_row(table, location, len(data), [1])
+    first = pa.array([leaf * len(table) * RECORDS], pa.int64())
+    row = row.set_column(row.column_names.index("first_row_id"), "first_row_id", first)
+    version = pa.array([_version()], _TYPES.field("version_info").type)
+    row = row.set_column(row.column_names.index("version_info"), _TYPES.field("version_info"), version)
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, row.schema) as stream:
+        stream.write_table(row)
+    return sink.getvalue().to_pybytes()
+
+
+def _entries(growth: Growth, leaf: int) -> pa.Table:
+    ids, needles, part = growth.ids(leaf), growth.needles(leaf), growth.partition(leaf)
+    rows = len(ids)
+    names = pc.utf8_lpad(pa.array(ids).cast(pa.string()), 12, "0")
+    folder = f"file:///warehouse/growth/data/part={part}/"
+    same = {
+        "content_type": int(ContentType.DATA), "file_format": "parquet", "partition_spec_id": 0,
+        "record_count": RECORDS, "file_size_in_bytes": 1 << 20,
+    }  # fmt: skip
+    columns = {name: pa.array(np.full(rows, value)) for name, value in same.items() if isinstance(value, int)}
+    columns["file_format"] = pa.array(["parquet"]).take(pa.array(np.zeros(rows, np.int64)))
+    columns["location"] = pc.binary_join_element_wise(folder, names, ".parquet", "")
+    columns["split_offsets"] = pa.ListArray.from_arrays(pa.array(np.arange(rows + 1), pa.int32()), np.full(rows, 4))
+    columns["version_info"] = pa.StructArray.from_arrays(
+        [pa.array(np.full(rows, int(Status.ADDED)), pa.int32()), *(pa.nulls(rows, pa.int64()) for _ in range(3))],
+        fields=list(_TYPES.field("version_info").type),
+    )
+    bounds = {1: (np.full(rows, part), np.full(rows, part)), 2: (ids * 10, ids * 10 + 9), 3: (needles, needles)}
+    kind = _TYPES.field("content_stats").type
+    structs = [_stats(kind.field(str(one)).type, *bounds[one]) for one in sorted(bounds)]
+    columns["content_stats"] = pa.StructArray.from_arrays(structs, fields=list(kind))
+    arrays = [columns[f.name].cast(f.type) if f.name in columns else pa.nulls(rows, f.type) for f in _TYPES]
+    return pa.Table.from_arrays(arrays, schema=_TYPES)
+
+
+def _stats(kind: pa.StructType, lower: np.ndarray[Any, Any], upper: np.ndarray[Any, Any]) -> pa.StructArray:
+    rows = len(lower)
+    known = {
+        "lower_bound": pa.array(lower), "upper_bound": pa.array(upper),
+        "value_count": pa.array(np.full(rows, RECORDS)), "null_value_count": pa.array(np.zeros(rows, np.int64)),
+    }  # fmt: skip
+    children = [known[f.name].cast(f.type) if f.name in known else pa.nulls(rows, f.type) for f in kind]
+    return pa.StructArray.from_arrays(children, fields=list(kind))
+
+
+# -- measuring ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Seconds, the median of some runs, of one question to one tree; peer: of Spark's own reading."""
+
+    entries: int
+    masked: bool
+    question: str
+    rows: int
+    seconds: float
+    peer: float | None
+
+
+def questions(growth: Growth) -> dict[str, tuple[str, str]]:
+    """Name -> the filter, and the predicate on stats that Spark's own reading has."""
+    leaf = growth.leaves // 2
+    needle, one = int(growth.needles(leaf)[7]), int(growth.ids(leaf)[7]) * 10
+    within = "content_stats.`{0}`.lower_bound <= {1} AND content_stats.`{0}`.upper_bound >= {1}"
+    part = growth.partition(leaf)
+    return {
+        "every file": ("true", "true"),
+        "needle, unclustered": (f"needle = {needle}", within.format(3, needle)),
+        "needle, clustered": (f"id = {one}", within.format(2, one)),
+        "one partition": (f"part = {part}", f"content_stats.`1`.lower_bound = {part}"),
+    }
+
+
+def measure(spark: SparkSession, growth: Growth, repeats: int) -> list[Measured]:
+    """Every question, then a commit of one file and a delete of one."""
+    import sparkmeta as sm
+
+    location, found = growth.location(), []
+
+    def add(question: str, rows: int, ours: list[float], peer: list[float]) -> None:
+        other = statistics.median(peer) if peer else None
+        found.append(Measured(growth.entries, growth.masked, question, rows, statistics.median(ours), other))
+        sys.stdout.write(f"{found[-1]}\n")
+        sys.stdout.flush()
+
+    for name, (row_filter, predicate) in questions(growth).items():
+        ours, peer = [], []
+        rows = sm.load_table(location, spark=spark).scan(row_filter).plan_files().count()
+        for _ in range(repeats):
+            ours.append(_timed(lambda: _noop(sm.load_table(location, spark=spark).scan(row_filter).plan_files())))  # noqa: B023
+            peer.append(_timed(lambda: _noop(_own_reading(spark, location, row_filter, predicate))))  # noqa: B023
+        add(name, rows, ours, peer)
+    growth.rewind()
+    for name in ("a file is appended", "a file is deleted"):
+        add(name, 1, [_timed(lambda: _commit(growth, spark, name, run)) for run in range(repeats)], [])  # noqa: B023
+    return found
+
+
+def _timed(act: Any) -> float:
+    start = time.perf_counter()
+    act()
+    return time.perf_counter() - start
+
+
+def _noop(frame: DataFrame) -> None:
+    frame.write.format("noop").mode("overwrite").save()
+
+
+def _own_reading(spark: SparkSession, location: str, row_filter: str, predicate: str) -> DataFrame:
+    """The columns that our plan reads, of the leaves that it opens."""
+    import sparkmeta as sm
+    from sparkmeta.plan.files import plan_manifests
+
+    scan = sm.load_table(location, spark=spark).scan(row_filter)
+    leaves = plan_manifests(scan._filter).data.column("location").to_pylist()
+    stats = {"1": "int", "2": "bigint", "3": "int"}
+    counts = "value_count: bigint, null_value_count: bigint"
+    asked = [f"`{one}`: struct<lower_bound: {kind}, upper_bound: {kind}, {counts}>" for one, kind in stats.items()
+             if one == "1" or f"`{one}`" in predicate]  # fmt: skip
+    columns = [
+        "location string", "file_format string", "version_info struct<status: int, sequence_number: bigint>",
+        "partition_spec_id int", "sort_order_id int", "record_count bigint", "file_size_in_bytes bigint",
+        "split_offsets array<bigint>", "first_row_id bigint", "row_id_offset bigint",
+        f"content_stats struct<{', '.join(asked)}>",
+    ]  # fmt: skip
+    return spark.read.schema(", ".join(columns)).parquet(*leaves).where(f"version_info.status <> 2 AND {predicate}")
+
+
+def _commit(growth: Growth, spark: SparkSession, name: str, run: int) -> None:
+    """One commit; of a file to delete the filter is known that finds it."""
+    import sparkmeta as sm
+
+    table: Table = sm.load_table(f"file://{growth.folder}", spark=spark)
+    with table.transaction() as tx:
+        if name == "a file is appended":
+            row = f"struct({questions(growth)['one partition'][0].split('=')[1]} AS part) AS partition"
+            new = ["uuid() AS file_path", "'parquet' AS file_format", "0 AS spec_id", row]
+            tx.update_snapshot().append(
+                spark.range(1).selectExpr(*new, "1L AS record_count", "1L AS file_size_in_bytes")
+            )
+        else:
+            one = int(growth.ids(growth.leaves // 2)[100 + run]) * 10
+            tx.update_snapshot().delete(table.scan(f"id = {one}").plan_files())
+
+
+@click.command()
+@click.argument("entries", type=int)
+@click.option("--masked", is_flag=True, help="5 % of every leaf's entries have a deletion vector.")
+@click.option("--repeats", default=3)
+@click.option("--heap", default="4g")
+def main(entries: int, masked: bool, repeats: int, heap: str) -> None:
+    """Make a tree of so many entries, and measure it."""
+    from tests.benchmarks.session import bench_session
+
+    growth = Growth(entries, masked)
+    disk = entries * 26 // 1_000_000
+    sys.stdout.write(f"{entries:,} entries in {growth.leaves:,} leaves: about {disk:,} MB of disk\n")
+    seconds = _timed(growth.location)
+    sys.stdout.write(f"made in {seconds:.0f} s\n")
+    found = measure(bench_session(heap), growth, repeats)
+    path = BUILD / f"growth-{entries}{'-masked' if masked else ''}.json"
+    path.write_text(json.dumps([asdict(one) for one in found], indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
