@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -11,6 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import functions as F
 
+from sparkmeta.columns import sql
 from sparkmeta.commit.summary import KindCount, PartitionKey, Tally, partition_keys, tally_of
 from sparkmeta.commit.tree import FileKey
 from sparkmeta.errors import ValidationError
@@ -26,7 +28,6 @@ from sparkmeta.spec.summary import FileKind
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-    from sparkmeta.manifests.projection import EntryProjection
     from sparkmeta.state import TableState
 
 # More removed files than this are never brought to the driver one by one.
@@ -86,16 +87,20 @@ def removal_of(found: DataFrame, state: TableState, few: bool) -> Removal:
     own = state.roots.filter(pc.equal(state.roots.column("file_format"), IN_ROOT))
     own_ids = own.column(MANIFEST).to_pylist()
     if few:
-        rows = found.select(*columns).toArrow()
-        in_root = pc.is_in(rows.column(MANIFEST), pa.array(own_ids, pa.int32()))
-        leaves = pa.concat_tables([_grouped(group) for group in _by_manifest(rows.filter(pc.invert(in_root)))] or
-                                  [_GROUPS.empty_table()])  # fmt: skip
-        removal = _removal(leaves, rows.filter(in_root), state)
-        return replace(removal, tally=replace(removal.tally, partitions=_partitions(rows, state)))
+        return removal_of_rows(found.select(*columns).toArrow(), state)
     kept = materialize(found.select(*columns))
     rows = kept.where(F.col(MANIFEST).isin(own_ids)).toArrow()
     grouped = kept.where(~F.col(MANIFEST).isin(own_ids)).groupBy(MANIFEST).applyInArrow(_grouped, schema_of(_GROUPS))
     return _removal(grouped.toArrow(), rows, state)
+
+
+def removal_of_rows(rows: pa.Table, state: TableState) -> Removal:
+    """As `removal_of`, of entries that are on the driver; runs no job."""
+    own = state.roots.filter(pc.equal(state.roots.column("file_format"), IN_ROOT))
+    in_root = pc.is_in(rows.column(MANIFEST), own.column(MANIFEST).combine_chunks().cast(pa.int32()))
+    leaves = [_grouped(group) for group in _by_manifest(rows.filter(pc.invert(in_root)))]
+    removal = _removal(pa.concat_tables(leaves or [_GROUPS.empty_table()]), rows.filter(in_root), state)
+    return replace(removal, tally=replace(removal.tally, partitions=_partitions(rows, state)))
 
 
 _KEY_COLUMNS = (
@@ -174,18 +179,70 @@ def find_files(state: TableState, files: DataFrame) -> Removal:
         raise ValidationError("the files to remove have no column file_path")
     wanted = files.select(*named)
     head = wanted.limit(FEW_FILES + 1).toArrow()
-    few = len(head) <= FEW_FILES
-    asked = local_frame(state.spark, head) if few else materialize(wanted)
+    if len(head) <= FEW_FILES:
+        return _find_few(state, head)
+    asked = materialize(wanted)
     _refuse_twice(asked, state)
-    projection = state.projection(FOUND_COLUMNS)
-    roots = _named_roots(state, head) if few else live_manifests(state.roots)
-    found = materialize(_by_key(state, roots, projection, asked, few))
+    found = materialize(_by_key(state, asked))
     _refuse_missing(state, asked, found)
     paths = found.where(F.col("content_type") == int(ContentType.DATA)).select(F.col("location").alias("data_path"))
-    vectors = vectors_of(state, paths, few)
+    vectors = vectors_of(state, paths, False)
     taken = found.where(F.col("content_type") == int(ContentType.POSITION_DELETES))
     again = vectors.join(taken.select(MANIFEST, ORDINAL), [MANIFEST, ORDINAL], "left_anti")
-    return removal_of(found.unionByName(again), state, few)
+    return removal_of(found.unionByName(again), state, False)
+
+
+def _find_few(state: TableState, asked: pa.Table) -> Removal:
+    """As `find_files`, of files that are on the driver: a job for them, another for their vectors if there are any."""
+    keys = _asked_keys(asked)
+    if twice := [path for (path, _), count in Counter(keys).items() if count > 1]:
+        raise ValidationError(f"{state.metadata.location}: {twice[0]} is to be removed twice")
+    paths = [path for path, _ in keys]
+    found = _few_entries(state, _named_roots(state, asked), "location", paths)
+    found = found.filter(pa.array([key in set(keys) for key in _entry_keys(found)], pa.bool_()))
+    if missing := sorted(set(keys).difference(_entry_keys(found))):
+        raise ValidationError(f"{state.metadata.location}: {missing[0][0]} is no live file of the table")
+    data = found.filter(pc.equal(found.column("content_type"), int(ContentType.DATA)))
+    delete_roots = live_manifests(state.manifests(ContentType.DELETE_MANIFEST))
+    vectors = _few_entries(state, delete_roots, "referenced_file", data.column("location").to_pylist())
+    offsets = pc.struct_field(vectors.column("deletion_vector"), "offset")
+    position = pc.equal(vectors.column("content_type"), int(ContentType.POSITION_DELETES))
+    vectors = vectors.filter(pc.and_(position, offsets.is_valid()))
+    again = vectors.filter(pa.array([key not in set(keys) for key in _entry_keys(vectors)], pa.bool_()))
+    return removal_of_rows(pa.concat_tables([found, again]), state)
+
+
+def _asked_keys(asked: pa.Table) -> list[tuple[str, int | None]]:
+    paths = asked.column("file_path").to_pylist()
+    offsets = (
+        asked.column("content_offset").to_pylist() if "content_offset" in asked.column_names else [None] * len(paths)
+    )
+    return list(zip(paths, offsets, strict=True))
+
+
+def _entry_keys(entries: pa.Table) -> list[tuple[str, int | None]]:
+    offsets = pc.struct_field(entries.column("deletion_vector"), "offset").to_pylist()
+    return list(zip(entries.column("location").to_pylist(), offsets, strict=True))
+
+
+def _few_entries(state: TableState, roots: pa.Table, column: str, values: list[str]) -> pa.Table:
+    """The live entries of some manifests that have one of some values in a column, on the driver.
+
+    A few values are written into the query, so that Spark's Parquet reader looks for them.
+    """
+    projection = state.projection(FOUND_COLUMNS)
+    if not values or not len(roots):
+        return projection.schema.empty_table()
+    entries = state.entries(roots, projection).where(is_live().text)
+    if len(values) <= _LITERALS:
+        return entries.where(sql.col(column).isin(values).text).toArrow().cast(projection.schema)
+    keys = local_frame(state.spark, pa.table({_WANTED: values}))
+    return (
+        entries.join(F.broadcast(keys), F.expr(f"{column} = {_WANTED}"), "left_semi").toArrow().cast(projection.schema)
+    )
+
+
+_LITERALS, _WANTED = 200, "_wanted"
 
 
 def _key_columns(asked: DataFrame) -> tuple[Column, Column]:
@@ -193,13 +250,13 @@ def _key_columns(asked: DataFrame) -> tuple[Column, Column]:
     return F.col("file_path").alias("asked_path"), offset.alias("asked_offset")
 
 
-def _by_key(state: TableState, roots: pa.Table, projection: EntryProjection, asked: DataFrame, few: bool) -> DataFrame:
-    entries = state.entries(roots, projection).where(is_live().text)
+def _by_key(state: TableState, asked: DataFrame) -> DataFrame:
+    entries = state.entries(live_manifests(state.roots), state.projection(FOUND_COLUMNS)).where(is_live().text)
     keys = asked.select(*_key_columns(asked))
     same = (F.col("location") == F.col("asked_path")) & (
         F.col("deletion_vector.offset").eqNullSafe(F.col("asked_offset"))
     )
-    return entries.join(F.broadcast(keys) if few else keys, same, "left_semi")
+    return entries.join(keys, same, "left_semi")
 
 
 def _named_roots(state: TableState, asked: pa.Table) -> pa.Table:
