@@ -8,7 +8,7 @@ nothing. A group is an array in ascending sequence number; a data file takes the
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from operator import and_
 from typing import TYPE_CHECKING
@@ -24,7 +24,7 @@ from pyspark.sql.types import ArrayType, IntegerType, LongType, StringType, Stru
 from sparkmeta.columns.bounds import bound_arrow_type
 from sparkmeta.errors import ValidationError
 from sparkmeta.manifests.projection import CONTENT_STATS
-from sparkmeta.plan.prune import ScanFilter, is_live, matching_entries
+from sparkmeta.plan.prune import ScanFilter, is_live, matching_entries, wanted_entries
 from sparkmeta.plan.rows import manifest_path, partition_value
 from sparkmeta.spec.entry import DELETE_FILE_PATH_ID, ContentType
 
@@ -105,9 +105,10 @@ def delete_entries(scan_filter: ScanFilter, manifests: pa.Table) -> DeleteEntrie
     equality_ids = _equality_ids(scan_filter, manifests)
     pruned_by = frozenset() if scan_filter.ignore_residuals else scan_filter.stats_ids
     stats = {DELETE_FILE_PATH_ID, *equality_ids, *pruned_by}
-    projection = scan_filter.state.projection(_DELETE_COLUMNS, stats)
-    entries = scan_filter.state.entries(manifests, projection)
-    kept = matching_entries(entries, scan_filter, by_stats=not scan_filter.ignore_residuals)
+    by_stats = not scan_filter.ignore_residuals
+    wanted = wanted_entries(scan_filter, by_stats=by_stats)
+    projection = replace(scan_filter.state.projection(_DELETE_COLUMNS, stats), wanted=wanted)
+    kept = matching_entries(scan_filter.state.entries(manifests, projection), scan_filter, by_stats=by_stats)
     return DeleteEntries(kept, manifests, _live_count(manifests), equality_ids)
 
 

@@ -13,11 +13,14 @@ import pyarrow.compute as pc
 from pyiceberg.expressions import AlwaysFalse, AlwaysTrue, BooleanExpression
 from pyspark.sql import functions as F
 
+from sparkmeta.columns.array_skipping import partition_tests, stats_tests, summary_tests
+from sparkmeta.columns.array_tests import AllOf, Source
 from sparkmeta.columns.predicate import referenced_ids, row_predicate
 from sparkmeta.columns.skipping import FieldStats, FieldSummary, might_match, residual, summary_might_match
 from sparkmeta.columns.transforms import inclusive_projection
+from sparkmeta.manifests.entries import as_numbers
 from sparkmeta.manifests.manifest_list import SUMMARIES
-from sparkmeta.manifests.projection import CONTENT_STATS, MANIFEST
+from sparkmeta.manifests.projection import CONTENT_STATS, MANIFEST, EntryFilter
 from sparkmeta.manifests.tree import IN_ROOT, MASKED
 from sparkmeta.plan.rows import entry_stats, partition_value
 from sparkmeta.session import local_frame
@@ -80,9 +83,34 @@ def matching_manifests(roots: pa.Table, scan_filter: ScanFilter, *, by_stats: bo
         isinstance(one, AlwaysTrue) for one in scan_filter.partition_filters.values()
     ):
         return roots if not isinstance(scan_filter.row_filter, AlwaysFalse) else roots.slice(0, 0)
+    if (found := _by_arrays(roots, scan_filter)) is not None:
+        return roots.filter(found)
     summaries = local_frame(scan_filter.state.spark, roots.select(_SUMMARY_COLUMNS))
     kept = summaries.where(_by_spec(scan_filter, _summary_predicate)).select(MANIFEST).toArrow().column(MANIFEST)
     return roots.filter(pc.is_in(roots.column(MANIFEST), kept.combine_chunks().cast(pa.int32())))
+
+
+def _by_arrays(roots: pa.Table, scan_filter: ScanFilter) -> pa.Array | None:
+    """What `_summary_predicate` keeps, told without Spark; None where that takes more than a few comparisons."""
+    summaries = roots.column(SUMMARIES).combine_chunks()
+    specs = roots.column("partition_spec_id").combine_chunks()
+
+    def columns(source: Source, field_id: int, type_name: str) -> pa.Array | None:
+        known = scan_filter.state.partition_fields.get(field_id) == type_name
+        return as_numbers(summaries.field(str(field_id)).field(source)) if known else None
+
+    kept = pa.repeat(False, len(roots))
+    for spec_id, partition_filter in scan_filter.partition_filters.items():
+        if isinstance(partition_filter, AlwaysFalse):
+            continue
+        tests = summary_tests(partition_filter)
+        if tests is None:
+            return None
+        of_spec, passed = pc.equal(specs, spec_id), tests.passes(columns)
+        if passed is None and tests.tests:
+            return None
+        kept = pc.or_(kept, of_spec if passed is None else pc.and_(of_spec, passed))
+    return kept
 
 
 def _matching_leaves(roots: pa.Table, scan_filter: ScanFilter, by_stats: bool) -> pa.Table:
@@ -147,6 +175,12 @@ def matching_entries(entries: DataFrame, scan_filter: ScanFilter, *, by_stats: b
     """
     kept = entries.where(is_live()).where(tuple_matches(scan_filter))
     return kept.where(stats_match(scan_filter)) if by_stats else kept
+
+
+def wanted_entries(scan_filter: ScanFilter, *, by_stats: bool = True) -> EntryFilter:
+    """What of `matching_entries` tasks that decode manifests can tell: the rest never reaches Spark."""
+    tuples = tuple((spec_id, partition_tests(one)) for spec_id, one in scan_filter.partition_filters.items())
+    return EntryFilter(stats_tests(scan_filter.row_filter) if by_stats else AllOf(), tuples)
 
 
 def residual_json(scan_filter: ScanFilter) -> Column:
