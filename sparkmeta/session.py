@@ -75,6 +75,9 @@ def local_config(cores: int | str, memory: str | None) -> dict[str, str]:
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.shuffle.partitions": str(max(2, tasks)),
         "spark.sql.execution.arrow.pyspark.enabled": "true",
+        # With it PySpark tells the JVM before each operation on a Column which line it stands in: ten calls in place of
+        # two, and hundreds of operations make a plan. Sessions that use it first have decided on it for the process.
+        "spark.python.sql.dataFrameDebugging.enabled": "false",
         "spark.sql.sources.parallelPartitionDiscovery.parallelism": str(Settings().discovery_parallelism),
     }
 

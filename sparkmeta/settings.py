@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import Field, dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Literal
+from weakref import WeakSet
 
 from sparkmeta.errors import SettingError, shown
 
@@ -51,10 +52,22 @@ class Settings:
 def settings(spark: SparkSession) -> Settings:
     """The session's settings: its ``spark.sparkmeta.*`` configuration over the defaults.
 
-    Raises SettingError for a value of the wrong form, and for a name that is none (a misspelt one would be silent).
+    Raises SettingError for a value of the wrong form, and, when a session is first asked, for a name that is none (a
+    misspelt one would be silent).
     """
-    conf = spark.conf.getAll.items()
-    return from_conf({key.removeprefix(PREFIX): value for key, value in conf if key.startswith(PREFIX)})
+    names = [field.name.replace("_", "-") for field in fields(Settings)]
+    values = {name: spark.conf.get(PREFIX + name, None) for name in names}
+    known = {name: value for name, value in values.items() if value is not None}
+    if spark not in _looked_through:
+        conf = spark.conf.getAll.items()
+        known |= {key.removeprefix(PREFIX): value for key, value in conf if key.startswith(PREFIX)}
+    found = from_conf(known)
+    _looked_through.add(spark)
+    return found
+
+
+# Sessions that have no setting of a wrong name: asking for all of them takes tens of milliseconds.
+_looked_through: WeakSet[SparkSession] = WeakSet()
 
 
 def from_conf(values: Mapping[str, str]) -> Settings:

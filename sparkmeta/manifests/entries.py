@@ -9,9 +9,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from sparkmeta.columns.array_tests import AllOf, Source
 from sparkmeta.columns.bounds import decode_bounds
 from sparkmeta.errors import CorruptFileError
 from sparkmeta.manifests.inherit import (
@@ -20,7 +22,7 @@ from sparkmeta.manifests.inherit import (
     inherited_sequence_numbers,
     inherited_snapshot_ids,
 )
-from sparkmeta.manifests.projection import EntryProjection
+from sparkmeta.manifests.projection import PARTITION, EntryProjection
 from sparkmeta.spec.entry import (
     CONTENT_ENTRY,
     DELETION_VECTOR,
@@ -62,6 +64,9 @@ class RawRecords(Protocol):
     def metric(self, map_id: int, key: int, kind: pa.DataType) -> pa.Array:
         """One key's values of a metrics map."""
 
+    def taken(self, places: np.ndarray[Any, Any]) -> RawRecords:
+        """The records at these places."""
+
 
 @dataclass(frozen=True)
 class ManifestPart:
@@ -80,7 +85,7 @@ def wanted_fields(projection: EntryProjection) -> frozenset[int]:
     wanted = {0, *(METRICS_MAP_IDS[name] for name in projection.columns if name in METRICS_MAP_IDS)}
     for column in projection.columns:
         wanted.update(_IDS_BY_COLUMN.get(column, ()))
-    if "first_row_id" in projection.columns:
+    if "first_row_id" in projection.columns or projection.wanted is not None:
         wanted.add(103)
     if projection.stats:
         wanted.update(STATS_SOURCES.values())
@@ -117,12 +122,18 @@ class EntryBuilder:
         self.row_ids = RowIdCounter(part.context.first_row_id)
 
     def batch(self, ordinals: pa.Array, records: RawRecords) -> pa.RecordBatch:
-        """Records at the given physical positions as a batch of `projection.schema`.
+        """Records at the given physical positions as a batch of `projection.schema`: the wanted ones.
 
         Raises:
             CorruptFileError: an unknown status, content or format, a required value that is null, a malformed bound.
         """
-        columns = [self._column(name, records) for name in self.projection.columns]
+        row_ids = self._first_row_ids(records) if "first_row_id" in self.projection.columns else None
+        if (places := self._wanted_places(records)) is not None:
+            records, ordinals = records.taken(places), ordinals.take(pa.array(places))
+            row_ids = row_ids.take(pa.array(places)) if row_ids is not None else None
+        columns = [
+            row_ids if name == "first_row_id" else self._column(name, records) for name in self.projection.columns
+        ]
         if self.projection.partition:
             columns.append(self._partition(records))
         if self.projection.stats:
@@ -173,7 +184,7 @@ class EntryBuilder:
     def partition_spec_id(self, records: RawRecords) -> pa.Array:
         return pa.repeat(pa.scalar(self.part.spec_id, pa.int32()), len(records))
 
-    def first_row_id(self, records: RawRecords) -> pa.Array:
+    def _first_row_ids(self, records: RawRecords) -> pa.Array:
         own, counts = records.values(142, pa.int64()), records.values(103, pa.int64())
         return self.row_ids.assign(own, self._status(records), counts)
 
@@ -194,12 +205,29 @@ class EntryBuilder:
             raise CorruptFileError(self.part.location, field_name(field_id), None, "the field is required")
         return values
 
+    def _wanted_places(self, records: RawRecords) -> np.ndarray[Any, Any] | None:
+        """Where the wanted entries are; None where all are wanted."""
+        wanted = self.projection.wanted
+        if wanted is None:
+            return None
+        kept = pc.not_equal(self._status(records), int(Status.DELETED))
+        columns = _Compared(self, records)
+        tuples = dict(wanted.partitions).get(self.part.spec_id, AllOf()).passes(columns)
+        by_stats = wanted.stats.passes(columns)
+        if by_stats is not None:
+            # A negative count of records says that nothing is known of the file.
+            kept = pc.and_(kept, pc.or_(by_stats, pc.less(self.record_count(records), 0)))
+        if tuples is not None:
+            kept = pc.and_(kept, tuples)
+        mask = kept.to_numpy(zero_copy_only=False)
+        return None if mask.all() else np.flatnonzero(mask)
+
     def _stats(self, records: RawRecords) -> pa.Array:
         """content_stats: a struct per wanted field, null children where nothing is known."""
         structs = []
         for field_id, type_name in self.projection.stats:
             children = [
-                self._bound(records, map_id, field_id, type_name)
+                self.bound(records, map_id, field_id, type_name)
                 if child.endswith("_bound")
                 else records.metric(map_id, field_id, pa.int64())
                 for child, map_id in STATS_SOURCES.items()
@@ -207,13 +235,44 @@ class EntryBuilder:
             structs.append(_struct(children, self.projection.stats_type.field(str(field_id)).type))
         return _struct(structs, self.projection.stats_type)
 
-    def _bound(self, records: RawRecords, map_id: int, field_id: int, type_name: str) -> pa.Array:
+    def bound(self, records: RawRecords, map_id: int, field_id: int, type_name: str) -> pa.Array:
+        """A column's lower or upper bounds, by the id of their metrics map."""
         raw = records.metric(map_id, field_id, pa.binary())
         return typed_values(raw, type_name, self.part.location, f"{field_name(map_id)}[{field_id}]")
 
     def _partition(self, records: RawRecords) -> pa.Array:
         children = [records.partition(*field) for field in self.projection.partition]
         return _struct(children, self.projection.partition_type)
+
+
+class _Compared:
+    """What array tests compare, of some records; each column is made once."""
+
+    def __init__(self, builder: EntryBuilder, records: RawRecords) -> None:
+        self._builder = builder
+        self._records = records
+        self._found: dict[tuple[str, int], pa.Array] = {}
+
+    def __call__(self, source: Source, field_id: int, type_name: str) -> pa.Array | None:
+        projection = self._builder.projection
+        known = projection.partition if source == PARTITION else projection.stats
+        if (field_id, type_name) not in known:
+            return None
+        if (source, field_id) not in self._found:
+            self._found[source, field_id] = as_numbers(self._values(source, field_id, type_name))
+        return self._found[source, field_id]
+
+    def _values(self, source: Source, field_id: int, type_name: str) -> pa.Array:
+        if source == PARTITION:
+            return self._records.partition(field_id, type_name)
+        return self._builder.bound(self._records, STATS_SOURCES[source], field_id, type_name)
+
+
+def as_numbers(values: pa.Array) -> pa.Array:
+    """Dates and times as the numbers that they are stored as."""
+    if not pa.types.is_temporal(values.type):
+        return values
+    return values.view(pa.int32() if pa.types.is_date32(values.type) else pa.int64())
 
 
 def _struct(children: list[pa.Array], kind: pa.StructType) -> pa.StructArray:
@@ -231,6 +290,5 @@ _BUILDERS: dict[str, Callable[[EntryBuilder, RawRecords], pa.Array]] = {
         EntryBuilder.file_size_in_bytes,
         EntryBuilder.deletion_vector,
         EntryBuilder.partition_spec_id,
-        EntryBuilder.first_row_id,
     )
 }

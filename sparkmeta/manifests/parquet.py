@@ -185,6 +185,9 @@ class ArrowRecords:
     def metric(self, map_id: int, key: int, kind: pa.DataType) -> pa.Array:
         return self._cast(f"m{map_id}_{key}", kind)
 
+    def taken(self, places: np.ndarray[Any, Any]) -> ArrowRecords:
+        return ArrowRecords(self._batch.take(pa.array(places)))
+
     def _cast(self, name: str, kind: pa.DataType) -> pa.Array:
         if name not in self._batch.schema.names:
             return pa.nulls(len(self), kind)

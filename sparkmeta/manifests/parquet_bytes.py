@@ -48,7 +48,7 @@ class ParquetRecords:
     """`RawRecords` over a batch of a manifest's columns."""
 
     def __init__(self, batch: pa.RecordBatch, location: str) -> None:
-        self._length = len(batch)
+        self._batch = batch
         self._fields = _by_id(batch.schema, batch.columns)
         file = self._fields.pop(DATA_FILE_FIELD_ID, None)
         self._fields |= {} if file is None else _by_id(file.type, file.flatten())
@@ -57,7 +57,7 @@ class ParquetRecords:
         self._location = location
 
     def __len__(self) -> int:
-        return self._length
+        return len(self._batch)
 
     def values(self, field_id: int, kind: pa.DataType) -> pa.Array:
         return self._cast(self._fields.get(field_id), kind, field_id)
@@ -72,6 +72,9 @@ class ParquetRecords:
         values = self._fields.get(map_id)
         found = None if values is None else pc.map_lookup(values, pa.scalar(key, values.type.key_type), "first")
         return self._cast(found, kind, map_id)
+
+    def taken(self, places: np.ndarray[Any, Any]) -> ParquetRecords:
+        return ParquetRecords(self._batch.take(pa.array(places)), self._location)
 
     def _cast(self, values: pa.Array | None, kind: pa.DataType, field_id: int) -> pa.Array:
         if values is None:

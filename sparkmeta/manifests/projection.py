@@ -8,6 +8,7 @@ from functools import cached_property
 
 import pyarrow as pa
 
+from sparkmeta.columns.array_tests import AllOf
 from sparkmeta.columns.bounds import bound_arrow_type
 from sparkmeta.spec.entry import CONTENT_ENTRY, METRICS_MAPS
 
@@ -29,12 +30,25 @@ FILE_COLUMNS = tuple(name for name in _ENTRY_TYPES if name != "manifest_stats")
 
 
 @dataclass(frozen=True)
+class EntryFilter:
+    """Which entries are of use: live ones, whose stats and partition tuple pass tests.
+
+    A reader leaves the others out or not, as suits it; row ids are counted over all. partitions: the tests by spec id;
+    of other specs every tuple passes.
+    """
+
+    stats: AllOf
+    partitions: tuple[tuple[int, AllOf], ...]
+
+
+@dataclass(frozen=True)
 class EntryProjection:
     """The columns, partition fields and stats that entries are read with.
 
     columns: top-level names of the content entry, and any of the raw metrics maps (`column_sizes`, ...).
     partition: (partition field id, Iceberg type name) of the `partition` struct's fields.
     stats: (column field id, Iceberg type name) of the fields of `content_stats`.
+    wanted: which entries; None: all.
 
     Picklable and free of heavy imports, since it travels to executors.
     """
@@ -42,6 +56,7 @@ class EntryProjection:
     columns: tuple[str, ...]
     partition: tuple[tuple[int, str], ...] = ()
     stats: tuple[tuple[int, str], ...] = ()
+    wanted: EntryFilter | None = None
 
     @staticmethod
     def of(

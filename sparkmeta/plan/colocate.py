@@ -17,8 +17,9 @@ import pyarrow.compute as pc
 from sparkmeta.columns import sql
 from sparkmeta.errors import ValidationError
 from sparkmeta.manifests.avro.read import PART_SCHEMA, part_of, schema_of
+from sparkmeta.manifests.entries import as_numbers
 from sparkmeta.manifests.leaf_bytes import TreeContext, decode_tree_manifest
-from sparkmeta.manifests.projection import MANIFEST, ORDINAL, PARTITION, EntryProjection
+from sparkmeta.manifests.projection import CONTENT_STATS, MANIFEST, ORDINAL, PARTITION, EntryFilter, EntryProjection
 from sparkmeta.manifests.tree import is_tree_leaf, leaf_units
 from sparkmeta.manifests.vectors import VECTOR_SCHEMA, vector_bitmap
 from sparkmeta.plan.deletes import BROADCAST_DELETES, DELETES_TYPE, TWO_VECTORS, live_count
@@ -29,6 +30,7 @@ from sparkmeta.spec.entry import ContentType, Status
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
+    from sparkmeta.columns.array_tests import Source
     from sparkmeta.columns.sql import Sql
     from sparkmeta.plan.prune import ScanFilter
     from sparkmeta.state import TableState
@@ -216,7 +218,8 @@ def _join_leaves(task: _Task, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.
             vectors = pa.concat_tables([_live(_read(task, one, task.deletes), task, one) for one in unit["deletes"]])
             found = _vectors_of(data, vectors, unit["data"]["location"])
             joined = pa.Table.from_arrays([*data.columns, *found], schema=task.schema)
-            yield from _live(joined, task, unit["data"]).to_batches()
+            live = _live(joined, task, unit["data"])
+            yield from (live if task.data.wanted is None else _wanted(live, task.data, task.data.wanted)).to_batches()
 
 
 def _read(task: _Task, leaf: Mapping[str, Any], projection: EntryProjection) -> pa.Table:
@@ -233,6 +236,27 @@ def _live(entries: pa.Table, task: _Task, leaf: Mapping[str, Any]) -> pa.Table:
         for positions in vector_bitmap(leaf["mask"], task.reader).positions():
             unmasked[positions] = False
         kept = pc.and_(kept, pa.chunked_array([pa.array(unmasked)]))
+    return entries.filter(kept)
+
+
+def _wanted(entries: pa.Table, projection: EntryProjection, wanted: EntryFilter) -> pa.Table:
+    """The entries that a filter has a use for, as far as quick tests tell; Spark's predicates have the last word."""
+    types = {"partition": dict(projection.partition)}
+
+    def columns(source: Source, field_id: int, type_name: str) -> pa.Array | None:
+        if types.get(source, dict(projection.stats)).get(field_id) != type_name:
+            return None
+        path = [str(field_id)] if source == "partition" else [str(field_id), source]
+        return as_numbers(pc.struct_field(_one(entries, PARTITION if source == "partition" else CONTENT_STATS), path))
+
+    kept = pa.repeat(True, len(entries))
+    by_stats = wanted.stats.passes(columns)
+    if by_stats is not None:
+        kept = pc.or_(by_stats, pc.less(_one(entries, "record_count"), 0))
+    for spec_id, tests in wanted.partitions:
+        passed = tests.passes(columns)
+        if passed is not None:
+            kept = pc.and_(kept, pc.or_(passed, pc.not_equal(_one(entries, "partition_spec_id"), spec_id)))
     return entries.filter(kept)
 
 

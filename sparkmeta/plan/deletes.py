@@ -8,7 +8,7 @@ its own sequence number (and, for equality deletes, its stats) leaves.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from operator import and_
 from typing import TYPE_CHECKING
@@ -24,7 +24,7 @@ from sparkmeta.columns import sql
 from sparkmeta.columns.sql import Sql
 from sparkmeta.errors import ValidationError
 from sparkmeta.manifests.projection import CONTENT_STATS
-from sparkmeta.plan.prune import ScanFilter, is_live, matching_entries
+from sparkmeta.plan.prune import ScanFilter, is_live, matching_entries, wanted_entries
 from sparkmeta.plan.rows import manifest_path, partition_value
 from sparkmeta.spec.entry import DELETE_FILE_PATH_ID, ContentType
 
@@ -111,8 +111,10 @@ def delete_entries(scan_filter: ScanFilter, manifests: pa.Table) -> DeleteEntrie
     equality_ids = _equality_ids(scan_filter, manifests)
     pruned_by = frozenset() if scan_filter.ignore_residuals else scan_filter.stats_ids
     stats = {DELETE_FILE_PATH_ID, *equality_ids, *pruned_by}
-    entries = state.entries(manifests, state.projection(_DELETE_COLUMNS, stats))
-    kept = matching_entries(entries, scan_filter, by_stats=not scan_filter.ignore_residuals)
+    by_stats = not scan_filter.ignore_residuals
+    wanted = wanted_entries(scan_filter, by_stats=by_stats)
+    projection = replace(state.projection(_DELETE_COLUMNS, stats), wanted=wanted)
+    kept = matching_entries(state.entries(manifests, projection), scan_filter, by_stats=by_stats)
     only_vectors = not equality_ids and state.tree is not None and not state.tree.is_upgraded
     return DeleteEntries(kept, manifests, live_count(manifests), equality_ids, only_vectors)
 

@@ -7,7 +7,7 @@ The driver holds the manifests of one snapshot; everything about entries is a la
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -24,6 +24,7 @@ from sparkmeta.plan.prune import (
     matching_entries,
     matching_manifests,
     residual_json,
+    wanted_entries,
 )
 from sparkmeta.plan.rows import manifest_path, public_partition, public_partition_type
 from sparkmeta.spec.entry import ContentType
@@ -127,12 +128,14 @@ def plan_schema(state: TableState) -> StructType:
 
 def data_entries(scan_filter: ScanFilter, manifests: pa.Table, stats_ids: Iterable[int] = ()) -> DataFrame:
     """The live data entries that may match, with stats of the filter's columns and of `stats_ids`."""
-    return matching_entries(scan_filter.state.entries(manifests, data_projection(scan_filter, stats_ids)), scan_filter)
+    projection = replace(data_projection(scan_filter, stats_ids), wanted=wanted_entries(scan_filter))
+    return matching_entries(scan_filter.state.entries(manifests, projection), scan_filter)
 
 
 def _beside_vectors(scan_filter: ScanFilter, groups: Colocation, stats_ids: Iterable[int]) -> DataFrame:
     """As `data_entries`, with the columns that `with_vector` takes: null for leaves that no delete leaf belongs to."""
-    state, projection = scan_filter.state, data_projection(scan_filter, stats_ids)
+    state = scan_filter.state
+    projection = replace(data_projection(scan_filter, stats_ids), wanted=wanted_entries(scan_filter))
     joined = colocated_entries(state, groups.data, groups.deletes, projection)
     beside = matching_entries(joined, scan_filter)
     if not len(groups.other_data):

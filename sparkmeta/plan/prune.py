@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, reduce
 from operator import or_
@@ -13,12 +13,15 @@ import pyarrow.compute as pc
 from pyiceberg.expressions import AlwaysFalse, AlwaysTrue, BooleanExpression
 
 from sparkmeta.columns import sql
+from sparkmeta.columns.array_skipping import partition_tests, stats_tests, summary_tests
+from sparkmeta.columns.array_tests import AllOf, Columns, Source
 from sparkmeta.columns.predicate import referenced_ids, row_predicate
 from sparkmeta.columns.skipping import FieldStats, FieldSummary, might_match, residual, summary_might_match
 from sparkmeta.columns.sql import Sql
 from sparkmeta.columns.transforms import inclusive_projection
+from sparkmeta.manifests.entries import as_numbers
 from sparkmeta.manifests.manifest_list import SUMMARIES
-from sparkmeta.manifests.projection import CONTENT_STATS, MANIFEST
+from sparkmeta.manifests.projection import CONTENT_STATS, MANIFEST, EntryFilter
 from sparkmeta.manifests.tree import IN_ROOT, MASKED
 from sparkmeta.plan.rows import entry_stats, partition_value
 from sparkmeta.session import local_frame
@@ -91,6 +94,8 @@ def matching_manifests(roots: pa.Table, scan_filter: ScanFilter) -> pa.Table:
         isinstance(one, AlwaysTrue) for one in scan_filter.partition_filters.values()
     ):
         return roots if not isinstance(scan_filter.row_filter, AlwaysFalse) else roots.slice(0, 0)
+    if (found := _by_arrays(roots, scan_filter)) is not None:
+        return roots.filter(found)
     return _where(roots, roots.select(_SUMMARY_COLUMNS), _by_spec(scan_filter, _summary_predicate), scan_filter)
 
 
@@ -98,6 +103,29 @@ def _where(roots: pa.Table, shown: pa.Table, condition: Sql, scan_filter: ScanFi
     """The roots that Spark keeps. `collect` of local rows starts no job, which `toArrow` does."""
     kept = local_frame(scan_filter.state.spark, shown).where(condition.text).select(MANIFEST).collect()
     return roots.filter(pc.is_in(roots.column(MANIFEST), pa.array([row[0] for row in kept], pa.int32())))
+
+
+def _by_arrays(roots: pa.Table, scan_filter: ScanFilter) -> pa.Array | None:
+    """What `_summary_predicate` keeps, told without Spark; None where that takes more than a few comparisons."""
+    summaries = roots.column(SUMMARIES).combine_chunks()
+    specs = roots.column("partition_spec_id").combine_chunks()
+
+    def columns(source: Source, field_id: int, type_name: str) -> pa.Array | None:
+        known = scan_filter.state.partition_fields.get(field_id) == type_name
+        return as_numbers(summaries.field(str(field_id)).field(source)) if known else None
+
+    kept = pa.repeat(False, len(roots))
+    for spec_id, partition_filter in scan_filter.partition_filters.items():
+        if isinstance(partition_filter, AlwaysFalse):
+            continue
+        tests = summary_tests(partition_filter)
+        if tests is None:
+            return None
+        of_spec, passed = pc.equal(specs, spec_id), tests.passes(columns)
+        if passed is None and tests.tests:
+            return None
+        kept = pc.or_(kept, of_spec if passed is None else pc.and_(of_spec, passed))
+    return kept
 
 
 def _matching_leaves(roots: pa.Table, scan_filter: ScanFilter) -> pa.Table:
@@ -108,6 +136,8 @@ def _matching_leaves(roots: pa.Table, scan_filter: ScanFilter) -> pa.Table:
     """
     if scan_filter.keeps_all or not len(roots):
         return roots
+    if (found := _leaves_by_arrays(roots, scan_filter)) is not None:
+        return roots.filter(found)
     looked_at = {*scan_filter.stats_ids, *scan_filter.partition_sources}
     stats = roots.column(CONTENT_STATS).combine_chunks()
     known = [field.name for field in stats.type if int(field.name) in looked_at]
@@ -133,6 +163,34 @@ def _matching_leaves(roots: pa.Table, scan_filter: ScanFilter) -> pa.Table:
         by_stats = by_stats | (sql.col("content_type") == int(ContentType.DELETE_MANIFEST))
     matches = _by_spec(scan_filter, by_partition) & by_stats
     return _where(roots, shown, (sql.col("file_format") == IN_ROOT) | matches, scan_filter)
+
+
+def _leaves_by_arrays(roots: pa.Table, scan_filter: ScanFilter) -> pa.Array | None:
+    """Leaves that a few comparisons of bounds don't rule out, told without Spark; None for filters of another kind."""
+    filters = [scan_filter.row_filter, *scan_filter.partition_filters.values()]
+    if scan_filter.ignore_residuals or any(summary_tests(one) is None for one in filters if one != AlwaysFalse()):
+        return None
+    stats, types = roots.column(CONTENT_STATS).combine_chunks(), scan_filter.state.stats_types
+
+    def columns_by(sources: Mapping[int, int] | None) -> Columns:
+        def columns(source: Source, field_id: int, type_name: str) -> pa.Array | None:
+            place = field_id if sources is None else sources.get(field_id)
+            known = place is not None and types.get(place) == type_name and stats.type.get_field_index(str(place)) >= 0
+            return as_numbers(pc.struct_field(stats, [str(place), source])) if known else None
+
+        return columns
+
+    kept = pa.repeat(False, len(roots))
+    for spec_id, partition_filter in scan_filter.partition_filters.items():
+        if isinstance(partition_filter, AlwaysFalse):
+            continue
+        of_spec = pc.equal(roots.column("partition_spec_id").combine_chunks(), spec_id)
+        sources = dict(scan_filter.state.tuple_sources[spec_id])
+        passed = stats_tests(partition_filter).passes(columns_by(sources))
+        kept = pc.or_(kept, of_spec if passed is None else pc.and_(of_spec, passed))
+    passed = stats_tests(scan_filter.row_filter).passes(columns_by(None))
+    kept = kept if passed is None else pc.and_(kept, passed)
+    return pc.or_(kept, pc.equal(roots.column("file_format").combine_chunks(), IN_ROOT))
 
 
 def _row_total(roots: pa.Table) -> pa.Array:
@@ -166,6 +224,12 @@ def matching_entries(entries: DataFrame, scan_filter: ScanFilter, *, by_stats: b
     """
     kept = entries.where(is_live().text).where(tuple_matches(scan_filter).text)
     return kept.where(stats_match(scan_filter).text) if by_stats else kept
+
+
+def wanted_entries(scan_filter: ScanFilter, *, by_stats: bool = True) -> EntryFilter:
+    """What of `matching_entries` tasks that decode manifests can tell: the rest never reaches Spark."""
+    tuples = tuple((spec_id, partition_tests(one)) for spec_id, one in scan_filter.partition_filters.items())
+    return EntryFilter(stats_tests(scan_filter.row_filter) if by_stats else AllOf(), tuples)
 
 
 def residual_json(scan_filter: ScanFilter) -> Sql:

@@ -137,6 +137,10 @@ class ColumnarRecords:
     def metric(self, map_id: int, key: int, kind: pa.DataType) -> pa.Array:
         return self._array(self._program.metrics.get((map_id, key)), kind, f"{field_name(map_id)}[{key}]")
 
+    def taken(self, places: _Array) -> ColumnarRecords:
+        slots = np.take(self._slots, places, axis=2)
+        return ColumnarRecords(self._program, self._data, slots, len(places), self._location)
+
     def _array(self, column: Column | None, kind: pa.DataType, field: str) -> pa.Array:
         if column is None:
             return pa.nulls(self._records, kind)

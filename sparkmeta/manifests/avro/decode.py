@@ -73,7 +73,8 @@ compiler = Compiler()
 
 
 def decode_manifest(data: Data, part: ManifestPart, projection: EntryProjection) -> Iterator[pa.RecordBatch]:
-    """The entries of a manifest's part, as batches of `projection.schema`, in physical order, inheritance applied.
+    """The entries of a manifest's part, as batches of `projection.schema`, in physical order, inheritance applied: all
+    that the projection wants.
 
     Raises:
         CorruptFileError: bytes, lengths, types or enum values that no v1-v3 manifest has.
@@ -81,7 +82,9 @@ def decode_manifest(data: Data, part: ManifestPart, projection: EntryProjection)
     """
     builder = EntryBuilder(part, projection)
     for ordinals, records in decode_records(data, part, projection):
-        yield builder.batch(ordinals, records)
+        batch = builder.batch(ordinals, records)
+        if len(batch):
+            yield batch
 
 
 def decode_records(
@@ -190,6 +193,10 @@ class AvroRecords:
         else:
             values = [one.get(key) for one in self._lookups(map_id)]
         return self._array(values, kind, f"{field_name(map_id)}[{key}]")
+
+    def taken(self, places: np.ndarray[Any, Any]) -> AvroRecords:
+        records = [self._records[place] for place in places.tolist()]
+        return AvroRecords(records, self._schema, self._few_keys)
 
     def _lookup(self, map_id: int) -> list[dict[int, Any]]:
         return [dict(items or ()) for items in self._maps(map_id)]
