@@ -117,6 +117,7 @@ def _parquet_bytes(table: pa.Table, metadata: Mapping[str, str]) -> bytes:
         write_statistics=[path for path in leaves if path not in plain],
         use_dictionary=[path for path in leaves if path not in _DELTA],
         column_encoding={path: _DELTA[path] for path in leaves if path in _DELTA},
+        write_page_checksum=True,
     ) as writer:
         writer.write_table(table, row_group_size=_ROW_GROUP_ROWS)
         writer.add_key_value_metadata(dict(metadata))
@@ -143,7 +144,7 @@ def read_manifest(data: bytes, stats: StatsTypes, location: str) -> tuple[pa.Tab
         CorruptFileError: no Parquet file, no V4 manifest, or a field of another type.
     """
     try:
-        with pq.ParquetFile(pa.BufferReader(data)) as file:
+        with pq.ParquetFile(pa.BufferReader(data), page_checksum_verification=True) as file:
             table = file.read()
             table.validate(full=True)
             metadata = file.metadata.metadata or {}

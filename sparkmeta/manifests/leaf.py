@@ -161,8 +161,13 @@ def _with_manifest(spark: SparkSession, leaves: pa.Table, schema: Any) -> DataFr
     return read.join(F.broadcast(units), _PATH, "left").withColumn(MANIFEST, manifest).drop(_PATH, _UNIT)
 
 
-# Sessions may allow reads to pass over files; a plan never may.
-_STRICT = {"ignoreMissingFiles": "false", "ignoreCorruptFiles": "false", "mergeSchema": "false"}
+# Sessions may allow reads to pass over files, and what is broken in them; a plan never may.
+_STRICT = {
+    "ignoreMissingFiles": "false",
+    "ignoreCorruptFiles": "false",
+    "mergeSchema": "false",
+    "parquet.page.verify-checksum.enabled": "true",
+}
 
 
 def read_fields(projection: EntryProjection, tuples: TupleSources) -> pa.Schema:
