@@ -67,16 +67,30 @@ def _by_tuple(leaf: BoundPredicate, scan: ScanFilter) -> Sql:
 
 
 def files_to_replace(state: TableState, files: DataFrame) -> Removal:
-    """The live data files in the partitions of new files, and their deletion vectors; of an unpartitioned spec all."""
+    """The live data files in the partitions of new files, and their deletion vectors.
+
+    All live ones, whatever their specs, where a new file is of an unpartitioned spec (semantics 4.8).
+    """
     rows = file_rows(state)
     projection = state.projection(FOUND_COLUMNS)
     raw = files.mapInArrow(rows.batches, schema_of(rows.schema))
+    if _any_unpartitioned(state, raw):
+        everything = state.entries(live_manifests(state.manifests(ContentType.DATA_MANIFEST)), projection)
+        return _with_vectors(state, materialize(everything.where(is_live())))
     placed = raw.withColumns({MANIFEST: F.lit(0), ORDINAL: F.lit(0).cast("long")})
     new = placed.selectExpr(*sql.texts(entry_columns(projection, state.tuple_sources, None)))
     keys = new.select(partition_key(state).alias("partition_key").column()).distinct()
     live = state.entries(live_manifests(state.manifests(ContentType.DATA_MANIFEST)), projection).where(is_live().text)
     same = partition_key(state).eqNullSafe(sql.col("partition_key")).column()
     return _with_vectors(state, materialize(live.join(keys, same, "left_semi")))
+
+
+def _any_unpartitioned(state: TableState, entries: DataFrame) -> bool:
+    """Whether an entry is of a spec without fields, in a table that has other specs as well; may run a small job."""
+    without = [spec_id for spec_id, spec in state.specs.items() if spec.is_unpartitioned()]
+    if not without or len(state.specs) == 1:
+        return False
+    return len(entries.where(F.col("partition_spec_id").isin(without)).select("location").limit(1).toArrow()) > 0
 
 
 def _with_vectors(state: TableState, found: DataFrame) -> Removal:

@@ -138,13 +138,12 @@ def _grouped(rows: pa.Table) -> pa.Table:
 
 
 def _removal(groups: pa.Table, own: pa.Table, state: TableState) -> Removal:
-    assert state.tree is not None
-    locations = state.tree.root.table.column("location")
     masks: dict[str, PositionBitmap] = {}
     tally = Tally(tally_of(own), None)
     for row in groups.to_pylist():
         if row["ordinals"] is not None:
-            leaf = locations[row[MANIFEST]].as_py()
+            assert state.tree is not None
+            leaf = state.tree.root.table.column("location")[row[MANIFEST]].as_py()
             masks[leaf] = read_inline_vector(row["ordinals"], leaf)
         count = KindCount(row["files"], row["records"], row["size"])
         tally = tally.plus(Tally({FileKind(row["kind"]): count}, None))

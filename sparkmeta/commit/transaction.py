@@ -3,6 +3,7 @@ commit came first (table spec, Optimistic Concurrency)."""
 
 from __future__ import annotations
 
+import logging
 import random
 import time
 from collections.abc import Mapping, Sequence
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
     from sparkmeta.spec.metadata import TableMetadata
     from sparkmeta.state import TableState
     from sparkmeta.table import Table
+
+_log = logging.getLogger(__name__)
 
 
 class Step(Protocol):
@@ -189,6 +192,7 @@ def commit_steps(table: Table, steps: Sequence[Step]) -> Table:
         try:
             swapped = swap.commit(table.metadata_location, table.metadata, metadata)
         except CommitFailedError:
+            _discard_roots(table, metadata)
             waited = time.monotonic() - started
             if attempt == retry.retries or waited * 1000 > retry.total_ms:
                 raise
@@ -197,6 +201,17 @@ def commit_steps(table: Table, steps: Sequence[Step]) -> Table:
         else:
             return table.at(swapped.metadata_location, swapped.metadata)
     raise AssertionError("unreachable")
+
+
+def _discard_roots(table: Table, failed: TableMetadata) -> None:
+    """Deletes the roots that only an attempt has which was not committed for certain: no other one will use them."""
+    known = {snapshot.snapshot_id for snapshot in table.metadata.snapshots}
+    new = [one.root_manifest for one in failed.snapshots if one.snapshot_id not in known and one.root_manifest]
+    try:
+        for kept in table.state.files.delete_many(new) if new else ():
+            _log.warning("%s: not deleted: %s", *kept)
+    except Exception as error:  # noqa: BLE001 - they are orphans then, and the commit goes on
+        _log.warning("%s: not deleted: %s", ", ".join(new), error)
 
 
 @dataclass(frozen=True)

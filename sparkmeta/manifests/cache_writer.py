@@ -112,7 +112,7 @@ def encode_leaf(data: Data, part: ManifestPart, types: CacheTypes) -> tuple[byte
         _with_strangers(types.stats, _keys(maps.values())),
         _with_strangers(types.partition, schema.partition_fields),
     )
-    return parquet_bytes(table, {}, checksums=True), found
+    return parquet_bytes(table, {}), found
 
 
 def _decoded(data: Data, part: ManifestPart, partition: Mapping[int, str]) -> tuple[pa.Table, pa.ChunkedArray]:

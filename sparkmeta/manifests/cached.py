@@ -79,16 +79,12 @@ def read_cached_entries(spark: SparkSession, leaves: pa.Table, projection: Entry
     leaves: rows of `PART_SCHEMA`, with the leaf for a location. A leaf that was damaged after it was written is an
     error of Spark's that names it.
     """
-    read = with_manifest(spark, leaves, schema_of(_read_schema(projection)), ORDINAL, _CHECKED)
+    read = with_manifest(spark, leaves, schema_of(_read_schema(projection)), ORDINAL)
     columns = [_column(name).alias(name) for name in projection.columns]
     for name, fields in ((PARTITION, projection.partition), (CONTENT_STATS, projection.stats)):
         if fields:
             columns.append(sql.struct(*(sql.col(f"{name}.`{one}`").alias(str(one)) for one, _ in fields)).alias(name))
     return read.selectExpr(*sql.texts(columns), MANIFEST, ORDINAL)
-
-
-# Pages have checksums, which Spark passes over unless it is told not to.
-_CHECKED = {"parquet.page.verify-checksum.enabled": "true"}
 
 
 def _read_schema(projection: EntryProjection) -> pa.Schema:

@@ -91,7 +91,7 @@ def write_manifest(table: pa.Table, content: str, properties: Mapping[str, str] 
         columns.append(stats)
         fields.append(_with_id(pa.field(CONTENT_STATS, stats.type), CONTENT_STATS_ID))
     metadata = {FORMAT_VERSION_KEY: "4", CONTENT_KEY: content, **(properties or {})}
-    return parquet_bytes(pa.Table.from_arrays(columns, schema=pa.schema(fields)), metadata)
+    return parquet_bytes(pa.Table.from_arrays(columns, schema=pa.schema(fields)), metadata, whole=content == ROOT)
 
 
 def _row_id_offsets(table: pa.Table) -> pa.Array | None:
@@ -106,23 +106,29 @@ def _row_id_offsets(table: pa.Table) -> pa.Array | None:
     return pc.if_else(counted, before, pa.scalar(None, pa.int64()))
 
 
-def parquet_bytes(table: pa.Table, metadata: Mapping[str, str], *, checksums: bool = False) -> bytes:
+def parquet_bytes(table: pa.Table, metadata: Mapping[str, str], *, whole: bool = False) -> bytes:
     """Entries as a Parquet file, laid out so that filters of bounds and partition values skip row groups of it.
 
-    metadata: its key-value metadata. checksums: a CRC-32 of each page.
+    metadata: its key-value metadata. whole: it is only ever read as a whole, and every commit writes it anew, so that
+    bytes count alone.
     """
-    leaves = [column.path for column in _leaf_columns(table.schema)]
-    plain = [path for path in leaves if path.split(".")[0] in _NO_STATISTICS or path.endswith("inline_content")]
+    leaves = list(_leaf_columns(table.schema))
+    unskipped = [
+        one.path for one in leaves if one.path.split(".")[0] in _NO_STATISTICS or one.path.endswith("inline_content")
+    ]
+    encodings = {one.path: _DELTA[one.path] for one in leaves if one.path in _DELTA}
+    if whole:
+        encodings |= {one.path: "DELTA_BINARY_PACKED" for one in leaves if one.physical_type in ("INT32", "INT64")}
     sink = io.BytesIO()
     with pq.ParquetWriter(
         sink,
         table.schema,
         compression="zstd",
         store_schema=False,
-        write_statistics=[path for path in leaves if path not in plain],
-        use_dictionary=[path for path in leaves if path not in _DELTA],
-        column_encoding={path: _DELTA[path] for path in leaves if path in _DELTA},
-        write_page_checksum=checksums,
+        write_statistics=False if whole else [one.path for one in leaves if one.path not in unskipped],
+        use_dictionary=False if whole else [one.path for one in leaves if one.path not in _DELTA],
+        column_encoding=encodings,
+        write_page_checksum=True,
     ) as writer:
         writer.write_table(table, row_group_size=_ROW_GROUP_ROWS)
         if metadata:
@@ -153,7 +159,7 @@ def read_manifest(
         CorruptFileError: no Parquet file, no V4 manifest, or a field of another type.
     """
     try:
-        with pq.ParquetFile(pa.BufferReader(data)) as file:
+        with pq.ParquetFile(pa.BufferReader(data), page_checksum_verification=True) as file:
             table = file.read(None if columns is None else _paths(file.schema_arrow, columns, stats))
             table.validate(full=True)
             metadata = file.metadata.metadata or {}

@@ -126,12 +126,10 @@ def _derived(source: int, type_name: str) -> Sql:
     return value
 
 
-def with_manifest(
-    spark: SparkSession, leaves: pa.Table, schema: Any, ordinal: str, options: Mapping[str, str] | None = None
-) -> DataFrame:
+def with_manifest(spark: SparkSession, leaves: pa.Table, schema: Any, ordinal: str) -> DataFrame:
     """The rows of leaves (`PART_SCHEMA`), read as Spark's type `schema`, with `manifest`, `ordinal` and `INHERITED`.
 
-    ordinal: what it is, in SQL. options: further ones of Spark's Parquet source.
+    ordinal: what it is, in SQL.
     """
     from pyspark.sql import functions as F
 
@@ -141,7 +139,7 @@ def with_manifest(
 
     locations = leaves.column("location").to_pylist()
     refuse_hidden(locations)
-    files = spark.read.schema(schema).options(**_STRICT, **(options or {})).parquet(*map(escape_glob, locations))
+    files = spark.read.schema(schema).options(**_STRICT).parquet(*map(escape_glob, locations))
     keys, found = [spark_name_key(location) for location in locations], "_metadata.file_name"
     if len(set(keys)) < len(keys):
         keys, found = [spark_path_key(location) for location in locations], PATH_KEY
@@ -158,8 +156,13 @@ def with_manifest(
     return joined.selectExpr(*names, ORDINAL, INHERITED, manifest.alias(MANIFEST).selected)
 
 
-# Sessions may allow reads to pass over files; a plan never may.
-_STRICT = {"ignoreMissingFiles": "false", "ignoreCorruptFiles": "false", "mergeSchema": "false"}
+# Sessions may allow reads to pass over files, and what is broken in them; a plan never may.
+_STRICT = {
+    "ignoreMissingFiles": "false",
+    "ignoreCorruptFiles": "false",
+    "mergeSchema": "false",
+    "parquet.page.verify-checksum.enabled": "true",
+}
 
 
 def read_fields(projection: EntryProjection, tuples: TupleSources) -> pa.Schema:

@@ -12,8 +12,9 @@ from rich.console import Console
 
 from tests.benchmarks import contenders as planners
 from tests.benchmarks.decode import compare_decoders, data_manifests
+from tests.benchmarks.deletes import compare_deletes
 from tests.benchmarks.memory import measure_in_process_of_its_own
-from tests.benchmarks.report import Results, print_decodings, print_memory, print_plans
+from tests.benchmarks.report import Results, print_decodings, print_deletes, print_memory, print_plans
 from tests.benchmarks.session import bench_session
 from tests.benchmarks.timing import Plan, Timer
 from tests.benchmarks.trees import tree_location
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 
 PEER_SCALE = 1 / 15
 """100,000 files: what pyiceberg plans in some seconds."""
+DELETE_SCALE = 2 / 3
+"""A million files."""
 
 
 @dataclass(frozen=True)
@@ -34,17 +37,27 @@ class Run:
 
     scale: float = 1.0
     peer_scale: float = PEER_SCALE
+    delete_scale: float = DELETE_SCALE
     warmups: int = 1
     repeats: int = 3
     heap: str = "4g"
-    parts: tuple[str, ...] = ("plan", "peer", "decode", "memory")
+    parts: tuple[str, ...] = ("plan", "peer", "decode", "deletes", "memory")
     memory_scales: tuple[float, ...] = (0.1, 1.0)
     memory_heap: str = "1g"
     manifests: int = 4
     keepers: bool = True
 
 
-QUICK = Run(scale=0.1, peer_scale=0.02, warmups=0, repeats=1, memory_scales=(0.02, 0.1), manifests=1, keepers=False)
+QUICK = Run(
+    scale=0.1,
+    peer_scale=0.02,
+    delete_scale=0.1,
+    warmups=0,
+    repeats=1,
+    memory_scales=(0.02, 0.1),
+    manifests=1,
+    keepers=False,
+)
 
 console = Console(width=None if sys.stdout.isatty() else 150)
 
@@ -69,11 +82,16 @@ def main(quick: bool, parts: tuple[str, ...], **options: float | str | None) -> 
 
 def measure(run: Run, results: Results) -> Iterator[None]:
     """All parts of a run; a step ends when something was printed and added to `results`."""
-    if {"plan", "peer"} & set(run.parts):
+    if {"plan", "peer", "deletes"} & set(run.parts):
         spark = bench_session(run.heap)
         for plans in compare_planners(spark, run):
             results.plans.extend(plans)
             print_plans(console, plans)
+            yield
+        if "deletes" in run.parts:
+            location = table(Workload(3, "none", run.delete_scale))
+            results.deletes = compare_deletes(spark, location, BUILD / "deletes")
+            print_deletes(console, results.deletes)
             yield
         spark.stop()
     if "decode" in run.parts:

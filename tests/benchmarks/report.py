@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from tests.benchmarks.decode import Decoding
+    from tests.benchmarks.deletes import Written
     from tests.benchmarks.memory import DriverMemory
     from tests.benchmarks.timing import Plan
 
@@ -36,6 +37,7 @@ class Results:
     plans: list[Plan] = field(default_factory=list)
     decodings: list[Decoding] = field(default_factory=list)
     memory: list[DriverMemory] = field(default_factory=list)
+    deletes: list[Written] = field(default_factory=list)
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -46,6 +48,7 @@ class Results:
             "plans": [one.to_json() for one in self.plans],
             "decoding": [one.to_json() for one in self.decodings],
             "driver_memory": [asdict(one) for one in self.memory],
+            "delete_of_one_file": [one.to_json() for one in self.deletes],
         }
 
     def write(self, folder: Path) -> Path:
@@ -120,4 +123,14 @@ def print_memory(console: Console, memory: Sequence[DriverMemory]) -> None:
         table.add_column(name, justify="right")
     for one in memory:
         table.add_row(f"{one.files:,}", one.heap, str(one.python_rss), str(one.jvm_peak), str(one.jvm_after_gc))
+    console.print(table)
+
+
+def print_deletes(console: Console, deletes: Sequence[Written]) -> None:
+    table = RichTable(title="bytes written to delete one data file", title_justify="left")
+    for name in ("table", "data files", "manifests", "files written", "bytes", "largest"):
+        table.add_column(name, justify="left" if name == "table" else "right")
+    for one in deletes:
+        cells = (one.data_files, one.manifests, len(one.files), one.total, max(one.files.values()))
+        table.add_row(one.table, *(f"{cell:,}" for cell in cells))
     console.print(table)

@@ -1,6 +1,7 @@
-"""Processes that commit to one table, some of them killed: `python -m tests.commit.committers uri folder commits seed`.
+"""Processes that commit to one table, some of them killed: `python -m tests.commit.committers kind uri folder ...`.
 
-A process of its own, which imports once and forks the workers: a killed one is replaced in no time.
+kind: "metadata" swaps metadata alone; "tree" commits to a tree (`tree_committers`). A process of its own, which imports
+once and forks the workers: a killed one is replaced in no time.
 """
 
 from __future__ import annotations
@@ -13,20 +14,25 @@ import sys
 import time
 import traceback
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from sparkmeta.errors import CommitFailedError, CommitStateUnknownError
+from tests.commit import tree_committers
 from tests.commit.places import open_swap
 from tests.commit.tables import appended
+
+if TYPE_CHECKING:
+    from sparkmeta.commit.swap import Swap
 
 WORKERS = 8
 # Longer is no hurry, but a hang.
 LONGEST = 1800
 
 
-def main(uri: str, folder: str, commits: int, seed: int, kills: int) -> None:
+def main(kind: str, uri: str, folder: str, commits: int, seed: int, kills: int) -> None:
     """Runs the workers until each has made its commits; prints how often one was killed."""
     chance = random.Random(seed)
-    working = {start(uri, folder, worker, commits): worker for worker in range(WORKERS)}
+    working = {start(kind, uri, folder, worker, commits): worker for worker in range(WORKERS)}
     end = time.monotonic() + LONGEST
     killed = 0
     while working:
@@ -39,7 +45,7 @@ def main(uri: str, folder: str, commits: int, seed: int, kills: int) -> None:
             pid, status = found
             worker = working.pop(pid)
             if os.WIFSIGNALED(status):
-                working[start(uri, folder, worker, commits)] = worker
+                working[start(kind, uri, folder, worker, commits)] = worker
             elif os.waitstatus_to_exitcode(status):
                 raise SystemExit(f"worker {worker} failed")
         if time.monotonic() > end:
@@ -47,12 +53,13 @@ def main(uri: str, folder: str, commits: int, seed: int, kills: int) -> None:
     print(json.dumps({"killed": killed}))  # noqa: T201
 
 
-def start(uri: str, folder: str, worker: int, commits: int) -> int:
+def start(kind: str, uri: str, folder: str, worker: int, commits: int) -> int:
     if pid := os.fork():
         return pid
     code = 1
     try:
-        work(uri, Path(folder), worker, commits)
+        swap = open_swap(uri, Path(folder))
+        (tree_committers.work if kind == "tree" else work)(swap, Path(folder), worker, commits)
         code = 0
     except BaseException:  # noqa: BLE001 - os._exit shows none
         traceback.print_exc()
@@ -62,9 +69,8 @@ def start(uri: str, folder: str, worker: int, commits: int) -> int:
         os._exit(code)
 
 
-def work(uri: str, folder: Path, worker: int, commits: int) -> None:
+def work(swap: Swap, folder: Path, worker: int, commits: int) -> None:
     """Raises the worker's own counter in the table to ``commits``, by one a commit; notes what it was told."""
-    swap = open_swap(uri, folder)
     name = f"worker.{worker}"
     chance = random.Random(os.getpid())
     with (folder / name).open("a") as notes:
@@ -87,4 +93,4 @@ def work(uri: str, folder: Path, worker: int, commits: int) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], *(int(argument) for argument in sys.argv[3:6]))
+    main(sys.argv[1], sys.argv[2], sys.argv[3], *(int(argument) for argument in sys.argv[4:7]))

@@ -19,17 +19,23 @@ import pytest
 from pyiceberg.table import StaticTable
 
 from sparkmeta.commit.sql import SqlSwap
+from sparkmeta.manifests.layout import read_manifest
+from sparkmeta.manifests.root import read_root
 from sparkmeta.spec.metadata import TableMetadata, parse_table_metadata
 from sparkmeta.storage.writing import is_temporary
+from tests.commit import tree_committers as trees
 from tests.commit.committers import WORKERS
 from tests.commit.places import KINDS, open_swap, place
 from tests.commit.tables import new_table
+from tests.commit.tree_model import Reading, Store, change_set
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from sparkmeta.table import Table
+
 # Commits a process, and how many are killed in all.
-SHORT, LONG = (25, 15), (200, 120)
+SHORT, SHORT_OF_TREES, LONG = (25, 15), (8, 4), (200, 120)
 ROOT = Path(__file__).parent.parent.parent
 
 
@@ -58,7 +64,7 @@ def test_committers(request: pytest.FixtureRequest, tmp_path: Path, kind: str, s
     swap = open_swap(uri, tmp_path)
     swap.commit(None, None, new_table(f"file://{tmp_path}/table"))
     began = time.monotonic()
-    done = run(uri, tmp_path, commits, kills)
+    done = run("metadata", uri, tmp_path, commits, kills)
     took = time.monotonic() - began
 
     newest = swap.load()
@@ -106,7 +112,7 @@ def test_committers_that_delete(tmp_path: Path, soak: bool) -> None:
     swap = open_swap("", tmp_path)
     properties = {"write.metadata.delete-after-commit.enabled": "true", "write.metadata.previous-versions-max": "1"}
     swap.commit(None, None, new_table(f"file://{tmp_path}/table", properties))
-    run("", tmp_path, commits, kills)
+    run("metadata", "", tmp_path, commits, kills)
     newest = swap.load()
     assert newest.metadata_location.endswith(f"/v{WORKERS * commits + 1}.metadata.json")
     assert newest.metadata.last_sequence_number == WORKERS * commits
@@ -117,9 +123,78 @@ def test_committers_that_delete(tmp_path: Path, soak: bool) -> None:
     assert len(left) <= 3 + kills
 
 
-def run(uri: str, folder: Path, commits: int, kills: int) -> dict[str, int]:
+@pytest.mark.parametrize("kind", ["folder", "postgres"])
+def test_committers_of_trees(request: pytest.FixtureRequest, tmp_path: Path, kind: str, soak: bool) -> None:
+    """Every snapshot holds what the commits up to it made, and says what its own changed."""
+    uri = place(kind, tmp_path, request.getfixturevalue("postgres") if kind == "postgres" else None)
+    commits, kills = LONG if soak else SHORT_OF_TREES
+    swap = open_swap(uri, tmp_path)
+    trees.create(swap, tmp_path, WORKERS, commits)
+    began = time.monotonic()
+    done = run("tree", uri, tmp_path, commits, kills)
+    took = time.monotonic() - began
+
+    table = trees.opened(swap)
+    authors = list(trees.authors(table))
+    assert sorted(authors) == [(worker, step) for worker in range(WORKERS) for step in range(1, commits + 1)]
+    roots = check_history(table, authors)
+    told = notes(tmp_path)
+    assert max(Counter(told["done"]).values()) == 1, "reported once, committed once"
+    names = {f"{worker}/{step}" for worker, step in authors}
+    assert set(told["done"]) <= names
+    assert len(names - {*told["done"], *told["unknown"]}) <= kills
+    left = {path.name for path in (tmp_path / "table" / "metadata").iterdir()}
+    left = {one for one in left if one not in roots and not one.startswith(("leaf-", "version-hint"))}
+    versions = {one for one in left if one.endswith(".metadata.json")}
+    assert len(versions) <= WORKERS * commits + 2 + (0 if kind == "folder" else kills)
+    left -= versions
+    assert all(is_temporary(one) or "-root-" in one for one in left)
+    # What was written in vain is deleted, but for what a killed one leaves.
+    assert len(left) <= kills + len(told["unknown"])
+    print(  # noqa: T201
+        f"\n{kind}: {WORKERS} x {commits} commits to a tree in {took:.1f} s, {len(told['failed'])} given up, "
+        f"{len(told['unknown'])} unknown, {done['killed']} kills, {len(left)} files left over"
+    )
+
+
+def check_history(table: Table, authors: list[tuple[int, int]]) -> set[str]:
+    """Holds every snapshot against the commits; the names of their roots."""
+    store = Store()
+    names, before, next_row_id = set(), None, 0
+    live = {trees.leaf_name(*author): 1 for author in authors}
+    for number, snapshot in enumerate(table.snapshots()):
+        assert snapshot.root_manifest is not None
+        stamp = (snapshot.snapshot_id, snapshot.sequence_number)
+        root = read_root(
+            table.state.files.read(snapshot.root_manifest), trees.STATS, [0], snapshot.root_manifest, stamp
+        )
+        for leaf in root.leaves.column("location").to_pylist():
+            if leaf not in store.leaves:
+                store.leaves[leaf] = read_manifest(table.state.files.read(leaf), trees.STATS, leaf)[0]
+        reading = Reading(root.table.to_pylist(), store)
+        added, removed = (
+            (trees.files_of(*authors[number - 1]), trees.removed_by(*authors[number - 1])) if number else (live, set())
+        )
+        live = {path: records for path, records in {**live, **added}.items() if path not in removed}
+        found = reading.live()
+        assert {key.location: seen.record_count for key, seen in found.items()} == live
+        changes = change_set(reading, before)
+        assert {key.location for key in changes.added} == set(added)
+        assert {key.location for key in changes.removed} == removed
+        assert snapshot.sequence_number == number + 1
+        assert (snapshot.first_row_id, snapshot.added_rows) == (next_row_id, sum(added.values()))
+        next_row_id += sum(added.values())
+        names.add(Path(snapshot.root_manifest).name)
+        before = reading
+    spans = sorted((seen.first_row_id, seen.record_count) for seen in found.values())
+    assert all(start + count <= following for (start, count), (following, _) in pairwise(spans))
+    assert table.metadata.next_row_id == next_row_id
+    return names
+
+
+def run(kind: str, uri: str, folder: Path, commits: int, kills: int) -> dict[str, int]:
     seed = str(int.from_bytes(os.urandom(4), "big"))
-    command = [sys.executable, "-m", "tests.commit.committers", uri, str(folder), str(commits), seed, str(kills)]
+    command = [sys.executable, "-m", "tests.commit.committers", kind, uri, str(folder), str(commits), seed, str(kills)]
     done = subprocess.run(
         command, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=False
     )

@@ -214,6 +214,25 @@ def test_replace_partitions(table: sm.Table, spark_session: SparkSession) -> Non
     assert table.current_snapshot().summary.additional_properties["replace-partitions"] == "true"  # type: ignore[union-attr]
 
 
+def test_replacing_an_unpartitioned_table_takes_files_of_older_specs(
+    table: sm.Table, spark_session: SparkSession
+) -> None:
+    table = commit(table, lambda tx: tx.update_snapshot().append(files(spark_session, 1, 2, part="b")))
+    table = commit(table, lambda tx: tx.update_spec().remove_field("s").remove_field("id_bucket").commit())
+    table = commit(table, lambda tx: tx.update_snapshot().append(files(spark_session, 3).drop("partition")))
+    replaced = commit(
+        table, lambda tx: tx.update_snapshot().replace_partitions(files(spark_session, 9).drop("partition"))
+    )
+    assert live(table) == ["f1", "f2", "f3"]
+    assert live(replaced) == ["f9"]
+
+
+def test_a_delete_of_nothing_from_an_empty_table(table: sm.Table, spark_session: SparkSession) -> None:
+    nothing = files(spark_session, 1).select("file_path").where("false")
+    table = commit(table, lambda tx: tx.update_snapshot().append(files(spark_session, 1)).delete(nothing))
+    assert live(table) == ["f1"]
+
+
 def test_one_transaction_holds_several_changes(table: sm.Table, spark_session: SparkSession) -> None:
     with table.transaction() as tx:
         tx.set_properties({"owner": "me"})

@@ -65,15 +65,27 @@ def test_the_page_names_every_property() -> None:
     assert rows == known
 
 
+def columns_of(data: bytes) -> dict[str, Any]:
+    group = pq.ParquetFile(io.BytesIO(data)).metadata.row_group(0)
+    return {group.column(one).path_in_schema: group.column(one) for one in range(group.num_columns)}
+
+
 def test_encodings_and_statistics() -> None:
-    group = pq.ParquetFile(io.BytesIO(write_root(whole_root()))).metadata.row_group(0)
-    columns = {group.column(one).path_in_schema: group.column(one) for one in range(group.num_columns)}
+    columns = columns_of(write_manifest(whole_root().slice(3, 1), DATA))
+    assert {one.compression for one in columns.values()} == {"ZSTD"}
+    assert "DELTA_BYTE_ARRAY" in columns["location"].encodings
+    assert columns["content_stats.1.lower_bound"].is_stats_set
+    for path in ("split_offsets.list.element", "key_metadata"):
+        assert not columns[path].is_stats_set
+
+
+def test_roots_are_read_as_a_whole() -> None:
+    columns = columns_of(write_root(whole_root()))
     assert {one.compression for one in columns.values()} == {"ZSTD"}
     for path in ("location", "referenced_file"):
         assert "DELTA_BYTE_ARRAY" in columns[path].encodings
-    assert columns["content_stats.1.lower_bound"].is_stats_set
-    for path in ("deletion_vector.inline_content", "split_offsets.list.element", "key_metadata"):
-        assert not columns[path].is_stats_set
+    assert "DELTA_BINARY_PACKED" in columns["content_stats.1.lower_bound"].encodings
+    assert not any(one.is_stats_set or one.has_dictionary_page for one in columns.values())
 
 
 def test_a_large_leaf_has_row_groups_to_prune() -> None:

@@ -115,6 +115,7 @@ def test_what_is_no_puffin_file(bad: bytes, field: str) -> None:
         read_footer(bad, "s3://b/x.puffin")
 
 
+@settings(deadline=None)
 @given(st.integers(0, len(GOOD) - 1), st.integers(1, 255), st.integers(0, len(GOOD)))
 def test_damage_ends_in_one_error(place: int, change: int, end: int) -> None:
     damaged = bytearray(GOOD)

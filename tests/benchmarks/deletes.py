@@ -1,0 +1,105 @@
+"""What it writes to delete one file of a large table: Iceberg's Java library on version 3, and a metadata tree.
+
+Both hold the same files with the same stats. Bytes are those of all files that the commit leaves in the table's folder.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import sparkmeta as sm
+from sparkmeta.session import local_frame
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+@dataclass(frozen=True)
+class Written:
+    """What a commit wrote: file -> bytes. manifests: that the table has, of its files."""
+
+    table: str
+    data_files: int
+    manifests: int
+    files: dict[str, int]
+
+    @property
+    def total(self) -> int:
+        return sum(self.files.values())
+
+    def to_json(self) -> dict[str, Any]:
+        return {**asdict(self), "bytes": self.total}
+
+
+def compare_deletes(spark: SparkSession, location: str, folder: Path, leaves: int = 100) -> list[Written]:
+    """Deletes one file of the table at a metadata JSON of version 3, and of a tree of the same files.
+
+    folder: to be made anew, for both tables; the manifests of version 3 stay where they are.
+    """
+    shutil.rmtree(folder, ignore_errors=True)
+    peer = _clone(location, folder / "v3")
+    source = sm.load_table(f"file://{folder}/v3", spark=spark)
+    victim = source.inspect.files(columns=["file_path"]).limit(1).collect()[0].file_path
+    counted = [source.inspect.files(columns=["file_path"]).count(), source.inspect.manifests().count()]
+    by_java = Written("Iceberg Java, v3", *counted, _added(peer, lambda: _delete_by_java(spark, peer, victim)))
+    tree = _tree(spark, source, folder / "v4", leaves)
+    gone = local_frame(spark, _paths(victim))
+    ours = _added(Path(tree.location().removeprefix("file:")), lambda: _delete(tree, gone))
+    assert tree.state.tree is not None
+    return [by_java, Written("sparkmeta, v4", counted[0], len(tree.state.tree.root.leaves), ours)]
+
+
+def _clone(location: str, folder: Path) -> Path:
+    """A file system table whose first metadata is that of another one."""
+    (folder / "metadata").mkdir(parents=True)
+    metadata = json.loads(Path(location.removeprefix("file:")).read_text())
+    (folder / "metadata" / "v1.metadata.json").write_text(json.dumps(metadata | {"location": f"file://{folder}"}))
+    return folder
+
+
+def _tree(spark: SparkSession, source: sm.Table, folder: Path, leaves: int) -> sm.Table:
+    """The source's files as a tree of about so many leaves."""
+    catalog: Any = sm.load_catalog("bench", type="hadoop", warehouse=str(folder))
+    files = source.inspect.files()
+    sizes = {"write.tree.leaf-target-bytes": str(8 << 20)}
+    table = catalog.create_table("db.t", source.schema(), source.spec(), properties=sizes, spark=spark)
+    parallelism = spark.conf.get("spark.sql.shuffle.partitions")
+    spark.conf.set("spark.sql.shuffle.partitions", str(leaves))
+    spark.conf.set("spark.sql.adaptive.coalescePartitions.enabled", "false")
+    try:
+        with (tx := table.transaction()):
+            tx.update_snapshot().append(files)
+    finally:
+        spark.conf.set("spark.sql.shuffle.partitions", parallelism)
+        spark.conf.set("spark.sql.adaptive.coalescePartitions.enabled", "true")
+    return tx.commit()
+
+
+def _paths(path: str) -> Any:
+    import pyarrow as pa
+
+    return pa.table({"file_path": [path]})
+
+
+def _delete(table: sm.Table, files: Any) -> None:
+    with table.transaction() as tx:
+        tx.update_snapshot().delete(files)
+
+
+def _delete_by_java(spark: SparkSession, folder: Path, path: str) -> None:
+    jvm: Any = spark._jvm
+    tables = jvm.org.apache.iceberg.hadoop.HadoopTables(jvm.org.apache.hadoop.conf.Configuration())
+    tables.load(f"file://{folder}").newDelete().deleteFile(path).commit()
+
+
+def _added(folder: Path, commit: Callable[[], None]) -> dict[str, int]:
+    """The files that a commit adds below a folder, and their sizes; checksum files of Hadoop's are not counted."""
+    before = set(folder.rglob("*"))
+    commit()
+    new = [path for path in folder.rglob("*") if path not in before and path.is_file() and path.suffix != ".crc"]
+    return {path.name: path.stat().st_size for path in new}

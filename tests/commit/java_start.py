@@ -1,0 +1,120 @@
+"""Tables of format version 2 and 3 that Iceberg's Java library wrote, with a model of what they hold."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from tests.commit.random_commits import Maker, metrics
+from tests.commit.table_model import DATA, POSITION, Draft, File, Snapshot, deletes_replaced
+from tests.peers.java import Java
+from tests.peers.workshop import Workshop
+
+if TYPE_CHECKING:
+    from pyiceberg.schema import Schema
+
+_SPEC = (0, ("s_identity", "id_bucket"))
+_CONTENTS = ("data", "position-deletes", "equality-deletes")
+
+
+@dataclass
+class JavaStart:
+    """A table under construction. version: its format version now."""
+
+    maker: Maker
+    shop: Workshop
+    version: int
+    snapshots: dict[int, Snapshot] = field(default_factory=dict)
+
+    @staticmethod
+    def of(maker: Maker, name: str, schema: Schema, properties: Mapping[str, str]) -> JavaStart:
+        """A table of two to five commits: of version 2, of version 3, or of 2 and upgraded to 3 midway."""
+        made = JavaStart(maker, Workshop(Java(maker.spark), f"{name}", ""), maker.rng.choice((2, 3, 3)))
+        fields = schema.model_dump()["fields"]
+        made.shop.create_by_java(
+            fields, [("s", "identity"), ("id", "bucket[4]")], version=made.version, properties=dict(properties)
+        )
+        made._append()
+        for _ in range(maker.rng.randrange(1, 5)):
+            if made.version == 2 and maker.rng.random() < 0.3:
+                made.shop.table.updateProperties().set("format-version", "3").commit()
+                made.version = 3
+            maker.rng.choice([made._append, made._delete, made._row_delta, made._row_delta])()
+        return made
+
+    @property
+    def location(self) -> str:
+        return str(self.shop.table.location())
+
+    def _head(self) -> Snapshot | None:
+        return [*self.snapshots.values()][-1] if self.snapshots else None
+
+    def _draft(self) -> Draft:
+        head = self._head()
+        return Draft({} if head is None else dict(head.files))
+
+    def _append(self) -> None:
+        draft = self._draft()
+        draft.add(self.maker.data(_SPEC) for _ in range(self.maker.rng.randrange(3, 9)))
+        table = self.shop.table
+        update = table.newAppend() if self.maker.rng.random() < 0.5 else table.newFastAppend()
+        for one in draft.added.values():
+            update.appendFile(self._file(one))
+        self._commit(update, draft, "append")
+
+    def _delete(self) -> None:
+        draft = self._draft()
+        update = self.shop.table.newDelete()
+        for one in self.maker.rng.sample(draft.data(), min(2, len(draft.data()))):
+            update.deleteFile(one.path)
+            draft.remove([one])
+        self._commit(update, draft, "delete")
+
+    def _row_delta(self) -> None:
+        maker, draft = self.maker, self._draft()
+        update = self.shop.table.newRowDelta().validateFromSnapshot(self.shop.snapshot_id())
+        targets = maker.rng.sample(draft.data(), min(3, len(draft.data())))
+        if self.version == 2:
+            deletes = [maker.positions(one, maker.rng.choice((one.path, None))) for one in targets]
+        else:
+            deletes = maker.vectors(targets, draft.live)
+            replaced = deletes_replaced({one.path for one in targets}, draft.live).values()
+            for one in replaced:
+                update.removeDeletes(self._file(one))
+            draft.remove(replaced)
+        if maker.rng.random() < 0.5:
+            deletes.append(maker.equality(_SPEC))
+        draft.add(deletes)
+        for one in deletes:
+            update.addDeletes(self._file(one))
+        self._commit(update, draft, "delete")
+
+    def _commit(self, update: Any, draft: Draft, operation: str) -> None:
+        update.commit()
+        head = self._head()
+        sequence = 1 + (0 if head is None else head.sequence)
+        added, files = draft.finished(sequence)
+        snapshot_id = self.shop.snapshot_id()
+        self.snapshots[snapshot_id] = Snapshot(snapshot_id, head, sequence, operation, added, draft.removed, files)
+
+    def _file(self, one: File) -> Any:
+        described: dict[str, Any] = {
+            "spec-id": one.spec_id,
+            "content": _CONTENTS[one.content],
+            "file-path": one.path,
+            "file-format": "puffin" if one.is_vector else "parquet",
+            "partition": [value for _, value in one.partition],
+            "file-size-in-bytes": one.size,
+            "record-count": one.records,
+        }
+        if one.content == DATA:
+            for name, values in metrics(one).items():
+                shown = [value.hex().upper() if isinstance(value, bytes) else value for value in values.values()]
+                described[name.replace("_", "-")] = {"keys": [*values], "values": shown}
+        elif one.content == POSITION:
+            places = {"referenced-data-file": one.of, "content-offset": one.offset, "content-size-in-bytes": one.blob}
+            described |= {key: value for key, value in places.items() if value is not None}
+        else:
+            described["equality-ids"] = [1]
+        return self.shop.content_file(described)

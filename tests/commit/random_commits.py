@@ -1,0 +1,369 @@
+"""Random operations on a table: what each asks of the engine, and what it does to the model of the table."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from sparkmeta.errors import ValidationError
+from sparkmeta.session import local_frame
+from sparkmeta.spec.bitmap import PositionBitmap, write_deletion_vector
+from sparkmeta.spec.puffin import deletion_vector_blob, write_puffin
+from tests.commit.table_model import DATA, EQUALITY, POSITION, Draft, File, deletes_replaced, matches, same_partition
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    import sparkmeta as sm
+
+PARTS = ("a", "b", "ü/=", None)
+# Names of partition fields -> how many values they have; None: a value of column s.
+PARTITION_FIELDS = {"s_identity": None, "id_bucket": 4, "id_more": 8}
+_COUNTS, _BOUNDS = pa.map_(pa.int32(), pa.int64()), pa.map_(pa.int32(), pa.binary())
+_COLUMNS = pa.schema(
+    [
+        ("content", pa.int32()),
+        ("file_path", pa.string()),
+        ("file_format", pa.string()),
+        ("spec_id", pa.int32()),
+        ("record_count", pa.int64()),
+        ("file_size_in_bytes", pa.int64()),
+        ("value_counts", _COUNTS),
+        ("null_value_counts", _COUNTS),
+        ("lower_bounds", _BOUNDS),
+        ("upper_bounds", _BOUNDS),
+        ("referenced_data_file", pa.string()),
+        ("content_offset", pa.int64()),
+        ("content_size_in_bytes", pa.int64()),
+        ("equality_ids", pa.list_(pa.int32())),
+    ]
+)
+
+
+@dataclass
+class Maker:
+    """Makes files of random content, below a folder; only those of deletion vectors are really written."""
+
+    rng: random.Random
+    spark: SparkSession
+    folder: Path
+    made: int = 0
+
+    def name(self, what: str, suffix: str) -> str:
+        self.made += 1
+        return f"{self.folder}/data/{what} {self.made}{suffix}"
+
+    def data(self, spec: tuple[int, Sequence[str]], like: File | None = None) -> File:
+        """A data file in some partition, or in that of another one."""
+        rng, start = self.rng, self.rng.randrange(100)
+        part = rng.choice(PARTS) if like is None else like.part
+        return File(
+            DATA,
+            self.name("data", ".parquet"),
+            rng.randrange(1, 30),
+            rng.randrange(100, 10_000),
+            spec[0] if like is None else like.spec_id,
+            self._partition(spec[1], part) if like is None else like.partition,
+            part,
+            (start, start + rng.randrange(20)) if rng.random() < 0.9 else None,
+        )
+
+    def _partition(self, names: Sequence[str], part: str | None) -> tuple[tuple[str, Any], ...]:
+        buckets = {name: self.rng.randrange(count) for name, count in PARTITION_FIELDS.items() if count}
+        return tuple((name, part if name == "s_identity" else buckets[name]) for name in names)
+
+    def equality(self, spec: tuple[int, Sequence[str]]) -> File:
+        part = self.rng.choice(PARTS)
+        place = (spec[0], self._partition(spec[1], part))
+        return File(EQUALITY, self.name("equality", ".parquet"), self.rng.randrange(1, 9), 300, *place)
+
+    def positions(self, like: File, of: str | None) -> File:
+        """Position deletes of version 2, of one file or of its partition."""
+        place = (like.spec_id, like.partition)
+        return File(POSITION, self.name("positions", ".parquet"), self.rng.randrange(1, 9), 200, *place, of=of)
+
+    def vectors(self, files: Iterable[File], live: Mapping[Any, File], least: int = 1) -> list[File]:
+        """Deletion vectors, in one Puffin file, of files that have as many records; they hold what earlier ones do."""
+        path, chosen = self.name("dv", ".puffin"), []
+        for one in files:
+            old = next(
+                (each.positions for each in live.values() if each.is_vector and each.of == one.path), frozenset()
+            )
+            new = self.rng.sample(range(one.records), self.rng.randrange(least, one.records + 1))
+            chosen.append((one, frozenset(old | set(new))))
+        written = write_puffin(
+            deletion_vector_blob(write_deletion_vector(PositionBitmap.of(sorted(one))), of.path, len(one))
+            for of, one in chosen
+        )
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        Path(path).write_bytes(written.data)
+        size = len(written.data)
+        return [
+            File(POSITION, path, len(positions), size, of.spec_id, of.partition, of=of.path, offset=blob.offset,
+                 blob=blob.length, positions=positions)
+            for (of, positions), blob in zip(chosen, written.blobs, strict=True)
+        ]  # fmt: skip
+
+    def frame(self, files: Iterable[File]) -> DataFrame:
+        """Files as a commit takes them."""
+        rows = [file_row(one) for one in files]
+        partition = pa.struct(
+            [(name, pa.int32() if count else pa.string()) for name, count in PARTITION_FIELDS.items()]
+        )
+        return local_frame(
+            self.spark, pa.Table.from_pylist(rows, schema=_COLUMNS.append(pa.field("partition", partition)))
+        )
+
+    def named(self, files: Iterable[File]) -> DataFrame:
+        """Files as a commit takes them that are to be removed."""
+        rows = [{"file_path": one.path, "content_offset": one.offset} for one in files]
+        return local_frame(self.spark, pa.Table.from_pylist(rows, schema=_NAMED))
+
+
+_NAMED = pa.schema([("file_path", pa.string()), ("content_offset", pa.int64())])
+
+
+def file_row(one: File) -> dict[str, Any]:
+    row = {
+        "content": one.content,
+        "file_path": one.path,
+        "file_format": "PUFFIN" if one.is_vector else "PARQUET",
+        "spec_id": one.spec_id,
+        "record_count": one.records,
+        "file_size_in_bytes": one.size,
+        "partition": dict(one.partition),
+        "referenced_data_file": one.of,
+        "content_offset": one.offset,
+        "content_size_in_bytes": one.blob,
+        "equality_ids": [1] if one.content == EQUALITY else None,
+    }
+    return row | (metrics(one) if one.content == DATA else {})
+
+
+def metrics(one: File) -> dict[str, dict[int, Any]]:
+    """The metrics maps of a data file."""
+    lower: dict[int, bytes] = {}
+    upper: dict[int, bytes] = {}
+    if one.ids is not None:
+        lower[1], upper[1] = (each.to_bytes(8, "little") for each in one.ids)
+    if one.part is not None:
+        lower[2] = upper[2] = one.part.encode()
+    nulls = {1: 0, 2: one.records if one.part is None else 0}
+    return {
+        "value_counts": {1: one.records, 2: one.records},
+        "null_value_counts": nulls,
+        "lower_bounds": lower,
+        "upper_bounds": upper,
+    }
+
+
+# -- operations -----------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Task:
+    """One snapshot to make. table: from which the transaction began; its own live files are `known` by their path.
+
+    spec: the one for new files. most_added: files in the largest DataFrame that it adds. error: what the commit must be
+    refused with.
+    """
+
+    maker: Maker
+    update: Any
+    table: sm.Table
+    branch: str
+    draft: Draft
+    known: frozenset[str]
+    spec: tuple[int, Sequence[str]]
+    operation: str | None = None
+    most_added: int = 0
+    error: type[Exception] | None = None
+
+    def added(self, files: Sequence[File]) -> DataFrame:
+        """New files as a commit takes them; of the draft from then on."""
+        self.draft.add(files)
+        self.most_added = max(self.most_added, len(files))
+        return self.maker.frame(files)
+
+    def some_data(self, most: int) -> list[File]:
+        chosen = [one for one in self.draft.data() if one.path in self.known]
+        return self.maker.rng.sample(chosen, min(len(chosen), self.maker.rng.randrange(1, most + 1)))
+
+    def new_data(self, least: int, most: int) -> list[File]:
+        return [self.maker.data(self.spec) for _ in range(self.maker.rng.randrange(least, most + 1))]
+
+
+def append(task: Task) -> None:
+    _append(task, task.new_data(1, 4))
+    task.operation = "append"
+
+
+def append_many(task: Task) -> None:
+    _append(task, task.new_data(6, 14))
+    task.operation = "append"
+
+
+def _append(task: Task, files: list[File]) -> None:
+    task.update.append(task.added(files))
+
+
+def delete(task: Task) -> None:
+    files = task.some_data(4)
+    task.update.delete(task.maker.named(files))
+    task.draft.remove(files)
+    task.operation = "delete"
+
+
+def delete_planned(task: Task) -> None:
+    files = task.some_data(5)
+    planned = task.table.scan().use_ref(task.branch).plan_files() if task.known else task.maker.named([])
+    task.update.delete(planned.where(planned.file_path.isin([one.path for one in files])))
+    task.draft.remove(files)
+    task.operation = "delete"
+
+
+def delete_matching(task: Task) -> None:
+    task.update.delete(row_filter=_filter(task))
+    task.operation = "delete"
+
+
+def _filter(task: Task) -> str:
+    """A random filter; the files that it matches are removed from the draft, and where one matches partly, refused."""
+    text, part, below = random_filter(task.maker.rng)
+    judged = {one.key: matches(one, part, below) for one in task.draft.data()}
+    if "some" in judged.values():
+        task.error = ValidationError
+    task.draft.remove([one for one in task.draft.data() if judged[one.key] == "all"])
+    return text
+
+
+def random_filter(rng: random.Random) -> tuple[str, str | None, int | None]:
+    part = rng.choice([one for one in PARTS if one] + [None])
+    below = rng.choice((None, rng.randrange(130), 200)) if part else rng.choice((5, 200, rng.randrange(130)))
+    texts = [] if part is None else [f"s = '{part}'"]
+    texts += [] if below is None else [f"id < {below}"]
+    return " and ".join(texts), part, below
+
+
+def overwrite(task: Task) -> None:
+    new = task.new_data(1, 3)
+    if task.maker.rng.random() < 0.5:
+        removed = task.some_data(3)
+        task.update.overwrite(task.added(new), task.maker.named(removed))
+        task.draft.remove(removed)
+    else:
+        task.update.overwrite(task.added(new), row_filter=_filter(task))
+    task.operation = "overwrite"
+
+
+def row_delta(task: Task) -> None:
+    maker, draft = task.maker, task.draft
+    deletes: list[File] = []
+    targets = task.some_data(5)
+    if targets and maker.rng.random() < 0.8:
+        deletes += maker.vectors(targets, draft.live)
+    if not deletes or maker.rng.random() < 0.4:
+        deletes += [maker.equality(task.spec) for _ in range(maker.rng.choice((1, 1, 2, 7)))]
+    added = task.new_data(1, 3) if maker.rng.random() < 0.4 else []
+    spared = {one.path for one in targets}
+    removed = [one for one in task.some_data(2) if one.path not in spared] if maker.rng.random() < 0.3 else []
+    task.update.row_delta(
+        task.added(added) if added else None, task.added(deletes), maker.named(removed) if removed else None
+    )
+    draft.remove(removed)
+    draft.remove(deletes_replaced({one.of for one in deletes if one.of}, draft.live).values())
+    task.operation = "overwrite" if added else "delete"
+
+
+def rewrite(task: Task) -> None:
+    """Files of one partition become one, of their rows that are not deleted."""
+    targets = task.some_data(1)
+    if not targets:
+        return append(task)
+    removed = [one for one in task.draft.data() if same_partition(one, targets[0]) and one.path in task.known][:4]
+    gone = [one for one in task.draft.live.values() if one.is_vector and one.of in {each.path for each in removed}]
+    rows = sum(one.records for one in removed) - sum(one.records for one in gone)
+    new = [task.maker.data(task.spec, removed[0])] if rows else []
+    new = [File(**{**vars(one), "records": rows}) for one in new]
+    task.update.rewrite(task.maker.named(removed), task.added(new))
+    task.draft.remove(removed)
+    task.operation = "replace"
+    return None
+
+
+def rewrite_vectors(task: Task) -> None:
+    """Deletion vectors move to another Puffin file, as they are."""
+    old = [one for one in task.draft.live.values() if one.is_vector and one.of in task.known]
+    if not old:
+        return append(task)
+    chosen = task.maker.rng.sample(old, min(len(old), 3))
+    data = {one.path: one for one in task.draft.data()}
+    new = task.maker.vectors(
+        [File(**{**vars(data[one.of]), "records": 0}) for one in chosen if one.of], task.draft.live, 0
+    )
+    task.update.rewrite(task.maker.named(chosen), task.added(new))
+    task.draft.remove(chosen)
+    task.operation = "replace"
+    return None
+
+
+def replace_partitions(task: Task) -> None:
+    new = task.new_data(1, 2)
+    task.update.replace_partitions(task.added(new))
+    everything = not task.spec[1]
+    task.draft.remove(
+        [one for one in task.draft.data() if everything or any(same_partition(one, each) for each in new)]
+    )
+    task.operation = "overwrite"
+
+
+def delete_deletes(task: Task) -> None:
+    """Rows come back: deletion vectors and equality deletes are removed for themselves."""
+    tree = [
+        one for one in task.draft.live.values() if one.content != DATA and (one.is_vector or one.content == EQUALITY)
+    ]
+    chosen = task.maker.rng.sample(tree, min(len(tree), 3))
+    task.update.delete(task.maker.named(chosen))
+    task.draft.remove(chosen)
+    task.operation = "delete"
+
+
+def several(task: Task) -> None:
+    """Chained: files are added, and others removed by their paths and by a filter."""
+    added = task.new_data(1, 7)
+    task.update.append(task.added(added))
+    files = task.some_data(3)
+    task.update.delete(task.maker.named(files))
+    task.draft.remove(files)
+    task.operation = "overwrite"
+
+
+def nothing(task: Task) -> None:
+    """A snapshot of what was there."""
+
+
+def not_there(task: Task) -> None:
+    missing = task.maker.data(task.spec)
+    if task.maker.rng.random() < 0.5:
+        task.update.delete(task.maker.named([missing]))
+    else:
+        task.update.row_delta(deletes=task.maker.frame(task.maker.vectors([missing], {})))
+    task.error = ValidationError
+
+
+Operation = Callable[[Task], None]
+# What is done, and how often as many of all; and what may be done as well to a table that has moved on since.
+OPERATIONS: Mapping[Operation, int] = {
+    append: 3, append_many: 4, delete: 3, delete_planned: 3, delete_matching: 2, overwrite: 2, row_delta: 6,
+    rewrite: 2, rewrite_vectors: 1, replace_partitions: 2, delete_deletes: 1, several: 2, nothing: 1, not_there: 1,
+}  # fmt: skip
+ON_STALE: Mapping[Operation, int] = {append: 2, append_many: 2, delete: 3, delete_planned: 2, several: 1, nothing: 1}
+
+
+def chosen(rng: random.Random, operations: Mapping[Operation, int]) -> Operation:
+    return rng.choices([*operations], [*operations.values()])[0]

@@ -1,0 +1,248 @@
+"""Faults at every file operation of commits to a tree: the table has the old or the new state, and all of its files.
+
+`make test` runs a seeded few for each kind of commit; SPARKMETA_SOAK=1 all.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from pyspark.errors import PySparkException
+
+import sparkmeta as sm
+from sparkmeta.errors import CommitFailedError, CommitStateUnknownError
+from sparkmeta.manifests.layout import read_manifest
+from sparkmeta.manifests.root import Root, read_root
+from sparkmeta.storage.files import ExecutorReader, LocalFiles
+from sparkmeta.storage.writing import is_temporary, write_new_local
+from tests.commit.tables import QUICK
+from tests.commit.test_transaction import SCHEMA, SPEC, commit, files
+from tests.commit.tree_model import Reading, Store
+from tests.faults import Fault, FaultyFiles, Killed, Kind, faults
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+Change = Callable[[Any, "SparkSession"], Any]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A kind of commit. files: how many data files the table has before it. writes: what Spark tasks have to write."""
+
+    properties: Mapping[str, int]
+    files: int
+    change: Change
+    live: set[str]
+    writes: int = 0
+
+
+def _append(*ids: int) -> Change:
+    return lambda tx, spark: tx.update_snapshot().append(files(spark, *ids))
+
+
+def _delete(*ids: int) -> Change:
+    paths = ", ".join(f"('/data/f{one}')" for one in ids)
+    return lambda tx, spark: tx.update_snapshot().delete(spark.sql(f"SELECT * FROM VALUES {paths} AS t(file_path)"))
+
+
+def _names(*ids: int) -> set[str]:
+    return {f"/data/f{one}" for one in ids}
+
+
+CASES = {
+    "small append": Case({}, 2, _append(7, 8), _names(0, 1, 7, 8)),
+    "append of leaves": Case({"direct-files": 1}, 1, _append(7, 8), _names(0, 7, 8), writes=1),
+    "delete in the root": Case({}, 3, _delete(0, 2), _names(1)),
+    "delete in leaves": Case({"direct-files": 1, "inline-vector-bytes": 0}, 3, _delete(1), _names(0, 2), writes=1),
+    "flush": Case({"flush-data-files": 1}, 3, _append(7), _names(0, 1, 2, 7), writes=1),
+}
+
+
+@dataclass
+class Stage:
+    """A table in the state before a commit, to which it can be put back."""
+
+    spark: SparkSession
+    case: Case
+    location: str
+    scratch: Path
+    kept: Mapping[str, bytes]
+
+    @staticmethod
+    def of(spark: SparkSession, case: Case, folder: Path) -> Stage:
+        catalog: Any = sm.load_catalog("test", type="hadoop", warehouse=str(folder))
+        limits = {f"write.tree.{name}": str(value) for name, value in case.properties.items()}
+        properties = QUICK | limits | {"commit.retry.min-wait-ms": "1"}
+        table = catalog.create_table("db.t", SCHEMA, SPEC, properties=properties, spark=spark)
+        table = commit(table, lambda tx: tx.update_snapshot().append(files(spark, *range(case.files))))
+        place = Path(table.location().removeprefix("file:")) / "metadata"
+        kept = {path.name: path.read_bytes() for path in place.iterdir()}
+        return Stage(spark, case, table.location(), folder, kept)
+
+    @property
+    def folder(self) -> Path:
+        return Path(self.location.removeprefix("file:")) / "metadata"
+
+    def reset(self) -> None:
+        for path in self.folder.iterdir():
+            if path.name not in self.kept:
+                path.unlink()
+        for name, data in self.kept.items():
+            (self.folder / name).write_bytes(data)
+        for path in self.scratch.glob("write-*"):
+            path.unlink()
+
+    def commit(self, driver: FaultyFiles) -> None:
+        table = sm.load_table(self.location, spark=self.spark)
+        table = replace(table, state=replace(table.state, files=driver))
+        commit(table, lambda tx: self.case.change(tx, self.spark))
+
+
+def task_writer(scratch: Path, fault: Fault | None) -> Any:
+    """Writes files in Spark tasks, which count them together; a class of its own in here travels by value."""
+    folder = str(scratch)
+
+    class Writer:
+        def write_new(self, location: str, data: bytes) -> None:
+            number = 0
+            while True:
+                try:
+                    (Path(folder) / f"write-{number}").touch(exist_ok=False)
+                    break
+                except FileExistsError:
+                    number += 1
+            hit = fault is not None and fault.number == number
+            if not hit or fault.kind is Kind.ANSWER_LOST:
+                write_new_local(location, data)
+            if hit:
+                raise OSError(5, "injected", location)
+
+    return Writer()
+
+
+def all_faults(stage: Stage, patch: pytest.MonkeyPatch) -> Iterator[tuple[str, Fault]]:
+    """Of the driver and of the tasks."""
+    use_writer(patch, task_writer(stage.scratch, None))
+    stage.reset()
+    for fault in list(faults(stage.commit)):
+        yield "driver", fault
+    written = len([*stage.scratch.glob("write-*")])
+    assert written >= stage.case.writes
+    assert bool(written) == bool(stage.case.writes)
+    for number in range(written):
+        for kind in (Kind.FAILS, Kind.ANSWER_LOST):
+            yield "task", Fault(number, kind, "write_new")
+
+
+def use_writer(patch: pytest.MonkeyPatch, writer: Any) -> None:
+    for module in ("addition", "flush"):
+        patch.setattr(f"sparkmeta.commit.{module}.executor_writer", lambda _: writer)
+    patch.setattr("sparkmeta.state.executor_reader", lambda _: ExecutorReader())
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_each_fault_of_a_commit(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, soak: bool
+) -> None:
+    stage = Stage.of(spark, CASES[name], tmp_path)
+    old = _names(*range(CASES[name].files))
+    found = list(all_faults(stage, monkeypatch))
+    kinds: dict[str, int] = {}
+    for who, fault in found if soak else some_of(found, name):
+        stage.reset()
+        use_writer(monkeypatch, task_writer(tmp_path, fault if who == "task" else None))
+        driver = FaultyFiles(fault=fault if who == "driver" else None)
+        told = attempt(stage, driver)
+        kinds[told] = kinds.get(told, 0) + 1
+        said = f"{name}: {who} {fault}: {told}"
+        after = Found.of(stage)
+        assert after.live in (old, CASES[name].live), said
+        assert after.snapshots == (1 if after.live == old else 2), said
+        assert told != "committed" or after.live == CASES[name].live, said
+        assert told != "failed" or after.live == old, said
+        assert not driver.deleted & after.reached, said
+        use_writer(monkeypatch, task_writer(tmp_path, None))
+        if after.live == old:
+            stage.commit(FaultyFiles())
+        last = Found.of(stage)
+        assert (last.live, last.snapshots) == (CASES[name].live, 2), said
+        assert not last.orphans & {f"{stage.location}/metadata/{one}" for one in stage.kept}, said
+        assert all(is_of_a_commit(one) for one in last.orphans), said
+    print(f"{name}: {len(found)} faults, of which ran {kinds}")  # noqa: T201  the figures of `make soak`
+
+
+def some_of(found: list[tuple[str, Fault]], name: str) -> list[tuple[str, Fault]]:
+    """Two of those at what is written, chosen by the seed that the name is."""
+    writes = [(who, fault) for who, fault in found if fault.operation in ("write_new", "publish")]
+    return random.Random(name).sample(writes, 2)
+
+
+def attempt(stage: Stage, driver: FaultyFiles) -> str:
+    """What a committer is told."""
+    try:
+        stage.commit(driver)
+    except Killed:
+        return "killed"
+    except CommitStateUnknownError:
+        return "unknown"
+    except (CommitFailedError, OSError, PySparkException):
+        return "failed"
+    return "committed"
+
+
+@dataclass(frozen=True)
+class Found:
+    """What is in a table's folder, by its files alone. reached: what its metadata names; orphans: all else."""
+
+    live: set[str]
+    snapshots: int
+    reached: set[str]
+    orphans: set[str]
+
+    @staticmethod
+    def of(stage: Stage) -> Found:
+        table, disk = sm.load_table(stage.location, spark=stage.spark), LocalFiles()
+        reached = {table.metadata_location, *(one.metadata_file for one in table.metadata.metadata_log)}
+        live: set[str] = set()
+        for snapshot in table.snapshots():
+            assert snapshot.root_manifest is not None
+            stamp = (snapshot.snapshot_id, snapshot.sequence_number)
+            data = disk.read(snapshot.root_manifest)
+            root = read_root(data, table.state.stats_types, table.state.specs, snapshot.root_manifest, stamp)
+            reached |= {snapshot.root_manifest, *named_by(root)}
+            live = {key.location for key in reading_of(root, table).live()}
+        assert all(disk.exists(one) for one in reached)
+        there = {f"{stage.location}/metadata/{path.name}" for path in stage.folder.iterdir()}
+        return Found(live, len(table.snapshots()), reached, there - reached)
+
+
+def named_by(root: Root) -> set[str]:
+    """Leaves, and the Puffin files of their deletion vectors."""
+    rows = root.table.select(["content_type", "location"]).to_pylist()
+    return {row["location"] for row in rows if row["content_type"] in (3, 4, 5) and row["location"]}
+
+
+def reading_of(root: Root, table: sm.Table) -> Reading:
+    store, disk = Store(), LocalFiles()
+    for leaf in root.leaves.column("location").to_pylist():
+        store.leaves[leaf] = read_manifest(disk.read(leaf), table.state.stats_types, leaf)[0]
+    rows = root.table.to_pylist()
+    for row in rows:
+        if row["content_type"] == 5 and row["location"]:
+            place = row["deletion_vector"]
+            blob = disk.read(row["location"])[place["offset"] :][: place["size_in_bytes"]]
+            store.blobs[row["location"], place["offset"]] = blob
+    return Reading(rows, store)
+
+
+def is_of_a_commit(location: str) -> bool:
+    """Whether a file is by its name one that commits write: what a search for orphans may delete when it is old."""
+    name = location.rpartition("/")[2]
+    kinds = ("-root-", "-leaf-", "-flush-", "-vectors-")
+    return is_temporary(name) or name == "version-hint.text" or any(one in name for one in kinds)

@@ -1,0 +1,193 @@
+"""Commits to a tree by processes that have no Spark: what one of them does, and what the table must be at the end.
+
+A small commit is the driver's own work but for looking up the files that it removes, which is done in Python here.
+Worker w appends some files in each step, and removes its files of an earlier step, with an entry of a leaf that all
+workers remove entries from: their deletion vectors have to be merged whoever comes first.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+from pyiceberg.partitioning import UNPARTITIONED_PARTITION_SPEC
+from pyiceberg.schema import Schema
+from pyiceberg.table.sorting import UNSORTED_SORT_ORDER
+from pyiceberg.types import LongType, NestedField
+
+from sparkmeta.commit.addition import Addition
+from sparkmeta.commit.removal import Removal
+from sparkmeta.commit.summary import Tally, tally_of
+from sparkmeta.commit.tree import file_keys, vector_bitmap
+from sparkmeta.errors import CommitFailedError, CommitStateUnknownError, ValidationError
+from sparkmeta.manifests.aggregate import leaf_row
+from sparkmeta.manifests.layout import DATA, read_manifest, tree_schema, write_manifest
+from sparkmeta.manifests.root import FILES, is_live, one_of
+from sparkmeta.spec.bitmap import PositionBitmap
+from sparkmeta.spec.new_table import new_metadata
+from sparkmeta.state import TableState
+from sparkmeta.storage.files import LocalFiles
+from sparkmeta.table import Table
+
+if TYPE_CHECKING:
+    from sparkmeta.commit.swap import Swap
+
+STATS = {1: "long"}
+LEAVES = 2
+# A worker's files live for so many of its steps.
+LIFE = 4
+QUICK = {
+    "commit.status-check.min-wait-ms": "1",
+    "commit.retry.num-retries": "50",
+    "commit.retry.min-wait-ms": "2",
+    "commit.retry.max-wait-ms": "200",
+    "write.tree.inline-vector-bytes": "1000000",
+}
+
+
+@dataclass(frozen=True)
+class ArrowFrame:
+    """What a commit asks of a small DataFrame."""
+
+    table: pa.Table
+
+    @property
+    def columns(self) -> list[str]:
+        return list(self.table.column_names)
+
+    def select(self, *names: str) -> ArrowFrame:
+        return ArrowFrame(self.table.select(list(names)))
+
+    def limit(self, count: int) -> ArrowFrame:
+        return ArrowFrame(self.table.slice(0, count))
+
+    def toArrow(self) -> pa.Table:  # noqa: N802  Spark's name
+        return self.table
+
+
+def files_of(worker: int, step: int) -> dict[str, int]:
+    """The files that a step adds, and their records; none before the first step."""
+    if step < 1:
+        return {}
+    return {f"/data/{worker}-{step}-{number}": 1 + (worker + step + number) % 7 for number in range(1 + step % 3)}
+
+
+def leaf_name(worker: int, step: int) -> str:
+    """The entry of a leaf that a step removes."""
+    return f"/data/leaf-{worker}-{step}"
+
+
+def removed_by(worker: int, step: int) -> set[str]:
+    return {*files_of(worker, step - LIFE), leaf_name(worker, step)}
+
+
+def create(swap: Swap, folder: Path, workers: int, commits: int) -> Table:
+    """The table: leaves with an entry for each step of each worker."""
+    location = f"file://{folder}/table"
+    schema = Schema(NestedField(1, "id", LongType()))
+    swap.commit(None, None, new_metadata(location, schema, UNPARTITIONED_PARTITION_SPEC, UNSORTED_SORT_ORDER, QUICK, 4))
+    rows = [_entry(leaf_name(worker, step)) for step in range(1, commits + 1) for worker in range(workers)]
+    leaves = [_write_leaf(swap.load().metadata.location, number, rows[number::LEAVES]) for number in range(LEAVES)]
+    tx = opened(swap).transaction()
+    update = tx.update_snapshot()
+    update._made.additions = [Addition(leaves=pa.concat_tables(leaves))]
+    return tx.commit()
+
+
+def _entry(path: str) -> dict[str, Any]:
+    return {"content_type": 0, "location": path, "file_format": "parquet", "version_info": {"status": 1},
+            "partition_spec_id": 0, "record_count": 1, "file_size_in_bytes": 10}  # fmt: skip
+
+
+def _write_leaf(table: str, number: int, rows: list[dict[str, Any]]) -> pa.Table:
+    entries = pa.Table.from_pylist(rows, schema=tree_schema(STATS))
+    data, location = write_manifest(entries, DATA), f"{table}/metadata/leaf-{number}.parquet"
+    LocalFiles().write_new(location, data)
+    return leaf_row(entries, location, len(data), ())
+
+
+def opened(swap: Swap) -> Table:
+    """The table as it is now, without a Spark session."""
+    version = swap.load()
+    state = TableState(cast("Any", None), LocalFiles(), version.metadata, version.metadata.current_snapshot())
+    return Table(state, version.metadata_location, "table", swap=swap)
+
+
+@lru_cache
+def leaf_paths(location: str) -> list[str]:
+    """The paths in a leaf, by ordinal."""
+    table, _ = read_manifest(LocalFiles().read(location), STATS, location)
+    return cast("list[str]", table.column("location").to_pylist())
+
+
+def find_files(state: TableState, files: ArrowFrame) -> Removal:
+    """As the engine's, by the driver alone."""
+    wanted = set(files.toArrow().column("file_path").to_pylist())
+    assert state.tree is not None
+    root = state.tree.root
+    live = root.table.filter(pc.and_(one_of(root.table, FILES), is_live(root.table)))
+    own = live.filter(pc.is_in(live.column("location"), pa.array(sorted(wanted))))
+    keys, masks = file_keys(own), dict[str, PositionBitmap]()
+    found = {key.location for key in keys}
+    vectors = {row["referenced_file"]: row for row in root.vectors.drop_columns(["ordinal"]).to_pylist()}
+    for leaf in root.leaves.column("location").to_pylist():
+        hits = {ordinal for ordinal, path in enumerate(leaf_paths(leaf)) if path in wanted}
+        if leaf in vectors:
+            masked = vector_bitmap(vectors[leaf], lambda *_: b"")
+            hits -= {int(one) for part in masked.positions() for one in part}
+        if hits:
+            masks[leaf] = PositionBitmap.of(sorted(hits))
+            found |= {leaf_paths(leaf)[ordinal] for ordinal in hits}
+    if found != wanted:
+        raise ValidationError(f"{sorted(wanted - found)} are no live files of the table")
+    return Removal(masks, frozenset(keys), Tally(tally_of(own)))
+
+
+def work(swap: Swap, folder: Path, worker: int, commits: int) -> None:
+    """Makes a worker's commits, from where the table says that it stands; notes what it was told."""
+    with pytest.MonkeyPatch.context() as patch, (folder / f"worker.{worker}").open("a") as notes:
+        patch.setattr("sparkmeta.commit.snapshot_update.find_files", find_files)
+        chance = random.Random(os.getpid())
+        table = opened(swap)
+        while (step := int(table.properties.get(f"worker.{worker}", "0")) + 1) <= commits:
+            try:
+                table, told = commit(table, worker, step), "done"
+            except (CommitFailedError, CommitStateUnknownError) as error:
+                told = "failed" if isinstance(error, CommitFailedError) else "unknown"
+                time.sleep(chance.uniform(0, 0.02))
+                table = opened(swap)
+            notes.write(f"{told} {step}\n")
+            notes.flush()
+
+
+def commit(table: Table, worker: int, step: int) -> Table:
+    new = files_of(worker, step)
+    rows = {
+        "file_path": [*new],
+        "file_format": ["PARQUET"] * len(new),
+        "record_count": [*new.values()],
+        "file_size_in_bytes": [100] * len(new),
+    }
+    gone = pa.table({"file_path": sorted(removed_by(worker, step))})
+    tx = table.transaction()
+    tx.set_properties({f"worker.{worker}": step})
+    update = tx.update_snapshot(snapshot_properties={"author": f"{worker}/{step}"})
+    update.append(cast("Any", ArrowFrame(pa.table(rows)))).delete(cast("Any", ArrowFrame(gone)))
+    return tx.commit()
+
+
+def authors(table: Table) -> Iterator[tuple[int, int]]:
+    """(worker, step) of each commit after the first, in order."""
+    for snapshot in table.snapshots()[1:]:
+        assert snapshot.summary is not None
+        worker, _, step = snapshot.summary.additional_properties["author"].partition("/")
+        yield int(worker), int(step)

@@ -1,0 +1,158 @@
+"""Broken leaves and Puffin files of metadata trees: one clear error or what they held, and never anything else.
+
+Pages of manifests have checksums, and so have deletion vectors. The footer of a Parquet file has none: of a broken one
+these tests say that it ends in an error or in rows.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+from pyspark.errors import PySparkException
+
+from sparkmeta.errors import SparkmetaError, from_spark
+from sparkmeta.manifests.layout import DATA, read_manifest, tree_schema, write_manifest
+from sparkmeta.spec.bitmap import PositionBitmap, read_inline_vector, write_deletion_vector
+from sparkmeta.spec.puffin import deletion_vector_blob, read_blob, read_footer, write_puffin
+from tests.manifests.test_root import mutated
+from tests.properties.test_fuzz_manifests import SECONDS_LIMIT
+from tests.trees import BY_PART, TreeTable, data, stats
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+STATS = {1: "long", 2: "string"}
+LEAF = "file:///t/metadata/leaf.parquet"
+PUFFIN = "file:///t/metadata/dv.puffin"
+# Ordinals of two vectors, in arrays and in runs, beyond the first 65,536 as well.
+ORDINALS = ({1, 5, 900}, {*range(300), 70_000, 70_002})
+
+
+def leaf() -> bytes:
+    rows = [
+        {**data(f"d{number}", f"p{number % 5}", number, content_stats=stats("x", (number, number + 9))).row,
+         "version_info": {"status": 1}}
+        for number in range(300)
+    ]  # fmt: skip
+    return write_manifest(pa.Table.from_pylist(rows, schema=tree_schema(STATS)), DATA)
+
+
+def footer_of(parquet: bytes) -> int:
+    """Where its footer begins."""
+    return len(parquet) - 8 - int.from_bytes(parquet[-8:-4], "little")
+
+
+def flipped(content: bytes, rng: random.Random, start: int, end: int) -> bytes:
+    """One bit of that range changed."""
+    changed = bytearray(content)
+    changed[rng.randrange(start, end)] ^= 1 << rng.randrange(8)
+    return bytes(changed)
+
+
+def outcomes(rounds: int, broken: Callable[[], bytes], read: Callable[[bytes], Any], expected: Any) -> Counter[str]:
+    """How often what is broken is refused, read as it was, and read as something else."""
+    found: Counter[str] = Counter()
+    for _ in range(rounds):
+        content, started = broken(), time.perf_counter()
+        try:
+            found["same" if read(content) == expected else "other"] += 1
+        except SparkmetaError as error:
+            assert "file:///t/metadata/" in str(error)  # noqa: PT017
+            found["refused"] += 1
+        assert time.perf_counter() - started < SECONDS_LIMIT
+    return found
+
+
+def test_bits_of_pages(soak: bool) -> None:
+    content, rng = leaf(), random.Random("pages")
+    found = outcomes(
+        30_000 if soak else 300,
+        lambda: flipped(content, rng, 0, footer_of(content)),
+        lambda broken: read_manifest(broken, STATS, LEAF)[0],
+        read_manifest(content, STATS, LEAF)[0],
+    )
+    print(f"bits of a leaf's pages: {dict(found)}")  # noqa: T201  the figures of `make soak`
+    assert found["other"] == 0
+    assert found["refused"] > found["same"]
+
+
+def test_mutated_leaves(soak: bool) -> None:
+    content, rng = leaf(), random.Random("leaves")
+    found = outcomes(
+        30_000 if soak else 300,
+        lambda: mutated(content, rng),
+        lambda broken: read_manifest(broken, STATS, LEAF)[0],
+        read_manifest(content, STATS, LEAF)[0],
+    )
+    print(f"leaves: {dict(found)}")  # noqa: T201
+    assert found["other"] < sum(found.values()) / 100
+    assert found["refused"] > found["same"] > 0
+
+
+def puffin() -> bytes:
+    blobs = (write_deletion_vector(PositionBitmap.of(sorted(one))) for one in ORDINALS)
+    return write_puffin(
+        deletion_vector_blob(blob, LEAF, len(one)) for blob, one in zip(blobs, ORDINALS, strict=True)
+    ).data
+
+
+def ordinals_of(blob: bytes, number: int) -> set[int]:
+    bitmap = read_inline_vector(blob, PUFFIN, len(ORDINALS[number]))
+    return {int(one) for part in bitmap.positions() for one in part}
+
+
+def test_mutated_puffin_files(soak: bool) -> None:
+    """Read at the places that a root names, and at those that the file itself names."""
+    content, rng = puffin(), random.Random("puffin")
+    places = [(one.offset, one.length) for one in read_footer(content, PUFFIN).blobs]
+
+    def by_root(broken: bytes) -> list[set[int]]:
+        return [ordinals_of(broken[offset : offset + size], one) for one, (offset, size) in enumerate(places)]
+
+    def by_footer(broken: bytes) -> list[set[int]]:
+        footer = read_footer(broken, PUFFIN)
+        return [ordinals_of(read_blob(broken, one, PUFFIN), number) for number, one in enumerate(footer.blobs[:2])]
+
+    for read in (by_root, by_footer):
+        found = outcomes(20_000 if soak else 400, lambda: mutated(content, rng), read, [*ORDINALS])
+        print(f"Puffin files {read.__name__}: {dict(found)}")  # noqa: T201
+        assert found["other"] == 0
+        assert min(found["refused"], found["same"]) > 0
+
+
+def test_plans_of_broken_leaves(spark: SparkSession, tmp_path: Path, soak: bool) -> None:
+    """By Spark's reader, with a deletion vector: an error that names the file, or the plan."""
+    tree, rng = TreeTable(tmp_path / "t", BY_PART), random.Random("plans")
+    m1 = tree.leaf("m1", *(data(f"d{number}", f"p{number % 5}") for number in range(100)))
+    mask = tree.mask(m1, {3, 70}, puffin=True)
+    tree.snapshot(added=[m1, mask])
+    table, found = tree.load(spark), Counter[str]()
+    files = {one.location: Path(one.location.removeprefix("file://")) for one in (m1, mask)}
+    whole = {location: path.read_bytes() for location, path in files.items()}
+    expected = planned(table)
+    assert len(expected) == 98
+    for number in range(300 if soak else 4):
+        location = (m1.location, mask.location)[number % 2]
+        end = footer_of(whole[location]) if location == m1.location else len(whole[location])
+        files[location].write_bytes(flipped(whole[location], rng, 0, end))
+        try:
+            found["same" if planned(table) == expected else "other"] += 1
+        except PySparkException as error:
+            assert files[location].name in str(from_spark(error) or error)  # noqa: PT017
+            found["refused"] += 1
+        files[location].write_bytes(whole[location])
+    print(f"plans: {dict(found)}")  # noqa: T201
+    assert found["other"] == 0
+    assert found["refused"] > 0
+
+
+def planned(table: Any) -> set[tuple[Any, ...]]:
+    rows = table.scan("part is not null").plan_files()
+    columns = ("file_path", "record_count", "file_size_in_bytes", "partition.part", "data_sequence_number")
+    return {tuple(row) for row in rows.select(*columns).collect()}
