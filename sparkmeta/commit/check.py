@@ -269,12 +269,15 @@ class _TreeCheck:
         return checked_ordinals(self.state.spark, self._vectors, self.state.reader)
 
     @cached_property
+    def _masked_ordinals(self) -> DataFrame:
+        return self._ordinals.where("problem IS NULL").select(MANIFEST, ORDINAL).distinct()
+
+    @cached_property
     def _placed(self) -> DataFrame:
         """The entries of leaves with `_masked`."""
         if not len(self._vectors):
             return self._entries.withColumn(_MASKED, F.lit(False))
-        masked = self._ordinals.where("problem IS NULL").select(MANIFEST, ORDINAL).distinct()
-        placed = self._entries.join(masked.withColumn(_MASKED, F.lit(True)), [MANIFEST, ORDINAL], "left")
+        placed = self._entries.join(self._masked_ordinals.withColumn(_MASKED, F.lit(True)), [MANIFEST, ORDINAL], "left")
         return placed.withColumn(_MASKED, F.coalesce(_MASKED, F.lit(False)))
 
     @cached_property
@@ -361,7 +364,10 @@ class _TreeCheck:
         carried = self._own_entries(FILES).where(status == int(Status.EXISTING))
         roots = self._roots.filter(pc.and_(existing, new))
         if len(roots):
-            carried = carried.unionByName(self._entries_of(roots).where(status != int(Status.DELETED)))
+            in_leaves = self._entries_of(roots).where(status != int(Status.DELETED))
+            if len(self._vectors):
+                in_leaves = in_leaves.join(self._masked_ordinals, [MANIFEST, ORDINAL], "left_anti")
+            carried = carried.unionByName(in_leaves)
         elif not pc.any(pc.equal(version(self.root.of(FILES), "status"), int(Status.EXISTING))).as_py():
             return
         offset = F.coalesce("deletion_vector.offset", F.lit(-1).cast("long")).alias(_OFFSET)

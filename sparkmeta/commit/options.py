@@ -17,6 +17,8 @@ class TreeOptions:
     leaf_target_bytes: of a leaf's file.
     inline_vector_bytes: a larger deletion vector of a leaf goes into a Puffin file.
     inline_vectors_bytes: of all inline deletion vectors of a root, which every commit copies.
+    affiliated_deletes: deletion vectors of one data leaf's files, new in a commit, that get a delete leaf which belongs
+        to the data leaf; fewer don't.
     """
 
     direct_files: int = 500
@@ -25,6 +27,7 @@ class TreeOptions:
     leaf_target_bytes: int = 8 << 20
     inline_vector_bytes: int = 16 << 10
     inline_vectors_bytes: int = 1 << 20
+    affiliated_deletes: int = 1_000
 
     @staticmethod
     def of(properties: Mapping[str, str]) -> TreeOptions:

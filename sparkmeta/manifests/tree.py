@@ -64,6 +64,12 @@ class Tree:
         """The live deletion vectors of the leaves, as `VECTOR_SCHEMA`."""
         return leaf_vectors(self.root)
 
+    def has_tree_layout(self, leaves: pa.Table) -> pa.Array:
+        """Which leaves, rows of `leaf_roots`, are V4 ones; the others were written before the table became a tree."""
+        parquet = pc.equal(leaves.column("file_format"), "PARQUET")
+        newer = pc.greater(version(leaves, "sequence_number"), self.upgraded_sequence_number)
+        return pc.and_(parquet, newer)
+
     def own_id(self, content: ContentType) -> int:
         """The small id of the root's own entries of one content, behind those of all leaves."""
         return len(self.root.table) + int(content) - int(ContentType.DATA_MANIFEST)
@@ -106,16 +112,14 @@ class TreeReader:
         frames = []
         v4, older = leaves.filter(is_leaf), leaves.filter(pc.invert(is_leaf))
         if len(v4):
-            frames.append(read_leaf_entries(self.spark, _units(v4), projection, self.tree.sources))
+            frames.append(read_leaf_entries(self.spark, leaf_units(v4), projection, self.tree.sources))
         if len(older):
             frames.append(self.manifest_entries(older, projection))
         return frames
 
     def has_tree_layout(self, leaves: pa.Table) -> pa.Array:
-        """Which leaves are V4 ones; the others were written before the table became a tree."""
-        parquet = pc.equal(leaves.column("file_format"), "PARQUET")
-        newer = pc.greater(version(leaves, "sequence_number"), self.tree.upgraded_sequence_number)
-        return pc.and_(parquet, newer)
+        """See `Tree.has_tree_layout`."""
+        return self.tree.has_tree_layout(leaves)
 
     def _unmasked(self, leaves: pa.Table, entries: DataFrame) -> DataFrame:
         """Without the entries that live deletion vectors mask: an anti-join on (manifest, ordinal)."""
@@ -187,8 +191,8 @@ def _narrow(values: pa.Array, kind: pa.DataType) -> pa.Array:
     return pa.StructArray.from_arrays(children, fields=list(kind), mask=values.is_null())
 
 
-def _units(leaves: pa.Table) -> pa.Table:
-    """Leaves as rows of `PART_SCHEMA`."""
+def leaf_units(leaves: pa.Table) -> pa.Table:
+    """Leaves, rows of `leaf_roots`, as rows of `PART_SCHEMA`."""
     zeros = pa.repeat(pa.scalar(0, pa.int32()), len(leaves))
     columns = {
         MANIFEST: leaves.column(MANIFEST),

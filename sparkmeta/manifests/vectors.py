@@ -115,17 +115,26 @@ def _with_content(spark: SparkSession, rows: DataFrame, locations: list[str]) ->
     return rows.join(contents.select("location", "content"), "location", "left")
 
 
+def vector_ordinals(row: dict[str, Any], reader: ExecutorReader) -> Iterator[pa.Array]:
+    """What one deletion vector masks, a row of `VECTOR_SCHEMA`; raises CorruptFileError as `masked_ordinals` does."""
+    for batch in _ordinals(row, _blob(row, reader)):
+        yield batch.column(ORDINAL)
+
+
+def _blob(row: Mapping[str, Any], reader: ExecutorReader | None) -> bytes:
+    if row["inline_content"] is not None:
+        return bytes(row["inline_content"])
+    assert reader is not None
+    end = row["offset"] + row["size_in_bytes"]
+    return reader.read(row["location"])[row["offset"] : end]
+
+
 def _explode(
     reader: ExecutorReader | None, decode: _Decode, batches: Iterable[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
     for batch in batches:
         for row in batch.to_pylist():
-            if row["inline_content"] is not None:
-                yield from decode(row, row["inline_content"])
-            else:
-                assert reader is not None
-                end = row["offset"] + row["size_in_bytes"]
-                yield from decode(row, reader.read(row["location"])[row["offset"] : end])
+            yield from decode(row, _blob(row, reader))
 
 
 def _explode_contents(decode: _Decode, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -1,0 +1,89 @@
+"""Compaction of manifests: readers see the same table, in fewer, smaller and better ordered leaves."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+import sparkmeta as sm
+from tests.commit.test_transaction import SCHEMA, SPEC, commit, files, vectors
+
+EAGER = {"write.tree.direct-files": "1", "write.tree.affiliated-deletes": "2"}
+
+
+@pytest.fixture
+def table(spark_session: SparkSession, tmp_path: Path) -> sm.Table:
+    catalog = sm.load_catalog("test", type="hadoop", warehouse=str(tmp_path))
+    return catalog.create_table("db.t", SCHEMA, SPEC, properties=EAGER, format_version=4, spark=spark_session)
+
+
+def append(table: sm.Table, *ids: int, part: str | None = "a") -> sm.Table:
+    frame = files(table.state.spark, *ids, part=part)
+    return commit(table, lambda tx: tx.update_snapshot().append(frame))
+
+
+def delete(table: sm.Table, *ids: int) -> sm.Table:
+    gone = table.state.spark.createDataFrame([(f"/data/f{one}",) for one in ids], "file_path string")
+    return commit(table, lambda tx: tx.update_snapshot().delete(gone))
+
+
+def mask_rows(table: sm.Table, folder: Path, name: str, **positions: list[int]) -> sm.Table:
+    deletes = vectors(table.state.spark, folder, name, **positions)
+    return commit(table, lambda tx: tx.update_snapshot().row_delta(deletes=deletes))
+
+
+def seen(table: sm.Table, snapshot_id: int | None = None) -> list[Any]:
+    """What a reader sees of every live file, its deletes and row ids included."""
+    planned = table.scan(snapshot_id=snapshot_id).plan_files().drop("manifest_path", "manifest_pos")
+    rows = planned.selectExpr("*", "transform(deletes, d -> struct(d.file_path, d.content_offset)) AS dvs")
+    return sorted(map(str, rows.drop("deletes").collect()))
+
+
+def history(table: sm.Table) -> dict[int, tuple[list[Any], list[str]]]:
+    """What each snapshot holds, and what it changed."""
+    found = {}
+    for one in table.snapshots():
+        changes = table.file_changes(one.parent_snapshot_id, one.snapshot_id).drop("manifest_path", "manifest_pos")
+        found[one.snapshot_id] = seen(table, one.snapshot_id), sorted(map(str, changes.collect()))
+    return found
+
+
+def compacted(table: sm.Table, **options: Any) -> sm.Table:
+    """The table after a compaction, which no reader has noticed."""
+    before, parent = history(table), table.current_snapshot()
+    after = table.maintenance.compact_manifests(**options).commit()
+    assert after.check().collect() == []
+    new = after.current_snapshot()
+    assert new is not None
+    assert parent is not None
+    assert (new.operation, new.parent_snapshot_id) == ("replace", parent.snapshot_id)
+    known = history(after)
+    assert known.pop(new.snapshot_id) == (seen(table), [])
+    assert known == before
+    return after
+
+
+def leaves(table: sm.Table, content: int = 0) -> list[Any]:
+    return table.inspect.manifests().where(f"content = {content}").collect()
+
+
+def test_small_leaves_become_one(table: sm.Table) -> None:
+    for number in range(4):
+        table = append(table, 10 * number, 10 * number + 1)
+    table = delete(table, 1, 20)
+    plan = table.maintenance.compact_manifests()
+    rows = plan.files().collect()
+    assert [(row.content, row.group, row.masked_entries > 0) for row in rows].count(("data leaf", 0, True)) == 2
+    assert {reason for row in rows for reason in row.reasons} == {"small", "masked"}
+    table = compacted(table)
+    assert len(leaves(table)) == 1
+    assert not table.state.tree.root.vectors
+    summary = table.current_snapshot().summary.additional_properties
+    kept = {key: summary[key] for key in ("manifests-created", "manifests-replaced", "entries-processed")}
+    assert kept == {"manifests-created": "1", "manifests-replaced": "4", "entries-processed": "6"}
+    again = table.maintenance.compact_manifests()
+    assert again.summary().is_empty
+    assert again.commit() is table
