@@ -12,18 +12,20 @@ from pyiceberg.expressions import AlwaysTrue, BooleanExpression
 from pyspark.sql import functions as F
 
 from sparkmeta.commit.addition import Addition, add_files, leaf_format
-from sparkmeta.commit.base_root import base_root
+from sparkmeta.commit.base_root import BaseRoot, base_root
+from sparkmeta.commit.compact.choose import choose_merges
+from sparkmeta.commit.compact.fold import Fold, fold
+from sparkmeta.commit.compact.options import CompactionOptions, scope_of
+from sparkmeta.commit.compact.rewrite import Rewritten, rewrite
 from sparkmeta.commit.conflicts import Validation, refuse_new_deletes, validate
 from sparkmeta.commit.filtered import files_to_delete, files_to_replace
 from sparkmeta.commit.flush import Flush, flush_of
-from sparkmeta.commit.new_snapshot import NewSnapshot, SnapshotNames, branch_head, with_root
+from sparkmeta.commit.new_snapshot import NewSnapshot, SnapshotNames, blob_loader, branch_head, with_root
 from sparkmeta.commit.options import TreeOptions
 from sparkmeta.commit.removal import FOUND_COLUMNS, Removal, VectorsKey, deletes_of, find_files, removal_of, vectors_key
-from sparkmeta.commit.summary import ManifestCounts, Tally, snapshot_summary
+from sparkmeta.commit.summary import ManifestCounts, snapshot_summary
 from sparkmeta.commit.tree import TreeChange
 from sparkmeta.errors import CommitConflictError, ValidationError
-from sparkmeta.manifests.layout import tree_schema
-from sparkmeta.manifests.root import Root
 from sparkmeta.session import local_frame, materialize
 from sparkmeta.spec.entry import ContentType
 from sparkmeta.spec.summary import FileKind
@@ -176,6 +178,7 @@ class _Made:
     names: SnapshotNames = field(default_factory=SnapshotNames)
     additions: list[Addition] | None = None
     vectors: VectorsKey | None = None
+    compacted: list[Rewritten] | None = None
 
 
 @dataclass
@@ -197,17 +200,30 @@ class _Attempt:
         options = TreeOptions.of(metadata.properties)
         if made.additions is None:
             made.additions = [self._add(state, files, kinds, options) for files, kinds in self.update._added]
-        added = _joined(made.additions, state)
+        added = reduce(Addition.plus, made.additions, Addition())
         removal = self._removal(state, added)
         change = TreeChange(added.rows, added.leaves, removal.keys, removal.masks)
         flush = flush_of(base.root, change, state, options, made.names.file("flush"))
-        manifests = ManifestCounts(_new_leaves(added, flush), _leaves_kept(base.root))
+        compacted = self._compacted(base, state, change, options)
+        manifests = _manifest_counts(base, added, flush, compacted)
         new = NewSnapshot(state, base, self.update._branch, made.names)
-        return new.commit(flush.into(change), lambda: self._summary(added, removal, manifests))
+        whole = compacted.into(flush.into(change)) if compacted else flush.into(change)
+        return new.commit(whole, lambda: self._summary(added, removal, manifests))
 
     def _add(self, state: TableState, files: DataFrame, kinds: tuple[int, ...], options: TreeOptions) -> Addition:
         form = leaf_format(state, self.update._made.names.file("leaf"), options.leaf_target_bytes)
-        return add_files(state, files, form, options.direct_files, kinds)
+        return add_files(state, files, form, options, kinds)
+
+    def _compacted(self, base: BaseRoot, state: TableState, change: TreeChange, options: TreeOptions) -> Fold | None:
+        """The compaction that the table's properties let a commit make, of leaves that it does not touch."""
+        made = self.update._made
+        if base.root is None or not options.compact_entries:
+            return None
+        if made.compacted is None:
+            asked = CompactionOptions(max_entries=options.compact_entries)
+            scope = scope_of(state, base.root, asked, change.masks)
+            made.compacted = rewrite(state, scope, choose_merges(scope), made.names.file("compact"))
+        return fold(state, base.root, made.compacted, blob_loader(state), change.masks) if made.compacted else None
 
     def _removal(self, state: TableState, added: Addition) -> Removal:
         update = self.update
@@ -257,23 +273,10 @@ class _Attempt:
         )
 
 
-def _leaves_kept(base: Root | None) -> int:
-    return 0 if base is None else len(base.leaves)
-
-
-def _new_leaves(added: Addition, flush: Flush) -> int:
-    return sum(len(leaves) for leaves in (added.leaves, flush.leaves) if leaves is not None)
-
-
-def _joined(additions: list[Addition], state: TableState) -> Addition:
-    """Several additions as one."""
-    schema = tree_schema(state.stats_types)
-
-    def tables(name: str) -> pa.Table | None:
-        found = [getattr(one, name) for one in additions if getattr(one, name) is not None]
-        return pa.concat_tables([one.select(schema.names) for one in found]) if found else None
-
-    return Addition(tables("rows"), tables("leaves"), reduce(Tally.plus, (one.tally for one in additions), Tally()))
+def _manifest_counts(base: BaseRoot, added: Addition, flush: Flush, compacted: Fold | None) -> ManifestCounts:
+    new = sum(len(leaves) for leaves in (added.leaves, flush.leaves) if leaves is not None)
+    kept = 0 if base.root is None else len(base.root.leaves)
+    return (ManifestCounts() if compacted is None else compacted.counts).plus(ManifestCounts(new, kept))
 
 
 def _vector_targets(state: TableState, added: Addition) -> DataFrame:

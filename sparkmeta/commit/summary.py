@@ -61,6 +61,12 @@ class ManifestCounts:
     replaced: int = 0
     entries: int | None = None
 
+    def plus(self, other: ManifestCounts) -> ManifestCounts:
+        """Both."""
+        known = [one for one in (self.entries, other.entries) if one is not None]
+        counts = (self.created + other.created, self.kept + other.kept, self.replaced + other.replaced)
+        return ManifestCounts(*counts, sum(known) if known else None)
+
 
 def file_kind(content_type: int, file_format: str) -> FileKind:
     """What a file of a content type counts as."""

@@ -9,7 +9,6 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from sparkmeta.commit.base_root import BaseRoot, base_root
 from sparkmeta.commit.compact.choose import Choice, Reason, Scope, choose
@@ -162,6 +161,18 @@ class CompactionPlan:
             self._done.append(commit_steps(self.table, [_Compaction(self)]) if changes else self.table)
         return self._done[0]
 
+    def result(self) -> dict[str, Any]:
+        """The summary and, once it is committed, what came of it (else null), for JSON."""
+        return {"table": self.table.location(), "plan": self.summary().to_dict(), "committed": self._committed()}
+
+    def _committed(self) -> dict[str, Any] | None:
+        after = self._done[0].state.metadata.snapshot_by_name(self.branch) if self._done else None
+        before = self._state.snapshot
+        if after is None or after.summary is None or (before is not None and after.snapshot_id == before.snapshot_id):
+            return None
+        counts = {name: int(after.summary.additional_properties[name.replace("_", "-")]) for name in _COUNTS}
+        return {"snapshot_id": after.snapshot_id, **counts}
+
     @cached_property
     def _choice(self) -> Choice:
         return Choice() if self._scope is None else choose(self._scope)
@@ -223,6 +234,7 @@ class CompactionPlan:
         return rows
 
 
+_COUNTS = ("manifests_created", "manifests_replaced", "manifests_kept", "entries_processed")
 _SHOWN = ["content_type", "location", "partition_spec_id", "record_count", "file_size_in_bytes"]
 
 
@@ -260,12 +272,7 @@ class _Compaction:
                 "the compaction again"
             )
         new = NewSnapshot(fitted, base, plan.branch, self.names)
-        counts = ManifestCounts(
-            len(found.existing),
-            len(_root(base, head).leaves) - len(found.dropped),
-            len(found.dropped),
-            pc.sum(found.existing.column("record_count")).as_py() or 0,
-        )
+        counts = found.counts.plus(ManifestCounts(kept=len(_root(base, head).leaves)))
 
         def summary() -> Summary:
             return snapshot_summary("replace", Tally(), Tally(), head.snapshot, plan.properties, counts)

@@ -87,3 +87,65 @@ def test_small_leaves_become_one(table: sm.Table) -> None:
     again = table.maintenance.compact_manifests()
     assert again.summary().is_empty
     assert again.commit() is table
+
+
+def test_leaves_are_put_in_order(table: sm.Table) -> None:
+    """Every leaf holds files of all ids: a needle opens each of them, and one after the compaction."""
+    for number in range(6):
+        table = append(table, *range(number, 120, 6))
+    table = delete(table, 7, 60, 61)
+    target = leaves(table)[0].length // 2
+    plan = table.maintenance.compact_manifests(cluster_by=["id"], target_leaf_bytes=target, max_overlap=1)
+    assert plan.summary().depth == 6.0
+    assert plan.summary().reasons["overlap"] == 6
+    before = table.scan("id = 605").report()
+    table = compacted(table, cluster_by=["id"], target_leaf_bytes=target, max_overlap=1)
+    after = table.scan("id = 605").report()
+    assert (before.data_manifests.scanned, after.data_manifests.scanned) == (6, 1)
+    assert len(leaves(table)) > 6
+    assert table.maintenance.compact_manifests(cluster_by=["id"], max_overlap=1).summary().depth == 1.0
+
+
+def test_deletion_vectors_follow_their_files(table: sm.Table, tmp_path: Path) -> None:
+    for number in range(4):
+        table = append(table, *range(number, 40, 4))
+    table = mask_rows(table, tmp_path, "a.puffin", f0=[1], f4=[2], f8=[3])
+    table = mask_rows(table, tmp_path, "b.puffin", f1=[1], f2=[2], f3=[3], f5=[4])
+    owners = [row["referenced_file"] for row in delete_leaves(table)]
+    assert len([one for one in owners if one is not None]) == 2
+    options = {"cluster_by": ["id"], "target_leaf_bytes": leaves(table)[0].length, "max_overlap": 0, "root_files": 0}
+    table = compacted(table, **options)
+    data = {row.path for row in leaves(table)}
+    found = delete_leaves(table)
+    assert found
+    assert all(row["referenced_file"] in data for row in found)
+    assert table.maintenance.compact_manifests(**options).summary().is_empty
+
+
+def delete_leaves(table: sm.Table) -> list[dict[str, Any]]:
+    assert table.state.tree is not None
+    rows = table.state.tree.root.leaves.to_pylist()
+    return [row for row in rows if row["content_type"] == 4]
+
+
+def test_what_others_do_meanwhile_stays(table: sm.Table, tmp_path: Path) -> None:
+    for number in range(5):
+        table = append(table, 10 * number, 10 * number + 1, 10 * number + 2)
+    table = delete(table, 1)
+    plan = table.maintenance.compact_manifests()
+    assert len(plan.files().collect()) == 5
+    other = append(table, 100, 101)
+    other = delete(other, 11, 21)
+    other = mask_rows(other, tmp_path, "v.puffin", f20=[1])
+    other = append(other, 200)
+    expected = seen(other)
+    after = plan.commit()
+    assert seen(after) == expected
+    assert after.check().collect() == []
+    assert changes(after) == []
+
+
+def changes(table: sm.Table) -> list[Any]:
+    snapshot = table.current_snapshot()
+    assert snapshot is not None
+    return table.file_changes(snapshot.parent_snapshot_id, snapshot.snapshot_id).collect()

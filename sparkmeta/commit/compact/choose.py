@@ -42,7 +42,8 @@ class Reason(StrEnum):
 class Limits:
     """When something is worth rewriting, and how much of it. See `CompactionOptions`, and `TreeOptions` for the rest.
 
-    affiliated_deletes: deletion vectors of one data leaf's files that get a delete leaf of their own.
+    affiliated_deletes: deletion vectors of one data leaf's files that get a delete leaf of their own. fewest_merged:
+    small leaves that are worth merging.
     """
 
     target_bytes: int
@@ -53,6 +54,7 @@ class Limits:
     affiliated_deletes: int
     max_entries: int | None = None
     max_bytes: int | None = None
+    fewest_merged: int = 2
 
 
 @dataclass(frozen=True)
@@ -217,6 +219,17 @@ def choose(scope: Scope) -> Choice:
     return Choice(groups, {place: tuple(dict.fromkeys(why)) for place, why in reasons.items() if place in chosen})
 
 
+def choose_merges(scope: Scope) -> Choice:
+    """What a commit compacts by the way: data leaves that become one, or none, so that no delete leaf has to follow."""
+    limits = replace(scope.limits, root_files=None, max_overlap=len(scope.root.table), fewest_merged=_FEWEST_MERGED)
+    choice = choose(replace(scope, limits=limits))
+    return replace(choice, groups=tuple(one for one in choice.data if not one.exchanged and one.parts <= 1))
+
+
+# A commit that adds a leaf must not rewrite the last one each time.
+_FEWEST_MERGED = 8
+
+
 def _full_root(scope: Scope, *kinds: ContentType) -> pa.Table:
     """The root's files of these kinds, where they are too many to stay there; else none."""
     files, most = scope.files(*kinds), scope.limits.root_files
@@ -305,7 +318,7 @@ class _SpecChoice:
 
     def _worthwhile(self, rows: _Array) -> _Array | None:
         leaves = self.leaves
-        if leaves.parts(rows) < len(rows):
+        if leaves.parts(rows) < len(rows) >= self.scope.limits.fewest_merged:
             for row in rows[leaves.is_small[rows]]:
                 self._give(int(leaves.places[row]), Reason.SMALL)
         elif not leaves.is_masked[rows].any():

@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 from pyspark.sql import functions as F
 
 from sparkmeta.commit.compact.rewrite import Rewritten, leaf_frame
+from sparkmeta.commit.summary import ManifestCounts
 from sparkmeta.commit.tree import FileKey, LoadBlob, TreeChange, file_keys, vector_bitmap
 from sparkmeta.manifests.avro.read import schema_of
 from sparkmeta.manifests.projection import MANIFEST, ORDINAL, EntryProjection
@@ -37,6 +38,12 @@ class Fold:
     masks: Mapping[str, PositionBitmap]
     affinity: Mapping[str, str | None]
     left_out: int = 0
+
+    @property
+    def counts(self) -> ManifestCounts:
+        """What it does with leaves: none is kept that it drops."""
+        entries = pc.sum(self.existing.column("record_count")).as_py() or 0
+        return ManifestCounts(len(self.existing), -len(self.dropped), len(self.dropped), entries)
 
     def into(self, change: TreeChange) -> TreeChange:
         """The change with the compaction as part of it."""

@@ -93,7 +93,9 @@ def scope_of(
 
 
 def _target(options: CompactionOptions, tree: TreeOptions, root: Root, state: TableState) -> int:
-    target = options.target_leaf_bytes if options.target_leaf_bytes is not None else tree.leaf_target_bytes
+    target = options.target_leaf_bytes
+    if target is None:
+        return tree.leaf_target_bytes
     leaves = root.leaves
     sizes = zip(leaves.column("file_size_in_bytes").to_pylist(), leaves.column("record_count").to_pylist(), strict=True)
     largest = max((size // count for size, count in sizes if count and count >= _MANY), default=0)

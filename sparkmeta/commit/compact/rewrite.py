@@ -198,7 +198,7 @@ class RewriteJob:
             partial(rewriting.cut_bins, group.spec_id, bounds), schema_of(RANGE_SCHEMA)
         )
         tasks = 8 * int(self.state.spark.conf.get("spark.sql.shuffle.partitions", "200") or 200)
-        together = cut.repartition(min(ranges, tasks), F.col("range")).sortWithinPartitions("range")
+        together = cut.repartition(min(ranges, tasks), "range").sortWithinPartitions("range")
         written = together.mapInArrow(partial(rewriting.write_ranges, group.spec_id), schema_of(WRITTEN_SCHEMA))
         return made_leaves(written).get(0, [])
 

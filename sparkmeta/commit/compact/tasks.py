@@ -20,7 +20,7 @@ from sparkmeta.manifests.entries import ManifestPart
 from sparkmeta.manifests.inherit import ManifestContext
 from sparkmeta.manifests.leaf_bytes import leaf_entries
 from sparkmeta.manifests.leaf_writer import LeafFormat, leaf_count, pieces, read_rows_stream, rows_stream, write_leaf
-from sparkmeta.manifests.projection import CONTENT_STATS
+from sparkmeta.manifests.projection import CONTENT_STATS, MANIFEST
 from sparkmeta.manifests.root import is_live
 from sparkmeta.manifests.vectors import vector_ordinals
 from sparkmeta.spec.entry import Status
@@ -144,6 +144,7 @@ class Rewriting:
 
 def _vector_row(leaf: Mapping[str, Any]) -> dict[str, Any]:
     return {
+        MANIFEST: 0,
         "referenced_file": leaf["location"],
         "location": leaf["vector_location"],
         "offset": leaf["vector_offset"],
