@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from pyiceberg.expressions import BooleanExpression
 
     from sparkmeta.maintain.compact import CompactionPlan
+    from sparkmeta.maintain.leaf_map import LeafMap
     from sparkmeta.maintain.upgrade import UpgradePlan
     from sparkmeta.table import Table
 
@@ -71,6 +72,20 @@ class Maintenance:
             root_files,
         )  # fmt: skip
         return plan_compaction(self.table, options, branch, dict(snapshot_properties or {}))
+
+    def leaf_map(self, cluster_by: Sequence[str] | None = None, branch: str = "main") -> LeafMap:
+        """Where the data leaves of the table's spec lie in the order of the clustering columns, and overlap.
+
+        A notebook shows it as a picture; it has `.svg` and `.save(path)`. Reads the root only. cluster_by: as of
+        `compact_manifests`.
+
+        Raises:
+            ValidationError: a column that the table does not have, or a branch.
+            UnsupportedError: a table that is no metadata tree.
+        """
+        from sparkmeta.maintain.leaf_map import leaf_map
+
+        return leaf_map(self.table, cluster_by, branch)
 
     def upgrade(self, format_version: int) -> UpgradePlan:
         """The upgrade of a table of format version 1 to 3, or of one of version 4 with manifest lists, to the tree.
