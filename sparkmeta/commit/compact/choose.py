@@ -81,6 +81,11 @@ class Choice:
     groups: tuple[Group, ...] = ()
     reasons: Mapping[int, tuple[Reason, ...]] = field(default_factory=dict)
 
+    def of(self, groups: Sequence[Group]) -> Choice:
+        """Some of the groups."""
+        chosen = {place for one in groups for place in (*one.leaves, *one.files)}
+        return Choice(tuple(groups), {place: why for place, why in self.reasons.items() if place in chosen})
+
     @property
     def data(self) -> list[Group]:
         return [one for one in self.groups if one.content == ContentType.DATA_MANIFEST]
@@ -214,16 +219,15 @@ def choose(scope: Scope) -> Choice:
         units += _SpecChoice(scope, spec_id, reasons).units(tuple(of_spec))
     taken = _within(units, scope)
     deletes = _deletes(scope, taken, reasons)
-    groups = (*taken, *([] if deletes is None else [deletes]))
-    chosen = {place for one in groups for place in (*one.leaves, *one.files)}
-    return Choice(groups, {place: tuple(dict.fromkeys(why)) for place, why in reasons.items() if place in chosen})
+    groups = [*taken, *([] if deletes is None else [deletes])]
+    return Choice((), {place: tuple(dict.fromkeys(why)) for place, why in reasons.items()}).of(groups)
 
 
 def choose_merges(scope: Scope) -> Choice:
     """What a commit compacts by the way: data leaves that become one, or none, so that no delete leaf has to follow."""
     limits = replace(scope.limits, root_files=None, max_overlap=len(scope.root.table), fewest_merged=_FEWEST_MERGED)
     choice = choose(replace(scope, limits=limits))
-    return replace(choice, groups=tuple(one for one in choice.data if not one.exchanged and one.parts <= 1))
+    return choice.of([one for one in choice.data if not one.exchanged and one.parts <= 1])
 
 
 # A commit that adds a leaf must not rewrite the last one each time.
