@@ -1,9 +1,9 @@
 """`python -m tests.benchmarks.compaction`: manifests compacted, beside Iceberg's Spark action on the same files.
 
 A table of format version 2 (see `workload`) is rewritten by Iceberg's `rewrite_manifests`; the same files as a V4 tree
-by `compact_manifests`, in two shapes: `in order`, small leaves that only have to be merged, and `random`, leaves of files
-in random order with 5 % of the entries masked, which have to be sorted. Before and after it a query for one file of one
-partition is planned. Each rewriting has a fresh table. Prints a table, writes build/bench/compaction-<time>.json.
+by `compact_manifests`, in two shapes: `in order`, small leaves that have to be merged only, and `random`, leaves with
+files in random order and 5 % of the entries masked, which have to be sorted. Before and after it a query for one file
+is planned. Each rewriting has a fresh table. Prints a table, writes build/bench/compaction-<time>.json.
 """
 
 from __future__ import annotations

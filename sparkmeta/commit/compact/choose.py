@@ -306,18 +306,18 @@ class _SpecChoice:
         return np.take(chosen, np.argsort(ranges.lower[chosen], kind="stable"))
 
     def _bins(self, busy: set[int]) -> list[_Array]:
-        """Neighbours that are small or masked, in runs of about a leaf's size."""
+        """Neighbours that are small or masked, in runs of about a leaf's size, and no more than the cap allows."""
         leaves, limits = self.leaves, self.scope.limits
         wanted = leaves.usable & (leaves.is_small | leaves.is_masked)
         bins: list[list[int]] = [[]]
-        size = 0
         for row in self.ranges.order.tolist():
-            if not wanted[row] or row in busy or size >= limits.target_bytes:
+            usable = wanted[row] and row not in busy
+            full = leaves.live_bytes[np.asarray(bins[-1], np.int64)].sum() >= limits.target_bytes
+            both = np.asarray([*bins[-1], row])
+            if not usable or full or not _fits(leaves.live[both].sum(), leaves.bytes[both].sum(), limits):
                 bins.append([])
-                size = 0
-            if wanted[row] and row not in busy:
+            if usable:
                 bins[-1].append(row)
-                size += int(leaves.live_bytes[row])
         return [rows for one in bins if one and (rows := self._worthwhile(np.asarray(one))) is not None]
 
     def _worthwhile(self, rows: _Array) -> _Array | None:
