@@ -23,7 +23,8 @@ def code_cells(notebook: Any) -> list[Any]:
 
 
 def test_there_are_notebooks():
-    assert [path.name for path in NOTEBOOKS] == ["01_look_at_a_table.ipynb", "02_v4_tree.ipynb"]
+    names = ["01_look_at_a_table.ipynb", "02_v4_tree.ipynb", "03_compaction.ipynb"]
+    assert [path.name for path in NOTEBOOKS] == names
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.name)
@@ -41,6 +42,12 @@ def looked(tmp_path_factory: pytest.TempPathFactory) -> Any:
 def tree(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """The second notebook, executed."""
     return executed(NOTEBOOKS[1], tmp_path_factory)
+
+
+@pytest.fixture(scope="module")
+def compacted(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The third notebook, executed."""
+    return executed(NOTEBOOKS[2], tmp_path_factory)
 
 
 def executed(path: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
@@ -118,3 +125,15 @@ def test_the_tree_as_text(tree: Any):
     assert "D8" not in outputs(tree, "snapshots()[0]")
     lives = [cell.outputs[0].data["text/plain"] for cell in code_cells(tree) if cell.source == "live()"]
     assert lives == ["['D1', 'D6']", "['D1', 'D6', 'D7', 'D8']"]
+
+
+def test_a_compaction(compacted: Any):
+    maps = [cell for cell in code_cells(compacted) if cell.source == "table.maintenance.leaf_map()"]
+    bars = [cell.outputs[0].data["image/svg+xml"].count("<title>") for cell in maps]
+    assert bars[0] == 8
+    assert 1 < bars[1] < 8
+    opened = re.findall(r"\d+", outputs(compacted, "leaves opened before"))
+    assert int(opened[0]) == 8
+    assert int(opened[1]) < 8
+    assert outputs(compacted, "snapshot.operation").split() == ["replace", "0", "0"]
+    assert "need no compaction" in outputs(compacted, "target_leaf_bytes=2 * target).summary())")

@@ -1,4 +1,4 @@
-"""The command line: `describe`, `plan`, `tree`, `cache`, and one for each metadata table that is looked at much."""
+"""The command line: `describe`, `plan`, `tree`, `compact`, `cache`, and metadata tables that are looked at much."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from sparkmeta.cli.cache import cache
+from sparkmeta.cli.compact import compact
 from sparkmeta.cli.output import TextColumn, print_facts, print_json, print_lines, progress
 from sparkmeta.cli.source import VERBOSE, Moment, Question, Source, takes_moment, takes_question, takes_source
 from sparkmeta.cli.tables import METADATA_TABLES, Shown, metadata_command, takes_output, takes_rows, text_columns
@@ -73,7 +74,7 @@ def _one_line(text: str) -> str:
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
 @click.version_option(package_name="sparkmeta", message="sparkmeta %(version)s")
 def main() -> None:
-    r"""Look at the metadata of Apache Iceberg tables, and plan their scans, with Spark.
+    r"""Look at the metadata of Apache Iceberg tables, plan their scans, and compact it, with Spark.
 
     TABLE is a table's folder or one of its metadata files, or with --catalog NAME an identifier in a catalog.
 
@@ -82,6 +83,7 @@ def main() -> None:
       sparkmeta files /warehouse/db/events --where "file_size_in_bytes < 1000000" --output json
       sparkmeta plan --catalog prod db.events --filter "ts >= '2026-01-01' and id = 7" --report
       sparkmeta tree /warehouse/db/events --svg tree.svg
+      sparkmeta compact /warehouse/db/events --commit
 
     Exit codes: 0 done, 1 the table can't be read or the question is wrong (one line on stderr says why), 2 usage.
     """
@@ -164,5 +166,6 @@ def tree(source: Source, moment: Moment, svg: str | None) -> None:
 _PLAN_VIEWS = {"files": _print_files, "tasks": _print_tasks, "task_json": _print_task_json, "report": _print_report}
 
 main.add_command(cache)
+main.add_command(compact)
 for _name, _shown_as in METADATA_TABLES.items():
     main.add_command(metadata_command(_name, _shown_as))

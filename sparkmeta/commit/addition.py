@@ -9,22 +9,25 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import functions as F
 
+from sparkmeta.commit.affinity import DELETE_ENTRY_BYTES, live_owners, with_owners, write_affiliated
 from sparkmeta.commit.file_rows import FILE_COLUMNS, FileRows, TupleField
 from sparkmeta.commit.summary import KindCount, Tally, file_kind, tally_of, tree_partitions
 from sparkmeta.errors import ValidationError
 from sparkmeta.manifests.avro.read import schema_of
-from sparkmeta.manifests.leaf_writer import LeafFormat, write_leaves
+from sparkmeta.manifests.leaf_writer import OWNER, LeafFormat, write_leaves
 from sparkmeta.manifests.projection import CONTENT_STATS
+from sparkmeta.session import materialize
 from sparkmeta.spec.entry import ContentType
 from sparkmeta.spec.summary import FileKind
 from sparkmeta.storage.files import executor_writer
 from sparkmeta.storage.location import escape_glob, join
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Collection, Iterable
 
     from pyspark.sql import Column, DataFrame
 
+    from sparkmeta.commit.options import TreeOptions
     from sparkmeta.state import TableState
 
 
@@ -35,6 +38,14 @@ class Addition:
     rows: pa.Table | None = None
     leaves: pa.Table | None = None
     tally: Tally = field(default_factory=Tally)
+
+    def plus(self, other: Addition) -> Addition:
+        """Both."""
+        rows, leaves = (
+            pa.concat_tables(found) if (found := [one for one in pair if one is not None]) else None
+            for pair in ((self.rows, other.rows), (self.leaves, other.leaves))
+        )
+        return Addition(rows, leaves, self.tally.plus(other.tally))
 
 
 def file_rows(state: TableState) -> FileRows:
@@ -61,8 +72,12 @@ def leaf_format(state: TableState, name: str, target_bytes: int) -> LeafFormat:
     return LeafFormat(folder, name, state.stats_types, sources, target_bytes, executor_writer(state.files))
 
 
-def add_files(state: TableState, files: DataFrame, form: LeafFormat, few: int, allowed: Iterable[int]) -> Addition:
-    """New files as an addition; more than `few` are written into leaves, by a job.
+def add_files(
+    state: TableState, files: DataFrame, form: LeafFormat, options: TreeOptions, allowed: Collection[int]
+) -> Addition:
+    """New files as an addition; more than `direct_files` are written into leaves, by a job.
+
+    Deletes that are many for one data leaf, `affiliated_deletes`, are in any case, into leaves that belong to it.
 
     files: columns of `inspect.files`. allowed: their content types.
 
@@ -71,17 +86,45 @@ def add_files(state: TableState, files: DataFrame, form: LeafFormat, few: int, a
     """
     rows = file_rows(state)
     known = files.select(*(name for name in FILE_COLUMNS if name in files.columns))
+    few = options.direct_files
     head = known.limit(few + 1).toArrow()
-    if len(head) <= few:
-        entries = rows.entries(head)
-        _refuse_kinds(entries, allowed, state)
-        _refuse_twice(entries, state)
-        return Addition(rows=entries, tally=_tally(entries, state)) if len(entries) else Addition()
-    schema = schema_of(rows.schema)
-    entries = known.mapInArrow(rows.batches, schema)
-    leaves = write_leaves(_clustered(entries, state), form)
+    only_deletes = int(ContentType.DATA) not in allowed
+    if len(head) <= few and not (only_deletes and len(head) >= options.affiliated_deletes):
+        return _direct(rows.entries(head), state, allowed)
+    entries = known.mapInArrow(rows.batches, schema_of(rows.schema))
+    if only_deletes and state.tree is not None:
+        return _add_deletes(state, entries, form, options, allowed)
+    return _in_leaves(write_leaves(_clustered(entries, state), form), state, allowed)
+
+
+def _direct(entries: pa.Table, state: TableState, allowed: Collection[int]) -> Addition:
+    """Files that stand in the root."""
+    _refuse_kinds(entries, allowed, state)
+    _refuse_twice(entries, state)
+    return Addition(rows=entries, tally=_tally(entries, state)) if len(entries) else Addition()
+
+
+def _in_leaves(leaves: pa.Table, state: TableState, allowed: Collection[int]) -> Addition:
+    """Files that stand in leaves, which have been written."""
     _refuse_leaf_kinds(state, leaves, allowed)
-    return Addition(leaves=leaves, tally=Tally(_counts_of_leaves(state, leaves), None))
+    return Addition(leaves=leaves, tally=Tally(_counts_of_leaves(state, leaves), None)) if len(leaves) else Addition()
+
+
+def _add_deletes(
+    state: TableState, entries: DataFrame, form: LeafFormat, options: TreeOptions, allowed: Collection[int]
+) -> Addition:
+    """Deletes by the data leaves that hold their files; what belongs to none is treated like any other file."""
+    assert state.tree is not None
+    roots = state.manifests(ContentType.DATA_MANIFEST)
+    roots = roots.filter(state.tree.has_tree_layout(roots))
+    placed = materialize(with_owners(entries, live_owners(state, roots)))
+    rest, owned = write_affiliated(placed, form, options.affiliated_deletes, DELETE_ENTRY_BYTES)
+    rest = rest.drop(OWNER)
+    head = rest.limit(options.direct_files + 1).toArrow()
+    if len(head) <= options.direct_files:
+        direct = _direct(head.cast(form.schema).combine_chunks(), state, allowed)
+        return direct.plus(_in_leaves(owned, state, allowed))
+    return _in_leaves(pa.concat_tables([owned, write_leaves(_clustered(rest, state), form)]), state, allowed)
 
 
 def _clustered(entries: DataFrame, state: TableState) -> DataFrame:

@@ -32,7 +32,7 @@ from sparkmeta.manifests.root import (
     read_unchecked_root,
     version,
 )
-from sparkmeta.manifests.tree import TreeReader, is_tree_leaf, leaf_roots, narrowed_rows
+from sparkmeta.manifests.tree import TreeReader, leaf_roots, narrowed_rows
 from sparkmeta.manifests.vectors import VECTOR_SCHEMA, checked_ordinals, vector_row
 from sparkmeta.plan.prune import is_live as entry_is_live
 from sparkmeta.session import local_frame
@@ -165,7 +165,7 @@ class _TreeCheck:
         live = self.root.table.filter(pc.and_(is_live(self.root.table), one_of(self.root.table, LEAVES)))
         if not len(live):
             return
-        own = is_tree_leaf(leaf_roots(live, pa.nulls(len(live), pa.int32())), self._reader.tree)
+        own = self._reader.tree.has_tree_layout(leaf_roots(live, pa.nulls(len(live), pa.int32())))
         stats, specs = live.column(CONTENT_STATS), live.column("partition_spec_id")
         for spec_id, fields in self.state.tuple_sources.items():
             for _, source in fields:
@@ -198,7 +198,7 @@ class _TreeCheck:
             "kind": roots.column("content_type"),
             "status": version(roots, "status"),
             "owner": roots.column("referenced_file"),
-            "tree_layout": is_tree_leaf(roots, self._reader.tree),
+            "tree_layout": self._reader.tree.has_tree_layout(roots),
             "records": roots.column("record_count"),
             **{name: pc.struct_field(stats, f"{name}_files_count") for name in _COUNTED.values()},
         }
@@ -214,7 +214,7 @@ class _TreeCheck:
 
     def _entries_of(self, roots: pa.Table) -> DataFrame:
         """Every physical entry of some leaves, with `_unbound`: the stats of a partition value that it lacks."""
-        own = is_tree_leaf(roots, self._reader.tree)
+        own = self._reader.tree.has_tree_layout(roots)
         frames = []
         for chosen, sources in ((roots.filter(own), self._sources), (roots.filter(pc.invert(own)), {})):
             if len(chosen):
@@ -272,12 +272,15 @@ class _TreeCheck:
         return checked_ordinals(self.state.spark, self._vectors, self.state.reader)
 
     @cached_property
+    def _masked_ordinals(self) -> DataFrame:
+        return self._ordinals.where("problem IS NULL").select(MANIFEST, ORDINAL).distinct()
+
+    @cached_property
     def _placed(self) -> DataFrame:
         """The entries of leaves with `_masked`."""
         if not len(self._vectors):
             return self._entries.withColumn(_MASKED, F.lit(False))
-        masked = self._ordinals.where("problem IS NULL").select(MANIFEST, ORDINAL).distinct()
-        placed = self._entries.join(masked.withColumn(_MASKED, F.lit(True)), [MANIFEST, ORDINAL], "left")
+        placed = self._entries.join(self._masked_ordinals.withColumn(_MASKED, F.lit(True)), [MANIFEST, ORDINAL], "left")
         return placed.withColumn(_MASKED, F.coalesce(_MASKED, F.lit(False)))
 
     @cached_property
@@ -364,7 +367,10 @@ class _TreeCheck:
         carried = self._own_entries(FILES).where(status == int(Status.EXISTING))
         roots = self._roots.filter(pc.and_(existing, new))
         if len(roots):
-            carried = carried.unionByName(self._entries_of(roots).where(status != int(Status.DELETED)))
+            in_leaves = self._entries_of(roots).where(status != int(Status.DELETED))
+            if len(self._vectors):
+                in_leaves = in_leaves.join(self._masked_ordinals, [MANIFEST, ORDINAL], "left_anti")
+            carried = carried.unionByName(in_leaves)
         elif not pc.any(pc.equal(version(self.root.of(FILES), "status"), int(Status.EXISTING))).as_py():
             return
         offset = F.coalesce("deletion_vector.offset", F.lit(-1).cast("long")).alias(_OFFSET)
@@ -378,7 +384,7 @@ class _TreeCheck:
 
     def _of_fields(self) -> Iterator[DataFrame]:
         """Entries in leaves that break the field matrix (semantics 8.4); older layouts have other rules."""
-        roots = self._roots.filter(is_tree_leaf(self._roots, self._reader.tree))
+        roots = self._roots.filter(self._reader.tree.has_tree_layout(self._roots))
         if not len(roots):
             return
         projection = EntryProjection.of(_MATRIX)

@@ -62,16 +62,20 @@ def snapshots_since(head: TableState, start: int | None) -> list[Snapshot]:
 
 def validate(head: TableState, validation: Validation) -> None:
     """CommitConflictError where another commit did what an operation can't be committed after."""
-    since = [one for one in snapshots_since(head, validation.start) if one.operation != _REPLACE]
-    if not since:
+    history = snapshots_since(head, validation.start)
+    ids = [one.snapshot_id for one in history if one.operation != _REPLACE]
+    if not ids:
         return
+    # What others added may stand in a leaf that a compaction of theirs wrote.
+    writers = [one.snapshot_id for one in history]
     schema = head.metadata.schema()
     scan = ScanFilter(head, bind_filter(parse_filter(validation.row_filter), schema, case_sensitive=True), schema)
-    ids = [one.snapshot_id for one in since]
     if validation.data:
-        _refuse(head, _new_entries(scan, ContentType.DATA_MANIFEST, ids), "added data that may match")
+        _refuse(head, _new_entries(scan, ContentType.DATA_MANIFEST, ids, writers), "added data that may match")
     if validation.deletes:
-        _refuse(head, _new_entries(scan, ContentType.DELETE_MANIFEST, ids), "added deletes of rows that may match")
+        _refuse(
+            head, _new_entries(scan, ContentType.DELETE_MANIFEST, ids, writers), "added deletes of rows that may match"
+        )
         _refuse_removed(scan, validation.start)
 
 
@@ -110,9 +114,10 @@ def _longs(ids: Collection[int]) -> pa.Array:
     return pa.array(sorted(ids), pa.int64())
 
 
-def _new_entries(scan: ScanFilter, content: ContentType, ids: Collection[int]) -> DataFrame:
+def _new_entries(scan: ScanFilter, content: ContentType, ids: Collection[int], writers: Collection[int]) -> DataFrame:
+    """The live entries that some snapshots added; only manifests that `writers` wrote are opened."""
     head = scan.state
-    roots = matching_manifests(_written_by(live_manifests(head.manifests(content)), ids), scan)
+    roots = matching_manifests(_written_by(live_manifests(head.manifests(content)), writers), scan)
     entries = head.entries(roots, head.projection(FOUND_COLUMNS, scan.stats_ids))
     return matching_entries(entries, scan).where(F.col("version_info.snapshot_id").isin(list(ids)))
 

@@ -76,7 +76,7 @@ def files_to_replace(state: TableState, files: DataFrame) -> Removal:
     raw = files.mapInArrow(rows.batches, schema_of(rows.schema))
     if _any_unpartitioned(state, raw):
         everything = state.entries(live_manifests(state.manifests(ContentType.DATA_MANIFEST)), projection)
-        return _with_vectors(state, materialize(everything.where(is_live())))
+        return _with_vectors(state, materialize(everything.where(is_live().text)))
     placed = raw.withColumns({MANIFEST: F.lit(0), ORDINAL: F.lit(0).cast("long")})
     new = placed.selectExpr(*sql.texts(entry_columns(projection, state.tuple_sources, None)))
     keys = new.select(partition_key(state).alias("partition_key").column()).distinct()

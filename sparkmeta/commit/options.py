@@ -17,6 +17,10 @@ class TreeOptions:
     leaf_target_bytes: of a leaf's file.
     inline_vector_bytes: a larger deletion vector of a leaf goes into a Puffin file.
     inline_vectors_bytes: of all inline deletion vectors of a root, which every commit copies.
+    affiliated_deletes: deletion vectors of one data leaf's files, new in a commit, that get a delete leaf which belongs
+        to the data leaf; fewer don't.
+    compact_entries: of data leaves that a commit may rewrite besides, to merge small ones and to leave out masked
+        entries; 0: none.
     """
 
     direct_files: int = 500
@@ -25,6 +29,8 @@ class TreeOptions:
     leaf_target_bytes: int = 8 << 20
     inline_vector_bytes: int = 16 << 10
     inline_vectors_bytes: int = 1 << 20
+    affiliated_deletes: int = 1_000
+    compact_entries: int = 0
 
     @staticmethod
     def of(properties: Mapping[str, str]) -> TreeOptions:

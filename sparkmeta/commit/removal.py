@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -299,3 +300,18 @@ def deletes_of(state: TableState, paths: DataFrame, few: bool) -> DataFrame:
     deletes = entries.where(F.col("content_type") == int(ContentType.POSITION_DELETES))
     keys = F.broadcast(paths) if few else paths
     return deletes.join(keys, F.col("referenced_file") == F.col("data_path"), "left_semi")
+
+
+class VectorsKey(NamedTuple):
+    """What tells one set of deletes from another, wherever in the tree they stand."""
+
+    deletes: int
+    hashes: Decimal
+
+
+def vectors_key(deletes: DataFrame) -> VectorsKey:
+    """The key of entries of deletes; runs a job. A flush and a compaction move entries, and don't change it."""
+    offset = F.coalesce("deletion_vector.offset", F.lit(-1).cast("long"))
+    hashes = F.sum(F.xxhash64("location", offset).cast("decimal(38,0)"))
+    row = deletes.agg(F.count("*").alias("deletes"), F.coalesce(hashes, F.lit(0)).cast("decimal(38,0)").alias("hashes"))
+    return VectorsKey(**row.toArrow().to_pylist()[0])

@@ -2,36 +2,33 @@
 
 from __future__ import annotations
 
-import time
-import uuid
 from dataclasses import dataclass, field, replace
 from functools import reduce
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self
 
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyiceberg.expressions import AlwaysTrue, BooleanExpression
-from pyiceberg.table.update import AddSnapshotUpdate, SetSnapshotRefUpdate
 from pyspark.sql import functions as F
 
 from sparkmeta.commit.addition import Addition, add_files, leaf_format
-from sparkmeta.commit.base_root import base_root
+from sparkmeta.commit.base_root import BaseRoot, base_root
+from sparkmeta.commit.compact.choose import choose_merges
+from sparkmeta.commit.compact.fold import Fold, fold
+from sparkmeta.commit.compact.options import CompactionOptions, scope_of
+from sparkmeta.commit.compact.rewrite import Rewritten, rewrite
 from sparkmeta.commit.conflicts import Validation, refuse_new_deletes, validate
 from sparkmeta.commit.filtered import files_to_delete, files_to_replace
-from sparkmeta.commit.flush import Flush, flush_of, spill_vectors
+from sparkmeta.commit.flush import Flush, flush_of
+from sparkmeta.commit.new_snapshot import NewSnapshot, SnapshotNames, blob_loader, branch_head, with_root
 from sparkmeta.commit.options import TreeOptions
-from sparkmeta.commit.removal import FOUND_COLUMNS, Removal, deletes_of, find_files, removal_of
-from sparkmeta.commit.summary import Tally, snapshot_summary
-from sparkmeta.commit.tree import Stamp, TreeChange, next_root
+from sparkmeta.commit.removal import FOUND_COLUMNS, Removal, VectorsKey, deletes_of, find_files, removal_of, vectors_key
+from sparkmeta.commit.summary import ManifestCounts, snapshot_summary
+from sparkmeta.commit.tree import TreeChange
 from sparkmeta.errors import CommitConflictError, ValidationError
-from sparkmeta.manifests.layout import tree_schema
-from sparkmeta.manifests.root import Root, write_root
-from sparkmeta.session import local_frame
+from sparkmeta.session import local_frame, materialize
 from sparkmeta.spec.entry import ContentType
-from sparkmeta.spec.snapshot import Snapshot
 from sparkmeta.spec.summary import FileKind
-from sparkmeta.spec.updates import update_table_metadata
-from sparkmeta.storage.location import join
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -159,10 +156,7 @@ class SnapshotUpdate:
 
     def apply(self, state: TableState) -> TableMetadata:
         """The table's metadata with the new snapshot; writes its root, and what leaves it needs. For `Transaction`."""
-        head = state.at(state.metadata.snapshot_by_name(self._branch))
-        if head.snapshot is None and self._branch != "main" and state.metadata.current_snapshot() is not None:
-            raise ValidationError(f"{state.metadata.location} has no branch {self._branch!r}")
-        return _Attempt(self, head).apply()
+        return _Attempt(self, branch_head(state, self._branch)).apply()
 
     @property
     def operation(self) -> str:
@@ -181,10 +175,10 @@ class SnapshotUpdate:
 class _Made:
     """What attempts keep for the next one: ids, and files that have been written and fit any base."""
 
-    snapshot_id: int | None = None
+    names: SnapshotNames = field(default_factory=SnapshotNames)
     additions: list[Addition] | None = None
-    vectors: frozenset[Any] | None = None
-    attempts: int = 0
+    vectors: VectorsKey | None = None
+    compacted: list[Rewritten] | None = None
 
 
 @dataclass
@@ -196,44 +190,40 @@ class _Attempt:
 
     def apply(self) -> TableMetadata:
         made, metadata = self.update._made, self.head.metadata
-        made.attempts += 1
         for validation in self.update._validations:
             validate(self.head, validation)
         for files in self.update._replaced:
             refuse_new_deletes(self.head, files, self.update._start)
-        if made.snapshot_id is None or metadata.snapshot_by_id(made.snapshot_id) is not None:
-            made.snapshot_id = _new_snapshot_id(metadata)
+        made.names.next_attempt(metadata)
         base = base_root(self.head)
-        state = self.head if base.root is None else replace(self.head, root=base.root)
+        state = with_root(self.head, base)
         options = TreeOptions.of(metadata.properties)
         if made.additions is None:
             made.additions = [self._add(state, files, kinds, options) for files, kinds in self.update._added]
-        added = _joined(made.additions, state)
+        added = reduce(Addition.plus, made.additions, Addition())
         removal = self._removal(state, added)
         change = TreeChange(added.rows, added.leaves, removal.keys, removal.masks)
-        flush = flush_of(base.root, change, state, options, self._name("flush"))
-        stamp = Stamp(
-            made.snapshot_id, metadata.last_sequence_number + 1, _next_row_id(metadata) + base.assigned_row_ids
-        )
-        schema = tree_schema(state.stats_types)
-        load = _loader(state)
-        new = next_root(base.root, flush.into(change), stamp, schema, load)
-        table = spill_vectors(new.table, state, options, self._name("vectors"))
-        location = join(join(metadata.location, "metadata"), f"{self._name('root')}.parquet")
-        data = write_root(table, base.properties)
-        state.files.write_new(location, data)
-        assigned = base.assigned_row_ids + new.assigned_row_ids
-        kept = _leaves_kept(base.root)
-        summary = self._summary(added, removal, (_new_leaves(added, flush), kept))
-        return self._with_snapshot(stamp, location, assigned, summary)
-
-    def _name(self, what: str) -> str:
-        """Names of this attempt's files; unique, since no two attempts may share one."""
-        return f"{self.update._made.snapshot_id}-{self.update._made.attempts}-{what}-{uuid.uuid4()}"
+        flush = flush_of(base.root, change, state, options, made.names.file("flush"))
+        compacted = self._compacted(base, state, change, options)
+        manifests = _manifest_counts(base, added, flush, compacted)
+        new = NewSnapshot(state, base, self.update._branch, made.names)
+        whole = compacted.into(flush.into(change)) if compacted else flush.into(change)
+        return new.commit(whole, lambda: self._summary(added, removal, manifests))
 
     def _add(self, state: TableState, files: DataFrame, kinds: tuple[int, ...], options: TreeOptions) -> Addition:
-        form = leaf_format(state, self._name("leaf"), options.leaf_target_bytes)
-        return add_files(state, files, form, options.direct_files, kinds)
+        form = leaf_format(state, self.update._made.names.file("leaf"), options.leaf_target_bytes)
+        return add_files(state, files, form, options, kinds)
+
+    def _compacted(self, base: BaseRoot, state: TableState, change: TreeChange, options: TreeOptions) -> Fold | None:
+        """The compaction that the table's properties let a commit make, of leaves that it does not touch."""
+        made = self.update._made
+        if base.root is None or not options.compact_entries:
+            return None
+        if made.compacted is None:
+            asked = CompactionOptions(max_entries=options.compact_entries)
+            scope = scope_of(state, base.root, asked, change.masks)
+            made.compacted = rewrite(state, scope, choose_merges(scope), made.names.file("compact"))
+        return fold(state, base.root, made.compacted, blob_loader(state), change.masks) if made.compacted else None
 
     def _removal(self, state: TableState, added: Addition) -> Removal:
         update = self.update
@@ -251,7 +241,7 @@ class _Attempt:
         Raises CommitConflictError where they are a concurrent commit's.
         """
         paths = _vector_targets(state, added)
-        found = deletes_of(state, paths, few=added.leaves is None)
+        found = materialize(deletes_of(state, paths, few=added.leaves is None))
         live = state.entries(state.manifests(ContentType.DATA_MANIFEST), state.projection(FOUND_COLUMNS))
         data = live.where((F.col("content_type") == 0) & (F.col("version_info.status") != 2))
         missing = paths.join(data, F.col("location") == F.col("data_path"), "left_anti").limit(1).toArrow()
@@ -259,7 +249,7 @@ class _Attempt:
             path = missing.column("data_path")[0].as_py()
             raise CommitConflictError(f"{state.metadata.location}: {path}, of a new deletion vector, is no live file")
         replaced = removal_of(found, state, few=added.leaves is None)
-        made, key = self.update._made, _removal_key(replaced)
+        made, key = self.update._made, vectors_key(found)
         if made.vectors is not None and made.vectors != key:
             raise CommitConflictError(
                 f"{state.metadata.location}: another commit has added a deletion vector for the same data file"
@@ -270,7 +260,7 @@ class _Attempt:
         masks = {leaf: bitmap for leaf, bitmap in fresh.items() if bitmap.cardinality}
         return replace(replaced, masks=masks, keys=replaced.keys - removal.keys)
 
-    def _summary(self, added: Addition, removal: Removal, manifests: tuple[int, int]) -> Summary:
+    def _summary(self, added: Addition, removal: Removal, manifests: ManifestCounts) -> Summary:
         update = self.update
         return snapshot_summary(
             update.operation,
@@ -282,52 +272,11 @@ class _Attempt:
             replaces_partitions=bool(update._partitions_of),
         )
 
-    def _with_snapshot(self, stamp: Stamp, location: str, assigned: int, summary: Summary) -> TableMetadata:
-        head, update = self.head, self.update
-        metadata, parent = head.metadata, head.snapshot
-        fields = {
-            "snapshot-id": stamp.snapshot_id,
-            "sequence-number": stamp.sequence_number,
-            "timestamp-ms": max(int(time.time() * 1000), metadata.last_updated_ms),
-            "root-manifest": location,
-            "summary": summary,
-            "schema-id": metadata.current_schema_id,
-            "first-row-id": _next_row_id(metadata),
-            "added-rows": assigned,
-        }
-        if parent is not None:
-            fields["parent-snapshot-id"] = parent.snapshot_id
-        snapshot = Snapshot.model_validate(fields)
-        ref = metadata.refs.get(update._branch)
-        kept = {} if ref is None else ref.model_dump(exclude={"snapshot_id", "snapshot_ref_type"}, exclude_none=True)
-        set_ref = SetSnapshotRefUpdate(
-            **{**kept, "ref_name": update._branch, "type": "branch", "snapshot_id": stamp.snapshot_id}
-        )
-        return update_table_metadata(metadata, (AddSnapshotUpdate(snapshot=snapshot), set_ref))
 
-
-def _leaves_kept(base: Root | None) -> int:
-    return 0 if base is None else len(base.leaves)
-
-
-def _new_leaves(added: Addition, flush: Flush) -> int:
-    return sum(len(leaves) for leaves in (added.leaves, flush.leaves) if leaves is not None)
-
-
-def _removal_key(removal: Removal) -> frozenset[Any]:
-    masks = {(leaf, int(one)) for leaf, bitmap in removal.masks.items() for part in bitmap.positions() for one in part}
-    return frozenset(masks | set(removal.keys))
-
-
-def _joined(additions: list[Addition], state: TableState) -> Addition:
-    """Several additions as one."""
-    schema = tree_schema(state.stats_types)
-
-    def tables(name: str) -> pa.Table | None:
-        found = [getattr(one, name) for one in additions if getattr(one, name) is not None]
-        return pa.concat_tables([one.select(schema.names) for one in found]) if found else None
-
-    return Addition(tables("rows"), tables("leaves"), reduce(Tally.plus, (one.tally for one in additions), Tally()))
+def _manifest_counts(base: BaseRoot, added: Addition, flush: Flush, compacted: Fold | None) -> ManifestCounts:
+    new = sum(len(leaves) for leaves in (added.leaves, flush.leaves) if leaves is not None)
+    kept = 0 if base.root is None else len(base.root.leaves)
+    return (ManifestCounts() if compacted is None else compacted.counts).plus(ManifestCounts(new, kept))
 
 
 def _vector_targets(state: TableState, added: Addition) -> DataFrame:
@@ -345,23 +294,3 @@ def _vector_targets(state: TableState, added: Addition) -> DataFrame:
             read = state.spark.read.schema("content_type int, referenced_file string").parquet(*map(escape_glob, paths))
             frames.append(read.where("content_type = 1").select(F.col("referenced_file").alias("data_path")))
     return reduce(lambda left, right: left.unionByName(right), frames)
-
-
-def _loader(state: TableState) -> Any:
-    def load(location: str, offset: int, size: int) -> bytes:
-        return state.files.read_range(location, offset, size)
-
-    return load
-
-
-def _new_snapshot_id(metadata: TableMetadata) -> int:
-    """A random positive 63-bit id that no snapshot has (semantics 3.3-1)."""
-    while True:
-        bits = uuid.uuid4().int
-        found = ((bits >> 64) ^ bits) & ((1 << 63) - 1)
-        if found and metadata.snapshot_by_id(found) is None:
-            return found
-
-
-def _next_row_id(metadata: TableMetadata) -> int:
-    return int(getattr(metadata, "next_row_id", None) or 0)

@@ -52,6 +52,22 @@ class Tally:
         return Tally(counts, None if unknown else (self.partitions or frozenset()) | (other.partitions or frozenset()))
 
 
+@dataclass(frozen=True)
+class ManifestCounts:
+    """What a commit did with leaves. entries: in those that a compaction made; None without one."""
+
+    created: int = 0
+    kept: int = 0
+    replaced: int = 0
+    entries: int | None = None
+
+    def plus(self, other: ManifestCounts) -> ManifestCounts:
+        """Both."""
+        known = [one for one in (self.entries, other.entries) if one is not None]
+        counts = (self.created + other.created, self.kept + other.kept, self.replaced + other.replaced)
+        return ManifestCounts(*counts, sum(known) if known else None)
+
+
 def file_kind(content_type: int, file_format: str) -> FileKind:
     """What a file of a content type counts as."""
     if content_type == ContentType.DATA:
@@ -101,11 +117,12 @@ def snapshot_summary(
     removed: Tally,
     parent: Snapshot | None,
     properties: Mapping[str, str],
-    manifests: tuple[int, int],
+    manifests: ManifestCounts,
     *,
-    replaces_partitions: bool,
+    replaces_partitions: bool = False,
 ) -> Summary:
-    """The summary (semantics 3.2). manifests: how many leaves were made, and how many carried over.
+    """The summary (semantics 3.2).
+
 
     Raises ValidationError for properties that are computed, and for a rewrite that adds more rows than it removes.
     """
@@ -118,8 +135,10 @@ def snapshot_summary(
     builder = SnapshotSummaryBuilder(
         metrics,
         changed_partition_count=None if changed is None else len(changed),
-        manifests_created=manifests[0],
-        manifests_kept=manifests[1],
+        manifests_created=manifests.created,
+        manifests_kept=manifests.kept,
+        manifests_replaced=manifests.replaced,
+        entries_processed=manifests.entries,
         properties={**properties, **(_REPLACE_PARTITIONS if replaces_partitions else {})},
     )
     return builder.build(operation, parent)

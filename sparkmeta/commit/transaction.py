@@ -80,7 +80,7 @@ class Transaction:
 
         Raises UnsupportedError for a table that is no V4 tree.
         """
-        _refuse_older(self.table)
+        refuse_older(self.table)
         update = SnapshotUpdate(self.table.state, branch, dict(snapshot_properties or {}))
         self._steps.append(update)
         return update
@@ -126,7 +126,7 @@ class Transaction:
         return self._metadata or self.table.metadata
 
     def _apply(self, updates: tuple[TableUpdate, ...], requirements: tuple[TableRequirement, ...] = ()) -> Self:
-        _refuse_older(self.table)
+        refuse_older(self.table)
         step = _MetadataStep(tuple(updates), tuple(requirements))
         state = replace(self.table.state, metadata=self.table_metadata)
         self._metadata = step.apply(state)
@@ -170,7 +170,8 @@ class Transaction:
             self.commit()
 
 
-def _refuse_older(table: Table) -> None:
+def refuse_older(table: Table) -> None:
+    """UnsupportedError for a table that is no metadata tree."""
     metadata = table.metadata
     if not isinstance(metadata, TableMetadataV4) or metadata.layout_revision is None:
         version = metadata.format_version

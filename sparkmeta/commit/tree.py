@@ -51,7 +51,8 @@ class TreeChange:
     removed: files of the root that are removed. masks: leaf location -> ordinals of the entries that are removed.
     dropped: leaves that a compaction replaces. moved: files of the root that a flush or a compaction moves into leaves.
     existing: what they are replaced by, rows with their versions: leaves of EXISTING entries.
-    existing_affinity: leaf location -> the data manifest that a kept delete manifest now belongs to, or None.
+    affinity: leaf location -> the data manifest that a kept delete manifest now belongs to, or None.
+    existing_masks: location of a leaf in `existing` -> ordinals of entries that other commits have removed meanwhile.
     """
 
     added: pa.Table | None = None
@@ -62,6 +63,7 @@ class TreeChange:
     moved: frozenset[FileKey] = frozenset()
     existing: pa.Table | None = None
     affinity: Mapping[str, str | None] = field(default_factory=dict)
+    existing_masks: Mapping[str, PositionBitmap] = field(default_factory=dict)
 
     @cached_property
     def changes_data(self) -> bool:
@@ -96,6 +98,7 @@ def next_root(base: Root | None, change: TreeChange, stamp: Stamp, schema: pa.Sc
     assigned = 0
     if change.existing is not None and len(change.existing):
         parts.append(_of_commit(conform(change.existing, schema), stamp, Status.EXISTING))
+        parts.append(_vectors_of_existing(change, stamp, schema))
     for new in (change.added, change.added_leaves):
         if new is not None and len(new):
             rows = _of_commit(_inheriting(conform(new, schema), stamp), stamp, Status.ADDED)
@@ -104,7 +107,7 @@ def next_root(base: Root | None, change: TreeChange, stamp: Stamp, schema: pa.Sc
             assigned += count
     table = pa.concat_tables(parts).combine_chunks() if parts else schema.empty_table()
     _check_locations(table)
-    return NextRoot(in_order(table), assigned)
+    return NextRoot(in_order(_without_lost_owners(table)), assigned)
 
 
 def in_order(table: pa.Table) -> pa.Table:
@@ -178,6 +181,26 @@ def _reaffiliated(leaves: pa.Table, affinity: Mapping[str, str | None]) -> pa.Ta
     changed = [affinity.get(location, owner) for location, owner in owners]
     index = leaves.column_names.index("referenced_file")
     return leaves.set_column(index, "referenced_file", pa.array(changed, pa.string()))
+
+
+def _without_lost_owners(table: pa.Table) -> pa.Table:
+    """Delete manifests of data manifests that the root does not hold belong to none from now on (semantics C40)."""
+    owners = table.column("referenced_file")
+    held = table.filter(pc.and_(one_of(table, [ContentType.DATA_MANIFEST]), is_live(table))).column("location")
+    lost = pc.and_(one_of(table, [ContentType.DELETE_MANIFEST]), pc.invert(pc.is_in(owners, held.combine_chunks())))
+    kept = pc.if_else(lost, pa.scalar(None, pa.string()), owners)
+    index = table.column_names.index("referenced_file")
+    return table.set_column(index, table.schema.field("referenced_file"), kept)
+
+
+def _vectors_of_existing(change: TreeChange, stamp: Stamp, schema: pa.Schema) -> pa.Table:
+    """Masks of what earlier commits removed: no change of this one's, therefore EXISTING."""
+    if not change.existing_masks or change.existing is None:
+        return schema.empty_table()
+    rows = {row["location"]: row for row in change.existing.select(_LEAF_COLUMNS).to_pylist()}
+    nothing = PositionBitmap({})
+    vectors = [_merged(rows[leaf], nothing, mask, stamp) for leaf, mask in sorted(change.existing_masks.items())]
+    return _of_commit(pa.Table.from_pylist(vectors, schema=schema), stamp, Status.EXISTING)
 
 
 def _edited_vectors(

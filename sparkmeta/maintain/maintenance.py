@@ -5,7 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from pyiceberg.expressions import AlwaysTrue
+
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from pyiceberg.expressions import BooleanExpression
+
+    from sparkmeta.maintain.compact import CompactionPlan
+    from sparkmeta.maintain.leaf_map import LeafMap
     from sparkmeta.maintain.upgrade import UpgradePlan
     from sparkmeta.table import Table
 
@@ -15,6 +23,69 @@ class Maintenance:
     """What can be done to keep a table in shape. Every method gives a plan: nothing happens before its `commit()`."""
 
     table: Table
+
+    def compact_manifests(  # noqa: PLR0913  every one by name
+        self,
+        row_filter: BooleanExpression | str = AlwaysTrue(),  # noqa: B008  an immutable singleton
+        *,
+        cluster_by: Sequence[str] | None = None,
+        target_leaf_bytes: int | None = None,
+        max_entries: int | None = None,
+        max_bytes: int | None = None,
+        min_masked: float = 0.1,
+        small_leaf: float = 0.5,
+        max_overlap: int = 3,
+        root_files: int | None = 100,
+        branch: str = "main",
+        snapshot_properties: Mapping[str, str] | None = None,
+    ) -> CompactionPlan:
+        """A compaction of the tree's manifests: leaves are merged, freed of masked entries and put in order.
+
+        Readers see the same table, with the same changes in every snapshot. Only what is worth it is rewritten; a
+        tree in good shape has none, and its plan commits nothing.
+
+        Args:
+            row_filter: only leaves that may hold files for it are rewritten, and files of the root that match it.
+            cluster_by: columns and partition fields by which entries are ordered; by default a spec's partition fields,
+                then the columns of the table's sort order.
+            target_leaf_bytes: of a leaf's file; by default the table's `write.tree.leaf-target-bytes`.
+            max_entries: of data leaves that one run rewrites. What saves most goes first.
+            max_bytes: likewise.
+            min_masked: a leaf of whose entries this share is masked is rewritten.
+            small_leaf: neighbours smaller than this share of the target are merged.
+            max_overlap: leaves are put in order where one overlaps more others than this.
+            root_files: a root with more files of a kind, data or deletes, than this has them moved into leaves; None:
+                they stay.
+            branch: to commit to.
+            snapshot_properties: further keys of the snapshot's summary.
+
+        Raises:
+            ValidationError: an option that is out of range, a column that the table does not have, or a branch.
+            InvalidFilterError: a filter that does not fit the table.
+            UnsupportedError: a table that is no metadata tree, or that was opened read-only.
+        """
+        from sparkmeta.commit.compact.options import CompactionOptions
+        from sparkmeta.maintain.compact import plan_compaction
+
+        options = CompactionOptions(
+            row_filter, cluster_by, target_leaf_bytes, max_entries, max_bytes, min_masked, small_leaf, max_overlap,
+            root_files,
+        )  # fmt: skip
+        return plan_compaction(self.table, options, branch, dict(snapshot_properties or {}))
+
+    def leaf_map(self, cluster_by: Sequence[str] | None = None, branch: str = "main") -> LeafMap:
+        """Where the data leaves of the table's spec lie in the order of the clustering columns, and overlap.
+
+        A notebook shows it as a picture; it has `.svg` and `.save(path)`. Reads the root only. cluster_by: as of
+        `compact_manifests`.
+
+        Raises:
+            ValidationError: a column that the table does not have, or a branch.
+            UnsupportedError: a table that is no metadata tree.
+        """
+        from sparkmeta.maintain.leaf_map import leaf_map
+
+        return leaf_map(self.table, cluster_by, branch)
 
     def upgrade(self, format_version: int) -> UpgradePlan:
         """The upgrade of a table of format version 1 to 3, or of one of version 4 with manifest lists, to the tree.

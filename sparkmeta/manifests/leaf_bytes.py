@@ -89,6 +89,19 @@ def _stats_to_read(projection: EntryProjection, context: TreeContext, more: Iter
     return {one: name for one, name in context.stats.items() if one in wanted}
 
 
+def leaf_entries(data: bytes, part: ManifestPart, stats: Mapping[int, str]) -> pa.Table:
+    """Every physical entry of a leaf as rows of `tree_schema`, inheritance applied.
+
+    Raises CorruptFileError: no V4 manifest, or an entry without a status.
+    """
+    table, _ = read_manifest(data, stats, part.location)
+    info = _version_info(table, part)
+    ids = _row_ids(_whole(table.column("first_row_id")), info, _whole(table.column("record_count")), part)
+    for name, values in (("version_info", info), ("first_row_id", ids)):
+        table = table.set_column(table.column_names.index(name), table.schema.field(name), values)
+    return table
+
+
 def _columns(
     table: pa.Table, part: ManifestPart, context: TreeContext, projection: EntryProjection
 ) -> dict[str, pa.Array]:

@@ -6,6 +6,7 @@ import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import groupby, pairwise
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -61,7 +62,7 @@ def write_leaves(entries: DataFrame, form: LeafFormat) -> pa.Table:
     from sparkmeta.manifests.avro.read import schema_of
 
     written = entries.mapInArrow(partial(_write, form), schema_of(_WRITTEN)).toArrow()
-    rows = [pa.ipc.open_stream(one).read_all() for one in written.column("leaf").to_pylist()]
+    rows = [read_rows_stream(one) for one in written.column("leaf").to_pylist()]
     return pa.concat_tables(rows) if rows else form.schema.empty_table()
 
 
@@ -69,12 +70,83 @@ def write_leaves(entries: DataFrame, form: LeafFormat) -> pa.Table:
 _WRITTEN = pa.schema([pa.field("leaf", pa.binary())])
 
 
+OWNER = "owner"
+"""A column beside those of entries: the data leaf that the delete leaf of a row belongs to; null for none."""
+
+
+def write_owned_leaves(entries: DataFrame, form: LeafFormat, entry_bytes: float) -> pa.Table:
+    """Writes entries as leaves of their owners, and gives the root's entries for them; runs a job.
+
+    entries: rows of `form.schema` and `owner`; those of one owner, spec and kind stand together, in one task.
+    entry_bytes: what one takes in a file, about: an owner's entries fill as many leaves as that makes, equally.
+    """
+    from sparkmeta.manifests.avro.read import schema_of
+
+    written = entries.mapInArrow(partial(_write_owned, form, entry_bytes), schema_of(_WRITTEN)).toArrow()
+    rows = [read_rows_stream(one) for one in written.column("leaf").to_pylist()]
+    return pa.concat_tables(rows) if rows else form.schema.empty_table()
+
+
+def _write_owned(form: LeafFormat, entry_bytes: float, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    for (owner, *_), parts in groupby(_owned(form, batches), key=lambda one: one[0]):
+        table = pa.concat_tables([rows for _, rows in parts])
+        for piece in pieces(table, leaf_count(len(table), int(len(table) * entry_bytes), form.target_bytes)):
+            row = write_leaf(piece, form)
+            index = row.column_names.index("referenced_file")
+            row = row.set_column(index, row.schema.field(index), pa.array([owner], pa.string()))
+            yield pa.RecordBatch.from_pydict({"leaf": [rows_stream(row)]}, schema=_WRITTEN)
+
+
+def _owned(
+    form: LeafFormat, batches: Iterable[pa.RecordBatch]
+) -> Iterator[tuple[tuple[str | None, tuple[int, bool]], pa.Table]]:
+    """Runs of rows with one owner, spec and kind, and these."""
+    for batch in batches:
+        table = pa.Table.from_batches([batch])
+        owners = table.column(OWNER).combine_chunks()
+        entries = table.drop_columns([OWNER]).cast(form.schema)
+        for owner in owners.unique().to_pylist():
+            same = owners.is_null() if owner is None else pc.equal(owners, owner)
+            for key, rows in _kinds(entries.filter(same)):
+                yield (owner, key), rows
+
+
+def leaf_count(entries: int, size: int, target_bytes: int) -> int:
+    """How many leaves entries of this size in bytes fill; none for no entries."""
+    return min(entries, max(1, round(size / target_bytes))) if entries else 0
+
+
+def pieces(table: pa.Table, count: int) -> Iterator[pa.Table]:
+    """The rows in this many parts of equal length."""
+    ends = [len(table) * one // count for one in range(count + 1)] if count else []
+    for start, end in pairwise(ends):
+        yield table.slice(start, end - start).combine_chunks()
+
+
+def write_leaf(table: pa.Table, form: LeafFormat) -> pa.Table:
+    """Writes entries of one spec and kind as a leaf, and gives the root's entry for it. For tasks."""
+    data, row = encode_leaf(table, form)
+    form.writer.write_new(row.column("location")[0].as_py(), data)
+    return row
+
+
 def _write(form: LeafFormat, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     for row in _leaves(form, batches):
-        sink = pa.BufferOutputStream()
-        with pa.ipc.new_stream(sink, row.schema) as stream:
-            stream.write_table(row)
-        yield pa.RecordBatch.from_pydict({"leaf": [sink.getvalue().to_pybytes()]}, schema=_WRITTEN)
+        yield pa.RecordBatch.from_pydict({"leaf": [rows_stream(row)]}, schema=_WRITTEN)
+
+
+def rows_stream(rows: pa.Table, compression: str | None = None) -> bytes:
+    """Entries as an Arrow stream, in which Spark moves them without knowing their type."""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, rows.schema, options=pa.ipc.IpcWriteOptions(compression=compression)) as stream:
+        stream.write_table(rows)
+    data: bytes = sink.getvalue().to_pybytes()
+    return data
+
+
+def read_rows_stream(data: bytes | pa.Buffer) -> pa.Table:
+    """What `rows_stream` made."""
+    return pa.ipc.open_stream(data).read_all()
 
 
 def _leaves(form: LeafFormat, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:

@@ -71,6 +71,12 @@ class Tree:
         """The live deletion vectors of the leaves, as `VECTOR_SCHEMA`."""
         return leaf_vectors(self.root)
 
+    def has_tree_layout(self, leaves: pa.Table) -> pa.Array:
+        """Which leaves, rows of `leaf_roots`, are V4 ones; others are older than the tree, or the root's own files."""
+        parquet = pc.equal(leaves.column("file_format"), "PARQUET")
+        newer = pc.greater(version(leaves, "sequence_number"), self.upgraded_sequence_number)
+        return pc.fill_null(pc.and_(parquet, newer), False)
+
     def own_id(self, content: ContentType) -> int:
         """The small id of the root's own entries of one content, behind those of all leaves."""
         return len(self.root.table) + int(content) - int(ContentType.DATA_MANIFEST)
@@ -109,7 +115,7 @@ class TreeReader:
 
         Without metrics maps: these are made of stats (`plain_projection`, `with_metrics_maps`).
         """
-        is_leaf = is_tree_leaf(leaves, self.tree)
+        is_leaf = self.tree.has_tree_layout(leaves)
         frames = []
         v4, older = leaves.filter(is_leaf), leaves.filter(pc.invert(is_leaf))
         if len(v4):
@@ -156,13 +162,6 @@ class TreeReader:
         return self.entries(roots, plain).mapInArrow(fill, spark_schema(projection))
 
 
-def is_tree_leaf(manifests: pa.Table, tree: Tree) -> pa.Array:
-    """Which manifests are V4 leaves; others are older than the tree, or the root's own files."""
-    parquet = pc.equal(manifests.column("file_format"), "PARQUET")
-    newer = pc.greater(version(manifests, "sequence_number"), tree.upgraded_sequence_number)
-    return pc.fill_null(pc.and_(parquet, newer), False)
-
-
 def plain_projection(projection: EntryProjection, column_types: Mapping[int, str]) -> EntryProjection:
     """A projection with the stats of all columns in the place of its metrics maps, which are made of them."""
     stats = {**column_types, **dict(projection.stats)}
@@ -205,7 +204,7 @@ def _narrow(values: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def leaf_units(leaves: pa.Table) -> pa.Table:
-    """Leaves as rows of `PART_SCHEMA`."""
+    """Leaves, rows of `leaf_roots`, as rows of `PART_SCHEMA`."""
     zeros = pa.repeat(pa.scalar(0, pa.int32()), len(leaves))
     columns = {
         MANIFEST: leaves.column(MANIFEST),

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 
 from sparkmeta.errors import CorruptFileError
 from sparkmeta.manifests.projection import MANIFEST, ORDINAL
-from sparkmeta.spec.bitmap import PositionBitmap, read_inline_vector
+from sparkmeta.spec.bitmap import read_inline_vector
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -127,12 +127,10 @@ def _with_content(spark: SparkSession, rows: DataFrame, locations: list[str]) ->
     return rows.join(contents.select("location", "content"), "location", "left")
 
 
-def _explode(
-    reader: ExecutorReader | None, decode: _Decode, batches: Iterable[pa.RecordBatch]
-) -> Iterator[pa.RecordBatch]:
-    for batch in batches:
-        for row in batch.to_pylist():
-            yield from decode(row, _blob(row, reader))
+def vector_ordinals(row: dict[str, Any], reader: ExecutorReader) -> Iterator[pa.Array]:
+    """What one deletion vector masks, a row of `VECTOR_SCHEMA`; raises CorruptFileError as `masked_ordinals` does."""
+    for batch in _ordinals(row, _blob(row, reader)):
+        yield batch.column(ORDINAL)
 
 
 def _blob(row: Mapping[str, Any], reader: ExecutorReader | None) -> bytes:
@@ -142,17 +140,12 @@ def _blob(row: Mapping[str, Any], reader: ExecutorReader | None) -> bytes:
     return reader.read_range(row["location"], row["offset"], row["size_in_bytes"])
 
 
-def vector_bitmap(row: Mapping[str, Any], reader: ExecutorReader | None) -> PositionBitmap:
-    """The positions of a vector, a row of `VECTOR_SCHEMA`, for tasks that open files themselves.
-
-    Raises:
-        CorruptFileError: as `masked_ordinals`.
-    """
-    bitmap, where = _checked_bitmap(row, _blob(row, reader))
-    last = bitmap.max()
-    if last is not None and last >= row["leaf_entries"]:
-        raise _no_such_entry(row, where, last)
-    return bitmap
+def _explode(
+    reader: ExecutorReader | None, decode: _Decode, batches: Iterable[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        for row in batch.to_pylist():
+            yield from decode(row, _blob(row, reader))
 
 
 def _explode_contents(decode: _Decode, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -186,18 +179,11 @@ def _mask(row: dict[str, Any], blob: bytes) -> Iterator[pa.RecordBatch]:
 
 
 def _ordinals(row: dict[str, Any], blob: bytes) -> Iterator[pa.RecordBatch]:
-    bitmap, where = _checked_bitmap(row, blob)
+    where = f"{row['location'] or 'inline deletion vector'} of manifest {row['referenced_file']}"
+    bitmap = read_inline_vector(blob, where, row["record_count"])
     for positions in bitmap.positions():
         if positions[-1] >= row["leaf_entries"]:
-            raise _no_such_entry(row, where, int(positions[-1]))
+            problem = f"the manifest has {row['leaf_entries']} entries"
+            raise CorruptFileError(where, "ordinal", int(positions[-1]), problem)
         manifests = pa.repeat(pa.scalar(row[MANIFEST], pa.int32()), len(positions))
         yield pa.RecordBatch.from_arrays([manifests, pa.array(positions, pa.int64())], schema=MASKED_SCHEMA)
-
-
-def _checked_bitmap(row: Mapping[str, Any], blob: bytes) -> tuple[PositionBitmap, str]:
-    where = f"{row['location'] or 'inline deletion vector'} of manifest {row['referenced_file']}"
-    return read_inline_vector(blob, where, row["record_count"]), where
-
-
-def _no_such_entry(row: Mapping[str, Any], where: str, ordinal: int) -> CorruptFileError:
-    return CorruptFileError(where, "ordinal", ordinal, f"the manifest has {row['leaf_entries']} entries")

@@ -20,8 +20,8 @@ from sparkmeta.manifests.avro.read import PART_SCHEMA, part_of, schema_of
 from sparkmeta.manifests.entries import as_numbers
 from sparkmeta.manifests.leaf_bytes import TreeContext, decode_tree_manifest
 from sparkmeta.manifests.projection import CONTENT_STATS, MANIFEST, ORDINAL, PARTITION, EntryFilter, EntryProjection
-from sparkmeta.manifests.tree import is_tree_leaf, leaf_units
-from sparkmeta.manifests.vectors import VECTOR_SCHEMA, vector_bitmap
+from sparkmeta.manifests.tree import leaf_units
+from sparkmeta.manifests.vectors import VECTOR_SCHEMA, vector_ordinals
 from sparkmeta.plan.deletes import BROADCAST_DELETES, DELETES_TYPE, TWO_VECTORS, live_count
 from sparkmeta.plan.rows import manifest_path
 from sparkmeta.session import local_frame
@@ -144,8 +144,8 @@ def colocation(scan_filter: ScanFilter, data: pa.Table, deletes: pa.Table) -> Co
 def _affiliated(state: TableState, data: pa.Table, deletes: pa.Table) -> pa.Array:
     """Which delete leaves belong to a data leaf that is opened, both in the layout of trees."""
     assert state.tree is not None
-    targets = data.filter(is_tree_leaf(data, state.tree)).column("location").combine_chunks()
-    return pc.and_(is_tree_leaf(deletes, state.tree), pc.is_in(deletes.column("referenced_file"), targets))
+    targets = data.filter(state.tree.has_tree_layout(data)).column("location").combine_chunks()
+    return pc.and_(state.tree.has_tree_layout(deletes), pc.is_in(deletes.column("referenced_file"), targets))
 
 
 def colocated_entries(state: TableState, data: pa.Table, deletes: pa.Table, projection: EntryProjection) -> DataFrame:
@@ -233,8 +233,8 @@ def _live(entries: pa.Table, task: _Task, leaf: Mapping[str, Any]) -> pa.Table:
     kept = pc.not_equal(pc.struct_field(entries.column("version_info"), "status"), int(Status.DELETED))
     if leaf["mask"] is not None:
         unmasked = np.ones(len(entries), np.bool_)
-        for positions in vector_bitmap(leaf["mask"], task.reader).positions():
-            unmasked[positions] = False
+        for ordinals in vector_ordinals(leaf["mask"], task.reader):
+            unmasked[ordinals.to_numpy()] = False
         kept = pc.and_(kept, pa.chunked_array([pa.array(unmasked)]))
     return entries.filter(kept)
 

@@ -145,6 +145,7 @@ class Plan:
     moved: set[FileKey] = field(default_factory=set)
     existing: list[Row] = field(default_factory=list)
     affinity: dict[str, str | None] = field(default_factory=dict)
+    existing_masks: dict[str, set[int]] = field(default_factory=dict)
 
     def change(self, writer: Writer) -> TreeChange:
         return TreeChange(
@@ -156,6 +157,7 @@ class Plan:
             frozenset(self.moved),
             writer.table(self.existing),
             self.affinity,
+            {leaf: PositionBitmap.of(sorted(one)) for leaf, one in self.existing_masks.items()},
         )
 
 
@@ -229,27 +231,42 @@ def with_maintenance(writer: Writer, plan: Plan) -> Plan:
     ]  # fmt: skip
     dropped = {row["location"] for row in compacted}
     rows = [*moved, *(row for manifest in compacted for row in survivors(reading, manifest))]
+    stale = [row for manifest in compacted for row in removed_rows(reading, manifest) if rng.random() < 0.3]
     left = [row for row in reading.of(*LEAVES) if row["location"] not in dropped]
-    affinity = {row["location"]: None for row in left if row["referenced_file"] in dropped}
-    for row in plan.leaves:
-        if row["referenced_file"] in dropped:
-            row["referenced_file"] = None
+    owned = [row["location"] for row in left if row["referenced_file"] in dropped]
+    affinity: dict[str, str | None] = dict.fromkeys(rng.sample(owned, rng.randrange(len(owned) + 1)))
+    existing, masks = rewritten(writer, rows, stale)
     moved_keys = {key_of(row) for row in moved}
-    return replace(plan, dropped=dropped, moved=moved_keys, existing=rewritten(writer, rows), affinity=affinity)
+    changed = {"dropped": dropped, "moved": moved_keys, "existing": existing, "existing_masks": masks}
+    return replace(plan, affinity=affinity, **changed)
 
 
-def rewritten(writer: Writer, rows: list[Row]) -> list[Row]:
-    """Leaves of these entries as EXISTING ones, one or two for each spec and kind, in any order."""
+def rewritten(writer: Writer, rows: list[Row], stale: list[Row]) -> tuple[list[Row], dict[str, set[int]]]:
+    """Leaves of these entries as EXISTING ones, one or two for each spec and kind, in any order.
+
+    stale: entries that were removed after the leaves had been written; the ordinals at which they stand.
+    """
     groups: dict[tuple[bool, int], list[Row]] = {}
-    for row in rows:
+    masks: dict[str, set[int]] = {}
+    removed = {id(row) for row in stale}
+    for row in [*rows, *stale]:
         groups.setdefault((row["content_type"] == DATA, row["partition_spec_id"]), []).append(row)
     made = []
     for group in groups.values():
         writer.rng.shuffle(group)
         cut = writer.rng.randrange(len(group))
         parts = [part for part in (group[:cut], group[cut:]) if part]
-        made += [writer.leaf([with_status(row, EXISTING) for row in part]) for part in parts]
-    return made
+        for part in parts:
+            made.append(writer.leaf([with_status(row, EXISTING) for row in part]))
+            if found := {ordinal for ordinal, row in enumerate(part) if id(row) in removed}:
+                masks[made[-1]["location"]] = found
+    return made, masks
+
+
+def removed_rows(reading: Reading, manifest: Row) -> list[Row]:
+    masked = reading.mask(manifest["location"])
+    rows = inherited(manifest, reading.store.rows(manifest["location"]))
+    return [row for ordinal, row in enumerate(rows) if ordinal in masked]
 
 
 def survivors(reading: Reading, manifest: Row) -> list[Row]:
@@ -322,12 +339,15 @@ def check_vectors(writer: Writer, plan: Plan, table: pa.Table) -> None:
     for manifest in found.of(*LEAVES):
         leaf = manifest["location"]
         old = before.mask(leaf)
-        assert found.mask(leaf) == old | plan.masks.get(leaf, set())
+        assert found.mask(leaf) == old | plan.masks.get(leaf, set()) | plan.existing_masks.get(leaf, set())
         if leaf in plan.masks and old:
             assert found.mask(leaf, (DELETED,)) == old
     assert {row["referenced_file"] for row in found.of(MDV)} <= {row["location"] for row in found.of(*LEAVES)}
     was = {row["referenced_file"]: row for row in before.of(MDV)}
     for row in found.of(MDV, statuses=(DELETED, EXISTING)):
+        if row["referenced_file"] in plan.existing_masks:
+            assert status(row) == EXISTING
+            continue
         old_row = was[row["referenced_file"]]
         numbers = ("sequence_number", "file_sequence_number")
         assert [row["version_info"][one] for one in numbers] == [old_row["version_info"][one] for one in numbers]

@@ -1,0 +1,70 @@
+"""The command that compacts a table's manifests: a plan, which happens with `--commit`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from sparkmeta.cli.output import TextColumn, print_json, progress
+from sparkmeta.cli.source import Source, takes_source
+from sparkmeta.cli.tables import Shown, takes_rows
+
+if TYPE_CHECKING:
+    from sparkmeta.maintain.compact import CompactionPlan
+
+PLANNED = (
+    TextColumn("content"),
+    TextColumn("path", kind="path"),
+    TextColumn("reasons", "array_join(reasons, ', ')"),
+    TextColumn("group", kind="count"),
+    TextColumn("entries", kind="count"),
+    TextColumn("masked", "masked_entries", "count"),
+    TextColumn("overlaps", kind="count"),
+    TextColumn("size", "file_size_in_bytes", "bytes"),
+)
+
+
+@click.command("compact")
+@click.option("--filter", "row_filter", metavar="FILTER", help="Only leaves that may hold files for these rows.")
+@click.option("--cluster-by", metavar="A,B", help="Columns and partition fields that put the entries in order.")
+@click.option("--target-leaf-bytes", type=int, metavar="N", help="Size of a leaf's file.")
+@click.option("--max-entries", type=int, metavar="N", help="Entries of data leaves that are rewritten at most.")
+@click.option("--max-bytes", type=int, metavar="N", help="Bytes of data leaves that are rewritten at most.")
+@click.option("--branch", default="main", show_default=True, help="The branch to commit to.")
+@click.option("--files", is_flag=True, help="Print the leaves and files of the plan, with their reasons.")
+@click.option("--commit", is_flag=True, help="Do it. Without this only the plan is printed.")
+@takes_rows
+@takes_source
+def compact(source: Source, shown: Shown, files: bool, commit: bool, **asked: Any) -> None:
+    """Merge a tree's small leaves, free them of masked entries, put them in order. Prints the plan; --commit acts."""
+    with progress("Opening the table"):
+        table = source.open()
+        plan = table.maintenance.compact_manifests(**_options(**asked))
+    if files:
+        shown.print(plan.files(), PLANNED, table.location())
+        if not commit:
+            return
+    if commit:
+        with progress("Compacting"):
+            plan.commit()
+    _say(plan, shown)
+
+
+def _options(row_filter: str | None, cluster_by: str | None, **asked: Any) -> dict[str, Any]:
+    names = {"cluster_by": [name.strip() for name in cluster_by.split(",")]} if cluster_by else {}
+    return asked | names | ({"row_filter": row_filter} if row_filter else {})
+
+
+def _say(plan: CompactionPlan, shown: Shown) -> None:
+    result = plan.result()
+    if shown.as_json:
+        print_json(result)
+        return
+    click.echo(str(plan.summary()))
+    committed = result["committed"]
+    if committed is not None:
+        replaced, created = committed["manifests_replaced"], committed["manifests_created"]
+        click.echo(f"snapshot {committed['snapshot_id']}: {replaced} leaves became {created}")
+    elif not plan.summary().is_empty:
+        click.echo("nothing is changed without --commit")

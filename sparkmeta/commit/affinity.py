@@ -1,0 +1,72 @@
+"""Which data leaf a deletion vector belongs to, and delete leaves of data leaves (semantics N24).
+
+A data leaf that many deletion vectors are for gets a delete leaf of its own, so that a plan which reads the one reads
+the other with it, and no other plan does. Where they are few, a file for each data leaf costs more than it saves.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+from pyspark.sql import functions as F
+
+from sparkmeta.manifests.leaf_writer import OWNER, write_owned_leaves
+from sparkmeta.manifests.projection import MANIFEST, EntryProjection
+from sparkmeta.plan.prune import is_live
+from sparkmeta.session import local_frame
+from sparkmeta.spec.entry import ContentType
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from pyspark.sql import DataFrame
+
+    from sparkmeta.manifests.leaf_writer import LeafFormat
+    from sparkmeta.state import TableState
+
+DELETE_ENTRY_BYTES = 100.0
+"""What a deletion vector takes in a leaf, about, before one has been written."""
+
+_DATA_PATH = "data_path"
+
+
+def write_affiliated(placed: DataFrame, form: LeafFormat, few: int, entry_bytes: float) -> tuple[DataFrame, pa.Table]:
+    """Writes the delete leaves of data leaves that have at least `few` deletion vectors.
+
+    placed: entries and `owner`, computed already. Gives what is left, whose `owner` is null, and the root's entries.
+    """
+    counts = placed.where(F.col(OWNER).isNotNull()).groupBy(OWNER).count().where(F.col("count") >= few)
+    chosen = counts.select(F.col(OWNER).alias("chosen")).toArrow()
+    if not len(chosen):
+        return placed.withColumn(OWNER, F.lit(None).cast("string")), form.schema.empty_table()
+    known = F.broadcast(local_frame(placed.sparkSession, chosen))
+    same = F.col(OWNER) == F.col("chosen")
+    owned = placed.join(known, same, "left_semi").repartition(F.col(OWNER))
+    made = write_owned_leaves(owned.sortWithinPartitions(OWNER, "referenced_file", "location"), form, entry_bytes)
+    rest = placed.join(known, same, "left_anti").withColumn(OWNER, F.lit(None).cast("string"))
+    return rest, made
+
+
+def with_owners(entries: DataFrame, owners: DataFrame) -> DataFrame:
+    """Entries with `owner`, the data leaf that holds a deletion vector's file. owners: `data_path`, `owner`."""
+    position = F.col("content_type") == int(ContentType.POSITION_DELETES)
+    return entries.join(owners, position & (F.col("referenced_file") == F.col(_DATA_PATH)), "left").drop(_DATA_PATH)
+
+
+def live_owners(state: TableState, roots: pa.Table) -> DataFrame:
+    """`data_path` and `owner` of the live data files in some leaves, rows of `state.roots`."""
+    projection = EntryProjection.of(("location", "version_info"))
+    return named_owners(state, state.entries(roots, projection).where(is_live().text), _by_id(roots))
+
+
+def _by_id(roots: pa.Table) -> Mapping[int, str]:
+    return dict(zip(roots.column(MANIFEST).to_pylist(), roots.column("location").to_pylist(), strict=True))
+
+
+def named_owners(state: TableState, entries: DataFrame, locations: Mapping[int, str]) -> DataFrame:
+    """Entries as `data_path` and `owner`, by the names of their manifests."""
+    columns = {MANIFEST: (list(locations), pa.int32()), OWNER: (list(locations.values()), pa.string())}
+    table = pa.table({name: pa.array(values, kind) for name, (values, kind) in columns.items()})
+    names = F.broadcast(local_frame(state.spark, table))
+    return entries.join(names, MANIFEST).select(F.col("location").alias(_DATA_PATH), OWNER)

@@ -1,0 +1,433 @@
+"""Which leaves and files of a root a compaction rewrites, in which groups and why. Pure: no Spark, no I/O.
+
+All that is known of a leaf here is its entry in the root: its size, its bounds, how many of its entries are masked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sparkmeta.commit.compact.ranges import LeafRanges, leaf_ranges
+from sparkmeta.manifests.leaf_writer import leaf_count
+from sparkmeta.manifests.root import Root, one_of
+from sparkmeta.spec.entry import ContentType
+
+_Array = np.ndarray[Any, np.dtype[Any]]
+
+
+class Reason(StrEnum):
+    """Why something is rewritten.
+
+    MASKED: many of its entries are masked. SMALL: it is merged with its neighbours. OVERLAP: too many leaves overlap it
+    in the order of the clustering columns. ROOT: the root holds too many files. AFFINITY: the data leaf that it belongs
+    to is divided, or the data files of its deletion vectors stand in few leaves.
+    """
+
+    MASKED = "masked"
+    SMALL = "small"
+    OVERLAP = "overlap"
+    ROOT = "root"
+    AFFINITY = "affinity"
+
+
+@dataclass(frozen=True)
+class Limits:
+    """When something is worth rewriting, and how much of it. See `CompactionOptions`, and `TreeOptions` for the rest.
+
+    affiliated_deletes: deletion vectors of one data leaf's files that get a delete leaf of their own. fewest_merged:
+    small leaves that are worth merging.
+    """
+
+    target_bytes: int
+    min_masked: float
+    small_leaf: float
+    max_overlap: int
+    root_files: int | None
+    affiliated_deletes: int
+    max_entries: int | None = None
+    max_bytes: int | None = None
+    fewest_merged: int = 2
+
+
+@dataclass(frozen=True)
+class Group:
+    """What is rewritten together: leaves and files of one spec and kind; for deletes of all specs.
+
+    leaves, files: places in the root's table; leaves as they lie. parts: how many leaves come of it. exchanged: its
+    entries are sorted among tasks; else one task reads all of it.
+    """
+
+    content: ContentType
+    spec_id: int | None
+    leaves: tuple[int, ...]
+    files: tuple[int, ...] = ()
+    parts: int = 1
+    exchanged: bool = False
+    gain: float = 0.0
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The groups of a run. reasons: place in the root's table -> why it is in one."""
+
+    groups: tuple[Group, ...] = ()
+    reasons: Mapping[int, tuple[Reason, ...]] = field(default_factory=dict)
+
+    def of(self, groups: Sequence[Group]) -> Choice:
+        """Some of the groups."""
+        chosen = {place for one in groups for place in (*one.leaves, *one.files)}
+        return Choice(tuple(groups), {place: why for place, why in self.reasons.items() if place in chosen})
+
+    @property
+    def data(self) -> list[Group]:
+        return [one for one in self.groups if one.content == ContentType.DATA_MANIFEST]
+
+    @property
+    def deletes(self) -> Group | None:
+        """All delete leaves and deletes of the root, which are rewritten together."""
+        return next((one for one in self.groups if one.content == ContentType.DELETE_MANIFEST), None)
+
+
+@dataclass(frozen=True)
+class Scope:
+    """What of a root may be rewritten.
+
+    usable: places in the root's table of the leaves and files that may be. owners: those of data leaves that delete
+    leaves may belong to. keys: spec id -> ids of the stats that its leaves are clustered by. sources: spec id -> those
+    that are partition values.
+    """
+
+    root: Root
+    usable: frozenset[int]
+    owners: frozenset[int]
+    keys: Mapping[int, Sequence[int]]
+    sources: Mapping[int, frozenset[int]]
+    limits: Limits
+
+    @cached_property
+    def masked(self) -> Mapping[str, int]:
+        vectors = self.root.vectors
+        return dict(
+            zip(vectors.column("referenced_file").to_pylist(), vectors.column("record_count").to_pylist(), strict=True)
+        )
+
+    def leaves(self, content: ContentType, spec_id: int | None = None) -> _Leaves:
+        table = self.root.leaves
+        table = table.filter(one_of(table, [content]))
+        if spec_id is not None:
+            table = table.filter(pc.equal(table.column("partition_spec_id"), spec_id))
+        return _Leaves(table, self)
+
+    def files(self, *kinds: ContentType) -> pa.Table:
+        """The root's own live files that may be rewritten, with their `ordinal`, their place."""
+        own = self.root.of(kinds)
+        return own.filter(pc.is_in(own.column("ordinal"), pa.array(sorted(self.usable), pa.int64())))
+
+
+@dataclass(frozen=True)
+class _Leaves:
+    """Leaves of one kind as arrays."""
+
+    table: pa.Table
+    scope: Scope
+
+    def __len__(self) -> int:
+        return len(self.table)
+
+    def _longs(self, name: str) -> _Array:
+        return np.asarray(self.table.column(name).to_pylist(), np.int64)
+
+    @cached_property
+    def places(self) -> _Array:
+        return self._longs("ordinal")
+
+    @cached_property
+    def usable(self) -> _Array:
+        return np.isin(self.places, np.asarray(sorted(self.scope.usable), np.int64))
+
+    @cached_property
+    def owners(self) -> list[str | None]:
+        owners: list[str | None] = self.table.column("referenced_file").to_pylist()
+        return owners
+
+    @cached_property
+    def locations(self) -> list[str]:
+        locations: list[str] = self.table.column("location").to_pylist()
+        return locations
+
+    @cached_property
+    def masked(self) -> _Array:
+        return np.asarray([self.scope.masked.get(one, 0) for one in self.locations], np.int64)
+
+    @cached_property
+    def records(self) -> _Array:
+        return self._longs("record_count")
+
+    @cached_property
+    def live(self) -> _Array:
+        stats = self.table.column("manifest_stats")
+        counts = [pc.struct_field(stats, f"{one}_files_count").to_pylist() for one in ("added", "existing")]
+        return np.asarray(counts[0], np.int64) + np.asarray(counts[1], np.int64) - self.masked
+
+    @cached_property
+    def bytes(self) -> _Array:
+        return self._longs("file_size_in_bytes")
+
+    @cached_property
+    def live_bytes(self) -> _Array:
+        return self.bytes * self.live // np.maximum(self.records, 1)
+
+    @cached_property
+    def was_added(self) -> _Array:
+        """Whether a commit wrote it for its new files: no flush and no compaction has looked at their order."""
+        counts = pc.struct_field(self.table.column("manifest_stats"), "added_files_count")
+        return np.asarray(counts.to_pylist(), np.int64) > 0
+
+    @cached_property
+    def is_masked(self) -> _Array:
+        dead = self.records - self.live
+        return (dead > 0) & (dead >= self.scope.limits.min_masked * np.maximum(self.records, 1))
+
+    @cached_property
+    def is_small(self) -> _Array:
+        return self.live_bytes < self.scope.limits.small_leaf * self.scope.limits.target_bytes
+
+    def parts(self, rows: _Array) -> int:
+        """How many leaves some of them become."""
+        return leaf_count(int(self.live[rows].sum()), int(self.live_bytes[rows].sum()), self.scope.limits.target_bytes)
+
+
+def choose(scope: Scope) -> Choice:
+    """What a compaction rewrites.
+
+    Where a cap does not let all of it in, what saves most leaves an entry goes first; another run does the rest.
+    """
+    reasons: dict[int, list[Reason]] = {}
+    units: list[Group] = []
+    specs = scope.root.leaves.column("partition_spec_id").to_pylist()
+    own = _full_root(scope, ContentType.DATA)
+    for spec_id in sorted({*specs, *own.column("partition_spec_id").to_pylist()}):
+        of_spec = own.filter(pc.equal(own.column("partition_spec_id"), spec_id)).column("ordinal").to_pylist()
+        units += _SpecChoice(scope, spec_id, reasons).units(tuple(of_spec))
+    taken = _within(units, scope)
+    deletes = _deletes(scope, taken, reasons)
+    groups = [*taken, *([] if deletes is None else [deletes])]
+    return Choice((), {place: tuple(dict.fromkeys(why)) for place, why in reasons.items()}).of(groups)
+
+
+def choose_merges(scope: Scope) -> Choice:
+    """What a commit compacts by the way: data leaves that become one, or none, so that no delete leaf has to follow."""
+    limits = replace(scope.limits, root_files=None, max_overlap=len(scope.root.table), fewest_merged=_FEWEST_MERGED)
+    choice = choose(replace(scope, limits=limits))
+    return choice.of([one for one in choice.data if not one.exchanged and one.parts <= 1])
+
+
+# A commit that adds a leaf must not rewrite the last one each time.
+_FEWEST_MERGED = 8
+
+
+def _full_root(scope: Scope, *kinds: ContentType) -> pa.Table:
+    """The root's files of these kinds, where they are too many to stay there; else none."""
+    files, most = scope.files(*kinds), scope.limits.root_files
+    return files if most is not None and len(files) > most else files.slice(0, 0)
+
+
+@dataclass(frozen=True)
+class _SpecChoice:
+    """The data leaves of one spec."""
+
+    scope: Scope
+    spec_id: int
+    reasons: dict[int, list[Reason]]
+
+    @cached_property
+    def leaves(self) -> _Leaves:
+        return self.scope.leaves(ContentType.DATA_MANIFEST, self.spec_id)
+
+    @cached_property
+    def ranges(self) -> LeafRanges:
+        keys, sources = self.scope.keys[self.spec_id], self.scope.sources[self.spec_id]
+        return leaf_ranges(self.leaves.table, keys, sources)
+
+    def units(self, files: tuple[int, ...]) -> list[Group]:
+        for place in files:
+            self._give(place, Reason.ROOT)
+        overlapping = self._overlapping()
+        exchanged = [self._group(rows, exchanged=True) for rows in overlapping]
+        if exchanged and files:
+            exchanged[0] = replace(exchanged[0], files=files)
+        elif files:
+            exchanged = [Group(ContentType.DATA_MANIFEST, self.spec_id, (), files, gain=1.0)]
+        busy = {int(row) for rows in overlapping for row in rows}
+        return exchanged + [self._group(rows) for rows in self._bins(busy)]
+
+    def _give(self, place: int, reason: Reason) -> None:
+        self.reasons.setdefault(place, []).append(reason)
+
+    def _overlapping(self) -> list[_Array]:
+        """Leaves that overlap too many others, in groups that the cap allows.
+
+        Of a leaf with files without bounds nothing is known: sorting can't have put it right if it was sorted.
+        """
+        leaves, limits = self.leaves, self.scope.limits
+        sorted_before = ~leaves.was_added & self.ranges.unknown
+        fit = np.flatnonzero(leaves.usable & ~sorted_before & (leaves.live > 0))
+        ranges = self.ranges.of(fit)
+        found = []
+        for component in ranges.components():
+            if len(component) > 1 and ranges.overlaps[component].max() > limits.max_overlap:
+                rows = fit[self._affordable(component, ranges, fit)]
+                if len(rows) > 1:
+                    found.append(rows)
+                    for row in rows:
+                        self._give(int(leaves.places[row]), Reason.OVERLAP)
+        return found
+
+    def _affordable(self, component: _Array, ranges: LeafRanges, fit: _Array) -> _Array:
+        """The component, or as much of it as a run may rewrite: leaves around the one that overlaps most."""
+        leaves, limits = self.leaves, self.scope.limits
+        if _fits(leaves.live[fit[component]].sum(), leaves.bytes[fit[component]].sum(), limits):
+            return component
+        deepest = component[ranges.overlaps[component].argmax()]
+        around = component[(ranges.lower[component] < ranges.upper[deepest])
+                           & (ranges.upper[component] > ranges.lower[deepest])]  # fmt: skip
+        around = around[np.argsort(-ranges.overlaps[around], kind="stable")]
+        entries, sizes = np.cumsum(leaves.live[fit[around]]), np.cumsum(leaves.bytes[fit[around]])
+        fits = np.array([_fits(one, size, limits) for one, size in zip(entries, sizes, strict=True)], bool)
+        chosen: _Array = around[fits]
+        return np.take(chosen, np.argsort(ranges.lower[chosen], kind="stable"))
+
+    def _bins(self, busy: set[int]) -> list[_Array]:
+        """Neighbours that are small or masked, in runs of about a leaf's size, and no more than the cap allows."""
+        leaves, limits = self.leaves, self.scope.limits
+        wanted = leaves.usable & (leaves.is_small | leaves.is_masked)
+        bins: list[list[int]] = [[]]
+        for row in self.ranges.order.tolist():
+            usable = wanted[row] and row not in busy
+            full = leaves.live_bytes[np.asarray(bins[-1], np.int64)].sum() >= limits.target_bytes
+            both = np.asarray([*bins[-1], row])
+            if not usable or full or not _fits(leaves.live[both].sum(), leaves.bytes[both].sum(), limits):
+                bins.append([])
+            if usable:
+                bins[-1].append(row)
+        return [rows for one in bins if one and (rows := self._worthwhile(np.asarray(one))) is not None]
+
+    def _worthwhile(self, rows: _Array) -> _Array | None:
+        leaves = self.leaves
+        if leaves.parts(rows) < len(rows) >= self.scope.limits.fewest_merged:
+            for row in rows[leaves.is_small[rows]]:
+                self._give(int(leaves.places[row]), Reason.SMALL)
+        elif not leaves.is_masked[rows].any():
+            return None
+        else:
+            rows = rows[leaves.is_masked[rows]]
+        for row in rows[leaves.is_masked[rows]]:
+            self._give(int(leaves.places[row]), Reason.MASKED)
+        return rows
+
+    def _group(self, rows: _Array, *, exchanged: bool = False) -> Group:
+        leaves = self.leaves
+        parts = leaves.parts(rows)
+        freed = float((1 - leaves.live[rows] / np.maximum(leaves.records[rows], 1)).sum())
+        gain = len(rows) - parts + freed
+        if exchanged:
+            gain += float(self.ranges.overlaps[rows].sum())
+        places = tuple(int(one) for one in leaves.places[rows])
+        return Group(ContentType.DATA_MANIFEST, self.spec_id, places, (), parts, exchanged, gain)
+
+
+def _fits(entries: int, size: int, limits: Limits) -> bool:
+    too_many = limits.max_entries is not None and entries > limits.max_entries
+    return not too_many and (limits.max_bytes is None or size <= limits.max_bytes)
+
+
+def _within(units: Iterable[Group], scope: Scope) -> list[Group]:
+    """The groups that keep within the cap."""
+    all_leaves = scope.leaves(ContentType.DATA_MANIFEST)
+    entries = dict(zip(all_leaves.places.tolist(), all_leaves.live.tolist(), strict=True))
+    sizes = dict(zip(all_leaves.places.tolist(), all_leaves.bytes.tolist(), strict=True))
+
+    def cost(group: Group) -> int:
+        return int(sum(entries[one] for one in group.leaves)) + len(group.files)
+
+    taken: list[Group] = []
+    total, size = 0, 0
+    for group in sorted(units, key=lambda one: (-one.gain / (cost(one) or 1e-9), one.leaves)):
+        own = sum(sizes[one] for one in group.leaves if entries[one])
+        if _fits(total + cost(group), size + own, scope.limits):
+            taken.append(group)
+            total, size = total + cost(group), size + own
+    return taken
+
+
+# -- deletes --------------------------------------------------------------------------------------------------------
+
+
+def _deletes(scope: Scope, data: Sequence[Group], reasons: dict[int, list[Reason]]) -> Group | None:
+    """The delete leaves to rewrite, and the root's deletes."""
+    leaves = scope.leaves(ContentType.DELETE_MANIFEST)
+    chosen: dict[int, list[Reason]] = {}
+
+    def give(rows: Iterable[int], reason: Reason) -> None:
+        for row in rows:
+            if leaves.usable[row]:
+                chosen.setdefault(int(row), []).append(reason)
+
+    divided = _divided(scope, data)
+    give((row for row, owner in enumerate(leaves.owners) if owner in divided), Reason.AFFINITY)
+    give(np.flatnonzero(leaves.is_masked), Reason.MASKED)
+    small: dict[tuple[str | None, int], list[int]] = {}
+    specs = leaves.table.column("partition_spec_id").to_pylist()
+    for row in np.flatnonzero(leaves.is_small & leaves.usable).tolist():
+        small.setdefault((leaves.owners[row], specs[row]), []).append(row)
+    for rows in small.values():
+        if leaves.parts(np.asarray(rows)) < len(rows):
+            give(rows, Reason.SMALL)
+    give(_scattered(scope, leaves), Reason.AFFINITY)
+    own = _full_root(scope, ContentType.POSITION_DELETES, ContentType.EQUALITY_DELETES).column("ordinal").to_pylist()
+    for row, why in chosen.items():
+        reasons.setdefault(int(leaves.places[row]), []).extend(why)
+    for place in own:
+        reasons.setdefault(place, []).append(Reason.ROOT)
+    taken = np.asarray(sorted(chosen), np.int64)
+    if not len(taken) and not own:
+        return None
+    places = tuple(int(one) for one in leaves.places[taken])
+    parts = leaves.parts(taken)
+    return Group(ContentType.DELETE_MANIFEST, None, places, tuple(own), parts, exchanged=True, gain=len(taken) - parts)
+
+
+def _divided(scope: Scope, data: Sequence[Group]) -> set[str]:
+    """The data leaves whose files come to stand in several leaves."""
+    locations = scope.root.table.column("location")
+    several = [one for one in data if one.exchanged or one.parts > 1]
+    return {locations[place].as_py() for one in several for place in one.leaves}
+
+
+def _scattered(scope: Scope, leaves: _Leaves) -> list[int]:
+    """Delete leaves of no data leaf that have so many deletes that some data leaf must get one of its own."""
+    found = []
+    for spec_id, sources in scope.sources.items():
+        data = scope.leaves(ContentType.DATA_MANIFEST, spec_id)
+        of_spec = pc.equal(leaves.table.column("partition_spec_id"), spec_id).to_pylist()
+        rows = [row for row, yes in enumerate(of_spec) if yes and leaves.owners[row] is None]
+        if not rows or not len(data):
+            continue
+        both = pa.concat_tables([data.table, leaves.table.take(pa.array(rows, pa.int64()))])
+        ranges = leaf_ranges(both, sorted(sources), sources)
+        for number, row in enumerate(rows, len(data)):
+            apart = (ranges.lower[: len(data)] > ranges.upper[number]) | (
+                ranges.upper[: len(data)] < ranges.lower[number]
+            )
+            near = int((~apart).sum())
+            if near and leaves.was_added[row] and leaves.live[row] >= scope.limits.affiliated_deletes * near:
+                found.append(row)
+    return found

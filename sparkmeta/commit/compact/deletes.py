@@ -1,0 +1,82 @@
+"""Delete leaves of a compaction: deletion vectors go to leaves of the data leaves that hold their files.
+
+Where a data leaf has few of them, they stand in leaves that belong to none, and so do equality deletes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import functions as F
+
+from sparkmeta.commit.affinity import DELETE_ENTRY_BYTES, live_owners, named_owners, with_owners, write_affiliated
+from sparkmeta.manifests.leaf_writer import leaf_count, write_owned_leaves
+from sparkmeta.manifests.projection import CONTENT_STATS, MANIFEST, EntryProjection
+from sparkmeta.manifests.root import one_of
+from sparkmeta.session import materialize
+from sparkmeta.spec.entry import ContentType
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+    from sparkmeta.commit.compact.choose import Group
+    from sparkmeta.commit.compact.rewrite import RewriteJob, Rewritten
+    from sparkmeta.state import TableState
+
+
+def rewrite_deletes(job: RewriteJob, group: Group, data: Sequence[Rewritten]) -> list[pa.Table]:
+    """Writes the deletes of a group into new leaves: the root's entries for them; runs jobs.
+
+    data: what became of data leaves in the same run.
+    """
+    owners = _owners(job, group, data)
+    placed = materialize(with_owners(job.entries(group), owners))
+    size = job.entry_bytes(group.leaves) if group.leaves else DELETE_ENTRY_BYTES
+    rest, made = write_affiliated(placed, job.rewriting([]).form, job.scope.limits.affiliated_deletes, size)
+    count = rest.count()
+    parts = leaf_count(count, int(count * size), job.scope.limits.target_bytes)
+    if parts:
+        keys = [F.col("content_type"), F.col("partition_spec_id"), *_partition_columns(job.state)]
+        ordered = rest.repartitionByRange(parts, *keys, F.col("referenced_file")).sortWithinPartitions(
+            *keys, "referenced_file", "location"
+        )
+        made = pa.concat_tables([made, write_owned_leaves(ordered, job.rewriting([]).form, size)])
+    return [made]
+
+
+def _owners(job: RewriteJob, group: Group, data: Sequence[Rewritten]) -> DataFrame:
+    """The owners that deletes of the group may come to have: new data leaves, and kept ones where need be."""
+    from sparkmeta.commit.compact.rewrite import leaf_frame
+
+    state = job.state
+    projection = EntryProjection.of(("location", "version_info"))
+    made = pa.concat_tables([job.rewriting([]).form.schema.empty_table(), *(one.made for one in data)])
+    kept = _kept(job, group, {location for one in data for location in one.leaves})
+    frames = [live_owners(state, kept)]
+    if len(made):
+        locations = dict(enumerate(made.column("location").to_pylist()))
+        frames.append(named_owners(state, leaf_frame(state, made, projection), locations))
+    return frames[0] if len(frames) == 1 else frames[0].unionByName(frames[1])
+
+
+def _kept(job: RewriteJob, group: Group, dropped: set[str]) -> pa.Table:
+    """The kept data leaves that may hold the files of the group's deletes, rows of `state.roots`.
+
+    Of a delete leaf that belongs to a data leaf it is that one; all where a delete belongs to none.
+    """
+    roots = job.state.roots
+    roots = roots.filter(one_of(roots, [ContentType.DATA_MANIFEST]))
+    roots = roots.filter(pc.is_in(roots.column(MANIFEST), pa.array(sorted(job.scope.owners), pa.int32())))
+    roots = roots.filter(pc.invert(pc.is_in(roots.column("location"), pa.array(sorted(dropped), pa.string()))))
+    owners = job.root.column("referenced_file").take(pa.array(group.leaves, pa.int64()))
+    if group.files or owners.null_count:
+        return roots
+    return roots.filter(pc.is_in(roots.column("location"), owners.combine_chunks()))
+
+
+def _partition_columns(state: TableState) -> list[Column]:
+    sources = dict.fromkeys(source for fields in state.tuple_sources.values() for _, source in fields)
+    return [F.col(f"{CONTENT_STATS}.`{one}`.lower_bound") for one in sources]

@@ -1,0 +1,183 @@
+"""A compaction folded into the next root, beside what other commits did since it read: they win, entry by entry."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import reduce
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import functions as F
+
+from sparkmeta.commit.compact.rewrite import Rewritten, leaf_frame
+from sparkmeta.commit.summary import ManifestCounts
+from sparkmeta.commit.tree import FileKey, LoadBlob, TreeChange, file_keys, vector_bitmap
+from sparkmeta.manifests.avro.read import schema_of
+from sparkmeta.manifests.projection import MANIFEST, ORDINAL, EntryProjection
+from sparkmeta.manifests.root import FILES, LEAVES, Root, is_live, one_of, version
+from sparkmeta.manifests.vectors import VECTOR_SCHEMA, masked_ordinals, vector_row
+from sparkmeta.session import local_frame
+from sparkmeta.spec.bitmap import PositionBitmap, read_inline_vector, write_deletion_vector
+from sparkmeta.spec.entry import ContentType
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from sparkmeta.state import TableState
+
+
+@dataclass(frozen=True)
+class Fold:
+    """What of a compaction fits a root. See the fields of `TreeChange`; left_out: groups whose leaves are gone."""
+
+    dropped: frozenset[str]
+    moved: frozenset[FileKey]
+    existing: pa.Table
+    masks: Mapping[str, PositionBitmap]
+    affinity: Mapping[str, str | None]
+    left_out: int = 0
+
+    @property
+    def counts(self) -> ManifestCounts:
+        """What it does with leaves: none is kept that it drops."""
+        entries = pc.sum(self.existing.column("record_count")).as_py() or 0
+        return ManifestCounts(len(self.existing), -len(self.dropped), len(self.dropped), entries)
+
+    def into(self, change: TreeChange) -> TreeChange:
+        """The change with the compaction as part of it."""
+        tables = [one for one in (change.existing, self.existing) if one is not None]
+        return replace(
+            change,
+            dropped=change.dropped | self.dropped,
+            moved=change.moved | self.moved,
+            existing=pa.concat_tables(tables, promote_options="none"),
+            existing_masks={**change.existing_masks, **self.masks},
+            affinity={**change.affinity, **self.affinity},
+        )
+
+
+def fold(state: TableState, base: Root, done: Sequence[Rewritten], load: LoadBlob, busy: Collection[str] = ()) -> Fold:
+    """The groups whose leaves are all still there, for a commit onto `base`, the root of `state`.
+
+    Entries that have been removed from their leaves meanwhile, and files that have left the root, are masked in the new
+    leaves, found by their paths (semantics 8.5 G). A group of which a leaf is gone is left out: another compaction has
+    rewritten it. busy: leaves that the commit itself deletes from, which are left alone.
+    """
+    leaves = {row["location"]: row for row in _leaf_rows(base)}
+    vectors = {row["referenced_file"]: row for row in base.vectors.drop_columns(["ordinal"]).to_pylist()}
+    fit = [one for one in done if all(leaf in leaves and leaf not in busy for leaf in one.leaves)]
+    own = _file_versions(base)
+    moved: set[FileKey] = set()
+    gone: dict[str, PositionBitmap] = {}
+    lost: list[FileKey] = []
+    for group in fit:
+        for leaf, vector in group.leaves.items():
+            removed = _removed_since(vector, vectors.get(leaf), load)
+            if removed.cardinality:
+                gone[leaf] = removed
+        for key, sequence in group.files.items():
+            (moved.add if own.get(key) == sequence else lost.append)(key)
+    made = pa.concat_tables([one.made for one in fit]) if fit else done[0].made.slice(0, 0)
+    masks = _masks(state, made, base, gone, lost) if gone or lost else {}
+    affinity = _affinity(fit, leaves)
+    dropped = frozenset(leaf for one in fit for leaf in one.leaves)
+    return Fold(dropped, frozenset(moved), made, masks, affinity, len(done) - len(fit))
+
+
+def _leaf_rows(base: Root) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = base.leaves.select(["location", "referenced_file"]).to_pylist()
+    return rows
+
+
+def _file_versions(base: Root) -> dict[FileKey, int]:
+    """The root's own live files and their sequence numbers: a path may have come back with other rows."""
+    files = base.table.filter(pc.and_(one_of(base.table, FILES), is_live(base.table)))
+    return dict(zip(file_keys(files), version(files, "file_sequence_number").to_pylist(), strict=True))
+
+
+def _removed_since(then: Mapping[str, Any] | None, now: Mapping[str, Any] | None, load: LoadBlob) -> PositionBitmap:
+    """What a leaf's deletion vector masks now and did not when the leaf was read."""
+    nothing = PositionBitmap({})
+    if now is None or (then is not None and _same_place(then, now)):
+        return nothing
+    return vector_bitmap(now, load).difference(nothing if then is None else vector_bitmap(then, load))
+
+
+def _same_place(then: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
+    return all(then[name] == now[name] for name in ("location", "deletion_vector", "record_count"))
+
+
+def _affinity(fit: Sequence[Rewritten], leaves: Mapping[str, Mapping[str, Any]]) -> dict[str, str | None]:
+    """Kept delete leaves of data leaves that have become one: they belong to that one now."""
+    dropped = {leaf for one in fit for leaf in one.leaves}
+    merged = {
+        leaf: one.made.column("location")[0].as_py()
+        for one in fit
+        if len(one.made) == 1 and one.made.column("content_type")[0].as_py() == ContentType.DATA_MANIFEST
+        for leaf in one.leaves
+    }
+    return {
+        location: merged[row["referenced_file"]]
+        for location, row in leaves.items()
+        if row["referenced_file"] in merged and location not in dropped
+    }
+
+
+# -- by path --------------------------------------------------------------------------------------------------------
+
+_KEY = ("content_type", "location", "deletion_vector")
+_BITMAPS = pa.schema([pa.field(MANIFEST, pa.int32()), pa.field("ordinals", pa.binary())])
+
+
+def _masks(
+    state: TableState, made: pa.Table, base: Root, gone: Mapping[str, PositionBitmap], lost: Sequence[FileKey]
+) -> dict[str, PositionBitmap]:
+    """Where the new leaves hold entries that are gone; runs a job over their paths."""
+    wanted = [*([_gone_keys(state, base, gone)] if gone else []), *([_lost_keys(state, lost)] if lost else [])]
+    keys = reduce(lambda left, right: left.unionByName(right), wanted)
+    entries = leaf_frame(state, made, EntryProjection.of(_KEY))
+    found = entries.select(*_key_columns(), MANIFEST, ORDINAL).join(keys, ["kind", "path", "offset"], "left_semi")
+    blobs = found.select(MANIFEST, ORDINAL).groupBy(MANIFEST).applyInArrow(_bitmap, schema_of(_BITMAPS)).toArrow()
+    locations = made.column("location")
+    return {
+        location: read_inline_vector(row["ordinals"], location)
+        for row in blobs.to_pylist()
+        if (location := locations[row[MANIFEST]].as_py())
+    }
+
+
+def _key_columns() -> list[Any]:
+    offset = F.coalesce("deletion_vector.offset", F.lit(-1).cast("long"))
+    return [F.col("content_type").alias("kind"), F.col("location").alias("path"), offset.alias("offset")]
+
+
+def _gone_keys(state: TableState, base: Root, gone: Mapping[str, PositionBitmap]) -> DataFrame:
+    """The keys of the entries that have been removed from the leaves that were rewritten."""
+    table = base.table.filter(pc.and_(one_of(base.table, LEAVES), is_live(base.table)))
+    leaves = table.filter(pc.is_in(table.column("location"), pa.array(sorted(gone), pa.string())))
+    rows = []
+    for number, leaf in enumerate(leaves.select(["location", "record_count"]).to_pylist()):
+        bitmap = gone[leaf["location"]]
+        place = {"offset": None, "size_in_bytes": None, "inline_content": write_deletion_vector(bitmap)}
+        vector = {"location": None, "deletion_vector": place, "record_count": bitmap.cardinality}
+        rows.append(vector_row(number, leaf, vector))
+    ordinals = masked_ordinals(state.spark, pa.Table.from_pylist(rows, schema=VECTOR_SCHEMA), None)
+    entries = leaf_frame(state, leaves, EntryProjection.of(_KEY))
+    return entries.join(ordinals, [MANIFEST, ORDINAL], "left_semi").select(*_key_columns())
+
+
+def _lost_keys(state: TableState, lost: Sequence[FileKey]) -> DataFrame:
+    columns = {
+        "kind": pa.array([one.content_type for one in lost], pa.int32()),
+        "path": pa.array([one.location for one in lost], pa.string()),
+        "offset": pa.array([-1 if one.offset is None else one.offset for one in lost], pa.int64()),
+    }
+    return local_frame(state.spark, pa.table(columns))
+
+
+def _bitmap(rows: pa.Table) -> pa.Table:
+    """The entries of one leaf as a bitmap."""
+    blob = write_deletion_vector(PositionBitmap.of(rows.column(ORDINAL).to_numpy()))
+    return pa.table({MANIFEST: rows.column(MANIFEST).slice(0, 1), "ordinals": pa.array([blob], pa.binary())})

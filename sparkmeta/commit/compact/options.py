@@ -1,0 +1,187 @@
+"""What a compaction is asked to do, checked before anything is read or written, and what of a root that concerns."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyiceberg.expressions import AlwaysTrue, BooleanExpression
+
+from sparkmeta.columns.predicate import bind_filter, parse_filter
+from sparkmeta.commit.compact.choose import Limits, Scope
+from sparkmeta.commit.options import TreeOptions
+from sparkmeta.errors import ValidationError, shown
+from sparkmeta.manifests.projection import MANIFEST, ORDINAL
+from sparkmeta.manifests.root import FILES, Root, one_of
+from sparkmeta.manifests.tree import IN_ROOT
+from sparkmeta.plan.prune import ScanFilter, matching_entries, matching_manifests
+from sparkmeta.spec.entry import ContentType
+
+if TYPE_CHECKING:
+    from sparkmeta.state import TableState
+
+
+@dataclass(frozen=True)
+class CompactionOptions:
+    """See `Maintenance.compact_manifests`."""
+
+    row_filter: BooleanExpression | str = AlwaysTrue()  # noqa: RUF009  an immutable singleton
+    cluster_by: Sequence[str] | None = None
+    target_leaf_bytes: int | None = None
+    max_entries: int | None = None
+    max_bytes: int | None = None
+    min_masked: float = 0.1
+    small_leaf: float = 0.5
+    max_overlap: int = 3
+    root_files: int | None = 100
+
+    def check(self) -> None:
+        """ValidationError for a value that is out of range."""
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if field.name in _LEAST and value is not None:
+                _whole(field.name, value, _LEAST[field.name])
+            if field.name in _SHARES and not (_number(value) and 0 < value <= 1):
+                raise ValidationError(f"{field.name} is {shown(value)}: it takes a share above 0, up to 1")
+
+
+_LEAST = {"target_leaf_bytes": 1, "max_entries": 1, "max_bytes": 1, "max_overlap": 0, "root_files": 0}
+_SHARES = ("min_masked", "small_leaf")
+
+
+def _whole(name: str, value: Any, least: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise ValidationError(f"{name} is {shown(value)}: it takes a whole number of {least} or more")
+
+
+def _number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def scope_of(
+    state: TableState, root: Root, options: CompactionOptions, busy: Collection[str] = (), *, files: bool = True
+) -> Scope:
+    """What of a state's root a compaction may rewrite, and how.
+
+    root: the state's own. busy: leaves that are left alone. files: whether the root's own files may move.
+
+    Raises:
+        ValidationError: an option that does not fit the table.
+        InvalidFilterError: a filter that does not.
+    """
+    options.check()
+    tree = TreeOptions.of(state.metadata.properties)
+    limits = Limits(
+        target_bytes=_target(options, tree, root, state),
+        min_masked=options.min_masked,
+        small_leaf=options.small_leaf,
+        max_overlap=options.max_overlap,
+        root_files=options.root_files if files else None,
+        affiliated_deletes=tree.affiliated_deletes,
+        max_entries=options.max_entries,
+        max_bytes=options.max_bytes,
+    )
+    keys = cluster_keys(state, options.cluster_by)
+    sources = {spec_id: frozenset(one for _, one in fields) for spec_id, fields in state.tuple_sources.items()}
+    ours = _tree_leaves(state)
+    owners = ours.filter(one_of(ours, [ContentType.DATA_MANIFEST])).column(MANIFEST).to_pylist()
+    usable = _usable(state, root, ours, options.row_filter, set(busy))
+    return Scope(root, usable, frozenset(owners), keys, sources, limits)
+
+
+def _target(options: CompactionOptions, tree: TreeOptions, root: Root, state: TableState) -> int:
+    target = options.target_leaf_bytes
+    if target is None:
+        return tree.leaf_target_bytes
+    leaves = root.leaves
+    sizes = zip(leaves.column("file_size_in_bytes").to_pylist(), leaves.column("record_count").to_pylist(), strict=True)
+    largest = max((size // count for size, count in sizes if count and count >= _MANY), default=0)
+    if target < largest:
+        raise ValidationError(
+            f"{state.metadata.location}: target_leaf_bytes is {target}: one entry takes {largest} bytes already"
+        )
+    return target
+
+
+# Of leaves with fewer entries the footer is most.
+_MANY = 100
+
+
+def cluster_keys(state: TableState, names: Sequence[str] | None) -> dict[int, tuple[int, ...]]:
+    """Spec id -> ids of the stats that its leaves are clustered by.
+
+    names: columns and partition fields; by default a spec's partition fields, then the columns of the sort order.
+
+    Raises ValidationError for a name that is neither, and for a column without bounds.
+    """
+    if names is not None:
+        return _named_keys(state, names)
+    by = [one.source_id for one in state.metadata.sort_order().fields]
+    wanted = {one: [*(source for _, source in pairs), *by] for one, pairs in state.tuple_sources.items()}
+    return {one: tuple(key for key in dict.fromkeys(ids) if _has_bounds(state, key)) for one, ids in wanted.items()}
+
+
+def _has_bounds(state: TableState, key: int) -> bool:
+    return key in state.stats_types
+
+
+def _named_keys(state: TableState, names: Sequence[str]) -> dict[int, tuple[int, ...]]:
+    if isinstance(names, str) or not names or len(set(names)) < len(names):
+        raise ValidationError(f"cluster_by is {shown(names)}: it takes names of columns or partition fields, each once")
+    keys: dict[int, list[int]] = {spec_id: [] for spec_id in state.tuple_sources}
+    for name in names:
+        known = False
+        for spec_id, pairs in state.tuple_sources.items():
+            key = _key(state, spec_id, dict(pairs), name)
+            if key is not None:
+                keys[spec_id].append(key)
+                known = True
+        if not known:
+            raise ValidationError(
+                f"{state.metadata.location}: cluster_by names {name!r}: the table has no such column or partition "
+                "field, or one without bounds"
+            )
+    return {spec_id: tuple(dict.fromkeys(found)) for spec_id, found in keys.items()}
+
+
+def _key(state: TableState, spec_id: int, sources: dict[int, int], name: str) -> int | None:
+    """The stats of a column; else of a partition field of one spec."""
+    schema = state.metadata.schema()
+    column = next((one for one in schema.field_ids if schema.find_column_name(one) == name), None)
+    if column is not None:
+        return column if _has_bounds(state, column) else None
+    field = next((one for one in state.specs[spec_id].fields if one.name == name), None)
+    return None if field is None else sources.get(field.field_id)
+
+
+def _tree_leaves(state: TableState) -> pa.Table:
+    """The rows of `state.roots` for leaves of the V4 layout."""
+    assert state.tree is not None
+    roots = state.roots
+    leaves = roots.filter(pc.not_equal(roots.column("file_format"), IN_ROOT))
+    return leaves.filter(state.tree.has_tree_layout(leaves))
+
+
+def _usable(
+    state: TableState, root: Root, leaves: pa.Table, row_filter: BooleanExpression | str, busy: set[str]
+) -> frozenset[int]:
+    """Places in the root of the leaves and files that the filter may match."""
+    schema = state.metadata.schema()
+    scan = ScanFilter(state, bind_filter(parse_filter(row_filter), schema, case_sensitive=True), schema)
+    kept = matching_manifests(leaves, scan)
+    places = [
+        place
+        for place, location in zip(kept.column(MANIFEST).to_pylist(), kept.column("location").to_pylist(), strict=True)
+        if location not in busy
+    ]
+    if scan.keeps_all:
+        return frozenset([*places, *root.of(FILES).column("ordinal").to_pylist()])
+    own = state.roots.filter(pc.equal(state.roots.column("file_format"), IN_ROOT))
+    entries = matching_entries(state.entries(own, state.projection((*_JUDGED,), scan.stats_ids)), scan)
+    return frozenset([*places, *entries.select(ORDINAL).toArrow().column(ORDINAL).to_pylist()])
+
+
+_JUDGED = ("content_type", "location", "version_info", "partition_spec_id", "record_count")

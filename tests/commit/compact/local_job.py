@@ -1,0 +1,162 @@
+"""A compaction without Spark: the tasks' own functions over Arrow tables, leaves in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sparkmeta.commit.compact import fold as folding
+from sparkmeta.commit.compact.choose import Choice, Group, Scope
+from sparkmeta.commit.compact.fold import Fold, fold
+from sparkmeta.commit.compact.rewrite import RewriteJob, Rewritten
+from sparkmeta.commit.compact.tasks import BIN_SCHEMA, key_table, range_bounds
+from sparkmeta.commit.tree import FileKey
+from sparkmeta.manifests.layout import read_manifest, write_manifest
+from sparkmeta.manifests.leaf_writer import pieces, write_leaf
+from sparkmeta.manifests.root import Root
+from sparkmeta.spec.bitmap import PositionBitmap
+from sparkmeta.spec.entry import ContentType
+from tests.commit.tree_model import Reading, Store, key_of
+
+
+@dataclass(frozen=True)
+class LocalFrame:
+    """As much of a DataFrame as the jobs of data leaves need."""
+
+    table: pa.Table
+
+    def mapInArrow(self, function: Callable[[Iterable[pa.RecordBatch]], Any], _: Any) -> LocalFrame:  # noqa: N802
+        batches = list(function(self.table.to_batches(max_chunksize=1)))
+        return LocalFrame(pa.Table.from_batches(batches) if batches else EMPTY)
+
+    def repartition(self, *_: Any) -> LocalFrame:
+        return self
+
+    def sortWithinPartitions(self, name: str) -> LocalFrame:  # noqa: N802
+        return LocalFrame(self.table.sort_by(name)) if len(self.table) else self
+
+    def toArrow(self) -> pa.Table:  # noqa: N802
+        return self.table
+
+
+EMPTY = pa.table({"group": pa.array([], pa.int32()), "leaf": pa.array([], pa.binary())})
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Reads and writes the leaves of a store, which has them as tables, by way of their bytes."""
+
+    store: Store
+    stats: Mapping[int, str]
+
+    def read(self, location: str) -> bytes:
+        table = self.store.leaves.get(location)
+        if table is None:
+            offset, blob = next((place[1], blob) for place, blob in self.store.blobs.items() if place[0] == location)
+            return bytes(offset) + blob
+        data = pc.all(pc.equal(table.column("content_type"), int(ContentType.DATA))).as_py()
+        return write_manifest(table, "data" if data else "delete")
+
+    def write_new(self, location: str, data: bytes) -> None:
+        assert location not in self.store.leaves
+        self.store.leaves[location] = read_manifest(data, self.stats, location)[0]
+
+
+@dataclass(frozen=True)
+class LocalJob(RewriteJob):
+    """The jobs of a compaction in this process."""
+
+    memory: Memory
+
+    def _frame(self, rows: list[dict[str, Any]]) -> Any:
+        return LocalFrame(pa.Table.from_pylist(rows, schema=BIN_SCHEMA))
+
+    def _bounds(self, group: Group, ranges: int) -> pa.Table:
+        keys = self.scope.keys[group.spec_id or 0]
+        leaves = [self.memory.store.leaves[self.root.column("location")[place].as_py()] for place in group.leaves]
+        return range_bounds(pa.concat_tables([key_table(one, keys) for one in [*leaves, self.files(group)]]), ranges)
+
+    def rewriting(self, places: Sequence[int]) -> Any:
+        from dataclasses import replace
+
+        made = super().rewriting(places)
+        return replace(made, form=replace(made.form, writer=self.memory))
+
+    def deletes(self, group: Group, data: Sequence[Rewritten]) -> Rewritten:
+        """Delete leaves by the data leaves that hold their files, every one of which gets some."""
+        rewriting = self.rewriting(group.leaves)
+        leaves = [rewriting.live_entries(leaf) for leaf in self._leaf_sources(group.leaves)]
+        entries = pa.concat_tables([rewriting.form.schema.empty_table(), *leaves, self.files(group)])
+        owners = self._owners({leaf for one in data for leaf in one.leaves}, data)
+        parts: dict[tuple[str | None, int], list[int]] = {}
+        for number, row in enumerate(entries.select(_OWNED).to_pylist()):
+            is_vector = row["content_type"] == ContentType.POSITION_DELETES
+            owner = owners.get(row["referenced_file"]) if is_vector else None
+            parts.setdefault((owner, row["partition_spec_id"]), []).append(number)
+        made = []
+        for (owner, _), numbers in parts.items():
+            for piece in pieces(entries.take(pa.array(numbers)), 1):
+                row = write_leaf(piece, rewriting.form)
+                index = row.column_names.index("referenced_file")
+                made.append(row.set_column(index, row.schema.field(index), pa.array([owner], pa.string())))
+        return self.rewritten(group, made)
+
+    def _owners(self, dropped: set[str], data: Sequence[Rewritten]) -> dict[str, str]:
+        leaves = Root("", pa.concat_tables([one.made for one in data])) if data else None
+        made = [] if leaves is None else leaves.table.to_pylist()
+        kept = [row for row in self.root.to_pylist() if row["content_type"] == 3 and row["location"] not in dropped]
+        reading = Reading([*(row for row in self.root.to_pylist() if row["content_type"] == 5), *kept],
+                          self.memory.store)  # fmt: skip
+        found = {key.location: place.leaf for key, place in reading.places().items() if place.leaf is not None}
+        for row in made:
+            found |= {one["location"]: row["location"] for one in self.memory.store.rows(row["location"])}
+        return found
+
+
+_OWNED = ["content_type", "referenced_file", "partition_spec_id"]
+
+
+def local_rewrite(scope: Scope, choice: Choice, store: Store, stats: Mapping[int, str], name: str) -> list[Rewritten]:
+    """The groups of a choice rewritten."""
+    memory = Memory(store, stats)
+    conf = SimpleNamespace(get=lambda *_: "2")
+    metadata = SimpleNamespace(location="/t", properties={})
+    state: Any = SimpleNamespace(
+        metadata=metadata,
+        tuple_sources=dict.fromkeys(scope.sources, ()),
+        stats_types=stats,
+        files=None,
+        spark=SimpleNamespace(conf=conf),
+    )
+    job = LocalJob(state, scope, memory, name, memory)  # type: ignore[arg-type]
+    data = job.data(choice.data)
+    return data if choice.deletes is None else [*data, job.deletes(choice.deletes, data)]
+
+
+def local_fold(base: Root, done: Sequence[Rewritten], store: Store, busy: Iterable[str] = ()) -> Fold:
+    """`fold`, but for the job that finds removed entries in the new leaves, which is done by hand."""
+
+    def masks(
+        _: Any, made: pa.Table, base: Root, gone: Mapping[str, PositionBitmap], lost: Sequence[FileKey]
+    ) -> dict[str, PositionBitmap]:
+        keys = set(lost)
+        for leaf, bitmap in gone.items():
+            rows = store.rows(leaf)
+            keys |= {key_of(rows[ordinal]) for part in bitmap.positions() for ordinal in part}
+        found = {}
+        for location in made.column("location").to_pylist():
+            places = [ordinal for ordinal, row in enumerate(store.rows(location)) if key_of(row) in keys]
+            if places:
+                found[location] = PositionBitmap.of(places)
+        return found
+
+    known, folding._masks = folding._masks, masks
+    try:
+        return fold(None, base, done, store.load, list(busy))  # type: ignore[arg-type]
+    finally:
+        folding._masks = known

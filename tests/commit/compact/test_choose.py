@@ -1,0 +1,161 @@
+"""What a compaction chooses, from roots written by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from sparkmeta.commit.compact.choose import Choice, Limits, Reason, Scope, choose, choose_merges
+from sparkmeta.manifests.layout import tree_schema
+from sparkmeta.manifests.root import Root
+from sparkmeta.spec.bitmap import PositionBitmap, write_deletion_vector
+
+SCHEMA = tree_schema({1: "long"})
+LIMITS = Limits(
+    target_bytes=1_000, min_masked=0.1, small_leaf=0.5, max_overlap=2, root_files=3, affiliated_deletes=10,
+)  # fmt: skip
+VERSION = {"status": 0, "snapshot_id": 1, "sequence_number": 1, "file_sequence_number": 1}
+
+
+def leaf(
+    name: str, size: int, lower: int | None, upper: int | None, entries: int = 100, masked: int = 0, **values: Any
+) -> list[dict[str, Any]]:
+    """A data leaf, and its deletion vector if some of it is masked."""
+    added = values.pop("added", True)
+    counts = {"added_files_count": entries * added, "existing_files_count": entries * (not added)}
+    bounds = {"lower_bound": lower, "upper_bound": upper, "value_count": entries, "null_value_count": 0}
+    row = {
+        "content_type": 3,
+        "location": name,
+        "file_format": "parquet",
+        "version_info": VERSION,
+        "partition_spec_id": 0,
+        "record_count": entries,
+        "file_size_in_bytes": size,
+        "manifest_stats": {**counts, "deleted_files_count": 0},
+        "content_stats": {"1": bounds},
+    }
+    return [row | values, *([vector(name, masked)] if masked else [])]
+
+
+def vector(name: str, masked: int) -> dict[str, Any]:
+    blob = write_deletion_vector(PositionBitmap.of(list(range(masked))))
+    base = {"content_type": 5, "file_format": "puffin", "version_info": VERSION, "partition_spec_id": 0}
+    return base | {"record_count": masked, "referenced_file": name, "deletion_vector": {"inline_content": blob}}
+
+
+def deletes(name: str, size: int, owner: str | None, entries: int = 100, masked: int = 0) -> list[dict[str, Any]]:
+    return leaf(name, size, None, None, entries, masked, content_type=4, referenced_file=owner)
+
+
+def file(name: str, kind: int = 0) -> list[dict[str, Any]]:
+    row = {"content_type": kind, "location": name, "file_format": "parquet", "version_info": VERSION}
+    return [row | {"partition_spec_id": 0, "record_count": 1, "file_size_in_bytes": 10}]
+
+
+def scope(*parts: list[dict[str, Any]], **limits: Any) -> Scope:
+    rows = [row for part in parts for row in part]
+    root = Root("root", pa.Table.from_pylist(rows, schema=SCHEMA))
+    places = frozenset(place for place, row in enumerate(rows) if row["content_type"] != 5)
+    owners = frozenset(place for place, row in enumerate(rows) if row["content_type"] == 3)
+    return Scope(root, places, owners, {0: (1,)}, {0: frozenset()}, Limits(**{**vars(LIMITS), **limits}))
+
+
+def told(found: Scope, choice: Choice) -> list[tuple[list[str], int, bool]]:
+    """Each group: its leaves and files, how many leaves it becomes, and whether tasks exchange entries."""
+    names = found.root.table.column("location").to_pylist()
+    return [([names[one] for one in (*group.leaves, *group.files)], group.parts, group.exchanged)
+            for group in choice.groups]  # fmt: skip
+
+
+def why(found: Scope, choice: Choice) -> Mapping[str, tuple[Reason, ...]]:
+    names = found.root.table.column("location").to_pylist()
+    return {names[place]: reasons for place, reasons in choice.reasons.items()}
+
+
+def test_a_tree_in_good_shape() -> None:
+    found = scope(*(leaf(f"m{one}", 1_000, 10 * one, 10 * one + 10) for one in range(5)), file("f"))
+    assert choose(found) == Choice()
+
+
+def test_small_neighbours_are_merged() -> None:
+    found = scope(leaf("c", 400, 20, 29), leaf("a", 300, 0, 9), leaf("b", 300, 10, 19), leaf("big", 900, 30, 39),
+                  leaf("z", 100, 40, 49))  # fmt: skip
+    choice = choose(found)
+    assert told(found, choice) == [(["a", "b", "c"], 1, False)]
+    assert set(why(found, choice).values()) == {(Reason.SMALL,)}
+
+
+def test_masked_leaves_are_rewritten_and_dead_ones_dropped() -> None:
+    found = scope(
+        leaf("a", 1_000, 0, 9, masked=20), leaf("b", 1_000, 10, 19, masked=9), leaf("c", 1_000, 20, 29, masked=100)
+    )
+    choice = choose(found)
+    assert sorted(told(found, choice)) == [(["a"], 1, False), (["c"], 0, False)]
+    assert why(found, choice) == {"a": (Reason.MASKED,), "c": (Reason.MASKED,)}
+
+
+def test_leaves_that_overlap_are_sorted_together() -> None:
+    wide = [leaf(f"w{one}", 1_000, 0, 100 + one) for one in range(4)]
+    found = scope(*wide, leaf("apart", 1_000, 200, 300))
+    choice = choose(found)
+    assert [(len(names), parts, exchanged) for names, parts, exchanged in told(found, choice)] == [(4, 4, True)]
+    assert choose(scope(*wide[:3], leaf("apart", 1_000, 200, 300))) == Choice()
+
+
+def test_leaves_without_bounds_that_a_compaction_wrote_stay() -> None:
+    rest = [leaf(f"m{one}", 1_000, 10 * one, 10 * one + 10, added=False) for one in range(5)]
+    unknown = scope(*rest, leaf("nulls", 1_000, None, None, added=False))
+    assert choose(unknown) == Choice()
+    assert len(choose(scope(*rest, leaf("nulls", 1_000, None, None))).groups) == 1
+
+
+@pytest.mark.parametrize(("entries", "count"), [(400, 4), (399, 3), (200, 2), (199, 0)])
+def test_the_cap_takes_part_of_what_overlaps(entries: int, count: int) -> None:
+    found = scope(*(leaf(f"w{one}", 1_000, 0, 100 + one) for one in range(4)), max_entries=entries)
+    assert sum(len(one.leaves) for one in choose(found).groups) == count
+
+
+def test_the_cap_prefers_what_saves_most() -> None:
+    small = [leaf(f"s{one}", 10, one, one + 1, entries=1) for one in range(10)]
+    found = scope(*small, leaf("m", 1_000, 20, 29, masked=50), max_entries=20)
+    assert [len(names) for names, _, _ in told(found, choose(found))] == [10]
+    both = scope(*small, leaf("m", 1_000, 20, 29, masked=50), max_entries=60)
+    assert [len(names) for names, _, _ in told(both, choose(both))] == [11]
+    assert [len(one.leaves) for one in choose(scope(*small, max_bytes=99)).groups] == [9]
+
+
+def test_a_full_root() -> None:
+    files = [one for number in range(4) for one in file(f"f{number}")]
+    found = scope(files, file("eq", 2))
+    assert told(found, choose(found)) == [(["f0", "f1", "f2", "f3"], 1, False)]
+    assert choose(scope(files[:3])) == Choice()
+    assert choose(scope(files, root_files=None)) == Choice()
+
+
+def test_deletes_of_a_leaf_that_is_divided_follow() -> None:
+    wide = [leaf(f"w{one}", 1_000, 0, 100 + one) for one in range(4)]
+    found = scope(*wide, deletes("x", 900, "w1"), deletes("y", 900, "other"))
+    choice = choose(found)
+    assert why(found, choice)["x"] == (Reason.AFFINITY,)
+    assert "y" not in why(found, choice)
+    merged = scope(leaf("a", 400, 0, 9), leaf("b", 400, 10, 19), deletes("x", 900, "a"))
+    assert told(merged, choose(merged)) == [(["a", "b"], 1, False)]
+
+
+def test_scattered_deletes_get_owners_where_they_must() -> None:
+    data = [leaf(f"m{one}", 1_000, 10 * one, 10 * one + 10) for one in range(3)]
+    assert choose(scope(*data, deletes("x", 900, None, entries=29))) == Choice()
+    found = scope(*data, deletes("x", 900, None, entries=30))
+    assert why(found, choose(found)) == {"x": (Reason.AFFINITY,)}
+
+
+def test_what_commits_merge_by_the_way() -> None:
+    small = [leaf(f"s{one}", 10, one, one + 1) for one in range(8)]
+    found = scope(*small, leaf("m", 1_000, 20, 29, masked=50), deletes("x", 10, None), deletes("y", 10, None))
+    assert sorted(len(names) for names, _, _ in told(found, choose_merges(found))) == [9]
+    few = scope(*small[1:], *(leaf(f"w{one}", 1_000, 50, 100 + one) for one in range(4)))
+    assert choose_merges(few) == Choice()

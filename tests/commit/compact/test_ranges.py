@@ -1,0 +1,96 @@
+"""Where leaves lie along their clustering columns, held against counting by hand."""
+
+from __future__ import annotations
+
+import random
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from sparkmeta.commit.compact.ranges import LeafRanges, leaf_ranges
+from sparkmeta.manifests.layout import tree_schema
+
+SCHEMA = tree_schema({1: "long", 2: "string"})
+
+
+def stats(lower: Any, upper: Any, nulls: int | None = 0, values: int | None = 10) -> dict[str, Any]:
+    return {"lower_bound": lower, "upper_bound": upper, "value_count": values, "null_value_count": nulls}
+
+
+def ranges(
+    *leaves: dict[str, Any], keys: tuple[int, ...] = (1, 2), sources: frozenset[int] = frozenset()
+) -> LeafRanges:
+    rows = [{"content_type": 3, "file_format": "parquet", "content_stats": one} for one in leaves]
+    return leaf_ranges(pa.Table.from_pylist(rows, schema=SCHEMA), keys, sources)
+
+
+def overlap(left: tuple[int, int], right: tuple[int, int]) -> bool:
+    return left[0] < right[1] and right[0] < left[1]
+
+
+def pairs(found: LeafRanges) -> set[tuple[int, int]]:
+    """The leaves that overlap, from the intervals, one by one."""
+    both = list(zip(found.lower.tolist(), found.upper.tolist(), strict=True))
+    return {(i, j) for i, j in combinations(range(len(both)), 2) if overlap(both[i], both[j])}
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_counts_are_those_of_all_pairs(seed: int) -> None:
+    rng = random.Random(seed)
+    bounds = [sorted((rng.randrange(12), rng.randrange(12))) for _ in range(rng.randrange(1, 15))]
+    lower, upper = (np.array([one[place] for one in bounds], np.int64) for place in (0, 1))
+    found = LeafRanges(lower, upper, np.zeros(len(bounds), bool))
+    count = [sum(overlap(one, other) for at, other in enumerate(bounds) if at != place)
+             for place, one in enumerate(bounds)]  # fmt: skip
+    assert found.overlaps.tolist() == count
+    holding = [sum(low <= start < high or low == start == high == end for low, high in bounds) for start, end in bounds]
+    assert found.depths.tolist() == holding
+    together = {frozenset(one.tolist()) for one in found.components()}
+    assert sorted(row for one in together for row in one) == list(range(len(bounds)))
+    apart = {row: number for number, one in enumerate(together) for row in one}
+    assert all(apart[i] == apart[j] for i, j in pairs(found))
+    for one in together:
+        reached = {min(one)}
+        while more := {j for i in reached for j in one if overlap(bounds[i], bounds[j])} - reached:
+            reached |= more
+        assert reached == one
+
+
+def test_the_second_column_counts_where_the_first_has_one_value() -> None:
+    a, b = stats(1, 1), stats(1, 1)
+    assert pairs(ranges({"1": a, "2": stats("a", "m")}, {"1": b, "2": stats("c", "z")})) == {(0, 1)}
+    assert pairs(ranges({"1": a, "2": stats("a", "c")}, {"1": b, "2": stats("c", "z")})) == set()
+    wide = {"1": stats(0, 5), "2": stats("q", "q")}
+    assert pairs(ranges({"1": a, "2": stats("a", "c")}, wide)) == {(0, 1)}
+    assert pairs(ranges({"1": stats(5, 5), "2": stats("a", "c")}, wide)) == {(0, 1)}
+
+
+def test_leaves_that_touch_do_not_overlap() -> None:
+    assert pairs(ranges({"1": stats(0, 5)}, {"1": stats(5, 9)}, {"1": stats(9, 9)}, keys=(1,))) == set()
+    assert pairs(ranges({"1": stats(0, 6)}, {"1": stats(5, 9)}, {"1": stats(7, 7)}, keys=(1,))) == {(0, 1), (1, 2)}
+    equal = ranges({"1": stats(3, 3)}, {"1": stats(3, 3)}, keys=(1,))
+    assert equal.overlaps.tolist() == [0, 0]
+    assert equal.depths.tolist() == [2, 2]
+
+
+def test_unknown_bounds_reach_to_the_ends() -> None:
+    found = ranges({"1": stats(None, None, None)}, {"1": stats(1, 2)}, {"1": stats(8, None)}, {}, keys=(1,))
+    assert found.unknown.tolist() == [True, False, True, True]
+    assert pairs(found) == {(0, 1), (0, 2), (0, 3), (1, 3), (2, 3)}
+
+
+def test_null_is_a_partition_behind_all_others() -> None:
+    by_part = {"keys": (2,), "sources": frozenset({2})}
+    found = ranges({"2": stats(None, None, 10)}, {"2": stats("a", "z")}, {"2": stats("y", "y", 2)}, **by_part)
+    assert found.unknown.tolist() == [False, False, False]
+    assert pairs(found) == {(1, 2)}
+    assert found.order.tolist() == [1, 2, 0]
+
+
+def test_without_keys_nothing_overlaps() -> None:
+    assert ranges({"1": stats(0, 9)}, {"1": stats(0, 9)}, keys=()).overlaps.tolist() == [0, 0]
+    assert ranges({"1": stats(0, 9)}, keys=(77,)).depth() == 1.0
+    assert ranges(keys=(1,)).components() == []

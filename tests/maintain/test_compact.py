@@ -1,0 +1,289 @@
+"""Compaction of manifests: readers see the same table, in fewer, smaller and better ordered leaves."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+import sparkmeta as sm
+from sparkmeta.errors import CommitConflictError, InvalidFilterError, ValidationError
+from tests.commit.test_transaction import SCHEMA, SPEC, commit, files, vectors
+
+EAGER = {"write.tree.direct-files": "1", "write.tree.affiliated-deletes": "2"}
+
+
+@pytest.fixture
+def table(spark_session: SparkSession, tmp_path: Path) -> sm.Table:
+    catalog = sm.load_catalog("test", type="hadoop", warehouse=str(tmp_path))
+    return catalog.create_table("db.t", SCHEMA, SPEC, properties=EAGER, format_version=4, spark=spark_session)
+
+
+def append(table: sm.Table, *ids: int, part: str | None = "a") -> sm.Table:
+    frame = files(table.state.spark, *ids, part=part)
+    return commit(table, lambda tx: tx.update_snapshot().append(frame))
+
+
+def delete(table: sm.Table, *ids: int) -> sm.Table:
+    gone = table.state.spark.createDataFrame([(f"/data/f{one}",) for one in ids], "file_path string")
+    return commit(table, lambda tx: tx.update_snapshot().delete(gone))
+
+
+def mask_rows(table: sm.Table, folder: Path, name: str, **positions: list[int]) -> sm.Table:
+    deletes = vectors(table.state.spark, folder, name, **positions)
+    return commit(table, lambda tx: tx.update_snapshot().row_delta(deletes=deletes))
+
+
+def seen(table: sm.Table, snapshot_id: int | None = None) -> list[Any]:
+    """What a reader sees of every live file, its deletes and row ids included."""
+    planned = table.scan(snapshot_id=snapshot_id).plan_files().drop("manifest_path", "manifest_pos")
+    rows = planned.selectExpr("*", "transform(deletes, d -> struct(d.file_path, d.content_offset)) AS dvs")
+    return sorted(map(str, rows.drop("deletes").collect()))
+
+
+def history(table: sm.Table) -> dict[int, tuple[list[Any], list[str]]]:
+    """What each snapshot holds, and what it changed."""
+    found = {}
+    for one in table.snapshots():
+        changes = table.file_changes(one.parent_snapshot_id, one.snapshot_id).drop("manifest_path", "manifest_pos")
+        found[one.snapshot_id] = seen(table, one.snapshot_id), sorted(map(str, changes.collect()))
+    return found
+
+
+def compacted(table: sm.Table, **options: Any) -> sm.Table:
+    """The table after a compaction, which no reader has noticed."""
+    before, parent = history(table), table.current_snapshot()
+    after = table.maintenance.compact_manifests(**options).commit()
+    assert after.check().collect() == []
+    new = after.current_snapshot()
+    assert new is not None
+    assert parent is not None
+    assert (new.operation, new.parent_snapshot_id) == ("replace", parent.snapshot_id)
+    known = history(after)
+    assert known.pop(new.snapshot_id) == (seen(table), [])
+    assert known == before
+    return after
+
+
+def leaves(table: sm.Table, content: int = 0) -> list[Any]:
+    return table.inspect.manifests().where(f"content = {content}").collect()
+
+
+def test_small_leaves_become_one(table: sm.Table) -> None:
+    for number in range(4):
+        table = append(table, 10 * number, 10 * number + 1)
+    table = delete(table, 1, 20)
+    plan = table.maintenance.compact_manifests()
+    rows = plan.files().collect()
+    assert [(row.content, row.group, row.masked_entries > 0) for row in rows].count(("data leaf", 0, True)) == 2
+    assert {reason for row in rows for reason in row.reasons} == {"small", "masked"}
+    table = compacted(table)
+    assert len(leaves(table)) == 1
+    assert not table.state.tree.root.vectors
+    summary = table.current_snapshot().summary.additional_properties
+    kept = {key: summary[key] for key in ("manifests-created", "manifests-replaced", "entries-processed")}
+    assert kept == {"manifests-created": "1", "manifests-replaced": "4", "entries-processed": "6"}
+    again = table.maintenance.compact_manifests()
+    assert again.summary().is_empty
+    assert again.commit() is table
+
+
+def test_leaves_are_put_in_order(table: sm.Table) -> None:
+    """Every leaf holds files of all ids: a needle opens each of them, and one after the compaction."""
+    for number in range(6):
+        table = append(table, *range(number, 120, 6))
+    table = delete(table, 7, 60, 61)
+    target = leaves(table)[0].length // 2
+    plan = table.maintenance.compact_manifests(cluster_by=["id"], target_leaf_bytes=target, max_overlap=1)
+    assert plan.summary().depth == 6.0
+    assert plan.summary().reasons["overlap"] == 6
+    before = table.scan("id = 605").report()
+    table = compacted(table, cluster_by=["id"], target_leaf_bytes=target, max_overlap=1)
+    after = table.scan("id = 605").report()
+    assert (before.data_manifests.scanned, after.data_manifests.scanned) == (6, 1)
+    assert len(leaves(table)) > 6
+    assert table.maintenance.compact_manifests(cluster_by=["id"], max_overlap=1).summary().depth == 1.0
+
+
+def test_deletion_vectors_follow_their_files(table: sm.Table, tmp_path: Path) -> None:
+    for number in range(4):
+        table = append(table, *range(number, 40, 4))
+    table = mask_rows(table, tmp_path, "a.puffin", f0=[1], f4=[2], f8=[3])
+    table = mask_rows(table, tmp_path, "b.puffin", f1=[1], f2=[2], f3=[3], f5=[4])
+    owners = [row["referenced_file"] for row in delete_leaves(table)]
+    assert len([one for one in owners if one is not None]) == 2
+    options = {"cluster_by": ["id"], "target_leaf_bytes": leaves(table)[0].length, "max_overlap": 0, "root_files": 0}
+    table = compacted(table, **options)
+    data = {row.path for row in leaves(table)}
+    found = delete_leaves(table)
+    assert found
+    assert all(row["referenced_file"] in data for row in found)
+    assert table.maintenance.compact_manifests(**options).summary().is_empty
+
+
+def delete_leaves(table: sm.Table) -> list[dict[str, Any]]:
+    assert table.state.tree is not None
+    rows = table.state.tree.root.leaves.to_pylist()
+    return [row for row in rows if row["content_type"] == 4]
+
+
+def test_what_others_do_meanwhile_stays(table: sm.Table, tmp_path: Path) -> None:
+    for number in range(5):
+        table = append(table, 10 * number, 10 * number + 1, 10 * number + 2)
+    table = delete(table, 1)
+    plan = table.maintenance.compact_manifests()
+    assert len(plan.files().collect()) == 5
+    other = append(table, 100, 101)
+    other = delete(other, 11, 21)
+    other = mask_rows(other, tmp_path, "v.puffin", f20=[1])
+    other = append(other, 200)
+    expected = seen(other)
+    after = plan.commit()
+    assert seen(after) == expected
+    assert after.check().collect() == []
+    assert changes(after) == []
+
+
+def changes(table: sm.Table) -> list[Any]:
+    snapshot = table.current_snapshot()
+    assert snapshot is not None
+    return table.file_changes(snapshot.parent_snapshot_id, snapshot.snapshot_id).collect()
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"cluster_by": ["nope"]}, "cluster_by names 'nope'"),
+        ({"cluster_by": []}, "cluster_by is"),
+        ({"cluster_by": "id"}, "cluster_by is 'id'"),
+        ({"target_leaf_bytes": 0}, "target_leaf_bytes is 0"),
+        ({"max_entries": -1}, "max_entries is -1"),
+        ({"max_bytes": 0.5}, "max_bytes is 0.5"),
+        ({"min_masked": 0}, "min_masked is 0"),
+        ({"small_leaf": 2}, "small_leaf is 2"),
+        ({"max_overlap": -1}, "max_overlap is -1"),
+        ({"root_files": True}, "root_files is True"),
+        ({"branch": "nope"}, "has no branch 'nope'"),
+    ],
+)
+def test_bad_options_are_refused_before_anything_is_touched(
+    table: sm.Table, options: dict[str, Any], problem: str
+) -> None:
+    table = append(table, 1, 2)
+    before = sorted(Path(table.location()).rglob("*"))
+    with pytest.raises(ValidationError, match=problem):
+        table.maintenance.compact_manifests(**options)
+    with pytest.raises(InvalidFilterError):
+        table.maintenance.compact_manifests("nope = 1")
+    assert sorted(Path(table.location()).rglob("*")) == before
+
+
+def test_only_leaves_that_the_filter_may_match(table: sm.Table) -> None:
+    for number in range(3):
+        table = append(table, 10 * number, 10 * number + 1, part="a")
+        table = append(table, 10 * number + 2, 10 * number + 3, part="b")
+    plan = table.maintenance.compact_manifests("s = 'b'")
+    assert {row.lower for row in _summaries(table, plan)} == {"b"}
+    assert plan.summary().data_leaves == 3
+    table = compacted(table, row_filter="s = 'b'")
+    assert len(leaves(table)) == 4
+
+
+def _summaries(table: sm.Table, plan: Any) -> list[Any]:
+    paths = table.inspect.manifests().selectExpr("path", "partition_summaries[0].lower_bound lower")
+    return plan.files().select("path").join(paths, "path").collect()
+
+
+def test_files_of_the_root_become_a_leaf(table: sm.Table, tmp_path: Path) -> None:
+    table = commit(table, lambda tx: tx.set_properties({"write.tree.direct-files": "100"}))
+    table = append(table, *range(6))
+    table = mask_rows(table, tmp_path, "v.puffin", f1=[1], f2=[2], f3=[5])
+    assert leaves(table) == []
+    table = compacted(table, root_files=2)
+    data = leaves(table)
+    assert [row["referenced_file"] for row in delete_leaves(table)] == [data[0].path]
+    assert table.state.tree is not None
+    assert len(table.state.tree.root.table) == 2
+
+
+def test_another_compaction_was_first(table: sm.Table) -> None:
+    for number in range(3):
+        table = append(table, 10 * number, 10 * number + 1)
+    first, second = table.maintenance.compact_manifests(), table.maintenance.compact_manifests()
+    assert first.summary().data_leaves == 3
+    after = first.commit()
+    with pytest.raises(CommitConflictError, match="plan the compaction again"):
+        second.commit()
+    assert seen(after.refresh()) == seen(table)
+
+
+def test_writers_that_a_compaction_overtakes(table: sm.Table, tmp_path: Path) -> None:
+    """Their retries find their files in the new leaves; a vector that was only moved is nobody's conflict."""
+    spark = table.state.spark
+    table = append(table, 0, 1)
+    table = append(table, 10, 11)
+    table = mask_rows(table, tmp_path, "one.puffin", f0=[1], f1=[1], f10=[2])
+    stale = table
+    table.maintenance.compact_manifests().commit()
+    deleted = delete(stale, 11)
+    assert {row.file_path for row in deleted.scan().plan_files().collect()} == {"/data/f0", "/data/f1", "/data/f10"}
+    replaced = mask_rows(stale, tmp_path, "two.puffin", f0=[1, 2])
+    found = {row.file_path: row.deletes[0].record_count for row in replaced.scan().plan_files().collect()}
+    assert found == {"/data/f0": 2, "/data/f1": 1, "/data/f10": 1}
+    assert replaced.check().collect() == []
+    frame = files(spark, 3)
+
+    def strict(tx: Any) -> None:
+        tx.update_snapshot().append(frame).validate_no_conflicts("s = 'a'")
+
+    with pytest.raises(CommitConflictError):
+        commit(stale, strict)
+
+
+def test_a_validation_looks_into_compacted_leaves(table: sm.Table) -> None:
+    table = append(table, 0, 1)
+    stale, frame = table, files(table.state.spark, 3)
+    table = append(table, 10, 11)
+    table.maintenance.compact_manifests().commit()
+    with pytest.raises(CommitConflictError, match=r"added data that may match: /data/f1[01]"):
+        commit(stale, lambda tx: tx.update_snapshot().append(frame).validate_no_conflicts(deletes=False))
+
+
+def test_vectors_that_are_many_for_a_leaf_belong_to_it(table: sm.Table, tmp_path: Path) -> None:
+    table = append(table, 0, 1, 2)
+    table = append(table, 10, 11, 12)
+    table = append(table, 20, 21, 22)
+    table = mask_rows(table, tmp_path, "all.puffin", f0=[1], f10=[1], f20=[1])
+    assert [row["referenced_file"] for row in delete_leaves(table)] == [None]
+    table = mask_rows(table, tmp_path, "many.puffin", f0=[1, 2], f1=[1], f2=[1], f21=[1])
+    owner = table.scan("id < 10").plan_files().collect()[0].manifest_path
+    assert [row["referenced_file"] for row in delete_leaves(table)] == [None, owner]
+    assert table.check().collect() == []
+    counts = {row.file_path: len(row.deletes) for row in table.scan().plan_files().collect()}
+    assert {path.removeprefix("/data/") for path, count in counts.items() if count} == {
+        "f0",
+        "f1",
+        "f2",
+        "f10",
+        "f20",
+        "f21",
+    }
+    assert max(counts.values()) == 1
+
+
+def test_commits_merge_leaves_by_the_way(table: sm.Table) -> None:
+    table = commit(table, lambda tx: tx.set_properties({"write.tree.compact-entries": "100"}))
+    for number in range(8):
+        table = append(table, 10 * number, 10 * number + 1)
+    assert len(leaves(table)) == 8
+    before = seen(table)
+    after = append(table, 100, 101)
+    assert len(leaves(after)) == 2
+    assert [row.change_type for row in changes(after)] == ["added", "added"]
+    assert set(before) < set(seen(after))
+    assert after.check().collect() == []
+    snapshot = after.current_snapshot()
+    assert snapshot is not None
+    assert snapshot.operation == "append"
