@@ -126,4 +126,5 @@ def local_frame(spark: SparkSession, table: pa.Table) -> DataFrame:
     Spark reads a small one without a job.
     """
     schema = from_arrow_schema(table.schema, prefer_timestamp_ntz=True)
-    return spark.createDataFrame(table, schema) if len(table) else spark.createDataFrame([], schema)
+    # Spark takes a table whose first chunks are empty for an empty one.
+    return spark.createDataFrame(table.combine_chunks() if len(table) else [], schema)

@@ -1,10 +1,11 @@
 from __future__ import annotations
 
+import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
 from sparkmeta.errors import SessionError
-from sparkmeta.session import is_connect, local_session, materialize, resolve_session
+from sparkmeta.session import is_connect, local_frame, local_session, materialize, resolve_session
 
 
 @pytest.mark.connect
@@ -33,3 +34,10 @@ def test_materialize_keeps_rows_and_recomputes_nothing(spark: SparkSession) -> N
     kept = materialize(random)
     assert kept.collect() == kept.collect()
     assert kept.count() == 100
+
+
+def test_local_rows_behind_empty_chunks_are_there(spark: SparkSession) -> None:
+    rows = pa.table({"id": pa.array([7], pa.int64()), "name": ["x"]})
+    table = pa.concat_tables([rows.slice(0, 0), rows.slice(0, 0), rows])
+    assert [tuple(row) for row in local_frame(spark, table).collect()] == [(7, "x")]
+    assert local_frame(spark, table.slice(0, 0)).collect() == []
