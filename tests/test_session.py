@@ -1,10 +1,11 @@
 from __future__ import annotations
 
+import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
 from sparkmeta.errors import SessionError
-from sparkmeta.session import is_connect, local_session, materialize, resolve_session
+from sparkmeta.session import is_connect, local_frame, local_session, materialize, resolve_session
 
 
 @pytest.mark.connect
@@ -33,3 +34,9 @@ def test_materialize_keeps_rows_and_recomputes_nothing(spark: SparkSession) -> N
     kept = materialize(random)
     assert kept.collect() == kept.collect()
     assert kept.count() == 100
+
+
+def test_local_frame_reads_on_behind_an_empty_chunk(spark: SparkSession) -> None:
+    rows = pa.table({"id": [1, 2]})
+    table = pa.concat_tables([rows.slice(0, 0), rows.slice(0, 1), rows.slice(0, 0), rows.slice(1)])
+    assert [row.id for row in local_frame(spark, table).orderBy("id").collect()] == [1, 2]
