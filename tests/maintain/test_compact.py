@@ -99,9 +99,9 @@ def test_leaves_are_put_in_order(table: sm.Table) -> None:
     plan = table.maintenance.compact_manifests(cluster_by=["id"], target_leaf_bytes=target, max_overlap=1)
     assert plan.summary().overlaps == 5.0
     assert plan.summary().reasons["overlap"] == 6
-    before = table.scan("id = 605").report()
+    before = table.scan("id = 505").report()
     table = compacted(table, cluster_by=["id"], target_leaf_bytes=target, max_overlap=1)
-    after = table.scan("id = 605").report()
+    after = table.scan("id = 505").report()
     assert (before.data_manifests.scanned, after.data_manifests.scanned) == (6, 1)
     assert len(leaves(table)) > 6
     assert table.maintenance.compact_manifests(cluster_by=["id"]).summary().overlaps == 0.0
