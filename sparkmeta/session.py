@@ -123,8 +123,9 @@ def _unavailable(error: PySparkException) -> bool:
 def local_frame(spark: SparkSession, table: pa.Table) -> DataFrame:
     """The rows of an Arrow table on the driver as a DataFrame; timestamps without a zone stay so.
 
-    Spark reads a small one without a job.
+    Spark reads a small one without a job. An empty chunk would end what it reads of the table, so that there is none.
     """
+    table = table.combine_chunks()
     schema = from_arrow_schema(table.schema, prefer_timestamp_ntz=True)
     # Spark takes a table whose first chunks are empty for an empty one.
     return spark.createDataFrame(table.combine_chunks() if len(table) else [], schema)

@@ -72,7 +72,7 @@ def rows_of(result: Result) -> list[dict]:
 
 def test_help_names_every_command(run):
     text = run("--help").stdout
-    for name in ("describe", "plan", "tree", *METADATA_TABLES):
+    for name in ("describe", "plan", "tree", "compact", *METADATA_TABLES):
         assert f"  {name} " in text
 
 

@@ -64,7 +64,7 @@ class CompactionSummary:
     """What a compaction rewrites, by the root alone; text for people by `str`.
 
     leaves_after: of those that are rewritten, about. entries, masked: that are read, and those among them that are left
-    out. depth: how many data leaves hold a place in the order of the clustering columns, at the mean, of all there are.
+    out. overlaps: how many others a data leaf overlaps in the order of the clustering columns, at the mean of all.
     reasons: how many leaves and files are rewritten for each.
     """
 
@@ -77,7 +77,7 @@ class CompactionSummary:
     entries: int
     masked: int
     bytes: int
-    depth: float
+    overlaps: float
     reasons: Mapping[str, int]
 
     @property
@@ -99,7 +99,7 @@ class CompactionSummary:
                 f"{self.table}: {before} become about {self.leaves_after} leaves",
                 f"  {self.entries} entries in {self.bytes} bytes are read, {self.masked} of them masked",
                 f"  reasons: {why}",
-                f"  {self.depth:.1f} data leaves hold a place, at the mean",
+                f"  a data leaf overlaps {self.overlaps:.1f} others, at the mean",
             ]
         )
 
@@ -141,7 +141,7 @@ class CompactionPlan:
             entries=sum(row["entries"] for row in rows),
             masked=sum(row["masked_entries"] for row in rows),
             bytes=sum(row["file_size_in_bytes"] or 0 for row in rows if row["content"].endswith("leaf")),
-            depth=round(self._depth, 2),
+            overlaps=round(self._mean_overlaps, 2),
             reasons=dict(Counter(reason for row in rows for reason in row["reasons"])),
         )
 
@@ -177,11 +177,9 @@ class CompactionPlan:
     def _choice(self) -> Choice:
         return Choice() if self._scope is None else choose(self._scope)
 
-    @cached_property
-    def _depth(self) -> float:
-        depths = [len(ranges.depths) * ranges.depth() for ranges in self._ranges.values()]
-        count = sum(len(ranges.depths) for ranges in self._ranges.values())
-        return sum(depths) / count if count else 0.0
+    @property
+    def _mean_overlaps(self) -> float:
+        return sum(self._overlaps.values()) / len(self._overlaps) if self._overlaps else 0.0
 
     @cached_property
     def _ranges(self) -> dict[int, Any]:

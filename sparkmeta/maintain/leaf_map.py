@@ -39,11 +39,11 @@ class LeafBar:
 
 @dataclass(frozen=True)
 class LeafMap:
-    """The leaves of one partition spec. depth: how many hold a place at the mean. leaves: of which some are drawn."""
+    """The leaves of one partition spec, of which some are drawn. overlaps: of a leaf with others, at the mean."""
 
     title: str
     bars: tuple[LeafBar, ...]
-    depth: float
+    overlaps: float
     leaves: int
 
     @property
@@ -52,7 +52,7 @@ class LeafMap:
         rows = max((bar.row for bar in self.bars), default=0) + 1
         height = 2 * _MARGIN + 24 + rows * (_BAR + 2)
         shown = f", {len(self.bars)} of them drawn" if len(self.bars) < self.leaves else ""
-        text = f"{self.title}: {self.leaves} leaves{shown}, {self.depth:.1f} at a place"
+        text = f"{self.title}: {self.leaves} leaves{shown}, each overlaps {self.overlaps:.1f} others"
         box = f'width="{_WIDTH}" height="{height}" viewBox="0 0 {_WIDTH} {height}"'
         parts = [
             f'<svg xmlns="http://www.w3.org/2000/svg" {box} font-family="monospace" font-size="12">',
@@ -105,4 +105,4 @@ def leaf_map(table: Table, cluster_by: Sequence[str] | None, branch: str) -> Lea
         heapq.heappush(ends, (max(end, start + 0.5), row))
         counts = int(leaves.records[place]), int(leaves.masked[place])
         bars.append(LeafBar(leaves.locations[place], start / longest, end / longest, row, *counts))
-    return LeafMap(table.name, tuple(bars), ranges.depth(), len(ranges.order))
+    return LeafMap(table.name, tuple(bars), ranges.mean_overlaps(), len(ranges.order))

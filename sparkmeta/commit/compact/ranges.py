@@ -64,20 +64,9 @@ class LeafRanges:
         begins = self.lower[order][1:] >= reach[:-1]
         return np.split(order, np.flatnonzero(begins) + 1)
 
-    def depth(self) -> float:
-        """How many leaves a place has, at the mean over the places where leaves begin; 0.0 without leaves."""
-        return float(np.mean(self.depths)) if len(self.lower) else 0.0
-
-    @cached_property
-    def depths(self) -> _Longs:
-        """How many leaves hold the place right after each one's beginning."""
-        starts, ends = np.sort(self.lower), np.sort(self.upper)
-        begun = np.searchsorted(starts, self.lower, "right")
-        ended = np.searchsorted(ends, self.lower, "right")
-        is_point = self.lower == self.upper
-        points = np.sort(self.lower[is_point])
-        same = np.searchsorted(points, self.lower, "right") - np.searchsorted(points, self.lower, "left")
-        return begun - ended + np.where(is_point, same, 0)
+    def mean_overlaps(self) -> float:
+        """How many others a leaf overlaps, at the mean; 0.0 without leaves."""
+        return float(np.mean(self.overlaps)) if len(self.lower) else 0.0
 
 
 def leaf_ranges(leaves: pa.Table, keys: Sequence[int], sources: frozenset[int] = frozenset()) -> LeafRanges:

@@ -117,7 +117,7 @@ def test_compactions_in_histories(seed: int) -> None:
     writer = Writer(random.Random(seed))
     for _ in range(writer.rng.randrange(2, 9)):
         if writer.root is not None and writer.rng.random() < 0.5:
-            compact(writer, writer.rng.choice((0, 0, 1, 3)))
+            compact(writer, writer.rng.choice((0, 1, 3)))
         else:
             commit(writer)
 

@@ -46,8 +46,7 @@ def test_counts_are_those_of_all_pairs(seed: int) -> None:
     count = [sum(overlap(one, other) for at, other in enumerate(bounds) if at != place)
              for place, one in enumerate(bounds)]  # fmt: skip
     assert found.overlaps.tolist() == count
-    holding = [sum(low <= start < high or low == start == high == end for low, high in bounds) for start, end in bounds]
-    assert found.depths.tolist() == holding
+    assert found.mean_overlaps() == sum(count) / len(count)
     together = {frozenset(one.tolist()) for one in found.components()}
     assert sorted(row for one in together for row in one) == list(range(len(bounds)))
     apart = {row: number for number, one in enumerate(together) for row in one}
@@ -73,7 +72,6 @@ def test_leaves_that_touch_do_not_overlap() -> None:
     assert pairs(ranges({"1": stats(0, 6)}, {"1": stats(5, 9)}, {"1": stats(7, 7)}, keys=(1,))) == {(0, 1), (1, 2)}
     equal = ranges({"1": stats(3, 3)}, {"1": stats(3, 3)}, keys=(1,))
     assert equal.overlaps.tolist() == [0, 0]
-    assert equal.depths.tolist() == [2, 2]
 
 
 def test_unknown_bounds_reach_to_the_ends() -> None:
@@ -92,5 +90,5 @@ def test_null_is_a_partition_behind_all_others() -> None:
 
 def test_without_keys_nothing_overlaps() -> None:
     assert ranges({"1": stats(0, 9)}, {"1": stats(0, 9)}, keys=()).overlaps.tolist() == [0, 0]
-    assert ranges({"1": stats(0, 9)}, keys=(77,)).depth() == 1.0
+    assert ranges({"1": stats(0, 9)}, keys=(77,)).mean_overlaps() == 0.0
     assert ranges(keys=(1,)).components() == []

@@ -1,0 +1,118 @@
+"""What becomes of a compaction when others have committed since it read: entry by entry, on the model."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+from sparkmeta.commit.compact.choose import Choice, Group, Limits, Reason, Scope
+from sparkmeta.commit.tree import FileKey, Stamp, TreeChange, next_root
+from sparkmeta.manifests.root import FILES, LEAVES, Root
+from sparkmeta.spec.bitmap import PositionBitmap
+from sparkmeta.spec.entry import ContentType
+from tests.commit.compact.local_job import local_fold, local_rewrite
+from tests.commit.test_tree import Writer, data_entry, rows_of
+from tests.commit.tree_model import Changes, Reading, change_set
+
+LIMITS = Limits(1_000, 0.1, 0.5, 3, 0, 1)
+NAMES = ("a", "b", "c", "d")
+
+
+@pytest.fixture(autouse=True)
+def _no_writer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sparkmeta.commit.addition.executor_writer", lambda _: None)
+
+
+class Table:
+    """A leaf of the files a to d, and the files e and f in the root."""
+
+    def __init__(self) -> None:
+        self.writer = Writer(random.Random(0))
+        self.leaf = self.writer.leaf([data_entry(name, 3) for name in NAMES])
+        self.commit(added=[data_entry("e", 4), data_entry("f", 5)], added_leaves=[self.leaf])
+
+    @property
+    def root(self) -> Root:
+        assert self.writer.root is not None
+        return self.writer.root
+
+    def commit(self, **change: Any) -> None:
+        tables = {name: self.writer.table(change.pop(name)) for name in ("added", "added_leaves") if name in change}
+        self.apply(TreeChange(**tables, **change))
+
+    def apply(self, change: TreeChange) -> Changes:
+        writer, before = self.writer, self.writer.reading
+        writer.snapshot += 1
+        stamp = Stamp(1000 + writer.snapshot, writer.snapshot, writer.next_row_id)
+        new = next_root(writer.root, change, stamp, writer.schema, writer.store.load)
+        writer.next_row_id += new.assigned_row_ids
+        writer.root = Root("root", new.table)
+        return change_set(Reading(rows_of(new.table), writer.store), before)
+
+    def compaction(self) -> list[Any]:
+        """Everything, as one group."""
+        leaves = tuple(self.root.of(LEAVES).column("ordinal").to_pylist())
+        files = tuple(self.root.of(FILES).column("ordinal").to_pylist())
+        scope = Scope(self.root, frozenset([*leaves, *files]), frozenset(leaves), {0: (1,)}, {0: frozenset()}, LIMITS)
+        group = Group(ContentType.DATA_MANIFEST, 0, leaves, files)
+        choice = Choice((group,), dict.fromkeys([*leaves, *files], (Reason.SMALL,)))
+        return local_rewrite(scope, choice, self.writer.store, self.writer.stats, self.writer.name("c"))
+
+    def live(self) -> dict[str, int]:
+        """Names and sequence numbers."""
+        live = self.writer.reading.live()
+        return {key.location.rpartition("/")[2]: seen.sequence_number for key, seen in live.items()}
+
+
+def file_key(name: str) -> FileKey:
+    return FileKey(ContentType.DATA, f"/t/data/{name}")
+
+
+def test_entries_that_were_removed_stay_removed() -> None:
+    table = Table()
+    leaf = table.leaf["location"]
+    table.commit(masks={leaf: PositionBitmap.of([0])})
+    done = table.compaction()
+    table.commit(masks={leaf: PositionBitmap.of([2])}, removed=frozenset({file_key("e")}))
+    before = table.writer.reading.live()
+    found = local_fold(table.root, done, table.writer.store)
+    assert [mask.cardinality for mask in found.masks.values()] == [2]
+    assert table.apply(found.into(TreeChange())) == Changes(frozenset(), frozenset())
+    assert table.writer.reading.live() == before
+    assert set(table.live()) == {"b", "d", "f"}
+
+
+def test_a_file_that_came_back_is_another_one() -> None:
+    table = Table()
+    done = table.compaction()
+    table.commit(removed=frozenset({file_key("e")}))
+    table.commit(added=[data_entry("e", 4)])
+    found = local_fold(table.root, done, table.writer.store)
+    assert found.moved == {file_key("f")}
+    table.apply(found.into(TreeChange()))
+    assert table.live() == dict.fromkeys([*NAMES, "f"], 1) | {"e": 3}
+
+
+def test_leaves_that_nobody_touched_have_no_masks() -> None:
+    table = Table()
+    table.commit(masks={table.leaf["location"]: PositionBitmap.of([0])})
+    done = table.compaction()
+    table.commit(added=[data_entry("g", 1)])
+    assert local_fold(table.root, done, table.writer.store).masks == {}
+
+
+def test_a_group_of_a_leaf_that_is_gone_is_left_out() -> None:
+    table = Table()
+    first, second = table.compaction(), table.compaction()
+    table.apply(local_fold(table.root, first, table.writer.store).into(TreeChange()))
+    late = local_fold(table.root, second, table.writer.store)
+    assert (late.left_out, len(late.existing), late.dropped, late.moved) == (1, 0, frozenset(), frozenset())
+
+
+def test_a_leaf_that_the_commit_deletes_from_is_left_alone() -> None:
+    table = Table()
+    done = table.compaction()
+    busy = [table.leaf["location"]]
+    assert local_fold(table.root, done, table.writer.store, busy).left_out == 1

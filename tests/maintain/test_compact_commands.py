@@ -1,0 +1,80 @@
+"""The command and the job that compact manifests: a plan without --commit, a JSON result, exit codes."""
+
+from __future__ import annotations
+
+import json
+import runpy
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from pyspark.sql import SparkSession
+
+import sparkmeta as sm
+from sparkmeta.cli import main
+from tests.commit.test_transaction import SCHEMA, SPEC
+from tests.maintain.test_compact import EAGER, append
+
+JOB = Path(__file__).parents[2] / "jobs" / "compact_manifests.py"
+
+
+@pytest.fixture(scope="module")
+def table(spark_session: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> sm.Table:
+    """Three small leaves, which nobody rewrites for good: each test looks at the plan, or at a table of its own."""
+    return made(spark_session, tmp_path_factory.mktemp("commands"))
+
+
+def made(spark: SparkSession, folder: Path) -> sm.Table:
+    catalog: Any = sm.load_catalog("test", type="hadoop", warehouse=str(folder))
+    table: sm.Table = catalog.create_table("db.t", SCHEMA, SPEC, properties=EAGER, format_version=4, spark=spark)
+    for number in range(3):
+        table = append(table, 10 * number, 10 * number + 1)
+    return table
+
+
+def command(*arguments: str, code: int = 0) -> str:
+    result = CliRunner().invoke(main, ["compact", *arguments])
+    assert result.exit_code == code, result.output + repr(result.exception)
+    return result.output
+
+
+def job(*arguments: str) -> int:
+    code: int = runpy.run_path(str(JOB))["main"](list(arguments))
+    return code
+
+
+def test_a_plan_changes_nothing(table: sm.Table, capsys: pytest.CaptureFixture[str]) -> None:
+    text = command(table.location())
+    assert "3 data leaves, 0 delete leaves and 0 root files become about 1 leaves" in text
+    assert "nothing is changed without --commit" in text
+    rows = [json.loads(line) for line in command(table.location(), "--files", "-o", "json").splitlines()]
+    assert [row["reasons"] for row in rows] == [["small"]] * 3
+    assert job("--table", table.location(), "--max-entries", "4") == 0
+    result = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert result["plan"]["data_leaves"] == 2
+    assert result["committed"] is None
+    assert table.refresh().metadata_location == table.metadata_location
+
+
+def test_commit(spark_session: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    table = made(spark_session, tmp_path)
+    result = json.loads(command(table.location(), "--max-entries", "4", "--commit", "-o", "json"))
+    counts = {key: value for key, value in result["committed"].items() if key != "snapshot_id"}
+    assert counts == {"manifests_created": 1, "manifests_replaced": 2, "manifests_kept": 1, "entries_processed": 4}
+    assert job("--table", table.location(), "--cluster-by", "id,s", "--commit") == 0
+    result = json.loads(capsys.readouterr().out.splitlines()[-1])
+    current = table.refresh().current_snapshot()
+    assert current is not None
+    assert result["committed"]["snapshot_id"] == current.snapshot_id
+    assert result["seconds"]["commit"] > 0
+    assert "need no compaction" in command(table.location(), "--commit")
+
+
+def test_errors_are_one_line(table: sm.Table, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "cluster_by names 'nope'" in command(table.location(), "--cluster-by", "nope", code=1)
+    assert job("--table", table.location(), "--max-entries", "-1") == 1
+    error = capsys.readouterr().err.splitlines()
+    assert [line for line in error if line.startswith("compact_manifests: ")] == [
+        "compact_manifests: max_entries is -1: it takes a whole number of 1 or more"
+    ]
