@@ -16,6 +16,7 @@ from click.testing import CliRunner
 
 import sparkmeta as sm
 from sparkmeta.cli import main
+from sparkmeta.errors import SettingError
 from sparkmeta.manifests.cache import CacheTypes, leaf_key
 from sparkmeta.manifests.cache_writer import encode_leaf
 from sparkmeta.manifests.entries import ManifestPart
@@ -353,6 +354,13 @@ def test_a_cache_that_cant_be_written_harms_no_plan(
     location = table_of(tmp_path / "t").write()
     with caplog.at_level(logging.WARNING):
         assert len(rows(plan(location, spark))) == 10
+
+
+def test_a_relative_folder_is_refused(folder: Path, tmp_path: Path, spark: SparkSession) -> None:
+    location = table_of(tmp_path / "t").write()
+    spark.conf.set(SETTING, "cache")
+    with pytest.raises(SettingError, match="manifest-cache is 'cache': it takes an absolute path"):
+        plan(location, spark)
 
 
 def test_full_disk_and_bad_values_are_logged(

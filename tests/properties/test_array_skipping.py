@@ -130,6 +130,8 @@ def test_what_cannot_be_compared_passes() -> None:
     assert days.passes(lambda *_: None) is None
     assert replace(days, limit=2**40).passes(lambda *_: values) is None
     assert replace(days, limit="x").passes(lambda *_: values) is None
+    either = AnyOf((AllOf((days,)), AllOf((replace(days, limit="x"),))))
+    assert either.passes(lambda *_: values) is None
     upper = replace(days, source="upper_bound", upward=True, waived_by="lower_bound")
     sides = {"upper_bound": values, "lower_bound": pa.array([None, 1, 1], pa.int32())}
     assert upper.passes(lambda source, *_: sides[source]).to_pylist() == [True, True, True]
