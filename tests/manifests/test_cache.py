@@ -316,7 +316,7 @@ def folder_for_leaf(leaf: Path, folder: Path) -> None:
     [torn, emptied, misnamed, types_lost, types_garbled, types_of_others, temporary_left, folder_for_leaf],
     ids=lambda harm: harm.__name__,
 )
-def test_a_harmed_leaf_is_passed_over(
+def test_a_harmed_leaf_is_passed_over_and_mended(
     harm: Callable[[Path, Path], None], folder: Path, tmp_path: Path, spark: SparkSession
 ) -> None:
     location = HandmadeTable(tmp_path / "t").add(0, 0, data("file:///t/a", **long_bounds(1, 5))).write()
@@ -326,6 +326,9 @@ def test_a_harmed_leaf_is_passed_over(
     frame = plan(location, spark, "id = 3")
     assert decodes(frame)
     assert rows(frame) == expected
+    mended = plan(location, spark, "id = 3")
+    assert decodes(mended) == (harm is folder_for_leaf)
+    assert rows(mended) == expected
 
 
 def test_a_leaf_that_rots_is_an_error_that_names_it(folder: Path, tmp_path: Path, spark: SparkSession) -> None:
