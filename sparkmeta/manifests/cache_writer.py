@@ -46,8 +46,8 @@ from sparkmeta.spec.entry import METRICS_MAP_IDS, ROW_ID_OFFSET
 from sparkmeta.storage.files import ExecutorReader, ExecutorWriter
 from sparkmeta.storage.location import join
 
-MOST_BYTES = 64 << 20
-"""A part of a manifest that is longer is not kept: a task holds all that it decodes to, some ten times as much."""
+MOST_BYTES = 32 << 20
+"""A part of a manifest that is longer is not kept: to make a leaf, a task holds some ten times as much."""
 
 _FIRST_ROW_ID = 142
 # No snapshot id or sequence number is handed down, and row ids are counted from zero.
