@@ -125,7 +125,5 @@ def local_frame(spark: SparkSession, table: pa.Table) -> DataFrame:
 
     Spark reads a small one without a job. An empty chunk would end what it reads of the table, so that there is none.
     """
-    table = table.combine_chunks()
     schema = from_arrow_schema(table.schema, prefer_timestamp_ntz=True)
-    # Spark takes a table whose first chunks are empty for an empty one.
     return spark.createDataFrame(table.combine_chunks() if len(table) else [], schema)

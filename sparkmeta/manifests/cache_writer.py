@@ -46,8 +46,8 @@ from sparkmeta.spec.entry import METRICS_MAP_IDS, ROW_ID_OFFSET
 from sparkmeta.storage.files import ExecutorReader, ExecutorWriter
 from sparkmeta.storage.location import join
 
-MOST_BYTES = 64 << 20
-"""A part of a manifest that is longer is not kept: a task holds all that it decodes to, some ten times as much."""
+MOST_BYTES = 32 << 20
+"""A part of a manifest that is longer is not kept: to make a leaf, a task holds some ten times as much."""
 
 _FIRST_ROW_ID = 142
 # No snapshot id or sequence number is handed down, and row ids are counted from zero.
@@ -76,21 +76,21 @@ class CacheWriter:
 
     def _write(self, data: Data, part: ManifestPart) -> None:
         content, types = encode_leaf(data, part, self.types)
-        self._write_types(types)
+        self._put(join(self.folder, f"{types.name}{TYPES_SUFFIX}"), types.document)
         key = leaf_key(part.location, len(data), part.spec_id, part.part, part.parts)
         name = f"{key}-{types.name}-{short_digest(content)}-{len(content)}{LEAF_SUFFIX}"
-        self._write_new(join(leaf_folder(self.folder, types.manifests), name), content)
+        self._put(join(leaf_folder(self.folder, types.manifests), name), content)
 
-    def _write_types(self, types: CacheTypes) -> None:
-        location = join(self.folder, f"{types.name}{TYPES_SUFFIX}")
+    def _put(self, location: str, content: bytes) -> None:
+        """Makes a file have the content that its name stands for: one that has another is damaged, and not read."""
         try:
-            self.reader.read(location)
+            present = self.reader.read(location)
         except NotFoundError:
-            self._write_new(location, types.document)
-
-    def _write_new(self, location: str, content: bytes) -> None:
-        with suppress(FileAlreadyExistsError):  # another task's, and the same
-            self.writer.write_new(location, content)
+            with suppress(FileAlreadyExistsError):  # another task's, and the same
+                self.writer.write_new(location, content)
+            return
+        if present != content:
+            self.writer.overwrite(location, content)
 
 
 def encode_leaf(data: Data, part: ManifestPart, types: CacheTypes) -> tuple[bytes, CacheTypes]:

@@ -10,13 +10,16 @@ import pyarrow as pa
 
 from sparkmeta.columns import sql
 from sparkmeta.columns.sql import Aliased, Sql
+from sparkmeta.errors import SettingError, shown
 from sparkmeta.manifests.avro.read import read_avro_entries, schema_of
 from sparkmeta.manifests.cache import CacheTypes, ManifestCache
 from sparkmeta.manifests.cache_writer import CacheWriter
 from sparkmeta.manifests.leaf import INHERITED, with_manifest
 from sparkmeta.manifests.projection import CONTENT_STATS, MANIFEST, ORDINAL, PARTITION, EntryProjection
+from sparkmeta.settings import PREFIX
 from sparkmeta.spec.entry import ROW_ID_OFFSET, Status
 from sparkmeta.storage.files import ExecutorReader, ExecutorWriter, Files, IOFiles, files_for
+from sparkmeta.storage.location import scheme
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -36,7 +39,12 @@ def open_cache(
 
     files, reader: what opens the table's files, on the driver and in tasks. stats, partition: the Iceberg types of the
     table's columns, and of its partition fields, by id. Leaves are written where tasks open files themselves.
+
+    Raises SettingError for a relative path, which would be another folder on each machine.
     """
+    if not scheme(folder) and not folder.startswith("/"):
+        problem = "it takes an absolute path, or a location with a scheme"
+        raise SettingError(f"{PREFIX}manifest-cache is {shown(folder)}: {problem}")
     io = files.io if isinstance(files, IOFiles) else None
     writer = None
     if reader is not None:

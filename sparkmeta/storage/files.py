@@ -294,20 +294,33 @@ class ExecutorReader:
 
 @dataclass(frozen=True)
 class ExecutorWriter:
-    """Writes a file inside a Spark task, under a name that nobody else uses."""
+    """Writes files inside a Spark task."""
 
     io_properties: dict[str, str] | None = None
 
     def write_new(self, location: str, data: bytes) -> None:
-        """The whole file; what a crash leaves behind has a name that ``writing.is_temporary`` knows."""
-        from pyiceberg.io import load_file_io
-
+        """The whole file, under a name that nobody else uses; what a crash leaves behind has a name that
+        ``writing.is_temporary`` knows."""
         from sparkmeta.storage import writing
 
         if is_local(location):
             writing.write_new_local(location, data)
         else:
-            writing.write_io(load_file_io(self.io_properties or {}, location), location, data)
+            writing.write_io(self._io(location), location, data)
+
+    def overwrite(self, location: str, data: bytes) -> None:
+        """The whole file, in the place of the one that may be there; readers see either."""
+        from sparkmeta.storage import writing
+
+        if is_local(location):
+            writing.overwrite_local(location, data)
+        else:
+            writing.write_io(self._io(location), location, data)
+
+    def _io(self, location: str) -> FileIO:
+        from pyiceberg.io import load_file_io
+
+        return load_file_io(self.io_properties or {}, location)
 
 
 def executor_writer(files: Files) -> ExecutorWriter:

@@ -113,6 +113,8 @@ def test_of_many_alternatives_the_hull_is_left() -> None:
         ArrayTest("upper_bound", 3, "date", upward=True, inclusive=True, limit=0),
         ArrayTest("lower_bound", 3, "date", upward=False, inclusive=True, limit=8),
     }
+    uneven = implied_by(Or(*(parse_filter(f"v > {n}") for n in range(9)), parse_filter("v = 3 and d = '1970-01-01'")))
+    assert uneven == AllOf((ArrayTest("upper_bound", 1, "int", upward=True, inclusive=False, limit=0),))
     assert isinstance(implied_by("v = 1 or v = 7").tests[0], AnyOf)
     assert len(implied_by(In("v", set(range(1000)))).tests) == 2
 
@@ -130,6 +132,8 @@ def test_what_cannot_be_compared_passes() -> None:
     assert days.passes(lambda *_: None) is None
     assert replace(days, limit=2**40).passes(lambda *_: values) is None
     assert replace(days, limit="x").passes(lambda *_: values) is None
+    either = AnyOf((AllOf((days,)), AllOf((replace(days, limit="x"),))))
+    assert either.passes(lambda *_: values) is None
     upper = replace(days, source="upper_bound", upward=True, waived_by="lower_bound")
     sides = {"upper_bound": values, "lower_bound": pa.array([None, 1, 1], pa.int32())}
     assert upper.passes(lambda source, *_: sides[source]).to_pylist() == [True, True, True]

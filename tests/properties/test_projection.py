@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import mmh3
 import pyarrow as pa
+import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from pyiceberg import transforms
@@ -21,13 +22,15 @@ from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.schema import Schema
 
 from sparkmeta.columns import sql
+from sparkmeta.columns.array_skipping import summary_tests
 from sparkmeta.columns.bounds import decode_bounds
 from sparkmeta.columns.expression_json import leaf_to_json
-from sparkmeta.columns.predicate import bind_filter, expression_to_json, row_predicate
+from sparkmeta.columns.predicate import bind_filter, expression_to_json, parse_filter, row_predicate
 from sparkmeta.columns.skipping import FieldSummary, residual, summary_might_match
 from sparkmeta.columns.sql import Sql
 from sparkmeta.columns.transforms import inclusive_projection, strict_projection
 from sparkmeta.columns.tree import fold
+from sparkmeta.manifests.entries import as_numbers
 from tests.properties.cases import DAY_MICROS, VALUES, filters, is_floating, matches, predicates
 
 if TYPE_CHECKING:
@@ -341,7 +344,7 @@ def summary_of(values: list[Any], primitive: t.PrimitiveType, knows_nan: bool) -
 
 def test_manifest_summaries(spark: SparkSession) -> None:
     """A manifest is kept if the tuple of any of its files satisfies the inclusive projection."""
-    tally = dict.fromkeys(("cases", "skipped"), 0)
+    tally = dict.fromkeys(("cases", "skipped", "by arrays"), 0)
 
     @settings(PROFILE, max_examples=PROFILE.max_examples // 2)
     @given(batch=batches(), knows_nan=st.booleans(), size=st.integers(1, 3))
@@ -349,12 +352,12 @@ def test_manifest_summaries(spark: SparkSession) -> None:
         manifests = [batch.tuples[at : at + size] for at in range(0, len(batch.tuples), size)]
         bounds = [bind_filter(expression, batch.schema) for expression in batch.expressions]
         projected = [inclusive_projection(bound, batch.spec, batch.schema) for bound in bounds]
-        results = evaluate(
-            spark,
-            summary_table(batch, manifests, knows_nan),
-            [summary_might_match(predicate, summary_column) for predicate in projected],
-        )
+        table = summary_table(batch, manifests, knows_nan)
+        results = evaluate(spark, table, [summary_might_match(predicate, summary_column) for predicate in projected])
         for predicate, kept in zip(projected, results, strict=True):
+            if (by_arrays := kept_by_arrays(predicate, table, result_types(batch))) is not None:
+                assert by_arrays == kept, predicate
+                tally["by arrays"] += len(kept)
             for manifest, found in zip(manifests, kept, strict=True):
                 assert isinstance(found, bool)
                 assert found or not any(matches(predicate, one) for one in manifest), (predicate, manifest)
@@ -364,6 +367,7 @@ def test_manifest_summaries(spark: SparkSession) -> None:
     check()
     print(f"\nsummaries: {tally}")  # noqa: T201
     assert tally["skipped"] > tally["cases"] // 20
+    assert tally["by arrays"] > tally["cases"] // 4
 
 
 def summary_table(batch: Batch, manifests: list[list[dict[int, Any]]], knows_nan: bool) -> pa.Table:
@@ -381,6 +385,42 @@ def summary_table(batch: Batch, manifests: list[list[dict[int, Any]]], knows_nan
         )
     summaries = pa.StructArray.from_arrays(list(structs.values()), list(structs))
     return pa.table({"place": pa.array(range(len(manifests)), pa.int32()), "partition": summaries})
+
+
+def kept_by_arrays(
+    predicate: BooleanExpression, table: pa.Table, types: dict[int, t.PrimitiveType]
+) -> list[bool] | None:
+    """The same without Spark, where that is possible."""
+    summaries = table.column("partition").combine_chunks()
+
+    def columns(source: str, field_id: int, type_name: str) -> pa.Array | None:
+        return as_numbers(summaries.field(str(field_id)).field(source)) if str(types[field_id]) == type_name else None
+
+    if (tests := summary_tests(predicate)) is None:
+        return None
+    passed = tests.passes(columns)
+    return [True] * len(table) if passed is None else passed.to_pylist()
+
+
+def test_manifests_without_summaries_are_kept() -> None:
+    schema = Schema(t.NestedField(SOURCE, "v", t.IntegerType()))
+    known = {"contains_null": [None, True, False], "lower_bound": [None, None, 3], "upper_bound": [None, None, 5]}
+
+    def kept(text: str) -> list[bool]:
+        tests = summary_tests(bind_filter(parse_filter(text), schema))
+        assert tests is not None
+        kinds = {"contains_null": pa.bool_()}
+        return tests.passes(lambda source, *_: pa.array(known[source], kinds.get(source, pa.int32()))).to_pylist()
+
+    assert kept("v = 4") == kept("v > 4") == kept("v <= 3") == kept("v in (1, 5)") == [True, False, True]
+    assert kept("v > 5") == kept("v < 3") == kept("v in (2, 6)") == [True, False, False]
+    assert kept("v = 9 or v = 3") == [True, False, True]
+
+
+@pytest.mark.parametrize("text", ["v is null", "v != 3", "v is null or v = 3", "v in (1,2,3,4,5,6,7,8,9)"])
+def test_what_arrays_cannot_tell_is_left_to_spark(text: str) -> None:
+    schema = Schema(t.NestedField(SOURCE, "v", t.IntegerType()))
+    assert summary_tests(bind_filter(parse_filter(text), schema)) is None
 
 
 def summary_column(field_id: int) -> FieldSummary:
