@@ -94,7 +94,8 @@ def _delete(table: sm.Table, files: Any) -> None:
 def _delete_by_java(spark: SparkSession, folder: Path, path: str) -> None:
     jvm: Any = spark._jvm
     tables = jvm.org.apache.iceberg.hadoop.HadoopTables(jvm.org.apache.hadoop.conf.Configuration())
-    tables.load(f"file://{folder}").newDelete().deleteFile(path).commit()
+    # Given a Java String, py4j calls another method of that name, which deletes the file.
+    tables.load(f"file://{folder}").newDelete().deleteFile(jvm.java.lang.StringBuilder(path)).commit()
 
 
 def _added(folder: Path, commit: Callable[[], None]) -> dict[str, int]:

@@ -67,7 +67,7 @@ class JavaStart:
         draft = self._draft()
         update = self.shop.table.newDelete()
         for one in self.maker.rng.sample(draft.data(), min(2, len(draft.data()))):
-            update.deleteFile(one.path)
+            update.deleteFile(self.shop.java.path(one.path))
             draft.remove([one])
         self._commit(update, draft, "delete")
 

@@ -84,6 +84,10 @@ class Java:
         """A Java int[]."""
         return self._array(self.jvm.int, values)
 
+    def path(self, location: str) -> Any:
+        """A path for `deleteFile`. Given a Java String, py4j calls another method of that name: it deletes the file."""
+        return self.jvm.java.lang.StringBuilder(location)
+
     def _array(self, element: Any, values: Sequence[Any]) -> Any:
         array = self.gateway.new_array(element, len(values))
         for index, value in enumerate(values):
