@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 from typing import Any
 
 import fastavro
@@ -61,6 +62,29 @@ def entry(number: int = 0, status: int = 1, **values: Any) -> dict[str, Any]:
         name: values.pop(name) for name in ("snapshot_id", "sequence_number", "file_sequence_number") if name in values
     }
     return {"status": status, "snapshot_id": None, **outer, "data_file": {**file, **values}}
+
+
+def mislabelled_file(declared: dict[str, Any], written: dict[str, Any], records: list[dict[str, Any]]) -> bytes:
+    """A file whose header declares another schema than the one that its records were written with."""
+    body, stream = io.BytesIO(), io.BytesIO()
+    for one in records:
+        fastavro.schemaless_writer(body, written, one)
+    meta = {"avro.schema": json.dumps(declared).encode(), "avro.codec": b"null"}
+    fastavro.schemaless_writer(stream, _HEADER, {"magic": b"Obj\x01", "meta": meta, "sync": bytes(16)})
+    for number in (len(records), len(body.getvalue())):
+        fastavro.schemaless_writer(stream, {"type": "long"}, number)
+    return stream.getvalue() + body.getvalue() + bytes(16)
+
+
+_HEADER = {
+    "type": "record",
+    "name": "header",
+    "fields": [
+        {"name": "magic", "type": {"type": "fixed", "name": "magic", "size": 4}},
+        {"name": "meta", "type": {"type": "map", "values": "bytes"}},
+        {"name": "sync", "type": {"type": "fixed", "name": "sync", "size": 16}},
+    ],
+}
 
 
 def avro_file(

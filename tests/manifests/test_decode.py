@@ -15,7 +15,17 @@ from sparkmeta.manifests.avro.decode import decode_manifest
 from sparkmeta.manifests.entries import ManifestPart
 from sparkmeta.manifests.inherit import ManifestContext
 from sparkmeta.manifests.projection import FILE_COLUMNS, EntryProjection
-from tests.manifests.avro_files import SEQUENCES, avro_file, data_file, entry, entry_schema, field, pairs, plain_map
+from tests.manifests.avro_files import (
+    SEQUENCES,
+    avro_file,
+    data_file,
+    entry,
+    entry_schema,
+    field,
+    mislabelled_file,
+    pairs,
+    plain_map,
+)
 from tests.manifests.decoders import Always
 
 LONG_BYTES = {number: number.to_bytes(8, "little", signed=True) for number in range(-5, 100)}
@@ -55,6 +65,21 @@ def test_a_version_1_entry_gets_its_defaults() -> None:
         "manifest": 3,
         "ordinal": 0,
     }
+
+
+def test_fixed_partition_values_as_avro_and_as_java_write_them() -> None:
+    """Iceberg's Java library puts a length before them, though it declares a fixed type."""
+    kinds = {"fixed": {"type": "fixed", "name": "fixed_4", "size": 4}, "bytes": "bytes"}
+    declared, prefixed = (
+        entry_schema(data_file(partition=[field("fx", 1000, ["null", kinds[one]])])) for one in ("fixed", "bytes")
+    )
+    values = [b"\x00\xff\x80\x00", None, b"\x08abc", b"\x02\x00\x02\x00"]
+    records = [entry(number, partition={"fx": value}) for number, value in enumerate(values)]
+    projection = EntryProjection.of(("location", "record_count"), {1000: "fixed[4]"})
+    for data in (avro_file(declared, records), mislabelled_file(declared, prefixed, records)):
+        found = rows(data, projection)
+        assert [row["partition"]["1000"] for row in found] == values
+        assert [row["record_count"] for row in found] == [10, 11, 12, 13]
 
 
 def test_a_deletion_vector_of_version_3() -> None:

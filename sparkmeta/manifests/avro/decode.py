@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import io
 import itertools
+from collections import deque
 from collections.abc import Iterable, Iterator
 from functools import cache
 from typing import Any
@@ -21,7 +22,7 @@ import pyarrow as pa
 from sparkmeta.columns.bounds import bound_arrow_type
 from sparkmeta.errors import CorruptFileError
 from sparkmeta.manifests.avro.container import Block, Data, Header, inflate, read_blocks, read_header
-from sparkmeta.manifests.avro.schema import ManifestSchema, manifest_schema
+from sparkmeta.manifests.avro.schema import ManifestSchema, bytes_for_fixed, manifest_schema
 from sparkmeta.manifests.entries import EntryBuilder, ManifestPart, RawRecords, field_name, typed_values, wanted_fields
 from sparkmeta.manifests.projection import EntryProjection
 from sparkmeta.spec.entry import METRICS_MAP_IDS
@@ -95,9 +96,26 @@ def decode_records(
     Records are valid until the next are asked for.
     """
     header = read_header(data, part.location)
-    schema = manifest_schema(header.schema, part.location)
+    schema = _schema_that_fits(data, header, part.location)
     for first, records in _records(data, part, header, schema, projection):
         yield pa.array(np.arange(first, first + len(records))), records
+
+
+def _schema_that_fits(data: Data, header: Header, location: str) -> ManifestSchema:
+    """The writer's schema, or where its first block is not of it, the one with bytes for fixed partition values."""
+    schema = manifest_schema(header.schema, location)
+    other = bytes_for_fixed(header.schema)
+    block = next(read_blocks(data, header, location), None) if other is not None else None
+    if other is None or block is None:
+        return schema
+    inflated = inflate(data, block, header, location)
+    for one in (schema, manifest_schema(other, location)):
+        try:
+            deque(_decode_block(inflated, block, one, None), maxlen=0)
+        except CorruptFileError:
+            continue
+        return one
+    return schema
 
 
 def _records(

@@ -89,6 +89,40 @@ def manifest_schema(schema: dict[str, Any], location: str) -> ManifestSchema:
     )
 
 
+def bytes_for_fixed(schema: dict[str, Any]) -> dict[str, Any] | None:
+    """The schema with partition fields of type fixed as bytes; None where there are none.
+
+    Iceberg's Java library declares such fields as fixed, and writes and reads them with a length, as bytes are.
+    Decimals and UUIDs, which are fixed with a logical type, it writes as Avro says.
+    """
+
+    def of_tuple(record: dict[str, Any]) -> dict[str, Any]:
+        return _with_types(record, _bytes_for_fixed)
+
+    def of_file(record: dict[str, Any]) -> dict[str, Any]:
+        return _with_types(record, lambda kind: _map_record(kind, of_tuple), PARTITION_FIELD_ID)
+
+    other = _with_types(schema, lambda kind: _map_record(kind, of_file), DATA_FILE_FIELD_ID)
+    return other if other != schema else None
+
+
+def _bytes_for_fixed(kind: Any) -> Any:
+    if isinstance(kind, list):
+        return [_bytes_for_fixed(branch) for branch in kind]
+    is_plain = isinstance(kind, dict) and kind.get("type") == "fixed" and "logicalType" not in kind
+    return "bytes" if is_plain else kind
+
+
+def _with_types(record: dict[str, Any], change: Callable[[Any], Any], field_id: int | None = None) -> dict[str, Any]:
+    """A record schema as files have it, with other types of its fields, or of the one with an id."""
+    fields = [
+        {**field, "type": change(field.get("type"))} if field_id in (None, field.get("field-id")) else field
+        for field in record.get("fields") or ()
+        if isinstance(field, dict)
+    ]
+    return {**record, "fields": fields}
+
+
 def by_field_ids(schema: dict[str, Any], location: str) -> dict[str, Any]:
     """An Avro record schema with every field named `f<field id>`, the records of maps `k` and `v`, no logical types."""
     if schema.get("type") != "record":
