@@ -8,10 +8,10 @@ JAR := build/jars/iceberg-spark-runtime-4.1_2.13-1.12.0.jar
 NEWEST := build/newest
 
 .DEFAULT_GOAL := help
-.PHONY: help setup jars demo test connect newest check bench soak clean
+.PHONY: help setup jars demo test connect newest check bench bench-billion soak clean
 
 help: ## Show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: $(STAMP) ## Make .venv with everything, and a Java runtime where the machine has none
 
@@ -56,6 +56,9 @@ check: setup ## Lint and type-check
 
 bench: setup jars ## Measure, beside Iceberg's Java library and pyiceberg: half an hour
 	$(PY) -m tests.benchmarks
+
+bench-billion: setup jars ## Measure a tree of a billion files: 26 GB of disk, some 20 minutes to make it
+	$(PY) -m tests.benchmarks.growth 1000000000
 
 soak: setup jars ## The long form of the random tests
 	SPARKMETA_SOAK=1 $(PY) -m pytest

@@ -13,8 +13,10 @@ from rich.console import Console
 from tests.benchmarks import contenders as planners
 from tests.benchmarks.decode import compare_decoders, data_manifests
 from tests.benchmarks.deletes import compare_deletes
+from tests.benchmarks.growth import Growth
+from tests.benchmarks.growth import measure as measure_growth
 from tests.benchmarks.memory import measure_in_process_of_its_own
-from tests.benchmarks.report import Results, print_decodings, print_deletes, print_memory, print_plans
+from tests.benchmarks.report import Results, print_decodings, print_deletes, print_growth, print_memory, print_plans
 from tests.benchmarks.session import bench_session
 from tests.benchmarks.timing import Plan, Timer
 from tests.benchmarks.trees import tree_location
@@ -41,7 +43,8 @@ class Run:
     warmups: int = 1
     repeats: int = 3
     heap: str = "4g"
-    parts: tuple[str, ...] = ("plan", "peer", "decode", "deletes", "memory")
+    parts: tuple[str, ...] = ("plan", "peer", "decode", "deletes", "growth", "memory")
+    growth: tuple[int, ...] = (1_000_000, 10_000_000)
     memory_scales: tuple[float, ...] = (0.1, 1.0)
     memory_heap: str = "1g"
     manifests: int = 4
@@ -57,6 +60,7 @@ QUICK = Run(
     memory_scales=(0.02, 0.1),
     manifests=1,
     keepers=False,
+    growth=(1_000_000,),
 )
 
 console = Console(width=None if sys.stdout.isatty() else 150)
@@ -99,6 +103,14 @@ def measure(run: Run, results: Results) -> Iterator[None]:
         results.decodings = compare_decoders(data_manifests(location, run.manifests), run.repeats)
         print_decodings(console, results.decodings)
         yield
+    if "growth" in run.parts:
+        spark = bench_session(run.heap)
+        for tree in [Growth(entries, masked) for entries in run.growth for masked in (False, True)]:
+            with console.status(f"a tree of {tree.entries:,} files"):
+                results.growth += measure_growth(spark, tree, run.repeats)
+        print_growth(console, results.growth)
+        yield
+        spark.stop()
     if "memory" in run.parts:
         locations = [table(Workload(3, "dv", scale)) for scale in run.memory_scales]
         results.memory = [measure_in_process_of_its_own(location, run.memory_heap) for location in locations]

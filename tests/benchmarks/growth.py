@@ -242,8 +242,6 @@ def measure(spark: SparkSession, growth: Growth, repeats: int) -> list[Measured]
     def add(question: str, rows: int, ours: list[float], peer: list[float]) -> None:
         other = statistics.median(peer) if peer else None
         found.append(Measured(growth.entries, growth.masked, question, rows, statistics.median(ours), other))
-        sys.stdout.write(f"{found[-1]}\n")
-        sys.stdout.flush()
 
     for name, (row_filter, predicate) in questions(growth).items():
         ours, peer = [], []
@@ -312,6 +310,9 @@ def _commit(growth: Growth, spark: SparkSession, name: str, run: int) -> None:
 @click.option("--heap", default="4g")
 def main(entries: int, masked: bool, repeats: int, heap: str) -> None:
     """Make a tree of so many entries, and measure it."""
+    from rich.console import Console
+
+    from tests.benchmarks.report import print_growth
     from tests.benchmarks.session import bench_session
 
     growth = Growth(entries, masked)
@@ -320,6 +321,7 @@ def main(entries: int, masked: bool, repeats: int, heap: str) -> None:
     seconds = _timed(growth.location)
     sys.stdout.write(f"made in {seconds:.0f} s\n")
     found = measure(bench_session(heap), growth, repeats)
+    print_growth(Console(width=None if sys.stdout.isatty() else 150), found)
     path = BUILD / f"growth-{entries}{'-masked' if masked else ''}.json"
     path.write_text(json.dumps([asdict(one) for one in found], indent=1) + "\n")
 

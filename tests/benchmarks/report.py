@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from tests.benchmarks.decode import Decoding
     from tests.benchmarks.deletes import Written
+    from tests.benchmarks.growth import Measured
     from tests.benchmarks.memory import DriverMemory
     from tests.benchmarks.timing import Plan
 
@@ -36,6 +37,7 @@ class Results:
     load_before: float = field(default_factory=lambda: os.getloadavg()[0])
     plans: list[Plan] = field(default_factory=list)
     decodings: list[Decoding] = field(default_factory=list)
+    growth: list[Measured] = field(default_factory=list)
     memory: list[DriverMemory] = field(default_factory=list)
     deletes: list[Written] = field(default_factory=list)
 
@@ -47,6 +49,7 @@ class Results:
             "settings": self.settings,
             "plans": [one.to_json() for one in self.plans],
             "decoding": [one.to_json() for one in self.decodings],
+            "growth": [asdict(one) for one in self.growth],
             "driver_memory": [asdict(one) for one in self.memory],
             "delete_of_one_file": [one.to_json() for one in self.deletes],
         }
@@ -114,6 +117,17 @@ def print_decodings(console: Console, decodings: Sequence[Decoding]) -> None:
     table.add_column("entries/s", justify="right")
     for one in decodings:
         table.add_row(one.decoder, f"{one.entries_per_second:,.0f}")
+    console.print(table)
+
+
+def print_growth(console: Console, growth: Sequence[Measured]) -> None:
+    table = RichTable(title="V4 trees (seconds, median; Spark's own reading of the same leaves)", title_justify="left")
+    for name in ("files", "5 % masked", "question", "found", "sparkmeta", "Spark"):
+        table.add_column(name, justify="left" if name == "question" else "right")
+    for one in growth:
+        peer = "" if one.peer is None else f"{one.peer:.2f} ({one.peer / one.seconds:.2g}x)"
+        masked = "yes" if one.masked else "no"
+        table.add_row(f"{one.entries:,}", masked, one.question, f"{one.rows:,}", f"{one.seconds:.2f}", peer)
     console.print(table)
 
 
