@@ -1,8 +1,9 @@
 """Tables that another library wrote, held by V4 trees of several layouts: every plan, and every metadata table, stays.
 
 The files of a table, as `inspect.files` shows them, are appended to an empty tree: the data files, then its deletes in
-the order of their sequence numbers, so that each applies to the same files as before. What differs, on purpose: row ids
-and sequence numbers are new, column sizes are gone, and files stand in other manifests.
+the order of their sequence numbers, so that each applies to the same files as before. Delete leaves of data leaves are
+planned together with these. What differs, on purpose: row ids and sequence numbers are new, column sizes are gone, and
+files stand in other manifests.
 """
 
 from __future__ import annotations
@@ -33,13 +34,14 @@ CHOSEN: list[tuple[str, tuple[str, ...]]] = [
     ("types_v2", ("root", "leaves")),
     ("spec_evolution_v2", ("leaves", "masked")),
     ("equality_across_specs_v3", ("root", "masked")),
-    ("deletes_by_file_v3", ("masked", "flushed")),
+    ("deletes_by_file_v3", ("masked", "flushed", "affiliated")),
 ]
 FILTERS = None if SOAK else 3
 LAYOUTS = {
     "root": {"write.tree.direct-files": "100000", "write.tree.flush-data-files": "100000"},
     "leaves": {"write.tree.direct-files": "0", "write.tree.leaf-target-bytes": "1"},
     "masked": {"write.tree.direct-files": "0"},
+    "affiliated": {"write.tree.direct-files": "0", "write.tree.affiliated-deletes": "1"},
     "flushed": {"write.tree.flush-data-files": "0", "write.tree.flush-delete-files": "0"},
 }
 # Position deletes of version 2 are not for trees.
@@ -75,9 +77,12 @@ def test_trees_plan_what_lists_do(name: str, layouts: tuple[str, ...], corpus: p
         assert_layout(layout, tree, files)
     complete = files.where(f"NOT {TAKEN}").isEmpty()
     tables = {"source": source, **trees}
-    found: dict[Any, Any] = collected(
-        {(made, kind): rows for made, table in tables.items() for kind, rows in shown(peer, table, complete).items()}
-    )
+    frames = {}
+    for made, table in tables.items():
+        corpus.spark.conf.set("spark.sparkmeta.planning", "colocated" if made == "affiliated" else "auto")
+        frames |= {(made, kind): rows for kind, rows in shown(peer, table, complete).items()}
+    corpus.spark.conf.unset("spark.sparkmeta.planning")
+    found: dict[Any, Any] = collected(frames)
     for (made, kind), rows in found.items():
         assert_same_rows(rows, found["source", kind], f"{name} in the layout {made}: {kind}")
 
@@ -130,6 +135,8 @@ def assert_layout(layout: str, table: sm.Table, files: DataFrame) -> None:
     assert bool(in_root) == (layout == "root")
     assert (root.leaves.num_rows > 0) == (layout != "root")
     assert (root.vectors.num_rows > 0) == (layout == "masked")
+    if layout == "affiliated" and not files.where("content = 1 AND content_offset IS NOT NULL").isEmpty():
+        assert root.leaves.column("referenced_file").null_count < root.leaves.num_rows
 
 
 def shown(peer: PeerTable, table: sm.Table, complete: bool) -> dict[str, DataFrame]:
