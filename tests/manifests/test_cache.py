@@ -11,17 +11,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
 import pytest
 from click.testing import CliRunner
 
 import sparkmeta as sm
 from sparkmeta.cli import main
 from sparkmeta.errors import SettingError
-from sparkmeta.manifests.cache import CacheTypes, leaf_key
-from sparkmeta.manifests.cache_writer import encode_leaf
+from sparkmeta.manifests.avro.read import PART_SCHEMA
+from sparkmeta.manifests.cache import CacheTypes, ManifestCache, leaf_key
+from sparkmeta.manifests.cache_writer import CacheWriter, encode_leaf
 from sparkmeta.manifests.entries import ManifestPart
 from sparkmeta.manifests.inherit import ManifestContext
 from sparkmeta.manifests.projection import EntryProjection
+from sparkmeta.storage.files import ExecutorReader, ExecutorWriter, LocalFiles
 from tests.handmade import COLUMNS, HandmadeTable, data, equality_deletes, long_bounds
 
 if TYPE_CHECKING:
@@ -312,11 +315,38 @@ def folder_for_leaf(leaf: Path, folder: Path) -> None:
     leaf.mkdir()
 
 
-@pytest.mark.parametrize(
-    "harm",
-    [torn, emptied, misnamed, types_lost, types_garbled, types_of_others, temporary_left, folder_for_leaf],
-    ids=lambda harm: harm.__name__,
-)
+HARMS = [torn, emptied, misnamed, types_lost, types_garbled, types_of_others, temporary_left, folder_for_leaf]
+
+
+@pytest.mark.parametrize("harm", HARMS, ids=lambda harm: harm.__name__)
+def test_a_harmed_leaf_serves_nobody(harm: Callable[[Path, Path], None], tmp_path: Path) -> None:
+    table_of(tmp_path / "t").write()
+    manifests = [tmp_path / "t" / "metadata" / f"m{number}.avro" for number in range(2)]
+    types, folder = CacheTypes("", {1: "long"}, {1000: "string"}), tmp_path / "c"
+    writer = CacheWriter(str(folder), types, ExecutorReader(), ExecutorWriter())
+    cache = ManifestCache(folder.as_uri(), LocalFiles(), writer)
+    rows = [{"manifest": 7 + n, "location": str(one), "partition_spec_id": 1} for n, one in enumerate(manifests)]
+    parts = pa.Table.from_pylist([{**row, "part": 0, "parts": 1} for row in rows], schema=PART_SCHEMA)
+    lengths = {7 + n: one.stat().st_size for n, one in enumerate(manifests)}
+    projection = EntryProjection.of(["location"], {1000: "string"}, {1: "long"})
+    assert cache.serving(parts, lengths, projection) == [None, None]
+    for number, one in enumerate(manifests):
+        part = ManifestPart(number, str(one), 1, ManifestContext(1, 1, None))
+        writer.keep(one.read_bytes(), part)
+        (found,) = [leaf for leaf in cache.serving(parts, lengths, projection) if leaf is not None][number:]
+        assert Path(found.removeprefix("file://")).parent.parent == folder
+    both = cache.serving(parts, lengths, projection)
+    assert None not in both
+    assert cache.serving(parts, {7: lengths[7], 8: lengths[8] + 1}, projection) == [both[0], None]
+    assert cache.serving(pa.concat_tables([parts, parts.slice(0, 1)]), lengths, projection) == [None, both[1], None]
+    other = EntryProjection.of(["location"], {1000: "string"}, {1: "int"})
+    assert cache.serving(parts, lengths, other) == [None, None]
+    harm(Path(str(both[0]).removeprefix("file://")), folder)
+    left = ManifestCache(folder.as_uri(), LocalFiles(), None).serving(parts, lengths, projection)
+    assert left == [None, None if harm.__name__.startswith("types") else both[1]]
+
+
+@pytest.mark.parametrize("harm", HARMS, ids=lambda harm: harm.__name__)
 def test_a_harmed_leaf_is_passed_over_and_mended(
     harm: Callable[[Path, Path], None], folder: Path, tmp_path: Path, spark: SparkSession
 ) -> None:
@@ -368,9 +398,6 @@ def test_a_relative_folder_is_refused(folder: Path, tmp_path: Path, spark: Spark
 def test_full_disk_and_bad_values_are_logged(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from sparkmeta.manifests.cache_writer import CacheWriter
-    from sparkmeta.storage.files import ExecutorReader, ExecutorWriter
-
     table_of(tmp_path).write()
     content = (tmp_path / "metadata" / "m0.avro").read_bytes()
     part = ManifestPart(0, "/x/m0.avro", 1, ManifestContext(1, 1, None))
