@@ -47,7 +47,7 @@ def info(folder: str, properties: tuple[tuple[str, str], ...], as_json: bool) ->
     if as_json:
         print_json(rows)
     else:
-        print_table(rows, _COLUMNS)
+        print_table([{column.name: row[column.source] for column in _COLUMNS} for row in rows], _COLUMNS)
 
 
 @cache.command()

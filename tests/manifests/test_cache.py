@@ -11,17 +11,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
 import pytest
 from click.testing import CliRunner
 
 import sparkmeta as sm
 from sparkmeta.cli import main
 from sparkmeta.errors import SettingError
-from sparkmeta.manifests.cache import CacheTypes, leaf_key
-from sparkmeta.manifests.cache_writer import encode_leaf
+from sparkmeta.manifests.avro.read import PART_SCHEMA
+from sparkmeta.manifests.cache import CacheTypes, ManifestCache, leaf_key
+from sparkmeta.manifests.cache_writer import CacheWriter, encode_leaf
 from sparkmeta.manifests.entries import ManifestPart
 from sparkmeta.manifests.inherit import ManifestContext
 from sparkmeta.manifests.projection import EntryProjection
+from sparkmeta.storage.files import ExecutorReader, ExecutorWriter, LocalFiles
 from tests.handmade import COLUMNS, HandmadeTable, data, equality_deletes, long_bounds
 
 if TYPE_CHECKING:
@@ -236,17 +239,18 @@ def test_a_leaf_written_without_a_columns_type_does_not_serve_those_who_know_it(
     folder: Path, tmp_path: Path, spark: SparkSession
 ) -> None:
     """Metadata that has forgotten the schema of a dropped column, and older metadata that still has it."""
-    location = table_of(tmp_path / "t").write()
+    table = HandmadeTable(tmp_path / "t", version=2).add(0, 1, *(_data(0, place) for place in range(6)))
+    location = table.write()
     path = Path(location.removeprefix("file://"))
     text = path.read_text()
     forgetful = json.loads(text)
     forgetful["schemas"][0]["fields"] = [one for one in COLUMNS if one["id"] != 1]
     path.write_text(json.dumps(forgetful))
-    assert len(filled(location, spark, folder)) == 3
+    assert len(filled(location, spark, folder)) == 1
     path.write_text(text)
     frame = plan(location, spark, "id > 4")
     assert decodes(frame)
-    assert len(rows(frame)) == 2
+    assert len(rows(frame)) == 1
 
 
 def test_types_serve_what_they_type() -> None:
@@ -311,11 +315,38 @@ def folder_for_leaf(leaf: Path, folder: Path) -> None:
     leaf.mkdir()
 
 
-@pytest.mark.parametrize(
-    "harm",
-    [torn, emptied, misnamed, types_lost, types_garbled, types_of_others, temporary_left, folder_for_leaf],
-    ids=lambda harm: harm.__name__,
-)
+HARMS = [torn, emptied, misnamed, types_lost, types_garbled, types_of_others, temporary_left, folder_for_leaf]
+
+
+@pytest.mark.parametrize("harm", HARMS, ids=lambda harm: harm.__name__)
+def test_a_harmed_leaf_serves_nobody(harm: Callable[[Path, Path], None], tmp_path: Path) -> None:
+    table_of(tmp_path / "t").write()
+    manifests = [tmp_path / "t" / "metadata" / f"m{number}.avro" for number in range(2)]
+    types, folder = CacheTypes("", {1: "long"}, {1000: "string"}), tmp_path / "c"
+    writer = CacheWriter(str(folder), types, ExecutorReader(), ExecutorWriter())
+    cache = ManifestCache(folder.as_uri(), LocalFiles(), writer)
+    rows = [{"manifest": 7 + n, "location": str(one), "partition_spec_id": 1} for n, one in enumerate(manifests)]
+    parts = pa.Table.from_pylist([{**row, "part": 0, "parts": 1} for row in rows], schema=PART_SCHEMA)
+    lengths = {7 + n: one.stat().st_size for n, one in enumerate(manifests)}
+    projection = EntryProjection.of(["location"], {1000: "string"}, {1: "long"})
+    assert cache.serving(parts, lengths, projection) == [None, None]
+    for number, one in enumerate(manifests):
+        part = ManifestPart(number, str(one), 1, ManifestContext(1, 1, None))
+        writer.keep(one.read_bytes(), part)
+        (found,) = [leaf for leaf in cache.serving(parts, lengths, projection) if leaf is not None][number:]
+        assert Path(found.removeprefix("file://")).parent.parent == folder
+    both = cache.serving(parts, lengths, projection)
+    assert None not in both
+    assert cache.serving(parts, {7: lengths[7], 8: lengths[8] + 1}, projection) == [both[0], None]
+    assert cache.serving(pa.concat_tables([parts, parts.slice(0, 1)]), lengths, projection) == [None, both[1], None]
+    other = EntryProjection.of(["location"], {1000: "string"}, {1: "int"})
+    assert cache.serving(parts, lengths, other) == [None, None]
+    harm(Path(str(both[0]).removeprefix("file://")), folder)
+    left = ManifestCache(folder.as_uri(), LocalFiles(), None).serving(parts, lengths, projection)
+    assert left == [None, None if harm.__name__.startswith("types") else both[1]]
+
+
+@pytest.mark.parametrize("harm", HARMS, ids=lambda harm: harm.__name__)
 def test_a_harmed_leaf_is_passed_over_and_mended(
     harm: Callable[[Path, Path], None], folder: Path, tmp_path: Path, spark: SparkSession
 ) -> None:
@@ -351,9 +382,7 @@ def test_a_cache_that_cant_be_written_harms_no_plan(
     place: str, folder: Path, tmp_path: Path, spark: SparkSession, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "file").write_text("")
-    spark.conf.set(
-        SETTING, {"below a file": f"{tmp_path}/file/cache"}.get(place, place.replace("file", f"{tmp_path}/file"))
-    )
+    spark.conf.set(SETTING, place.format(tmp_path))
     location = table_of(tmp_path / "t").write()
     with caplog.at_level(logging.WARNING):
         assert len(rows(plan(location, spark))) == 10
@@ -369,9 +398,6 @@ def test_a_relative_folder_is_refused(folder: Path, tmp_path: Path, spark: Spark
 def test_full_disk_and_bad_values_are_logged(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from sparkmeta.manifests.cache_writer import CacheWriter
-    from sparkmeta.storage.files import ExecutorReader, ExecutorWriter
-
     table_of(tmp_path).write()
     content = (tmp_path / "metadata" / "m0.avro").read_bytes()
     part = ManifestPart(0, "/x/m0.avro", 1, ManifestContext(1, 1, None))
