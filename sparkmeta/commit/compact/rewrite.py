@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 # More ranges are too many streams for one task to cut its entries into.
 _MOST_RANGES = 1_024
-# Bytes of leaves that a task cuts into ranges at once (in memory they are more), and entries of a sample for each range.
+# Bytes of leaves that a task cuts into ranges at once, several times as many in memory; entries of a range in a sample.
 _CUT_BYTES, _SAMPLED = 64 << 20, 60
 _LARGEST_SAMPLE = 50_000
 
