@@ -17,8 +17,13 @@ EAGER = {"write.tree.direct-files": "1", "write.tree.affiliated-deletes": "2"}
 
 @pytest.fixture
 def table(spark_session: SparkSession, tmp_path: Path) -> sm.Table:
-    catalog = sm.load_catalog("test", type="hadoop", warehouse=str(tmp_path))
-    return catalog.create_table("db.t", SCHEMA, SPEC, properties=EAGER, format_version=4, spark=spark_session)
+    return new_table(spark_session, tmp_path)
+
+
+def new_table(spark: SparkSession, folder: Path) -> sm.Table:
+    catalog: Any = sm.load_catalog("test", type="hadoop", warehouse=str(folder))
+    table: sm.Table = catalog.create_table("db.t", SCHEMA, SPEC, properties=EAGER, format_version=4, spark=spark)
+    return table
 
 
 def append(table: sm.Table, *ids: int, part: str | None = "a") -> sm.Table:
@@ -153,6 +158,11 @@ def changes(table: sm.Table) -> list[Any]:
     return table.file_changes(snapshot.parent_snapshot_id, snapshot.snapshot_id).collect()
 
 
+@pytest.fixture(scope="module")
+def untouched(spark_session: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> sm.Table:
+    return append(new_table(spark_session, tmp_path_factory.mktemp("untouched")), 1, 2)
+
+
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
@@ -170,15 +180,14 @@ def changes(table: sm.Table) -> list[Any]:
     ],
 )
 def test_bad_options_are_refused_before_anything_is_touched(
-    table: sm.Table, options: dict[str, Any], problem: str
+    untouched: sm.Table, options: dict[str, Any], problem: str
 ) -> None:
-    table = append(table, 1, 2)
-    before = sorted(Path(table.location()).rglob("*"))
+    before = sorted(Path(untouched.location()).rglob("*"))
     with pytest.raises(ValidationError, match=problem):
-        table.maintenance.compact_manifests(**options)
+        untouched.maintenance.compact_manifests(**options)
     with pytest.raises(InvalidFilterError):
-        table.maintenance.compact_manifests("nope = 1")
-    assert sorted(Path(table.location()).rglob("*")) == before
+        untouched.maintenance.compact_manifests("nope = 1")
+    assert sorted(Path(untouched.location()).rglob("*")) == before
 
 
 def test_only_leaves_that_the_filter_may_match(table: sm.Table) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import runpy
 from pathlib import Path
-from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -13,8 +12,7 @@ from pyspark.sql import SparkSession
 
 import sparkmeta as sm
 from sparkmeta.cli import main
-from tests.commit.test_transaction import SCHEMA, SPEC
-from tests.maintain.test_compact import EAGER, append
+from tests.maintain.test_compact import append, new_table
 
 JOB = Path(__file__).parents[2] / "jobs" / "compact_manifests.py"
 
@@ -26,8 +24,7 @@ def table(spark_session: SparkSession, tmp_path_factory: pytest.TempPathFactory)
 
 
 def made(spark: SparkSession, folder: Path) -> sm.Table:
-    catalog: Any = sm.load_catalog("test", type="hadoop", warehouse=str(folder))
-    table: sm.Table = catalog.create_table("db.t", SCHEMA, SPEC, properties=EAGER, format_version=4, spark=spark)
+    table = new_table(spark, folder)
     for number in range(3):
         table = append(table, 10 * number, 10 * number + 1)
     return table

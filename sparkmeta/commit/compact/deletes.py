@@ -35,7 +35,7 @@ def rewrite_deletes(job: RewriteJob, group: Group, data: Sequence[Rewritten]) ->
     owners = _owners(job, group, data)
     placed = materialize(with_owners(job.entries(group), owners))
     size = job.entry_bytes(group.leaves) if group.leaves else DELETE_ENTRY_BYTES
-    rest, made = write_affiliated(placed, job.rewriting([]).form, job.scope.limits.affiliated_deletes, size)
+    rest, made = write_affiliated(placed, job.form, job.scope.limits.affiliated_deletes, size)
     count = rest.count()
     parts = leaf_count(count, int(count * size), job.scope.limits.target_bytes)
     if parts:
@@ -43,7 +43,7 @@ def rewrite_deletes(job: RewriteJob, group: Group, data: Sequence[Rewritten]) ->
         ordered = rest.repartitionByRange(parts, *keys, F.col("referenced_file")).sortWithinPartitions(
             *keys, "referenced_file", "location"
         )
-        made = pa.concat_tables([made, write_owned_leaves(ordered, job.rewriting([]).form, size)])
+        made = pa.concat_tables([made, write_owned_leaves(ordered, job.form, size)])
     return [made]
 
 
@@ -53,7 +53,7 @@ def _owners(job: RewriteJob, group: Group, data: Sequence[Rewritten]) -> DataFra
 
     state = job.state
     projection = EntryProjection.of(("location", "version_info"))
-    made = pa.concat_tables([job.rewriting([]).form.schema.empty_table(), *(one.made for one in data)])
+    made = pa.concat_tables([job.form.schema.empty_table(), *(one.made for one in data)])
     kept = _kept(job, group, {location for one in data for location in one.leaves})
     frames = [live_owners(state, kept)]
     if len(made):

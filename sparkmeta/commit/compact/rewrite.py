@@ -38,12 +38,13 @@ from sparkmeta.storage.files import ExecutorReader, executor_reader
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
+    from sparkmeta.manifests.leaf_writer import LeafFormat
     from sparkmeta.state import TableState
 
 # More ranges are too many streams for one task to cut its entries into.
 _MOST_RANGES = 1_024
-# Entries that a task cuts into ranges at once, and of a sample for each range.
-_CUT_ENTRIES, _SAMPLED = 250_000, 60
+# Bytes of leaves that a task cuts into ranges at once, several times as many in memory; entries of a range in a sample.
+_CUT_BYTES, _SAMPLED = 64 << 20, 60
 _LARGEST_SAMPLE = 50_000
 
 
@@ -109,20 +110,23 @@ class RewriteJob:
 
     def rewritten(self, group: Group, made: Sequence[pa.Table]) -> Rewritten:
         """The group with the root's entries for its new leaves."""
-        schema = self.rewriting([]).form.schema
         locations = [self.root.column("location")[place].as_py() for place in group.leaves]
         files = self.root.take(pa.array(group.files, pa.int64()))
         sequences = version(files, "file_sequence_number").to_pylist()
         return Rewritten(
             {location: self._vectors.get(location) for location in locations},
             dict(zip(file_keys(files), sequences, strict=True)),
-            pa.concat_tables([schema.empty_table(), *made]),
+            pa.concat_tables([self.form.schema.empty_table(), *made]),
         )
 
     def rewriting(self, places: Sequence[int]) -> Rewriting:
         """What tasks need to rewrite some leaves."""
-        form = leaf_format(self.state, self.name, self.scope.limits.target_bytes)
-        return Rewriting(self.reader, form, self.scope.keys, self.entry_bytes(places))
+        return Rewriting(self.reader, self.form, self.scope.keys, self.entry_bytes(places))
+
+    @cached_property
+    def form(self) -> LeafFormat:
+        """How the new leaves are written."""
+        return leaf_format(self.state, self.name, self.scope.limits.target_bytes)
 
     def entry_bytes(self, places: Sequence[int]) -> float:
         """Of an entry in leaves, at the mean; of any where there are none."""
@@ -174,8 +178,7 @@ class RewriteJob:
 
     def entries(self, group: Group) -> DataFrame:
         """The live entries of a group as rows of `tree_schema`."""
-        form = self.rewriting([]).form
-        return self._frame(self._chunks(group)).mapInArrow(self.rewriting([]).read_bins, schema_of(form.schema))
+        return self._frame(self._chunks(group)).mapInArrow(self.rewriting([]).read_bins, schema_of(self.form.schema))
 
     def _frame(self, rows: list[dict[str, Any]]) -> DataFrame:
         """Bins, each a task's work."""
@@ -203,17 +206,17 @@ class RewriteJob:
         return made_leaves(written).get(0, [])
 
     def _chunks(self, group: Group) -> list[dict[str, Any]]:
-        """The group's leaves in bins of about as many entries as a task cuts at once."""
-        counts = self.root.column("record_count")
+        """The group's leaves in bins of what a task takes at once."""
+        sizes = self.root.column("file_size_in_bytes")
         chunks: list[list[int]] = [[]]
         size = 0
         for place in group.leaves:
-            entries = counts[place].as_py()
-            if chunks[-1] and size + entries > _CUT_ENTRIES:
+            own = sizes[place].as_py()
+            if chunks[-1] and size + own > _CUT_BYTES:
                 chunks.append([])
                 size = 0
             chunks[-1].append(place)
-            size += entries
+            size += own
         return [self._bin(0, group, one, files=not number) for number, one in enumerate(chunks)]
 
     def _bounds(self, group: Group, ranges: int) -> pa.Table:

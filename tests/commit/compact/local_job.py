@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,7 +18,7 @@ from sparkmeta.commit.compact.rewrite import RewriteJob, Rewritten
 from sparkmeta.commit.compact.tasks import BIN_SCHEMA, key_table, range_bounds
 from sparkmeta.commit.tree import FileKey
 from sparkmeta.manifests.layout import read_manifest, write_manifest
-from sparkmeta.manifests.leaf_writer import pieces, write_leaf
+from sparkmeta.manifests.leaf_writer import LeafFormat, pieces, write_leaf
 from sparkmeta.manifests.root import Root
 from sparkmeta.spec.bitmap import PositionBitmap
 from sparkmeta.spec.entry import ContentType
@@ -81,11 +82,9 @@ class LocalJob(RewriteJob):
         leaves = [self.memory.store.leaves[self.root.column("location")[place].as_py()] for place in group.leaves]
         return range_bounds(pa.concat_tables([key_table(one, keys) for one in [*leaves, self.files(group)]]), ranges)
 
-    def rewriting(self, places: Sequence[int]) -> Any:
-        from dataclasses import replace
-
-        made = super().rewriting(places)
-        return replace(made, form=replace(made.form, writer=self.memory))
+    @cached_property
+    def form(self) -> LeafFormat:
+        return replace(super().form, writer=self.memory)
 
     def deletes(self, group: Group, data: Sequence[Rewritten]) -> Rewritten:
         """Delete leaves by the data leaves that hold their files, every one of which gets some."""
