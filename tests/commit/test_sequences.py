@@ -332,7 +332,8 @@ def play(run: Run) -> None:
 
 
 @pytest.mark.parametrize("seed", seeds(range(2), range(200)))
-def test_sequences(spark: SparkSession, tmp_path: Path, seed: int) -> None:
+def test_sequences(interpreted: SparkSession, tmp_path: Path, seed: int) -> None:
+    spark = interpreted
     catalog = sm.load_catalog("test", type="hadoop", warehouse=str(tmp_path))
     table = catalog.create_table("db.t", SCHEMA, SPEC, properties=QUICK, format_version=4, spark=spark)  # type: ignore[attr-defined]
     play(Run(Maker(random.Random(seed), spark, tmp_path), table))
@@ -340,7 +341,8 @@ def test_sequences(spark: SparkSession, tmp_path: Path, seed: int) -> None:
 
 @pytest.mark.java
 @pytest.mark.parametrize("seed", seeds(range(1), range(100)))
-def test_sequences_after_an_upgrade(spark: SparkSession, java_warehouse: str, tmp_path: Path, seed: int) -> None:
+def test_sequences_after_an_upgrade(interpreted: SparkSession, java_warehouse: str, tmp_path: Path, seed: int) -> None:
+    spark = interpreted
     maker = Maker(random.Random(f"java {seed}"), spark, tmp_path)
     start = JavaStart.of(maker, f"sequence{seed}", SCHEMA, QUICK)
     table = sm.load_table(start.location, spark=spark).maintenance.upgrade(4).commit()

@@ -150,9 +150,9 @@ def use_writer(patch: pytest.MonkeyPatch, writer: Any) -> None:
 
 @pytest.mark.parametrize("name", CASES)
 def test_each_fault_of_a_commit(
-    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, soak: bool
+    interpreted: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, soak: bool
 ) -> None:
-    stage = Stage.of(spark, CASES[name], tmp_path)
+    stage = Stage.of(interpreted, CASES[name], tmp_path)
     old = _names(*range(CASES[name].files))
     found = list(all_faults(stage, monkeypatch))
     kinds: dict[str, int] = {}

@@ -1,0 +1,86 @@
+"""What the delete of one file writes, from a table of a million files in 100 leaves with stats of 23 columns.
+
+Iceberg's format version 3 writes a manifest anew, of 8 MiB where nothing else is asked for; a tree at most a hundredth.
+`python -m tests.benchmarks --part deletes` does both, on real tables.
+"""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import pyarrow as pa
+import pytest
+from pyiceberg.partitioning import PartitionField, PartitionSpec
+from pyiceberg.schema import Schema
+from pyiceberg.table.sorting import UNSORTED_SORT_ORDER
+from pyiceberg.transforms import IdentityTransform
+from pyiceberg.types import IntegerType, NestedField, StringType
+
+from sparkmeta.commit.addition import Addition
+from sparkmeta.manifests.aggregate import leaf_row
+from sparkmeta.manifests.layout import DATA, tree_schema, write_manifest
+from sparkmeta.spec.new_table import new_metadata
+from sparkmeta.storage.files import LocalFiles
+from tests.commit.places import open_swap
+from tests.commit.tree_committers import ArrowFrame, find_files, opened
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+LEAVES, FILES = 100, 10_000
+HUNDREDTH = (8 << 20) // 100
+PART, INTEGERS = 10, (1, 2, 3, 10)
+TYPES = {one: "int" if one in INTEGERS else "string" for one in range(1, 24)}
+SCHEMA = Schema(
+    *(NestedField(one, f"column_{one}", IntegerType() if one in INTEGERS else StringType()) for one in TYPES)
+)
+SPEC = PartitionSpec(PartitionField(PART, 1000, IdentityTransform(), "part"))
+LETTERS = "-0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ_abcdefghijklmnopqrstuvwxyz"
+
+
+def stats(rng: random.Random, part: int) -> dict[str, Any]:
+    """Of 10,000 files whose bounds are random texts and numbers, as Iceberg's PlanningBenchmark has them."""
+    found = {}
+    for one, kind in TYPES.items():
+        lower: Any = "" if kind == "string" else -(1 << 31) + rng.randrange(500_000)
+        upper: Any = "z" + "".join(rng.choices(LETTERS, k=15)) if kind == "string" else -lower - 1
+        counts = {"value_count": int(rng.gauss(1e9, 3e3)), "null_value_count": int(rng.gauss(2e4, 140))}
+        bounds = (part, part) if one == PART else (lower, upper)
+        found[str(one)] = {"lower_bound": bounds[0], "upper_bound": bounds[1], **counts}
+    return found
+
+
+def leaves(table: str, rng: random.Random) -> Iterator[pa.Table]:
+    """The root's entries for the leaves; in the files there is an entry each, which is what a delete looks for."""
+    for number in range(LEAVES):
+        entry = {"content_type": 0, "location": f"/data/{number}", "file_format": "parquet",
+                 "version_info": {"status": 1}, "partition_spec_id": 0, "record_count": 100_000,
+                 "file_size_in_bytes": 10, "content_stats": {str(PART): {"lower_bound": 0}}}  # fmt: skip
+        entries = pa.Table.from_pylist([entry], schema=tree_schema(TYPES))
+        data = write_manifest(entries, DATA)
+        location = (
+            f"{table}/metadata/{rng.getrandbits(63)}-1-leaf-{rng.getrandbits(128):x}-{rng.getrandbits(128):x}.parquet"
+        )
+        LocalFiles().write_new(location, data)
+        row = leaf_row(entries, location, rng.randrange(4 << 20, 5 << 20), [PART]).to_pylist()[0]
+        counts = {"added_files_count": FILES, "added_rows_count": int(rng.gauss(1e9, 3e4))}
+        row |= {"record_count": FILES, "content_stats": stats(rng, number // 3)}
+        row["manifest_stats"] |= counts
+        yield pa.Table.from_pylist([row], schema=tree_schema(TYPES))
+
+
+def test_a_hundredth_of_a_manifest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    swap, location = open_swap("", tmp_path), f"file://{tmp_path}/table"
+    swap.commit(None, None, new_metadata(location, SCHEMA, SPEC, UNSORTED_SORT_ORDER, {}, 4))
+    tx = opened(swap).transaction()
+    tx.update_snapshot()._made.additions = [Addition(leaves=pa.concat_tables(leaves(location, random.Random(1))))]
+    table, folder = tx.commit(), tmp_path / "table" / "metadata"
+    before = {path.name for path in folder.iterdir()}
+    monkeypatch.setattr("sparkmeta.commit.snapshot_update.find_files", find_files)
+    with table.transaction() as tx:
+        tx.update_snapshot().delete(cast("Any", ArrowFrame(pa.table({"file_path": ["/data/7"]}))))
+    new = {path.name: path.stat().st_size for path in folder.iterdir() if path.name not in before}
+    assert len(new) == 2
+    assert sum(new.values()) <= HUNDREDTH
