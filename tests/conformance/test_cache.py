@@ -50,9 +50,10 @@ def test_the_cache_changes_no_plan(
     peer = peers.corpus(spark, java_warehouse).table(name)
     expected = _rows(_frames(peer, spark, soak))
     spark.conf.set(SETTING, str(cache))
-    for frames in (_frames(peer, spark, soak), _frames(peer, spark, soak)):
-        last = frames
-        for ours, theirs in zip(_rows(frames), expected, strict=True):
+    last: list[DataFrame] = []
+    for _ in range(2):
+        last = _frames(peer, spark, soak)
+        for ours, theirs in zip(_rows(last), expected, strict=True):
             assert _sorted(ours) == _sorted(theirs)
     # Manifests whose entries nobody needs are in no plan, and so may be missing here.
     assert not any(_decodes(frame) for frame in last[:2])

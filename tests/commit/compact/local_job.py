@@ -63,6 +63,9 @@ class Memory:
         data = pc.all(pc.equal(table.column("content_type"), int(ContentType.DATA))).as_py()
         return write_manifest(table, "data" if data else "delete")
 
+    def read_range(self, location: str, offset: int, size: int) -> bytes:
+        return self.read(location)[offset : offset + size]
+
     def write_new(self, location: str, data: bytes) -> None:
         assert location not in self.store.leaves
         self.store.leaves[location] = read_manifest(data, self.stats, location)[0]
