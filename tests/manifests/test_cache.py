@@ -344,6 +344,9 @@ def test_a_harmed_leaf_serves_nobody(harm: Callable[[Path, Path], None], tmp_pat
     harm(Path(str(both[0]).removeprefix("file://")), folder)
     left = ManifestCache(folder.as_uri(), LocalFiles(), None).serving(parts, lengths, projection)
     assert left == [None, None if harm.__name__.startswith("types") else both[1]]
+    writer.keep(manifests[0].read_bytes(), ManifestPart(0, rows[0]["location"], 1, ManifestContext(1, 1, None)))
+    mended = ManifestCache(folder.as_uri(), LocalFiles(), None).serving(parts, lengths, projection)
+    assert mended == (both if harm is not folder_for_leaf else [None, both[1]])
 
 
 @pytest.mark.parametrize("harm", HARMS, ids=lambda harm: harm.__name__)
