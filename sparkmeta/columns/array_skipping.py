@@ -36,6 +36,7 @@ from pyiceberg.types import (
 
 from sparkmeta.columns.array_tests import AllOf, AnyOf, ArrayTest
 from sparkmeta.columns.comparison import prefix_end
+from sparkmeta.columns.field_stats import IN_LIMIT
 from sparkmeta.columns.tree import fold
 
 if TYPE_CHECKING:
@@ -55,8 +56,11 @@ _Range = tuple[bool, bool, Any]
 
 
 def stats_tests(bound: BooleanExpression) -> AllOf:
-    """What the bounds of a file satisfy that holds a row for which a filter, bound and free of NOT, is true."""
-    return _tests(bound, _of_bounds)
+    """What the bounds of a file satisfy that holds a row for which a filter, bound and free of NOT, is true.
+
+    No more than ``might_match`` rules out: it does not look at an IN of very many values either.
+    """
+    return _tests(bound, _of_bounds, IN_LIMIT)
 
 
 def partition_tests(bound: BooleanExpression) -> AllOf:
@@ -113,9 +117,13 @@ def _field(leaf: BoundPredicate) -> tuple[int, str]:
     return field.field_id, str(field.field_type)
 
 
-def _tests(bound: BooleanExpression, make: Callable[[BoundPredicate, _Range], ArrayTest]) -> AllOf:
+def _tests(
+    bound: BooleanExpression, make: Callable[[BoundPredicate, _Range], ArrayTest], in_limit: int | None = None
+) -> AllOf:
     def of_leaf(leaf: BooleanExpression, _negated: bool) -> AllOf:
         if not isinstance(leaf, BoundPredicate) or not isinstance(leaf.term.ref().field.field_type, _ORDERED):
+            return AllOf()
+        if in_limit is not None and isinstance(leaf, BoundIn) and len(leaf.value_set) > in_limit:
             return AllOf()
         return AllOf(tuple(make(leaf, one) for one in _ranges(leaf)))
 
