@@ -30,8 +30,6 @@ SLICE = [
     "upgraded_and_rewritten_v3",
     "branches_and_tags_v3",
     "equality_across_specs_v2",
-    "unknown_transform_v2",
-    "replaced_retyped_v2",
 ]
 # Manifests of version 4 are Parquet already.
 NAMES = [name for name in peers.names(without=["v4", "encrypted"]) if SOAK or name in SLICE]
