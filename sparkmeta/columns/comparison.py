@@ -44,7 +44,7 @@ def compare(
     *,
     strict: bool = False,
 ) -> Sql:
-    """A column in bound form compared with a literal, or a Sql: ``operation`` is one of the operator module's.
+    """A column in bound form compared with a literal, or another column: ``operation`` is one of the operator module's.
 
     Null where the column is null. Floating point numbers are ordered as in Spark: NaN is the greatest, -0.0 equals 0.0.
     UUIDs have two orders in use, by unsigned bytes and by java.util.UUID's two signed halves: the result is true where

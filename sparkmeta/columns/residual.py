@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from pyiceberg.schema import Schema
 
 Text = Sql | str
-"""Expression JSON: a Sql where the partition tuple decides on it."""
+"""Expression JSON: SQL where the partition tuple decides on it."""
 
 _CHUNK: Final = 32
 _DECIDED_LIMIT: Final = 200

@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 from pyspark.sql import functions as F
 
 from sparkmeta.commit.tree import conform
-from sparkmeta.manifests.layout import tree_schema
+from sparkmeta.manifests.layout import tree_schema, whole
 from sparkmeta.manifests.manifest_list import SUMMARIES
 from sparkmeta.manifests.root import Root
 from sparkmeta.manifests.tree import UPGRADED_KEY
@@ -78,16 +78,10 @@ def _from_list(head: TableState) -> BaseRoot:
         "content_stats": _stats(head, roots, schema.field("content_stats").type),
     }
     arrays = [columns.get(one.name, pa.nulls(rows, one.type)) for one in schema]
-    table = pa.Table.from_arrays([_array(one) for one in arrays], schema=schema)
+    table = pa.Table.from_arrays([whole(one) for one in arrays], schema=schema)
     properties = {UPGRADED_KEY: str(int(getattr(head.metadata, "last_sequence_number", 0) or 0))}
     location = head.snapshot.manifest_list if head.snapshot is not None else None
     return BaseRoot(Root(location or head.metadata.location, table, properties), properties, assigned)
-
-
-def _array(values: Any) -> pa.Array:
-    if isinstance(values, pa.ChunkedArray):
-        return pa.concat_arrays(values.chunks) if values.num_chunks else pa.nulls(0, values.type)
-    return values
 
 
 def _known_counts(head: TableState, roots: pa.Table) -> pa.StructArray:
@@ -150,7 +144,7 @@ def _stats(head: TableState, roots: pa.Table, kind: pa.StructType) -> pa.StructA
         summaries = roots.column(SUMMARIES).combine_chunks()
         specs = roots.column("partition_spec_id")
         for spec_id, sources in head.tuple_sources.items():
-            of_spec = _array(pc.equal(specs, spec_id))
+            of_spec = whole(pc.equal(specs, spec_id))
             for field_id, source in sources:
                 made = _of_summary(summaries.field(str(field_id)), kind.field(str(source)).type, of_spec)
                 found[source] = made if source not in found else pc.if_else(of_spec, made, found[source])

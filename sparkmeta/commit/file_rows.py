@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 
 from sparkmeta.columns.bounds import bound_arrow_type
 from sparkmeta.errors import ValidationError
-from sparkmeta.manifests.layout import tree_schema, tree_stats_type
+from sparkmeta.manifests.layout import tree_schema, tree_stats_type, whole
 from sparkmeta.manifests.maps import MAP_CHILDREN, map_type, stats_of_maps
 from sparkmeta.spec.entry import ContentType, Status
 
@@ -98,7 +98,7 @@ class FileRows:
     def _column(self, files: pa.Table, column: str, kind: pa.DataType) -> pa.Array:
         if column not in files.column_names:
             return pa.nulls(len(files), kind)
-        values = _one_chunk(files.column(column))
+        values = whole(files.column(column))
         try:
             return values.cast(kind)
         except (pa.ArrowException, ValueError) as error:
@@ -194,7 +194,7 @@ class FileRows:
         self, field: TupleField, files: pa.Table, values: Mapping[str, pa.Array], mask: pa.Array
     ) -> pa.Array:
         kind = bound_arrow_type(field.type)
-        column = _one_chunk(files.column(PARTITION)) if PARTITION in files.column_names else None
+        column = whole(files.column(PARTITION)) if PARTITION in files.column_names else None
         names = [one.name for one in column.type] if column is not None and pa.types.is_struct(column.type) else []
         name = next((one for one in field.names if one in names), None)
         missing = mask if name is None or column is None else pc.and_(mask, column.is_null())
@@ -236,7 +236,3 @@ def _in(values: pa.Array, allowed: Iterable[Any]) -> pa.Array:
 def _uuid_bytes(values: pa.Array) -> pa.Array:
     texts = pc.replace_substring(values, "-", "").to_pylist()
     return pa.array([None if text is None else bytes.fromhex(text) for text in texts], pa.binary())
-
-
-def _one_chunk(values: pa.ChunkedArray) -> pa.Array:
-    return pa.concat_arrays(values.chunks) if values.num_chunks != 1 else values.chunk(0)

@@ -46,6 +46,10 @@ FOUND_COLUMNS = (
     "referenced_file",
 )
 
+# Up to so many values are written into a query.
+_LITERALS = 200
+_WANTED = "_wanted"
+
 # One row for each manifest that entries are removed from, and kind of files (`FileKind`).
 _GROUPS = pa.schema(
     [
@@ -85,10 +89,9 @@ def removal_of(found: DataFrame, state: TableState, few: bool) -> Removal:
     found: rows of a projection of `FOUND_COLUMNS`. few: they are at most some thousands, and come to the driver.
     """
     columns = [MANIFEST, ORDINAL, *_KEY_COLUMNS, *([PARTITION] if PARTITION in found.columns else [])]
-    own = state.roots.filter(pc.equal(state.roots.column("file_format"), IN_ROOT))
-    own_ids = own.column(MANIFEST).to_pylist()
     if few:
         return removal_of_rows(found.select(*columns).toArrow(), state)
+    own_ids = _own_ids(state).to_pylist()
     kept = materialize(found.select(*columns))
     rows = kept.where(F.col(MANIFEST).isin(own_ids)).toArrow()
     grouped = kept.where(~F.col(MANIFEST).isin(own_ids)).groupBy(MANIFEST).applyInArrow(_grouped, schema_of(_GROUPS))
@@ -97,11 +100,16 @@ def removal_of(found: DataFrame, state: TableState, few: bool) -> Removal:
 
 def removal_of_rows(rows: pa.Table, state: TableState) -> Removal:
     """As `removal_of`, of entries that are on the driver; runs no job."""
-    own = state.roots.filter(pc.equal(state.roots.column("file_format"), IN_ROOT))
-    in_root = pc.is_in(rows.column(MANIFEST), own.column(MANIFEST).combine_chunks().cast(pa.int32()))
+    in_root = pc.is_in(rows.column(MANIFEST), _own_ids(state))
     leaves = [_grouped(group) for group in _by_manifest(rows.filter(pc.invert(in_root)))]
     removal = _removal(pa.concat_tables(leaves or [_GROUPS.empty_table()]), rows.filter(in_root), state)
     return replace(removal, tally=replace(removal.tally, partitions=_partitions(rows, state)))
+
+
+def _own_ids(state: TableState) -> pa.Array:
+    """The small ids of the manifests that are the root's own files."""
+    own = state.roots.filter(pc.equal(state.roots.column("file_format"), IN_ROOT))
+    return own.column(MANIFEST).combine_chunks().cast(pa.int32())
 
 
 _KEY_COLUMNS = (
@@ -197,18 +205,19 @@ def _find_few(state: TableState, asked: pa.Table) -> Removal:
     keys = _asked_keys(asked)
     if twice := [path for (path, _), count in Counter(keys).items() if count > 1]:
         raise ValidationError(f"{state.metadata.location}: {twice[0]} is to be removed twice")
-    paths = [path for path, _ in keys]
-    found = _few_entries(state, _named_roots(state, asked), "location", paths)
-    found = found.filter(pa.array([key in set(keys) for key in _entry_keys(found)], pa.bool_()))
-    if missing := sorted(set(keys).difference(_entry_keys(found))):
-        raise ValidationError(f"{state.metadata.location}: {missing[0][0]} is no live file of the table")
+    wanted = set(keys)
+    found = _few_entries(state, _named_roots(state, asked), "location", [path for path, _ in keys])
+    found = found.filter(pa.array([key in wanted for key in _entry_keys(found)], pa.bool_()))
+    if missing := wanted.difference(_entry_keys(found)):
+        path = min(path for path, _ in missing)
+        raise ValidationError(f"{state.metadata.location}: {path} is no live file of the table")
     data = found.filter(pc.equal(found.column("content_type"), int(ContentType.DATA)))
     delete_roots = live_manifests(state.manifests(ContentType.DELETE_MANIFEST))
     vectors = _few_entries(state, delete_roots, "referenced_file", data.column("location").to_pylist())
     offsets = pc.struct_field(vectors.column("deletion_vector"), "offset")
     position = pc.equal(vectors.column("content_type"), int(ContentType.POSITION_DELETES))
     vectors = vectors.filter(pc.and_(position, offsets.is_valid()))
-    again = vectors.filter(pa.array([key not in set(keys) for key in _entry_keys(vectors)], pa.bool_()))
+    again = vectors.filter(pa.array([key not in wanted for key in _entry_keys(vectors)], pa.bool_()))
     return removal_of_rows(pa.concat_tables([found, again]), state)
 
 
@@ -237,12 +246,8 @@ def _few_entries(state: TableState, roots: pa.Table, column: str, values: list[s
     if len(values) <= _LITERALS:
         return entries.where(sql.col(column).isin(values).text).toArrow().cast(projection.schema)
     keys = local_frame(state.spark, pa.table({_WANTED: values}))
-    return (
-        entries.join(F.broadcast(keys), F.expr(f"{column} = {_WANTED}"), "left_semi").toArrow().cast(projection.schema)
-    )
-
-
-_LITERALS, _WANTED = 200, "_wanted"
+    found = entries.join(F.broadcast(keys), F.expr(f"{column} = {_WANTED}"), "left_semi")
+    return found.toArrow().cast(projection.schema)
 
 
 def _key_columns(asked: DataFrame) -> tuple[Column, Column]:

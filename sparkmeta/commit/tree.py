@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sparkmeta.errors import CommitConflictError, CorruptFileError
+from sparkmeta.manifests.layout import whole
 from sparkmeta.manifests.root import FILES, LEAVES, VECTORS, Root, is_live, one_of, version
 from sparkmeta.spec.bitmap import PositionBitmap, read_inline_vector, write_deletion_vector
 from sparkmeta.spec.entry import ContentType, Status
@@ -134,8 +135,7 @@ def conform(table: pa.Table, schema: pa.Schema) -> pa.Table:
 
 
 def _conform_stats(values: pa.Array, kind: pa.StructType) -> pa.Array:
-    if isinstance(values, pa.ChunkedArray):
-        values = pa.concat_arrays(values.chunks) if values.num_chunks else pa.nulls(0, values.type)
+    values = whole(values)
     present = {one.name: index for index, one in enumerate(values.type)}
     flat = values.flatten()
     children = [
@@ -320,7 +320,7 @@ def _of_commit(table: pa.Table, stamp: Stamp, status: Status) -> pa.Table:
 
 def _inheriting(table: pa.Table, stamp: Stamp) -> pa.Table:
     """The rows with the least sequence number of leaves whose entries inherit the commit's."""
-    stats = _plain(table.column("manifest_stats"))
+    stats = whole(table.column("manifest_stats"))
     names = [one.name for one in stats.type]
     children = stats.flatten()
     least = names.index("min_sequence_number")
@@ -332,15 +332,9 @@ def _inheriting(table: pa.Table, stamp: Stamp) -> pa.Table:
 
 def _with_version(table: pa.Table, children: list[Any]) -> pa.Table:
     field = table.schema.field("version_info")
-    arrays = [_plain(child) for child in children]
+    arrays = [whole(child) for child in children]
     struct = pa.StructArray.from_arrays(arrays, fields=list(field.type))
     return table.set_column(table.column_names.index("version_info"), field, struct)
-
-
-def _plain(values: Any) -> pa.Array:
-    if not isinstance(values, pa.ChunkedArray):
-        return values
-    return pa.concat_arrays(values.chunks) if values.num_chunks else pa.nulls(0, values.type)
 
 
 def _row_ids(table: pa.Table, start: int) -> tuple[pa.Table, int]:
@@ -350,7 +344,7 @@ def _row_ids(table: pa.Table, start: int) -> tuple[pa.Table, int]:
     stats = table.column("manifest_stats")
     rows = reduce(pc.add, (pc.fill_null(pc.struct_field(stats, f"{one}_rows_count"), 0) for one in _WITH_ROWS))
     taken = pc.if_else(is_file, table.column("record_count"), pc.if_else(is_leaf, rows, 0))
-    counts = _plain(taken).to_numpy(zero_copy_only=False)
+    counts = whole(taken).to_numpy(zero_copy_only=False)
     starts = pa.array(start + np.cumsum(counts) - counts, pa.int64())
     none = pa.scalar(None, pa.int64())
     ids = pc.if_else(pc.is_in(kinds, pa.array([0, 3], pa.int32())), starts, none)

@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from sparkmeta.manifests.layout import whole
 from sparkmeta.manifests.projection import CONTENT_STATS
 from sparkmeta.manifests.root import is_live, one_of, version
 from sparkmeta.spec.entry import ContentType, Status
@@ -40,16 +41,14 @@ def leaf_row(
     }
     without_stats = pa.Table.from_pylist([row], schema=entries.schema.remove(len(entries.schema) - 1))
     live = entries.filter(is_live(entries))
-    stats = live.column(CONTENT_STATS).combine_chunks()
-    if isinstance(stats, pa.ChunkedArray):
-        stats = pa.concat_arrays(stats.chunks) if stats.num_chunks else pa.nulls(0, stats.type)
+    stats = whole(live.column(CONTENT_STATS))
     kind = entries.schema.field(CONTENT_STATS).type
     children = [
         _aggregate(values, field.type, int(field.name) in sources, int(field.name) in unordered)
         for field, values in zip(kind, stats.flatten(), strict=True)
     ]
-    whole = pa.StructArray.from_arrays(children, fields=list(kind)) if children else pa.array([{}], kind)
-    return without_stats.append_column(entries.schema.field(CONTENT_STATS), whole)
+    aggregate = pa.StructArray.from_arrays(children, fields=list(kind)) if children else pa.array([{}], kind)
+    return without_stats.append_column(entries.schema.field(CONTENT_STATS), aggregate)
 
 
 def _manifest_stats(entries: pa.Table) -> dict[str, int | None]:

@@ -33,7 +33,7 @@ from sparkmeta.manifests.cache import (
 )
 from sparkmeta.manifests.entries import EntryBuilder, ManifestPart
 from sparkmeta.manifests.inherit import ManifestContext
-from sparkmeta.manifests.layout import parquet_bytes
+from sparkmeta.manifests.layout import parquet_bytes, whole
 from sparkmeta.manifests.maps import stats_of_maps
 from sparkmeta.manifests.projection import (
     CONTENT_STATS,
@@ -100,7 +100,7 @@ def encode_leaf(data: Data, part: ManifestPart, types: CacheTypes) -> tuple[byte
         CorruptFileError: as decoding does, of any field; a bound that is no value of its column's type.
     """
     table, ids = _decoded(data, part, _known(types.partition))
-    maps = {name: _whole(table.column(name)) for name in METRICS_MAP_IDS}
+    maps = {name: whole(table.column(name)) for name in METRICS_MAP_IDS}
     stats = stats_of_maps(maps, _known(types.stats), len(table), part.location)
     if stats:
         table = table.append_column(CONTENT_STATS, _stats_column(stats, types.stats, len(table)))
@@ -154,7 +154,3 @@ def _stats_column(
         structs.append(pa.StructArray.from_arrays(children, fields=list(kind)))
         fields.append(pa.field(str(field_id), kind))
     return pa.StructArray.from_arrays(structs, fields=fields)
-
-
-def _whole(values: pa.ChunkedArray) -> pa.Array:
-    return pa.concat_arrays(values.chunks) if values.num_chunks else pa.nulls(0, values.type)

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from sparkmeta.columns import sql
-from sparkmeta.columns.sql import Aliased, Sql
+from sparkmeta.columns.sql import Sql
 from sparkmeta.errors import SettingError, shown
 from sparkmeta.manifests.avro.read import read_avro_entries, schema_of
 from sparkmeta.manifests.cache import CacheTypes, ManifestCache
 from sparkmeta.manifests.cache_writer import CacheWriter
-from sparkmeta.manifests.leaf import INHERITED, with_manifest
+from sparkmeta.manifests.leaf import INHERITED, version_info, with_manifest
 from sparkmeta.manifests.projection import CONTENT_STATS, MANIFEST, ORDINAL, PARTITION, EntryProjection
 from sparkmeta.settings import PREFIX
-from sparkmeta.spec.entry import ROW_ID_OFFSET, Status
+from sparkmeta.spec.entry import ROW_ID_OFFSET
 from sparkmeta.storage.files import ExecutorReader, ExecutorWriter, Files, IOFiles, files_for
 from sparkmeta.storage.location import scheme
 
@@ -106,24 +106,9 @@ def _read_schema(projection: EntryProjection) -> pa.Schema:
 
 
 def _column(name: str) -> Sql:
-    return {"version_info": _version_info, "first_row_id": _row_id}.get(name, lambda: sql.col(name))()
-
-
-def _version_info() -> Sql:
-    """As `inherited_snapshot_ids` and `inherited_sequence_numbers` have it."""
-    status, inherited = sql.col("version_info.status"), sql.col(INHERITED)
-    inherits = (status == int(Status.ADDED)) | (inherited["sequence_number"] == 0)
-
-    def sequence(name: str) -> Aliased:
-        own = sql.col(f"version_info.{name}")
-        return sql.coalesce(own, sql.when(inherits, inherited["sequence_number"])).alias(name)
-
-    return sql.struct(
-        status.alias("status"),
-        sql.coalesce(sql.col("version_info.snapshot_id"), inherited["snapshot_id"]).alias("snapshot_id"),
-        sequence("sequence_number"),
-        sequence("file_sequence_number"),
-    )
+    if name == "version_info":
+        return version_info(sql.col(INHERITED), of_version_1=True)
+    return _row_id() if name == "first_row_id" else sql.col(name)
 
 
 def _row_id() -> Sql:

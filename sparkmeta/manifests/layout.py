@@ -304,6 +304,15 @@ def _conformed(values: pa.Array, field: pa.Field) -> pa.Array:
     return values if values.type == field.type and not pa.types.is_list(field.type) else values.cast(field.type)
 
 
+def whole(values: pa.ChunkedArray | pa.Array) -> pa.Array:
+    """All values of a column as one array, also where it has no chunk."""
+    if not isinstance(values, pa.ChunkedArray):
+        return values
+    if values.num_chunks == 1:
+        return values.chunk(0)
+    return pa.concat_arrays(values.chunks) if values.num_chunks else pa.nulls(0, values.type)
+
+
 def _chunk(table: pa.Table, name: str) -> pa.Array:
     column = table.column(name).combine_chunks()
     return pc.cast(column, column.type) if isinstance(column, pa.ChunkedArray) else column

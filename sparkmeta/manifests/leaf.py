@@ -66,7 +66,7 @@ def _column(name: str, inherited: Sql | None) -> Sql:
     if name == "file_format":
         return sql.call("upper", sql.col(name))
     if name == "version_info" and inherited is not None:
-        return _version_info(inherited)
+        return version_info(inherited)
     if name == "first_row_id" and inherited is not None:
         return _row_id(inherited)
     return sql.col(name)
@@ -81,13 +81,20 @@ def _row_id(inherited: Sql) -> Sql:
     return sql.when(counts & offset.isNull(), missing).when(counts, start + offset).otherwise(own)
 
 
-def _version_info(inherited: Sql) -> Sql:
+def version_info(inherited: Sql, *, of_version_1: bool = False) -> Sql:
+    """An entry's version, with what it leaves out from its manifest.
+
+    of_version_1: manifests may have the sequence number 0, which all of their entries inherit (table spec, Sequence
+    Number Inheritance).
+    """
     status = sql.col("version_info.status")
-    added = status == int(Status.ADDED)
+    inherits = status == int(Status.ADDED)
+    if of_version_1:
+        inherits = inherits | (inherited["sequence_number"] == 0)
 
     def sequence(name: str) -> Aliased:
         own = sql.col(f"version_info.{name}")
-        return sql.coalesce(own, sql.when(added, inherited["sequence_number"])).alias(name)
+        return sql.coalesce(own, sql.when(inherits, inherited["sequence_number"])).alias(name)
 
     return sql.struct(
         status.alias("status"),

@@ -17,7 +17,7 @@ from sparkmeta.columns.bounds import bound_arrow_type
 from sparkmeta.errors import CorruptFileError
 from sparkmeta.manifests.entries import ManifestPart
 from sparkmeta.manifests.inherit import RowIdCounter, inherited_sequence_numbers, inherited_snapshot_ids
-from sparkmeta.manifests.layout import CONTENT_KEY, ROOT, read_manifest
+from sparkmeta.manifests.layout import CONTENT_KEY, ROOT, read_manifest, whole
 from sparkmeta.manifests.leaf import TupleSources
 from sparkmeta.manifests.maps import with_metrics_maps
 from sparkmeta.manifests.projection import CONTENT_STATS, MANIFEST, ORDINAL, PARTITION, EntryProjection
@@ -96,7 +96,7 @@ def leaf_entries(data: bytes, part: ManifestPart, stats: Mapping[int, str]) -> p
     """
     table, _ = read_manifest(data, stats, part.location)
     info = _version_info(table, part)
-    ids = _row_ids(_whole(table.column("first_row_id")), info, _whole(table.column("record_count")), part)
+    ids = _row_ids(whole(table.column("first_row_id")), info, whole(table.column("record_count")), part)
     for name, values in (("version_info", info), ("first_row_id", ids)):
         table = table.set_column(table.column_names.index(name), table.schema.field(name), values)
     return table
@@ -105,7 +105,7 @@ def leaf_entries(data: bytes, part: ManifestPart, stats: Mapping[int, str]) -> p
 def _columns(
     table: pa.Table, part: ManifestPart, context: TreeContext, projection: EntryProjection
 ) -> dict[str, pa.Array]:
-    columns = {name: _whole(table.column(name)) for name in table.column_names}
+    columns = {name: whole(table.column(name)) for name in table.column_names}
     columns["version_info"] = info = _version_info(table, part)
     columns["file_format"] = pc.utf8_upper(columns["file_format"])
     if "first_row_id" in projection.columns:
@@ -116,14 +116,14 @@ def _columns(
 
 
 def _version_info(table: pa.Table, part: ManifestPart) -> pa.StructArray:
-    status = _whole(version(table, "status"))
+    status = whole(version(table, "status"))
     if status.null_count:
         raise CorruptFileError(part.location, "version_info.status", None, "the field is required")
     children = [
         status,
-        inherited_snapshot_ids(_whole(version(table, "snapshot_id")), part.context),
+        inherited_snapshot_ids(whole(version(table, "snapshot_id")), part.context),
         *(
-            inherited_sequence_numbers(_whole(version(table, name)), status, part.context)
+            inherited_sequence_numbers(whole(version(table, name)), status, part.context)
             for name in ("sequence_number", "file_sequence_number")
         ),
     ]
@@ -156,7 +156,7 @@ def partition_tuples(
 
     Raises CorruptFileError, naming `location`, for a row without the stats that a value is derived from.
     """
-    specs, stats = _whole(rows.column("partition_spec_id")), _whole(rows.column(CONTENT_STATS))
+    specs, stats = whole(rows.column("partition_spec_id")), whole(rows.column(CONTENT_STATS))
     values = {one: _values_of(one, specs, stats, sources, location) for one in field_ids}
     return {one: [None] * len(rows) if found is None else found.to_pylist() for one, found in values.items()}
 
@@ -187,7 +187,3 @@ def _derived(stats: pa.StructArray, of_spec: pa.Array, source: int, location: st
         return lower
     nan = pc.and_(lower.is_null(), pc.fill_null(pc.greater(pc.struct_field(stats, "nan_value_count"), 0), False))
     return pc.if_else(nan, pa.scalar(float("nan"), lower.type), lower)
-
-
-def _whole(values: pa.ChunkedArray) -> pa.Array:
-    return pa.concat_arrays(values.chunks) if values.num_chunks else pa.nulls(0, values.type)

@@ -82,7 +82,7 @@ def _read_spec(
     from pyspark.sql import functions as F
 
     from sparkmeta.session import local_frame
-    from sparkmeta.storage.location import escape_glob, path_key, spark_path_key
+    from sparkmeta.storage.location import PATH_KEY, escape_glob, spark_path_key
 
     locations = parts.column("location").to_pylist()
     partition = {field_id: names[field_id] for field_id, _ in projection.partition if field_id in names}
@@ -95,7 +95,7 @@ def _read_spec(
     columns = [*_columns(projection), *(_field(F, f"data_file.partition.`{n}`", f"p{i}") for i, n in partition.items())]
     read = files.select(
         *columns,
-        path_key(F.col("_metadata.file_path")).alias("path"),
+        F.expr(PATH_KEY).alias("path"),
         F.col("_metadata.row_index").alias("ordinal"),
     )
     return read.join(units, "path", "left")

@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 from sparkmeta.columns import sql
 from sparkmeta.columns.bounds import encode_bounds
 from sparkmeta.manifests.avro.read import PART_SCHEMA, spark_schema
+from sparkmeta.manifests.layout import whole
 from sparkmeta.manifests.leaf import TupleSources, entry_columns, read_fields, read_leaf_entries
 from sparkmeta.manifests.manifest_list import MANIFEST_FILE_SCHEMA
 from sparkmeta.manifests.maps import with_metrics_maps
@@ -186,9 +187,7 @@ def narrowed_rows(files: pa.Table, projection: EntryProjection, sources: TupleSo
 
 def narrowed(values: pa.ChunkedArray | pa.Array, kind: pa.DataType) -> pa.Array:
     """A column as another type; of structs only the children that this has, by name."""
-    if isinstance(values, pa.ChunkedArray):
-        values = pa.concat_arrays(values.chunks) if values.num_chunks else pa.nulls(0, values.type)
-    return _narrow(values, kind)
+    return _narrow(whole(values), kind)
 
 
 def _narrow(values: pa.Array, kind: pa.DataType) -> pa.Array:
@@ -338,7 +337,7 @@ def _partitions(
 ) -> pa.Array:
     """Partition summaries by leaf, in the order of its spec's fields."""
     stats = leaves.column(CONTENT_STATS)
-    flat = _narrow_chunks(stats)
+    flat = whole(stats)
     by_id = {int(field.name): values for field, values in zip(stats.type, flat.flatten(), strict=True)}
     encoded: dict[tuple[int, str], list[bytes | None]] = {}
     for source in {one for fields in sources.values() for _, one in fields if one in by_id}:
@@ -353,10 +352,6 @@ def _partitions(
         places = dict(sources[spec_id])
         rows.append([_summary(row, places.get(field_id), counts, encoded) for field_id, _ in spec_fields[spec_id]])
     return pa.array(rows, MANIFEST_FILE_SCHEMA.field("partitions").type)
-
-
-def _narrow_chunks(values: pa.ChunkedArray) -> pa.Array:
-    return pa.concat_arrays(values.chunks) if values.num_chunks else pa.nulls(0, values.type)
 
 
 def _summary(

@@ -18,11 +18,12 @@ from sparkmeta.columns import sql
 from sparkmeta.errors import ValidationError
 from sparkmeta.manifests.avro.read import PART_SCHEMA, part_of, schema_of
 from sparkmeta.manifests.entries import as_numbers
+from sparkmeta.manifests.layout import whole
 from sparkmeta.manifests.leaf_bytes import TreeContext, decode_tree_manifest
 from sparkmeta.manifests.projection import CONTENT_STATS, MANIFEST, ORDINAL, PARTITION, EntryFilter, EntryProjection
 from sparkmeta.manifests.tree import leaf_units
 from sparkmeta.manifests.vectors import VECTOR_SCHEMA, vector_ordinals
-from sparkmeta.plan.deletes import BROADCAST_DELETES, DELETES_TYPE, TWO_VECTORS, live_count
+from sparkmeta.plan.deletes import BROADCAST_DELETES, DELETES_TYPE, TWO_VECTORS, VECTOR_COLUMNS, live_count
 from sparkmeta.plan.rows import manifest_path
 from sparkmeta.session import local_frame
 from sparkmeta.spec.entry import ContentType, Status
@@ -51,18 +52,6 @@ _VECTOR = pa.schema(
         pa.field("vector_ordinal", pa.int64()),
     ]
 )
-_DELETE_COLUMNS = (
-    "content_type",
-    "location",
-    "file_format",
-    "version_info",
-    "deletion_vector",
-    "partition_spec_id",
-    "record_count",
-    "file_size_in_bytes",
-    "referenced_file",
-)
-
 _LEAF = pa.struct([*PART_SCHEMA, pa.field("mask", pa.struct(list(VECTOR_SCHEMA)))])
 _UNITS = pa.schema([pa.field("data", _LEAF), pa.field("deletes", pa.list_(_LEAF))])
 
@@ -163,7 +152,7 @@ def colocated_entries(state: TableState, data: pa.Table, deletes: pa.Table, proj
     context, reader = state.tree_context, state.reader
     assert context is not None
     assert reader is not None
-    task = _Task(projection, state.projection(_DELETE_COLUMNS), context, reader)
+    task = _Task(projection, state.projection(VECTOR_COLUMNS), context, reader)
     units = local_frame(state.spark, _units(state, data, deletes))
     return units.mapInArrow(partial(_join_leaves, task), schema_of(task.schema))
 
@@ -323,7 +312,5 @@ def _refuse(paths: pa.Array, wrong: pa.Array, problem: str) -> None:
         raise ValidationError(f"{problem}: {paths[found[0].as_py()]}")
 
 
-def _one(table: pa.Table, name: str) -> Any:
-    """A column as one array."""
-    column = table.column(name)
-    return pa.concat_arrays(column.chunks) if column.num_chunks else pa.nulls(0, column.type)
+def _one(table: pa.Table, name: str) -> pa.Array:
+    return whole(table.column(name))

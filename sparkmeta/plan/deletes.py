@@ -59,7 +59,7 @@ DELETES_TYPE = ArrayType(
 # Groups of at most this many delete files are broadcast; more are joined by hash, partition by partition.
 BROADCAST_DELETES = 100_000
 
-_DELETE_COLUMNS = (
+VECTOR_COLUMNS = (
     "content_type",
     "location",
     "file_format",
@@ -69,8 +69,8 @@ _DELETE_COLUMNS = (
     "record_count",
     "file_size_in_bytes",
     "referenced_file",
-    "equality_ids",
 )
+_DELETE_COLUMNS = (*VECTOR_COLUMNS, "equality_ids")
 
 _KEY, _PATH = "delete_key", "delete_path"
 

@@ -87,7 +87,7 @@ def live_manifests(roots: pa.Table) -> pa.Table:
 
 
 def matching_manifests(roots: pa.Table, scan_filter: ScanFilter) -> pa.Table:
-    """The manifests whose partition summaries or stats don't rule out the filter; Spark evaluates the predicate."""
+    """The manifests whose partition summaries or stats don't rule out the filter; Spark tells what arrays can't."""
     if CONTENT_STATS in roots.column_names:
         return _matching_leaves(roots, scan_filter)
     if SUMMARIES not in roots.column_names or all(
@@ -108,23 +108,30 @@ def _where(roots: pa.Table, shown: pa.Table, condition: Sql, scan_filter: ScanFi
 def _by_arrays(roots: pa.Table, scan_filter: ScanFilter) -> pa.Array | None:
     """What `_summary_predicate` keeps, told without Spark; None where that takes more than a few comparisons."""
     summaries = roots.column(SUMMARIES).combine_chunks()
-    specs = roots.column("partition_spec_id").combine_chunks()
 
     def columns(source: Source, field_id: int, type_name: str) -> pa.Array | None:
         known = scan_filter.state.partition_fields.get(field_id) == type_name
         return as_numbers(summaries.field(str(field_id)).field(source)) if known else None
 
-    kept = pa.repeat(False, len(roots))
+    passed = {}
     for spec_id, partition_filter in scan_filter.partition_filters.items():
         if isinstance(partition_filter, AlwaysFalse):
             continue
         tests = summary_tests(partition_filter)
         if tests is None:
             return None
-        of_spec, passed = pc.equal(specs, spec_id), tests.passes(columns)
-        if passed is None and tests.tests:
+        passed[spec_id] = tests.passes(columns)
+        if passed[spec_id] is None and tests.tests:
             return None
-        kept = pc.or_(kept, of_spec if passed is None else pc.and_(of_spec, passed))
+    return _of_specs(roots, passed)
+
+
+def _of_specs(roots: pa.Table, passed: Mapping[int, pa.Array | None]) -> pa.Array:
+    """Which roots are of one of these specs and among those that passed for it; None: all of the spec's did."""
+    specs, kept = roots.column("partition_spec_id").combine_chunks(), pa.repeat(False, len(roots))
+    for spec_id, of_spec in passed.items():
+        found = pc.equal(specs, spec_id)
+        kept = pc.or_(kept, found if of_spec is None else pc.and_(found, of_spec))
     return kept
 
 
@@ -168,7 +175,9 @@ def _matching_leaves(roots: pa.Table, scan_filter: ScanFilter) -> pa.Table:
 def _leaves_by_arrays(roots: pa.Table, scan_filter: ScanFilter) -> pa.Array | None:
     """Leaves that a few comparisons of bounds don't rule out, told without Spark; None for filters of another kind."""
     filters = [scan_filter.row_filter, *scan_filter.partition_filters.values()]
-    if scan_filter.ignore_residuals or any(summary_tests(one) is None for one in filters if one != AlwaysFalse()):
+    if scan_filter.ignore_residuals or any(
+        summary_tests(one) is None for one in filters if not isinstance(one, AlwaysFalse)
+    ):
         return None
     stats, types = roots.column(CONTENT_STATS).combine_chunks(), scan_filter.state.stats_types
 
@@ -180,14 +189,13 @@ def _leaves_by_arrays(roots: pa.Table, scan_filter: ScanFilter) -> pa.Array | No
 
         return columns
 
-    kept = pa.repeat(False, len(roots))
-    for spec_id, partition_filter in scan_filter.partition_filters.items():
-        if isinstance(partition_filter, AlwaysFalse):
-            continue
-        of_spec = pc.equal(roots.column("partition_spec_id").combine_chunks(), spec_id)
-        sources = dict(scan_filter.state.tuple_sources[spec_id])
-        passed = stats_tests(partition_filter).passes(columns_by(sources))
-        kept = pc.or_(kept, of_spec if passed is None else pc.and_(of_spec, passed))
+    sources = scan_filter.state.tuple_sources
+    by_spec = {
+        spec_id: stats_tests(one).passes(columns_by(dict(sources[spec_id])))
+        for spec_id, one in scan_filter.partition_filters.items()
+        if not isinstance(one, AlwaysFalse)
+    }
+    kept = _of_specs(roots, by_spec)
     passed = stats_tests(scan_filter.row_filter).passes(columns_by(None))
     kept = kept if passed is None else pc.and_(kept, passed)
     return pc.or_(kept, pc.equal(roots.column("file_format").combine_chunks(), IN_ROOT))

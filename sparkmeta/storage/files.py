@@ -17,12 +17,12 @@ from sparkmeta.errors import NotFoundError, UnsupportedError
 from sparkmeta.storage import listing, writing
 from sparkmeta.storage.listing import FileStatus
 from sparkmeta.storage.location import (
+    PATH_KEY,
     escape_glob,
     file_name,
     is_local,
     join,
     local_path,
-    path_key,
     path_of,
     spark_name_key,
     spark_path_key,
@@ -403,7 +403,7 @@ def _listed(spark: SparkSession, locations: Sequence[str]) -> DataFrame:
 def _path_key() -> Column:
     from pyspark.sql import functions as F
 
-    return path_key(F.col("_metadata.file_path")).alias("path")
+    return F.expr(PATH_KEY).alias("path")
 
 
 def _io_properties(io: FileIO) -> dict[str, str]:

@@ -12,7 +12,7 @@ import unicodedata
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column
+    pass
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):")
 _PARTS = re.compile(r"(?:([A-Za-z][A-Za-z0-9+.-]*):)?(?://([^/]*))?(.*)", re.DOTALL)
@@ -64,7 +64,7 @@ def normalize(location: str) -> str:
 
 
 def spark_path_key(location: str) -> str:
-    """What ``path_key`` of ``_metadata.file_path`` is for the file in a DataFrame that Spark read from the location."""
+    """What ``PATH_KEY`` is for the file in a DataFrame that Spark read from the location."""
     return _quoted(normalize(location))
 
 
@@ -75,13 +75,6 @@ def spark_name_key(location: str) -> str:
 
 PATH_KEY = "regexp_replace(_metadata.file_path, '^s3[an]:', 's3:')"
 """The comparable form of the path of the file that a row was read from, in SQL: see ``spark_path_key``."""
-
-
-def path_key(file_path: Column) -> Column:
-    """The comparable form of a ``_metadata.file_path`` column: see ``spark_path_key``."""
-    from pyspark.sql import functions as F
-
-    return F.regexp_replace(file_path, "^s3[an]:", "s3:")
 
 
 def escape_glob(location: str) -> str:

@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from sparkmeta.manifests.layout import whole
 from sparkmeta.manifests.projection import CONTENT_STATS
 
 _Longs = np.ndarray[Any, np.dtype[np.int64]]
@@ -95,9 +96,7 @@ def _has(stats: pa.ChunkedArray, key: int) -> bool:
 
 
 def _children(stats: pa.ChunkedArray, key: int) -> Mapping[str, pa.Array]:
-    values = pc.struct_field(stats, str(key)).combine_chunks()
-    if isinstance(values, pa.ChunkedArray):
-        values = pa.concat_arrays(values.chunks) if values.num_chunks else pa.nulls(0, values.type)
+    values = whole(pc.struct_field(stats, str(key)))
     return dict(zip((child.name for child in values.type), values.flatten(), strict=True))
 
 
