@@ -14,6 +14,7 @@ from pyiceberg.schema import Schema, index_by_id
 from pyiceberg.transforms import UnknownTransform, VoidTransform
 from pyiceberg.types import NestedField, PrimitiveType, StructType
 
+from sparkmeta.columns.bounds import ANY, reads_as
 from sparkmeta.errors import NoSuchSnapshotError, UnsupportedError
 from sparkmeta.manifests.avro.read import manifest_parts, read_avro_entries, spark_schema
 from sparkmeta.manifests.cached import open_cache, read_through_cache
@@ -83,6 +84,18 @@ class TableState:
         schema_id = self.snapshot.schema_id if self.snapshot else None
         return self.metadata.schema() if schema_id is None else self.schemas[schema_id]
 
+    @cached_property
+    def typing_schema(self) -> Schema:
+        """The schema by which values in manifests are read: the table's, which has every promotion, or the snapshot's
+        own where the table's has a column's id for a column of another type, as a replaced table may."""
+        current, own = self.metadata.schema(), self.snapshot_schema
+        types = {one: str(field.field_type) for one, field in _primitives(index_by_id(current)).items()}
+        kept = all(
+            field_id not in types or reads_as(str(field.field_type), types[field_id])
+            for field_id, field in _primitives(index_by_id(own)).items()
+        )
+        return current if kept else own
+
     def metadata_ref(self, name: str) -> SnapshotRef:
         """A branch or tag. Raises NoSuchSnapshotError where there is none of that name."""
         if name not in self.metadata.refs:
@@ -110,8 +123,7 @@ class TableState:
     @cached_property
     def partition_type(self) -> StructType:
         """The table's partition tuple as its metadata tables show it: the union over all specs."""
-        schemas, current = self.metadata.schemas, self.metadata.schema()
-        return partition_type(self.specs.values(), schemas, current, active_only=True)
+        return partition_type(self.specs.values(), self.metadata.schemas, self.typing_schema, active_only=True)
 
     @cached_property
     def spec_fields(self) -> dict[int, list[tuple[int, str]]]:
@@ -119,7 +131,7 @@ class TableState:
 
         A field has one type in all specs: where a spec made it void, that of the specs where it has values.
         """
-        schemas, current = self.metadata.schemas, self.metadata.schema()
+        schemas, current = self.metadata.schemas, self.typing_schema
         voids: dict[int, str] = {}
         valued: dict[int, str] = {}
         for spec in self.specs.values():
@@ -136,14 +148,13 @@ class TableState:
     def partition_fields(self) -> dict[int, str]:
         """The fields of the engine's partition struct: partition field id -> Iceberg type name.
 
-        Fields of unknown transforms are left out: nothing can be said of their values.
+        Values of unknown transforms are text (`ANY`): they tell partitions apart and say nothing else.
         """
         fields: dict[int, str] = {}
         for spec_id, spec in sorted(self.specs.items()):
             types = dict(self.spec_fields[spec_id])
             for field in spec.fields:
-                known = not isinstance(field.transform, UnknownTransform)
-                if known and (field.field_id not in fields or not isinstance(field.transform, VoidTransform)):
+                if field.field_id not in fields or not isinstance(field.transform, VoidTransform):
                     fields[field.field_id] = types[field.field_id]
         return fields
 
@@ -195,7 +206,7 @@ class TableState:
             spec_id: tuple(
                 (field.field_id, source)
                 for field in spec.fields
-                if field.field_id in self.partition_fields
+                if self.partition_fields[field.field_id] != ANY
                 and (source := stats_field_id(expressions, spec, field)) is not None
             )
             for spec_id, spec in self.specs.items()
@@ -206,12 +217,7 @@ class TableState:
         """The snapshot's manifests as content entries of types 3 and 4 (see `root_entries`), on the driver."""
         if self.tree is not None:
             return tree_roots(self.tree)
-        known = self.partition_fields
-        typed = {
-            spec_id: [(field_id, known.get(field_id, name)) for field_id, name in fields]
-            for spec_id, fields in self.spec_fields.items()
-        }
-        return root_entries(self.manifest_files, typed, _list_location(self.snapshot))
+        return root_entries(self.manifest_files, self.spec_fields, _list_location(self.snapshot))
 
     def manifests(self, content: ContentType) -> pa.Table:
         """The roots of one content type, DATA_MANIFEST or DELETE_MANIFEST."""
@@ -248,16 +254,16 @@ class TableState:
 
     @cached_property
     def fields(self) -> Mapping[int, NestedField]:
-        """Every column that any schema of the table ever had, by field id; the current schema's form wins."""
+        """Every column that any schema of the table ever had, by field id; the form of `typing_schema` wins."""
         found: dict[int, NestedField] = {}
         schemas = sorted(self.metadata.schemas, key=lambda schema: schema.schema_id)
-        for schema in [*schemas, self.metadata.schema()]:
+        for schema in [*schemas, self.typing_schema]:
             found.update(index_by_id(schema))
         return found
 
     @cached_property
     def primitive_fields(self) -> dict[int, NestedField]:
-        return {one: field for one, field in self.fields.items() if isinstance(field.field_type, PrimitiveType)}
+        return _primitives(self.fields)
 
     def always_required(self, field_id: int) -> bool:
         """Whether every schema that has the column requires it, so that no file of any age holds a null.
@@ -359,14 +365,18 @@ def refuse_unreadable(metadata: TableMetadata, snapshot: Snapshot) -> None:
         raise UnsupportedError(f"{where} is encrypted (key-id {snapshot.key_id}); encrypted tables can't be read")
 
 
+def _primitives(fields: Mapping[int, NestedField]) -> dict[int, NestedField]:
+    return {one: field for one, field in fields.items() if isinstance(field.field_type, PrimitiveType)}
+
+
 def _list_location(snapshot: Snapshot | None) -> str:
     return "" if snapshot is None else snapshot.manifest_list or f"snapshot {snapshot.snapshot_id}"
 
 
 def _type_name(field: NestedField, spec: PartitionSpec) -> str:
-    """The type that a partition field's values and bounds are decoded as; raw where the transform is unknown."""
+    """The type that a partition field's values and bounds are decoded as."""
     transform = next(one.transform for one in spec.fields if one.field_id == field.field_id)
-    return "binary" if isinstance(transform, UnknownTransform) else str(field.field_type)
+    return ANY if isinstance(transform, UnknownTransform) else str(field.field_type)
 
 
 def _manifest_ids(roots: pa.Table, file_format: str) -> list[int]:

@@ -15,6 +15,9 @@ import pyarrow.compute as pc
 if TYPE_CHECKING:
     from decimal import Decimal
 
+ANY: Final = "any"
+"""Stands for the type of values that nothing is known of, those of unknown transforms: they are read as text."""
+
 _ARROW_TYPES: Final = {
     "boolean": pa.bool_(),
     "int": pa.int32(),
@@ -32,6 +35,7 @@ _ARROW_TYPES: Final = {
     "binary": pa.binary(),
     "variant": pa.binary(),
     "unknown": pa.null(),
+    ANY: pa.string(),
 }
 _BINARY_WITH_PARAMETERS: Final = ("fixed", "geometry", "geography")
 _DECIMAL: Final = re.compile(r"decimal\(\s*(\d+)\s*,\s*(\d+)\s*\)")
@@ -44,6 +48,9 @@ _PROMOTED: Final = {
     "timestamp": ("<i4", _DAY_MICROS),
     "timestamp_ns": ("<i4", _DAY_MICROS * 1000),
 }
+
+
+_NARROW: Final = {"long": "int", "double": "float", "timestamp": "date", "timestamp_ns": "date"}
 
 
 def bound_arrow_type(name: str) -> pa.DataType:
@@ -69,11 +76,11 @@ def decode_bounds(values: pa.BinaryArray, type_name: str) -> pa.Array:
         type_name: the column's present Iceberg type. Shorter values of a type that was promoted are widened: int to
             long, float to double, decimal to a higher precision, date to timestamp or timestamp_ns.
 
-    Returns an array of ``bound_arrow_type(type_name)``. Raises ValueError that names the value and the type where the
-    bytes are not a value of that type.
+    Returns an array of ``bound_arrow_type(type_name)``; nulls for the type `ANY`, whose bytes can't be read. Raises
+    ValueError that names the value and the type where the bytes are not a value of that type.
     """
     arrow_type = bound_arrow_type(type_name)
-    if len(values) == 0 or pa.types.is_null(arrow_type):
+    if len(values) == 0 or pa.types.is_null(arrow_type) or type_name == ANY:
         return pa.nulls(len(values), arrow_type)
     if pa.types.is_binary(arrow_type):
         return _binary(values, type_name)
@@ -85,6 +92,15 @@ def decode_bounds(values: pa.BinaryArray, type_name: str) -> pa.Array:
         return pa.array(_fixed_width(values, type_name, "u1") != 0, mask=_null_mask(values))
     decoded = pa.array(_numbers(values, type_name, arrow_type), mask=_null_mask(values))
     return decoded.cast(arrow_type)
+
+
+def reads_as(name: str, later: str) -> bool:
+    """Whether `decode_bounds` reads values of a type as those of a later one: the same, or what it was promoted to."""
+    decimals = [_DECIMAL.fullmatch(one) for one in (name, later)]
+    if decimals[0] and decimals[1]:
+        (digits, scale), (most, later_scale) = (map(int, one.groups()) for one in decimals if one)
+        return digits <= most and scale == later_scale
+    return name in {later, _NARROW.get(later), "unknown"} or {name, later} == {"string", "binary"}
 
 
 def encode_bounds(values: pa.Array) -> pa.BinaryArray:

@@ -58,7 +58,7 @@ def file_rows(state: TableState) -> FileRows:
             TupleField(
                 tuple(dict.fromkeys((names.get(one.field_id, one.name), one.name))),
                 sources.get(one.field_id),
-                state.partition_fields.get(one.field_id, "binary"),
+                state.partition_fields[one.field_id],
             )
             for one in spec.fields
         )

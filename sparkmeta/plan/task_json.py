@@ -62,7 +62,7 @@ def partition_json(state: TableState) -> Sql:
     """An entry's partition tuple as a JSON object: partition field id -> single-value JSON, nulls left out."""
     types = {}
     for spec in state.specs.values():
-        for field in spec_partition_type(spec, state.metadata.schemas, state.metadata.schema()).fields:
+        for field in spec_partition_type(spec, state.metadata.schemas, state.typing_schema).fields:
             types[field.field_id] = field.field_type
     values = [_single_value(partition_value(one), types[one]).alias(str(one)) for one in state.partition_fields]
     without_nulls = sql.call("map", "ignoreNullFields", "true")

@@ -23,6 +23,7 @@ from py4j.protocol import Py4JJavaError
 from pyiceberg import expressions as e
 from pyiceberg.types import DoubleType, FloatType, UUIDType
 from pyspark.errors import IllegalArgumentException
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 import sparkmeta as sm
@@ -33,7 +34,7 @@ from tests.peers.java import NOW, At
 from tests.peers.slices import slice_of
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
 
     from tests.peers.corpus import PeerTable
     from tests.peers.filters import Filter
@@ -90,12 +91,15 @@ def compare(peer: PeerTable, ours: list[dict[str, Any]], place: At, row_filter: 
 
 
 def _rows(plans: list[DataFrame]) -> list[list[dict[str, Any]]]:
-    """The rows of several plans, collected by one job."""
-    numbered = [plan.withColumn("plan_no", F.lit(number)) for number, plan in enumerate(plans)]
+    """The rows of several plans; those of one type are collected by one job."""
+    by_type: dict[str, list[DataFrame]] = {}
+    for number, plan in enumerate(plans):
+        by_type.setdefault(plan.schema.json(), []).append(plan.withColumn("plan_no", F.lit(number)))
     collected: list[list[dict[str, Any]]] = [[] for _ in plans]
-    for row in reduce(lambda one, other: one.unionByName(other, allowMissingColumns=True), numbered).collect():
-        values = row.asDict(recursive=True)
-        collected[values.pop("plan_no")].append(values)
+    for numbered in by_type.values():
+        for row in reduce(DataFrame.unionByName, numbered).collect():
+            values = row.asDict(recursive=True)
+            collected[values.pop("plan_no")].append(values)
     return collected
 
 

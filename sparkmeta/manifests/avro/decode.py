@@ -19,7 +19,7 @@ import fastavro
 import numpy as np
 import pyarrow as pa
 
-from sparkmeta.columns.bounds import bound_arrow_type
+from sparkmeta.columns.bounds import ANY, bound_arrow_type
 from sparkmeta.errors import CorruptFileError
 from sparkmeta.manifests.avro.container import Block, Data, Header, inflate, read_blocks, read_header
 from sparkmeta.manifests.avro.schema import ManifestSchema, bytes_for_fixed, manifest_schema
@@ -193,6 +193,8 @@ class AvroRecords:
             return pa.nulls(len(self), kind)
         key = f"f{field_id}"
         values = [file["f102"] and file["f102"][key] for file in self._files]
+        if type_name == ANY:
+            values = [value if value is None else _as_text(value) for value in values]
         if pa.types.is_decimal(kind):
             return typed_values(self._array(values, pa.binary(), name), type_name, self._schema.location, name)
         storage = _STORAGE.get(kind.id)
@@ -235,6 +237,10 @@ class AvroRecords:
 
 # Avro's plain numbers behind types that Arrow would otherwise build from Python dates and times.
 _STORAGE = {pa.date32().id: pa.int32(), pa.timestamp("us").id: pa.int64()}
+
+
+def _as_text(value: Any) -> str:
+    return value.hex() if isinstance(value, bytes) else str(value)
 
 
 def _value_of(value: Any, key: int) -> Any:
