@@ -6,6 +6,9 @@ STAMP := .venv/.ready
 ICEBERG := org.apache.iceberg:iceberg-spark-runtime-4.1_2.13:1.12.0
 JAR := build/jars/iceberg-spark-runtime-4.1_2.13-1.12.0.jar
 NEWEST := build/newest
+# How many processes run tests, each with a Spark of its own of 4 GB; a file's tests stay together.
+WORKERS ?= 2
+PARALLEL := -n $(WORKERS) --dist loadfile
 
 .DEFAULT_GOAL := help
 .PHONY: help setup jars demo test connect newest check bench bench-billion soak clean
@@ -38,7 +41,7 @@ demo: setup jars ## Make a table of some thousand files and plan it
 	$(PY) jobs/demo.py
 
 test: setup jars connect ## Run the tests, a slice of them on Spark Connect too
-	$(PY) -m pytest
+	$(PY) -m pytest $(PARALLEL)
 
 connect: setup jars
 	$(PY) -m pytest -m connect --spark_connect_url 'local[2]'
@@ -47,7 +50,7 @@ newest: jars ## Run the tests that need no Iceberg runtime on the newest PySpark
 	test -x $(NEWEST)/bin/python || $(PYTHON) -m venv $(NEWEST)
 	$(NEWEST)/bin/python -m pip install --quiet --disable-pip-version-check --upgrade --editable '.[test]' 'pyspark>4.1'
 	$(NEWEST)/bin/python -c 'import pyspark; print("PySpark", pyspark.__version__)'
-	$(NEWEST)/bin/python -m pytest -m 'not java and not soak and not benchmark'
+	$(NEWEST)/bin/python -m pytest $(PARALLEL) -m 'not java and not soak and not benchmark'
 
 check: setup ## Lint and type-check
 	$(PY) -m ruff check
@@ -61,7 +64,7 @@ bench-billion: setup jars ## Measure a tree of a billion files: 26 GB of disk, s
 	$(PY) -m tests.benchmarks.growth 1000000000
 
 soak: setup jars ## The long form of the random tests
-	SPARKMETA_SOAK=1 $(PY) -m pytest
+	SPARKMETA_SOAK=1 $(PY) -m pytest $(PARALLEL)
 
 clean: ## Remove what was made, but for .venv
 	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis spark-warehouse metastore_db derby.log

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parent.parent
 JARS = ROOT / "build" / "jars"
+# Files that take minutes begin first, so that no process is left alone with them at the end.
+LONG = {"test_notebooks.py", "test_jobs.py", "test_plan_java.py", "test_inspect_java.py"}
 ICEBERG = "org.apache.iceberg.spark"
 
 _scratch = pytest.StashKey[Path]()
@@ -78,6 +80,7 @@ def iceberg_options(jar: Path, scratch: Path) -> dict[str, str]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: item.path.name not in LONG)
     if iceberg_jar() is not None:
         return
     skip = pytest.mark.skip(reason="no Iceberg runtime: run `make jars`, or name a jar in SPARKMETA_JARS")

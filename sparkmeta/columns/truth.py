@@ -1,4 +1,4 @@
-"""Conditions that are Columns or known already: constants fold away, chains become balanced trees."""
+"""Conditions as SQL, or known already: constants fold away, chains become balanced trees."""
 
 from __future__ import annotations
 

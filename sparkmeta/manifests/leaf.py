@@ -150,17 +150,39 @@ def with_manifest(spark: SparkSession, leaves: pa.Table, schema: Any, ordinal: s
     keys, found = [spark_name_key(location) for location in locations], "_metadata.file_name"
     if len(set(keys)) < len(keys):
         keys, found = [spark_path_key(location) for location in locations], PATH_KEY
-    units = local_frame(spark, leaves.append_column(_UNIT_KEY, pa.array(keys))).selectExpr(
-        _UNIT_KEY,
-        f"{MANIFEST} AS {_UNIT}",
-        f"struct(snapshot_id, sequence_number, first_row_id) AS {INHERITED}",
-    )
     names = [sql.quoted(name) for name in schema.names if name != ORDINAL]
     read = files.selectExpr(*names, f"{found} AS {_KEY}", f"{ordinal} AS {ORDINAL}")
     unknown = sql.raise_error(sql.concat("Spark read a file that no manifest names: ", sql.col(_KEY))).cast("int")
+    if len(keys) <= _NAMED:
+        units, place = _inherited(leaves), _place(keys)
+        manifest = sql.call("get", sql.array(*leaves.column(MANIFEST).to_pylist()), place)
+        manifest = sql.when(place.isNull(), unknown).otherwise(manifest)
+        inherited = sql.call("get", units, place).alias(INHERITED)
+        return read.selectExpr(*names, ORDINAL, inherited.selected, manifest.alias(MANIFEST).selected)
+    rows = local_frame(spark, leaves.append_column(_UNIT_KEY, pa.array(keys))).selectExpr(
+        _UNIT_KEY, f"{MANIFEST} AS {_UNIT}", f"struct({', '.join(_INHERITED)}) AS {INHERITED}"
+    )
     manifest = sql.when(sql.col(_UNIT).isNull(), unknown).otherwise(sql.col(_UNIT))
-    joined = read.join(F.broadcast(units), F.expr(f"{_KEY} = {_UNIT_KEY}"), "left")
+    joined = read.join(F.broadcast(rows), F.expr(f"{_KEY} = {_UNIT_KEY}"), "left")
     return joined.selectExpr(*names, ORDINAL, INHERITED, manifest.alias(MANIFEST).selected)
+
+
+def _place(keys: Sequence[str]) -> Sql:
+    """Which of the keys a row's is; null for another."""
+    first, *others = [(sql.col(_KEY) == key, place) for place, key in enumerate(keys)]
+    return reduce(lambda chosen, case: chosen.when(*case), others, sql.when(*first))
+
+
+def _inherited(leaves: pa.Table) -> Sql:
+    """What the entries of each leaf inherit, as a literal array of `INHERITED`."""
+    rows = leaves.select(_INHERITED).to_pylist()
+    structs = [sql.struct(*(sql.lit(row[one]).cast("bigint").alias(one) for one in _INHERITED)) for row in rows]
+    return sql.array(*structs)
+
+
+# Up to so many leaves are told apart by their names alone, which spares a short plan a job.
+_NAMED = 8
+_INHERITED = ("snapshot_id", "sequence_number", "first_row_id")
 
 
 # Sessions may allow reads to pass over files, and what is broken in them; a plan never may.

@@ -37,7 +37,10 @@ if TYPE_CHECKING:
     from sparkmeta.state import TableState
     from sparkmeta.storage.files import ExecutorReader
 
-_PREFIX = "vector_"
+# Vectors that are few enough to be broadcast are joined where they stand beside many data entries: a task that reads
+# leaves together takes longer for each entry than Spark's reader does, and the join longer for each vector and at all.
+_FEW_ENTRIES = 250_000
+_ENTRIES_A_VECTOR = 10
 
 # What a task tells of the deletion vector beside a data entry, flat: nested columns are slow to bring into the JVM.
 _VECTOR = pa.schema(
@@ -121,9 +124,11 @@ def colocation(scan_filter: ScanFilter, data: pa.Table, deletes: pa.Table) -> Co
         return replace(nothing, reason="join: the setting planning says so")
     if state.reader is None:
         return replace(nothing, reason="join: executors can't open files themselves")
-    if asked == "auto" and vectors <= BROADCAST_DELETES:
-        return replace(nothing, reason=f"join: {vectors:,} deletion vectors are few enough to be broadcast")
     together = pc.is_in(data.column("location"), chosen.column("referenced_file").combine_chunks())
+    beside_them = live_count(data.filter(together))
+    many = beside_them is None or beside_them > _FEW_ENTRIES + _ENTRIES_A_VECTOR * vectors
+    if asked == "auto" and vectors <= BROADCAST_DELETES and many:
+        return replace(nothing, reason=f"join: {vectors:,} deletion vectors are few enough to be broadcast")
     why = f"colocated: {vectors:,} deletion vectors stand in {len(chosen):,} delete leaves affiliated to data leaves"
     return Colocation(
         data.filter(together), chosen, data.filter(pc.invert(together)), deletes.filter(pc.invert(beside)), why

@@ -23,7 +23,7 @@ from pyspark.sql.types import ArrayType, IntegerType, LongType, StringType, Stru
 from sparkmeta.columns import sql
 from sparkmeta.columns.sql import Sql
 from sparkmeta.errors import ValidationError
-from sparkmeta.manifests.projection import CONTENT_STATS
+from sparkmeta.manifests.projection import CONTENT_STATS, EntryProjection
 from sparkmeta.plan.prune import ScanFilter, is_live, matching_entries, wanted_entries
 from sparkmeta.plan.rows import manifest_path, partition_value
 from sparkmeta.spec.entry import DELETE_FILE_PATH_ID, ContentType
@@ -82,7 +82,7 @@ class DeleteEntries:
     entries: None where the scan opens no delete manifest. manifests: the roots that they come from.
     count: how many entries at most; None where manifests don't say.
     equality_ids: every column that some equality delete compares, so that data stats are read for them.
-    only_vectors: all of them are deletion vectors, as in trees without equality deletes: each names its data file.
+    only_vectors: all of them are deletion vectors that name their data file.
     """
 
     entries: DataFrame | None
@@ -115,8 +115,25 @@ def delete_entries(scan_filter: ScanFilter, manifests: pa.Table) -> DeleteEntrie
     wanted = wanted_entries(scan_filter, by_stats=by_stats)
     projection = replace(state.projection(_DELETE_COLUMNS, stats), wanted=wanted)
     kept = matching_entries(state.entries(manifests, projection), scan_filter, by_stats=by_stats)
-    only_vectors = not equality_ids and state.tree is not None and not state.tree.is_upgraded
-    return DeleteEntries(kept, manifests, live_count(manifests), equality_ids, only_vectors)
+    count = live_count(manifests)
+    only_vectors = not equality_ids and _only_vectors(state, manifests, count)
+    return DeleteEntries(kept, manifests, count, equality_ids, only_vectors)
+
+
+def _only_vectors(state: TableState, manifests: pa.Table, count: int | None) -> bool:
+    """Whether deletes that compare no columns are all deletion vectors.
+
+    So they are in trees. Else nothing tells but the entries: a job looks, where there are so many that knowing it saves
+    more than that.
+    """
+    if state.tree is not None and not state.tree.is_upgraded:
+        return True
+    if state.metadata.format_version < 3 or (count is not None and count <= BROADCAST_DELETES):
+        return False
+    projection = EntryProjection.of(("content_type", "file_format", "version_info", "referenced_file"))
+    vectors = _is_vector() & sql.col("referenced_file").isNotNull()
+    others = state.entries(manifests, projection).where(is_live().text).where((~vectors).text)
+    return others.count() == 0
 
 
 def live_count(manifests: pa.Table) -> int | None:
@@ -166,10 +183,7 @@ def _shown(deletes: Sql) -> str:
 def _attach_vectors(data: DataFrame, deletes: DeleteEntries, entries: DataFrame, state: TableState) -> DataFrame:
     """SQL: data LEFT JOIN vectors ON path, with a second, narrow pass over the vectors for files that have two:
     grouping whole vectors would take longer than the join does."""
-    vectors = entries.selectExpr(
-        _data_path().alias(_PATH).selected,
-        _delete(state).alias(_OF_FILE).selected,
-    )
+    vectors = entries.selectExpr(_vector_path().alias(_PATH).selected, _delete(state).alias(_OF_FILE).selected)
     joined = data.join(deletes.sized(vectors), F.expr(f"location = {_PATH}"), "left")
     vector = sql.col(_OF_FILE)
     shown = sql.when(vector.isNull(), sql.array().cast(DELETES_TYPE)).otherwise(
@@ -205,7 +219,7 @@ def _attach_groups(data: DataFrame, deletes: DeleteEntries, entries: DataFrame, 
     hashes, which are grouped and joined in a fraction of the time that paths and tuples take; the members of a group
     are compared in full after.
     """
-    groups = _groups(entries, state)
+    groups = _groups(entries, state, deletes.only_vectors)
     joined = _join(data, deletes, groups, _hash(sql.col("location")), _OF_FILE)
     names = [_OF_FILE]
     if not deletes.only_vectors:
@@ -234,13 +248,13 @@ def _join(data: DataFrame, deletes: DeleteEntries, groups: DataFrame, key: Sql, 
     return data.join(deletes.sized(chosen), F.expr(f"{key.text} = key_of_{name}"), "left").drop(f"key_of_{name}")
 
 
-def _groups(entries: DataFrame, state: TableState) -> DataFrame:
+def _groups(entries: DataFrame, state: TableState, only_vectors: bool) -> DataFrame:
     """The deletes grouped by what they are about: delete_key, group_of_deletes (in ascending sequence number).
 
     Raises, when it runs, for two DVs of one file: the check stands inside the key, which no optimizer drops.
     """
     scope = sql.when(_data_path().isNotNull(), _hash(_data_path())).when(_is_global_delete(state), _EVERYWHERE)
-    key = scope.otherwise(_hash(partition_key(state)))
+    key = _hash(_vector_path()) if only_vectors else scope.otherwise(_hash(partition_key(state)))
     keyed = entries.selectExpr(key.alias(_KEY).selected, _delete(state).alias("delete").selected)
     grouped = keyed.groupBy(_KEY).agg(F.expr(f"sort_array(collect_list(delete)) AS {_GROUP}"))
     group = sql.col(_GROUP)
@@ -259,8 +273,7 @@ def _groups(entries: DataFrame, state: TableState) -> DataFrame:
 def _delete(state: TableState) -> Sql:
     """A delete as its group holds it: the sequence number first, so that arrays sort by it."""
     unknown = sql.raise_error(sql.concat("no sequence number is known for delete file ", sql.col("location")))
-    position = sql.col("content_type") == int(ContentType.POSITION_DELETES)
-    stats = sql.when(~position, sql.col(CONTENT_STATS))
+    stats = sql.when(sql.col("content_type") != int(ContentType.POSITION_DELETES), sql.col(CONTENT_STATS))
     return sql.struct(
         sql.coalesce(sql.col(_SEQUENCE), unknown.cast("bigint")).alias("sequence_number"),
         *(sql.col(name).alias(name) for name in ("manifest", "ordinal", "content_type", "location", "file_format")),
@@ -270,7 +283,7 @@ def _delete(state: TableState) -> Sql:
         ),
         sql.col("deletion_vector.offset").alias("offset"),
         sql.col("deletion_vector.size_in_bytes").alias("size_in_bytes"),
-        (position & (sql.col("file_format") == "PUFFIN")).alias("is_dv"),
+        _is_vector().alias("is_dv"),
         _is_global_delete(state).alias("is_global"),
         _data_path().alias("data_path"),
         partition_key(state).alias("partition_key"),
@@ -312,6 +325,20 @@ def partition_key(state: TableState) -> Sql:
 
 
 _FLOATS = ("float", "double")
+
+
+def _is_vector() -> Sql:
+    position = sql.col("content_type") == int(ContentType.POSITION_DELETES)
+    return position & (sql.col("file_format") == "PUFFIN")
+
+
+def _vector_path() -> Sql:
+    """`_data_path` where there are only deletion vectors; an error for another delete, which would be lost."""
+    message = sql.concat(
+        "a delete file of a tree without equality deletes is no deletion vector: ", sql.col("location")
+    )
+    known = _is_vector() & _data_path().isNotNull()
+    return sql.when(known, _data_path()).otherwise(sql.raise_error(message).cast("string"))
 
 
 def _data_path() -> Sql:

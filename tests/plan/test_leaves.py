@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from sparkmeta.manifests import leaf
 from tests.trees import BY_PART, TreeTable, data, stats
 
 if TYPE_CHECKING:
@@ -66,16 +67,20 @@ def test_the_first_rows_and_rows_one_by_one_need_no_shuffle(table: Table) -> Non
     assert sorted(found) == [f"{part}{place}10" for part in "ab" for place in range(3)]
 
 
-def test_leaves_are_told_apart_whatever_their_names(tmp_path: Path, spark: SparkSession) -> None:
+@pytest.mark.parametrize("named", [0, 8])
+def test_leaves_are_told_apart_whatever_their_names(
+    tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch, named: int
+) -> None:
     """File names that are the same in two folders, and characters that Spark does not spell as metadata does."""
+    monkeypatch.setattr(leaf, "_NAMED", named)
     tree = TreeTable(tmp_path / HOSTILE, BY_PART)
     names = [f"{HOSTILE}/m", "other/m", f"m {HOSTILE}", "%41", "A"]
     for folder in (HOSTILE, "other"):
         (tmp_path / HOSTILE / "metadata" / folder).mkdir(parents=True)
     leaves = [tree.leaf(name, data(f"kept {place}"), data(f"gone {place}")) for place, name in enumerate(names)]
     tree.snapshot(added=leaves)
-    masks = [tree.mask(leaf, [1]) for leaf in leaves]
+    masks = [tree.mask(one, [1]) for one in leaves]
     tree.snapshot(existing=leaves, added=masks)
     rows = tree.load(spark).scan().plan_files().collect()
     found = {row["file_path"]: row["manifest_path"] for row in rows}
-    assert found == {f"kept {place}": leaf.location for place, leaf in enumerate(leaves)}
+    assert found == {f"kept {place}": one.location for place, one in enumerate(leaves)}
