@@ -8,7 +8,7 @@ JAR := build/jars/iceberg-spark-runtime-4.1_2.13-1.12.0.jar
 NEWEST := build/newest
 # How many processes run tests, each with a Spark of its own of 4 GB; a file's tests stay together.
 WORKERS ?= 2
-PARALLEL := -n $(WORKERS) --dist loadfile
+PARALLEL := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
 .PHONY: help setup jars demo test connect newest check bench bench-billion soak clean

@@ -40,7 +40,7 @@ class Settings:
     planning: Literal["auto", "join", "colocated"] = _knob(
         "auto",
         "How deletion vectors of trees find their data files: join = Spark joins them, colocated = a task reads a data "
-        "leaf and the delete leaves affiliated to it, auto = colocated where there are too many to be broadcast.",
+        "leaf and the delete leaves affiliated to it, auto = colocated, but where few vectors stand beside many files.",
         choices=("auto", "join", "colocated"),
     )
     manifest_cache: str = _knob(

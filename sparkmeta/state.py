@@ -88,8 +88,9 @@ class TableState:
     def typing_schema(self) -> Schema:
         """The schema by which values in manifests are read: the table's, which has every promotion, or the snapshot's
         own where the table's has a column's id for a column of another type, as a replaced table may."""
-        current, own = self.metadata.schema(), self.snapshot_schema
-        types = {one: str(field.field_type) for one, field in _primitives(index_by_id(current)).items()}
+        current, schema_id = self.metadata.schema(), self.snapshot.schema_id if self.snapshot else None
+        own = self.schemas.get(current.schema_id if schema_id is None else schema_id, current)
+        types = {one: str(field.field_type) for one, field in index_by_id(current).items()}
         kept = all(
             field_id not in types or reads_as(str(field.field_type), types[field_id])
             for field_id, field in _primitives(index_by_id(own)).items()
@@ -182,7 +183,7 @@ class TableState:
     @cached_property
     def tree_context(self) -> TreeContext | None:
         """What tasks need to read V4 manifests of any snapshot; None for a table that has none."""
-        if not any(snapshot.root_manifest for snapshot in self.metadata.snapshots):
+        if self.tree is None and not any(snapshot.root_manifest for snapshot in self.metadata.snapshots):
             return None
         columns = frozenset(self.primitive_fields)
         return TreeContext(self.stats_types, columns, self.spec_fields, self.tuple_sources)

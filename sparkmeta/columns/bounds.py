@@ -100,7 +100,7 @@ def reads_as(name: str, later: str) -> bool:
     if decimals[0] and decimals[1]:
         (digits, scale), (most, later_scale) = (map(int, one.groups()) for one in decimals if one)
         return digits <= most and scale == later_scale
-    return name in {later, _NARROW.get(later), "unknown"} or {name, later} == {"string", "binary"}
+    return name in {later, _NARROW.get(later), "unknown"} or (name, later) == ("string", "binary")
 
 
 def encode_bounds(values: pa.Array) -> pa.BinaryArray:

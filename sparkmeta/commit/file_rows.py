@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sparkmeta.columns.bounds import bound_arrow_type
+from sparkmeta.columns.bounds import ANY, bound_arrow_type
 from sparkmeta.errors import ValidationError
 from sparkmeta.manifests.layout import tree_schema, tree_stats_type, whole
 from sparkmeta.manifests.maps import MAP_CHILDREN, map_type, stats_of_maps
@@ -114,6 +114,9 @@ class FileRows:
         kinds = values["content_type"]
         self._refuse(values, "content", pc.invert(_in(kinds, (0, 1, 2))), "not one of 0, 1, 2")
         self._refuse(values, "spec_id", pc.invert(_in(values["partition_spec_id"], self.specs)), "no spec of the table")
+        unknown = [spec_id for spec_id, fields in self.specs.items() if any(one.type == ANY for one in fields)]
+        problem = "the spec has a transform that is not known, and trees keep no values of such"
+        self._refuse(values, "spec_id", _in(values["partition_spec_id"], unknown), problem)
         puffin = pc.equal(values["file_format"], "puffin")
         position = pc.equal(kinds, int(ContentType.POSITION_DELETES))
         known = _in(values["file_format"], ("parquet", "orc", "avro"))

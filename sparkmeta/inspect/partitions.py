@@ -44,7 +44,7 @@ def partitions(state: TableState) -> DataFrame:
         GROUP BY partition, number of fields of the spec
 
     Raises:
-        UnsupportedError: a partition transform that is not known, since its values can't be told apart.
+        UnsupportedError: a partition transform that is not known.
     """
     _refuse_unknown_transforms(state)
     manifests = live_manifests(state.roots)

@@ -14,7 +14,7 @@ from sparkmeta.errors import SettingError, shown
 from sparkmeta.manifests.avro.read import read_avro_entries, schema_of
 from sparkmeta.manifests.cache import CacheTypes, ManifestCache
 from sparkmeta.manifests.cache_writer import CacheWriter
-from sparkmeta.manifests.leaf import INHERITED, version_info, with_manifest
+from sparkmeta.manifests.leaf import read_leaves, version_info
 from sparkmeta.manifests.projection import CONTENT_STATS, MANIFEST, ORDINAL, PARTITION, EntryProjection
 from sparkmeta.settings import PREFIX
 from sparkmeta.spec.entry import ROW_ID_OFFSET
@@ -87,12 +87,12 @@ def read_cached_entries(spark: SparkSession, leaves: pa.Table, projection: Entry
     leaves: rows of `PART_SCHEMA`, with the leaf for a location. A leaf that was damaged after it was written is an
     error of Spark's that names it.
     """
-    read = with_manifest(spark, leaves, schema_of(_read_schema(projection)), ORDINAL)
-    columns = [_column(name).alias(name) for name in projection.columns]
+    read = read_leaves(spark, leaves, schema_of(_read_schema(projection)), ORDINAL)
+    columns = [_column(name, read.inherited).alias(name) for name in projection.columns]
     for name, fields in ((PARTITION, projection.partition), (CONTENT_STATS, projection.stats)):
         if fields:
             columns.append(sql.struct(*(sql.col(f"{name}.`{one}`").alias(str(one)) for one, _ in fields)).alias(name))
-    return read.selectExpr(*sql.texts(columns), MANIFEST, ORDINAL)
+    return read.frame.selectExpr(*sql.texts([*columns, read.manifest.alias(MANIFEST)]), ORDINAL)
 
 
 def _read_schema(projection: EntryProjection) -> pa.Schema:
@@ -105,13 +105,13 @@ def _read_schema(projection: EntryProjection) -> pa.Schema:
     return pa.schema(fields)
 
 
-def _column(name: str) -> Sql:
+def _column(name: str, inherited: Sql) -> Sql:
     if name == "version_info":
-        return version_info(sql.col(INHERITED), of_version_1=True)
-    return _row_id() if name == "first_row_id" else sql.col(name)
+        return version_info(inherited, of_version_1=True)
+    return _row_id(inherited) if name == "first_row_id" else sql.col(name)
 
 
-def _row_id() -> Sql:
+def _row_id(inherited: Sql) -> Sql:
     """As `RowIdCounter` has it: a manifest without a first row id leaves its entries none."""
-    start, offset = sql.col(INHERITED)["first_row_id"], sql.col(ROW_ID_OFFSET.name)
+    start, offset = inherited["first_row_id"], sql.col(ROW_ID_OFFSET.name)
     return sql.when(start.isNotNull(), sql.coalesce(sql.col("first_row_id"), start + offset))

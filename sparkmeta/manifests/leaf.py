@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import reduce
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
 
@@ -26,8 +26,12 @@ TupleSources = Mapping[int, Sequence[tuple[int, int]]]
 
 _ENTRY = {field.name: field for field in CONTENT_ENTRY}
 _UNIT, _KEY, _UNIT_KEY = "_unit", "_key", "_unit_key"
-INHERITED = "_inherited"
-"""A struct<snapshot_id, sequence_number, first_row_id> of a leaf's own, for what its entries leave out."""
+# Up to so many leaves are told apart by their names alone, which spares a short plan a job.
+_NAMED = 8
+
+_INHERITED = "_inherited"
+_INHERITED_FIELDS = ("snapshot_id", "sequence_number", "first_row_id")
+_MANIFEST = sql.col(MANIFEST)
 
 
 def read_leaf_entries(
@@ -42,12 +46,14 @@ def read_leaf_entries(
     fields = read_fields(projection, tuples)
     if "first_row_id" in projection.columns:
         fields = fields.append(pa.field(ROW_ID_OFFSET.name, ROW_ID_OFFSET.type))
-    read = with_manifest(spark, leaves, schema_of(fields), "_metadata.row_index")
-    return read.selectExpr(*sql.texts(entry_columns(projection, tuples, sql.col(INHERITED))))
+    read = read_leaves(spark, leaves, schema_of(fields), "_metadata.row_index")
+    return read.frame.selectExpr(*sql.texts(entry_columns(projection, tuples, read.inherited, read.manifest)))
 
 
-def entry_columns(projection: EntryProjection, tuples: TupleSources, inherited: Sql | None) -> list[Aliased]:
-    """Columns of `projection` over rows of the V4 layout that have `manifest` and `ordinal`.
+def entry_columns(
+    projection: EntryProjection, tuples: TupleSources, inherited: Sql | None, manifest: Sql = _MANIFEST
+) -> list[Aliased]:
+    """Columns of `projection` over rows of the V4 layout that have `ordinal`, and `manifest` unless it is given.
 
     inherited: a struct<snapshot_id, sequence_number, first_row_id> of the manifest's own, for what its entries leave
     out; None where they leave out nothing.
@@ -59,7 +65,7 @@ def entry_columns(projection: EntryProjection, tuples: TupleSources, inherited: 
     if projection.stats:
         structs = [sql.col(f"{CONTENT_STATS}.`{one}`").alias(str(one)) for one, _ in projection.stats]
         columns.append(sql.struct(*structs).alias(CONTENT_STATS))
-    return [*columns, *(sql.col(name).alias(name) for name in (MANIFEST, ORDINAL))]
+    return [*columns, manifest.alias(MANIFEST), sql.col(ORDINAL).alias(ORDINAL)]
 
 
 def _column(name: str, inherited: Sql | None) -> Sql:
@@ -133,8 +139,17 @@ def _derived(source: int, type_name: str) -> Sql:
     return value
 
 
-def with_manifest(spark: SparkSession, leaves: pa.Table, schema: Any, ordinal: str) -> DataFrame:
-    """The rows of leaves (`PART_SCHEMA`), read as Spark's type `schema`, with `manifest`, `ordinal` and `INHERITED`.
+class LeafRows(NamedTuple):
+    """Rows of leaves with `ordinal`, and over them the small id of a row's leaf and what it inherits from that: a
+    struct<snapshot_id, sequence_number, first_row_id>."""
+
+    frame: DataFrame
+    manifest: Sql
+    inherited: Sql
+
+
+def read_leaves(spark: SparkSession, leaves: pa.Table, schema: Any, ordinal: str) -> LeafRows:
+    """The rows of leaves (`PART_SCHEMA`), read as Spark's type `schema`.
 
     ordinal: what it is, in SQL.
     """
@@ -152,19 +167,22 @@ def with_manifest(spark: SparkSession, leaves: pa.Table, schema: Any, ordinal: s
         keys, found = [spark_path_key(location) for location in locations], PATH_KEY
     names = [sql.quoted(name) for name in schema.names if name != ORDINAL]
     read = files.selectExpr(*names, f"{found} AS {_KEY}", f"{ordinal} AS {ORDINAL}")
-    unknown = sql.raise_error(sql.concat("Spark read a file that no manifest names: ", sql.col(_KEY))).cast("int")
     if len(keys) <= _NAMED:
-        units, place = _inherited(leaves), _place(keys)
+        # Over the rows, not beside them: a selection of its own would keep Spark from pruning what it reads.
+        place = _place(keys)
         manifest = sql.call("get", sql.array(*leaves.column(MANIFEST).to_pylist()), place)
-        manifest = sql.when(place.isNull(), unknown).otherwise(manifest)
-        inherited = sql.call("get", units, place).alias(INHERITED)
-        return read.selectExpr(*names, ORDINAL, inherited.selected, manifest.alias(MANIFEST).selected)
+        return LeafRows(read, _known(manifest, place), sql.call("get", _inherited(leaves), place))
     rows = local_frame(spark, leaves.append_column(_UNIT_KEY, pa.array(keys))).selectExpr(
-        _UNIT_KEY, f"{MANIFEST} AS {_UNIT}", f"struct({', '.join(_INHERITED)}) AS {INHERITED}"
+        _UNIT_KEY, f"{MANIFEST} AS {_UNIT}", f"struct({', '.join(_INHERITED_FIELDS)}) AS {_INHERITED}"
     )
-    manifest = sql.when(sql.col(_UNIT).isNull(), unknown).otherwise(sql.col(_UNIT))
     joined = read.join(F.broadcast(rows), F.expr(f"{_KEY} = {_UNIT_KEY}"), "left")
-    return joined.selectExpr(*names, ORDINAL, INHERITED, manifest.alias(MANIFEST).selected)
+    return LeafRows(joined, _known(sql.col(_UNIT), sql.col(_UNIT)), sql.col(_INHERITED))
+
+
+def _known(manifest: Sql, found: Sql) -> Sql:
+    """`manifest`; an error where no leaf was `found` to be of the row's key."""
+    unknown = sql.raise_error(sql.concat("Spark read a file that no manifest names: ", sql.col(_KEY))).cast("int")
+    return sql.when(found.isNull(), unknown).otherwise(manifest)
 
 
 def _place(keys: Sequence[str]) -> Sql:
@@ -174,15 +192,11 @@ def _place(keys: Sequence[str]) -> Sql:
 
 
 def _inherited(leaves: pa.Table) -> Sql:
-    """What the entries of each leaf inherit, as a literal array of `INHERITED`."""
-    rows = leaves.select(_INHERITED).to_pylist()
-    structs = [sql.struct(*(sql.lit(row[one]).cast("bigint").alias(one) for one in _INHERITED)) for row in rows]
-    return sql.array(*structs)
-
-
-# Up to so many leaves are told apart by their names alone, which spares a short plan a job.
-_NAMED = 8
-_INHERITED = ("snapshot_id", "sequence_number", "first_row_id")
+    """What the entries of each leaf inherit, as a literal array."""
+    rows = leaves.select(_INHERITED_FIELDS).to_pylist()
+    return sql.array(
+        *(sql.struct(*(sql.lit(row[one]).cast("bigint").alias(one) for one in _INHERITED_FIELDS)) for row in rows)
+    )
 
 
 # Sessions may allow reads to pass over files, and what is broken in them; a plan never may.

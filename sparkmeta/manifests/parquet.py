@@ -15,8 +15,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sparkmeta.columns.bounds import bound_arrow_type
-from sparkmeta.errors import CorruptFileError
+from sparkmeta.columns.bounds import ANY, bound_arrow_type
+from sparkmeta.errors import CorruptFileError, UnsupportedError
 from sparkmeta.manifests.avro.read import PART_SCHEMA, part_of, spark_schema
 from sparkmeta.manifests.entries import EntryBuilder, wanted_fields
 from sparkmeta.manifests.projection import EntryProjection
@@ -64,6 +64,9 @@ def read_parquet_entries(
     """
     from sparkmeta.storage.files import passed_over
 
+    if unknown := [field_id for field_id, type_name in projection.partition if type_name == ANY]:
+        path = parts.column("location")[0].as_py()
+        raise UnsupportedError(f"{path}: the transform of partition field {unknown[0]}, and so its type, is not known")
     reads = []
     for spec_id in sorted(parts.column("partition_spec_id").unique().to_pylist()):
         of_spec = parts.filter(pc.equal(parts.column("partition_spec_id"), spec_id))

@@ -114,9 +114,9 @@ def delete_entries(scan_filter: ScanFilter, manifests: pa.Table) -> DeleteEntrie
     by_stats = not scan_filter.ignore_residuals
     wanted = wanted_entries(scan_filter, by_stats=by_stats)
     projection = replace(state.projection(_DELETE_COLUMNS, stats), wanted=wanted)
-    kept = matching_entries(state.entries(manifests, projection), scan_filter, by_stats=by_stats)
     count = live_count(manifests)
     only_vectors = not equality_ids and _only_vectors(state, manifests, count)
+    kept = matching_entries(state.entries(manifests, projection), scan_filter, by_stats=by_stats)
     return DeleteEntries(kept, manifests, count, equality_ids, only_vectors)
 
 
@@ -131,9 +131,8 @@ def _only_vectors(state: TableState, manifests: pa.Table, count: int | None) -> 
     if state.metadata.format_version < 3 or (count is not None and count <= BROADCAST_DELETES):
         return False
     projection = EntryProjection.of(("content_type", "file_format", "version_info", "referenced_file"))
-    vectors = _is_vector() & sql.col("referenced_file").isNotNull()
-    others = state.entries(manifests, projection).where(is_live().text).where((~vectors).text)
-    return others.count() == 0
+    others = is_live() & ~(_is_vector() & sql.col("referenced_file").isNotNull())
+    return state.entries(manifests, projection).where(others.text).count() == 0
 
 
 def live_count(manifests: pa.Table) -> int | None:
@@ -192,7 +191,8 @@ def _attach_vectors(data: DataFrame, deletes: DeleteEntries, entries: DataFrame,
     with_vectors = joined.where(_vector_is_consistent(vector, state).text).selectExpr(
         "*", shown.alias(DELETES).selected
     )
-    twice = _twice(entries)
+    narrow = EntryProjection.of(("version_info", "referenced_file"))
+    twice = _twice(state.entries(deletes.manifests, narrow).where(is_live().text))
     found = with_vectors.drop(_PATH, _OF_FILE).join(twice, F.expr(f"location = {_PATH}"), "left")
     second = (sql.col(_PATH).isNotNull(), sql.concat(TWO_VECTORS, sql.col("location")))
     return found.where(_or_error(second).text).drop(_PATH)
@@ -200,7 +200,8 @@ def _attach_vectors(data: DataFrame, deletes: DeleteEntries, entries: DataFrame,
 
 def _twice(vectors: DataFrame) -> DataFrame:
     """The data files that have two vectors. Counted by hash first, which leaves next to none to count by path."""
-    hashed = vectors.selectExpr(_data_path().alias(_PATH).selected, _hash(_data_path()).alias(_KEY).selected)
+    path = sql.col("referenced_file")
+    hashed = vectors.selectExpr(path.alias(_PATH).selected, _hash(path).alias(_KEY).selected)
     suspects = hashed.groupBy(_KEY).count().where("count > 1").select(_KEY)
     counted = hashed.join(F.broadcast(suspects), _KEY, "left_semi").groupBy(_PATH).count()
     return F.broadcast(counted.where("count > 1").select(_PATH))
@@ -333,12 +334,11 @@ def _is_vector() -> Sql:
 
 
 def _vector_path() -> Sql:
-    """`_data_path` where there are only deletion vectors; an error for another delete, which would be lost."""
-    message = sql.concat(
-        "a delete file of a tree without equality deletes is no deletion vector: ", sql.col("location")
-    )
-    known = _is_vector() & _data_path().isNotNull()
-    return sql.when(known, _data_path()).otherwise(sql.raise_error(message).cast("string"))
+    """The data file of a vector, where there are no other deletes; an error for one, which would be lost."""
+    message = sql.concat("a delete file of a tree without equality deletes is no vector: ", sql.col("location"))
+    path = sql.col("referenced_file")
+    other = sql.raise_error(message).cast("string")
+    return sql.when(_is_vector() & path.isNotNull(), path).otherwise(other)
 
 
 def _data_path() -> Sql:

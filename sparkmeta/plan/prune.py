@@ -230,8 +230,8 @@ def matching_entries(entries: DataFrame, scan_filter: ScanFilter, *, by_stats: b
 
     Sound: each test is false only where no row of the file can satisfy the filter.
     """
-    kept = entries.where(is_live().text).where(tuple_matches(scan_filter).text)
-    return kept.where(stats_match(scan_filter).text) if by_stats else kept
+    kept = is_live() & tuple_matches(scan_filter)
+    return entries.where((kept & stats_match(scan_filter) if by_stats else kept).text)
 
 
 def wanted_entries(scan_filter: ScanFilter, *, by_stats: bool = True) -> EntryFilter:

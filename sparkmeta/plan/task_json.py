@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
+from pyiceberg.transforms import VoidTransform
 from pyiceberg.types import (
     BinaryType,
     DateType,
@@ -62,8 +63,10 @@ def partition_json(state: TableState) -> Sql:
     """An entry's partition tuple as a JSON object: partition field id -> single-value JSON, nulls left out."""
     types = {}
     for spec in state.specs.values():
-        for field in spec_partition_type(spec, state.metadata.schemas, state.typing_schema).fields:
-            types[field.field_id] = field.field_type
+        kinds = spec_partition_type(spec, state.metadata.schemas, state.typing_schema).fields
+        for field, kind in zip(spec.fields, kinds, strict=True):
+            if field.field_id not in types or not isinstance(field.transform, VoidTransform):
+                types[field.field_id] = kind.field_type
     values = [_single_value(partition_value(one), types[one]).alias(str(one)) for one in state.partition_fields]
     without_nulls = sql.call("map", "ignoreNullFields", "true")
     return sql.call("to_json", sql.struct(*values), without_nulls) if values else sql.lit("{}")

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from pyiceberg import types as t
 from pyiceberg.conversions import from_bytes, to_bytes
 
-from sparkmeta.columns.bounds import bound_arrow_type, decode_bounds, encode_bounds
+from sparkmeta.columns.bounds import ANY, bound_arrow_type, decode_bounds, encode_bounds, reads_as
 from tests.properties.cases import VALUES
 
 ROUNDS = settings(max_examples=300, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
@@ -88,6 +88,33 @@ def test_bounds_written_before_a_promotion(name: str, value: bytes, expected: An
     assert wide.is_null().to_pylist() == [False, True]
     found = raw(wide)[0]
     assert (int(found.scaleb(2)) if name.startswith("decimal") else found) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "later", "read"),
+    [
+        ("int", "int", True),
+        ("int", "long", True),
+        ("long", "int", False),
+        ("float", "double", True),
+        ("date", "timestamp", True),
+        ("date", "timestamptz", False),
+        ("string", "long", False),
+        ("string", "binary", True),
+        ("binary", "string", False),
+        ("unknown", "string", True),
+        ("decimal(9, 2)", "decimal(18, 2)", True),
+        ("decimal(18, 2)", "decimal(9, 2)", False),
+        ("decimal(9, 2)", "decimal(18, 3)", False),
+        ("int", "struct<1: a: optional int>", False),
+    ],
+)
+def test_types_that_are_read_as_later_ones(name: str, later: str, read: bool) -> None:
+    assert reads_as(name, later) is read
+
+
+def test_bounds_of_any_type_say_nothing() -> None:
+    assert decode_bounds(binary(b"\xff", None), ANY).to_pylist() == [None, None]
 
 
 def test_promoted_and_present_widths_in_one_column() -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from sparkmeta.columns.bounds import ANY
 from sparkmeta.commit.file_rows import FileRows, TupleField
 from sparkmeta.errors import ValidationError
 from sparkmeta.manifests.layout import tree_schema
@@ -23,6 +24,7 @@ SPECS = {
     1: (TupleField(("part",), 2, "string"), TupleField(("ts_day", "day"), 101, "date")),
     2: (TupleField(("ratio",), 3, "double"), TupleField(("old",), None, "int")),
     3: (TupleField(("id",), 4, "uuid"),),
+    4: (TupleField(("zorder",), None, ANY),),
 }
 ROWS = FileRows(TABLE, STATS, SPECS, 0)
 
@@ -87,6 +89,7 @@ def test_deletes() -> None:
         (file(file_size_in_bytes=-1), "file_size_in_bytes.*negative"),
         (file(content=3), "content.*3.*not one of"),
         (file(spec_id=9), "spec_id.*9.*no spec"),
+        (file(spec_id=4, partition={"zorder": "x"}), "spec_id.*4.*a transform that is not known"),
         (file(file_format="csv"), "file_format.*csv"),
         (file(content=1, referenced_data_file="/d/x"), "position deletes of format version 4"),
         (file(file_format="puffin"), "only deletion vectors are Puffin"),

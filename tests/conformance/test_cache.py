@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import sparkmeta as sm
-from tests.conformance.test_plan_java import _rows
+from tests.conformance.test_plan_java import _rows, snapshots_of
 from tests.peers import corpus as peers
 from tests.peers.filters import filters
 from tests.peers.slices import SOAK
@@ -61,7 +61,7 @@ def _frames(peer: peers.PeerTable, spark: SparkSession, soak: bool) -> list[Data
     """Entries and plan of the table as it is, then its plans at every snapshot and with filters."""
     table = sm.load_table(peer.metadata_location, spark=spark)
     chosen = filters(peer, None if soak else FILTERS)
-    history = [table.scan(snapshot_id=one) for one in peer.java.snapshot_ids]
+    history = [table.scan(snapshot_id=one) for one in snapshots_of(peer, 3)]
     filtered = [table.scan(row_filter=one.expression, case_sensitive=one.case_sensitive) for one in chosen]
     return [table.inspect.entries(), *(scan.plan_files() for scan in [table.scan(), *history, *filtered])]
 

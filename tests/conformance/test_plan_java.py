@@ -31,7 +31,7 @@ from tests.peers import corpus as peers
 from tests.peers.expressions import equivalent
 from tests.peers.filters import filters
 from tests.peers.java import NOW, At
-from tests.peers.slices import slice_of
+from tests.peers.slices import SOAK, slice_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -43,6 +43,7 @@ pytestmark = pytest.mark.java
 
 BATCH = 12
 SLICE = 6  # filters a table, where not all run
+SNAPSHOTS = 6
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +55,7 @@ def corpus(spark: SparkSession, java_warehouse: str) -> peers.Corpus:
 def test_plan_without_filter_at_every_snapshot(name: str, corpus: peers.Corpus, spark: SparkSession) -> None:
     peer = corpus.table(name)
     table = sm.load_table(peer.metadata_location, spark=spark)
-    places = [NOW, *(At(snapshot_id=one) for one in peer.java.snapshot_ids)]
+    places = [NOW, *(At(snapshot_id=one) for one in snapshots_of(peer, SNAPSHOTS))]
     scans = [table.scan(snapshot_id=place.snapshot_id) for place in places]
     for place, ours in zip(places, _rows([scan.plan_files() for scan in scans]), strict=True):
         compare(peer, ours, place)
@@ -70,6 +71,12 @@ def test_plan_with_filters(name: str, corpus: peers.Corpus, spark: SparkSession,
         scans = [table.scan(row_filter=one.expression, case_sensitive=one.case_sensitive) for one in batch]
         for one, ours in zip(batch, _rows([scan.plan_files() for scan in scans]), strict=True):
             compare(peer, ours, NOW, one)
+
+
+def snapshots_of(peer: PeerTable, most: int) -> list[int]:
+    """All of a table's snapshots, or so many, from the first to the last, where not all tests run."""
+    ids = peer.java.snapshot_ids
+    return ids if SOAK or len(ids) <= most else [ids[place * (len(ids) - 1) // (most - 1)] for place in range(most)]
 
 
 def compare(peer: PeerTable, ours: list[dict[str, Any]], place: At, row_filter: Filter | None = None) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from sparkmeta.columns.bounds import ANY
 from sparkmeta.errors import CorruptFileError
 from sparkmeta.manifests.avro import decode
 from sparkmeta.manifests.avro.decode import decode_manifest
@@ -65,6 +66,23 @@ def test_a_version_1_entry_gets_its_defaults() -> None:
         "manifest": 3,
         "ordinal": 0,
     }
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "text"),
+    [
+        ("string", "é", "é"),
+        ("int", -7, "-7"),
+        ("double", 1.5, "1.5"),
+        ("boolean", True, "True"),
+        ("bytes", b"\xff", "ff"),
+    ],
+)
+def test_values_of_an_unknown_transform_are_text(kind: str, value: Any, text: str) -> None:
+    schema = entry_schema(data_file(partition=[field("x", 1000, ["null", kind])]))
+    records = [entry(number, partition={"x": one}) for number, one in enumerate([value, None])]
+    found = rows(avro_file(schema, records), EntryProjection.of(("location",), {1000: ANY}))
+    assert [row["partition"]["1000"] for row in found] == [text, None]
 
 
 def test_fixed_partition_values_as_avro_and_as_java_write_them() -> None:

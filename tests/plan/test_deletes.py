@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 import sparkmeta as sm
+from sparkmeta.plan import deletes as plan_deletes
 from tests.handmade import (
+    BY_PART,
+    BY_RATIO,
+    COLUMNS,
+    SNAPSHOT_ID,
     HandmadeTable,
     data,
     deletion_vector,
@@ -157,9 +163,78 @@ def test_a_sequence_number_that_nobody_knows_is_not_invented(table: HandmadeTabl
 
 
 def test_both_joins_read_the_delete_manifests_once(table: HandmadeTable, spark: SparkSession) -> None:
-    table.add(0, 0, data(A)).add(1, 0, deletion_vector(A))
+    table.add(0, 0, data(A)).add(1, 0, deletion_vector(A), position_deletes("pos"))
     planned = sm.load_table(table.write(), spark=spark).scan().plan_files()
     planned.collect()
     plan = planned._jdf.queryExecution().executedPlan().toString()  # type: ignore[operator]
     final = plan.split("Initial Plan")[0]
     assert "ReusedExchange" in final
+
+
+def test_partitions_of_an_unknown_transform_are_told_apart(table: HandmadeTable, spark: SparkSession) -> None:
+    table.specs = ((), ({**BY_PART[0], "transform": "mystery[7]"},), BY_RATIO)
+    x, y, null = ({"partition": {"part": one}} for one in ("x", "y", None))
+    table.add(0, 1, data(A, **x), data(B, **y), data(C, **null))
+    table.add(1, 1, equality_deletes("of x", **x), equality_deletes("of null", **null))
+    assert deletes(table, spark) == {A: ["of x"], B: [], C: ["of null"]}
+    assert deletes(table, spark, "part = 'x'") == {A: ["of x"], B: [], C: ["of null"]}
+
+
+@pytest.fixture
+def _many(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Deletes that are too many to be broadcast."""
+    monkeypatch.setattr(plan_deletes, "BROADCAST_DELETES", 0)
+
+
+@pytest.mark.usefixtures("_many")
+def test_many_vectors_are_joined_ungrouped(table: HandmadeTable, spark: SparkSession) -> None:
+    """Those of files that are gone do no harm."""
+    table.add(0, 0, data(A), data(B)).add(1, 0, deletion_vector(A), deletion_vector(C))
+    planned = sm.load_table(table.write(), spark=spark).scan().plan_files()
+    found = {
+        row.file_path: [(one.file_path, one.referenced_data_file) for one in row.deletes] for row in planned.collect()
+    }
+    assert found == {A: [("file:///t/dvs.puffin", A)], B: []}
+    assert "collect_list" not in planned._jdf.queryExecution().executedPlan().toString()  # type: ignore[operator]
+
+
+@pytest.mark.usefixtures("_many")
+def test_many_deletes_of_all_kinds(table: HandmadeTable, spark: SparkSession) -> None:
+    table.add(0, 0, data(A), data(B))
+    table.add(1, 0, deletion_vector(A), position_deletes("pos"))
+    assert deletes(table, spark) == {A: ["file:///t/dvs.puffin"], B: ["pos"]}
+
+
+@pytest.mark.parametrize(
+    ("vectors", "message"),
+    [
+        ([deletion_vector(A), deletion_vector(A)], f"two deletion vectors for {A}"),
+        ([deletion_vector(A, 1)], "a deletion vector is older than its data file"),
+    ],
+)
+@pytest.mark.usefixtures("_many")
+def test_many_vectors_that_contradict_each_other(
+    table: HandmadeTable, spark: SparkSession, vectors: list[dict[str, Any]], message: str
+) -> None:
+    table.add(0, 0, data(A, 2)).add(1, 0, *vectors)
+    with pytest.raises(Exception, match=message):
+        deletes(table, spark)
+
+
+def test_a_snapshot_of_before_a_column_was_replaced_is_read_by_its_own_types(
+    table: HandmadeTable, spark: SparkSession
+) -> None:
+    """A replaced table may give a column's id to one of another type."""
+    table.add(0, 1, data(A, partition={"part": "x"}, **long_bounds(1, 5)), data(B, partition={"part": "y"}))
+    table.write()
+    metadata = table.metadata()
+    new = [{**one, "type": "long" if one["name"] == "part" else "string"} for one in COLUMNS]
+    metadata["schemas"].append({"type": "struct", "schema-id": 1, "fields": new})
+    metadata["current-schema-id"] = 1
+    path = table.folder / "metadata" / "v2.metadata.json"
+    path.write_text(json.dumps(metadata))
+    scan = sm.load_table(str(path), spark=spark).scan(snapshot_id=SNAPSHOT_ID)
+    found = {row.file_path: row.partition.part for row in scan.plan_files().collect()}
+    assert found == {A: "x", B: "y"}
+    assert [row.file_path for row in scan.filter("part = 'x' and id = 3").plan_files().collect()] == [A]
+    assert scan.filter("part = 'x' and id = 7").plan_files().collect() == []
