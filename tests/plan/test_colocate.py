@@ -176,3 +176,13 @@ def test_a_delete_that_is_no_vector_is_not_passed_over(tree: TreeTable, spark: S
     tree.snapshot(added=[m1, tree.leaf("d1", tree.vector("d1", [1]), tree.vector("d2", [1], **other))])
     with pytest.raises(Exception, match="a delete file of a tree without equality deletes is no vector"):
         tree.load(spark).scan().plan_files().collect()
+
+
+@pytest.mark.usefixtures("planning")
+def test_a_root_that_is_named_as_a_manifest_list(tree: TreeTable, spark: SparkSession) -> None:
+    m1 = tree.leaf("m1", data("d1"), data("d2"))
+    tree.snapshot(added=[m1, affiliated(tree, m1, tree.vector("d1", [1]))])
+    table = tree.load(spark)
+    (metadata,) = tree.folder.glob("metadata/v*.metadata.json")
+    metadata.write_text(metadata.read_text().replace('"root-manifest"', '"manifest-list"'))
+    assert {path: len(found) for path, found in plans(table, spark).items()} == {"d1": 1, "d2": 0}
