@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyiceberg.schema import Schema, index_by_id
 from pyiceberg.transforms import UnknownTransform, VoidTransform
-from pyiceberg.types import NestedField, PrimitiveType, StructType
+from pyiceberg.types import IcebergType, NestedField, PrimitiveType, StructType
 
 from sparkmeta.columns.bounds import ANY, reads_as
 from sparkmeta.errors import NoSuchSnapshotError, UnsupportedError
@@ -132,18 +132,24 @@ class TableState:
 
         A field has one type in all specs: where a spec made it void, that of the specs where it has values.
         """
-        schemas, current = self.metadata.schemas, self.typing_schema
-        voids: dict[int, str] = {}
-        valued: dict[int, str] = {}
+        fields = [field for spec in self.specs.values() for field in spec.fields]
+        unknown = {field.field_id for field in fields if isinstance(field.transform, UnknownTransform)}
+        names = {one: ANY if one in unknown else str(kind) for one, kind in self.partition_types.items()}
+        return {
+            one: [(field.field_id, names[field.field_id]) for field in spec.fields] for one, spec in self.specs.items()
+        }
+
+    @cached_property
+    def partition_types(self) -> dict[int, IcebergType]:
+        """Partition field id -> the type of its values, string where the transform is unknown; see `spec_fields`."""
+        voids: dict[int, IcebergType] = {}
+        valued: dict[int, IcebergType] = {}
         for spec in self.specs.values():
-            kinds = spec_partition_type(spec, schemas, current).fields
+            kinds = spec_partition_type(spec, self.metadata.schemas, self.typing_schema).fields
             for field, kind in zip(spec.fields, kinds, strict=True):
                 types = voids if isinstance(field.transform, VoidTransform) else valued
-                types[field.field_id] = _type_name(kind, spec)
-        types = voids | valued
-        return {
-            one: [(field.field_id, types[field.field_id]) for field in spec.fields] for one, spec in self.specs.items()
-        }
+                types[field.field_id] = kind.field_type
+        return voids | valued
 
     @cached_property
     def partition_fields(self) -> dict[int, str]:
@@ -151,13 +157,7 @@ class TableState:
 
         Values of unknown transforms are text (`ANY`): they tell partitions apart and say nothing else.
         """
-        fields: dict[int, str] = {}
-        for spec_id, spec in sorted(self.specs.items()):
-            types = dict(self.spec_fields[spec_id])
-            for field in spec.fields:
-                if field.field_id not in fields or not isinstance(field.transform, VoidTransform):
-                    fields[field.field_id] = types[field.field_id]
-        return fields
+        return dict(field for _, fields in sorted(self.spec_fields.items()) for field in fields)
 
     # -- roots ------------------------------------------------------------------------------------------------------
 
@@ -372,12 +372,6 @@ def _primitives(fields: Mapping[int, NestedField]) -> dict[int, NestedField]:
 
 def _list_location(snapshot: Snapshot | None) -> str:
     return "" if snapshot is None else snapshot.manifest_list or f"snapshot {snapshot.snapshot_id}"
-
-
-def _type_name(field: NestedField, spec: PartitionSpec) -> str:
-    """The type that a partition field's values and bounds are decoded as."""
-    transform = next(one.transform for one in spec.fields if one.field_id == field.field_id)
-    return ANY if isinstance(transform, UnknownTransform) else str(field.field_type)
 
 
 def _manifest_ids(roots: pa.Table, file_format: str) -> list[int]:

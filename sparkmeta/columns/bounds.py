@@ -41,16 +41,13 @@ _BINARY_WITH_PARAMETERS: Final = ("fixed", "geometry", "geography")
 _DECIMAL: Final = re.compile(r"decimal\(\s*(\d+)\s*,\s*(\d+)\s*\)")
 _DAY_MICROS: Final = 86_400_000_000
 
-# Bounds that a type promotion left behind: the narrow form, and what one of its units is in the wide one.
+# Bounds that a type promotion left behind: the narrow type, its form, and what one of its units is in the wide one.
 _PROMOTED: Final = {
-    "long": ("<i4", 1),
-    "double": ("<f4", 1),
-    "timestamp": ("<i4", _DAY_MICROS),
-    "timestamp_ns": ("<i4", _DAY_MICROS * 1000),
+    "long": ("int", "<i4", 1),
+    "double": ("float", "<f4", 1),
+    "timestamp": ("date", "<i4", _DAY_MICROS),
+    "timestamp_ns": ("date", "<i4", _DAY_MICROS * 1000),
 }
-
-
-_NARROW: Final = {"long": "int", "double": "float", "timestamp": "date", "timestamp_ns": "date"}
 
 
 def bound_arrow_type(name: str) -> pa.DataType:
@@ -100,7 +97,9 @@ def reads_as(name: str, later: str) -> bool:
     if decimals[0] and decimals[1]:
         (digits, scale), (most, later_scale) = (map(int, one.groups()) for one in decimals if one)
         return digits <= most and scale == later_scale
-    return name in {later, _NARROW.get(later), "unknown"} or (name, later) == ("string", "binary")
+    if later in _PROMOTED and name == _PROMOTED[later][0]:
+        return True
+    return name in {later, "unknown"} or (name, later) == ("string", "binary")
 
 
 def encode_bounds(values: pa.Array) -> pa.BinaryArray:
@@ -137,7 +136,7 @@ def _numbers(values: pa.BinaryArray, type_name: str, arrow_type: pa.DataType) ->
     dtype = f"<f{width}" if pa.types.is_floating(arrow_type) else f"<i{width}"
     if type_name not in _PROMOTED:
         return _fixed_width(values, type_name, dtype)
-    narrow_dtype, unit = _PROMOTED[type_name]
+    _, narrow_dtype, unit = _PROMOTED[type_name]
     narrow = pc.equal(pc.binary_length(values), 4)
     if not pc.any(narrow).as_py():
         return _fixed_width(values, type_name, dtype)

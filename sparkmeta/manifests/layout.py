@@ -81,12 +81,12 @@ def write_manifest(table: pa.Table, content: str, properties: Mapping[str, str] 
     for spec in CONTENT_ENTRY:
         if spec.name not in _NEVER_IN[content]:
             field = _file_field(spec)
-            columns.append(_conformed(_chunk(table, spec.name), field))
+            columns.append(_conformed(whole(table.column(spec.name)), field))
             fields.append(field)
     if content == DATA and (offsets := _row_id_offsets(table)) is not None:
         columns.append(offsets)
         fields.append(_file_field(ROW_ID_OFFSET))
-    stats = _file_stats(_chunk(table, CONTENT_STATS))
+    stats = _file_stats(whole(table.column(CONTENT_STATS)))
     if stats is not None:
         columns.append(stats)
         fields.append(_with_id(pa.field(CONTENT_STATS, stats.type), CONTENT_STATS_ID))
@@ -96,12 +96,12 @@ def write_manifest(table: pa.Table, content: str, properties: Mapping[str, str] 
 
 def _row_id_offsets(table: pa.Table) -> pa.Array | None:
     """What stands between the leaf's first row id and each entry's; None where all entries have their own."""
-    own = _chunk(table, "first_row_id")
-    status = pc.struct_field(_chunk(table, "version_info"), "status")
+    own = whole(table.column("first_row_id"))
+    status = pc.struct_field(whole(table.column("version_info")), "status")
     counted = pc.and_(own.is_null(), pc.not_equal(status, int(Status.DELETED)))
     if not pc.any(counted).as_py():
         return None
-    rows = pc.if_else(counted, _chunk(table, "record_count"), 0)
+    rows = pc.if_else(counted, whole(table.column("record_count")), 0)
     before = pc.subtract(pc.cumulative_sum(rows), rows)
     return pc.if_else(counted, before, pa.scalar(None, pa.int64()))
 
@@ -311,8 +311,3 @@ def whole(values: pa.ChunkedArray | pa.Array) -> pa.Array:
     if values.num_chunks == 1:
         return values.chunk(0)
     return pa.concat_arrays(values.chunks) if values.num_chunks else pa.nulls(0, values.type)
-
-
-def _chunk(table: pa.Table, name: str) -> pa.Array:
-    column = table.column(name).combine_chunks()
-    return pc.cast(column, column.type) if isinstance(column, pa.ChunkedArray) else column

@@ -308,7 +308,7 @@ def tree_manifest_files(
         "first_row_id": leaves.column("first_row_id"),
         **{field.name: pc.struct_field(stats, field.name) for field in MANIFEST_STATS},
     }
-    arrays = [narrowed(_chunked(columns[field.name]), field.type) for field in MANIFEST_FILE_SCHEMA]
+    arrays = [narrowed(columns[field.name], field.type) for field in MANIFEST_FILE_SCHEMA]
     table = pa.Table.from_arrays(arrays, schema=MANIFEST_FILE_SCHEMA)
     rows = [_own_file(root, content) for content in _OWN_ENTRIES] if own else []
     return pa.concat_tables([table, pa.Table.from_pylist([row for row in rows if row], schema=MANIFEST_FILE_SCHEMA)])
@@ -326,10 +326,6 @@ def _own_file(root: Root, content: ContentType) -> dict[str, Any] | None:
         "sequence_number": pc.max(version(files, "sequence_number")).as_py(),
         **_own_counts(files),
     }
-
-
-def _chunked(values: Any) -> pa.ChunkedArray:
-    return values if isinstance(values, pa.ChunkedArray) else pa.chunked_array([values])
 
 
 def _partitions(

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from pyiceberg.transforms import VoidTransform
 from pyiceberg.types import (
     BinaryType,
     DateType,
@@ -27,7 +26,7 @@ from sparkmeta.columns import sql
 from sparkmeta.columns.sql import Sql
 from sparkmeta.columns.types import public_value
 from sparkmeta.plan.rows import partition_value
-from sparkmeta.spec.partitioning import partition_spec_to_json, spec_partition_type
+from sparkmeta.spec.partitioning import partition_spec_to_json
 from sparkmeta.spec.schema import schema_to_json
 
 if TYPE_CHECKING:
@@ -61,12 +60,7 @@ def task_json(splits: DataFrame, state: TableState, schema: Schema) -> DataFrame
 
 def partition_json(state: TableState) -> Sql:
     """An entry's partition tuple as a JSON object: partition field id -> single-value JSON, nulls left out."""
-    types = {}
-    for spec in state.specs.values():
-        kinds = spec_partition_type(spec, state.metadata.schemas, state.typing_schema).fields
-        for field, kind in zip(spec.fields, kinds, strict=True):
-            if field.field_id not in types or not isinstance(field.transform, VoidTransform):
-                types[field.field_id] = kind.field_type
+    types = state.partition_types
     values = [_single_value(partition_value(one), types[one]).alias(str(one)) for one in state.partition_fields]
     without_nulls = sql.call("map", "ignoreNullFields", "true")
     return sql.call("to_json", sql.struct(*values), without_nulls) if values else sql.lit("{}")

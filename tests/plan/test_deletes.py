@@ -238,3 +238,12 @@ def test_a_snapshot_of_before_a_column_was_replaced_is_read_by_its_own_types(
     assert found == {A: "x", B: "y"}
     assert [row.file_path for row in scan.filter("part = 'x' and id = 3").plan_files().collect()] == [A]
     assert scan.filter("part = 'x' and id = 7").plan_files().collect() == []
+
+
+def test_a_field_that_a_later_spec_made_void_keeps_its_type(table: HandmadeTable, spark: SparkSession) -> None:
+    by_bucket, void = ({**BY_PART[0], "transform": one} for one in ("bucket[4]", "void"))
+    table.specs = ((), (by_bucket,), (void,))
+    state = sm.load_table(table.write(), spark=spark).state
+    assert {one: str(kind) for one, kind in state.partition_types.items()} == {1000: "int"}
+    assert state.spec_fields == {0: [], 1: [(1000, "int")], 2: [(1000, "int")]}
+    assert state.partition_fields == {1000: "int"}
