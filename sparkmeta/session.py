@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
 from pyspark.errors import PySparkException, PySparkNotImplementedError, UnsupportedOperationException
 from pyspark.sql import SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
@@ -15,12 +17,17 @@ from sparkmeta.java import spark_java_home
 from sparkmeta.settings import Settings
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
-    import pyarrow as pa
     from pyspark.sql import DataFrame
 
 _GIB = 1 << 30
+_THREADS = 8
+
+# The optimizer itself computes what is selected of local rows, one by one and on the driver; of more than so many,
+# tasks do. A coalesce to more partitions than there are keeps it from that, and does nothing else.
+_INTERPRETED_ROWS = 1000
+_MANY_PARTITIONS = 1 << 16
 
 
 def local_session(
@@ -126,4 +133,31 @@ def local_frame(spark: SparkSession, table: pa.Table) -> DataFrame:
     Spark reads a small one without a job. An empty chunk would end what it reads of the table, so that there is none.
     """
     schema = from_arrow_schema(table.schema, prefer_timestamp_ntz=True)
-    return spark.createDataFrame(table.combine_chunks() if len(table) else [], schema)
+    return spark.createDataFrame(table.combine_chunks() if len(table) else table.schema.empty_table(), schema)
+
+
+def map_units(
+    spark: SparkSession,
+    units: pa.Table,
+    function: Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]],
+    schema: pa.Schema,
+    *,
+    here: bool,
+) -> DataFrame:
+    """What a function makes of units of work, rows of `schema`: lazily by tasks of Spark, or here, at once, by threads
+    of this process, for work that takes less than a job does."""
+    if not here:
+        return local_frame(spark, units).mapInArrow(function, from_arrow_schema(schema, prefer_timestamp_ntz=True))
+    made = map_here(units, function, schema)
+    frame = local_frame(spark, made)
+    return frame.coalesce(_MANY_PARTITIONS) if len(made) > _INTERPRETED_ROWS else frame
+
+
+def map_here(
+    units: pa.Table, function: Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]], schema: pa.Schema
+) -> pa.Table:
+    """What a function makes of units of work, each by a thread of this process."""
+    rows = [units.slice(place, 1).to_batches() for place in range(len(units))]
+    with ThreadPoolExecutor(_THREADS) as threads:
+        batches = [batch for made in threads.map(lambda row: list(function(row)), rows) for batch in made]
+    return pa.Table.from_batches(batches, schema)

@@ -37,10 +37,16 @@ class Settings:
     root_as_local_relation_bytes: int = _knob(
         32 * _MIB, "A manifest list up to this size is planned on the driver without a Spark job."
     )
+    driver_manifest_bytes: int = _knob(
+        64 * _MIB,
+        "Avro manifests up to this size altogether, of few entries, are decoded by threads of the driver when a plan "
+        "is made, which takes less time than a job; 0: always by tasks.",
+    )
     planning: Literal["auto", "join", "colocated"] = _knob(
         "auto",
-        "How deletion vectors of trees find their data files: join = Spark joins them, colocated = a task reads a data "
-        "leaf and the delete leaves affiliated to it, auto = colocated, but where few vectors stand beside many files.",
+        "How deletion vectors find their data files: join = Spark joins them, colocated = a task reads a data manifest "
+        "and the delete manifests that are affiliated to it (trees) or have deletes of the same partitions (Avro), "
+        "auto = colocated, but where that would take longer.",
         choices=("auto", "join", "colocated"),
     )
     manifest_cache: str = _knob(

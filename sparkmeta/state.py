@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
@@ -16,17 +17,17 @@ from pyiceberg.types import IcebergType, NestedField, PrimitiveType, StructType
 
 from sparkmeta.columns.bounds import ANY, reads_as
 from sparkmeta.errors import NoSuchSnapshotError, UnsupportedError
-from sparkmeta.manifests.avro.read import manifest_parts, read_avro_entries, spark_schema
+from sparkmeta.manifests.avro.read import decode_here, manifest_parts, read_avro_entries, spark_schema
 from sparkmeta.manifests.cached import open_cache, read_through_cache
 from sparkmeta.manifests.leaf_bytes import TreeContext
-from sparkmeta.manifests.manifest_list import decode_manifest_list, inline_manifest_list, root_entries
+from sparkmeta.manifests.manifest_list import decode_manifest_list, entry_count, inline_manifest_list, root_entries
 from sparkmeta.manifests.parquet import read_parquet_entries
 from sparkmeta.manifests.projection import FILE_COLUMNS, EntryProjection
 from sparkmeta.manifests.root import Root, read_root
 from sparkmeta.manifests.tree import Tree, TreeReader, tree_manifest_files, tree_roots
 from sparkmeta.settings import Settings, settings
 from sparkmeta.spec.avro_name import avro_name
-from sparkmeta.spec.entry import DELETE_FILE_PATH_ID, ContentType
+from sparkmeta.spec.entry import DELETE_FILE_PATH_ID, METRICS_MAP_IDS, ContentType
 from sparkmeta.spec.expressions import stats_field_id
 from sparkmeta.spec.metadata_model import TableMetadataV4
 from sparkmeta.spec.partitioning import partition_type, spec_partition_type
@@ -42,6 +43,13 @@ if TYPE_CHECKING:
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _PARQUET_MAGIC = b"PAR1"
+
+# What the driver may decode instead of a job: so many entries, so many where stats are tested, and that much less of
+# manifests whose entries are large or not counted.
+ENTRIES_HERE = 10_000
+TESTED_HERE = 150_000
+_WIDE = 16
+_UNCOUNTED = 8
 
 # Columns of metadata files that have no place in a table's schema: field id -> Iceberg type name.
 _METADATA_FIELDS = {DELETE_FILE_PATH_ID: "string"}
@@ -300,13 +308,35 @@ class TableState:
             known = dict(zip(ids.to_pylist(), lengths.to_pylist(), strict=True))
             frames += read_through_cache(self.spark, avro_parts, projection, self.reader, cache, known)
         elif len(avro_parts):
-            frames.append(read_avro_entries(self.spark, avro_parts, projection, self.reader))
+            here = self.decoded_here(roots, projection)
+            frames.append(read_avro_entries(self.spark, avro_parts, projection, self.reader, here=here))
         if parquet:
             whole = parts.filter(pc.and_(_among(parts, parquet), pc.equal(parts.column("part"), 0)))
             frames.append(read_parquet_entries(self.spark, whole, projection, self._partition_names))
         if not frames:
             return self.spark.createDataFrame([], spark_schema(projection))
         return reduce(lambda left, right: left.unionByName(right), frames)
+
+    def entries_here(self, roots: pa.Table, projection: EntryProjection) -> pa.Table | None:
+        """As `manifest_entries`, in Arrow on the driver; None where there are too many for that."""
+        if self.reader is None or self.tree is not None or not self._fits_driver(roots, projection, TESTED_HERE):
+            return None
+        return decode_here(manifest_parts(roots, projection, sys.maxsize), projection, self.reader)
+
+    def decoded_here(self, roots: pa.Table, projection: EntryProjection) -> bool:
+        """Whether Avro manifests are so few that threads of this process decode them, and bring the entries into Spark,
+        sooner than a job does. Of many entries a test of stats may leave few."""
+        few_left = projection.wanted is not None and projection.wanted.selective
+        return self._fits_driver(roots, projection, TESTED_HERE if few_left else ENTRIES_HERE)
+
+    def _fits_driver(self, roots: pa.Table, projection: EntryProjection, entries: int) -> bool:
+        """See the setting `driver_manifest_bytes`. Metrics maps are most of a manifest, and many stats are large."""
+        if self.reader is None or self.manifest_cache is not None or _manifest_ids(roots, "PARQUET"):
+            return False
+        wide = not METRICS_MAP_IDS.keys().isdisjoint(projection.columns) or len(projection.stats) > _WIDE
+        size, count = pc.sum(roots.column("file_size_in_bytes")).as_py() or 0, entry_count(roots)
+        most = self.settings.driver_manifest_bytes // ((_WIDE if wide else 1) * (_UNCOUNTED if count is None else 1))
+        return size <= most and (count or 0) <= entries
 
     @cached_property
     def _partition_names(self) -> dict[int, list[tuple[int, str]]]:

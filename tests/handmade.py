@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import struct
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from tests.manifests.avro_files import entry as avro_entry
 from tests.manifests.avro_files import field as avro_field
 from tests.manifests.test_manifest_list import V2
 
+COUNT = ["null", "int"]
 SNAPSHOT_ID = 10
 SEQUENCE = 5
 
@@ -40,6 +42,22 @@ _PARTITIONS = {
     1: [avro_field("part", 1000, ["null", "string"])],
     2: [avro_field("ratio", 1001, ["null", "double"])],
 }
+
+
+def _summary(spec_id: int, entries: list[dict[str, Any]]) -> dict[str, Any]:
+    """Of the one field of a spec."""
+    values = [next(iter(one["data_file"]["partition"].values())) for one in entries]
+    known = sorted(value for value in values if value is not None and str(value) != "nan")
+
+    def bound(value: Any) -> bytes:
+        return str(value).encode() if spec_id == 1 else struct.pack("<d", value)
+
+    return {
+        "contains_null": None in values,
+        "contains_nan": len(known) + values.count(None) < len(values),
+        "lower_bound": bound(known[0]) if known else None,
+        "upper_bound": bound(known[-1]) if known else None,
+    }
 
 
 def data(path: str, sequence: int | None = 1, **values: Any) -> dict[str, Any]:
@@ -81,7 +99,10 @@ def long_bounds(lower: int, upper: int, nulls: int | None = 0, field_id: int = 1
 
 @dataclass
 class HandmadeTable:
-    """A table of one snapshot. Each manifest is (content 0 or 1, spec id, entries); spec ids as in `_PARTITIONS`."""
+    """A table of one snapshot. Each manifest is (content 0 or 1, spec id, entries); spec ids as in `_PARTITIONS`.
+
+    summaries: the manifest list has partition summaries, and counts of every status.
+    """
 
     folder: Path
     version: int = 3
@@ -89,6 +110,7 @@ class HandmadeTable:
     properties: dict[str, str] = field(default_factory=dict)
     manifests: list[tuple[int, int, list[dict[str, Any]]]] = field(default_factory=list)
     block_bytes: int = 16_000
+    summaries: bool = False
 
     def add(self, content: int, spec_id: int, *entries: dict[str, Any]) -> HandmadeTable:
         self.manifests.append((content, spec_id, list(entries)))
@@ -98,7 +120,9 @@ class HandmadeTable:
         """The location of the metadata file, every file written."""
         (self.folder / "metadata").mkdir(parents=True, exist_ok=True)
         rows = [self._manifest(number, *one) for number, one in enumerate(self.manifests)]
-        fields = [*V2, avro_field("min_sequence_number", 516, "long"), avro_field("first_row_id", 520, LONG)]
+        counts = [avro_field("existing_files_count", 505, COUNT), avro_field("deleted_files_count", 506, COUNT)]
+        numbers = [avro_field("min_sequence_number", 516, "long"), avro_field("first_row_id", 520, LONG)]
+        fields = [*V2, *numbers, *counts]
         schema = {"type": "record", "name": "manifest_file", "fields": fields}
         self._write("snap.avro", avro_file(schema, rows))
         return self._write("v1.metadata.json", json.dumps(self.metadata()).encode())
@@ -114,8 +138,10 @@ class HandmadeTable:
             "manifest_length": len(bytes_),
             "partition_spec_id": spec_id,
             "added_snapshot_id": SNAPSHOT_ID,
-            "added_data_files_count": len(entries),
-            "partitions": None,
+            "added_data_files_count": sum(one["status"] == 1 for one in entries) if self.summaries else len(entries),
+            "existing_files_count": sum(one["status"] == 0 for one in entries) if self.summaries else None,
+            "deleted_files_count": sum(one["status"] == 2 for one in entries) if self.summaries else None,
+            "partitions": [_summary(spec_id, entries)] if self.summaries and spec_id else None,
             "content": content,
             "sequence_number": SEQUENCE,
             "min_sequence_number": 0,

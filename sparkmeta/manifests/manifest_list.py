@@ -206,3 +206,21 @@ def _typed_summary(
     bound = bound_arrow_type(type_name)
     fields = [*list(SUMMARY_TYPE)[:2], pa.field("lower_bound", bound), pa.field("upper_bound", bound)]
     return pa.StructArray.from_arrays(children, fields=fields, mask=pa.array(indices < 0))
+
+
+def live_count(manifests: pa.Table) -> int | None:
+    """How many entries of some manifests, rows of `root_entries`, are not DELETED; None where one does not say."""
+    return _count(manifests, "added_files_count", "existing_files_count")
+
+
+def entry_count(manifests: pa.Table) -> int | None:
+    """How many entries some manifests have; None where one does not say."""
+    return _count(manifests, "added_files_count", "existing_files_count", "deleted_files_count")
+
+
+def _count(manifests: pa.Table, *names: str) -> int | None:
+    stats = manifests.column("manifest_stats").combine_chunks()
+    counts = [pc.struct_field(stats, [name]).cast(pa.int64()) for name in names]
+    if any(one.null_count for one in counts):
+        return None
+    return sum(pc.sum(one).as_py() or 0 for one in counts)

@@ -34,11 +34,12 @@ class EntryFilter:
     """Which entries are of use: live ones, whose stats and partition tuple pass tests.
 
     A reader leaves the others out or not, as suits it; row ids are counted over all. partitions: the tests by spec id;
-    of other specs every tuple passes.
+    of other specs every tuple passes. selective: the stats are of columns of which partitions don't tell everything.
     """
 
     stats: AllOf
     partitions: tuple[tuple[int, AllOf], ...]
+    selective: bool = False
 
 
 @dataclass(frozen=True)

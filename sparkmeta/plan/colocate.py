@@ -1,12 +1,15 @@
-"""Co-planning: a data leaf and the delete leaves affiliated to it are read by one task, masked, and joined in Arrow.
+"""Co-planning: a data manifest and the delete manifests beside it are read by one task, masked, and joined in Arrow.
 
-No entry is shuffled, and none of a delete leaf crosses into the JVM but beside its data file (V4 proposal, Affinity).
+No entry is shuffled, and none of a delete manifest crosses into the JVM but beside its data file (V4 proposal,
+Affinity). What stands beside a data leaf of a tree is affiliated to it; what stands beside an Avro manifest has deletes
+of the same partitions.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -16,16 +19,17 @@ import pyarrow.compute as pc
 
 from sparkmeta.columns import sql
 from sparkmeta.errors import ValidationError
-from sparkmeta.manifests.avro.read import PART_SCHEMA, part_of, schema_of
+from sparkmeta.manifests.avro.decode import decode_manifest
+from sparkmeta.manifests.avro.read import PART_SCHEMA, manifest_parts, part_of
 from sparkmeta.manifests.entries import as_numbers
 from sparkmeta.manifests.layout import whole
 from sparkmeta.manifests.leaf_bytes import TreeContext, decode_tree_manifest
 from sparkmeta.manifests.projection import CONTENT_STATS, MANIFEST, ORDINAL, PARTITION, EntryFilter, EntryProjection
 from sparkmeta.manifests.tree import leaf_units
 from sparkmeta.manifests.vectors import VECTOR_SCHEMA, vector_ordinals
-from sparkmeta.plan.deletes import BROADCAST_DELETES, DELETES_TYPE, TWO_VECTORS, VECTOR_COLUMNS, live_count
+from sparkmeta.plan.deletes import DELETES_TYPE, TWO_VECTORS, is_vector, vector_projection
 from sparkmeta.plan.rows import manifest_path
-from sparkmeta.session import local_frame
+from sparkmeta.session import map_units
 from sparkmeta.spec.entry import ContentType, Status
 
 if TYPE_CHECKING:
@@ -33,14 +37,11 @@ if TYPE_CHECKING:
 
     from sparkmeta.columns.array_tests import Source
     from sparkmeta.columns.sql import Sql
+    from sparkmeta.manifests.tree import Tree
     from sparkmeta.plan.prune import ScanFilter
+    from sparkmeta.plan.strategy import Colocation
     from sparkmeta.state import TableState
     from sparkmeta.storage.files import ExecutorReader
-
-# Vectors that are few enough to be broadcast are joined where they stand beside many data entries: a task that reads
-# leaves together takes longer for each entry than Spark's reader does, and the join longer for each vector and at all.
-_FEW_ENTRIES = 250_000
-_ENTRIES_A_VECTOR = 10
 
 # What a task tells of the deletion vector beside a data entry, flat: nested columns are slow to bring into the JVM.
 _VECTOR = pa.schema(
@@ -59,13 +60,17 @@ _LEAF = pa.struct([*PART_SCHEMA, pa.field("mask", pa.struct(list(VECTOR_SCHEMA))
 _UNITS = pa.schema([pa.field("data", _LEAF), pa.field("deletes", pa.list_(_LEAF))])
 
 
+# Entries of an Avro manifest that find their vectors at once: fewer tables of vectors are made then, of one for each.
+_JOINED_AT_ONCE = 1 << 16
+
+
 @dataclass(frozen=True)
 class _Task:
-    """What a task needs besides its leaves; it travels to executors."""
+    """What a task needs besides its manifests; it travels to executors. context: of leaves; None for Avro manifests."""
 
     data: EntryProjection
     deletes: EntryProjection
-    context: TreeContext
+    context: TreeContext | None
     reader: ExecutorReader
 
     @property
@@ -73,93 +78,30 @@ class _Task:
         return pa.schema([*self.data.schema, *_VECTOR])
 
 
-@dataclass(frozen=True)
-class Colocation:
-    """Which of a scan's manifests tasks read together, and why.
+def colocated_entries(scan_filter: ScanFilter, groups: Colocation, data: EntryProjection) -> DataFrame:
+    """The live entries of data manifests, each with its deletion vector from the delete manifests that stand beside.
 
-    data, deletes: leaves that belong together; none where the vectors are joined by Spark. other_data, other_deletes:
-    the rest. reason: of the choice, for the report.
-    """
+    data: what to read of data entries.
 
-    data: pa.Table
-    deletes: pa.Table
-    other_data: pa.Table
-    other_deletes: pa.Table
-    reason: str
-
-    @property
-    def used(self) -> bool:
-        return len(self.deletes) > 0
-
-
-def consumed_deletes(deletes: pa.Table, data: pa.Table, state: TableState) -> pa.Table:
-    """The delete manifests without those that are affiliated to data leaves which a scan does not open.
-
-    One that is affiliated to no live leaf is as good as unaffiliated (semantics of the V4 proposal: affinity is a hint
-    of the writer's, and a lost one must not bring rows back).
-    """
-    if state.tree is None or not len(deletes):
-        return deletes
-    target = deletes.column("referenced_file")
-    leaves = state.tree.root.leaves
-    live = leaves.filter(pc.equal(leaves.column("content_type"), int(ContentType.DATA_MANIFEST))).column("location")
-    opened = data.column("location")
-    pruned = pc.and_(pc.is_in(target, live.combine_chunks()), pc.invert(pc.is_in(target, opened.combine_chunks())))
-    return deletes.filter(pc.invert(pc.fill_null(pruned, False)))
-
-
-def colocation(scan_filter: ScanFilter, data: pa.Table, deletes: pa.Table) -> Colocation:
-    """Which of the manifests that a scan opens to read together: see the setting `planning`."""
-    nothing = Colocation(data.slice(0, 0), deletes.slice(0, 0), data, deletes, "")
-    state = scan_filter.state
-    asked = state.settings.planning
-    if state.tree is None or not len(deletes):
-        return replace(nothing, reason="join: the scan opens no delete leaf of a tree")
-    beside = _affiliated(state, data, deletes)
-    if not pc.any(beside).as_py():
-        return replace(nothing, reason="join: no delete leaf is affiliated to a data leaf that the scan opens")
-    chosen = deletes.filter(beside)
-    vectors = live_count(chosen) or 0
-    if asked == "join":
-        return replace(nothing, reason="join: the setting planning says so")
-    if state.reader is None:
-        return replace(nothing, reason="join: executors can't open files themselves")
-    together = pc.is_in(data.column("location"), chosen.column("referenced_file").combine_chunks())
-    beside_them = live_count(data.filter(together))
-    many = beside_them is None or beside_them > _FEW_ENTRIES + _ENTRIES_A_VECTOR * vectors
-    if asked == "auto" and vectors <= BROADCAST_DELETES and many:
-        return replace(nothing, reason=f"join: {vectors:,} deletion vectors are few enough to be broadcast")
-    why = f"colocated: {vectors:,} deletion vectors stand in {len(chosen):,} delete leaves affiliated to data leaves"
-    return Colocation(
-        data.filter(together), chosen, data.filter(pc.invert(together)), deletes.filter(pc.invert(beside)), why
-    )
-
-
-def _affiliated(state: TableState, data: pa.Table, deletes: pa.Table) -> pa.Array:
-    """Which delete leaves belong to a data leaf that is opened, both in the layout of trees."""
-    assert state.tree is not None
-    targets = data.filter(state.tree.has_tree_layout(data)).column("location").combine_chunks()
-    return pc.and_(state.tree.has_tree_layout(deletes), pc.is_in(deletes.column("referenced_file"), targets))
-
-
-def colocated_entries(state: TableState, data: pa.Table, deletes: pa.Table, projection: EntryProjection) -> DataFrame:
-    """The live entries of data leaves, each with its deletion vector from the delete leaves affiliated to the leaf.
-
-    data, deletes: rows of `tree_roots`; every one of `deletes` refers to one of `data`.
-
-    Columns: those of `projection`, and what `with_vector` makes the deletes of.
+    Columns: those of `data`, and what `with_vector` makes the deletes of.
 
     Raises, when it runs:
         ValidationError: two DVs for one file, a DV older than its file or of another partition, a DV in a delete leaf
             whose data leaf does not have the file.
-        CorruptFileError: a leaf or a bitmap that is none.
+        CorruptFileError: a manifest or a bitmap that is none.
     """
-    context, reader = state.tree_context, state.reader
-    assert context is not None
+    state = scan_filter.state
+    reader = state.reader
     assert reader is not None
-    task = _Task(projection, state.projection(VECTOR_COLUMNS), context, reader)
-    units = local_frame(state.spark, _units(state, data, deletes))
-    return units.mapInArrow(partial(_join_leaves, task), schema_of(task.schema))
+    context = state.tree_context if state.tree is not None else None
+    task = _Task(data, vector_projection(scan_filter), context, reader)
+    if groups.vectors is not None:
+        parts = manifest_parts(groups.data, data, sys.maxsize)
+        join = partial(_join_here, task, _one_a_file(groups.vectors))
+        return map_units(state.spark, parts, join, task.schema, here=True)
+    rows = _leaf_units(state.tree, groups) if state.tree is not None else _manifest_units(state, groups, data)
+    units = pa.Table.from_pylist(rows, schema=_UNITS)
+    return map_units(state.spark, units, partial(_join_manifests, task), task.schema, here=False)
 
 
 def with_vector(own: Sql, deletes: pa.Table) -> Sql:
@@ -189,43 +131,120 @@ def with_vector(own: Sql, deletes: pa.Table) -> Sql:
     return sql.when(sql.col("vector_location").isNull(), own).otherwise(merged)
 
 
-def _units(state: TableState, data: pa.Table, deletes: pa.Table) -> pa.Table:
+def _leaf_units(tree: Tree, groups: Colocation) -> list[dict[str, Any]]:
     """A row a data leaf, as `_UNITS`."""
-    tree = state.tree
-    assert tree is not None
     masks = {row[MANIFEST]: row for row in tree.vectors.to_pylist()}
 
     def leaves(roots: pa.Table) -> list[dict[str, Any]]:
         return [{**row, "mask": masks.get(row[MANIFEST])} for row in leaf_units(roots).to_pylist()]
 
-    affiliated: dict[str, list[dict[str, Any]]] = {}
-    for leaf, target in zip(leaves(deletes), deletes.column("referenced_file").to_pylist(), strict=True):
-        affiliated.setdefault(target, []).append(leaf)
-    rows = [{"data": leaf, "deletes": affiliated.get(leaf["location"], [])} for leaf in leaves(data)]
-    return pa.Table.from_pylist(rows, schema=_UNITS)
+    deletes = {one[MANIFEST]: one for one in leaves(groups.deletes)}
+    return [
+        {"data": leaf, "deletes": [deletes[one] for one in groups.beside[leaf[MANIFEST]]]}
+        for leaf in leaves(groups.data)
+    ]
 
 
-def _join_leaves(task: _Task, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def _manifest_units(state: TableState, groups: Colocation, data: EntryProjection) -> list[dict[str, Any]]:
+    """A row a part of a data manifest, as `_UNITS`, in the order in which neighbours share delete manifests."""
+    parts: dict[int, list[dict[str, Any]]] = {one: [] for one in groups.beside}
+    for row in manifest_parts(groups.data, data, state.settings.split_manifest_bytes).to_pylist():
+        parts[row[MANIFEST]].append(row)
+    deletes = {row[MANIFEST]: row for row in leaf_units(groups.deletes).to_pylist()}
+    return [
+        {"data": part, "deletes": [deletes[other] for other in others]}
+        for one, others in groups.beside.items()
+        for part in parts[one]
+    ]
+
+
+def _join_manifests(task: _Task, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    join = _join_leaves if task.context is not None else _join_avro
+    vectors = _Vectors(task)
     for batch in batches:
         for unit in batch.to_pylist():
-            data = _read(task, unit["data"], task.data)
-            vectors = pa.concat_tables([_live(_read(task, one, task.deletes), task, one) for one in unit["deletes"]])
-            found = _vectors_of(data, vectors, unit["data"]["location"])
-            joined = pa.Table.from_arrays([*data.columns, *found], schema=task.schema)
-            live = _live(joined, task, unit["data"])
-            yield from (live if task.data.wanted is None else _wanted(live, task.data, task.data.wanted)).to_batches()
+            yield from join(task, unit["data"], vectors.of(unit["deletes"]))
 
 
-def _read(task: _Task, leaf: Mapping[str, Any], projection: EntryProjection) -> pa.Table:
-    """Every entry of a leaf."""
-    batches = decode_tree_manifest(task.reader.read(leaf["location"]), part_of(dict(leaf)), projection, task.context)
+def _join_here(task: _Task, vectors: pa.Table, parts: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    for batch in parts:
+        for part in batch.to_pylist():
+            yield from _join_avro(task, part, vectors)
+
+
+def _join_leaves(task: _Task, leaf: Mapping[str, Any], vectors: pa.Table) -> Iterator[pa.RecordBatch]:
+    data = _table(_read(task, leaf, task.data), task.data)
+    _refuse_unknown(data, vectors, leaf["location"])
+    live = _live(_beside(task, data, vectors), task, leaf)
+    yield from (live if task.data.wanted is None else _wanted(live, task.data, task.data.wanted)).to_batches()
+
+
+def _join_avro(task: _Task, part: Mapping[str, Any], vectors: pa.Table) -> Iterator[pa.RecordBatch]:
+    pending: list[pa.RecordBatch] = []
+    for batch in _read(task, part, task.data):
+        pending.append(batch)
+        if sum(map(len, pending)) >= _JOINED_AT_ONCE:
+            yield from _beside(task, _table(pending, task.data), vectors).to_batches()
+            pending = []
+    yield from _beside(task, _table(pending, task.data), vectors).to_batches()
+
+
+def _beside(task: _Task, data: pa.Table, vectors: pa.Table) -> pa.Table:
+    return pa.Table.from_arrays([*data.columns, *_vectors_of(data, vectors)], schema=task.schema)
+
+
+def _read(task: _Task, manifest: Mapping[str, Any], projection: EntryProjection) -> Iterable[pa.RecordBatch]:
+    """Every entry of a leaf; of an Avro manifest those that the projection wants."""
+    content, part = task.reader.read(manifest["location"]), part_of(manifest)
+    if task.context is None:
+        return decode_manifest(content, part, projection)
+    return decode_tree_manifest(content, part, projection, task.context)
+
+
+def _table(batches: Iterable[pa.RecordBatch], projection: EntryProjection) -> pa.Table:
     return pa.Table.from_batches(batches, projection.schema).combine_chunks()
+
+
+class _Vectors:
+    """The live vectors of the delete manifests beside the data manifest that a task is at. What stands beside the next
+    one too is not read twice."""
+
+    def __init__(self, task: _Task) -> None:
+        self._task = task
+        self._held: dict[int, pa.Table] = {}
+        self._all = task.deletes.schema.empty_table()
+
+    def of(self, manifests: Sequence[Mapping[str, Any]]) -> pa.Table:
+        """Raises ValidationError for a delete that is no vector, and for two vectors of one file."""
+        if [one[MANIFEST] for one in manifests] != [*self._held]:
+            held = self._held
+            self._held = {}
+            for one in manifests:
+                known = held.get(one[MANIFEST])
+                self._held[one[MANIFEST]] = self._decoded(one) if known is None else known
+            self._all = _one_a_file(pa.concat_tables(self._held.values()))
+        return self._all
+
+    def _decoded(self, manifest: Mapping[str, Any]) -> pa.Table:
+        task = self._task
+        return _live(_table(_read(task, manifest, task.deletes), task.deletes), task, manifest)
+
+
+def _one_a_file(vectors: pa.Table) -> pa.Table:
+    """The deletes, if all are vectors and no two of one data file; else a ValidationError."""
+    problem = "a delete manifest of deletion vectors holds a delete file that is no vector: "
+    _refuse(_one(vectors, "location"), pc.invert(is_vector(vectors)), problem)
+    targets = _one(vectors, "referenced_file")
+    if pc.count_distinct(targets).as_py() < len(targets):
+        counts = pc.value_counts(targets)
+        _refuse(counts.field("values"), pc.greater(counts.field("counts"), 1), TWO_VECTORS)
+    return vectors.combine_chunks()
 
 
 def _live(entries: pa.Table, task: _Task, leaf: Mapping[str, Any]) -> pa.Table:
     """Without DELETED and masked entries; `entries` are all of the leaf's."""
     kept = pc.not_equal(pc.struct_field(entries.column("version_info"), "status"), int(Status.DELETED))
-    if leaf["mask"] is not None:
+    if leaf.get("mask") is not None:
         unmasked = np.ones(len(entries), np.bool_)
         for ordinals in vector_ordinals(leaf["mask"], task.reader):
             unmasked[ordinals.to_numpy()] = False
@@ -254,16 +273,10 @@ def _wanted(entries: pa.Table, projection: EntryProjection, wanted: EntryFilter)
     return entries.filter(kept)
 
 
-def _vectors_of(data: pa.Table, vectors: pa.Table, leaf: str) -> Sequence[pa.Array]:
+def _vectors_of(data: pa.Table, vectors: pa.Table) -> Sequence[pa.Array]:
     """The vector of each data entry, as `_VECTOR`; null where it has none."""
-    paths, targets = (pc.fill_null(one, "") for one in (_one(data, "location"), _one(vectors, "referenced_file")))
-    _require_vectors(vectors)
-    problem = f"a deletion vector in a delete manifest affiliated to {leaf}, which does not have the file"
-    _refuse(targets, pc.invert(pc.is_in(targets, paths)), problem)
-    if pc.count_distinct(targets).as_py() < len(targets):
-        counts = pc.value_counts(targets)
-        _refuse(counts.field("values"), pc.greater(counts.field("counts"), 1), TWO_VECTORS.strip())
-    places = pc.index_in(paths, targets)
+    paths = _one(data, "location")
+    places = pc.index_in(paths, _one(vectors, "referenced_file"))
     _check(data, vectors, places, paths)
     location = _one(vectors, "deletion_vector")
     columns = [
@@ -279,10 +292,11 @@ def _vectors_of(data: pa.Table, vectors: pa.Table, leaf: str) -> Sequence[pa.Arr
     return [column.take(places) for column in columns]
 
 
-def _require_vectors(vectors: pa.Table) -> None:
-    kinds, formats = _one(vectors, "content_type"), _one(vectors, "file_format")
-    other = pc.or_(pc.not_equal(kinds, int(ContentType.POSITION_DELETES)), pc.not_equal(formats, "PUFFIN"))
-    _refuse(_one(vectors, "location"), other, "an affiliated delete manifest holds a delete file that is no vector")
+def _refuse_unknown(data: pa.Table, vectors: pa.Table, leaf: str) -> None:
+    """ValidationError for a vector of a file that the data leaf, whose delete leaf has it, does not have."""
+    targets = _one(vectors, "referenced_file")
+    problem = f"a deletion vector in a delete manifest affiliated to {leaf}, which does not have the file: "
+    _refuse(targets, pc.invert(pc.is_in(targets, _one(data, "location"))), problem)
 
 
 def _check(data: pa.Table, vectors: pa.Table, places: pa.Array, paths: pa.Array) -> None:
@@ -291,15 +305,15 @@ def _check(data: pa.Table, vectors: pa.Table, places: pa.Array, paths: pa.Array)
     live = pc.and_(places.is_valid(), pc.not_equal(info.field("status"), int(Status.DELETED)))
     sequence = _one(vectors, "version_info").field("sequence_number").take(places)
     own = info.field("sequence_number")
-    for values in (sequence, own):
-        _refuse(paths, pc.and_(live, values.is_null()), "no sequence number is known for the file or its vector")
-    _refuse(paths, pc.and_(live, pc.less(sequence, own)), "a deletion vector is older than its data file")
+    for values, what in ((own, "data file"), (sequence, "the deletion vector of")):
+        _refuse(paths, pc.and_(live, values.is_null()), f"no sequence number is known for {what} ")
+    _refuse(paths, pc.and_(live, pc.less(sequence, own)), "a deletion vector is older than its data file: ")
     same = pc.equal(_one(vectors, "partition_spec_id").take(places), _one(data, "partition_spec_id"))
     if PARTITION in data.column_names:
         theirs = _one(vectors, PARTITION).take(places)
         for one, other in zip(_one(data, PARTITION).flatten(), theirs.flatten(), strict=True):
             same = pc.and_(same, _same(one, other))
-    problem = "a delete file has another partition spec or partition than its data file"
+    problem = "a delete file has another partition spec or partition than its data file: "
     _refuse(paths, pc.and_(live, pc.invert(same)), problem)
 
 
@@ -314,7 +328,7 @@ def _same(one: pa.Array, other: pa.Array) -> pa.Array:
 def _refuse(paths: pa.Array, wrong: pa.Array, problem: str) -> None:
     found = pc.indices_nonzero(pc.fill_null(wrong, False))
     if len(found):
-        raise ValidationError(f"{problem}: {paths[found[0].as_py()]}")
+        raise ValidationError(f"{problem}{paths[found[0].as_py()]}")
 
 
 def _one(table: pa.Table, name: str) -> pa.Array:

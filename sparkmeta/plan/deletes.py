@@ -23,10 +23,11 @@ from pyspark.sql.types import ArrayType, IntegerType, LongType, StringType, Stru
 from sparkmeta.columns import sql
 from sparkmeta.columns.sql import Sql
 from sparkmeta.errors import ValidationError
+from sparkmeta.manifests.manifest_list import live_count
 from sparkmeta.manifests.projection import CONTENT_STATS, EntryProjection
 from sparkmeta.plan.prune import ScanFilter, is_live, matching_entries, wanted_entries
 from sparkmeta.plan.rows import manifest_path, partition_value
-from sparkmeta.spec.entry import DELETE_FILE_PATH_ID, ContentType
+from sparkmeta.spec.entry import DELETE_FILE_PATH_ID, ContentType, Status
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -59,7 +60,7 @@ DELETES_TYPE = ArrayType(
 # Groups of at most this many delete files are broadcast; more are joined by hash, partition by partition.
 BROADCAST_DELETES = 100_000
 
-VECTOR_COLUMNS = (
+_VECTOR_COLUMNS = (
     "content_type",
     "location",
     "file_format",
@@ -70,7 +71,7 @@ VECTOR_COLUMNS = (
     "file_size_in_bytes",
     "referenced_file",
 )
-_DELETE_COLUMNS = (*VECTOR_COLUMNS, "equality_ids")
+_DELETE_COLUMNS = (*_VECTOR_COLUMNS, "equality_ids")
 
 _KEY, _PATH = "delete_key", "delete_path"
 
@@ -100,46 +101,55 @@ class DeleteEntries:
         return F.broadcast(frame) if self.few else frame.hint("shuffle_hash")
 
 
-def delete_entries(scan_filter: ScanFilter, manifests: pa.Table) -> DeleteEntries:
+def delete_entries(scan_filter: ScanFilter, manifests: pa.Table, vectors_only: bool | None = None) -> DeleteEntries:
     """The live entries of the delete manifests that may hold deletes for the filter.
+
+    vectors_only: what `only_vectors` says of them, where that was asked before.
 
     Their stats describe deleted rows, so the row filter prunes equality deletes as it prunes data files.
     """
     if not len(manifests):
         return DeleteEntries(None, manifests, 0, frozenset())
     state = scan_filter.state
-    equality_ids = _equality_ids(scan_filter, manifests)
+    equality_ids = frozenset() if vectors_only else _equality_ids(scan_filter, manifests)
+    if vectors_only is None:
+        vectors_only = not equality_ids and only_vectors(state, manifests)
     pruned_by = frozenset() if scan_filter.ignore_residuals else scan_filter.stats_ids
     stats = {DELETE_FILE_PATH_ID, *equality_ids, *pruned_by}
     by_stats = not scan_filter.ignore_residuals
     wanted = wanted_entries(scan_filter, by_stats=by_stats)
     projection = replace(state.projection(_DELETE_COLUMNS, stats), wanted=wanted)
-    count = live_count(manifests)
-    only_vectors = not equality_ids and _only_vectors(state, manifests, count)
     kept = matching_entries(state.entries(manifests, projection), scan_filter, by_stats=by_stats)
-    return DeleteEntries(kept, manifests, count, equality_ids, only_vectors)
+    return DeleteEntries(kept, manifests, live_count(manifests), equality_ids, vectors_only)
 
 
-def _only_vectors(state: TableState, manifests: pa.Table, count: int | None) -> bool:
-    """Whether deletes that compare no columns are all deletion vectors.
+def only_vectors(state: TableState, manifests: pa.Table) -> bool:
+    """Whether all live deletes are deletion vectors that name their data file.
 
-    So they are in trees. Else nothing tells but the entries: a job looks, where there are so many that knowing it saves
-    more than that.
+    Those of trees are, but for equality deletes. Else nothing tells but the entries: the driver looks at few, and a job
+    at many, since knowing it saves more than that takes.
     """
     if state.tree is not None and not state.tree.is_upgraded:
         return True
-    if state.metadata.format_version < 3 or (count is not None and count <= BROADCAST_DELETES):
+    if state.metadata.format_version < 3:
         return False
     projection = EntryProjection.of(("content_type", "file_format", "version_info", "referenced_file"))
+    if (entries := state.entries_here(manifests, projection)) is not None:
+        return all_vectors(entries)
     others = is_live() & ~(_is_vector() & sql.col("referenced_file").isNotNull())
     return state.entries(manifests, projection).where(others.text).count() == 0
 
 
-def live_count(manifests: pa.Table) -> int | None:
-    """How many entries of some manifests are not DELETED; None where one does not say."""
-    stats = manifests.column("manifest_stats").combine_chunks()
-    counts = pc.add(stats.field("added_files_count"), stats.field("existing_files_count"))
-    return None if counts.null_count else pc.sum(counts).as_py()
+def vector_projection(scan_filter: ScanFilter) -> EntryProjection:
+    """What is read of deletion vectors: those that may be of use for the filter."""
+    wanted = wanted_entries(scan_filter, by_stats=False)
+    return replace(scan_filter.state.projection(_VECTOR_COLUMNS), wanted=wanted)
+
+
+def all_vectors(entries: pa.Table) -> bool:
+    """Whether the live ones of some delete entries are all deletion vectors that name their data file."""
+    dead = pc.equal(pc.struct_field(entries.column("version_info"), "status"), int(Status.DELETED))
+    return pc.all(pc.or_(is_vector(entries), dead)).as_py() is not False
 
 
 def _equality_ids(scan_filter: ScanFilter, manifests: pa.Table) -> frozenset[int]:
@@ -331,6 +341,13 @@ _FLOATS = ("float", "double")
 def _is_vector() -> Sql:
     position = sql.col("content_type") == int(ContentType.POSITION_DELETES)
     return position & (sql.col("file_format") == "PUFFIN")
+
+
+def is_vector(entries: pa.Table) -> pa.ChunkedArray:
+    """As `_is_vector` and with a path, of entries in Arrow: which are deletion vectors that name their data file."""
+    position = pc.equal(entries.column("content_type"), int(ContentType.POSITION_DELETES))
+    vector = pc.and_(position, pc.equal(entries.column("file_format"), "PUFFIN"))
+    return pc.and_(vector, entries.column("referenced_file").is_valid())
 
 
 def _vector_path() -> Sql:

@@ -16,7 +16,7 @@ from pyspark.sql.types import ArrayType, DataType, IntegerType, LongType, String
 
 from sparkmeta.columns import sql
 from sparkmeta.columns.sql import Aliased
-from sparkmeta.plan.colocate import Colocation, colocated_entries, colocation, consumed_deletes, with_vector
+from sparkmeta.plan.colocate import colocated_entries, with_vector
 from sparkmeta.plan.deletes import DELETES, DELETES_TYPE, attach_deletes, delete_entries
 from sparkmeta.plan.prune import (
     ScanFilter,
@@ -27,6 +27,7 @@ from sparkmeta.plan.prune import (
     wanted_entries,
 )
 from sparkmeta.plan.rows import manifest_path, public_partition, public_partition_type
+from sparkmeta.plan.strategy import Colocation, colocation, consumed_deletes
 from sparkmeta.spec.entry import ContentType
 
 if TYPE_CHECKING:
@@ -104,7 +105,7 @@ def plan_files(scan_filter: ScanFilter, manifests: PlannedManifests, *extra: Ali
         ValidationError: two DVs for one file, a DV older than its file, deletes of another partition than their file.
     """
     state, groups = scan_filter.state, manifests.colocated
-    deletes = delete_entries(scan_filter, groups.other_deletes)
+    deletes = delete_entries(scan_filter, groups.other_deletes, groups.only_vectors)
     if not groups.used:
         data = data_entries(scan_filter, manifests.data, deletes.equality_ids)
         planned = attach_deletes(data, deletes, state)
@@ -134,9 +135,8 @@ def data_entries(scan_filter: ScanFilter, manifests: pa.Table, stats_ids: Iterab
 
 def _beside_vectors(scan_filter: ScanFilter, groups: Colocation, stats_ids: Iterable[int]) -> DataFrame:
     """As `data_entries`, with the columns that `with_vector` takes: null for leaves that no delete leaf belongs to."""
-    state = scan_filter.state
     projection = replace(data_projection(scan_filter, stats_ids), wanted=wanted_entries(scan_filter))
-    joined = colocated_entries(state, groups.data, groups.deletes, projection)
+    joined = colocated_entries(scan_filter, groups, projection)
     beside = matching_entries(joined, scan_filter)
     if not len(groups.other_data):
         return beside

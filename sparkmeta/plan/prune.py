@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyiceberg.expressions import AlwaysFalse, AlwaysTrue, BooleanExpression
+from pyiceberg.transforms import IdentityTransform
 
 from sparkmeta.columns import sql
 from sparkmeta.columns.array_skipping import partition_tests, stats_tests, summary_tests
@@ -58,6 +59,15 @@ class ScanFilter:
     def stats_ids(self) -> frozenset[int]:
         """The columns whose stats the filter looks at."""
         return frozenset(referenced_ids(self.row_filter))
+
+    @property
+    def undecided_ids(self) -> frozenset[int]:
+        """The columns of the filter that some spec has no identity partition of."""
+        identities = [
+            {field.source_id for field in spec.fields if isinstance(field.transform, IdentityTransform)}
+            for spec in self.state.specs.values()
+        ]
+        return self.stats_ids.difference(frozenset.intersection(*map(frozenset, identities)))
 
     @property
     def partition_sources(self) -> frozenset[int]:
@@ -237,7 +247,10 @@ def matching_entries(entries: DataFrame, scan_filter: ScanFilter, *, by_stats: b
 def wanted_entries(scan_filter: ScanFilter, *, by_stats: bool = True) -> EntryFilter:
     """What of `matching_entries` tasks that decode manifests can tell: the rest never reaches Spark."""
     tuples = tuple((spec_id, partition_tests(one)) for spec_id, one in scan_filter.partition_filters.items())
-    return EntryFilter(stats_tests(scan_filter.row_filter) if by_stats else AllOf(), tuples)
+    if not by_stats:
+        return EntryFilter(AllOf(), tuples)
+    tests = stats_tests(scan_filter.row_filter)
+    return EntryFilter(tests, tuples, selective=bool(tests.tests) and bool(scan_filter.undecided_ids))
 
 
 def residual_json(scan_filter: ScanFilter) -> Sql:

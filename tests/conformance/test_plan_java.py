@@ -17,6 +17,7 @@ from __future__ import annotations
 import math
 from functools import reduce
 from typing import TYPE_CHECKING, Any
+from zlib import crc32
 
 import pytest
 from py4j.protocol import Py4JJavaError
@@ -34,6 +35,8 @@ from tests.peers.java import NOW, At
 from tests.peers.slices import SOAK, slice_of
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from pyspark.sql import SparkSession
 
     from tests.peers.corpus import PeerTable
@@ -49,6 +52,16 @@ SNAPSHOTS = 6
 @pytest.fixture(scope="module")
 def corpus(spark: SparkSession, java_warehouse: str) -> peers.Corpus:
     return peers.corpus(spark, java_warehouse)
+
+
+@pytest.fixture(autouse=True)
+def _decoded(request: pytest.FixtureRequest, spark: SparkSession) -> Iterator[None]:
+    """Each table's manifests are decoded on the driver in one of the two tests, and by tasks in the other."""
+    name = request.node.callspec.params["name"]
+    by_tasks = (crc32(name.encode()) + ("filters" in request.node.name)) % 2
+    spark.conf.set("spark.sparkmeta.driver-manifest-bytes", "0" if by_tasks else "64m")
+    yield
+    spark.conf.unset("spark.sparkmeta.driver-manifest-bytes")
 
 
 @pytest.mark.parametrize("name", slice_of(peers.names()))

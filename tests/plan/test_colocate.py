@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import sparkmeta as sm
-from sparkmeta.plan import colocate, deletes
+from sparkmeta.plan import deletes, strategy
 from tests.trees import BY_PART, Entry, TreeTable, data, equality_deletes
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ def tree(tmp_path: Path) -> TreeTable:
 def _many(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Deletes that are too many to be broadcast are joined in another way."""
     if request.param == "many":
-        for module in (deletes, colocate):
+        for module in (deletes, strategy):
             monkeypatch.setattr(module, "BROADCAST_DELETES", 0)
 
 
@@ -42,11 +42,11 @@ def planning(spark: SparkSession) -> Iterator[None]:
 def plans(table: sm.Table, spark: SparkSession, row_filter: str = "true") -> dict[str, list[dict[str, Any]]]:
     """Data file -> its deletes; the same by every strategy."""
     found = {}
-    for strategy in STRATEGIES:
-        spark.conf.set(PLANNING, strategy)
+    for one in STRATEGIES:
+        spark.conf.set(PLANNING, one)
         rows = sm.load_table(table.location(), spark=spark).scan(row_filter).plan_files().collect()
         assert len({row["file_path"] for row in rows}) == len(rows)
-        found[strategy] = {row["file_path"]: [one.asDict(True) for one in row["deletes"]] for row in rows}
+        found[one] = {row["file_path"]: [delete.asDict(True) for delete in row["deletes"]] for row in rows}
     assert found["join"] == found["colocated"] == found["auto"]
     return found["join"]
 
@@ -59,7 +59,7 @@ def affiliated(tree: TreeTable, leaf: Entry, *entries: Entry, name: str = "d1") 
     return tree.leaf(name, *entries, referenced_file=leaf.location)
 
 
-def strategy(table: sm.Table, spark: SparkSession, asked: str) -> str:
+def chosen(table: sm.Table, spark: SparkSession, asked: str) -> str:
     spark.conf.set(PLANNING, asked)
     return sm.load_table(table.location(), spark=spark).scan().report().strategy
 
@@ -78,8 +78,8 @@ def test_vectors_of_an_affiliated_leaf_stand_beside_their_files(tree: TreeTable,
     assert planned["d1"][0]["manifest_path"] == d1.location
     assert planned["d1"][0]["referenced_data_file"] == "d1"
     assert set(plans(table, spark, "part = 'b'")) == {"d3"}
-    assert strategy(table, spark, "colocated").startswith("colocated: 2 deletion vectors stand in 1 delete leaves")
-    assert strategy(table, spark, "join") == "join: the setting planning says so"
+    assert chosen(table, spark, "colocated").startswith("colocated: 2 deletion vectors stand in 1 delete leaves")
+    assert chosen(table, spark, "join") == "join: the setting planning says so"
 
 
 @pytest.mark.usefixtures("planning", "_many")

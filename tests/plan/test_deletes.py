@@ -23,6 +23,7 @@ from tests.handmade import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from pyspark.sql import SparkSession
@@ -125,9 +126,9 @@ def test_two_dvs_of_one_file_are_an_error_even_where_nobody_reads_them(
     table: HandmadeTable, spark: SparkSession
 ) -> None:
     table.add(0, 0, data(A)).add(1, 0, deletion_vector(A), deletion_vector(A))
-    planned = sm.load_table(table.write(), spark=spark).scan().plan_files()
+    scan = sm.load_table(table.write(), spark=spark).scan()
     with pytest.raises(Exception, match=f"two deletion vectors for {A}"):
-        planned.count()
+        scan.plan_files().count()
 
 
 @pytest.mark.parametrize(
@@ -143,9 +144,9 @@ def test_deletes_that_contradict_their_data_file(
 ) -> None:
     entry["data_file"]["partition"] = entry["data_file"]["partition"] or {"part": "x"}
     table.add(0, 1, data(A, 2, partition={"part": "x"})).add(1, 1, entry)
-    planned = sm.load_table(table.write(), spark=spark).scan().plan_files()
+    scan = sm.load_table(table.write(), spark=spark).scan()
     with pytest.raises(Exception, match=f"{message}.*{A}"):
-        planned.count()
+        scan.plan_files().count()
 
 
 def test_equality_ids_that_no_schema_ever_had(table: HandmadeTable, spark: SparkSession) -> None:
@@ -157,9 +158,9 @@ def test_equality_ids_that_no_schema_ever_had(table: HandmadeTable, spark: Spark
 
 def test_a_sequence_number_that_nobody_knows_is_not_invented(table: HandmadeTable, spark: SparkSession) -> None:
     table.add(0, 0, data(A, None, status=0)).add(1, 0, deletion_vector(A, 3))
-    planned = sm.load_table(table.write(), spark=spark).scan().plan_files()
+    scan = sm.load_table(table.write(), spark=spark).scan()
     with pytest.raises(Exception, match=f"no sequence number is known for data file {A}"):
-        planned.count()
+        scan.plan_files().count()
 
 
 def test_both_joins_read_the_delete_manifests_once(table: HandmadeTable, spark: SparkSession) -> None:
@@ -181,9 +182,12 @@ def test_partitions_of_an_unknown_transform_are_told_apart(table: HandmadeTable,
 
 
 @pytest.fixture
-def _many(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Deletes that are too many to be broadcast."""
+def _many(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Deletes that are too many to be broadcast, and joined all the same."""
     monkeypatch.setattr(plan_deletes, "BROADCAST_DELETES", 0)
+    spark.conf.set("spark.sparkmeta.planning", "join")
+    yield
+    spark.conf.unset("spark.sparkmeta.planning")
 
 
 @pytest.mark.usefixtures("_many")

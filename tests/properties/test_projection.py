@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+import operator
 import os
 import struct
 from datetime import date, timedelta
-from decimal import Decimal
+from decimal import Context, Decimal
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import mmh3
@@ -46,6 +47,7 @@ PROFILE = settings(
     suppress_health_check=list(HealthCheck),
 )
 SOURCE, OTHER = 1, 2
+EXACT = Context(prec=76)
 DATES = st.integers(-40_000, 40_000) | st.integers(-800, 800)
 TICKS = {
     t.TimestampType(): 1,
@@ -184,7 +186,8 @@ def pools(draw: st.DrawFn, primitive: t.PrimitiveType) -> list[Any]:
     near = draw(st.lists(steps, min_size=3, max_size=6))
     if isinstance(primitive, t.IntegerType):
         return [max(-(2**31) + 100, min(2**31 - 1, base + step)) for step in (0, *near)]
-    return [base, *(base + step for step in near)]
+    add = EXACT.add if isinstance(base, Decimal) else operator.add
+    return [base, *(add(base, step) for step in near)]
 
 
 @st.composite

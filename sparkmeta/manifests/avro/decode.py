@@ -13,6 +13,7 @@ import itertools
 from collections import deque
 from collections.abc import Iterable, Iterator
 from functools import cache
+from threading import Lock
 from typing import Any
 
 import fastavro
@@ -50,12 +51,14 @@ class Compiler:
     def __init__(self) -> None:
         self._given = 0
         self._ready: bool | None = None
+        self._lock = Lock()
 
     def pays_for(self, size: int) -> bool:
         """Whether to decode so many bytes with a compiled program; if so, everything for that is loaded."""
-        self._given += size
-        if self._ready is None and self._given >= LOADING_BYTES:
-            self._ready = self._prepared()
+        with self._lock:
+            self._given += size
+            if self._ready is None and self._given >= LOADING_BYTES:
+                self._ready = self._prepared()
         return bool(self._ready) and size >= SMALL_BYTES
 
     def _prepared(self) -> bool | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -66,18 +66,27 @@ def read_avro_entries(
     projection: EntryProjection,
     reader: ExecutorReader | None,
     writer: CacheWriter | None = None,
+    *,
+    here: bool = False,
 ) -> DataFrame:
     """The entries of the manifest parts as a lazy DataFrame of `projection.schema`, every physical row included.
 
     reader: opens files on executors; None where only Spark's own sources can reach them. writer: keeps what a task has
-    read to the end in the manifest cache.
+    read to the end in the manifest cache. here: decoded at once, by threads of this process.
     """
     if reader is None:
         return _with_content(spark, parts).mapInArrow(partial(_decode_content, projection), spark_schema(projection))
-    from sparkmeta.session import local_frame
+    from sparkmeta.session import map_units
 
     decode = partial(_decode_fetched, projection, reader, writer)
-    return local_frame(spark, parts).mapInArrow(decode, spark_schema(projection))
+    return map_units(spark, parts, decode, projection.schema, here=here)
+
+
+def decode_here(parts: pa.Table, projection: EntryProjection, reader: ExecutorReader) -> pa.Table:
+    """The entries of the manifest parts, decoded by threads of this process."""
+    from sparkmeta.session import map_here
+
+    return map_here(parts, partial(_decode_fetched, projection, reader, None), projection.schema)
 
 
 def spark_schema(projection: EntryProjection) -> Any:
@@ -132,7 +141,7 @@ def _decode_content(projection: EntryProjection, batches: Iterable[pa.RecordBatc
             yield from decode_manifest(memoryview(contents[index].as_buffer()).cast("B"), part_of(row), projection)
 
 
-def part_of(row: dict[str, Any]) -> ManifestPart:
+def part_of(row: Mapping[str, Any]) -> ManifestPart:
     """A row of `PART_SCHEMA` as the part that it describes."""
     context = ManifestContext(row["snapshot_id"], row["sequence_number"], row["first_row_id"])
     return ManifestPart(row["manifest"], row["location"], row["partition_spec_id"], context, row["part"], row["parts"])

@@ -1,0 +1,179 @@
+"""Which of the manifests that a scan opens are read together by one task, so that no entry is shuffled, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sparkmeta.manifests.manifest_list import live_count
+from sparkmeta.manifests.projection import MANIFEST
+from sparkmeta.plan.deletes import BROADCAST_DELETES, all_vectors, only_vectors, vector_projection
+from sparkmeta.plan.overlap import Flags, overlaps
+from sparkmeta.plan.prune import wanted_entries
+from sparkmeta.spec.entry import ContentType
+
+if TYPE_CHECKING:
+    from sparkmeta.plan.prune import ScanFilter
+    from sparkmeta.state import TableState
+
+# Vectors that are few enough to be broadcast are joined where they stand beside many data entries of a tree: a task
+# that reads leaves together takes longer for each entry than Spark's reader does, and the join longer for each vector
+# and at all.
+_FEW_ENTRIES = 250_000
+_ENTRIES_A_VECTOR = 10
+
+# How many vectors a task may hold beside the data manifest that it reads, how often one is decoded on average, and how
+# many manifests stand beside others: where partitions tell less than that, Spark joins.
+_MOST_HELD = 250_000
+_MOST_DECODED = 2
+_MOST_PAIRS = 50_000
+_MOST_COMPARED = 50_000_000
+
+
+@dataclass(frozen=True)
+class Colocation:
+    """Which of a scan's manifests tasks read together, and why.
+
+    data, deletes: manifests that belong together; none where the vectors are joined by Spark. beside: small id of a
+    data manifest -> those of the delete manifests that are read with it, in the order in which tasks had better have
+    them. other_data, other_deletes: the rest. reason: of the choice, for the report. only_vectors: whether all deletes
+    are deletion vectors; None where that is not known. vectors: those that may be of use, where the driver has read
+    them already.
+    """
+
+    data: pa.Table
+    deletes: pa.Table
+    other_data: pa.Table
+    other_deletes: pa.Table
+    reason: str
+    beside: Mapping[int, Sequence[int]] = field(default_factory=dict)
+    only_vectors: bool | None = None
+    vectors: pa.Table | None = None
+
+    @property
+    def used(self) -> bool:
+        return len(self.deletes) > 0
+
+
+def consumed_deletes(deletes: pa.Table, data: pa.Table, state: TableState) -> pa.Table:
+    """The delete manifests without those that are affiliated to data leaves which a scan does not open.
+
+    One that is affiliated to no live leaf is as good as unaffiliated (semantics of the V4 proposal: affinity is a hint
+    of the writer's, and a lost one must not bring rows back).
+    """
+    if state.tree is None or not len(deletes):
+        return deletes
+    target = deletes.column("referenced_file")
+    leaves = state.tree.root.leaves
+    live = leaves.filter(pc.equal(leaves.column("content_type"), int(ContentType.DATA_MANIFEST))).column("location")
+    opened = data.column("location")
+    pruned = pc.and_(pc.is_in(target, live.combine_chunks()), pc.invert(pc.is_in(target, opened.combine_chunks())))
+    return deletes.filter(pc.invert(pc.fill_null(pruned, False)))
+
+
+def colocation(scan_filter: ScanFilter, data: pa.Table, deletes: pa.Table) -> Colocation:
+    """Which of the manifests that a scan opens to read together: see the setting `planning`."""
+    state = scan_filter.state
+    joined = Colocation(data.slice(0, 0), deletes.slice(0, 0), data, deletes, "")
+    if not len(deletes):
+        return replace(joined, reason="join: the scan opens no delete manifest")
+    if state.settings.planning == "join":
+        return replace(joined, reason="join: the setting planning says so")
+    if state.reader is None:
+        return replace(joined, reason="join: executors can't open files themselves")
+    return _by_affinity(state, joined) if state.tree is not None else _by_partition(scan_filter, joined)
+
+
+def _by_affinity(state: TableState, joined: Colocation) -> Colocation:
+    """Leaves of a tree: delete leaves name the data leaf that they belong to."""
+    data, deletes = joined.other_data, joined.other_deletes
+    affiliated = _affiliated(state, data, deletes)
+    if not pc.any(affiliated).as_py():
+        return replace(joined, reason="join: no delete leaf is affiliated to a data leaf that the scan opens")
+    chosen = deletes.filter(affiliated)
+    vectors = live_count(chosen) or 0
+    together = pc.is_in(data.column("location"), chosen.column("referenced_file").combine_chunks())
+    entries = live_count(data.filter(together))
+    many = entries is None or entries > _FEW_ENTRIES + _ENTRIES_A_VECTOR * vectors
+    if state.settings.planning == "auto" and vectors <= BROADCAST_DELETES and many:
+        return replace(joined, reason=f"join: {vectors:,} deletion vectors are few enough to be broadcast")
+    why = f"colocated: {vectors:,} deletion vectors stand in {len(chosen):,} delete leaves affiliated to data leaves"
+    leaves = data.filter(together)
+    ids = dict(zip(leaves.column("location").to_pylist(), leaves.column(MANIFEST).to_pylist(), strict=True))
+    beside: dict[int, list[int]] = {one: [] for one in ids.values()}
+    for one, target in zip(*(chosen.column(name).to_pylist() for name in (MANIFEST, "referenced_file")), strict=True):
+        beside[ids[target]].append(one)
+    others = data.filter(pc.invert(together)), deletes.filter(pc.invert(affiliated))
+    return Colocation(leaves, chosen, *others, why, beside)
+
+
+def _affiliated(state: TableState, data: pa.Table, deletes: pa.Table) -> pa.Array:
+    """Which delete leaves belong to a data leaf that is opened, both in the layout of trees."""
+    assert state.tree is not None
+    targets = data.filter(state.tree.has_tree_layout(data)).column("location").combine_chunks()
+    return pc.and_(state.tree.has_tree_layout(deletes), pc.is_in(deletes.column("referenced_file"), targets))
+
+
+def _by_partition(scan_filter: ScanFilter, joined: Colocation) -> Colocation:
+    """Avro manifests: a vector applies within its spec and partition, and summaries tell who may share some."""
+    state, data, deletes = scan_filter.state, joined.other_data, joined.other_deletes
+    if state.manifest_cache is not None:
+        return replace(joined, reason="join: manifests are read through the cache")
+    if any(one != "AVRO" for roots in (data, deletes) for one in roots.column("file_format").unique().to_pylist()):
+        return replace(joined, reason="join: there are manifests that are no Avro files")
+    vectors = _read_here(scan_filter, data, deletes)
+    if not (only_vectors(state, deletes) if vectors is None else all_vectors(vectors)):
+        return replace(joined, reason="join: there are deletes that are no deletion vectors", only_vectors=False)
+    joined = replace(joined, only_vectors=True)
+    if vectors is not None:
+        why = f"colocated: {len(vectors):,} deletion vectors are so few that the driver reads them"
+        others = data.slice(0, 0), deletes.slice(0, 0)
+        return replace(joined, data=data, deletes=deletes, other_data=others[0], other_deletes=others[1], reason=why,
+                       vectors=vectors)  # fmt: skip
+    total = live_count(deletes)
+    if total is None:
+        return replace(joined, reason="join: the manifest list does not count its entries")
+    if len(data) * len(deletes) > _MOST_COMPARED:
+        return replace(joined, reason=f"join: {len(deletes):,} delete manifests are too many to compare partitions")
+    found = overlaps(data, deletes, state.spec_fields)
+    order, decoded, held = _in_order(found, _live_counts(deletes))
+    if state.settings.planning == "auto" and (
+        held > _MOST_HELD or decoded > _MOST_DECODED * total + _MOST_HELD or np.count_nonzero(found) > _MOST_PAIRS
+    ):
+        return replace(joined, reason=f"join: partitions tell too little of where {total:,} deletion vectors belong")
+    ids, places = deletes.column(MANIFEST).to_numpy(), data.column(MANIFEST).to_numpy()
+    beside = {int(places[row]): ids[found[row]].tolist() for row in order if found[row].any()}
+    together, needed = pa.array(found.any(axis=1)), pa.array(found.any(axis=0))
+    others = data.filter(pc.invert(together)), deletes.slice(0, 0)
+    why = f"colocated: {total:,} deletion vectors are read beside the data manifests of their partitions"
+    return Colocation(data.filter(together), deletes.filter(needed), *others, why, beside, only_vectors=True)
+
+
+def _read_here(scan_filter: ScanFilter, data: pa.Table, deletes: pa.Table) -> pa.Table | None:
+    """The deletes, where the driver reads data and deletes, as they are few; None else, and where no vectors can be."""
+    state = scan_filter.state
+    both = pa.concat_tables([data, deletes])
+    tested = replace(vector_projection(scan_filter), wanted=wanted_entries(scan_filter))
+    if state.metadata.format_version < 3 or not state.decoded_here(both, tested):
+        return None
+    return state.entries_here(deletes, vector_projection(scan_filter))
+
+
+def _live_counts(deletes: pa.Table) -> np.ndarray[Any, Any]:
+    return np.array([live_count(deletes.slice(place, 1)) for place in range(len(deletes))], np.int64)
+
+
+def _in_order(found: Flags, vectors: np.ndarray[Any, Any]) -> tuple[list[int], int, int]:
+    """Rows of `overlaps`, so ordered that neighbours share delete manifests; how many vectors are decoded then, and how
+    many are held at once at most."""
+    kinds, kind = np.unique(np.packbits(found, axis=1), axis=0, return_inverse=True)
+    sets = np.unpackbits(kinds, axis=1, count=found.shape[1]).astype(np.bool_)
+    anew = sets.copy()
+    anew[1:] &= ~sets[:-1]
+    order = np.argsort(kind.ravel(), kind="stable").tolist()
+    return order, int((anew @ vectors).sum()), int((sets @ vectors).max(initial=0))

@@ -1,0 +1,216 @@
+"""Deletion vectors in Avro manifests: joined by Spark, by tasks that read what shares partitions, or on the driver, the
+plan is the same, and what is contradictory is an error."""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import sparkmeta as sm
+from sparkmeta.plan import colocate, strategy
+from tests.handmade import HandmadeTable, data, deletion_vector, equality_deletes, long_bounds, position_deletes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from pyspark.sql import SparkSession
+
+PLANNING, HERE = "spark.sparkmeta.planning", "spark.sparkmeta.driver-manifest-bytes"
+WAYS = {
+    "joined by tasks": ("join", "0"),
+    "joined": ("join", "1g"),
+    "read together": ("colocated", "0"),
+    "of few": ("auto", "0"),
+    "on the driver": ("auto", "1g"),
+}
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> HandmadeTable:
+    return HandmadeTable(tmp_path, summaries=True)
+
+
+@pytest.fixture(autouse=True)
+def _settings(spark: SparkSession) -> Iterator[None]:
+    yield
+    for name in (PLANNING, HERE):
+        spark.conf.unset(name)
+
+
+def path(name: str) -> str:
+    return f"file:///t/{name}.parquet"
+
+
+def scan(location: str, spark: SparkSession, way: str, row_filter: str = "true") -> sm.Scan:
+    for name, value in zip((PLANNING, HERE), WAYS[way], strict=True):
+        spark.conf.set(name, value)
+    return sm.load_table(location, spark=spark).scan(row_filter)
+
+
+def plan(table: HandmadeTable, spark: SparkSession, row_filter: str = "true") -> dict[str, list[dict[str, Any]]]:
+    """Data file -> its deletes; the same in every way."""
+    location, found = table.write(), {}
+    for way in WAYS:
+        rows = scan(location, spark, way, row_filter).plan_files().collect()
+        assert len({row["file_path"] for row in rows}) == len(rows)
+        found[way] = {row["file_path"]: row.asDict(recursive=True) for row in rows}
+    for way, rows in found.items():
+        assert rows == found["joined by tasks"], way
+    return {one: row["deletes"] for one, row in found["joined"].items()}
+
+
+def strategies(table: HandmadeTable, spark: SparkSession) -> dict[str, str]:
+    location = table.write()
+    return {way: scan(location, spark, way).report().strategy for way in WAYS}
+
+
+def of(part: str | None) -> dict[str, Any]:
+    return {"partition": {"part": part}}
+
+
+def test_vectors_stand_beside_their_files(table: HandmadeTable, spark: SparkSession) -> None:
+    table.add(0, 1, data(path("a1"), **of("a")), data(path("a2"), **of("a")), data(path("gone"), status=2, **of("a")))
+    table.add(0, 1, data(path("b1"), **of("b")), data(path("n1"), **of(None)))
+    table.add(0, 1, data(path("c1"), **of("c")))
+    table.add(0, 0, data(path("u1")), data(path("u2")))
+    table.add(1, 1, deletion_vector(path("a2"), record_count=7, **of("a")), deletion_vector(path("b1"), 4, **of("b")))
+    table.add(1, 1, deletion_vector(path("n1"), **of(None)), deletion_vector(path("a1"), status=2, **of("a")))
+    table.add(1, 0, deletion_vector(path("u1")), deletion_vector(path("gone long ago")))
+    planned = plan(table, spark)
+    targets = {one: [delete["referenced_data_file"] for delete in deletes] for one, deletes in planned.items()}
+    assert targets == {path(one): [path(one)] if one in ("a2", "b1", "n1", "u1") else []
+                       for one in ("a1", "a2", "b1", "n1", "c1", "u1", "u2")}  # fmt: skip
+    (vector,) = planned[path("a2")]
+    assert vector["manifest_path"].endswith("/m4.avro")
+    assert (vector["record_count"], vector["content_offset"], vector["data_sequence_number"]) == (7, 4, 2)
+    assert planned[path("n1")][0]["manifest_pos"] == 0
+    assert strategies(table, spark) == {
+        "joined by tasks": "join: the setting planning says so",
+        "joined": "join: the setting planning says so",
+        "read together": "colocated: 5 deletion vectors are read beside the data manifests of their partitions",
+        "of few": "colocated: 5 deletion vectors are read beside the data manifests of their partitions",
+        "on the driver": "colocated: 5 deletion vectors are so few that the driver reads them",
+    }
+
+
+def test_filters_leave_out_files_and_the_vectors_of_others(table: HandmadeTable, spark: SparkSession) -> None:
+    low, high = long_bounds(1, 5), long_bounds(6, 9)
+    table.add(0, 1, data(path("a1"), **low, **of("a")), data(path("a2"), **high, **of("a")))
+    table.add(0, 1, data(path("b1"), **high, **of("b")))
+    table.add(1, 1, *(deletion_vector(path(one), **of(one[0])) for one in ("a1", "a2", "b1")))
+    for row_filter, kept in {
+        "id > 7": ["a2", "b1"],
+        "part = 'a'": ["a1", "a2"],
+        "part = 'a' and id < 3": ["a1"],
+    }.items():
+        planned = plan(table, spark, row_filter)
+        assert {one: len(deletes) for one, deletes in planned.items()} == {path(one): 1 for one in kept}
+
+
+def test_delete_manifests_of_other_partitions_are_not_opened(table: HandmadeTable, spark: SparkSession) -> None:
+    """Nor is one read twice by a task."""
+    for part in "abc":
+        table.add(0, 1, data(path(f"{part}1"), **of(part)))
+        table.add(0, 1, data(path(f"{part}2"), **of(part)))
+        table.add(1, 1, deletion_vector(path(f"{part}2"), **of(part)))
+    table.add(1, 1, deletion_vector(path("gone"), **of("d")))
+    manifests = scan(table.write(), spark, "read together")._manifests.colocated
+    assert {one: list(others) for one, others in manifests.beside.items()} == {
+        0: [2], 1: [2], 3: [5], 4: [5], 6: [8], 7: [8]}  # fmt: skip
+    assert manifests.deletes.column("manifest").to_pylist() == [2, 5, 8]
+    neighbours = list(manifests.beside.values())
+    assert sum(one != other for one, other in itertools.pairwise(neighbours)) == 2
+    assert {one: len(deletes) for one, deletes in plan(table, spark).items()} == {
+        path(f"{part}{number}"): number - 1 for part in "abc" for number in (1, 2)
+    }
+
+
+def test_what_a_task_holds_already_is_not_read_again() -> None:
+    class Task:
+        deletes = colocate.EntryProjection.of(("location", "referenced_file", "content_type", "file_format"))
+
+    read: list[int] = []
+
+    class Counted(colocate._Vectors):
+        def _decoded(self, manifest: Any) -> Any:
+            read.append(manifest["manifest"])
+            row = {
+                "location": "v",
+                "referenced_file": str(manifest["manifest"]),
+                "content_type": 1,
+                "file_format": "PUFFIN",
+            }
+            rows = [row | {"manifest": 0, "ordinal": 0}]
+            return self._task.deletes.schema.empty_table().from_pylist(rows, schema=self._task.deletes.schema)
+
+    vectors = Counted(Task())  # type: ignore[arg-type]
+    for chosen in ([1, 2], [1, 2], [2, 3], [3], [1]):
+        found = vectors.of([{"manifest": one} for one in chosen])
+        assert found.column("referenced_file").to_pylist() == list(map(str, chosen))
+    assert read == [1, 2, 3, 1]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [equality_deletes("eq"), position_deletes("pos"), position_deletes("of a", referenced_data_file=path("a"))],
+    ids=["equality", "positions", "of a file"],
+)
+def test_other_deletes_among_vectors_are_joined(
+    table: HandmadeTable, spark: SparkSession, other: dict[str, Any]
+) -> None:
+    table.add(0, 0, data(path("a")), data(path("b"))).add(1, 0, deletion_vector(path("b")), other)
+    planned = plan(table, spark)
+    assert len(planned[path("a")]) == 1
+    assert all(one.startswith("join:") for one in strategies(table, spark).values())
+
+
+def test_partitions_that_tell_too_little_are_joined(
+    table: HandmadeTable, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table.add(0, 0, data(path("a"))).add(0, 0, data(path("b")))
+    table.add(1, 0, deletion_vector(path("a")), deletion_vector(path("b")))
+    monkeypatch.setattr(strategy, "_MOST_HELD", 1)
+    found = strategies(table, spark)
+    assert found["of few"] == "join: partitions tell too little of where 2 deletion vectors belong"
+    assert found["read together"].startswith("colocated")
+    assert all(len(deletes) == 1 for deletes in plan(table, spark).values())
+
+
+@pytest.mark.parametrize("way", list(WAYS))
+@pytest.mark.parametrize(
+    ("vectors", "message"),
+    [
+        ([deletion_vector(path("a")), deletion_vector(path("a"), 3)], f"two deletion vectors for.*{path('a')}"),
+        ([deletion_vector(path("a"), 0)], f"a deletion vector is older than its data file.*{path('a')}"),
+        ([deletion_vector(path("a"), None, status=0)], "no sequence number is known for"),
+        ([deletion_vector(path("a"), **of("y"))], f"another partition spec or partition.*{path('a')}"),
+    ],
+    ids=["two", "older", "no number", "partition"],
+)
+def test_vectors_that_contradict_each_other(
+    table: HandmadeTable, spark: SparkSession, way: str, vectors: list[dict[str, Any]], message: str
+) -> None:
+    for one in vectors:
+        one["data_file"]["partition"] = one["data_file"]["partition"] or {"part": "x"}
+    table.add(0, 1, data(path("a"), **of("x"))).add(1, 1, *vectors, deletion_vector(path("gone"), **of("x")))
+    location = table.write()
+    with pytest.raises(Exception, match=message):
+        scan(location, spark, way).plan_files().collect()
+
+
+def test_many_entries_are_joined_piece_by_piece(
+    table: HandmadeTable, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(colocate, "_JOINED_AT_ONCE", 1)
+    table.add(0, 0, *(data(path(str(one))) for one in range(9000)))
+    table.add(1, 0, *(deletion_vector(path(str(one))) for one in range(0, 9000, 3)))
+    rows = (
+        scan(table.write(), spark, "on the driver").plan_files().selectExpr("file_path", "size(deletes) AS n").collect()
+    )
+    assert sorted(row["file_path"] for row in rows if row["n"] == 1) == sorted(
+        path(str(one)) for one in range(0, 9000, 3)
+    )
+    assert len(rows) == 9000

@@ -1,0 +1,185 @@
+"""Delete manifests that share no partition with a data manifest are told from those that may, by summaries alone."""
+
+from __future__ import annotations
+
+import math
+import uuid
+from datetime import date
+from decimal import Decimal
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pyiceberg.conversions import to_bytes
+from pyiceberg.schema import Schema
+from pyiceberg.types import NestedField, PrimitiveType
+
+from sparkmeta.columns.bounds import ANY
+from sparkmeta.manifests.manifest_list import MANIFEST_FILE_SCHEMA, root_entries
+from sparkmeta.plan.overlap import overlaps
+
+Tuple = dict[int, Any]
+Summary = dict[str, Any] | None
+
+NAN = float("nan")
+VALUES: dict[str, st.SearchStrategy[Any]] = {
+    "int": st.integers(-3, 3),
+    "long": st.sampled_from([-(2**63), -1, 0, 2**63 - 1]),
+    "double": st.sampled_from([-1.5, -0.0, 0.0, 2.0, NAN, math.inf]),
+    "string": st.sampled_from(["", "a", "ab", "é", "\U0001f600", "\uffff"]),
+    "decimal(20, 2)": st.integers(-2, 2).map(lambda one: Decimal(one).scaleb(-2)),
+    "date": st.integers(-2, 2).map(lambda days: date.fromordinal(date(1970, 1, 1).toordinal() + days)),
+    "boolean": st.booleans(),
+    "binary": st.sampled_from([b"", b"\x00", b"\x7f", b"\x80", b"\xff"]),
+    "uuid": st.sampled_from([uuid.UUID(int=one) for one in (0, 1, 1 << 127, (1 << 128) - 1)]),
+    ANY: st.sampled_from(["a", "b"]),
+}
+SPECS = {
+    spec_id: [(1000 + 10 * spec_id + place, name) for place, name in enumerate(names)]
+    for spec_id, names in enumerate([(), *((name,) for name in VALUES), ("int", "string"), ("double", ANY, "date")])
+}
+
+
+def is_nan(value: Any) -> bool:
+    return isinstance(value, float) and math.isnan(value)
+
+
+def summary_of(values: list[Any], type_name: str, *, signed: bool) -> dict[str, Any]:
+    """As writers summarize the values of a manifest. signed: they order UUIDs as Java does."""
+    kind = _type(type_name)
+    known = [one for one in values if one is not None and not is_nan(one)]
+    order = (
+        (lambda one: tuple(map(_signed, (one.int >> 64, one.int & (1 << 64) - 1)))) if signed else (lambda one: one.int)
+    )
+    ordered = sorted(known, key=order if type_name == "uuid" else _java_order)
+    lower, upper = (to_bytes(kind, one) for one in (ordered[0], ordered[-1])) if known else (None, None)
+    has = {"contains_null": None in values, "contains_nan": any(map(is_nan, values))}
+    return {**has, "lower_bound": lower, "upper_bound": upper}
+
+
+def _type(name: str) -> PrimitiveType:
+    text = "string" if name == ANY else name
+    field = NestedField.model_validate({"id": 1, "name": "x", "required": False, "type": text})
+    found = Schema(field).find_type(1)
+    assert isinstance(found, PrimitiveType)
+    return found
+
+
+def _signed(half: int) -> int:
+    return half - (1 << 64) if half >> 63 else half
+
+
+def _java_order(value: Any) -> Any:
+    """Strings by code point, and -0.0 before 0.0."""
+    return (value, math.copysign(1, value)) if isinstance(value, float) else value
+
+
+def roots(manifests: list[tuple[int, list[Summary] | None]]) -> pa.Table:
+    """Manifests of (spec id, summaries of its fields) as `root_entries` gives them."""
+    rows = [
+        {
+            "manifest_path": f"m{place}",
+            "manifest_length": 1,
+            "partition_spec_id": spec_id,
+            "content": 0,
+            "sequence_number": 1,
+            "min_sequence_number": 1,
+            "partitions": summaries,
+        }
+        for place, (spec_id, summaries) in enumerate(manifests)
+    ]
+    listed = pa.Table.from_pylist(
+        [dict.fromkeys(MANIFEST_FILE_SCHEMA.names) | row for row in rows], MANIFEST_FILE_SCHEMA
+    )
+    return root_entries(listed, SPECS, "list.avro")
+
+
+@st.composite
+def manifests(draw: st.DrawFn) -> tuple[int, list[Tuple], list[Summary] | None]:
+    """(spec id, partitions of the files, summaries or none)."""
+    spec_id = draw(st.sampled_from([*SPECS]))
+    fields = SPECS[spec_id]
+    partition = st.fixed_dictionaries({one: VALUES[name] | st.none() for one, name in fields})
+    partitions = draw(st.lists(partition, min_size=1, max_size=3))
+    if draw(st.sampled_from([False] * 9 + [True])):
+        return spec_id, partitions, None
+    signed = draw(st.booleans())
+    return (
+        spec_id,
+        partitions,
+        [summary_of([row[one] for row in partitions], name, signed=signed) for one, name in fields],
+    )
+
+
+def key(partition: Tuple) -> Any:
+    """Equal where two partitions are one: -0.0 is not 0.0, NaN is NaN."""
+    return sorted((one, repr(value)) for one, value in partition.items())
+
+
+@settings(max_examples=300, deadline=None, derandomize=True)
+@given(data=st.lists(manifests(), min_size=1, max_size=5), deletes=st.lists(manifests(), min_size=1, max_size=5))
+def test_who_shares_a_partition_is_never_kept_apart(data: list[Any], deletes: list[Any]) -> None:
+    found = overlaps(
+        roots([(one, said) for one, _, said in data]), roots([(one, said) for one, _, said in deletes]), SPECS
+    )
+    for row, (spec_id, mine, _) in zip(found, data, strict=True):
+        for told, (other_id, theirs, _) in zip(row, deletes, strict=True):
+            shared = spec_id == other_id and any(key(one) == key(other) for one in mine for other in theirs)
+            assert told or not shared, (spec_id, mine, theirs)
+            assert not told or spec_id == other_id
+
+
+def of(type_name: str, *values: Any) -> tuple[int, list[Summary] | None]:
+    spec_id = next(one for one, fields in SPECS.items() if [name for _, name in fields] == [type_name])
+    return spec_id, [summary_of([*values], type_name, signed=False)]
+
+
+@pytest.mark.parametrize(
+    ("type_name", "mine", "theirs", "may_share"),
+    [
+        ("int", [1, 3], [2], True),
+        ("int", [1, 3], [3, 9], True),
+        ("int", [1, 3], [4, 9], False),
+        ("int", [1, None], [None], True),
+        ("int", [1, None], [2], False),
+        ("int", [None], [2, None], True),
+        ("string", ["a", "b"], ["ba", "c"], False),
+        ("string", ["\uffff"], ["\U0001f600"], False),
+        ("string", ["a", "\U0001f600"], ["\uffff"], True),
+        ("decimal(20, 2)", [Decimal("1.00")], [Decimal("1.01")], False),
+        ("date", [date(2020, 1, 1)], [date(2020, 1, 2)], False),
+        ("boolean", [True], [False], False),
+        ("double", [NAN], [1.0, NAN], True),
+        ("double", [NAN], [1.0], False),
+        ("double", [1.0], [2.0], False),
+        ("uuid", [uuid.UUID(int=1)], [uuid.UUID(int=2)], False),
+        (ANY, ["a"], ["b"], True),
+    ],
+)
+def test_what_summaries_tell(type_name: str, mine: list[Any], theirs: list[Any], may_share: bool) -> None:
+    assert overlaps(roots([of(type_name, *mine)]), roots([of(type_name, *theirs)]), SPECS).tolist() == [[may_share]]
+
+
+@pytest.mark.parametrize(
+    "unknown",
+    [
+        None,
+        {"contains_null": False, "contains_nan": None, "lower_bound": None, "upper_bound": None},
+        {"contains_null": True, "contains_nan": None, "lower_bound": None, "upper_bound": b"\x01\x00\x00\x00"},
+    ],
+)
+def test_a_summary_that_says_nothing_keeps_nothing_apart(unknown: Summary) -> None:
+    spec_id, known = of("int", 5)
+    silent = (spec_id, None if unknown is None else [unknown])
+    assert overlaps(roots([silent]), roots([(spec_id, known)]), SPECS).tolist() == [[True]]
+    assert overlaps(roots([(spec_id, known)]), roots([silent]), SPECS).tolist() == [[True]]
+
+
+def test_unpartitioned_manifests_share_everything_and_specs_nothing() -> None:
+    found = overlaps(roots([(0, []), of("int", 1)]), roots([(0, []), of("int", 1), of("int", 2)]), SPECS)
+    assert found.tolist() == [[True, False, False], [False, True, False]]
+    assert overlaps(roots([]), roots([(0, [])]), SPECS).shape == (0, 1)
+    assert found.dtype == np.bool_
