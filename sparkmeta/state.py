@@ -319,20 +319,28 @@ class TableState:
 
     def entries_here(self, roots: pa.Table, projection: EntryProjection) -> pa.Table | None:
         """As `manifest_entries`, in Arrow on the driver; None where there are too many for that."""
-        if self.reader is None or self.tree is not None or not self._fits_driver(roots, projection, TESTED_HERE):
+        if self.reader is None or self.tree is not None or not self._decoded_here(roots, projection, TESTED_HERE):
             return None
         return decode_here(manifest_parts(roots, projection, sys.maxsize), projection, self.reader)
 
     def decoded_here(self, roots: pa.Table, projection: EntryProjection) -> bool:
-        """Whether Avro manifests are so few that threads of this process decode them, and bring the entries into Spark,
-        sooner than a job does. Of many entries a test of stats may leave few."""
-        few_left = projection.wanted is not None and projection.wanted.selective
-        return self._fits_driver(roots, projection, TESTED_HERE if few_left else ENTRIES_HERE)
+        """Whether Avro manifests are decoded on the driver: where they `fit_driver`, and no cache is to keep them."""
+        return self._decoded_here(roots, projection, _most_entries(projection))
 
-    def _fits_driver(self, roots: pa.Table, projection: EntryProjection, entries: int) -> bool:
-        """See the setting `driver_manifest_bytes`. Metrics maps are most of a manifest, and many stats are large."""
-        if self.reader is None or self.manifest_cache is not None or _manifest_ids(roots, "PARQUET"):
+    def _decoded_here(self, roots: pa.Table, projection: EntryProjection, entries: int) -> bool:
+        if self.manifest_cache is not None or _manifest_ids(roots, "PARQUET"):
             return False
+        return self._fit_driver(roots, projection, entries)
+
+    def fit_driver(self, roots: pa.Table, projection: EntryProjection) -> bool:
+        """Whether manifests are so few that threads of this process decode them, and bring the entries into Spark,
+        sooner than Python tasks do. Of many entries a test of stats may leave few. See `driver_manifest_bytes`."""
+        return self._fit_driver(roots, projection, _most_entries(projection))
+
+    def _fit_driver(self, roots: pa.Table, projection: EntryProjection, entries: int) -> bool:
+        if self.reader is None:
+            return False
+        # Metrics maps are most of a manifest, and many stats are large.
         wide = not METRICS_MAP_IDS.keys().isdisjoint(projection.columns) or len(projection.stats) > _WIDE
         size, count = pc.sum(roots.column("file_size_in_bytes")).as_py() or 0, entry_count(roots)
         most = self.settings.driver_manifest_bytes // ((_WIDE if wide else 1) * (_UNCOUNTED if count is None else 1))
@@ -402,6 +410,10 @@ def _primitives(fields: Mapping[int, NestedField]) -> dict[int, NestedField]:
 
 def _list_location(snapshot: Snapshot | None) -> str:
     return "" if snapshot is None else snapshot.manifest_list or f"snapshot {snapshot.snapshot_id}"
+
+
+def _most_entries(projection: EntryProjection) -> int:
+    return TESTED_HERE if projection.wanted is not None and projection.wanted.selective else ENTRIES_HERE
 
 
 def _manifest_ids(roots: pa.Table, file_format: str) -> list[int]:

@@ -101,7 +101,8 @@ def colocated_entries(scan_filter: ScanFilter, groups: Colocation, data: EntryPr
         return map_units(state.spark, parts, join, task.schema, here=True)
     rows = _leaf_units(state.tree, groups) if state.tree is not None else _manifest_units(state, groups, data)
     units = pa.Table.from_pylist(rows, schema=_UNITS)
-    return map_units(state.spark, units, partial(_join_manifests, task), task.schema, here=False)
+    here = state.tree is not None and state.fit_driver(pa.concat_tables([groups.data, groups.deletes]), data)
+    return map_units(state.spark, units, partial(_join_manifests, task), task.schema, here=here)
 
 
 def with_vector(own: Sql, deletes: pa.Table) -> Sql:

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import sparkmeta as sm
-from sparkmeta.plan import deletes, strategy
+from sparkmeta.plan import deletes
+from sparkmeta.plan import strategy as plan_strategy
 from tests.trees import BY_PART, Entry, TreeTable, data, equality_deletes
 
 if TYPE_CHECKING:
@@ -16,8 +17,8 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-STRATEGIES = ("auto", "join", "colocated")
-PLANNING = "spark.sparkmeta.planning"
+PLANNING, HERE = "spark.sparkmeta.planning", "spark.sparkmeta.driver-manifest-bytes"
+STRATEGIES = [("auto", "1g"), ("join", "1g"), ("colocated", "1g"), ("colocated", "0")]
 
 
 @pytest.fixture
@@ -29,26 +30,28 @@ def tree(tmp_path: Path) -> TreeTable:
 def _many(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Deletes that are too many to be broadcast are joined in another way."""
     if request.param == "many":
-        for module in (deletes, strategy):
+        for module in (deletes, plan_strategy):
             monkeypatch.setattr(module, "BROADCAST_DELETES", 0)
 
 
 @pytest.fixture
 def planning(spark: SparkSession) -> Iterator[None]:
     yield
-    spark.conf.unset(PLANNING)
+    for name in (PLANNING, HERE):
+        spark.conf.unset(name)
 
 
 def plans(table: sm.Table, spark: SparkSession, row_filter: str = "true") -> dict[str, list[dict[str, Any]]]:
     """Data file -> its deletes; the same by every strategy."""
-    found = {}
-    for one in STRATEGIES:
-        spark.conf.set(PLANNING, one)
+    found = []
+    for strategy, here in STRATEGIES:
+        spark.conf.set(PLANNING, strategy)
+        spark.conf.set(HERE, here)
         rows = sm.load_table(table.location(), spark=spark).scan(row_filter).plan_files().collect()
         assert len({row["file_path"] for row in rows}) == len(rows)
-        found[one] = {row["file_path"]: [delete.asDict(True) for delete in row["deletes"]] for row in rows}
-    assert found["join"] == found["colocated"] == found["auto"]
-    return found["join"]
+        found.append({row["file_path"]: [delete.asDict(True) for delete in row["deletes"]] for row in rows})
+    assert all(one == found[0] for one in found)
+    return found[0]
 
 
 def paths(planned: dict[str, list[dict[str, Any]]]) -> dict[str, list[str]]:
@@ -149,8 +152,9 @@ def test_delete_leaves_of_pruned_data_leaves_are_not_opened(tree: TreeTable, spa
         ("older", "a deletion vector is older than its data file: d1"),
     ],
 )
+@pytest.mark.parametrize("here", ["0", "1g"])
 @pytest.mark.usefixtures("planning")
-def test_contradictions_are_errors(tree: TreeTable, spark: SparkSession, wrong: str, message: str) -> None:
+def test_contradictions_are_errors(tree: TreeTable, spark: SparkSession, wrong: str, message: str, here: str) -> None:
     m1, m2 = tree.leaf("m1", data("d1")), tree.leaf("m2", data("d2"))
     vectors = {
         "another leaf": [tree.vector("d2", [1])],
@@ -163,9 +167,10 @@ def test_contradictions_are_errors(tree: TreeTable, spark: SparkSession, wrong: 
     others = [tree.vector("d1", [5])] if wrong == "two places" else []
     tree.snapshot(added=[m1, m2, affiliated(tree, m1, *vectors), *others])
     spark.conf.set(PLANNING, "colocated")
-    planned = tree.load(spark).scan().plan_files()
+    spark.conf.set(HERE, here)
+    scan = tree.load(spark).scan()
     with pytest.raises(Exception, match=message):
-        planned.collect()
+        scan.plan_files().collect()
 
 
 @pytest.mark.parametrize("lacks", ["format", "target"])
