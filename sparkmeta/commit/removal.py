@@ -82,6 +82,37 @@ class Removal:
             raise ValidationError(f"{key.location} is removed twice in one commit")
         return Removal(masks, self.keys | other.keys, self.tally.plus(other.tally))
 
+    def shared(self, other: Removal) -> Removal | None:
+        """The entries that are in both, without a tally; None where none are."""
+        masks = {
+            leaf: bitmap.difference(bitmap.difference(other.masks[leaf]))
+            for leaf, bitmap in self.masks.items()
+            if leaf in other.masks and bitmap.intersects(other.masks[leaf])
+        }
+        keys = self.keys & other.keys
+        return Removal(masks, keys) if masks or keys else None
+
+
+def without(found: DataFrame, removal: Removal, state: TableState) -> DataFrame:
+    """The entries in `found`, rows of a projection of `FOUND_COLUMNS`, that a small removal does not have."""
+    assert state.tree is not None
+    ids = {location: place for place, location in enumerate(state.tree.root.table.column("location").to_pylist())}
+    ordinals = {ids[leaf]: np.concatenate(list(bitmap.positions())) for leaf, bitmap in removal.masks.items()}
+    masked = pa.table(
+        {
+            MANIFEST: pa.array(np.repeat([*ordinals], [*map(len, ordinals.values())]), pa.int32()),
+            ORDINAL: pa.array(np.concatenate([*ordinals.values(), np.empty(0, np.int64)]), pa.int64()),
+        }
+    )
+    keys = [{"location": key.location, "offset": key.offset} for key in removal.keys]
+    own = pa.Table.from_pylist(keys, pa.schema([pa.field("location", pa.string()), pa.field("offset", pa.int64())]))
+    left = found.join(F.broadcast(local_frame(state.spark, masked)), [MANIFEST, ORDINAL], "left_anti")
+    named = F.broadcast(local_frame(state.spark, own)).alias("own")
+    same = (F.col("found.location") == F.col("own.location")) & F.col("found.deletion_vector.offset").eqNullSafe(
+        F.col("own.offset")
+    )
+    return left.alias("found").join(named, same, "left_anti")
+
 
 def removal_of(found: DataFrame, state: TableState, few: bool) -> Removal:
     """The entries in `found` as a removal; runs a job.

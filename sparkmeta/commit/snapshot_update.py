@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import reduce
 from typing import TYPE_CHECKING, Self
 
@@ -22,7 +22,16 @@ from sparkmeta.commit.filtered import files_to_delete, files_to_replace
 from sparkmeta.commit.flush import Flush, flush_of
 from sparkmeta.commit.new_snapshot import NewSnapshot, SnapshotNames, blob_loader, branch_head, with_root
 from sparkmeta.commit.options import TreeOptions
-from sparkmeta.commit.removal import FOUND_COLUMNS, Removal, VectorsKey, deletes_of, find_files, removal_of, vectors_key
+from sparkmeta.commit.removal import (
+    FOUND_COLUMNS,
+    Removal,
+    VectorsKey,
+    deletes_of,
+    find_files,
+    removal_of,
+    vectors_key,
+    without,
+)
 from sparkmeta.commit.summary import ManifestCounts, snapshot_summary
 from sparkmeta.commit.tree import TreeChange
 from sparkmeta.errors import CommitConflictError, ValidationError
@@ -241,24 +250,23 @@ class _Attempt:
         Raises CommitConflictError where they are a concurrent commit's.
         """
         paths = _vector_targets(state, added)
-        found = materialize(deletes_of(state, paths, few=added.leaves is None))
+        few = added.leaves is None
+        found = materialize(deletes_of(state, paths, few))
         live = state.entries(state.manifests(ContentType.DATA_MANIFEST), state.projection(FOUND_COLUMNS))
         data = live.where((F.col("content_type") == 0) & (F.col("version_info.status") != 2))
         missing = paths.join(data, F.col("location") == F.col("data_path"), "left_anti").limit(1).toArrow()
         if len(missing):
             path = missing.column("data_path")[0].as_py()
             raise CommitConflictError(f"{state.metadata.location}: {path}, of a new deletion vector, is no live file")
-        replaced = removal_of(found, state, few=added.leaves is None)
+        replaced = removal_of(found, state, few)
         made, key = self.update._made, vectors_key(found)
         if made.vectors is not None and made.vectors != key:
             raise CommitConflictError(
                 f"{state.metadata.location}: another commit has added a deletion vector for the same data file"
             )
         made.vectors = key
-        fresh = {leaf: bitmap.difference(removal.masks[leaf]) if leaf in removal.masks else bitmap
-                 for leaf, bitmap in replaced.masks.items()}  # fmt: skip
-        masks = {leaf: bitmap for leaf, bitmap in fresh.items() if bitmap.cardinality}
-        return replace(replaced, masks=masks, keys=replaced.keys - removal.keys)
+        already = replaced.shared(removal)
+        return replaced if already is None else removal_of(without(found, already, state), state, few)
 
     def _summary(self, added: Addition, removal: Removal, manifests: ManifestCounts) -> Summary:
         update = self.update

@@ -123,7 +123,8 @@ def compare_planners(spark: SparkSession, run: Run) -> Iterator[list[Plan]]:
     trees: dict[str, str] = {}
     ours, java = planners.Sparkmeta(spark), planners.IcebergJava(spark)
     tree = planners.SparkmetaTree(spark, trees)
-    all_of_them = [java, planners.IcebergJavaDistributed(spark), ours, tree]
+    cached = planners.SparkmetaCached(spark, str(BUILD / "cache"))
+    all_of_them = [java, planners.IcebergJavaDistributed(spark), ours, tree, cached]
     if run.keepers:
         all_of_them += [planners.IcebergJavaCached(spark), planners.SparkmetaOpen(spark)]
     timer = Timer(spark, run.warmups, run.repeats)

@@ -162,3 +162,21 @@ class SparkmetaOpen(Sparkmeta):
         if self.opened is None or self.opened[0] != location:
             self.opened = location, super()._table(location)
         return self.opened[1]
+
+
+class SparkmetaCached(Sparkmeta):
+    """The same from the manifest cache in a folder, which the first plan of a table fills."""
+
+    name = "sparkmeta, manifest cache"
+    setting = "spark.sparkmeta.manifest-cache"
+
+    def __init__(self, spark: SparkSession, folder: str) -> None:
+        super().__init__(spark)
+        self.folder = folder
+
+    def _files(self, location: str, query: Query) -> DataFrame:
+        self.spark.conf.set(self.setting, self.folder)
+        try:
+            return super()._files(location, query)
+        finally:
+            self.spark.conf.unset(self.setting)

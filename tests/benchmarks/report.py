@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from tests.benchmarks.memory import DriverMemory
     from tests.benchmarks.timing import Plan
 
-OURS, TREE = "sparkmeta", "sparkmeta, V4 tree"
+OURS = ("sparkmeta", "sparkmeta, V4 tree", "sparkmeta, manifest cache")
 
 
 @dataclass
@@ -91,7 +91,8 @@ def print_plans(console: Console, plans: Sequence[Plan]) -> None:
 def plan_table(title: str, plans: Sequence[Plan]) -> RichTable:
     contenders = list(dict.fromkeys(plan.contender for plan in plans))
     table = RichTable(
-        title=f"{title} (seconds, median; in brackets: times sparkmeta's | its V4 tree's)", title_justify="left"
+        title=f"{title} (seconds, median; in brackets: times sparkmeta's | its V4 tree's | its cache's)",
+        title_justify="left",
     )
     for name in ("query", "files", "deletes", *contenders):
         table.add_column(name, justify="left" if name == "query" else "right")
@@ -100,7 +101,7 @@ def plan_table(title: str, plans: Sequence[Plan]) -> RichTable:
         rows[plan.query.name][plan.contender] = plan
     for query, row in rows.items():
         totals = next(iter(row.values())).totals
-        ours = [row[name] for name in (OURS, TREE) if name in row]
+        ours = [row[name] for name in OURS if name in row]
         cells = [_cell(row[name], ours) if name in row else "" for name in contenders]
         table.add_row(query, f"{totals.files:,}", f"{totals.deletes:,}", *cells)
     return table

@@ -328,6 +328,27 @@ def test_rows_that_others_deleted_do_not_come_back(
     assert live(late) == ["f13", "f9"]
 
 
+@pytest.mark.parametrize("place", ["root", "leaf"])
+def test_a_vector_that_is_removed_and_replaced_by_one_commit_counts_once(
+    table: sm.Table, spark_session: SparkSession, tmp_path: Path, place: str
+) -> None:
+    spark = spark_session
+    table = commit(table, lambda tx: tx.set_properties({"write.tree.direct-files": "0" if place == "leaf" else "9"}))
+    table = commit(table, lambda tx: tx.update_snapshot().append(files(spark, 1, 5, 9)))
+    old = vectors(spark, tmp_path, "old.puffin", f1=[3, 4], f5=[1], f9=[7])
+    table = commit(table, lambda tx: tx.update_snapshot().row_delta(deletes=old))
+    assert ({row.content for row in table.inspect.manifests().collect()} == {0, 1}) == (place == "leaf")
+    new = vectors(spark, tmp_path, "new.puffin", f1=[3, 4], f5=[1, 2])
+    named = old.where("referenced_data_file = '/data/f1'").select("file_path", "content_offset")
+    table = commit(table, lambda tx: tx.update_snapshot().row_delta(deletes=new, removed=named))
+    summary = table.current_snapshot().summary.additional_properties  # type: ignore[union-attr]
+    found = {name: summary.get(name) for name in ("added-dvs", "removed-dvs", "removed-position-deletes")}
+    assert found == {"added-dvs": "2", "removed-dvs": "2", "removed-position-deletes": "3"}
+    assert summary["total-position-deletes"] == "5"
+    planned = {row.file_path: [one.record_count for one in row.deletes] for row in table.scan().plan_files().collect()}
+    assert planned == {"/data/f1": [2], "/data/f5": [2], "/data/f9": [1]}
+
+
 @pytest.mark.parametrize(("filters", "conflicts"), [("s = 'a'", True), ("s = 'z'", False), ("id > 1000", False)])
 def test_serializable_isolation(table: sm.Table, spark_session: SparkSession, filters: str, conflicts: bool) -> None:
     spark = spark_session
