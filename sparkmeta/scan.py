@@ -131,7 +131,8 @@ class Scan:
     def plan_files(self) -> DataFrame:
         """The data files to read, one row each, with their deletes and residual filter: see `plan.files.plan_files`.
 
-        Reads the manifest list at once; everything else is lazy and done by Spark.
+        Reads the manifest list at once, and few manifests (the setting `driver_manifest_bytes`); everything else is
+        lazy and done by Spark.
         """
         return plan_files(self._filter, self._manifests)
 

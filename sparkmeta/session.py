@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -158,6 +159,11 @@ def map_here(
 ) -> pa.Table:
     """What a function makes of units of work, each by a thread of this process."""
     rows = [units.slice(place, 1).to_batches() for place in range(len(units))]
-    with ThreadPoolExecutor(_THREADS) as threads:
-        batches = [batch for made in threads.map(lambda row: list(function(row)), rows) for batch in made]
-    return pa.Table.from_batches(batches, schema)
+    made = _threads().map(lambda row: list(function(row)), rows)
+    return pa.Table.from_batches([batch for batches in made for batch in batches], schema)
+
+
+@cache
+def _threads() -> ThreadPoolExecutor:
+    """The same ones for all, since some FileIOs keep connections by thread."""
+    return ThreadPoolExecutor(_THREADS, "sparkmeta")

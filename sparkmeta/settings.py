@@ -39,8 +39,8 @@ class Settings:
     )
     driver_manifest_bytes: int = _knob(
         64 * _MIB,
-        "Avro manifests up to this size altogether, of few entries, are decoded by threads of the driver when a plan "
-        "is made, which takes less time than a job; 0: always by tasks.",
+        "Manifests up to this size altogether, of few entries, are decoded by threads of the driver when a plan is "
+        "made, where Python decodes them: that takes less time than a job; 0: always by tasks.",
     )
     planning: Literal["auto", "join", "colocated"] = _knob(
         "auto",

@@ -31,7 +31,7 @@ from sparkmeta.spec.entry import DELETE_FILE_PATH_ID, METRICS_MAP_IDS, ContentTy
 from sparkmeta.spec.expressions import stats_field_id
 from sparkmeta.spec.metadata_model import TableMetadataV4
 from sparkmeta.spec.partitioning import partition_type, spec_partition_type
-from sparkmeta.storage.files import ExecutorReader, Files, executor_reader
+from sparkmeta.storage.files import ExecutorReader, Files, SparkFiles, executor_reader
 
 if TYPE_CHECKING:
     from pyiceberg.partitioning import PartitionSpec
@@ -286,7 +286,8 @@ class TableState:
     def entries(self, roots: pa.Table, projection: EntryProjection) -> DataFrame:
         """The entries of the given manifests (rows of `roots`) as a lazy DataFrame of `projection.schema`.
 
-        Every physical row, DELETED ones included, with inheritance applied (table spec, Manifests).
+        Every physical row, DELETED ones included, with inheritance applied (table spec, Manifests). Few Avro manifests
+        are read at once, on the driver (`fit_driver`).
         """
         if self.tree is not None:
             columns = {one: str(field.field_type) for one, field in self.primitive_fields.items()}
@@ -299,8 +300,9 @@ class TableState:
 
         cached: by the manifest cache, where there is one; what is to be written to a manifest is never read from it.
         """
-        parts = manifest_parts(roots, projection, self.settings.split_manifest_bytes)
         parquet = set(_manifest_ids(roots, "PARQUET"))
+        here = not parquet and self.manifest_cache is None and self.fit_driver(roots, projection)
+        parts = manifest_parts(roots, projection, sys.maxsize if here else self.settings.split_manifest_bytes)
         avro_parts = parts.filter(pc.invert(_among(parts, parquet)))
         frames = []
         if len(avro_parts) and (cache := self.manifest_cache) is not None and cached:
@@ -308,8 +310,8 @@ class TableState:
             known = dict(zip(ids.to_pylist(), lengths.to_pylist(), strict=True))
             frames += read_through_cache(self.spark, avro_parts, projection, self.reader, cache, known)
         elif len(avro_parts):
-            here = self.decoded_here(roots, projection)
-            frames.append(read_avro_entries(self.spark, avro_parts, projection, self.reader, here=here))
+            reader = self.files if here else self.reader
+            frames.append(read_avro_entries(self.spark, avro_parts, projection, reader, here=here))
         if parquet:
             whole = parts.filter(pc.and_(_among(parts, parquet), pc.equal(parts.column("part"), 0)))
             frames.append(read_parquet_entries(self.spark, whole, projection, self._partition_names))
@@ -318,28 +320,22 @@ class TableState:
         return reduce(lambda left, right: left.unionByName(right), frames)
 
     def entries_here(self, roots: pa.Table, projection: EntryProjection) -> pa.Table | None:
-        """As `manifest_entries`, in Arrow on the driver; None where there are too many for that."""
-        if self.reader is None or self.tree is not None or not self._decoded_here(roots, projection, TESTED_HERE):
+        """As `manifest_entries`, in Arrow on the driver; None where they are too many, or not all Avro manifests."""
+        avro = self.tree is None and self.manifest_cache is None and not _manifest_ids(roots, "PARQUET")
+        if not avro or not self.fit_driver(roots, projection, TESTED_HERE):
             return None
-        return decode_here(manifest_parts(roots, projection, sys.maxsize), projection, self.reader)
+        return decode_here(manifest_parts(roots, projection, sys.maxsize), projection, self.files)
 
-    def decoded_here(self, roots: pa.Table, projection: EntryProjection) -> bool:
-        """Whether Avro manifests are decoded on the driver: where they `fit_driver`, and no cache is to keep them."""
-        return self._decoded_here(roots, projection, _most_entries(projection))
+    def fit_driver(self, roots: pa.Table, projection: EntryProjection, entries: int | None = None) -> bool:
+        """Whether manifests are so few that threads of this process read them sooner than Python tasks do.
 
-    def _decoded_here(self, roots: pa.Table, projection: EntryProjection, entries: int) -> bool:
-        if self.manifest_cache is not None or _manifest_ids(roots, "PARQUET"):
+        See the setting `driver_manifest_bytes`. entries: how many at most; by default as many as had better be brought
+        into Spark from here: of very many a test of stats leaves few.
+        """
+        if isinstance(self.files, SparkFiles):
             return False
-        return self._fit_driver(roots, projection, entries)
-
-    def fit_driver(self, roots: pa.Table, projection: EntryProjection) -> bool:
-        """Whether manifests are so few that threads of this process decode them, and bring the entries into Spark,
-        sooner than Python tasks do. Of many entries a test of stats may leave few. See `driver_manifest_bytes`."""
-        return self._fit_driver(roots, projection, _most_entries(projection))
-
-    def _fit_driver(self, roots: pa.Table, projection: EntryProjection, entries: int) -> bool:
-        if self.reader is None:
-            return False
+        if entries is None:
+            entries = TESTED_HERE if projection.wanted is not None and projection.wanted.selective else ENTRIES_HERE
         # Metrics maps are most of a manifest, and many stats are large.
         wide = not METRICS_MAP_IDS.keys().isdisjoint(projection.columns) or len(projection.stats) > _WIDE
         size, count = pc.sum(roots.column("file_size_in_bytes")).as_py() or 0, entry_count(roots)
@@ -410,10 +406,6 @@ def _primitives(fields: Mapping[int, NestedField]) -> dict[int, NestedField]:
 
 def _list_location(snapshot: Snapshot | None) -> str:
     return "" if snapshot is None else snapshot.manifest_list or f"snapshot {snapshot.snapshot_id}"
-
-
-def _most_entries(projection: EntryProjection) -> int:
-    return TESTED_HERE if projection.wanted is not None and projection.wanted.selective else ENTRIES_HERE
 
 
 def _manifest_ids(roots: pa.Table, file_format: str) -> list[int]:

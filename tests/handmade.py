@@ -111,6 +111,7 @@ class HandmadeTable:
     manifests: list[tuple[int, int, list[dict[str, Any]]]] = field(default_factory=list)
     block_bytes: int = 16_000
     summaries: bool = False
+    row_ids: bool = True
 
     def add(self, content: int, spec_id: int, *entries: dict[str, Any]) -> HandmadeTable:
         self.manifests.append((content, spec_id, list(entries)))
@@ -145,7 +146,7 @@ class HandmadeTable:
             "content": content,
             "sequence_number": SEQUENCE,
             "min_sequence_number": 0,
-            "first_row_id": 0 if self.version > 2 and content == 0 else None,
+            "first_row_id": 0 if self.version > 2 and content == 0 and self.row_ids else None,
         }
 
     def _write(self, name: str, content: bytes) -> str:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from sparkmeta.manifests.root import Root
-    from sparkmeta.storage.files import ExecutorReader
+    from sparkmeta.storage.files import ExecutorReader, Files
 
 # A leaf's deletion vector: the leaf, where the bitmap stands, how many positions it has and how many the leaf has.
 VECTOR_SCHEMA = pa.schema(
@@ -76,7 +76,7 @@ def vector_row(manifest: int, leaf: Mapping[str, Any], vector: Mapping[str, Any]
     }
 
 
-def masked_ordinals(spark: SparkSession, vectors: pa.Table, reader: ExecutorReader | None) -> DataFrame:
+def masked_ordinals(spark: SparkSession, vectors: pa.Table, reader: ExecutorReader | Files | None) -> DataFrame:
     """The entries that deletion vectors mask, as a lazy DataFrame of `manifest`, `ordinal`.
 
     vectors: rows of `VECTOR_SCHEMA`. reader: opens Puffin files on executors; None where only Spark's sources can.
@@ -88,7 +88,7 @@ def masked_ordinals(spark: SparkSession, vectors: pa.Table, reader: ExecutorRead
     return _exploded(spark, vectors, reader, _ordinals, MASKED_SCHEMA)
 
 
-def leaf_masks(spark: SparkSession, vectors: pa.Table, reader: ExecutorReader | None) -> DataFrame:
+def leaf_masks(spark: SparkSession, vectors: pa.Table, reader: ExecutorReader | Files | None) -> DataFrame:
     """As `masked_ordinals`, a row for each leaf: `manifest`, and `mask`, whose bit `ordinal` is set for masked entries.
 
     The mask is an array of 64-bit words, the lowest bit first.
@@ -96,13 +96,13 @@ def leaf_masks(spark: SparkSession, vectors: pa.Table, reader: ExecutorReader | 
     return _exploded(spark, vectors, reader, _mask, MASK_SCHEMA)
 
 
-def checked_ordinals(spark: SparkSession, vectors: pa.Table, reader: ExecutorReader | None) -> DataFrame:
+def checked_ordinals(spark: SparkSession, vectors: pa.Table, reader: ExecutorReader | Files | None) -> DataFrame:
     """As `masked_ordinals`, but what is wrong is a row with a `problem`: `CHECKED_SCHEMA`."""
     return _exploded(spark, vectors, reader, _checked_ordinals, CHECKED_SCHEMA)
 
 
 def _exploded(
-    spark: SparkSession, vectors: pa.Table, reader: ExecutorReader | None, decode: _Decode, schema: pa.Schema
+    spark: SparkSession, vectors: pa.Table, reader: ExecutorReader | Files | None, decode: _Decode, schema: pa.Schema
 ) -> DataFrame:
     from sparkmeta.manifests.avro.read import schema_of
     from sparkmeta.session import local_frame
@@ -127,13 +127,13 @@ def _with_content(spark: SparkSession, rows: DataFrame, locations: list[str]) ->
     return rows.join(contents.select("location", "content"), "location", "left")
 
 
-def vector_ordinals(row: dict[str, Any], reader: ExecutorReader) -> Iterator[pa.Array]:
+def vector_ordinals(row: dict[str, Any], reader: ExecutorReader | Files) -> Iterator[pa.Array]:
     """What one deletion vector masks, a row of `VECTOR_SCHEMA`; raises CorruptFileError as `masked_ordinals` does."""
     for batch in _ordinals(row, _blob(row, reader)):
         yield batch.column(ORDINAL)
 
 
-def _blob(row: Mapping[str, Any], reader: ExecutorReader | None) -> bytes:
+def _blob(row: Mapping[str, Any], reader: ExecutorReader | Files | None) -> bytes:
     if row["inline_content"] is not None:
         return bytes(row["inline_content"])
     assert reader is not None
@@ -141,7 +141,7 @@ def _blob(row: Mapping[str, Any], reader: ExecutorReader | None) -> bytes:
 
 
 def _explode(
-    reader: ExecutorReader | None, decode: _Decode, batches: Iterable[pa.RecordBatch]
+    reader: ExecutorReader | Files | None, decode: _Decode, batches: Iterable[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
     for batch in batches:
         for row in batch.to_pylist():

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from sparkmeta.plan.prune import ScanFilter
     from sparkmeta.plan.strategy import Colocation
     from sparkmeta.state import TableState
-    from sparkmeta.storage.files import ExecutorReader
+    from sparkmeta.storage.files import ExecutorReader, Files
 
 # What a task tells of the deletion vector beside a data entry, flat: nested columns are slow to bring into the JVM.
 _VECTOR = pa.schema(
@@ -56,11 +56,11 @@ _VECTOR = pa.schema(
         pa.field("vector_ordinal", pa.int64()),
     ]
 )
-_LEAF = pa.struct([*PART_SCHEMA, pa.field("mask", pa.struct(list(VECTOR_SCHEMA)))])
-_UNITS = pa.schema([pa.field("data", _LEAF), pa.field("deletes", pa.list_(_LEAF))])
+_MANIFEST = pa.struct([*PART_SCHEMA, pa.field("mask", pa.struct(list(VECTOR_SCHEMA)))])
+_UNITS = pa.schema([pa.field("data", _MANIFEST), pa.field("deletes", pa.list_(_MANIFEST))])
 
 
-# Entries of an Avro manifest that find their vectors at once: fewer tables of vectors are made then, of one for each.
+# So many entries of an Avro manifest look for their vectors at once: each time a table of all vectors is made for it.
 _JOINED_AT_ONCE = 1 << 16
 
 
@@ -71,7 +71,7 @@ class _Task:
     data: EntryProjection
     deletes: EntryProjection
     context: TreeContext | None
-    reader: ExecutorReader
+    reader: ExecutorReader | Files
 
     @property
     def schema(self) -> pa.Schema:
@@ -85,13 +85,17 @@ def colocated_entries(scan_filter: ScanFilter, groups: Colocation, data: EntryPr
 
     Columns: those of `data`, and what `with_vector` makes the deletes of.
 
-    Raises, when it runs:
+    Raises, when it runs (at once, where few manifests are read on the driver):
         ValidationError: two DVs for one file, a DV older than its file or of another partition, a DV in a delete leaf
-            whose data leaf does not have the file.
+            whose data leaf does not have the file. A DV in an Avro manifest that has none of its file's partition does
+            not apply (table spec, Scan Planning), and is not seen.
         CorruptFileError: a manifest or a bitmap that is none.
     """
     state = scan_filter.state
-    reader = state.reader
+    here = groups.vectors is not None or (
+        state.tree is not None and state.fit_driver(pa.concat_tables([groups.data, groups.deletes]), data)
+    )
+    reader = state.files if here else state.reader
     assert reader is not None
     context = state.tree_context if state.tree is not None else None
     task = _Task(data, vector_projection(scan_filter), context, reader)
@@ -101,14 +105,13 @@ def colocated_entries(scan_filter: ScanFilter, groups: Colocation, data: EntryPr
         return map_units(state.spark, parts, join, task.schema, here=True)
     rows = _leaf_units(state.tree, groups) if state.tree is not None else _manifest_units(state, groups, data)
     units = pa.Table.from_pylist(rows, schema=_UNITS)
-    here = state.tree is not None and state.fit_driver(pa.concat_tables([groups.data, groups.deletes]), data)
     return map_units(state.spark, units, partial(_join_manifests, task), task.schema, here=here)
 
 
 def with_vector(own: Sql, deletes: pa.Table) -> Sql:
-    """The deletes of a data entry: `own`, those from other delete leaves, and the vector from the affiliated one.
+    """The deletes of a data entry: `own`, those from other delete manifests, and the vector of `colocated_entries`.
 
-    own: of the type of `deletes` in `plan_files`. deletes: the roots of the affiliated leaves.
+    own: of the type of `deletes` in `plan_files`. deletes: the roots of the delete manifests that were read beside.
     """
     vector = sql.struct(
         sql.lit(int(ContentType.POSITION_DELETES)).alias("content"),
@@ -218,8 +221,9 @@ class _Vectors:
     def of(self, manifests: Sequence[Mapping[str, Any]]) -> pa.Table:
         """Raises ValidationError for a delete that is no vector, and for two vectors of one file."""
         if [one[MANIFEST] for one in manifests] != [*self._held]:
-            held = self._held
-            self._held = {}
+            wanted = {one[MANIFEST] for one in manifests}
+            held = {one: table for one, table in self._held.items() if one in wanted}
+            self._held, self._all = {}, self._all.slice(0, 0)
             for one in manifests:
                 known = held.get(one[MANIFEST])
                 self._held[one[MANIFEST]] = self._decoded(one) if known is None else known
@@ -243,7 +247,7 @@ def _one_a_file(vectors: pa.Table) -> pa.Table:
 
 
 def _live(entries: pa.Table, task: _Task, leaf: Mapping[str, Any]) -> pa.Table:
-    """Without DELETED and masked entries; `entries` are all of the leaf's."""
+    """Without DELETED and masked entries; `entries` are all that a leaf has."""
     kept = pc.not_equal(pc.struct_field(entries.column("version_info"), "status"), int(Status.DELETED))
     if leaf.get("mask") is not None:
         unmasked = np.ones(len(entries), np.bool_)

@@ -113,7 +113,9 @@ def delete_entries(scan_filter: ScanFilter, manifests: pa.Table, vectors_only: b
     state = scan_filter.state
     equality_ids = frozenset() if vectors_only else _equality_ids(scan_filter, manifests)
     if vectors_only is None:
-        vectors_only = not equality_ids and only_vectors(state, manifests)
+        count = live_count(manifests)
+        many = count is None or count > BROADCAST_DELETES
+        vectors_only = not equality_ids and only_vectors(state, manifests, by_job=many)
     pruned_by = frozenset() if scan_filter.ignore_residuals else scan_filter.stats_ids
     stats = {DELETE_FILE_PATH_ID, *equality_ids, *pruned_by}
     by_stats = not scan_filter.ignore_residuals
@@ -123,11 +125,11 @@ def delete_entries(scan_filter: ScanFilter, manifests: pa.Table, vectors_only: b
     return DeleteEntries(kept, manifests, live_count(manifests), equality_ids, vectors_only)
 
 
-def only_vectors(state: TableState, manifests: pa.Table) -> bool:
+def only_vectors(state: TableState, manifests: pa.Table, *, by_job: bool) -> bool:
     """Whether all live deletes are deletion vectors that name their data file.
 
-    Those of trees are, but for equality deletes. Else nothing tells but the entries: the driver looks at few, and a job
-    at many, since knowing it saves more than that takes.
+    Those of trees are, but for equality deletes. Else nothing tells but the entries: the driver looks at few. by_job: a
+    job looks at many; without, these pass for deletes of any kind.
     """
     if state.tree is not None and not state.tree.is_upgraded:
         return True
@@ -136,6 +138,8 @@ def only_vectors(state: TableState, manifests: pa.Table) -> bool:
     projection = EntryProjection.of(("content_type", "file_format", "version_info", "referenced_file"))
     if (entries := state.entries_here(manifests, projection)) is not None:
         return all_vectors(entries)
+    if not by_job:
+        return False
     others = is_live() & ~(_is_vector() & sql.col("referenced_file").isNotNull())
     return state.entries(manifests, projection).where(others.text).count() == 0
 

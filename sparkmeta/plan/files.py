@@ -2,7 +2,7 @@
 
     roots -> live, matching manifests -> entries -> live, matching entries -> their deletes -> rows of plan_files
 
-The driver holds the manifests of one snapshot; everything about entries is a lazy DataFrame.
+The driver holds the manifests of one snapshot; everything about entries is a DataFrame, lazy but for few of them.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def plan_manifests(scan_filter: ScanFilter) -> PlannedManifests:
 
 
 def plan_files(scan_filter: ScanFilter, manifests: PlannedManifests, *extra: Aliased) -> DataFrame:
-    """One row a data file that may hold matching rows; lazy, computed by Spark.
+    """One row a data file that may hold matching rows; computed by Spark, lazily but for what few manifests hold.
 
     Columns: file_path, file_format, spec_id, partition (where the table has any), record_count, file_size_in_bytes,
     split_offsets, sort_order_id, first_row_id, data_sequence_number, manifest_path, manifest_pos, deletes (the order of
@@ -101,8 +101,9 @@ def plan_files(scan_filter: ScanFilter, manifests: PlannedManifests, *extra: Ali
 
     extra: further columns of the data entry to show after these.
 
-    Raises, when it runs:
-        ValidationError: two DVs for one file, a DV older than its file, deletes of another partition than their file.
+    Raises, when it runs (at once, where few manifests are read on the driver):
+        ValidationError: two DVs for one file, a DV older than its file, deletes of another partition than their file
+            (but for DVs in manifests that have none of the file's partition: they may not be looked at).
     """
     state, groups = scan_filter.state, manifests.colocated
     deletes = delete_entries(scan_filter, groups.other_deletes, groups.only_vectors)
@@ -134,7 +135,7 @@ def data_entries(scan_filter: ScanFilter, manifests: pa.Table, stats_ids: Iterab
 
 
 def _beside_vectors(scan_filter: ScanFilter, groups: Colocation, stats_ids: Iterable[int]) -> DataFrame:
-    """As `data_entries`, with the columns that `with_vector` takes: null for leaves that no delete leaf belongs to."""
+    """As `data_entries`, with the columns that `with_vector` takes: null where no delete manifest stands beside."""
     projection = replace(data_projection(scan_filter, stats_ids), wanted=wanted_entries(scan_filter))
     joined = colocated_entries(scan_filter, groups, projection)
     beside = matching_entries(joined, scan_filter)

@@ -49,6 +49,7 @@ def _meet(one: pa.StructArray, other: pa.StructArray, type_name: str) -> Flags:
     """Where the values of two summaries may have one in common."""
     lower, upper = _ranks(one, other)
     mine, theirs = slice(None, len(one)), slice(len(one), None)
+    broken = lower > upper
     if type_name not in _UNORDERED:
         meet = np.less_equal.outer(lower[mine], upper[theirs]) & np.greater_equal.outer(upper[mine], lower[theirs])
     else:
@@ -59,7 +60,7 @@ def _meet(one: pa.StructArray, other: pa.StructArray, type_name: str) -> Flags:
     flags = ("contains_null", "contains_nan") if type_name in _FLOATS else ("contains_null",)
     for name in flags:
         found |= np.logical_and.outer(_may(one, name), _may(other, name))
-    unknown: Flags = np.logical_or.outer(_unknown(one, flags), _unknown(other, flags))
+    unknown: Flags = np.logical_or.outer(_unknown(one, flags) | broken[mine], _unknown(other, flags) | broken[theirs])
     return found | unknown
 
 
@@ -69,18 +70,26 @@ def _may(summaries: pa.StructArray, name: str) -> Flags:
 
 def _unknown(summaries: pa.StructArray, flags: Iterable[str]) -> Flags:
     """Where there is no summary, or one that says of no value what it is."""
-    lower, upper = (
-        np.asarray(pc.struct_field(summaries, [name]).is_valid()) for name in ("lower_bound", "upper_bound")
-    )
+    bounds = [pc.struct_field(summaries, [name]) for name in ("lower_bound", "upper_bound")]
+    lower, upper = (np.asarray(one.is_valid()) for one in bounds)
     said = np.logical_or.reduce([lower, *(_may(summaries, name) for name in flags)])
-    unknown: Flags = (lower != upper) | ~said | np.asarray(summaries.is_null())
+    nan = np.logical_or.reduce([np.asarray(_is_nan(one)) for one in bounds])
+    unknown: Flags = (lower != upper) | ~said | nan | np.asarray(summaries.is_null())
     return unknown
+
+
+def _is_nan(values: pa.Array) -> pa.Array:
+    floating = pa.types.is_floating(values.type)
+    return pc.fill_null(pc.is_nan(values), False) if floating else pa.repeat(False, len(values))
 
 
 def _ranks(one: pa.StructArray, other: pa.StructArray) -> list[np.ndarray[Any, Any]]:
     """The lower and the upper bounds of both as numbers of the same order; -1 where there is none."""
     parts = [pc.struct_field(part, [name]) for name in ("lower_bound", "upper_bound") for part in (one, other)]
-    encoded = pa.concat_arrays([as_numbers(part) for part in parts]).dictionary_encode()
+    bounds = pa.concat_arrays([as_numbers(part) for part in parts])
+    if pa.types.is_floating(bounds.type):  # writers disagree on the order of -0.0 and 0.0, and NaN is no bound
+        bounds = pc.if_else(pc.is_nan(bounds), None, pc.add(bounds, 0.0))
+    encoded = bounds.dictionary_encode()
     values = encoded.dictionary.to_pylist()
     ranks = np.empty(len(values) + 1, np.int64)
     ranks[sorted(range(len(values)), key=values.__getitem__)] = np.arange(len(values))

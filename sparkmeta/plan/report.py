@@ -87,7 +87,7 @@ def _lines(values: dict[str, Any], indent: str) -> list[str]:
 
 
 def scan_report(scan_filter: ScanFilter) -> ScanReport:
-    """Plans the scan and counts; two Spark jobs over the entries of the manifests that are left."""
+    """Plans the scan and counts the entries of the manifests that are left; runs Spark jobs."""
     started = time.perf_counter()
     manifests = plan_manifests(scan_filter)
     state = scan_filter.state

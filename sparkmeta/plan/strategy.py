@@ -27,12 +27,12 @@ if TYPE_CHECKING:
 _FEW_ENTRIES = 250_000
 _ENTRIES_A_VECTOR = 10
 
-# How many vectors a task may hold beside the data manifest that it reads, how often one is decoded on average, and how
-# many manifests stand beside others: where partitions tell less than that, Spark joins.
+# How many vectors a task may hold beside the data manifest that it reads, how often one may be decoded on average, how
+# many manifests may stand beside others, and how many pairs are looked at to tell: beyond that, Spark joins.
 _MOST_HELD = 250_000
 _MOST_DECODED = 2
 _MOST_PAIRS = 50_000
-_MOST_COMPARED = 50_000_000
+_MOST_COMPARED = 10_000_000
 
 
 @dataclass(frozen=True)
@@ -80,8 +80,8 @@ def colocation(scan_filter: ScanFilter, data: pa.Table, deletes: pa.Table) -> Co
     """Which of the manifests that a scan opens to read together: see the setting `planning`."""
     state = scan_filter.state
     joined = Colocation(data.slice(0, 0), deletes.slice(0, 0), data, deletes, "")
-    if not len(deletes):
-        return replace(joined, reason="join: the scan opens no delete manifest")
+    if not len(data) or not len(deletes):
+        return replace(joined, other_deletes=joined.deletes, reason="join: the scan opens no delete manifest")
     if state.settings.planning == "join":
         return replace(joined, reason="join: the setting planning says so")
     if state.reader is None:
@@ -127,50 +127,54 @@ def _by_partition(scan_filter: ScanFilter, joined: Colocation) -> Colocation:
     if any(one != "AVRO" for roots in (data, deletes) for one in roots.column("file_format").unique().to_pylist()):
         return replace(joined, reason="join: there are manifests that are no Avro files")
     vectors = _read_here(scan_filter, data, deletes)
-    if not (only_vectors(state, deletes) if vectors is None else all_vectors(vectors)):
+    if not (only_vectors(state, deletes, by_job=True) if vectors is None else all_vectors(vectors)):
         return replace(joined, reason="join: there are deletes that are no deletion vectors", only_vectors=False)
-    joined = replace(joined, only_vectors=True)
+    none = data.slice(0, 0), deletes.slice(0, 0)
     if vectors is not None:
         why = f"colocated: {len(vectors):,} deletion vectors are so few that the driver reads them"
-        others = data.slice(0, 0), deletes.slice(0, 0)
-        return replace(joined, data=data, deletes=deletes, other_data=others[0], other_deletes=others[1], reason=why,
-                       vectors=vectors)  # fmt: skip
-    total = live_count(deletes)
-    if total is None:
+        return Colocation(data, deletes, *none, why, only_vectors=True, vectors=vectors)
+    joined = replace(joined, only_vectors=True)
+    counts = _live_counts(deletes)
+    if counts is None:
         return replace(joined, reason="join: the manifest list does not count its entries")
     if len(data) * len(deletes) > _MOST_COMPARED:
         return replace(joined, reason=f"join: {len(deletes):,} delete manifests are too many to compare partitions")
     found = overlaps(data, deletes, state.spec_fields)
-    order, decoded, held = _in_order(found, _live_counts(deletes))
-    if state.settings.planning == "auto" and (
-        held > _MOST_HELD or decoded > _MOST_DECODED * total + _MOST_HELD or np.count_nonzero(found) > _MOST_PAIRS
-    ):
+    if not found.any():
+        return replace(joined, other_deletes=none[1], reason="join: no deletion vector is of a partition that is read")
+    order, decoded, held = _in_order(found, counts)
+    total = int(counts.sum())
+    costly = held > _MOST_HELD or decoded > _MOST_DECODED * total + _MOST_HELD
+    if np.count_nonzero(found) > _MOST_PAIRS or (costly and state.settings.planning == "auto"):
         return replace(joined, reason=f"join: partitions tell too little of where {total:,} deletion vectors belong")
     ids, places = deletes.column(MANIFEST).to_numpy(), data.column(MANIFEST).to_numpy()
     beside = {int(places[row]): ids[found[row]].tolist() for row in order if found[row].any()}
     together, needed = pa.array(found.any(axis=1)), pa.array(found.any(axis=0))
-    others = data.filter(pc.invert(together)), deletes.slice(0, 0)
+    others = data.filter(pc.invert(together)), none[1]
     why = f"colocated: {total:,} deletion vectors are read beside the data manifests of their partitions"
     return Colocation(data.filter(together), deletes.filter(needed), *others, why, beside, only_vectors=True)
 
 
 def _read_here(scan_filter: ScanFilter, data: pa.Table, deletes: pa.Table) -> pa.Table | None:
     """The deletes, where the driver reads data and deletes, as they are few; None else, and where no vectors can be."""
-    state = scan_filter.state
-    both = pa.concat_tables([data, deletes])
-    tested = replace(vector_projection(scan_filter), wanted=wanted_entries(scan_filter))
-    if state.metadata.format_version < 3 or not state.decoded_here(both, tested):
+    state, both = scan_filter.state, pa.concat_tables([data, deletes])
+    projection = vector_projection(scan_filter)
+    of_data = replace(state.projection(projection.columns, scan_filter.stats_ids), wanted=wanted_entries(scan_filter))
+    if state.metadata.format_version < 3 or not state.fit_driver(both, of_data):
         return None
-    return state.entries_here(deletes, vector_projection(scan_filter))
+    return state.entries_here(deletes, projection)
 
 
-def _live_counts(deletes: pa.Table) -> np.ndarray[Any, Any]:
-    return np.array([live_count(deletes.slice(place, 1)) for place in range(len(deletes))], np.int64)
+def _live_counts(deletes: pa.Table) -> np.ndarray[Any, Any] | None:
+    """How many live entries each manifest has; None where one does not say."""
+    stats = deletes.column("manifest_stats").combine_chunks()
+    counts = pc.add(*(pc.struct_field(stats, [one]) for one in ("added_files_count", "existing_files_count")))
+    return None if counts.null_count else counts.to_numpy().astype(np.int64)
 
 
 def _in_order(found: Flags, vectors: np.ndarray[Any, Any]) -> tuple[list[int], int, int]:
-    """Rows of `overlaps`, so ordered that neighbours share delete manifests; how many vectors are decoded then, and how
-    many are held at once at most."""
+    """Rows of `overlaps`, so ordered that neighbours share delete manifests; how many vectors a task decodes that reads
+    all, and how many it holds at once at most."""
     kinds, kind = np.unique(np.packbits(found, axis=1), axis=0, return_inverse=True)
     sets = np.unpackbits(kinds, axis=1, count=found.shape[1]).astype(np.bool_)
     anew = sets.copy()

@@ -201,6 +201,38 @@ def test_vectors_that_contradict_each_other(
         scan(location, spark, way).plan_files().collect()
 
 
+def test_a_vector_of_another_partition_applies_nowhere(table: HandmadeTable, spark: SparkSession) -> None:
+    """Where manifests tell that, none is an error: they are not read."""
+    table.add(0, 1, data(path("a"), **of("x"))).add(1, 1, deletion_vector(path("a"), **of("y")))
+    location = table.write()
+    for way in ("read together", "of few"):
+        planned = scan(location, spark, way)
+        assert [row.deletes for row in planned.plan_files().collect()] == [[]]
+        assert planned.report().strategy == "join: no deletion vector is of a partition that is read"
+    with pytest.raises(Exception, match="another partition spec or partition"):
+        scan(location, spark, "on the driver").plan_files()
+
+
+def test_a_data_manifest_in_parts(table: HandmadeTable, spark: SparkSession) -> None:
+    """Where no first row ids are counted, several tasks decode a manifest, and each reads the vectors beside."""
+    names = [str(one) for one in range(2000)]
+    table.add(0, 0, *(data(path(one), status=0) for one in names))
+    table.add(1, 0, *(deletion_vector(path(one)) for one in names[::2]))
+    spark.conf.set("spark.sparkmeta.split-manifest-bytes", "4k")
+    try:
+        rows = scan(without_row_ids(table), spark, "of few").plan_files().selectExpr("file_path", "size(deletes) AS n")
+        found = {row["file_path"]: row["n"] for row in rows.collect()}
+    finally:
+        spark.conf.unset("spark.sparkmeta.split-manifest-bytes")
+    assert found == {path(one): int(one) % 2 == 0 for one in names}
+
+
+def without_row_ids(table: HandmadeTable) -> str:
+    """As a table that was upgraded, and not written to since."""
+    table.row_ids = False
+    return table.write()
+
+
 def test_many_entries_are_joined_piece_by_piece(
     table: HandmadeTable, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:

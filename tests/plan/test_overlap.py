@@ -155,6 +155,7 @@ def of(type_name: str, *values: Any) -> tuple[int, list[Summary] | None]:
         ("double", [NAN], [1.0, NAN], True),
         ("double", [NAN], [1.0], False),
         ("double", [1.0], [2.0], False),
+        ("double", [-0.0], [0.0], True),
         ("uuid", [uuid.UUID(int=1)], [uuid.UUID(int=2)], False),
         (ANY, ["a"], ["b"], True),
     ],
@@ -169,6 +170,7 @@ def test_what_summaries_tell(type_name: str, mine: list[Any], theirs: list[Any],
         None,
         {"contains_null": False, "contains_nan": None, "lower_bound": None, "upper_bound": None},
         {"contains_null": True, "contains_nan": None, "lower_bound": None, "upper_bound": b"\x01\x00\x00\x00"},
+        {"contains_null": False, "contains_nan": None, "lower_bound": b"\x09\0\0\0", "upper_bound": b"\x01\0\0\0"},
     ],
 )
 def test_a_summary_that_says_nothing_keeps_nothing_apart(unknown: Summary) -> None:
@@ -176,6 +178,13 @@ def test_a_summary_that_says_nothing_keeps_nothing_apart(unknown: Summary) -> No
     silent = (spec_id, None if unknown is None else [unknown])
     assert overlaps(roots([silent]), roots([(spec_id, known)]), SPECS).tolist() == [[True]]
     assert overlaps(roots([(spec_id, known)]), roots([silent]), SPECS).tolist() == [[True]]
+
+
+def test_a_bound_that_is_nan_tells_nothing() -> None:
+    spec_id, known = of("double", 1.0)
+    nan = to_bytes(_type("double"), NAN)
+    found = {"contains_null": False, "contains_nan": True, "lower_bound": nan, "upper_bound": nan}
+    assert overlaps(roots([(spec_id, [found])]), roots([(spec_id, known)]), SPECS).tolist() == [[True]]
 
 
 def test_unpartitioned_manifests_share_everything_and_specs_nothing() -> None:

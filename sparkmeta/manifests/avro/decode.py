@@ -29,6 +29,8 @@ from sparkmeta.manifests.projection import EntryProjection
 from sparkmeta.spec.entry import METRICS_MAP_IDS
 
 BATCH_RECORDS = 8192
+# Of inflated records that fastavro makes Python objects of, which take up to forty times as much.
+BATCH_BYTES = 4 << 20
 
 # Bytes of manifests, as they are in files, that fastavro decodes while the machine of `execute` is loaded, or compiled.
 LOADING_BYTES = 1 << 20
@@ -266,17 +268,22 @@ def _record_batches(
     data: Data, blocks: Iterable[Block], header: Header, schema: ManifestSchema, reader_schema: dict[str, Any] | None
 ) -> Iterator[tuple[int, list[dict[str, Any]]]]:
     """(ordinal of the first, records), neighbouring small blocks joined: some writers make a block of every record."""
-    ordinal = 0
+    ordinal = size = 0
     pending: list[dict[str, Any]] = []
     for block in blocks:
         if not pending:
-            ordinal = block.first_ordinal
-        records = _decode_block(inflate(data, block, header, schema.location), block, schema, reader_schema)
+            ordinal, size = block.first_ordinal, 0
+        inflated = inflate(data, block, header, schema.location)
+        size += len(inflated)
+        records = _decode_block(inflated, block, schema, reader_schema)
         while chunk := list(itertools.islice(records, BATCH_RECORDS - len(pending))):
             pending.extend(chunk)
             if len(pending) == BATCH_RECORDS:
                 yield ordinal, pending
                 ordinal, pending = ordinal + BATCH_RECORDS, []
+        if pending and size >= BATCH_BYTES:
+            yield ordinal, pending
+            pending = []
     if pending:
         yield ordinal, pending
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from sparkmeta.manifests.cache_writer import CacheWriter
-    from sparkmeta.storage.files import ExecutorReader
+    from sparkmeta.storage.files import ExecutorReader, Files
 
 PART_SCHEMA = pa.schema(
     [
@@ -64,15 +64,15 @@ def read_avro_entries(
     spark: SparkSession,
     parts: pa.Table,
     projection: EntryProjection,
-    reader: ExecutorReader | None,
+    reader: Files | ExecutorReader | None,
     writer: CacheWriter | None = None,
     *,
     here: bool = False,
 ) -> DataFrame:
     """The entries of the manifest parts as a lazy DataFrame of `projection.schema`, every physical row included.
 
-    reader: opens files on executors; None where only Spark's own sources can reach them. writer: keeps what a task has
-    read to the end in the manifest cache. here: decoded at once, by threads of this process.
+    reader: opens files on executors, or here; None where only Spark's own sources can reach them. writer: keeps what a
+    task has read to the end in the manifest cache. here: decoded at once, by threads of this process.
     """
     if reader is None:
         return _with_content(spark, parts).mapInArrow(partial(_decode_content, projection), spark_schema(projection))
@@ -82,11 +82,11 @@ def read_avro_entries(
     return map_units(spark, parts, decode, projection.schema, here=here)
 
 
-def decode_here(parts: pa.Table, projection: EntryProjection, reader: ExecutorReader) -> pa.Table:
+def decode_here(parts: pa.Table, projection: EntryProjection, files: Files) -> pa.Table:
     """The entries of the manifest parts, decoded by threads of this process."""
     from sparkmeta.session import map_here
 
-    return map_here(parts, partial(_decode_fetched, projection, reader, None), projection.schema)
+    return map_here(parts, partial(_decode_fetched, projection, files, None), projection.schema)
 
 
 def spark_schema(projection: EntryProjection) -> Any:
@@ -122,7 +122,10 @@ def _with_content(spark: SparkSession, parts: pa.Table) -> DataFrame:
 
 
 def _decode_fetched(
-    projection: EntryProjection, reader: ExecutorReader, writer: CacheWriter | None, batches: Iterable[pa.RecordBatch]
+    projection: EntryProjection,
+    reader: Files | ExecutorReader,
+    writer: CacheWriter | None,
+    batches: Iterable[pa.RecordBatch],
 ) -> Iterator[pa.RecordBatch]:
     for batch in batches:
         for row in batch.to_pylist():
