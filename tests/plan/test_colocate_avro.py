@@ -20,8 +20,7 @@ if TYPE_CHECKING:
 
 PLANNING, HERE = "spark.sparkmeta.planning", "spark.sparkmeta.driver-manifest-bytes"
 WAYS = {
-    "joined by tasks": ("join", "0"),
-    "joined": ("join", "1g"),
+    "joined": ("join", "0"),
     "read together": ("colocated", "0"),
     "of few": ("auto", "0"),
     "on the driver": ("auto", "1g"),
@@ -58,13 +57,13 @@ def plan(table: HandmadeTable, spark: SparkSession, row_filter: str = "true") ->
         assert len({row["file_path"] for row in rows}) == len(rows)
         found[way] = {row["file_path"]: row.asDict(recursive=True) for row in rows}
     for way, rows in found.items():
-        assert rows == found["joined by tasks"], way
+        assert rows == found["joined"], way
     return {one: row["deletes"] for one, row in found["joined"].items()}
 
 
 def strategies(table: HandmadeTable, spark: SparkSession) -> dict[str, str]:
     location = table.write()
-    return {way: scan(location, spark, way).report().strategy for way in WAYS}
+    return {way: scan(location, spark, way)._manifests.colocated.reason for way in WAYS}
 
 
 def of(part: str | None) -> dict[str, Any]:
@@ -88,7 +87,6 @@ def test_vectors_stand_beside_their_files(table: HandmadeTable, spark: SparkSess
     assert (vector["record_count"], vector["content_offset"], vector["data_sequence_number"]) == (7, 4, 2)
     assert planned[path("n1")][0]["manifest_pos"] == 0
     assert strategies(table, spark) == {
-        "joined by tasks": "join: the setting planning says so",
         "joined": "join: the setting planning says so",
         "read together": "colocated: 5 deletion vectors are read beside the data manifests of their partitions",
         "of few": "colocated: 5 deletion vectors are read beside the data manifests of their partitions",
@@ -208,7 +206,7 @@ def test_a_vector_of_another_partition_applies_nowhere(table: HandmadeTable, spa
     for way in ("read together", "of few"):
         planned = scan(location, spark, way)
         assert [row.deletes for row in planned.plan_files().collect()] == [[]]
-        assert planned.report().strategy == "join: no deletion vector is of a partition that is read"
+        assert planned._manifests.colocated.reason == "join: no deletion vector is of a partition that is read"
     with pytest.raises(Exception, match="another partition spec or partition"):
         scan(location, spark, "on the driver").plan_files()
 
