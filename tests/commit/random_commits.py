@@ -4,17 +4,27 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from sparkmeta.errors import ValidationError
+from sparkmeta.errors import CommitConflictError, ValidationError
 from sparkmeta.session import local_frame
 from sparkmeta.spec.bitmap import PositionBitmap, write_deletion_vector
 from sparkmeta.spec.puffin import deletion_vector_blob, write_puffin
-from tests.commit.table_model import DATA, EQUALITY, POSITION, Draft, File, deletes_replaced, matches, same_partition
+from tests.commit.table_model import (
+    DATA,
+    EQUALITY,
+    POSITION,
+    Draft,
+    File,
+    Key,
+    deletes_replaced,
+    matches,
+    same_partition,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -170,7 +180,7 @@ class Task:
     """One snapshot to make. table: from which the transaction began; its own live files are `known` by their path.
 
     spec: the one for new files. most_added: files in the largest DataFrame that it adds. error: what the commit must be
-    refused with.
+    refused with. before: the branch's live files before the first commit of the transaction.
     """
 
     maker: Maker
@@ -183,6 +193,14 @@ class Task:
     operation: str | None = None
     most_added: int = 0
     error: type[Exception] | None = None
+    before: Mapping[Key, File] = field(default_factory=dict)
+
+    def rewrites(self, removed: Sequence[File]) -> None:
+        """Rows that the transaction itself has deleted are not to come back by a rewrite of what was there before."""
+        new = [one for key, one in self.draft.live.items() if one.content and key not in self.before]
+        paths = {one.path for one in removed}
+        if any(one.content == EQUALITY or one.of in paths for one in new):
+            self.error = CommitConflictError
 
     def added(self, files: Sequence[File]) -> DataFrame:
         """New files as a commit takes them; of the draft from then on."""
@@ -290,6 +308,7 @@ def rewrite(task: Task) -> None:
     rows = sum(one.records for one in removed) - sum(one.records for one in gone)
     new = [task.maker.data(task.spec, removed[0])] if rows else []
     new = [File(**{**vars(one), "records": rows}) for one in new]
+    task.rewrites(removed)
     task.update.rewrite(task.maker.named(removed), task.added(new))
     task.draft.remove(removed)
     task.operation = "replace"
@@ -306,6 +325,7 @@ def rewrite_vectors(task: Task) -> None:
     new = task.maker.vectors(
         [File(**{**vars(data[one.of]), "records": 0}) for one in chosen if one.of], task.draft.live, 0
     )
+    task.rewrites(chosen)
     task.update.rewrite(task.maker.named(chosen), task.added(new))
     task.draft.remove(chosen)
     task.operation = "replace"

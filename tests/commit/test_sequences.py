@@ -103,7 +103,8 @@ class Run:
         number = self.table.metadata.last_sequence_number
         for operation in operations:
             draft, update = Draft(live), tx.update_snapshot(branch)
-            task = Task(self.maker, update, table, branch, draft, known, spec_of(table))
+            before = {} if head is None else head.files
+            task = Task(self.maker, update, table, branch, draft, known, spec_of(table), before=before)
             operation(task)
             made.append((task, draft))
             known -= {key.path for key in draft.removed}
