@@ -17,7 +17,7 @@ from pyiceberg.types import IcebergType, NestedField, PrimitiveType, StructType
 
 from sparkmeta.columns.bounds import ANY, reads_as
 from sparkmeta.errors import NoSuchSnapshotError, UnsupportedError
-from sparkmeta.manifests.avro.read import decode_here, manifest_parts, read_avro_entries, spark_schema
+from sparkmeta.manifests.avro.read import decode_here, manifest_parts, read_avro_entries
 from sparkmeta.manifests.cached import open_cache, read_through_cache
 from sparkmeta.manifests.leaf_bytes import TreeContext
 from sparkmeta.manifests.manifest_list import decode_manifest_list, entry_count, inline_manifest_list, root_entries
@@ -25,6 +25,7 @@ from sparkmeta.manifests.parquet import read_parquet_entries
 from sparkmeta.manifests.projection import FILE_COLUMNS, EntryProjection
 from sparkmeta.manifests.root import Root, read_root
 from sparkmeta.manifests.tree import Tree, TreeReader, tree_manifest_files, tree_roots
+from sparkmeta.session import local_frame
 from sparkmeta.settings import Settings, settings
 from sparkmeta.spec.avro_name import avro_name
 from sparkmeta.spec.entry import DELETE_FILE_PATH_ID, METRICS_MAP_IDS, ContentType
@@ -316,7 +317,7 @@ class TableState:
             whole = parts.filter(pc.and_(_among(parts, parquet), pc.equal(parts.column("part"), 0)))
             frames.append(read_parquet_entries(self.spark, whole, projection, self._partition_names))
         if not frames:
-            return self.spark.createDataFrame([], spark_schema(projection))
+            return local_frame(self.spark, projection.schema.empty_table())
         return reduce(lambda left, right: left.unionByName(right), frames)
 
     def entries_here(self, roots: pa.Table, projection: EntryProjection) -> pa.Table | None:
@@ -332,7 +333,7 @@ class TableState:
         See the setting `driver_manifest_bytes`. entries: how many at most; by default as many as had better be brought
         into Spark from here: of very many a test of stats leaves few.
         """
-        if isinstance(self.files, SparkFiles):
+        if self.reader is None or isinstance(self.files, SparkFiles):
             return False
         if entries is None:
             entries = TESTED_HERE if projection.wanted is not None and projection.wanted.selective else ENTRIES_HERE

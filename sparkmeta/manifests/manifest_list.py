@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterator, Mapping, Sequence
+from functools import reduce
 from typing import Any
 
 import fastavro
@@ -208,19 +209,25 @@ def _typed_summary(
     return pa.StructArray.from_arrays(children, fields=fields, mask=pa.array(indices < 0))
 
 
+def live_counts(manifests: pa.Table) -> pa.Array:
+    """How many entries each of some manifests, rows of `root_entries`, has that are not DELETED; null: unknown."""
+    return _counts(manifests, "added_files_count", "existing_files_count")
+
+
 def live_count(manifests: pa.Table) -> int | None:
-    """How many entries of some manifests, rows of `root_entries`, are not DELETED; None where one does not say."""
-    return _count(manifests, "added_files_count", "existing_files_count")
+    """How many entries of some manifests are not DELETED; None where one does not say."""
+    return _total(live_counts(manifests))
 
 
 def entry_count(manifests: pa.Table) -> int | None:
     """How many entries some manifests have; None where one does not say."""
-    return _count(manifests, "added_files_count", "existing_files_count", "deleted_files_count")
+    return _total(_counts(manifests, "added_files_count", "existing_files_count", "deleted_files_count"))
 
 
-def _count(manifests: pa.Table, *names: str) -> int | None:
+def _counts(manifests: pa.Table, *names: str) -> pa.Array:
     stats = manifests.column("manifest_stats").combine_chunks()
-    counts = [pc.struct_field(stats, [name]).cast(pa.int64()) for name in names]
-    if any(one.null_count for one in counts):
-        return None
-    return sum(pc.sum(one).as_py() or 0 for one in counts)
+    return reduce(pc.add, (pc.struct_field(stats, [name]).cast(pa.int64()) for name in names))
+
+
+def _total(counts: pa.Array) -> int | None:
+    return None if counts.null_count else pc.sum(counts).as_py() or 0

@@ -104,7 +104,9 @@ class TreeReader:
             return self._with_maps(roots, projection)
         frames = [*self._leaf_frames(roots, projection), *self._own_frames(roots, projection)]
         if not frames:
-            return self.spark.createDataFrame([], spark_schema(projection))
+            from sparkmeta.session import local_frame
+
+            return local_frame(self.spark, projection.schema.empty_table())
         return reduce(lambda left, right: left.unionByName(right), frames)
 
     def _leaf_frames(self, roots: pa.Table, projection: EntryProjection) -> list[DataFrame]:

@@ -56,9 +56,8 @@ _VECTOR = pa.schema(
         pa.field("vector_ordinal", pa.int64()),
     ]
 )
-_MANIFEST = pa.struct([*PART_SCHEMA, pa.field("mask", pa.struct(list(VECTOR_SCHEMA)))])
-_UNITS = pa.schema([pa.field("data", _MANIFEST), pa.field("deletes", pa.list_(_MANIFEST))])
-
+_MANIFEST_TYPE = pa.struct([*PART_SCHEMA, pa.field("mask", pa.struct(list(VECTOR_SCHEMA)))])
+_UNITS = pa.schema([pa.field("data", _MANIFEST_TYPE), pa.field("deletes", pa.list_(_MANIFEST_TYPE))])
 
 # So many entries of an Avro manifest look for their vectors at once: each time a table of all vectors is made for it.
 _JOINED_AT_ONCE = 1 << 16

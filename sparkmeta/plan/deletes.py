@@ -112,8 +112,8 @@ def delete_entries(scan_filter: ScanFilter, manifests: pa.Table, vectors_only: b
         return DeleteEntries(None, manifests, 0, frozenset())
     state = scan_filter.state
     equality_ids = frozenset() if vectors_only else _equality_ids(scan_filter, manifests)
+    count = live_count(manifests)
     if vectors_only is None:
-        count = live_count(manifests)
         many = count is None or count > BROADCAST_DELETES
         vectors_only = not equality_ids and only_vectors(state, manifests, by_job=many)
     pruned_by = frozenset() if scan_filter.ignore_residuals else scan_filter.stats_ids
@@ -122,7 +122,7 @@ def delete_entries(scan_filter: ScanFilter, manifests: pa.Table, vectors_only: b
     wanted = wanted_entries(scan_filter, by_stats=by_stats)
     projection = replace(state.projection(_DELETE_COLUMNS, stats), wanted=wanted)
     kept = matching_entries(state.entries(manifests, projection), scan_filter, by_stats=by_stats)
-    return DeleteEntries(kept, manifests, live_count(manifests), equality_ids, vectors_only)
+    return DeleteEntries(kept, manifests, count, equality_ids, vectors_only)
 
 
 def only_vectors(state: TableState, manifests: pa.Table, *, by_job: bool) -> bool:

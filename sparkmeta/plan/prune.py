@@ -21,7 +21,7 @@ from sparkmeta.columns.skipping import FieldStats, FieldSummary, might_match, re
 from sparkmeta.columns.sql import Sql
 from sparkmeta.columns.transforms import inclusive_projection
 from sparkmeta.manifests.entries import as_numbers
-from sparkmeta.manifests.manifest_list import SUMMARIES
+from sparkmeta.manifests.manifest_list import SUMMARIES, live_counts
 from sparkmeta.manifests.projection import CONTENT_STATS, MANIFEST, EntryFilter
 from sparkmeta.manifests.tree import IN_ROOT, MASKED
 from sparkmeta.plan.rows import entry_stats, partition_value
@@ -86,10 +86,9 @@ class ScanFilter:
 
 def live_manifests(roots: pa.Table) -> pa.Table:
     """The manifests that hold live files, or may: unknown counts are not zero."""
-    stats = roots.column("manifest_stats").combine_chunks()
     if MASKED in roots.column_names:
-        live = pc.add(stats.field("added_files_count"), stats.field("existing_files_count"))
-        return roots.filter(pc.greater(live.cast(pa.int64()), roots.column(MASKED)))
+        return roots.filter(pc.greater(live_counts(roots), roots.column(MASKED)))
+    stats = roots.column("manifest_stats").combine_chunks()
     empty = [
         pc.fill_null(pc.equal(stats.field(one), 0), False) for one in ("added_files_count", "existing_files_count")
     ]

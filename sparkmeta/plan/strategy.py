@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sparkmeta.manifests.manifest_list import live_count
+from sparkmeta.manifests.manifest_list import live_count, live_counts
 from sparkmeta.manifests.projection import MANIFEST
 from sparkmeta.plan.deletes import BROADCAST_DELETES, all_vectors, only_vectors, vector_projection
 from sparkmeta.plan.overlap import Flags, overlaps
@@ -134,16 +134,16 @@ def _by_partition(scan_filter: ScanFilter, joined: Colocation) -> Colocation:
         why = f"colocated: {len(vectors):,} deletion vectors are so few that the driver reads them"
         return Colocation(data, deletes, *none, why, only_vectors=True, vectors=vectors)
     joined = replace(joined, only_vectors=True)
-    counts = _live_counts(deletes)
-    if counts is None:
+    counts = live_counts(deletes)
+    if counts.null_count:
         return replace(joined, reason="join: the manifest list does not count its entries")
     if len(data) * len(deletes) > _MOST_COMPARED:
         return replace(joined, reason=f"join: {len(deletes):,} delete manifests are too many to compare partitions")
     found = overlaps(data, deletes, state.spec_fields)
     if not found.any():
         return replace(joined, other_deletes=none[1], reason="join: no deletion vector is of a partition that is read")
-    order, decoded, held = _in_order(found, counts)
-    total = int(counts.sum())
+    order, decoded, held = _in_order(found, counts.to_numpy())
+    total = pc.sum(counts).as_py()
     costly = held > _MOST_HELD or decoded > _MOST_DECODED * total + _MOST_HELD
     if np.count_nonzero(found) > _MOST_PAIRS or (costly and state.settings.planning == "auto"):
         return replace(joined, reason=f"join: partitions tell too little of where {total:,} deletion vectors belong")
@@ -163,13 +163,6 @@ def _read_here(scan_filter: ScanFilter, data: pa.Table, deletes: pa.Table) -> pa
     if state.metadata.format_version < 3 or not state.fit_driver(both, of_data):
         return None
     return state.entries_here(deletes, projection)
-
-
-def _live_counts(deletes: pa.Table) -> np.ndarray[Any, Any] | None:
-    """How many live entries each manifest has; None where one does not say."""
-    stats = deletes.column("manifest_stats").combine_chunks()
-    counts = pc.add(*(pc.struct_field(stats, [one]) for one in ("added_files_count", "existing_files_count")))
-    return None if counts.null_count else counts.to_numpy().astype(np.int64)
 
 
 def _in_order(found: Flags, vectors: np.ndarray[Any, Any]) -> tuple[list[int], int, int]:

@@ -11,7 +11,7 @@ import pytest
 
 from sparkmeta.columns.bounds import ANY
 from sparkmeta.errors import CorruptFileError
-from sparkmeta.manifests.avro import decode
+from sparkmeta.manifests.avro import columnar, decode
 from sparkmeta.manifests.avro.decode import decode_manifest
 from sparkmeta.manifests.entries import ManifestPart
 from sparkmeta.manifests.inherit import ManifestContext
@@ -212,6 +212,17 @@ def test_parts_of_a_manifest_share_out_its_blocks_and_keep_ordinals(monkeypatch:
     shares = [rows(data, projection, part, 7) for part in range(7)]
     assert min(map(len, shares)) > 100
     assert [row for share in shares for row in share] == whole
+
+
+def test_large_records_come_in_small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = avro_file(entry_schema(data_file()), [entry(number) for number in range(300)], block_bytes=1000)
+    part, projection = ManifestPart(0, "m", 0, CONTEXT), EntryProjection.of(["location"])
+    (whole,) = decode_manifest(data, part, projection)
+    monkeypatch.setattr(decode, "BATCH_BYTES", 2000)
+    monkeypatch.setattr(columnar, "BATCH_BYTES", 2000)
+    batches = list(decode_manifest(data, part, projection))
+    assert pa.Table.from_batches(batches).combine_chunks().equals(pa.Table.from_batches([whole]))
+    assert max(map(len, batches)) < 100
 
 
 def test_writers_that_make_a_block_of_every_record_still_give_full_batches() -> None:

@@ -49,6 +49,14 @@ def test_the_setting_says_how_many_bytes(table: HandmadeTable, spark: SparkSessi
         assert scanned(table, spark) == (where, FILES)
 
 
+def test_what_spark_is_to_read_is_not_read_here(table: HandmadeTable, spark: SparkSession) -> None:
+    spark.conf.set("spark.sparkmeta.executor-reads", "spark")
+    try:
+        assert scanned(table, spark) == (TASKS, FILES)
+    finally:
+        spark.conf.unset("spark.sparkmeta.executor-reads")
+
+
 def test_many_entries_are_for_tasks_but_where_stats_leave_few(
     table: HandmadeTable, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
