@@ -18,7 +18,7 @@ from pyiceberg.types import IcebergType, NestedField, PrimitiveType, StructType
 from sparkmeta.columns.bounds import ANY, reads_as
 from sparkmeta.errors import NoSuchSnapshotError, UnsupportedError
 from sparkmeta.manifests.avro.read import decode_here, manifest_parts, read_avro_entries
-from sparkmeta.manifests.cached import open_cache, read_through_cache
+from sparkmeta.manifests.cached import cached_here, leaves_of, open_cache, read_through_cache
 from sparkmeta.manifests.leaf_bytes import TreeContext
 from sparkmeta.manifests.manifest_list import decode_manifest_list, entry_count, inline_manifest_list, root_entries
 from sparkmeta.manifests.parquet import read_parquet_entries
@@ -303,13 +303,12 @@ class TableState:
         """
         parquet = set(_manifest_ids(roots, "PARQUET"))
         here = not parquet and self.manifest_cache is None and self.fit_driver(roots, projection)
-        parts = manifest_parts(roots, projection, sys.maxsize if here else self.settings.split_manifest_bytes)
+        split = self.settings.split_manifest_bytes
+        parts = self.whole_parts(roots, projection) if here else manifest_parts(roots, projection, split)
         avro_parts = parts.filter(pc.invert(_among(parts, parquet)))
         frames = []
         if len(avro_parts) and (cache := self.manifest_cache) is not None and cached:
-            ids, lengths = roots.column("manifest"), roots.column("file_size_in_bytes")
-            known = dict(zip(ids.to_pylist(), lengths.to_pylist(), strict=True))
-            frames += read_through_cache(self.spark, avro_parts, projection, self.reader, cache, known)
+            frames += read_through_cache(self.spark, avro_parts, projection, self.reader, cache, _lengths(roots))
         elif len(avro_parts):
             reader = self.files if here else self.reader
             frames.append(read_avro_entries(self.spark, avro_parts, projection, reader, here=here))
@@ -321,11 +320,39 @@ class TableState:
         return reduce(lambda left, right: left.unionByName(right), frames)
 
     def entries_here(self, roots: pa.Table, projection: EntryProjection) -> pa.Table | None:
-        """As `manifest_entries`, in Arrow on the driver; None where they are too many, or not all Avro manifests."""
-        avro = self.tree is None and self.manifest_cache is None and not _manifest_ids(roots, "PARQUET")
+        """As `manifest_entries`, in Arrow on the driver.
+
+        None where they are too many, not all Avro manifests, or not all in the manifest cache, where there is one: it
+        is tasks that keep what they decode.
+        """
+        avro = self.tree is None and not _manifest_ids(roots, "PARQUET")
         if not avro or not self.fit_driver(roots, projection, TESTED_HERE):
             return None
-        return decode_here(manifest_parts(roots, projection, sys.maxsize), projection, self.files)
+        parts, cache = self.whole_parts(roots, projection), self.manifest_cache
+        if cache is None:
+            return decode_here(parts, projection, self.files)
+        leaves = self.cached_leaves(parts, roots, projection)
+        if leaves.null_count or isinstance(cache.files, SparkFiles):
+            return None
+        return cached_here(parts, projection, leaves, cache, self.files)
+
+    def all_cached(self, roots: pa.Table, projection: EntryProjection) -> bool:
+        """Whether the driver has manifests' leaves in the manifest cache at hand; true where there is no cache."""
+        if self.manifest_cache is None:
+            return True
+        leaves = self.cached_leaves(self.whole_parts(roots, projection), roots, projection)
+        return not leaves.null_count and not isinstance(self.manifest_cache.files, SparkFiles)
+
+    def whole_parts(self, roots: pa.Table, projection: EntryProjection) -> pa.Table:
+        """What those read who read whole manifests, as `PART_SCHEMA`: the parts that the manifest cache has of them."""
+        whole = self.manifest_cache is None
+        return manifest_parts(roots, projection, sys.maxsize if whole else self.settings.split_manifest_bytes)
+
+    def cached_leaves(self, parts: pa.Table, roots: pa.Table, projection: EntryProjection) -> pa.Array:
+        """For each row of `PART_SCHEMA`, of manifests in `roots`, its leaf in the manifest cache, or null."""
+        if self.manifest_cache is None:
+            return pa.nulls(len(parts), pa.string())
+        return leaves_of(parts, projection, self.manifest_cache, _lengths(roots))
 
     def fit_driver(self, roots: pa.Table, projection: EntryProjection, entries: int | None = None) -> bool:
         """Whether manifests are so few that threads of this process read them sooner than Python tasks do.
@@ -349,6 +376,12 @@ class TableState:
         return {
             one: [(field.field_id, avro_name(field.name)) for field in spec.fields] for one, spec in self.specs.items()
         }
+
+
+def _lengths(roots: pa.Table) -> dict[int, int]:
+    """The manifests' lengths by their small ids."""
+    names = ("manifest", "file_size_in_bytes")
+    return dict(zip(*(roots.column(name).to_pylist() for name in names), strict=True))
 
 
 def read_manifest_list(files: Files, metadata: TableMetadata, snapshot: Snapshot | None) -> pa.Table:

@@ -31,6 +31,9 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[_scratch] = scratch = Path(tempfile.mkdtemp(prefix="sparkmeta-tests-"))
     prepare_environment()
     os.environ.setdefault("SPARK_LOCAL_DIRS", str(scratch / "local"))
+    if os.environ.get("SPARKMETA_SOAK") != "1":
+        # Much of Spark runs a few times only: compiling it well takes longer than it saves.
+        os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
     options = spark_options(scratch) | (iceberg_options(jar, scratch) if (jar := iceberg_jar()) else {})
     if config.option.spark_connect_url:
         del options["spark.master"]

@@ -1,4 +1,4 @@
-"""The manifest cache: Avro manifests decoded once, and kept as Parquet leaves that Spark reads with pushed filters.
+"""The manifest cache: Avro manifests decoded once, and kept as Parquet leaves, of which plans read what they need.
 
     <cache>/<types>.json                                          the types of stats and partition values
     <cache>/<folder>/<key>-<types>-<digest>-<size>.parquet        a leaf: a manifest, or a task's part of one
@@ -30,7 +30,7 @@ from sparkmeta.storage.listing import FileStatus
 from sparkmeta.storage.location import file_name, join, normalize
 
 if TYPE_CHECKING:
-    from sparkmeta.manifests.cache_writer import CacheWriter
+    from sparkmeta.manifests.cache_leaf import CacheWriter
 
 LAYOUT = 1
 """Of the leaves. Another one gives other keys."""

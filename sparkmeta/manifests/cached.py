@@ -1,19 +1,22 @@
-"""Avro manifests read through the manifest cache: leaves that are there by Spark, the others decoded and then kept."""
+"""Avro manifests read through the manifest cache: from leaves, by Spark or by tasks of ours, where they are there; the
+others are decoded and then kept."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 from sparkmeta.columns import sql
 from sparkmeta.columns.sql import Sql
 from sparkmeta.errors import SettingError, shown
-from sparkmeta.manifests.avro.read import read_avro_entries, schema_of
+from sparkmeta.manifests.avro.decode import decode_manifest
+from sparkmeta.manifests.avro.read import part_of, read_avro_entries, schema_of
 from sparkmeta.manifests.cache import CacheTypes, ManifestCache
-from sparkmeta.manifests.cache_writer import CacheWriter
+from sparkmeta.manifests.cache_leaf import CacheWriter, decode_leaf
 from sparkmeta.manifests.leaf import read_leaves, version_info
 from sparkmeta.manifests.projection import CONTENT_STATS, MANIFEST, ORDINAL, PARTITION, EntryProjection
 from sparkmeta.settings import PREFIX
@@ -23,6 +26,9 @@ from sparkmeta.storage.location import scheme
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+
+CACHED_LEAF = "cached_leaf"
+"""The column, beside those of `PART_SCHEMA`, of the leaf that has a part's entries."""
 
 _log = logging.getLogger(__name__)
 
@@ -53,6 +59,20 @@ def open_cache(
     return ManifestCache(folder, files_for(spark, folder, io), writer)
 
 
+def leaves_of(
+    parts: pa.Table, projection: EntryProjection, cache: ManifestCache, lengths: Mapping[int, int]
+) -> pa.Array:
+    """For each row of `PART_SCHEMA` the location of the leaf that has its entries, or null.
+
+    lengths: of the manifests, by their small ids. A cache that can't be looked into holds nothing.
+    """
+    try:
+        return pa.array(cache.serving(parts, lengths, projection), pa.string())
+    except Exception as error:  # noqa: BLE001  each store's client has errors of its own
+        _log.warning("the manifest cache in %s can't be read: %s", cache.folder, error)
+        return pa.nulls(len(parts), pa.string())
+
+
 def read_through_cache(
     spark: SparkSession,
     parts: pa.Table,
@@ -63,13 +83,9 @@ def read_through_cache(
 ) -> list[DataFrame]:
     """As `read_avro_entries`, in as many DataFrames as there are ways to read the parts.
 
-    lengths: of the manifests, by their small ids. A cache that can't be looked into holds nothing.
+    lengths: of the manifests, by their small ids.
     """
-    try:
-        leaves = pa.array(cache.serving(parts, lengths, projection), pa.string())
-    except Exception as error:  # noqa: BLE001  each store's client has errors of its own
-        _log.warning("the manifest cache in %s can't be read: %s", cache.folder, error)
-        leaves = pa.nulls(len(parts), pa.string())
+    leaves = leaves_of(parts, projection, cache, lengths)
     frames = []
     if leaves.null_count < len(leaves):
         place = parts.column_names.index("location")
@@ -79,6 +95,54 @@ def read_through_cache(
         missing = parts.filter(leaves.is_null())
         frames.append(read_avro_entries(spark, missing, projection, reader, cache.writer))
     return frames
+
+
+def cached_here(
+    parts: pa.Table, projection: EntryProjection, leaves: pa.Array, cache: ManifestCache, files: Files
+) -> pa.Table:
+    """As `read_cached_entries`, by threads of this process. leaves: that of each part. files: open manifests."""
+    from sparkmeta.session import map_here
+
+    units = parts.append_column(CACHED_LEAF, leaves)
+    return map_here(units, partial(_decode_parts, projection, cache.files, files), projection.schema)
+
+
+def _decode_parts(
+    projection: EntryProjection, cached: Files, files: Files, batches: Iterable[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        for row in batch.to_pylist():
+            yield from decode_part(row, projection, cached, files)
+
+
+def decode_part(
+    row: Mapping[str, Any],
+    projection: EntryProjection,
+    cached: Files | ExecutorReader,
+    files: Files | ExecutorReader,
+    writer: CacheWriter | None = None,
+) -> Iterator[pa.RecordBatch]:
+    """The entries of a manifest's part, a row of `PART_SCHEMA` with its leaf in the cache, if it has one.
+
+    A leaf that is gone, or that can't be read from here, means decoding the manifest. cached, files: open leaves and
+    manifests. writer: keeps what is decoded.
+    """
+    part, leaf = part_of(row), row[CACHED_LEAF]
+    if leaf is not None and (content := _content(cached, leaf)) is not None:
+        yield from decode_leaf(content, part, projection, leaf)
+        return
+    data = files.read(part.location)
+    yield from decode_manifest(data, part, projection)
+    if writer is not None:
+        writer.keep(data, part)
+
+
+def _content(files: Files | ExecutorReader, leaf: str) -> bytes | None:
+    try:
+        return files.read(leaf)
+    except Exception as error:  # noqa: BLE001  each store's client has errors of its own
+        _log.warning("the manifest cache's leaf %s can't be read: %s", leaf, error)
+        return None
 
 
 def read_cached_entries(spark: SparkSession, leaves: pa.Table, projection: EntryProjection) -> DataFrame:

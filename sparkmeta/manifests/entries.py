@@ -22,7 +22,8 @@ from sparkmeta.manifests.inherit import (
     inherited_sequence_numbers,
     inherited_snapshot_ids,
 )
-from sparkmeta.manifests.projection import PARTITION, EntryProjection
+from sparkmeta.manifests.layout import whole
+from sparkmeta.manifests.projection import CONTENT_STATS, PARTITION, EntryProjection
 from sparkmeta.spec.entry import (
     CONTENT_ENTRY,
     DELETION_VECTOR,
@@ -266,6 +267,38 @@ class _Compared:
         if source == PARTITION:
             return self._records.partition(field_id, type_name)
         return self._builder.bound(self._records, STATS_SOURCES[source], field_id, type_name)
+
+
+def wanted_rows(entries: pa.Table, projection: EntryProjection) -> pa.Table:
+    """Entries, rows of the projection's schema, without those that it surely has no use for.
+
+    They have `version_info`, `record_count` and `partition_spec_id`, unless all are wanted.
+    """
+    wanted = projection.wanted
+    if wanted is None:
+        return entries
+    parents = {one: whole(entries.column(one)) for one in (PARTITION, CONTENT_STATS) if one in entries.column_names}
+    found: dict[tuple[str, int], pa.Array] = {}
+
+    def columns(source: Source, field_id: int, type_name: str) -> pa.Array | None:
+        known = projection.partition if source == PARTITION else projection.stats
+        if (field_id, type_name) not in known:
+            return None
+        if (source, field_id) not in found:
+            parent, path = (PARTITION, []) if source == PARTITION else (CONTENT_STATS, [source])
+            found[source, field_id] = as_numbers(pc.struct_field(parents[parent], [str(field_id), *path]))
+        return found[source, field_id]
+
+    kept = pc.not_equal(pc.struct_field(entries.column("version_info"), "status"), int(Status.DELETED))
+    by_stats = wanted.stats.passes(columns)
+    if by_stats is not None:
+        kept = pc.and_(kept, pc.or_(by_stats, pc.less(entries.column("record_count"), 0)))
+    for spec_id, tests in wanted.partitions:
+        passed = tests.passes(columns)
+        if passed is not None:
+            of_others = pc.not_equal(entries.column("partition_spec_id"), spec_id)
+            kept = pc.and_(kept, pc.or_(passed, of_others))
+    return entries.filter(kept)
 
 
 def as_numbers(values: pa.Array) -> pa.Array:

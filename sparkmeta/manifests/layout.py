@@ -311,3 +311,20 @@ def whole(values: pa.ChunkedArray | pa.Array) -> pa.Array:
     if values.num_chunks == 1:
         return values.chunk(0)
     return pa.concat_arrays(values.chunks) if values.num_chunks else pa.nulls(0, values.type)
+
+
+def narrowed(values: pa.ChunkedArray | pa.Array, kind: pa.DataType) -> pa.Array:
+    """A column as another type; of structs only the children that this has, by name."""
+    return _narrow(whole(values), kind)
+
+
+def _narrow(values: pa.Array, kind: pa.DataType) -> pa.Array:
+    if not pa.types.is_struct(kind):
+        return values.cast(kind)
+    names = [field.name for field in values.type]
+    flat = values.flatten()
+    children = [
+        _narrow(flat[names.index(field.name)], field.type) if field.name in names else pa.nulls(len(values), field.type)
+        for field in kind
+    ]
+    return pa.StructArray.from_arrays(children, fields=list(kind), mask=values.is_null())

@@ -17,12 +17,12 @@ from sparkmeta.columns.bounds import bound_arrow_type
 from sparkmeta.errors import CorruptFileError
 from sparkmeta.manifests.entries import ManifestPart
 from sparkmeta.manifests.inherit import RowIdCounter, inherited_sequence_numbers, inherited_snapshot_ids
-from sparkmeta.manifests.layout import CONTENT_KEY, ROOT, read_manifest, whole
+from sparkmeta.manifests.layout import CONTENT_KEY, ROOT, narrowed, read_manifest, whole
 from sparkmeta.manifests.leaf import TupleSources
 from sparkmeta.manifests.maps import with_metrics_maps
 from sparkmeta.manifests.projection import CONTENT_STATS, MANIFEST, ORDINAL, PARTITION, EntryProjection
 from sparkmeta.manifests.root import FILES, Root, one_of, read_root, version
-from sparkmeta.manifests.tree import narrowed, tree_manifest_files
+from sparkmeta.manifests.tree import tree_manifest_files
 from sparkmeta.spec.entry import METRICS_MAP_IDS
 
 _BATCH_ROWS = 8_192

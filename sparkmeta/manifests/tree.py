@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from sparkmeta.columns import sql
 from sparkmeta.columns.bounds import encode_bounds
 from sparkmeta.manifests.avro.read import PART_SCHEMA, spark_schema
-from sparkmeta.manifests.layout import whole
+from sparkmeta.manifests.layout import narrowed, whole
 from sparkmeta.manifests.leaf import TupleSources, entry_columns, read_fields, read_leaf_entries
 from sparkmeta.manifests.manifest_list import MANIFEST_FILE_SCHEMA
 from sparkmeta.manifests.maps import with_metrics_maps
@@ -185,23 +185,6 @@ def narrowed_rows(files: pa.Table, projection: EntryProjection, sources: TupleSo
     schema = read_fields(projection, sources)
     columns = [narrowed(files.column(field.name), field.type) for field in schema]
     return pa.Table.from_arrays(columns, schema=schema)
-
-
-def narrowed(values: pa.ChunkedArray | pa.Array, kind: pa.DataType) -> pa.Array:
-    """A column as another type; of structs only the children that this has, by name."""
-    return _narrow(whole(values), kind)
-
-
-def _narrow(values: pa.Array, kind: pa.DataType) -> pa.Array:
-    if not pa.types.is_struct(kind):
-        return values.cast(kind)
-    names = [field.name for field in values.type]
-    flat = values.flatten()
-    children = [
-        _narrow(flat[names.index(field.name)], field.type) if field.name in names else pa.nulls(len(values), field.type)
-        for field in kind
-    ]
-    return pa.StructArray.from_arrays(children, fields=list(kind), mask=values.is_null())
 
 
 def leaf_units(leaves: pa.Table) -> pa.Table:

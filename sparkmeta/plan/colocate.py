@@ -7,9 +7,8 @@ of the same partitions.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -19,12 +18,12 @@ import pyarrow.compute as pc
 
 from sparkmeta.columns import sql
 from sparkmeta.errors import ValidationError
-from sparkmeta.manifests.avro.decode import decode_manifest
 from sparkmeta.manifests.avro.read import PART_SCHEMA, manifest_parts, part_of
-from sparkmeta.manifests.entries import as_numbers
+from sparkmeta.manifests.cached import CACHED_LEAF, decode_part
+from sparkmeta.manifests.entries import wanted_rows
 from sparkmeta.manifests.layout import whole
 from sparkmeta.manifests.leaf_bytes import TreeContext, decode_tree_manifest
-from sparkmeta.manifests.projection import CONTENT_STATS, MANIFEST, ORDINAL, PARTITION, EntryFilter, EntryProjection
+from sparkmeta.manifests.projection import MANIFEST, ORDINAL, PARTITION, EntryProjection
 from sparkmeta.manifests.tree import leaf_units
 from sparkmeta.manifests.vectors import VECTOR_SCHEMA, vector_ordinals
 from sparkmeta.plan.deletes import DELETES_TYPE, TWO_VECTORS, is_vector, vector_projection
@@ -35,8 +34,8 @@ from sparkmeta.spec.entry import ContentType, Status
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from sparkmeta.columns.array_tests import Source
     from sparkmeta.columns.sql import Sql
+    from sparkmeta.manifests.cache_leaf import CacheWriter
     from sparkmeta.manifests.tree import Tree
     from sparkmeta.plan.prune import ScanFilter
     from sparkmeta.plan.strategy import Colocation
@@ -56,7 +55,9 @@ _VECTOR = pa.schema(
         pa.field("vector_ordinal", pa.int64()),
     ]
 )
-_MANIFEST_TYPE = pa.struct([*PART_SCHEMA, pa.field("mask", pa.struct(list(VECTOR_SCHEMA)))])
+_MANIFEST_TYPE = pa.struct(
+    [*PART_SCHEMA, pa.field("mask", pa.struct(list(VECTOR_SCHEMA))), pa.field(CACHED_LEAF, pa.string())]
+)
 _UNITS = pa.schema([pa.field("data", _MANIFEST_TYPE), pa.field("deletes", pa.list_(_MANIFEST_TYPE))])
 
 # So many entries of an Avro manifest look for their vectors at once: each time a table of all vectors is made for it.
@@ -65,12 +66,18 @@ _JOINED_AT_ONCE = 1 << 16
 
 @dataclass(frozen=True)
 class _Task:
-    """What a task needs besides its manifests; it travels to executors. context: of leaves; None for Avro manifests."""
+    """What a task needs besides its manifests; it travels to executors.
+
+    context: of a tree's leaves; None for Avro manifests. reader: opens the table's files. cached: opens leaves of the
+    manifest cache. writer: of that; None where manifests are not kept.
+    """
 
     data: EntryProjection
     deletes: EntryProjection
     context: TreeContext | None
     reader: ExecutorReader | Files
+    cached: ExecutorReader | Files
+    writer: CacheWriter | None = None
 
     @property
     def schema(self) -> pa.Schema:
@@ -97,12 +104,15 @@ def colocated_entries(scan_filter: ScanFilter, groups: Colocation, data: EntryPr
     reader = state.files if here else state.reader
     assert reader is not None
     context = state.tree_context if state.tree is not None else None
-    task = _Task(data, vector_projection(scan_filter), context, reader)
+    task = _Task(data, vector_projection(scan_filter), context, reader, reader)
+    if state.tree is None and (cache := state.manifest_cache) is not None:
+        task = replace(task, cached=cache.files) if here else replace(task, writer=cache.writer)
     if groups.vectors is not None:
-        parts = manifest_parts(groups.data, data, sys.maxsize)
+        parts = state.whole_parts(groups.data, data)
+        parts = parts.append_column(CACHED_LEAF, state.cached_leaves(parts, groups.data, data))
         join = partial(_join_here, task, _one_a_file(groups.vectors))
         return map_units(state.spark, parts, join, task.schema, here=True)
-    rows = _leaf_units(state.tree, groups) if state.tree is not None else _manifest_units(state, groups, data)
+    rows = _leaf_units(state.tree, groups) if state.tree is not None else _manifest_units(state, groups, task)
     units = pa.Table.from_pylist(rows, schema=_UNITS)
     return map_units(state.spark, units, partial(_join_manifests, task), task.schema, here=here)
 
@@ -148,14 +158,20 @@ def _leaf_units(tree: Tree, groups: Colocation) -> list[dict[str, Any]]:
     ]
 
 
-def _manifest_units(state: TableState, groups: Colocation, data: EntryProjection) -> list[dict[str, Any]]:
+def _manifest_units(state: TableState, groups: Colocation, task: _Task) -> list[dict[str, Any]]:
     """A row a part of a data manifest, as `_UNITS`, in the order in which neighbours share delete manifests."""
-    parts: dict[int, list[dict[str, Any]]] = {one: [] for one in groups.beside}
-    for row in manifest_parts(groups.data, data, state.settings.split_manifest_bytes).to_pylist():
-        parts[row[MANIFEST]].append(row)
-    deletes = {row[MANIFEST]: row for row in leaf_units(groups.deletes).to_pylist()}
+
+    def by_manifest(parts: pa.Table, roots: pa.Table, projection: EntryProjection) -> dict[int, list[dict[str, Any]]]:
+        found: dict[int, list[dict[str, Any]]] = {}
+        for row in parts.append_column(CACHED_LEAF, state.cached_leaves(parts, roots, projection)).to_pylist():
+            found.setdefault(row[MANIFEST], []).append(row)
+        return found
+
+    split = manifest_parts(groups.data, task.data, state.settings.split_manifest_bytes)
+    parts = by_manifest(split, groups.data, task.data)
+    deletes = by_manifest(state.whole_parts(groups.deletes, task.deletes), groups.deletes, task.deletes)
     return [
-        {"data": part, "deletes": [deletes[other] for other in others]}
+        {"data": part, "deletes": [row for other in others for row in deletes[other]]}
         for one, others in groups.beside.items()
         for part in parts[one]
     ]
@@ -179,7 +195,7 @@ def _join_leaves(task: _Task, leaf: Mapping[str, Any], vectors: pa.Table) -> Ite
     data = _table(_read(task, leaf, task.data), task.data)
     _refuse_unknown(data, vectors, leaf["location"])
     live = _live(_beside(task, data, vectors), task, leaf)
-    yield from (live if task.data.wanted is None else _wanted(live, task.data, task.data.wanted)).to_batches()
+    yield from wanted_rows(live, task.data).to_batches()
 
 
 def _join_avro(task: _Task, part: Mapping[str, Any], vectors: pa.Table) -> Iterator[pa.RecordBatch]:
@@ -197,11 +213,11 @@ def _beside(task: _Task, data: pa.Table, vectors: pa.Table) -> pa.Table:
 
 
 def _read(task: _Task, manifest: Mapping[str, Any], projection: EntryProjection) -> Iterable[pa.RecordBatch]:
-    """Every entry of a leaf; of an Avro manifest those that the projection wants."""
-    content, part = task.reader.read(manifest["location"]), part_of(manifest)
+    """Every entry of a tree's leaf; of an Avro manifest those that the projection wants."""
     if task.context is None:
-        return decode_manifest(content, part, projection)
-    return decode_tree_manifest(content, part, projection, task.context)
+        return decode_part(manifest, projection, task.cached, task.reader, task.writer)
+    content = task.reader.read(manifest["location"])
+    return decode_tree_manifest(content, part_of(manifest), projection, task.context)
 
 
 def _table(batches: Iterable[pa.RecordBatch], projection: EntryProjection) -> pa.Table:
@@ -214,18 +230,18 @@ class _Vectors:
 
     def __init__(self, task: _Task) -> None:
         self._task = task
-        self._held: dict[int, pa.Table] = {}
+        self._held: dict[tuple[int, int], pa.Table] = {}
         self._all = task.deletes.schema.empty_table()
 
     def of(self, manifests: Sequence[Mapping[str, Any]]) -> pa.Table:
         """Raises ValidationError for a delete that is no vector, and for two vectors of one file."""
-        if [one[MANIFEST] for one in manifests] != [*self._held]:
-            wanted = {one[MANIFEST] for one in manifests}
+        wanted = {(one[MANIFEST], one["part"]): one for one in manifests}
+        if [*wanted] != [*self._held]:
             held = {one: table for one, table in self._held.items() if one in wanted}
             self._held, self._all = {}, self._all.slice(0, 0)
-            for one in manifests:
-                known = held.get(one[MANIFEST])
-                self._held[one[MANIFEST]] = self._decoded(one) if known is None else known
+            for one, manifest in wanted.items():
+                known = held.get(one)
+                self._held[one] = self._decoded(manifest) if known is None else known
             self._all = _one_a_file(pa.concat_tables(self._held.values()))
         return self._all
 
@@ -253,27 +269,6 @@ def _live(entries: pa.Table, task: _Task, leaf: Mapping[str, Any]) -> pa.Table:
         for ordinals in vector_ordinals(leaf["mask"], task.reader):
             unmasked[ordinals.to_numpy()] = False
         kept = pc.and_(kept, pa.chunked_array([pa.array(unmasked)]))
-    return entries.filter(kept)
-
-
-def _wanted(entries: pa.Table, projection: EntryProjection, wanted: EntryFilter) -> pa.Table:
-    """The entries that a filter has a use for, as far as quick tests tell; Spark's predicates have the last word."""
-    types = {"partition": dict(projection.partition)}
-
-    def columns(source: Source, field_id: int, type_name: str) -> pa.Array | None:
-        if types.get(source, dict(projection.stats)).get(field_id) != type_name:
-            return None
-        path = [str(field_id)] if source == "partition" else [str(field_id), source]
-        return as_numbers(pc.struct_field(_one(entries, PARTITION if source == "partition" else CONTENT_STATS), path))
-
-    kept = pa.repeat(True, len(entries))
-    by_stats = wanted.stats.passes(columns)
-    if by_stats is not None:
-        kept = pc.or_(by_stats, pc.less(_one(entries, "record_count"), 0))
-    for spec_id, tests in wanted.partitions:
-        passed = tests.passes(columns)
-        if passed is not None:
-            kept = pc.and_(kept, pc.or_(passed, pc.not_equal(_one(entries, "partition_spec_id"), spec_id)))
     return entries.filter(kept)
 
 

@@ -20,6 +20,7 @@ from sparkmeta.plan.colocate import colocated_entries, with_vector
 from sparkmeta.plan.deletes import DELETES, DELETES_TYPE, attach_deletes, delete_entries
 from sparkmeta.plan.prune import (
     ScanFilter,
+    data_projection,
     live_manifests,
     matching_entries,
     matching_manifests,
@@ -35,20 +36,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame
 
-    from sparkmeta.manifests.projection import EntryProjection
     from sparkmeta.state import TableState
-
-_DATA_COLUMNS = (
-    "location",
-    "file_format",
-    "version_info",
-    "partition_spec_id",
-    "sort_order_id",
-    "record_count",
-    "file_size_in_bytes",
-    "split_offsets",
-    "first_row_id",
-)
 
 _PLAN_TYPES: dict[str, DataType] = {
     "file_path": StringType(),
@@ -143,11 +131,6 @@ def _beside_vectors(scan_filter: ScanFilter, groups: Colocation, stats_ids: Iter
         return beside
     alone = data_entries(scan_filter, groups.other_data, stats_ids)
     return beside.unionByName(alone, allowMissingColumns=True)
-
-
-def data_projection(scan_filter: ScanFilter, stats_ids: Iterable[int] = ()) -> EntryProjection:
-    """What planning reads of data entries."""
-    return scan_filter.state.projection(_DATA_COLUMNS, {*scan_filter.stats_ids, *stats_ids})
 
 
 def _result(scan_filter: ScanFilter, manifests: PlannedManifests) -> list[Aliased]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, reduce
 from operator import or_
@@ -22,7 +22,7 @@ from sparkmeta.columns.sql import Sql
 from sparkmeta.columns.transforms import inclusive_projection
 from sparkmeta.manifests.entries import as_numbers
 from sparkmeta.manifests.manifest_list import SUMMARIES, live_counts
-from sparkmeta.manifests.projection import CONTENT_STATS, MANIFEST, EntryFilter
+from sparkmeta.manifests.projection import CONTENT_STATS, MANIFEST, EntryFilter, EntryProjection
 from sparkmeta.manifests.tree import IN_ROOT, MASKED
 from sparkmeta.plan.rows import entry_stats, partition_value
 from sparkmeta.session import local_frame
@@ -35,6 +35,18 @@ if TYPE_CHECKING:
     from sparkmeta.state import TableState
 
 _SUMMARY_COLUMNS = [MANIFEST, "partition_spec_id", SUMMARIES]
+
+_DATA_COLUMNS = (
+    "location",
+    "file_format",
+    "version_info",
+    "partition_spec_id",
+    "sort_order_id",
+    "record_count",
+    "file_size_in_bytes",
+    "split_offsets",
+    "first_row_id",
+)
 
 
 @dataclass(frozen=True)
@@ -241,6 +253,11 @@ def matching_entries(entries: DataFrame, scan_filter: ScanFilter, *, by_stats: b
     """
     kept = is_live() & tuple_matches(scan_filter)
     return entries.where((kept & stats_match(scan_filter) if by_stats else kept).text)
+
+
+def data_projection(scan_filter: ScanFilter, stats_ids: Iterable[int] = ()) -> EntryProjection:
+    """What planning reads of data entries."""
+    return scan_filter.state.projection(_DATA_COLUMNS, {*scan_filter.stats_ids, *stats_ids})
 
 
 def wanted_entries(scan_filter: ScanFilter, *, by_stats: bool = True) -> EntryFilter:

@@ -12,8 +12,8 @@ import pyarrow.compute as pc
 from pyspark.sql import functions as F
 
 from sparkmeta.plan.deletes import DELETES
-from sparkmeta.plan.files import PlannedManifests, data_projection, plan_files, plan_manifests
-from sparkmeta.plan.prune import ScanFilter, is_live, live_manifests, stats_match, tuple_matches
+from sparkmeta.plan.files import PlannedManifests, plan_files, plan_manifests
+from sparkmeta.plan.prune import ScanFilter, data_projection, is_live, live_manifests, stats_match, tuple_matches
 from sparkmeta.spec.entry import ContentType
 
 if TYPE_CHECKING:

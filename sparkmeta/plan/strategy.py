@@ -14,7 +14,7 @@ from sparkmeta.manifests.manifest_list import live_count, live_counts
 from sparkmeta.manifests.projection import MANIFEST
 from sparkmeta.plan.deletes import BROADCAST_DELETES, all_vectors, only_vectors, vector_projection
 from sparkmeta.plan.overlap import Flags, overlaps
-from sparkmeta.plan.prune import wanted_entries
+from sparkmeta.plan.prune import data_projection, wanted_entries
 from sparkmeta.spec.entry import ContentType
 
 if TYPE_CHECKING:
@@ -122,8 +122,6 @@ def _affiliated(state: TableState, data: pa.Table, deletes: pa.Table) -> pa.Arra
 def _by_partition(scan_filter: ScanFilter, joined: Colocation) -> Colocation:
     """Avro manifests: a vector applies within its spec and partition, and summaries tell who may share some."""
     state, data, deletes = scan_filter.state, joined.other_data, joined.other_deletes
-    if state.manifest_cache is not None:
-        return replace(joined, reason="join: manifests are read through the cache")
     if any(one != "AVRO" for roots in (data, deletes) for one in roots.column("file_format").unique().to_pylist()):
         return replace(joined, reason="join: there are manifests that are no Avro files")
     vectors = _read_here(scan_filter, data, deletes)
@@ -158,11 +156,10 @@ def _by_partition(scan_filter: ScanFilter, joined: Colocation) -> Colocation:
 def _read_here(scan_filter: ScanFilter, data: pa.Table, deletes: pa.Table) -> pa.Table | None:
     """The deletes, where the driver reads data and deletes, as they are few; None else, and where no vectors can be."""
     state, both = scan_filter.state, pa.concat_tables([data, deletes])
-    projection = vector_projection(scan_filter)
-    of_data = replace(state.projection(projection.columns, scan_filter.stats_ids), wanted=wanted_entries(scan_filter))
-    if state.metadata.format_version < 3 or not state.fit_driver(both, of_data):
+    of_data = replace(data_projection(scan_filter), wanted=wanted_entries(scan_filter))
+    if state.metadata.format_version < 3 or not state.fit_driver(both, of_data) or not state.all_cached(data, of_data):
         return None
-    return state.entries_here(deletes, projection)
+    return state.entries_here(deletes, vector_projection(scan_filter))
 
 
 def _in_order(found: Flags, vectors: np.ndarray[Any, Any]) -> tuple[list[int], int, int]:

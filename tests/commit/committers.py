@@ -1,7 +1,8 @@
 """Processes that commit to one table, some of them killed: `python -m tests.commit.committers kind uri folder ...`.
 
-kind: "metadata" swaps metadata alone; "tree" commits to a tree (`tree_committers`). A process of its own, which imports
-once and forks the workers: a killed one is replaced in no time.
+kind: "metadata" swaps metadata alone; "tree" commits to a tree (`tree_committers`); "compaction" does so beside
+compactors (`tree_compactors`). A process of its own, which imports once and forks the workers: a killed one is replaced
+in no time.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sparkmeta.errors import CommitFailedError, CommitStateUnknownError
-from tests.commit import tree_committers
+from tests.commit import tree_committers, tree_compactors
 from tests.commit.places import open_swap
 from tests.commit.tables import appended
 
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from sparkmeta.commit.swap import Swap
 
 WORKERS = 8
+# Beside compactors.
+WRITERS, COMPACTORS = 4, 2
 # Longer is no hurry, but a hang.
 LONGEST = 1800
 
@@ -32,7 +35,8 @@ LONGEST = 1800
 def main(kind: str, uri: str, folder: str, commits: int, seed: int, kills: int) -> None:
     """Runs the workers until each has made its commits; prints how often one was killed."""
     chance = random.Random(seed)
-    working = {start(kind, uri, folder, worker, commits): worker for worker in range(WORKERS)}
+    workers = WRITERS + COMPACTORS if kind == "compaction" else WORKERS
+    working = {start(kind, uri, folder, worker, commits): worker for worker in range(workers)}
     end = time.monotonic() + LONGEST
     killed = 0
     while working:
@@ -59,7 +63,10 @@ def start(kind: str, uri: str, folder: str, worker: int, commits: int) -> int:
     code = 1
     try:
         swap = open_swap(uri, Path(folder))
-        (tree_committers.work if kind == "tree" else work)(swap, Path(folder), worker, commits)
+        if kind == "compaction" and worker >= WRITERS:
+            tree_compactors.work(swap, Path(folder), worker, WRITERS, commits)
+        else:
+            (work if kind == "metadata" else tree_committers.work)(swap, Path(folder), worker, commits)
         code = 0
     except BaseException:  # noqa: BLE001 - os._exit shows none
         traceback.print_exc()

@@ -1,4 +1,5 @@
-"""8 processes commit to one table, and some are killed: a linear history, nothing lost or doubled.
+"""8 processes commit to one table, and some are killed: a linear history, nothing lost or doubled. Then 4 beside 2 that
+compact it.
 
 `make test` runs 25 commits a process; SPARKMETA_SOAK=1 runs 200.
 """
@@ -24,7 +25,8 @@ from sparkmeta.manifests.root import read_root
 from sparkmeta.spec.metadata import TableMetadata, parse_table_metadata
 from sparkmeta.storage.writing import is_temporary
 from tests.commit import tree_committers as trees
-from tests.commit.committers import WORKERS
+from tests.commit import tree_compactors as compactors
+from tests.commit.committers import COMPACTORS, WORKERS, WRITERS
 from tests.commit.places import KINDS, open_swap, place
 from tests.commit.tables import new_table
 from tests.commit.tree_model import Reading, Store, change_set
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
 
 # Commits a process, and how many are killed in all.
 SHORT, SHORT_OF_TREES, LONG = (25, 15), (8, 4), (200, 120)
+ANSWERS = ("done", "carried", "nothing", "overtaken", "failed", "unknown")
 ROOT = Path(__file__).parent.parent.parent
 
 
@@ -140,7 +143,7 @@ def test_committers_of_trees(request: pytest.FixtureRequest, tmp_path: Path, kin
     roots = check_history(table, authors)
     told = notes(tmp_path)
     assert max(Counter(told["done"]).values()) == 1, "reported once, committed once"
-    names = {f"{worker}/{step}" for worker, step in authors}
+    names = {"/".join(map(str, author)) for author in authors if author is not None}
     assert set(told["done"]) <= names
     assert len(names - {*told["done"], *told["unknown"]}) <= kills
     left = {path.name for path in (tmp_path / "table" / "metadata").iterdir()}
@@ -157,11 +160,42 @@ def test_committers_of_trees(request: pytest.FixtureRequest, tmp_path: Path, kin
     )
 
 
-def check_history(table: Table, authors: list[tuple[int, int]]) -> set[str]:
+@pytest.mark.parametrize("kind", ["folder", "postgres"])
+def test_writers_and_compactors(request: pytest.FixtureRequest, tmp_path: Path, kind: str, soak: bool) -> None:
+    """What compactions do is seen by nobody; a leaf that one replaces keeps what others delete from it meanwhile."""
+    uri = place(kind, tmp_path, request.getfixturevalue("postgres") if kind == "postgres" else None)
+    commits, kills = LONG if soak else SHORT_OF_TREES
+    swap = open_swap(uri, tmp_path)
+    trees.create(swap, tmp_path, WRITERS, commits)
+    began = time.monotonic()
+    done = run("compaction", uri, tmp_path, commits, kills)
+    took = time.monotonic() - began
+
+    table = trees.opened(swap)
+    authors = list(trees.authors(table))
+    written = [author for author in authors if author is not None]
+    assert sorted(written) == [(worker, step) for worker in range(WRITERS) for step in range(1, commits + 1)]
+    told = notes(tmp_path, WRITERS + COMPACTORS)
+    compactions = len(authors) - len(written)
+    of_compactors = [author for author in told["done"] if int(author.split("/")[0]) >= WRITERS] + told["carried"]
+    assert 0 < len(of_compactors) <= compactions <= len(of_compactors) + len(told["unknown"]) + done["killed"]
+    assert told["carried"] or not soak, "no compaction met removals from what it rewrote"
+    with compactors.without_spark():
+        plan = table.maintenance.compact_manifests(min_masked=0.02, small_leaf=1.0, root_files=0)
+        last = plan.commit()
+    check_history(last, authors + [None] * (not plan.summary().is_empty))
+    counts = {answer: len(told[answer]) for answer in ("carried", "overtaken", "failed", "unknown")}
+    print(  # noqa: T201
+        f"\n{kind}: {WRITERS} x {commits} commits beside {compactions} compactions in {took:.1f} s, {counts}, "
+        f"{done['killed']} kills"
+    )
+
+
+def check_history(table: Table, authors: list[tuple[int, int] | None]) -> set[str]:
     """Holds every snapshot against the commits; the names of their roots."""
     store = Store()
     names, before, next_row_id = set(), None, 0
-    live = {trees.leaf_name(*author): 1 for author in authors}
+    live = {trees.leaf_name(*author): 1 for author in authors if author is not None}
     for number, snapshot in enumerate(table.snapshots()):
         assert snapshot.root_manifest is not None
         stamp = (snapshot.snapshot_id, snapshot.sequence_number)
@@ -172,9 +206,9 @@ def check_history(table: Table, authors: list[tuple[int, int]]) -> set[str]:
             if leaf not in store.leaves:
                 store.leaves[leaf] = read_manifest(table.state.files.read(leaf), trees.STATS, leaf)[0]
         reading = Reading(root.table.to_pylist(), store)
-        added, removed = (
-            (trees.files_of(*authors[number - 1]), trees.removed_by(*authors[number - 1])) if number else (live, set())
-        )
+        author = authors[number - 1] if number else None
+        added, removed = (trees.files_of(*author), trees.removed_by(*author)) if author else ({}, set())
+        added = added if number else live
         live = {path: records for path, records in {**live, **added}.items() if path not in removed}
         found = reading.live()
         assert {key.location: seen.record_count for key, seen in found.items()} == live
@@ -204,10 +238,17 @@ def run(kind: str, uri: str, folder: Path, commits: int, kills: int) -> dict[str
     return found
 
 
-def notes(folder: Path) -> dict[str, list[str]]:
+def notes(folder: Path, workers: int = WORKERS) -> dict[str, list[str]]:
     """What the workers were told, by the answer: worker/step."""
-    told: dict[str, list[str]] = {"done": [], "failed": [], "unknown": []}
-    for worker in range(WORKERS):
+    told: dict[str, list[str]] = {
+        "done": [],
+        "failed": [],
+        "unknown": [],
+        "overtaken": [],
+        "nothing": [],
+        "carried": [],
+    }
+    for worker in range(workers):
         for line in (folder / f"worker.{worker}").read_text().splitlines():
             answer, step = line.split()
             told[answer].append(f"{worker}/{step}")

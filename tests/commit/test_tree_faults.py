@@ -29,27 +29,35 @@ from tests.faults import Fault, FaultyFiles, Killed, Kind, faults
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-Change = Callable[[Any, "SparkSession"], Any]
+Run = Callable[[sm.Table, "SparkSession"], Any]
 
 
 @dataclass(frozen=True)
 class Case:
-    """A kind of commit. files: how many data files the table has before it. writes: what Spark tasks have to write."""
+    """A kind of commit. files: how many data files the table has before it, by so many commits. writes: what Spark
+    tasks have to write. live, leaves: what it makes of the table."""
 
     properties: Mapping[str, int]
     files: int
-    change: Change
+    run: Run
     live: set[str]
+    leaves: int = 0
     writes: int = 0
+    commits: int = 1
 
 
-def _append(*ids: int) -> Change:
-    return lambda tx, spark: tx.update_snapshot().append(files(spark, *ids))
+def _append(*ids: int) -> Run:
+    return lambda table, spark: commit(table, lambda tx: tx.update_snapshot().append(files(spark, *ids)))
 
 
-def _delete(*ids: int) -> Change:
+def _delete(*ids: int) -> Run:
     paths = ", ".join(f"('/data/f{one}')" for one in ids)
-    return lambda tx, spark: tx.update_snapshot().delete(spark.sql(f"SELECT * FROM VALUES {paths} AS t(file_path)"))
+    gone = f"SELECT * FROM VALUES {paths} AS t(file_path)"
+    return lambda table, spark: commit(table, lambda tx: tx.update_snapshot().delete(spark.sql(gone)))
+
+
+def _compact(table: sm.Table, _: SparkSession) -> None:
+    table.maintenance.compact_manifests(small_leaf=1.0).commit()
 
 
 def _names(*ids: int) -> set[str]:
@@ -58,10 +66,13 @@ def _names(*ids: int) -> set[str]:
 
 CASES = {
     "small append": Case({}, 2, _append(7, 8), _names(0, 1, 7, 8)),
-    "append of leaves": Case({"direct-files": 1}, 1, _append(7, 8), _names(0, 7, 8), writes=1),
+    "append of leaves": Case({"direct-files": 1}, 1, _append(7, 8), _names(0, 7, 8), leaves=1, writes=1),
     "delete in the root": Case({}, 3, _delete(0, 2), _names(1)),
-    "delete in leaves": Case({"direct-files": 1, "inline-vector-bytes": 0}, 3, _delete(1), _names(0, 2), writes=1),
-    "flush": Case({"flush-data-files": 1}, 3, _append(7), _names(0, 1, 2, 7), writes=1),
+    "delete in leaves": Case(
+        {"direct-files": 1, "inline-vector-bytes": 0}, 3, _delete(1), _names(0, 2), leaves=1, writes=1
+    ),
+    "flush": Case({"flush-data-files": 1}, 3, _append(7), _names(0, 1, 2, 7), leaves=1, writes=1),
+    "compaction": Case({"direct-files": 1}, 4, _compact, _names(0, 1, 2, 3), leaves=1, writes=1, commits=2),
 }
 
 
@@ -81,7 +92,8 @@ class Stage:
         limits = {f"write.tree.{name}": str(value) for name, value in case.properties.items()}
         properties = QUICK | limits | {"commit.retry.min-wait-ms": "1"}
         table = catalog.create_table("db.t", SCHEMA, SPEC, properties=properties, spark=spark)
-        table = commit(table, lambda tx: tx.update_snapshot().append(files(spark, *range(case.files))))
+        for first in range(case.commits):
+            _append(*range(first, case.files, case.commits))(sm.load_table(table.location(), spark=spark), spark)
         place = Path(table.location().removeprefix("file:")) / "metadata"
         kept = {path.name: path.read_bytes() for path in place.iterdir()}
         return Stage(spark, case, table.location(), folder, kept)
@@ -102,7 +114,7 @@ class Stage:
     def commit(self, driver: FaultyFiles) -> None:
         table = sm.load_table(self.location, spark=self.spark)
         table = replace(table, state=replace(table.state, files=driver))
-        commit(table, lambda tx: self.case.change(tx, self.spark))
+        self.case.run(table, self.spark)
 
 
 def task_writer(scratch: Path, fault: Fault | None) -> Any:
@@ -145,7 +157,8 @@ def use_writer(patch: pytest.MonkeyPatch, writer: Any) -> None:
     for name, module in list(sys.modules.items()):
         if name.startswith("sparkmeta.commit.") and hasattr(module, "executor_writer"):
             patch.setattr(module, "executor_writer", lambda _: writer)
-    patch.setattr("sparkmeta.state.executor_reader", lambda _: ExecutorReader())
+    for module in ("sparkmeta.state", "sparkmeta.commit.compact.rewrite"):
+        patch.setattr(f"{module}.executor_reader", lambda _: ExecutorReader())
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -153,7 +166,8 @@ def test_each_fault_of_a_commit(
     interpreted: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, soak: bool
 ) -> None:
     stage = Stage.of(interpreted, CASES[name], tmp_path)
-    old = _names(*range(CASES[name].files))
+    old, commits = _names(*range(CASES[name].files)), CASES[name].commits
+    before = Found.of(stage)
     found = list(all_faults(stage, monkeypatch))
     kinds: dict[str, int] = {}
     for who, fault in found if soak else some_of(found, name):
@@ -164,16 +178,18 @@ def test_each_fault_of_a_commit(
         kinds[told] = kinds.get(told, 0) + 1
         said = f"{name}: {who} {fault}: {told}"
         after = Found.of(stage)
-        assert after.live in (old, CASES[name].live), said
-        assert after.snapshots == (1 if after.live == old else 2), said
-        assert told != "committed" or after.live == CASES[name].live, said
-        assert told != "failed" or after.live == old, said
+        done = after.snapshots > commits
+        assert after.snapshots == commits + done, said
+        assert after.live == (CASES[name].live if done else old), said
+        assert done or told != "committed", said
+        assert not done or told != "failed", said
+        assert after.leaves == (CASES[name].leaves if done else before.leaves), said
         assert not driver.deleted & after.reached, said
         use_writer(monkeypatch, task_writer(tmp_path, None))
-        if after.live == old:
+        if not done:
             stage.commit(FaultyFiles())
         last = Found.of(stage)
-        assert (last.live, last.snapshots) == (CASES[name].live, 2), said
+        assert (last.live, last.snapshots, last.leaves) == (CASES[name].live, commits + 1, CASES[name].leaves), said
         assert not last.orphans & {f"{stage.location}/metadata/{one}" for one in stage.kept}, said
         assert all(is_of_a_commit(one) for one in last.orphans), said
     print(f"{name}: {len(found)} faults, of which ran {kinds}")  # noqa: T201  the figures of `make soak`
@@ -200,10 +216,12 @@ def attempt(stage: Stage, driver: FaultyFiles) -> str:
 
 @dataclass(frozen=True)
 class Found:
-    """What is in a table's folder, by its files alone. reached: what its metadata names; orphans: all else."""
+    """What is in a table's folder, by its files alone. leaves: of the last snapshot. reached: what its metadata names;
+    orphans: all else."""
 
     live: set[str]
     snapshots: int
+    leaves: int
     reached: set[str]
     orphans: set[str]
 
@@ -211,18 +229,18 @@ class Found:
     def of(stage: Stage) -> Found:
         table, disk = sm.load_table(stage.location, spark=stage.spark), LocalFiles()
         reached = {table.metadata_location, *(one.metadata_file for one in table.metadata.metadata_log)}
-        live: set[str] = set()
+        live, leaves = set[str](), 0
         for snapshot in table.snapshots():
             assert snapshot.root_manifest is not None
             stamp = (snapshot.snapshot_id, snapshot.sequence_number)
             data = disk.read(snapshot.root_manifest)
             root = read_root(data, table.state.stats_types, table.state.specs, snapshot.root_manifest, stamp)
             reached |= {snapshot.root_manifest, *named_by(root)}
-            live = {key.location for key in reading_of(root, table).live()}
+            live, leaves = {key.location for key in reading_of(root, table).live()}, len(root.leaves)
         assert all(disk.exists(one) for one in reached)
         reached.add(f"{stage.location}/metadata/version-hint.text")
         there = {f"{stage.location}/metadata/{path.name}" for path in stage.folder.iterdir()}
-        return Found(live, len(table.snapshots()), reached, there - reached)
+        return Found(live, len(table.snapshots()), leaves, reached, there - reached)
 
 
 def named_by(root: Root) -> set[str]:
@@ -247,5 +265,5 @@ def reading_of(root: Root, table: sm.Table) -> Reading:
 def is_of_a_commit(location: str) -> bool:
     """Whether a file is by its name one that commits write: what a search for orphans may delete when it is old."""
     name = location.rpartition("/")[2]
-    kinds = ("-root-", "-leaf-", "-flush-", "-vectors-")
+    kinds = ("-root-", "-leaf-", "-flush-", "-vectors-", "-compact-")
     return is_temporary(name) or any(one in name for one in kinds)

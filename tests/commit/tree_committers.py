@@ -185,9 +185,9 @@ def commit(table: Table, worker: int, step: int) -> Table:
     return tx.commit()
 
 
-def authors(table: Table) -> Iterator[tuple[int, int]]:
-    """(worker, step) of each commit after the first, in order."""
+def authors(table: Table) -> Iterator[tuple[int, int] | None]:
+    """(worker, step) of each commit after the first, in order; None of a compaction."""
     for snapshot in table.snapshots()[1:]:
         assert snapshot.summary is not None
         worker, _, step = snapshot.summary.additional_properties["author"].partition("/")
-        yield int(worker), int(step)
+        yield (int(worker), int(step)) if step else None

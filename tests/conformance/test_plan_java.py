@@ -32,7 +32,7 @@ from tests.peers import corpus as peers
 from tests.peers.expressions import equivalent
 from tests.peers.filters import filters
 from tests.peers.java import NOW, At
-from tests.peers.slices import SOAK, slice_of
+from tests.peers.slices import FILTERS, SOAK, slice_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -78,7 +78,7 @@ def test_plan_without_filter_at_every_snapshot(name: str, corpus: peers.Corpus, 
 def test_plan_with_filters(name: str, corpus: peers.Corpus, spark: SparkSession, soak: bool) -> None:
     peer = corpus.table(name)
     table = sm.load_table(peer.metadata_location, spark=spark)
-    chosen = filters(peer, None if soak else SLICE)
+    chosen = filters(peer, FILTERS if soak else SLICE)
     for start in range(0, len(chosen), BATCH):
         batch = chosen[start : start + BATCH]
         scans = [table.scan(row_filter=one.expression, case_sensitive=one.case_sensitive) for one in batch]

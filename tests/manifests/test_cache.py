@@ -12,18 +12,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 
 import sparkmeta as sm
 from sparkmeta.cli import main
-from sparkmeta.errors import SettingError
+from sparkmeta.columns.array_tests import AllOf, ArrayTest
+from sparkmeta.errors import CorruptFileError, SettingError
+from sparkmeta.manifests.avro.decode import decode_manifest
 from sparkmeta.manifests.avro.read import PART_SCHEMA
 from sparkmeta.manifests.cache import CacheTypes, ManifestCache, leaf_key
-from sparkmeta.manifests.cache_writer import CacheWriter, encode_leaf
+from sparkmeta.manifests.cache_leaf import CacheWriter, decode_leaf, encode_leaf
 from sparkmeta.manifests.entries import ManifestPart
 from sparkmeta.manifests.inherit import ManifestContext
-from sparkmeta.manifests.projection import EntryProjection
+from sparkmeta.manifests.projection import FILE_COLUMNS, EntryFilter, EntryProjection
+from sparkmeta.spec.entry import METRICS_MAP_IDS
 from sparkmeta.storage.files import ExecutorReader, ExecutorWriter, LocalFiles
 from tests.handmade import COLUMNS, HandmadeTable, data, equality_deletes, long_bounds
 
@@ -275,6 +279,41 @@ def test_ids_without_a_type_are_named(tmp_path: Path) -> None:
     part = ManifestPart(0, "/x/m0.avro", 1, ManifestContext(1, 1, None))
     _, types = encode_leaf(content, part, CacheTypes("", {2: "string"}, {}))
     assert types == CacheTypes("file:/x", {1: None, 2: "string"}, {1000: None})
+
+
+@pytest.mark.parametrize("first_row_id", [None, 1000])
+@pytest.mark.parametrize("version", [1, 2, 3])
+def test_a_leaf_has_the_entries_of_its_manifest(version: int, first_row_id: int | None, tmp_path: Path) -> None:
+    """Without Spark, too: whatever is asked for, and whatever the manifest list says of the manifest."""
+    table_of(tmp_path, version).write()
+    content = (tmp_path / "metadata" / "m0.avro").read_bytes()
+    part = ManifestPart(7, "/x/m0.avro", 1, ManifestContext(10, 0 if version == 1 else 5, first_row_id))
+    leaf, _ = encode_leaf(content, part, CacheTypes("", {1: "long", 3: "double"}, {1000: "string", 1001: "double"}))
+    tuples, stats = {1000: "string", 1001: "double"}, {1: "long", 3: "double"}
+    wanted = EntryFilter(
+        AllOf((ArrayTest("lower_bound", 1, "long", upward=False, inclusive=True, limit=3),)),
+        ((1, AllOf((ArrayTest("partition", 1000, "string", upward=True, inclusive=True, limit="b"),))),),
+    )
+    for projection in (
+        EntryProjection.of([*FILE_COLUMNS, *METRICS_MAP_IDS], tuples, stats),
+        EntryProjection.of(["location"]),
+        EntryProjection.of(["location", "first_row_id"], {1000: "string"}, {1: "long"}),
+    ):
+        for one in (projection, replace(projection, wanted=wanted)):
+            expected = pa.Table.from_batches(decode_manifest(content, part, one), one.schema)
+            found = pa.Table.from_batches(decode_leaf(leaf, part, one, "leaf"), one.schema)
+            assert found.to_pylist() == expected.to_pylist()
+            assert len(found) == 6 if one.wanted is None else len(found) < 6
+
+
+def test_a_broken_leaf_is_named(tmp_path: Path) -> None:
+    part, projection = ManifestPart(7, "m", 1, ManifestContext(10, 5, None)), EntryProjection.of(["location"])
+    schema = pa.schema([("location", pa.string())])
+    sink = pa.BufferOutputStream()
+    pq.write_table(schema.empty_table(), sink)
+    for content in (b"", b"PAR1PAR1", bytes(100), sink.getvalue().to_pybytes()):
+        with pytest.raises(CorruptFileError, match=r"the leaf.*no leaf of the manifest cache"):
+            decode_leaf(content, part, projection, "the leaf")
 
 
 # -- what may happen to a cache ---------------------------------------------------------------------------------------

@@ -13,6 +13,9 @@ if TYPE_CHECKING:
 
 SOAK = os.environ.get("SPARKMETA_SOAK") == "1"
 
+# How many filters a table in the soak, from all operators in turn; None: all, some hundreds, which take many hours.
+FILTERS = int(os.environ["SPARKMETA_FILTERS"]) if "SPARKMETA_FILTERS" in os.environ else None
+
 # Of tables that exist in three or more format versions one in so many is in the slice, and of the rest.
 SHARE, RARE_SHARE = 2, 12
 

@@ -4,6 +4,7 @@ plan is the same, and what is contradictory is an error."""
 from __future__ import annotations
 
 import itertools
+import shutil
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 PLANNING, HERE = "spark.sparkmeta.planning", "spark.sparkmeta.driver-manifest-bytes"
+CACHE, SPLIT = "spark.sparkmeta.manifest-cache", "spark.sparkmeta.split-manifest-bytes"
 WAYS = {
     "joined": ("join", "0"),
     "read together": ("colocated", "0"),
@@ -35,7 +37,7 @@ def table(tmp_path: Path) -> HandmadeTable:
 @pytest.fixture(autouse=True)
 def _settings(spark: SparkSession) -> Iterator[None]:
     yield
-    for name in (PLANNING, HERE):
+    for name in (PLANNING, HERE, CACHE, SPLIT):
         spark.conf.unset(name)
 
 
@@ -108,6 +110,46 @@ def test_filters_leave_out_files_and_the_vectors_of_others(table: HandmadeTable,
         assert {one: len(deletes) for one, deletes in planned.items()} == {path(one): 1 for one in kept}
 
 
+@pytest.mark.parametrize("split", ["1k", "32m"])
+def test_vectors_and_files_from_the_manifest_cache(table: HandmadeTable, spark: SparkSession, split: str) -> None:
+    """What tasks keep, tasks and the driver read again: the manifests themselves may be anything then."""
+    low, high = long_bounds(1, 5), long_bounds(6, 9)
+    table.add(0, 1, data(path("a1"), **low, **of("a")), data(path("a2"), **high, **of("a")))
+    table.add(0, 1, data(path("b1"), None, **low, **of("b")), data(path("gone"), status=2, **low, **of("b")))
+    table.add(0, 0, data(path("u1"), **low))
+    gone = deletion_vector(path("gone"), **of("b"))
+    table.add(1, 1, *(deletion_vector(path(one), **of(one[0])) for one in ("a1", "a2")), gone)
+    table.add(1, 0, deletion_vector(path("u1")))
+    location, filters = table.write(), ("true", "id > 4", "part = 'a' and id < 3")
+    assert all(1_000 < one.stat().st_size < 10_000 for one in table.folder.glob("metadata/m*.avro"))
+    spark.conf.set(SPLIT, split)
+
+    def planned(way: str) -> list[list[dict[str, Any]]]:
+        frames = [scan(location, spark, way, one).plan_files() for one in filters]
+        return [sorted((row.asDict(recursive=True) for row in one.collect()), key=str) for one in frames]
+
+    expected = planned("joined")
+    assert [len(rows) for rows in expected] == [4, 4, 2]
+    spark.conf.set(CACHE, f"{table.folder}/cache")
+    assert planned("on the driver") == expected
+    reason = scan(location, spark, "of few")._manifests.colocated.reason
+    assert reason == "colocated: 4 deletion vectors are read beside the data manifests of their partitions"
+    contents = {one: one.read_bytes() for one in table.folder.glob("metadata/m*.avro")}
+    for manifest, content in contents.items():
+        manifest.write_bytes(bytes(len(content)))
+    for way in ("of few", "on the driver"):
+        assert planned(way) == expected, way
+    scanned = scan(location, spark, "on the driver")
+    reason = "colocated: 4 deletion vectors are so few that the driver reads them"
+    assert scanned._manifests.colocated.reason == reason
+    # A leaf may be gone before it is read.
+    for manifest, content in contents.items():
+        manifest.write_bytes(content)
+    lazily = scan(location, spark, "of few").plan_files()
+    shutil.rmtree(table.folder / "cache")
+    assert len(lazily.collect()) == 4
+
+
 def test_delete_manifests_of_other_partitions_are_not_opened(table: HandmadeTable, spark: SparkSession) -> None:
     """Nor is one read twice by a task."""
     for part in "abc":
@@ -146,7 +188,7 @@ def test_what_a_task_holds_already_is_not_read_again() -> None:
 
     vectors = Counted(Task())  # type: ignore[arg-type]
     for chosen in ([1, 2], [1, 2], [2, 3], [3], [1]):
-        found = vectors.of([{"manifest": one} for one in chosen])
+        found = vectors.of([{"manifest": one, "part": 0} for one in chosen])
         assert found.column("referenced_file").to_pylist() == list(map(str, chosen))
     assert read == [1, 2, 3, 1]
 
@@ -216,12 +258,9 @@ def test_a_data_manifest_in_parts(table: HandmadeTable, spark: SparkSession) -> 
     names = [str(one) for one in range(2000)]
     table.add(0, 0, *(data(path(one), status=0) for one in names))
     table.add(1, 0, *(deletion_vector(path(one)) for one in names[::2]))
-    spark.conf.set("spark.sparkmeta.split-manifest-bytes", "4k")
-    try:
-        rows = scan(without_row_ids(table), spark, "of few").plan_files().selectExpr("file_path", "size(deletes) AS n")
-        found = {row["file_path"]: row["n"] for row in rows.collect()}
-    finally:
-        spark.conf.unset("spark.sparkmeta.split-manifest-bytes")
+    spark.conf.set(SPLIT, "4k")
+    rows = scan(without_row_ids(table), spark, "of few").plan_files().selectExpr("file_path", "size(deletes) AS n")
+    found = {row["file_path"]: row["n"] for row in rows.collect()}
     assert found == {path(one): int(one) % 2 == 0 for one in names}
 
 

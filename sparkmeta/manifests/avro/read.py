@@ -17,7 +17,7 @@ from sparkmeta.manifests.projection import EntryProjection
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from sparkmeta.manifests.cache_writer import CacheWriter
+    from sparkmeta.manifests.cache_leaf import CacheWriter
     from sparkmeta.storage.files import ExecutorReader, Files
 
 PART_SCHEMA = pa.schema(

@@ -55,6 +55,9 @@ class Memory:
     store: Store
     stats: Mapping[int, str]
 
+    def leaf(self, location: str) -> pa.Table:
+        return self.store.leaves[location]
+
     def read(self, location: str) -> bytes:
         table = self.store.leaves.get(location)
         if table is None:
@@ -82,7 +85,7 @@ class LocalJob(RewriteJob):
 
     def _bounds(self, group: Group, ranges: int) -> pa.Table:
         keys = self.scope.keys[group.spec_id or 0]
-        leaves = [self.memory.store.leaves[self.root.column("location")[place].as_py()] for place in group.leaves]
+        leaves = [self.memory.leaf(self.root.column("location")[place].as_py()) for place in group.leaves]
         return range_bounds(pa.concat_tables([key_table(one, keys) for one in [*leaves, self.files(group)]]), ranges)
 
     @cached_property

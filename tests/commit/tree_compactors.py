@@ -1,0 +1,115 @@
+"""Compactions of a tree beside committers, by processes that have no Spark: tasks run in the process itself.
+
+The tree is that of `tree_committers`: its leaves are of data files alone.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+
+from sparkmeta.commit.tree import FileKey, file_keys
+from sparkmeta.errors import CommitConflictError, CommitFailedError, CommitStateUnknownError
+from sparkmeta.manifests.layout import read_manifest
+from sparkmeta.manifests.root import Root
+from sparkmeta.spec.bitmap import PositionBitmap
+from sparkmeta.storage.files import LocalFiles
+from tests.commit import tree_committers as trees
+from tests.commit.compact.local_job import LocalJob
+
+if TYPE_CHECKING:
+    from sparkmeta.commit.compact.choose import Choice, Scope
+    from sparkmeta.commit.compact.rewrite import Rewritten
+    from sparkmeta.commit.swap import Swap
+    from sparkmeta.state import TableState
+
+AUTHOR = "compactor"
+# Of each attempt to commit that met removals of others: from how many of its leaves, and of how many files.
+CARRIED: list[int] = []
+
+
+class Folder(LocalFiles):
+    """The leaves of a folder, as `LocalJob` asks for them."""
+
+    def leaf(self, location: str) -> pa.Table:
+        return read_manifest(self.read(location), trees.STATS, location)[0]
+
+
+@contextmanager
+def without_spark() -> Iterator[None]:
+    """The jobs of compactions run in this process."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sparkmeta.commit.addition.executor_writer", lambda _: None)
+        patch.setattr("sparkmeta.maintain.compact.rewrite", _rewrite)
+        patch.setattr("sparkmeta.commit.compact.fold._masks", _masks)
+        yield
+
+
+def _rewrite(state: TableState, scope: Scope, choice: Choice, name: str) -> list[Rewritten]:
+    assert choice.deletes is None
+    stand_in: Any = SimpleNamespace(
+        metadata=state.metadata,
+        tuple_sources=state.tuple_sources,
+        stats_types=state.stats_types,
+        files=None,
+        spark=SimpleNamespace(conf=SimpleNamespace(get=lambda *_: "2")),
+    )
+    return LocalJob(stand_in, scope, Folder(), name, Folder()).data(choice.data)  # type: ignore[arg-type]
+
+
+def _masks(
+    _: Any, made: pa.Table, base: Root, gone: Mapping[str, PositionBitmap], lost: Sequence[FileKey]
+) -> dict[str, PositionBitmap]:
+    """Where the new leaves hold files that are gone, by their keys."""
+    CARRIED.append(len(gone) + len(lost))
+    keys, folder = set(lost), Folder()
+    for leaf, bitmap in gone.items():
+        known = file_keys(folder.leaf(leaf))
+        keys |= {known[ordinal] for part in bitmap.positions() for ordinal in part}
+    found = {}
+    for leaf in made.column("location").to_pylist():
+        places = [ordinal for ordinal, key in enumerate(file_keys(folder.leaf(leaf))) if key in keys]
+        if places:
+            found[leaf] = PositionBitmap.of(places)
+    return found
+
+
+def work(swap: Swap, folder: Path, worker: int, writers: int, commits: int) -> None:
+    """Compacts for as long as writers have commits to make; notes what it was told."""
+    chance = random.Random(os.getpid())
+    with without_spark(), (folder / f"worker.{worker}").open("a") as notes:
+        while True:
+            table = trees.opened(swap)
+            steps = [int(table.properties.get(f"worker.{writer}", "0")) for writer in range(writers)]
+            if min(steps) >= commits:
+                return
+            plan = table.maintenance.compact_manifests(
+                target_leaf_bytes=chance.choice((None, 6_000)),
+                max_entries=chance.choice((None, 50)),
+                min_masked=chance.choice((0.02, 0.1, 0.5)),
+                small_leaf=chance.choice((0.5, 1.0)),
+                root_files=chance.choice((0, 3, None)),
+                snapshot_properties={"author": AUTHOR},
+            )
+            told = "nothing"
+            CARRIED.clear()
+            if not plan.summary().is_empty:
+                try:
+                    plan.commit()
+                    told = "carried" if CARRIED else "done"
+                except CommitConflictError:
+                    told = "overtaken"
+                except (CommitFailedError, CommitStateUnknownError) as error:
+                    told = "failed" if isinstance(error, CommitFailedError) else "unknown"
+            notes.write(f"{told} {sum(steps)}\n")
+            notes.flush()
+            time.sleep(chance.uniform(0, 0.02))
