@@ -140,30 +140,47 @@ def decode_leaf(data: bytes, part: ManifestPart, projection: EntryProjection, le
 
     Raises CorruptFileError: the leaf was damaged after it was written.
     """
-    read = EntryProjection.of({*projection.columns, *_ALWAYS_READ}, dict(projection.partition), dict(projection.stats))
-    nested = [f"{PARTITION}.{one}" for one, _ in read.partition] + [f"{CONTENT_STATS}.{one}" for one, _ in read.stats]
+    wide, tested = (
+        EntryProjection.of({*columns, *_TESTED}, dict(projection.partition), dict(projection.stats))
+        for columns in ({*projection.columns, "location"}, ())
+    )
+    batches: list[pa.RecordBatch] = []
     try:
         with pq.ParquetFile(pa.BufferReader(data), page_checksum_verification=True) as file:
-            table = file.read([*read.columns, *nested, ORDINAL, ROW_ID_OFFSET.name])
-            table.validate(full=True)
-        columns = {one: whole(table.column(one)) for one in table.column_names}
-        if missing := {*_ALWAYS_READ, ORDINAL} - columns.keys():
-            raise ValueError(f"it has no {sorted(missing)}")  # noqa: TRY301  one message for all that may be wrong
-        columns["version_info"] = _with_inherited(columns["version_info"], part.context)
-        if "first_row_id" in read.columns:
-            columns["first_row_id"] = _first_row_ids(columns, part.context.first_row_id)
-        columns[MANIFEST] = pa.repeat(pa.scalar(part.manifest, pa.int32()), len(table))
-        arrays = [_typed(columns.get(one.name), one, len(table)) for one in read.schema]
-        entries = pa.Table.from_arrays(arrays, schema=read.schema)
+            if missing := {"location", *_TESTED, ORDINAL} - set(file.schema_arrow.names):
+                raise ValueError(f"it has no {sorted(missing)}")  # noqa: TRY301  one message for all that may be wrong
+            for group in range(file.num_row_groups):
+                if _is_tested(projection) and not len(wanted_rows(_entries(file, group, part, tested), projection)):
+                    continue
+                kept = wanted_rows(_entries(file, group, part, wide), projection)
+                batches += kept.select(projection.schema.names).to_batches(max_chunksize=_BATCH_ROWS)
     except (OSError, pa.ArrowException, ValueError, LookupError, AttributeError, MemoryError) as error:
         raise CorruptFileError(leaf, "file", data[:4].hex(), f"no leaf of the manifest cache: {error}"[:300]) from error
-    kept = wanted_rows(entries, projection).select(projection.schema.names)
-    batches: list[pa.RecordBatch] = kept.to_batches(max_chunksize=_BATCH_ROWS)
     return batches
 
 
 _BATCH_ROWS = 8_192
-_ALWAYS_READ = ("location", "version_info", "partition_spec_id", "record_count")
+_TESTED = ("version_info", "partition_spec_id", "record_count")
+
+
+def _is_tested(projection: EntryProjection) -> bool:
+    """Whether entries may be left out for what their stats or tuples are: then these are read first, and alone."""
+    wanted = projection.wanted
+    return wanted is not None and bool(wanted.stats.tests or any(tests.tests for _, tests in wanted.partitions))
+
+
+def _entries(file: pq.ParquetFile, group: int, part: ManifestPart, read: EntryProjection) -> pa.Table:
+    """The rows of a row group as rows of `read.schema`, inheritance applied."""
+    nested = [f"{PARTITION}.{one}" for one, _ in read.partition] + [f"{CONTENT_STATS}.{one}" for one, _ in read.stats]
+    table = file.read_row_group(group, [*read.columns, *nested, ORDINAL, ROW_ID_OFFSET.name])
+    table.validate(full=True)
+    columns = {one: whole(table.column(one)) for one in table.column_names}
+    columns["version_info"] = _with_inherited(columns["version_info"], part.context)
+    if "first_row_id" in read.columns:
+        columns["first_row_id"] = _first_row_ids(columns, part.context.first_row_id)
+    columns[MANIFEST] = pa.repeat(pa.scalar(part.manifest, pa.int32()), len(table))
+    arrays = [_typed(columns.get(one.name), one, len(table)) for one in read.schema]
+    return pa.Table.from_arrays(arrays, schema=read.schema)
 
 
 def _with_inherited(info: pa.StructArray, context: ManifestContext) -> pa.StructArray:

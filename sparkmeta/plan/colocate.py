@@ -7,7 +7,7 @@ of the same partitions.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -94,7 +94,8 @@ def colocated_entries(scan_filter: ScanFilter, groups: Colocation, data: EntryPr
     Raises, when it runs (at once, where few manifests are read on the driver):
         ValidationError: two DVs for one file, a DV older than its file or of another partition, a DV in a delete leaf
             whose data leaf does not have the file. A DV in an Avro manifest that has none of its file's partition does
-            not apply (table spec, Scan Planning), and is not seen.
+            not apply (table spec, Scan Planning), and is not seen; nor are those beside a data manifest that has no
+            file for the filter.
         CorruptFileError: a manifest or a bitmap that is none.
     """
     state = scan_filter.state
@@ -182,30 +183,33 @@ def _join_manifests(task: _Task, batches: Iterable[pa.RecordBatch]) -> Iterator[
     vectors = _Vectors(task)
     for batch in batches:
         for unit in batch.to_pylist():
-            yield from join(task, unit["data"], vectors.of(unit["deletes"]))
+            yield from join(task, unit["data"], partial(vectors.of, unit["deletes"]))
 
 
 def _join_here(task: _Task, vectors: pa.Table, parts: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     for batch in parts:
         for part in batch.to_pylist():
-            yield from _join_avro(task, part, vectors)
+            yield from _join_avro(task, part, lambda: vectors)
 
 
-def _join_leaves(task: _Task, leaf: Mapping[str, Any], vectors: pa.Table) -> Iterator[pa.RecordBatch]:
-    data = _table(_read(task, leaf, task.data), task.data)
-    _refuse_unknown(data, vectors, leaf["location"])
-    live = _live(_beside(task, data, vectors), task, leaf)
+def _join_leaves(task: _Task, leaf: Mapping[str, Any], vectors: Callable[[], pa.Table]) -> Iterator[pa.RecordBatch]:
+    data, found = _table(_read(task, leaf, task.data), task.data), vectors()
+    _refuse_unknown(data, found, leaf["location"])
+    live = _live(_beside(task, data, found), task, leaf)
     yield from wanted_rows(live, task.data).to_batches()
 
 
-def _join_avro(task: _Task, part: Mapping[str, Any], vectors: pa.Table) -> Iterator[pa.RecordBatch]:
+def _join_avro(task: _Task, part: Mapping[str, Any], vectors: Callable[[], pa.Table]) -> Iterator[pa.RecordBatch]:
+    """Vectors are read only where some entry is left."""
     pending: list[pa.RecordBatch] = []
     for batch in _read(task, part, task.data):
-        pending.append(batch)
+        if len(batch):
+            pending.append(batch)
         if sum(map(len, pending)) >= _JOINED_AT_ONCE:
-            yield from _beside(task, _table(pending, task.data), vectors).to_batches()
+            yield from _beside(task, _table(pending, task.data), vectors()).to_batches()
             pending = []
-    yield from _beside(task, _table(pending, task.data), vectors).to_batches()
+    if pending:
+        yield from _beside(task, _table(pending, task.data), vectors()).to_batches()
 
 
 def _beside(task: _Task, data: pa.Table, vectors: pa.Table) -> pa.Table:

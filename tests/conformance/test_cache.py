@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.java
 
 SETTING = "spark.sparkmeta.manifest-cache"
-FILTERS = 5
+FILTERS = 3
 # One of each kind: specs and schemas that evolved, inheritance of each version, row ids, branches, deletes.
 SLICE = [
     "spec_evolution_v1",
@@ -61,7 +61,7 @@ def _frames(peer: peers.PeerTable, spark: SparkSession, soak: bool) -> list[Data
     """Entries and plan of the table as it is, then its plans at every snapshot and with filters."""
     table = sm.load_table(peer.metadata_location, spark=spark)
     chosen = filters(peer, None if soak else FILTERS)
-    history = [table.scan(snapshot_id=one) for one in snapshots_of(peer, 3)]
+    history = [table.scan(snapshot_id=one) for one in snapshots_of(peer, 2)]
     filtered = [table.scan(row_filter=one.expression, case_sensitive=one.case_sensitive) for one in chosen]
     return [table.inspect.entries(), *(scan.plan_files() for scan in [table.scan(), *history, *filtered])]
 

@@ -49,7 +49,7 @@ pytestmark = pytest.mark.java
 
 BATCH = 12
 SLICE = 6  # filters a table, where not all run
-SNAPSHOTS = 6
+SNAPSHOTS = 4
 
 
 @pytest.fixture(scope="module")

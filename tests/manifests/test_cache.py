@@ -283,8 +283,11 @@ def test_ids_without_a_type_are_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("first_row_id", [None, 1000])
 @pytest.mark.parametrize("version", [1, 2, 3])
-def test_a_leaf_has_the_entries_of_its_manifest(version: int, first_row_id: int | None, tmp_path: Path) -> None:
+def test_a_leaf_has_the_entries_of_its_manifest(
+    version: int, first_row_id: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Without Spark, too: whatever is asked for, and whatever the manifest list says of the manifest."""
+    monkeypatch.setattr("sparkmeta.manifests.layout._ROW_GROUP_ROWS", 2)
     table_of(tmp_path, version).write()
     content = (tmp_path / "metadata" / "m0.avro").read_bytes()
     part = ManifestPart(7, "/x/m0.avro", 1, ManifestContext(10, 0 if version == 1 else 5, first_row_id))

@@ -7,6 +7,7 @@ import itertools
 import shutil
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 import pytest
 
 import sparkmeta as sm
@@ -191,6 +192,18 @@ def test_what_a_task_holds_already_is_not_read_again() -> None:
         found = vectors.of([{"manifest": one, "part": 0} for one in chosen])
         assert found.column("referenced_file").to_pylist() == list(map(str, chosen))
     assert read == [1, 2, 3, 1]
+
+
+def test_vectors_are_read_where_a_file_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Task:
+        data = colocate.EntryProjection.of(("location",))
+
+    def vectors() -> Any:
+        raise AssertionError("no file needs them")
+
+    nothing = Task.data.schema.empty_table().to_batches() or [pa.RecordBatch.from_pylist([], Task.data.schema)]
+    monkeypatch.setattr(colocate, "_read", lambda *_: nothing)
+    assert list(colocate._join_avro(Task(), {}, vectors)) == []  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
