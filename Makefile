@@ -57,7 +57,7 @@ check: setup ## Lint and type-check
 	$(PY) -m ruff format --check
 	$(PY) -m mypy
 
-bench: setup jars ## Measure, beside Iceberg's Java library and pyiceberg: half an hour
+bench: setup jars ## Measure, beside Iceberg's Java library and pyiceberg: an hour or two
 	$(PY) -m tests.benchmarks
 
 bench-billion: setup jars ## Measure a tree of a billion files: 26 GB of disk, some 20 minutes to make it

@@ -40,8 +40,8 @@ class Run:
     scale: float = 1.0
     peer_scale: float = PEER_SCALE
     delete_scale: float = DELETE_SCALE
-    warmups: int = 1
-    repeats: int = 3
+    warmups: int = 3
+    repeats: int = 5
     heap: str = "4g"
     parts: tuple[str, ...] = ("plan", "peer", "decode", "deletes", "growth", "memory")
     growth: tuple[int, ...] = (1_000_000, 10_000_000)
