@@ -452,3 +452,10 @@ def test_markup_in_values_is_text():
 )
 def test_size(count, text):
     assert size(count) == text
+
+
+def test_help_shows_each_example_in_a_line() -> None:
+    shown = CliRunner().invoke(main, ["--help"]).output
+    assert "\b" not in shown
+    assert "\\b" not in shown
+    assert "\n    sparkmeta tree /warehouse/db/events --svg tree.svg\n" in shown

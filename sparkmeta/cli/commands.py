@@ -74,7 +74,7 @@ def _one_line(text: str) -> str:
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
 @click.version_option(package_name="sparkmeta", message="sparkmeta %(version)s")
 def main() -> None:
-    r"""Look at the metadata of Apache Iceberg tables, plan their scans, and compact it, with Spark.
+    """Look at the metadata of Apache Iceberg tables, plan their scans, and compact it, with Spark.
 
     TABLE is a table's folder or one of its metadata files, or with --catalog NAME an identifier in a catalog.
 
@@ -86,7 +86,7 @@ def main() -> None:
       sparkmeta compact /warehouse/db/events --commit
 
     Exit codes: 0 done, 1 the table can't be read or the question is wrong (one line on stderr says why), 2 usage.
-    """
+    """  # noqa: D301  the character that tells click to leave the lines alone
 
 
 @main.command()
