@@ -33,7 +33,7 @@ from sparkmeta.manifests.cache import (
     short_digest,
 )
 from sparkmeta.manifests.entries import EntryBuilder, ManifestPart, wanted_rows
-from sparkmeta.manifests.inherit import ManifestContext, inherited_sequence_numbers, inherited_snapshot_ids
+from sparkmeta.manifests.inherit import ManifestContext, with_inherited_version
 from sparkmeta.manifests.layout import narrowed, parquet_bytes, whole
 from sparkmeta.manifests.maps import stats_of_maps
 from sparkmeta.manifests.projection import (
@@ -175,20 +175,12 @@ def _entries(file: pq.ParquetFile, group: int, part: ManifestPart, read: EntryPr
     table = file.read_row_group(group, [*read.columns, *nested, ORDINAL, ROW_ID_OFFSET.name])
     table.validate(full=True)
     columns = {one: whole(table.column(one)) for one in table.column_names}
-    columns["version_info"] = _with_inherited(columns["version_info"], part.context)
+    columns["version_info"] = with_inherited_version(columns["version_info"], part.context)
     if "first_row_id" in read.columns:
         columns["first_row_id"] = _first_row_ids(columns, part.context.first_row_id)
     columns[MANIFEST] = pa.repeat(pa.scalar(part.manifest, pa.int32()), len(table))
     arrays = [_typed(columns.get(one.name), one, len(table)) for one in read.schema]
     return pa.Table.from_arrays(arrays, schema=read.schema)
-
-
-def _with_inherited(info: pa.StructArray, context: ManifestContext) -> pa.StructArray:
-    fields = {one.name: values for one, values in zip(info.type, info.flatten(), strict=True)}
-    fields["snapshot_id"] = inherited_snapshot_ids(fields["snapshot_id"], context)
-    for name in ("sequence_number", "file_sequence_number"):
-        fields[name] = inherited_sequence_numbers(fields[name], fields["status"], context)
-    return pa.StructArray.from_arrays([*fields.values()], names=[*fields])
 
 
 def _first_row_ids(columns: Mapping[str, pa.Array], start: int | None) -> pa.Array:

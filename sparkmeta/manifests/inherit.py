@@ -42,6 +42,15 @@ def inherited_sequence_numbers(sequence_number: pa.Array, status: pa.Array, cont
     return pc.coalesce(sequence_number, pc.if_else(added, own, pa.scalar(None, pa.int64())))
 
 
+def with_inherited_version(info: pa.StructArray, context: ManifestContext) -> pa.StructArray:
+    """A `version_info` with what it leaves out from the manifest."""
+    fields = dict(zip(info.type.names, info.flatten(), strict=True))
+    fields["snapshot_id"] = inherited_snapshot_ids(fields["snapshot_id"], context)
+    for name in ("sequence_number", "file_sequence_number"):
+        fields[name] = inherited_sequence_numbers(fields[name], fields["status"], context)
+    return pa.StructArray.from_arrays([*fields.values()], fields=list(info.type))
+
+
 class RowIdCounter:
     """Assigns first row ids to the entries of one manifest, given in physical order.
 

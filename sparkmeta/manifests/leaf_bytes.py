@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from sparkmeta.columns.bounds import bound_arrow_type
 from sparkmeta.errors import CorruptFileError
 from sparkmeta.manifests.entries import ManifestPart
-from sparkmeta.manifests.inherit import RowIdCounter, inherited_sequence_numbers, inherited_snapshot_ids
+from sparkmeta.manifests.inherit import RowIdCounter, with_inherited_version
 from sparkmeta.manifests.layout import CONTENT_KEY, ROOT, narrowed, read_manifest, whole
 from sparkmeta.manifests.leaf import TupleSources
 from sparkmeta.manifests.maps import with_metrics_maps
@@ -116,18 +116,9 @@ def _columns(
 
 
 def _version_info(table: pa.Table, part: ManifestPart) -> pa.StructArray:
-    status = whole(version(table, "status"))
-    if status.null_count:
+    if version(table, "status").null_count:
         raise CorruptFileError(part.location, "version_info.status", None, "the field is required")
-    children = [
-        status,
-        inherited_snapshot_ids(whole(version(table, "snapshot_id")), part.context),
-        *(
-            inherited_sequence_numbers(whole(version(table, name)), status, part.context)
-            for name in ("sequence_number", "file_sequence_number")
-        ),
-    ]
-    return pa.StructArray.from_arrays(children, fields=list(table.schema.field("version_info").type))
+    return with_inherited_version(whole(table.column("version_info")), part.context)
 
 
 def _row_ids(own: pa.Array, info: pa.StructArray, counts: pa.Array, part: ManifestPart) -> pa.Array:

@@ -237,14 +237,7 @@ def run(kind: str, uri: str, folder: Path, commits: int, kills: int) -> dict[str
 
 def notes(folder: Path, workers: int = WORKERS) -> dict[str, list[str]]:
     """What the workers were told, by the answer: worker/step."""
-    told: dict[str, list[str]] = {
-        "done": [],
-        "failed": [],
-        "unknown": [],
-        "overtaken": [],
-        "nothing": [],
-        "carried": [],
-    }
+    told: dict[str, list[str]] = {answer: [] for answer in ANSWERS}
     for worker in range(workers):
         for line in (folder / f"worker.{worker}").read_text().splitlines():
             answer, step = line.split()
