@@ -223,7 +223,7 @@ def _twice(vectors: DataFrame) -> DataFrame:
 
 # -- deletes of any kind --------------------------------------------------------------------------------------------
 
-_GROUP = "group_of_deletes"
+_GROUP, _SHARED = "group_of_deletes", "shared_deletes"
 _OF_FILE, _OF_PARTITION, _OF_TABLE = "deletes_of_file", "deletes_of_partition", "deletes_of_table"
 
 
@@ -234,7 +234,7 @@ def _attach_groups(data: DataFrame, deletes: DeleteEntries, entries: DataFrame, 
     hashes, which are grouped and joined in a fraction of the time that paths and tuples take; the members of a group
     are compared in full after.
     """
-    groups = _groups(entries, state, deletes.only_vectors)
+    groups = _groups(entries, state, deletes)
     joined = _join(data, deletes, groups, _hash(sql.col("location")), _OF_FILE)
     names = [_OF_FILE]
     if not deletes.only_vectors:
@@ -245,31 +245,45 @@ def _attach_groups(data: DataFrame, deletes: DeleteEntries, entries: DataFrame, 
         joined = joined.crossJoin(F.broadcast(everywhere.agg(F.flatten(F.collect_list(_GROUP)).alias(_OF_TABLE))))
         names.append(_OF_TABLE)
     checked = joined.where(_is_consistent(sql.col(_OF_FILE), state).text)
-    members = checked.selectExpr(*map(sql.quoted, data.columns), *(_members(name, state) for name in names))
+    shared = [] if deletes.only_vectors else [_applied_of_shared(state).alias(_SHARED).selected]
+    groups_of = (_members(name, state, shared=bool(shared)) for name in names)
+    members = checked.selectExpr(*map(sql.quoted, data.columns), *groups_of, *shared)
     of_file, of_partition, of_table = (sql.col(name) for name in (_OF_FILE, _OF_PARTITION, _OF_TABLE))
+
+    def public(group: Sql) -> Sql:
+        return sql.transform(group, _public_delete(deletes)).cast(DELETES_TYPE)
+
     dv = sql.filter(of_file, lambda delete: delete["is_dv"])
-    applied = dv
+    applied = public(dv)
     if not deletes.only_vectors:
-        positions = sql.concat(_positions(of_partition), _positions(of_file))
-        applied = sql.when(sql.size(dv) > 0, dv).otherwise(positions)
+        positions = public(sql.concat(_positions(of_partition), _positions(of_file)))
+        both = sql.concat(sql.coalesce(sql.col(_SHARED), sql.array().cast(DELETES_TYPE)), positions)
+        applied = sql.when(sql.size(dv) > 0, public(dv)).otherwise(both)
     if deletes.equality_ids:
-        equality = [_overlapping(group, deletes, state) for group in (of_table, of_partition)]
-        applied = sql.concat(*equality, applied)
-    return members.selectExpr("*", _shown(sql.transform(applied, _public_delete(deletes)))).drop(*names)
+        equality = sql.concat(*(_overlapping(group, deletes, state) for group in (of_table, of_partition)))
+        applied = sql.concat(public(equality), applied)
+    if not deletes.only_vectors:
+        alone = reduce(and_, (sql.size(sql.col(name)) == 0 for name in names), sql.col(_SHARED).isNotNull())
+        applied = sql.when(alone, sql.col(_SHARED)).otherwise(applied)
+    return members.selectExpr("*", _shown(applied)).drop(*names, _SHARED)
 
 
 def _join(data: DataFrame, deletes: DeleteEntries, groups: DataFrame, key: Sql, name: str) -> DataFrame:
-    chosen = groups.selectExpr(f"{_KEY} AS key_of_{name}", f"{_GROUP} AS {name}")
+    shared = [f"{_SHARED} AS {_SHARED}_{name}"] if _SHARED in groups.columns else []
+    chosen = groups.selectExpr(f"{_KEY} AS key_of_{name}", f"{_GROUP} AS {name}", *shared)
     return data.join(deletes.sized(chosen), F.expr(f"{key.text} = key_of_{name}"), "left").drop(f"key_of_{name}")
 
 
-def _groups(entries: DataFrame, state: TableState, only_vectors: bool) -> DataFrame:
+def _groups(entries: DataFrame, state: TableState, deletes: DeleteEntries) -> DataFrame:
     """The deletes grouped by what they are about: delete_key, group_of_deletes (in ascending sequence number).
+
+    shared_deletes, where not all are vectors: a group of nothing but position deletes of one partition, as plans show
+    it, since most files of the partition share it whole; group_of_deletes is empty then.
 
     Raises, when it runs, for two DVs of one file: the check stands inside the key, which no optimizer drops.
     """
     scope = sql.when(_data_path().isNotNull(), _hash(_data_path())).when(_is_global_delete(state), _EVERYWHERE)
-    key = _hash(_vector_path()) if only_vectors else scope.otherwise(_hash(partition_key(state)))
+    key = _hash(_vector_path()) if deletes.only_vectors else scope.otherwise(_hash(partition_key(state)))
     keyed = entries.selectExpr(key.alias(_KEY).selected, _delete(state).alias("delete").selected)
     grouped = keyed.groupBy(_KEY).agg(F.expr(f"sort_array(collect_list(delete)) AS {_GROUP}"))
     group = sql.col(_GROUP)
@@ -282,7 +296,38 @@ def _groups(entries: DataFrame, state: TableState, only_vectors: bool) -> DataFr
     second = sql.when(sql.size(group) > 1, first).otherwise(None)
     twice = sql.raise_error(sql.concat(TWO_VECTORS, second)).cast("bigint")
     checked = sql.when(second.isNotNull(), twice).otherwise(sql.col(_KEY))
-    return grouped.selectExpr(checked.alias(_KEY).selected, _GROUP)
+    if deletes.only_vectors:
+        return grouped.selectExpr(checked.alias(_KEY).selected, _GROUP)
+    shared = grouped.selectExpr(checked.alias(_KEY).selected, _GROUP, _shared(group, deletes).alias(_SHARED).selected)
+    rest = sql.when(sql.col(_SHARED).isNull(), group).otherwise(sql.filter(group, lambda _: sql.lit(False)))
+    return shared.selectExpr(_KEY, rest.alias(_GROUP).selected, _SHARED)
+
+
+def _shared(group: Sql, deletes: DeleteEntries) -> Sql:
+    """struct<lowest sequence number, partition_key, deletes> of a group that has only position deletes of one
+    partition; null of others."""
+    first = sql.call("get", group, 0)
+
+    def of_partition(delete: Sql) -> Sql:
+        position = delete["content_type"] == int(ContentType.POSITION_DELETES)
+        same = delete["partition_key"].eqNullSafe(first["partition_key"])
+        return position & ~delete["is_dv"] & delete["data_path"].isNull() & same
+
+    shown = sql.transform(group, _public_delete(deletes)).cast(DELETES_TYPE)
+    whole = sql.struct(
+        first["sequence_number"].alias("lowest"),
+        first["partition_key"].alias("partition_key"),
+        shown.alias("deletes"),
+    )
+    return sql.when(sql.forall(group, of_partition), whole)
+
+
+def _applied_of_shared(state: TableState) -> Sql:
+    """What of its partition's shared deletes applies to a data file; null where there are none of its partition."""
+    shared, own = sql.col(f"{_SHARED}_{_OF_PARTITION}"), sql.col(_SEQUENCE)
+    newer = sql.filter(shared["deletes"], lambda delete: delete["data_sequence_number"] >= own)
+    same = shared.isNotNull() & shared["partition_key"].eqNullSafe(partition_key(state))
+    return sql.when(same & (shared["lowest"] >= own), shared["deletes"]).when(same, newer)
 
 
 def _delete(state: TableState) -> Sql:
@@ -378,8 +423,12 @@ def _data_path() -> Sql:
 _SEQUENCE = "version_info.sequence_number"
 
 
-def _members(name: str, state: TableState) -> str:
-    """The members of a group that are about the data file: hashes may have brought others in."""
+def _members(name: str, state: TableState, *, shared: bool) -> str:
+    """The members of a group that are about the data file: hashes may have brought others in.
+
+    shared: whether groups may have shared deletes, which are none of these. Both joins look at them, as both have to
+    take the same columns of the groups.
+    """
     about = {
         _OF_FILE: _is_of_file,
         _OF_PARTITION: lambda delete: (
@@ -389,8 +438,10 @@ def _members(name: str, state: TableState) -> str:
         ),
         _OF_TABLE: lambda delete: delete["is_global"],
     }
-    group = sql.coalesce(sql.col(name), sql.array())
-    return sql.filter(group, about[name]).alias(name).selected
+    group = sql.col(name)
+    if shared and name != _OF_TABLE:
+        group = sql.when(sql.col(f"{_SHARED}_{name}").isNull(), group)
+    return sql.filter(sql.coalesce(group, sql.array()), about[name]).alias(name).selected
 
 
 def _positions(group: Sql) -> Sql:
