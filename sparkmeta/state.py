@@ -112,11 +112,14 @@ class TableState:
             raise NoSuchSnapshotError(f"{self.metadata.location} has no branch or tag {name!r}")
         return self.metadata.refs[name]
 
-    def snapshot_id_at(self, timestamp: datetime | int) -> int:
+    def snapshot_id_at(self, timestamp: object) -> int:
         """The id of the snapshot that was current at a time (a datetime with zone, or milliseconds since 1970).
 
-        Raises NoSuchSnapshotError where the snapshot log begins later.
+        Raises NoSuchSnapshotError where the snapshot log begins later, ValueError for what is no such time.
         """
+        if not isinstance(timestamp, datetime | int):
+            what = "a datetime with a time zone, or milliseconds since 1970"
+            raise ValueError(f"{timestamp!r} is no time: as_of takes {what}")  # noqa: TRY004  as of one without a zone
         if isinstance(timestamp, datetime) and timestamp.tzinfo is None:
             raise ValueError(f"{timestamp} has no time zone")
         millis = timestamp if isinstance(timestamp, int) else (timestamp - _EPOCH) // timedelta(milliseconds=1)

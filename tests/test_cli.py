@@ -17,7 +17,7 @@ from click.testing import CliRunner
 
 from sparkmeta import load_table
 from sparkmeta.cli import main
-from sparkmeta.cli.output import TextColumn, cell, size, text_table
+from sparkmeta.cli.output import TextColumn, cell, print_table, size, text_table
 from sparkmeta.cli.tables import METADATA_TABLES
 from tests.small_table import IDENTIFIER, LOADS, ROWS, write_small_table
 
@@ -122,7 +122,7 @@ def test_tree_of_another_snapshot(run, location, written):
 
 def test_tree_as_svg(run, location, table, tmp_path):
     drawn = tmp_path / "tree.svg"
-    assert run("tree", location, "--svg", str(drawn)).stdout == ""
+    assert run("tree", location, "--svg", str(drawn)).stdout == f"written: {drawn}\n"
     assert drawn.read_text() == table.draw().svg
 
 
@@ -440,6 +440,16 @@ def test_long_paths_keep_both_ends():
     assert text.startswith("first")
     assert text.endswith("last")
     assert len(text) < 80
+
+
+def test_paths_give_way_in_their_middle_where_a_table_is_too_wide(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "60")
+    columns = [TextColumn("file_path", kind="path"), TextColumn("records", kind="count")]
+    print_table([{"file_path": "data/first" + "x" * 50 + "last.parquet", "records": 1_234_567}], columns, "")
+    shown = capsys.readouterr().out.splitlines()[1]
+    assert len(shown) <= 60
+    assert shown.startswith("data/first")
+    assert shown.rstrip().endswith("last.parquet  1,234,567")
 
 
 def test_markup_in_values_is_text():

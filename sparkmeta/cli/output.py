@@ -13,6 +13,7 @@ from datetime import UTC, date, datetime
 from typing import TYPE_CHECKING, Any, Literal
 
 from rich.console import Console
+from rich.measure import Measurement
 from rich.status import Status
 from rich.table import Table as TextTable
 from rich.text import Text
@@ -27,8 +28,9 @@ if TYPE_CHECKING:
 PIPED_WIDTH = 160
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 _CELL = 300
-_PATH = 70
+_PATH, _SHORTEST_PATH = 70, 24
 _LONGEST_LIST = 4
+_ANY_WIDTH = 100_000
 
 # Spark's JSON with nothing lost: nulls are written, and times to the microsecond.
 JSON_OPTIONS = {
@@ -85,13 +87,21 @@ def print_rows(rows: DataFrame, columns: Sequence[TextColumn], limit: int, base:
 def print_table(rows: Sequence[Mapping[str, Any]], columns: Sequence[TextColumn], base: str = "") -> Console:
     """Rows that are here as a table no wider than the terminal; gives the console that it is on."""
     console = Console(file=sys.stdout, width=text_width(), highlight=False)
-    console.print(text_table(rows, columns, base))
+    table = text_table(rows, columns, base)
+    paths = [column.name for column in columns if column.kind == "path"]
+    too_wide = Measurement.get(console, console.options.update(width=_ANY_WIDTH), table).maximum - console.width
+    if paths and too_wide > 0:
+        longest = max(len(cell(row[name], "path", base)) for row in rows for name in paths)
+        table = text_table(rows, columns, base, max(_SHORTEST_PATH, longest - -(-too_wide // len(paths))))
+    console.print(table)
     if not rows:
         console.print(Text("no rows", style="dim"))
     return console
 
 
-def text_table(rows: Iterable[Mapping[str, Any]], columns: Sequence[TextColumn], base: str) -> TextTable:
+def text_table(
+    rows: Iterable[Mapping[str, Any]], columns: Sequence[TextColumn], base: str, longest_path: int = _PATH
+) -> TextTable:
     """Rows as a rich table, one line each; where they are too wide, text gives way to numbers."""
     table = TextTable(box=None, pad_edge=False, header_style="bold")
     for column in columns:
@@ -99,7 +109,7 @@ def text_table(rows: Iterable[Mapping[str, Any]], columns: Sequence[TextColumn],
         justify: Literal["left", "right"] = "right" if number else "left"
         table.add_column(_line(column.name), justify=justify, no_wrap=number or column.kind == "time")
     for row in rows:
-        table.add_row(*(_line(cell(row[column.name], column.kind, base)) for column in columns))
+        table.add_row(*(_line(cell(row[column.name], column.kind, base, longest_path)) for column in columns))
     return table
 
 
@@ -155,7 +165,7 @@ def print_json(value: object) -> None:
 # -- cells ----------------------------------------------------------------------------------------------------------
 
 
-def cell(value: object, kind: str = "plain", base: str = "") -> str:
+def cell(value: object, kind: str = "plain", base: str = "", longest_path: int = _PATH) -> str:
     """A value as one line of text without control characters."""
     if value is None:
         return "null"
@@ -164,7 +174,7 @@ def cell(value: object, kind: str = "plain", base: str = "") -> str:
     if kind == "bytes" and isinstance(value, int):
         return size(value)
     if kind == "path":
-        return _middle_out(_printable(_below(str(value), base)))
+        return _middle_out(_printable(_below(str(value), base)), longest_path)
     return _shortened(_printable(_plain(value)))
 
 
@@ -211,10 +221,10 @@ def _below(path: str, base: str) -> str:
     return known[len(inside) :] if base and known.startswith(inside) else path
 
 
-def _middle_out(path: str) -> str:
+def _middle_out(path: str, longest: int) -> str:
     """A long path by its two ends, which tell files apart."""
-    half = _PATH // 2
-    return path if len(path) <= _PATH else f"{path[:half]}…{path[-half:]}"
+    half = longest // 2
+    return path if len(path) <= longest else f"{path[:half]}…{path[-half:]}"
 
 
 def _printable(text: str) -> str:

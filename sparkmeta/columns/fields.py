@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
 from pyiceberg.expressions import BoundReference
@@ -15,6 +16,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from pyiceberg.schema import Schema
+
+
+# How many columns an error names that is about an unknown one.
+_NAMED = 20
 
 
 class FieldReference(BoundReference):
@@ -45,11 +50,20 @@ class SchemaFields:
     def _key(self, name: str) -> str:
         return name if self.case_sensitive else name.lower()
 
+    def _what_there_is(self, name: str) -> str:
+        """Names that may have been meant, as the end of an error's message."""
+        known = [found[0][0].name for found in self.by_name.values() if found[0][1] is None]
+        near = get_close_matches(name, known) or [one for one in known if one.lower() == name.lower()]
+        if near:
+            return f": did you mean {' or '.join(map(shown, near))}?"
+        more = f" and {len(known) - _NAMED:,} more" if len(known) > _NAMED else ""
+        return f", which has {', '.join(map(shown, known[:_NAMED]))}{more}" if known else ""
+
     def find(self, name: str) -> FieldReference:
         """The field of a full name; raises InvalidFilterError if there is none, or more than one."""
         found = self.by_name.get(self._key(name), [])
         if not found:
-            raise InvalidFilterError(f"no column {shown(name)} in the schema")
+            raise InvalidFilterError(f"no column {shown(name)} in the schema{self._what_there_is(name)}")
         if len(found) > 1:
             names = ", ".join(f"{reference.name} (id {reference.field.field_id})" for reference, _ in found)
             raise InvalidFilterError(f"column {shown(name)} is ambiguous: {names}")

@@ -136,4 +136,5 @@ def _refuse_removed(scan: ScanFilter, start: int | None) -> None:
 def _refuse(head: TableState, found: DataFrame, what: str) -> None:
     rows = found.select("location").limit(1).toArrow()
     if len(rows):
-        raise CommitConflictError(f"{head.metadata.location}: another commit {what}: {rows.column('location')[0]}")
+        who = "another commit, or an earlier change of this transaction,"
+        raise CommitConflictError(f"{head.metadata.location}: {who} {what}: {rows.column('location')[0]}")

@@ -126,7 +126,8 @@ def _by_partition(scan_filter: ScanFilter, joined: Colocation) -> Colocation:
         return replace(joined, reason="join: there are manifests that are no Avro files")
     vectors = _read_here(scan_filter, data, deletes)
     if not (only_vectors(state, deletes, by_job=True) if vectors is None else all_vectors(vectors)):
-        return replace(joined, reason="join: there are deletes that are no deletion vectors", only_vectors=False)
+        what = "have no deletion vectors" if state.metadata.format_version < 3 else "list more than deletion vectors"
+        return replace(joined, reason=f"join: the delete manifests that are opened {what}", only_vectors=False)
     none = data.slice(0, 0), deletes.slice(0, 0)
     if vectors is not None:
         why = f"colocated: {len(vectors):,} deletion vectors are so few that the driver reads them"

@@ -198,8 +198,9 @@ def test_binds(row_filter: str | BooleanExpression, expected: Any) -> None:
 @pytest.mark.parametrize(
     ("row_filter", "problem"),
     [
-        ("nope = 1", "no column 'nope'"),
-        ("ID = 1", "no column 'ID'"),
+        ("nope = 1", "no column 'nope' in the schema, which has 'id', "),
+        ("ID = 1", "no column 'ID' in the schema: did you mean 'id'?"),
+        ("nam = 'a'", "no column 'nam' in the schema: did you mean 'name'?"),
         ("x is nan", "never NaN"),
         ("x like 'a%'", "no prefix"),
         ("x = 'a'", "not a number"),

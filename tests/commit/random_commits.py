@@ -195,8 +195,8 @@ class Task:
     error: type[Exception] | None = None
     before: Mapping[Key, File] = field(default_factory=dict)
 
-    def rewrites(self, removed: Sequence[File]) -> None:
-        """Rows that the transaction itself has deleted are not to come back by a rewrite of what was there before."""
+    def replaces(self, removed: Sequence[File]) -> None:
+        """Rows that the transaction itself has deleted are not to come back in place of what was there before."""
         new = [one for key, one in self.draft.live.items() if one.content and key not in self.before]
         paths = {one.path for one in removed}
         if any(one.content == EQUALITY or one.of in paths for one in new):
@@ -290,6 +290,8 @@ def row_delta(task: Task) -> None:
     added = task.new_data(1, 3) if maker.rng.random() < 0.4 else []
     spared = {one.path for one in targets}
     removed = [one for one in task.some_data(2) if one.path not in spared] if maker.rng.random() < 0.3 else []
+    if removed:
+        task.replaces(removed)
     task.update.row_delta(
         task.added(added) if added else None, task.added(deletes), maker.named(removed) if removed else None
     )
@@ -308,7 +310,7 @@ def rewrite(task: Task) -> None:
     rows = sum(one.records for one in removed) - sum(one.records for one in gone)
     new = [task.maker.data(task.spec, removed[0])] if rows else []
     new = [File(**{**vars(one), "records": rows}) for one in new]
-    task.rewrites(removed)
+    task.replaces(removed)
     task.update.rewrite(task.maker.named(removed), task.added(new))
     task.draft.remove(removed)
     task.operation = "replace"
@@ -325,7 +327,7 @@ def rewrite_vectors(task: Task) -> None:
     new = task.maker.vectors(
         [File(**{**vars(data[one.of]), "records": 0}) for one in chosen if one.of], task.draft.live, 0
     )
-    task.rewrites(chosen)
+    task.replaces(chosen)
     task.update.rewrite(task.maker.named(chosen), task.added(new))
     task.draft.remove(chosen)
     task.operation = "replace"
