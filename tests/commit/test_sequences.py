@@ -119,12 +119,15 @@ class Run:
             assert [one.snapshot_id for one in self.table.snapshots()] == [*self.snapshots]
             return
         self.table = tx.commit()
-        self._follow(branch, head, made, number)
+        self._follow(branch, head, made, number, table)
 
-    def _follow(self, branch: str, head: Snapshot | None, made: list[tuple[Task, Draft]], number: int) -> None:
+    def _follow(
+        self, branch: str, head: Snapshot | None, made: list[tuple[Task, Draft]], number: int, begun: sm.Table
+    ) -> None:
+        """begun: the table from which the transaction began, whose limits its first attempt kept to."""
         new = [one.snapshot_id for one in self.table.snapshots() if one.snapshot_id not in self.snapshots]
         assert len(new) == len(made)
-        limit = int(self.table.properties["write.tree.direct-files"])
+        limit = int(begun.properties["write.tree.direct-files"])
         for step, (snapshot_id, (task, draft)) in enumerate(zip(new, made, strict=True), 1):
             added, files = draft.finished(number + step)
             few = task.most_added <= limit
