@@ -42,19 +42,19 @@ def compare_deletes(spark: SparkSession, location: str, folder: Path, leaves: in
     folder: to be made anew, for both tables; the manifests of version 3 stay where they are.
     """
     shutil.rmtree(folder, ignore_errors=True)
-    peer = _clone(location, folder / "v3")
+    peer = cloned(location, folder / "v3")
     source = sm.load_table(f"file://{folder}/v3", spark=spark)
     victim = source.inspect.files(columns=["file_path"]).limit(1).collect()[0].file_path
     counted = [source.inspect.files(columns=["file_path"]).count(), source.inspect.manifests().count()]
-    by_java = Written("Iceberg Java, v3", *counted, _added(peer, lambda: _delete_by_java(spark, peer, victim)))
+    by_java = Written("Iceberg Java, v3", *counted, added_files(peer, lambda: _delete_by_java(spark, peer, victim)))
     tree = _tree(spark, source, folder / "v4", leaves)
     gone = local_frame(spark, _paths(victim))
-    ours = _added(Path(tree.location().removeprefix("file:")), lambda: _delete(tree, gone))
+    ours = added_files(Path(tree.location().removeprefix("file:")), lambda: _delete(tree, gone))
     assert tree.state.tree is not None
     return [by_java, Written("sparkmeta, v4", counted[0], len(tree.state.tree.root.leaves), ours)]
 
 
-def _clone(location: str, folder: Path) -> Path:
+def cloned(location: str, folder: Path) -> Path:
     """A file system table whose first metadata is that of another one."""
     (folder / "metadata").mkdir(parents=True)
     metadata = json.loads(Path(location.removeprefix("file:")).read_text())
@@ -98,7 +98,7 @@ def _delete_by_java(spark: SparkSession, folder: Path, path: str) -> None:
     tables.load(f"file://{folder}").newDelete().deleteFile(jvm.java.lang.StringBuilder(path)).commit()
 
 
-def _added(folder: Path, commit: Callable[[], None]) -> dict[str, int]:
+def added_files(folder: Path, commit: Callable[[], None]) -> dict[str, int]:
     """The files that a commit adds below a folder, and their sizes; checksum files of Hadoop's are not counted."""
     before = set(folder.rglob("*"))
     commit()
