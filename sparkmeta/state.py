@@ -295,7 +295,7 @@ class TableState:
         """
         if self.tree is not None:
             columns = {one: str(field.field_type) for one, field in self.primitive_fields.items()}
-            reader = TreeReader(self.spark, self.tree, self.reader, columns, self.manifest_entries)
+            reader = TreeReader(self.spark, self.tree, self.files, self.reader, columns, self.manifest_entries)
             return reader.entries(roots, projection)
         return self.manifest_entries(roots, projection)
 

@@ -280,7 +280,9 @@ class _Changes:
         ids = sorted({one.manifest for one in units})
         leaves = pa.concat_tables([self._leaves[one] for one in ids])
         roots = leaf_roots(leaves, pa.array(ids, pa.int32()))
-        reader = TreeReader(newest.spark, newest.tree, newest.reader, self._column_types, newest.manifest_entries)
+        reader = TreeReader(
+            newest.spark, newest.tree, newest.files, newest.reader, self._column_types, newest.manifest_entries
+        )
         return _union(reader.physical_frames(roots, self._read))[0]
 
     def _places(self, units: Sequence[_Unit]) -> DataFrame:

@@ -23,7 +23,7 @@ from sparkmeta.manifests.manifest_list import MANIFEST_FILE_SCHEMA
 from sparkmeta.manifests.maps import with_metrics_maps
 from sparkmeta.manifests.projection import CONTENT_STATS, MANIFEST, ORDINAL, EntryProjection
 from sparkmeta.manifests.root import Root, version
-from sparkmeta.manifests.vectors import MASK, leaf_masks, leaf_vectors, masked_ordinals
+from sparkmeta.manifests.vectors import MASK, leaf_masks, leaf_vectors, mask_bytes, masked_ordinals
 from sparkmeta.spec.entry import MANIFEST_STATS, METRICS_MAP_IDS, ContentType, Status
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame, SparkSession
 
-    from sparkmeta.storage.files import ExecutorReader
+    from sparkmeta.storage.files import ExecutorReader, Files
 
 IN_ROOT = "ROOT"
 """The file format of the manifests that are the root's own entries."""
@@ -87,12 +87,14 @@ class Tree:
 class TreeReader:
     """What it takes to read a tree's entries.
 
-    reader: opens files on executors; None where only Spark's sources can. column_types: every column of the table that
-    has metrics -> its Iceberg type. manifest_entries: reads manifests of the v1-v3 layout, which upgraded trees have.
+    files: opens files on the driver. reader: the same on executors; None where only Spark's sources can.
+    column_types: every column of the table that has metrics -> its Iceberg type.
+    manifest_entries: reads manifests of the v1-v3 layout, which upgraded trees have.
     """
 
     spark: SparkSession
     tree: Tree
+    files: Files
     reader: ExecutorReader | None
     column_types: Mapping[int, str]
     manifest_entries: Callable[[pa.Table, EntryProjection], DataFrame]
@@ -139,11 +141,11 @@ class TreeReader:
         vectors = vectors.filter(pc.is_in(vectors.column(MANIFEST), ids))
         if not len(vectors):
             return entries
-        if pc.sum(vectors.column("leaf_entries")).as_py() // 8 > _BROADCAST_MASKS:
+        if mask_bytes(vectors) > _BROADCAST_MASKS:
             masked = masked_ordinals(self.spark, vectors, self.reader)
             return entries.join(masked, [MANIFEST, ORDINAL], "left_anti")
-        masks = F.broadcast(leaf_masks(self.spark, vectors, self.reader).withColumnRenamed(MANIFEST, _MASKED_LEAF))
-        found = entries.join(masks, F.expr(f"{MANIFEST} = {_MASKED_LEAF}"), "left")
+        masks = leaf_masks(self.spark, vectors, self.reader, self.files).withColumnRenamed(MANIFEST, _MASKED_LEAF)
+        found = entries.join(F.broadcast(masks), F.expr(f"{MANIFEST} = {_MASKED_LEAF}"), "left")
         bit = f"bit_get(get({MASK}, CAST({ORDINAL} >> 6 AS INT)), CAST({ORDINAL} & 63 AS INT))"
         return found.where(f"coalesce({bit}, 0) = 0").drop(MASK, _MASKED_LEAF)
 

@@ -42,6 +42,10 @@ MASK_SCHEMA = pa.schema([pa.field(MANIFEST, pa.int32()), pa.field(MASK, pa.list_
 # As MASKED_SCHEMA; or a deletion vector that can't be read, or an ordinal that its leaf does not have.
 CHECKED_SCHEMA = pa.schema([*MASKED_SCHEMA, pa.field("value", pa.string()), pa.field("problem", pa.string())])
 
+# Masks of so many bytes, with so many bitmaps to fetch for them, are made on the driver.
+_DRIVER_MASKS = 1 << 20
+_DRIVER_BLOBS = 32
+
 # What becomes of a vector, a row of `VECTOR_SCHEMA`, and its blob.
 _Decode = Callable[[dict[str, Any], bytes], Iterator[pa.RecordBatch]]
 
@@ -88,12 +92,23 @@ def masked_ordinals(spark: SparkSession, vectors: pa.Table, reader: ExecutorRead
     return _exploded(spark, vectors, reader, _ordinals, MASKED_SCHEMA)
 
 
-def leaf_masks(spark: SparkSession, vectors: pa.Table, reader: ExecutorReader | Files | None) -> DataFrame:
+def leaf_masks(spark: SparkSession, vectors: pa.Table, reader: ExecutorReader | None, files: Files) -> DataFrame:
     """As `masked_ordinals`, a row for each leaf: `manifest`, and `mask`, whose bit `ordinal` is set for masked entries.
 
-    The mask is an array of 64-bit words, the lowest bit first.
+    The mask is an array of 64-bit words, the lowest bit first. files: with which the driver reads what is so small that
+    a job would take longer; it raises at once then.
     """
+    stored = len(vectors) - vectors.column("inline_content").is_valid().to_numpy().sum()
+    if mask_bytes(vectors) <= _DRIVER_MASKS and stored <= _DRIVER_BLOBS:
+        from sparkmeta.session import map_units
+
+        return map_units(spark, vectors, partial(_explode, files, _mask), MASK_SCHEMA, here=True)
     return _exploded(spark, vectors, reader, _mask, MASK_SCHEMA)
+
+
+def mask_bytes(vectors: pa.Table) -> int:
+    """What the masks of some leaves take: a bit for each entry."""
+    return int(pc.sum(vectors.column("leaf_entries")).as_py() or 0) // 8
 
 
 def checked_ordinals(spark: SparkSession, vectors: pa.Table, reader: ExecutorReader | Files | None) -> DataFrame:

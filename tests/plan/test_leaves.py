@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from sparkmeta.manifests import leaf
+from sparkmeta.manifests import leaf, vectors
+from sparkmeta.manifests import tree as tree_reader
 from tests.trees import BY_PART, TreeTable, data, stats
 
 if TYPE_CHECKING:
@@ -84,3 +85,32 @@ def test_leaves_are_told_apart_whatever_their_names(
     rows = tree.load(spark).scan().plan_files().collect()
     found = {row["file_path"]: row["manifest_path"] for row in rows}
     assert found == {f"kept {place}": one.location for place, one in enumerate(leaves)}
+
+
+@pytest.mark.parametrize(
+    ("limits", "python_tasks"),
+    [({}, False), ({"_DRIVER_MASKS": -1}, True), ({"_DRIVER_BLOBS": 0}, True), ({"_BROADCAST_MASKS": -1}, True)],
+)
+def test_masks_by_whoever_reads_them(
+    tmp_path: Path,
+    spark: SparkSession,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    limits: dict[str, int],
+    python_tasks: bool,
+) -> None:
+    """The driver where they are few, else tasks; looked up as bits, or joined where even these are many."""
+    for name, limit in limits.items():
+        monkeypatch.setattr(vectors if name.startswith("_DRIVER") else tree_reader, name, limit)
+    tree = TreeTable(tmp_path / "t", BY_PART)
+    leaves = [tree.leaf(f"m{place}", *(data(f"{place} {one}") for one in range(130))) for place in range(3)]
+    tree.snapshot(added=leaves)
+    masks = [tree.mask(leaves[0], [0, 63, 64, 129]), tree.mask(leaves[2], range(1, 130), puffin=True)]
+    tree.snapshot(existing=leaves, added=masks)
+    plan = tree.load(spark).scan().plan_files()
+    left = {*range(130)} - {0, 63, 64, 129}
+    expected = [*(f"0 {one}" for one in left), *(f"1 {one}" for one in range(130)), "2 0"]
+    assert sorted(row["file_path"] for row in plan.select("file_path").collect()) == sorted(expected)
+    capsys.readouterr()
+    plan.explain("formatted")
+    assert ("MapInArrow" in capsys.readouterr().out) == python_tasks
