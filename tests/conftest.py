@@ -22,7 +22,11 @@ ROOT = Path(__file__).parent.parent
 JARS = ROOT / "build" / "jars"
 # Files that take minutes begin first, so that no process is left alone with them at the end.
 LONG = {"test_notebooks.py", "test_jobs.py", "test_plan_java.py", "test_inspect_java.py"}
+# Where tests ask many queries of few rows: the slice interprets them; the rest, and the soak, compile as users do.
+INTERPRETED = {"commit", "conformance", "inspect", "maintain", "plan"}
 ICEBERG = "org.apache.iceberg.spark"
+
+_WITHOUT_COMPILER = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
 
 _scratch = pytest.StashKey[Path]()
 
@@ -101,6 +105,24 @@ def spark(spark_session: SparkSession) -> SparkSession:
 def java_warehouse(pytestconfig: pytest.Config) -> str:
     """The folder of the Spark catalog `java`, written by Iceberg's own runtime: <warehouse>/<ns>/<table>."""
     return f"file://{pytestconfig.stash[_scratch]}/java-warehouse"
+
+
+@pytest.fixture
+def interpreted(spark: SparkSession) -> Iterator[SparkSession]:
+    """Spark as it is, but for the compilation of queries, which takes most of the time of many that see few rows."""
+    before = {name: spark.conf.get(name) for name in _WITHOUT_COMPILER}
+    for name, value in _WITHOUT_COMPILER.items():
+        spark.conf.set(name, value)
+    yield spark
+    for name, value in before.items():
+        spark.conf.set(name, value)
+
+
+@pytest.fixture(autouse=True)
+def _interpreted_in_the_slice(request: pytest.FixtureRequest, soak: bool) -> None:
+    folder = request.path.relative_to(Path(__file__).parent).parts[0]
+    if folder in INTERPRETED and not soak and {"spark", "spark_session"} & {*request.fixturenames}:
+        request.getfixturevalue("interpreted")
 
 
 @pytest.fixture(autouse=True)

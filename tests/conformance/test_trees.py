@@ -19,7 +19,7 @@ import sparkmeta as sm
 from tests.inspect.comparison import assert_same_rows, collected
 from tests.peers import corpus as peers
 from tests.peers.filters import filters
-from tests.peers.slices import SOAK
+from tests.peers.slices import FILTERS, SOAK
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -36,7 +36,7 @@ CHOSEN: list[tuple[str, tuple[str, ...]]] = [
     ("equality_across_specs_v3", ("root", "masked")),
     ("deletes_by_file_v3", ("masked", "flushed", "affiliated")),
 ]
-FILTERS = None if SOAK else 3
+MOST_FILTERS = FILTERS if SOAK else 3
 LAYOUTS = {
     "root": {"write.tree.direct-files": "100000", "write.tree.flush-data-files": "100000"},
     "leaves": {"write.tree.direct-files": "0", "write.tree.leaf-target-bytes": "1"},
@@ -142,7 +142,7 @@ def assert_layout(layout: str, table: sm.Table, files: DataFrame) -> None:
 def shown(peer: PeerTable, table: sm.Table, complete: bool) -> dict[str, DataFrame]:
     """Plans without and with filters, and metadata tables, without what a tree gives anew and what it does not take."""
     frames = {"plan": without_new(table.scan().plan_files())}
-    for one in filters(peer, FILTERS):
+    for one in filters(peer, MOST_FILTERS):
         scan = table.scan(one.expression, case_sensitive=one.case_sensitive)
         frames[f"plan {one.name}"] = without_new(scan.plan_files())
     files = table.inspect.files().where(TAKEN)

@@ -71,15 +71,12 @@ BOTH_FAIL = {name: ("all_manifests",) for name in peers.names() if name.startswi
 
 
 @pytest.fixture(autouse=True)
-def interpreted(spark: SparkSession) -> Iterator[None]:
-    """A few rows of many wide tables: compiling code for each of them would take most of the time."""
-    names = ("spark.sql.codegen.wholeStage", "spark.sql.adaptive.enabled")
-    before = {name: spark.conf.get(name) for name in names}
-    for name in names:
-        spark.conf.set(name, "false")
+def _plans_as_they_are(interpreted: SparkSession) -> Iterator[None]:
+    """A few rows of many wide tables: to compile code for each of them, or to plan anew, takes most of the time."""
+    before = interpreted.conf.get("spark.sql.adaptive.enabled")
+    interpreted.conf.set("spark.sql.adaptive.enabled", "false")
     yield
-    for name, value in before.items():
-        spark.conf.set(name, value)
+    interpreted.conf.set("spark.sql.adaptive.enabled", before)
 
 
 def kinds_of(peer: PeerTable, among: Iterable[str] = METADATA_TABLES) -> list[str]:
