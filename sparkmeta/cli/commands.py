@@ -1,4 +1,5 @@
-"""The command line: `describe`, `plan`, `tree`, `compact`, `cache`, and metadata tables that are looked at much."""
+"""The command line: what is in this module, in `cli.cache` and `cli.maintain`, and metadata tables that are looked at
+much."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from sparkmeta.cli.cache import cache
-from sparkmeta.cli.compact import compact
+from sparkmeta.cli.maintain import compact, upgrade
 from sparkmeta.cli.output import TextColumn, print_facts, print_json, print_lines, progress
 from sparkmeta.cli.source import VERBOSE, Moment, Question, Source, takes_moment, takes_question, takes_source
 from sparkmeta.cli.tables import METADATA_TABLES, Shown, metadata_command, takes_output, takes_rows, text_columns
@@ -84,6 +85,7 @@ def main() -> None:
       sparkmeta plan --catalog prod db.events --filter "ts >= '2026-01-01' and id = 7" --report
       sparkmeta tree /warehouse/db/events --svg tree.svg
       sparkmeta compact /warehouse/db/events --commit
+      sparkmeta upgrade /warehouse/db/events --format-version 4 --commit
 
     Exit codes: 0 done, 1 the table can't be read or the question is wrong (one line on stderr says why), 2 usage.
     """  # noqa: D301  the character that tells click to leave the lines alone
@@ -168,5 +170,6 @@ _PLAN_VIEWS = {"files": _print_files, "tasks": _print_tasks, "task_json": _print
 
 main.add_command(cache)
 main.add_command(compact)
+main.add_command(upgrade)
 for _name, _shown_as in METADATA_TABLES.items():
     main.add_command(metadata_command(_name, _shown_as))

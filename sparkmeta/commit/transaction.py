@@ -177,7 +177,7 @@ def refuse_older(table: Table) -> None:
         version = metadata.format_version
         raise UnsupportedError(
             f"{table.name}: it is a table of format version {version} with manifest lists: commits need its metadata "
-            "tree, to which table.maintenance.upgrade(4) turns it"
+            "tree, to which `sparkmeta upgrade` or table.maintenance.upgrade(4) turns it"
         )
 
 

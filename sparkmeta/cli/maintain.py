@@ -1,14 +1,15 @@
-"""The command that compacts a table's manifests: a plan, which happens with `--commit`."""
+"""The commands that change a table's metadata, `compact` and `upgrade`: a plan, which happens with `--commit`."""
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from sparkmeta.cli.output import TextColumn, print_json, progress
 from sparkmeta.cli.source import Source, takes_source
-from sparkmeta.cli.tables import Shown, takes_rows
+from sparkmeta.cli.tables import Shown, takes_output, takes_rows
 
 if TYPE_CHECKING:
     from sparkmeta.maintain.compact import CompactionPlan
@@ -67,4 +68,32 @@ def _say(plan: CompactionPlan, shown: Shown) -> None:
         replaced, created = committed["manifests_replaced"], committed["manifests_created"]
         click.echo(f"snapshot {committed['snapshot_id']}: {replaced} leaves became {created}")
     elif not plan.summary().is_empty:
-        click.echo("nothing is changed without --commit")
+        click.echo(_UNCHANGED)
+
+
+_UNCHANGED = "nothing is changed without --commit"
+
+
+@click.command("upgrade")
+@click.option("--format-version", type=int, default=4, show_default=True, help="The format version to upgrade to.")
+@click.option("--commit", is_flag=True, help="Do it. Without this only what would change is printed.")
+@takes_output
+@takes_source
+def upgrade(source: Source, format_version: int, commit: bool, as_json: bool) -> None:
+    """Give a table of format version 1 to 3 the metadata tree of version 4, in place. Prints the plan; --commit acts.
+
+    No manifest is written anew, and readers of trees see the same table. Other libraries refuse it from then on.
+    """
+    with progress("Opening the table"):
+        plan = source.open().maintenance.upgrade(format_version)
+        summary = plan.summary()
+    upgraded = None
+    if commit:
+        with progress("Upgrading"):
+            upgraded = plan.commit().metadata_location
+    if as_json:
+        expressions = [one.model_dump(mode="json", by_alias=True) for one in summary.expressions]
+        print_json({"plan": asdict(summary) | {"expressions": expressions}, "committed": upgraded})
+    else:
+        click.echo(str(summary))
+        click.echo(_UNCHANGED if upgraded is None else f"written: {upgraded}")

@@ -1,10 +1,12 @@
-"""The command and the job that compact manifests: a plan without --commit, a JSON result, exit codes."""
+"""The commands and the job that change metadata: a plan without --commit, a JSON result, exit codes."""
 
 from __future__ import annotations
 
 import json
 import runpy
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -12,7 +14,7 @@ from pyspark.sql import SparkSession
 
 import sparkmeta as sm
 from sparkmeta.cli import main
-from tests.maintain.test_compact import append, new_table
+from tests.maintain.test_compact import SCHEMA, SPEC, append, new_table
 
 JOB = Path(__file__).parents[2] / "jobs" / "compact_manifests.py"
 
@@ -30,8 +32,8 @@ def made(spark: SparkSession, folder: Path) -> sm.Table:
     return table
 
 
-def command(*arguments: str, code: int = 0) -> str:
-    result = CliRunner().invoke(main, ["compact", *arguments])
+def command(*arguments: str, code: int = 0, name: str = "compact") -> str:
+    result = CliRunner().invoke(main, [name, *arguments])
     assert result.exit_code == code, result.output + repr(result.exception)
     return result.output
 
@@ -75,3 +77,22 @@ def test_errors_are_one_line(table: sm.Table, capsys: pytest.CaptureFixture[str]
     assert [line for line in error if line.startswith("compact_manifests: ")] == [
         "compact_manifests: max_entries is -1: it takes a whole number of 1 or more"
     ]
+
+
+def test_an_upgrade(spark_session: SparkSession, tmp_path: Path) -> None:
+    upgrade = partial(command, name="upgrade")
+    catalog: Any = sm.load_catalog("test", type="hadoop", warehouse=str(tmp_path))
+    version_2: sm.Table = catalog.create_table("db.t", SCHEMA, SPEC, format_version=2, spark=spark_session)
+    location = version_2.location()
+    text = upgrade(location)
+    assert "format version 2 becomes 4, with a metadata tree\n2 new expressions for 1 partition specs" in text
+    assert text.endswith("nothing is changed without --commit\n")
+    assert version_2.refresh().format_version == 2
+    assert "sparkmeta upgrade" in command(location, code=1)
+    result = json.loads(upgrade(location, "--commit", "-o", "json"))
+    upgraded = version_2.refresh()
+    assert upgraded.format_version == 4
+    assert result["committed"] == upgraded.metadata_location
+    assert [one["name"] for one in result["plan"]["expressions"]] == [one.name for one in SPEC.fields]
+    assert "has the metadata tree of format version 4 already" in upgrade(location, "--commit", code=1)
+    assert "not to 3" in upgrade(location, "--format-version", "3", code=1)
