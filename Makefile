@@ -50,7 +50,7 @@ newest: jars ## Run the tests that need no Iceberg runtime on the newest PySpark
 	test -x $(NEWEST)/bin/python || $(PYTHON) -m venv $(NEWEST)
 	$(NEWEST)/bin/python -m pip install --quiet --disable-pip-version-check --upgrade --editable '.[test]' 'pyspark>4.1'
 	$(NEWEST)/bin/python -c 'import pyspark; print("PySpark", pyspark.__version__)'
-	$(NEWEST)/bin/python -m pytest $(PARALLEL) -m 'not java and not soak and not benchmark'
+	$(NEWEST)/bin/python -m pytest $(PARALLEL) -m 'not java and not benchmark'
 
 check: setup ## Lint and type-check
 	$(PY) -m ruff check

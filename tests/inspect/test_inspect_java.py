@@ -23,6 +23,7 @@ import sparkmeta as sm
 from tests.inspect.comparison import assert_same_rows, collected, plain_type
 from tests.peers import corpus as peers
 from tests.peers.java import METADATA_TABLES, NOW, At
+from tests.peers.slices import SOAK
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -51,12 +52,9 @@ IN_TURN = (
 EVERY_NTH = 16  # table in the short form of the tests; `make soak` has all of them, in all metadata tables
 
 
-def sliced(names: list[str], start: int = 0) -> list[Any]:
-    """All names; those outside of the short form marked as soak."""
-    return [
-        pytest.param(name, marks=() if number % EVERY_NTH == start else pytest.mark.soak)
-        for number, name in enumerate(names)
-    ]
+def sliced(names: list[str], start: int = 0) -> list[str]:
+    """The names of the short form; in the soak all."""
+    return names if SOAK else names[start::EVERY_NTH]
 
 
 @pytest.fixture(scope="module")
