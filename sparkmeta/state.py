@@ -112,13 +112,13 @@ class TableState:
             raise NoSuchSnapshotError(f"{self.metadata.location} has no branch or tag {name!r}")
         return self.metadata.refs[name]
 
-    def snapshot_id_at(self, timestamp: object) -> int:
+    def snapshot_id_at(self, timestamp: datetime | int) -> int:
         """The id of the snapshot that was current at a time (a datetime with zone, or milliseconds since 1970).
 
         Raises NoSuchSnapshotError where the snapshot log begins later, ValueError for what is no such time.
         """
         if not isinstance(timestamp, datetime | int):
-            what = "a datetime with a time zone, or milliseconds since 1970"
+            what = "a datetime with a time zone, or milliseconds since 1970"  # type: ignore[unreachable]
             raise ValueError(f"{timestamp!r} is no time: as_of takes {what}")  # noqa: TRY004  as of one without a zone
         if isinstance(timestamp, datetime) and timestamp.tzinfo is None:
             raise ValueError(f"{timestamp} has no time zone")
@@ -295,7 +295,7 @@ class TableState:
         """
         if self.tree is not None:
             columns = {one: str(field.field_type) for one, field in self.primitive_fields.items()}
-            reader = TreeReader(self.spark, self.tree, self.files, self.reader, columns, self.manifest_entries)
+            reader = TreeReader(self.spark, self.tree, self.driver_files, self.reader, columns, self.manifest_entries)
             return reader.entries(roots, projection)
         return self.manifest_entries(roots, projection)
 
@@ -357,13 +357,20 @@ class TableState:
             return pa.nulls(len(parts), pa.string())
         return leaves_of(parts, projection, self.manifest_cache, _lengths(roots))
 
+    @property
+    def driver_files(self) -> Files | None:
+        """Opens what is small on the driver, where that takes less time than a job; None where Spark had better."""
+        if self.reader is None or isinstance(self.files, SparkFiles) or not self.settings.driver_manifest_bytes:
+            return None
+        return self.files
+
     def fit_driver(self, roots: pa.Table, projection: EntryProjection, entries: int | None = None) -> bool:
         """Whether manifests are so few that threads of this process read them sooner than Python tasks do.
 
         See the setting `driver_manifest_bytes`. entries: how many at most; by default as many as had better be brought
         into Spark from here: of very many a test of stats leaves few.
         """
-        if self.reader is None or isinstance(self.files, SparkFiles):
+        if self.driver_files is None:
             return False
         if entries is None:
             entries = TESTED_HERE if projection.wanted is not None and projection.wanted.selective else ENTRIES_HERE

@@ -23,7 +23,7 @@ JARS = ROOT / "build" / "jars"
 # Files that take minutes begin first, so that no process is left alone with them at the end.
 LONG = {"test_notebooks.py", "test_jobs.py", "test_plan_java.py", "test_inspect_java.py"}
 # Where tests ask many queries of few rows: the slice interprets them; the rest, and the soak, compile as users do.
-INTERPRETED = {"commit", "conformance", "inspect", "maintain", "plan"}
+INTERPRETED, COMPILED = {"commit", "conformance", "inspect", "maintain", "plan"}, {"test_deletes.py", "test_leaves.py"}
 ICEBERG = "org.apache.iceberg.spark"
 
 _WITHOUT_COMPILER = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
@@ -121,7 +121,8 @@ def interpreted(spark: SparkSession) -> Iterator[SparkSession]:
 @pytest.fixture(autouse=True)
 def _interpreted_in_the_slice(request: pytest.FixtureRequest, soak: bool) -> None:
     folder = request.path.relative_to(Path(__file__).parent).parts[0]
-    if folder in INTERPRETED and not soak and {"spark", "spark_session"} & {*request.fixturenames}:
+    asks_spark = not {"spark", "spark_session"}.isdisjoint(request.fixturenames)
+    if asks_spark and folder in INTERPRETED and request.path.name not in COMPILED and not soak:
         request.getfixturevalue("interpreted")
 
 

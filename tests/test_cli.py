@@ -122,7 +122,8 @@ def test_tree_of_another_snapshot(run, location, written):
 
 def test_tree_as_svg(run, location, table, tmp_path):
     drawn = tmp_path / "tree.svg"
-    assert run("tree", location, "--svg", str(drawn)).stdout == f"written: {drawn}\n"
+    result = run("tree", location, "--svg", str(drawn))
+    assert (result.stdout, result.stderr) == ("", f"written: {drawn}\n")
     assert drawn.read_text() == table.draw().svg
 
 
@@ -442,14 +443,22 @@ def test_long_paths_keep_both_ends():
     assert len(text) < 80
 
 
-def test_paths_give_way_in_their_middle_where_a_table_is_too_wide(capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "60")
-    columns = [TextColumn("file_path", kind="path"), TextColumn("records", kind="count")]
-    print_table([{"file_path": "data/first" + "x" * 50 + "last.parquet", "records": 1_234_567}], columns, "")
+@pytest.mark.parametrize("width", [66, 67, 68, 79])
+def test_paths_give_way_in_their_middle_where_a_table_is_too_wide(capsys, monkeypatch, width):
+    monkeypatch.setenv("COLUMNS", str(width))
+    columns = [TextColumn("file_path", kind="path"), TextColumn("by", kind="path"), TextColumn("records", kind="count")]
+    long, short = "data/first" + "x" * 50 + "last.parquet", "manifest.avro"
+    print_table([{"file_path": long, "by": short, "records": 1_234_567}], columns, "")
     shown = capsys.readouterr().out.splitlines()[1]
-    assert len(shown) <= 60
+    assert len(shown) == width
     assert shown.startswith("data/first")
-    assert shown.rstrip().endswith("last.parquet  1,234,567")
+    assert shown.endswith("last.parquet  manifest.avro  1,234,567")
+
+
+def test_a_table_without_rows_and_without_room(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "10")
+    print_table([], [TextColumn("file_path", kind="path"), TextColumn("records", kind="count")], "")
+    assert capsys.readouterr().out.splitlines()[-1] == "no rows"
 
 
 def test_markup_in_values_is_text():

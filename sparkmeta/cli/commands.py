@@ -163,7 +163,7 @@ def tree(source: Source, moment: Moment, svg: str | None) -> None:
         click.echo(drawing.text)
     else:
         Path(svg).write_text(drawing.svg, encoding="utf-8")
-        click.echo(f"written: {svg}")
+        click.echo(f"written: {svg}", err=True)
 
 
 _PLAN_VIEWS = {"files": _print_files, "tasks": _print_tasks, "task_json": _print_task_json, "report": _print_report}

@@ -80,7 +80,7 @@ _UNCHANGED = "nothing is changed without --commit"
 @takes_output
 @takes_source
 def upgrade(source: Source, format_version: int, commit: bool, as_json: bool) -> None:
-    """Give a table of format version 1 to 3 the metadata tree of version 4, in place. Prints the plan; --commit acts.
+    """Give a table with manifest lists the metadata tree of format version 4, in place. Prints the plan; --commit acts.
 
     No manifest is written anew, and readers of trees see the same table. Other libraries refuse it from then on.
     """

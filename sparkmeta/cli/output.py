@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 PIPED_WIDTH = 160
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 _CELL = 300
-_PATH, _SHORTEST_PATH = 70, 24
+_PATH, _SHORTEST_PATH = 70, 40
 _LONGEST_LIST = 4
 _ANY_WIDTH = 100_000
 
@@ -88,15 +88,21 @@ def print_table(rows: Sequence[Mapping[str, Any]], columns: Sequence[TextColumn]
     """Rows that are here as a table no wider than the terminal; gives the console that it is on."""
     console = Console(file=sys.stdout, width=text_width(), highlight=False)
     table = text_table(rows, columns, base)
-    paths = [column.name for column in columns if column.kind == "path"]
     too_wide = Measurement.get(console, console.options.update(width=_ANY_WIDTH), table).maximum - console.width
-    if paths and too_wide > 0:
-        longest = max(len(cell(row[name], "path", base)) for row in rows for name in paths)
-        table = text_table(rows, columns, base, max(_SHORTEST_PATH, longest - -(-too_wide // len(paths))))
+    if too_wide > 0:
+        table = text_table(rows, columns, base, _longest_path(rows, columns, base, too_wide))
     console.print(table)
     if not rows:
         console.print(Text("no rows", style="dim"))
     return console
+
+
+def _longest_path(rows: Sequence[Mapping[str, Any]], columns: Sequence[TextColumn], base: str, too_wide: int) -> int:
+    """To how many characters paths are shortened so that a table gets narrower by so many: the longest ones first."""
+    paths = [column.name for column in columns if column.kind == "path"]
+    widths = [max((len(cell(row[name], "path", base)) for row in rows), default=0) for name in paths]
+    fitting = (one for one in range(_PATH, _SHORTEST_PATH, -1) if sum(max(0, w - one) for w in widths) >= too_wide)
+    return next(fitting, _SHORTEST_PATH)
 
 
 def text_table(
@@ -223,8 +229,8 @@ def _below(path: str, base: str) -> str:
 
 def _middle_out(path: str, longest: int) -> str:
     """A long path by its two ends, which tell files apart."""
-    half = longest // 2
-    return path if len(path) <= longest else f"{path[:half]}…{path[-half:]}"
+    head = (longest - 1) // 2
+    return path if len(path) <= longest else f"{path[:head]}…{path[1 + head - longest :]}"
 
 
 def _printable(text: str) -> str:

@@ -53,7 +53,7 @@ class SchemaFields:
     def _what_there_is(self, name: str) -> str:
         """Names that may have been meant, as the end of an error's message."""
         known = [found[0][0].name for found in self.by_name.values() if found[0][1] is None]
-        near = get_close_matches(name, known) or [one for one in known if one.lower() == name.lower()]
+        near = [one for one in known if one.lower() == name.lower()] or get_close_matches(name, known)
         if near:
             return f": did you mean {' or '.join(map(shown, near))}?"
         more = f" and {len(known) - _NAMED:,} more" if len(known) > _NAMED else ""
@@ -83,21 +83,21 @@ def _references(
         name = ".".join(path)
         reference = FieldReference(field.model_copy(update={"required": not nullable}), _accessor(places), name)
         yield reference, container
-        yield from _nested(field, path, places, nullable, container or name)
+        yield from _nested(field, path, places, nullable, container)
 
 
 def _nested(
-    field: NestedField, path: tuple[str, ...], places: tuple[int, ...], nullable: bool, name: str
+    field: NestedField, path: tuple[str, ...], places: tuple[int, ...], nullable: bool, container: str | None
 ) -> Iterator[tuple[FieldReference, str | None]]:
     match field.field_type:
         case StructType() as struct:
-            yield from _references(struct, path, places, nullable, None)
+            yield from _references(struct, path, places, nullable, container)
         case ListType() as elements:
-            yield from _references(StructType(elements.element_field), path, places, True, f"list {name}")
+            inside = container or f"list {'.'.join(path)}"
+            yield from _references(StructType(elements.element_field), path, places, True, inside)
         case MapType() as entries:
-            yield from _references(
-                StructType(entries.key_field, entries.value_field), path, places, True, f"map {name}"
-            )
+            inside = container or f"map {'.'.join(path)}"
+            yield from _references(StructType(entries.key_field, entries.value_field), path, places, True, inside)
 
 
 def _accessor(positions: tuple[int, ...]) -> Accessor:

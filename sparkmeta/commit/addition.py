@@ -31,6 +31,10 @@ if TYPE_CHECKING:
     from sparkmeta.state import TableState
 
 
+# What DataFrame.limit() takes, but for the one row that tells that there are more.
+_MOST_LIMIT = (1 << 31) - 2
+
+
 @dataclass(frozen=True)
 class Addition:
     """Files that are added: rows for the root, or the root's entries for leaves that hold them."""
@@ -86,7 +90,7 @@ def add_files(
     """
     rows = file_rows(state)
     known = files.select(*(name for name in FILE_COLUMNS if name in files.columns))
-    few = options.direct_files
+    few = min(options.direct_files, _MOST_LIMIT)
     head = known.limit(few + 1).toArrow()
     only_deletes = int(ContentType.DATA) not in allowed
     if len(head) <= few and not (only_deletes and len(head) >= options.affiliated_deletes):

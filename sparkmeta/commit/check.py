@@ -181,7 +181,7 @@ class _TreeCheck:
         state = self.state
         assert state.tree is not None
         columns = {one: str(column.field_type) for one, column in state.primitive_fields.items()}
-        return TreeReader(state.spark, state.tree, state.files, state.reader, columns, state.manifest_entries)
+        return TreeReader(state.spark, state.tree, state.driver_files, state.reader, columns, state.manifest_entries)
 
     @cached_property
     def _roots(self) -> pa.Table:

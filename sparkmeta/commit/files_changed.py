@@ -281,7 +281,7 @@ class _Changes:
         leaves = pa.concat_tables([self._leaves[one] for one in ids])
         roots = leaf_roots(leaves, pa.array(ids, pa.int32()))
         reader = TreeReader(
-            newest.spark, newest.tree, newest.files, newest.reader, self._column_types, newest.manifest_entries
+            newest.spark, newest.tree, newest.driver_files, newest.reader, self._column_types, newest.manifest_entries
         )
         return _union(reader.physical_frames(roots, self._read))[0]
 

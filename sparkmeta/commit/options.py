@@ -43,16 +43,15 @@ class TreeOptions:
         return TreeOptions(**values)
 
 
-_MOST = (1 << 31) - 2
-
-
 def property_name(field: str) -> str:
     """The table property of a field of TreeOptions."""
     return "write.tree." + field.replace("_", "-")
 
 
+_LONGEST = 18
+
+
 def _natural(name: str, text: str) -> int:
-    # DataFrame.limit() takes an int of Java's, of one more.
-    if not text.isdecimal() or len(text) > len(str(_MOST)) or int(text) > _MOST:
-        raise ValidationError(f"the table property {name} is {shown(text)}: it takes a whole number up to {_MOST:,}")
+    if not text.isdecimal() or len(text) > _LONGEST:
+        raise ValidationError(f"the table property {name} is {shown(text)}: it takes a whole number")
     return int(text)

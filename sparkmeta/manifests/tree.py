@@ -87,20 +87,24 @@ class Tree:
 class TreeReader:
     """What it takes to read a tree's entries.
 
-    files: opens files on the driver. reader: the same on executors; None where only Spark's sources can.
+    files: opens what is small on the driver; None where Spark had better. reader: opens files on executors; None where
+    only Spark's sources can.
     column_types: every column of the table that has metrics -> its Iceberg type.
     manifest_entries: reads manifests of the v1-v3 layout, which upgraded trees have.
     """
 
     spark: SparkSession
     tree: Tree
-    files: Files
+    files: Files | None
     reader: ExecutorReader | None
     column_types: Mapping[int, str]
     manifest_entries: Callable[[pa.Table, EntryProjection], DataFrame]
 
     def entries(self, roots: pa.Table, projection: EntryProjection) -> DataFrame:
-        """The entries of some manifests (rows of `tree_roots`) that no deletion vector masks, DELETED ones included."""
+        """The entries of some manifests (rows of `tree_roots`) that no deletion vector masks, DELETED ones included.
+
+        Few small deletion vectors are read at once, and raise at once what is wrong with them; all else is lazy.
+        """
         mapped = frozenset(METRICS_MAP_IDS).intersection(projection.columns)
         if mapped:
             return self._with_maps(roots, projection)

@@ -44,7 +44,7 @@ CHECKED_SCHEMA = pa.schema([*MASKED_SCHEMA, pa.field("value", pa.string()), pa.f
 
 # Masks of so many bytes, with so many bitmaps to fetch for them, are made on the driver.
 _DRIVER_MASKS = 1 << 20
-_DRIVER_BLOBS = 32
+_DRIVER_BLOBS = 16
 
 # What becomes of a vector, a row of `VECTOR_SCHEMA`, and its blob.
 _Decode = Callable[[dict[str, Any], bytes], Iterator[pa.RecordBatch]]
@@ -92,14 +92,14 @@ def masked_ordinals(spark: SparkSession, vectors: pa.Table, reader: ExecutorRead
     return _exploded(spark, vectors, reader, _ordinals, MASKED_SCHEMA)
 
 
-def leaf_masks(spark: SparkSession, vectors: pa.Table, reader: ExecutorReader | None, files: Files) -> DataFrame:
+def leaf_masks(spark: SparkSession, vectors: pa.Table, reader: ExecutorReader | None, files: Files | None) -> DataFrame:
     """As `masked_ordinals`, a row for each leaf: `manifest`, and `mask`, whose bit `ordinal` is set for masked entries.
 
-    The mask is an array of 64-bit words, the lowest bit first. files: with which the driver reads what is so small that
-    a job would take longer; it raises at once then.
+    The mask is an array of 64-bit words, the lowest bit first. files: with which the driver reads few Puffin files,
+    where that takes less time than a job. What the driver reads it reads at once, and raises at once.
     """
-    stored = len(vectors) - vectors.column("inline_content").is_valid().to_numpy().sum()
-    if mask_bytes(vectors) <= _DRIVER_MASKS and stored <= _DRIVER_BLOBS:
+    stored = vectors.column("inline_content").null_count
+    if mask_bytes(vectors) <= _DRIVER_MASKS and stored <= (0 if files is None else _DRIVER_BLOBS):
         from sparkmeta.session import map_units
 
         return map_units(spark, vectors, partial(_explode, files, _mask), MASK_SCHEMA, here=True)

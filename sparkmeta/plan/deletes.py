@@ -254,22 +254,21 @@ def _attach_groups(data: DataFrame, deletes: DeleteEntries, entries: DataFrame, 
         return sql.transform(group, _public_delete(deletes)).cast(DELETES_TYPE)
 
     dv = sql.filter(of_file, lambda delete: delete["is_dv"])
-    applied = public(dv)
-    if not deletes.only_vectors:
-        positions = public(sql.concat(_positions(of_partition), _positions(of_file)))
-        both = sql.concat(sql.coalesce(sql.col(_SHARED), sql.array().cast(DELETES_TYPE)), positions)
-        applied = sql.when(sql.size(dv) > 0, public(dv)).otherwise(both)
+    if deletes.only_vectors:
+        return members.selectExpr("*", _shown(public(dv))).drop(*names)
+    positions = sql.concat(_positions(of_partition), _positions(of_file))
+    own = public(sql.when(sql.size(dv) > 0, dv).otherwise(positions))
+    shared_by_partition = sql.when((sql.size(dv) == 0) & sql.col(_SHARED).isNotNull(), sql.col(_SHARED))
+    applied = sql.concat(shared_by_partition.otherwise(sql.array().cast(DELETES_TYPE)), own)
     if deletes.equality_ids:
         equality = sql.concat(*(_overlapping(group, deletes, state) for group in (of_table, of_partition)))
         applied = sql.concat(public(equality), applied)
-    if not deletes.only_vectors:
-        alone = reduce(and_, (sql.size(sql.col(name)) == 0 for name in names), sql.col(_SHARED).isNotNull())
-        applied = sql.when(alone, sql.col(_SHARED)).otherwise(applied)
-    return members.selectExpr("*", _shown(applied)).drop(*names, _SHARED)
+    alone = reduce(and_, (sql.size(sql.col(name)) == 0 for name in names), sql.col(_SHARED).isNotNull())
+    return members.selectExpr("*", _shown(sql.when(alone, sql.col(_SHARED)).otherwise(applied))).drop(*names, _SHARED)
 
 
 def _join(data: DataFrame, deletes: DeleteEntries, groups: DataFrame, key: Sql, name: str) -> DataFrame:
-    shared = [f"{_SHARED} AS {_SHARED}_{name}"] if _SHARED in groups.columns else []
+    shared = [] if deletes.only_vectors else [f"{_SHARED} AS {_SHARED}_{name}"]
     chosen = groups.selectExpr(f"{_KEY} AS key_of_{name}", f"{_GROUP} AS {name}", *shared)
     return data.join(deletes.sized(chosen), F.expr(f"{key.text} = key_of_{name}"), "left").drop(f"key_of_{name}")
 

@@ -68,6 +68,12 @@ SCHEMA = Schema(
     t.NestedField(15, "v", VariantType(), required=False),
     t.NestedField(16, "Case", t.IntegerType(), required=False),
     t.NestedField(17, "uuid", t.UUIDType(), required=False),
+    t.NestedField(
+        18,
+        "ls",
+        t.ListType(19, t.StructType(t.NestedField(20, "amount", t.IntegerType(), required=False))),
+        required=False,
+    ),
 )
 
 
@@ -207,6 +213,7 @@ def test_binds(row_filter: str | BooleanExpression, expected: Any) -> None:
         ("name = 5", "does not convert"),
         ("s = 1", "only be tested for null"),
         ("l.element = 1", "inside of list l"),
+        ("ls.element.amount = 1", "inside of list ls"),
         ("m.value = 1", "inside of map m"),
         ("v = 1", "can't be compared"),
         ("u = 1", "can't be compared"),

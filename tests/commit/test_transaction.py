@@ -134,17 +134,17 @@ def test_small_append_writes_a_root_and_a_metadata_file(table: sm.Table, spark_s
     assert summary["total-data-files"] == "2"
 
 
-@pytest.mark.parametrize("value", ["many", "-1", "2147483647", "9" * 5000])
+@pytest.mark.parametrize("value", ["many", "-1", "9" * 5000])
 def test_limits_that_can_not_be(table: sm.Table, spark_session: SparkSession, value: str) -> None:
     table = commit(table, lambda tx: tx.set_properties({"write.tree.direct-files": value}))
     before = written(table)
-    with pytest.raises(sm.ValidationError, match=r"write.tree.direct-files is '.* takes a whole number up to 2,147,"):
+    with pytest.raises(sm.ValidationError, match=r"write.tree.direct-files is '.* takes a whole number"):
         commit(table, lambda tx: tx.update_snapshot().append(files(spark_session, 1)))
     assert written(table) == before
 
 
 def test_the_largest_limit(table: sm.Table, spark_session: SparkSession) -> None:
-    table = commit(table, lambda tx: tx.set_properties({"write.tree.direct-files": "2147483646"}))
+    table = commit(table, lambda tx: tx.set_properties({"write.tree.direct-files": "9" * 18}))
     table = commit(table, lambda tx: tx.update_snapshot().append(files(spark_session, 1)))
     assert live(table) == ["f1"]
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import sparkmeta as sm
+from sparkmeta.columns import sql
 from sparkmeta.plan import deletes as plan_deletes
 from tests.handmade import (
     BY_PART,
@@ -55,6 +56,26 @@ def test_the_order_of_deletes_and_the_sequence_numbers_they_need(table: Handmade
         B: ["everywhere3", "everywhere5", "eq3", "eq4", "pos2", "pos3", "of b"],
         C: ["everywhere5"],
     }
+
+
+@pytest.mark.parametrize("collide", [False, True])
+def test_position_deletes_of_a_partition_are_shared_by_the_files_that_they_apply_to(
+    table: HandmadeTable, spark: SparkSession, monkeypatch: pytest.MonkeyPatch, collide: bool
+) -> None:
+    """Nothing but these in the partition. collide: as if every key had the same hash."""
+    if collide:
+        monkeypatch.setattr(plan_deletes, "_hash", lambda _: sql.lit(1).cast("bigint"))
+        monkeypatch.setattr(plan_deletes, "_EVERYWHERE", sql.lit(1).cast("bigint"))
+    x, y, none = ({"partition": {"part": part}} for part in ("x", "y", None))
+    old, new = f"{A}.old", f"{A}.new"
+    table.add(0, 1, data(old, 1, **x), data(A, 3, **x), data(new, 5, **x), data(B, 1, **y), data(C, 1, **none))
+    table.add(1, 1, *(position_deletes(f"pos{number}", number, **x) for number in (3, 2, 4)))
+    expected = {old: ["pos2", "pos3", "pos4"], A: ["pos3", "pos4"], new: [], B: [], C: []}
+    assert deletes(table, spark) == expected
+    table.add(1, 1, position_deletes("of null", 2, **none), deletion_vector(A, 4, **x))
+    table.add(1, 1, position_deletes("of old", 3, referenced_data_file=old, **x))
+    changed = {old: [*expected[old], "of old"], A: ["file:///t/dvs.puffin"], C: ["of null"]}
+    assert deletes(table, spark) == expected | changed
 
 
 def test_a_dv_stands_for_all_position_deletes_of_its_file_but_not_for_equality_deletes(

@@ -114,3 +114,22 @@ def test_masks_by_whoever_reads_them(
     capsys.readouterr()
     plan.explain("formatted")
     assert ("MapInArrow" in capsys.readouterr().out) == python_tasks
+
+
+def test_a_driver_that_is_to_read_nothing_makes_masks_of_inline_vectors_only(
+    tmp_path: Path, spark: SparkSession, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tree = TreeTable(tmp_path / "t", BY_PART)
+    one = tree.leaf("m", *(data(f"{number}") for number in range(5)))
+    tree.snapshot(added=[one])
+    spark.conf.set("spark.sparkmeta.driver-manifest-bytes", "0")
+    try:
+        for puffin in (False, True):
+            tree.snapshot(existing=[one], added=[tree.mask(one, [1, 3], puffin=puffin)])
+            plan = tree.load(spark).scan().plan_files()
+            capsys.readouterr()
+            plan.explain("formatted")
+            assert ("MapInArrow" in capsys.readouterr().out) == puffin
+            assert sorted(row["file_path"] for row in plan.select("file_path").collect()) == ["0", "2", "4"]
+    finally:
+        spark.conf.unset("spark.sparkmeta.driver-manifest-bytes")
