@@ -88,7 +88,8 @@ class JavaStart:
         draft.add(deletes)
         for one in deletes:
             update.addDeletes(self._file(one))
-        self._commit(update, draft, "delete")
+        # Of a row delta that adds nothing Java says that it overwrites.
+        self._commit(update, draft, "delete" if deletes else "overwrite")
 
     def _commit(self, update: Any, draft: Draft, operation: str) -> None:
         update.commit()
