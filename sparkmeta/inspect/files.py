@@ -130,7 +130,7 @@ def _file_names(state: TableState) -> list[str]:
 def _selection(
     state: TableState, columns: Sequence[str] | None, file: dict[str, str], entry: tuple[str, ...]
 ) -> Selection:
-    leaves = leaf_columns(state.metadata.schema())
+    leaves = leaf_columns(state.typing_schema)
     metrics = {f"{READABLE_METRICS}.{name}": name for name in leaves}
     wanted = {*entry, *file, *metrics} if columns is None else _expanded(columns, [*entry, *file, *metrics])
     return Selection(
