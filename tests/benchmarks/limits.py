@@ -37,8 +37,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 NEEDLE = "ss_ticket_number = 10 and ss_sold_date_sk = 5"
-FILES = (0, 250, 500, 1_000, 2_000, 4_000, 8_000, 16_000)
-MASKED = (0, 1_000, 10_000, 50_000, 150_000)
+FILES = (0, 500, 1_000, 2_000, 4_000, 16_000)
+MASKED = (0, 10_000, 150_000)
 # Nothing leaves the root.
 _ALL = "1000000000"
 KEPT = dict.fromkeys(("write.tree.direct-files", "write.tree.flush-data-files"), _ALL)
@@ -75,37 +75,29 @@ def main(scale: float, heap: str, repeats: int) -> None:
     spark = bench_session(heap)
     location = tree_location(spark, Workload(2, "none", scale))
     folder = BUILD / "limits"
-    results = [of_files(spark, location, folder, count, repeats) for count in FILES]
+    source = sm.load_table(location, spark=spark)
+    files = source.inspect.data_files().limit(max(FILES)).localCheckpoint()
+    gone = source.inspect.files(columns=["file_path"]).orderBy(F.xxhash64("file_path")).limit(max(MASKED))
+    gone = gone.localCheckpoint()
     kinds: tuple[tuple[str, Mapping[str, str]], ...] = (("inline", INLINE), ("Puffin", IN_PUFFIN))
+    results = []
+    for count in FILES:
+        table = with_properties(spark, location, folder, KEPT)
+        if count:
+            append(table, others(files, count, "carried"))
+        results.append(measured(table, folder, files, (count, 0, ""), repeats))
     for count in MASKED:
         for kind, properties in kinds:
-            results.append(of_masked(spark, location, folder, count, kind, properties, repeats))
+            table = with_properties(spark, location, folder, KEPT | properties)
+            if count:
+                with table.transaction() as tx:
+                    tx.update_snapshot().delete(gone.limit(count))
+            results.append(measured(table, folder, files, (0, count, kind), repeats))
     shutil.rmtree(folder)
     show(results)
     path = BUILD / f"limits-{datetime.now(UTC):%Y-%m-%dT%H%M%S}.json"
     path.write_text(json.dumps({"machine": machine(), "runs": [asdict(one) for one in results]}, indent=1) + "\n")
     console.print(f"written: {path}")
-
-
-def of_files(spark: SparkSession, location: str, folder: Path, count: int, repeats: int) -> Measured:
-    """A root with so many data files."""
-    table = with_properties(spark, location, folder, KEPT)
-    if count:
-        with table.transaction() as tx:
-            tx.update_snapshot().append(others(table, count, "carried"))
-    return measured(table, folder, count, 0, "", repeats)
-
-
-def of_masked(
-    spark: SparkSession, location: str, folder: Path, count: int, kind: str, properties: Mapping[str, str], repeats: int
-) -> Measured:
-    """A root that masks so many entries, spread over all leaves."""
-    table = with_properties(spark, location, folder, KEPT | properties)
-    if count:
-        paths = table.inspect.files(columns=["file_path"])
-        with table.transaction() as tx:
-            tx.update_snapshot().delete(paths.orderBy(F.xxhash64("file_path")).limit(count))
-    return measured(table, folder, 0, count, kind, repeats)
 
 
 def with_properties(spark: SparkSession, location: str, folder: Path, properties: Mapping[str, str]) -> sm.Table:
@@ -116,14 +108,13 @@ def with_properties(spark: SparkSession, location: str, folder: Path, properties
     return table.refresh()
 
 
-def others(table: sm.Table, count: int, name: str) -> DataFrame:
+def others(files: DataFrame, count: int, name: str) -> DataFrame:
     """Data files like the table's own, at other paths."""
-    files = table.inspect.data_files().limit(count)
-    return files.withColumn("file_path", F.concat("file_path", F.lit(f".{name}"))).localCheckpoint()
+    return files.limit(count).withColumn("file_path", F.concat("file_path", F.lit(f".{name}")))
 
 
-def measured(table: sm.Table, folder: Path, files: int, masked: int, kind: str, repeats: int) -> Measured:
-    """Plans first, then commits."""
+def measured(table: sm.Table, folder: Path, files: DataFrame, what: tuple[int, int, str], repeats: int) -> Measured:
+    """Plans first, then commits. what: data files in the root, masked entries, and the vectors' kind."""
     table = table.refresh()
     assert table.state.tree is not None
     snapshot = table.current_snapshot()
@@ -133,12 +124,12 @@ def measured(table: sm.Table, folder: Path, files: int, masked: int, kind: str, 
     needle, whole = (plan_seconds(table, row_filter, repeats) for row_filter in (NEEDLE, ""))
     seconds, written = [], {}
     for number in range(repeats + 2):
-        commit = partial(append, table, others(table, 1, f"new-{number}"))
+        commit = partial(append, table, others(files, 1, f"new-{number}"))
         written = added_files(folder, lambda commit=commit: seconds.append(timed(commit)))  # type: ignore[misc]
         table = table.refresh()
-    console.print(f"{files:,} files, {masked:,} masked {kind}", style="dim")
+    console.print(f"{what[0]:,} files, {what[1]:,} masked {what[2]}", style="dim")
     commit_seconds = statistics.median(seconds[2:])
-    return Measured(files, masked, kind, root, sum(written.values()), commit_seconds, needle, whole)
+    return Measured(*what, root, sum(written.values()), commit_seconds, needle, whole)
 
 
 def append(table: sm.Table, files: DataFrame) -> None:

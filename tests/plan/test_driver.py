@@ -1,0 +1,92 @@
+"""A driver that may take 1 MB of results from tasks plans, and shows the metadata of, tables of which that is a part.
+
+The session is of a process of its own, as the limit can't be set in one that runs: `python -m tests.plan.test_driver`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from hashlib import sha512
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import sparkmeta as sm
+from tests.handmade import BY_PART, HandmadeTable, data, deletion_vector
+from tests.trees import BY_PART as TREE_BY_PART
+from tests.trees import TreeTable
+from tests.trees import data as tree_data
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+ROOT = Path(__file__).parents[2]
+FILES = 12_000
+LIMIT = "1m"
+INSPECTED = (
+    "entries", "files", "data_files", "delete_files", "partitions", "all_entries", "all_files", "all_data_files",
+    "all_delete_files", "manifests", "all_manifests",
+)  # fmt: skip
+
+
+def test_nothing_that_grows_with_the_table_reaches_the_driver(tmp_path: Path) -> None:
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore"}
+    command = [sys.executable, "-m", "tests.plan.test_driver", str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found == {"lists": FILES, "tree": FILES, "too large to be collected": 2}
+
+
+def main(folder: Path) -> dict[str, int]:
+    """Runs every relation to its end where it is; the rows of the plans, and how many of two can't be collected."""
+    limited = {"spark.driver.maxResultSize": LIMIT, "spark.ui.showConsoleProgress": "false"}
+    spark = sm.local_session("limited", cores=2, memory="2g", config=limited)
+    tables = {"lists": sm.load_table(lists(folder / "lists"), spark=spark), "tree": tree(folder / "tree").load(spark)}
+    found = {"too large to be collected": 0}
+    for name, table in tables.items():
+        plan = table.scan().plan_files()
+        found[name] = plan.count()
+        for relation in (plan, table.scan().plan_tasks(), table.scan().plan_task_json()):
+            run(relation)
+        for kind in INSPECTED:
+            run(getattr(table.inspect, kind)())
+        try:
+            plan.collect()
+        except Exception as error:  # noqa: BLE001  Py4J's or PySpark's
+            found["too large to be collected"] += "maxResultSize" in str(error)
+    return found
+
+
+def run(relation: DataFrame) -> None:
+    relation.write.format("noop").mode("overwrite").save()
+
+
+def path(number: int) -> str:
+    """Of characters that no compression of results makes few."""
+    return f"file:///t/data/{sha512(str(number).encode()).hexdigest()}.parquet"
+
+
+def lists(folder: Path) -> str:
+    """A table of version 3: two data manifests, vectors of some files."""
+    table, part = HandmadeTable(folder, specs=((), BY_PART), summaries=True), {"partition": {"part": "x"}}
+    half = FILES // 2
+    for start in (0, half):
+        table.add(0, 1, *(data(path(start + one), 1, **part) for one in range(half)))
+    table.add(1, 1, *(deletion_vector(path(one), **part) for one in range(half)))
+    return table.write()
+
+
+def tree(folder: Path) -> TreeTable:
+    """A tree of two leaves, whose first entries are masked."""
+    made, half = TreeTable(folder, TREE_BY_PART), FILES // 2 + 1
+    leaves = [made.leaf(f"m{start}", *(tree_data(path(start + one)) for one in range(half))) for start in (0, half)]
+    made.snapshot(added=leaves)
+    made.snapshot(existing=leaves, added=[made.mask(one, [0]) for one in leaves])
+    return made
+
+
+if __name__ == "__main__":
+    sys.stdout.write("\n" + json.dumps(main(Path(sys.argv[1]))) + "\n")
