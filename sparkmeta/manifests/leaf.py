@@ -70,12 +70,18 @@ def entry_columns(
 
 def _column(name: str, inherited: Sql | None) -> Sql:
     if name == "file_format":
-        return sql.call("upper", sql.col(name))
+        return _file_format(sql.col(name))
     if name == "version_info" and inherited is not None:
         return version_info(inherited)
     if name == "first_row_id" and inherited is not None:
         return _row_id(inherited)
     return sql.col(name)
+
+
+def _file_format(name: Sql) -> Sql:
+    """In upper case. The usual ones are compared, which makes no new text for each entry."""
+    usual = sql.when(name == "parquet", "PARQUET").when(name == "puffin", "PUFFIN")
+    return usual.otherwise(sql.call("upper", name))
 
 
 def _row_id(inherited: Sql) -> Sql:

@@ -23,7 +23,15 @@ from sparkmeta.manifests.manifest_list import MANIFEST_FILE_SCHEMA
 from sparkmeta.manifests.maps import with_metrics_maps
 from sparkmeta.manifests.projection import CONTENT_STATS, MANIFEST, ORDINAL, EntryProjection
 from sparkmeta.manifests.root import Root, version
-from sparkmeta.manifests.vectors import MASK, leaf_masks, leaf_vectors, mask_bytes, masked_ordinals
+from sparkmeta.manifests.vectors import (
+    MASK,
+    few_masks,
+    leaf_masks,
+    leaf_vectors,
+    mask_bytes,
+    masked_by_tasks,
+    masked_ordinals,
+)
 from sparkmeta.spec.entry import MANIFEST_STATS, METRICS_MAP_IDS, ContentType, Status
 
 if TYPE_CHECKING:
@@ -136,8 +144,8 @@ class TreeReader:
     def _unmasked(self, leaves: pa.Table, entries: DataFrame) -> DataFrame:
         """Without the entries that live deletion vectors mask: an anti-join on (manifest, ordinal).
 
-        A mask as bits is looked up rather than joined: it has one row a leaf, which is broadcast. Filters of entries
-        come before either.
+        Masks as bits, where they are few, are looked up rather than joined: they have one row a leaf, which is
+        broadcast. Of many, tasks open those that they need. Filters of entries come before any of these.
         """
         from pyspark.sql import functions as F
 
@@ -145,6 +153,10 @@ class TreeReader:
         vectors = vectors.filter(pc.is_in(vectors.column(MANIFEST), ids))
         if not len(vectors):
             return entries
+        if self.reader is not None and not few_masks(vectors, self.files):
+            by_tasks = masked_by_tasks(vectors, self.reader)
+            if by_tasks is not None:
+                return entries.where(~by_tasks)
         if mask_bytes(vectors) > _BROADCAST_MASKS:
             masked = masked_ordinals(self.spark, vectors, self.reader)
             return entries.join(masked, [MANIFEST, ORDINAL], "left_anti")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import partial
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,7 +15,7 @@ from sparkmeta.manifests.projection import MANIFEST, ORDINAL
 from sparkmeta.spec.bitmap import read_inline_vector
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import Column, DataFrame, SparkSession
 
     from sparkmeta.manifests.root import Root
     from sparkmeta.storage.files import ExecutorReader, Files
@@ -45,6 +45,8 @@ CHECKED_SCHEMA = pa.schema([*MASKED_SCHEMA, pa.field("value", pa.string()), pa.f
 # Masks of so many bytes, with so many bitmaps to fetch for them, are made on the driver.
 _DRIVER_MASKS = 1 << 20
 _DRIVER_BLOBS = 16
+# Leaves whose masks a task keeps.
+_HELD = 4
 
 # What becomes of a vector, a row of `VECTOR_SCHEMA`, and its blob.
 _Decode = Callable[[dict[str, Any], bytes], Iterator[pa.RecordBatch]]
@@ -98,12 +100,57 @@ def leaf_masks(spark: SparkSession, vectors: pa.Table, reader: ExecutorReader | 
     The mask is an array of 64-bit words, the lowest bit first. files: with which the driver reads few Puffin files,
     where that takes less time than a job. What the driver reads it reads at once, and raises at once.
     """
-    stored = vectors.column("inline_content").null_count
-    if mask_bytes(vectors) <= _DRIVER_MASKS and stored <= (0 if files is None else _DRIVER_BLOBS):
+    if few_masks(vectors, files):
         from sparkmeta.session import map_units
 
         return map_units(spark, vectors, partial(_explode, files, _mask), MASK_SCHEMA, here=True)
     return _exploded(spark, vectors, reader, _mask, MASK_SCHEMA)
+
+
+def few_masks(vectors: pa.Table, files: Files | None) -> bool:
+    """Whether the driver makes the masks sooner than tasks do. files: as in `leaf_masks`."""
+    stored = vectors.column("inline_content").null_count
+    return mask_bytes(vectors) <= _DRIVER_MASKS and stored <= (0 if files is None else _DRIVER_BLOBS)
+
+
+def masked_by_tasks(vectors: pa.Table, reader: ExecutorReader) -> Column | None:
+    """Whether a vector masks an entry, over rows with `manifest` and `ordinal`; None where PySpark has no Arrow UDFs.
+
+    vectors: rows of `VECTOR_SCHEMA`. A task opens the vectors of the leaves whose entries come to it, and no others.
+    Raises, when it runs: CorruptFileError as `masked_ordinals` does, for a vector that some entry needs.
+    """
+    from pyspark.sql import functions as F
+
+    if not hasattr(F, "arrow_udf"):
+        return None
+
+    # PySpark tells by the annotations what kind of function it is.
+    def masked(places: Iterator[tuple[pa.Array, pa.Array]]) -> Iterator[pa.Array]:
+        return _look_up(vectors, reader, places)
+
+    of_entry: Column = F.arrow_udf(masked, "boolean")(MANIFEST, ORDINAL)
+    return of_entry
+
+
+def _look_up(
+    vectors: pa.Table, reader: ExecutorReader, batches: Iterator[tuple[pa.Array, pa.Array]]
+) -> Iterator[pa.Array]:
+    """For pairs of `manifest` and `ordinal` whether they are masked. Neighbours are of the same leaf, mostly."""
+    places = {manifest: place for place, manifest in enumerate(vectors.column(MANIFEST).to_pylist())}
+
+    @lru_cache(maxsize=_HELD)
+    def mask(manifest: int) -> np.ndarray[Any, Any]:
+        (row,) = vectors.slice(places[manifest], 1).to_pylist()
+        return _flags(row, _blob(row, reader))
+
+    for manifests, ordinals in batches:
+        ids, rows = manifests.to_numpy(), ordinals.to_numpy()
+        found = np.zeros(len(ids), np.bool_)
+        for manifest in np.unique(ids):
+            if manifest in places:
+                of_leaf = ids == manifest
+                found[of_leaf] = np.take(mask(int(manifest)), rows[of_leaf], mode="clip")
+        yield pa.array(found)
 
 
 def mask_bytes(vectors: pa.Table) -> int:
@@ -184,11 +231,16 @@ def _checked_ordinals(row: dict[str, Any], blob: bytes) -> Iterator[pa.RecordBat
         yield pa.RecordBatch.from_pylist([found], schema=CHECKED_SCHEMA)
 
 
-def _mask(row: dict[str, Any], blob: bytes) -> Iterator[pa.RecordBatch]:
-    bits = np.zeros(-(-row["leaf_entries"] // 64) * 64, np.uint8)
+def _flags(row: dict[str, Any], blob: bytes) -> np.ndarray[Any, Any]:
+    """For each ordinal of a leaf whether it is masked; the number is rounded up, so that one more at least is not."""
+    flags = np.zeros((row["leaf_entries"] // 64 + 1) * 64, np.bool_)
     for batch in _ordinals(row, blob):
-        bits[batch.column(ORDINAL).to_numpy()] = 1
-    words = np.packbits(bits, bitorder="little").view("<i8")
+        flags[batch.column(ORDINAL).to_numpy()] = True
+    return flags
+
+
+def _mask(row: dict[str, Any], blob: bytes) -> Iterator[pa.RecordBatch]:
+    words = np.packbits(_flags(row, blob), bitorder="little").view("<i8")
     arrays = [pa.array([row[MANIFEST]], pa.int32()), pa.array([words], pa.list_(pa.int64()))]
     yield pa.RecordBatch.from_arrays(arrays, schema=MASK_SCHEMA)
 

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from pyspark.errors import PythonException
+from pyspark.sql import functions as F
 
 from sparkmeta.manifests import leaf, vectors
 from sparkmeta.manifests import tree as tree_reader
 from tests.trees import BY_PART, TreeTable, data, stats
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from pyspark.sql import SparkSession
 
     from sparkmeta import Table
@@ -87,21 +88,35 @@ def test_leaves_are_told_apart_whatever_their_names(
     assert found == {f"kept {place}": one.location for place, one in enumerate(leaves)}
 
 
+NO_UDFS = {"arrow_udf": None}
+FEW, LOOKED_UP, JOINED = None, "ArrowEvalPython", "MapInArrow"
+
+
 @pytest.mark.parametrize(
-    ("limits", "python_tasks"),
-    [({}, False), ({"_DRIVER_MASKS": -1}, True), ({"_DRIVER_BLOBS": 0}, True), ({"_BROADCAST_MASKS": -1}, True)],
+    ("limits", "by"),
+    [
+        ({}, FEW),
+        ({"_DRIVER_MASKS": -1}, LOOKED_UP),
+        ({"_DRIVER_BLOBS": 0}, LOOKED_UP),
+        ({"_DRIVER_MASKS": -1} | NO_UDFS, JOINED),
+        ({"_DRIVER_BLOBS": 0} | NO_UDFS, JOINED),
+        ({"_DRIVER_MASKS": -1, "_BROADCAST_MASKS": -1} | NO_UDFS, JOINED),
+    ],
 )
 def test_masks_by_whoever_reads_them(
     tmp_path: Path,
     spark: SparkSession,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-    limits: dict[str, int],
-    python_tasks: bool,
+    limits: dict[str, int | None],
+    by: str | None,
 ) -> None:
-    """The driver where they are few, else tasks; looked up as bits, or joined where even these are many."""
+    """The driver where they are few, else the tasks that need them; by a join where PySpark is too old for that."""
     for name, limit in limits.items():
-        monkeypatch.setattr(vectors if name.startswith("_DRIVER") else tree_reader, name, limit)
+        if limit is None:
+            monkeypatch.delattr(F, name)
+        else:
+            monkeypatch.setattr(vectors if name.startswith("_DRIVER") else tree_reader, name, limit)
     tree = TreeTable(tmp_path / "t", BY_PART)
     leaves = [tree.leaf(f"m{place}", *(data(f"{place} {one}") for one in range(130))) for place in range(3)]
     tree.snapshot(added=leaves)
@@ -113,7 +128,30 @@ def test_masks_by_whoever_reads_them(
     assert sorted(row["file_path"] for row in plan.select("file_path").collect()) == sorted(expected)
     capsys.readouterr()
     plan.explain("formatted")
-    assert ("MapInArrow" in capsys.readouterr().out) == python_tasks
+    shown = capsys.readouterr().out
+    assert [one for one in (LOOKED_UP, JOINED) if one in shown] == [one for one in [by] if one]
+
+
+def test_a_mask_that_no_kept_entry_needs_is_not_opened(
+    tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Filters of entries come first. Both leaves are opened: by their bounds either may have the row."""
+    monkeypatch.setattr(vectors, "_DRIVER_BLOBS", 0)
+    tree = TreeTable(tmp_path / "t", BY_PART)
+    leaves = [
+        tree.leaf(f"m{odd}", *(data(f"{one}", content_stats=stats("a", (one, one))) for one in range(odd, 100, 2)))
+        for odd in range(2)
+    ]
+    tree.snapshot(added=leaves)
+    masks = [tree.mask(one, [3, 4], puffin=True) for one in leaves]
+    tree.snapshot(existing=leaves, added=masks)
+    table = tree.load(spark)
+    scan = table.scan("id in (8, 10, 50)")
+    assert scan.report().data_manifests.scanned == 2
+    Path(masks[1].location.removeprefix("file:")).write_bytes(b"no Puffin file")
+    assert [row["file_path"] for row in scan.plan_files().collect()] == ["10", "50"]
+    with pytest.raises(PythonException, match=re.escape(masks[1].location)):
+        table.scan("id = 51").plan_files().collect()
 
 
 def test_a_driver_that_is_to_read_nothing_makes_masks_of_inline_vectors_only(
@@ -129,7 +167,7 @@ def test_a_driver_that_is_to_read_nothing_makes_masks_of_inline_vectors_only(
             plan = tree.load(spark).scan().plan_files()
             capsys.readouterr()
             plan.explain("formatted")
-            assert ("MapInArrow" in capsys.readouterr().out) == puffin
+            assert ("ArrowEvalPython" in capsys.readouterr().out) == puffin
             assert sorted(row["file_path"] for row in plan.select("file_path").collect()) == ["0", "2", "4"]
     finally:
         spark.conf.unset("spark.sparkmeta.driver-manifest-bytes")
