@@ -7,7 +7,7 @@ A file leaves out what its kind of manifest can't hold, and stats that no row ha
 from __future__ import annotations
 
 import io
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 import pyarrow as pa
@@ -119,6 +119,7 @@ def parquet_bytes(table: pa.Table, metadata: Mapping[str, str], *, whole: bool =
     encodings = {one.path: _DELTA[one.path] for one in leaves if one.path in _DELTA}
     if whole:
         encodings |= {one.path: "DELTA_BINARY_PACKED" for one in leaves if one.physical_type in ("INT32", "INT64")}
+    plain = set() if whole else {*_DELTA, *_distinct(table)}
     sink = io.BytesIO()
     with pq.ParquetWriter(
         sink,
@@ -126,7 +127,7 @@ def parquet_bytes(table: pa.Table, metadata: Mapping[str, str], *, whole: bool =
         compression="zstd",
         store_schema=False,
         write_statistics=False if whole else [one.path for one in leaves if one.path not in unskipped],
-        use_dictionary=False if whole else [one.path for one in leaves if one.path not in _DELTA],
+        use_dictionary=False if whole else [one.path for one in leaves if one.path not in plain],
         column_encoding=encodings,
         write_page_checksum=True,
     ) as writer:
@@ -138,6 +139,27 @@ def parquet_bytes(table: pa.Table, metadata: Mapping[str, str], *, whole: bool =
 
 # Sorted or slowly growing values.
 _DELTA = {"location": "DELTA_BYTE_ARRAY", "referenced_file": "DELTA_BYTE_ARRAY"}
+
+
+def _distinct(table: pa.Table) -> Iterator[str]:
+    """Columns whose values hardly repeat, by their first rows: a dictionary of them takes time and adds bytes."""
+    rows = table.slice(0, _SAMPLE)
+    for path, values in _flat((name, whole(rows.column(name))) for name in rows.column_names):
+        if not pa.types.is_nested(values.type) and 2 * pc.count_distinct(values).as_py() > len(rows):
+            yield path
+
+
+_SAMPLE = 1_000
+
+
+def _flat(columns: Iterable[tuple[str, pa.Array]]) -> Iterator[tuple[str, pa.Array]]:
+    """Columns by their paths in Parquet, the children of structs in the place of these."""
+    for path, values in columns:
+        if pa.types.is_struct(values.type):
+            names = (f"{path}.{field.name}" for field in values.type)
+            yield from _flat(zip(names, values.flatten(), strict=True))
+        else:
+            yield path, values
 
 
 def _leaf_columns(schema: pa.Schema) -> Iterable[Any]:
@@ -160,7 +182,8 @@ def read_manifest(
     """
     try:
         with pq.ParquetFile(pa.BufferReader(data), page_checksum_verification=True) as file:
-            table = file.read(None if columns is None else _paths(file.schema_arrow, columns, stats))
+            wanted = None if columns is None else _paths(file.schema_arrow, columns, stats)
+            table = file.read(wanted, use_threads=False)
             table.validate(full=True)
             metadata = file.metadata.metadata or {}
     except (OSError, pa.ArrowException, ValueError, MemoryError) as error:
@@ -252,6 +275,8 @@ def _read_stats(values: pa.Array | None, stats: StatsTypes, rows: int, location:
 
 
 def _cast(values: pa.Array, kind: pa.DataType, name: str, location: str) -> pa.Array:
+    if values.type == kind:
+        return values
     try:
         return values.cast(kind)
     except (pa.ArrowException, ValueError) as error:

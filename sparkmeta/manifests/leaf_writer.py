@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import uuid
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from itertools import groupby, pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -22,6 +24,14 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from sparkmeta.storage.files import ExecutorWriter
+
+# The bytes of a leaf, and the root's entry for it.
+EncodedLeaf = tuple[bytes, pa.Table]
+
+T = TypeVar("T")
+
+# Files that a task puts at a time, beside the leaf that it makes.
+_PUTS = 2
 
 # What an entry takes in a file before one has been written: its own fields, and each column's stats.
 _ENTRY_BYTES, _STATS_BYTES = 40, 8
@@ -44,7 +54,7 @@ class LeafFormat:
     writer: ExecutorWriter
     properties: Mapping[str, str] = field(default_factory=dict)
 
-    @property
+    @cached_property
     def schema(self) -> pa.Schema:
         """The rows of entries, and of the root's entries for leaves."""
         return tree_schema(self.stats)
@@ -88,13 +98,19 @@ def write_owned_leaves(entries: DataFrame, form: LeafFormat, entry_bytes: float)
 
 
 def _write_owned(form: LeafFormat, entry_bytes: float, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    for owner, row in put_behind(_encoded_owned(form, entry_bytes, batches), form):
+        index = row.column_names.index("referenced_file")
+        owned = row.set_column(index, row.schema.field(index), pa.array([owner], pa.string()))
+        yield pa.RecordBatch.from_pydict({"leaf": [rows_stream(owned)]}, schema=_WRITTEN)
+
+
+def _encoded_owned(
+    form: LeafFormat, entry_bytes: float, batches: Iterable[pa.RecordBatch]
+) -> Iterator[tuple[str | None, EncodedLeaf]]:
     for (owner, *_), parts in groupby(_owned(form, batches), key=lambda one: one[0]):
         table = pa.concat_tables([rows for _, rows in parts])
         for piece in pieces(table, leaf_count(len(table), int(len(table) * entry_bytes), form.target_bytes)):
-            row = write_leaf(piece, form)
-            index = row.column_names.index("referenced_file")
-            row = row.set_column(index, row.schema.field(index), pa.array([owner], pa.string()))
-            yield pa.RecordBatch.from_pydict({"leaf": [rows_stream(row)]}, schema=_WRITTEN)
+            yield owner, encode_leaf(piece, form)
 
 
 def _owned(
@@ -123,15 +139,30 @@ def pieces(table: pa.Table, count: int) -> Iterator[pa.Table]:
         yield table.slice(start, end - start).combine_chunks()
 
 
-def write_leaf(table: pa.Table, form: LeafFormat) -> pa.Table:
-    """Writes entries of one spec and kind as a leaf, and gives the root's entry for it. For tasks."""
-    data, row = encode_leaf(table, form)
-    form.writer.write_new(row.column("location")[0].as_py(), data)
-    return row
+def put_behind(leaves: Iterable[tuple[T, EncodedLeaf]], form: LeafFormat) -> Iterator[tuple[T, pa.Table]]:
+    """Writes leaves, and gives the root's entry for each once its file is there. For tasks.
+
+    While a file is on its way to the disk or store the next leaf is made.
+    """
+    pending: deque[tuple[T, pa.Table, Future[None]]] = deque()
+
+    def first() -> tuple[T, pa.Table]:
+        key, row, put = pending.popleft()
+        put.result()
+        return key, row
+
+    with ThreadPoolExecutor(_PUTS, "leaves") as pool:
+        for key, (data, row) in leaves:
+            put = pool.submit(form.writer.write_new, row.column("location")[0].as_py(), data)
+            pending.append((key, row, put))
+            if len(pending) > _PUTS:
+                yield first()
+        while pending:
+            yield first()
 
 
 def _write(form: LeafFormat, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    for row in _leaves(form, batches):
+    for _, row in put_behind(((None, one) for one in _leaves(form, batches)), form):
         yield pa.RecordBatch.from_pydict({"leaf": [rows_stream(row)]}, schema=_WRITTEN)
 
 
@@ -149,7 +180,7 @@ def read_rows_stream(data: bytes | pa.Buffer) -> pa.Table:
     return pa.ipc.open_stream(data).read_all()
 
 
-def _leaves(form: LeafFormat, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
+def _leaves(form: LeafFormat, batches: Iterable[pa.RecordBatch]) -> Iterator[EncodedLeaf]:
     """Leaves of one task: one open at a time for each spec and kind."""
     open_leaves: dict[tuple[int, bool], _Leaf] = {}
     for batch in batches:
@@ -181,30 +212,28 @@ class _Leaf:
         self._count = 0
         self._entry_bytes = float(_ENTRY_BYTES + _STATS_BYTES * len(form.stats))
 
-    def take(self, rows: pa.Table) -> Iterator[pa.Table]:
+    def take(self, rows: pa.Table) -> Iterator[EncodedLeaf]:
         self._rows.append(rows)
         self._count += len(rows)
         while self._count >= (wanted := self._wanted()):
             table = pa.concat_tables(self._rows)
             self._rows, self._count = [table.slice(wanted)], self._count - wanted
-            yield self._written(table.slice(0, wanted))
+            yield self._encoded(table.slice(0, wanted))
 
-    def close(self) -> Iterator[pa.Table]:
+    def close(self) -> Iterator[EncodedLeaf]:
         if self._count:
-            yield self._written(pa.concat_tables(self._rows))
+            yield self._encoded(pa.concat_tables(self._rows))
 
     def _wanted(self) -> int:
         return max(_SMALLEST_LEAF, int(self._form.target_bytes / self._entry_bytes))
 
-    def _written(self, table: pa.Table) -> pa.Table:
-        form, table = self._form, table.combine_chunks()
-        data, row = encode_leaf(table, form)
-        form.writer.write_new(row.column("location")[0].as_py(), data)
+    def _encoded(self, table: pa.Table) -> EncodedLeaf:
+        data, row = encode_leaf(table.combine_chunks(), self._form)
         self._entry_bytes = max(1.0, len(data) / len(table))
-        return row
+        return data, row
 
 
-def encode_leaf(table: pa.Table, form: LeafFormat) -> tuple[bytes, pa.Table]:
+def encode_leaf(table: pa.Table, form: LeafFormat) -> EncodedLeaf:
     """Entries of one spec and kind as the bytes of a leaf, and the root's entry for it, its new location in it."""
     is_data = table.column("content_type")[0].as_py() == ContentType.DATA
     content = DATA if is_data else DELETE

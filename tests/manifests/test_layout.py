@@ -79,6 +79,15 @@ def test_encodings_and_statistics() -> None:
         assert not columns[path].is_stats_set
 
 
+def test_values_that_repeat_have_a_dictionary() -> None:
+    """Each half of the entries has a bound of its own, and each entry another one."""
+    rows = (file_row(location=f"/t/{one}", content_stats={"1": bounds(one // 50, 1_000 + one)}) for one in range(100))
+    columns = columns_of(write_manifest(entry_table(*rows), DATA))
+    assert columns["content_stats.1.lower_bound"].has_dictionary_page
+    assert columns["file_format"].has_dictionary_page
+    assert not columns["content_stats.1.upper_bound"].has_dictionary_page
+
+
 def test_roots_are_read_as_a_whole() -> None:
     columns = columns_of(write_root(whole_root()))
     assert {one.compression for one in columns.values()} == {"ZSTD"}

@@ -183,7 +183,12 @@ class RewriteJob:
     def _frame(self, rows: list[dict[str, Any]]) -> DataFrame:
         """Bins, each a task's work."""
         frame = local_frame(self.state.spark, pa.Table.from_pylist(rows, schema=BIN_SCHEMA))
-        return frame.repartition(min(len(rows), _MOST_RANGES))
+        return frame.repartition(min(len(rows), self._tasks))
+
+    @property
+    def _tasks(self) -> int:
+        """Of a job, at most: each has several leaves to write, since it makes one while another is on its way."""
+        return 8 * int(self.state.spark.conf.get("spark.sql.shuffle.partitions", "200") or 200)
 
     def _write_bins(self, rows: list[dict[str, Any]]) -> dict[int, list[pa.Table]]:
         written = self._frame(rows).mapInArrow(self.rewriting([]).write_bins, schema_of(WRITTEN_SCHEMA))
@@ -200,8 +205,7 @@ class RewriteJob:
         cut = self._frame(self._chunks(group)).mapInArrow(
             partial(rewriting.cut_bins, group.spec_id, bounds), schema_of(RANGE_SCHEMA)
         )
-        tasks = 8 * int(self.state.spark.conf.get("spark.sql.shuffle.partitions", "200") or 200)
-        together = cut.repartition(min(ranges, tasks), "range").sortWithinPartitions("range")
+        together = cut.repartition(min(ranges, self._tasks), "range").sortWithinPartitions("range")
         written = together.mapInArrow(partial(rewriting.write_ranges, group.spec_id), schema_of(WRITTEN_SCHEMA))
         return made_leaves(written).get(0, [])
 

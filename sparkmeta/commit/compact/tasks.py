@@ -19,7 +19,15 @@ from sparkmeta.commit.tree import restamped
 from sparkmeta.manifests.entries import ManifestPart
 from sparkmeta.manifests.inherit import ManifestContext
 from sparkmeta.manifests.leaf_bytes import leaf_entries
-from sparkmeta.manifests.leaf_writer import LeafFormat, leaf_count, pieces, read_rows_stream, rows_stream, write_leaf
+from sparkmeta.manifests.leaf_writer import (
+    LeafFormat,
+    encode_leaf,
+    leaf_count,
+    pieces,
+    put_behind,
+    read_rows_stream,
+    rows_stream,
+)
 from sparkmeta.manifests.projection import CONTENT_STATS, MANIFEST
 from sparkmeta.manifests.root import is_live
 from sparkmeta.manifests.vectors import vector_ordinals
@@ -80,11 +88,13 @@ class Rewriting:
 
     def write_bins(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Each bin, a row of `BIN_SCHEMA`, into leaves of its own: rows of `WRITTEN_SCHEMA`."""
+        yield from self._write(self._of_bins(batches))
+
+    def _of_bins(self, batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[int, pa.Table]]:
         for row in _rows(batches):
-            table = self._entries(row)
-            keys = self._key_table(table, row["spec_id"])
-            ordered = table.take(pc.sort_indices(keys, sort_keys=_sort_keys(keys)))
-            yield from self._write(ordered, row["group"], min(row["parts"], len(ordered)))
+            ordered = self._ordered(self._entries(row), row["spec_id"])
+            for piece in pieces(ordered, min(row["parts"], len(ordered))):
+                yield row["group"], piece
 
     def read_bins(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """The live entries of bins as rows of `form.schema`."""
@@ -102,12 +112,14 @@ class Rewriting:
 
     def write_ranges(self, spec_id: int, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Ranges, whose rows of `RANGE_SCHEMA` stand together, into leaves: rows of `WRITTEN_SCHEMA`."""
+        yield from self._write(self._of_ranges(spec_id, batches))
+
+    def _of_ranges(self, spec_id: int, batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[int, pa.Table]]:
         for _, blobs in groupby(_ranges(batches), key=lambda row: row[0]):
-            table = pa.concat_tables([read_rows_stream(blob) for _, blob in blobs])
-            keys = self._key_table(table, spec_id)
-            ordered = table.take(pc.sort_indices(keys, sort_keys=_sort_keys(keys)))
+            ordered = self._ordered(pa.concat_tables([read_rows_stream(blob) for _, blob in blobs]), spec_id)
             size = int(len(ordered) * self.entry_bytes)
-            yield from self._write(ordered, 0, leaf_count(len(ordered), size, self.form.target_bytes))
+            for piece in pieces(ordered, leaf_count(len(ordered), size, self.form.target_bytes)):
+                yield 0, piece
 
     # -- entries ----------------------------------------------------------------------------------------------------
 
@@ -136,9 +148,14 @@ class Rewriting:
     def _key_table(self, table: pa.Table, spec_id: int) -> pa.Table:
         return key_table(table, self.keys[spec_id])
 
-    def _write(self, ordered: pa.Table, group: int, parts: int) -> Iterator[pa.RecordBatch]:
-        for piece in pieces(ordered, parts):
-            row = write_leaf(piece, self.form)
+    def _ordered(self, table: pa.Table, spec_id: int) -> pa.Table:
+        keys = self._key_table(table, spec_id)
+        return table.take(pc.sort_indices(keys, sort_keys=_sort_keys(keys)))
+
+    def _write(self, leaves: Iterable[tuple[int, pa.Table]]) -> Iterator[pa.RecordBatch]:
+        """The entries of leaves, each with the number of its group."""
+        encoded = ((group, encode_leaf(piece, self.form)) for group, piece in leaves)
+        for group, row in put_behind(encoded, self.form):
             yield pa.RecordBatch.from_pydict({"group": [group], "leaf": [rows_stream(row)]}, schema=WRITTEN_SCHEMA)
 
 

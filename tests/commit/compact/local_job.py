@@ -18,7 +18,7 @@ from sparkmeta.commit.compact.rewrite import RewriteJob, Rewritten
 from sparkmeta.commit.compact.tasks import BIN_SCHEMA, key_table, range_bounds
 from sparkmeta.commit.tree import FileKey
 from sparkmeta.manifests.layout import read_manifest, write_manifest
-from sparkmeta.manifests.leaf_writer import LeafFormat, pieces, write_leaf
+from sparkmeta.manifests.leaf_writer import LeafFormat, encode_leaf, pieces, put_behind
 from sparkmeta.manifests.root import Root
 from sparkmeta.spec.bitmap import PositionBitmap
 from sparkmeta.spec.entry import ContentType
@@ -106,7 +106,7 @@ class LocalJob(RewriteJob):
         made = []
         for (owner, _), numbers in parts.items():
             for piece in pieces(entries.take(pa.array(numbers)), 1):
-                row = write_leaf(piece, rewriting.form)
+                ((_, row),) = put_behind([(None, encode_leaf(piece, rewriting.form))], rewriting.form)
                 index = row.column_names.index("referenced_file")
                 made.append(row.set_column(index, row.schema.field(index), pa.array([owner], pa.string())))
         return self.rewritten(group, made)

@@ -1,0 +1,86 @@
+"""Leaves on their way to a disk or store while the next ones are made."""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+
+from sparkmeta.manifests.layout import tree_schema
+from sparkmeta.manifests.leaf_writer import LeafFormat, encode_leaf, put_behind
+from sparkmeta.spec.entry import Status
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+LEAVES = 6
+STATS = {1: "long"}
+
+
+@dataclass
+class SlowWriter:
+    """Takes longer for the first leaves than for later ones. broken: the number of the leaf that it can't write."""
+
+    broken: int | None = None
+    started: list[str] = field(default_factory=list)
+    written: dict[str, bytes] = field(default_factory=dict)
+    at_once: int = 0
+    _lock: Any = field(default_factory=threading.Lock)
+
+    def write_new(self, location: str, data: bytes) -> None:
+        with self._lock:
+            number = len(self.started)
+            self.started.append(location)
+            self.at_once = max(self.at_once, len(self.started) - len(self.written))
+        time.sleep(0.05 if number < 2 else 0.01)
+        if number == self.broken:
+            raise OSError("the disk is full")
+        with self._lock:
+            self.written[location] = data
+
+
+def form(writer: SlowWriter) -> LeafFormat:
+    return LeafFormat("file:///t/metadata", "leaf", STATS, {0: frozenset()}, 1 << 20, writer)  # type: ignore[arg-type]
+
+
+def entries(number: int) -> pa.Table:
+    row = {
+        "content_type": 0,
+        "location": f"file:///t/data/{number}.parquet",
+        "file_format": "parquet",
+        "version_info": {"status": int(Status.ADDED)},
+        "partition_spec_id": 0,
+        "record_count": number,
+        "file_size_in_bytes": 1,
+    }
+    return pa.Table.from_pylist([row] * (number + 1), schema=tree_schema(STATS))
+
+
+def encoded(of: LeafFormat) -> Iterator[tuple[int, tuple[bytes, pa.Table]]]:
+    for number in range(LEAVES):
+        yield number, encode_leaf(entries(number), of)
+
+
+def test_each_leaf_is_given_once_its_file_is_there_in_the_order_of_leaves() -> None:
+    writer = SlowWriter()
+    of = form(writer)
+    found = []
+    for number, row in put_behind(encoded(of), of):
+        location = row.column("location")[0].as_py()
+        assert len(writer.written[location]) == row.column("file_size_in_bytes")[0].as_py()
+        found.append((number, row.column("record_count")[0].as_py()))
+    assert found == [(number, number + 1) for number in range(LEAVES)]
+    assert writer.at_once > 1
+
+
+def test_a_leaf_that_cannot_be_written_ends_the_task() -> None:
+    writer = SlowWriter(broken=2)
+    of = form(writer)
+    found = []
+    with pytest.raises(OSError, match="the disk is full"):
+        found += [number for number, _ in put_behind(encoded(of), of)]
+    assert len(writer.started) < LEAVES
