@@ -4,18 +4,19 @@ A table of format version 2 (see `workload`) is rewritten by Iceberg's `rewrite_
 by `compact_manifests`, in two shapes: `in order`, small leaves that have to be merged only, and `random`, leaves with
 files in random order and 5 % of the entries masked, which have to be sorted. Before and after it a query for one file
 is planned. Each rewriting has a fresh table. Prints a table, writes build/bench/compaction-<time>.json.
+
+    python -m tests.benchmarks.compaction --grown 100000000
+
+sorts a tree of so many entries instead (see `growth`; 5 % are masked), each by a column that is spread over all leaves,
+and says what memory that took.
 """
 
 from __future__ import annotations
 
-import json
 import shutil
 import sys
-import time
 import uuid
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -32,10 +33,13 @@ from sparkmeta.commit.transaction import commit_steps
 from sparkmeta.commit.tree import TreeChange
 from sparkmeta.manifests.avro.read import schema_of
 from sparkmeta.manifests.leaf_writer import write_leaves
-from tests.benchmarks.memory import MIB, peak_resident_set
-from tests.benchmarks.report import machine
+from tests.benchmarks.deletes import cloned
+from tests.benchmarks.growth import Growth, questions
+from tests.benchmarks.memory import MIB, Workers, heap_use, peak_resident_set
+from tests.benchmarks.report import write_runs
 from tests.benchmarks.session import bench_session
-from tests.benchmarks.workload import BUILD, Workload, metadata_location
+from tests.benchmarks.timing import consume, timed
+from tests.benchmarks.workload import BUILD, NEEDLE, Workload, metadata_location
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -44,7 +48,6 @@ if TYPE_CHECKING:
     from sparkmeta.spec.metadata import TableMetadata
     from sparkmeta.state import TableState
 
-NEEDLE = "ss_ticket_number = 10 and ss_sold_date_sk = 5"
 MASKED_SHARE = 20
 
 console = Console(width=None if sys.stdout.isatty() else 150)
@@ -64,7 +67,19 @@ class Measured:
     needle_leaves_after: int | None = None
     needle_seconds_before: float | None = None
     needle_seconds_after: float | None = None
-    driver_python_mib: int | None = None
+    memory: Memory | None = None
+
+
+@dataclass
+class Memory:
+    """In MiB: peaks of the driver's Python, of one worker, of all workers at a time, and of the JVM's heap, and what
+    was left of that after a collection. In local mode the heap is that of driver and executors."""
+
+    driver_python: int
+    worker: int
+    workers: int
+    heap_peak: int
+    heap_after: int
 
 
 @click.command()
@@ -72,8 +87,12 @@ class Measured:
 @click.option("--leaves", type=int, default=1_000, show_default=True, help="Leaves of the tree before.")
 @click.option("--heap", default="4g", show_default=True, help="Of the one JVM, e.g. 4g.")
 @click.option("--repeats", type=int, default=1, show_default=True, help="Rewritings of each; all are written down.")
-def main(scale: float, leaves: int, heap: str, repeats: int) -> None:
+@click.option("--grown", type=int, help="Sort a tree of so many entries, and nothing else.")
+def main(scale: float, leaves: int, heap: str, repeats: int, grown: int | None) -> None:
     """Rewrite the manifests of a table of 1.5 million files with Iceberg's Spark action and with sparkmeta."""
+    if grown is not None:
+        finish([sort_grown(bench_session(heap), grown)])
+        return
     workload = Workload(2, "none", scale)
     location = metadata_location(workload)
     spark = bench_session(heap)
@@ -83,24 +102,22 @@ def main(scale: float, leaves: int, heap: str, repeats: int) -> None:
         for shape in ("in order", "random"):
             table = tree(spark, location, workload, leaves, shape)
             results.append(compact(table, shape, workload))
+    finish(results)
+
+
+def finish(results: list[Measured]) -> None:
     show(results)
-    path = BUILD / f"compaction-{datetime.now(UTC):%Y-%m-%dT%H%M%S}.json"
-    path.write_text(json.dumps({"machine": machine(), "runs": [asdict(one) for one in results]}, indent=1) + "\n")
-    console.print(f"written: {path}")
+    console.print(f"written: {write_runs(BUILD, 'compaction', results)}")
 
 
 def rewrite_by_java(spark: SparkSession, location: str, workload: Workload) -> Measured:
     """Iceberg's RewriteManifestsSparkAction with its defaults, on a table of its own that shares the manifests."""
-    folder = BUILD / "clones" / str(uuid.uuid4())
-    (folder / "metadata").mkdir(parents=True)
-    metadata = json.loads(Path(location.removeprefix("file:")).read_text()) | {"location": folder.as_uri()}
-    (folder / "metadata" / "v1.metadata.json").write_text(json.dumps(metadata))
+    folder = cloned(location, BUILD / "clones" / str(uuid.uuid4()))
     jvm: Any = spark._jvm
     table = jvm.org.apache.iceberg.hadoop.HadoopTables(spark._jsc.hadoopConfiguration()).load(folder.as_uri())  # type: ignore[attr-defined]
     before = table.currentSnapshot().allManifests(table.io()).size()
-    start = time.perf_counter()
-    jvm.org.apache.iceberg.spark.actions.SparkActions.get().rewriteManifests(table).execute()
-    seconds = time.perf_counter() - start
+    action = jvm.org.apache.iceberg.spark.actions.SparkActions.get().rewriteManifests(table)
+    seconds = timed(action.execute)
     table.refresh()
     after = table.currentSnapshot().allManifests(table.io()).size()
     shutil.rmtree(folder)
@@ -159,12 +176,12 @@ class _Leaves:
 
 def compact(table: sm.Table, shape: str, workload: Workload) -> Measured:
     """One compaction with its defaults."""
-    before = needle(table)
+    before = needle(table, NEEDLE)
     count = len(table.state.roots)
-    start = time.perf_counter()
-    after = table.maintenance.compact_manifests().commit()
-    seconds = time.perf_counter() - start
-    found = needle(after)
+    with Workers() as workers:
+        seconds = timed(lambda: table.maintenance.compact_manifests().commit())
+    after = table.refresh()
+    found = needle(after, NEEDLE)
     return Measured(
         "sparkmeta compact_manifests",
         shape,
@@ -176,32 +193,66 @@ def compact(table: sm.Table, shape: str, workload: Workload) -> Measured:
         found[0],
         before[1],
         found[1],
-        peak_resident_set() // MIB,
+        _memory(table.state.spark, workers),
     )
 
 
-def needle(table: sm.Table) -> tuple[int, float]:
+def sort_grown(spark: SparkSession, entries: int) -> Measured:
+    """A tree of `growth`, masked, is clustered by a column that has nothing to do with the order it is in."""
+    growth = Growth(entries, masked=True)
+    growth.location()
+    growth.rewind()
+    table = sm.load_table(f"file://{growth.folder}", spark=spark)
+    query = questions(growth)["needle, unclustered"][0]
+    before = needle(table, query)
+    with Workers() as workers:
+        seconds = timed(lambda: table.maintenance.compact_manifests(cluster_by=["needle"]).commit())
+    memory = _memory(spark, workers)
+    after = table.refresh()
+    found = needle(after, query)
+    counts = len(table.state.roots), len(after.state.roots)
+    growth.rewind()
+    return Measured(
+        "sparkmeta compact_manifests",
+        "masked, sorted anew",
+        entries,
+        seconds,
+        *counts,
+        before[0],
+        found[0],
+        before[1],
+        found[1],
+        memory,
+    )
+
+
+def _memory(spark: SparkSession, workers: Workers) -> Memory:
+    peak, after = heap_use(spark)
+    found = peak_resident_set(), workers.largest, workers.together, peak, after
+    return Memory(*(one // MIB for one in found))
+
+
+def needle(table: sm.Table, row_filter: str) -> tuple[int, float]:
     """The leaves that a plan for a few files opens, and its seconds."""
-    scan = table.scan(NEEDLE)
+    scan = table.scan(row_filter)
     scan.plan_files().count()
-    start = time.perf_counter()
-    scan.plan_files().write.format("noop").mode("overwrite").save()
-    seconds = time.perf_counter() - start
+    seconds = timed(lambda: consume(scan.plan_files()))
     return scan.report().data_manifests.scanned, seconds
 
 
 def show(results: list[Measured]) -> None:
-    java = next(one.seconds for one in results if one.contender.startswith("Iceberg"))
+    java = next((one.seconds for one in results if one.contender.startswith("Iceberg")), None)
     shown = RichTable(title=f"{results[0].entries:,} entries", title_justify="left")
-    for name in ("contender", "shape", "seconds", "times faster", "manifests", "needle opens", "needle seconds"):
+    names = ("contender", "shape", "seconds", "times faster", "manifests", "needle opens", "needle seconds", "MiB")
+    for name in names:
         shown.add_column(name, justify="left" if name in ("contender", "shape") else "right")
     for one in results:
         opens = f"{one.needle_leaves_before} -> {one.needle_leaves_after}" if one.needle_leaves_before else ""
         took = f"{one.needle_seconds_before:.2f} -> {one.needle_seconds_after:.2f}" if one.needle_seconds_after else ""
         manifests = f"{one.manifests_before} -> {one.manifests_after}"
-        shown.add_row(
-            one.contender, one.shape, f"{one.seconds:.1f}", f"{java / one.seconds:.1f}x", manifests, opens, took
-        )
+        times = f"{java / one.seconds:.1f}x" if java else ""
+        memory = ", ".join(f"{name} {size}" for name, size in asdict(one.memory).items()) if one.memory else ""
+        shown.add_row(one.contender, one.shape, f"{one.seconds:.1f}", times, manifests, opens, took, memory)
     console.print(shown)
 
 

@@ -1,9 +1,10 @@
 """V4 trees of a million to a billion files, made without Spark and kept in build/bench, and what it takes to ask them.
 
-    python -m tests.benchmarks.growth 1000000 [--masked]
+    python -m tests.benchmarks.growth 1000000 [--masked] [--columns 500] [--leaf-entries 100000]
 
 makes a tree, says how long that took, and measures it: each query beside Spark's own reading of the same columns of the
-same leaves under the same predicate. A million entries take about 26 MB of disk.
+same leaves under the same predicate. A million entries take about 26 MB of disk; a masked tree has the leaves of the
+other.
 """
 
 from __future__ import annotations
@@ -12,9 +13,9 @@ import json
 import shutil
 import statistics
 import sys
-import time
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from operator import methodcaller
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,12 +31,14 @@ from pyiceberg.types import IntegerType, LongType, NestedField
 
 from sparkmeta.manifests.aggregate import leaf_row
 from sparkmeta.manifests.layout import DATA, tree_schema, write_manifest
+from sparkmeta.manifests.leaf_writer import read_rows_stream, rows_stream
 from sparkmeta.manifests.root import write_root
 from sparkmeta.spec.bitmap import PositionBitmap, write_deletion_vector
 from sparkmeta.spec.entry import ContentType, Status
 from sparkmeta.spec.metadata import Snapshot, SnapshotRef, serialize_table_metadata
 from sparkmeta.spec.new_table import new_metadata
 from sparkmeta.spec.puffin import deletion_vector_blob, write_puffin
+from tests.benchmarks.timing import consume, timed
 from tests.benchmarks.workload import BUILD
 
 if TYPE_CHECKING:
@@ -48,35 +51,46 @@ PARTITIONS = 100
 RECORDS = 100
 MASKED_SHARE = 0.05
 
-_STATS = {1: "int", 2: "long", 3: "int"}
-_TYPES = tree_schema(_STATS)
-_SCHEMA = Schema(
-    NestedField(1, "part", IntegerType()), NestedField(2, "id", LongType()), NestedField(3, "needle", IntegerType())
-)
+_OWN_FILES = ("root.parquet", "masks.puffin", "v1.metadata.json", "version-hint.text")
 _SPEC = PartitionSpec(PartitionField(1, 1000, IdentityTransform(), "part"))
 
 
 @dataclass(frozen=True)
 class Growth:
-    """A tree of so many entries, in leaves of 100,000; masked: 5 % of every leaf's entries are."""
+    """A tree of so many entries. masked: 5 % of every leaf's entries are. columns: that have stats, three at least."""
 
     entries: int
     masked: bool = False
+    columns: int = 3
+    leaf_entries: int = LEAF_ENTRIES
 
     @property
     def leaves(self) -> int:
-        return max(1, self.entries // LEAF_ENTRIES)
+        return max(1, self.entries // self.leaf_entries)
 
     @property
     def folder(self) -> Path:
-        return BUILD / "growth" / f"{self.entries}{'-masked' if self.masked else ''}"
+        unusual = (
+            f"-{self.columns}-{self.leaf_entries}" if (self.columns, self.leaf_entries) != (3, LEAF_ENTRIES) else ""
+        )
+        return BUILD / "growth" / f"{self.entries}{unusual}{'-masked' if self.masked else ''}"
+
+    @property
+    def stats(self) -> dict[int, str]:
+        return {1: "int", 2: "long", 3: "int"} | dict.fromkeys(range(4, self.columns + 1), "long")
+
+    @property
+    def schema(self) -> Schema:
+        named = {1: "part", 2: "id", 3: "needle"}
+        types = {"int": IntegerType(), "long": LongType()}
+        return Schema(*(NestedField(one, named.get(one, f"c{one}"), types[kind]) for one, kind in self.stats.items()))
 
     def partition(self, leaf: int) -> int:
         return leaf * PARTITIONS // self.leaves
 
     def ids(self, leaf: int) -> np.ndarray[Any, Any]:
         """The entries' numbers: columns are made of them."""
-        size = min(LEAF_ENTRIES, self.entries)
+        size = min(self.leaf_entries, self.entries)
         return np.arange(leaf * size, (leaf + 1) * size, dtype=np.int64)
 
     def needles(self, leaf: int) -> np.ndarray[Any, Any]:
@@ -93,27 +107,24 @@ class Growth:
         return f"file://{done}"
 
     def rewind(self) -> None:
-        """Back to the one snapshot, whatever an earlier run has committed."""
+        """Back to the one snapshot, without the files of later ones."""
         metadata = self.folder / "metadata"
-        for later in metadata.glob("v*.metadata.json"):
-            if later.name != "v1.metadata.json":
-                later.unlink()
+        for file in metadata.iterdir():
+            if file.name not in _OWN_FILES and not file.name.startswith("leaf-"):
+                file.unlink()
         (metadata / "version-hint.text").write_text("1")
 
     def _write(self, done: Path) -> None:
-        with ProcessPoolExecutor(2) as pool:
-            rows = [
-                pa.ipc.open_stream(one).read_all() for one in pool.map(_leaf, ((self, i) for i in range(self.leaves)))
-            ]
-        vectors = self._vectors([row.column("location")[0].as_py() for row in rows]) if self.masked else []
+        rows = self._leaf_rows()
+        vectors = self._vectors(rows.column("location").to_pylist()) if self.masked else []
         root = f"file://{self.folder}/metadata/root.parquet"
-        Path(root.removeprefix("file://")).write_bytes(write_root(pa.concat_tables([*rows, *vectors])))
+        Path(root.removeprefix("file://")).write_bytes(write_root(pa.concat_tables([rows, *vectors])))
         document = {
             "snapshot-id": 1, "sequence-number": 1, "timestamp-ms": 1_700_000_000_000, "root-manifest": root,
             "summary": {"operation": "append", "total-equality-deletes": "0"}, "schema-id": 0,
             "first-row-id": 0, "added-rows": self.entries * RECORDS,
         }  # fmt: skip
-        metadata = new_metadata(f"file://{self.folder}", _SCHEMA, _SPEC, UNSORTED_SORT_ORDER, {}, 4)
+        metadata = new_metadata(f"file://{self.folder}", self.schema, _SPEC, UNSORTED_SORT_ORDER, {}, 4)
         changed = {
             "snapshots": [Snapshot.model_validate(document)],
             "current_snapshot_id": 1,
@@ -125,9 +136,22 @@ class Growth:
         (self.folder / "metadata" / done.name).write_text(done.read_text())
         (self.folder / "metadata" / "version-hint.text").write_text("1")
 
+    def _leaf_rows(self) -> pa.Table:
+        """The root's entries for the leaves, which are written where they are not there yet."""
+        kept = self.folder / "leaves.arrow"
+        if self.masked:
+            unmasked = replace(self, masked=False)
+            unmasked.location()
+            return unmasked._leaf_rows()
+        if not kept.exists():
+            with ProcessPoolExecutor(2) as pool:
+                rows = [read_rows_stream(one) for one in pool.map(_leaf, ((self, i) for i in range(self.leaves)))]
+            kept.write_bytes(rows_stream(pa.concat_tables(rows)))
+        return read_rows_stream(kept.read_bytes())
+
     def _vectors(self, leaves: list[str]) -> list[pa.Table]:
         """A deletion vector for every leaf, all in one Puffin file."""
-        size = min(LEAF_ENTRIES, self.entries)
+        size = min(self.leaf_entries, self.entries)
         count = int(size * MASKED_SHARE)
         random = np.random.default_rng(1)
         masks = [np.sort(random.choice(size, count, replace=False)) for _ in leaves]
@@ -144,7 +168,7 @@ class Growth:
             }
             for leaf, blob in zip(leaves, file.blobs, strict=True)
         ]  # fmt: skip
-        return [pa.Table.from_pylist(rows, schema=_TYPES)]
+        return [pa.Table.from_pylist(rows, schema=tree_schema(self.stats))]
 
 
 def _version() -> dict[str, int]:
@@ -161,17 +185,14 @@ def _leaf(task: tuple[Growth, int]) -> bytes:
     row = leaf_row(table, location, len(data), [1])
     first = pa.array([leaf * len(table) * RECORDS], pa.int64())
     row = row.set_column(row.column_names.index("first_row_id"), "first_row_id", first)
-    version = pa.array([_version()], _TYPES.field("version_info").type)
-    row = row.set_column(row.column_names.index("version_info"), _TYPES.field("version_info"), version)
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, row.schema) as stream:
-        stream.write_table(row)
-    return sink.getvalue().to_pybytes()
+    field = row.schema.field("version_info")
+    row = row.set_column(row.column_names.index(field.name), field, pa.array([_version()], field.type))
+    return rows_stream(row)
 
 
 def _entries(growth: Growth, leaf: int) -> pa.Table:
     ids, needles, part = growth.ids(leaf), growth.needles(leaf), growth.partition(leaf)
-    rows = len(ids)
+    rows, types = len(ids), tree_schema(growth.stats)
     names = pc.utf8_lpad(pa.array(ids).cast(pa.string()), 12, "0")
     folder = f"file:///warehouse/growth/data/part={part}/"
     same = {
@@ -184,14 +205,15 @@ def _entries(growth: Growth, leaf: int) -> pa.Table:
     columns["split_offsets"] = pa.ListArray.from_arrays(pa.array(np.arange(rows + 1), pa.int32()), np.full(rows, 4))
     columns["version_info"] = pa.StructArray.from_arrays(
         [pa.array(np.full(rows, int(Status.ADDED)), pa.int32()), *(pa.nulls(rows, pa.int64()) for _ in range(3))],
-        fields=list(_TYPES.field("version_info").type),
+        fields=list(types.field("version_info").type),
     )
     bounds = {1: (np.full(rows, part), np.full(rows, part)), 2: (ids * 10, ids * 10 + 9), 3: (needles, needles)}
-    kind = _TYPES.field("content_stats").type
+    bounds |= {one: (ids * one, ids * one + one) for one in range(4, growth.columns + 1)}
+    kind = types.field("content_stats").type
     structs = [_stats(kind.field(str(one)).type, *bounds[one]) for one in sorted(bounds)]
     columns["content_stats"] = pa.StructArray.from_arrays(structs, fields=list(kind))
-    arrays = [columns[f.name].cast(f.type) if f.name in columns else pa.nulls(rows, f.type) for f in _TYPES]
-    return pa.Table.from_arrays(arrays, schema=_TYPES)
+    arrays = [columns[f.name].cast(f.type) if f.name in columns else pa.nulls(rows, f.type) for f in types]
+    return pa.Table.from_arrays(arrays, schema=types)
 
 
 def _stats(kind: pa.StructType, lower: np.ndarray[Any, Any], upper: np.ndarray[Any, Any]) -> pa.StructArray:
@@ -203,6 +225,12 @@ def _stats(kind: pa.StructType, lower: np.ndarray[Any, Any], upper: np.ndarray[A
     children = [known[f.name].cast(f.type) if f.name in known else pa.nulls(rows, f.type) for f in kind]
     return pa.StructArray.from_arrays(children, fields=list(kind))
 
+
+COUNT = "live count"
+CONSUMED = 100_000_000
+"""Of more entries not every file is planned, but for counting: it takes a quarter of an hour for each billion."""
+BUDGET = 120.0
+"""Seconds after which a question is not asked again."""
 
 # -- measuring ------------------------------------------------------------------------------------------------------
 
@@ -225,8 +253,10 @@ def questions(growth: Growth) -> dict[str, tuple[str, str]]:
     needle, one = int(growth.needles(leaf)[7]), int(growth.ids(leaf)[7]) * 10
     within = "content_stats.`{0}`.lower_bound <= {1} AND content_stats.`{0}`.upper_bound >= {1}"
     part = growth.partition(leaf)
+    every = {"every file": ("true", "true")} if growth.entries <= CONSUMED else {}
     return {
-        "every file": ("true", "true"),
+        COUNT: ("true", "true"),
+        **every,
         "needle, unclustered": (f"needle = {needle}", within.format(3, needle)),
         "needle, clustered": (f"id = {one}", within.format(2, one)),
         "one partition": (f"part = {part}", f"content_stats.`1`.lower_bound = {part}"),
@@ -244,26 +274,16 @@ def measure(spark: SparkSession, growth: Growth, repeats: int) -> list[Measured]
         found.append(Measured(growth.entries, growth.masked, question, rows, statistics.median(ours), other))
 
     for name, (row_filter, predicate) in questions(growth).items():
-        ours, peer = [], []
+        answer, ours, peer = (methodcaller("count") if name == COUNT else consume), [], []
         rows = sm.load_table(location, spark=spark).scan(row_filter).plan_files().count()
-        for _ in range(repeats):
-            ours.append(_timed(lambda: _noop(sm.load_table(location, spark=spark).scan(row_filter).plan_files())))  # noqa: B023
-            peer.append(_timed(lambda: _noop(_own_reading(spark, location, row_filter, predicate))))  # noqa: B023
+        while len(ours) < repeats and sum(ours) < BUDGET:
+            ours.append(timed(lambda: answer(sm.load_table(location, spark=spark).scan(row_filter).plan_files())))  # noqa: B023
+            peer.append(timed(lambda: answer(_own_reading(spark, location, row_filter, predicate))))  # noqa: B023
         add(name, rows, ours, peer)
     growth.rewind()
     for name in ("a file is appended", "a file is deleted"):
-        add(name, 1, [_timed(lambda: _commit(growth, spark, name, run)) for run in range(repeats)], [])  # noqa: B023
+        add(name, 1, [timed(lambda: _commit(growth, spark, name, run)) for run in range(repeats)], [])  # noqa: B023
     return found
-
-
-def _timed(act: Any) -> float:
-    start = time.perf_counter()
-    act()
-    return time.perf_counter() - start
-
-
-def _noop(frame: DataFrame) -> None:
-    frame.write.format("noop").mode("overwrite").save()
 
 
 def _own_reading(spark: SparkSession, location: str, row_filter: str, predicate: str) -> DataFrame:
@@ -306,23 +326,25 @@ def _commit(growth: Growth, spark: SparkSession, name: str, run: int) -> None:
 @click.command()
 @click.argument("entries", type=int)
 @click.option("--masked", is_flag=True, help="5 % of every leaf's entries have a deletion vector.")
-@click.option("--repeats", default=3)
-@click.option("--heap", default="4g")
-def main(entries: int, masked: bool, repeats: int, heap: str) -> None:
+@click.option("--columns", default=3, show_default=True, help="Columns that have stats.")
+@click.option("--leaf-entries", default=LEAF_ENTRIES, show_default=True, help="Entries of a leaf.")
+@click.option("--repeats", default=3, show_default=True, help="Runs of each question; the median counts.")
+@click.option("--heap", default="4g", show_default=True, help="Of the JVM, e.g. 4g.")
+def main(entries: int, masked: bool, columns: int, leaf_entries: int, repeats: int, heap: str) -> None:
     """Make a tree of so many entries, and measure it."""
     from rich.console import Console
 
     from tests.benchmarks.report import print_growth
     from tests.benchmarks.session import bench_session
 
-    growth = Growth(entries, masked)
-    disk = entries * 26 // 1_000_000
+    growth = Growth(entries, masked, columns, leaf_entries)
+    disk = entries * (26 + 24 * (columns - 3)) // 1_000_000
     sys.stdout.write(f"{entries:,} entries in {growth.leaves:,} leaves: about {disk:,} MB of disk\n")
-    seconds = _timed(growth.location)
+    seconds = timed(growth.location)
     sys.stdout.write(f"made in {seconds:.0f} s\n")
     found = measure(bench_session(heap), growth, repeats)
     print_growth(Console(width=None if sys.stdout.isatty() else 150), found)
-    path = BUILD / f"growth-{entries}{'-masked' if masked else ''}.json"
+    path = BUILD / f"growth-{growth.folder.name}.json"
     path.write_text(json.dumps([asdict(one) for one in found], indent=1) + "\n")
 
 

@@ -8,13 +8,10 @@ tables, writes build/bench/limits-<time>.json.
 
 from __future__ import annotations
 
-import json
 import shutil
 import statistics
 import sys
-import time
-from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -25,18 +22,18 @@ from rich.table import Table as RichTable
 
 import sparkmeta as sm
 from tests.benchmarks.deletes import added_files, cloned
-from tests.benchmarks.report import machine
+from tests.benchmarks.report import write_runs
 from tests.benchmarks.session import bench_session
+from tests.benchmarks.timing import consume, timed
 from tests.benchmarks.trees import tree_location
-from tests.benchmarks.workload import BUILD, Workload
+from tests.benchmarks.workload import BUILD, NEEDLE, Workload
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
     from pathlib import Path
 
     from pyspark.sql import DataFrame, SparkSession
 
-NEEDLE = "ss_ticket_number = 10 and ss_sold_date_sk = 5"
 FILES = (0, 500, 1_000, 2_000, 4_000, 16_000)
 MASKED = (0, 10_000, 150_000)
 # Nothing leaves the root.
@@ -95,9 +92,7 @@ def main(scale: float, heap: str, repeats: int) -> None:
             results.append(measured(table, folder, files, (0, count, kind), repeats))
     shutil.rmtree(folder)
     show(results)
-    path = BUILD / f"limits-{datetime.now(UTC):%Y-%m-%dT%H%M%S}.json"
-    path.write_text(json.dumps({"machine": machine(), "runs": [asdict(one) for one in results]}, indent=1) + "\n")
-    console.print(f"written: {path}")
+    console.print(f"written: {write_runs(BUILD, 'limits', results)}")
 
 
 def with_properties(spark: SparkSession, location: str, folder: Path, properties: Mapping[str, str]) -> sm.Table:
@@ -141,15 +136,9 @@ def plan_seconds(table: sm.Table, row_filter: str, repeats: int) -> float:
     def plan() -> None:
         opened = sm.load_table(table.metadata_location, spark=table.state.spark)
         scan = opened.scan(row_filter) if row_filter else opened.scan()
-        scan.plan_files().write.format("noop").mode("overwrite").save()
+        consume(scan.plan_files())
 
     return statistics.median([timed(plan) for _ in range(repeats + 2)][2:])
-
-
-def timed(work: Callable[[], None]) -> float:
-    started = time.perf_counter()
-    work()
-    return time.perf_counter() - started
 
 
 def show(results: list[Measured]) -> None:

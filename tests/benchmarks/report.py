@@ -57,9 +57,18 @@ class Results:
     def write(self, folder: Path) -> Path:
         """The run's file, results-<date>T<time>.json."""
         folder.mkdir(parents=True, exist_ok=True)
-        path = folder / f"results-{self.started:%Y-%m-%dT%H%M%S}.json"
-        path.write_text(json.dumps(self.to_json(), indent=1) + "\n")
-        return path
+        return _write(folder / f"results-{self.started:%Y-%m-%dT%H%M%S}.json", self.to_json())
+
+
+def write_runs(folder: Path, name: str, runs: Sequence[Any]) -> Path:
+    """The file of a benchmark of its own, <name>-<date>T<time>.json. runs: dataclasses."""
+    path = folder / f"{name}-{datetime.now(UTC):%Y-%m-%dT%H%M%S}.json"
+    return _write(path, {"machine": machine(), "runs": [asdict(one) for one in runs]})
+
+
+def _write(path: Path, content: Any) -> Path:
+    path.write_text(json.dumps(content, indent=1) + "\n")
+    return path
 
 
 def machine() -> dict[str, Any]:

@@ -20,6 +20,8 @@ def bench_session(heap: str) -> SparkSession:
         "spark.sql.iceberg.data-planning-mode": "distributed",
         "spark.sql.iceberg.delete-planning-mode": "distributed",
         "spark.ui.showConsoleProgress": "false",
+        # The heap is collected before each run, and would shrink by that: the next one would grow it again first.
+        "spark.driver.extraJavaOptions": f"-Xms{heap}",
     }
     spark = local_session("sparkmeta benchmarks", memory=heap, config=iceberg)
     spark.sparkContext.setLogLevel("ERROR")

@@ -9,12 +9,24 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
     from tests.benchmarks.contenders import Contender, Totals
     from tests.benchmarks.workload import Query, Workload
+
+
+def timed(work: Callable[[], Any]) -> float:
+    """Seconds that it takes."""
+    start = time.perf_counter()
+    work()
+    return time.perf_counter() - start
+
+
+def consume(frame: DataFrame) -> None:
+    """Every column of every row, into nothing."""
+    frame.write.format("noop").mode("overwrite").save()
 
 
 @dataclass(frozen=True)

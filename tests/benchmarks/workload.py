@@ -49,6 +49,9 @@ QUERIES = (
     ),
 )
 
+NEEDLE = QUERIES[3].row_filter
+"""Finds one file of one partition."""
+
 
 @dataclass(frozen=True)
 class Workload:
