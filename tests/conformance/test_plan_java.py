@@ -50,6 +50,7 @@ pytestmark = pytest.mark.java
 BATCH = 12
 SLICE = 6  # filters a table, where not all run
 SNAPSHOTS = 4
+PLANNING = ("auto", "join", "colocated")
 
 
 @pytest.fixture(scope="module")
@@ -58,17 +59,27 @@ def corpus(spark: SparkSession, java_warehouse: str) -> peers.Corpus:
 
 
 @pytest.fixture(autouse=True)
-def _decoded(request: pytest.FixtureRequest, spark: SparkSession) -> Iterator[None]:
-    """Each table's manifests are decoded on the driver in one of the two tests, and by tasks in the other."""
-    name = request.node.callspec.params["name"]
-    by_tasks = (crc32(name.encode()) + ("filters" in request.node.name)) % 2
-    spark.conf.set("spark.sparkmeta.driver-manifest-bytes", "0" if by_tasks else "64m")
+def _ways(request: pytest.FixtureRequest, spark: SparkSession) -> Iterator[None]:
+    """Each table's manifests are decoded on the driver in one of the two tests, and by tasks in the other; its deletes
+    are joined in one of the ways, or in the one that a test asks for."""
+    asked = request.node.callspec.params
+    number = crc32(asked["name"].encode()) + ("filters" in request.node.name)
+    values = {
+        "spark.sparkmeta.driver-manifest-bytes": "0" if number % 2 else "64m",
+        "spark.sparkmeta.planning": asked.get("planning") or PLANNING[number // 2 % len(PLANNING)],
+    }
+    for setting, value in values.items():
+        spark.conf.set(setting, value)
     yield
-    spark.conf.unset("spark.sparkmeta.driver-manifest-bytes")
+    for setting in values:
+        spark.conf.unset(setting)
 
 
+@pytest.mark.parametrize("planning", PLANNING if SOAK else [None])
 @pytest.mark.parametrize("name", slice_of(peers.names()))
-def test_plan_without_filter_at_every_snapshot(name: str, corpus: peers.Corpus, spark: SparkSession) -> None:
+def test_plan_without_filter_at_every_snapshot(
+    name: str, planning: str | None, corpus: peers.Corpus, spark: SparkSession
+) -> None:
     peer = corpus.table(name)
     table = sm.load_table(peer.metadata_location, spark=spark)
     places = [NOW, *(At(snapshot_id=one) for one in snapshots_of(peer, SNAPSHOTS))]
