@@ -17,8 +17,8 @@ from pyiceberg.types import IcebergType, NestedField, PrimitiveType, StructType
 
 from sparkmeta.columns.bounds import ANY, reads_as
 from sparkmeta.errors import NoSuchSnapshotError, UnsupportedError
-from sparkmeta.manifests.avro.read import decode_here, manifest_parts, read_avro_entries
-from sparkmeta.manifests.cached import cached_here, leaves_of, open_cache, read_through_cache
+from sparkmeta.manifests.avro.read import manifest_parts, read_avro_entries
+from sparkmeta.manifests.cached import CACHED_LEAF, leaves_of, open_cache, parts_here, read_through_cache
 from sparkmeta.manifests.leaf_bytes import TreeContext
 from sparkmeta.manifests.manifest_list import decode_manifest_list, entry_count, inline_manifest_list, root_entries
 from sparkmeta.manifests.parquet import read_parquet_entries
@@ -293,11 +293,16 @@ class TableState:
         Every physical row, DELETED ones included, with inheritance applied (table spec, Manifests). Few Avro manifests
         are read at once, on the driver (`fit_driver`).
         """
-        if self.tree is not None:
-            columns = {one: str(field.field_type) for one, field in self.primitive_fields.items()}
-            reader = TreeReader(self.spark, self.tree, self.driver_files, self.reader, columns, self.manifest_entries)
-            return reader.entries(roots, projection)
-        return self.manifest_entries(roots, projection)
+        reader = self.tree_reader
+        return self.manifest_entries(roots, projection) if reader is None else reader.entries(roots, projection)
+
+    @cached_property
+    def tree_reader(self) -> TreeReader | None:
+        """What reads the entries of `tree`; None where there is none."""
+        if self.tree is None:
+            return None
+        columns = {one: str(field.field_type) for one, field in self.primitive_fields.items()}
+        return TreeReader(self.spark, self.tree, self.driver_files, self.reader, columns, self.manifest_entries)
 
     def manifest_entries(self, roots: pa.Table, projection: EntryProjection, *, cached: bool = True) -> DataFrame:
         """As `entries`, of manifests of the v1-v3 layout.
@@ -331,31 +336,28 @@ class TableState:
         avro = self.tree is None and not _manifest_ids(roots, "PARQUET")
         if not avro or not self.fit_driver(roots, projection, TESTED_HERE):
             return None
-        parts, cache = self.whole_parts(roots, projection), self.manifest_cache
-        if cache is None:
-            return decode_here(parts, projection, self.files)
-        leaves = self.cached_leaves(parts, roots, projection)
-        if leaves.null_count or isinstance(cache.files, SparkFiles):
-            return None
-        return cached_here(parts, projection, leaves, cache, self.files)
+        parts = self.parts_at_hand(roots, projection)
+        return None if parts is None else parts_here(parts, projection, self.manifest_cache, self.files)
 
-    def all_cached(self, roots: pa.Table, projection: EntryProjection) -> bool:
-        """Whether the driver has manifests' leaves in the manifest cache at hand; true where there is no cache."""
-        if self.manifest_cache is None:
-            return True
-        leaves = self.cached_leaves(self.whole_parts(roots, projection), roots, projection)
-        return not leaves.null_count and not isinstance(self.manifest_cache.files, SparkFiles)
+    def parts_at_hand(self, roots: pa.Table, projection: EntryProjection) -> pa.Table | None:
+        """`whole_parts` `with_leaves`; None where the manifest cache has not all of them for the driver."""
+        parts = self.with_leaves(self.whole_parts(roots, projection), roots, projection)
+        cache = self.manifest_cache
+        if cache is not None and (parts.column(CACHED_LEAF).null_count or isinstance(cache.files, SparkFiles)):
+            return None
+        return parts
 
     def whole_parts(self, roots: pa.Table, projection: EntryProjection) -> pa.Table:
         """What those read who read whole manifests, as `PART_SCHEMA`: the parts that the manifest cache has of them."""
         whole = self.manifest_cache is None
         return manifest_parts(roots, projection, sys.maxsize if whole else self.settings.split_manifest_bytes)
 
-    def cached_leaves(self, parts: pa.Table, roots: pa.Table, projection: EntryProjection) -> pa.Array:
-        """For each row of `PART_SCHEMA`, of manifests in `roots`, its leaf in the manifest cache, or null."""
-        if self.manifest_cache is None:
-            return pa.nulls(len(parts), pa.string())
-        return leaves_of(parts, projection, self.manifest_cache, _lengths(roots))
+    def with_leaves(self, parts: pa.Table, roots: pa.Table, projection: EntryProjection) -> pa.Table:
+        """Rows of `PART_SCHEMA`, of manifests in `roots`, with `cached_leaf`: theirs in the manifest cache, or null."""
+        cache = self.manifest_cache
+        unknown = pa.nulls(len(parts), pa.string())
+        leaves = unknown if cache is None else leaves_of(parts, projection, cache, _lengths(roots))
+        return parts.append_column(CACHED_LEAF, leaves)
 
     @property
     def driver_files(self) -> Files | None:

@@ -26,6 +26,9 @@ PLANNED = (
 )
 
 
+_UNCHANGED = "nothing is changed without --commit"
+
+
 @click.command("compact")
 @click.option("--filter", "row_filter", metavar="FILTER", help="Only leaves that may hold files for these rows.")
 @click.option("--cluster-by", metavar="A,B", help="Columns and partition fields that put the entries in order.")
@@ -69,9 +72,6 @@ def _say(plan: CompactionPlan, shown: Shown) -> None:
         click.echo(f"snapshot {committed['snapshot_id']}: {replaced} leaves became {created}")
     elif not plan.summary().is_empty:
         click.echo(_UNCHANGED)
-
-
-_UNCHANGED = "nothing is changed without --commit"
 
 
 @click.command("upgrade")

@@ -176,12 +176,11 @@ class _TreeCheck:
 
     # -- entries ----------------------------------------------------------------------------------------------------
 
-    @cached_property
+    @property
     def _reader(self) -> TreeReader:
-        state = self.state
-        assert state.tree is not None
-        columns = {one: str(column.field_type) for one, column in state.primitive_fields.items()}
-        return TreeReader(state.spark, state.tree, state.driver_files, state.reader, columns, state.manifest_entries)
+        reader = self.state.tree_reader
+        assert reader is not None
+        return reader
 
     @cached_property
     def _roots(self) -> pa.Table:

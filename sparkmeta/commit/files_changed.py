@@ -7,7 +7,7 @@ change. Snapshots of a manifest list say it by the manifests that they added.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial, reduce
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +26,7 @@ from sparkmeta.manifests.leaf import entry_columns
 from sparkmeta.manifests.maps import with_metrics_maps
 from sparkmeta.manifests.projection import MANIFEST, ORDINAL, EntryProjection
 from sparkmeta.manifests.root import Root, one_of, version
-from sparkmeta.manifests.tree import TreeReader, leaf_roots, narrowed_rows, plain_projection
+from sparkmeta.manifests.tree import leaf_roots, narrowed_rows, plain_projection
 from sparkmeta.manifests.vectors import VECTOR_SCHEMA, masked_ordinals, vector_row
 from sparkmeta.plan.prune import is_live
 from sparkmeta.session import local_frame
@@ -276,13 +276,11 @@ class _Changes:
         """Every entry of the units' leaves, each leaf once."""
         newest = self._newest
         assert newest is not None
-        assert newest.tree is not None
+        assert newest.tree_reader is not None
         ids = sorted({one.manifest for one in units})
         leaves = pa.concat_tables([self._leaves[one] for one in ids])
         roots = leaf_roots(leaves, pa.array(ids, pa.int32()))
-        reader = TreeReader(
-            newest.spark, newest.tree, newest.driver_files, newest.reader, self._column_types, newest.manifest_entries
-        )
+        reader = replace(newest.tree_reader, column_types=self._column_types)
         return _union(reader.physical_frames(roots, self._read))[0]
 
     def _places(self, units: Sequence[_Unit]) -> DataFrame:

@@ -48,6 +48,7 @@ def property_name(field: str) -> str:
     return "write.tree." + field.replace("_", "-")
 
 
+# Digits: any number of so many is an int64, and int() refuses thousands of them with an error of its own.
 _LONGEST = 18
 
 

@@ -97,14 +97,15 @@ def read_through_cache(
     return frames
 
 
-def cached_here(
-    parts: pa.Table, projection: EntryProjection, leaves: pa.Array, cache: ManifestCache, files: Files
-) -> pa.Table:
-    """As `read_cached_entries`, by threads of this process. leaves: that of each part. files: open manifests."""
+def parts_here(parts: pa.Table, projection: EntryProjection, cache: ManifestCache | None, files: Files) -> pa.Table:
+    """The entries of parts, rows of `PART_SCHEMA` with their `cached_leaf`, by threads of this process.
+
+    files: open manifests.
+    """
     from sparkmeta.session import map_here
 
-    units = parts.append_column(CACHED_LEAF, leaves)
-    return map_here(units, partial(_decode_parts, projection, cache.files, files), projection.schema)
+    cached = files if cache is None else cache.files
+    return map_here(parts, partial(_decode_parts, projection, cached, files), projection.schema)
 
 
 def _decode_parts(

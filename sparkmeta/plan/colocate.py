@@ -109,8 +109,7 @@ def colocated_entries(scan_filter: ScanFilter, groups: Colocation, data: EntryPr
     if state.tree is None and (cache := state.manifest_cache) is not None:
         task = replace(task, cached=cache.files) if here else replace(task, writer=cache.writer)
     if groups.vectors is not None:
-        parts = state.whole_parts(groups.data, data)
-        parts = parts.append_column(CACHED_LEAF, state.cached_leaves(parts, groups.data, data))
+        parts = state.with_leaves(state.whole_parts(groups.data, data), groups.data, data)
         join = partial(_join_here, task, _one_a_file(groups.vectors))
         return map_units(state.spark, parts, join, task.schema, here=True)
     rows = _leaf_units(state.tree, groups) if state.tree is not None else _manifest_units(state, groups, task)
@@ -164,7 +163,7 @@ def _manifest_units(state: TableState, groups: Colocation, task: _Task) -> list[
 
     def by_manifest(parts: pa.Table, roots: pa.Table, projection: EntryProjection) -> dict[int, list[dict[str, Any]]]:
         found: dict[int, list[dict[str, Any]]] = {}
-        for row in parts.append_column(CACHED_LEAF, state.cached_leaves(parts, roots, projection)).to_pylist():
+        for row in state.with_leaves(parts, roots, projection).to_pylist():
             found.setdefault(row[MANIFEST], []).append(row)
         return found
 

@@ -263,6 +263,7 @@ def _attach_groups(data: DataFrame, deletes: DeleteEntries, entries: DataFrame, 
     if deletes.equality_ids:
         equality = sql.concat(*(_overlapping(group, deletes, state) for group in (of_table, of_partition)))
         applied = sql.concat(public(equality), applied)
+    # Where nothing else applies, the shared array is passed on as it is: concat would copy it for each file.
     alone = reduce(and_, (sql.size(sql.col(name)) == 0 for name in names), sql.col(_SHARED).isNotNull())
     return members.selectExpr("*", _shown(sql.when(alone, sql.col(_SHARED)).otherwise(applied))).drop(*names, _SHARED)
 

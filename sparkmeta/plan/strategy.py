@@ -158,7 +158,9 @@ def _read_here(scan_filter: ScanFilter, data: pa.Table, deletes: pa.Table) -> pa
     """The deletes, where the driver reads data and deletes, as they are few; None else, and where no vectors can be."""
     state, both = scan_filter.state, pa.concat_tables([data, deletes])
     of_data = replace(data_projection(scan_filter), wanted=wanted_entries(scan_filter))
-    if state.metadata.format_version < 3 or not state.fit_driver(both, of_data) or not state.all_cached(data, of_data):
+    if state.metadata.format_version < 3 or not state.fit_driver(both, of_data):
+        return None
+    if state.manifest_cache is not None and state.parts_at_hand(data, of_data) is None:
         return None
     return state.entries_here(deletes, vector_projection(scan_filter))
 

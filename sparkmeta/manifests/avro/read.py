@@ -82,13 +82,6 @@ def read_avro_entries(
     return map_units(spark, parts, decode, projection.schema, here=here)
 
 
-def decode_here(parts: pa.Table, projection: EntryProjection, files: Files) -> pa.Table:
-    """The entries of the manifest parts, decoded by threads of this process."""
-    from sparkmeta.session import map_here
-
-    return map_here(parts, partial(_decode_fetched, projection, files, None), projection.schema)
-
-
 def spark_schema(projection: EntryProjection) -> Any:
     """The projection's row type as Spark's."""
     return schema_of(projection.schema)
