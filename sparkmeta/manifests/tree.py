@@ -125,7 +125,16 @@ class TreeReader:
 
     def _leaf_frames(self, roots: pa.Table, projection: EntryProjection) -> list[DataFrame]:
         leaves = roots.filter(pc.not_equal(roots.column("file_format"), IN_ROOT))
-        return [self._unmasked(leaves, frame) for frame in self.physical_frames(leaves, projection)]
+        vectors, ids = self.tree.vectors, leaves.column(MANIFEST).combine_chunks()
+        vectors = vectors.filter(pc.is_in(vectors.column(MANIFEST), ids))
+        if not len(vectors):
+            return self.physical_frames(leaves, projection)
+        masked = pc.is_in(ids, vectors.column(MANIFEST).combine_chunks())
+        if few_masks(vectors, self.files):
+            masked = pa.repeat(pa.scalar(True), len(leaves))  # one relation is planned sooner than two
+        frames = self.physical_frames(leaves.filter(pc.invert(masked)), projection)
+        of_masked = self.physical_frames(leaves.filter(masked), projection)
+        return [*frames, *(self._unmasked(vectors, one) for one in of_masked)]
 
     def physical_frames(self, leaves: pa.Table, projection: EntryProjection) -> list[DataFrame]:
         """Every entry of some leaves (rows of `leaf_roots`), masked and DELETED ones included: a frame a layout.
@@ -141,18 +150,14 @@ class TreeReader:
             frames.append(self.manifest_entries(older, projection))
         return frames
 
-    def _unmasked(self, leaves: pa.Table, entries: DataFrame) -> DataFrame:
-        """Without the entries that live deletion vectors mask: an anti-join on (manifest, ordinal).
+    def _unmasked(self, vectors: pa.Table, entries: DataFrame) -> DataFrame:
+        """Without the entries that deletion vectors mask: an anti-join on (manifest, ordinal).
 
         Masks as bits, where they are few, are looked up rather than joined: they have one row a leaf, which is
         broadcast. Of many, tasks open those that they need. Filters of entries come before any of these.
         """
         from pyspark.sql import functions as F
 
-        vectors, ids = self.tree.vectors, leaves.column(MANIFEST).combine_chunks()
-        vectors = vectors.filter(pc.is_in(vectors.column(MANIFEST), ids))
-        if not len(vectors):
-            return entries
         if self.reader is not None and not few_masks(vectors, self.files):
             by_tasks = masked_by_tasks(vectors, self.reader)
             if by_tasks is not None:

@@ -193,8 +193,12 @@ def _join_here(task: _Task, vectors: pa.Table, parts: Iterable[pa.RecordBatch]) 
 
 def _join_leaves(task: _Task, leaf: Mapping[str, Any], vectors: Callable[[], pa.Table]) -> Iterator[pa.RecordBatch]:
     data, found = _table(_read(task, leaf, task.data), task.data), vectors()
-    _refuse_unknown(data, found, leaf["location"])
-    live = _live(_beside(task, data, found), task, leaf)
+    places = _places(data, found)
+    # Each vector has its file, and none has another's, where all of them are found: what else there is, they say.
+    if pc.count_distinct(places).as_py() < len(found):
+        _one_a_file(found)
+        _refuse_unknown(data, found, leaf["location"])
+    live = _live(_beside(task, data, found, places), task, leaf)
     yield from wanted_rows(live, task.data).to_batches()
 
 
@@ -205,14 +209,23 @@ def _join_avro(task: _Task, part: Mapping[str, Any], vectors: Callable[[], pa.Ta
         if len(batch):
             pending.append(batch)
         if sum(map(len, pending)) >= _JOINED_AT_ONCE:
-            yield from _beside(task, _table(pending, task.data), vectors()).to_batches()
+            yield from _matched(task, _table(pending, task.data), vectors()).to_batches()
             pending = []
     if pending:
-        yield from _beside(task, _table(pending, task.data), vectors()).to_batches()
+        yield from _matched(task, _table(pending, task.data), vectors()).to_batches()
 
 
-def _beside(task: _Task, data: pa.Table, vectors: pa.Table) -> pa.Table:
-    return pa.Table.from_arrays([*data.columns, *_vectors_of(data, vectors)], schema=task.schema)
+def _matched(task: _Task, data: pa.Table, vectors: pa.Table) -> pa.Table:
+    return _beside(task, data, vectors, _places(data, vectors))
+
+
+def _beside(task: _Task, data: pa.Table, vectors: pa.Table, places: pa.Array) -> pa.Table:
+    return pa.Table.from_arrays([*data.columns, *_vectors_of(data, vectors, places)], schema=task.schema)
+
+
+def _places(data: pa.Table, vectors: pa.Table) -> pa.Array:
+    """Which of the vectors is of each data entry; null where none is."""
+    return pc.index_in(_one(data, "location"), _one(vectors, "referenced_file"))
 
 
 def _read(task: _Task, manifest: Mapping[str, Any], projection: EntryProjection) -> Iterable[pa.RecordBatch]:
@@ -245,7 +258,9 @@ class _Vectors:
             for one, manifest in wanted.items():
                 known = held.get(one)
                 self._held[one] = self._decoded(manifest) if known is None else known
-            self._all = _one_a_file(pa.concat_tables(self._held.values()))
+            found = pa.concat_tables(self._held.values())
+            # Where a leaf has its own vectors, the join with it tells whether two are of one file.
+            self._all = _only_vectors(found) if self._task.context is not None else _one_a_file(found)
         return self._all
 
     def _decoded(self, manifest: Mapping[str, Any]) -> pa.Table:
@@ -255,13 +270,18 @@ class _Vectors:
 
 def _one_a_file(vectors: pa.Table) -> pa.Table:
     """The deletes, if all are vectors and no two of one data file; else a ValidationError."""
-    problem = "a delete manifest of deletion vectors holds a delete file that is no vector: "
-    _refuse(_one(vectors, "location"), pc.invert(is_vector(vectors)), problem)
+    vectors = _only_vectors(vectors)
     targets = _one(vectors, "referenced_file")
     if pc.count_distinct(targets).as_py() < len(targets):
         counts = pc.value_counts(targets)
         _refuse(counts.field("values"), pc.greater(counts.field("counts"), 1), TWO_VECTORS)
-    return vectors.combine_chunks()
+    return vectors
+
+
+def _only_vectors(deletes: pa.Table) -> pa.Table:
+    problem = "a delete manifest of deletion vectors holds a delete file that is no vector: "
+    _refuse(_one(deletes, "location"), pc.invert(is_vector(deletes)), problem)
+    return deletes.combine_chunks()
 
 
 def _live(entries: pa.Table, task: _Task, leaf: Mapping[str, Any]) -> pa.Table:
@@ -275,11 +295,9 @@ def _live(entries: pa.Table, task: _Task, leaf: Mapping[str, Any]) -> pa.Table:
     return entries.filter(kept)
 
 
-def _vectors_of(data: pa.Table, vectors: pa.Table) -> Sequence[pa.Array]:
-    """The vector of each data entry, as `_VECTOR`; null where it has none."""
-    paths = _one(data, "location")
-    places = pc.index_in(paths, _one(vectors, "referenced_file"))
-    _check(data, vectors, places, paths)
+def _vectors_of(data: pa.Table, vectors: pa.Table, places: pa.Array) -> Sequence[pa.Array]:
+    """The vector of each data entry, as `_VECTOR`; null where it has none. places: see `_places`."""
+    _check(data, vectors, places, _one(data, "location"))
     location = _one(vectors, "deletion_vector")
     columns = [
         _one(vectors, "location"),

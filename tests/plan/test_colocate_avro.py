@@ -171,6 +171,7 @@ def test_delete_manifests_of_other_partitions_are_not_opened(table: HandmadeTabl
 
 def test_what_a_task_holds_already_is_not_read_again() -> None:
     class Task:
+        context = None
         deletes = colocate.EntryProjection.of(("location", "referenced_file", "content_type", "file_format"))
 
     read: list[int] = []
