@@ -43,8 +43,11 @@ if TYPE_CHECKING:
 
 # More ranges are too many streams for one task to cut its entries into.
 _MOST_RANGES = 1_024
-# Bytes of leaves that a task cuts into ranges at once, several times as many in memory; entries of a range in a sample.
-_CUT_BYTES, _SAMPLED = 64 << 20, 60
+# What a task cuts into ranges at once: bytes of leaves, which are several times as many in memory, and entries, of
+# which very many are in few bytes where their columns hardly differ.
+_CUT_BYTES, _CUT_ENTRIES = 64 << 20, 400_000
+# Entries of a range in a sample.
+_SAMPLED = 60
 _LARGEST_SAMPLE = 50_000
 
 
@@ -211,16 +214,16 @@ class RewriteJob:
 
     def _chunks(self, group: Group) -> list[dict[str, Any]]:
         """The group's leaves in bins of what a task takes at once."""
-        sizes = self.root.column("file_size_in_bytes")
+        names = ("file_size_in_bytes", "record_count")
+        sizes, counts = (self.root.column(name).take(pa.array(group.leaves, pa.int64())).to_pylist() for name in names)
         chunks: list[list[int]] = [[]]
-        size = 0
-        for place in group.leaves:
-            own = sizes[place].as_py()
-            if chunks[-1] and size + own > _CUT_BYTES:
+        size = entries = 0
+        for place, of_leaf, in_leaf in zip(group.leaves, sizes, counts, strict=True):
+            if chunks[-1] and (size + of_leaf > _CUT_BYTES or entries + in_leaf > _CUT_ENTRIES):
                 chunks.append([])
-                size = 0
+                size = entries = 0
             chunks[-1].append(place)
-            size += own
+            size, entries = size + of_leaf, entries + in_leaf
         return [self._bin(0, group, one, files=not number) for number, one in enumerate(chunks)]
 
     def _bounds(self, group: Group, ranges: int) -> pa.Table:

@@ -1,0 +1,44 @@
+"""What one task of a compaction takes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from sparkmeta.commit.compact import rewrite
+from sparkmeta.commit.compact.choose import Group
+from sparkmeta.commit.compact.rewrite import RewriteJob
+from sparkmeta.spec.entry import ContentType
+
+
+@pytest.mark.parametrize(
+    ("sizes", "counts", "expected"),
+    [
+        ([40, 40, 40, 40], [1, 1, 1, 1], [[0, 1], [2, 3]]),  # bytes
+        ([1, 1, 1, 1], [4, 4, 4, 1], [[0, 1], [2, 3]]),  # entries
+        ([90, 200, 5, 5], [1, 1, 30, 1], [[0], [1], [2], [3]]),  # a leaf beyond either limit stands alone
+    ],
+)
+def test_entries_that_are_exchanged_are_read_in_bounded_parts(
+    monkeypatch: pytest.MonkeyPatch, sizes: list[int], counts: list[int], expected: list[list[int]]
+) -> None:
+    monkeypatch.setattr(rewrite, "_CUT_BYTES", 100)
+    monkeypatch.setattr(rewrite, "_CUT_ENTRIES", 9)
+    taken: list[tuple[list[int], bool]] = []
+
+    class Job(RewriteJob):
+        def _bin(self, number: int, group: Group, leaves: Any, *, files: bool = True) -> dict[str, Any]:
+            taken.append((list(leaves), files))
+            return {}
+
+    table = pa.table({"file_size_in_bytes": [0, *sizes], "record_count": [0, *counts]})
+    scope: Any = SimpleNamespace(root=SimpleNamespace(table=table))
+    state: Any = None
+    group = Group(ContentType.DATA_MANIFEST, 0, tuple(range(1, 5)), files=(0,))
+    Job(state, scope, state, "")._chunks(replace(group, parts=2, exchanged=True))
+    assert [[place - 1 for place in leaves] for leaves, _ in taken] == expected
+    assert [files for _, files in taken] == [True, *[False] * (len(expected) - 1)]
