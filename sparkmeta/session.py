@@ -30,6 +30,9 @@ _THREADS = 8
 _INTERPRETED_ROWS = 1000
 _MANY_PARTITIONS = 1 << 16
 
+# Where the session does not say.
+_DEFAULT_TASKS = 200
+
 
 def local_session(
     app_name: str = "sparkmeta",
@@ -135,6 +138,12 @@ def local_frame(spark: SparkSession, table: pa.Table) -> DataFrame:
     """
     schema = from_arrow_schema(table.schema, prefer_timestamp_ntz=True)
     return spark.createDataFrame(table.combine_chunks() if len(table) else table.schema.empty_table(), schema)
+
+
+def read_tasks(spark: SparkSession) -> int:
+    """Into how many tasks to spread files that tasks open: Spark itself would put short rows into one."""
+    configured = spark.conf.get("spark.sql.shuffle.partitions")
+    return int(configured) if configured and configured.isdecimal() else _DEFAULT_TASKS
 
 
 def map_units(

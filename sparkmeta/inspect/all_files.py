@@ -11,10 +11,11 @@ from pyspark.sql import functions as F
 from sparkmeta.errors import UnsupportedError
 from sparkmeta.inspect.files import entries_of, entries_selection, files_of, files_selection
 from sparkmeta.inspect.manifest_rows import REACHABLE, reachable_rows
-from sparkmeta.inspect.manifests import listed_manifests, read_tasks, spec_transforms
+from sparkmeta.inspect.manifests import listed_manifests, spec_transforms
 from sparkmeta.inspect.reachable import PARQUET_SUFFIX, read_manifests
 from sparkmeta.manifests.avro.read import PART_SCHEMA, spark_schema
 from sparkmeta.manifests.manifest_list import MANIFEST_FILE_SCHEMA, root_entries
+from sparkmeta.session import read_tasks
 from sparkmeta.spec.entry import ContentType
 
 if TYPE_CHECKING:

@@ -28,11 +28,9 @@ from sparkmeta.storage.files import binary_files
 from sparkmeta.storage.location import spark_path_key
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame
 
     from sparkmeta.state import TableState
-
-_DEFAULT_TASKS = 200
 
 
 def manifests(state: TableState) -> DataFrame:
@@ -91,12 +89,6 @@ def spec_transforms(state: TableState) -> SpecTransforms:
         )
         for spec_id, fields in state.spec_fields.items()
     }
-
-
-def read_tasks(spark: SparkSession) -> int:
-    """Into how many tasks to spread files that tasks open: Spark itself would put short rows into one."""
-    configured = spark.conf.get("spark.sql.shuffle.partitions")
-    return int(configured) if configured and configured.isdecimal() else _DEFAULT_TASKS
 
 
 def _with_content(state: TableState, lists: pa.Table) -> DataFrame:

@@ -15,10 +15,9 @@ from pyspark.sql.types import StructType as SparkStructType
 from sparkmeta.columns.types import spark_type
 from sparkmeta.inspect.delete_rows import DeleteRows
 from sparkmeta.inspect.deleted_row import RowField
-from sparkmeta.inspect.manifests import read_tasks
 from sparkmeta.plan.prune import is_live, live_manifests
 from sparkmeta.plan.rows import public_partition, public_partition_type
-from sparkmeta.session import local_frame
+from sparkmeta.session import local_frame, read_tasks
 from sparkmeta.spec.entry import ContentType
 from sparkmeta.storage.files import binary_files
 from sparkmeta.storage.location import spark_path_key

@@ -145,7 +145,8 @@ def _distinct(table: pa.Table) -> Iterator[str]:
     """Columns whose values hardly repeat, by their first rows: a dictionary of them takes time and adds bytes."""
     rows = table.slice(0, _SAMPLE)
     for path, values in _flat((name, whole(rows.column(name))) for name in rows.column_names):
-        if not pa.types.is_nested(values.type) and 2 * pc.count_distinct(values).as_py() > len(rows):
+        countable = not pa.types.is_nested(values.type) and not pa.types.is_null(values.type)
+        if countable and 2 * pc.count_distinct(values).as_py() > len(rows):
             yield path
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import uuid
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from itertools import groupby, pairwise
 from typing import TYPE_CHECKING, TypeVar
 
@@ -151,14 +151,23 @@ def put_behind(leaves: Iterable[tuple[T, EncodedLeaf]], form: LeafFormat) -> Ite
         put.result()
         return key, row
 
-    with ThreadPoolExecutor(_PUTS, "leaves") as pool:
+    try:
         for key, (data, row) in leaves:
-            put = pool.submit(form.writer.write_new, row.column("location")[0].as_py(), data)
+            put = _threads().submit(form.writer.write_new, row.column("location")[0].as_py(), data)
             pending.append((key, row, put))
             if len(pending) > _PUTS:
                 yield first()
         while pending:
             yield first()
+    finally:
+        # After an error: what has begun is waited for, and nothing more is written.
+        wait([put for _, _, put in pending if not put.cancel()])
+
+
+@cache
+def _threads() -> ThreadPoolExecutor:
+    """The same ones for all tasks of a worker, since some FileIOs keep connections by thread."""
+    return ThreadPoolExecutor(_PUTS, "leaves")
 
 
 def _write(form: LeafFormat, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -159,7 +159,7 @@ class TreeReader:
         from pyspark.sql import functions as F
 
         if self.reader is not None and not few_masks(vectors, self.files):
-            by_tasks = masked_by_tasks(vectors, self.reader)
+            by_tasks = masked_by_tasks(self.spark, vectors, self.reader)
             if by_tasks is not None:
                 return entries.where(~by_tasks)
         if mask_bytes(vectors) > _BROADCAST_MASKS:

@@ -45,6 +45,9 @@ CHECKED_SCHEMA = pa.schema([*MASKED_SCHEMA, pa.field("value", pa.string()), pa.f
 # Masks of so many bytes, with so many bitmaps to fetch for them, are made on the driver.
 _DRIVER_MASKS = 1 << 20
 _DRIVER_BLOBS = 16
+# Spark's version since which there are Arrow UDFs; bytes of vectors, inline bitmaps included, that each task gets.
+_ARROW_UDFS = (4, 1)
+_MOST_SENT = 16 << 20
 # Leaves whose masks a task keeps.
 _HELD = 4
 
@@ -113,15 +116,18 @@ def few_masks(vectors: pa.Table, files: Files | None) -> bool:
     return mask_bytes(vectors) <= _DRIVER_MASKS and stored <= (0 if files is None else _DRIVER_BLOBS)
 
 
-def masked_by_tasks(vectors: pa.Table, reader: ExecutorReader) -> Column | None:
-    """Whether a vector masks an entry, over rows with `manifest` and `ordinal`; None where PySpark has no Arrow UDFs.
+def masked_by_tasks(spark: SparkSession, vectors: pa.Table, reader: ExecutorReader) -> Column | None:
+    """Whether a vector masks an entry, over rows with `manifest` and `ordinal`; None where Spark has no Arrow UDFs, and
+    where the vectors themselves are too much for every task to have.
 
     vectors: rows of `VECTOR_SCHEMA`. A task opens the vectors of the leaves whose entries come to it, and no others.
     Raises, when it runs: CorruptFileError as `masked_ordinals` does, for a vector that some entry needs.
     """
     from pyspark.sql import functions as F
 
-    if not hasattr(F, "arrow_udf"):
+    # The server's version: a client may be newer.
+    version = tuple(map(int, spark.version.split(".")[:2]))
+    if not hasattr(F, "arrow_udf") or version < _ARROW_UDFS or vectors.nbytes > _MOST_SENT:
         return None
 
     # PySpark tells by the annotations what kind of function it is.

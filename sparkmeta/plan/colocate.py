@@ -250,7 +250,7 @@ class _Vectors:
         self._all = task.deletes.schema.empty_table()
 
     def of(self, manifests: Sequence[Mapping[str, Any]]) -> pa.Table:
-        """Raises ValidationError for a delete that is no vector, and for two vectors of one file."""
+        """Raises ValidationError for a delete that is no vector; of Avro manifests, for two vectors of one file too."""
         wanted = {(one[MANIFEST], one["part"]): one for one in manifests}
         if [*wanted] != [*self._held]:
             held = {one: table for one, table in self._held.items() if one in wanted}

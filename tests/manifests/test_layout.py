@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pyiceberg.conversions import to_bytes
 
-from sparkmeta.columns.bounds import decode_bounds
+from sparkmeta.columns.bounds import _ARROW_TYPES, decode_bounds
 from sparkmeta.commit.options import TreeOptions, property_name
 from sparkmeta.errors import CorruptFileError
 from sparkmeta.manifests.layout import DATA, DELETE, ROOT, read_manifest, tree_schema, write_manifest
@@ -86,6 +86,17 @@ def test_values_that_repeat_have_a_dictionary() -> None:
     assert columns["content_stats.1.lower_bound"].has_dictionary_page
     assert columns["file_format"].has_dictionary_page
     assert not columns["content_stats.1.upper_bound"].has_dictionary_page
+
+
+def test_stats_of_every_type_are_written() -> None:
+    """Also of columns of the type unknown, which hold nothing but nulls."""
+    types = dict(enumerate(_ARROW_TYPES, 1))
+    stats = {str(one): {"value_count": 5, "null_value_count": 5} for one in types}
+    row = file_row() | {"content_stats": stats}
+    table = pa.Table.from_pylist([row], schema=tree_schema(types))
+    found, _ = read_manifest(write_manifest(table, DATA), types, "file:///t/m.parquet")
+    assert found.column("content_stats").to_pylist()[0].keys() == stats.keys()
+    assert all(one["null_value_count"] == 5 for one in found.column("content_stats").to_pylist()[0].values())
 
 
 def test_roots_are_read_as_a_whole() -> None:

@@ -80,7 +80,24 @@ def test_each_leaf_is_given_once_its_file_is_there_in_the_order_of_leaves() -> N
 def test_a_leaf_that_cannot_be_written_ends_the_task() -> None:
     writer = SlowWriter(broken=2)
     of = form(writer)
-    found = []
+    leaves = put_behind(encoded(of), of)
+    assert [next(leaves)[0], next(leaves)[0]] == [0, 1]
     with pytest.raises(OSError, match="the disk is full"):
-        found += [number for number, _ in put_behind(encoded(of), of)]
-    assert len(writer.started) < LEAVES
+        next(leaves)
+    begun = list(writer.started)
+    assert len(begun) < LEAVES
+    time.sleep(0.1)
+    assert writer.started == begun
+
+
+def test_a_task_that_is_given_up_writes_nothing_more() -> None:
+    writer = SlowWriter()
+    of = form(writer)
+    leaves = put_behind(encoded(of), of)
+    assert next(leaves)[0] == 0
+    leaves.close()  # type: ignore[attr-defined]
+    begun = list(writer.started)
+    assert len(begun) < LEAVES
+    assert len(writer.written) == len(begun)
+    time.sleep(0.1)
+    assert writer.started == begun

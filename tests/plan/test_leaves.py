@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from pyspark.errors import PythonException
@@ -100,6 +100,8 @@ FEW, LOOKED_UP, JOINED = None, "ArrowEvalPython", "MapInArrow"
         ({"_DRIVER_BLOBS": 0}, LOOKED_UP),
         ({"_DRIVER_MASKS": -1} | NO_UDFS, JOINED),
         ({"_DRIVER_BLOBS": 0} | NO_UDFS, JOINED),
+        ({"_DRIVER_MASKS": -1, "_MOST_SENT": 1}, JOINED),
+        ({"_DRIVER_MASKS": -1, "_ARROW_UDFS": (99, 0)}, JOINED),
         ({"_DRIVER_MASKS": -1, "_BROADCAST_MASKS": -1} | NO_UDFS, JOINED),
     ],
 )
@@ -108,7 +110,7 @@ def test_masks_by_whoever_reads_them(
     spark: SparkSession,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-    limits: dict[str, int | None],
+    limits: dict[str, Any],
     by: str | None,
 ) -> None:
     """The driver where they are few, else the tasks that need them; by a join where PySpark is too old for that."""
@@ -116,7 +118,7 @@ def test_masks_by_whoever_reads_them(
         if limit is None:
             monkeypatch.delattr(F, name)
         else:
-            monkeypatch.setattr(vectors if name.startswith("_DRIVER") else tree_reader, name, limit)
+            monkeypatch.setattr(tree_reader if name == "_BROADCAST_MASKS" else vectors, name, limit)
     tree = TreeTable(tmp_path / "t", BY_PART)
     leaves = [tree.leaf(f"m{place}", *(data(f"{place} {one}") for one in range(130))) for place in range(3)]
     tree.snapshot(added=leaves)

@@ -32,7 +32,7 @@ from sparkmeta.manifests.leaf_writer import read_rows_stream, rows_stream
 from sparkmeta.manifests.projection import CONTENT_STATS, EntryProjection
 from sparkmeta.manifests.root import version
 from sparkmeta.manifests.tree import leaf_roots, leaf_units
-from sparkmeta.session import local_frame
+from sparkmeta.session import local_frame, read_tasks
 from sparkmeta.storage.files import ExecutorReader, executor_reader
 
 if TYPE_CHECKING:
@@ -184,14 +184,14 @@ class RewriteJob:
         return self._frame(self._chunks(group)).mapInArrow(self.rewriting([]).read_bins, schema_of(self.form.schema))
 
     def _frame(self, rows: list[dict[str, Any]]) -> DataFrame:
-        """Bins, each a task's work."""
+        """Bins, each the work of one task, which has others too where there are many."""
         frame = local_frame(self.state.spark, pa.Table.from_pylist(rows, schema=BIN_SCHEMA))
         return frame.repartition(min(len(rows), self._tasks))
 
     @property
     def _tasks(self) -> int:
         """Of a job, at most: each has several leaves to write, since it makes one while another is on its way."""
-        return 8 * int(self.state.spark.conf.get("spark.sql.shuffle.partitions", "200") or 200)
+        return 8 * read_tasks(self.state.spark)
 
     def _write_bins(self, rows: list[dict[str, Any]]) -> dict[int, list[pa.Table]]:
         written = self._frame(rows).mapInArrow(self.rewriting([]).write_bins, schema_of(WRITTEN_SCHEMA))
