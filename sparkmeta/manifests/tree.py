@@ -129,9 +129,9 @@ class TreeReader:
         vectors = vectors.filter(pc.is_in(vectors.column(MANIFEST), ids))
         if not len(vectors):
             return self.physical_frames(leaves, projection)
+        if few_masks(vectors, self.files):  # one relation is planned sooner than two
+            return [self._without_masked(vectors, one) for one in self.physical_frames(leaves, projection)]
         masked = pc.is_in(ids, vectors.column(MANIFEST).combine_chunks())
-        if few_masks(vectors, self.files):
-            masked = pa.repeat(pa.scalar(True), len(leaves))  # one relation is planned sooner than two
         frames = self.physical_frames(leaves.filter(pc.invert(masked)), projection)
         of_masked = self.physical_frames(leaves.filter(masked), projection)
         return [*frames, *(self._unmasked(vectors, one) for one in of_masked)]
@@ -151,20 +151,23 @@ class TreeReader:
         return frames
 
     def _unmasked(self, vectors: pa.Table, entries: DataFrame) -> DataFrame:
-        """Without the entries that deletion vectors mask: an anti-join on (manifest, ordinal).
+        """Without the entries that many deletion vectors mask: an anti-join on (manifest, ordinal).
 
-        Masks as bits, where they are few, are looked up rather than joined: they have one row a leaf, which is
-        broadcast. Of many, tasks open those that they need. Filters of entries come before any of these.
+        Tasks open the masks that they need, where they can. Filters of entries come before this, and before
+        `_without_masked`.
         """
-        from pyspark.sql import functions as F
-
-        if self.reader is not None and not few_masks(vectors, self.files):
-            by_tasks = masked_by_tasks(self.spark, vectors, self.reader)
-            if by_tasks is not None:
-                return entries.where(~by_tasks)
+        by_tasks = None if self.reader is None else masked_by_tasks(self.spark, vectors, self.reader)
+        if by_tasks is not None:
+            return entries.where(~by_tasks)
         if mask_bytes(vectors) > _BROADCAST_MASKS:
             masked = masked_ordinals(self.spark, vectors, self.reader)
             return entries.join(masked, [MANIFEST, ORDINAL], "left_anti")
+        return self._without_masked(vectors, entries)
+
+    def _without_masked(self, vectors: pa.Table, entries: DataFrame) -> DataFrame:
+        """As `_unmasked`: masks as bits are looked up rather than joined, one row a leaf, which is broadcast."""
+        from pyspark.sql import functions as F
+
         masks = leaf_masks(self.spark, vectors, self.reader, self.files).withColumnRenamed(MANIFEST, _MASKED_LEAF)
         found = entries.join(F.broadcast(masks), F.expr(f"{MANIFEST} = {_MASKED_LEAF}"), "left")
         bit = f"bit_get(get({MASK}, CAST({ORDINAL} >> 6 AS INT)), CAST({ORDINAL} & 63 AS INT))"

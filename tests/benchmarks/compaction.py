@@ -7,8 +7,8 @@ is planned. Each rewriting has a fresh table. Prints a table, writes build/bench
 
     python -m tests.benchmarks.compaction --grown 100000000
 
-sorts a tree of so many entries instead (see `growth`; 5 % are masked), each by a column that is spread over all leaves,
-and says what memory that took.
+sorts a tree of so many entries instead (see `growth`; 5 % are masked), by a column that is spread over all leaves, and
+says what memory that took.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def main(scale: float, leaves: int, heap: str, repeats: int, grown: int | None) 
         results.append(rewrite_by_java(spark, location, workload))
         for shape in ("in order", "random"):
             table = tree(spark, location, workload, leaves, shape)
-            results.append(compact(table, shape, workload))
+            results.append(compact(table, shape, workload.files, NEEDLE))
     finish(results)
 
 
@@ -174,27 +174,16 @@ class _Leaves:
         return write_leaves(shuffled, leaf_format(state, name, 1 << 30))
 
 
-def compact(table: sm.Table, shape: str, workload: Workload) -> Measured:
-    """One compaction with its defaults."""
-    before = needle(table, NEEDLE)
-    count = len(table.state.roots)
+def compact(table: sm.Table, shape: str, entries: int, query: str, **options: Any) -> Measured:
+    """One compaction. query: that of the needle. options: of the compaction, its defaults otherwise."""
+    before, count = needle(table, query), len(table.state.roots)
     with Workers() as workers:
-        seconds = timed(lambda: table.maintenance.compact_manifests().commit())
-    after = table.refresh()
-    found = needle(after, NEEDLE)
-    return Measured(
-        "sparkmeta compact_manifests",
-        shape,
-        workload.files,
-        seconds,
-        count,
-        len(after.state.roots),
-        before[0],
-        found[0],
-        before[1],
-        found[1],
-        _memory(table.state.spark, workers),
-    )
+        seconds = timed(lambda: table.maintenance.compact_manifests(**options).commit())
+    memory, after = _memory(table.state.spark, workers), table.refresh()
+    found = needle(after, query)
+    counts = count, len(after.state.roots)
+    needles = before[0], found[0], before[1], found[1]
+    return Measured("sparkmeta compact_manifests", shape, entries, seconds, *counts, *needles, memory)
 
 
 def sort_grown(spark: SparkSession, entries: int) -> Measured:
@@ -204,26 +193,9 @@ def sort_grown(spark: SparkSession, entries: int) -> Measured:
     growth.rewind()
     table = sm.load_table(f"file://{growth.folder}", spark=spark)
     query = questions(growth)["needle, unclustered"][0]
-    before = needle(table, query)
-    with Workers() as workers:
-        seconds = timed(lambda: table.maintenance.compact_manifests(cluster_by=["needle"]).commit())
-    memory = _memory(spark, workers)
-    after = table.refresh()
-    found = needle(after, query)
-    counts = len(table.state.roots), len(after.state.roots)
+    found = compact(table, "masked, sorted anew", entries, query, cluster_by=["needle"])
     growth.rewind()
-    return Measured(
-        "sparkmeta compact_manifests",
-        "masked, sorted anew",
-        entries,
-        seconds,
-        *counts,
-        before[0],
-        found[0],
-        before[1],
-        found[1],
-        memory,
-    )
+    return found
 
 
 def _memory(spark: SparkSession, workers: Workers) -> Memory:

@@ -226,6 +226,8 @@ def _stats(kind: pa.StructType, lower: np.ndarray[Any, Any], upper: np.ndarray[A
     return pa.StructArray.from_arrays(children, fields=list(kind))
 
 
+# -- measuring ------------------------------------------------------------------------------------------------------
+
 COUNT = "live count"
 CONSUMED = 100_000_000
 """Of more entries not every file is planned, but for counting: it takes a quarter of an hour for each billion."""
@@ -233,8 +235,6 @@ COMMITS = 5
 """Of a kind; the first ones meet a cold JVM."""
 BUDGET = 120.0
 """Seconds after which a question is not asked again."""
-
-# -- measuring ------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+from tests.benchmarks.timing import consume
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
@@ -54,7 +56,7 @@ def measure(spark: SparkSession, location: str, heap: str) -> DriverMemory:
     table = sm.load_table(location, spark=spark)
     plan, files = table.scan().plan_files(), table.inspect.files()
     for relation in (plan, files):
-        relation.write.format("noop").mode("overwrite").save()
+        consume(relation)
     peak, after = heap_use(spark)
     return DriverMemory(plan.count(), heap, peak_resident_set() // MIB, peak // MIB, after // MIB)
 

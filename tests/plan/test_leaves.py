@@ -135,7 +135,7 @@ def test_masks_by_whoever_reads_them(
 
 
 def test_a_mask_that_no_kept_entry_needs_is_not_opened(
-    tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Filters of entries come first. Both leaves are opened: by their bounds either may have the row."""
     monkeypatch.setattr(vectors, "_DRIVER_BLOBS", 0)
