@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 
 from sparkmeta.manifests.layout import whole
 from sparkmeta.manifests.projection import CONTENT_STATS
-from sparkmeta.manifests.root import is_live, one_of, version
+from sparkmeta.manifests.root import is_live, kept, one_of, version
 from sparkmeta.spec.entry import ContentType, Status
 from sparkmeta.spec.stats import COUNTS
 
@@ -29,6 +29,7 @@ def leaf_row(
 
     Its version, affinity and first_row_id are left to the commit.
     """
+    live = kept(entries, is_live(entries))
     data = bool(len(entries)) and entries.column("content_type")[0].as_py() == ContentType.DATA
     row: dict[str, Any] = {
         "content_type": int(ContentType.DATA_MANIFEST if data else ContentType.DELETE_MANIFEST),
@@ -37,10 +38,9 @@ def leaf_row(
         "partition_spec_id": entries.column("partition_spec_id")[0].as_py(),
         "record_count": len(entries),
         "file_size_in_bytes": size,
-        "manifest_stats": _manifest_stats(entries),
+        "manifest_stats": _manifest_stats(entries, live),
     }
     without_stats = pa.Table.from_pylist([row], schema=entries.schema.remove(len(entries.schema) - 1))
-    live = entries.filter(is_live(entries))
     stats = whole(live.column(CONTENT_STATS))
     kind = entries.schema.field(CONTENT_STATS).type
     children = [
@@ -51,14 +51,13 @@ def leaf_row(
     return without_stats.append_column(entries.schema.field(CONTENT_STATS), aggregate)
 
 
-def _manifest_stats(entries: pa.Table) -> dict[str, int | None]:
+def _manifest_stats(entries: pa.Table, live: pa.Table) -> dict[str, int | None]:
     status, records = version(entries, "status"), entries.column("record_count")
     stats: dict[str, int | None] = {}
     for one, name in _STATUS_NAMES.items():
         of_status = pc.equal(status, int(one))
         stats[f"{name}_files_count"] = pc.sum(of_status).as_py() or 0
         stats[f"{name}_rows_count"] = pc.sum(records.filter(of_status)).as_py() or 0
-    live = entries.filter(is_live(entries))
     known = pc.min(version(live, "sequence_number")).as_py()
     inherits = version(live, "sequence_number").null_count > 0
     stats["min_sequence_number"] = None if inherits else known

@@ -92,6 +92,11 @@ def is_live(table: pa.Table) -> pa.Array:
     return pc.not_equal(version(table, "status"), int(Status.DELETED))
 
 
+def kept(table: pa.Table, rows: pa.Array | pa.ChunkedArray) -> pa.Table:
+    """The rows that a mask without nulls keeps: the table itself where these are all."""
+    return table if pc.all(rows).as_py() is not False else table.filter(rows)
+
+
 def write_root(table: pa.Table, properties: Mapping[str, str] | None = None) -> bytes:
     """Rows of `tree_schema` as a root manifest."""
     return write_manifest(table, ROOT, {LAYOUT_REVISION_KEY: str(LAYOUT_REVISION), **(properties or {})})
