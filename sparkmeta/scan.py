@@ -12,7 +12,7 @@ from pyiceberg.expressions import AlwaysTrue, And, BooleanExpression
 
 from sparkmeta.columns.predicate import bind_filter, parse_filter
 from sparkmeta.errors import NoSuchSnapshotError, ValidationError
-from sparkmeta.plan.files import PlannedManifests, plan_files, plan_manifests, plan_schema
+from sparkmeta.plan.files import PlannedManifests, count_files, plan_files, plan_manifests, plan_schema
 from sparkmeta.plan.prune import ScanFilter
 from sparkmeta.plan.report import ScanReport, scan_report
 from sparkmeta.plan.task_json import PARTITION_JSON, partition_json, task_json
@@ -135,6 +135,14 @@ class Scan:
         lazy and done by Spark.
         """
         return plan_files(self._filter, self._manifests)
+
+    def count_files(self) -> int:
+        """How many rows `plan_files` has.
+
+        Without a filter manifests are not opened: their counts, less what deletion vectors mask of them, tell it (all
+        but those of v1 tables have them). With one, Spark counts; deletes are not looked for, nor found to be wrong.
+        """
+        return count_files(self._filter, self._manifests)
 
     def iter_files(self) -> Iterator[Row]:
         """The rows of `plan_files` one after the other, for callers that must have Python objects.

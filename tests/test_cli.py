@@ -92,6 +92,7 @@ def test_version(run):
         ["files", "t", "--conf", "novalue"],
         ["files", "t", "--property", "uri=x"],
         ["plan", "t", "--tasks", "--report"],
+        ["plan", "t", "--count", "--report"],
         ["snapshots", "t", "--ref", "main"],
         ["tree", "t", "--ref", "main", "--snapshot-id", "1"],
     ],
@@ -268,6 +269,11 @@ def test_plan_task_json(run, location):
     tasks = rows_of(run("plan", location, "--task-json", "--limit", "3"))
     assert len(tasks) == 3
     assert all(task["data-file"]["record-count"] == 5 for task in tasks)
+
+
+def test_plan_count(run, location, table):
+    assert json.loads(run("plan", location, "--count", "-o", "json").stdout) == {"files": table.scan().count_files()}
+    assert run("plan", location, "--count", "--filter", "id = 9").stdout == "1\n"
 
 
 def test_plan_report(run, location):

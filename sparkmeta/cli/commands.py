@@ -110,6 +110,7 @@ def describe(source: Source, as_json: bool) -> None:
 @click.option("--tasks", is_flag=True, help="Print the files as splits packed into tasks, one task a row.")
 @click.option("--task-json", is_flag=True, help="Print the splits as Iceberg's File Scan Task JSON, one a line.")
 @click.option("--report", is_flag=True, help="Print what planning scans and skips, and why, instead of the files.")
+@click.option("--count", is_flag=True, help="Print how many files there are, instead of the files.")
 @takes_question
 @takes_rows
 @takes_source
@@ -117,7 +118,7 @@ def plan(source: Source, question: Question, shown: Shown, **views: bool) -> Non
     """The data files, each with its deletes, that a scan has to read."""
     chosen = [view for view, wanted in views.items() if wanted]
     if len(chosen) > 1:
-        raise click.UsageError("--tasks, --task-json and --report exclude each other")
+        raise click.UsageError("--tasks, --task-json, --report and --count exclude each other")
     with progress("Opening the table"):
         table = source.open()
         scan = question.scan(table)
@@ -146,6 +147,15 @@ def _print_report(_: Table, scan: Scan, shown: Shown) -> None:
         click.echo(str(report))
 
 
+def _print_count(_: Table, scan: Scan, shown: Shown) -> None:
+    with progress("Counting"):
+        count = scan.count_files()
+    if shown.as_json:
+        print_json({"files": count})
+    else:
+        click.echo(str(count))
+
+
 @main.command()
 @click.option(
     "--svg", type=click.Path(dir_okay=False, writable=True), metavar="FILE", help="Write an SVG drawing there."
@@ -166,7 +176,13 @@ def tree(source: Source, moment: Moment, svg: str | None) -> None:
         click.echo(f"written: {svg}", err=True)
 
 
-_PLAN_VIEWS = {"files": _print_files, "tasks": _print_tasks, "task_json": _print_task_json, "report": _print_report}
+_PLAN_VIEWS = {
+    "files": _print_files,
+    "tasks": _print_tasks,
+    "task_json": _print_task_json,
+    "report": _print_report,
+    "count": _print_count,
+}
 
 main.add_command(cache)
 main.add_command(compact)

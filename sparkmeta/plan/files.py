@@ -16,6 +16,8 @@ from pyspark.sql.types import ArrayType, DataType, IntegerType, LongType, String
 
 from sparkmeta.columns import sql
 from sparkmeta.columns.sql import Aliased
+from sparkmeta.manifests.manifest_list import live_counts
+from sparkmeta.manifests.tree import MASKED
 from sparkmeta.plan.colocate import colocated_entries, with_vector
 from sparkmeta.plan.deletes import DELETES, DELETES_TYPE, attach_deletes, delete_entries
 from sparkmeta.plan.prune import (
@@ -104,6 +106,20 @@ def plan_files(scan_filter: ScanFilter, manifests: PlannedManifests, *extra: Ali
         merged = with_vector(sql.col(DELETES), groups.deletes)
         planned = planned.selectExpr(*map(sql.quoted, data.columns), merged.alias(DELETES).selected)
     return planned.selectExpr(*sql.texts([*_result(scan_filter, manifests), *extra]))
+
+
+def count_files(scan_filter: ScanFilter, manifests: PlannedManifests) -> int:
+    """How many rows `plan_files` has, without looking for deletes.
+
+    By the counts of manifests where the filter keeps all of their files; of the others, and of those of v1 tables that
+    have no counts, entries are counted by a job.
+    """
+    data = manifests.data
+    counts = pc.subtract(live_counts(data), data.column(MASKED) if MASKED in data.column_names else 0)
+    told = counts.is_valid() if scan_filter.keeps_all else pa.repeat(pa.scalar(False), len(data))
+    count: int = pc.sum(counts.filter(told)).as_py() or 0
+    untold = data.filter(pc.invert(told))
+    return count + data_entries(scan_filter, untold).count() if len(untold) else count
 
 
 def plan_schema(state: TableState) -> StructType:

@@ -282,6 +282,9 @@ def measure(spark: SparkSession, growth: Growth, repeats: int) -> list[Measured]
             ours.append(timed(lambda: answer(sm.load_table(location, spark=spark).scan(row_filter).plan_files())))  # noqa: B023
             peer.append(timed(lambda: answer(_own_reading(spark, location, row_filter, predicate))))  # noqa: B023
         add(name, rows, ours, peer)
+        if name == COUNT:
+            told = [timed(lambda: sm.load_table(location, spark=spark).scan().count_files()) for _ in range(repeats)]
+            add("count_files()", rows, told, [])
     growth.rewind()
     for name in ("a file is appended", "a file is deleted"):
         add(name, 1, [timed(lambda: _commit(growth, spark, name, run)) for run in range(COMMITS)], [])  # noqa: B023

@@ -84,8 +84,9 @@ def test_plan_without_filter_at_every_snapshot(
     table = sm.load_table(peer.metadata_location, spark=spark)
     places = [NOW, *(At(snapshot_id=one) for one in snapshots_of(peer, SNAPSHOTS))]
     scans = [table.scan(snapshot_id=place.snapshot_id) for place in places]
-    for place, ours in zip(places, _rows([scan.plan_files() for scan in scans]), strict=True):
+    for place, scan, ours in zip(places, scans, _rows([scan.plan_files() for scan in scans]), strict=True):
         compare(peer, ours, place)
+        assert scan.count_files() == len(ours)
 
 
 @pytest.mark.parametrize("name", slice_of(peers.names()))

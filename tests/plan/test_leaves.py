@@ -156,6 +156,26 @@ def test_a_mask_that_no_kept_entry_needs_is_not_opened(
         table.scan("id = 51").plan_files().collect()
 
 
+def test_files_are_counted_by_the_root(tmp_path: Path, spark: SparkSession) -> None:
+    """Without a filter no manifest is opened, nor a mask: they may be missing. With one, the entries it may match."""
+    tree = TreeTable(tmp_path / "t", BY_PART)
+    leaves = [
+        tree.leaf(f"m{part}", *(data(f"{part}{one}", part, content_stats=stats(part, (one, one))) for one in range(9)))
+        for part in "ab"
+    ]
+    tree.snapshot(added=[*leaves, data("c0", "c", content_stats=stats("c", (5, 5)))])
+    mask = tree.mask(leaves[0], [3, 5], puffin=True)
+    tree.snapshot(existing=[*leaves, data("c0", "c", content_stats=stats("c", (5, 5)))], added=[mask])
+    table = tree.load(spark)
+    counts = {row_filter: table.scan(row_filter).count_files() for row_filter in ("true", "id = 5", "part = 'a'")}
+    assert counts == {"true": 17, "id = 5": 2, "part = 'a'": 7}
+    assert counts == {one: table.scan(one).plan_files().count() for one in counts}
+    assert table.scan("false").count_files() == 0
+    for one in (*leaves, mask):
+        Path(one.location.removeprefix("file:")).unlink()
+    assert tree.load(spark).scan().count_files() == 17
+
+
 def test_a_driver_that_is_to_read_nothing_makes_masks_of_inline_vectors_only(
     tmp_path: Path, spark: SparkSession, capsys: pytest.CaptureFixture[str]
 ) -> None:
