@@ -338,18 +338,26 @@ class _TreeCheck:
         yield several.select(*_columns("one-vector-per-file", F.col("referenced_file"), F.col("count"), problem))
 
     def _of_affinity(self) -> Iterator[DataFrame]:
-        """Live deletion vectors in an affiliated manifest whose data file is not in the data manifest."""
+        """Live deletion vectors in an affiliated manifest whose data file is not in the data manifest, or lives
+        elsewhere: plans look for it beside the data manifest only."""
         owned = self._roots.filter(self._roots.column("referenced_file").is_valid())
         if not len(owned):
             return
         owners = F.broadcast(self._leaf_frame.select(F.col(MANIFEST).alias(_LEAF), F.col("path").alias("owner")))
-        vectors = self._placed.where(entry_is_live().column() & ~F.col(_MASKED) & (F.col("content_type") == _POSITION))
+        alive = entry_is_live().column() & ~F.col(_MASKED)
+        vectors = self._placed.where(alive & (F.col("content_type") == _POSITION))
         placed = vectors.join(self._leaf_frame.drop("status", "kind"), MANIFEST).join(owners, "owner")
-        files = self._entries.where(F.col("content_type") == _DATA).select(F.col(MANIFEST).alias(_LEAF), "location")
-        files = files.withColumnRenamed("location", "referenced_file")
-        lost = placed.join(files, [_LEAF, "referenced_file"], "left_anti")
+        file, key = F.col("location").alias("referenced_file"), [_LEAF, "referenced_file"]
+        files = self._placed.where(F.col("content_type") == _DATA)
+        known, living = (one.select(F.col(MANIFEST).alias(_LEAF), file) for one in (files, files.where(alive)))
+        lost = placed.join(known, key, "left_anti")
         problem = F.concat(F.lit("the deletion vector's data file is not in the affiliated manifest "), F.col("owner"))
         yield lost.select(*_columns("affinity-vector", F.col("path"), F.col("referenced_file"), problem))
+        elsewhere = self._live.where(F.col("content_type") == _DATA).select(file)
+        moved = placed.join(known, key, "left_semi").join(living, key, "left_anti")
+        moved = moved.join(elsewhere, "referenced_file", "left_semi")
+        problem = F.concat(F.lit("the deletion vector's data file lives elsewhere than in "), F.col("owner"))
+        yield moved.select(*_columns("affinity-vector", F.col("path"), F.col("referenced_file"), problem))
 
     def _of_carried(self) -> Iterator[DataFrame]:
         """What is EXISTING in new manifests or the root, and was not live in the parent, unless that has expired."""

@@ -196,6 +196,13 @@ def affiliated_vector_of_another_leaf(tree: TreeTable) -> Broken:
     return "affinity-vector", "x1.parquet", "d2"
 
 
+def affiliated_vector_of_a_file_that_moved(tree: TreeTable) -> Broken:
+    m1, m2 = tree.leaf("m1", *files("d1", "d2")), tree.leaf("m2", *files("d2"))
+    leaf = tree.leaf("x1", tree.vector("d1", {1}), tree.vector("d2", {1}), referenced_file=m1.location)
+    tree.snapshot(added=[m1, m2, leaf, tree.mask(m1, [1])])
+    return "affinity-vector", "x1.parquet", "d2"
+
+
 def other_counts(tree: TreeTable) -> Broken:
     m1 = tree.leaf("m1", *files("d1", "d2"))
     counts = {**m1.row["manifest_stats"], "added_files_count": 3}
@@ -237,6 +244,7 @@ BROKEN: list[Callable[[TreeTable], Any]] = [
     affiliated_to_nothing,
     affiliated_equality_deletes,
     affiliated_vector_of_another_leaf,
+    affiliated_vector_of_a_file_that_moved,
     other_counts,
     vector_without_its_file,
     root_entry_without_fields,

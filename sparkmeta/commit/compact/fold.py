@@ -64,6 +64,9 @@ def fold(state: TableState, base: Root, done: Sequence[Rewritten], load: LoadBlo
     Entries that have been removed from their leaves meanwhile, and files that have left the root, are masked in the new
     leaves, found by their paths (semantics 8.5 G). A group of which a leaf is gone is left out: another compaction has
     rewritten it. busy: leaves that the commit itself deletes from, which are left alone.
+
+    A data file that has left the root may live on in a leaf that another commit wrote, its vector having stayed: then
+    the vector is not of the new data leaf, and its delete leaf must not be of that one either.
     """
     leaves = {row["location"]: row for row in _leaf_rows(base)}
     vectors = {row["referenced_file"]: row for row in base.vectors.drop_columns(["ordinal"]).to_pylist()}
@@ -72,15 +75,22 @@ def fold(state: TableState, base: Root, done: Sequence[Rewritten], load: LoadBlo
     moved: set[FileKey] = set()
     gone: dict[str, PositionBitmap] = {}
     lost: list[FileKey] = []
+    disowned: set[str] = set()
     for group in fit:
         for leaf, vector in group.leaves.items():
             removed = _removed_since(vector, vectors.get(leaf), load)
             if removed.cardinality:
                 gone[leaf] = removed
         for key, sequence in group.files.items():
-            (moved.add if own.get(key) == sequence else lost.append)(key)
+            if own.get(key) == sequence:
+                moved.add(key)
+            else:
+                lost.append(key)
+                if key.content_type == ContentType.DATA:
+                    disowned.update(group.made.column("location").to_pylist())
     made = pa.concat_tables([one.made for one in fit]) if fit else done[0].made.slice(0, 0)
     masks = _masks(state, made, base, gone, lost) if gone or lost else {}
+    made = _without_owners(made, disowned.intersection(masks))
     affinity = _affinity(fit, leaves)
     dropped = frozenset(leaf for one in fit for leaf in one.leaves)
     return Fold(dropped, frozenset(moved), made, masks, affinity, len(done) - len(fit))
@@ -123,6 +133,14 @@ def _affinity(fit: Sequence[Rewritten], leaves: Mapping[str, Mapping[str, Any]])
         for location, row in leaves.items()
         if row["referenced_file"] in merged and location not in dropped
     }
+
+
+def _without_owners(made: pa.Table, disowned: Collection[str]) -> pa.Table:
+    """The root's entries for leaves; those that belong to one of some leaves belong to none."""
+    place = made.column_names.index("referenced_file")
+    owners = made.column(place)
+    is_one = pc.is_in(owners, pa.array(sorted(disowned), owners.type))
+    return made.set_column(place, made.schema.field(place), pc.if_else(is_one, pa.scalar(None, owners.type), owners))
 
 
 # -- by path --------------------------------------------------------------------------------------------------------

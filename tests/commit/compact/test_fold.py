@@ -9,11 +9,11 @@ import pytest
 
 from sparkmeta.commit.compact.choose import Choice, Group, Limits, Reason, Scope
 from sparkmeta.commit.tree import FileKey, Stamp, TreeChange, next_root
-from sparkmeta.manifests.root import FILES, LEAVES, Root
+from sparkmeta.manifests.root import LEAVES, Root
 from sparkmeta.spec.bitmap import PositionBitmap
-from sparkmeta.spec.entry import ContentType
+from sparkmeta.spec.entry import ContentType, Status
 from tests.commit.compact.local_job import local_fold, local_rewrite
-from tests.commit.test_tree import Writer, data_entry, rows_of
+from tests.commit.test_tree import VERSION, Writer, data_entry, entry, rows_of, with_status
 from tests.commit.tree_model import Changes, Reading, change_set
 
 LIMITS = Limits(1_000, 0.1, 0.5, 3, 0, 1)
@@ -52,12 +52,15 @@ class Table:
         return change_set(Reading(rows_of(new.table), writer.store), before)
 
     def compaction(self) -> list[Any]:
-        """Everything, as one group."""
-        leaves = tuple(self.root.of(LEAVES).column("ordinal").to_pylist())
-        files = tuple(self.root.of(FILES).column("ordinal").to_pylist())
+        """Everything, as one group of data, and one of deletes if there are any."""
+        leaves, files, vectors = (
+            tuple(self.root.of(kinds).column("ordinal").to_pylist())
+            for kinds in (LEAVES, [ContentType.DATA], [ContentType.POSITION_DELETES])
+        )
         scope = Scope(self.root, frozenset([*leaves, *files]), frozenset(leaves), {0: (1,)}, {0: frozenset()}, LIMITS)
-        group = Group(ContentType.DATA_MANIFEST, 0, leaves, files)
-        choice = Choice((group,), dict.fromkeys([*leaves, *files], (Reason.SMALL,)))
+        groups = [Group(ContentType.DATA_MANIFEST, 0, leaves, files)]
+        groups += [Group(ContentType.DELETE_MANIFEST, None, (), vectors)] if vectors else []
+        choice = Choice(tuple(groups), dict.fromkeys([*leaves, *files, *vectors], (Reason.SMALL,)))
         return local_rewrite(scope, choice, self.writer.store, self.writer.stats, self.writer.name("c"))
 
     def live(self) -> dict[str, int]:
@@ -116,3 +119,25 @@ def test_a_leaf_that_the_commit_deletes_from_is_left_alone() -> None:
     done = table.compaction()
     busy = [table.leaf["location"]]
     assert local_fold(table.root, done, table.writer.store, busy).left_out == 1
+
+
+def test_a_vector_of_a_file_that_others_put_into_a_leaf_belongs_to_no_leaf() -> None:
+    """The file e, which the compaction wrote too, is masked there: beside that leaf its vector would be lost."""
+    table = Table()
+    place = {"offset": 4, "size_in_bytes": 40, "inline_content": None}
+    owned, other = (
+        entry(ContentType.POSITION_DELETES, "v.puffin", 1, deletion_vector=place | {"offset": offset},
+              referenced_file=f"/t/data/{name}")
+        for offset, name in ((4, "e"), (50, "a"))
+    )  # fmt: skip
+    table.commit(added=[owned, other])
+    done = table.compaction()
+    (data,) = (row["location"] for one in done for row in one.made.to_pylist() if row["content_type"] == 3)
+    assert {row["referenced_file"] for one in done for row in one.made.to_pylist()} == {None, data}
+    flushed = table.writer.leaf([with_status(data_entry("e", 4, version_info=VERSION), Status.EXISTING)])
+    moved = TreeChange(moved=frozenset({file_key("e")}), existing=table.writer.table([flushed]))
+    assert table.apply(moved) == Changes(frozenset(), frozenset())
+    found = local_fold(table.root, done, table.writer.store)
+    assert table.apply(found.into(TreeChange())) == Changes(frozenset(), frozenset())
+    deletes = [row for row in table.writer.reading.of(*LEAVES) if row["content_type"] == ContentType.DELETE_MANIFEST]
+    assert [row["referenced_file"] for row in deletes] == [None]

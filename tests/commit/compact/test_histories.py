@@ -100,12 +100,13 @@ def apply(writer: Writer, done: list[Any]) -> None:
 
 
 def check_affinity(reading: Reading) -> None:
-    """Vectors of an affiliated leaf are of files that stand in its data leaf."""
+    """Vectors of an affiliated leaf are of files that live in its data leaf: nobody looks for them elsewhere."""
     leaves = {row["location"]: row for row in reading.of(*LEAVES)}
     for row in leaves.values():
         owner = row["referenced_file"]
         if owner is not None:
-            files = {one["location"] for one in reading.store.rows(owner)}
+            gone = reading.mask(owner)
+            files = {one["location"] for at, one in enumerate(reading.store.rows(owner)) if at not in gone}
             masked = reading.mask(row["location"])
             rows = enumerate(reading.store.rows(row["location"]))
             assert all(one["referenced_file"] in files for at, one in rows if at not in masked)
