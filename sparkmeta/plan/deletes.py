@@ -9,14 +9,14 @@ its own sequence number (and, for equality deletes, its stats) leaves.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import reduce
-from operator import and_
+from functools import partial, reduce
+from operator import add, and_
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyiceberg.transforms import VoidTransform
-from pyiceberg.types import DoubleType, FloatType, UUIDType
+from pyiceberg.types import DoubleType, FloatType, IcebergType, UUIDType
 from pyspark.sql import functions as F
 from pyspark.sql.types import ArrayType, IntegerType, LongType, StringType, StructField, StructType
 
@@ -224,6 +224,7 @@ def _twice(vectors: DataFrame) -> DataFrame:
 # -- deletes of any kind --------------------------------------------------------------------------------------------
 
 _GROUP, _SHARED = "group_of_deletes", "shared_deletes"
+_EQUAL_OF_PARTITION, _EQUAL_OF_TABLE = "shared_equality_deletes_of_partition", "shared_equality_deletes_of_table"
 _OF_FILE, _OF_PARTITION, _OF_TABLE = "deletes_of_file", "deletes_of_partition", "deletes_of_table"
 
 
@@ -242,30 +243,40 @@ def _attach_groups(data: DataFrame, deletes: DeleteEntries, entries: DataFrame, 
         names.append(_OF_PARTITION)
     if deletes.equality_ids:
         everywhere = groups.where(f"{_KEY} = {_EVERYWHERE.text}")
-        joined = joined.crossJoin(F.broadcast(everywhere.agg(F.flatten(F.collect_list(_GROUP)).alias(_OF_TABLE))))
+        of_all = F.flatten(F.collect_list(_GROUP)).alias(_OF_TABLE), F.first(_SHARED).alias(f"{_SHARED}_{_OF_TABLE}")
+        joined = joined.crossJoin(F.broadcast(everywhere.agg(*of_all)))
         names.append(_OF_TABLE)
     checked = joined.where(_is_consistent(sql.col(_OF_FILE), state).text)
-    shared = [] if deletes.only_vectors else [_applied_of_shared(state).alias(_SHARED).selected]
-    groups_of = (_members(name, state, shared=bool(shared)) for name in names)
-    members = checked.selectExpr(*map(sql.quoted, data.columns), *groups_of, *shared)
+    shared = {} if deletes.only_vectors else _applied_of_shared(deletes, state)
+    groups_of = (_members(name, deletes, state) for name in names)
+    applied_of = (values.alias(name).selected for name, values in shared.items())
+    members = checked.selectExpr(*map(sql.quoted, data.columns), *groups_of, *applied_of)
     of_file, of_partition, of_table = (sql.col(name) for name in (_OF_FILE, _OF_PARTITION, _OF_TABLE))
 
     def public(group: Sql) -> Sql:
         return sql.transform(group, _public_delete(deletes)).cast(DELETES_TYPE)
+
+    def whole(name: str) -> Sql:
+        return sql.coalesce(sql.col(name), sql.array().cast(DELETES_TYPE))
 
     dv = sql.filter(of_file, lambda delete: delete["is_dv"])
     if deletes.only_vectors:
         return members.selectExpr("*", _shown(public(dv))).drop(*names)
     positions = sql.concat(_positions(of_partition), _positions(of_file))
     own = public(sql.when(sql.size(dv) > 0, dv).otherwise(positions))
-    shared_by_partition = sql.when((sql.size(dv) == 0) & sql.col(_SHARED).isNotNull(), sql.col(_SHARED))
-    applied = sql.concat(shared_by_partition.otherwise(sql.array().cast(DELETES_TYPE)), own)
+    nothing = sql.array().cast(DELETES_TYPE)
+    applied = sql.concat(sql.when(sql.size(dv) == 0, whole(_SHARED)).otherwise(nothing), own)
     if deletes.equality_ids:
-        equality = sql.concat(*(_overlapping(group, deletes, state) for group in (of_table, of_partition)))
-        applied = sql.concat(public(equality), applied)
-    # Where nothing else applies, the shared array is passed on as it is: concat would copy it for each file.
-    alone = reduce(and_, (sql.size(sql.col(name)) == 0 for name in names), sql.col(_SHARED).isNotNull())
-    return members.selectExpr("*", _shown(sql.when(alone, sql.col(_SHARED)).otherwise(applied))).drop(*names, _SHARED)
+        groups_and_whole = ((of_table, _EQUAL_OF_TABLE), (of_partition, _EQUAL_OF_PARTITION))
+        equality = [
+            sql.concat(whole(name), public(_overlapping(one, deletes, state))) for one, name in groups_and_whole
+        ]
+        applied = sql.concat(*equality, applied)
+    # Where nothing else applies, a shared array is passed on as it is: concat would copy it for each file.
+    alone = reduce(and_, (sql.size(sql.col(name)) == 0 for name in names))
+    count = reduce(add, (sql.col(name).isNotNull().cast("int") for name in shared))
+    shown = sql.when(alone & (count == 1), sql.coalesce(*map(sql.col, shared))).otherwise(applied)
+    return members.selectExpr("*", _shown(shown)).drop(*names, *shared)
 
 
 def _join(data: DataFrame, deletes: DeleteEntries, groups: DataFrame, key: Sql, name: str) -> DataFrame:
@@ -277,8 +288,7 @@ def _join(data: DataFrame, deletes: DeleteEntries, groups: DataFrame, key: Sql, 
 def _groups(entries: DataFrame, state: TableState, deletes: DeleteEntries) -> DataFrame:
     """The deletes grouped by what they are about: delete_key, group_of_deletes (in ascending sequence number).
 
-    shared_deletes, where not all are vectors: a group of nothing but position deletes of one partition, as plans show
-    it, since most files of the partition share it whole; group_of_deletes is empty then.
+    shared_deletes, where not all are vectors: see `_shared`. Position deletes are only in these then.
 
     Raises, when it runs, for two DVs of one file: the check stands inside the key, which no optimizer drops.
     """
@@ -298,14 +308,21 @@ def _groups(entries: DataFrame, state: TableState, deletes: DeleteEntries) -> Da
     checked = sql.when(second.isNotNull(), twice).otherwise(sql.col(_KEY))
     if deletes.only_vectors:
         return grouped.selectExpr(checked.alias(_KEY).selected, _GROUP)
-    shared = grouped.selectExpr(checked.alias(_KEY).selected, _GROUP, _shared(group, deletes).alias(_SHARED).selected)
-    rest = sql.when(sql.col(_SHARED).isNull(), group).otherwise(sql.filter(group, lambda _: sql.lit(False)))
+    whole = _shared(group, deletes, state).alias(_SHARED).selected
+    shared = grouped.selectExpr(checked.alias(_KEY).selected, _GROUP, whole)
+    kept = sql.col(_SHARED).isNull() | sql.col(_SHARED)["is_equality"]
+    rest = sql.when(kept, group).otherwise(sql.filter(group, lambda _: sql.lit(False)))
     return shared.selectExpr(_KEY, rest.alias(_GROUP).selected, _SHARED)
 
 
-def _shared(group: Sql, deletes: DeleteEntries) -> Sql:
-    """struct<lowest sequence number, partition_key, deletes> of a group that has only position deletes of one
-    partition; null of others."""
+def _shared(group: Sql, deletes: DeleteEntries, state: TableState) -> Sql:
+    """A group of which files mostly take all or nothing, as plans show it, so that its members need not be looked at
+    file by file; null for others.
+
+    It has only position deletes of one partition, or only equality deletes of one, or of the whole table:
+    struct<lowest sequence number, partition_key, is_equality, deletes, a column for each of `equality_ids`: the
+    greatest lower bound and the least upper one of those that compare it>.
+    """
     first = sql.call("get", group, 0)
 
     def of_partition(delete: Sql) -> Sql:
@@ -313,21 +330,92 @@ def _shared(group: Sql, deletes: DeleteEntries) -> Sql:
         same = delete["partition_key"].eqNullSafe(first["partition_key"])
         return position & ~delete["is_dv"] & delete["data_path"].isNull() & same
 
-    shown = sql.transform(group, _public_delete(deletes)).cast(DELETES_TYPE)
+    def of_same(delete: Sql) -> Sql:
+        equality = delete["content_type"] == int(ContentType.EQUALITY_DELETES)
+        same = delete["is_global"] | delete["partition_key"].eqNullSafe(first["partition_key"])
+        return equality & (delete["is_global"] == first["is_global"]) & same
+
+    columns = {one: _named(group, one) for one in _compared_ids(deletes, state)}
+    all_alike = sql.forall(group, of_partition)
+    if deletes.equality_ids:
+        bounded = (
+            ~sql.exists(named, partial(_proves_alone, field_id=one, state=state)) for one, named in columns.items()
+        )
+        all_alike = all_alike | reduce(and_, bounded, sql.forall(group, of_same))
     whole = sql.struct(
         first["sequence_number"].alias("lowest"),
         first["partition_key"].alias("partition_key"),
-        shown.alias("deletes"),
+        (first["content_type"] == int(ContentType.EQUALITY_DELETES)).alias("is_equality"),
+        sql.transform(group, _public_delete(deletes)).cast(DELETES_TYPE).alias("deletes"),
+        *(_extremes(named, one, state).alias(f"f{one}") for one, named in columns.items()),
     )
-    return sql.when(sql.forall(group, of_partition), whole)
+    return sql.when(all_alike, whole)
 
 
-def _applied_of_shared(state: TableState) -> Sql:
-    """What of its partition's shared deletes applies to a data file; null where there are none of its partition."""
+def _compared_ids(deletes: DeleteEntries, state: TableState) -> list[int]:
+    return [one for one in sorted(deletes.equality_ids) if one in state.primitive_fields]
+
+
+def _named(group: Sql, field_id: int) -> Sql:
+    """The deletes of a group that compare a column."""
+    return sql.filter(group, lambda delete: _names(delete, field_id))
+
+
+def _names(delete: Sql, field_id: int) -> Sql:
+    return sql.coalesce(sql.array_contains(delete["equality_ids"], field_id), False)
+
+
+def _proves_alone(delete: Sql, field_id: int, state: TableState) -> Sql:
+    """Whether a delete's stats of a column may prove something that the extremes of its group don't tell."""
+    if isinstance(state.primitive_fields[field_id].field_type, FloatType | DoubleType):
+        return sql.lit(True)
+    return _all_null(delete[CONTENT_STATS][str(field_id)], state.always_required(field_id))
+
+
+def _extremes(named: Sql, field_id: int, state: TableState) -> Sql:
+    """struct<the greatest lower bound, the least upper bound>, of deletes that have both; null where bounds prove
+    nothing."""
+    if not _is_ordered(state.primitive_fields[field_id].field_type):
+        return sql.struct(sql.lit(None).alias("lower"), sql.lit(None).alias("upper"))
+
+    def bound(name: str) -> Callable[[Sql], Sql]:
+        return lambda delete: delete[CONTENT_STATS][str(field_id)][name]
+
+    lower, upper = bound("lower_bound"), bound("upper_bound")
+    both = sql.filter(named, lambda delete: lower(delete).isNotNull() & upper(delete).isNotNull())
+    greatest, least = (
+        sql.call("array_max", sql.transform(both, lower)),
+        sql.call("array_min", sql.transform(both, upper)),
+    )
+    return sql.struct(greatest.alias("lower"), least.alias("upper"))
+
+
+def _applies_whole(name: str, deletes: DeleteEntries, state: TableState) -> Sql:
+    """Whether all of a shared group of equality deletes apply to a data file; not every one that do is found."""
+    shared = sql.col(f"{_SHARED}_{name}")
+    conditions = [shared.isNotNull(), shared["is_equality"], shared["lowest"] > sql.col(_SEQUENCE)]
+    if name == _OF_PARTITION:
+        conditions.append(shared["partition_key"].eqNullSafe(partition_key(state)))
+    for one in _compared_ids(deletes, state):
+        data, extremes = sql.col(f"{CONTENT_STATS}.`{one}`"), shared[f"f{one}"]
+        conditions.append(~_all_null(data, state.always_required(one)))
+        apart = (data["lower_bound"] > extremes["upper"]) | (extremes["lower"] > data["upper_bound"])
+        if _is_ordered(state.primitive_fields[one].field_type):
+            conditions.append(~sql.coalesce(apart, False))
+    return sql.coalesce(reduce(and_, conditions), False)
+
+
+def _applied_of_shared(deletes: DeleteEntries, state: TableState) -> dict[str, Sql]:
+    """What of shared deletes applies to a data file; null where none of them may, or where the group's members tell."""
     shared, own = sql.col(f"{_SHARED}_{_OF_PARTITION}"), sql.col(_SEQUENCE)
     newer = sql.filter(shared["deletes"], lambda delete: delete["data_sequence_number"] >= own)
-    same = shared.isNotNull() & shared["partition_key"].eqNullSafe(partition_key(state))
-    return sql.when(same & (shared["lowest"] >= own), shared["deletes"]).when(same, newer)
+    same = shared.isNotNull() & ~shared["is_equality"] & shared["partition_key"].eqNullSafe(partition_key(state))
+    positions = sql.when(same & (shared["lowest"] >= own), shared["deletes"]).when(same, newer)
+    applied: dict[str, Sql] = {_SHARED: positions}
+    if deletes.equality_ids:
+        for group, name in ((_OF_TABLE, _EQUAL_OF_TABLE), (_OF_PARTITION, _EQUAL_OF_PARTITION)):
+            applied[name] = sql.when(_applies_whole(group, deletes, state), sql.col(f"{_SHARED}_{group}")["deletes"])
+    return applied
 
 
 def _delete(state: TableState) -> Sql:
@@ -423,11 +511,11 @@ def _data_path() -> Sql:
 _SEQUENCE = "version_info.sequence_number"
 
 
-def _members(name: str, state: TableState, *, shared: bool) -> str:
+def _members(name: str, deletes: DeleteEntries, state: TableState) -> str:
     """The members of a group that are about the data file: hashes may have brought others in.
 
-    shared: whether groups may have shared deletes, which are none of these. Both joins look at them, as both have to
-    take the same columns of the groups.
+    None where what is shared of the group tells all, or where it is shared and so not about the file. Both joins look
+    at that, as both have to take the same columns of the groups.
     """
     about = {
         _OF_FILE: _is_of_file,
@@ -438,9 +526,12 @@ def _members(name: str, state: TableState, *, shared: bool) -> str:
         ),
         _OF_TABLE: lambda delete: delete["is_global"],
     }
-    group = sql.col(name)
-    if shared and name != _OF_TABLE:
-        group = sql.when(sql.col(f"{_SHARED}_{name}").isNull(), group)
+    group, shared = sql.col(name), sql.col(f"{_SHARED}_{name}")
+    if not deletes.only_vectors:
+        looked_at = shared.isNull()
+        if deletes.equality_ids and name != _OF_FILE:
+            looked_at = looked_at | (shared["is_equality"] & ~_applies_whole(name, deletes, state))
+        group = sql.when(looked_at, group)
     return sql.filter(sql.coalesce(group, sql.array()), about[name]).alias(name).selected
 
 
@@ -459,10 +550,7 @@ def _overlapping(group: Sql, deletes: DeleteEntries, state: TableState) -> Sql:
 
     def applies(delete: Sql) -> Sql:
         possible = [
-            ~sql.coalesce(sql.array_contains(delete["equality_ids"], one), False)
-            | _may_share_values(delete, one, state)
-            for one in sorted(deletes.equality_ids)
-            if one in state.primitive_fields
+            ~_names(delete, one) | _may_share_values(delete, one, state) for one in _compared_ids(deletes, state)
         ]
         newer = delete["sequence_number"] > sql.col(_SEQUENCE)
         return reduce(and_, possible, (delete["content_type"] == int(ContentType.EQUALITY_DELETES)) & newer)
@@ -478,9 +566,14 @@ def _may_share_values(delete: Sql, field_id: int, state: TableState) -> Sql:
     apart = (_all_null(data, required) & ~_may_be_null(deleted, required)) | (
         _all_null(deleted, required) & ~_may_be_null(data, required)
     )
-    if not isinstance(kind, UUIDType):  # Java and Parquet order UUIDs differently, so their ranges prove nothing
+    if _is_ordered(kind):
         apart = apart | _disjoint(data, deleted, isinstance(kind, FloatType | DoubleType))
     return both_null | ~apart
+
+
+def _is_ordered(kind: IcebergType) -> bool:
+    """Whether ranges of bounds prove something: Java and Parquet order UUIDs differently."""
+    return not isinstance(kind, UUIDType)
 
 
 def _may_be_null(stats: Sql, required: bool) -> Sql:
