@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import reduce
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -33,13 +33,15 @@ from sparkmeta.commit.removal import (
     without,
 )
 from sparkmeta.commit.summary import ManifestCounts, snapshot_summary
-from sparkmeta.commit.tree import TreeChange
+from sparkmeta.commit.tree import TreeChange, without_owners
 from sparkmeta.errors import CommitConflictError, ValidationError
 from sparkmeta.session import local_frame, materialize
 from sparkmeta.spec.entry import ContentType
 from sparkmeta.spec.summary import FileKind
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from pyspark.sql import DataFrame
 
     from sparkmeta.spec.metadata import TableMetadata
@@ -182,12 +184,16 @@ class SnapshotUpdate:
 
 @dataclass
 class _Made:
-    """What attempts keep for the next one: ids, and files that have been written and fit any base."""
+    """What attempts keep for the next one: ids, and files that have been written and fit any base.
+
+    masks: of the data leaves that new delete leaves belong to, as they were when these were written.
+    """
 
     names: SnapshotNames = field(default_factory=SnapshotNames)
     additions: list[Addition] | None = None
     vectors: VectorsKey | None = None
     compacted: list[Rewritten] | None = None
+    masks: Mapping[str, Mapping[str, Any] | None] | None = None
 
 
 @dataclass
@@ -211,7 +217,8 @@ class _Attempt:
             made.additions = [self._add(state, files, kinds, options) for files, kinds in self.update._added]
         added = reduce(Addition.plus, made.additions, Addition())
         removal = self._removal(state, added)
-        change = TreeChange(added.rows, added.leaves, removal.keys, removal.masks)
+        leaves = self._still_owned(added.leaves, base, removal)
+        change = TreeChange(added.rows, leaves, removal.keys, removal.masks)
         flush = flush_of(base.root, change, state, options, made.names.file("flush"))
         compacted = self._compacted(base, state, change, options)
         manifests = _manifest_counts(base, added, flush, compacted)
@@ -222,6 +229,19 @@ class _Attempt:
     def _add(self, state: TableState, files: DataFrame, kinds: tuple[int, ...], options: TreeOptions) -> Addition:
         form = leaf_format(state, self.update._made.names.file("leaf"), options.leaf_target_bytes)
         return add_files(state, files, form, options, kinds)
+
+    def _still_owned(self, leaves: pa.Table | None, base: BaseRoot, removal: Removal) -> pa.Table | None:
+        """The new leaves. Of delete leaves whose data leaf loses files, by this commit or another since they were
+        written, no owner is kept: such a file may be in the table again, in another place."""
+        if leaves is None or base.root is None or leaves.column("referenced_file").null_count == len(leaves):
+            return leaves
+        vectors = base.root.vectors.select(["referenced_file", "location", "deletion_vector", "record_count"])
+        now = {row["referenced_file"]: row for row in vectors.to_pylist()}
+        made, owners = self.update._made, leaves.column("referenced_file").drop_null().to_pylist()
+        if made.masks is None:
+            made.masks = {owner: now.get(owner) for owner in owners}
+        changed = {owner for owner in owners if now.get(owner) != made.masks[owner]}
+        return without_owners(leaves, changed.union(removal.masks))
 
     def _compacted(self, base: BaseRoot, state: TableState, change: TreeChange, options: TreeOptions) -> Fold | None:
         """The compaction that the table's properties let a commit make, of leaves that it does not touch."""

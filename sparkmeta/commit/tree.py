@@ -6,7 +6,7 @@ is ADDED or DELETED; everything else is carried over as EXISTING; tombstones liv
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, reduce
 from typing import Any
@@ -181,6 +181,17 @@ def _reaffiliated(leaves: pa.Table, affinity: Mapping[str, str | None]) -> pa.Ta
     changed = [affinity.get(location, owner) for location, owner in owners]
     index = leaves.column_names.index("referenced_file")
     return leaves.set_column(index, "referenced_file", pa.array(changed, pa.string()))
+
+
+def without_owners(leaves: pa.Table, owners: Collection[str]) -> pa.Table:
+    """The root's entries for leaves; delete leaves that belong to one of these data leaves belong to none.
+
+    For where a file may live elsewhere by now than in the data leaf: plans don't look for its vector there.
+    """
+    place = leaves.column_names.index("referenced_file")
+    own = leaves.column(place)
+    is_one = pc.is_in(own, pa.array(sorted(owners), own.type))
+    return leaves.set_column(place, leaves.schema.field(place), pc.if_else(is_one, pa.scalar(None, own.type), own))
 
 
 def _without_lost_owners(table: pa.Table) -> pa.Table:

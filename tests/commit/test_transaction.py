@@ -364,6 +364,28 @@ def test_a_vector_that_is_removed_and_replaced_by_one_commit_counts_once(
     assert planned == {"/data/f1": [2], "/data/f5": [2], "/data/f9": [1]}
 
 
+@pytest.mark.parametrize("at_once", [True, False])
+def test_a_vector_of_a_file_that_came_back_elsewhere_is_found(
+    table: sm.Table, spark_session: SparkSession, tmp_path: Path, at_once: bool
+) -> None:
+    """The file left its leaf, by the same commit or another: a delete leaf of that leaf would hide the vector."""
+    spark = spark_session
+    limits = {"write.tree.direct-files": "0", "write.tree.affiliated-deletes": "1"}
+    table = commit(table, lambda tx: tx.set_properties(limits))
+    table = commit(table, lambda tx: tx.update_snapshot().append(files(spark, 1, 5, 9)))
+    removed, again = spark.sql("SELECT '/data/f1' file_path"), files(spark, 1, records=8)
+    found = vectors(spark, tmp_path, "v.puffin", f1=[3], f5=[1, 2])
+    if at_once:
+        table = commit(table, lambda tx: tx.update_snapshot().row_delta(again, deletes=found, removed=removed))
+    else:
+        stale = table
+        commit(table, lambda tx: tx.update_snapshot().rewrite(removed, again))
+        table = commit(stale, lambda tx: tx.update_snapshot().row_delta(deletes=found))
+    planned = {row.file_path: [one.record_count for one in row.deletes] for row in table.scan().plan_files().collect()}
+    assert planned == {"/data/f1": [1], "/data/f5": [2], "/data/f9": []}
+    assert [row.asDict() for row in table.check().collect()] == []
+
+
 @pytest.mark.parametrize(("filters", "conflicts"), [("s = 'a'", True), ("s = 'z'", False), ("id > 1000", False)])
 def test_serializable_isolation(table: sm.Table, spark_session: SparkSession, filters: str, conflicts: bool) -> None:
     spark = spark_session

@@ -13,7 +13,7 @@ from pyspark.sql import functions as F
 
 from sparkmeta.commit.compact.rewrite import Rewritten, leaf_frame
 from sparkmeta.commit.summary import ManifestCounts
-from sparkmeta.commit.tree import FileKey, LoadBlob, TreeChange, file_keys, vector_bitmap
+from sparkmeta.commit.tree import FileKey, LoadBlob, TreeChange, file_keys, vector_bitmap, without_owners
 from sparkmeta.manifests.avro.read import schema_of
 from sparkmeta.manifests.projection import MANIFEST, ORDINAL, EntryProjection
 from sparkmeta.manifests.root import FILES, LEAVES, Root, is_live, one_of, version
@@ -62,25 +62,29 @@ def fold(state: TableState, base: Root, done: Sequence[Rewritten], load: LoadBlo
     """The groups whose leaves are all still there, for a commit onto `base`, the root of `state`.
 
     Entries that have been removed from their leaves meanwhile, and files that have left the root, are masked in the new
-    leaves, found by their paths (semantics 8.5 G). A group of which a leaf is gone is left out: another compaction has
-    rewritten it. busy: leaves that the commit itself deletes from, which are left alone.
+    leaves, found by their paths (semantics 8.5 G). A group is left out of which a leaf is gone, since another
+    compaction has rewritten it, or has entries again that were masked, as after a rollback: the new leaves lack them.
+    busy: leaves that the commit itself deletes from, which are left alone.
 
     A data file that has left the root may live on in a leaf that another commit wrote, its vector having stayed: then
     the vector is not of the new data leaf, and its delete leaf must not be of that one either.
     """
     leaves = {row["location"]: row for row in _leaf_rows(base)}
     vectors = {row["referenced_file"]: row for row in base.vectors.drop_columns(["ordinal"]).to_pylist()}
-    fit = [one for one in done if all(leaf in leaves and leaf not in busy for leaf in one.leaves)]
+    since = {
+        number: {leaf: _changes(vector, vectors.get(leaf), load) for leaf, vector in one.leaves.items()}
+        for number, one in enumerate(done)
+        if all(leaf in leaves and leaf not in busy for leaf in one.leaves)
+    }
+    fit = [number for number, of_leaf in since.items() if not any(back.cardinality for _, back in of_leaf.values())]
     own = _file_versions(base)
     moved: set[FileKey] = set()
     gone: dict[str, PositionBitmap] = {}
     lost: list[FileKey] = []
     disowned: set[str] = set()
-    for group in fit:
-        for leaf, vector in group.leaves.items():
-            removed = _removed_since(vector, vectors.get(leaf), load)
-            if removed.cardinality:
-                gone[leaf] = removed
+    for number in fit:
+        group = done[number]
+        gone |= {leaf: removed for leaf, (removed, _) in since[number].items() if removed.cardinality}
         for key, sequence in group.files.items():
             if own.get(key) == sequence:
                 moved.add(key)
@@ -88,12 +92,12 @@ def fold(state: TableState, base: Root, done: Sequence[Rewritten], load: LoadBlo
                 lost.append(key)
                 if key.content_type == ContentType.DATA:
                     disowned.update(group.made.column("location").to_pylist())
-    made = pa.concat_tables([one.made for one in fit]) if fit else done[0].made.slice(0, 0)
+    groups = [done[number] for number in fit]
+    made = pa.concat_tables([one.made for one in groups]) if groups else done[0].made.slice(0, 0)
     masks = _masks(state, made, base, gone, lost) if gone or lost else {}
-    made = _without_owners(made, disowned.intersection(masks))
-    affinity = _affinity(fit, leaves)
-    dropped = frozenset(leaf for one in fit for leaf in one.leaves)
-    return Fold(dropped, frozenset(moved), made, masks, affinity, len(done) - len(fit))
+    made = without_owners(made, disowned.intersection(masks))
+    dropped = frozenset(leaf for one in groups for leaf in one.leaves)
+    return Fold(dropped, frozenset(moved), made, masks, _affinity(groups, leaves), len(done) - len(groups))
 
 
 def _leaf_rows(base: Root) -> list[dict[str, Any]]:
@@ -107,12 +111,15 @@ def _file_versions(base: Root) -> dict[FileKey, int]:
     return dict(zip(file_keys(files), version(files, "file_sequence_number").to_pylist(), strict=True))
 
 
-def _removed_since(then: Mapping[str, Any] | None, now: Mapping[str, Any] | None, load: LoadBlob) -> PositionBitmap:
-    """What a leaf's deletion vector masks now and did not when the leaf was read."""
+def _changes(
+    then: Mapping[str, Any] | None, now: Mapping[str, Any] | None, load: LoadBlob
+) -> tuple[PositionBitmap, PositionBitmap]:
+    """What a leaf's deletion vector masks now and did not when the leaf was read, and what it did and does not."""
     nothing = PositionBitmap({})
-    if now is None or (then is not None and _same_place(then, now)):
-        return nothing
-    return vector_bitmap(now, load).difference(nothing if then is None else vector_bitmap(then, load))
+    if then == now or (then is not None and now is not None and _same_place(then, now)):
+        return nothing, nothing
+    before, after = (nothing if one is None else vector_bitmap(one, load) for one in (then, now))
+    return after.difference(before), before.difference(after)
 
 
 def _same_place(then: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
@@ -133,14 +140,6 @@ def _affinity(fit: Sequence[Rewritten], leaves: Mapping[str, Mapping[str, Any]])
         for location, row in leaves.items()
         if row["referenced_file"] in merged and location not in dropped
     }
-
-
-def _without_owners(made: pa.Table, disowned: Collection[str]) -> pa.Table:
-    """The root's entries for leaves; those that belong to one of some leaves belong to none."""
-    place = made.column_names.index("referenced_file")
-    owners = made.column(place)
-    is_one = pc.is_in(owners, pa.array(sorted(disowned), owners.type))
-    return made.set_column(place, made.schema.field(place), pc.if_else(is_one, pa.scalar(None, owners.type), owners))
 
 
 # -- by path --------------------------------------------------------------------------------------------------------

@@ -114,6 +114,16 @@ def test_a_group_of_a_leaf_that_is_gone_is_left_out() -> None:
     assert (late.left_out, len(late.existing), late.dropped, late.moved) == (1, 0, frozenset(), frozenset())
 
 
+def test_a_group_whose_removed_entries_live_again_is_left_out() -> None:
+    """As after a rollback: the new leaves lack them."""
+    table = Table()
+    leaf, before = table.leaf["location"], table.root
+    table.commit(masks={leaf: PositionBitmap.of([0])})
+    done = table.compaction()
+    found = local_fold(before, done, table.writer.store)
+    assert (found.left_out, len(found.existing), found.dropped, found.moved) == (1, 0, frozenset(), frozenset())
+
+
 def test_a_leaf_that_the_commit_deletes_from_is_left_alone() -> None:
     table = Table()
     done = table.compaction()
