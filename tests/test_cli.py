@@ -93,6 +93,7 @@ def test_version(run):
         ["files", "t", "--property", "uri=x"],
         ["plan", "t", "--tasks", "--report"],
         ["plan", "t", "--count", "--report"],
+        ["plan", "t", "--count", "--where", "record_count > 5"],
         ["snapshots", "t", "--ref", "main"],
         ["tree", "t", "--ref", "main", "--snapshot-id", "1"],
     ],

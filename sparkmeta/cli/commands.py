@@ -119,6 +119,8 @@ def plan(source: Source, question: Question, shown: Shown, **views: bool) -> Non
     chosen = [view for view, wanted in views.items() if wanted]
     if len(chosen) > 1:
         raise click.UsageError("--tasks, --task-json, --report and --count exclude each other")
+    if views["count"] and (shown.where is not None or shown.columns or shown.limit is not None):
+        raise click.UsageError("--count counts all files of the plan: it takes no --where, --columns or --limit")
     with progress("Opening the table"):
         table = source.open()
         scan = question.scan(table)

@@ -93,8 +93,8 @@ def is_live(table: pa.Table) -> pa.Array:
 
 
 def kept(table: pa.Table, rows: pa.Array | pa.ChunkedArray) -> pa.Table:
-    """The rows that a mask without nulls keeps: the table itself where these are all."""
-    return table if pc.all(rows).as_py() is not False else table.filter(rows)
+    """The rows that a mask keeps: the table itself where these are all."""
+    return table if pc.all(rows, skip_nulls=False).as_py() else table.filter(rows)
 
 
 def write_root(table: pa.Table, properties: Mapping[str, str] | None = None) -> bytes:

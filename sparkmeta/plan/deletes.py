@@ -3,7 +3,7 @@
 Four kinds, each grouped once and joined once: DVs and file-scoped position deletes by the path of their data file,
 partition-scoped position deletes and partitioned equality deletes by (spec, partition), global equality deletes by
 nothing. A group is an array in ascending sequence number; a data file takes the part of it that is about it, and that
-its own sequence number (and, for equality deletes, its stats) leaves.
+its own sequence number (and, for equality deletes, its stats) leaves: as a whole where that can be told of the group.
 """
 
 from __future__ import annotations
@@ -288,7 +288,7 @@ def _join(data: DataFrame, deletes: DeleteEntries, groups: DataFrame, key: Sql, 
 def _groups(entries: DataFrame, state: TableState, deletes: DeleteEntries) -> DataFrame:
     """The deletes grouped by what they are about: delete_key, group_of_deletes (in ascending sequence number).
 
-    shared_deletes, where not all are vectors: see `_shared`. Position deletes are only in these then.
+    shared_deletes, where not all are vectors: see `_shared`. Position deletes that are shared are not in the group too.
 
     Raises, when it runs, for two DVs of one file: the check stands inside the key, which no optimizer drops.
     """
@@ -320,8 +320,8 @@ def _shared(group: Sql, deletes: DeleteEntries, state: TableState) -> Sql:
     file by file; null for others.
 
     It has only position deletes of one partition, or only equality deletes of one, or of the whole table:
-    struct<lowest sequence number, partition_key, is_equality, deletes, a column for each of `equality_ids`: the
-    greatest lower bound and the least upper one of those that compare it>.
+    struct<lowest sequence number, partition_key, is_equality, is_global, deletes, a column for each of `equality_ids`:
+    the greatest lower bound and the least upper one of those that compare it>.
     """
     first = sql.call("get", group, 0)
 
@@ -339,13 +339,14 @@ def _shared(group: Sql, deletes: DeleteEntries, state: TableState) -> Sql:
     all_alike = sql.forall(group, of_partition)
     if deletes.equality_ids:
         bounded = (
-            ~sql.exists(named, partial(_proves_alone, field_id=one, state=state)) for one, named in columns.items()
+            ~sql.exists(named, partial(_needs_a_look, field_id=one, state=state)) for one, named in columns.items()
         )
         all_alike = all_alike | reduce(and_, bounded, sql.forall(group, of_same))
     whole = sql.struct(
         first["sequence_number"].alias("lowest"),
         first["partition_key"].alias("partition_key"),
         (first["content_type"] == int(ContentType.EQUALITY_DELETES)).alias("is_equality"),
+        first["is_global"].alias("is_global"),
         sql.transform(group, _public_delete(deletes)).cast(DELETES_TYPE).alias("deletes"),
         *(_extremes(named, one, state).alias(f"f{one}") for one, named in columns.items()),
     )
@@ -365,7 +366,7 @@ def _names(delete: Sql, field_id: int) -> Sql:
     return sql.coalesce(sql.array_contains(delete["equality_ids"], field_id), False)
 
 
-def _proves_alone(delete: Sql, field_id: int, state: TableState) -> Sql:
+def _needs_a_look(delete: Sql, field_id: int, state: TableState) -> Sql:
     """Whether a delete's stats of a column may prove something that the extremes of its group don't tell."""
     if isinstance(state.primitive_fields[field_id].field_type, FloatType | DoubleType):
         return sql.lit(True)
@@ -395,7 +396,9 @@ def _applies_whole(name: str, deletes: DeleteEntries, state: TableState) -> Sql:
     shared = sql.col(f"{_SHARED}_{name}")
     conditions = [shared.isNotNull(), shared["is_equality"], shared["lowest"] > sql.col(_SEQUENCE)]
     if name == _OF_PARTITION:
-        conditions.append(shared["partition_key"].eqNullSafe(partition_key(state)))
+        conditions += [~shared["is_global"], shared["partition_key"].eqNullSafe(partition_key(state))]
+    else:
+        conditions.append(shared["is_global"])
     for one in _compared_ids(deletes, state):
         data, extremes = sql.col(f"{CONTENT_STATS}.`{one}`"), shared[f"f{one}"]
         conditions.append(~_all_null(data, state.always_required(one)))
@@ -514,8 +517,8 @@ _SEQUENCE = "version_info.sequence_number"
 def _members(name: str, deletes: DeleteEntries, state: TableState) -> str:
     """The members of a group that are about the data file: hashes may have brought others in.
 
-    None where what is shared of the group tells all, or where it is shared and so not about the file. Both joins look
-    at that, as both have to take the same columns of the groups.
+    None where what is shared of the group tells all; what is shared is never about one file. Both joins look at that,
+    as both have to take the same columns of the groups.
     """
     about = {
         _OF_FILE: _is_of_file,

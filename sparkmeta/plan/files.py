@@ -111,8 +111,8 @@ def plan_files(scan_filter: ScanFilter, manifests: PlannedManifests, *extra: Ali
 def count_files(scan_filter: ScanFilter, manifests: PlannedManifests) -> int:
     """How many rows `plan_files` has, without looking for deletes.
 
-    By the counts of manifests where the filter keeps all of their files; of the others, and of those of v1 tables that
-    have no counts, entries are counted by a job.
+    Without a filter by the counts of manifests, less what deletion vectors mask: these mask live entries only
+    (semantics C19). A job counts entries where there is a filter, and those of v1 manifests that have no counts.
     """
     data = manifests.data
     counts = pc.subtract(live_counts(data), data.column(MASKED) if MASKED in data.column_names else 0)

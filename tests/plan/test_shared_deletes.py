@@ -11,7 +11,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from pyspark.errors import PySparkException
 
+from sparkmeta.columns import sql
+from sparkmeta.plan import deletes as plan_deletes
 from tests.handmade import HandmadeTable, data, deletion_vector, equality_deletes, long_bounds, position_deletes
 from tests.plan.test_deletes import deletes
 
@@ -81,17 +84,17 @@ class Model:
                 found[field_id] = (low, low + self.rng.choice((3, 20, 60)), nulls)
         return found
 
-    def deletes(self, name: str, most: int, first: int) -> list[Delete]:
-        ids = self.rng.choice(((LONG,), (LONG,), (DOUBLE,), (LONG, DOUBLE)))
+    def deletes(self, name: str, count: int, *compared: tuple[int, ...]) -> list[Delete]:
         return [
-            Delete(f"{name}.{one}", self.rng.randrange(first, LATEST), ids, self.stats())
-            for one in range(self.rng.randrange(most))
+            Delete(f"{name}.{one}", self.rng.randrange(2, LATEST), self.rng.choice(compared), self.stats())
+            for one in range(count)
         ]
 
     def partition(self, number: int, everywhere: Iterable[Delete]) -> None:
         """Four files with their deletes; in some partitions position deletes stand in the same group, or a vector."""
         tuples = {"partition": {"part": f"p{number}"}}
-        own = self.deletes(f"eq{number}", 4, 2)
+        most = (((LONG,),), ((LONG,), ()), ((LONG,), (DOUBLE,), (LONG, DOUBLE)))
+        own = self.deletes(f"eq{number}", self.rng.randrange(4), *self.rng.choice(most))
         positions = [position_deletes(f"pos{number}", LATEST, **tuples)] * (self.rng.random() < 0.3)
         for one in range(4):
             path, sequence, stats = f"file:///t/{number}.{one}", self.rng.randrange(1, 5), self.stats()
@@ -107,10 +110,10 @@ class Model:
         self.add(1, 1, *(delete.entry(**tuples) for delete in own), *positions)
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(4))
 def test_random_groups(tmp_path: Path, spark: SparkSession, seed: int, soak: bool) -> None:
     model, table = Model(random.Random(seed)), HandmadeTable(tmp_path)
-    everywhere = model.deletes("every", 3, 5)
+    everywhere = model.deletes("every", seed, (LONG,))
     for number in range(300 if soak else 60):
         model.partition(number, everywhere)
     model.add(1, 0, *(delete.entry() for delete in everywhere))
@@ -118,3 +121,36 @@ def test_random_groups(tmp_path: Path, spark: SparkSession, seed: int, soak: boo
         if entries:
             table.add(content, spec_id, *entries)
     assert deletes(table, spark) == model.expected
+
+
+@pytest.mark.parametrize("place", [(1, {"partition": {"part": "x"}}), (0, {})])
+def test_a_group_that_applies_as_a_whole_is_not_looked_at(
+    tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch, place: tuple[int, dict[str, Any]]
+) -> None:
+    spec_id, tuples = place
+    looked_at = sql.raise_error("a delete is looked at").cast("boolean")
+    monkeypatch.setattr(plan_deletes, "_may_share_values", lambda *_: looked_at)
+    table = HandmadeTable(tmp_path).add(0, spec_id, data("a", 1, **long_bounds(1, 9), **tuples))
+    both = (equality_deletes(name, 2, **long_bounds(low, low + 5), **tuples) for name, low in (("one", 1), ("two", 4)))
+    table.add(1, spec_id, *both)
+    assert deletes(table, spark) == {"a": ["one", "two"]}
+    table.add(0, spec_id, data("b", 1, **long_bounds(7, 9), **tuples))
+    with pytest.raises(PySparkException, match="a delete is looked at"):
+        deletes(table, spark)
+
+
+@pytest.mark.parametrize("everywhere", [False, True])
+def test_groups_of_one_hash(
+    tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch, everywhere: bool
+) -> None:
+    """As if every key had the same one: of a partition, and of the whole table."""
+    monkeypatch.setattr(plan_deletes, "_hash", lambda _: sql.lit(1).cast("bigint"))
+    monkeypatch.setattr(plan_deletes, "_EVERYWHERE", sql.lit(1).cast("bigint"))
+    x, y = ({"partition": {"part": part}} for part in "xy")
+    table = HandmadeTable(tmp_path).add(0, 1, data("x", 1, **x), data("y", 1, **y)).add(0, 0, data("none", 1))
+    if everywhere:
+        table.add(1, 0, equality_deletes("one", 2), equality_deletes("two", 3))
+        assert deletes(table, spark) == {one: ["one", "two"] for one in ("x", "y", "none")}
+    else:
+        table.add(1, 1, equality_deletes("one", 2, **x), equality_deletes("two", 3, **x))
+        assert deletes(table, spark) == {"x": ["one", "two"], "y": [], "none": []}
