@@ -9,9 +9,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sparkmeta.manifests.layout import whole
+from sparkmeta.manifests.layout import kept_rows, whole
 from sparkmeta.manifests.projection import CONTENT_STATS
-from sparkmeta.manifests.root import is_live, kept, one_of, version
+from sparkmeta.manifests.root import is_live, one_of, version
 from sparkmeta.spec.entry import ContentType, Status
 from sparkmeta.spec.stats import COUNTS
 
@@ -29,7 +29,7 @@ def leaf_row(
 
     Its version, affinity and first_row_id are left to the commit.
     """
-    live = kept(entries, is_live(entries))
+    live = kept_rows(entries, is_live(entries))
     data = bool(len(entries)) and entries.column("content_type")[0].as_py() == ContentType.DATA
     row: dict[str, Any] = {
         "content_type": int(ContentType.DATA_MANIFEST if data else ContentType.DELETE_MANIFEST),

@@ -22,7 +22,7 @@ from sparkmeta.manifests.inherit import (
     inherited_sequence_numbers,
     inherited_snapshot_ids,
 )
-from sparkmeta.manifests.layout import whole
+from sparkmeta.manifests.layout import kept_rows, whole
 from sparkmeta.manifests.projection import CONTENT_STATS, PARTITION, EntryProjection
 from sparkmeta.spec.entry import (
     CONTENT_ENTRY,
@@ -298,7 +298,7 @@ def wanted_rows(entries: pa.Table, projection: EntryProjection) -> pa.Table:
         if passed is not None:
             of_others = pc.not_equal(entries.column("partition_spec_id"), spec_id)
             kept = pc.and_(kept, pc.or_(passed, of_others))
-    return entries.filter(kept)
+    return kept_rows(entries, kept)
 
 
 def as_numbers(values: pa.Array) -> pa.Array:

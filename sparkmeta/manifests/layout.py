@@ -339,6 +339,11 @@ def whole(values: pa.ChunkedArray | pa.Array) -> pa.Array:
     return pa.concat_arrays(values.chunks) if values.num_chunks else pa.nulls(0, values.type)
 
 
+def kept_rows(table: pa.Table, rows: pa.Array | pa.ChunkedArray) -> pa.Table:
+    """The rows that a mask keeps: the table itself where these are all."""
+    return table if pc.all(rows, skip_nulls=False).as_py() else table.filter(rows)
+
+
 def narrowed(values: pa.ChunkedArray | pa.Array, kind: pa.DataType) -> pa.Array:
     """A column as another type; of structs only the children that this has, by name."""
     return _narrow(whole(values), kind)

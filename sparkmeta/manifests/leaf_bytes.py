@@ -5,7 +5,7 @@ Roots count as manifests of the files that stand in them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,8 +59,20 @@ def decode_tree_manifest(
     Raises:
         CorruptFileError: no V4 manifest, or an entry without the stats that its partition value is derived from.
     """
-    mapped = frozenset(METRICS_MAP_IDS).intersection(projection.columns)
-    read = _stats_to_read(projection, context, context.columns if mapped else ())
+    mapped = context.columns if frozenset(METRICS_MAP_IDS).intersection(projection.columns) else frozenset()
+    stats = dict(projection.stats) | {one: context.stats[one] for one in mapped}
+    plain = EntryProjection(
+        tuple(name for name in projection.columns if name not in METRICS_MAP_IDS),
+        projection.partition,
+        tuple(sorted(stats.items())),
+    )
+    batches = tree_entries(data, part, plain, context).to_batches(max_chunksize=_BATCH_ROWS)
+    yield from with_metrics_maps(projection, mapped, batches) if mapped else batches
+
+
+def tree_entries(data: bytes, part: ManifestPart, projection: EntryProjection, context: TreeContext) -> pa.Table:
+    """As `decode_tree_manifest`, in one chunk, of a projection without metrics maps."""
+    read = _stats_to_read(projection, context)
     table, properties = read_manifest(data, read, part.location, {*projection.columns, *_ALWAYS_READ})
     ordinals = pa.array(np.arange(len(table)), pa.int64())
     if properties.get(CONTENT_KEY) == ROOT:
@@ -68,22 +80,15 @@ def decode_tree_manifest(
         table, ordinals = table.filter(files), ordinals.filter(files.combine_chunks())
     columns = _columns(table, part, context, projection)
     columns |= {MANIFEST: pa.repeat(pa.scalar(part.manifest, pa.int32()), len(table)), ORDINAL: ordinals}
-    stats = dict(projection.stats) | ({one: context.stats[one] for one in context.columns} if mapped else {})
-    plain = EntryProjection(
-        tuple(name for name in projection.columns if name not in METRICS_MAP_IDS),
-        projection.partition,
-        tuple(sorted(stats.items())),
-    )
-    arrays = [narrowed(columns[one.name], one.type) for one in plain.schema]
-    batches = pa.Table.from_arrays(arrays, schema=plain.schema).to_batches(max_chunksize=_BATCH_ROWS)
-    yield from with_metrics_maps(projection, context.columns, batches) if mapped else batches
+    arrays = [narrowed(columns[one.name], one.type) for one in projection.schema]
+    return pa.Table.from_arrays(arrays, schema=projection.schema)
 
 
 _ALWAYS_READ = ("content_type", "version_info", "location", "file_format", "partition_spec_id", "record_count")
 
 
-def _stats_to_read(projection: EntryProjection, context: TreeContext, more: Iterable[int]) -> dict[int, str]:
-    wanted, partition = {*dict(projection.stats), *more}, dict(projection.partition)
+def _stats_to_read(projection: EntryProjection, context: TreeContext) -> dict[int, str]:
+    wanted, partition = set(dict(projection.stats)), dict(projection.partition)
     for fields in context.sources.values():
         wanted.update(source for field_id, source in fields if field_id in partition)
     return {one: name for one, name in context.stats.items() if one in wanted}

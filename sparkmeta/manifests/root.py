@@ -92,11 +92,6 @@ def is_live(table: pa.Table) -> pa.Array:
     return pc.not_equal(version(table, "status"), int(Status.DELETED))
 
 
-def kept(table: pa.Table, rows: pa.Array | pa.ChunkedArray) -> pa.Table:
-    """The rows that a mask keeps: the table itself where these are all."""
-    return table if pc.all(rows, skip_nulls=False).as_py() else table.filter(rows)
-
-
 def write_root(table: pa.Table, properties: Mapping[str, str] | None = None) -> bytes:
     """Rows of `tree_schema` as a root manifest."""
     return write_manifest(table, ROOT, {LAYOUT_REVISION_KEY: str(LAYOUT_REVISION), **(properties or {})})

@@ -21,8 +21,8 @@ from sparkmeta.errors import ValidationError
 from sparkmeta.manifests.avro.read import PART_SCHEMA, manifest_parts, part_of
 from sparkmeta.manifests.cached import CACHED_LEAF, decode_part
 from sparkmeta.manifests.entries import wanted_rows
-from sparkmeta.manifests.layout import whole
-from sparkmeta.manifests.leaf_bytes import TreeContext, decode_tree_manifest
+from sparkmeta.manifests.layout import kept_rows, whole
+from sparkmeta.manifests.leaf_bytes import TreeContext, tree_entries
 from sparkmeta.manifests.projection import MANIFEST, ORDINAL, PARTITION, EntryProjection
 from sparkmeta.manifests.tree import leaf_units
 from sparkmeta.manifests.vectors import VECTOR_SCHEMA, vector_ordinals
@@ -192,7 +192,7 @@ def _join_here(task: _Task, vectors: pa.Table, parts: Iterable[pa.RecordBatch]) 
 
 
 def _join_leaves(task: _Task, leaf: Mapping[str, Any], vectors: Callable[[], pa.Table]) -> Iterator[pa.RecordBatch]:
-    data, found = _table(_read(task, leaf, task.data), task.data), vectors()
+    data, found = _read_whole(task, leaf, task.data), vectors()
     places = _places(data, found)
     # Each vector has its file, and none has another's, where all of them are found: what else there is, they say.
     if pc.count_distinct(places).as_py() < len(found):
@@ -229,11 +229,16 @@ def _places(data: pa.Table, vectors: pa.Table) -> pa.Array:
 
 
 def _read(task: _Task, manifest: Mapping[str, Any], projection: EntryProjection) -> Iterable[pa.RecordBatch]:
-    """Every entry of a tree's leaf; of an Avro manifest those that the projection wants."""
+    """The entries of an Avro manifest that the projection wants."""
+    return decode_part(manifest, projection, task.cached, task.reader, task.writer)
+
+
+def _read_whole(task: _Task, manifest: Mapping[str, Any], projection: EntryProjection) -> pa.Table:
+    """Every entry of a tree's leaf; of an Avro manifest as `_read`."""
     if task.context is None:
-        return decode_part(manifest, projection, task.cached, task.reader, task.writer)
+        return _table(_read(task, manifest, projection), projection)
     content = task.reader.read(manifest["location"])
-    return decode_tree_manifest(content, part_of(manifest), projection, task.context)
+    return tree_entries(content, part_of(manifest), projection, task.context)
 
 
 def _table(batches: Iterable[pa.RecordBatch], projection: EntryProjection) -> pa.Table:
@@ -265,7 +270,7 @@ class _Vectors:
 
     def _decoded(self, manifest: Mapping[str, Any]) -> pa.Table:
         task = self._task
-        return _live(_table(_read(task, manifest, task.deletes), task.deletes), task, manifest)
+        return _live(_read_whole(task, manifest, task.deletes), task, manifest)
 
 
 def _one_a_file(vectors: pa.Table) -> pa.Table:
@@ -292,7 +297,7 @@ def _live(entries: pa.Table, task: _Task, leaf: Mapping[str, Any]) -> pa.Table:
         for ordinals in vector_ordinals(leaf["mask"], task.reader):
             unmasked[ordinals.to_numpy()] = False
         kept = pc.and_(kept, pa.chunked_array([pa.array(unmasked)]))
-    return entries.filter(kept)
+    return kept_rows(entries, kept)
 
 
 def _vectors_of(data: pa.Table, vectors: pa.Table, places: pa.Array) -> Sequence[pa.Array]:

@@ -14,6 +14,7 @@ import signal
 import sys
 import time
 import traceback
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,13 +24,15 @@ from tests.commit.places import open_swap
 from tests.commit.tables import appended
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from sparkmeta.commit.swap import Swap
 
 WORKERS = 8
 # Beside compactors.
 WRITERS, COMPACTORS = 4, 2
-# Longer is no hurry, but a hang.
-LONGEST = 1800
+# Longer is no hurry, but a hang: the long form takes half an hour on a busy machine.
+LONGEST = 3600
 
 
 def main(kind: str, uri: str, folder: str, commits: int, seed: int, kills: int) -> None:
@@ -37,24 +40,35 @@ def main(kind: str, uri: str, folder: str, commits: int, seed: int, kills: int) 
     chance = random.Random(seed)
     workers = WRITERS + COMPACTORS if kind == "compaction" else WORKERS
     working = {start(kind, uri, folder, worker, commits): worker for worker in range(workers)}
+    try:
+        killed = _killed_at_random(working, kills, chance, partial(start, kind, uri, folder, commits=commits))
+    finally:
+        for pid in working:
+            os.kill(pid, signal.SIGKILL)
+    print(json.dumps({"killed": killed}))  # noqa: T201
+
+
+def _killed_at_random(
+    working: dict[int, int], kills: int, chance: random.Random, start_again: Callable[[int], int]
+) -> int:
+    """Waits until no worker is left in `working`, process id -> number; how many of them it killed."""
     end = time.monotonic() + LONGEST
     killed = 0
     while working:
         time.sleep(chance.uniform(0.01, 0.15))
-        if killed < kills and working:
-            victim = chance.choice(list(working))
-            os.kill(victim, signal.SIGKILL)
+        if killed < kills:
+            os.kill(chance.choice(list(working)), signal.SIGKILL)
             killed += 1
         while working and (found := os.waitpid(-1, os.WNOHANG))[0]:
             pid, status = found
             worker = working.pop(pid)
             if os.WIFSIGNALED(status):
-                working[start(kind, uri, folder, worker, commits)] = worker
+                working[start_again(worker)] = worker
             elif os.waitstatus_to_exitcode(status):
                 raise SystemExit(f"worker {worker} failed")
         if time.monotonic() > end:
             raise SystemExit("the workers hang")
-    print(json.dumps({"killed": killed}))  # noqa: T201
+    return killed
 
 
 def start(kind: str, uri: str, folder: str, worker: int, commits: int) -> int:

@@ -18,6 +18,7 @@ from sparkmeta.columns.bounds import bound_arrow_type
 from sparkmeta.commit.tree import restamped
 from sparkmeta.manifests.entries import ManifestPart
 from sparkmeta.manifests.inherit import ManifestContext
+from sparkmeta.manifests.layout import kept_rows
 from sparkmeta.manifests.leaf_bytes import leaf_entries
 from sparkmeta.manifests.leaf_writer import (
     LeafFormat,
@@ -29,7 +30,7 @@ from sparkmeta.manifests.leaf_writer import (
     rows_stream,
 )
 from sparkmeta.manifests.projection import CONTENT_STATS, MANIFEST
-from sparkmeta.manifests.root import is_live, kept
+from sparkmeta.manifests.root import is_live
 from sparkmeta.manifests.vectors import vector_ordinals
 from sparkmeta.spec.entry import Status
 from sparkmeta.storage.files import ExecutorReader
@@ -144,7 +145,7 @@ class Rewriting:
             for ordinals in vector_ordinals(_vector_row(leaf), self.reader):
                 unmasked[ordinals] = False
             wanted = pc.and_(pa.array(unmasked), wanted)
-        return restamped(kept(table, wanted), status=Status.EXISTING).cast(self.form.schema)
+        return restamped(kept_rows(table, wanted), status=Status.EXISTING).cast(self.form.schema)
 
     def _key_table(self, table: pa.Table, spec_id: int) -> pa.Table:
         return key_table(table, self.keys[spec_id])
