@@ -33,7 +33,7 @@ from sparkmeta.commit.removal import (
     without,
 )
 from sparkmeta.commit.summary import ManifestCounts, snapshot_summary
-from sparkmeta.commit.tree import TreeChange, without_owners
+from sparkmeta.commit.tree import TreeChange, same_vector, without_owners
 from sparkmeta.errors import CommitConflictError, ValidationError
 from sparkmeta.session import local_frame, materialize
 from sparkmeta.spec.entry import ContentType
@@ -235,12 +235,11 @@ class _Attempt:
         written, no owner is kept: such a file may be in the table again, in another place."""
         if leaves is None or base.root is None or leaves.column("referenced_file").null_count == len(leaves):
             return leaves
-        vectors = base.root.vectors.select(["referenced_file", "location", "deletion_vector", "record_count"])
-        now = {row["referenced_file"]: row for row in vectors.to_pylist()}
         made, owners = self.update._made, leaves.column("referenced_file").drop_null().to_pylist()
+        now = {owner: base.root.vector_of.get(owner) for owner in owners}
         if made.masks is None:
-            made.masks = {owner: now.get(owner) for owner in owners}
-        changed = {owner for owner in owners if now.get(owner) != made.masks[owner]}
+            made.masks = now
+        changed = {owner for owner in owners if not same_vector(made.masks[owner], now[owner])}
         return without_owners(leaves, changed.union(removal.masks))
 
     def _compacted(self, base: BaseRoot, state: TableState, change: TreeChange, options: TreeOptions) -> Fold | None:

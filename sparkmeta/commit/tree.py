@@ -188,10 +188,8 @@ def without_owners(leaves: pa.Table, owners: Collection[str]) -> pa.Table:
 
     For where a file may live elsewhere by now than in the data leaf: plans don't look for its vector there.
     """
-    place = leaves.column_names.index("referenced_file")
-    own = leaves.column(place)
-    is_one = pc.is_in(own, pa.array(sorted(owners), own.type))
-    return leaves.set_column(place, leaves.schema.field(place), pc.if_else(is_one, pa.scalar(None, own.type), own))
+    is_one = pc.is_in(leaves.column("referenced_file"), pa.array(sorted(owners), pa.string()))
+    return _disowned(leaves, is_one)
 
 
 def _without_lost_owners(table: pa.Table) -> pa.Table:
@@ -199,7 +197,11 @@ def _without_lost_owners(table: pa.Table) -> pa.Table:
     owners = table.column("referenced_file")
     held = table.filter(pc.and_(one_of(table, [ContentType.DATA_MANIFEST]), is_live(table))).column("location")
     lost = pc.and_(one_of(table, [ContentType.DELETE_MANIFEST]), pc.invert(pc.is_in(owners, held.combine_chunks())))
-    kept = pc.if_else(lost, pa.scalar(None, pa.string()), owners)
+    return _disowned(table, lost)
+
+
+def _disowned(table: pa.Table, rows: pa.Array | pa.ChunkedArray) -> pa.Table:
+    kept = pc.if_else(rows, pa.scalar(None, pa.string()), table.column("referenced_file"))
     index = table.column_names.index("referenced_file")
     return table.set_column(index, table.schema.field("referenced_file"), kept)
 
@@ -278,6 +280,13 @@ def vector_bitmap(row: Mapping[str, Any], load: LoadBlob) -> PositionBitmap:
         blob = load(row["location"], vector["offset"], vector["size_in_bytes"])
     where = f"{row['location'] or 'inline deletion vector'} of manifest {row['referenced_file']}"
     return read_inline_vector(blob, where, row["record_count"])
+
+
+def same_vector(one: Mapping[str, Any] | None, other: Mapping[str, Any] | None) -> bool:
+    """Whether two entries of content type 5, or none, are of one bitmap, told without reading it."""
+    if one is None or other is None:
+        return one is other
+    return all(one[name] == other[name] for name in ("location", "deletion_vector", "record_count"))
 
 
 def _edited_files(files: pa.Table, change: TreeChange, stamp: Stamp) -> list[pa.Table]:

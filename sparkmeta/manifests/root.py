@@ -75,6 +75,11 @@ class Root:
                 raise CorruptFileError(self.location, "referenced_file", count["values"].as_py(), problem)
         return masked
 
+    @cached_property
+    def vector_of(self) -> Mapping[str, Mapping[str, Any]]:
+        """`vectors` by the leaf that each masks. Raises CorruptFileError as `vectors` does."""
+        return {row["referenced_file"]: row for row in self.vectors.drop_columns(["ordinal"]).to_pylist()}
+
 
 def one_of(table: pa.Table, kinds: Iterable[ContentType]) -> pa.Array:
     """Which rows are of these content types."""

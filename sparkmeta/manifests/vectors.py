@@ -201,6 +201,14 @@ def vector_ordinals(row: dict[str, Any], reader: ExecutorReader | Files) -> Iter
         yield batch.column(ORDINAL)
 
 
+def unmasked(entries: int, row: dict[str, Any], reader: ExecutorReader | Files) -> pa.Array:
+    """Which of a leaf's entries its deletion vector, a row of `VECTOR_SCHEMA`, leaves; raises as `vector_ordinals`."""
+    left = np.ones(entries, np.bool_)
+    for ordinals in vector_ordinals(row, reader):
+        left[ordinals.to_numpy()] = False
+    return pa.array(left)
+
+
 def _blob(row: Mapping[str, Any], reader: ExecutorReader | Files | None) -> bytes:
     if row["inline_content"] is not None:
         return bytes(row["inline_content"])

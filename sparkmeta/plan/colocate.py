@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -25,7 +24,7 @@ from sparkmeta.manifests.layout import kept_rows, whole
 from sparkmeta.manifests.leaf_bytes import TreeContext, tree_entries
 from sparkmeta.manifests.projection import MANIFEST, ORDINAL, PARTITION, EntryProjection
 from sparkmeta.manifests.tree import leaf_units
-from sparkmeta.manifests.vectors import VECTOR_SCHEMA, vector_ordinals
+from sparkmeta.manifests.vectors import VECTOR_SCHEMA, unmasked
 from sparkmeta.plan.deletes import DELETES_TYPE, TWO_VECTORS, is_vector, vector_projection
 from sparkmeta.plan.rows import manifest_path
 from sparkmeta.session import map_units
@@ -293,10 +292,7 @@ def _live(entries: pa.Table, task: _Task, leaf: Mapping[str, Any]) -> pa.Table:
     """Without DELETED and masked entries; `entries` are all that a leaf has."""
     kept = pc.not_equal(pc.struct_field(entries.column("version_info"), "status"), int(Status.DELETED))
     if leaf.get("mask") is not None:
-        unmasked = np.ones(len(entries), np.bool_)
-        for ordinals in vector_ordinals(leaf["mask"], task.reader):
-            unmasked[ordinals.to_numpy()] = False
-        kept = pc.and_(kept, pa.chunked_array([pa.array(unmasked)]))
+        kept = pc.and_(kept, unmasked(len(entries), leaf["mask"], task.reader))
     return kept_rows(entries, kept)
 
 

@@ -256,15 +256,16 @@ def _attach_groups(data: DataFrame, deletes: DeleteEntries, entries: DataFrame, 
     def public(group: Sql) -> Sql:
         return sql.transform(group, _public_delete(deletes)).cast(DELETES_TYPE)
 
+    nothing = sql.array().cast(DELETES_TYPE)
+
     def whole(name: str) -> Sql:
-        return sql.coalesce(sql.col(name), sql.array().cast(DELETES_TYPE))
+        return sql.coalesce(sql.col(name), nothing)
 
     dv = sql.filter(of_file, lambda delete: delete["is_dv"])
     if deletes.only_vectors:
         return members.selectExpr("*", _shown(public(dv))).drop(*names)
     positions = sql.concat(_positions(of_partition), _positions(of_file))
     own = public(sql.when(sql.size(dv) > 0, dv).otherwise(positions))
-    nothing = sql.array().cast(DELETES_TYPE)
     applied = sql.concat(sql.when(sql.size(dv) == 0, whole(_SHARED)).otherwise(nothing), own)
     if deletes.equality_ids:
         groups_and_whole = ((of_table, _EQUAL_OF_TABLE), (of_partition, _EQUAL_OF_PARTITION))
@@ -384,10 +385,8 @@ def _extremes(named: Sql, field_id: int, state: TableState) -> Sql:
 
     lower, upper = bound("lower_bound"), bound("upper_bound")
     both = sql.filter(named, lambda delete: lower(delete).isNotNull() & upper(delete).isNotNull())
-    greatest, least = (
-        sql.call("array_max", sql.transform(both, lower)),
-        sql.call("array_min", sql.transform(both, upper)),
-    )
+    greatest = sql.call("array_max", sql.transform(both, lower))
+    least = sql.call("array_min", sql.transform(both, upper))
     return sql.struct(greatest.alias("lower"), least.alias("upper"))
 
 

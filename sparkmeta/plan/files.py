@@ -16,13 +16,12 @@ from pyspark.sql.types import ArrayType, DataType, IntegerType, LongType, String
 
 from sparkmeta.columns import sql
 from sparkmeta.columns.sql import Aliased
-from sparkmeta.manifests.manifest_list import live_counts
-from sparkmeta.manifests.tree import MASKED
 from sparkmeta.plan.colocate import colocated_entries, with_vector
 from sparkmeta.plan.deletes import DELETES, DELETES_TYPE, attach_deletes, delete_entries
 from sparkmeta.plan.prune import (
     ScanFilter,
     data_projection,
+    live_files,
     live_manifests,
     matching_entries,
     matching_manifests,
@@ -115,7 +114,7 @@ def count_files(scan_filter: ScanFilter, manifests: PlannedManifests) -> int:
     (semantics C19). A job counts entries where there is a filter, and those of v1 manifests that have no counts.
     """
     data = manifests.data
-    counts = pc.subtract(live_counts(data), data.column(MASKED) if MASKED in data.column_names else 0)
+    counts = live_files(data)
     told = counts.is_valid() if scan_filter.keeps_all else pa.repeat(pa.scalar(False), len(data))
     count: int = pc.sum(counts.filter(told)).as_py() or 0
     untold = data.filter(pc.invert(told))

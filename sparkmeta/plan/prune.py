@@ -99,12 +99,18 @@ class ScanFilter:
 def live_manifests(roots: pa.Table) -> pa.Table:
     """The manifests that hold live files, or may: unknown counts are not zero."""
     if MASKED in roots.column_names:
-        return roots.filter(pc.greater(live_counts(roots), roots.column(MASKED)))
+        return roots.filter(pc.greater(live_files(roots), 0))
     stats = roots.column("manifest_stats").combine_chunks()
     empty = [
         pc.fill_null(pc.equal(stats.field(one), 0), False) for one in ("added_files_count", "existing_files_count")
     ]
     return roots.filter(pc.invert(pc.and_(*empty)))
+
+
+def live_files(roots: pa.Table) -> pa.Array | pa.ChunkedArray:
+    """How many live files each manifest holds: without those that deletion vectors mask; null: unknown."""
+    counts = live_counts(roots)
+    return pc.subtract(counts, roots.column(MASKED)) if MASKED in roots.column_names else counts
 
 
 def matching_manifests(roots: pa.Table, scan_filter: ScanFilter) -> pa.Table:

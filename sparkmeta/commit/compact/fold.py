@@ -13,7 +13,7 @@ from pyspark.sql import functions as F
 
 from sparkmeta.commit.compact.rewrite import Rewritten, leaf_frame
 from sparkmeta.commit.summary import ManifestCounts
-from sparkmeta.commit.tree import FileKey, LoadBlob, TreeChange, file_keys, vector_bitmap, without_owners
+from sparkmeta.commit.tree import FileKey, LoadBlob, TreeChange, file_keys, same_vector, vector_bitmap, without_owners
 from sparkmeta.manifests.avro.read import schema_of
 from sparkmeta.manifests.projection import MANIFEST, ORDINAL, EntryProjection
 from sparkmeta.manifests.root import FILES, LEAVES, Root, is_live, one_of, version
@@ -70,34 +70,30 @@ def fold(state: TableState, base: Root, done: Sequence[Rewritten], load: LoadBlo
     the vector is not of the new data leaf, and its delete leaf must not be of that one either.
     """
     leaves = {row["location"]: row for row in _leaf_rows(base)}
-    vectors = {row["referenced_file"]: row for row in base.vectors.drop_columns(["ordinal"]).to_pylist()}
-    since = {
-        number: {leaf: _changes(vector, vectors.get(leaf), load) for leaf, vector in one.leaves.items()}
-        for number, one in enumerate(done)
-        if all(leaf in leaves and leaf not in busy for leaf in one.leaves)
-    }
-    fit = [number for number, of_leaf in since.items() if not any(back.cardinality for _, back in of_leaf.values())]
     own = _file_versions(base)
+    fit: list[Rewritten] = []
     moved: set[FileKey] = set()
     gone: dict[str, PositionBitmap] = {}
     lost: list[FileKey] = []
     disowned: set[str] = set()
-    for number in fit:
-        group = done[number]
-        gone |= {leaf: removed for leaf, (removed, _) in since[number].items() if removed.cardinality}
-        for key, sequence in group.files.items():
-            if own.get(key) == sequence:
-                moved.add(key)
-            else:
-                lost.append(key)
-                if key.content_type == ContentType.DATA:
-                    disowned.update(group.made.column("location").to_pylist())
-    groups = [done[number] for number in fit]
-    made = pa.concat_tables([one.made for one in groups]) if groups else done[0].made.slice(0, 0)
+    for group in done:
+        if any(leaf not in leaves or leaf in busy for leaf in group.leaves):
+            continue
+        changes = {leaf: _changes(vector, base.vector_of.get(leaf), load) for leaf, vector in group.leaves.items()}
+        if any(back.cardinality for _, back in changes.values()):
+            continue
+        fit.append(group)
+        gone |= {leaf: removed for leaf, (removed, _) in changes.items() if removed.cardinality}
+        left = [key for key, sequence in group.files.items() if own.get(key) != sequence]
+        moved |= group.files.keys() - left
+        lost += left
+        if any(key.content_type == ContentType.DATA for key in left):
+            disowned.update(group.made.column("location").to_pylist())
+    made = pa.concat_tables([one.made for one in fit]) if fit else done[0].made.slice(0, 0)
     masks = _masks(state, made, base, gone, lost) if gone or lost else {}
     made = without_owners(made, disowned.intersection(masks))
-    dropped = frozenset(leaf for one in groups for leaf in one.leaves)
-    return Fold(dropped, frozenset(moved), made, masks, _affinity(groups, leaves), len(done) - len(groups))
+    dropped = frozenset(leaf for one in fit for leaf in one.leaves)
+    return Fold(dropped, frozenset(moved), made, masks, _affinity(fit, leaves), len(done) - len(fit))
 
 
 def _leaf_rows(base: Root) -> list[dict[str, Any]]:
@@ -116,14 +112,10 @@ def _changes(
 ) -> tuple[PositionBitmap, PositionBitmap]:
     """What a leaf's deletion vector masks now and did not when the leaf was read, and what it did and does not."""
     nothing = PositionBitmap({})
-    if then == now or (then is not None and now is not None and _same_place(then, now)):
+    if same_vector(then, now):
         return nothing, nothing
     before, after = (nothing if one is None else vector_bitmap(one, load) for one in (then, now))
     return after.difference(before), before.difference(after)
-
-
-def _same_place(then: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
-    return all(then[name] == now[name] for name in ("location", "deletion_vector", "record_count"))
 
 
 def _affinity(fit: Sequence[Rewritten], leaves: Mapping[str, Mapping[str, Any]]) -> dict[str, str | None]:

@@ -117,7 +117,7 @@ class RewriteJob:
         files = self.root.take(pa.array(group.files, pa.int64()))
         sequences = version(files, "file_sequence_number").to_pylist()
         return Rewritten(
-            {location: self._vectors.get(location) for location in locations},
+            {location: self.scope.root.vector_of.get(location) for location in locations},
             dict(zip(file_keys(files), sequences, strict=True)),
             pa.concat_tables([self.form.schema.empty_table(), *made]),
         )
@@ -139,13 +139,9 @@ class RewriteJob:
 
     # -- bins -------------------------------------------------------------------------------------------------------
 
-    @cached_property
-    def _vectors(self) -> Mapping[str, Mapping[str, Any]]:
-        return {row["referenced_file"]: row for row in self.scope.root.vectors.drop_columns(["ordinal"]).to_pylist()}
-
     def _leaf_sources(self, places: Sequence[int]) -> list[dict[str, Any]]:
         """Leaves as tasks take them: the structs of `BIN_SCHEMA`."""
-        vectors = self._vectors
+        vectors = self.scope.root.vector_of
         found = []
         for row in self.root.select(_LEAF_COLUMNS).take(pa.array(places, pa.int64())).to_pylist():
             vector = vectors.get(row["location"])

@@ -31,7 +31,7 @@ from sparkmeta.manifests.leaf_writer import (
 )
 from sparkmeta.manifests.projection import CONTENT_STATS, MANIFEST
 from sparkmeta.manifests.root import is_live
-from sparkmeta.manifests.vectors import vector_ordinals
+from sparkmeta.manifests.vectors import unmasked
 from sparkmeta.spec.entry import Status
 from sparkmeta.storage.files import ExecutorReader
 
@@ -141,10 +141,7 @@ class Rewriting:
         table = leaf_entries(self.reader.read(leaf["location"]), part, self.form.stats)
         wanted = is_live(table)
         if leaf["masked"]:
-            unmasked = np.ones(len(table), bool)
-            for ordinals in vector_ordinals(_vector_row(leaf), self.reader):
-                unmasked[ordinals] = False
-            wanted = pc.and_(pa.array(unmasked), wanted)
+            wanted = pc.and_(wanted, unmasked(len(table), _vector_row(leaf), self.reader))
         return restamped(kept_rows(table, wanted), status=Status.EXISTING).cast(self.form.schema)
 
     def _key_table(self, table: pa.Table, spec_id: int) -> pa.Table:
