@@ -9,6 +9,8 @@ NEWEST := build/newest
 # How many processes run tests, each with a Spark of its own of 4 GB; a file's tests stay together.
 WORKERS ?= 2
 PARALLEL := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+# Tests that plan; `make soak` runs them by each strategy.
+PLAN := tests/plan tests/conformance tests/commit tests/inspect tests/maintain tests/test_engine.py tests/test_cli.py
 
 .DEFAULT_GOAL := help
 .PHONY: help setup jars demo test connect newest check bench bench-billion soak clean
@@ -65,6 +67,8 @@ bench-billion: setup jars ## Measure a tree of a billion files: 26 GB of disk, s
 
 soak: setup jars ## The long form of the random tests
 	SPARKMETA_SOAK=1 $(PY) -m pytest $(PARALLEL)
+	$(PY) -m pytest $(PARALLEL) --planning join $(PLAN)
+	$(PY) -m pytest $(PARALLEL) --planning colocated $(PLAN)
 
 clean: ## Remove what was made, but for .venv
 	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis spark-warehouse metastore_db derby.log

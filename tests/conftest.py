@@ -25,10 +25,16 @@ LONG = {"test_notebooks.py", "test_jobs.py", "test_plan_java.py", "test_inspect_
 # Where tests ask many queries of few rows: the slice interprets them; the rest, and the soak, compile as users do.
 INTERPRETED, COMPILED = {"commit", "conformance", "inspect", "maintain", "plan"}, {"test_deletes.py", "test_leaves.py"}
 ICEBERG = "org.apache.iceberg.spark"
+PLANNING = "spark.sparkmeta.planning"
 
 _WITHOUT_COMPILER = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
 
 _scratch = pytest.StashKey[Path]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    text = "How data files meet their deletes in plans, where a test does not choose: the setting `planning`."
+    parser.addoption("--planning", choices=["auto", "join", "colocated"], help=text)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -124,6 +130,17 @@ def _interpreted_in_the_slice(request: pytest.FixtureRequest, soak: bool) -> Non
     asks_spark = not {"spark", "spark_session"}.isdisjoint(request.fixturenames)
     if asks_spark and folder in INTERPRETED and request.path.name not in COMPILED and not soak:
         request.getfixturevalue("interpreted")
+
+
+@pytest.fixture(autouse=True)
+def _planned_as_asked(request: pytest.FixtureRequest) -> Iterator[None]:
+    asked = request.config.option.planning
+    spark = request.getfixturevalue("spark") if asked and "spark" in request.fixturenames else None
+    if spark is not None:
+        spark.conf.set(PLANNING, asked)
+    yield
+    if spark is not None:
+        spark.conf.unset(PLANNING)
 
 
 @pytest.fixture(autouse=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from pyiceberg.expressions import (
+    AlwaysTrue,
     And,
     BooleanExpression,
     BoundEqualTo,
@@ -26,7 +27,7 @@ from pyiceberg.expressions import (
 from pyiceberg.expressions.literals import literal
 from pyiceberg.schema import Accessor
 from pyiceberg.transforms import BucketTransform, IdentityTransform, TimeTransform, TruncateTransform
-from pyiceberg.types import BinaryType, NestedField, StringType
+from pyiceberg.types import BinaryType, DoubleType, FloatType, NestedField, StringType, UUIDType
 
 from sparkmeta.columns.fields import FieldReference
 from sparkmeta.columns.predicate import field_type
@@ -34,8 +35,12 @@ from sparkmeta.columns.steps import Steps
 from sparkmeta.columns.tree import fold, junction_of
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from pyiceberg.partitioning import PartitionField, PartitionSpec
     from pyiceberg.schema import Schema
+
+    from sparkmeta.columns.tree import Junction
 
 
 def inclusive_projection(bound: BooleanExpression, spec: PartitionSpec, schema: Schema) -> BooleanExpression:
@@ -57,6 +62,40 @@ def strict_projection(bound: BooleanExpression, spec: PartitionSpec, schema: Sch
     Arguments and result are as for ``inclusive_projection``; FALSE where the tuple says nothing.
     """
     return _project(bound, spec, schema, strict=True)
+
+
+def undecided(bound: BooleanExpression, identities: Collection[int]) -> BooleanExpression:
+    """What a filter says of the rows of a partition beyond its inclusive projection; TRUE where that is all.
+
+    Left out are terms of the filter's AND that only look at identity partitioned columns: a tuple that satisfies the
+    projection makes them true of every row. Comparisons of floating point numbers and UUIDs are kept: what is not
+    certain of these passes the projection too.
+
+    Args:
+        bound: bound and free of NOT.
+        identities: the ids of the columns whose values the tuple has.
+    """
+
+    def leaf(one: BooleanExpression, _negated: bool) -> tuple[BooleanExpression, BooleanExpression]:
+        return one, AlwaysTrue() if _is_decided(one, identities) else one
+
+    def join(
+        junction: Junction, operands: list[tuple[BooleanExpression, BooleanExpression]]
+    ) -> tuple[BooleanExpression, BooleanExpression]:
+        whole = junction_of(junction, [one for one, _ in operands])
+        rests = [rest for _, rest in operands]
+        if junction is And:
+            return whole, junction_of(And, rests)
+        return whole, AlwaysTrue() if all(isinstance(rest, AlwaysTrue) for rest in rests) else whole
+
+    return fold(bound, leaf, join)[1]
+
+
+def _is_decided(one: BooleanExpression, identities: Collection[int]) -> bool:
+    if not isinstance(one, BoundPredicate):
+        return False
+    field = one.term.ref().field
+    return field.field_id in identities and not isinstance(field.field_type, FloatType | DoubleType | UUIDType)
 
 
 def _project(bound: BooleanExpression, spec: PartitionSpec, schema: Schema, *, strict: bool) -> BooleanExpression:

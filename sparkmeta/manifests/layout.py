@@ -220,9 +220,9 @@ def _canonical(table: pa.Table, stats: StatsTypes, location: str) -> pa.Table:
     present = {_field_id(field): index for index, field in enumerate(table.schema) if _field_id(field) is not None}
     columns = []
     for spec in CONTENT_ENTRY:
-        found = table.column(present[spec.id]).combine_chunks() if spec.id in present else None
+        found = whole(table.column(present[spec.id])) if spec.id in present else None
         columns.append(_read_field(found, spec, len(table), location))
-    raw = table.column(present[CONTENT_STATS_ID]).combine_chunks() if CONTENT_STATS_ID in present else None
+    raw = whole(table.column(present[CONTENT_STATS_ID])) if CONTENT_STATS_ID in present else None
     columns.append(_read_stats(raw, stats, len(table), location))
     return pa.Table.from_arrays(columns, schema=tree_schema(stats))
 

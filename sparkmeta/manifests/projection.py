@@ -81,7 +81,8 @@ class EntryProjection:
             fields.append(pa.field(PARTITION, self.partition_type, nullable=False))
         if self.stats:
             fields.append(pa.field(CONTENT_STATS, self.stats_type))
-        return pa.schema([*fields, pa.field(MANIFEST, pa.int32()), pa.field(ORDINAL, pa.int64())])
+        places = [pa.field(MANIFEST, pa.int32(), nullable=False), pa.field(ORDINAL, pa.int64(), nullable=False)]
+        return pa.schema([*fields, *places])
 
     @cached_property
     def partition_type(self) -> pa.StructType:

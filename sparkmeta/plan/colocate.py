@@ -28,7 +28,7 @@ from sparkmeta.manifests.vectors import VECTOR_SCHEMA, unmasked
 from sparkmeta.plan.deletes import DELETES_TYPE, TWO_VECTORS, is_vector, vector_projection
 from sparkmeta.plan.rows import manifest_path
 from sparkmeta.session import map_units
-from sparkmeta.spec.entry import ContentType, Status
+from sparkmeta.spec.entry import VERSION_INFO, ContentType, Status
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -41,19 +41,22 @@ if TYPE_CHECKING:
     from sparkmeta.state import TableState
     from sparkmeta.storage.files import ExecutorReader, Files
 
-# What a task tells of the deletion vector beside a data entry, flat: nested columns are slow to bring into the JVM.
+# What a task tells of the deletion vector beside a data entry, flat: nested columns are slow to bring into the JVM, and
+# so are those that may be null. Where there is no vector its location is null, and numbers are 0.
 _VECTOR = pa.schema(
     [
         pa.field("vector_location", pa.string()),
-        pa.field("vector_file_size", pa.int64()),
+        pa.field("vector_file_size", pa.int64(), nullable=False),
         pa.field("vector_offset", pa.int64()),
         pa.field("vector_size", pa.int64()),
-        pa.field("vector_records", pa.int64()),
-        pa.field("vector_sequence", pa.int64()),
-        pa.field("vector_manifest", pa.int32()),
-        pa.field("vector_ordinal", pa.int64()),
+        pa.field("vector_records", pa.int64(), nullable=False),
+        pa.field("vector_sequence", pa.int64(), nullable=False),
+        pa.field("vector_manifest", pa.int32(), nullable=False),
+        pa.field("vector_ordinal", pa.int64(), nullable=False),
     ]
 )
+# What of `version_info` plans need.
+_VERSION = tuple(field.arrow for field in VERSION_INFO if field.name in ("status", "sequence_number"))
 _MANIFEST_TYPE = pa.struct(
     [*PART_SCHEMA, pa.field("mask", pa.struct(list(VECTOR_SCHEMA))), pa.field(CACHED_LEAF, pa.string())]
 )
@@ -80,7 +83,10 @@ class _Task:
 
     @property
     def schema(self) -> pa.Schema:
-        return pa.schema([*self.data.schema, *_VECTOR])
+        """The rows that it makes."""
+        data = self.data.schema
+        info = data.get_field_index("version_info")
+        return pa.schema([*data.set(info, data.field(info).with_type(pa.struct(_VERSION))), *_VECTOR])
 
 
 def colocated_entries(scan_filter: ScanFilter, groups: Colocation, data: EntryProjection) -> DataFrame:
@@ -135,7 +141,7 @@ def with_vector(own: Sql, deletes: pa.Table) -> Sql:
         manifest_path(deletes, sql.col("vector_manifest")).alias("manifest_path"),
         sql.col("vector_ordinal").alias("manifest_pos"),
     )
-    one = sql.array(vector).cast(DELETES_TYPE)
+    one = sql.array(vector)
     second = sql.exists(own, lambda delete: delete["file_format"] == "PUFFIN")
     twice = sql.raise_error(sql.concat(TWO_VECTORS, sql.col("location"))).cast(DELETES_TYPE)
     equality = sql.filter(own, lambda delete: delete["content"] == int(ContentType.EQUALITY_DELETES))
@@ -219,7 +225,10 @@ def _matched(task: _Task, data: pa.Table, vectors: pa.Table) -> pa.Table:
 
 
 def _beside(task: _Task, data: pa.Table, vectors: pa.Table, places: pa.Array) -> pa.Table:
-    return pa.Table.from_arrays([*data.columns, *_vectors_of(data, vectors, places)], schema=task.schema)
+    info = _one(data, "version_info")
+    version = pa.StructArray.from_arrays([info.field(one.name) for one in _VERSION], fields=_VERSION)
+    columns = [version if name == "version_info" else data.column(name) for name in data.column_names]
+    return pa.Table.from_arrays([*columns, *_vectors_of(data, vectors, places)], schema=task.schema)
 
 
 def _places(data: pa.Table, vectors: pa.Table) -> pa.Array:
@@ -310,7 +319,8 @@ def _vectors_of(data: pa.Table, vectors: pa.Table, places: pa.Array) -> Sequence
         _one(vectors, MANIFEST),
         _one(vectors, ORDINAL),
     ]
-    return [column.take(places) for column in columns]
+    found = [column.take(places) for column in columns]
+    return [one if field.nullable else pc.fill_null(one, 0) for field, one in zip(_VECTOR, found, strict=True)]
 
 
 def _refuse_unknown(data: pa.Table, vectors: pa.Table, leaf: str) -> None:

@@ -116,7 +116,7 @@ def delete_entries(scan_filter: ScanFilter, manifests: pa.Table, vectors_only: b
     if vectors_only is None:
         many = count is None or count > BROADCAST_DELETES
         vectors_only = not equality_ids and only_vectors(state, manifests, by_job=many)
-    pruned_by = frozenset() if scan_filter.ignore_residuals else scan_filter.stats_ids
+    pruned_by = frozenset() if scan_filter.ignore_residuals else scan_filter.undecided_ids
     stats = {DELETE_FILE_PATH_ID, *equality_ids, *pruned_by}
     by_stats = not scan_filter.ignore_residuals
     wanted = wanted_entries(scan_filter, by_stats=by_stats)
@@ -180,14 +180,15 @@ def attach_deletes(data: DataFrame, deletes: DeleteEntries, state: TableState) -
     file, and files without a sequence number.
     """
     if deletes.entries is None:
-        return data.selectExpr("*", _shown(sql.array()))
+        return data.selectExpr("*", _shown(sql.array().cast(DELETES_TYPE)))
     if deletes.only_vectors and not deletes.few:
         return _attach_vectors(data, deletes, deletes.entries, state)
     return _attach_groups(data, deletes, deletes.entries, state)
 
 
 def _shown(deletes: Sql) -> str:
-    return deletes.cast(DELETES_TYPE).alias(DELETES).selected
+    """deletes: of `DELETES_TYPE`, without a cast: it would copy each delete where only nullability differs."""
+    return deletes.alias(DELETES).selected
 
 
 # -- many deletion vectors, and nothing else ------------------------------------------------------------------------
@@ -199,9 +200,8 @@ def _attach_vectors(data: DataFrame, deletes: DeleteEntries, entries: DataFrame,
     vectors = entries.selectExpr(_vector_path().alias(_PATH).selected, _delete(state).alias(_OF_FILE).selected)
     joined = data.join(deletes.sized(vectors), F.expr(f"location = {_PATH}"), "left")
     vector = sql.col(_OF_FILE)
-    shown = sql.when(vector.isNull(), sql.array().cast(DELETES_TYPE)).otherwise(
-        sql.array(_public_delete(deletes)(vector)).cast(DELETES_TYPE)
-    )
+    none = sql.array().cast(DELETES_TYPE)
+    shown = sql.when(vector.isNull(), none).otherwise(sql.array(_public_delete(deletes)(vector)))
     with_vectors = joined.where(_vector_is_consistent(vector, state).text).selectExpr(
         "*", shown.alias(DELETES).selected
     )
@@ -253,10 +253,12 @@ def _attach_groups(data: DataFrame, deletes: DeleteEntries, entries: DataFrame, 
     members = checked.selectExpr(*map(sql.quoted, data.columns), *groups_of, *applied_of)
     of_file, of_partition, of_table = (sql.col(name) for name in (_OF_FILE, _OF_PARTITION, _OF_TABLE))
 
-    def public(group: Sql) -> Sql:
-        return sql.transform(group, _public_delete(deletes)).cast(DELETES_TYPE)
-
     nothing = sql.array().cast(DELETES_TYPE)
+
+    def public(group: Sql) -> Sql:
+        # Every file has a location: the other branch only says that all fields may be null, as a cast would, copying.
+        shown = sql.transform(group, _public_delete(deletes))
+        return sql.when(sql.col("location").isNull(), nothing).otherwise(shown)
 
     def whole(name: str) -> Sql:
         return sql.coalesce(sql.col(name), nothing)

@@ -19,7 +19,7 @@ from sparkmeta.columns.array_tests import AllOf, Columns, Source
 from sparkmeta.columns.predicate import referenced_ids, row_predicate
 from sparkmeta.columns.skipping import FieldStats, FieldSummary, might_match, residual, summary_might_match
 from sparkmeta.columns.sql import Sql
-from sparkmeta.columns.transforms import inclusive_projection
+from sparkmeta.columns.transforms import inclusive_projection, undecided
 from sparkmeta.manifests.entries import as_numbers
 from sparkmeta.manifests.manifest_list import SUMMARIES, live_counts
 from sparkmeta.manifests.projection import CONTENT_STATS, MANIFEST, EntryFilter, EntryProjection
@@ -72,14 +72,23 @@ class ScanFilter:
         """The columns whose stats the filter looks at."""
         return frozenset(referenced_ids(self.row_filter))
 
-    @property
+    @cached_property
+    def identities(self) -> dict[int, frozenset[int]]:
+        """Spec id -> the columns that it partitions by their very values."""
+        return {
+            spec_id: frozenset(one.source_id for one in spec.fields if isinstance(one.transform, IdentityTransform))
+            for spec_id, spec in self.state.specs.items()
+        }
+
+    @cached_property
+    def undecided(self) -> BooleanExpression:
+        """What of the filter is not known of entries whose tuple passes, whatever their spec: stats may tell."""
+        return undecided(self.row_filter, frozenset.intersection(*self.identities.values()))
+
+    @cached_property
     def undecided_ids(self) -> frozenset[int]:
-        """The columns of the filter that some spec has no identity partition of."""
-        identities = [
-            {field.source_id for field in spec.fields if isinstance(field.transform, IdentityTransform)}
-            for spec in self.state.specs.values()
-        ]
-        return self.stats_ids.difference(frozenset.intersection(*map(frozenset, identities)))
+        """The columns of `undecided`."""
+        return frozenset(referenced_ids(self.undecided))
 
     @property
     def partition_sources(self) -> frozenset[int]:
@@ -249,7 +258,7 @@ def stats_match(scan_filter: ScanFilter) -> Sql:
     """False where an entry's stats rule out the filter. Without a filter even a file of no records is planned."""
     if scan_filter.keeps_all:
         return sql.lit(True)
-    return might_match(scan_filter.row_filter, entry_stats, sql.col("record_count"))
+    return might_match(scan_filter.undecided, entry_stats, sql.col("record_count"))
 
 
 def matching_entries(entries: DataFrame, scan_filter: ScanFilter, *, by_stats: bool = True) -> DataFrame:
@@ -263,7 +272,7 @@ def matching_entries(entries: DataFrame, scan_filter: ScanFilter, *, by_stats: b
 
 def data_projection(scan_filter: ScanFilter, stats_ids: Iterable[int] = ()) -> EntryProjection:
     """What planning reads of data entries."""
-    return scan_filter.state.projection(_DATA_COLUMNS, {*scan_filter.stats_ids, *stats_ids})
+    return scan_filter.state.projection(_DATA_COLUMNS, {*scan_filter.undecided_ids, *stats_ids})
 
 
 def wanted_entries(scan_filter: ScanFilter, *, by_stats: bool = True) -> EntryFilter:
@@ -271,16 +280,18 @@ def wanted_entries(scan_filter: ScanFilter, *, by_stats: bool = True) -> EntryFi
     tuples = tuple((spec_id, partition_tests(one)) for spec_id, one in scan_filter.partition_filters.items())
     if not by_stats:
         return EntryFilter(AllOf(), tuples)
-    tests = stats_tests(scan_filter.row_filter)
-    return EntryFilter(tests, tuples, selective=bool(tests.tests) and bool(scan_filter.undecided_ids))
+    tests = stats_tests(scan_filter.undecided)
+    return EntryFilter(tests, tuples, selective=bool(tests.tests))
 
 
 def residual_json(scan_filter: ScanFilter) -> Sql:
-    """What is left of the filter for an entry's rows, as Iceberg's expression JSON, by the spec of the entry."""
+    """What is left of the filter for an entry's rows, as Iceberg's expression JSON, by the spec of the entry: of those
+    entries that `matching_entries` keeps."""
     if scan_filter.ignore_residuals:
         return sql.lit("true")
+    schema, identities = scan_filter.schema, scan_filter.identities
     texts = {
-        spec_id: residual(scan_filter.row_filter, spec, scan_filter.schema, partition_value)
+        spec_id: residual(undecided(scan_filter.row_filter, identities[spec_id]), spec, schema, partition_value)
         for spec_id, spec in scan_filter.state.specs.items()
     }
     first, *others = texts.items()

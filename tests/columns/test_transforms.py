@@ -15,7 +15,7 @@ from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.schema import Schema
 
 from sparkmeta.columns.predicate import bind_filter, expression_to_json, parse_filter
-from sparkmeta.columns.transforms import inclusive_projection, strict_projection
+from sparkmeta.columns.transforms import inclusive_projection, strict_projection, undecided
 from sparkmeta.spec.schema import partition_spec_from_json
 
 SCHEMA = Schema(
@@ -265,3 +265,25 @@ def test_references_carry_partition_field_ids() -> None:
         False,
     )
     assert reference.accessor.position == 1
+
+
+@pytest.mark.parametrize(
+    ("row_filter", "left"),
+    [
+        ("i = 5", "true"),
+        ("l = 5", "l = 5"),
+        ("i = 5 and l = 5", "l = 5"),
+        ("i = 5 and (s = 'a' and l > 5 and i < 9)", "l > 5"),
+        ("i = 5 or s is null", "true"),
+        ("i = 5 or l = 5", "(i = 5 or l = 5)"),
+        ("(i = 5 and l = 5) or i = 6", "((i = 5 and l = 5) or i = 6)"),
+        ("i in (5, 6) and s not like 'a%'", "true"),
+        ("f > 1.5 and i <> 5", "f > 1.5"),
+        ("f is null", "f is-null"),
+    ],
+)
+def test_what_identity_partitions_leave_of_a_filter(row_filter: str, left: str) -> None:
+    ids = {SCHEMA.find_field(name).field_id for name in ("i", "s", "f")}
+    bound = bind_filter(parse_filter(row_filter), SCHEMA)
+    assert short(undecided(bound, ids)) == left
+    assert short(undecided(bound, ())) == short(bound)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 FILES = 40
 HERE, TASKS = "here", "tasks"
-BYTES = "spark.sparkmeta.driver-manifest-bytes"
+BYTES, PLANNING = "spark.sparkmeta.driver-manifest-bytes", "spark.sparkmeta.planning"
 
 
 @pytest.fixture
@@ -29,7 +29,8 @@ def table(tmp_path: Path, spark: SparkSession) -> Iterator[HandmadeTable]:
         made.add(0, 1, *(data(f"file:///t/{part}{one}", **of, **long_bounds(one, one)) for one in range(FILES // 2)))
     made.specs = (made.specs[1],) * 2
     yield made
-    spark.conf.unset(BYTES)
+    for setting in (BYTES, PLANNING):
+        spark.conf.unset(setting)
 
 
 def decoded(frame: DataFrame) -> str:
@@ -90,6 +91,7 @@ def test_large_entries_and_uncounted_ones_count_for_more(table: HandmadeTable, s
 def test_deletes_and_data_are_counted_together(
     table: HandmadeTable, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    spark.conf.set(PLANNING, "auto")
     table.add(1, 1, deletion_vector("file:///t/a1", partition={"part": "a"}))
     assert scanned(table, spark) == (HERE, FILES)
     monkeypatch.setattr(state, "ENTRIES_HERE", FILES)

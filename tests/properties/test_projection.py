@@ -29,7 +29,7 @@ from sparkmeta.columns.expression_json import leaf_to_json
 from sparkmeta.columns.predicate import bind_filter, expression_to_json, parse_filter, row_predicate
 from sparkmeta.columns.skipping import FieldSummary, residual, summary_might_match
 from sparkmeta.columns.sql import Sql
-from sparkmeta.columns.transforms import inclusive_projection, strict_projection
+from sparkmeta.columns.transforms import inclusive_projection, strict_projection, undecided
 from sparkmeta.columns.tree import fold
 from sparkmeta.manifests.entries import as_numbers
 from tests.properties.cases import DAY_MICROS, VALUES, filters, is_floating, matches, predicates
@@ -287,8 +287,11 @@ def balanced(text: str) -> bool:
 
 
 def test_projections_and_residuals(spark: SparkSession) -> None:
-    """A matching row's tuple satisfies the inclusive projection; where the strict one holds, the row matches."""
-    tally = dict.fromkeys(("cases", "pruned", "proven", "simpler"), 0)
+    """A matching row's tuple satisfies the inclusive projection; where the strict one holds, the row matches.
+
+    Where the inclusive one holds, what it leaves undecided has the filter's residual, and is as true as the filter.
+    """
+    tally = dict.fromkeys(("cases", "pruned", "proven", "simpler", "decided"), 0)
 
     @PROFILE
     @given(batch=batches())
@@ -297,8 +300,15 @@ def test_projections_and_residuals(spark: SparkSession) -> None:
         columns = [column for bound in bounds for column in tuple_columns(bound, batch)]
         results = evaluate(spark, tuple_table(batch), columns)
         for place, bound in enumerate(bounds):
-            for row, *found in zip(batch.rows, *results[3 * place : 3 * place + 3], strict=True):
+            rest = rest_of(bound, batch)
+            for row, *found, left in zip(batch.rows, *results[4 * place : 4 * place + 4], strict=True):
                 check_tuple(bound, batch, row, *found)
+                if found[0] and rest != bound:
+                    assert left == found[2]
+                    assert [matches(rest, row, nan_is_greatest=nan) for nan in (True, False)] == [
+                        matches(bound, row, nan_is_greatest=nan) for nan in (True, False)
+                    ]
+                    tally["decided"] += 1
                 tally["cases"] += 1
                 tally["pruned"] += not found[0]
                 tally["proven"] += found[1]
@@ -307,7 +317,7 @@ def test_projections_and_residuals(spark: SparkSession) -> None:
     check()
     print(f"\nprojections: {tally}")  # noqa: T201
     assert tally["cases"] >= (40_000 if SOAK else 3_000)
-    assert min(tally["pruned"], tally["proven"], tally["simpler"]) > tally["cases"] // 20
+    assert min(tally["pruned"], tally["proven"], tally["simpler"], tally["decided"]) > tally["cases"] // 20
 
 
 def tuple_columns(bound: BooleanExpression, batch: Batch) -> list[Sql]:
@@ -315,7 +325,13 @@ def tuple_columns(bound: BooleanExpression, batch: Batch) -> list[Sql]:
         row_predicate(inclusive_projection(bound, batch.spec, batch.schema), partition_value),
         row_predicate(strict_projection(bound, batch.spec, batch.schema), partition_value, strict=True),
         residual(bound, batch.spec, batch.schema, partition_value),
+        residual(rest_of(bound, batch), batch.spec, batch.schema, partition_value),
     ]
+
+
+def rest_of(bound: BooleanExpression, batch: Batch) -> BooleanExpression:
+    same = {one.source_id for one in batch.spec.fields if isinstance(one.transform, transforms.IdentityTransform)}
+    return undecided(bound, same)
 
 
 def check_tuple(bound: BooleanExpression, batch: Batch, row: dict[int, Any], kept: Any, proven: Any, left: str) -> None:
