@@ -81,8 +81,7 @@ class EntryProjection:
             fields.append(pa.field(PARTITION, self.partition_type, nullable=False))
         if self.stats:
             fields.append(pa.field(CONTENT_STATS, self.stats_type))
-        places = [pa.field(MANIFEST, pa.int32(), nullable=False), pa.field(ORDINAL, pa.int64(), nullable=False)]
-        return pa.schema([*fields, *places])
+        return pa.schema([*fields, pa.field(MANIFEST, pa.int32()), pa.field(ORDINAL, pa.int64())])
 
     @cached_property
     def partition_type(self) -> pa.StructType:

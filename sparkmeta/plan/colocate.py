@@ -55,6 +55,8 @@ _VECTOR = pa.schema(
         pa.field("vector_ordinal", pa.int64(), nullable=False),
     ]
 )
+# Every entry that a task reads has these.
+_PLACE = (MANIFEST, ORDINAL)
 # What of `version_info` plans need.
 _VERSION = tuple(field.arrow for field in VERSION_INFO if field.name in ("status", "sequence_number"))
 _MANIFEST_TYPE = pa.struct(
@@ -86,7 +88,8 @@ class _Task:
         """The rows that it makes."""
         data = self.data.schema
         info = data.get_field_index("version_info")
-        return pa.schema([*data.set(info, data.field(info).with_type(pa.struct(_VERSION))), *_VECTOR])
+        fields = list(data.set(info, data.field(info).with_type(pa.struct(_VERSION))))
+        return pa.schema([*(one.with_nullable(False) if one.name in _PLACE else one for one in fields), *_VECTOR])
 
 
 def colocated_entries(scan_filter: ScanFilter, groups: Colocation, data: EntryProjection) -> DataFrame:
