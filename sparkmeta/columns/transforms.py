@@ -27,8 +27,9 @@ from pyiceberg.expressions import (
 from pyiceberg.expressions.literals import literal
 from pyiceberg.schema import Accessor
 from pyiceberg.transforms import BucketTransform, IdentityTransform, TimeTransform, TruncateTransform
-from pyiceberg.types import BinaryType, DoubleType, FloatType, NestedField, StringType, UUIDType
+from pyiceberg.types import BinaryType, NestedField, StringType, UUIDType
 
+from sparkmeta.columns.comparison import is_floating
 from sparkmeta.columns.fields import FieldReference
 from sparkmeta.columns.predicate import field_type
 from sparkmeta.columns.steps import Steps
@@ -95,7 +96,8 @@ def _is_decided(one: BooleanExpression, identities: Collection[int]) -> bool:
     if not isinstance(one, BoundPredicate):
         return False
     field = one.term.ref().field
-    return field.field_id in identities and not isinstance(field.field_type, FloatType | DoubleType | UUIDType)
+    is_certain = not is_floating(field.field_type) and not isinstance(field.field_type, UUIDType)
+    return is_certain and field.field_id in identities
 
 
 def _project(bound: BooleanExpression, spec: PartitionSpec, schema: Schema, *, strict: bool) -> BooleanExpression:

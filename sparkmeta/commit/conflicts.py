@@ -118,7 +118,7 @@ def _new_entries(scan: ScanFilter, content: ContentType, ids: Collection[int], w
     """The live entries that some snapshots added; only manifests that `writers` wrote are opened."""
     head = scan.state
     roots = matching_manifests(_written_by(live_manifests(head.manifests(content)), writers), scan)
-    entries = head.entries(roots, head.projection(FOUND_COLUMNS, scan.stats_ids))
+    entries = head.entries(roots, head.projection(FOUND_COLUMNS, scan.undecided_ids))
     return matching_entries(entries, scan).where(F.col("version_info.snapshot_id").isin(list(ids)))
 
 

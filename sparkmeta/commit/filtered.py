@@ -42,7 +42,7 @@ def files_to_delete(state: TableState, row_filter: BooleanExpression | str) -> R
     bound = bind_filter(parse_filter(row_filter), schema, case_sensitive=True)
     scan = ScanFilter(state, bound, schema)
     roots = matching_manifests(live_manifests(state.manifests(ContentType.DATA_MANIFEST)), scan)
-    projection = state.projection(FOUND_COLUMNS, scan.stats_ids)
+    projection = state.projection(FOUND_COLUMNS, scan.filter_ids)
     candidates = matching_entries(state.entries(roots, projection), scan)
     top_level = {field.field_id for field in schema.fields}
     all_match = must_match(bound, entry_stats, sql.col("record_count"), top_level, lambda leaf: _by_tuple(leaf, scan))

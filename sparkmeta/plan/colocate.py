@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from sparkmeta.storage.files import ExecutorReader, Files
 
 # What a task tells of the deletion vector beside a data entry, flat: nested columns are slow to bring into the JVM, and
-# so are those that may be null. Where there is no vector its location is null, and numbers are 0.
+# so are those that may be null. Where there is no vector its location is null, and what is never null is 0.
 _VECTOR = pa.schema(
     [
         pa.field("vector_location", pa.string()),

@@ -57,6 +57,8 @@ DELETES_TYPE = ArrayType(
     )
 )
 
+_NO_DELETES = sql.array().cast(DELETES_TYPE)
+
 # Groups of at most this many delete files are broadcast; more are joined by hash, partition by partition.
 BROADCAST_DELETES = 100_000
 
@@ -180,7 +182,7 @@ def attach_deletes(data: DataFrame, deletes: DeleteEntries, state: TableState) -
     file, and files without a sequence number.
     """
     if deletes.entries is None:
-        return data.selectExpr("*", _shown(sql.array().cast(DELETES_TYPE)))
+        return data.selectExpr("*", _shown(_NO_DELETES))
     if deletes.only_vectors and not deletes.few:
         return _attach_vectors(data, deletes, deletes.entries, state)
     return _attach_groups(data, deletes, deletes.entries, state)
@@ -200,11 +202,8 @@ def _attach_vectors(data: DataFrame, deletes: DeleteEntries, entries: DataFrame,
     vectors = entries.selectExpr(_vector_path().alias(_PATH).selected, _delete(state).alias(_OF_FILE).selected)
     joined = data.join(deletes.sized(vectors), F.expr(f"location = {_PATH}"), "left")
     vector = sql.col(_OF_FILE)
-    none = sql.array().cast(DELETES_TYPE)
-    shown = sql.when(vector.isNull(), none).otherwise(sql.array(_public_delete(deletes)(vector)))
-    with_vectors = joined.where(_vector_is_consistent(vector, state).text).selectExpr(
-        "*", shown.alias(DELETES).selected
-    )
+    shown = sql.when(vector.isNull(), _NO_DELETES).otherwise(sql.array(_public_delete(deletes)(vector)))
+    with_vectors = joined.where(_vector_is_consistent(vector, state).text).selectExpr("*", _shown(shown))
     narrow = EntryProjection.of(("version_info", "referenced_file"))
     twice = _twice(state.entries(deletes.manifests, narrow).where(is_live().text))
     found = with_vectors.drop(_PATH, _OF_FILE).join(twice, F.expr(f"location = {_PATH}"), "left")
@@ -253,22 +252,20 @@ def _attach_groups(data: DataFrame, deletes: DeleteEntries, entries: DataFrame, 
     members = checked.selectExpr(*map(sql.quoted, data.columns), *groups_of, *applied_of)
     of_file, of_partition, of_table = (sql.col(name) for name in (_OF_FILE, _OF_PARTITION, _OF_TABLE))
 
-    nothing = sql.array().cast(DELETES_TYPE)
-
     def public(group: Sql) -> Sql:
         # Every file has a location: the other branch only says that all fields may be null, as a cast would, copying.
         shown = sql.transform(group, _public_delete(deletes))
-        return sql.when(sql.col("location").isNull(), nothing).otherwise(shown)
+        return sql.when(sql.col("location").isNull(), _NO_DELETES).otherwise(shown)
 
     def whole(name: str) -> Sql:
-        return sql.coalesce(sql.col(name), nothing)
+        return sql.coalesce(sql.col(name), _NO_DELETES)
 
     dv = sql.filter(of_file, lambda delete: delete["is_dv"])
     if deletes.only_vectors:
         return members.selectExpr("*", _shown(public(dv))).drop(*names)
     positions = sql.concat(_positions(of_partition), _positions(of_file))
     own = public(sql.when(sql.size(dv) > 0, dv).otherwise(positions))
-    applied = sql.concat(sql.when(sql.size(dv) == 0, whole(_SHARED)).otherwise(nothing), own)
+    applied = sql.concat(sql.when(sql.size(dv) == 0, whole(_SHARED)).otherwise(_NO_DELETES), own)
     if deletes.equality_ids:
         groups_and_whole = ((of_table, _EQUAL_OF_TABLE), (of_partition, _EQUAL_OF_PARTITION))
         equality = [

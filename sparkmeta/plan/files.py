@@ -132,7 +132,7 @@ def plan_schema(state: TableState) -> StructType:
 
 
 def data_entries(scan_filter: ScanFilter, manifests: pa.Table, stats_ids: Iterable[int] = ()) -> DataFrame:
-    """The live data entries that may match, with stats of the filter's columns and of `stats_ids`."""
+    """The live data entries that may match, with stats of the undecided columns and of `stats_ids`."""
     projection = replace(data_projection(scan_filter, stats_ids), wanted=wanted_entries(scan_filter))
     return matching_entries(scan_filter.state.entries(manifests, projection), scan_filter)
 

@@ -68,8 +68,8 @@ class ScanFilter:
         return {one: inclusive_projection(self.row_filter, spec, self.schema) for one, spec in specs.items()}
 
     @cached_property
-    def stats_ids(self) -> frozenset[int]:
-        """The columns whose stats the filter looks at."""
+    def filter_ids(self) -> frozenset[int]:
+        """The columns of the filter."""
         return frozenset(referenced_ids(self.row_filter))
 
     @cached_property
@@ -181,7 +181,7 @@ def _matching_leaves(roots: pa.Table, scan_filter: ScanFilter) -> pa.Table:
         return roots
     if (found := _leaves_by_arrays(roots, scan_filter)) is not None:
         return roots.filter(found)
-    looked_at = {*scan_filter.stats_ids, *scan_filter.partition_sources}
+    looked_at = {*scan_filter.filter_ids, *scan_filter.partition_sources}
     stats = roots.column(CONTENT_STATS).combine_chunks()
     known = [field.name for field in stats.type if int(field.name) in looked_at]
     narrow = pa.StructArray.from_arrays([stats.field(name) for name in known], names=known) if known else None

@@ -180,7 +180,7 @@ def _usable(
     if scan.keeps_all:
         return frozenset([*places, *root.of(FILES).column("ordinal").to_pylist()])
     own = state.roots.filter(pc.equal(state.roots.column("file_format"), IN_ROOT))
-    entries = matching_entries(state.entries(own, state.projection((*_JUDGED,), scan.stats_ids)), scan)
+    entries = matching_entries(state.entries(own, state.projection(_JUDGED, scan.undecided_ids)), scan)
     return frozenset([*places, *entries.select(ORDINAL).toArrow().column(ORDINAL).to_pylist()])
 
 
