@@ -19,7 +19,7 @@ from sparkmeta.columns.bounds import ANY, reads_as
 from sparkmeta.errors import NoSuchSnapshotError, UnsupportedError
 from sparkmeta.manifests.avro.read import manifest_parts, read_avro_entries
 from sparkmeta.manifests.cached import CACHED_LEAF, leaves_of, open_cache, parts_here, read_through_cache
-from sparkmeta.manifests.leaf_bytes import TreeContext
+from sparkmeta.manifests.leaf_bytes import TreeContext, tree_entries_here
 from sparkmeta.manifests.manifest_list import decode_manifest_list, entry_count, inline_manifest_list, root_entries
 from sparkmeta.manifests.parquet import read_parquet_entries
 from sparkmeta.manifests.projection import FILE_COLUMNS, EntryProjection
@@ -327,14 +327,19 @@ class TableState:
             return local_frame(self.spark, projection.schema.empty_table())
         return reduce(lambda left, right: left.unionByName(right), frames)
 
-    def entries_here(self, roots: pa.Table, projection: EntryProjection) -> pa.Table | None:
-        """As `manifest_entries`, in Arrow on the driver.
+    def entries_here(self, roots: pa.Table, projection: EntryProjection, entries: int = TESTED_HERE) -> pa.Table | None:
+        """As `entries`, in Arrow on the driver.
 
-        None where they are too many, not all Avro manifests, or not all in the manifest cache, where there is one: it
-        is tasks that keep what they decode.
+        None where there are more than `entries` or the driver had better not (`fit_driver`), where some are Parquet
+        manifests of the v1-v3 layout, or not all in the manifest cache, where there is one: it is tasks that keep what
+        they decode.
         """
-        avro = self.tree is None and not _manifest_ids(roots, "PARQUET")
-        if not avro or not self.fit_driver(roots, projection, TESTED_HERE):
+        if not self.fit_driver(roots, projection, entries):
+            return None
+        if self.tree is not None:
+            assert self.tree_context is not None
+            return tree_entries_here(self.tree, roots, projection, self.tree_context, self.files)
+        if _manifest_ids(roots, "PARQUET"):
             return None
         parts = self.parts_at_hand(roots, projection)
         return None if parts is None else parts_here(parts, projection, self.manifest_cache, self.files)

@@ -218,6 +218,11 @@ def transform(values: Sql, change: Callable[[Sql], Sql]) -> Sql:
     return _higher("transform", values, change)
 
 
+def let(value: Sql, use: Callable[[Sql], Sql]) -> Sql:
+    """An expression of a value that is computed once, however often the expression names it."""
+    return call("get", transform(call("array", value), use), 0)
+
+
 def aggregate(values: Sql, start: Sql, join: Callable[[Sql, Sql], Sql]) -> Sql:
     """An array folded from the left."""
     with _Scope() as (left, right):

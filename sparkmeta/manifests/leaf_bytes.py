@@ -1,13 +1,15 @@
-"""V4 manifests decoded from their bytes, without Spark's reader: for tasks that learn only then which files they are.
+"""V4 manifests decoded from their bytes, without Spark's reader: for tasks that learn only then which files they are,
+and for the driver, where they are few.
 
 Roots count as manifests of the files that stand in them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -15,15 +17,20 @@ import pyarrow.compute as pc
 
 from sparkmeta.columns.bounds import bound_arrow_type
 from sparkmeta.errors import CorruptFileError
+from sparkmeta.manifests.avro.read import part_of
 from sparkmeta.manifests.entries import ManifestPart
-from sparkmeta.manifests.inherit import RowIdCounter, with_inherited_version
-from sparkmeta.manifests.layout import CONTENT_KEY, ROOT, narrowed, read_manifest, whole
+from sparkmeta.manifests.inherit import ManifestContext, RowIdCounter, with_inherited_version
+from sparkmeta.manifests.layout import CONTENT_KEY, ROOT, kept_rows, narrowed, read_manifest, whole
 from sparkmeta.manifests.leaf import TupleSources
 from sparkmeta.manifests.maps import with_metrics_maps
 from sparkmeta.manifests.projection import CONTENT_STATS, MANIFEST, ORDINAL, PARTITION, EntryProjection
 from sparkmeta.manifests.root import FILES, Root, one_of, read_root, version
-from sparkmeta.manifests.tree import tree_manifest_files
-from sparkmeta.spec.entry import METRICS_MAP_IDS
+from sparkmeta.manifests.tree import IN_ROOT, OWN_ENTRIES, Tree, leaf_units, tree_manifest_files
+from sparkmeta.manifests.vectors import unmasked
+from sparkmeta.spec.entry import METRICS_MAP_IDS, ContentType
+
+if TYPE_CHECKING:
+    from sparkmeta.storage.files import Files
 
 _BATCH_ROWS = 8_192
 
@@ -78,10 +85,55 @@ def tree_entries(data: bytes, part: ManifestPart, projection: EntryProjection, c
     if properties.get(CONTENT_KEY) == ROOT:
         files = one_of(table, FILES)
         table, ordinals = table.filter(files), ordinals.filter(files.combine_chunks())
-    columns = _columns(table, part, context, projection)
-    columns |= {MANIFEST: pa.repeat(pa.scalar(part.manifest, pa.int32()), len(table)), ORDINAL: ordinals}
+    return projected_rows(table, ordinals, part, projection, context)
+
+
+def projected_rows(
+    rows: pa.Table, ordinals: pa.Array, part: ManifestPart, projection: EntryProjection, context: TreeContext
+) -> pa.Table:
+    """Rows of `tree_schema` as `tree_entries` gives them, inheritance applied."""
+    columns = _columns(rows, part, context, projection)
+    columns |= {MANIFEST: pa.repeat(pa.scalar(part.manifest, pa.int32()), len(rows)), ORDINAL: ordinals}
     arrays = [narrowed(columns[one.name], one.type) for one in projection.schema]
     return pa.Table.from_arrays(arrays, schema=projection.schema)
+
+
+def tree_entries_here(
+    tree: Tree, roots: pa.Table, projection: EntryProjection, context: TreeContext, files: Files
+) -> pa.Table | None:
+    """The entries of some manifests (rows of `tree_roots`) that no deletion vector masks, by threads of this process.
+
+    None where some manifest has the layout of v1-v3.
+    """
+    from sparkmeta.session import map_here
+
+    is_own = pc.equal(roots.column("file_format"), IN_ROOT)
+    leaves = roots.filter(pc.invert(is_own))
+    if not pc.all(tree.has_tree_layout(leaves)).as_py():
+        return None
+    masks = {row[MANIFEST]: row for row in tree.vectors.to_pylist()}
+    read = map_here(leaf_units(leaves), partial(_unmasked, projection, context, masks, files), projection.schema)
+    tables = [read]
+    for kind in roots.filter(is_own).column("content_type").to_pylist():
+        rows = tree.root.of(OWN_ENTRIES[ContentType(kind)], live=False)
+        part = ManifestPart(tree.own_id(kind), tree.root.location, 0, ManifestContext(None, None, None))
+        tables.append(projected_rows(rows, rows.column("ordinal"), part, projection, context))
+    return pa.concat_tables(tables)
+
+
+def _unmasked(
+    projection: EntryProjection,
+    context: TreeContext,
+    masks: Mapping[int, dict[str, Any]],
+    files: Files,
+    units: Iterable[pa.RecordBatch],
+) -> Iterator[pa.RecordBatch]:
+    for unit in units:
+        for row in unit.to_pylist():
+            entries = tree_entries(files.read(row["location"]), part_of(row), projection, context)
+            mask = masks.get(row[MANIFEST])
+            kept = entries if mask is None else kept_rows(entries, unmasked(len(entries), mask, files))
+            yield from kept.to_batches()
 
 
 _ALWAYS_READ = ("content_type", "version_info", "location", "file_format", "partition_spec_id", "record_count")

@@ -50,7 +50,7 @@ UPGRADED_KEY = "sparkmeta.upgraded-sequence-number"
 MASKED = "masked"
 _MASKED_LEAF = "_masked_leaf"
 
-_OWN_ENTRIES = {
+OWN_ENTRIES = {
     ContentType.DATA_MANIFEST: (ContentType.DATA,),
     ContentType.DELETE_MANIFEST: (ContentType.POSITION_DELETES, ContentType.EQUALITY_DELETES),
 }
@@ -200,7 +200,7 @@ def plain_projection(projection: EntryProjection, column_types: Mapping[int, str
 
 def own_rows(tree: Tree, content: ContentType, projection: EntryProjection) -> pa.Table:
     """The root's own files of one content, with the fields that a projection needs, `manifest` and `ordinal`."""
-    files = tree.root.of(_OWN_ENTRIES[content], live=False)
+    files = tree.root.of(OWN_ENTRIES[content], live=False)
     table = narrowed_rows(files, projection, tree.sources)
     manifests = pa.repeat(pa.scalar(tree.own_id(content), pa.int32()), len(files))
     return table.append_column(MANIFEST, manifests).append_column(ORDINAL, files.column("ordinal"))
@@ -243,7 +243,7 @@ def tree_roots(tree: Tree) -> pa.Table:
     ordinals = leaves.column("ordinal").to_pylist()
     of_leaves = leaf_roots(leaves, leaves.column("ordinal").cast(pa.int32()))
     table = of_leaves.append_column(MASKED, pa.array([masked.get(one, 0) for one in ordinals], pa.int64()))
-    own = [_own_row(tree, content) for content in _OWN_ENTRIES]
+    own = [_own_row(tree, content) for content in OWN_ENTRIES]
     rows = [row for row in own if row is not None]
     return pa.concat_tables([table, pa.Table.from_pylist(rows, schema=table.schema)]).combine_chunks()
 
@@ -269,7 +269,7 @@ def leaf_roots(leaves: pa.Table, ids: Any) -> pa.Table:
 
 
 def _own_row(tree: Tree, content: ContentType) -> dict[str, Any] | None:
-    files = tree.root.of(_OWN_ENTRIES[content], live=False)
+    files = tree.root.of(OWN_ENTRIES[content], live=False)
     if not len(files):
         return None
     return {
@@ -321,12 +321,12 @@ def tree_manifest_files(
     }
     arrays = [narrowed(columns[field.name], field.type) for field in MANIFEST_FILE_SCHEMA]
     table = pa.Table.from_arrays(arrays, schema=MANIFEST_FILE_SCHEMA)
-    rows = [_own_file(root, content) for content in _OWN_ENTRIES] if own else []
+    rows = [_own_file(root, content) for content in OWN_ENTRIES] if own else []
     return pa.concat_tables([table, pa.Table.from_pylist([row for row in rows if row], schema=MANIFEST_FILE_SCHEMA)])
 
 
 def _own_file(root: Root, content: ContentType) -> dict[str, Any] | None:
-    files = root.of(_OWN_ENTRIES[content], live=False)
+    files = root.of(OWN_ENTRIES[content], live=False)
     if not len(files):
         return None
     return {

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import partial, reduce
-from operator import add, and_
+from operator import and_, or_
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -21,16 +21,19 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import ArrayType, IntegerType, LongType, StringType, StructField, StructType
 
 from sparkmeta.columns import sql
-from sparkmeta.columns.sql import Sql
+from sparkmeta.columns.sql import Aliased, Sql
 from sparkmeta.errors import ValidationError
+from sparkmeta.manifests.layout import whole
 from sparkmeta.manifests.manifest_list import live_count
 from sparkmeta.manifests.projection import CONTENT_STATS, EntryProjection
 from sparkmeta.plan.prune import ScanFilter, is_live, matching_entries, wanted_entries
 from sparkmeta.plan.rows import manifest_path, partition_value
+from sparkmeta.session import local_frame
 from sparkmeta.spec.entry import DELETE_FILE_PATH_ID, ContentType, Status
+from sparkmeta.state import ENTRIES_HERE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from pyiceberg.partitioning import PartitionSpec
     from pyspark.sql import DataFrame
@@ -86,6 +89,7 @@ class DeleteEntries:
     count: how many entries at most; None where manifests don't say.
     equality_ids: every column that some equality delete compares, so that data stats are read for them.
     only_vectors: all of them are deletion vectors that name their data file.
+    here: they are rows of the driver, so that no job is worth its time.
     """
 
     entries: DataFrame | None
@@ -93,6 +97,7 @@ class DeleteEntries:
     count: int | None
     equality_ids: frozenset[int]
     only_vectors: bool = False
+    here: bool = False
 
     @property
     def few(self) -> bool:
@@ -123,8 +128,10 @@ def delete_entries(scan_filter: ScanFilter, manifests: pa.Table, vectors_only: b
     by_stats = not scan_filter.ignore_residuals
     wanted = wanted_entries(scan_filter, by_stats=by_stats)
     projection = replace(state.projection(_DELETE_COLUMNS, stats), wanted=wanted)
-    kept = matching_entries(state.entries(manifests, projection), scan_filter, by_stats=by_stats)
-    return DeleteEntries(kept, manifests, count, equality_ids, vectors_only)
+    here = state.entries_here(manifests, projection, ENTRIES_HERE)
+    entries = state.entries(manifests, projection) if here is None else local_frame(state.spark, here)
+    kept = matching_entries(entries, scan_filter, by_stats=by_stats)
+    return DeleteEntries(kept, manifests, count, equality_ids, vectors_only, here is not None)
 
 
 def only_vectors(state: TableState, manifests: pa.Table, *, by_job: bool) -> bool:
@@ -154,8 +161,11 @@ def vector_projection(scan_filter: ScanFilter) -> EntryProjection:
 
 def all_vectors(entries: pa.Table) -> bool:
     """Whether the live ones of some delete entries are all deletion vectors that name their data file."""
-    dead = pc.equal(pc.struct_field(entries.column("version_info"), "status"), int(Status.DELETED))
-    return pc.all(pc.or_(is_vector(entries), dead)).as_py() is not False
+    return pc.all(pc.or_(is_vector(entries), _is_dead(entries))).as_py() is not False
+
+
+def _is_dead(entries: pa.Table) -> pa.ChunkedArray:
+    return pc.equal(pc.struct_field(entries.column("version_info"), "status"), int(Status.DELETED))
 
 
 def _equality_ids(scan_filter: ScanFilter, manifests: pa.Table) -> frozenset[int]:
@@ -168,8 +178,12 @@ def _equality_ids(scan_filter: ScanFilter, manifests: pa.Table) -> frozenset[int
     summary = state.snapshot.summary if state.snapshot else None
     if summary is not None and summary.additional_properties.get("total-equality-deletes") == "0":
         return frozenset()
-    entries = state.entries(manifests, state.projection(("version_info", "equality_ids"))).where(is_live().text)
-    ids = entries.select(F.explode("equality_ids").alias("id")).distinct().toArrow().column("id").to_pylist()
+    projection = state.projection(("version_info", "equality_ids"))
+    if (here := state.entries_here(manifests, projection)) is not None:
+        ids = pc.list_flatten(here.column("equality_ids").filter(pc.invert(_is_dead(here)))).unique().to_pylist()
+    else:
+        entries = state.entries(manifests, projection).where(is_live().text)
+        ids = entries.select(F.explode("equality_ids").alias("id")).distinct().toArrow().column("id").to_pylist()
     for unknown in sorted(set(ids).difference(state.fields)):
         raise ValidationError(f"{state.metadata.location}: equality_ids has {unknown}: no schema has such a field")
     return frozenset(ids)
@@ -223,79 +237,101 @@ def _twice(vectors: DataFrame) -> DataFrame:
 # -- deletes of any kind --------------------------------------------------------------------------------------------
 
 _GROUP, _SHARED = "group_of_deletes", "shared_deletes"
-_EQUAL_OF_PARTITION, _EQUAL_OF_TABLE = "shared_equality_deletes_of_partition", "shared_equality_deletes_of_table"
 _OF_FILE, _OF_PARTITION, _OF_TABLE = "deletes_of_file", "deletes_of_partition", "deletes_of_table"
+_WHOLE, _NEAREST = "key_of_whole_group", "key_of_row"
 
 
 def _attach_groups(data: DataFrame, deletes: DeleteEntries, entries: DataFrame, state: TableState) -> DataFrame:
-    """SQL: data LEFT JOIN groups ON path LEFT JOIN groups ON (spec, partition) [CROSS JOIN the global group].
+    """SQL: data LEFT JOIN groups ON path LEFT JOIN what is shared ON (spec, partition) [CROSS JOIN the global group],
+    then LEFT JOIN the groups whose members have to be looked at, and last those that apply as they are.
 
-    Both joins take the same columns of the groups, so that Spark reads the delete manifests once for both. Keys are
-    hashes, which are grouped and joined in a fraction of the time that paths and tuples take; the members of a group
-    are compared in full after.
+    A group of a partition or of the table can be thousands of times as long as the row of a data file. So rows first
+    meet what is known of all its members, and get the group itself where they leave, from a join that writes it once.
+    All joins take their groups from one shuffle, so Spark reads the delete manifests once. Keys are hashes, which are
+    grouped and joined in a fraction of the time that paths and tuples take; members are compared in full after.
     """
     groups = _groups(entries, state, deletes)
-    joined = _join(data, deletes, groups, _hash(sql.col("location")), _OF_FILE)
-    names = [_OF_FILE]
-    if not deletes.only_vectors:
-        joined = _join(joined, deletes, groups, _hash(partition_key(state)), _OF_PARTITION)
-        names.append(_OF_PARTITION)
-    if deletes.equality_ids:
-        everywhere = groups.where(f"{_KEY} = {_EVERYWHERE.text}")
-        of_all = F.flatten(F.collect_list(_GROUP)).alias(_OF_TABLE), F.first(_SHARED).alias(f"{_SHARED}_{_OF_TABLE}")
-        joined = joined.crossJoin(F.broadcast(everywhere.agg(*of_all)))
-        names.append(_OF_TABLE)
-    checked = joined.where(_is_consistent(sql.col(_OF_FILE), state).text)
-    shared = {} if deletes.only_vectors else _applied_of_shared(deletes, state)
-    groups_of = (_members(name, deletes, state) for name in names)
-    applied_of = (values.alias(name).selected for name, values in shared.items())
-    members = checked.selectExpr(*map(sql.quoted, data.columns), *groups_of, *applied_of)
-    of_file, of_partition, of_table = (sql.col(name) for name in (_OF_FILE, _OF_PARTITION, _OF_TABLE))
-
-    def public(group: Sql) -> Sql:
-        # Every file has a location: the other branch only says that all fields may be null, as a cast would, copying.
-        shown = sql.transform(group, _public_delete(deletes))
-        return sql.when(sql.col("location").isNull(), _NO_DELETES).otherwise(shown)
-
-    def whole(name: str) -> Sql:
-        return sql.coalesce(sql.col(name), _NO_DELETES)
-
-    dv = sql.filter(of_file, lambda delete: delete["is_dv"])
+    columns = [*map(sql.quoted, data.columns)]
+    members = groups.select(_KEY, _GROUP)
+    joined = _join(data, deletes, members, _hash(sql.col("location")), _OF_FILE).drop(_key_of(_OF_FILE))
+    is_consistent = _is_consistent(sql.col(_OF_FILE), state)
     if deletes.only_vectors:
-        return members.selectExpr("*", _shown(public(dv))).drop(*names)
-    positions = sql.concat(_positions(of_partition), _positions(of_file))
-    own = public(sql.when(sql.size(dv) > 0, dv).otherwise(positions))
-    applied = sql.concat(sql.when(sql.size(dv) == 0, whole(_SHARED)).otherwise(_NO_DELETES), own)
-    if deletes.equality_ids:
-        groups_and_whole = ((of_table, _EQUAL_OF_TABLE), (of_partition, _EQUAL_OF_PARTITION))
-        equality = [
-            sql.concat(whole(name), public(_overlapping(one, deletes, state))) for one, name in groups_and_whole
-        ]
-        applied = sql.concat(*equality, applied)
-    # Where nothing else applies, a shared array is passed on as it is: concat would copy it for each file.
-    alone = reduce(and_, (sql.size(sql.col(name)) == 0 for name in names))
-    count = reduce(add, (sql.col(name).isNotNull().cast("int") for name in shared))
-    shown = sql.when(alone & (count == 1), sql.coalesce(*map(sql.col, shared))).otherwise(applied)
-    return members.selectExpr("*", _shown(shown)).drop(*names, *shared)
+        return joined.where(is_consistent.text).selectExpr(*columns, _shown(_own(deletes, state, (_OF_FILE,))))
+    facts = groups.select(_KEY, _SHARED)
+    joined = _join(joined, deletes, facts, _hash(partition_key(state)), _OF_PARTITION)
+    scopes = [_OF_PARTITION]
+    if deletes.equality_ids and any(map(is_global, state.specs.values())):
+        of_all = F.expr(f"first({_KEY}) AS {_key_of(_OF_TABLE)}"), F.expr(f"first({_SHARED}) AS {_OF_TABLE}")
+        everywhere = facts.where(f"{_KEY} = {_EVERYWHERE.text}").agg(*of_all)
+        joined = joined.crossJoin(F.broadcast(everywhere))
+        scopes.append(_OF_TABLE)
+    keys = (key.alias(name).selected for name, key in _keys_of_groups(scopes, deletes, state).items())
+    # Rows without a group have a key of their own, or a join by hash would bring all of them to one task.
+    nearest = (sql.lit(None).cast("bigint") if deletes.few else _hash(sql.col("location"))).alias(_NEAREST)
+    joined = joined.selectExpr(*columns, _OF_FILE, *keys, nearest.selected)
+    for scope in scopes:
+        joined = _join(joined, deletes, members, _or_nearest(_key_of_looked_at(scope)), scope)
+    # It looks at the last of the joins too, or Spark would move it, and with it the end of a stage, before the others.
+    checked = sql.when(is_consistent, sql.col(scopes[-1]).isNull() | (sql.size(sql.col(scopes[-1])) > 0))
+    own = _shown(_own(deletes, state, (_OF_FILE, *scopes)))
+    joined = joined.where(checked.text).selectExpr(*columns, _WHOLE, _NEAREST, own)
+    shared = groups.where(f"{_SHARED} IS NOT NULL")
+    shared = shared.selectExpr(_KEY, _public(sql.col(_GROUP), deletes).cast(DELETES_TYPE).alias(_GROUP).selected)
+    joined = _join(joined, deletes, shared, _or_nearest(_WHOLE), _SHARED)
+    shown = sql.when(sql.col(_WHOLE).isNotNull(), sql.col(_SHARED)).otherwise(sql.col(DELETES))
+    return joined.selectExpr(*columns, _shown(shown))
 
 
 def _join(data: DataFrame, deletes: DeleteEntries, groups: DataFrame, key: Sql, name: str) -> DataFrame:
-    shared = [] if deletes.only_vectors else [f"{_SHARED} AS {_SHARED}_{name}"]
-    chosen = groups.selectExpr(f"{_KEY} AS key_of_{name}", f"{_GROUP} AS {name}", *shared)
-    return data.join(deletes.sized(chosen), F.expr(f"{key.text} = key_of_{name}"), "left").drop(f"key_of_{name}")
+    """data with the group of a key, or what is known of it, as `name`, and with its key. groups: a key and that."""
+    chosen = groups.toDF(_key_of(name), name)
+    return data.join(deletes.sized(chosen), F.expr(f"{key.text} = {_key_of(name)}"), "left")
+
+
+def _key_of(name: str) -> str:
+    return f"key_of_{name}"
+
+
+def _key_of_looked_at(name: str) -> str:
+    return f"key_of_looked_at_{name}"
+
+
+def _or_nearest(key: str) -> Sql:
+    return sql.coalesce(sql.col(key), sql.col(_NEAREST))
+
+
+def _keys_of_groups(scopes: Sequence[str], deletes: DeleteEntries, state: TableState) -> dict[str, Sql]:
+    """Which groups a data file needs: the one that applies as it is, if it is the only one to apply, else those whose
+    members have to be looked at."""
+    whole = {scope: _applies_whole(scope, deletes, state) for scope in scopes}
+    none = {scope: _applies_nowhere(scope, state) for scope in scopes}
+    alone = {
+        scope: reduce(
+            and_, (none[other] for other in scopes if other != scope), sql.col(_OF_FILE).isNull() & whole[scope]
+        )
+        for scope in scopes
+    }
+    keys = {_WHOLE: sql.coalesce(*(sql.when(alone[scope], sql.col(_key_of(scope))) for scope in scopes))}
+    passed = reduce(or_, alone.values())
+    for scope in scopes:
+        keys[_key_of_looked_at(scope)] = sql.when(~(passed | none[scope]), sql.col(_key_of(scope)))
+    return keys
 
 
 def _groups(entries: DataFrame, state: TableState, deletes: DeleteEntries) -> DataFrame:
     """The deletes grouped by what they are about: delete_key, group_of_deletes (in ascending sequence number).
 
-    shared_deletes, where not all are vectors: see `_shared`. Position deletes that are shared are not in the group too.
+    shared_deletes, where not all are vectors: see `_shared`.
 
     Raises, when it runs, for two DVs of one file: the check stands inside the key, which no optimizer drops.
     """
     scope = sql.when(_data_path().isNotNull(), _hash(_data_path())).when(_is_global_delete(state), _EVERYWHERE)
     key = _hash(_vector_path()) if deletes.only_vectors else scope.otherwise(_hash(partition_key(state)))
     keyed = entries.selectExpr(key.alias(_KEY).selected, _delete(state).alias("delete").selected)
-    grouped = keyed.groupBy(_KEY).agg(F.expr(f"sort_array(collect_list(delete)) AS {_GROUP}"))
+    if deletes.here:
+        grouped = local_frame(state.spark, _grouped(keyed.toArrow()))
+    else:
+        grouped = keyed.groupBy(_KEY).agg(F.expr(f"sort_array(collect_list(delete)) AS {_GROUP}"))
     group = sql.col(_GROUP)
 
     def has_another(vector: Sql) -> Sql:
@@ -306,22 +342,28 @@ def _groups(entries: DataFrame, state: TableState, deletes: DeleteEntries) -> Da
     second = sql.when(sql.size(group) > 1, first).otherwise(None)
     twice = sql.raise_error(sql.concat(TWO_VECTORS, second)).cast("bigint")
     checked = sql.when(second.isNotNull(), twice).otherwise(sql.col(_KEY))
-    if deletes.only_vectors:
-        return grouped.selectExpr(checked.alias(_KEY).selected, _GROUP)
-    whole = _shared(group, deletes, state).alias(_SHARED).selected
-    shared = grouped.selectExpr(checked.alias(_KEY).selected, _GROUP, whole)
-    kept = sql.col(_SHARED).isNull() | sql.col(_SHARED)["is_equality"]
-    rest = sql.when(kept, group).otherwise(sql.filter(group, lambda _: sql.lit(False)))
-    return shared.selectExpr(_KEY, rest.alias(_GROUP).selected, _SHARED)
+    shared = [] if deletes.only_vectors else [_shared(group, deletes, state).alias(_SHARED).selected]
+    return grouped.selectExpr(checked.alias(_KEY).selected, _GROUP, *shared)
+
+
+def _grouped(keyed: pa.Table) -> pa.Table:
+    """Rows of a key and a delete by their key, as Spark's `sort_array(collect_list(delete))` groups them."""
+    fields = ("sequence_number", "manifest", "ordinal")  # the first of a delete, and together unique
+    columns = {_KEY: keyed.column(_KEY), **{name: pc.struct_field(keyed.column("delete"), name) for name in fields}}
+    order = pc.sort_indices(pa.table(columns), [(name, "ascending") for name in columns])
+    keys, deletes = (whole(keyed.column(name)).take(order) for name in (_KEY, "delete"))
+    runs = pc.run_end_encode(keys)
+    offsets = pa.concat_arrays([pa.array([0], pa.int32()), runs.run_ends])
+    return pa.table({_KEY: runs.values, _GROUP: pa.ListArray.from_arrays(offsets, deletes)})
 
 
 def _shared(group: Sql, deletes: DeleteEntries, state: TableState) -> Sql:
-    """A group of which files mostly take all or nothing, as plans show it, so that its members need not be looked at
+    """What is known of a group of which files mostly take all or nothing, so that its members need not be looked at
     file by file; null for others.
 
     It has only position deletes of one partition, or only equality deletes of one, or of the whole table:
-    struct<lowest sequence number, partition_key, is_equality, is_global, deletes, a column for each of `equality_ids`:
-    the greatest lower bound and the least upper one of those that compare it>.
+    struct<lowest and highest sequence number, partition_key, is_equality, is_global, a column for each of
+    `equality_ids`: the greatest lower bound and the least upper one of those that compare it>.
     """
     first = sql.call("get", group, 0)
 
@@ -344,10 +386,10 @@ def _shared(group: Sql, deletes: DeleteEntries, state: TableState) -> Sql:
         all_alike = all_alike | reduce(and_, bounded, sql.forall(group, of_same))
     whole = sql.struct(
         first["sequence_number"].alias("lowest"),
+        sql.call("element_at", group, -1)["sequence_number"].alias("highest"),
         first["partition_key"].alias("partition_key"),
         (first["content_type"] == int(ContentType.EQUALITY_DELETES)).alias("is_equality"),
         first["is_global"].alias("is_global"),
-        sql.transform(group, _public_delete(deletes)).cast(DELETES_TYPE).alias("deletes"),
         *(_extremes(named, one, state).alias(f"f{one}") for one, named in columns.items()),
     )
     return sql.when(all_alike, whole)
@@ -389,34 +431,34 @@ def _extremes(named: Sql, field_id: int, state: TableState) -> Sql:
     return sql.struct(greatest.alias("lower"), least.alias("upper"))
 
 
-def _applies_whole(name: str, deletes: DeleteEntries, state: TableState) -> Sql:
-    """Whether all of a shared group of equality deletes apply to a data file; not every one that do is found."""
-    shared = sql.col(f"{_SHARED}_{name}")
-    conditions = [shared.isNotNull(), shared["is_equality"], shared["lowest"] > sql.col(_SEQUENCE)]
-    if name == _OF_PARTITION:
-        conditions += [~shared["is_global"], shared["partition_key"].eqNullSafe(partition_key(state))]
-    else:
-        conditions.append(shared["is_global"])
+def _applies_whole(scope: str, deletes: DeleteEntries, state: TableState) -> Sql:
+    """Whether all of a shared group apply to a data file; of equality deletes, not every one that do is found."""
+    shared, own = sql.col(scope), sql.col(_SEQUENCE)
+    positions = ~shared["is_equality"] & (shared["lowest"] >= own)
+    equality = [shared["is_equality"], shared["lowest"] > own]
     for one in _compared_ids(deletes, state):
         data, extremes = sql.col(f"{CONTENT_STATS}.`{one}`"), shared[f"f{one}"]
-        conditions.append(~_all_null(data, state.always_required(one)))
+        equality.append(~_all_null(data, state.always_required(one)))
         apart = (data["lower_bound"] > extremes["upper"]) | (extremes["lower"] > data["upper_bound"])
         if _is_ordered(state.primitive_fields[one].field_type):
-            conditions.append(~sql.coalesce(apart, False))
-    return sql.coalesce(reduce(and_, conditions), False)
+            equality.append(~sql.coalesce(apart, False))
+    return sql.coalesce(_is_of_scope(scope, state) & (positions | reduce(and_, equality)), False)
 
 
-def _applied_of_shared(deletes: DeleteEntries, state: TableState) -> dict[str, Sql]:
-    """What of shared deletes applies to a data file; null where none of them may, or where the group's members tell."""
-    shared, own = sql.col(f"{_SHARED}_{_OF_PARTITION}"), sql.col(_SEQUENCE)
-    newer = sql.filter(shared["deletes"], lambda delete: delete["data_sequence_number"] >= own)
-    same = shared.isNotNull() & ~shared["is_equality"] & shared["partition_key"].eqNullSafe(partition_key(state))
-    positions = sql.when(same & (shared["lowest"] >= own), shared["deletes"]).when(same, newer)
-    applied: dict[str, Sql] = {_SHARED: positions}
-    if deletes.equality_ids:
-        for group, name in ((_OF_TABLE, _EQUAL_OF_TABLE), (_OF_PARTITION, _EQUAL_OF_PARTITION)):
-            applied[name] = sql.when(_applies_whole(group, deletes, state), sql.col(f"{_SHARED}_{group}")["deletes"])
-    return applied
+def _applies_nowhere(scope: str, state: TableState) -> Sql:
+    """Whether there is no group, or a shared one of which nothing applies to a data file: all of it is too old."""
+    shared, own = sql.col(scope), sql.col(_SEQUENCE)
+    too_old = (shared["highest"] < own) | (shared["is_equality"] & (shared["highest"] == own))
+    return sql.col(_key_of(scope)).isNull() | sql.coalesce(~_is_of_scope(scope, state) | too_old, False)
+
+
+def _is_of_scope(scope: str, state: TableState) -> Sql:
+    """Whether a shared group is about a data file: hashes may have brought another."""
+    shared = sql.col(scope)
+    if scope == _OF_TABLE:
+        return shared["is_global"]
+    of_equal = shared["partition_key"].eqNullSafe(partition_key(state))
+    return sql.when(shared.isNotNull(), of_equal & ~(shared["is_equality"] & shared["is_global"]))
 
 
 def _delete(state: TableState) -> Sql:
@@ -512,12 +554,8 @@ def _data_path() -> Sql:
 _SEQUENCE = "version_info.sequence_number"
 
 
-def _members(name: str, deletes: DeleteEntries, state: TableState) -> str:
-    """The members of a group that are about the data file: hashes may have brought others in.
-
-    None where what is shared of the group tells all; what is shared is never about one file. Both joins look at that,
-    as both have to take the same columns of the groups.
-    """
+def _about(name: str, state: TableState) -> Aliased:
+    """The members of a group that are about the data file: hashes may have brought others in."""
     about = {
         _OF_FILE: _is_of_file,
         _OF_PARTITION: lambda delete: (
@@ -527,13 +565,31 @@ def _members(name: str, deletes: DeleteEntries, state: TableState) -> str:
         ),
         _OF_TABLE: lambda delete: delete["is_global"],
     }
-    group, shared = sql.col(name), sql.col(f"{_SHARED}_{name}")
-    if not deletes.only_vectors:
-        looked_at = shared.isNull()
-        if deletes.equality_ids and name != _OF_FILE:
-            looked_at = looked_at | (shared["is_equality"] & ~_applies_whole(name, deletes, state))
-        group = sql.when(looked_at, group)
-    return sql.filter(sql.coalesce(group, sql.array()), about[name]).alias(name).selected
+    return sql.coalesce(sql.filter(sql.col(name), about[name]), sql.array()).alias(name)
+
+
+def _own(deletes: DeleteEntries, state: TableState, names: Sequence[str]) -> Sql:
+    """What applies of the members that are looked at, as plans show it, in Iceberg's order.
+
+    names: the columns of members, null without any: of the file, and of the partition and the table where there may be
+    others than vectors.
+    """
+
+    def applied(members: Sql) -> Sql:
+        vectors = sql.filter(members[_OF_FILE], lambda delete: delete["is_dv"])
+        if deletes.only_vectors:
+            return _public(vectors, deletes)
+        positions = sql.concat(_positions(members[_OF_PARTITION]), _positions(members[_OF_FILE]))
+        others = sql.when(sql.size(vectors) > 0, vectors).otherwise(positions)
+        if deletes.equality_ids:
+            scopes = [name for name in (_OF_TABLE, _OF_PARTITION) if name in names]
+            others = sql.concat(*(_overlapping(members[name], deletes, state) for name in scopes), others)
+        return _public(others, deletes)
+
+    # The first branch also says that all fields of a delete may be null, as a cast would by copying each.
+    is_none = reduce(and_, (sql.col(name).isNull() for name in names))
+    shown = sql.let(sql.struct(*(_about(name, state) for name in names)), applied)
+    return sql.when(is_none, _NO_DELETES).otherwise(shown)
 
 
 def _positions(group: Sql) -> Sql:
@@ -654,6 +710,10 @@ def _or_error(*checks: _Check) -> Sql:
 
 
 # -- result ---------------------------------------------------------------------------------------------------------
+
+
+def _public(group: Sql, deletes: DeleteEntries) -> Sql:
+    return sql.transform(group, _public_delete(deletes))
 
 
 def _public_delete(deletes: DeleteEntries) -> Callable[[Sql], Sql]:

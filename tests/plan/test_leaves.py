@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,9 @@ from pyspark.sql import functions as F
 
 from sparkmeta.manifests import leaf, vectors
 from sparkmeta.manifests import tree as tree_reader
-from tests.trees import BY_PART, TreeTable, data, stats
+from sparkmeta.manifests.projection import FILE_COLUMNS
+from sparkmeta.spec.entry import METRICS_MAP_IDS
+from tests.trees import BY_PART, TreeTable, data, equality_deletes, stats
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -193,3 +196,48 @@ def test_a_driver_that_is_to_read_nothing_makes_masks_of_inline_vectors_only(
             assert sorted(row["file_path"] for row in plan.select("file_path").collect()) == ["0", "2", "4"]
     finally:
         spark.conf.unset("spark.sparkmeta.driver-manifest-bytes")
+
+
+def test_few_entries_are_read_here_as_spark_reads_them(tmp_path: Path, spark: SparkSession) -> None:
+    """Of leaves, masked or not, and of the root itself; what leaves leave out is inherited."""
+    tree = TreeTable(tmp_path / "t", BY_PART)
+    kept, gone = data("b1", "b").existing(), data("b2", None).deleted()
+    leaves = [
+        tree.leaf("plain", kept, gone, data("b3", None)),
+        tree.leaf("inline", *(data(f"a{one}") for one in range(70))),
+        tree.leaf("puffin", *(equality_deletes(f"e{one}") for one in range(9))),
+    ]
+    own = [data("root1"), equality_deletes("root2", "c"), tree.vector("b1", [3], "b")]
+    tree.snapshot(added=[*leaves, *own])
+    masks = [tree.mask(leaves[1], [0, 64, 69]), tree.mask(leaves[2], [3, 8], puffin=True)]
+    tree.snapshot(existing=[*leaves, *own[1:]], deleted=own[:1], added=masks)
+    state = tree.load(spark).state
+    columns = tuple(name for name in FILE_COLUMNS if name not in METRICS_MAP_IDS)
+    for projection in (state.projection(columns, (1,)), state.projection(("location", "deletion_vector"))):
+        here = state.entries_here(state.roots, projection)
+        assert here is not None
+        assert here.schema.equals(projection.schema)
+        by_spark = state.entries(state.roots, projection).toArrow().to_pylist()
+        order = itemgetter("manifest", "ordinal")
+        assert sorted(here.to_pylist(), key=order) == sorted(by_spark, key=order)
+        assert len(here) == 3 + 67 + 7 + 3
+    assert state.entries_here(state.roots, projection, len(leaves)) is None
+
+
+def test_few_deletes_take_no_job_of_their_own(
+    tmp_path: Path, spark: SparkSession, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tree = TreeTable(tmp_path / "t", BY_PART)
+    leaves = [tree.leaf("m", data("a1"), data("b1", "b")), tree.leaf("d", equality_deletes("e1"))]
+    tree.snapshot(added=leaves[:1])
+    tree.snapshot(existing=leaves[:1], added=leaves[1:])
+    planned = tree.load(spark).scan().plan_files()
+    planned.explain("formatted")
+    shown = capsys.readouterr().out
+    assert shown.count("Scan parquet") == 2  # in the tree of the plan, and where its nodes are described
+    assert "Exchange hashpartitioning" not in shown
+    assert "Aggregate" not in shown
+    assert {row.file_path: [one.file_path for one in row.deletes] for row in planned.collect()} == {
+        "a1": ["e1"],
+        "b1": [],
+    }

@@ -91,27 +91,45 @@ class Model:
         ]
 
     def partition(self, number: int, everywhere: Iterable[Delete]) -> None:
-        """Four files with their deletes; in some partitions position deletes stand in the same group, or a vector."""
+        """Four files with their deletes; in some partitions position deletes stand in the same group, or alone, and
+        some files have a vector, or position deletes of their own."""
         tuples = {"partition": {"part": f"p{number}"}}
         most = (((LONG,),), ((LONG,), ()), ((LONG,), (DOUBLE,), (LONG, DOUBLE)))
-        own = self.deletes(f"eq{number}", self.rng.randrange(4), *self.rng.choice(most))
-        positions = [position_deletes(f"pos{number}", LATEST, **tuples)] * (self.rng.random() < 0.3)
+        own = self.deletes(f"eq{number}", self.rng.choice((0, 0, 1, 2, 3)), *self.rng.choice(most))
+        sequences = sorted(self.rng.randrange(1, LATEST) for _ in range(self.rng.choice((0, 0, 1, 3))))
+        positions = {f"pos{number}.{place}": sequence for place, sequence in enumerate(sequences)}
         for one in range(4):
             path, sequence, stats = f"file:///t/{number}.{one}", self.rng.randrange(1, 5), self.stats()
             groups = (sorted(group, key=lambda delete: delete.sequence) for group in (everywhere, own))
             names = [delete.name for group in groups for delete in group if delete.applies(sequence, stats)]
-            if self.rng.random() < 0.2:
+            kind = self.rng.random()
+            if kind < 0.2:
                 self.add(1, 1, vector := deletion_vector(path, LATEST, **tuples))
                 names.append(vector["data_file"]["file_path"])
             else:
-                names += [position["data_file"]["file_path"] for position in positions]
+                names += [name for name, of_name in positions.items() if of_name >= sequence]
+            if kind > 0.8:
+                self.add(1, 1, position_deletes(f"of{number}.{one}", LATEST, referenced_data_file=path, **tuples))
+                names.append(f"of{number}.{one}")
             self.add(0, 1, data(path, sequence, **metrics(stats), **tuples))
             self.expected[path] = names
-        self.add(1, 1, *(delete.entry(**tuples) for delete in own), *positions)
+        self.add(1, 1, *(delete.entry(**tuples) for delete in own))
+        self.add(1, 1, *(position_deletes(name, sequence, **tuples) for name, sequence in positions.items()))
 
 
+FEW, BY_SPARK, MANY = "few", "by Spark", "many"
+
+
+@pytest.mark.parametrize("size", [FEW, BY_SPARK, MANY])
 @pytest.mark.parametrize("seed", range(4))
-def test_random_groups(tmp_path: Path, spark: SparkSession, seed: int, soak: bool) -> None:
+def test_random_groups(
+    tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch, seed: int, size: str, soak: bool
+) -> None:
+    """Grouped on the driver and broadcast; grouped by a job; joined by hash."""
+    if size != FEW:
+        monkeypatch.setattr(plan_deletes, "ENTRIES_HERE", -1)
+    if size == MANY:
+        monkeypatch.setattr(plan_deletes, "BROADCAST_DELETES", 0)
     model, table = Model(random.Random(seed)), HandmadeTable(tmp_path)
     everywhere = model.deletes("every", seed, (LONG,))
     for number in range(300 if soak else 60):
@@ -139,11 +157,30 @@ def test_a_group_that_applies_as_a_whole_is_not_looked_at(
         deletes(table, spark)
 
 
+@pytest.mark.parametrize("place", [(1, {"partition": {"part": "x"}}), (0, {})])
+def test_a_group_that_is_older_than_a_file_is_not_looked_at(
+    tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch, place: tuple[int, dict[str, Any]]
+) -> None:
+    """An equality delete applies to older files, a position delete to those of its own sequence number too."""
+    spec_id, tuples = place
+    looked_at = sql.raise_error("a delete is looked at").cast("boolean")
+    monkeypatch.setattr(plan_deletes, "_may_share_values", lambda *_: looked_at)
+    table = HandmadeTable(tmp_path).add(0, spec_id, data("old", 2, **tuples), data("new", 4, **tuples))
+    table.add(1, spec_id, equality_deletes("eq", 4, **tuples))
+    assert deletes(table, spark) == {"old": ["eq"], "new": []}
+    table.add(0, spec_id, data("between", 3, **tuples)).add(1, spec_id, equality_deletes("eq 3", 3, **tuples))
+    with pytest.raises(PySparkException, match="a delete is looked at"):
+        deletes(table, spark)
+
+
+@pytest.mark.parametrize("size", [FEW, MANY])
 @pytest.mark.parametrize("everywhere", [False, True])
 def test_groups_of_one_hash(
-    tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch, everywhere: bool
+    tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch, everywhere: bool, size: str
 ) -> None:
     """As if every key had the same one: of a partition, and of the whole table."""
+    if size == MANY:
+        monkeypatch.setattr(plan_deletes, "BROADCAST_DELETES", 0)
     monkeypatch.setattr(plan_deletes, "_hash", lambda _: sql.lit(1).cast("bigint"))
     monkeypatch.setattr(plan_deletes, "_EVERYWHERE", sql.lit(1).cast("bigint"))
     x, y = ({"partition": {"part": part}} for part in "xy")
