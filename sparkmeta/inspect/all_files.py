@@ -88,6 +88,7 @@ def _parts(state: TableState, manifests: DataFrame, projection: EntryProjection)
         "manifest": F.lit(0),
         "location": F.col("manifest_path"),
         "snapshot_id": F.col("added_snapshot_id"),
+        "file_size_in_bytes": F.col("manifest_length"),
         "parts": F.when(whole, 1).otherwise(F.greatest(F.lit(1), needed)).cast("int"),
     }
     manifests = manifests.withColumns(columns)

@@ -14,7 +14,7 @@ from sparkmeta.columns import sql
 from sparkmeta.columns.sql import Sql
 from sparkmeta.errors import SettingError, shown
 from sparkmeta.manifests.avro.decode import decode_manifest
-from sparkmeta.manifests.avro.read import part_of, read_avro_entries, schema_of
+from sparkmeta.manifests.avro.read import open_manifest, part_of, read_avro_entries, schema_of
 from sparkmeta.manifests.cache import CacheTypes, ManifestCache
 from sparkmeta.manifests.cache_leaf import CacheWriter, decode_leaf
 from sparkmeta.manifests.leaf import read_leaves, version_info
@@ -132,7 +132,7 @@ def decode_part(
     if leaf is not None and (content := _content(cached, leaf)) is not None:
         yield from decode_leaf(content, part, projection, leaf)
         return
-    data = files.read(part.location)
+    data = open_manifest(files, row)
     yield from decode_manifest(data, part, projection)
     if writer is not None:
         writer.keep(data, part)

@@ -225,6 +225,7 @@ def leaf_units(leaves: pa.Table) -> pa.Table:
         "first_row_id": leaves.column("first_row_id"),
         "part": zeros,
         "parts": pc.add(zeros, 1).cast(pa.int32()),
+        "file_size_in_bytes": leaves.column("file_size_in_bytes"),
     }
     return pa.Table.from_arrays([columns[field.name] for field in PART_SCHEMA], schema=PART_SCHEMA)
 

@@ -105,10 +105,7 @@ class LocalFiles:
         return Path(local_path(location)).is_file()
 
     def length(self, location: str) -> int:
-        try:
-            return Path(local_path(location)).stat().st_size
-        except FileNotFoundError:
-            _missing(location)
+        return _local_length(location)
 
     def list(self, folder: str, pattern: str = "*") -> list[FileStatus]:
         try:
@@ -151,10 +148,7 @@ class IOFiles:
         return self.io.new_input(location).exists()
 
     def length(self, location: str) -> int:
-        try:
-            return len(self.io.new_input(location))
-        except FileNotFoundError:
-            _missing(location)
+        return _io_length(self.io, location)
 
     def list(self, folder: str, pattern: str = "*") -> list[FileStatus]:
         from pyiceberg.io.fsspec import FsspecFileIO
@@ -279,6 +273,10 @@ class ExecutorReader:
         if is_local(location):
             return _read_local_range(location, offset, size)
         return _read_io_range(self._opened(location), location, offset, size)
+
+    def length(self, location: str) -> int:
+        """The length in bytes. Raises NotFoundError."""
+        return _local_length(location) if is_local(location) else _io_length(self._opened(location), location)
 
     def __reduce__(self) -> tuple[type[ExecutorReader], tuple[dict[str, str] | None]]:
         return ExecutorReader, (self.io_properties,)
@@ -453,6 +451,20 @@ def _read_local_range(location: str, offset: int, size: int) -> bytes:
             start, end = _within(offset, size, os.fstat(file.fileno()).st_size)
             file.seek(start)
             return file.read(end - start)
+    except FileNotFoundError:
+        _missing(location)
+
+
+def _local_length(location: str) -> int:
+    try:
+        return Path(local_path(location)).stat().st_size
+    except FileNotFoundError:
+        _missing(location)
+
+
+def _io_length(io: FileIO, location: str) -> int:
+    try:
+        return len(io.new_input(location))
     except FileNotFoundError:
         _missing(location)
 

@@ -6,10 +6,12 @@ import random
 import zlib
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from sparkmeta.errors import CorruptFileError, UnsupportedError
 from sparkmeta.manifests.avro import container
-from sparkmeta.manifests.avro.container import inflate, read_blocks, read_header
+from sparkmeta.manifests.avro.container import Windows, inflate, read_blocks, read_header
 from tests.manifests.avro_files import avro_file
 
 SCHEMA = {"type": "record", "name": "r", "fields": [{"name": "a", "type": "string", "field-id": 1}]}
@@ -29,6 +31,67 @@ def with_block(data: bytes, count: int, size: int, body: bytes) -> bytes:
     """The file with one block in place of its own."""
     header = read_header(data, "f")
     return data[: header.end] + varint(count) + varint(size) + body + header.sync
+
+
+class File:
+    """Serves ranges of bytes, and keeps what was asked for."""
+
+    def __init__(self, content: bytes) -> None:
+        self.content = content
+        self.asked: list[tuple[int, int]] = []
+
+    def read_range(self, offset: int, size: int) -> bytes:
+        self.asked.append((offset, size))
+        return self.content[offset : offset + size]
+
+
+@pytest.mark.parametrize("codec", ["null", "deflate"])
+def test_a_long_file_is_read_in_windows(codec: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each byte once, but where a block crosses an edge; no request is longer than a window, or than a block."""
+    monkeypatch.setattr(Windows, "SIZE", 700)
+    data = avro_file(SCHEMA, RECORDS, codec)
+    file = File(data)
+    windows = Windows(file.read_range, len(data), "f")
+    header = read_header(windows, "f")
+    assert header == read_header(data, "f")
+    blocks = list(read_blocks(data, header, "f"))
+    largest = max(block.size for block in blocks)
+    read = [(block, inflate(windows, block, header, "f")) for block in read_blocks(windows, header, "f")]
+    assert read == [(block, inflate(data, block, header, "f")) for block in blocks]
+    assert max(size for _, size in file.asked) <= max(700, largest)
+    assert sum(size for _, size in file.asked) < 2 * len(data) + 1400
+    assert len(file.asked) > 3
+
+
+@given(st.binary(max_size=50), st.lists(st.tuples(st.integers(-60, 60), st.integers(-60, 60))), st.integers(1, 60))
+def test_windows_are_as_bytes(content: bytes, slices: list[tuple[int, int]], size: int) -> None:
+    windows = Windows(File(content).read_range, len(content), "f")
+    windows.SIZE = size
+    assert len(windows) == len(content)
+    for start, end in slices:
+        assert bytes(windows[start:end]) == content[start:end]
+    for place in range(len(content)):
+        assert windows[place] == content[place]
+
+
+def test_a_file_that_becomes_shorter_is_refused() -> None:
+    data = avro_file(SCHEMA, RECORDS, "null")
+    windows = Windows(File(data[:-100]).read_range, len(data), "file:///m.avro")
+    with pytest.raises(CorruptFileError, match=rf"file:///m.avro: file is {len(data) - 100}.*{len(data)} bytes"):
+        read_header(windows, "file:///m.avro")
+
+
+def test_a_block_that_is_longer_than_any_is_not_read() -> None:
+    """Its frame may claim as much as the file has."""
+    size = 1 << 40
+    head = with_block(avro_file(SCHEMA, [], "null"), 0, 0, b"")
+    header = read_header(head, "f")
+    start = head[: header.end] + varint(1) + varint(size)
+    file = File(start)
+    windows = Windows(lambda offset, length: file.read_range(offset, length).ljust(length), len(start) + size, "f")
+    with pytest.raises(CorruptFileError, match=rf"block size is {size}"):
+        inflate(windows, next(read_blocks(windows, header, "f")), header, "f")
+    assert max(length for _, length in file.asked) <= Windows.SIZE
 
 
 @pytest.mark.parametrize("codec", ["null", "deflate", "bzip2"])

@@ -12,6 +12,7 @@ import pytest
 from sparkmeta.columns.bounds import ANY
 from sparkmeta.errors import CorruptFileError
 from sparkmeta.manifests.avro import columnar, decode
+from sparkmeta.manifests.avro.container import Data, Windows
 from sparkmeta.manifests.avro.decode import decode_manifest
 from sparkmeta.manifests.entries import ManifestPart
 from sparkmeta.manifests.inherit import ManifestContext
@@ -38,7 +39,7 @@ def _decoder(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(decode, "compiler", Always(request.param))
 
 
-def rows(data: bytes, projection: EntryProjection, part: int = 0, parts: int = 1, context: Any = CONTEXT) -> list[Any]:
+def rows(data: Data, projection: EntryProjection, part: int = 0, parts: int = 1, context: Any = CONTEXT) -> list[Any]:
     described = ManifestPart(3, "file:///m.avro", 1, context, part, parts)
     batches = list(decode_manifest(data, described, projection))
     assert all(batch.schema == projection.schema for batch in batches)
@@ -212,6 +213,15 @@ def test_parts_of_a_manifest_share_out_its_blocks_and_keep_ordinals(monkeypatch:
     shares = [rows(data, projection, part, 7) for part in range(7)]
     assert min(map(len, shares)) > 100
     assert [row for share in shares for row in share] == whole
+
+
+def test_parts_of_a_long_manifest_are_read_in_windows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Windows, "SIZE", 5_000)
+    data = avro_file(entry_schema(data_file()), [entry(number) for number in range(3000)], block_bytes=2000)
+    windows = Windows(lambda offset, size: data[offset : offset + size], len(data), "m")
+    projection = EntryProjection.of(["location"])
+    for part in range(7):
+        assert rows(windows, projection, part, 7) == rows(data, projection, part, 7)
 
 
 def test_large_records_come_in_small_batches(monkeypatch: pytest.MonkeyPatch) -> None:

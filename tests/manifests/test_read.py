@@ -8,7 +8,10 @@ import pytest
 from pyspark.sql import functions as F
 
 import sparkmeta as sm
+from sparkmeta.manifests.avro import read as avro_read
+from sparkmeta.manifests.avro.container import Windows
 from sparkmeta.manifests.avro.read import _scattered
+from sparkmeta.storage.files import LocalFiles
 from tests.handmade import HandmadeTable, data, long_bounds
 
 if TYPE_CHECKING:
@@ -68,6 +71,26 @@ def test_a_large_manifest_is_decoded_by_several_tasks(tmp_path: Path, spark: Spa
     assert sum(row["count"] for row in by_task) == 2_000
     assert min(row["count"] for row in by_task) > 500
     assert [row.manifest_pos for row in frame.orderBy("manifest_pos").collect()] == list(range(2_000))
+
+
+def test_a_long_manifest_is_not_read_as_a_whole(
+    tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = HandmadeTable(tmp_path, version=2, block_bytes=2_000)
+    table.add(0, 0, *(data(f"file:///t/{n}") for n in range(500)))
+    location = table.write()
+    whole = LocalFiles.read
+
+    def read(self: LocalFiles, one: str) -> bytes:
+        assert not one.endswith("m0.avro")
+        return whole(self, one)
+
+    expected = planned(location, spark)
+    monkeypatch.setattr(avro_read, "_LONG_BYTES", 1_000)
+    monkeypatch.setattr(Windows, "SIZE", 5_000)
+    monkeypatch.setattr(LocalFiles, "read", read)
+    assert planned(location, spark) == expected
+    assert len(expected) == 500
 
 
 def test_a_missing_manifest_is_named(tmp_path: Path, spark: SparkSession) -> None:

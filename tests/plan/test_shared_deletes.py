@@ -164,7 +164,7 @@ def test_a_group_that_is_older_than_a_file_is_not_looked_at(
     """An equality delete applies to older files, a position delete to those of its own sequence number too."""
     spec_id, tuples = place
     looked_at = sql.raise_error("a delete is looked at").cast("boolean")
-    monkeypatch.setattr(plan_deletes, "_may_share_values", lambda *_: looked_at)
+    monkeypatch.setattr(plan_deletes, "_overlapping", lambda group, *_: sql.filter(group, lambda _: looked_at))
     table = HandmadeTable(tmp_path).add(0, spec_id, data("old", 2, **tuples), data("new", 4, **tuples))
     table.add(1, spec_id, equality_deletes("eq", 4, **tuples))
     assert deletes(table, spark) == {"old": ["eq"], "new": []}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,40 @@ import pyarrow as pa
 
 from sparkmeta.errors import CorruptFileError, UnsupportedError
 
-Data = bytes | memoryview
+
+class Windows:
+    """The bytes of a file that is too long to be held, read a window at a time as they are asked for, in their order.
+
+    read: bytes by offset and size.
+    """
+
+    SIZE = 8 << 20
+
+    def __init__(self, read: Callable[[int, int], bytes], length: int, location: str) -> None:
+        self._read, self._length, self._location = read, length, location
+        self._start, self._window = 0, memoryview(b"")
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, place: int | slice) -> Any:
+        """As of bytes; a slice is a memoryview. Raises CorruptFileError where the file has become shorter."""
+        if isinstance(place, int):
+            return self._slice(place, place + 1)[0]
+        start, end, _ = place.indices(self._length)
+        return self._slice(start, max(start, end))
+
+    def _slice(self, start: int, end: int) -> memoryview:
+        if start < self._start or end > self._start + len(self._window):
+            size = min(max(end - start, self.SIZE), self._length - start)
+            content = self._read(start, size)
+            if len(content) < size:
+                raise CorruptFileError(self._location, "file", start + len(content), f"it had {self._length} bytes")
+            self._start, self._window = start, memoryview(content)
+        return self._window[start - self._start : end - self._start]
+
+
+Data = bytes | memoryview | Windows
 
 MAGIC = b"Obj\x01"
 SYNC_SIZE = 16
@@ -102,7 +135,7 @@ def read_header(data: Data, location: str) -> Header:
         CorruptFileError: not an Avro container, a truncated header, or a schema that is not JSON.
     """
     if data[: len(MAGIC)] != MAGIC:
-        raise CorruptFileError(location, "magic", data[: len(MAGIC)].hex(), "not an Avro container file")
+        raise CorruptFileError(location, "magic", bytes(data[: len(MAGIC)]).hex(), "not an Avro container file")
     cursor = Cursor(data, location, len(MAGIC))
     metadata = dict(_metadata_items(cursor))
     sync = cursor.take(SYNC_SIZE, "sync marker")
@@ -160,7 +193,10 @@ def inflate(data: Data, block: Block, header: Header, location: str) -> bytes:
         CorruptFileError: bytes that the codec can't read, more than `MAX_BLOCK_BYTES`, or fewer bytes than records.
         UnsupportedError: a codec that is none of null, deflate, snappy, zstandard, bzip2.
     """
-    packed = memoryview(data)[block.offset : block.offset + block.size]
+    if block.size > MAX_BLOCK_BYTES:
+        raise CorruptFileError(location, "block size", block.size, f"more than {MAX_BLOCK_BYTES} bytes")
+    whole = data if isinstance(data, Windows) else memoryview(data)
+    packed = whole[block.offset : block.offset + block.size]
     try:
         inflated: bytes = _inflaters(header.codec, location)(packed)
     except (zlib.error, _ZLIB.error, OSError, ValueError, EOFError) as error:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from sparkmeta.errors import CorruptFileError
+from sparkmeta.manifests.avro.container import Data, Windows
 from sparkmeta.manifests.avro.decode import decode_manifest
 from sparkmeta.manifests.entries import ManifestPart
 from sparkmeta.manifests.inherit import ManifestContext
@@ -30,8 +31,12 @@ PART_SCHEMA = pa.schema(
         pa.field("first_row_id", pa.int64()),
         pa.field("part", pa.int32()),
         pa.field("parts", pa.int32()),
+        pa.field("file_size_in_bytes", pa.int64()),
     ]
 )
+
+# A longer manifest is never held as a whole.
+_LONG_BYTES = 32 << 20
 
 _SOURCES = ["manifest", "location", "partition_spec_id", "version_info", "first_row_id", "file_size_in_bytes"]
 
@@ -47,7 +52,7 @@ def manifest_parts(roots: pa.Table, projection: EntryProjection, split_bytes: in
     rows: list[dict[str, Any]] = []
     for row in roots.select(_SOURCES).sort_by([("file_size_in_bytes", "descending")]).to_pylist():
         whole = counted and row["first_row_id"] is not None
-        parts = 1 if whole else max(1, -(-row.pop("file_size_in_bytes") // split_bytes))
+        parts = 1 if whole else max(1, -(-row["file_size_in_bytes"] // split_bytes))
         version = row.pop("version_info")
         rows.extend({**row, **version, "part": part, "parts": parts} for part in range(parts))
     return pa.Table.from_pylist([rows[index] for index in _scattered(len(rows))], schema=PART_SCHEMA)
@@ -122,10 +127,18 @@ def _decode_fetched(
 ) -> Iterator[pa.RecordBatch]:
     for batch in batches:
         for row in batch.to_pylist():
-            data, part = reader.read(row["location"]), part_of(row)
+            data, part = open_manifest(reader, row), part_of(row)
             yield from decode_manifest(data, part, projection)
             if writer is not None:
                 writer.keep(data, part)
+
+
+def open_manifest(reader: Files | ExecutorReader, row: Mapping[str, Any]) -> Data:
+    """The bytes of a manifest, a row of `PART_SCHEMA`: all of them, or of a long one a window at a time."""
+    location = row["location"]
+    if (row["file_size_in_bytes"] or 0) <= _LONG_BYTES:
+        return reader.read(location)
+    return Windows(partial(reader.read_range, location), reader.length(location), location)
 
 
 def _decode_content(projection: EntryProjection, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
