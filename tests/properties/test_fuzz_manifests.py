@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from sparkmeta.errors import SparkmetaError
+from sparkmeta.manifests.avro.container import Data, Windows
 from sparkmeta.manifests.avro.decode import decode_manifest
 from sparkmeta.manifests.entries import ManifestPart
 from sparkmeta.manifests.inherit import ManifestContext
@@ -52,9 +53,15 @@ def decode_list(data: bytes) -> Any:
     return decode_manifest_list(data, "file:///list.avro")
 
 
-def decode_entries(data: bytes) -> Any:
+def decode_entries(data: Data) -> Any:
     part = ManifestPart(0, "file:///m.avro", 0, ManifestContext(1, 1, None))
     return list(decode_manifest(data, part, PROJECTION))
+
+
+def decode_windows(data: bytes) -> Any:
+    windows = Windows(lambda offset, size: data[offset : offset + size], len(data), "file:///m.avro")
+    windows.SIZE = 700
+    return decode_entries(windows)
 
 
 def decode_compiled(data: bytes) -> Any:
@@ -81,7 +88,13 @@ def mutated(data: bytes, chance: random.Random) -> bytes:
 
 @pytest.mark.parametrize("codec", ["null", "deflate"])
 @pytest.mark.parametrize(
-    ("make", "decode"), [(manifest, decode_entries), (manifest, decode_compiled), (manifest_list, decode_list)]
+    ("make", "decode"),
+    [
+        (manifest, decode_entries),
+        (manifest, decode_compiled),
+        (manifest, decode_windows),
+        (manifest_list, decode_list),
+    ],
 )
 def test_mutated_files(make: Any, decode: Any, codec: str, soak: bool) -> None:
     data, chance = make(codec), random.Random(f"{make.__name__} {codec}")
