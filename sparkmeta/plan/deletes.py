@@ -250,30 +250,34 @@ def _attach_groups(data: DataFrame, deletes: DeleteEntries, entries: DataFrame, 
     All joins take their groups from one shuffle, so Spark reads the delete manifests once. Keys are hashes, which are
     grouped and joined in a fraction of the time that paths and tuples take; members are compared in full after.
     """
-    groups = _groups(entries, state, deletes)
+    groups, scopes = _groups(entries, state, deletes)
     columns = [*map(sql.quoted, data.columns)]
     members = groups.select(_KEY, _GROUP)
-    joined = _join(data, deletes, members, _hash(sql.col("location")), _OF_FILE).drop(_key_of(_OF_FILE))
-    is_consistent = _is_consistent(sql.col(_OF_FILE), state)
-    if deletes.only_vectors:
-        return joined.where(is_consistent.text).selectExpr(*columns, _shown(_own(deletes, state, (_OF_FILE,))))
+    joined, is_consistent = data, _or_error(_no_sequence())
+    if _OF_FILE in scopes:
+        joined = _join(data, deletes, members, _hash(sql.col("location")), _OF_FILE).drop(_key_of(_OF_FILE))
+        is_consistent = _is_consistent(sql.col(_OF_FILE), state)
+    shared_scopes = [scope for scope in scopes if scope != _OF_FILE]
+    if not shared_scopes:
+        return joined.where(is_consistent.text).selectExpr(*columns, _shown(_own(deletes, state, scopes)))
     facts = groups.select(_KEY, _SHARED)
-    joined = _join(joined, deletes, facts, _hash(partition_key(state)), _OF_PARTITION)
-    scopes = [_OF_PARTITION]
-    if deletes.equality_ids and any(map(is_global, state.specs.values())):
+    if _OF_PARTITION in scopes:
+        joined = _join(joined, deletes, facts, _hash(partition_key(state)), _OF_PARTITION)
+    if _OF_TABLE in scopes:
         of_all = F.expr(f"first({_KEY}) AS {_key_of(_OF_TABLE)}"), F.expr(f"first({_SHARED}) AS {_OF_TABLE}")
         everywhere = facts.where(f"{_KEY} = {_EVERYWHERE.text}").agg(*of_all)
         joined = joined.crossJoin(F.broadcast(everywhere))
-        scopes.append(_OF_TABLE)
     keys = (key.alias(name).selected for name, key in _keys_of_groups(scopes, deletes, state).items())
     # Rows without a group have a key of their own, or a join by hash would bring all of them to one task.
     nearest = (sql.lit(None).cast("bigint") if deletes.few else _hash(sql.col("location"))).alias(_NEAREST)
-    joined = joined.selectExpr(*columns, _OF_FILE, *keys, nearest.selected)
-    for scope in scopes:
+    of_file = [scope for scope in scopes if scope == _OF_FILE]
+    joined = joined.selectExpr(*columns, *of_file, *keys, nearest.selected)
+    for scope in shared_scopes:
         joined = _join(joined, deletes, members, _or_nearest(_key_of_looked_at(scope)), scope)
     # It looks at the last of the joins too, or Spark would move it, and with it the end of a stage, before the others.
-    checked = sql.when(is_consistent, sql.col(scopes[-1]).isNull() | (sql.size(sql.col(scopes[-1])) > 0))
-    own = _shown(_own(deletes, state, (_OF_FILE, *scopes)))
+    last = sql.col(shared_scopes[-1])
+    checked = sql.when(is_consistent, last.isNull() | (sql.size(last) > 0))
+    own = _shown(_own(deletes, state, scopes))
     joined = joined.where(checked.text).selectExpr(*columns, _WHOLE, _NEAREST, own)
     shared = groups.where(f"{_SHARED} IS NOT NULL")
     shared = shared.selectExpr(_KEY, _public(sql.col(_GROUP), deletes).cast(DELETES_TYPE).alias(_GROUP).selected)
@@ -303,12 +307,12 @@ def _or_nearest(key: str) -> Sql:
 def _keys_of_groups(scopes: Sequence[str], deletes: DeleteEntries, state: TableState) -> dict[str, Sql]:
     """Which groups a data file needs: the one that applies as it is, if it is the only one to apply, else those whose
     members have to be looked at."""
+    has_own = sql.col(_OF_FILE).isNotNull() if _OF_FILE in scopes else sql.lit(False)
+    scopes = [scope for scope in scopes if scope != _OF_FILE]
     whole = {scope: _applies_whole(scope, deletes, state) for scope in scopes}
     none = {scope: _applies_nowhere(scope, state) for scope in scopes}
     alone = {
-        scope: reduce(
-            and_, (none[other] for other in scopes if other != scope), sql.col(_OF_FILE).isNull() & whole[scope]
-        )
+        scope: reduce(and_, (none[other] for other in scopes if other != scope), ~has_own & whole[scope])
         for scope in scopes
     }
     keys = {_WHOLE: sql.coalesce(*(sql.when(alone[scope], sql.col(_key_of(scope))) for scope in scopes))}
@@ -318,10 +322,11 @@ def _keys_of_groups(scopes: Sequence[str], deletes: DeleteEntries, state: TableS
     return keys
 
 
-def _groups(entries: DataFrame, state: TableState, deletes: DeleteEntries) -> DataFrame:
-    """The deletes grouped by what they are about: delete_key, group_of_deletes (in ascending sequence number).
+def _groups(entries: DataFrame, state: TableState, deletes: DeleteEntries) -> tuple[DataFrame, Sequence[str]]:
+    """The deletes grouped by what they are about, and what some may be about: a file, a partition, the table.
 
-    shared_deletes, where not all are vectors: see `_shared`.
+    Columns: delete_key, group_of_deletes (in ascending sequence number), and where there are others than of files
+    shared_deletes (see `_shared`).
 
     Raises, when it runs, for two DVs of one file: the check stands inside the key, which no optimizer drops.
     """
@@ -329,8 +334,12 @@ def _groups(entries: DataFrame, state: TableState, deletes: DeleteEntries) -> Da
     key = _hash(_vector_path()) if deletes.only_vectors else scope.otherwise(_hash(partition_key(state)))
     keyed = entries.selectExpr(key.alias(_KEY).selected, _delete(state).alias("delete").selected)
     if deletes.here:
-        grouped = local_frame(state.spark, _grouped(keyed.toArrow()))
+        here = keyed.toArrow()
+        scopes = _scopes(here.column("delete"))
+        grouped = local_frame(state.spark, _grouped(here))
     else:
+        everywhere = deletes.equality_ids and any(map(is_global, state.specs.values()))
+        scopes = [_OF_FILE] if deletes.only_vectors else [_OF_FILE, _OF_PARTITION, *[_OF_TABLE] * bool(everywhere)]
         grouped = keyed.groupBy(_KEY).agg(F.expr(f"sort_array(collect_list(delete)) AS {_GROUP}"))
     group = sql.col(_GROUP)
 
@@ -342,8 +351,15 @@ def _groups(entries: DataFrame, state: TableState, deletes: DeleteEntries) -> Da
     second = sql.when(sql.size(group) > 1, first).otherwise(None)
     twice = sql.raise_error(sql.concat(TWO_VECTORS, second)).cast("bigint")
     checked = sql.when(second.isNotNull(), twice).otherwise(sql.col(_KEY))
-    shared = [] if deletes.only_vectors else [_shared(group, deletes, state).alias(_SHARED).selected]
-    return grouped.selectExpr(checked.alias(_KEY).selected, _GROUP, *shared)
+    shared = [] if scopes == [_OF_FILE] else [_shared(group, deletes, state).alias(_SHARED).selected]
+    return grouped.selectExpr(checked.alias(_KEY).selected, _GROUP, *shared), scopes
+
+
+def _scopes(deletes: pa.ChunkedArray) -> list[str]:
+    """What some of the deletes are about."""
+    of_file, of_table = pc.struct_field(deletes, "data_path").is_valid(), pc.struct_field(deletes, "is_global")
+    found = {_OF_FILE: of_file, _OF_PARTITION: pc.invert(pc.or_(of_file, of_table)), _OF_TABLE: of_table}
+    return [scope for scope, is_of in found.items() if pc.any(is_of).as_py()]
 
 
 def _grouped(keyed: pa.Table) -> pa.Table:
@@ -571,20 +587,21 @@ def _about(name: str, state: TableState) -> Aliased:
 def _own(deletes: DeleteEntries, state: TableState, names: Sequence[str]) -> Sql:
     """What applies of the members that are looked at, as plans show it, in Iceberg's order.
 
-    names: the columns of members, null without any: of the file, and of the partition and the table where there may be
-    others than vectors.
+    names: the columns of members, null without any: of the file, the partition and the table, but for those that no
+    delete is about.
     """
+    if not names:
+        return _NO_DELETES
 
     def applied(members: Sql) -> Sql:
-        vectors = sql.filter(members[_OF_FILE], lambda delete: delete["is_dv"])
-        if deletes.only_vectors:
-            return _public(vectors, deletes)
-        positions = sql.concat(_positions(members[_OF_PARTITION]), _positions(members[_OF_FILE]))
-        others = sql.when(sql.size(vectors) > 0, vectors).otherwise(positions)
-        if deletes.equality_ids:
-            scopes = [name for name in (_OF_TABLE, _OF_PARTITION) if name in names]
-            others = sql.concat(*(_overlapping(members[name], deletes, state) for name in scopes), others)
-        return _public(others, deletes)
+        others = [_positions(members[name]) for name in (_OF_PARTITION, _OF_FILE) if name in names]
+        if _OF_FILE in names:
+            vectors = sql.filter(members[_OF_FILE], lambda delete: delete["is_dv"])
+            own = sql.when(sql.size(vectors) > 0, vectors).otherwise(sql.concat(*others))
+            others = [vectors if deletes.only_vectors else own]
+        scopes = [name for name in (_OF_TABLE, _OF_PARTITION) if name in names and deletes.equality_ids]
+        equality = [_overlapping(members[name], deletes, state) for name in scopes]
+        return _public(sql.concat(*equality, *others), deletes)
 
     # The first branch also says that all fields of a delete may be null, as a cast would by copying each.
     is_none = reduce(and_, (sql.col(name).isNull() for name in names))

@@ -27,6 +27,13 @@ if TYPE_CHECKING:
 # Column id -> lower bound, upper bound, nulls of 10 values or None.
 Stats = dict[int, tuple[int, int, int | None]]
 LONG, DOUBLE = 1, 3
+KINDS = EQUALITY, EVERYWHERE, POSITIONS, VECTORS, OF_FILES = (
+    "equality",
+    "everywhere",
+    "positions",
+    "vectors",
+    "of files",
+)
 LATEST = 7
 
 
@@ -67,9 +74,10 @@ def metrics(stats: Stats) -> dict[str, Any]:
 
 @dataclass
 class Model:
-    """A table, and the names of the deletes of its files."""
+    """A table, and the names of the deletes of its files. kinds: of deletes that it has."""
 
     rng: random.Random
+    kinds: frozenset[str]
     expected: dict[str, list[str]] = field(default_factory=dict)
     added: dict[tuple[int, int], list[dict[str, Any]]] = field(default_factory=dict)
 
@@ -96,19 +104,21 @@ class Model:
         tuples = {"partition": {"part": f"p{number}"}}
         most = (((LONG,),), ((LONG,), ()), ((LONG,), (DOUBLE,), (LONG, DOUBLE)))
         own = self.deletes(f"eq{number}", self.rng.choice((0, 0, 1, 2, 3)), *self.rng.choice(most))
+        own = own if EQUALITY in self.kinds else []
         sequences = sorted(self.rng.randrange(1, LATEST) for _ in range(self.rng.choice((0, 0, 1, 3))))
+        sequences = sequences if POSITIONS in self.kinds else []
         positions = {f"pos{number}.{place}": sequence for place, sequence in enumerate(sequences)}
         for one in range(4):
             path, sequence, stats = f"file:///t/{number}.{one}", self.rng.randrange(1, 5), self.stats()
             groups = (sorted(group, key=lambda delete: delete.sequence) for group in (everywhere, own))
             names = [delete.name for group in groups for delete in group if delete.applies(sequence, stats)]
             kind = self.rng.random()
-            if kind < 0.2:
+            if kind < 0.2 and VECTORS in self.kinds:
                 self.add(1, 1, vector := deletion_vector(path, LATEST, **tuples))
                 names.append(vector["data_file"]["file_path"])
             else:
                 names += [name for name, of_name in positions.items() if of_name >= sequence]
-            if kind > 0.8:
+            if kind > 0.8 and OF_FILES in self.kinds:
                 self.add(1, 1, position_deletes(f"of{number}.{one}", LATEST, referenced_data_file=path, **tuples))
                 names.append(f"of{number}.{one}")
             self.add(0, 1, data(path, sequence, **metrics(stats), **tuples))
@@ -121,18 +131,27 @@ FEW, BY_SPARK, MANY = "few", "by Spark", "many"
 
 
 @pytest.mark.parametrize("size", [FEW, BY_SPARK, MANY])
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(
+    ("seed", "kinds"),
+    [*((seed, KINDS) for seed in range(3)), *enumerate([(one,) for one in KINDS], 3), (8, (EVERYWHERE, OF_FILES))],
+)
 def test_random_groups(
-    tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch, seed: int, size: str, soak: bool
+    tmp_path: Path,
+    spark: SparkSession,
+    monkeypatch: pytest.MonkeyPatch,
+    seed: int,
+    kinds: tuple[str, ...],
+    size: str,
+    soak: bool,
 ) -> None:
     """Grouped on the driver and broadcast; grouped by a job; joined by hash."""
     if size != FEW:
         monkeypatch.setattr(plan_deletes, "ENTRIES_HERE", -1)
     if size == MANY:
         monkeypatch.setattr(plan_deletes, "BROADCAST_DELETES", 0)
-    model, table = Model(random.Random(seed)), HandmadeTable(tmp_path)
-    everywhere = model.deletes("every", seed, (LONG,))
-    for number in range(300 if soak else 60):
+    model, table = Model(random.Random(seed), frozenset(kinds)), HandmadeTable(tmp_path)
+    everywhere = model.deletes("every", seed + 1, (LONG,)) if EVERYWHERE in kinds else []
+    for number in range(300 if soak else 40):
         model.partition(number, everywhere)
     model.add(1, 0, *(delete.entry() for delete in everywhere))
     for (content, spec_id), entries in model.added.items():
