@@ -330,9 +330,9 @@ class TableState:
     def entries_here(self, roots: pa.Table, projection: EntryProjection, entries: int = TESTED_HERE) -> pa.Table | None:
         """As `entries`, in Arrow on the driver.
 
-        None where there are more than `entries` or the driver had better not (`fit_driver`), where some are Parquet
-        manifests of the v1-v3 layout, or not all in the manifest cache, where there is one: it is tasks that keep what
-        they decode.
+        None where there are more than `entries` or the driver had better not (`fit_driver`), where some are manifests
+        of before a tree's upgrade, or Parquet ones of the v1-v3 layout, or not all in the manifest cache, where there
+        is one: it is tasks that keep what they decode.
         """
         if not self.fit_driver(roots, projection, entries):
             return None

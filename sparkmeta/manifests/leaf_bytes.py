@@ -109,7 +109,7 @@ def tree_entries_here(
 
     is_own = pc.equal(roots.column("file_format"), IN_ROOT)
     leaves = roots.filter(pc.invert(is_own))
-    if not pc.all(tree.has_tree_layout(leaves)).as_py():
+    if pc.all(tree.has_tree_layout(leaves)).as_py() is False:
         return None
     masks = {row[MANIFEST]: row for row in tree.vectors.to_pylist()}
     read = map_here(leaf_units(leaves), partial(_unmasked, projection, context, masks, files), projection.schema)

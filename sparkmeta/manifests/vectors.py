@@ -205,7 +205,10 @@ def unmasked(entries: int, row: dict[str, Any], reader: ExecutorReader | Files) 
     """Which of a leaf's entries its deletion vector, a row of `VECTOR_SCHEMA`, leaves; raises as `vector_ordinals`."""
     left = np.ones(entries, np.bool_)
     for ordinals in vector_ordinals(row, reader):
-        left[ordinals.to_numpy()] = False
+        places = ordinals.to_numpy()
+        if len(places) and places.max() >= entries:
+            raise CorruptFileError(row["referenced_file"], ORDINAL, int(places.max()), f"masked, of {entries} entries")
+        left[places] = False
     return pa.array(left)
 
 

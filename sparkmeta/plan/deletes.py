@@ -1,9 +1,10 @@
 """Which deletes apply to a data file, as joins (table spec, Scan Planning; Iceberg's DeleteFileIndex).
 
-Four kinds, each grouped once and joined once: DVs and file-scoped position deletes by the path of their data file,
-partition-scoped position deletes and partitioned equality deletes by (spec, partition), global equality deletes by
-nothing. A group is an array in ascending sequence number; a data file takes the part of it that is about it, and that
-its own sequence number (and, for equality deletes, its stats) leaves: as a whole where that can be told of the group.
+Four kinds, each grouped once and joined by what it is about: DVs and file-scoped position deletes by the path of their
+data file, partition-scoped position deletes and partitioned equality deletes by (spec, partition), global equality
+deletes by nothing. A group is an array in ascending sequence number; a data file takes the part of it that is about it,
+and that its own sequence number (and, for equality deletes, its stats) leaves: as a whole where that can be told of the
+group.
 """
 
 from __future__ import annotations
@@ -89,7 +90,7 @@ class DeleteEntries:
     count: how many entries at most; None where manifests don't say.
     equality_ids: every column that some equality delete compares, so that data stats are read for them.
     only_vectors: all of them are deletion vectors that name their data file.
-    here: they are rows of the driver, so that no job is worth its time.
+    here: they are few rows on the driver, which groups them sooner than a job does.
     """
 
     entries: DataFrame | None
@@ -175,12 +176,12 @@ def _equality_ids(scan_filter: ScanFilter, manifests: pa.Table) -> frozenset[int
         ValidationError: an id that no schema of the table ever had.
     """
     state = scan_filter.state
-    summary = state.snapshot.summary if state.snapshot else None
-    if summary is not None and summary.additional_properties.get("total-equality-deletes") == "0":
-        return frozenset()
     projection = state.projection(("version_info", "equality_ids"))
+    summary = state.snapshot.summary if state.snapshot else None
     if (here := state.entries_here(manifests, projection)) is not None:
         ids = pc.list_flatten(here.column("equality_ids").filter(pc.invert(_is_dead(here)))).unique().to_pylist()
+    elif summary is not None and summary.additional_properties.get("total-equality-deletes") == "0":
+        return frozenset()
     else:
         entries = state.entries(manifests, projection).where(is_live().text)
         ids = entries.select(F.explode("equality_ids").alias("id")).distinct().toArrow().column("id").to_pylist()
@@ -192,8 +193,9 @@ def _equality_ids(scan_filter: ScanFilter, manifests: pa.Table) -> frozenset[int
 def attach_deletes(data: DataFrame, deletes: DeleteEntries, state: TableState) -> DataFrame:
     """The data entries with `deletes`, the array of what applies to each, in Iceberg's order.
 
-    Raises, when it runs, for two DVs of one file, a DV older than its file, deletes of another partition than their
-    file, and files without a sequence number.
+    Raises, when it runs (at once, where the driver has the deletes and they alone tell), for two DVs of one file, a DV
+    older than its file, deletes of another partition than their file, equality deletes that compare no column, and
+    files, of data or deletes, without a sequence number.
     """
     if deletes.entries is None:
         return data.selectExpr("*", _shown(_NO_DELETES))
@@ -238,7 +240,7 @@ def _twice(vectors: DataFrame) -> DataFrame:
 
 _GROUP, _SHARED = "group_of_deletes", "shared_deletes"
 _OF_FILE, _OF_PARTITION, _OF_TABLE = "deletes_of_file", "deletes_of_partition", "deletes_of_table"
-_WHOLE, _NEAREST = "key_of_whole_group", "key_of_row"
+_NEAREST = "key_of_row"
 
 
 def _attach_groups(data: DataFrame, deletes: DeleteEntries, entries: DataFrame, state: TableState) -> DataFrame:
@@ -255,49 +257,61 @@ def _attach_groups(data: DataFrame, deletes: DeleteEntries, entries: DataFrame, 
     members = groups.select(_KEY, _GROUP)
     joined, is_consistent = data, _or_error(_no_sequence())
     if _OF_FILE in scopes:
-        joined = _join(data, deletes, members, _hash(sql.col("location")), _OF_FILE).drop(_key_of(_OF_FILE))
+        joined = _join(data, deletes, members, _hash(sql.col("location")), _OF_FILE, _OF_FILE)
         is_consistent = _is_consistent(sql.col(_OF_FILE), state)
     shared_scopes = [scope for scope in scopes if scope != _OF_FILE]
     if not shared_scopes:
         return joined.where(is_consistent.text).selectExpr(*columns, _shown(_own(deletes, state, scopes)))
     facts = groups.select(_KEY, _SHARED)
     if _OF_PARTITION in scopes:
-        joined = _join(joined, deletes, facts, _hash(partition_key(state)), _OF_PARTITION)
+        joined = _join(joined, deletes, facts, _hash(partition_key(state)), _OF_PARTITION, _OF_PARTITION)
     if _OF_TABLE in scopes:
         of_all = F.expr(f"first({_KEY}) AS {_key_of(_OF_TABLE)}"), F.expr(f"first({_SHARED}) AS {_OF_TABLE}")
         everywhere = facts.where(f"{_KEY} = {_EVERYWHERE.text}").agg(*of_all)
         joined = joined.crossJoin(F.broadcast(everywhere))
     keys = (key.alias(name).selected for name, key in _keys_of_groups(scopes, deletes, state).items())
-    # Rows without a group have a key of their own, or a join by hash would bring all of them to one task.
+    # Rows that need no group have the key of their own file, or a join by hash would bring all of them to one task. A
+    # group that is found by it is not about their partition, and none of its members applies to them as such.
     nearest = (sql.lit(None).cast("bigint") if deletes.few else _hash(sql.col("location"))).alias(_NEAREST)
     of_file = [scope for scope in scopes if scope == _OF_FILE]
     joined = joined.selectExpr(*columns, *of_file, *keys, nearest.selected)
     for scope in shared_scopes:
-        joined = _join(joined, deletes, members, _or_nearest(_key_of_looked_at(scope)), scope)
+        joined = _join(joined, deletes, members, _or_nearest(_wanted_key(scope)), scope, scope)
     # It looks at the last of the joins too, or Spark would move it, and with it the end of a stage, before the others.
     last = sql.col(shared_scopes[-1])
     checked = sql.when(is_consistent, last.isNull() | (sql.size(last) > 0))
     own = _shown(_own(deletes, state, scopes))
-    joined = joined.where(checked.text).selectExpr(*columns, _WHOLE, _NEAREST, own)
+    wholes = [_whole(scope) for scope in shared_scopes]
+    joined = joined.where(checked.text).selectExpr(*columns, *map(_wanted_key, wholes), _NEAREST, own)
     shared = groups.where(f"{_SHARED} IS NOT NULL")
     shared = shared.selectExpr(_KEY, _public(sql.col(_GROUP), deletes).cast(DELETES_TYPE).alias(_GROUP).selected)
-    joined = _join(joined, deletes, shared, _or_nearest(_WHOLE), _SHARED)
-    shown = sql.when(sql.col(_WHOLE).isNotNull(), sql.col(_SHARED)).otherwise(sql.col(DELETES))
+    shown = sql.col(DELETES)
+    for scope, name in zip(shared_scopes, wholes, strict=True):
+        joined = _join(joined, deletes, shared, _or_nearest(_wanted_key(name)), name, scope)
+        shown = sql.when(sql.col(_wanted_key(name)).isNotNull(), sql.col(name)).otherwise(shown)
     return joined.selectExpr(*columns, _shown(shown))
 
 
-def _join(data: DataFrame, deletes: DeleteEntries, groups: DataFrame, key: Sql, name: str) -> DataFrame:
-    """data with the group of a key, or what is known of it, as `name`, and with its key. groups: a key and that."""
+def _join(data: DataFrame, deletes: DeleteEntries, groups: DataFrame, key: Sql, name: str, scope: str) -> DataFrame:
+    """data LEFT JOIN groups, a key and one more column, which becomes `name`, with its key beside it."""
     chosen = groups.toDF(_key_of(name), name)
-    return data.join(deletes.sized(chosen), F.expr(f"{key.text} = {_key_of(name)}"), "left")
+    if scope == _OF_TABLE and not deletes.few:  # by hash, all rows that need it would meet in one task
+        chosen = F.broadcast(chosen.where(f"{_key_of(name)} = {_EVERYWHERE.text}"))
+    else:
+        chosen = deletes.sized(chosen)
+    return data.join(chosen, F.expr(f"{key.text} = {_key_of(name)}"), "left")
+
+
+def _whole(scope: str) -> str:
+    return f"whole_{scope}"
 
 
 def _key_of(name: str) -> str:
     return f"key_of_{name}"
 
 
-def _key_of_looked_at(name: str) -> str:
-    return f"key_of_looked_at_{name}"
+def _wanted_key(name: str) -> str:
+    return f"wanted_key_of_{name}"
 
 
 def _or_nearest(key: str) -> Sql:
@@ -315,10 +329,12 @@ def _keys_of_groups(scopes: Sequence[str], deletes: DeleteEntries, state: TableS
         scope: reduce(and_, (none[other] for other in scopes if other != scope), ~has_own & whole[scope])
         for scope in scopes
     }
-    keys = {_WHOLE: sql.coalesce(*(sql.when(alone[scope], sql.col(_key_of(scope))) for scope in scopes))}
     passed = reduce(or_, alone.values())
+    keys: dict[str, Sql] = {}
     for scope in scopes:
-        keys[_key_of_looked_at(scope)] = sql.when(~(passed | none[scope]), sql.col(_key_of(scope)))
+        key = sql.col(_key_of(scope))
+        keys[_wanted_key(_whole(scope))] = sql.when(alone[scope], key)
+        keys[_wanted_key(scope)] = sql.when(~(passed | none[scope]), key)
     return keys
 
 
@@ -332,6 +348,10 @@ def _groups(entries: DataFrame, state: TableState, deletes: DeleteEntries) -> tu
     """
     scope = sql.when(_data_path().isNotNull(), _hash(_data_path())).when(_is_global_delete(state), _EVERYWHERE)
     key = _hash(_vector_path()) if deletes.only_vectors else scope.otherwise(_hash(partition_key(state)))
+    if not deletes.only_vectors and not deletes.equality_ids:
+        message = sql.concat("no columns are known that an equality delete file compares: ", sql.col("location"))
+        is_equality = sql.col("content_type") == int(ContentType.EQUALITY_DELETES)
+        key = sql.when(is_equality, sql.raise_error(message).cast("bigint")).otherwise(key)
     keyed = entries.selectExpr(key.alias(_KEY).selected, _delete(state).alias("delete").selected)
     if deletes.here:
         here = keyed.toArrow()

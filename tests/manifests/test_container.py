@@ -94,6 +94,16 @@ def test_a_block_that_is_longer_than_any_is_not_read() -> None:
     assert max(length for _, length in file.asked) <= Windows.SIZE
 
 
+def test_a_header_that_is_longer_than_any_is_not_read() -> None:
+    size = 1 << 30
+    start = container.MAGIC + varint(1) + varint(3) + b"key" + varint(size)
+    file = File(start)
+    windows = Windows(lambda offset, length: file.read_range(offset, length).ljust(length), len(start) + size, "f")
+    with pytest.raises(CorruptFileError, match=rf"header metadata value is {size}"):
+        read_header(windows, "f")
+    assert max(length for _, length in file.asked) <= Windows.SIZE
+
+
 @pytest.mark.parametrize("codec", ["null", "deflate", "bzip2"])
 def test_blocks_tile_the_file_and_number_its_records(codec: str) -> None:
     data = avro_file(SCHEMA, RECORDS, codec)

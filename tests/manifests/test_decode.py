@@ -218,10 +218,17 @@ def test_parts_of_a_manifest_share_out_its_blocks_and_keep_ordinals(monkeypatch:
 def test_parts_of_a_long_manifest_are_read_in_windows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Windows, "SIZE", 5_000)
     data = avro_file(entry_schema(data_file()), [entry(number) for number in range(3000)], block_bytes=2000)
-    windows = Windows(lambda offset, size: data[offset : offset + size], len(data), "m")
+    asked: list[int] = []
+
+    def read(offset: int, size: int) -> bytes:
+        asked.append(offset + size)
+        return data[offset : offset + size]
+
     projection = EntryProjection.of(["location"])
     for part in range(7):
-        assert rows(windows, projection, part, 7) == rows(data, projection, part, 7)
+        asked.clear()
+        assert rows(Windows(read, len(data), "m"), projection, part, 7) == rows(data, projection, part, 7)
+        assert max(asked) < len(data) * (part + 1) // 7 + 3 * Windows.SIZE
 
 
 def test_large_records_come_in_small_batches(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -177,6 +177,18 @@ def test_equality_ids_that_no_schema_ever_had(table: HandmadeTable, spark: Spark
         scan.plan_files()
 
 
+@pytest.mark.parametrize("here", [True, False])
+def test_equality_deletes_that_compare_no_column_are_refused(
+    table: HandmadeTable, spark: SparkSession, monkeypatch: pytest.MonkeyPatch, here: bool
+) -> None:
+    if not here:
+        monkeypatch.setattr(plan_deletes, "ENTRIES_HERE", -1)
+    table.add(0, 0, data(A)).add(1, 0, equality_deletes("of nothing", 3, ()))
+    scan = sm.load_table(table.write(), spark=spark).scan()
+    with pytest.raises(Exception, match="no columns are known that an equality delete file compares: of nothing"):
+        scan.plan_files().count()
+
+
 def test_a_sequence_number_that_nobody_knows_is_not_invented(table: HandmadeTable, spark: SparkSession) -> None:
     table.add(0, 0, data(A, None, status=0)).add(1, 0, deletion_vector(A, 3))
     scan = sm.load_table(table.write(), spark=spark).scan()

@@ -7,10 +7,12 @@ from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pyarrow.compute as pc
 import pytest
 from pyspark.errors import PythonException
 from pyspark.sql import functions as F
 
+from sparkmeta.errors import CorruptFileError
 from sparkmeta.manifests import leaf, vectors
 from sparkmeta.manifests import tree as tree_reader
 from sparkmeta.manifests.projection import FILE_COLUMNS
@@ -221,7 +223,24 @@ def test_few_entries_are_read_here_as_spark_reads_them(tmp_path: Path, spark: Sp
         order = itemgetter("manifest", "ordinal")
         assert sorted(here.to_pylist(), key=order) == sorted(by_spark, key=order)
         assert len(here) == 3 + 67 + 7 + 3
+    own_roots = state.roots.filter(pc.equal(state.roots.column("file_format"), tree_reader.IN_ROOT))
+    own_entries = state.entries_here(own_roots, projection)
+    assert own_entries is not None
+    assert len(own_entries) == 3
     assert state.entries_here(state.roots, projection, len(leaves)) is None
+
+
+def test_a_mask_of_more_entries_than_the_leaf_has_is_refused_here(tmp_path: Path, spark: SparkSession) -> None:
+    """The root may say that it has them."""
+    tree = TreeTable(tmp_path / "t", BY_PART)
+    written = tree.leaf("m", data("a1"), data("a2"))
+    counts = {**written.row["manifest_stats"], "added_files_count": 1000}
+    leaf_entry = written.with_fields(record_count=1000, manifest_stats=counts)
+    tree.snapshot(added=[leaf_entry])
+    tree.snapshot(existing=[leaf_entry], added=[tree.mask(leaf_entry, [1, 500])])
+    state = tree.load(spark).state
+    with pytest.raises(CorruptFileError, match=rf"{re.escape(leaf_entry.location)}: ordinal is 500: masked, of 2"):
+        state.entries_here(state.roots, state.projection(("location",)))
 
 
 def test_few_deletes_take_no_job_of_their_own(

@@ -119,6 +119,8 @@ class Cursor:
     def text(self, field: str) -> bytes:
         """A length and so many bytes, as Avro writes bytes and strings."""
         size = self.long(field)
+        if size > MAX_BLOCK_BYTES:
+            raise CorruptFileError(self.location, field, size, f"more than {MAX_BLOCK_BYTES} bytes")
         return self.take(size, field)
 
     def take(self, size: int, field: str) -> bytes:

@@ -291,7 +291,8 @@ def _record_batches(
 def _part_blocks(data: Data, part: ManifestPart, header: Header) -> Iterator[Block]:
     """The blocks that begin in the part's share of the file."""
     start, end = (len(data) * edge // part.parts for edge in (part.part, part.part + 1))
-    return (block for block in read_blocks(data, header, part.location) if start <= block.offset < end)
+    until = itertools.takewhile(lambda block: block.offset < end, read_blocks(data, header, part.location))
+    return (block for block in until if start <= block.offset)
 
 
 def _decode_block(
