@@ -178,7 +178,7 @@ def _equality_ids(scan_filter: ScanFilter, manifests: pa.Table) -> frozenset[int
     state = scan_filter.state
     projection = state.projection(("version_info", "equality_ids"))
     summary = state.snapshot.summary if state.snapshot else None
-    if (here := state.entries_here(manifests, projection)) is not None:
+    if (here := state.entries_here(manifests, projection, ENTRIES_HERE)) is not None:
         ids = pc.list_flatten(here.column("equality_ids").filter(pc.invert(_is_dead(here)))).unique().to_pylist()
     elif summary is not None and summary.additional_properties.get("total-equality-deletes") == "0":
         return frozenset()

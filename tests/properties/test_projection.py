@@ -317,7 +317,8 @@ def test_projections_and_residuals(spark: SparkSession) -> None:
     check()
     print(f"\nprojections: {tally}")  # noqa: T201
     assert tally["cases"] >= (40_000 if SOAK else 3_000)
-    assert min(tally["pruned"], tally["proven"], tally["simpler"], tally["decided"]) > tally["cases"] // 20
+    assert min(tally["pruned"], tally["proven"], tally["simpler"]) > tally["cases"] // 20
+    assert tally["decided"] > tally["cases"] // 500  # only filters of columns that are partition values by themselves
 
 
 def tuple_columns(bound: BooleanExpression, batch: Batch) -> list[Sql]:
