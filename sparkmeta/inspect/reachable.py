@@ -6,8 +6,7 @@ from collections.abc import Iterable, Iterator
 
 import pyarrow as pa
 
-from sparkmeta.manifests.avro.decode import decode_manifest
-from sparkmeta.manifests.avro.read import open_manifest, part_of
+from sparkmeta.manifests.avro.read import decode_row, part_of
 from sparkmeta.manifests.entries import ManifestPart
 from sparkmeta.manifests.layout import is_tree_manifest
 from sparkmeta.manifests.leaf_bytes import TreeContext
@@ -29,11 +28,10 @@ def read_manifests(
     """
     for batch in batches:
         for row in batch.to_pylist():
-            part = part_of(row)
-            if part.location.lower().endswith(PARQUET_SUFFIX):
-                yield from _decode_parquet(reader.read(part.location), part, projection, trees)
+            if row["location"].lower().endswith(PARQUET_SUFFIX):
+                yield from _decode_parquet(reader.read(row["location"]), part_of(row), projection, trees)
             else:
-                yield from decode_manifest(open_manifest(reader, row), part, projection)
+                yield from decode_row(row, projection, reader)
 
 
 def _decode_parquet(

@@ -13,8 +13,7 @@ import pyarrow as pa
 from sparkmeta.columns import sql
 from sparkmeta.columns.sql import Sql
 from sparkmeta.errors import SettingError, shown
-from sparkmeta.manifests.avro.decode import decode_manifest
-from sparkmeta.manifests.avro.read import open_manifest, part_of, read_avro_entries, schema_of
+from sparkmeta.manifests.avro.read import decode_row, part_of, read_avro_entries, schema_of
 from sparkmeta.manifests.cache import CacheTypes, ManifestCache
 from sparkmeta.manifests.cache_leaf import CacheWriter, decode_leaf
 from sparkmeta.manifests.leaf import read_leaves, version_info
@@ -128,14 +127,11 @@ def decode_part(
     A leaf that is gone, or that can't be read from here, means decoding the manifest. cached, files: open leaves and
     manifests. writer: keeps what is decoded.
     """
-    part, leaf = part_of(row), row[CACHED_LEAF]
+    leaf = row[CACHED_LEAF]
     if leaf is not None and (content := _content(cached, leaf)) is not None:
-        yield from decode_leaf(content, part, projection, leaf)
-        return
-    data = open_manifest(files, row)
-    yield from decode_manifest(data, part, projection)
-    if writer is not None:
-        writer.keep(data, part)
+        yield from decode_leaf(content, part_of(row), projection, leaf)
+    else:
+        yield from decode_row(row, projection, files, writer)
 
 
 def _content(files: Files | ExecutorReader, leaf: str) -> bytes | None:

@@ -85,10 +85,10 @@ def tree_entries(data: bytes, part: ManifestPart, projection: EntryProjection, c
     if properties.get(CONTENT_KEY) == ROOT:
         files = one_of(table, FILES)
         table, ordinals = table.filter(files), ordinals.filter(files.combine_chunks())
-    return projected_rows(table, ordinals, part, projection, context)
+    return _projected(table, ordinals, part, projection, context)
 
 
-def projected_rows(
+def _projected(
     rows: pa.Table, ordinals: pa.Array, part: ManifestPart, projection: EntryProjection, context: TreeContext
 ) -> pa.Table:
     """Rows of `tree_schema` as `tree_entries` gives them, inheritance applied."""
@@ -117,7 +117,7 @@ def tree_entries_here(
     for kind in roots.filter(is_own).column("content_type").to_pylist():
         rows = tree.root.of(OWN_ENTRIES[ContentType(kind)], live=False)
         part = ManifestPart(tree.own_id(kind), tree.root.location, 0, ManifestContext(None, None, None))
-        tables.append(projected_rows(rows, rows.column("ordinal"), part, projection, context))
+        tables.append(_projected(rows, rows.column("ordinal"), part, projection, context))
     return pa.concat_tables(tables)
 
 

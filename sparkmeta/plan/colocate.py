@@ -23,6 +23,7 @@ from sparkmeta.manifests.entries import wanted_rows
 from sparkmeta.manifests.layout import kept_rows, whole
 from sparkmeta.manifests.leaf_bytes import TreeContext, tree_entries
 from sparkmeta.manifests.projection import MANIFEST, ORDINAL, PARTITION, EntryProjection
+from sparkmeta.manifests.root import is_live
 from sparkmeta.manifests.tree import leaf_units
 from sparkmeta.manifests.vectors import VECTOR_SCHEMA, unmasked
 from sparkmeta.plan.deletes import DELETES_TYPE, TWO_VECTORS, is_vector, vector_projection
@@ -302,7 +303,7 @@ def _only_vectors(deletes: pa.Table) -> pa.Table:
 
 def _live(entries: pa.Table, task: _Task, leaf: Mapping[str, Any]) -> pa.Table:
     """Without DELETED and masked entries; `entries` are all that a leaf has."""
-    kept = pc.not_equal(pc.struct_field(entries.column("version_info"), "status"), int(Status.DELETED))
+    kept = is_live(entries)
     if leaf.get("mask") is not None:
         kept = pc.and_(kept, unmasked(len(entries), leaf["mask"], task.reader))
     return kept_rows(entries, kept)

@@ -27,10 +27,11 @@ from sparkmeta.errors import ValidationError
 from sparkmeta.manifests.layout import whole
 from sparkmeta.manifests.manifest_list import live_count
 from sparkmeta.manifests.projection import CONTENT_STATS, EntryProjection
+from sparkmeta.manifests.root import is_live as live_rows
 from sparkmeta.plan.prune import ScanFilter, is_live, matching_entries, wanted_entries
 from sparkmeta.plan.rows import manifest_path, partition_value
 from sparkmeta.session import local_frame
-from sparkmeta.spec.entry import DELETE_FILE_PATH_ID, ContentType, Status
+from sparkmeta.spec.entry import DELETE_FILE_PATH_ID, ContentType
 from sparkmeta.state import ENTRIES_HERE
 
 if TYPE_CHECKING:
@@ -162,11 +163,7 @@ def vector_projection(scan_filter: ScanFilter) -> EntryProjection:
 
 def all_vectors(entries: pa.Table) -> bool:
     """Whether the live ones of some delete entries are all deletion vectors that name their data file."""
-    return pc.all(pc.or_(is_vector(entries), _is_dead(entries))).as_py() is not False
-
-
-def _is_dead(entries: pa.Table) -> pa.ChunkedArray:
-    return pc.equal(pc.struct_field(entries.column("version_info"), "status"), int(Status.DELETED))
+    return pc.all(pc.or_(is_vector(entries), pc.invert(live_rows(entries)))).as_py() is not False
 
 
 def _equality_ids(scan_filter: ScanFilter, manifests: pa.Table) -> frozenset[int]:
@@ -179,7 +176,7 @@ def _equality_ids(scan_filter: ScanFilter, manifests: pa.Table) -> frozenset[int
     projection = state.projection(("version_info", "equality_ids"))
     summary = state.snapshot.summary if state.snapshot else None
     if (here := state.entries_here(manifests, projection, ENTRIES_HERE)) is not None:
-        ids = pc.list_flatten(here.column("equality_ids").filter(pc.invert(_is_dead(here)))).unique().to_pylist()
+        ids = pc.list_flatten(here.column("equality_ids").filter(live_rows(here))).unique().to_pylist()
     elif summary is not None and summary.additional_properties.get("total-equality-deletes") == "0":
         return frozenset()
     else:
@@ -244,8 +241,8 @@ _NEAREST = "key_of_row"
 
 
 def _attach_groups(data: DataFrame, deletes: DeleteEntries, entries: DataFrame, state: TableState) -> DataFrame:
-    """SQL: data LEFT JOIN groups ON path LEFT JOIN what is shared ON (spec, partition) [CROSS JOIN the global group],
-    then LEFT JOIN the groups whose members have to be looked at, and last those that apply as they are.
+    """SQL: data LEFT JOIN groups ON path LEFT JOIN what is known of groups ON (spec, partition) [LEFT JOIN the same of
+    the global group], then LEFT JOIN groups whose members have to be looked at, and last those that apply as they are.
 
     A group of a partition or of the table can be thousands of times as long as the row of a data file. So rows first
     meet what is known of all its members, and get the group itself where they leave, from a join that writes it once.
@@ -255,28 +252,26 @@ def _attach_groups(data: DataFrame, deletes: DeleteEntries, entries: DataFrame, 
     groups, scopes = _groups(entries, state, deletes)
     columns = [*map(sql.quoted, data.columns)]
     members = groups.select(_KEY, _GROUP)
-    joined, is_consistent = data, _or_error(_no_sequence())
-    if _OF_FILE in scopes:
-        joined = _join(data, deletes, members, _hash(sql.col("location")), _OF_FILE, _OF_FILE)
-        is_consistent = _is_consistent(sql.col(_OF_FILE), state)
+    joined, is_consistent, has_own = data, _or_error(_no_sequence()), sql.lit(False)
+    of_file = [scope for scope in scopes if scope == _OF_FILE]
     shared_scopes = [scope for scope in scopes if scope != _OF_FILE]
+    if of_file:
+        joined = _join(data, deletes, members, _hash(sql.col("location")), _OF_FILE)
+        is_consistent, has_own = _is_consistent(sql.col(_OF_FILE), state), sql.col(_OF_FILE).isNotNull()
     if not shared_scopes:
         return joined.where(is_consistent.text).selectExpr(*columns, _shown(_own(deletes, state, scopes)))
     facts = groups.select(_KEY, _SHARED)
-    if _OF_PARTITION in scopes:
-        joined = _join(joined, deletes, facts, _hash(partition_key(state)), _OF_PARTITION, _OF_PARTITION)
-    if _OF_TABLE in scopes:
-        of_all = F.expr(f"first({_KEY}) AS {_key_of(_OF_TABLE)}"), F.expr(f"first({_SHARED}) AS {_OF_TABLE}")
-        everywhere = facts.where(f"{_KEY} = {_EVERYWHERE.text}").agg(*of_all)
-        joined = joined.crossJoin(F.broadcast(everywhere))
-    keys = (key.alias(name).selected for name, key in _keys_of_groups(scopes, deletes, state).items())
+    for scope in shared_scopes:
+        key = _EVERYWHERE if scope == _OF_TABLE else _hash(partition_key(state))
+        joined = _join(joined, deletes, facts, key, scope)
+    wanted = _keys_of_groups(shared_scopes, has_own, deletes, state)
+    keys = (key.alias(name).selected for name, key in wanted.items())
     # Rows that need no group have the key of their own file, or a join by hash would bring all of them to one task. A
     # group that is found by it is not about their partition, and none of its members applies to them as such.
     nearest = (sql.lit(None).cast("bigint") if deletes.few else _hash(sql.col("location"))).alias(_NEAREST)
-    of_file = [scope for scope in scopes if scope == _OF_FILE]
     joined = joined.selectExpr(*columns, *of_file, *keys, nearest.selected)
     for scope in shared_scopes:
-        joined = _join(joined, deletes, members, _or_nearest(_wanted_key(scope)), scope, scope)
+        joined = _join(joined, deletes, members, _or_nearest(_wanted_key(scope)), scope)
     # It looks at the last of the joins too, or Spark would move it, and with it the end of a stage, before the others.
     last = sql.col(shared_scopes[-1])
     checked = sql.when(is_consistent, last.isNull() | (sql.size(last) > 0))
@@ -287,13 +282,17 @@ def _attach_groups(data: DataFrame, deletes: DeleteEntries, entries: DataFrame, 
     shared = shared.selectExpr(_KEY, _public(sql.col(_GROUP), deletes).cast(DELETES_TYPE).alias(_GROUP).selected)
     shown = sql.col(DELETES)
     for scope, name in zip(shared_scopes, wholes, strict=True):
-        joined = _join(joined, deletes, shared, _or_nearest(_wanted_key(name)), name, scope)
+        joined = _join(joined, deletes, shared, _or_nearest(_wanted_key(name)), scope, name)
         shown = sql.when(sql.col(_wanted_key(name)).isNotNull(), sql.col(name)).otherwise(shown)
     return joined.selectExpr(*columns, _shown(shown))
 
 
-def _join(data: DataFrame, deletes: DeleteEntries, groups: DataFrame, key: Sql, name: str, scope: str) -> DataFrame:
-    """data LEFT JOIN groups, a key and one more column, which becomes `name`, with its key beside it."""
+def _join(
+    data: DataFrame, deletes: DeleteEntries, groups: DataFrame, key: Sql, scope: str, name: str = ""
+) -> DataFrame:
+    """data LEFT JOIN groups, a key and one more column, which becomes `name` (that of the scope by default), with its
+    key beside it."""
+    name = name or scope
     chosen = groups.toDF(_key_of(name), name)
     if scope == _OF_TABLE and not deletes.few:  # by hash, all rows that need it would meet in one task
         chosen = F.broadcast(chosen.where(f"{_key_of(name)} = {_EVERYWHERE.text}"))
@@ -318,11 +317,9 @@ def _or_nearest(key: str) -> Sql:
     return sql.coalesce(sql.col(key), sql.col(_NEAREST))
 
 
-def _keys_of_groups(scopes: Sequence[str], deletes: DeleteEntries, state: TableState) -> dict[str, Sql]:
+def _keys_of_groups(scopes: Sequence[str], has_own: Sql, deletes: DeleteEntries, state: TableState) -> dict[str, Sql]:
     """Which groups a data file needs: the one that applies as it is, if it is the only one to apply, else those whose
-    members have to be looked at."""
-    has_own = sql.col(_OF_FILE).isNotNull() if _OF_FILE in scopes else sql.lit(False)
-    scopes = [scope for scope in scopes if scope != _OF_FILE]
+    members have to be looked at. has_own: whether there are deletes of the file alone."""
     whole = {scope: _applies_whole(scope, deletes, state) for scope in scopes}
     none = {scope: _applies_nowhere(scope, state) for scope in scopes}
     alone = {
@@ -358,8 +355,9 @@ def _groups(entries: DataFrame, state: TableState, deletes: DeleteEntries) -> tu
         scopes = _scopes(here.column("delete"))
         grouped = local_frame(state.spark, _grouped(here))
     else:
-        everywhere = deletes.equality_ids and any(map(is_global, state.specs.values()))
-        scopes = [_OF_FILE] if deletes.only_vectors else [_OF_FILE, _OF_PARTITION, *[_OF_TABLE] * bool(everywhere)]
+        scopes = [_OF_FILE] if deletes.only_vectors else [_OF_FILE, _OF_PARTITION]
+        if deletes.equality_ids and any(map(is_global, state.specs.values())):
+            scopes.append(_OF_TABLE)
         grouped = keyed.groupBy(_KEY).agg(F.expr(f"sort_array(collect_list(delete)) AS {_GROUP}"))
     group = sql.col(_GROUP)
 

@@ -196,7 +196,8 @@ def batches(draw: st.DrawFn) -> Batch:
     schema = Schema(t.NestedField(SOURCE, "v", primitive), t.NestedField(OTHER, "w", t.LongType()))
     chosen = draw(st.lists(st.sampled_from(transforms_of(primitive)), min_size=1, max_size=2, unique_by=str))
     fields = [PartitionField(SOURCE, 1000 + place, one, f"p{place}") for place, one in enumerate(chosen)]
-    spec = PartitionSpec(*fields, PartitionField(OTHER, 1010, transforms.BucketTransform(3), "w_bucket"))
+    of_other = draw(st.sampled_from([transforms.BucketTransform(3), transforms.IdentityTransform()]))
+    spec = PartitionSpec(*fields, PartitionField(OTHER, 1010, of_other, "w_part"))
     pool = draw(pools(primitive))
     value = st.sampled_from([*pool, None, *([math.nan] if is_floating(primitive) else [])])
     rows = [{SOURCE: draw(value), OTHER: draw(st.integers(-2, 2))} for _ in range(24)]
@@ -317,8 +318,7 @@ def test_projections_and_residuals(spark: SparkSession) -> None:
     check()
     print(f"\nprojections: {tally}")  # noqa: T201
     assert tally["cases"] >= (40_000 if SOAK else 3_000)
-    assert min(tally["pruned"], tally["proven"], tally["simpler"]) > tally["cases"] // 20
-    assert tally["decided"] > tally["cases"] // 500  # only filters of columns that are partition values by themselves
+    assert min(tally["pruned"], tally["proven"], tally["simpler"], tally["decided"]) > tally["cases"] // 20
 
 
 def tuple_columns(bound: BooleanExpression, batch: Batch) -> list[Sql]:
