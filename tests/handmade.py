@@ -14,6 +14,7 @@ from tests.manifests.avro_files import field as avro_field
 from tests.manifests.test_manifest_list import V2
 
 COUNT = ["null", "int"]
+ROW_COUNTS = {"existing_rows_count": 513, "added_rows_count": 512, "deleted_rows_count": 514}
 SNAPSHOT_ID = 10
 SEQUENCE = 5
 
@@ -58,6 +59,10 @@ def _summary(spec_id: int, entries: list[dict[str, Any]]) -> dict[str, Any]:
         "lower_bound": bound(known[0]) if known else None,
         "upper_bound": bound(known[-1]) if known else None,
     }
+
+
+def _rows(entries: list[dict[str, Any]], status: int) -> int:
+    return sum(one["data_file"]["record_count"] for one in entries if one["status"] == status)
 
 
 def data(path: str, sequence: int | None = 1, **values: Any) -> dict[str, Any]:
@@ -122,6 +127,7 @@ class HandmadeTable:
         (self.folder / "metadata").mkdir(parents=True, exist_ok=True)
         rows = [self._manifest(number, *one) for number, one in enumerate(self.manifests)]
         counts = [avro_field("existing_files_count", 505, COUNT), avro_field("deleted_files_count", 506, COUNT)]
+        counts += [avro_field(name, field_id, LONG) for name, field_id in ROW_COUNTS.items()]
         numbers = [avro_field("min_sequence_number", 516, "long"), avro_field("first_row_id", 520, LONG)]
         fields = [*V2, *numbers, *counts]
         schema = {"type": "record", "name": "manifest_file", "fields": fields}
@@ -142,6 +148,7 @@ class HandmadeTable:
             "added_data_files_count": sum(one["status"] == 1 for one in entries) if self.summaries else len(entries),
             "existing_files_count": sum(one["status"] == 0 for one in entries) if self.summaries else None,
             "deleted_files_count": sum(one["status"] == 2 for one in entries) if self.summaries else None,
+            **{name: _rows(entries, place) if self.summaries else None for place, name in enumerate(ROW_COUNTS)},
             "partitions": [_summary(spec_id, entries)] if self.summaries and spec_id else None,
             "content": content,
             "sequence_number": SEQUENCE,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from sparkmeta.cli.cache import cache
-from sparkmeta.cli.maintain import compact, upgrade
+from sparkmeta.cli.maintain import compact, rewrite_manifests, upgrade
 from sparkmeta.cli.output import TextColumn, print_facts, print_json, print_lines, progress
 from sparkmeta.cli.source import VERBOSE, Moment, Question, Source, takes_moment, takes_question, takes_source
 from sparkmeta.cli.tables import METADATA_TABLES, Shown, metadata_command, takes_output, takes_rows, text_columns
@@ -85,6 +85,7 @@ def main() -> None:
       sparkmeta plan --catalog prod db.events --filter "ts >= '2026-01-01' and id = 7" --report
       sparkmeta tree /warehouse/db/events --svg tree.svg
       sparkmeta compact /warehouse/db/events --commit
+      sparkmeta rewrite-manifests /warehouse/db/events --commit
       sparkmeta upgrade /warehouse/db/events --format-version 4 --commit
 
     Exit codes: 0 done, 1 the table can't be read or the question is wrong (one line on stderr says why), 2 usage.
@@ -188,6 +189,7 @@ _PLAN_VIEWS = {
 
 main.add_command(cache)
 main.add_command(compact)
+main.add_command(rewrite_manifests)
 main.add_command(upgrade)
 for _name, _shown_as in METADATA_TABLES.items():
     main.add_command(metadata_command(_name, _shown_as))

@@ -1,4 +1,5 @@
-"""The commands that change a table's metadata, `compact` and `upgrade`: a plan, which happens with `--commit`."""
+"""The commands that change a table's metadata, `compact`, `rewrite-manifests` and `upgrade`: a plan, which happens with
+`--commit`."""
 
 from __future__ import annotations
 
@@ -13,6 +14,7 @@ from sparkmeta.cli.tables import Shown, takes_output, takes_rows
 
 if TYPE_CHECKING:
     from sparkmeta.maintain.compact import CompactionPlan
+    from sparkmeta.maintain.rewrite_manifests import ManifestRewritePlan
 
 PLANNED = (
     TextColumn("content"),
@@ -25,6 +27,14 @@ PLANNED = (
     TextColumn("size", "file_size_in_bytes", "bytes"),
 )
 
+REWRITTEN = (
+    TextColumn("content"),
+    TextColumn("path", kind="path"),
+    TextColumn("spec", "spec_id"),
+    TextColumn("live", "live_files", "count"),
+    TextColumn("deleted", "deleted_files", "count"),
+    TextColumn("size", "file_size_in_bytes", "bytes"),
+)
 
 _UNCHANGED = "nothing is changed without --commit"
 
@@ -43,24 +53,53 @@ _UNCHANGED = "nothing is changed without --commit"
 def compact(source: Source, shown: Shown, files: bool, commit: bool, **asked: Any) -> None:
     """Merge a tree's small leaves, free them of masked entries, put them in order. Prints the plan; --commit acts."""
     with progress("Opening the table"):
-        table = source.open()
-        plan = table.maintenance.compact_manifests(**_options(**asked))
-    if files:
-        shown.print(plan.files(), PLANNED, table.location())
-        if not commit:
-            return
-    if commit:
-        with progress("Compacting"):
-            plan.commit()
-    _say(plan, shown)
+        plan = source.open().maintenance.compact_manifests(**_options(**asked))
+    _act(plan, shown, PLANNED, files=files, commit=commit, what="leaves")
 
 
-def _options(row_filter: str | None, cluster_by: str | None, **asked: Any) -> dict[str, Any]:
-    names = {"cluster_by": [name.strip() for name in cluster_by.split(",")]} if cluster_by else {}
+@click.command("rewrite-manifests")
+@click.option("--filter", "row_filter", metavar="FILTER", help="Only manifests that may hold files for these rows.")
+@click.option("--spec-id", type=int, metavar="N", help="Only manifests of this partition spec.")
+@click.option("--sort-by", metavar="A,B", help="Partition fields that put the files in order.")
+@click.option("--target-manifest-bytes", type=int, metavar="N", help="Size of a manifest's file.")
+@click.option("--branch", default="main", show_default=True, help="The branch to commit to.")
+@click.option("--files", is_flag=True, help="Print the manifests of the plan.")
+@click.option("--commit", is_flag=True, help="Do it. Without this only the plan is printed.")
+@takes_rows
+@takes_source
+def rewrite_manifests(source: Source, shown: Shown, files: bool, commit: bool, **asked: Any) -> None:
+    """Sort the Avro manifests of a table of version 1 to 3 by partition. Prints the plan; --commit acts."""
+    with progress("Opening the table"):
+        plan = source.open().maintenance.rewrite_manifests(**_options(**asked))
+    _act(plan, shown, REWRITTEN, files=files, commit=commit, what="manifests")
+
+
+def _options(row_filter: str | None, **asked: Any) -> dict[str, Any]:
+    """The options of a plan: columns are given as a,b, and no filter is none."""
+    split = {name: value.split(",") for name, value in asked.items() if name in _LISTS and value}
+    names = {name: [one.strip() for one in value] for name, value in split.items()}
     return asked | names | ({"row_filter": row_filter} if row_filter else {})
 
 
-def _say(plan: CompactionPlan, shown: Shown) -> None:
+_LISTS = {"cluster_by", "sort_by"}
+
+
+def _act(
+    plan: CompactionPlan | ManifestRewritePlan,
+    shown: Shown,
+    columns: tuple[TextColumn, ...],
+    *,
+    files: bool,
+    commit: bool,
+    what: str,
+) -> None:
+    if files:
+        shown.print(plan.files(), columns, plan.table.location())
+        if not commit:
+            return
+    if commit:
+        with progress(f"Rewriting {what}"):
+            plan.commit()
     result = plan.result()
     if shown.as_json:
         print_json(result)
@@ -69,7 +108,7 @@ def _say(plan: CompactionPlan, shown: Shown) -> None:
     committed = result["committed"]
     if committed is not None:
         replaced, created = committed["manifests_replaced"], committed["manifests_created"]
-        click.echo(f"snapshot {committed['snapshot_id']}: {replaced} leaves became {created}")
+        click.echo(f"snapshot {committed['snapshot_id']}: {replaced} {what} became {created}")
     elif not plan.summary().is_empty:
         click.echo(_UNCHANGED)
 

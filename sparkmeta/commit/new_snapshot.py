@@ -6,7 +6,7 @@ import time
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pyiceberg.table.update import AddSnapshotUpdate, SetSnapshotRefUpdate
 
@@ -58,35 +58,42 @@ class NewSnapshot:
         """Writes the root that the change makes; the table's metadata with the snapshot of it."""
         state, base, metadata = self.state, self.base, self.state.metadata
         options = TreeOptions.of(metadata.properties)
-        first_row_id = _next_row_id(metadata)
+        first_row_id = next_row_id(metadata)
         stamp = Stamp(self.names.snapshot_id, metadata.last_sequence_number + 1, first_row_id + base.assigned_row_ids)
         new = next_root(base.root, change, stamp, tree_schema(state.stats_types), blob_loader(state))
         table = spill_vectors(new.table, state, options, self.names.file("vectors"))
         location = join(join(metadata.location, "metadata"), f"{self.names.file('root')}.parquet")
         state.files.write_new(location, write_root(table, base.properties))
-        return self._with_snapshot(stamp, location, base.assigned_row_ids + new.assigned_row_ids, summary())
-
-    def _with_snapshot(self, stamp: Stamp, location: str, assigned: int, summary: Summary) -> TableMetadata:
-        metadata, parent = self.state.metadata, self.state.snapshot
         fields = {
             "snapshot-id": stamp.snapshot_id,
             "sequence-number": stamp.sequence_number,
-            "timestamp-ms": max(int(time.time() * 1000), metadata.last_updated_ms),
             "root-manifest": location,
-            "summary": summary,
-            "schema-id": metadata.current_schema_id,
-            "first-row-id": _next_row_id(metadata),
-            "added-rows": assigned,
+            "summary": summary(),
+            "first-row-id": first_row_id,
+            "added-rows": base.assigned_row_ids + new.assigned_row_ids,
         }
-        if parent is not None:
-            fields["parent-snapshot-id"] = parent.snapshot_id
-        snapshot = Snapshot.model_validate(fields)
-        ref = metadata.refs.get(self.branch)
-        kept = {} if ref is None else ref.model_dump(exclude={"snapshot_id", "snapshot_ref_type"}, exclude_none=True)
-        set_ref = SetSnapshotRefUpdate(
-            **{**kept, "ref_name": self.branch, "type": "branch", "snapshot_id": stamp.snapshot_id}
-        )
-        return update_table_metadata(metadata, (AddSnapshotUpdate(snapshot=snapshot), set_ref))
+        return with_snapshot(state, self.branch, fields)
+
+
+def with_snapshot(state: TableState, branch: str, fields: dict[str, Any]) -> TableMetadata:
+    """The table's metadata with a new snapshot as the head of a branch, whose head so far is that of the state.
+
+    fields: of the snapshot, as in JSON, without its parent, time and schema.
+    """
+    metadata, parent = state.metadata, state.snapshot
+    own: dict[str, Any] = {
+        "timestamp-ms": max(int(time.time() * 1000), metadata.last_updated_ms),
+        "schema-id": metadata.current_schema_id,
+    }
+    if parent is not None:
+        own["parent-snapshot-id"] = parent.snapshot_id
+    snapshot = Snapshot.model_validate(fields | own)
+    ref = metadata.refs.get(branch)
+    kept = {} if ref is None else ref.model_dump(exclude={"snapshot_id", "snapshot_ref_type"}, exclude_none=True)
+    set_ref = SetSnapshotRefUpdate(
+        **{**kept, "ref_name": branch, "type": "branch", "snapshot_id": snapshot.snapshot_id}
+    )
+    return update_table_metadata(metadata, (AddSnapshotUpdate(snapshot=snapshot), set_ref))
 
 
 def branch_head(state: TableState, branch: str) -> TableState:
@@ -120,5 +127,6 @@ def _new_snapshot_id(metadata: TableMetadata) -> int:
             return found
 
 
-def _next_row_id(metadata: TableMetadata) -> int:
+def next_row_id(metadata: TableMetadata) -> int:
+    """The first row id that no row of the table has yet."""
     return int(getattr(metadata, "next_row_id", None) or 0)

@@ -193,7 +193,7 @@ def commit_steps(table: Table, steps: Sequence[Step]) -> Table:
         try:
             swapped = swap.commit(table.metadata_location, table.metadata, metadata)
         except CommitFailedError:
-            _discard_roots(table, metadata)
+            _discard_snapshots(table, metadata)
             waited = time.monotonic() - started
             if attempt == retry.retries or waited * 1000 > retry.total_ms:
                 raise
@@ -204,10 +204,12 @@ def commit_steps(table: Table, steps: Sequence[Step]) -> Table:
     raise AssertionError("unreachable")
 
 
-def _discard_roots(table: Table, failed: TableMetadata) -> None:
-    """Deletes the roots that only an attempt has which was not committed for certain: no other one will use them."""
+def _discard_snapshots(table: Table, failed: TableMetadata) -> None:
+    """Deletes the roots and manifest lists that only an attempt has which was not committed for certain: no other one
+    will use them."""
     known = {snapshot.snapshot_id for snapshot in table.metadata.snapshots}
-    new = [one.root_manifest for one in failed.snapshots if one.snapshot_id not in known and one.root_manifest]
+    found = (one.root_manifest or one.manifest_list for one in failed.snapshots if one.snapshot_id not in known)
+    new = [location for location in found if location]
     try:
         for kept in table.state.files.delete_many(new) if new else ():
             _log.warning("%s: not deleted: %s", *kept)

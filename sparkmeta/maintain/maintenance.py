@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from sparkmeta.maintain.compact import CompactionPlan
     from sparkmeta.maintain.leaf_map import LeafMap
+    from sparkmeta.maintain.rewrite_manifests import ManifestRewritePlan
     from sparkmeta.maintain.upgrade import UpgradePlan
     from sparkmeta.table import Table
 
@@ -72,6 +73,41 @@ class Maintenance:
             root_files,
         )  # fmt: skip
         return plan_compaction(self.table, options, branch, dict(snapshot_properties or {}))
+
+    def rewrite_manifests(
+        self,
+        row_filter: BooleanExpression | str = AlwaysTrue(),  # noqa: B008  an immutable singleton
+        *,
+        spec_id: int | None = None,
+        sort_by: Sequence[str] | None = None,
+        target_manifest_bytes: int | None = None,
+        branch: str = "main",
+        snapshot_properties: Mapping[str, str] | None = None,
+    ) -> ManifestRewritePlan:
+        """The Avro manifests of a table of format version 1 to 3 sorted anew by partition, and made of the right size.
+
+        Data and delete manifests of each partition spec by themselves. Live files keep their snapshot ids, sequence
+        numbers and row ids; entries of files that are gone are left out. Where one rewriting made all manifests of a
+        spec in the order that is asked for, and no other commit has added to them, there is nothing to do.
+
+        Args:
+            row_filter: only manifests that may hold files for it are rewritten, by their partition summaries.
+            spec_id: only those of this partition spec.
+            sort_by: names of partition fields by which files are sorted; by default a spec's, in its order.
+            target_manifest_bytes: of a manifest; by default the table's `commit.manifest.target-size-bytes` (8 MiB).
+            branch: to commit to.
+            snapshot_properties: further keys of the snapshot's summary.
+
+        Raises:
+            ValidationError: an option that is out of range, a spec, partition field or branch that is not there.
+            InvalidFilterError: a filter that does not fit the table.
+            UnsupportedError: a table of version 4, or encrypted, or of a transform that is not known, or one that was
+                opened read-only.
+        """
+        from sparkmeta.maintain.rewrite_manifests import ManifestRewriteOptions, plan_rewrite
+
+        options = ManifestRewriteOptions(row_filter, spec_id, sort_by, target_manifest_bytes)
+        return plan_rewrite(self.table, options, branch, dict(snapshot_properties or {}))
 
     def leaf_map(self, cluster_by: Sequence[str] | None = None, branch: str = "main") -> LeafMap:
         """Where the data leaves of the table's spec lie in the order of the clustering columns, and overlap.

@@ -142,10 +142,15 @@ def plan_upgrade(table: Table, format_version: int) -> UpgradePlan:
 def _refuse(metadata: TableMetadata) -> None:
     if isinstance(metadata, TableMetadataV4) and metadata.layout_revision is not None:
         raise ValidationError(f"{metadata.location}: the table has the metadata tree of format version 4 already")
+    refuse_encrypted(metadata, "which metadata trees can't be")
+
+
+def refuse_encrypted(metadata: TableMetadata, why: str) -> None:
+    """UnsupportedError for an encrypted table. why: ends the sentence."""
     keys = metadata.encryption_keys if isinstance(metadata, TableMetadataV3) else []
     encrypted = next((one for one in metadata.snapshots if one.key_id is not None), None)
     if keys or encrypted is not None or _ENCRYPTION_KEY in metadata.properties:
-        raise UnsupportedError(f"{metadata.location}: the table is encrypted, which metadata trees can't be")
+        raise UnsupportedError(f"{metadata.location}: the table is encrypted, {why}")
 
 
 def _branches(state: TableState) -> list[BranchSummary]:

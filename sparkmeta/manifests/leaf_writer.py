@@ -98,7 +98,7 @@ def write_owned_leaves(entries: DataFrame, form: LeafFormat, entry_bytes: float)
 
 
 def _write_owned(form: LeafFormat, entry_bytes: float, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    for owner, row in put_behind(_encoded_owned(form, entry_bytes, batches), form):
+    for owner, row in put_behind(_encoded_owned(form, entry_bytes, batches), form.writer):
         index = row.column_names.index("referenced_file")
         owned = row.set_column(index, row.schema.field(index), pa.array([owner], pa.string()))
         yield pa.RecordBatch.from_pydict({"leaf": [rows_stream(owned)]}, schema=_WRITTEN)
@@ -139,10 +139,12 @@ def pieces(table: pa.Table, count: int) -> Iterator[pa.Table]:
         yield table.slice(start, end - start).combine_chunks()
 
 
-def put_behind(leaves: Iterable[tuple[T, EncodedLeaf]], form: LeafFormat) -> Iterator[tuple[T, pa.Table]]:
-    """Writes leaves, and gives the root's entry for each once its file is there. For tasks.
+def put_behind(
+    leaves: Iterable[tuple[T, EncodedLeaf]], writer: ExecutorWriter, location: str = "location"
+) -> Iterator[tuple[T, pa.Table]]:
+    """Writes leaves, and gives the parent's row for each once its file is there. For tasks.
 
-    While a file is on its way to the disk or store the next leaf is made.
+    location: the row's column that names the file. While one is on its way to the disk or store the next leaf is made.
     """
     pending: deque[tuple[T, pa.Table, Future[None]]] = deque()
 
@@ -153,7 +155,7 @@ def put_behind(leaves: Iterable[tuple[T, EncodedLeaf]], form: LeafFormat) -> Ite
 
     try:
         for key, (data, row) in leaves:
-            put = _threads().submit(form.writer.write_new, row.column("location")[0].as_py(), data)
+            put = _threads().submit(writer.write_new, row.column(location)[0].as_py(), data)
             pending.append((key, row, put))
             if len(pending) > _PUTS:
                 yield first()
@@ -171,7 +173,7 @@ def _threads() -> ThreadPoolExecutor:
 
 
 def _write(form: LeafFormat, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    for _, row in put_behind(((None, one) for one in _leaves(form, batches)), form):
+    for _, row in put_behind(((None, one) for one in _leaves(form, batches)), form.writer):
         yield pa.RecordBatch.from_pydict({"leaf": [rows_stream(row)]}, schema=_WRITTEN)
 
 

@@ -1,4 +1,4 @@
-"""Manifest lists of v1-v3 snapshots: one row a manifest, and the partition summaries typed for pruning.
+"""Manifest lists of v1-v3 snapshots, read and written: a row a manifest, its partition summaries typed for pruning.
 
 `decode_manifest_list` is free of heavy imports: executors read the lists of many snapshots with it.
 """
@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sparkmeta.columns.bounds import bound_arrow_type, decode_bounds
-from sparkmeta.errors import CorruptFileError
+from sparkmeta.errors import CorruptFileError, ValidationError
 from sparkmeta.manifests.avro.container import inflate, read_blocks, read_header
 from sparkmeta.manifests.avro.schema import by_field_ids, parse
 from sparkmeta.manifests.projection import MANIFEST, PARTITION
@@ -85,6 +85,36 @@ def inline_manifest_list(paths: Sequence[str], lengths: Sequence[int], snapshot_
     }
     columns = [pa.array(known.get(field.name, [None] * len(paths)), field.type) for field in MANIFEST_FILE]
     return pa.RecordBatch.from_arrays(columns, schema=MANIFEST_FILE_SCHEMA)
+
+
+# The fields of a list's rows in the order in which they are written, by format version (semantics 3.1-3).
+_V2 = (500, 501, 502, 517, 515, 516, 503, 504, 505, 506, 512, 513, 514, 507, 519)
+_LIST_FIELDS = {1: (500, 501, 502, 503, 504, 505, 506, 507, 512, 513, 514, 519), 2: _V2, 3: (*_V2, 520)}
+
+
+def write_manifest_list(
+    manifests: pa.Table, format_version: int, properties: Mapping[str, str], location: str
+) -> bytes:
+    """A manifest list of rows of `MANIFEST_FILE_SCHEMA`, in their order. properties: of the file.
+
+    Raises ValidationError for a manifest without what the format version requires of it, such as its counts.
+    """
+    from pyiceberg.manifest import MANIFEST_LIST_FILE_SCHEMAS
+    from pyiceberg.schema import Schema
+    from pyiceberg.utils.schema_conversion import AvroSchemaConversion
+
+    known = {field.field_id: field for field in MANIFEST_LIST_FILE_SCHEMAS[format_version].fields}
+    fields = [known[one] for one in _LIST_FIELDS[format_version]]
+    rows = manifests.to_pylist()
+    for field in fields:
+        for row in rows if field.required else ():
+            if row[field.name] is None:
+                problem = f"format version {format_version} requires it of {row['manifest_path']}"
+                raise ValidationError(f"{location}: {field.name} is not known: {problem}")
+    schema = AvroSchemaConversion().iceberg_to_avro(Schema(*fields), "manifest_file")
+    stream = io.BytesIO()
+    fastavro.writer(stream, schema, rows, codec="deflate", metadata=dict(properties))
+    return stream.getvalue()
 
 
 def _records(data: bytes, location: str) -> Iterator[dict[str, Any]]:

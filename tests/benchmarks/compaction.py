@@ -1,9 +1,9 @@
 """`python -m tests.benchmarks.compaction`: manifests compacted, beside Iceberg's Spark action on the same files.
 
-A table of format version 2 (see `workload`) is rewritten by Iceberg's `rewrite_manifests`; the same files as a V4 tree
-by `compact_manifests`, in two shapes: `in order`, small leaves that have to be merged only, and `random`, leaves with
-files in random order and 5 % of the entries masked, which have to be sorted. Before and after it a query for one file
-is planned. Each rewriting has a fresh table. Prints a table, writes build/bench/compaction-<time>.json.
+A table of format version 2 (see `workload`) is rewritten by Iceberg's `rewrite_manifests` and by ours; the same files
+as a V4 tree by `compact_manifests`, in two shapes: `in order`, small leaves that have to be merged only, and `random`,
+leaves with files in random order and 5 % of the entries masked, which have to be sorted. Before and after it a query
+for one file is planned. Each rewriting has a fresh table. Prints a table, writes build/bench/compaction-<time>.json.
 
     python -m tests.benchmarks.compaction --grown 100000000
 
@@ -99,6 +99,7 @@ def main(scale: float, leaves: int, heap: str, repeats: int, grown: int | None) 
     results: list[Measured] = []
     for _ in range(repeats):
         results.append(rewrite_by_java(spark, location, workload))
+        results.append(rewrite_by_spark(spark, location, workload))
         for shape in ("in order", "random"):
             table = tree(spark, location, workload, leaves, shape)
             results.append(compact(table, shape, workload.files, NEEDLE))
@@ -122,6 +123,19 @@ def rewrite_by_java(spark: SparkSession, location: str, workload: Workload) -> M
     after = table.currentSnapshot().allManifests(table.io()).size()
     shutil.rmtree(folder)
     return Measured("Iceberg rewrite_manifests", "in order", workload.files, seconds, before, after)
+
+
+def rewrite_by_spark(spark: SparkSession, location: str, workload: Workload) -> Measured:
+    """`rewrite_manifests` with its defaults, on a table of its own that shares the manifests."""
+    folder = cloned(location, BUILD / "clones" / str(uuid.uuid4()))
+    table = sm.load_table(folder.as_uri(), spark=spark)
+    before, plan = len(table.state.roots), table.maintenance.rewrite_manifests()
+    with Workers() as workers:
+        seconds = timed(plan.commit)
+    after = len(plan.commit().state.roots)
+    memory = _memory(spark, workers)
+    shutil.rmtree(folder)
+    return Measured("sparkmeta rewrite_manifests", "in order", workload.files, seconds, before, after, memory=memory)
 
 
 def tree(spark: SparkSession, location: str, workload: Workload, leaves: int, shape: str) -> sm.Table:

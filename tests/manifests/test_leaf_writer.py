@@ -69,7 +69,7 @@ def test_each_leaf_is_given_once_its_file_is_there_in_the_order_of_leaves() -> N
     writer = SlowWriter()
     of = form(writer)
     found = []
-    for number, row in put_behind(encoded(of), of):
+    for number, row in put_behind(encoded(of), of.writer):
         location = row.column("location")[0].as_py()
         assert len(writer.written[location]) == row.column("file_size_in_bytes")[0].as_py()
         found.append((number, row.column("record_count")[0].as_py()))
@@ -80,7 +80,7 @@ def test_each_leaf_is_given_once_its_file_is_there_in_the_order_of_leaves() -> N
 def test_a_leaf_that_cannot_be_written_ends_the_task() -> None:
     writer = SlowWriter(broken=2)
     of = form(writer)
-    leaves = put_behind(encoded(of), of)
+    leaves = put_behind(encoded(of), of.writer)
     assert [next(leaves)[0], next(leaves)[0]] == [0, 1]
     with pytest.raises(OSError, match="the disk is full"):
         next(leaves)
@@ -93,7 +93,7 @@ def test_a_leaf_that_cannot_be_written_ends_the_task() -> None:
 def test_a_task_that_is_given_up_writes_nothing_more() -> None:
     writer = SlowWriter()
     of = form(writer)
-    leaves = put_behind(encoded(of), of)
+    leaves = put_behind(encoded(of), of.writer)
     assert next(leaves)[0] == 0
     leaves.close()  # type: ignore[attr-defined]
     begun = list(writer.started)

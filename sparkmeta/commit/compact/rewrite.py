@@ -16,13 +16,12 @@ from sparkmeta.commit.compact.choose import Choice, Group, Scope
 from sparkmeta.commit.compact.deletes import rewrite_deletes
 from sparkmeta.commit.compact.tasks import (
     BIN_SCHEMA,
-    RANGE_SCHEMA,
     WRITTEN_SCHEMA,
     Rewriting,
     key_schema,
     key_table,
-    range_bounds,
 )
+from sparkmeta.commit.exchange import RANGE_SCHEMA, range_bounds
 from sparkmeta.commit.flush import existing
 from sparkmeta.commit.tree import FileKey, file_keys
 from sparkmeta.errors import UnsupportedError
@@ -69,14 +68,15 @@ def rewrite(state: TableState, scope: Scope, choice: Choice, name: str) -> list[
 
     Raises UnsupportedError where executors can't open the table's files by themselves.
     """
-    job = RewriteJob(state, scope, _reader(state), name)
+    job = RewriteJob(state, scope, executor_reader_of(state), name)
     data = job.data(choice.data)
     if choice.deletes is None:
         return data
     return [*data, job.rewritten(choice.deletes, rewrite_deletes(job, choice.deletes, data))]
 
 
-def _reader(state: TableState) -> ExecutorReader:
+def executor_reader_of(state: TableState) -> ExecutorReader:
+    """How executors open the table's files. Raises UnsupportedError where they can't by themselves."""
     reader = executor_reader(state.files)
     if reader is None:
         raise UnsupportedError(

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby, pairwise
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from sparkmeta.columns.bounds import bound_arrow_type
+from sparkmeta.commit.exchange import combined, cut, ordered, range_tables, task_rows
 from sparkmeta.commit.tree import restamped
 from sparkmeta.manifests.entries import ManifestPart
 from sparkmeta.manifests.inherit import ManifestContext
@@ -66,9 +65,6 @@ BIN_SCHEMA = pa.schema(
 # The root's entry for a leaf that was written, as an Arrow stream.
 WRITTEN_SCHEMA = pa.schema([pa.field("group", pa.int32()), pa.field("leaf", pa.binary())])
 
-# Entries of one range of the clustering columns, as an Arrow stream.
-RANGE_SCHEMA = pa.schema([pa.field("range", pa.int32()), pa.field("rows", pa.binary())])
-
 _BATCH_ROWS = 8_192
 
 
@@ -92,34 +88,34 @@ class Rewriting:
         yield from self._write(self._of_bins(batches))
 
     def _of_bins(self, batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[int, pa.Table]]:
-        for row in _rows(batches):
-            ordered = self._ordered(self._entries(row), row["spec_id"])
-            for piece in pieces(ordered, min(row["parts"], len(ordered))):
+        for row in task_rows(batches):
+            by_keys = self._ordered(self._entries(row), row["spec_id"])
+            for piece in pieces(by_keys, min(row["parts"], len(by_keys))):
                 yield row["group"], piece
 
     def read_bins(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """The live entries of bins as rows of `form.schema`."""
-        for row in _rows(batches):
+        for row in task_rows(batches):
             yield from self._entries(row).to_batches(max_chunksize=_BATCH_ROWS)
 
     # -- entries that change tasks ----------------------------------------------------------------------------------
 
     def cut_bins(self, spec_id: int, bounds: pa.Table, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """The entries of bins by range: rows of `RANGE_SCHEMA`. bounds: the keys of the last entry of each range."""
-        for row in _rows(batches):
+        for row in task_rows(batches):
             table = self._entries(row)
             if len(table):
-                yield from _cut(table, self._key_table(table, spec_id), bounds)
+                yield from cut(table, self._key_table(table, spec_id), bounds)
 
     def write_ranges(self, spec_id: int, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Ranges, whose rows of `RANGE_SCHEMA` stand together, into leaves: rows of `WRITTEN_SCHEMA`."""
         yield from self._write(self._of_ranges(spec_id, batches))
 
     def _of_ranges(self, spec_id: int, batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[int, pa.Table]]:
-        for _, blobs in groupby(_ranges(batches), key=lambda row: row[0]):
-            ordered = self._ordered(_combined(read_rows_stream(blob) for _, blob in blobs), spec_id)
-            size = int(len(ordered) * self.entry_bytes)
-            for piece in pieces(ordered, leaf_count(len(ordered), size, self.form.target_bytes)):
+        for table in range_tables(batches):
+            by_keys = self._ordered(table, spec_id)
+            size = int(len(by_keys) * self.entry_bytes)
+            for piece in pieces(by_keys, leaf_count(len(by_keys), size, self.form.target_bytes)):
                 yield 0, piece
 
     # -- entries ----------------------------------------------------------------------------------------------------
@@ -129,7 +125,7 @@ class Rewriting:
         tables = [self.live_entries(leaf) for leaf in row["leaves"]]
         if row["files"] is not None:
             tables.append(read_rows_stream(row["files"]))
-        return _combined(tables) if tables else self.form.schema.empty_table()
+        return combined(tables) if tables else self.form.schema.empty_table()
 
     def live_entries(self, leaf: Mapping[str, Any]) -> pa.Table:
         """The entries of a leaf that no deletion vector masks and that are not DELETED, as EXISTING ones.
@@ -148,20 +144,13 @@ class Rewriting:
         return key_table(table, self.keys[spec_id])
 
     def _ordered(self, table: pa.Table, spec_id: int) -> pa.Table:
-        keys = self._key_table(table, spec_id)
-        order = pc.sort_indices(keys, sort_keys=_sort_keys(keys))
-        return table if pc.all(pc.equal(order, np.arange(len(table)))).as_py() else table.take(order)
+        return ordered(table, self._key_table(table, spec_id))
 
     def _write(self, leaves: Iterable[tuple[int, pa.Table]]) -> Iterator[pa.RecordBatch]:
         """The entries of leaves, each with the number of its group."""
         encoded = ((group, encode_leaf(piece, self.form)) for group, piece in leaves)
-        for group, row in put_behind(encoded, self.form):
+        for group, row in put_behind(encoded, self.form.writer):
             yield pa.RecordBatch.from_pydict({"group": [group], "leaf": [rows_stream(row)]}, schema=WRITTEN_SCHEMA)
-
-
-def _combined(tables: Iterable[pa.Table]) -> pa.Table:
-    """The rows of all in one chunk: it takes twice as long to take rows of many."""
-    return pa.concat_tables(tables).combine_chunks()
 
 
 def _vector_row(leaf: Mapping[str, Any]) -> dict[str, Any]:
@@ -175,18 +164,6 @@ def _vector_row(leaf: Mapping[str, Any]) -> dict[str, Any]:
         "record_count": leaf["masked"],
         "leaf_entries": leaf["record_count"],
     }
-
-
-def _rows(batches: Iterable[pa.RecordBatch]) -> Iterator[dict[str, Any]]:
-    for batch in batches:
-        yield from batch.to_pylist()
-
-
-def _ranges(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[int, bytes]]:
-    for batch in batches:
-        numbers = batch.column("range").to_pylist()
-        for number, blob in zip(numbers, batch.column("rows"), strict=True):
-            yield number, blob.as_buffer()
 
 
 # -- order ----------------------------------------------------------------------------------------------------------
@@ -203,32 +180,3 @@ def key_schema(keys: Sequence[int], stats: Mapping[int, str]) -> pa.Schema:
     """Of `key_table`."""
     fields = [pa.field(f"k{place}", bound_arrow_type(stats[key])) for place, key in enumerate(keys)]
     return pa.schema([*fields, pa.field("location", pa.string())])
-
-
-def range_bounds(sample: pa.Table, ranges: int) -> pa.Table:
-    """The keys that end each range but the last, so that ranges hold equal shares of a sample of keys."""
-    ordered = sample.take(pc.sort_indices(sample, sort_keys=_sort_keys(sample)))
-    ends = sorted({len(ordered) * one // ranges - 1 for one in range(1, ranges)} - {-1})
-    return ordered.take(pa.array(ends, pa.int64()))
-
-
-def _sort_keys(keys: pa.Table) -> list[tuple[str, str]]:
-    return [(name, "ascending") for name in keys.column_names]
-
-
-_IS_BOUND = "is_bound"
-
-
-def _cut(table: pa.Table, keys: pa.Table, bounds: pa.Table) -> Iterator[pa.RecordBatch]:
-    """Entries sorted, and split at the bounds. An entry that equals a bound is in the range that it ends."""
-    rows = len(table)
-    both = pa.concat_tables([keys.cast(bounds.schema), bounds])
-    marked = both.append_column(_IS_BOUND, pa.array(np.arange(len(both)) >= rows).cast(pa.int8()))
-    order = pc.sort_indices(marked, sort_keys=_sort_keys(marked)).to_numpy()
-    is_bound = order >= rows
-    numbers = np.cumsum(is_bound)[~is_bound]
-    ordered = table.take(pa.array(order[~is_bound]))
-    starts = np.concatenate([[0], np.flatnonzero(np.diff(numbers)) + 1, [rows]])
-    for start, end in pairwise(starts.tolist()):
-        blob = rows_stream(ordered.slice(start, end - start), compression="lz4")
-        yield pa.RecordBatch.from_pydict({"range": [int(numbers[start])], "rows": [blob]}, schema=RANGE_SCHEMA)

@@ -6,11 +6,12 @@ become Arrow arrays. A large block fills the slots more than once, so arrays are
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from sparkmeta.columns.bounds import bound_arrow_type
 from sparkmeta.errors import CorruptFileError
@@ -140,6 +141,21 @@ class ColumnarRecords:
     def taken(self, places: _Array) -> ColumnarRecords:
         slots = np.take(self._slots, places, axis=2)
         return ColumnarRecords(self._program, self._data, slots, len(places), self._location)
+
+    def copied(self, places: _Array, numbers: Sequence[pa.Array], *, divided: bool, zeros: int) -> pa.BinaryArray:
+        """The records at some places as EXISTING entries, their data_file copied as it is encoded (`copy_entries`).
+
+        numbers: of each record at a place: those that stand before the data_file, and the one that it may be divided
+        for. The program has four marks.
+        """
+        marks = np.ascontiguousarray(self._slots[list(self._program.marks), 0][:, places])
+        slots = [(pc.fill_null(one, 0).to_numpy(), -one.is_null().to_numpy(False).astype(np.int64)) for one in numbers]
+        own = len(places) * (execute.ENTRY_BYTES + execute.NUMBER_BYTES * len(numbers) + zeros)
+        taken = np.empty(int((marks[3] - marks[0]).sum()) + own + execute.PADDING, np.uint8)
+        offsets = np.empty(len(places) + 1, np.int64)
+        execute.copy_entries(self._data, marks, np.array(slots, np.int64), int(divided), zeros, taken, offsets)
+        buffers = [None, pa.py_buffer(offsets.astype(np.int32)), pa.py_buffer(taken[: offsets[-1]])]
+        return pa.Array.from_buffers(pa.binary(), len(places), buffers)
 
     def _array(self, column: Column | None, kind: pa.DataType, field: str) -> pa.Array:
         if column is None:

@@ -101,12 +101,12 @@ def decode_records(
     Records are valid until the next are asked for.
     """
     header = read_header(data, part.location)
-    schema = _schema_that_fits(data, header, part.location)
+    schema = schema_that_fits(data, header, part.location)
     for first, records in _records(data, part, header, schema, projection):
         yield pa.array(np.arange(first, first + len(records))), records
 
 
-def _schema_that_fits(data: Data, header: Header, location: str) -> ManifestSchema:
+def schema_that_fits(data: Data, header: Header, location: str) -> ManifestSchema:
     """The writer's schema, or where its first block is not of it, the one with bytes for fixed partition values."""
     schema = manifest_schema(header.schema, location)
     other = bytes_for_fixed(header.schema)
@@ -127,7 +127,7 @@ def _records(
     data: Data, part: ManifestPart, header: Header, schema: ManifestSchema, projection: EntryProjection
 ) -> Iterator[tuple[int, RawRecords]]:
     """(ordinal of the first, records), some thousands at a time."""
-    blocks = _part_blocks(data, part, header)
+    blocks = part_blocks(data, part, header)
     compiled = None
     if compiler.pays_for(len(data) // part.parts):
         compiled = _compiled_records(data, blocks, header, schema, projection)
@@ -153,7 +153,7 @@ def _fastavro_records(
 ) -> Iterator[tuple[int, RawRecords]]:
     reader_schema = None if _decodes_maps(projection) else _narrow_schema(schema, projection)
     few_keys = len(projection.stats) <= FEW_KEYS
-    for first, records in _record_batches(data, blocks, header, schema, reader_schema):
+    for first, records in record_batches(data, blocks, header, schema, reader_schema):
         yield first, AvroRecords(records, schema, few_keys)
 
 
@@ -228,7 +228,7 @@ class AvroRecords:
 
     def _maps(self, map_id: int) -> list[list[tuple[int, Any]] | None]:
         try:
-            return [_items(file[f"f{map_id}"]) for file in self._files]
+            return [map_items(file[f"f{map_id}"]) for file in self._files]
         except ValueError as error:
             raise CorruptFileError(self._schema.location, field_name(map_id), str(error), "a key is no int") from error
 
@@ -255,7 +255,7 @@ def _value_of(value: Any, key: int) -> Any:
     return next((pair["v"] for pair in reversed(value or ()) if pair["k"] == key), None)
 
 
-def _items(value: Any) -> list[tuple[int, Any]] | None:
+def map_items(value: Any) -> list[tuple[int, Any]] | None:
     """The items of a metrics map in either of Avro's encodings: an array of pairs, or a map with decimal keys."""
     if value is None:
         return None
@@ -264,7 +264,7 @@ def _items(value: Any) -> list[tuple[int, Any]] | None:
     return [(pair["k"], pair["v"]) for pair in value]
 
 
-def _record_batches(
+def record_batches(
     data: Data, blocks: Iterable[Block], header: Header, schema: ManifestSchema, reader_schema: dict[str, Any] | None
 ) -> Iterator[tuple[int, list[dict[str, Any]]]]:
     """(ordinal of the first, records), neighbouring small blocks joined: some writers make a block of every record."""
@@ -288,7 +288,7 @@ def _record_batches(
         yield ordinal, pending
 
 
-def _part_blocks(data: Data, part: ManifestPart, header: Header) -> Iterator[Block]:
+def part_blocks(data: Data, part: ManifestPart, header: Header) -> Iterator[Block]:
     """The blocks that begin in the part's share of the file."""
     start, end = (len(data) * edge // part.parts for edge in (part.part, part.part + 1))
     until = itertools.takewhile(lambda block: block.offset < end, read_blocks(data, header, part.location))

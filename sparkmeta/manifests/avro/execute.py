@@ -89,9 +89,14 @@ _ONES = 0x0101010101010101
 # The bits of a number and a length that are not both of one byte and at least zero.
 _LONG_PAIR = 0x8181
 
+# What `copy_entries` writes of its own: the status, and a number of a union.
+ENTRY_BYTES, NUMBER_BYTES = 1, 11
+_EXISTING = 0
+
 _DATA = types.Array(types.uint8, 1, "C", readonly=True)
 _BYTES = types.Array(types.uint8, 1, "C")
 _LONGS = types.Array(types.int64, 1, "C")
+_ROWS = types.Array(types.int64, 2, "C")
 _SLOTS = types.Array(types.int64, 3, "C")
 
 Machine = Callable[..., Any]
@@ -495,9 +500,64 @@ def take_bytes(data, starts, sizes, taken):  # type: ignore[no-untyped-def]
     base, p = types.int64(data.ctypes.data), types.int64(taken.ctypes.data)
     for row in range(len(starts)):
         start = base + starts[row]
-        for place in range(0, sizes[row], 8):
-            _put(p + place, _word(start + place))
-        p += max(sizes[row], 0)
+        p = _copy(start, start + max(sizes[row], 0), p)
+
+
+@_part
+def _copy(source, end, p):  # type: ignore[no-untyped-def]
+    """Copies the bytes up to an end to p. Gives the position behind them; up to 7 bytes there are overwritten too."""
+    for place in range(0, end - source, 8):
+        _put(p + place, _word(source + place))
+    return p + (end - source)
+
+
+@_part
+def _put_number(p, value):  # type: ignore[no-untyped-def]
+    """Writes a number in Avro's zigzag form. Gives the position behind it."""
+    rest = (value << 1) ^ (value >> 63)
+    while rest & ~0x7F:
+        _put(p, rest & 0x7F | 0x80)
+        rest = rest >> 7 & _MAX_LONG >> 6
+        p += 1
+    _put(p, rest)
+    return p + 1
+
+
+@_part
+def _put_optional(p, value, size):  # type: ignore[no-untyped-def]
+    """Writes a number or null, a slot's words, as a union of null and number."""
+    if size < 0:
+        _put(p, 0)
+        return p + 1
+    _put(p, 2)
+    return _put_number(p + 1, value)
+
+
+@_machine(types.void(_DATA, _ROWS, _SLOTS, types.int64, types.int64, _BYTES, _LONGS))
+def copy_entries(data, marks, numbers, divided, zeros, taken, offsets):  # type: ignore[no-untyped-def]
+    """Writes EXISTING entries whose data_file is copied, side by side, and where each one begins to `offsets`.
+
+    marks: of each entry, where its data_file begins, where it may be divided, where it goes on then, and where it ends.
+    numbers: slots of what stands before the data_file, null or a number; the last one where it is divided, if
+    `divided` is not 0. zeros: so many bytes of 0 are put behind it. taken: has `PADDING` bytes more than
+    entries need, which take `ENTRY_BYTES` and `NUMBER_BYTES` for each number besides what is copied.
+    """
+    base, first = types.int64(data.ctypes.data), types.int64(taken.ctypes.data)
+    last = len(numbers) - 1
+    p = first
+    for row in range(marks.shape[1]):
+        offsets[row] = p - first
+        p = _put_number(p, _EXISTING)
+        for number in range(last):
+            p = _put_optional(p, numbers[number, 0, row], numbers[number, 1, row])
+        p = _copy(base + marks[0, row], base + marks[1, row], p)
+        if divided:
+            p = _put_optional(p, numbers[last, 0, row], numbers[last, 1, row])
+        p = _copy(base + marks[2, row], base + marks[3, row], p)
+        for _ in range(zeros):
+            _put(p, 0)
+            p += 1
+    offsets[marks.shape[1]] = p - first
 
 
 @_machine(types.int64(_DATA, _LONGS, _LONGS, types.int64, _LONGS, _LONGS, _LONGS))

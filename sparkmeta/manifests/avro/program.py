@@ -9,7 +9,7 @@ What the machine has no instruction for raises `NotCompilable`: such manifests a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -70,22 +70,28 @@ class Program:
     fields: dict[int, Column]
     partition: dict[int, Column]
     metrics: dict[tuple[int, int], Column]
+    marks: tuple[int, ...]
 
 
-def compile_program(schema: ManifestSchema, projection: EntryProjection) -> Program:
+def compile_program(schema: ManifestSchema, projection: EntryProjection, marks: Sequence[int] = ()) -> Program:
     """The program that reads what `EntryBuilder` will ask for.
+
+    marks: numbers of fields of the data_file, in rising order, or how many it has. The slots of `Program.marks` say
+    where in the data these begin, or where the data_file ends.
 
     Raises:
         NotCompilable: a wanted field has a type that is read by fastavro only.
     """
-    return _Compiler(schema, projection).program()
+    return _Compiler(schema, projection, marks).program()
 
 
 class _Compiler:
     """Emits instructions for one type after the other; tables come behind the last, when it is known which that is."""
 
-    def __init__(self, schema: ManifestSchema, projection: EntryProjection) -> None:
+    def __init__(self, schema: ManifestSchema, projection: EntryProjection, marks: Sequence[int]) -> None:
         self._schema = schema
+        self._asked_marks = marks
+        self._marks: list[int] = []
         wanted = wanted_fields(projection)
         self._wanted_outside = wanted & schema.fields - METRICS_MAPS.keys()
         self._wanted = wanted - self._wanted_outside
@@ -105,7 +111,8 @@ class _Compiler:
             self._entry_field(field_id_of(field), field["type"])
         self._emit(ops.END)
         smallest = smallest_size(self._schema.entry, self._sizes)
-        return Program(self._linked(), self._columns, smallest, self._fields, self._partition, self._metrics)
+        found = (self._fields, self._partition, self._metrics, tuple(self._marks))
+        return Program(self._linked(), self._columns, smallest, *found)
 
     def _linked(self) -> np.ndarray[Any, Any]:
         """The code with its tables behind it."""
@@ -140,7 +147,8 @@ class _Compiler:
             self._skip(kind)
 
     def _data_file(self, record: Any) -> None:
-        for field in record["fields"]:
+        for place, field in enumerate(record["fields"]):
+            self._mark(place)
             field_id, kind = field_id_of(field), field["type"]
             if field_id == PARTITION_FIELD_ID:
                 self._union_or(kind, self._partition_tuple)
@@ -150,6 +158,12 @@ class _Compiler:
                 self._field(field_id, kind)
             else:
                 self._skip(kind)
+        self._mark(len(record["fields"]))
+
+    def _mark(self, place: int) -> None:
+        for _ in range(self._asked_marks.count(place)):
+            self._marks.append(self._column())
+            self._emit(ops.READ_FIXED, self._marks[-1], 0)
 
     def _partition_tuple(self, record: Any) -> None:
         for field in record["fields"]:

@@ -137,13 +137,13 @@ def decode_row(
     writer: CacheWriter | None = None,
 ) -> Iterator[pa.RecordBatch]:
     """The entries of a manifest's part, a row of `PART_SCHEMA`. writer: keeps what was read to the end."""
-    data, part = _open_manifest(reader, row), part_of(row)
+    data, part = open_manifest(reader, row), part_of(row)
     yield from decode_manifest(data, part, projection)
     if writer is not None:
         writer.keep(data, part)
 
 
-def _open_manifest(reader: Files | ExecutorReader, row: Mapping[str, Any]) -> Data:
+def open_manifest(reader: Files | ExecutorReader, row: Mapping[str, Any]) -> Data:
     """The bytes of a manifest: all of them, or of a long one a window at a time."""
     location = row["location"]
     if (row["file_size_in_bytes"] or 0) <= _LONG_BYTES:

@@ -71,10 +71,10 @@ def manifest_schema(schema: dict[str, Any], location: str) -> ManifestSchema:
         CorruptFileError: a field without an id, nesting deeper than `MAX_DEPTH`, no data_file, or not an Avro schema.
     """
     entry = by_field_ids(schema, location)
-    file_record = _record_of(entry, DATA_FILE_FIELD_ID, location)
+    file_record = record_of(entry, DATA_FILE_FIELD_ID, location)
     if file_record is None:
         raise CorruptFileError(location, "avro.schema", "data_file", "field 2 (data_file) is not a record")
-    partition = _record_of(file_record, PARTITION_FIELD_ID, location)
+    partition = record_of(file_record, PARTITION_FIELD_ID, location)
     for field in file_record["fields"]:
         field_id = field_id_of(field)
         if field_id in METRICS_MAPS and not _is_metrics_map(field["type"]):
@@ -267,7 +267,11 @@ def _is_metrics_map(kind: Any) -> bool:
     return [(field["name"], field["type"]) for field in items["fields"][:1]] == [("k", "int")]
 
 
-def _record_of(record: dict[str, Any], field_id: int, location: str) -> dict[str, Any] | None:
+def record_of(record: Mapping[str, Any], field_id: int, location: str) -> dict[str, Any] | None:
+    """The record that a field of a record of `by_field_ids` holds; None without the field.
+
+    Raises CorruptFileError for a field that is no record.
+    """
     for field in record["fields"]:
         if field_id_of(field) == field_id:
             kind = field["type"]

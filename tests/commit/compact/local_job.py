@@ -15,7 +15,8 @@ from sparkmeta.commit.compact import fold as folding
 from sparkmeta.commit.compact.choose import Choice, Group, Scope
 from sparkmeta.commit.compact.fold import Fold, fold
 from sparkmeta.commit.compact.rewrite import RewriteJob, Rewritten
-from sparkmeta.commit.compact.tasks import BIN_SCHEMA, key_table, range_bounds
+from sparkmeta.commit.compact.tasks import BIN_SCHEMA, key_table
+from sparkmeta.commit.exchange import range_bounds
 from sparkmeta.commit.tree import FileKey
 from sparkmeta.manifests.layout import read_manifest, write_manifest
 from sparkmeta.manifests.leaf_writer import LeafFormat, encode_leaf, pieces, put_behind
@@ -106,7 +107,7 @@ class LocalJob(RewriteJob):
         made = []
         for (owner, _), numbers in parts.items():
             for piece in pieces(entries.take(pa.array(numbers)), 1):
-                ((_, row),) = put_behind([(None, encode_leaf(piece, rewriting.form))], rewriting.form)
+                ((_, row),) = put_behind([(None, encode_leaf(piece, rewriting.form))], rewriting.form.writer)
                 index = row.column_names.index("referenced_file")
                 made.append(row.set_column(index, row.schema.field(index), pa.array([owner], pa.string())))
         return self.rewritten(group, made)

@@ -1,0 +1,97 @@
+"""A new snapshot of a table of format version 1 to 3: its manifest list, and the metadata that names it."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sparkmeta.commit.new_snapshot import SnapshotNames, next_row_id, with_snapshot
+from sparkmeta.manifests.manifest_list import MANIFEST_FILE_SCHEMA, write_manifest_list
+from sparkmeta.storage.location import join
+
+if TYPE_CHECKING:
+    from sparkmeta.spec.metadata import TableMetadata
+    from sparkmeta.spec.snapshot import Summary
+    from sparkmeta.state import TableState
+
+
+@dataclass(frozen=True)
+class NewList:
+    """Where a snapshot is made: on the snapshot of `state`, as the head of a branch."""
+
+    state: TableState
+    branch: str
+    names: SnapshotNames
+
+    def commit(self, added: pa.Table, replaced: Collection[str], summary: Callable[[], Summary]) -> TableMetadata:
+        """Writes the list of the branch's manifests without those replaced, behind the added ones; the table's metadata
+        with the snapshot of it.
+
+        added: rows of `MANIFEST_FILE_SCHEMA` without what only a commit knows (`write_manifest`).
+
+        Raises ValidationError for a manifest without counts, which the format version requires.
+        """
+        state, metadata = self.state, self.state.metadata
+        version = metadata.format_version
+        sequence_number = 0 if version == 1 else metadata.last_sequence_number + 1
+        kept = state.manifest_files
+        kept = kept.filter(pc.invert(pc.is_in(kept.column("manifest_path"), pa.array(list(replaced), pa.string()))))
+        rows = pa.concat_tables([_stamped(added, self.names.snapshot_id, sequence_number), kept])
+        fields: dict[str, Any] = {
+            "snapshot-id": self.names.snapshot_id,
+            "sequence-number": sequence_number,
+            "summary": summary(),
+        }
+        properties = {
+            "snapshot-id": str(self.names.snapshot_id),
+            "parent-snapshot-id": "null" if state.snapshot is None else str(state.snapshot.snapshot_id),
+            "format-version": str(version),
+        }
+        if version >= 2:
+            properties["sequence-number"] = str(sequence_number)
+        if version >= 3:
+            first = next_row_id(metadata)
+            rows, end = with_row_ids(rows, first)
+            fields |= {"first-row-id": first, "added-rows": end - first}
+            properties["first-row-id"] = str(first)
+        name = f"snap-{self.names.snapshot_id}-{self.names.attempts}-{uuid.uuid4()}.avro"
+        location = join(metadata_folder(metadata), name)
+        state.files.write_new(location, write_manifest_list(rows, version, properties, metadata.location))
+        return with_snapshot(state, self.branch, fields | {"manifest-list": location})
+
+
+def metadata_folder(metadata: TableMetadata) -> str:
+    """Where a table's metadata files are (table property `write.metadata.path`)."""
+    return metadata.properties.get("write.metadata.path") or join(metadata.location, "metadata")
+
+
+def _stamped(added: pa.Table, snapshot_id: int, sequence_number: int) -> pa.Table:
+    """The manifests with their numbers (semantics 3.1-5)."""
+    columns = {name: added.column(name) for name in added.column_names}
+    columns["added_snapshot_id"] = pa.repeat(pa.scalar(snapshot_id, pa.int64()), len(added))
+    columns["sequence_number"] = pa.repeat(pa.scalar(sequence_number, pa.int64()), len(added))
+    columns["min_sequence_number"] = pc.fill_null(columns["min_sequence_number"], sequence_number)
+    return pa.table(columns, MANIFEST_FILE_SCHEMA)
+
+
+def with_row_ids(manifests: pa.Table, first_row_id: int) -> tuple[pa.Table, int]:
+    """The rows of a list with the first row ids of data manifests that have none, and the next one (semantics 3.1-6).
+
+    A manifest without counts takes none of them, since a list of version 3 has no such manifest.
+    """
+    ids: list[int | None] = []
+    following = first_row_id
+    columns = ("content", "first_row_id", "added_rows_count", "existing_rows_count")
+    for content, known, *counts in zip(*(manifests.column(one).to_pylist() for one in columns), strict=True):
+        if content != 0 or known is not None:
+            ids.append(known if content == 0 else None)
+            continue
+        ids.append(following)
+        following += sum(one or 0 for one in counts)
+    place = manifests.column_names.index("first_row_id")
+    return manifests.set_column(place, MANIFEST_FILE_SCHEMA.field(place), pa.array(ids, pa.int64())), following

@@ -1,0 +1,80 @@
+"""What Spark tasks do when Avro manifests are rewritten: read live entries as bytes, sort them, and write manifests.
+
+Free of Spark. Entries stay in Arrow all the way: where tasks exchange them, Spark moves them as blobs of many rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sparkmeta.commit.exchange import cut, ordered, range_tables, task_rows
+from sparkmeta.manifests.avro.encoded import COLUMNS, encoded_entries
+from sparkmeta.manifests.avro.read import open_manifest, part_of
+from sparkmeta.manifests.avro.write import ENTRY, ManifestFormat, packed_size, write_manifest
+from sparkmeta.manifests.leaf_writer import leaf_count, pieces, put_behind
+from sparkmeta.manifests.projection import MANIFEST, ORDINAL, PARTITION, EntryProjection
+from sparkmeta.storage.files import ExecutorReader
+
+# Bytes of entries that a task cuts into ranges at once.
+_CUT_BYTES = 64 << 20
+
+
+@dataclass(frozen=True)
+class ManifestTasks:
+    """How the entries of one partition spec are read, sorted and written; it travels to executors.
+
+    keys: ids of the partition fields that order the entries; then their sequence numbers and places do.
+    """
+
+    reader: ExecutorReader
+    form: ManifestFormat
+    keys: tuple[int, ...]
+
+    def cut_parts(self, bounds: pa.Table, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """The live entries of parts of manifests, rows of `PART_SCHEMA`, by range: rows of `RANGE_SCHEMA`.
+
+        bounds: the keys of the last entry of each range.
+        """
+        projection = EntryProjection.of(COLUMNS, dict(self.form.partition), {})
+        for row in task_rows(batches):
+            entries = encoded_entries(open_manifest(self.reader, row), part_of(row), projection, self.form)
+            for table in _joined(entries):
+                yield from cut(table, key_table(table, self.keys), bounds)
+
+    def write_ranges(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Ranges, whose rows of `RANGE_SCHEMA` stand together, into manifests: rows of `MANIFEST_FILE_SCHEMA`."""
+        made = ((None, write_manifest(one, self.form)) for one in self._manifests(batches))
+        for _, row in put_behind(made, self.form.writer, "manifest_path"):
+            yield from row.to_batches()
+
+    def _manifests(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
+        for table in range_tables(batches):
+            by_keys = ordered(table, key_table(table, self.keys))
+            size = packed_size(by_keys, self.form)
+            yield from pieces(by_keys, leaf_count(len(by_keys), size, self.form.target_bytes))
+
+
+def _joined(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
+    """Batches of entries put together to some that are worth to be cut."""
+    pending: list[pa.RecordBatch] = []
+    size = 0
+    for batch in batches:
+        pending.append(batch)
+        size += batch.column(ENTRY).nbytes
+        if size >= _CUT_BYTES:
+            yield pa.Table.from_batches(pending).combine_chunks()
+            pending, size = [], 0
+    if pending:
+        yield pa.Table.from_batches(pending).combine_chunks()
+
+
+def key_table(entries: pa.Table, keys: Sequence[int]) -> pa.Table:
+    """What entries are ordered by: their partition values `k0`, `k1`, ..., then where they came from."""
+    tuples = entries.column(PARTITION) if keys else None
+    columns = {f"k{place}": pc.struct_field(tuples, [str(key)]) for place, key in enumerate(keys)}
+    columns["sequence_number"] = pc.struct_field(entries.column("version_info"), "sequence_number")
+    return pa.table({**columns, MANIFEST: entries.column(MANIFEST), ORDINAL: entries.column(ORDINAL)})

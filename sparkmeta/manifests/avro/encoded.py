@@ -1,0 +1,202 @@
+"""Live entries of v1-v3 manifests, each with its bytes as a new manifest has them.
+
+What a rewriting changes of an entry stands before its data_file, but for the first row id: the rest is copied as it is
+encoded, where the writer's schema encodes a data_file as the new manifest does. Fields that it has not yet, and that
+come last, are null there. Entries of other schemas are read by fastavro and encoded anew.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import fastavro
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sparkmeta.errors import CorruptFileError
+from sparkmeta.manifests.avro.container import Data, read_header
+from sparkmeta.manifests.avro.decode import (
+    BATCH_RECORDS,
+    AvroRecords,
+    compiler,
+    map_items,
+    part_blocks,
+    record_batches,
+    schema_that_fits,
+)
+from sparkmeta.manifests.avro.schema import ManifestSchema, field_id_of, fixed_sizes, parse, record_of
+from sparkmeta.manifests.avro.write import ENTRY, ManifestFormat
+from sparkmeta.manifests.entries import EntryBuilder, ManifestPart
+from sparkmeta.manifests.projection import EntryProjection
+from sparkmeta.spec.entry import DATA_FILE_FIELD_ID, METRICS_MAPS, PARTITION_FIELD_ID, Status
+
+COLUMNS = ("version_info", "record_count", "first_row_id")
+"""What is read of entries to encode them, besides the partition tuple."""
+
+_ROW_ID = 142
+_CONTENT, _BLOCK_SIZE = 134, 105
+# What required fields that a writer did not know get (semantics 2.2-2, 3.1-2).
+_DEFAULTS = {_CONTENT: 0, _BLOCK_SIZE: 67_108_864}
+
+
+def encoded_entries(
+    data: Data, part: ManifestPart, projection: EntryProjection, form: ManifestFormat
+) -> Iterator[pa.RecordBatch]:
+    """The entries of a manifest's part that are not DELETED, in physical order: rows of the projection, and `entry`.
+
+    projection: has `COLUMNS`; without a filter. Inheritance is applied, and `entry` is EXISTING with all its numbers
+    (table spec, Sequence Number Inheritance, First Row ID Inheritance).
+
+    Raises:
+        CorruptFileError: as `decode_manifest`, and a value that the new manifest has no place for.
+        UnsupportedError: an Avro codec that is not supported.
+    """
+    header = read_header(data, part.location)
+    schema = schema_that_fits(data, header, part.location)
+    blocks = part_blocks(data, part, header)
+    builder = EntryBuilder(part, projection)
+    copying = _copying(schema, form)
+    if copying is not None and compiler.pays_for(len(data) // part.parts):
+        from sparkmeta.manifests.avro.columnar import compiled_records
+        from sparkmeta.manifests.avro.program import compile_program
+
+        program = compile_program(schema, projection, copying.marks)
+        for first, records in compiled_records(data, blocks, header, program, part.location, BATCH_RECORDS):
+            batch, places = _live(builder, first, records)
+            numbers = _numbers(batch, form)
+            entries = records.copied(places, numbers, divided=copying.divided, zeros=copying.zeros)
+            yield batch.append_column(ENTRY, entries)
+        return
+    encoder = _Encoder(schema, form)
+    for first, rows in record_batches(data, blocks, header, schema, None):
+        batch, places = _live(builder, first, AvroRecords(rows, schema, few_keys=True))
+        yield batch.append_column(ENTRY, encoder.entries([rows[place] for place in places], _numbers(batch, form)))
+
+
+def _live(builder: EntryBuilder, first: int, records: Any) -> tuple[pa.RecordBatch, np.ndarray[Any, Any]]:
+    """Some records as entries, without DELETED ones, and the places of the others."""
+    batch = builder.batch(pa.array(np.arange(first, first + len(records))), records)
+    status = pc.struct_field(batch.column("version_info"), "status")
+    places = np.flatnonzero(pc.not_equal(status, int(Status.DELETED)).to_numpy(False))
+    return batch if len(places) == len(batch) else batch.take(pa.array(places)), places
+
+
+_NUMBERS = {1: "snapshot_id", 3: "sequence_number", 4: "file_sequence_number"}
+
+
+def _numbers(batch: pa.RecordBatch, form: ManifestFormat) -> list[pa.Array]:
+    """What stands before each data_file, and its first row id."""
+    info = batch.column("version_info")
+    return [*(pc.struct_field(info, _NUMBERS[one]) for one in form.numbers), batch.column("first_row_id")]
+
+
+class _Copying(NamedTuple):
+    """How a data_file is copied: the numbers of the fields where it is divided (`compile_program`), whether a row id
+    is put there, and how many fields that come last are null."""
+
+    marks: tuple[int, int, int, int]
+    divided: bool
+    zeros: int
+
+
+def _copying(schema: ManifestSchema, form: ManifestFormat) -> _Copying | None:
+    """None where the writer's schema encodes a data_file in another way than the new manifest."""
+    wanted, known = (_shapes(one, schema.location) for one in (form.encoded, schema.entry))
+    ids, own = [one for one, _ in wanted], [one for one, _ in known]
+    divided = _ROW_ID in ids
+    place = ids.index(_ROW_ID) if divided else len(own)
+    behind = place + (own[place : place + 1] == [_ROW_ID])
+    end = len(own)
+    without = [one for one in wanted if one[0] != _ROW_ID]
+    rest = without[len(known) - (behind - place) :]
+    copied = [*known[:place], *known[behind:]]
+    if len(own) < place or without[: len(copied)] != copied or any(not _is_optional(kind) for _, kind in rest):
+        return None
+    return _Copying((0, place, behind, end), divided, len(rest))
+
+
+def _shapes(entry: Mapping[str, Any], location: str) -> list[tuple[int, Any]]:
+    """The ids of a data_file's fields, and their types by what their bytes look like."""
+    record, sizes = record_of(entry, DATA_FILE_FIELD_ID, location), fixed_sizes(entry)
+    assert record is not None
+    return [(field_id_of(field), _shape(field["type"], sizes)) for field in record["fields"]]
+
+
+def _shape(kind: Any, sizes: Mapping[str, int]) -> Any:
+    if isinstance(kind, list):
+        return [_shape(one, sizes) for one in kind]
+    if not isinstance(kind, dict):
+        return sizes.get(kind) or {"int": "long"}.get(kind, kind)
+    if kind["type"] == "record":
+        return [(field["name"], _shape(field["type"], sizes)) for field in kind["fields"]]
+    if kind["type"] == "fixed":
+        return kind["size"]
+    return kind["type"], _shape(kind.get("items", kind.get("values")), sizes)
+
+
+def _is_optional(shape: Any) -> bool:
+    """Whether a byte of 0 is its null."""
+    return isinstance(shape, list) and shape[0] == "null"
+
+
+class _Encoder:
+    """Encodes what fastavro decoded of one manifest by the new manifest's schema."""
+
+    def __init__(self, schema: ManifestSchema, form: ManifestFormat) -> None:
+        self._location = schema.location
+        self._numbers = [f"f{one}" for one in form.numbers]
+        self._writer = parse(form.encoded, schema.location)
+        record = record_of(form.encoded, DATA_FILE_FIELD_ID, schema.location)
+        assert record is not None
+        self._fields = [field_id_of(field) for field in record["fields"]]
+        partition = next(field["type"] for field in record["fields"] if field_id_of(field) == PARTITION_FIELD_ID)
+        sizes = fixed_sizes(form.encoded)
+        self._partition = {field["name"]: _fixed_size(field["type"], sizes) for field in partition["fields"]}
+
+    def entries(self, records: Sequence[Mapping[str, Any]], numbers: Sequence[pa.Array]) -> pa.BinaryArray:
+        columns = [one.to_pylist() for one in numbers]
+        return pa.array([self._entry(*row) for row in zip(records, *columns, strict=True)], pa.binary())
+
+    def _entry(self, record: Mapping[str, Any], *numbers: int | None) -> bytes:
+        values = dict(zip(self._numbers, numbers, strict=False))
+        stream = io.BytesIO()
+        try:
+            entry = {"f0": int(Status.EXISTING), **values, "f2": self._data_file(record["f2"], numbers[-1])}
+            fastavro.schemaless_writer(stream, self._writer, entry)
+        except Exception as error:
+            problem = f"can't be encoded: {type(error).__name__} {error}"[:200]
+            raise CorruptFileError(self._location, "data_file", record["f2"].get("f100"), problem) from error
+        return stream.getvalue()
+
+    def _data_file(self, file: Mapping[str, Any], row_id: int | None) -> dict[str, Any]:
+        return {f"f{one}": self._value(one, file, row_id) for one in self._fields}
+
+    def _value(self, field_id: int, file: Mapping[str, Any], row_id: int | None) -> Any:
+        value = file.get(f"f{field_id}")
+        if field_id == _ROW_ID:
+            return row_id
+        if field_id in METRICS_MAPS:
+            items = map_items(value)
+            return items if items is None else [{"k": key, "v": item} for key, item in items]
+        if field_id == PARTITION_FIELD_ID:
+            values = value or {}
+            return {name: _widened(values.get(name), size) for name, size in self._partition.items()}
+        return _DEFAULTS.get(field_id) if value is None else value
+
+
+def _fixed_size(kind: Any, sizes: Mapping[str, int]) -> int | None:
+    for branch in kind if isinstance(kind, list) else [kind]:
+        shape = _shape(branch, sizes)
+        if isinstance(shape, int):
+            return shape
+    return None
+
+
+def _widened(value: Any, size: int | None) -> Any:
+    """A value of a fixed type in so many bytes: the decimals of a wider type have more."""
+    if size is None or not isinstance(value, bytes) or len(value) >= size:
+        return value
+    return (b"\xff" if value[:1] >= b"\x80" else b"\0") * (size - len(value)) + value

@@ -1,0 +1,225 @@
+"""Manifests of v1-v3 written: the schema of their entries, and entries that are encoded already put into a file.
+
+Layouts and field orders are those that Iceberg's Java library writes (semantics 3.1-1, 3.1-2).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import uuid
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sparkmeta.columns.bounds import encode_bounds
+from sparkmeta.errors import ValidationError, shown
+from sparkmeta.manifests.avro.container import MAGIC, SYNC_SIZE, deflater
+from sparkmeta.manifests.avro.schema import by_field_ids, bytes_for_fixed
+from sparkmeta.manifests.manifest_list import MANIFEST_FILE_SCHEMA
+from sparkmeta.manifests.projection import PARTITION
+from sparkmeta.storage.location import join
+
+if TYPE_CHECKING:
+    from pyiceberg.partitioning import PartitionSpec
+    from pyiceberg.schema import Schema
+    from pyiceberg.types import StructType
+
+    from sparkmeta.storage.files import ExecutorWriter
+
+ENTRY = "entry"
+"""A column beside those of entries: an entry as bytes of a `ManifestFormat`'s schema."""
+
+# The fields of data_file in the order in which they are written, by format version.
+_V2 = (134, 100, 101, 102, 103, 104, 108, 109, 110, 137, 125, 128, 131, 132, 135, 140)
+_FILE_FIELDS = {
+    1: (100, 101, 102, 103, 104, 105, 108, 109, 110, 137, 125, 128, 131, 132, 140),
+    2: (*_V2, 143),
+    3: (*_V2, 142, 143, 144, 145),
+}
+_ENTRY_FIELDS = {1: (0, 1), 2: (0, 1, 3, 4), 3: (0, 1, 3, 4)}
+
+# Inflated bytes of a block: a reader shares out a manifest at its blocks.
+_BLOCK_BYTES = 64_000
+
+_CODECS = {"gzip": "deflate", "uncompressed": "null", "snappy": "snappy", "zstd": "zstandard"}
+
+
+def entry_schema(format_version: int, partition: StructType) -> dict[str, Any]:
+    """The Avro schema of entries (table spec, Manifests). partition: the spec's tuple."""
+    from pyiceberg.manifest import DATA_FILE_TYPE, MANIFEST_ENTRY_SCHEMAS
+    from pyiceberg.schema import Schema
+    from pyiceberg.types import NestedField, StructType
+    from pyiceberg.utils.schema_conversion import AvroSchemaConversion
+
+    known = {field.field_id: field for version in (1, 3) for field in DATA_FILE_TYPE[version].fields}
+    known[102] = known[102].model_copy(update={"field_type": partition})
+    data_file = StructType(*(known[one] for one in _FILE_FIELDS[format_version]))
+    outside = {field.field_id: field for field in MANIFEST_ENTRY_SCHEMAS[3].fields}
+    fields = [outside[one] for one in _ENTRY_FIELDS[format_version]]
+    whole = Schema(*fields, NestedField(2, "data_file", data_file, required=True))
+    schema: dict[str, Any] = AvroSchemaConversion().iceberg_to_avro(whole, "manifest_entry")  # type: ignore[assignment]
+    return schema
+
+
+@dataclass(frozen=True)
+class ManifestFormat:
+    """How the manifests of one partition spec are written; it travels to executors.
+
+    content: 0 (data) or 1 (deletes). partition: the spec's (partition field id, type name), in its order. schema: of
+    entries. properties: of the file. codec, level: as table properties name them; without a level the fastest. folder,
+    name: of the files. target_bytes: of a manifest.
+    """
+
+    format_version: int
+    content: int
+    spec_id: int
+    partition: tuple[tuple[int, str], ...]
+    schema: Mapping[str, Any]
+    properties: Mapping[str, str]
+    codec: str
+    level: int | None
+    folder: str
+    name: str
+    target_bytes: int
+    writer: ExecutorWriter
+
+    @cached_property
+    def encoded(self) -> dict[str, Any]:
+        """The schema by field ids, as entries are encoded by it; Java's library encodes fixed values as bytes."""
+        schema = dict(self.schema)
+        return by_field_ids(bytes_for_fixed(schema) or schema, "manifest_entry")
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        """The ids of the entry's fields between its status and its data_file."""
+        return _ENTRY_FIELDS[self.format_version][1:]
+
+    @property
+    def has_row_ids(self) -> bool:
+        return self.format_version >= 3
+
+
+_CONTENTS = ("data", "deletes")
+
+
+def manifest_properties(format_version: int, schema: Schema, spec: PartitionSpec, content: int) -> dict[str, str]:
+    """What a manifest says of itself (semantics 2.2-9)."""
+    from sparkmeta.spec.partitioning import partition_spec_to_json
+
+    fields = partition_spec_to_json(spec)["fields"]
+    known = {
+        "schema": schema.model_dump_json(),
+        "partition-spec": json.dumps(fields),
+        "partition-spec-id": str(spec.spec_id),
+        "format-version": str(format_version),
+    }
+    return known if format_version == 1 else {**known, "content": _CONTENTS[content]}
+
+
+def manifest_codec(properties: Mapping[str, str]) -> tuple[str, int | None]:
+    """The table properties `write.manifest.compression-codec` and `write.manifest.compression-level`.
+
+    Raises ValidationError for a codec that Iceberg does not have, and a level that is no number or not the codec's.
+    """
+    name, key = properties.get("write.manifest.compression-codec", "gzip"), "write.manifest.compression-level"
+    codec, text = name.lower(), properties.get(key)
+    if codec not in _CODECS:
+        problem = f"is {shown(name)}: it takes one of {', '.join(_CODECS)}"
+        raise ValidationError(f"the table property write.manifest.compression-codec {problem}")
+    if text is None:
+        return codec, None
+    levels = {"gzip": range(-1, 10), "zstd": range(-7, 23)}.get(codec, range(-100, 100))
+    if not text.lstrip("-").isdecimal() or int(text) not in levels:
+        raise ValidationError(f"the table property {key} is {shown(text)}: it is no level of {codec}")
+    return codec, int(text)
+
+
+def write_manifest(entries: pa.Table, form: ManifestFormat) -> tuple[bytes, pa.Table]:
+    """EXISTING entries as the bytes of a manifest, and its row of the manifest list, its new location in it.
+
+    entries: in the order in which they are to stand, with the columns `entry`, `record_count`, `version_info` and
+    `partition` (a struct by partition field id). The row leaves to the commit what only that knows: its sequence
+    number, the snapshot's id, and the first row id; the lowest sequence number where no entry has one.
+    """
+    whole = entries.combine_chunks()
+    data = b"".join(_container(whole.column(ENTRY).combine_chunks(), form))
+    location = join(form.folder, f"{form.name}-{uuid.uuid4()}.avro")
+    rows = pc.sum(whole.column("record_count")).as_py() or 0
+    known = {
+        "manifest_path": location,
+        "manifest_length": len(data),
+        "partition_spec_id": form.spec_id,
+        "content": form.content,
+        "min_sequence_number": pc.min(pc.struct_field(whole.column("version_info"), "sequence_number")).as_py(),
+        **dict.fromkeys(("added_files_count", "deleted_files_count", "added_rows_count", "deleted_rows_count"), 0),
+        "existing_files_count": len(whole),
+        "existing_rows_count": rows,
+        "partitions": [_summary(whole, field_id) for field_id, _ in form.partition],
+    }
+    return data, pa.Table.from_pylist([known], schema=MANIFEST_FILE_SCHEMA)
+
+
+def packed_size(entries: pa.Table, form: ManifestFormat) -> int:
+    """The bytes that entries take in a manifest, about: as the first block of them does."""
+    lengths = pc.binary_length(entries.column(ENTRY)).to_numpy()
+    count, data = next(_blocks(entries.column(ENTRY).chunk(0), form))
+    return int(lengths.sum() * len(data) / lengths[:count].sum())
+
+
+def _summary(entries: pa.Table, field_id: int) -> dict[str, Any]:
+    """A partition field's summary (table spec, Manifest Lists, field_summary)."""
+    values = pc.struct_field(entries.column(PARTITION), [str(field_id)]).combine_chunks()
+    present = values.drop_null()
+    nan = pc.is_nan(present) if pa.types.is_floating(values.type) else None
+    extremes = pc.min_max(present if nan is None else present.filter(pc.invert(nan)))
+    lower, upper = (encode_bounds(pa.array([extremes[one].as_py()], values.type))[0].as_py() for one in ("min", "max"))
+    contains_nan = nan is not None and bool(pc.any(nan).as_py())
+    return {
+        "contains_null": values.null_count > 0,
+        "contains_nan": contains_nan,
+        "lower_bound": lower,
+        "upper_bound": upper,
+    }
+
+
+def _container(entries: pa.BinaryArray, form: ManifestFormat) -> Iterator[bytes]:
+    """An Avro file whose blocks are runs of the entries' bytes, which stand side by side in Arrow already."""
+    properties = {"avro.schema": json.dumps(form.schema), "avro.codec": _CODECS[form.codec], **form.properties}
+    yield MAGIC + _long(len(properties))
+    for key, value in properties.items():
+        yield _text(key) + _text(value)
+    sync = os.urandom(SYNC_SIZE)
+    yield _long(0) + sync
+    for count, packed in _blocks(entries, form):
+        yield _long(count) + _long(len(packed)) + packed + sync
+
+
+def _blocks(entries: pa.BinaryArray, form: ManifestFormat) -> Iterator[tuple[int, bytes]]:
+    """How many entries each block has, and their bytes as the codec packs them."""
+    pack = deflater(_CODECS[form.codec], form.level)
+    offsets = np.frombuffer(entries.buffers()[1], np.int32)[entries.offset : entries.offset + len(entries) + 1]
+    data = memoryview(entries.buffers()[2])
+    first = 0
+    while first < len(entries):
+        end = max(first + 1, int(np.searchsorted(offsets, offsets[first] + _BLOCK_BYTES, "right")) - 1)
+        yield end - first, pack(data[offsets[first] : offsets[end]])
+        first = end
+
+
+def _text(value: str) -> bytes:
+    return _long(len(value.encode())) + value.encode()
+
+
+def _long(value: int) -> bytes:
+    """A number that is not negative, in Avro's zigzag form."""
+    rest, found = value << 1, bytearray()
+    while rest > 0x7F:
+        found.append(rest & 0x7F | 0x80)
+        rest >>= 7
+    return bytes([*found, rest])

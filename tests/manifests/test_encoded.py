@@ -1,0 +1,275 @@
+"""Entries as bytes of a new manifest: copied or encoded anew, they hold what they held, and what they inherited."""
+
+from __future__ import annotations
+
+import io
+import os
+from random import Random
+from typing import Any
+
+import fastavro
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from pydantic import TypeAdapter
+from pyiceberg.types import IcebergType, NestedField, StructType
+
+from sparkmeta.columns.bounds import decode_bounds
+from sparkmeta.errors import CorruptFileError
+from sparkmeta.manifests.avro import encoded
+from sparkmeta.manifests.avro.container import inflate, read_blocks, read_header
+from sparkmeta.manifests.avro.decode import decode_manifest
+from sparkmeta.manifests.avro.encoded import COLUMNS, encoded_entries
+from sparkmeta.manifests.avro.schema import bytes_for_fixed, manifest_schema, parse
+from sparkmeta.manifests.avro.write import ENTRY, ManifestFormat, entry_schema, write_manifest
+from sparkmeta.manifests.projection import EntryProjection
+from sparkmeta.spec.entry import METRICS_MAPS
+from sparkmeta.storage.files import ExecutorWriter
+from tests.manifests.avro_files import avro_file
+from tests.manifests.decoders import LOCATION, PART, Always
+from tests.manifests.random_manifests import PARTITION_TYPES, Writer, container
+
+SOAK = os.environ.get("SPARKMETA_SOAK") == "1"
+HYPOTHESIS = settings(
+    max_examples=10_000 if SOAK else 200,
+    deadline=None,
+    derandomize=not SOAK,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
+NUMBERS = {1: "snapshot_id", 3: "sequence_number", 4: "file_sequence_number"}
+
+
+def form_of(version: int, partition: dict[int, str], codec: str = "gzip", target: int = 1 << 20) -> ManifestFormat:
+    fields = [
+        NestedField(one, f"p{one}", TYPES.validate_python(name), required=False) for one, name in partition.items()
+    ]
+    return ManifestFormat(
+        version, 0, 0, tuple(partition.items()), entry_schema(version, StructType(*fields)), {}, codec, None,
+        "file:///t/metadata", "m", target, ExecutorWriter({}),
+    )  # fmt: skip
+
+
+TYPES: TypeAdapter[Any] = TypeAdapter(IcebergType)
+
+
+def entries_of(data: bytes, form: ManifestFormat, compiled: bool) -> pa.Table:
+    """Entries in the columns of `encoded_entries`, by either decoder."""
+    projection = EntryProjection.of(COLUMNS, dict(form.partition))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(encoded, "compiler", Always(compiled))
+        batches = list(encoded_entries(data, PART, projection, form))
+    for batch in batches:
+        batch.validate(full=True)
+    return pa.Table.from_batches(batches) if batches else pa.table({})
+
+
+def read_back(table: pa.Table, form: ManifestFormat) -> list[dict[str, Any]]:
+    """The entries' bytes as fastavro reads them, fields named by their ids; nothing is left of the bytes."""
+    schema, found = parse(form.encoded, "ours"), []
+    for value in table.column(ENTRY).to_pylist() if ENTRY in table.column_names else []:
+        stream = io.BytesIO(value)
+        found.append(fastavro.schemaless_reader(stream, schema, None))
+        assert stream.tell() == len(value)
+    return found
+
+
+def expected(data: bytes, schema: dict[str, Any], form: ManifestFormat, table: pa.Table) -> list[dict[str, Any]]:
+    """What the bytes should say: the values of the source's records, with the numbers of the table's columns."""
+    header = read_header(data, LOCATION)
+    writer, rows = manifest_schema(schema, LOCATION).writer, []
+    for block in read_blocks(data, header, LOCATION):
+        stream = io.BytesIO(data[block.offset : block.offset + block.size])
+        rows += [fastavro.schemaless_reader(stream, writer, None) for _ in range(block.count)]
+    live = [row for row in rows if row["f0"] != 2]
+    record = next(one for one in form.encoded["fields"] if one["name"] == "f2")["type"]
+    infos, row_ids = table.column("version_info").to_pylist(), table.column("first_row_id").to_pylist()
+    found = []
+    for row, info, row_id in zip(live, infos, row_ids, strict=True):
+        file = {one["name"]: value_of(one["name"], row["f2"], form) for one in record["fields"]}
+        if "f142" in file:
+            file["f142"] = row_id
+        found.append({"f0": 0, **{f"f{one}": info[NUMBERS[one]] for one in form.numbers}, "f2": file})
+    return found
+
+
+def value_of(name: str, file: dict[str, Any], form: ManifestFormat) -> Any:
+    value = file.get(name)
+    if name == "f102":
+        values = {f"f{one}": (value or {}).get(f"f{one}") for one, _ in form.partition}
+        return values | {
+            key: int.from_bytes(values[key], "big", signed=True).to_bytes(2, "big", signed=True)
+            for key in (f"f{one}" for one, kind in form.partition if kind.startswith("decimal"))
+            if values[key] is not None
+        }
+    if int(name[1:]) in METRICS_MAPS and isinstance(value, dict):
+        return [{"k": int(key), "v": item} for key, item in value.items()]
+    return {"f134": 0, "f105": 67_108_864}.get(name) if value is None else value
+
+
+@HYPOTHESIS
+@given(st.randoms(use_true_random=True), st.sampled_from([1, 2, 3]))
+def test_any_schema(chance: Random, version: int) -> None:
+    """Of what no writer combines; where a value has no place in the new manifest, that is said."""
+    writer = Writer(chance)
+    schema = writer.schema()
+    form = form_of(version, writer.partition)
+    blocks = [(count, b"".join(writer.record(schema) for _ in range(count))) for count in (chance.randrange(4), 2)]
+    data = container(schema, blocks)
+    check(data, schema, form, copied=None)
+
+
+@HYPOTHESIS
+@given(st.randoms(use_true_random=True), st.sampled_from([(1, 1), (2, 2), (2, 3), (3, 3)]))
+def test_layouts_that_are_copied(chance: Random, versions: tuple[int, int]) -> None:
+    """Entries of the same version, or of the one before, without fields that come last."""
+    names = dict(chance.sample(sorted(PARTITION_TYPES.items()), chance.randrange(4)))
+    partition = {1000 + place: name for place, name in enumerate(name for name in names if "fixed" not in name)}
+    schema = form_of(versions[0], partition).schema
+    outer = next(one for one in schema["fields"] if one["name"] == "data_file")
+    keep = len(outer["type"]["fields"]) - chance.choice([0, 0, 1, 2]) * (
+        versions == (2, 3) or versions[0] == versions[1] > 1
+    )
+    fields = outer["type"]["fields"][:keep]
+    ids = [one["field-id"] for one in fields]
+    copies = versions[1] < 3 or 140 in ids
+    file = {**outer, "type": {**outer["type"], "fields": fields}}
+    source = {**schema, "fields": [file if one is outer else one for one in schema["fields"]]}
+    writer = Writer(chance)
+    blocks = [(count, b"".join(writer.record(source) for _ in range(count))) for count in (chance.randrange(6), 3)]
+    check(container(source, blocks), source, form_of(versions[1], partition), copied=copies)
+
+
+def check(data: bytes, schema: dict[str, Any], form: ManifestFormat, copied: bool | None) -> None:
+    assert copied in {None, encoded._copying(manifest_schema(schema, LOCATION), form) is not None}
+    try:
+        slow = entries_of(data, form, compiled=False)
+    except CorruptFileError as error:
+        if copied is not None or "can't be encoded" not in str(error):
+            raise
+        return
+    found = read_back(slow, form)
+    if found:
+        assert repr(found) == repr(expected(data, schema, form, slow))
+    quick = entries_of(data, form, compiled=True)
+    assert repr(read_back(quick, form)) == repr(found)
+
+
+def test_how_often_random_schemas_are_encoded() -> None:
+    """`test_any_schema` would say nothing if values were refused mostly."""
+    done = 0
+    for seed in range(60):
+        writer = Writer(Random(seed))
+        schema = writer.schema()
+        data = container(schema, [(2, writer.record(schema) + writer.record(schema))])
+        try:
+            entries_of(data, form_of(2, writer.partition), compiled=False)
+        except CorruptFileError:
+            continue
+        done += 1
+    assert done > 30
+
+
+@pytest.mark.parametrize("codec", ["gzip", "uncompressed", "snappy", "zstd"])
+@pytest.mark.parametrize("version", [1, 2, 3])
+def test_a_manifest_is_read_as_it_was(codec: str, version: int) -> None:
+    """By fastavro and by our own reader: every codec, more than one block, all numbers."""
+    form = form_of(version, {1000: "int"}, codec)
+    source = avro_file(dict(form.schema), [sample(number, version) for number in range(2_000)], "deflate")
+    table = entries_of(source, form, compiled=True)
+    data, row = write_manifest(table, form)
+    header = read_header(data, LOCATION)
+    assert header.codec == {"gzip": "deflate", "uncompressed": "null", "zstd": "zstandard"}.get(codec, codec)
+    blocks = list(read_blocks(data, header, LOCATION))
+    assert len(blocks) > 1
+    assert sum(one.count for one in blocks) == 2_000
+    assert b"".join(inflate(data, one, header, LOCATION) for one in blocks) == b"".join(table.column(ENTRY).to_pylist())
+    if codec in {"gzip", "uncompressed"}:  # fastavro alone knows no others
+        before, after = (list(fastavro.reader(io.BytesIO(one))) for one in (source, data))
+        assert [one["data_file"] for one in after] == [one["data_file"] for one in before]
+        assert {one["status"] for one in after} == {0}
+    projection = EntryProjection.of(COLUMNS, {1000: "int"})
+    again = pa.Table.from_batches(decode_manifest(data, PART, projection))
+    numbers = [pc.struct_field(one.column("version_info"), "sequence_number") for one in (again, table)]
+    assert numbers[0].equals(numbers[1])
+    assert row.to_pylist()[0]["manifest_length"] == len(data)
+
+
+def sample(number: int, version: int) -> dict[str, Any]:
+    file = {
+        "file_path": f"file:///t/{number:0100}.parquet",
+        "file_format": "PARQUET",
+        "partition": {"p1000": number % 7 if number % 5 else None},
+        "record_count": number,
+        "file_size_in_bytes": 10 * number,
+        "block_size_in_bytes": 67_108_864,
+        "content": 0,
+        "lower_bounds": [{"key": 1, "value": bytes(8)}],
+        "first_row_id": None if version < 3 else number,
+    }
+    versions = {"sequence_number": 1 + number % 3, "file_sequence_number": 3} if version > 1 else {}
+    return {"status": 0, "snapshot_id": 5 + number, **versions, "data_file": file}
+
+
+VALUES = {
+    "int": st.integers(-5, 5),
+    "double": st.sampled_from([-1.5, 0.0, 2.0, float("nan"), float("inf")]),
+    "string": st.text(max_size=3),
+    "boolean": st.booleans(),
+    "decimal(4, 2)": st.decimals(-99, 99, places=2),
+    "uuid": st.binary(min_size=16, max_size=16),
+}
+
+
+@HYPOTHESIS
+@given(st.data())
+def test_summaries(draw: st.DataObject) -> None:
+    """Least and greatest value, null and NaN, of each partition field."""
+    kind = draw.draw(st.sampled_from(sorted(VALUES)))
+    values = draw.draw(st.lists(st.none() | VALUES[kind], min_size=1, max_size=9))
+    arrow = EntryProjection.of((), {1000: kind}).partition_type
+    info = pa.StructArray.from_arrays([pa.array([4] * len(values), pa.int64())], names=["sequence_number"])
+    table = pa.table(
+        {
+            "version_info": info,
+            "record_count": pa.array(range(len(values)), pa.int64()),
+            "partition": pa.array([{"1000": one} for one in values], arrow),
+            ENTRY: pa.array([b"x"] * len(values)),
+        }
+    )
+    _, row = write_manifest(table, form_of(2, {1000: kind}))
+    (found,) = row.to_pylist()[0]["partitions"]
+    known = sorted(one for one in values if one is not None and str(one) != "nan")
+    assert found["contains_null"] == (None in values)
+    assert found["contains_nan"] == ("nan" in map(str, values) and kind == "double")
+    bounds = decode_bounds(pa.array([found["lower_bound"], found["upper_bound"]], pa.binary()), kind).to_pylist()
+    assert bounds == ([known[0], known[-1]] if known else [None, None])
+    assert row.to_pylist()[0]["existing_rows_count"] == sum(range(len(values)))
+    assert row.to_pylist()[0]["min_sequence_number"] == 4
+
+
+def test_fixed_values_are_encoded_as_java_does() -> None:
+    """A partition value of type fixed has its length before it, whoever wrote the source (pyiceberg: without)."""
+    form = form_of(2, {1000: "fixed[3]"})
+    source = {**sample(1, 2), "data_file": sample(1, 2)["data_file"] | {"partition": {"p1000": b"abc"}}}
+    plain, stream = avro_file(dict(form.schema), [source]), io.BytesIO()
+    fastavro.schemaless_writer(stream, parse(bytes_for_fixed(dict(form.schema)) or {}, LOCATION), source)
+    lengthy = container(dict(form.schema), [(1, stream.getvalue())])
+    for data in (plain, lengthy):
+        table = entries_of(data, form, compiled=True)
+        assert read_back(table, form)[0]["f2"]["f102"] == {"f1000": b"abc"}
+        written, _ = write_manifest(table, form)
+        (row,) = pa.Table.from_batches(
+            decode_manifest(written, PART, EntryProjection.of(COLUMNS, {1000: "fixed[3]"}))
+        ).to_pylist()
+        assert row["partition"] == {"1000": b"abc"}
+
+
+def test_a_long_number_of_records_is_copied_in_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(encoded, "BATCH_RECORDS", 64)
+    form = form_of(3, {1000: "int"})
+    source = avro_file(dict(form.schema), [{**sample(one, 3), "status": one % 3} for one in range(1_000)], "null")
+    table = entries_of(source, form, compiled=True)
+    assert table.column("ordinal").to_pylist() == [one for one in range(1_000) if one % 3 != 2]
+    assert repr(read_back(table, form)) == repr(expected(source, dict(form.schema), form, table))
