@@ -46,6 +46,8 @@ _IS_BOUND = "is_bound"
 def cut(table: pa.Table, keys: pa.Table, bounds: pa.Table) -> Iterator[pa.RecordBatch]:
     """Rows sorted, and split at the bounds, as rows of `RANGE_SCHEMA`. What equals a bound is in the range it ends."""
     rows = len(table)
+    if not rows:
+        return
     both = pa.concat_tables([keys.cast(bounds.schema), bounds])
     marked = both.append_column(_IS_BOUND, pa.array(np.arange(len(both)) >= rows).cast(pa.int8()))
     order = pc.sort_indices(marked, sort_keys=_sort_keys(marked)).to_numpy()

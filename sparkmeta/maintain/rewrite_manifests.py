@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property, partial
@@ -25,6 +26,7 @@ from sparkmeta.commit.transaction import commit_steps
 from sparkmeta.errors import (
     CommitConflictError,
     CommitFailedError,
+    NoSuchTableError,
     UnsupportedError,
     ValidationError,
     from_spark,
@@ -50,6 +52,8 @@ if TYPE_CHECKING:
     from sparkmeta.state import TableState
     from sparkmeta.table import Table
 
+_log = logging.getLogger(__name__)
+
 PLANNED = pa.schema(
     [
         pa.field("content", pa.string()),
@@ -62,11 +66,16 @@ PLANNED = pa.schema(
 )
 """The columns of `ManifestRewritePlan.files`."""
 
-SORTED_BY = "sparkmeta.manifests-sorted-by"
-"""A key of the summary of a snapshot that rewrote manifests: JSON, spec id -> ids of the partition fields in order."""
+REWRITTEN = "sparkmeta.rewritten-manifests"
+"""A key of the summary of a snapshot that rewrote manifests: how it did, as JSON.
+
+`target-bytes` of a manifest, and `sorted-by`: spec id -> ids of the partition fields in order.
+"""
 
 _TARGET = "commit.manifest.target-size-bytes"
 _TARGET_BYTES = 8 << 20
+# Of a manifest: one task holds its entries, uncompressed, as one array.
+_MOST_BYTES = 64 << 20
 _CONTENTS = {ContentType.DATA_MANIFEST: "data", ContentType.DELETE_MANIFEST: "deletes"}
 
 # More ranges are too many for the one task that cuts its entries into them.
@@ -74,7 +83,9 @@ _MOST_RANGES = 16_384
 # Entries of a range in a sample.
 _SAMPLED = 60
 _LARGEST_SAMPLE = 100_000
-# So many more manifests than the target asks for are left as they are, if they are in order.
+# Of an entry in a manifest that does not say how many it has.
+_ENTRY_BYTES = 200
+# A single manifest is left alone up to so many times the target.
 _SURPLUS = 1.1
 
 
@@ -210,13 +221,16 @@ class ManifestRewritePlan:
             CommitStateUnknownError: it may have been committed; nothing that it wrote is deleted.
             ValidationError: manifests that hold other numbers of files than the manifest list says.
         """
+        if not self._done and not self._groups:
+            self._done.append(self.table)
         if not self._done:
             step = _Rewrite(self)
             try:
-                self._done.append(commit_steps(self.table, [step]) if self._groups else self.table)
-            except (CommitFailedError, ValidationError):
-                step.discard()  # nothing was committed
+                self._done.append(commit_steps(self.table, [step]))
+            except (CommitFailedError, ValidationError, UnsupportedError, NoSuchTableError, OSError):
+                step.discard(set())  # nothing was committed
                 raise
+            step.discard(step.used)
         return self._done[0]
 
     def result(self) -> dict[str, Any]:
@@ -241,38 +255,64 @@ class _Rewrite:
     plan: ManifestRewritePlan
     names: SnapshotNames = field(default_factory=SnapshotNames)
     done: list[tuple[Group, pa.Table]] | None = None
+    used: set[str] = field(default_factory=set)
 
     def apply(self, state: TableState) -> TableMetadata:
         plan, head = self.plan, branch_head(state, self.plan.branch)
         _refuse(head)
         self.names.next_attempt(head.metadata)
-        if self.done is None:
-            self.done = []
-            for group in plan._groups:
-                self.done.append((group, RewriteJob(plan._state, group, plan.options, self.names.file("m")).run()))
-                _check_count(group, self.done[-1][1], head)
-        present = set(head.manifest_files.column("manifest_path").to_pylist())
-        fitting = [(group, made) for group, made in self.done if group.paths <= present]
+        done = self._written(head)
+        now = _numbers(head)
+        same = head.metadata.format_version == plan._state.metadata.format_version
+        before = _numbers(plan._state)
+        fitting = [one for one in done if same and all(now.get(path) == before[path] for path in one[0].paths)]
         if not fitting:
             raise CommitConflictError(
-                f"{head.metadata.location}: other commits have rewritten manifests that were to be put in order: plan "
-                "it again"
+                f"{head.metadata.location}: other commits have changed the manifests that were to be put in order: "
+                "plan it again"
             )
         made = pa.concat_tables([one for _, one in fitting])
+        self.used = set(made.column("manifest_path").to_pylist())
         replaced = set().union(*(group.paths for group, _ in fitting))
-        counts = ManifestCounts(len(made), len(present) - len(replaced), len(replaced), _files(made))
+        counts = ManifestCounts(len(made), len(now) - len(replaced), len(replaced), _files(made))
         sorted_by = {str(group.spec_id): group.keys for group, _ in fitting}
-        properties = {SORTED_BY: json.dumps(sorted_by), **plan.properties}
+        how = {"target-bytes": _target(plan._state.metadata, plan.options), "sorted-by": sorted_by}
+        properties = {**plan.properties, REWRITTEN: json.dumps(how)}
 
         def summary() -> Summary:
             return snapshot_summary("replace", Tally(), Tally(), head.snapshot, properties, counts)
 
         return NewList(head, plan.branch, self.names).commit(made, replaced, summary)
 
-    def discard(self) -> None:
-        """Deletes the manifests that no snapshot has, and none will."""
-        paths = [path for _, made in self.done or () for path in made.column("manifest_path").to_pylist()]
-        self.plan._state.files.delete_many(paths)
+    def _written(self, head: TableState) -> list[tuple[Group, pa.Table]]:
+        if self.done is not None:
+            return self.done
+        self.done = []
+        try:
+            for group in self.plan._groups:
+                job = RewriteJob(self.plan._state, group, self.plan.options, self.names.file("m"))
+                self.done.append((group, job.run()))
+                _check_count(group, self.done[-1][1], head)
+        except BaseException:
+            self.discard(set())
+            raise
+        return self.done
+
+    def discard(self, kept: set[str]) -> None:
+        """Deletes the manifests that no snapshot has, and none will: all but those kept."""
+        paths = {path for _, made in self.done or () for path in made.column("manifest_path").to_pylist()} - kept
+        try:
+            for failure in self.plan._state.files.delete_many(sorted(paths)) if paths else ():
+                _log.warning("%s: not deleted: %s", *failure)
+        except Exception as error:  # noqa: BLE001 - they are orphans then
+            _log.warning("%s: not deleted: %s", ", ".join(sorted(paths)), error)
+
+
+def _numbers(state: TableState) -> dict[str, tuple[Any, ...]]:
+    """What entries inherit from each manifest of a snapshot, and what it is, by its path."""
+    names = ("manifest_path", "partition_spec_id", "content", "added_snapshot_id", "sequence_number", "first_row_id")
+    rows = zip(*(state.manifest_files.column(one).to_pylist() for one in names), strict=True)
+    return {path: tuple(values) for path, *values in rows}
 
 
 @dataclass(frozen=True)
@@ -285,7 +325,7 @@ class RewriteJob:
     name: str
 
     def run(self) -> pa.Table:
-        """Writes the manifests; rows of `MANIFEST_FILE_SCHEMA`, in their order.
+        """Writes the manifests; their rows of `MANIFEST_FILE_SCHEMA`.
 
         Raises UnsupportedError where executors can't open the table's files by themselves, and CorruptFileError for a
         manifest that is none.
@@ -341,11 +381,12 @@ class RewriteJob:
         )
         if ranges < 2:
             return schema.empty_table()
-        entries = state.entries(group.manifests, state.projection(("version_info",)))
-        live = entries.where(F.col("version_info.status") != int(Status.DELETED))
+        frame = state.entries(group.manifests, state.projection(("version_info",)))
+        live = frame.where(F.col("version_info.status") != int(Status.DELETED))
         columns = [F.col(f"{PARTITION}.`{key}`").alias(f"k{place}") for place, key in enumerate(group.keys)]
         wanted = min(_LARGEST_SAMPLE, max(2_000, ranges * _SAMPLED))
-        share = min(1.0, wanted / max(live_count(group.manifests) or wanted, 1))
+        entries = live_count(group.manifests)
+        share = min(1.0, wanted / max(_size(group.manifests) // _ENTRY_BYTES if entries is None else entries, 1))
         sequence = F.col("version_info.sequence_number").alias("sequence_number")
         sample = live.select(*columns, sequence, MANIFEST, ORDINAL).sample(share, seed=7).toArrow()
         return range_bounds(sample.cast(schema), ranges)
@@ -393,7 +434,8 @@ def _groups(state: TableState, options: ManifestRewriteOptions) -> list[Group]:
         of_content = manifests.filter(pc.equal(manifests.column("content_type"), int(content)))
         for spec_id in sorted(set(of_content.column("partition_spec_id").to_pylist()) & keys.keys()):
             found = of_content.filter(pc.equal(of_content.column("partition_spec_id"), spec_id))
-            group = Group(content, spec_id, found, keys[spec_id], max(1, -(-_size(found) // target)))
+            parts = max(1, min(-(-_size(found) // target), live_count(found) or _size(found)))
+            group = Group(content, spec_id, found, keys[spec_id], parts)
             if not _is_in_order(group, state, target):
                 _refuse_group(group, state)
                 groups.append(group)
@@ -401,16 +443,21 @@ def _groups(state: TableState, options: ManifestRewriteOptions) -> list[Group]:
 
 
 def _is_in_order(group: Group, state: TableState, target: int) -> bool:
-    """Whether a group is as it would be made: it is a manifest of the right size, or was written so by one snapshot."""
+    """Whether a group is as it would be made: a manifest that is not too large, or one snapshot wrote all of it in this
+    order, with this target."""
     count = len(group.manifests)
     if count == 1 and _size(group.manifests) <= _SURPLUS * target:
         return True
     writers = pc.struct_field(group.manifests.column("version_info"), "snapshot_id").unique().to_pylist()
     writer = state.metadata.snapshot_by_id(writers[0]) if len(writers) == 1 and writers[0] is not None else None
-    if writer is None or writer.summary is None or count > _SURPLUS * group.parts + 1:
+    if writer is None or writer.summary is None:
         return False
-    text = writer.summary.additional_properties.get(SORTED_BY, "{}")
-    return dict(json.loads(text)).get(str(group.spec_id)) == list(group.keys)
+    try:
+        how = json.loads(writer.summary.additional_properties.get(REWRITTEN, "{}"))
+    except ValueError:  # of another writer's
+        return False
+    known = how.get("sorted-by", {}) if isinstance(how, dict) else {}
+    return known.get(str(group.spec_id)) == list(group.keys) and how["target-bytes"] == target
 
 
 def _refuse_group(group: Group, state: TableState) -> None:
@@ -457,13 +504,14 @@ def _keys(state: TableState, options: ManifestRewriteOptions) -> dict[int, tuple
 def _target(metadata: TableMetadata, options: ManifestRewriteOptions) -> int:
     asked: Any = options.target_manifest_bytes
     if asked is not None:
-        if isinstance(asked, bool) or not isinstance(asked, int) or asked < 1:
-            raise ValidationError(f"target_manifest_bytes is {shown(asked)}: it takes a number of bytes")
+        if isinstance(asked, bool) or not isinstance(asked, int) or not 1 <= asked <= _MOST_BYTES:
+            problem = f"it takes a number of bytes from 1 to {_MOST_BYTES}"
+            raise ValidationError(f"target_manifest_bytes is {shown(asked)}: {problem}")
         return int(asked)
     text = metadata.properties.get(_TARGET, str(_TARGET_BYTES))
     if not text.isdecimal() or not int(text):
         raise ValidationError(f"the table property {_TARGET} is {shown(text)}: it takes a number of bytes")
-    return int(text)
+    return min(int(text), _MOST_BYTES)
 
 
 def _size(manifests: pa.Table) -> int:

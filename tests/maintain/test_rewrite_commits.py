@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import runpy
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -24,7 +25,7 @@ from sparkmeta.errors import (
     ValidationError,
 )
 from sparkmeta.maintain import rewrite_manifests as module
-from sparkmeta.manifests.manifest_list import MANIFEST_FILE_SCHEMA
+from sparkmeta.manifests.manifest_list import MANIFEST_FILE_SCHEMA, write_manifest_list
 from sparkmeta.storage.files import ExecutorReader, ExecutorWriter
 from tests.commit.test_tree_faults import attempt
 from tests.faults import FaultyFiles, Kind, faults
@@ -165,8 +166,6 @@ def add_manifest(table: sm.Table, folder: Path) -> None:
     known = table.state.manifest_files.to_pylist()
     for one in known:
         one |= {"added_rows_count": 0, "existing_rows_count": 0, "deleted_rows_count": 0}
-    from sparkmeta.manifests.manifest_list import write_manifest_list
-
     rows = pa.Table.from_pylist([row, *known], schema=MANIFEST_FILE_SCHEMA)
     (folder / "metadata" / "other-list.avro").write_bytes(write_manifest_list(rows, 3, {}, "other"))
     snapshot = metadata["snapshots"][0] | {
@@ -189,6 +188,56 @@ def test_another_rewriting_meanwhile(spark: SparkSession, tmp_path: Path) -> Non
     with pytest.raises(CommitConflictError, match="plan it again"):
         late.commit()
     assert avro_files(tmp_path) == there
+
+
+@pytest.mark.parametrize("change", ["format-version", "first_row_id"])
+def test_numbers_that_change_meanwhile(spark: SparkSession, tmp_path: Path, change: str) -> None:
+    """Entries that were written inherit what their manifests gave them when they were planned: plan again."""
+    table = made(spark, tmp_path, manifests=2, version=2 if change == "format-version" else 3, row_ids=False)
+    plan = table.maintenance.rewrite_manifests()
+    path = tmp_path / "metadata" / "v1.metadata.json"
+    metadata = json.loads(path.read_text()) | {"last-updated-ms": 2}
+    if change == "format-version":
+        metadata["format-version"] = 3
+    else:
+        rows = rows_of(table)
+        rows[0]["first_row_id"] = 2_000
+        data_ = write_manifest_list(pa.Table.from_pylist(rows, schema=MANIFEST_FILE_SCHEMA), 3, {}, "other")
+        (tmp_path / "metadata" / "other-list.avro").write_bytes(data_)
+        metadata["snapshots"][0]["manifest-list"] = f"file://{tmp_path}/metadata/other-list.avro"
+    (tmp_path / "metadata" / "v2.metadata.json").write_text(json.dumps(metadata))
+    there = avro_files(tmp_path)
+    with pytest.raises(CommitConflictError, match="plan it again"):
+        plan.commit()
+    assert avro_files(tmp_path) == there
+
+
+def test_manifests_without_live_files(spark: SparkSession, tmp_path: Path) -> None:
+    """They go; where a spec has no others, none takes their place."""
+    table = HandmadeTable(tmp_path, summaries=True)
+    for status in (1, 2, 2):
+        table.add(0, 1, *(data(f"file:///t/{len(table.manifests)}{one}", partition={"part": "a"}, status=status)
+                          for one in range(3)))  # fmt: skip
+        table.add(0, 2, data(f"file:///r/{len(table.manifests)}", partition={"ratio": 0.5}, status=2))
+    table.write()
+    before = sm.load_table(f"file://{tmp_path}", spark=spark)
+    after = before.maintenance.rewrite_manifests().commit()
+    assert [(row["partition_spec_id"], row["existing_files_count"]) for row in rows_of(after)] == [(1, 3)]
+    assert paths_of(after) == paths_of(before)
+
+
+def test_another_target_is_another_rewriting(spark: SparkSession, tmp_path: Path) -> None:
+    whole = made(spark, tmp_path).maintenance.rewrite_manifests().commit()
+    assert whole.maintenance.rewrite_manifests().summary().is_empty
+    small = whole.maintenance.rewrite_manifests(target_manifest_bytes=2_000).commit()
+    assert len(rows_of(small)) > len(rows_of(whole)) == 1
+    assert small.maintenance.rewrite_manifests(target_manifest_bytes=2_000).summary().is_empty
+    assert not small.maintenance.rewrite_manifests().summary().is_empty
+    snapshot = small.current_snapshot()
+    assert snapshot is not None
+    assert snapshot.summary is not None
+    snapshot.summary.additional_properties[module.REWRITTEN] = "[no JSON"
+    assert not small.maintenance.rewrite_manifests(target_manifest_bytes=2_000).summary().is_empty
 
 
 def test_a_branch(spark: SparkSession, tmp_path: Path) -> None:
@@ -381,6 +430,19 @@ def test_the_command(spark: SparkSession, tmp_path: Path) -> None:
     assert result["committed"]["manifests_replaced"] == 3
     assert "its manifests are in order" in command("--sort-by", "part")
     assert pc.sum(table.refresh().state.manifest_files.column("existing_files_count")).as_py() == 108
+
+
+def test_the_job(spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    table = made(spark, tmp_path, manifests=3)
+    job = runpy.run_path(str(Path(__file__).parents[2] / "jobs" / "rewrite_manifests.py"))["main"]
+    assert job(["--table", table.location()]) == 0
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["committed"] is None
+    assert job(["--table", table.location(), "--sort-by", "nope", "--commit"]) == 1
+    assert "rewrite_manifests: " in capsys.readouterr().err
+    assert job(["--table", table.location(), "--sort-by", "part", "--target-manifest-bytes", "99999", "--commit"]) == 0
+    result = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert result["committed"]["entries_processed"] == 108
+    assert result["plan"]["data_manifests"] == 3
 
 
 def test_partition_fields_are_needed(spark: SparkSession, tmp_path: Path) -> None:

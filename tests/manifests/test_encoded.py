@@ -218,7 +218,7 @@ VALUES = {
     "string": st.text(max_size=3),
     "boolean": st.booleans(),
     "decimal(4, 2)": st.decimals(-99, 99, places=2),
-    "uuid": st.binary(min_size=16, max_size=16),
+    "date": st.dates(),
 }
 
 
@@ -273,3 +273,41 @@ def test_a_long_number_of_records_is_copied_in_batches(monkeypatch: pytest.Monke
     table = entries_of(source, form, compiled=True)
     assert table.column("ordinal").to_pylist() == [one for one in range(1_000) if one % 3 != 2]
     assert repr(read_back(table, form)) == repr(expected(source, dict(form.schema), form, table))
+
+
+@pytest.mark.parametrize("kind", ["decimal(9, 2)", "uuid", "fixed[4]", "unknown"])
+def test_two_fields_of_a_type(kind: str) -> None:
+    """A fixed type is defined once and then named; a type without values is no union of two nulls."""
+    form = form_of(2, {1000: kind, 1001: kind})
+    value = None if kind == "unknown" else bytes(16)[: 16 if kind == "uuid" else 4]
+    source = sample(1, 2)
+    source["data_file"]["partition"] = {"p1000": value, "p1001": None}
+    schema = dict(form.schema)
+    stream = io.BytesIO()
+    fastavro.schemaless_writer(stream, parse(bytes_for_fixed(schema) or schema, LOCATION), source)
+    data = container(schema, [(1, stream.getvalue())])
+    for compiled in (False, True):
+        table = entries_of(data, form, compiled)
+        written, row = write_manifest(table, form)
+        projection = EntryProjection.of(COLUMNS, {1000: kind, 1001: kind})
+        (found,) = pa.Table.from_batches(decode_manifest(written, PART, projection)).to_pylist()
+        assert found["partition"]["1001"] is None
+        assert (found["partition"]["1000"] is None) == (value is None)
+        assert [one["contains_null"] for one in row.to_pylist()[0]["partitions"]] == [value is None, True]
+
+
+@pytest.mark.parametrize(("values", "known"), [((b"\0" * 16, b"\1" * 16), True), ((b"\0" * 16, b"\xff" * 16), False)])
+def test_uuids_that_readers_order_in_different_ways(values: tuple[bytes, ...], known: bool) -> None:
+    """Without summaries nobody leaves out the manifest."""
+    arrow = EntryProjection.of((), {1000: "uuid"}).partition_type
+    info = pa.StructArray.from_arrays([pa.array([4] * len(values), pa.int64())], names=["sequence_number"])
+    table = pa.table(
+        {
+            "version_info": info,
+            "record_count": pa.array(range(len(values)), pa.int64()),
+            "partition": pa.array([{"1000": one} for one in values], arrow),
+            ENTRY: pa.array([b"x"] * len(values)),
+        }
+    )
+    _, row = write_manifest(table, form_of(2, {1000: "uuid"}))
+    assert (row.to_pylist()[0]["partitions"] is not None) == known

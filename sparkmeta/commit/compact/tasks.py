@@ -104,8 +104,7 @@ class Rewriting:
         """The entries of bins by range: rows of `RANGE_SCHEMA`. bounds: the keys of the last entry of each range."""
         for row in task_rows(batches):
             table = self._entries(row)
-            if len(table):
-                yield from cut(table, self._key_table(table, spec_id), bounds)
+            yield from cut(table, self._key_table(table, spec_id), bounds)
 
     def write_ranges(self, spec_id: int, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Ranges, whose rows of `RANGE_SCHEMA` stand together, into leaves: rows of `WRITTEN_SCHEMA`."""

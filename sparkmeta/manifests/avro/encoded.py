@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import fastavro
 import numpy as np
@@ -32,6 +32,9 @@ from sparkmeta.manifests.avro.write import ENTRY, ManifestFormat
 from sparkmeta.manifests.entries import EntryBuilder, ManifestPart
 from sparkmeta.manifests.projection import EntryProjection
 from sparkmeta.spec.entry import DATA_FILE_FIELD_ID, METRICS_MAPS, PARTITION_FIELD_ID, Status
+
+if TYPE_CHECKING:
+    from sparkmeta.manifests.avro.program import Program
 
 COLUMNS = ("version_info", "record_count", "first_row_id")
 """What is read of entries to encode them, besides the partition tuple."""
@@ -58,12 +61,10 @@ def encoded_entries(
     schema = schema_that_fits(data, header, part.location)
     blocks = part_blocks(data, part, header)
     builder = EntryBuilder(part, projection)
-    copying = _copying(schema, form)
-    if copying is not None and compiler.pays_for(len(data) // part.parts):
+    copying = _copying(schema, form) if compiler.pays_for(len(data) // part.parts) else None
+    if copying is not None and (program := _program(schema, projection, copying)) is not None:
         from sparkmeta.manifests.avro.columnar import compiled_records
-        from sparkmeta.manifests.avro.program import compile_program
 
-        program = compile_program(schema, projection, copying.marks)
         for first, records in compiled_records(data, blocks, header, program, part.location, BATCH_RECORDS):
             batch, places = _live(builder, first, records)
             numbers = _numbers(batch, form)
@@ -74,6 +75,16 @@ def encoded_entries(
     for first, rows in record_batches(data, blocks, header, schema, None):
         batch, places = _live(builder, first, AvroRecords(rows, schema, few_keys=True))
         yield batch.append_column(ENTRY, encoder.entries([rows[place] for place in places], _numbers(batch, form)))
+
+
+def _program(schema: ManifestSchema, projection: EntryProjection, copying: _Copying) -> Program | None:
+    """None where the schema has a type that can't be compiled."""
+    from sparkmeta.manifests.avro.program import NotCompilable, compile_program
+
+    try:
+        return compile_program(schema, projection, copying.marks)
+    except NotCompilable:
+        return None
 
 
 def _live(builder: EntryBuilder, first: int, records: Any) -> tuple[pa.RecordBatch, np.ndarray[Any, Any]]:

@@ -97,7 +97,8 @@ def bytes_for_fixed(schema: dict[str, Any]) -> dict[str, Any] | None:
     """
 
     def of_tuple(record: dict[str, Any]) -> dict[str, Any]:
-        return _with_types(record, _bytes_for_fixed)
+        names: set[str] = set()
+        return _with_types(record, lambda kind: _bytes_for_fixed(kind, names))
 
     def of_file(record: dict[str, Any]) -> dict[str, Any]:
         return _with_types(record, lambda kind: _map_record(kind, of_tuple), PARTITION_FIELD_ID)
@@ -106,11 +107,14 @@ def bytes_for_fixed(schema: dict[str, Any]) -> dict[str, Any] | None:
     return other if other != schema else None
 
 
-def _bytes_for_fixed(kind: Any) -> Any:
+def _bytes_for_fixed(kind: Any, names: set[str]) -> Any:
+    """names: of the fixed types met so far, by which later fields may refer to them."""
     if isinstance(kind, list):
-        return [_bytes_for_fixed(branch) for branch in kind]
-    is_plain = isinstance(kind, dict) and kind.get("type") == "fixed" and "logicalType" not in kind
-    return "bytes" if is_plain else kind
+        return [_bytes_for_fixed(branch, names) for branch in kind]
+    if isinstance(kind, dict) and kind.get("type") == "fixed" and "logicalType" not in kind:
+        names.add(str(kind.get("name")))
+        return "bytes"
+    return "bytes" if isinstance(kind, str) and kind in names else kind
 
 
 def _with_types(record: dict[str, Any], change: Callable[[Any], Any], field_id: int | None = None) -> dict[str, Any]:

@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 from sparkmeta.columns.bounds import encode_bounds
 from sparkmeta.errors import ValidationError, shown
 from sparkmeta.manifests.avro.container import MAGIC, SYNC_SIZE, deflater
-from sparkmeta.manifests.avro.schema import by_field_ids, bytes_for_fixed
+from sparkmeta.manifests.avro.schema import by_field_ids, bytes_for_fixed, parse
 from sparkmeta.manifests.manifest_list import MANIFEST_FILE_SCHEMA
 from sparkmeta.manifests.projection import PARTITION
 from sparkmeta.storage.location import join
@@ -54,17 +54,43 @@ def entry_schema(format_version: int, partition: StructType) -> dict[str, Any]:
     """The Avro schema of entries (table spec, Manifests). partition: the spec's tuple."""
     from pyiceberg.manifest import DATA_FILE_TYPE, MANIFEST_ENTRY_SCHEMAS
     from pyiceberg.schema import Schema
-    from pyiceberg.types import NestedField, StructType
+    from pyiceberg.types import IntegerType, ListType, NestedField, StructType
     from pyiceberg.utils.schema_conversion import AvroSchemaConversion
 
     known = {field.field_id: field for version in (1, 3) for field in DATA_FILE_TYPE[version].fields}
     known[102] = known[102].model_copy(update={"field_type": partition})
+    ids = ListType(element_id=136, element=IntegerType(), element_required=True)  # pyiceberg's are longs
+    known[135] = known[135].model_copy(update={"field_type": ids})
     data_file = StructType(*(known[one] for one in _FILE_FIELDS[format_version]))
     outside = {field.field_id: field for field in MANIFEST_ENTRY_SCHEMAS[3].fields}
     fields = [outside[one] for one in _ENTRY_FIELDS[format_version]]
     whole = Schema(*fields, NestedField(2, "data_file", data_file, required=True))
-    schema: dict[str, Any] = AvroSchemaConversion().iceberg_to_avro(whole, "manifest_entry")  # type: ignore[assignment]
+    schema: dict[str, Any] = _named_once(AvroSchemaConversion().iceberg_to_avro(whole, "manifest_entry"), set())
+    parse(by_field_ids(schema, "manifest_entry"), "manifest_entry")
     return schema
+
+
+def _named_once(schema: Any, known: set[str]) -> Any:
+    """An Avro schema as Avro has it: a fixed type is defined where it is met first, and named from there on; a type
+    that is null itself is no union."""
+    if isinstance(schema, list):
+        branches = [_named_once(branch, known) for branch in schema]
+        return "null" if branches == ["null", "null"] else branches
+    if not isinstance(schema, dict):
+        return schema
+    if schema.get("type") == "fixed":
+        if schema["name"] in known:
+            return schema["name"]
+        known.add(schema["name"])
+    kept = {key: value for key, value in schema.items() if key not in _NESTED}
+    return kept | {
+        key: [_named_once(one, known) for one in schema[key]] if key == "fields" else _named_once(schema[key], known)
+        for key in _NESTED
+        if key in schema
+    }
+
+
+_NESTED = ("type", "items", "values", "fields")
 
 
 @dataclass(frozen=True)
@@ -160,7 +186,7 @@ def write_manifest(entries: pa.Table, form: ManifestFormat) -> tuple[bytes, pa.T
         **dict.fromkeys(("added_files_count", "deleted_files_count", "added_rows_count", "deleted_rows_count"), 0),
         "existing_files_count": len(whole),
         "existing_rows_count": rows,
-        "partitions": [_summary(whole, field_id) for field_id, _ in form.partition],
+        "partitions": _summaries(whole, form),
     }
     return data, pa.Table.from_pylist([known], schema=MANIFEST_FILE_SCHEMA)
 
@@ -172,10 +198,28 @@ def packed_size(entries: pa.Table, form: ManifestFormat) -> int:
     return int(lengths.sum() * len(data) / lengths[:count].sum())
 
 
-def _summary(entries: pa.Table, field_id: int) -> dict[str, Any]:
+def _summaries(entries: pa.Table, form: ManifestFormat) -> list[dict[str, Any]] | None:
+    """The summaries of the partition fields; none of any where one has UUIDs that readers order in different ways."""
+    summaries = []
+    for field_id, kind in form.partition:
+        values = pc.struct_field(entries.column(PARTITION), [str(field_id)]).combine_chunks()
+        if kind == "uuid" and not _one_order(values):
+            return None
+        summaries.append(_summary(values))
+    return summaries
+
+
+def _one_order(uuids: pa.BinaryArray) -> bool:
+    """Whether UUIDs are in one order by their bytes and by two signed numbers, as Java compares them."""
+    halves = ((one[0] & 0x80, one[8] & 0x80) for one in uuids.unique().drop_null().to_pylist())
+    return len(set(halves)) < 2
+
+
+def _summary(values: pa.Array) -> dict[str, Any]:
     """A partition field's summary (table spec, Manifest Lists, field_summary)."""
-    values = pc.struct_field(entries.column(PARTITION), [str(field_id)]).combine_chunks()
     present = values.drop_null()
+    if not len(present):
+        return {"contains_null": True, "contains_nan": False, "lower_bound": None, "upper_bound": None}
     nan = pc.is_nan(present) if pa.types.is_floating(values.type) else None
     extremes = pc.min_max(present if nan is None else present.filter(pc.invert(nan)))
     lower, upper = (encode_bounds(pa.array([extremes[one].as_py()], values.type))[0].as_py() for one in ("min", "max"))
