@@ -296,7 +296,7 @@ def part_blocks(data: Data, part: ManifestPart, header: Header) -> Iterator[Bloc
 
 
 def _decode_block(
-    inflated: bytes, block: Block, schema: ManifestSchema, reader_schema: dict[str, Any] | None
+    inflated: bytes | bytearray, block: Block, schema: ManifestSchema, reader_schema: dict[str, Any] | None
 ) -> Iterator[dict[str, Any]]:
     stream = io.BytesIO(inflated)
     try:
