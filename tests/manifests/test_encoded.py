@@ -311,3 +311,25 @@ def test_uuids_that_readers_order_in_different_ways(values: tuple[bytes, ...], k
     )
     _, row = write_manifest(table, form_of(2, {1000: "uuid"}))
     assert (row.to_pylist()[0]["partitions"] is not None) == known
+
+
+def test_mutated_manifests_are_refused_or_copied_whole() -> None:
+    """Of any bytes there come entries that can be read, or one error; never a crash, or bytes of elsewhere."""
+    form, chance, refused = form_of(3, {1000: "int"}), Random(3), 0
+    schema = dict(form.schema)
+    body = avro_file(schema, [sample(one, 3) for one in range(20)], "null")
+    (block,) = read_blocks(body, read_header(body, LOCATION), LOCATION)
+    records = body[block.offset : block.offset + block.size]
+    for _ in range(20_000 if SOAK else 1_000):
+        changed = bytearray(records)
+        for _ in range(chance.randrange(1, 4)):
+            changed[chance.randrange(len(changed))] = chance.randrange(256)
+        try:
+            table = entries_of(container(schema, [(20, bytes(changed))]), form, compiled=True)
+        except CorruptFileError:
+            refused += 1
+            continue
+        for value in table.column(ENTRY).to_pylist():
+            assert len(value) <= len(records) + 60
+            assert bytes(changed).find(value[-20:]) >= 0, "what stands behind the row id was in the source"
+    assert refused > 100
