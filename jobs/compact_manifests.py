@@ -14,12 +14,11 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from sparkmeta.cli.job import job_parser, names, run_job
+from sparkmeta.cli.job import job_parser, run_job
+from sparkmeta.cli.maintain import names
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-OPTIONS = ("row_filter", "cluster_by", "target_leaf_bytes", "max_entries", "max_bytes", "root_files")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -31,7 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--max-entries", type=int, help="entries of data leaves that are rewritten at most")
     parser.add_argument("--max-bytes", type=int, help="bytes of data leaves that are rewritten at most")
     parser.add_argument("--root-files", type=int, help="files of a kind that may stay in the root")
-    return run_job(parser, lambda table, **asked: table.maintenance.compact_manifests(**asked), OPTIONS, arguments)
+    return run_job(parser, lambda table, **asked: table.maintenance.compact_manifests(**asked), arguments)
 
 
 if __name__ == "__main__":

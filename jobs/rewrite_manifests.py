@@ -14,12 +14,11 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from sparkmeta.cli.job import job_parser, names, run_job
+from sparkmeta.cli.job import job_parser, run_job
+from sparkmeta.cli.maintain import names
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-OPTIONS = ("row_filter", "spec_id", "sort_by", "target_manifest_bytes")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -29,7 +28,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--spec-id", type=int, help="only manifests of this partition spec")
     parser.add_argument("--sort-by", type=names, help="partition fields that order files, as a,b")
     parser.add_argument("--target-manifest-bytes", type=int, help="size of a manifest's file")
-    return run_job(parser, lambda table, **asked: table.maintenance.rewrite_manifests(**asked), OPTIONS, arguments)
+    return run_job(parser, lambda table, **asked: table.maintenance.rewrite_manifests(**asked), arguments)
 
 
 if __name__ == "__main__":

@@ -24,17 +24,15 @@ if TYPE_CHECKING:
     Plan = CompactionPlan | ManifestRewritePlan
 
 
-def run_job(
-    parser: argparse.ArgumentParser, plan: Callable[..., Plan], options: Sequence[str], arguments: Sequence[str] | None
-) -> int:
+def run_job(parser: argparse.ArgumentParser, plan: Callable[..., Plan], arguments: Sequence[str] | None) -> int:
     """Plans by the options that are given, commits if that is asked for, and prints what was done; the exit code.
 
-    plan: of a table and keywords. parser: has the arguments `table`, `catalog`, `commit` and the options.
+    plan: of a table and its options by name. parser: a `job_parser`, with these options as further arguments.
     """
     asked = parser.parse_args(arguments)
     name = parser.prog.removesuffix(".py")
     try:
-        print(json.dumps(_done(asked, name, plan, options)))  # noqa: T201
+        print(json.dumps(_done(asked, name, plan)))  # noqa: T201
     except (SparkmetaError, PySparkException) as error:
         print(f"{name}: {str(from_spark(error) or error).strip().splitlines()[0]}", file=sys.stderr)  # noqa: T201
         return 3 if isinstance(error, CommitConflictError | CommitFailedError) else 1
@@ -51,15 +49,13 @@ def job_parser(prog: str, description: str) -> argparse.ArgumentParser:
     return parser
 
 
-def names(text: str) -> list[str]:
-    """Names given as a,b."""
-    return [name.strip() for name in text.split(",")]
+_NO_OPTIONS = {"table", "catalog", "commit"}
 
 
-def _done(asked: argparse.Namespace, name: str, plan_of: Callable[..., Plan], options: Sequence[str]) -> dict[str, Any]:
+def _done(asked: argparse.Namespace, name: str, plan_of: Callable[..., Plan]) -> dict[str, Any]:
     started = time.perf_counter()
     spark = SparkSession.builder.appName(f"{name} {asked.table}").getOrCreate()
-    given = {one: getattr(asked, one) for one in (*options, "branch") if getattr(asked, one) is not None}
+    given = {name: value for name, value in vars(asked).items() if name not in _NO_OPTIONS and value is not None}
     plan = plan_of(_table(spark, asked), **given)
     print(plan.summary(), file=sys.stderr)  # noqa: T201
     planned = time.perf_counter()

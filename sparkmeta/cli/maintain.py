@@ -76,12 +76,16 @@ def rewrite_manifests(source: Source, shown: Shown, files: bool, commit: bool, *
 
 def _options(row_filter: str | None, **asked: Any) -> dict[str, Any]:
     """The options of a plan: columns are given as a,b, and no filter is none."""
-    split = {name: value.split(",") for name, value in asked.items() if name in _LISTS and value}
-    names = {name: [one.strip() for one in value] for name, value in split.items()}
-    return asked | names | ({"row_filter": row_filter} if row_filter else {})
+    lists = {name: names(value) for name, value in asked.items() if name in _LISTS and value}
+    return asked | lists | ({"row_filter": row_filter} if row_filter else {})
 
 
 _LISTS = {"cluster_by", "sort_by"}
+
+
+def names(text: str) -> list[str]:
+    """Names that are given as a,b."""
+    return [name.strip() for name in text.split(",")]
 
 
 def _act(

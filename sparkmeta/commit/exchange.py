@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from itertools import groupby, pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from sparkmeta.manifests.leaf_writer import read_rows_stream, rows_stream
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
 
 RANGE_SCHEMA = pa.schema([pa.field("range", pa.int32()), pa.field("rows", pa.binary())])
 """Entries of one range, as an Arrow stream."""
@@ -58,6 +61,11 @@ def cut(table: pa.Table, keys: pa.Table, bounds: pa.Table) -> Iterator[pa.Record
     for start, end in pairwise(starts.tolist()):
         blob = rows_stream(by_keys.slice(start, end - start), compression="lz4")
         yield pa.RecordBatch.from_pydict({"range": [int(numbers[start])], "rows": [blob]}, schema=RANGE_SCHEMA)
+
+
+def exchanged(found: DataFrame, tasks: int) -> DataFrame:
+    """Rows of `RANGE_SCHEMA`, those of a range together, in one of so many tasks."""
+    return found.repartition(tasks, "range").sortWithinPartitions("range")
 
 
 def range_tables(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:

@@ -16,6 +16,7 @@ from sparkmeta.catalog.filesystem import (
     versioned_location,
 )
 from sparkmeta.commit.swap import (
+    METADATA_PATH,
     Outcome,
     TableVersion,
     encoded,
@@ -44,8 +45,6 @@ if TYPE_CHECKING:
 
     from sparkmeta.spec.metadata import TableMetadata
     from sparkmeta.storage.files import Files
-
-_METADATA_PATH = "write.metadata.path"
 
 # Each finds a version that is deleted before it is read only where others have made several commits in between.
 _LOADS = 20
@@ -214,5 +213,5 @@ def _version(base_location: str) -> int:
 def _refuse_move(folder: str, base: TableMetadata | None, new: TableMetadata) -> None:
     if base is not None and base.location != new.location:
         raise UnsupportedError(f"{folder}: a file system table can't move to {new.location}")
-    if _METADATA_PATH in new.properties:
-        raise UnsupportedError(f"{folder}: a file system table can't have the property {_METADATA_PATH}")
+    if METADATA_PATH in new.properties:
+        raise UnsupportedError(f"{folder}: a file system table can't have the property {METADATA_PATH}")

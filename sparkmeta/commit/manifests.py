@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sparkmeta.commit.new_snapshot import SnapshotNames, next_row_id, with_snapshot
+from sparkmeta.commit.swap import metadata_folder
 from sparkmeta.manifests.manifest_list import MANIFEST_FILE_SCHEMA, write_manifest_list
 from sparkmeta.storage.location import join
 
@@ -63,11 +64,6 @@ class NewList:
         location = join(metadata_folder(metadata), name)
         state.files.write_new(location, write_manifest_list(rows, version, properties, metadata.location))
         return with_snapshot(state, self.branch, fields | {"manifest-list": location})
-
-
-def metadata_folder(metadata: TableMetadata) -> str:
-    """Where a table's metadata files are (table property `write.metadata.path`)."""
-    return metadata.properties.get("write.metadata.path") or join(metadata.location, "metadata")
 
 
 def _stamped(added: pa.Table, snapshot_id: int, sequence_number: int) -> pa.Table:

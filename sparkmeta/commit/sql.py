@@ -21,6 +21,7 @@ from sparkmeta.commit.swap import (
     has_any_snapshot,
     is_compressed,
     load_version,
+    metadata_folder,
     new_snapshot_ids,
     next_version,
     outcome_of,
@@ -36,8 +37,6 @@ if TYPE_CHECKING:
 
     from sparkmeta.spec.metadata import TableMetadata
     from sparkmeta.storage.files import Files
-
-_METADATA_PATH = "write.metadata.path"
 
 _log = logging.getLogger(__name__)
 
@@ -217,6 +216,5 @@ def _next_location(base_location: str | None, metadata: TableMetadata, compresse
     """``<version>-<uuid>.metadata.json``: the version is one more than that of the base, 0 where that has none."""
     number = file_name(base_location or "").partition("-")[0]
     version = int(number) + 1 if number.isdecimal() else 0
-    folder = metadata.properties.get(_METADATA_PATH) or join(metadata.location, "metadata")
     extension = ".gz.metadata.json" if compressed else ".metadata.json"
-    return join(folder, f"{version:05d}-{uuid.uuid4()}{extension}")
+    return join(metadata_folder(metadata), f"{version:05d}-{uuid.uuid4()}{extension}")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from sparkmeta.errors import CommitFailedError, CommitStateUnknownError, ValidationError, shown
 from sparkmeta.spec.metadata import MetadataLogEntry, parse_table_metadata, serialize_table_metadata
+from sparkmeta.storage.location import join
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from sparkmeta.spec.metadata import TableMetadata
     from sparkmeta.storage.files import Files
 
+METADATA_PATH = "write.metadata.path"
 _CODEC = "write.metadata.compression-codec"
 _PREVIOUS_VERSIONS = "write.metadata.previous-versions-max"
 _DELETE_AFTER_COMMIT = "write.metadata.delete-after-commit.enabled"
@@ -88,6 +90,11 @@ def next_version(base_location: str | None, base: TableMetadata | None, new: Tab
     return NextVersion(
         new.model_copy(update={"metadata_log": kept}), [location for location in dropped if location not in kept_files]
     )
+
+
+def metadata_folder(metadata: TableMetadata) -> str:
+    """Where a table's metadata files are, of a catalog that lets its tables choose: `write.metadata.path`."""
+    return metadata.properties.get(METADATA_PATH) or join(metadata.location, "metadata")
 
 
 def is_compressed(properties: Mapping[str, str]) -> bool:

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
     from sparkmeta.spec.metadata import TableMetadata
     from sparkmeta.state import TableState
+    from sparkmeta.storage.files import Files
     from sparkmeta.table import Table
 
 _log = logging.getLogger(__name__)
@@ -209,12 +210,16 @@ def _discard_snapshots(table: Table, failed: TableMetadata) -> None:
     will use them."""
     known = {snapshot.snapshot_id for snapshot in table.metadata.snapshots}
     found = (one.root_manifest or one.manifest_list for one in failed.snapshots if one.snapshot_id not in known)
-    new = [location for location in found if location]
+    discard(table.state.files, [location for location in found if location])
+
+
+def discard(files: Files, locations: Sequence[str]) -> None:
+    """Deletes what no snapshot has, and none will. What can't be deleted is an orphan, and no reason to fail."""
     try:
-        for kept in table.state.files.delete_many(new) if new else ():
+        for kept in files.delete_many(locations) if locations else ():
             _log.warning("%s: not deleted: %s", *kept)
-    except Exception as error:  # noqa: BLE001 - they are orphans then, and the commit goes on
-        _log.warning("%s: not deleted: %s", ", ".join(new), error)
+    except Exception as error:  # noqa: BLE001 - whatever it is
+        _log.warning("%s: not deleted: %s", ", ".join(locations), error)
 
 
 @dataclass(frozen=True)

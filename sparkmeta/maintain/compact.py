@@ -21,6 +21,7 @@ from sparkmeta.commit.summary import ManifestCounts, Tally, snapshot_summary
 from sparkmeta.commit.transaction import commit_steps, refuse_older
 from sparkmeta.commit.tree import TreeChange
 from sparkmeta.errors import CommitConflictError
+from sparkmeta.maintain.outcome import committed_counts
 from sparkmeta.manifests.root import Root
 from sparkmeta.session import local_frame
 from sparkmeta.spec.entry import ContentType
@@ -163,15 +164,9 @@ class CompactionPlan:
 
     def result(self) -> dict[str, Any]:
         """The summary and, once it is committed, what came of it (else null), for JSON."""
-        return {"table": self.table.location(), "plan": self.summary().to_dict(), "committed": self._committed()}
-
-    def _committed(self) -> dict[str, Any] | None:
-        after = self._done[0].state.metadata.snapshot_by_name(self.branch) if self._done else None
-        before = self._state.snapshot
-        if after is None or after.summary is None or (before is not None and after.snapshot_id == before.snapshot_id):
-            return None
-        counts = {name: int(after.summary.additional_properties[name.replace("_", "-")]) for name in _COUNTS}
-        return {"snapshot_id": after.snapshot_id, **counts}
+        after = self._done[0].metadata.snapshot_by_name(self.branch) if self._done else None
+        committed = committed_counts(self._state.snapshot, after)
+        return {"table": self.table.location(), "plan": self.summary().to_dict(), "committed": committed}
 
     @cached_property
     def _choice(self) -> Choice:
@@ -232,7 +227,6 @@ class CompactionPlan:
         return rows
 
 
-_COUNTS = ("manifests_created", "manifests_replaced", "manifests_kept", "entries_processed")
 _SHOWN = ["content_type", "location", "partition_spec_id", "record_count", "file_size_in_bytes"]
 
 

@@ -88,7 +88,7 @@ class Maintenance:
 
         Data and delete manifests of each partition spec by themselves. Live files keep their snapshot ids, sequence
         numbers and row ids; entries of files that are gone are left out. Where one rewriting made all manifests of a
-        spec in the order that is asked for, and no other commit has added to them, there is nothing to do.
+        spec in the order and size that are asked for, and no other commit has added to them, there is nothing to do.
 
         Args:
             row_filter: only manifests that may hold files for it are rewritten, by their partition summaries.

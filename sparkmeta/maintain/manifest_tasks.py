@@ -5,12 +5,13 @@ Free of Spark. Entries stay in Arrow all the way: where tasks exchange them, Spa
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from sparkmeta.columns.bounds import bound_arrow_type
 from sparkmeta.commit.exchange import cut, ordered, range_tables, task_rows
 from sparkmeta.manifests.avro.encoded import COLUMNS, encoded_entries
 from sparkmeta.manifests.avro.read import open_manifest, part_of
@@ -78,3 +79,10 @@ def key_table(entries: pa.Table, keys: Sequence[int]) -> pa.Table:
     columns = {f"k{place}": pc.struct_field(tuples, [str(key)]) for place, key in enumerate(keys)}
     columns["sequence_number"] = pc.struct_field(entries.column("version_info"), "sequence_number")
     return pa.table({**columns, MANIFEST: entries.column(MANIFEST), ORDINAL: entries.column(ORDINAL)})
+
+
+def key_schema(partition: Mapping[int, str], keys: Sequence[int]) -> pa.Schema:
+    """Of `key_table`. partition: partition field id -> type name."""
+    fields = [pa.field(f"k{place}", bound_arrow_type(partition[key])) for place, key in enumerate(keys)]
+    numbers = [pa.field("sequence_number", pa.int64()), pa.field(MANIFEST, pa.int32()), pa.field(ORDINAL, pa.int64())]
+    return pa.schema([*fields, *numbers])

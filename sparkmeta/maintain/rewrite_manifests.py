@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property, partial
@@ -15,14 +14,15 @@ from pyiceberg.expressions import AlwaysTrue, BooleanExpression
 from pyspark.errors import PySparkException
 from pyspark.sql import functions as F
 
-from sparkmeta.columns.bounds import ANY, bound_arrow_type
+from sparkmeta.columns.bounds import ANY
 from sparkmeta.columns.predicate import bind_filter, parse_filter
 from sparkmeta.commit.compact.rewrite import executor_reader_of
-from sparkmeta.commit.exchange import RANGE_SCHEMA, range_bounds
-from sparkmeta.commit.manifests import NewList, metadata_folder
+from sparkmeta.commit.exchange import RANGE_SCHEMA, exchanged, range_bounds
+from sparkmeta.commit.manifests import NewList
 from sparkmeta.commit.new_snapshot import SnapshotNames, branch_head
 from sparkmeta.commit.summary import ManifestCounts, Tally, snapshot_summary
-from sparkmeta.commit.transaction import commit_steps
+from sparkmeta.commit.swap import metadata_folder
+from sparkmeta.commit.transaction import commit_steps, discard
 from sparkmeta.errors import (
     CommitConflictError,
     CommitFailedError,
@@ -32,11 +32,12 @@ from sparkmeta.errors import (
     from_spark,
     shown,
 )
-from sparkmeta.maintain.manifest_tasks import ManifestTasks
+from sparkmeta.maintain.manifest_tasks import ManifestTasks, key_schema
+from sparkmeta.maintain.outcome import committed_counts
 from sparkmeta.maintain.upgrade import refuse_encrypted
 from sparkmeta.manifests.avro.read import manifest_parts, schema_of
 from sparkmeta.manifests.avro.write import ManifestFormat, entry_schema, manifest_codec, manifest_properties
-from sparkmeta.manifests.manifest_list import MANIFEST_FILE_SCHEMA, live_count
+from sparkmeta.manifests.manifest_list import MANIFEST_FILE_SCHEMA, live_count, live_counts
 from sparkmeta.manifests.projection import MANIFEST, ORDINAL, PARTITION
 from sparkmeta.plan.prune import ScanFilter, matching_manifests
 from sparkmeta.session import local_frame, read_tasks
@@ -51,8 +52,6 @@ if TYPE_CHECKING:
     from sparkmeta.spec.snapshot import Summary
     from sparkmeta.state import TableState
     from sparkmeta.table import Table
-
-_log = logging.getLogger(__name__)
 
 PLANNED = pa.schema(
     [
@@ -139,7 +138,7 @@ class ManifestRewriteSummary:
 
 
 @dataclass(frozen=True)
-class Group:
+class ManifestGroup:
     """The manifests of one content and spec that are rewritten together, rows of `TableState.roots`.
 
     keys: ids of the partition fields that order the entries. parts: how many manifests they become, about.
@@ -165,7 +164,7 @@ class ManifestRewritePlan:
     branch: str
     properties: Mapping[str, str]
     _state: TableState
-    _groups: tuple[Group, ...]
+    _groups: tuple[ManifestGroup, ...]
     _done: list[Table] = field(default_factory=list)
 
     def files(self) -> DataFrame:
@@ -174,22 +173,20 @@ class ManifestRewritePlan:
         Columns: content ("data", "deletes"), path, spec_id, live_files and deleted_files (null: the list does not say),
         file_size_in_bytes.
         """
-        rows = []
+        found = [PLANNED.empty_table()]
         for group in self._groups:
-            for row in group.manifests.select(["location", "file_size_in_bytes", "manifest_stats"]).to_pylist():
-                stats = row["manifest_stats"]
-                counts = (stats["added_files_count"], stats["existing_files_count"])
-                rows.append(
-                    {
-                        "content": _CONTENTS[group.content],
-                        "path": row["location"],
-                        "spec_id": group.spec_id,
-                        "live_files": None if None in counts else sum(counts),
-                        "deleted_files": stats["deleted_files_count"],
-                        "file_size_in_bytes": row["file_size_in_bytes"],
-                    }
-                )
-        return local_frame(self._state.spark, pa.Table.from_pylist(rows, schema=PLANNED))
+            manifests = group.manifests
+            stats = manifests.column("manifest_stats").combine_chunks()
+            columns = {
+                "content": pa.repeat(_CONTENTS[group.content], len(manifests)),
+                "path": manifests.column("location"),
+                "spec_id": manifests.column("partition_spec_id"),
+                "live_files": live_counts(manifests),
+                "deleted_files": stats.field("deleted_files_count").cast(pa.int64()),
+                "file_size_in_bytes": manifests.column("file_size_in_bytes"),
+            }
+            found.append(pa.table(columns, schema=PLANNED))
+        return local_frame(self._state.spark, pa.concat_tables(found))
 
     def summary(self) -> ManifestRewriteSummary:
         """All of it in numbers; starts no job."""
@@ -235,17 +232,9 @@ class ManifestRewritePlan:
 
     def result(self) -> dict[str, Any]:
         """The summary and, once it is committed, what came of it (else null), for JSON."""
-        return {"table": self.table.location(), "plan": self.summary().to_dict(), "committed": self._committed()}
-
-    def _committed(self) -> dict[str, Any] | None:
         after = self._done[0].metadata.snapshot_by_name(self.branch) if self._done else None
-        if not self._groups or after is None or after.summary is None:
-            return None
-        counts = {name: int(after.summary.additional_properties[name.replace("_", "-")]) for name in _COUNTS}
-        return {"snapshot_id": after.snapshot_id, **counts}
-
-
-_COUNTS = ("manifests_created", "manifests_replaced", "manifests_kept", "entries_processed")
+        committed = committed_counts(self._state.snapshot, after)
+        return {"table": self.table.location(), "plan": self.summary().to_dict(), "committed": committed}
 
 
 @dataclass
@@ -254,7 +243,7 @@ class _Rewrite:
 
     plan: ManifestRewritePlan
     names: SnapshotNames = field(default_factory=SnapshotNames)
-    done: list[tuple[Group, pa.Table]] | None = None
+    done: list[tuple[ManifestGroup, pa.Table]] | None = None
     used: set[str] = field(default_factory=set)
 
     def apply(self, state: TableState) -> TableMetadata:
@@ -284,13 +273,13 @@ class _Rewrite:
 
         return NewList(head, plan.branch, self.names).commit(made, replaced, summary)
 
-    def _written(self, head: TableState) -> list[tuple[Group, pa.Table]]:
+    def _written(self, head: TableState) -> list[tuple[ManifestGroup, pa.Table]]:
         if self.done is not None:
             return self.done
         self.done = []
         try:
             for group in self.plan._groups:
-                job = RewriteJob(self.plan._state, group, self.plan.options, self.names.file("m"))
+                job = ManifestJob(self.plan._state, group, self.plan.options, self.names.file("m"))
                 self.done.append((group, job.run()))
                 _check_count(group, self.done[-1][1], head)
         except BaseException:
@@ -300,12 +289,9 @@ class _Rewrite:
 
     def discard(self, kept: set[str]) -> None:
         """Deletes the manifests that no snapshot has, and none will: all but those kept."""
-        paths = {path for _, made in self.done or () for path in made.column("manifest_path").to_pylist()} - kept
-        try:
-            for failure in self.plan._state.files.delete_many(sorted(paths)) if paths else ():
-                _log.warning("%s: not deleted: %s", *failure)
-        except Exception as error:  # noqa: BLE001 - they are orphans then
-            _log.warning("%s: not deleted: %s", ", ".join(sorted(paths)), error)
+        paths = {path for _, made in self.done or () for path in made.column("manifest_path").to_pylist()}
+        discard(self.plan._state.files, sorted(paths - kept))
+        self.done = None
 
 
 def _numbers(state: TableState) -> dict[str, tuple[Any, ...]]:
@@ -316,11 +302,11 @@ def _numbers(state: TableState) -> dict[str, tuple[Any, ...]]:
 
 
 @dataclass(frozen=True)
-class RewriteJob:
+class ManifestJob:
     """The Spark jobs that rewrite a group. name: begins the names of its manifests."""
 
     state: TableState
-    group: Group
+    group: ManifestGroup
     options: ManifestRewriteOptions
     name: str
 
@@ -336,9 +322,10 @@ class RewriteJob:
         bounds = self._bounds(ranges)
         projection = state.projection(("first_row_id",))
         parts = manifest_parts(group.manifests, projection, state.settings.split_manifest_bytes)
-        units = local_frame(state.spark, parts).repartition(min(len(parts), 8 * read_tasks(state.spark)))
+        most = 8 * read_tasks(state.spark)
+        units = local_frame(state.spark, parts).repartition(min(len(parts), most))
         found = units.mapInArrow(partial(tasks.cut_parts, bounds), schema_of(RANGE_SCHEMA))
-        together = found.repartition(min(ranges, 8 * read_tasks(state.spark)), "range").sortWithinPartitions("range")
+        together = exchanged(found, min(ranges, most))
         written = together.mapInArrow(tasks.write_ranges, schema_of(MANIFEST_FILE_SCHEMA))
         try:
             return written.toArrow().cast(MANIFEST_FILE_SCHEMA)
@@ -370,15 +357,7 @@ class RewriteJob:
     def _bounds(self, ranges: int) -> pa.Table:
         """The keys that end the ranges, by a sample of the entries' keys; runs a job that reads nothing else."""
         state, group = self.state, self.group
-        names = dict(state.spec_fields[group.spec_id])
-        schema = pa.schema(
-            [
-                *(pa.field(f"k{place}", bound_arrow_type(names[key])) for place, key in enumerate(group.keys)),
-                pa.field("sequence_number", pa.int64()),
-                pa.field(MANIFEST, pa.int32()),
-                pa.field(ORDINAL, pa.int64()),
-            ]
-        )
+        schema = key_schema(dict(state.spec_fields[group.spec_id]), group.keys)
         if ranges < 2:
             return schema.empty_table()
         frame = state.entries(group.manifests, state.projection(("version_info",)))
@@ -392,7 +371,7 @@ class RewriteJob:
         return range_bounds(sample.cast(schema), ranges)
 
 
-def _check_count(group: Group, made: pa.Table, state: TableState) -> None:
+def _check_count(group: ManifestGroup, made: pa.Table, state: TableState) -> None:
     known = live_count(group.manifests)
     if known is not None and known != _files(made):
         raise ValidationError(
@@ -422,7 +401,7 @@ def _refuse(state: TableState) -> None:
     refuse_encrypted(metadata, "whose manifests can't be rewritten")
 
 
-def _groups(state: TableState, options: ManifestRewriteOptions) -> list[Group]:
+def _groups(state: TableState, options: ManifestRewriteOptions) -> list[ManifestGroup]:
     target = _target(state.metadata, options)
     manifest_codec(state.metadata.properties)
     keys = _keys(state, options)
@@ -435,14 +414,14 @@ def _groups(state: TableState, options: ManifestRewriteOptions) -> list[Group]:
         for spec_id in sorted(set(of_content.column("partition_spec_id").to_pylist()) & keys.keys()):
             found = of_content.filter(pc.equal(of_content.column("partition_spec_id"), spec_id))
             parts = max(1, min(-(-_size(found) // target), live_count(found) or _size(found)))
-            group = Group(content, spec_id, found, keys[spec_id], parts)
+            group = ManifestGroup(content, spec_id, found, keys[spec_id], parts)
             if not _is_in_order(group, state, target):
                 _refuse_group(group, state)
                 groups.append(group)
     return groups
 
 
-def _is_in_order(group: Group, state: TableState, target: int) -> bool:
+def _is_in_order(group: ManifestGroup, state: TableState, target: int) -> bool:
     """Whether a group is as it would be made: a manifest that is not too large, or one snapshot wrote all of it in this
     order, with this target."""
     count = len(group.manifests)
@@ -457,10 +436,10 @@ def _is_in_order(group: Group, state: TableState, target: int) -> bool:
     except ValueError:  # of another writer's
         return False
     known = how.get("sorted-by", {}) if isinstance(how, dict) else {}
-    return known.get(str(group.spec_id)) == list(group.keys) and how["target-bytes"] == target
+    return known.get(str(group.spec_id)) == list(group.keys) and how.get("target-bytes") == target
 
 
-def _refuse_group(group: Group, state: TableState) -> None:
+def _refuse_group(group: ManifestGroup, state: TableState) -> None:
     unknown = [field_id for field_id, kind in state.spec_fields[group.spec_id] if kind == ANY]
     if unknown:
         raise UnsupportedError(

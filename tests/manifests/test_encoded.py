@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+from collections.abc import Sequence
 from random import Random
 from typing import Any
 
@@ -222,23 +223,29 @@ VALUES = {
 }
 
 
+def row_of(values: Sequence[Any], kind: str) -> pa.Table:
+    """The manifest list's row for files of these partition values."""
+    info = pa.StructArray.from_arrays([pa.array([4] * len(values), pa.int64())], names=["sequence_number"])
+    table = pa.table(
+        {
+            "version_info": info,
+            "record_count": pa.array(range(len(values)), pa.int64()),
+            "partition": pa.array(
+                [{"1000": one} for one in values], EntryProjection.of((), {1000: kind}).partition_type
+            ),
+            ENTRY: pa.array([b"x"] * len(values)),
+        }
+    )
+    return write_manifest(table, form_of(2, {1000: kind}))[1]
+
+
 @HYPOTHESIS
 @given(st.data())
 def test_summaries(draw: st.DataObject) -> None:
     """Least and greatest value, null and NaN, of each partition field."""
     kind = draw.draw(st.sampled_from(sorted(VALUES)))
     values = draw.draw(st.lists(st.none() | VALUES[kind], min_size=1, max_size=9))
-    arrow = EntryProjection.of((), {1000: kind}).partition_type
-    info = pa.StructArray.from_arrays([pa.array([4] * len(values), pa.int64())], names=["sequence_number"])
-    table = pa.table(
-        {
-            "version_info": info,
-            "record_count": pa.array(range(len(values)), pa.int64()),
-            "partition": pa.array([{"1000": one} for one in values], arrow),
-            ENTRY: pa.array([b"x"] * len(values)),
-        }
-    )
-    _, row = write_manifest(table, form_of(2, {1000: kind}))
+    row = row_of(values, kind)
     (found,) = row.to_pylist()[0]["partitions"]
     known = sorted(one for one in values if one is not None and str(one) != "nan")
     assert found["contains_null"] == (None in values)
@@ -299,17 +306,7 @@ def test_two_fields_of_a_type(kind: str) -> None:
 @pytest.mark.parametrize(("values", "known"), [((b"\0" * 16, b"\1" * 16), True), ((b"\0" * 16, b"\xff" * 16), False)])
 def test_uuids_that_readers_order_in_different_ways(values: tuple[bytes, ...], known: bool) -> None:
     """Without summaries nobody leaves out the manifest."""
-    arrow = EntryProjection.of((), {1000: "uuid"}).partition_type
-    info = pa.StructArray.from_arrays([pa.array([4] * len(values), pa.int64())], names=["sequence_number"])
-    table = pa.table(
-        {
-            "version_info": info,
-            "record_count": pa.array(range(len(values)), pa.int64()),
-            "partition": pa.array([{"1000": one} for one in values], arrow),
-            ENTRY: pa.array([b"x"] * len(values)),
-        }
-    )
-    _, row = write_manifest(table, form_of(2, {1000: "uuid"}))
+    row = row_of(values, "uuid")
     assert (row.to_pylist()[0]["partitions"] is not None) == known
 
 

@@ -21,7 +21,7 @@ from sparkmeta.commit.compact.tasks import (
     key_schema,
     key_table,
 )
-from sparkmeta.commit.exchange import RANGE_SCHEMA, range_bounds
+from sparkmeta.commit.exchange import RANGE_SCHEMA, exchanged, range_bounds
 from sparkmeta.commit.flush import existing
 from sparkmeta.commit.tree import FileKey, file_keys
 from sparkmeta.errors import UnsupportedError
@@ -204,8 +204,9 @@ class RewriteJob:
         cut = self._frame(self._chunks(group)).mapInArrow(
             partial(rewriting.cut_bins, group.spec_id, bounds), schema_of(RANGE_SCHEMA)
         )
-        together = cut.repartition(min(ranges, self._tasks), "range").sortWithinPartitions("range")
-        written = together.mapInArrow(partial(rewriting.write_ranges, group.spec_id), schema_of(WRITTEN_SCHEMA))
+        written = exchanged(cut, min(ranges, self._tasks)).mapInArrow(
+            partial(rewriting.write_ranges, group.spec_id), schema_of(WRITTEN_SCHEMA)
+        )
         return made_leaves(written).get(0, [])
 
     def _chunks(self, group: Group) -> list[dict[str, Any]]:

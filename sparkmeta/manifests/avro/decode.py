@@ -11,10 +11,10 @@ from __future__ import annotations
 import io
 import itertools
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from threading import Lock
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import fastavro
 import numpy as np
@@ -27,6 +27,9 @@ from sparkmeta.manifests.avro.schema import ManifestSchema, bytes_for_fixed, man
 from sparkmeta.manifests.entries import EntryBuilder, ManifestPart, RawRecords, field_name, typed_values, wanted_fields
 from sparkmeta.manifests.projection import EntryProjection
 from sparkmeta.spec.entry import METRICS_MAP_IDS
+
+if TYPE_CHECKING:
+    from sparkmeta.manifests.avro.program import Program
 
 BATCH_RECORDS = 8192
 # Of inflated records that fastavro makes Python objects of, which take up to forty times as much.
@@ -139,13 +142,21 @@ def _compiled_records(
 ) -> Iterator[tuple[int, RawRecords]] | None:
     """None where the schema has a type that can't be compiled."""
     from sparkmeta.manifests.avro.columnar import compiled_records
+
+    program = program_of(schema, projection)
+    if program is None:
+        return None
+    return compiled_records(data, blocks, header, program, schema.location, BATCH_RECORDS)
+
+
+def program_of(schema: ManifestSchema, projection: EntryProjection, marks: Sequence[int] = ()) -> Program | None:
+    """See `compile_program`; None where the schema has a type that can't be compiled."""
     from sparkmeta.manifests.avro.program import NotCompilable, compile_program
 
     try:
-        program = compile_program(schema, projection)
+        return compile_program(schema, projection, marks)
     except NotCompilable:
         return None
-    return compiled_records(data, blocks, header, program, schema.location, BATCH_RECORDS)
 
 
 def _fastavro_records(

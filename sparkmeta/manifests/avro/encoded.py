@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import fastavro
 import numpy as np
@@ -24,6 +24,7 @@ from sparkmeta.manifests.avro.decode import (
     compiler,
     map_items,
     part_blocks,
+    program_of,
     record_batches,
     schema_that_fits,
 )
@@ -31,10 +32,8 @@ from sparkmeta.manifests.avro.schema import ManifestSchema, field_id_of, fixed_s
 from sparkmeta.manifests.avro.write import ENTRY, ManifestFormat
 from sparkmeta.manifests.entries import EntryBuilder, ManifestPart
 from sparkmeta.manifests.projection import EntryProjection
+from sparkmeta.manifests.root import is_live
 from sparkmeta.spec.entry import DATA_FILE_FIELD_ID, METRICS_MAPS, PARTITION_FIELD_ID, Status
-
-if TYPE_CHECKING:
-    from sparkmeta.manifests.avro.program import Program
 
 COLUMNS = ("version_info", "record_count", "first_row_id")
 """What is read of entries to encode them, besides the partition tuple."""
@@ -62,7 +61,7 @@ def encoded_entries(
     blocks = part_blocks(data, part, header)
     builder = EntryBuilder(part, projection)
     copying = _copying(schema, form) if compiler.pays_for(len(data) // part.parts) else None
-    if copying is not None and (program := _program(schema, projection, copying)) is not None:
+    if copying is not None and (program := program_of(schema, projection, copying.marks)) is not None:
         from sparkmeta.manifests.avro.columnar import compiled_records
 
         for first, records in compiled_records(data, blocks, header, program, part.location, BATCH_RECORDS):
@@ -77,21 +76,10 @@ def encoded_entries(
         yield batch.append_column(ENTRY, encoder.entries([rows[place] for place in places], _numbers(batch, form)))
 
 
-def _program(schema: ManifestSchema, projection: EntryProjection, copying: _Copying) -> Program | None:
-    """None where the schema has a type that can't be compiled."""
-    from sparkmeta.manifests.avro.program import NotCompilable, compile_program
-
-    try:
-        return compile_program(schema, projection, copying.marks)
-    except NotCompilable:
-        return None
-
-
 def _live(builder: EntryBuilder, first: int, records: Any) -> tuple[pa.RecordBatch, np.ndarray[Any, Any]]:
     """Some records as entries, without DELETED ones, and the places of the others."""
     batch = builder.batch(pa.array(np.arange(first, first + len(records))), records)
-    status = pc.struct_field(batch.column("version_info"), "status")
-    places = np.flatnonzero(pc.not_equal(status, int(Status.DELETED)).to_numpy(False))
+    places = np.flatnonzero(is_live(batch).to_numpy(False))
     return batch if len(places) == len(batch) else batch.take(pa.array(places)), places
 
 

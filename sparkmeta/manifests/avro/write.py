@@ -126,10 +126,6 @@ class ManifestFormat:
         """The ids of the entry's fields between its status and its data_file."""
         return _ENTRY_FIELDS[self.format_version][1:]
 
-    @property
-    def has_row_ids(self) -> bool:
-        return self.format_version >= 3
-
 
 _CONTENTS = ("data", "deletes")
 
