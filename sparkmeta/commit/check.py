@@ -87,8 +87,10 @@ def check(state: TableState) -> DataFrame:
         )
     stamp = (state.snapshot.snapshot_id, state.snapshot.sequence_number or 0)
     root = read_unchecked_root(state.files.read(location), state.stats_types, location, stamp)
-    broken = [_violation("entry-fields", location, one.error.field, one.error.value, one.error.problem)
-              for one in entry_problems(root.table, state.specs, location)]  # fmt: skip
+    broken = [
+        _violation("entry-fields", location, found.field, found.value, found.error(location).problem)
+        for found in entry_problems(root.table, state.specs, state.primitive_fields)
+    ]
     if broken:
         return local_frame(state.spark, pa.Table.from_pylist(broken, schema=VIOLATIONS))
     return _TreeCheck(replace(state, root=root), root).violations()
@@ -396,7 +398,7 @@ class _TreeCheck:
             return
         projection = EntryProjection.of(_MATRIX)
         paths = {row[MANIFEST]: row["location"] for row in roots.select([MANIFEST, "location"]).to_pylist()}
-        fields = partial(_fields, paths, frozenset(self.state.specs))
+        fields = partial(_fields, paths, frozenset(self.state.specs), frozenset(self.state.primitive_fields))
         for frame in self._reader.physical_frames(roots, projection):
             yield frame.mapInArrow(fields, schema_of(VIOLATIONS))
 
@@ -405,18 +407,17 @@ _NO_BOUND = "the value of a partition field is missing"
 
 
 def _fields(
-    paths: dict[int, str], specs: frozenset[int], batches: Iterable[pa.RecordBatch]
+    paths: dict[int, str], specs: frozenset[int], columns: frozenset[int], batches: Iterable[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
     for batch in batches:
         table = pa.Table.from_batches([batch])
-        found = []
-        for one in entry_problems(table, specs, ""):
-            if one.error.field not in _INHERITED:
-                path = paths[table.column(MANIFEST)[one.row].as_py()]
-                ordinal = table.column(ORDINAL)[one.row].as_py()
-                problem = f"ordinal {ordinal}: {one.error.problem.partition(': ')[2]}"
-                found.append(_violation("entry-fields", path, one.error.field, one.error.value, problem))
-        yield pa.RecordBatch.from_pylist(found, schema=VIOLATIONS)
+        violations = []
+        for broken in entry_problems(table, specs, columns):
+            if broken.field not in _INHERITED:
+                path = paths[table.column(MANIFEST)[broken.row].as_py()]
+                problem = f"ordinal {table.column(ORDINAL)[broken.row].as_py()}: {broken.problem}"
+                violations.append(_violation("entry-fields", path, broken.field, broken.value, problem))
+        yield pa.RecordBatch.from_pylist(violations, schema=VIOLATIONS)
 
 
 def _entry_rules() -> list[Column]:

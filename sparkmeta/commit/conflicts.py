@@ -12,7 +12,7 @@ from pyiceberg.expressions import AlwaysTrue, BooleanExpression
 from pyspark.sql import functions as F
 
 from sparkmeta.columns.predicate import bind_filter, parse_filter
-from sparkmeta.commit.removal import FOUND_COLUMNS
+from sparkmeta.commit.search import FOUND_COLUMNS
 from sparkmeta.errors import CommitConflictError, ValidationError
 from sparkmeta.manifests.tree import IN_ROOT
 from sparkmeta.plan.prune import ScanFilter, is_live, live_manifests, matching_entries, matching_manifests

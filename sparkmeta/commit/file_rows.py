@@ -5,16 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from sparkmeta.columns.bounds import ANY, bound_arrow_type
-from sparkmeta.errors import ValidationError
+from sparkmeta.errors import ValidationError, shown
 from sparkmeta.manifests.layout import tree_schema, tree_stats_type, whole
 from sparkmeta.manifests.maps import MAP_CHILDREN, map_type, stats_of_maps
+from sparkmeta.manifests.projection import PARTITION
+from sparkmeta.manifests.root import entry_problems
 from sparkmeta.spec.entry import ContentType, Status
+from sparkmeta.spec.stats import COUNTS
+
+if TYPE_CHECKING:
+    from sparkmeta.state import TableState
 
 # Columns of `inspect.files` -> fields of the content entry.
 _FIELDS = {
@@ -30,15 +36,27 @@ _FIELDS = {
     "sort_order_id": "sort_order_id",
     "referenced_data_file": "referenced_file",
 }
-_REQUIRED = ("file_path", "file_format", "record_count", "file_size_in_bytes")
-PARTITION = "partition"
+# Fields of the content entry -> the columns that they come from.
+_COLUMNS = {field: column for column, field in _FIELDS.items()} | {
+    "deletion_vector": "content_offset",
+    "deletion_vector.offset": "content_offset",
+    "deletion_vector.size_in_bytes": "content_size_in_bytes",
+}
 FILE_COLUMNS = (*_FIELDS, "content_offset", "content_size_in_bytes", PARTITION, *MAP_CHILDREN)
 
 
 @dataclass(frozen=True)
 class TupleField:
-    """A field of a partition spec: its names in `partition`, and the stats that its values stand in (None: void)."""
+    """A field of a partition spec.
 
+    Attributes:
+        field_id: of the partition field.
+        names: what it may be called in `partition`.
+        source: id of the stats that hold its values; None for a void transform.
+        type: Iceberg type name of its values.
+    """
+
+    field_id: int
     names: tuple[str, ...]
     source: int | None
     type: str
@@ -48,14 +66,19 @@ class TupleField:
 class FileRows:
     """Turns rows of files into entries of one table. Picklable.
 
-    table: its location, for errors. stats: ids that may have stats -> Iceberg types. specs: spec id -> its fields.
-    default_spec: of files that name none.
+    Attributes:
+        table: its location, for errors.
+        stats: ids that may have stats -> Iceberg types.
+        specs: spec id -> its fields.
+        default_spec: of files that name none.
+        columns: ids of all columns that the table's schemas ever had.
     """
 
     table: str
     stats: Mapping[int, str]
     specs: Mapping[int, tuple[TupleField, ...]]
     default_spec: int
+    columns: frozenset[int]
 
     @cached_property
     def schema(self) -> pa.Schema:
@@ -80,16 +103,54 @@ class FileRows:
         values["content_type"] = pc.fill_null(values["content_type"], 0)
         values["partition_spec_id"] = pc.fill_null(values["partition_spec_id"], self.default_spec)
         values["file_format"] = pc.utf8_lower(values["file_format"])
-        self._check(values)
-        values["deletion_vector"] = self._vectors(files, values)
+        values["equality_ids"] = _without_empty_lists(values["equality_ids"], values["content_type"])
+        values["deletion_vector"] = self._vectors(files, values["content_type"])
         info = self.schema.field("version_info").type
         added = pa.repeat(pa.scalar(int(Status.ADDED), pa.int32()), rows)
         values["version_info"] = pa.StructArray.from_arrays(
             [added, *(pa.nulls(rows, pa.int64()) for _ in range(3))], fields=list(info)
         )
+        self._check(values)
         values["content_stats"] = self._stats(files, values)
-        arrays = [values.get(one.name, pa.nulls(rows, one.type)) for one in self.schema]
+        return self._table(values)
+
+    def _table(self, values: Mapping[str, pa.Array]) -> pa.Table:
+        rows = len(values["location"])
+        arrays = [values.get(field.name, pa.nulls(rows, field.type)) for field in self.schema]
         return pa.Table.from_arrays(arrays, schema=self.schema)
+
+    def partitions(self, files: pa.Table) -> pa.Table | None:
+        """Read the partitions of files that are to be found, where their rows tell.
+
+        Returns:
+            `partition_spec_id` and `partition`, a struct by partition field id, of the rows that have a spec and a
+            partition; None where a column is missing or is of another type.
+        """
+        if PARTITION not in files.column_names or "spec_id" not in files.column_names:
+            return None
+        column = whole(files.column(PARTITION))
+        if not pa.types.is_struct(column.type):
+            return None
+        told = pc.and_(column.is_valid(), files.column("spec_id").is_valid())
+        files = files.filter(told)
+        specs = self._column(files, "spec_id", pa.int32())
+        column = whole(files.column(PARTITION))
+        values: dict[int, pa.Array] = {}
+        for spec_id in specs.unique().to_pylist():
+            for field in self.specs.get(spec_id, ()):
+                name = next((name for name in field.names if column.type.get_field_index(name) >= 0), None)
+                if name is None or field.type == ANY:
+                    return None
+                value = self._as_bound(pc.struct_field(column, name), field, name)
+                nothing = values.get(field.field_id, pa.nulls(len(files), value.type))
+                values[field.field_id] = pc.if_else(pc.equal(specs, spec_id), value, nothing)
+        for field in (field for fields in self.specs.values() for field in fields if field.type != ANY):
+            values.setdefault(field.field_id, pa.nulls(len(files), bound_arrow_type(field.type)))
+        names = [str(field_id) for field_id in values]
+        struct = (
+            pa.StructArray.from_arrays(list(values.values()), names=names) if names else pa.array([{}] * len(files))
+        )
+        return pa.table({"partition_spec_id": specs, PARTITION: struct})
 
     def _values(self, files: pa.Table, column: str, field: str) -> pa.Array:
         kind = self.schema.field(field).type
@@ -107,46 +168,31 @@ class FileRows:
     # -- checks -----------------------------------------------------------------------------------------------------
 
     def _check(self, values: Mapping[str, pa.Array]) -> None:
-        for column in _REQUIRED:
-            self._refuse(values, column, values[_FIELDS[column]].is_null(), "it is required")
-        for column in ("record_count", "file_size_in_bytes"):
-            self._refuse(values, column, pc.less(values[column], 0), "it is negative")
+        """ValidationError for the first file that a reader, or `Table.check`, would refuse."""
         kinds = values["content_type"]
-        self._refuse(values, "content", pc.invert(_in(kinds, (0, 1, 2))), "not one of 0, 1, 2")
-        self._refuse(values, "spec_id", pc.invert(_in(values["partition_spec_id"], self.specs)), "no spec of the table")
-        unknown = [spec_id for spec_id, fields in self.specs.items() if any(one.type == ANY for one in fields)]
-        problem = "the spec has a transform that is not known, and trees keep no values of such"
-        self._refuse(values, "spec_id", _in(values["partition_spec_id"], unknown), problem)
-        puffin = pc.equal(values["file_format"], "puffin")
-        position = pc.equal(kinds, int(ContentType.POSITION_DELETES))
-        known = _in(values["file_format"], ("parquet", "orc", "avro"))
-        self._refuse(values, "file_format", pc.invert(pc.or_(known, puffin)), "not one of parquet, orc, avro, puffin")
-        problem = "position deletes of format version 4 are deletion vectors in Puffin files"
-        self._refuse(values, "file_format", pc.and_(position, pc.invert(puffin)), problem)
-        self._refuse(values, "file_format", pc.and_(puffin, pc.invert(position)), "only deletion vectors are Puffin")
-        path = values["referenced_file"]
-        self._refuse(values, "referenced_data_file", pc.and_(position, path.is_null()), "a deletion vector has one")
-        ids = values["equality_ids"]
-        equality = pc.equal(kinds, int(ContentType.EQUALITY_DELETES))
-        none = pc.equal(pc.fill_null(pc.list_value_length(ids), 0), 0)
-        self._refuse(values, "equality_ids", pc.and_(equality, none), "equality deletes have some")
+        for row in pc.indices_nonzero(pc.greater(kinds, int(ContentType.EQUALITY_DELETES))).to_pylist()[:1]:
+            raise self._error(values, row, "content", kinds[row].as_py(), "this is the type of a manifest's entry")
+        for broken in entry_problems(self._table(values), self.specs, self.columns):
+            # The commit gives the version.
+            if not broken.field.startswith("version_info."):
+                column = _COLUMNS.get(broken.field, broken.field)
+                raise self._error(values, broken.row, column, broken.value, broken.problem)
+        unknown = [spec_id for spec_id, fields in self.specs.items() if any(field.type == ANY for field in fields)]
+        of_unknown = pc.indices_nonzero(_in(values["partition_spec_id"], unknown)).to_pylist()
+        for row in of_unknown[:1]:
+            problem = "the spec has a transform that is not known, and trees keep no values of such"
+            raise self._error(values, row, "spec_id", values["partition_spec_id"][row].as_py(), problem)
 
-    def _refuse(self, values: Mapping[str, pa.Array], column: str, wrong: pa.Array, problem: str) -> None:
-        found = pc.indices_nonzero(pc.fill_null(wrong, False))
-        if len(found):
-            row = found[0].as_py()
-            path, value = values["location"][row].as_py(), values[_FIELDS[column]][row].as_py()
-            raise ValidationError(f"{self.table}: {column} of file {path} is {value!r}: {problem}")
+    def _error(
+        self, values: Mapping[str, pa.Array], row: int, column: str, value: Any, problem: str
+    ) -> ValidationError:
+        path = values["location"][row].as_py()
+        return ValidationError(f"{self.table}: {column} of file {path} is {shown(value)}: {problem}")
 
-    def _vectors(self, files: pa.Table, values: Mapping[str, pa.Array]) -> pa.Array:
+    def _vectors(self, files: pa.Table, kinds: pa.Array) -> pa.Array:
         kind = self.schema.field("deletion_vector").type
-        position = pc.equal(values["content_type"], int(ContentType.POSITION_DELETES))
+        position = pc.equal(kinds, int(ContentType.POSITION_DELETES))
         places = [self._column(files, name, pa.int64()) for name in ("content_offset", "content_size_in_bytes")]
-        for place, name in zip(places, ("content_offset", "content_size_in_bytes"), strict=True):
-            missing = pc.indices_nonzero(pc.and_(position, place.is_null()))
-            if len(missing):
-                path = values["location"][missing[0].as_py()].as_py()
-                raise ValidationError(f"{self.table}: {name} of file {path} is None: a deletion vector has one")
         children = [*places, pa.nulls(len(files), pa.binary())]
         return pa.StructArray.from_arrays(children, fields=list(kind), mask=pc.invert(position))
 
@@ -156,6 +202,7 @@ class FileRows:
         rows = len(files)
         maps = {name: self._column(files, name, map_type(name)) for name in MAP_CHILDREN if name in files.column_names}
         stats = stats_of_maps(maps, self.stats, rows, self.table)
+        self._check_stats(stats, values)
         present = {one: _any_valid(children.values(), rows) for one, children in stats.items()}
         for spec_id in values["partition_spec_id"].unique().to_pylist():
             mask = pc.equal(values["partition_spec_id"], spec_id)
@@ -167,6 +214,30 @@ class FileRows:
         kind = tree_stats_type(self.stats)
         structs = [_stats_struct(stats.get(int(one.name)), present, one, rows) for one in kind]
         return pa.StructArray.from_arrays(structs, fields=list(kind)) if structs else pa.array([{}] * rows, kind)
+
+    def _check_stats(self, stats: Mapping[int, Mapping[str, pa.Array]], values: Mapping[str, pa.Array]) -> None:
+        """ValidationError for counts and bounds that contradict each other: plans would leave files out by them."""
+        for field_id, children in stats.items():
+            total = children.get("value_count")
+            for name in COUNTS:
+                count = children.get(name)
+                if count is None:
+                    continue
+                self._refuse_stats(values, f"{name}s[{field_id}]", count, pc.less(count, 0), "it is negative")
+                if total is not None:
+                    problem = f"there are no more than value_counts[{field_id}]"
+                    self._refuse_stats(values, f"{name}s[{field_id}]", count, pc.greater(count, total), problem)
+            lower, upper = children.get("lower_bound"), children.get("upper_bound")
+            # Writers do not agree on the order of UUIDs (semantics 1.1-9).
+            if lower is not None and upper is not None and self.stats[field_id] != "uuid":
+                problem = f"it is greater than upper_bounds[{field_id}]"
+                self._refuse_stats(values, f"lower_bounds[{field_id}]", lower, pc.greater(lower, upper), problem)
+
+    def _refuse_stats(
+        self, values: Mapping[str, pa.Array], column: str, stats: pa.Array, wrong: pa.Array, problem: str
+    ) -> None:
+        for row in pc.indices_nonzero(pc.fill_null(wrong, False)).to_pylist()[:1]:
+            raise self._error(values, row, column, stats[row].as_py(), problem)
 
     def _put(
         self,
@@ -196,17 +267,21 @@ class FileRows:
     def _partition_value(
         self, field: TupleField, files: pa.Table, values: Mapping[str, pa.Array], mask: pa.Array
     ) -> pa.Array:
-        kind = bound_arrow_type(field.type)
         column = whole(files.column(PARTITION)) if PARTITION in files.column_names else None
         names = [one.name for one in column.type] if column is not None and pa.types.is_struct(column.type) else []
         name = next((one for one in field.names if one in names), None)
         missing = mask if name is None or column is None else pc.and_(mask, column.is_null())
-        found = pc.indices_nonzero(missing)
-        if len(found):
-            path = values["location"][found[0].as_py()].as_py()
+        rows = pc.indices_nonzero(missing)
+        if len(rows):
+            path = values["location"][rows[0].as_py()].as_py()
             raise ValidationError(f"{self.table}: partition of file {path} has no field {field.names[0]}")
         assert column is not None
-        value = pc.struct_field(column, name)
+        assert name is not None
+        return self._as_bound(pc.struct_field(column, name), field, name)
+
+    def _as_bound(self, value: pa.Array, field: TupleField, name: str) -> pa.Array:
+        """Partition values as they stand in stats."""
+        kind = bound_arrow_type(field.type)
         if field.type == "uuid" and pa.types.is_string(value.type):
             value = _uuid_bytes(value)
         try:
@@ -232,6 +307,13 @@ def _any_valid(arrays: Iterable[pa.Array], rows: int) -> pa.Array:
     return some
 
 
+def _without_empty_lists(ids: pa.Array, kinds: pa.Array) -> pa.Array:
+    """Some writers give data files an empty list of equality ids for none."""
+    empty = pc.fill_null(pc.equal(pc.list_value_length(ids), 0), False)
+    others = pc.fill_null(pc.not_equal(kinds, int(ContentType.EQUALITY_DELETES)), True)
+    return pc.if_else(pc.and_(empty, others), pa.scalar(None, ids.type), ids)
+
+
 def _in(values: pa.Array, allowed: Iterable[Any]) -> pa.Array:
     return pc.is_in(values, pa.array(sorted(allowed), values.type))
 
@@ -239,3 +321,27 @@ def _in(values: pa.Array, allowed: Iterable[Any]) -> pa.Array:
 def _uuid_bytes(values: pa.Array) -> pa.Array:
     texts = pc.replace_substring(values, "-", "").to_pylist()
     return pa.array([None if text is None else bytes.fromhex(text) for text in texts], pa.binary())
+
+
+def file_rows(state: TableState) -> FileRows:
+    """What turns rows of files into entries of this table."""
+    names = {field.field_id: field.name for field in state.partition_type.fields}
+    specs = {}
+    for spec_id, spec in state.specs.items():
+        sources = dict(state.tuple_sources[spec_id])
+        specs[spec_id] = tuple(
+            TupleField(
+                field.field_id,
+                tuple(dict.fromkeys((names.get(field.field_id, field.name), field.name))),
+                sources.get(field.field_id),
+                state.partition_fields[field.field_id],
+            )
+            for field in spec.fields
+        )
+    return FileRows(
+        state.metadata.location,
+        state.stats_types,
+        specs,
+        state.metadata.default_spec_id,
+        frozenset(state.primitive_fields),
+    )

@@ -1,11 +1,15 @@
-"""Removals that a filter or a set of partitions names."""
+"""Find the files that a commit removes without naming them: by a row filter, or by the partitions of new files."""
 
 from __future__ import annotations
 
-from functools import reduce
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial, reduce
 from operator import or_
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql import functions as F
 
 from sparkmeta.columns import sql
@@ -13,16 +17,19 @@ from sparkmeta.columns.predicate import bind_filter, parse_filter, row_predicate
 from sparkmeta.columns.skipping import must_match
 from sparkmeta.columns.sql import Sql
 from sparkmeta.columns.transforms import projections
-from sparkmeta.commit.addition import file_rows
-from sparkmeta.commit.removal import FEW_FILES, FOUND_COLUMNS, Removal, removal_of, vectors_of
+from sparkmeta.commit.candidates import leaves_of_partitions, live_leaves
+from sparkmeta.commit.file_rows import FILE_COLUMNS, file_rows
+from sparkmeta.commit.named import Searches, many_vectors_of, vectors_of
+from sparkmeta.commit.removal import Removal, removal_of, removal_of_rows
+from sparkmeta.commit.search import FEW_FILES, FOUND_COLUMNS, LeafMemo
 from sparkmeta.errors import ValidationError
 from sparkmeta.manifests.avro.read import schema_of
 from sparkmeta.manifests.leaf import entry_columns
 from sparkmeta.manifests.projection import MANIFEST, ORDINAL
 from sparkmeta.plan.deletes import partition_key
-from sparkmeta.plan.prune import ScanFilter, is_live, live_manifests, matching_entries, matching_manifests
+from sparkmeta.plan.prune import ScanFilter, is_live, matching_entries, matching_manifests
 from sparkmeta.plan.rows import entry_stats, partition_value
-from sparkmeta.session import materialize
+from sparkmeta.session import local_frame, materialize
 from sparkmeta.spec.entry import ContentType
 
 if TYPE_CHECKING:
@@ -31,29 +38,48 @@ if TYPE_CHECKING:
 
     from sparkmeta.state import TableState
 
+_ALL_MATCH = "all_match"
 
-def files_to_delete(state: TableState, row_filter: BooleanExpression | str) -> Removal:
-    """The data files all of whose rows match a filter, and their deletion vectors.
 
-    Raises:
-        ValidationError: a file may hold rows that match, and others.
-    """
-    schema = state.metadata.schema()
-    bound = bind_filter(parse_filter(row_filter), schema, case_sensitive=True)
-    scan = ScanFilter(state, bound, schema)
-    roots = matching_manifests(live_manifests(state.manifests(ContentType.DATA_MANIFEST)), scan)
-    projection = state.projection(FOUND_COLUMNS, scan.filter_ids)
-    candidates = matching_entries(state.entries(roots, projection), scan)
-    top_level = {field.field_id for field in schema.fields}
-    all_match = must_match(bound, entry_stats, sql.col("record_count"), top_level, lambda leaf: _by_tuple(leaf, scan))
-    judged = materialize(candidates.withColumn("_all_match", all_match.column()))
-    partly = judged.where(~F.col("_all_match")).select("location").limit(1).toArrow()
-    if len(partly):
-        raise ValidationError(
-            f"{state.metadata.location}: cannot delete {partly.column('location')[0]} as a whole: some of its rows "
-            f"may not match {row_filter}"
-        )
-    return _with_vectors(state, judged.drop("_all_match"))
+@dataclass
+class FilteredFiles:
+    """The data files all of whose rows match a filter."""
+
+    row_filter: BooleanExpression | str
+    _memo: LeafMemo = field(default_factory=LeafMemo)
+
+    def find(self, state: TableState, searches: Searches) -> Removal:
+        """Find the live ones, and their deletion vectors.
+
+        Raises:
+            ValidationError: a file may hold rows that match, and others.
+        """
+        schema = state.metadata.schema()
+        scan = ScanFilter(state, bind_filter(parse_filter(self.row_filter), schema, case_sensitive=True), schema)
+        leaves = matching_manifests(live_leaves(state, ContentType.DATA_MANIFEST), scan)
+        judged = _Matching(state, self._memo, _narrow(state).append(pa.field(_ALL_MATCH, pa.bool_())))
+        entries = judged.entries(leaves, lambda fresh: self._judged(scan, fresh))
+        if isinstance(entries, pa.Table):
+            self._refuse_partly(state, entries.filter(pc.invert(entries.column(_ALL_MATCH))))
+            return _with_vectors(state, entries.drop_columns([_ALL_MATCH]), searches)
+        self._refuse_partly(state, entries.where(~F.col(_ALL_MATCH)).limit(1).toArrow())
+        return _many_with_vectors(state, entries.drop(_ALL_MATCH))
+
+    def _judged(self, scan: ScanFilter, leaves: pa.Table) -> DataFrame:
+        """The entries that may match, with whether all of their rows do."""
+        state = scan.state
+        top_level = {column.field_id for column in scan.schema.fields}
+        rows = sql.col("record_count")
+        all_match = must_match(scan.row_filter, entry_stats, rows, top_level, lambda leaf: _by_tuple(leaf, scan))
+        candidates = matching_entries(state.entries(leaves, state.projection(FOUND_COLUMNS, scan.filter_ids)), scan)
+        return candidates.selectExpr(*map(sql.quoted, _narrow(state).names), all_match.alias(_ALL_MATCH).selected)
+
+    def _refuse_partly(self, state: TableState, partly: pa.Table) -> None:
+        if len(partly):
+            raise ValidationError(
+                f"{state.metadata.location}: cannot delete {partly.column('location')[0]} as a whole: some of its rows "
+                f"may not match {self.row_filter}"
+            )
 
 
 def _by_tuple(leaf: BoundPredicate, scan: ScanFilter) -> Sql:
@@ -61,42 +87,97 @@ def _by_tuple(leaf: BoundPredicate, scan: ScanFilter) -> Sql:
     proven = sql.lit(False)
     for spec_id, spec in scan.state.specs.items():
         strict = projections(leaf, spec, scan.schema, strict=True)
-        matches = reduce(or_, (row_predicate(one, partition_value, strict=True) for one in strict), sql.lit(False))
+        matches = reduce(or_, (row_predicate(each, partition_value, strict=True) for each in strict), sql.lit(False))
         proven = sql.when(sql.col("partition_spec_id") == spec_id, matches).otherwise(proven)
     return sql.coalesce(proven, False)
 
 
-def files_to_replace(state: TableState, files: DataFrame) -> Removal:
-    """The live data files in the partitions of new files, and their deletion vectors.
+@dataclass
+class ReplacedFiles:
+    """The data files in the partitions of new files.
 
-    All live ones, whatever their specs, where a new file is of an unpartitioned spec (semantics 4.8).
+    All files, whatever their specs, where a new file is of an unpartitioned spec (semantics 4.8).
     """
-    rows = file_rows(state)
-    projection = state.projection(FOUND_COLUMNS)
-    raw = files.mapInArrow(rows.batches, schema_of(rows.schema))
-    if _any_unpartitioned(state, raw):
-        everything = state.entries(live_manifests(state.manifests(ContentType.DATA_MANIFEST)), projection)
-        return _with_vectors(state, materialize(everything.where(is_live().text)))
-    placed = raw.withColumns({MANIFEST: F.lit(0), ORDINAL: F.lit(0).cast("long")})
-    new = placed.selectExpr(*sql.texts(entry_columns(projection, state.tuple_sources, None)))
-    keys = new.select(partition_key(state).alias("partition_key").column()).distinct()
-    live = state.entries(live_manifests(state.manifests(ContentType.DATA_MANIFEST)), projection).where(is_live().text)
-    same = partition_key(state).eqNullSafe(sql.col("partition_key")).column()
-    return _with_vectors(state, materialize(live.join(keys, same, "left_semi")))
+
+    files: DataFrame
+    _memo: LeafMemo = field(default_factory=LeafMemo)
+
+    def find(self, state: TableState, searches: Searches) -> Removal:
+        """Find the live ones, and their deletion vectors."""
+        leaves = live_leaves(state, ContentType.DATA_MANIFEST)
+        partitions = self._partitions(state)
+        unpartitioned = [spec_id for spec_id, spec in state.specs.items() if spec.is_unpartitioned()]
+        head = partitions.limit(FEW_FILES + 1).toArrow()
+        if pc.any(pc.is_in(head.column("partition_spec_id"), pa.array(unpartitioned, pa.int32()))).as_py():
+            matching = partial(_live, state)
+        else:
+            few = len(head) <= FEW_FILES
+            leaves = leaves_of_partitions(state, leaves, head) if few else leaves
+            matching = partial(_in_partitions, state, partitions=F.broadcast(partitions) if few else partitions)
+        entries = _Matching(state, self._memo, _narrow(state)).entries(leaves, matching)
+        if isinstance(entries, pa.Table):
+            return _with_vectors(state, entries, searches)
+        return _many_with_vectors(state, entries)
+
+    def _partitions(self, state: TableState) -> DataFrame:
+        """The distinct partitions of the new files."""
+        rows = file_rows(state)
+        known = self.files.select(*(name for name in FILE_COLUMNS if name in self.files.columns))
+        entries = known.mapInArrow(rows.batches, schema_of(rows.schema))
+        placed = entries.withColumns({MANIFEST: F.lit(0), ORDINAL: F.lit(0).cast("long")})
+        columns = entry_columns(state.projection(("partition_spec_id",)), state.tuple_sources, None)
+        return materialize(placed.selectExpr(*sql.texts(columns)).drop(MANIFEST, ORDINAL).distinct())
 
 
-def _any_unpartitioned(state: TableState, entries: DataFrame) -> bool:
-    """Whether an entry is of a spec without fields, in a table that has other specs as well; may run a small job."""
-    without = [spec_id for spec_id, spec in state.specs.items() if spec.is_unpartitioned()]
-    if not without or len(state.specs) == 1:
-        return False
-    return len(entries.where(F.col("partition_spec_id").isin(without)).select("location").limit(1).toArrow()) > 0
+def _live(state: TableState, leaves: pa.Table) -> DataFrame:
+    return state.entries(leaves, state.projection(FOUND_COLUMNS)).where(is_live().text)
 
 
-def _with_vectors(state: TableState, found: DataFrame) -> Removal:
-    """Data files, all in one DataFrame that is kept, with their deletion vectors as a removal."""
-    columns = [name for name in found.columns if name != "content_stats"]
-    data = found.select(*columns)
-    few = data.limit(FEW_FILES + 1).count() <= FEW_FILES
-    vectors = vectors_of(state, data.select(F.col("location").alias("data_path")), few)
-    return removal_of(data.unionByName(vectors.select(*columns)), state, few)
+def _in_partitions(state: TableState, leaves: pa.Table, partitions: DataFrame) -> DataFrame:
+    keys = partitions.select(partition_key(state).alias("key_of_new_files").column())
+    same = partition_key(state).eqNullSafe(sql.col("key_of_new_files")).column()
+    return _live(state, leaves).join(keys, same, "left_semi")
+
+
+@dataclass(frozen=True)
+class _Matching:
+    """Entries that match: on the driver where they are few; kept for the next attempt there.
+
+    Attributes:
+        schema: of the entries.
+    """
+
+    state: TableState
+    memo: LeafMemo
+    schema: pa.Schema
+
+    def entries(self, leaves: pa.Table, matching: Callable[[pa.Table], DataFrame]) -> pa.Table | DataFrame:
+        """The entries of some leaves.
+
+        Args:
+            matching: gives those of the leaves that are not known from an earlier attempt.
+        """
+        known, fresh = self.memo.recall(self.state, leaves, self.schema)
+        if not len(fresh):
+            return known
+        entries = materialize(matching(fresh).select(*self.schema.names))
+        head = entries.limit(FEW_FILES + 1).toArrow()
+        if len(head) > FEW_FILES:
+            return entries.unionByName(local_frame(self.state.spark, known))
+        head = head.cast(self.schema)
+        self.memo.keep(self.state, fresh, head)
+        return pa.concat_tables([known, head]).combine_chunks()
+
+
+def _narrow(state: TableState) -> pa.Schema:
+    return state.projection(FOUND_COLUMNS).schema
+
+
+def _with_vectors(state: TableState, data: pa.Table, searches: Searches) -> Removal:
+    """Data files with their deletion vectors as a removal."""
+    return removal_of_rows(pa.concat_tables([data, vectors_of(state, data, searches)]), state)
+
+
+def _many_with_vectors(state: TableState, data: DataFrame) -> Removal:
+    vectors = many_vectors_of(state, data)
+    return removal_of(data.unionByName(vectors.select(*data.columns)), state)

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sparkmeta.commit.addition import leaf_format
-from sparkmeta.commit.tree import FileKey, TreeChange, file_keys
+from sparkmeta.commit.new_files import leaf_format
+from sparkmeta.commit.tree import FileKey, TreeChange, file_keys, file_versions
 from sparkmeta.manifests.avro.read import schema_of
 from sparkmeta.manifests.leaf_writer import write_leaves
-from sparkmeta.manifests.root import FILES, VECTORS, Root, is_live, one_of
+from sparkmeta.manifests.root import FILES, VECTORS, Root, is_live, one_of, version
 from sparkmeta.session import local_frame
 from sparkmeta.spec.entry import ContentType
 from sparkmeta.spec.puffin import deletion_vector_blob, write_puffin
@@ -28,14 +28,26 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Flush:
-    """Files that move from the root into leaves, and the root's entries for these."""
+    """Files that move from the root into leaves.
 
-    moved: frozenset[FileKey] = frozenset()
+    Attributes:
+        moved: the files and their file sequence numbers: a path may come back with other rows.
+        leaves: the root's entries for the leaves.
+    """
+
+    moved: Mapping[FileKey, int] = field(default_factory=dict)
     leaves: pa.Table | None = None
 
     def into(self, change: TreeChange) -> TreeChange:
         """The change with the flush as part of it."""
-        return replace(change, moved=self.moved, existing=self.leaves) if self.moved else change
+        return replace(change, moved=frozenset(self.moved), existing=self.leaves) if self.moved else change
+
+    def fits(self, base: Root | None, change: TreeChange) -> bool:
+        """Whether all that it moves is still to be moved, for an attempt on another root."""
+        if base is None or not change.removed.isdisjoint(self.moved):
+            return False
+        versions = file_versions(base)
+        return all(versions.get(key) == sequence for key, sequence in self.moved.items())
 
 
 def flush_of(base: Root | None, change: TreeChange, state: TableState, options: TreeOptions, name: str) -> Flush:
@@ -46,14 +58,13 @@ def flush_of(base: Root | None, change: TreeChange, state: TableState, options: 
     if base is None:
         return Flush()
     live = base.table.filter(pc.and_(one_of(base.table, FILES), is_live(base.table)))
-    keys = file_keys(live)
-    kept = live.filter(pa.array([key not in change.removed for key in keys], pa.bool_()))
-    data = one_of(kept, [ContentType.DATA])
+    carried = live.filter(pa.array([key not in change.removed for key in file_keys(live)], pa.bool_()))
+    data = one_of(carried, [ContentType.DATA])
     chosen = [
         rows
         for rows, most in (
-            (kept.filter(data), options.flush_data_files),
-            (kept.filter(pc.invert(data)), options.flush_delete_files),
+            (carried.filter(data), options.flush_data_files),
+            (carried.filter(pc.invert(data)), options.flush_delete_files),
         )
         if len(rows) > most
     ]
@@ -62,7 +73,8 @@ def flush_of(base: Root | None, change: TreeChange, state: TableState, options: 
     rows = pa.concat_tables(chosen)
     form = leaf_format(state, name, options.leaf_target_bytes)
     entries = local_frame(state.spark, existing(rows)).coalesce(1)
-    return Flush(frozenset(file_keys(rows)), write_leaves(entries.sortWithinPartitions(*_ORDER), form))
+    versions = dict(zip(file_keys(rows), version(rows, "file_sequence_number").to_pylist(), strict=True))
+    return Flush(versions, write_leaves(entries.sortWithinPartitions(*_ORDER), form))
 
 
 _ORDER = ("content_type", "partition_spec_id", "location")
@@ -76,34 +88,57 @@ def existing(rows: pa.Table) -> pa.Table:
     return restamped(rows, status=Status.EXISTING)
 
 
-def spill_vectors(table: pa.Table, state: TableState, options: TreeOptions, name: str) -> pa.Table:
-    """A new root in which inline deletion vectors keep within their budget: the largest stand in one Puffin file."""
+def spill_vectors(
+    table: pa.Table,
+    state: TableState,
+    options: TreeOptions,
+    name: str,
+    spilled: dict[tuple[str, bytes], Mapping[str, Any]],
+) -> pa.Table:
+    """Put the largest inline deletion vectors of a new root into a Puffin file, so that the rest keep within their
+    budget.
+
+    Args:
+        table: the new root.
+        name: begins the file's name.
+        spilled: by leaf and bitmap, where earlier attempts have put vectors; new places are added.
+    """
     vectors = pc.and_(one_of(table, VECTORS), is_live(table))
     blobs = pc.struct_field(table.column("deletion_vector"), "inline_content")
     sizes = pc.if_else(vectors, pc.fill_null(pc.binary_length(blobs), 0), 0).to_pylist()
     chosen = _too_large(sizes, options)
     if not chosen:
         return table
-    location = join(join(state.metadata.location, "metadata"), f"{name}.puffin")
     targets = table.column("referenced_file")
-    contents = [
-        deletion_vector_blob(blobs[row].as_py(), targets[row].as_py(), table.column("record_count")[row].as_py())
-        for row in chosen
-    ]
-    file = write_puffin(contents)
-    _write_by_task(state, executor_writer(state.files), location, file.data)
-    places = dict(zip(chosen, file.blobs, strict=True))
+    keys = {row: (targets[row].as_py(), blobs[row].as_py()) for row in chosen}
+    fresh = [row for row, key in keys.items() if key not in spilled]
+    if fresh:
+        counts = [table.column("record_count")[row].as_py() for row in fresh]
+        spilled |= _write_vectors(state, name, [(*keys[row], count) for row, count in zip(fresh, counts, strict=True)])
     for column in ("location", "file_size_in_bytes", "deletion_vector"):
         values = table.column(column).to_pylist()
-        for row, blob in places.items():
-            values[row] = {
-                "location": location,
-                "file_size_in_bytes": len(file.data),
-                "deletion_vector": {"offset": blob.offset, "size_in_bytes": blob.length, "inline_content": None},
-            }[column]
-        field = table.schema.field(column)
-        table = table.set_column(table.column_names.index(column), field, pa.array(values, field.type))
+        for row, key in keys.items():
+            values[row] = spilled[key][column]
+        field_of = table.schema.field(column)
+        table = table.set_column(table.column_names.index(column), field_of, pa.array(values, field_of.type))
     return table
+
+
+def _write_vectors(
+    state: TableState, name: str, vectors: list[tuple[str, bytes, int]]
+) -> dict[tuple[str, bytes], Mapping[str, Any]]:
+    """Write (leaf, bitmap, cardinality) into one Puffin file: what the root says of each then."""
+    location = join(join(state.metadata.location, "metadata"), f"{name}.puffin")
+    file = write_puffin([deletion_vector_blob(blob, target, count) for target, blob, count in vectors])
+    _write_by_task(state, executor_writer(state.files), location, file.data)
+    return {
+        (target, blob): {
+            "location": location,
+            "file_size_in_bytes": len(file.data),
+            "deletion_vector": {"offset": place.offset, "size_in_bytes": place.length, "inline_content": None},
+        }
+        for (target, blob, _), place in zip(vectors, file.blobs, strict=True)
+    }
 
 
 def _too_large(sizes: list[int], options: TreeOptions) -> list[int]:

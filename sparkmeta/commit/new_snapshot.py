@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from pyiceberg.table.update import AddSnapshotUpdate, SetSnapshotRefUpdate
@@ -29,16 +29,30 @@ if TYPE_CHECKING:
 
 @dataclass
 class SnapshotNames:
-    """The id of a snapshot that is being made, which all attempts share, and the names of an attempt's files."""
+    """The id of a snapshot that is being made, which all attempts share, and the files that these write.
+
+    Attributes:
+        written: locations of the files that attempts have written, but for roots.
+        used: those of them that the last attempt's root names.
+        ids: the snapshot ids of all attempts; the names of their files begin with them.
+        spilled: the deletion vectors of leaves that attempts have put into Puffin files.
+        discarded: whether what was written has been deleted, so that nothing can be built on it.
+    """
 
     snapshot_id: int = 0
     attempts: int = 0
+    written: set[str] = field(default_factory=set)
+    used: frozenset[str] = frozenset()
+    ids: set[int] = field(default_factory=set)
+    spilled: dict[tuple[str, bytes], Mapping[str, Any]] = field(default_factory=dict)
+    discarded: bool = False
 
     def next_attempt(self, metadata: TableMetadata) -> None:
         """A new attempt on these metadata; with another id where they have a snapshot of this one."""
         self.attempts += 1
         if not self.snapshot_id or metadata.snapshot_by_id(self.snapshot_id) is not None:
             self.snapshot_id = _new_snapshot_id(metadata)
+            self.ids.add(self.snapshot_id)
 
     def file(self, what: str) -> str:
         """A name for this attempt's files; unique, since no two attempts may share one."""
@@ -61,7 +75,10 @@ class NewSnapshot:
         first_row_id = next_row_id(metadata)
         stamp = Stamp(self.names.snapshot_id, metadata.last_sequence_number + 1, first_row_id + base.assigned_row_ids)
         new = next_root(base.root, change, stamp, tree_schema(state.stats_types), blob_loader(state))
-        table = spill_vectors(new.table, state, options, self.names.file("vectors"))
+        table = spill_vectors(new.table, state, options, self.names.file("vectors"), self.names.spilled)
+        locations = frozenset(table.column("location").drop_null().to_pylist())
+        self.names.written.update(self._of_change(change), (place["location"] for place in self.names.spilled.values()))
+        self.names.used = locations.intersection(self.names.written)
         location = join(join(metadata.location, "metadata"), f"{self.names.file('root')}.parquet")
         state.files.write_new(location, write_root(table, base.properties))
         fields = {
@@ -73,6 +90,13 @@ class NewSnapshot:
             "added-rows": base.assigned_row_ids + new.assigned_row_ids,
         }
         return with_snapshot(state, self.branch, fields)
+
+    @staticmethod
+    def _of_change(change: TreeChange) -> Iterator[str]:
+        """The leaves that a change brings."""
+        for leaves in (change.added_leaves, change.existing):
+            if leaves is not None:
+                yield from leaves.column("location").to_pylist()
 
 
 def with_snapshot(state: TableState, branch: str, fields: dict[str, Any]) -> TableMetadata:

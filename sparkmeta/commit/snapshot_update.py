@@ -6,42 +6,33 @@ from dataclasses import dataclass, field
 from functools import reduce
 from typing import TYPE_CHECKING, Any, Self
 
-import pyarrow as pa
-import pyarrow.compute as pc
 from pyiceberg.expressions import AlwaysTrue, BooleanExpression
-from pyspark.sql import functions as F
 
-from sparkmeta.commit.addition import Addition, add_files, leaf_format
 from sparkmeta.commit.base_root import BaseRoot, base_root
 from sparkmeta.commit.compact.choose import choose_merges
 from sparkmeta.commit.compact.fold import Fold, fold
 from sparkmeta.commit.compact.options import CompactionOptions, scope_of
 from sparkmeta.commit.compact.rewrite import Rewritten, rewrite
 from sparkmeta.commit.conflicts import Validation, refuse_new_deletes, validate
-from sparkmeta.commit.filtered import files_to_delete, files_to_replace
+from sparkmeta.commit.duplicates import refuse_duplicates
+from sparkmeta.commit.filtered import FilteredFiles, ReplacedFiles
 from sparkmeta.commit.flush import Flush, flush_of
+from sparkmeta.commit.named import Searches, find_files
+from sparkmeta.commit.new_files import FileWriter, NewFiles, leaf_format
 from sparkmeta.commit.new_snapshot import NewSnapshot, SnapshotNames, blob_loader, branch_head, with_root
 from sparkmeta.commit.options import TreeOptions
-from sparkmeta.commit.removal import (
-    FOUND_COLUMNS,
-    Removal,
-    VectorsKey,
-    deletes_of,
-    find_files,
-    removal_of,
-    vectors_key,
-    without,
-)
+from sparkmeta.commit.removal import Removal
 from sparkmeta.commit.summary import ManifestCounts, snapshot_summary
-from sparkmeta.commit.tree import TreeChange, same_vector, without_owners
+from sparkmeta.commit.tree import TreeChange, same_vector, spent_leaves, without_owners
+from sparkmeta.commit.vector_targets import replaced_deletes
 from sparkmeta.errors import CommitConflictError, ValidationError
-from sparkmeta.session import local_frame, materialize
 from sparkmeta.spec.entry import ContentType
 from sparkmeta.spec.summary import FileKind
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    import pyarrow as pa
     from pyspark.sql import DataFrame
 
     from sparkmeta.spec.metadata import TableMetadata
@@ -65,13 +56,13 @@ class SnapshotUpdate:
     _properties: dict[str, str]
     _added: list[tuple[DataFrame, tuple[int, ...]]] = field(default_factory=list)
     _removed: list[DataFrame] = field(default_factory=list)
-    _filters: list[BooleanExpression | str] = field(default_factory=list)
-    _partitions_of: list[DataFrame] = field(default_factory=list)
+    _filters: list[FilteredFiles] = field(default_factory=list)
+    _partitions_of: list[ReplacedFiles] = field(default_factory=list)
     _rewrites: bool = False
     _overwrites: bool = False
     _replaced: list[DataFrame] = field(default_factory=list)
     _validations: list[Validation] = field(default_factory=list)
-    _made: _Made = field(default_factory=lambda: _Made())  # noqa: PLW0108  defined below
+    _progress: _Progress = field(default_factory=lambda: _Progress())  # noqa: PLW0108  defined below
 
     # -- operations -------------------------------------------------------------------------------------------------
 
@@ -90,7 +81,7 @@ class SnapshotUpdate:
         if files is not None:
             self._removed.append(files)
         if row_filter is not None:
-            self._filters.append(row_filter)
+            self._filters.append(FilteredFiles(row_filter))
         return self
 
     def overwrite(
@@ -135,7 +126,7 @@ class SnapshotUpdate:
     def replace_partitions(self, files: DataFrame) -> Self:
         """Adds data files, and removes all others of their partitions; of an unpartitioned table all others."""
         self._overwrites = True
-        self._partitions_of.append(files)
+        self._partitions_of.append(ReplacedFiles(files))
         return self.append(files)
 
     def validate_no_conflicts(
@@ -167,7 +158,14 @@ class SnapshotUpdate:
 
     def apply(self, state: TableState) -> TableMetadata:
         """The table's metadata with the new snapshot; writes its root, and what leaves it needs. For `Transaction`."""
+        if self.names.discarded:
+            self._progress = _Progress()
         return _Attempt(self, branch_head(state, self._branch)).apply()
+
+    @property
+    def names(self) -> SnapshotNames:
+        """The names of the files that it writes. For `Transaction`."""
+        return self._progress.names
 
     @property
     def operation(self) -> str:
@@ -183,15 +181,19 @@ class SnapshotUpdate:
 
 
 @dataclass
-class _Made:
-    """What attempts keep for the next one: ids, and files that have been written and fit any base.
+class _Progress:
+    """What attempts leave for the next one: ids, files that have been written, and what was found in leaves.
 
-    masks: of the data leaves that new delete leaves belong to, as they were when these were written.
+    Attributes:
+        replaced: what told the deletes that the new deletion vectors replace from others, when they were first found.
+        masks: of the data leaves that new delete leaves belong to, as they were when these were written.
     """
 
     names: SnapshotNames = field(default_factory=SnapshotNames)
-    additions: list[Addition] | None = None
-    vectors: VectorsKey | None = None
+    searches: Searches = field(default_factory=Searches)
+    added: NewFiles | None = None
+    replaced: Any = None
+    flush: Flush | None = None
     compacted: list[Rewritten] | None = None
     masks: Mapping[str, Mapping[str, Any] | None] | None = None
 
@@ -203,91 +205,87 @@ class _Attempt:
     update: SnapshotUpdate
     head: TableState
 
+    @property
+    def progress(self) -> _Progress:
+        return self.update._progress
+
     def apply(self) -> TableMetadata:
-        made, metadata = self.update._made, self.head.metadata
+        progress, metadata = self.progress, self.head.metadata
         for validation in self.update._validations:
             validate(self.head, validation)
         for files in self.update._replaced:
             refuse_new_deletes(self.head, files, self.update._start)
-        made.names.next_attempt(metadata)
+        progress.names.next_attempt(metadata)
         base = base_root(self.head)
         state = with_root(self.head, base)
         options = TreeOptions.of(metadata.properties)
-        if made.additions is None:
-            made.additions = [self._add(state, files, kinds, options) for files, kinds in self.update._added]
-        added = reduce(Addition.plus, made.additions, Addition())
+        if progress.added is None:
+            progress.added = self._add(state, options)
+        added = progress.added
         removal = self._removal(state, added)
+        refuse_duplicates(state, added, removal, progress.searches)
         leaves = self._still_owned(added.leaves, base, removal)
         change = TreeChange(added.rows, leaves, removal.keys, removal.masks)
-        flush = flush_of(base.root, change, state, options, made.names.file("flush"))
+        if progress.flush is None or not progress.flush.fits(base.root, change):
+            progress.flush = flush_of(base.root, change, state, options, progress.names.file("flush"))
+        flush = progress.flush
         compacted = self._compacted(base, state, change, options)
         manifests = _manifest_counts(base, added, flush, compacted)
-        new = NewSnapshot(state, base, self.update._branch, made.names)
-        whole = compacted.into(flush.into(change)) if compacted else flush.into(change)
-        return new.commit(whole, lambda: self._summary(added, removal, manifests))
+        new = NewSnapshot(state, base, self.update._branch, progress.names)
+        edit = compacted.into(flush.into(change)) if compacted else flush.into(change)
+        return new.commit(edit, lambda: self._summary(added, removal, manifests))
 
-    def _add(self, state: TableState, files: DataFrame, kinds: tuple[int, ...], options: TreeOptions) -> Addition:
-        form = leaf_format(state, self.update._made.names.file("leaf"), options.leaf_target_bytes)
-        return add_files(state, files, form, options, kinds)
+    def _add(self, state: TableState, options: TreeOptions) -> NewFiles:
+        form = leaf_format(state, self.progress.names.file("leaf"), options.leaf_target_bytes)
+        writer = FileWriter(state, form, options, self.progress.searches)
+        added = NewFiles()
+        for files, kinds in self.update._added:
+            added = added.plus(writer.add(files, kinds, added.in_root))
+        return added
 
     def _still_owned(self, leaves: pa.Table | None, base: BaseRoot, removal: Removal) -> pa.Table | None:
         """The new leaves. Of delete leaves whose data leaf loses files, by this commit or another since they were
         written, no owner is kept: such a file may be in the table again, in another place."""
         if leaves is None or base.root is None or leaves.column("referenced_file").null_count == len(leaves):
             return leaves
-        made, owners = self.update._made, leaves.column("referenced_file").drop_null().to_pylist()
+        owners = leaves.column("referenced_file").drop_null().to_pylist()
         now = {owner: base.root.vector_of.get(owner) for owner in owners}
-        if made.masks is None:
-            made.masks = now
-        changed = {owner for owner in owners if not same_vector(made.masks[owner], now[owner])}
+        if self.progress.masks is None:
+            self.progress.masks = now
+        changed = {owner for owner in owners if not same_vector(self.progress.masks[owner], now[owner])}
         return without_owners(leaves, changed.union(removal.masks))
 
     def _compacted(self, base: BaseRoot, state: TableState, change: TreeChange, options: TreeOptions) -> Fold | None:
         """The compaction that the table's properties let a commit make, of leaves that it does not touch."""
-        made = self.update._made
+        progress = self.progress
         if base.root is None or not options.compact_entries:
             return None
-        if made.compacted is None:
+        if progress.compacted is None:
             asked = CompactionOptions(max_entries=options.compact_entries)
             scope = scope_of(state, base.root, asked, change.masks)
-            made.compacted = rewrite(state, scope, choose_merges(scope), made.names.file("compact"))
-        return fold(state, base.root, made.compacted, blob_loader(state), change.masks) if made.compacted else None
+            progress.compacted = rewrite(state, scope, choose_merges(scope), progress.names.file("compact"))
+            progress.names.written.update(*(each.made.column("location").to_pylist() for each in progress.compacted))
+        if not progress.compacted:
+            return None
+        return fold(state, base.root, progress.compacted, blob_loader(state), change.masks)
 
-    def _removal(self, state: TableState, added: Addition) -> Removal:
-        update = self.update
-        parts = [find_files(state, files) for files in update._removed]
-        parts += [files_to_delete(state, row_filter) for row_filter in update._filters]
-        parts += [files_to_replace(state, files) for files in update._partitions_of]
+    def _removal(self, state: TableState, added: NewFiles) -> Removal:
+        update, searches = self.update, self.progress.searches
+        parts = [find_files(state, files, searches) for files in update._removed]
+        parts += [matching.find(state, searches) for matching in update._filters]
+        parts += [replaced.find(state, searches) for replaced in update._partitions_of]
         removal = reduce(Removal.plus, parts, Removal())
         if FileKind.DELETION_VECTOR not in added.tally.counts:
             return removal
-        return removal.plus(self._replaced_vectors(state, added, removal))
-
-    def _replaced_vectors(self, state: TableState, added: Addition, removal: Removal) -> Removal:
-        """The live deletes of the data files that get vectors, which take their place (semantics 5.5).
-
-        Raises CommitConflictError where they are a concurrent commit's.
-        """
-        paths = _vector_targets(state, added)
-        few = added.leaves is None
-        found = materialize(deletes_of(state, paths, few))
-        live = state.entries(state.manifests(ContentType.DATA_MANIFEST), state.projection(FOUND_COLUMNS))
-        data = live.where((F.col("content_type") == 0) & (F.col("version_info.status") != 2))
-        missing = paths.join(data, F.col("location") == F.col("data_path"), "left_anti").limit(1).toArrow()
-        if len(missing):
-            path = missing.column("data_path")[0].as_py()
-            raise CommitConflictError(f"{state.metadata.location}: {path}, of a new deletion vector, is no live file")
-        replaced = removal_of(found, state, few)
-        made, key = self.update._made, vectors_key(found)
-        if made.vectors is not None and made.vectors != key:
+        deletes = replaced_deletes(state, added, removal, searches)
+        if self.progress.replaced is not None and self.progress.replaced != deletes.names:
             raise CommitConflictError(
                 f"{state.metadata.location}: another commit has added a deletion vector for the same data file"
             )
-        made.vectors = key
-        already = replaced.shared(removal)
-        return replaced if already is None else removal_of(without(found, already, state), state, few)
+        self.progress.replaced = deletes.names
+        return removal.plus(deletes.removal)
 
-    def _summary(self, added: Addition, removal: Removal, manifests: ManifestCounts) -> Summary:
+    def _summary(self, added: NewFiles, removal: Removal, manifests: ManifestCounts) -> Summary:
         update = self.update
         return snapshot_summary(
             update.operation,
@@ -300,24 +298,7 @@ class _Attempt:
         )
 
 
-def _manifest_counts(base: BaseRoot, added: Addition, flush: Flush, compacted: Fold | None) -> ManifestCounts:
+def _manifest_counts(base: BaseRoot, added: NewFiles, flush: Flush, compacted: Fold | None) -> ManifestCounts:
     new = sum(len(leaves) for leaves in (added.leaves, flush.leaves) if leaves is not None)
-    kept = 0 if base.root is None else len(base.root.leaves)
+    kept = 0 if base.root is None else len(base.root.leaves) - len(spent_leaves(base.root))
     return (ManifestCounts() if compacted is None else compacted.counts).plus(ManifestCounts(new, kept))
-
-
-def _vector_targets(state: TableState, added: Addition) -> DataFrame:
-    """`data_path`: the data files that new deletion vectors are of."""
-    frames = []
-    if added.rows is not None:
-        rows = added.rows.filter(pc.equal(added.rows.column("content_type"), int(ContentType.POSITION_DELETES)))
-        frames.append(local_frame(state.spark, pa.table({"data_path": rows.column("referenced_file")})))
-    if added.leaves is not None:
-        deletes = pc.equal(added.leaves.column("content_type"), int(ContentType.DELETE_MANIFEST))
-        paths = added.leaves.filter(deletes).column("location").to_pylist()
-        if paths:
-            from sparkmeta.storage.location import escape_glob
-
-            read = state.spark.read.schema("content_type int, referenced_file string").parquet(*map(escape_glob, paths))
-            frames.append(read.where("content_type = 1").select(F.col("referenced_file").alias("data_path")))
-    return reduce(lambda left, right: left.unionByName(right), frames)

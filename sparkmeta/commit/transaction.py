@@ -6,7 +6,7 @@ from __future__ import annotations
 import logging
 import random
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
@@ -20,7 +20,15 @@ from pyiceberg.table.update import (
 )
 
 from sparkmeta.commit.snapshot_update import SnapshotUpdate
-from sparkmeta.errors import CommitFailedError, UnsupportedError, ValidationError
+from sparkmeta.commit.swap import metadata_folder
+from sparkmeta.errors import (
+    CommitFailedError,
+    NoSuchTableError,
+    SparkmetaError,
+    UnsupportedError,
+    ValidationError,
+    from_spark,
+)
 from sparkmeta.spec.metadata_model import TableMetadataV4
 from sparkmeta.spec.updates import UpdateSpec, update_table_metadata
 
@@ -31,6 +39,7 @@ if TYPE_CHECKING:
     from pyiceberg.table.update.snapshot import ManageSnapshots
     from pyiceberg.table.update.sorting import UpdateSortOrder
 
+    from sparkmeta.commit.new_snapshot import SnapshotNames
     from sparkmeta.spec.metadata import TableMetadata
     from sparkmeta.state import TableState
     from sparkmeta.storage.files import Files
@@ -40,7 +49,10 @@ _log = logging.getLogger(__name__)
 
 
 class Step(Protocol):
-    """A change that a commit makes; made anew on each state of the table that the commit is tried on."""
+    """A change that a commit makes; made anew on each state of the table that the commit is tried on.
+
+    A step that writes files has `names`, a `SnapshotNames`.
+    """
 
     def apply(self, state: TableState) -> TableMetadata:
         """The metadata that it makes of the state's metadata."""
@@ -189,28 +201,70 @@ def commit_steps(table: Table, steps: Sequence[Step]) -> Table:
     started = time.monotonic()
     for attempt in range(retry.retries + 1):
         metadata = table.metadata
-        for step in steps:
-            metadata = step.apply(replace(table.state, metadata=metadata))
+        try:
+            for step in steps:
+                metadata = step.apply(replace(table.state, metadata=metadata))
+        except Exception as error:
+            _discard_attempts(table, steps)
+            told = None if isinstance(error, SparkmetaError) else from_spark(error)
+            if told is not None:
+                raise told from error
+            raise
         try:
             swapped = swap.commit(table.metadata_location, table.metadata, metadata)
         except CommitFailedError:
             _discard_snapshots(table, metadata)
             waited = time.monotonic() - started
             if attempt == retry.retries or waited * 1000 > retry.total_ms:
+                _discard_attempts(table, steps)
                 raise
             time.sleep(retry.wait(attempt))
             table = table.refresh()
+        except (ValidationError, UnsupportedError, NoSuchTableError):
+            _discard_attempts(table, steps)
+            raise
         else:
+            _discard_unused(table, steps)
             return table.at(swapped.metadata_location, swapped.metadata)
     raise AssertionError("unreachable")
 
 
+def _discard_unused(table: Table, steps: Sequence[Step]) -> None:
+    """Delete what attempts have written and the commit did not use: no other one will."""
+    unused = [location for names in _names(steps) for location in sorted(names.written - names.used)]
+    discard(table.state.files, unused)
+
+
+def _discard_attempts(table: Table, steps: Sequence[Step]) -> None:
+    """Delete all that attempts have written, of which nothing was committed for certain.
+
+    Tasks of a failed job may have written files that they had no way to tell of, so the names decide.
+    """
+    files, folder = table.state.files, metadata_folder(table.metadata)
+    for names in _names(steps):
+        names.discarded = True
+        for snapshot_id in names.ids:
+            try:
+                locations = [status.location for status in files.list(folder, f"{snapshot_id}-*")]
+            except Exception as error:  # noqa: BLE001 - a store that lists nothing leaves orphans
+                _log.warning("%s: not listed: %s", folder, error)
+                locations = sorted(names.written)
+            discard(files, locations)
+
+
+def _names(steps: Sequence[Step]) -> Iterator[SnapshotNames]:
+    for step in steps:
+        names = getattr(step, "names", None)
+        if names is not None:
+            yield names
+
+
 def _discard_snapshots(table: Table, failed: TableMetadata) -> None:
-    """Deletes the roots and manifest lists that only an attempt has which was not committed for certain: no other one
-    will use them."""
+    """Delete the roots and manifest lists that only an attempt has which was not committed for certain."""
     known = {snapshot.snapshot_id for snapshot in table.metadata.snapshots}
-    found = (one.root_manifest or one.manifest_list for one in failed.snapshots if one.snapshot_id not in known)
-    discard(table.state.files, [location for location in found if location])
+    new = (snapshot for snapshot in failed.snapshots if snapshot.snapshot_id not in known)
+    locations = (snapshot.root_manifest or snapshot.manifest_list for snapshot in new)
+    discard(table.state.files, [location for location in locations if location])
 
 
 def discard(files: Files, locations: Sequence[str]) -> None:

@@ -7,7 +7,7 @@ is ADDED or DELETED; everything else is carried over as EXISTING; tombstones liv
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, reduce
 from typing import Any
 
@@ -152,6 +152,8 @@ def _conform_stats(values: pa.Array, kind: pa.StructType) -> pa.Array:
 
 def _edited(base: Root, change: TreeChange, stamp: Stamp, schema: pa.Schema, load: LoadBlob) -> list[pa.Table]:
     live = conform(base.table.filter(is_live(base.table)), schema)
+    spent = spent_leaves(base).difference(change.masks)
+    change = replace(change, dropped=change.dropped | spent)
     files = live.filter(one_of(live, FILES))
     leaves = live.filter(one_of(live, LEAVES))
     vectors = conform(base.vectors.drop_columns(["ordinal"]), schema)
@@ -308,6 +310,25 @@ def file_keys(files: pa.Table) -> list[FileKey]:
     offsets = pc.struct_field(files.column("deletion_vector"), "offset").to_pylist()
     rows = zip(kinds, files.column("location").to_pylist(), offsets, strict=True)
     return [FileKey(*row) for row in rows]
+
+
+def file_versions(base: Root) -> dict[FileKey, int]:
+    """The root's own live files and their file sequence numbers: a path may have come back with other rows."""
+    files = base.table.filter(pc.and_(one_of(base.table, FILES), is_live(base.table)))
+    return dict(zip(file_keys(files), version(files, "file_sequence_number").to_pylist(), strict=True))
+
+
+def spent_leaves(base: Root) -> frozenset[str]:
+    """The leaves of a root none of whose entries is live: all are masked or DELETED.
+
+    The next commit leaves them out: that they went was the change of the commit that masked the last of them.
+    """
+    leaves = base.leaves
+    stats = leaves.column("manifest_stats")
+    live = pc.add(*(pc.struct_field(stats, f"{name}_files_count").cast(pa.int64()) for name in _WITH_ROWS))
+    masked = {target: vector["record_count"] for target, vector in base.vector_of.items()}
+    rows = zip(leaves.column("location").to_pylist(), live.to_pylist(), strict=True)
+    return frozenset(location for location, count in rows if count is not None and count <= masked.get(location, 0))
 
 
 # -- versions -------------------------------------------------------------------------------------------------------

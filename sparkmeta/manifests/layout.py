@@ -7,7 +7,9 @@ A file leaves out what its kind of manifest can't hold, and stats that no row ha
 from __future__ import annotations
 
 import io
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
@@ -15,7 +17,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from sparkmeta.columns.bounds import bound_arrow_type
-from sparkmeta.errors import CorruptFileError
+from sparkmeta.errors import CorruptFileError, NotFoundError
 from sparkmeta.manifests.projection import CONTENT_STATS
 from sparkmeta.spec.entry import (
     CONTENT_ENTRY,
@@ -181,19 +183,81 @@ def read_manifest(
     Raises:
         CorruptFileError: no Parquet file, no V4 manifest, or a field of another type.
     """
+    with open_manifest(pa.BufferReader(data), location) as manifest:
+        return manifest.rows(None, stats, columns), manifest.properties
+
+
+@contextmanager
+def open_manifest(source: Any, location: str) -> Iterator[OpenManifest]:
+    """Open a V4 manifest whose parts are read one by one.
+
+    Args:
+        source: the file, as pyarrow takes it.
+        location: of the file, for errors.
+
+    Raises:
+        CorruptFileError: no Parquet file, or no V4 manifest.
+    """
+    with _parquet_errors(location):
+        file = pq.ParquetFile(source, page_checksum_verification=True)
+    with file:
+        metadata = file.metadata.metadata or {}
+        texts = {key.decode(errors="replace"): value.decode(errors="replace") for key, value in metadata.items()}
+        version = texts.get(FORMAT_VERSION_KEY)
+        if version != "4":
+            raise CorruptFileError(location, "format-version", version, "the file is no manifest of format version 4")
+        yield OpenManifest(file, location, texts)
+
+
+@contextmanager
+def _parquet_errors(location: str) -> Iterator[None]:
+    """Raise CorruptFileError for what pyarrow says of a file that is no sound Parquet file."""
     try:
-        with pq.ParquetFile(pa.BufferReader(data), page_checksum_verification=True) as file:
-            wanted = None if columns is None else _paths(file.schema_arrow, columns, stats)
-            table = file.read(wanted, use_threads=False)
-            table.validate(full=True)
-            metadata = file.metadata.metadata or {}
+        yield
     except (OSError, pa.ArrowException, ValueError, MemoryError) as error:
-        raise CorruptFileError(location, "file", data[:4].hex(), f"not a Parquet file: {error}"[:300]) from error
-    texts = {key.decode(errors="replace"): value.decode(errors="replace") for key, value in metadata.items()}
-    version = texts.get(FORMAT_VERSION_KEY)
-    if version != "4":
-        raise CorruptFileError(location, "format-version", version, "the file is no manifest of format version 4")
-    return _canonical(table, stats, location), texts
+        if isinstance(error, NotFoundError):
+            raise
+        raise CorruptFileError(location, "file", "Parquet", f"not a Parquet file: {error}"[:300]) from error
+
+
+@dataclass(frozen=True)
+class OpenManifest:
+    """A V4 manifest that is open for reading. properties: its key-value metadata."""
+
+    file: pq.ParquetFile
+    location: str
+    properties: dict[str, str]
+
+    @property
+    def row_groups(self) -> int:
+        """How many row groups the file has."""
+        return int(self.file.metadata.num_row_groups)
+
+    def first_row(self, group: int) -> int:
+        """The ordinal of a row group's first entry."""
+        return sum(self.file.metadata.row_group(before).num_rows for before in range(group))
+
+    def bounds(self, group: int, column: str) -> tuple[str, str] | None:
+        """The least and greatest value of a text field in a row group; None where the file does not tell."""
+        (name,) = _paths(self.file.schema_arrow, {column}, {}) or (None,)
+        chunks = self.file.metadata.row_group(group)
+        for index in range(chunks.num_columns if name is not None else 0):
+            chunk = chunks.column(index)
+            if chunk.path_in_schema == name:
+                known = chunk.is_stats_set and chunk.statistics.has_min_max
+                return (chunk.statistics.min, chunk.statistics.max) if known else None
+        return None
+
+    def rows(self, groups: Sequence[int] | None, stats: StatsTypes, columns: Collection[str] | None) -> pa.Table:
+        """The entries of some row groups (None: of all) as `read_manifest` gives them."""
+        with _parquet_errors(self.location):
+            names = None if columns is None else _paths(self.file.schema_arrow, columns, stats)
+            if groups is None:
+                table = self.file.read(names, use_threads=False)
+            else:
+                table = self.file.read_row_groups(list(groups), names, use_threads=False)
+            table.validate(full=True)
+        return _canonical(table, stats, self.location)
 
 
 def _paths(schema: pa.Schema, columns: Collection[str], stats: StatsTypes) -> list[str]:

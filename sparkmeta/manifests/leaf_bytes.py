@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -52,6 +52,23 @@ class TreeContext:
         """A snapshot's root; raises CorruptFileError."""
         return read_root(data, self.stats, self.spec_fields, location, (snapshot_id, sequence_number))
 
+    ALWAYS_READ: ClassVar = (
+        "content_type",
+        "version_info",
+        "location",
+        "file_format",
+        "partition_spec_id",
+        "record_count",
+    )
+    """Fields of entries that are read whatever is asked for."""
+
+    def stats_of(self, projection: EntryProjection) -> dict[int, str]:
+        """The stats to read for a projection: those that it names, and those of its partition values."""
+        wanted, partition = set(dict(projection.stats)), dict(projection.partition)
+        for fields in self.sources.values():
+            wanted.update(source for field_id, source in fields if field_id in partition)
+        return {one: name for one, name in self.stats.items() if one in wanted}
+
     def listed(self, root: Root) -> pa.RecordBatch:
         """A root as rows of a manifest list: its leaves, and itself for the files that stand in it."""
         table = tree_manifest_files(root, self.spec_fields, self.sources, own=True)
@@ -79,19 +96,22 @@ def decode_tree_manifest(
 
 def tree_entries(data: bytes, part: ManifestPart, projection: EntryProjection, context: TreeContext) -> pa.Table:
     """As `decode_tree_manifest`, in one chunk, of a projection without metrics maps."""
-    read = _stats_to_read(projection, context)
-    table, properties = read_manifest(data, read, part.location, {*projection.columns, *_ALWAYS_READ})
+    read = context.stats_of(projection)
+    table, properties = read_manifest(data, read, part.location, {*projection.columns, *context.ALWAYS_READ})
     ordinals = pa.array(np.arange(len(table)), pa.int64())
     if properties.get(CONTENT_KEY) == ROOT:
         files = one_of(table, FILES)
         table, ordinals = table.filter(files), ordinals.filter(files.combine_chunks())
-    return _projected(table, ordinals, part, projection, context)
+    return entries_of_rows(table, ordinals, part, projection, context)
 
 
-def _projected(
+def entries_of_rows(
     rows: pa.Table, ordinals: pa.Array, part: ManifestPart, projection: EntryProjection, context: TreeContext
 ) -> pa.Table:
-    """Rows of `tree_schema` as `tree_entries` gives them, inheritance applied."""
+    """Rows of `tree_schema`, with their ordinals in a leaf, as `tree_entries` gives them: inheritance applied.
+
+    Row ids are right only where the rows are all that the leaf has.
+    """
     columns = _columns(rows, part, context, projection)
     columns |= {MANIFEST: pa.repeat(pa.scalar(part.manifest, pa.int32()), len(rows)), ORDINAL: ordinals}
     arrays = [narrowed(columns[one.name], one.type) for one in projection.schema]
@@ -116,9 +136,14 @@ def tree_entries_here(
     tables = [read]
     for kind in roots.filter(is_own).column("content_type").to_pylist():
         rows = tree.root.of(OWN_ENTRIES[ContentType(kind)], live=False)
-        part = ManifestPart(tree.own_id(kind), tree.root.location, 0, ManifestContext(None, None, None))
-        tables.append(_projected(rows, rows.column("ordinal"), part, projection, context))
+        part = root_part(tree, ContentType(kind))
+        tables.append(entries_of_rows(rows, rows.column("ordinal"), part, projection, context))
     return pa.concat_tables(tables)
+
+
+def root_part(tree: Tree, content: ContentType) -> ManifestPart:
+    """The root's own files of one content as a manifest; they leave nothing to be inherited."""
+    return ManifestPart(tree.own_id(content), tree.root.location, 0, ManifestContext(None, None, None))
 
 
 def _unmasked(
@@ -134,16 +159,6 @@ def _unmasked(
             mask = masks.get(row[MANIFEST])
             kept = entries if mask is None else kept_rows(entries, unmasked(len(entries), mask, files))
             yield from kept.to_batches()
-
-
-_ALWAYS_READ = ("content_type", "version_info", "location", "file_format", "partition_spec_id", "record_count")
-
-
-def _stats_to_read(projection: EntryProjection, context: TreeContext) -> dict[int, str]:
-    wanted, partition = set(dict(projection.stats)), dict(projection.partition)
-    for fields in context.sources.values():
-        wanted.update(source for field_id, source in fields if field_id in partition)
-    return {one: name for one, name in context.stats.items() if one in wanted}
 
 
 def leaf_entries(data: bytes, part: ManifestPart, stats: Mapping[int, str]) -> pa.Table:

@@ -32,6 +32,9 @@ _FORMATS = {
     ContentType.DELETE_MANIFEST: ("avro", "parquet"),
     ContentType.MANIFEST_DELETION_VECTOR: ("puffin",),
 }
+_FORMAT_HINTS = {
+    ContentType.POSITION_DELETES: ": position deletes of format version 4 are deletion vectors in Puffin files",
+}
 _COUNTS = ("added_files_count", "existing_files_count", "deleted_files_count")
 
 
@@ -144,21 +147,44 @@ def _inherited(table: pa.Table, snapshot_id: int, sequence_number: int) -> pa.Ta
 
 def check_root(table: pa.Table, specs: Collection[int], location: str) -> None:
     """CorruptFileError for the first entry that its content type does not allow, or that lacks what it must have."""
-    for problem in entry_problems(table, specs, location):
-        raise problem.error
+    for problem in entry_problems(table, specs):
+        raise problem.error(location)
 
 
 @dataclass(frozen=True)
 class EntryProblem:
-    """What is wrong with an entry. row: its place among those that were checked."""
+    """What is wrong with an entry.
+
+    Attributes:
+        row: its place among those that were checked.
+        content_type: of the entry.
+        field, value: what breaks the rule; a dotted path for a child of a struct.
+        problem: why.
+    """
 
     row: int
-    error: CorruptFileError
+    content_type: int | None
+    field: str
+    value: Any
+    problem: str
+
+    def error(self, location: str) -> CorruptFileError:
+        """The error for an entry of this manifest."""
+        text = f"in entry {self.row}, of content type {self.content_type}: {self.problem}"
+        return CorruptFileError(location, self.field, self.value, text)
 
 
-def entry_problems(table: pa.Table, specs: Collection[int], location: str) -> list[EntryProblem]:
-    """Every entry, rows of `tree_schema`, that breaks a rule of the field matrix (semantics 8.4), rule by rule."""
-    check = _Checks(table, location)
+def entry_problems(
+    table: pa.Table, specs: Collection[int], columns: Collection[int] | None = None
+) -> list[EntryProblem]:
+    """Every entry, rows of `tree_schema`, that breaks a rule of the field matrix (semantics 8.4), rule by rule.
+
+    Args:
+        specs: ids of the table's partition specs.
+        columns: ids of all columns that the table's schemas ever had. With them come the rules for writers, which
+            readers do without: fields of columns that exist, and numbers that can be.
+    """
+    check = _Checks(table)
     check.known("content_type", tuple(int(kind) for kind in ContentType))
     check.present(("version_info", "record_count", "partition_spec_id", "file_format"), check.all)
     for name in ("status", "snapshot_id", "sequence_number", "file_sequence_number"):
@@ -169,13 +195,14 @@ def entry_problems(table: pa.Table, specs: Collection[int], location: str) -> li
     for kind, formats in _FORMATS.items():
         rows = one_of(table, [kind])
         known = pc.is_in(pc.utf8_lower(table.column("file_format")), pa.array(formats))
-        check.refuse("file_format", table.column("file_format"), pc.and_(rows, pc.invert(known)),
-                     f"a {kind.name.lower()} entry has one of {', '.join(formats)}")  # fmt: skip
-    negative = pc.less(table.column("record_count"), 0)
-    check.refuse("record_count", table.column("record_count"), negative, "it is negative")
+        problem = f"a {kind.name.lower()} entry has one of {', '.join(formats)}{_FORMAT_HINTS.get(kind, '')}"
+        check.refuse("file_format", table.column("file_format"), pc.and_(rows, pc.invert(known)), problem)
+    check.not_negative("record_count")
     _check_leaves(check)
     _check_deletes(check)
     _check_vectors(check)
+    if columns is not None:
+        _check_written(check, columns)
     return check.problems
 
 
@@ -231,11 +258,28 @@ def _check_vectors(check: _Checks) -> None:
     check.refuse("record_count", records, pc.and_(vectors, pc.less(records, 1)), "it masks nothing")
 
 
-class _Checks:
-    """Rules over the rows of a root; each one broken is a CorruptFileError that names the entry."""
+def _check_written(check: _Checks, columns: Collection[int]) -> None:
+    """Rules for writers."""
+    check.not_negative("file_size_in_bytes")
+    location = check.table.column("location")
+    check.refuse("location", location, pc.and_(one_of(check.table, FILES), pc.equal(location, "")), "it is empty")
+    ids = check.table.column("equality_ids")
+    unknown = [one is not None and not set(one) <= set(columns) for one in ids.to_pylist()]
+    check.refuse("equality_ids", ids, pa.array(unknown, pa.bool_()), "no schema of the table has such a column")
+    not_vector = pc.invert(one_of(check.table, [ContentType.POSITION_DELETES, ContentType.DELETE_MANIFEST, *VECTORS]))
+    check.absent(("referenced_file",), not_vector)
+    offset, size = check.vector("offset"), check.vector("size_in_bytes")
+    negative = pc.or_kleene(pc.less(offset, 0), pc.less(size, 0))
+    outside = pc.greater(pc.add(offset, size), check.table.column("file_size_in_bytes"))
+    problem = "the deletion vector lies outside its file"
+    check.refuse("deletion_vector.offset", offset, pc.or_kleene(negative, outside), problem)
 
-    def __init__(self, table: pa.Table, location: str) -> None:
-        self.table, self.location = table, location
+
+class _Checks:
+    """Rules over entries; each one broken is an `EntryProblem`."""
+
+    def __init__(self, table: pa.Table) -> None:
+        self.table = table
         self.problems: list[EntryProblem] = []
         self.all = pa.repeat(pa.scalar(True), len(table))
 
@@ -246,6 +290,10 @@ class _Checks:
         column = self.table.column(name)
         unknown = pc.invert(pc.is_in(column, pa.array(sorted(values), column.type)))
         self.refuse(name, column, unknown, f"not one of {', '.join(map(str, sorted(values)))}")
+
+    def not_negative(self, name: str) -> None:
+        column = self.table.column(name)
+        self.refuse(name, column, pc.less(column, 0), "it is negative")
 
     def present(self, names: Iterable[str], rows: pa.Array) -> None:
         for name in names:
@@ -260,5 +308,4 @@ class _Checks:
     def refuse(self, name: str, values: Any, wrong: Any, problem: str) -> None:
         for row in pc.indices_nonzero(pc.fill_null(wrong, False)).to_pylist():
             kind = self.table.column("content_type")[row].as_py()
-            text = f"in entry {row}, of content type {kind}: {problem}"
-            self.problems.append(EntryProblem(row, CorruptFileError(self.location, name, values[row].as_py(), text)))
+            self.problems.append(EntryProblem(row, kind, name, values[row].as_py(), problem))

@@ -212,6 +212,11 @@ def unmasked(entries: int, row: dict[str, Any], reader: ExecutorReader | Files) 
     return pa.array(left)
 
 
+def mask_flags(row: Mapping[str, Any], reader: ExecutorReader | Files) -> np.ndarray[Any, Any]:
+    """For each ordinal of a leaf whether its deletion vector, a row of `VECTOR_SCHEMA`, masks it."""
+    return _flags(dict(row), _blob(row, reader))
+
+
 def _blob(row: Mapping[str, Any], reader: ExecutorReader | Files | None) -> bytes:
     if row["inline_content"] is not None:
         return bytes(row["inline_content"])

@@ -25,8 +25,9 @@ from rich.console import Console
 from rich.table import Table as RichTable
 
 import sparkmeta as sm
-from sparkmeta.commit.addition import file_rows, leaf_format
 from sparkmeta.commit.base_root import base_root
+from sparkmeta.commit.file_rows import file_rows
+from sparkmeta.commit.new_files import leaf_format
 from sparkmeta.commit.new_snapshot import NewSnapshot, SnapshotNames
 from sparkmeta.commit.summary import ManifestCounts, Tally, snapshot_summary
 from sparkmeta.commit.transaction import commit_steps

@@ -179,7 +179,7 @@ def metrics(one: File) -> dict[str, dict[int, Any]]:
 class Task:
     """One snapshot to make. table: from which the transaction began; its own live files are `known` by their path.
 
-    spec: the one for new files. most_added: files in the largest DataFrame that it adds. error: what the commit must be
+    spec: the one for new files. added_counts: files in each DataFrame that it adds. error: what the commit must be
     refused with. before: the branch's live files before the first commit of the transaction.
     """
 
@@ -191,7 +191,7 @@ class Task:
     known: frozenset[str]
     spec: tuple[int, Sequence[str]]
     operation: str | None = None
-    most_added: int = 0
+    added_counts: list[int] = field(default_factory=list)
     error: type[Exception] | None = None
     before: Mapping[Key, File] = field(default_factory=dict)
 
@@ -205,8 +205,17 @@ class Task:
     def added(self, files: Sequence[File]) -> DataFrame:
         """New files as a commit takes them; of the draft from then on."""
         self.draft.add(files)
-        self.most_added = max(self.most_added, len(files))
+        self.added_counts.append(len(files))
         return self.maker.frame(files)
+
+    def fits_root(self, limit: int) -> bool:
+        """Whether all files that it adds stand in the root: those of a DataFrame do as long as there is room."""
+        room = limit
+        for count in self.added_counts:
+            if count > room:
+                return False
+            room -= count
+        return True
 
     def some_data(self, most: int) -> list[File]:
         chosen = [one for one in self.draft.data() if one.path in self.known]

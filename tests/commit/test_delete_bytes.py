@@ -11,23 +11,24 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import pyarrow as pa
-import pytest
 from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.table.sorting import UNSORTED_SORT_ORDER
 from pyiceberg.transforms import IdentityTransform
 from pyiceberg.types import IntegerType, NestedField, StringType
 
-from sparkmeta.commit.addition import Addition
+from sparkmeta.commit.new_files import NewFiles
 from sparkmeta.manifests.aggregate import leaf_row
 from sparkmeta.manifests.layout import DATA, tree_schema, write_manifest
 from sparkmeta.spec.new_table import new_metadata
 from sparkmeta.storage.files import LocalFiles
 from tests.commit.places import open_swap
-from tests.commit.tree_committers import ArrowFrame, find_files, opened
+from tests.commit.tree_committers import ArrowFrame, opened
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from pyspark.sql import SparkSession
 
 LEAVES, FILES = 100, 10_000
 HUNDREDTH = (8 << 20) // 100
@@ -64,21 +65,20 @@ def leaves(table: str, rng: random.Random) -> Iterator[pa.Table]:
             f"{table}/metadata/{rng.getrandbits(63)}-1-leaf-{rng.getrandbits(128):x}-{rng.getrandbits(128):x}.parquet"
         )
         LocalFiles().write_new(location, data)
-        row = leaf_row(entries, location, rng.randrange(4 << 20, 5 << 20), [PART]).to_pylist()[0]
+        row = leaf_row(entries, location, len(data), [PART]).to_pylist()[0]
         counts = {"added_files_count": FILES, "added_rows_count": int(rng.gauss(1e9, 3e4))}
         row |= {"record_count": FILES, "content_stats": stats(rng, number // 3)}
         row["manifest_stats"] |= counts
         yield pa.Table.from_pylist([row], schema=tree_schema(TYPES))
 
 
-def test_a_hundredth_of_a_manifest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hundredth_of_a_manifest(spark_session: SparkSession, tmp_path: Path) -> None:
     swap, location = open_swap("", tmp_path), f"file://{tmp_path}/table"
     swap.commit(None, None, new_metadata(location, SCHEMA, SPEC, UNSORTED_SORT_ORDER, {}, 4))
-    tx = opened(swap).transaction()
-    tx.update_snapshot()._made.additions = [Addition(leaves=pa.concat_tables(leaves(location, random.Random(1))))]
+    tx = opened(swap, spark_session).transaction()
+    tx.update_snapshot()._progress.added = NewFiles(leaves=pa.concat_tables(leaves(location, random.Random(1))))
     table, folder = tx.commit(), tmp_path / "table" / "metadata"
     before = {path.name for path in folder.iterdir()}
-    monkeypatch.setattr("sparkmeta.commit.snapshot_update.find_files", find_files)
     with table.transaction() as tx:
         tx.update_snapshot().delete(cast("Any", ArrowFrame(pa.table({"file_path": ["/data/7"]}))))
     new = {path.name: path.stat().st_size for path in folder.iterdir() if path.name not in before}

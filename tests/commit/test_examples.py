@@ -18,10 +18,13 @@ from pyiceberg.partitioning import UNPARTITIONED_PARTITION_SPEC, PartitionField,
 from pyiceberg.schema import Schema
 from pyiceberg.transforms import DayTransform, IdentityTransform
 from pyiceberg.types import LongType, NestedField, StringType, TimestamptzType
+from pyspark.sql import functions as F
 
 import sparkmeta as sm
 from sparkmeta.errors import CorruptFileError, from_spark
+from sparkmeta.spec.bitmap import PositionBitmap, write_deletion_vector
 from sparkmeta.spec.entry import ContentType
+from sparkmeta.spec.puffin import deletion_vector_blob, write_puffin
 from sparkmeta.spec.upgrade import upgrade_metadata
 from sparkmeta.storage.location import file_name
 from tests import handmade
@@ -100,12 +103,18 @@ class Committed:
         return self.spark.sql(" union all ".join(made))
 
     def vectors(self, *pairs: tuple[str, str]) -> DataFrame:
-        """Deletion vectors: (name, data file)."""
-        frames = [
-            self.files(name, content=1, file_format="puffin", referenced_data_file=f"/d/{of}", content_offset=4,
-                       content_size_in_bytes=40)
-            for name, of in pairs
-        ]  # fmt: skip
+        """Deletion vectors of all ten rows, each in a Puffin file: (name, data file)."""
+        frames = []
+        for name, of in pairs:
+            blob = write_deletion_vector(PositionBitmap.of(range(10)))
+            file = write_puffin([deletion_vector_blob(blob, f"/d/{of}", 10)])
+            path = Path(self.table.location().removeprefix("file://")) / name
+            path.write_bytes(file.data)
+            (place,) = file.blobs
+            row = self.files(name, content=1, file_format="puffin", referenced_data_file=f"/d/{of}",
+                             content_offset=place.offset, content_size_in_bytes=place.length,
+                             file_size_in_bytes=len(file.data))  # fmt: skip
+            frames.append(row.withColumn("file_path", F.lit(str(path))))
         whole = frames[0]
         for one in frames[1:]:
             whole = whole.unionByName(one)
@@ -283,7 +292,8 @@ def test_11_one_deletion_vector_takes_the_place_of_another(spark: SparkSession, 
     assert table.root() == ["(D1 D2):EXISTING", "(DV1):EXISTING", "mask{0}:ADDED", "DV2:ADDED"]
     assert table.changes() == ({"DV2"}, {"DV1"})
     table.commit("row_delta", None, table.vectors(("DV4", "D2")))
-    assert table.root() == ["(D1 D2):EXISTING", "(DV1):EXISTING", "mask{0}:EXISTING", "DV2:DELETED", "DV4:ADDED"]
+    # The delete leaf, all masked, has left the root.
+    assert table.root() == ["(D1 D2):EXISTING", "DV2:DELETED", "DV4:ADDED"]
     assert table.changes() == ({"DV4"}, {"DV2"})
     assert live(table.table) == {"D1": [], "D2": ["DV4"]}
 
@@ -308,7 +318,8 @@ def test_16_a_data_file_goes_with_its_deletion_vector(spark: SparkSession, tmp_p
     assert (table.changes(), table.written) == ((set(), {"D1", "DV1"}), 1)
     assert planned(table.table) == {"D2"}
     table.commit("delete", table.paths("D2"))
-    assert sorted(table.root()[2:]) == ["mask{0 1}:ADDED", "mask{0}:DELETED", "mask{0}:EXISTING"]
+    # Of the delete leaf nothing was live any more: it leaves the root with its mask (C13).
+    assert sorted(table.root()) == ["(D1 D2):EXISTING", "mask{0 1}:ADDED", "mask{0}:DELETED"]
     assert planned(table.table) == set()
 
 

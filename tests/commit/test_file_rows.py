@@ -21,12 +21,12 @@ TABLE = "/warehouse/t"
 STATS = {1: "long", 2: "string", 3: "double", 4: "uuid", 101: "date"}
 SPECS = {
     0: (),
-    1: (TupleField(("part",), 2, "string"), TupleField(("ts_day", "day"), 101, "date")),
-    2: (TupleField(("ratio",), 3, "double"), TupleField(("old",), None, "int")),
-    3: (TupleField(("id",), 4, "uuid"),),
-    4: (TupleField(("zorder",), None, ANY),),
+    1: (TupleField(1000, ("part",), 2, "string"), TupleField(1001, ("ts_day", "day"), 101, "date")),
+    2: (TupleField(1002, ("ratio",), 3, "double"), TupleField(1003, ("old",), None, "int")),
+    3: (TupleField(1004, ("id",), 4, "uuid"),),
+    4: (TupleField(1005, ("zorder",), None, ANY),),
 }
-ROWS = FileRows(TABLE, STATS, SPECS, 0)
+ROWS = FileRows(TABLE, STATS, SPECS, 0, frozenset(STATS))
 
 Row = dict[str, Any]
 
@@ -81,24 +81,29 @@ def test_deletes() -> None:
 @pytest.mark.parametrize(
     ("row", "problem"),
     [
-        (file(file_path=None), "file_path.*required"),
-        (file(file_format=None), "file_format.*required"),
-        (file(record_count=None), "record_count.*required"),
-        (file(file_size_in_bytes=None), "file_size_in_bytes.*required"),
+        (file(file_path=None), "file_path.*missing"),
+        (file(file_format=None), "file_format.*missing"),
+        (file(record_count=None), "record_count.*missing"),
+        (file(file_size_in_bytes=None), "file_size_in_bytes.*missing"),
         (file(record_count=-1), "record_count.*-1.*negative"),
         (file(file_size_in_bytes=-1), "file_size_in_bytes.*negative"),
-        (file(content=3), "content.*3.*not one of"),
-        (file(spec_id=9), "spec_id.*9.*no spec"),
+        (file(content=3), "content of file.* is 3: this is the type of a manifest"),
+        (file(spec_id=9), "spec_id.*9.*not one of 0, 1"),
         (file(spec_id=4, partition={"zorder": "x"}), "spec_id.*4.*a transform that is not known"),
         (file(file_format="csv"), "file_format.*csv"),
         (file(content=1, referenced_data_file="/d/x"), "position deletes of format version 4"),
-        (file(file_format="puffin"), "only deletion vectors are Puffin"),
-        (file(content=2, equality_ids=[1], file_format="puffin"), "only deletion vectors are Puffin"),
+        (file(file_format="puffin"), "file_format.*puffin.*has one of avro, orc, parquet"),
+        (file(content=2, equality_ids=[1], file_format="puffin"), "file_format.*puffin.*has one of avro, orc, parquet"),
         (vector(referenced_data_file=None), "referenced_data_file"),
         (vector(content_offset=None), "content_offset"),
         (vector(content_size_in_bytes=None), "content_size_in_bytes"),
         (file(content=2), "equality_ids"),
-        (file(content=2, equality_ids=[]), "equality_ids"),
+        (file(content=2, equality_ids=[1, 77]), r"equality_ids of file /d/a.parquet is \[1, 77\]: no schema"),
+        (file(equality_ids=[1]), "equality_ids.*no such field"),
+        (file(file_path=""), "file_path of file  is '': it is empty"),
+        (file(referenced_data_file="/d/b"), "referenced_data_file.*no such field"),
+        (vector(content_offset=-1), "content_offset.*outside its file"),
+        (vector(content_size_in_bytes=96), "content_offset.*outside its file"),
         (file(record_count="many"), "column record_count"),
         (file(partition={"part": "x"}, spec_id=1), "partition of file /d/a.parquet has no field ts_day"),
         (file(spec_id=1), "partition of file /d/a.parquet has no field part"),
@@ -112,6 +117,24 @@ def test_a_file_that_is_none(row: Row, problem: str) -> None:
     with pytest.raises(ValidationError, match=problem) as caught:
         entries(row)
     assert TABLE in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("metrics", "problem"),
+    [
+        ({"null_value_counts": {1: -1}}, r"null_value_counts\[1\] of file /d/a.parquet is -1: it is negative"),
+        ({"value_counts": {1: 3}, "null_value_counts": {1: 4}}, r"null_value_counts\[1\].* 4: .* value_counts\[1\]"),
+        ({"value_counts": {3: 3}, "nan_value_counts": {3: 4}}, r"nan_value_counts\[3\].* 4: .* value_counts\[3\]"),
+        ({"lower_bounds": {2: b"b"}, "upper_bounds": {2: b"a"}}, r"lower_bounds\[2\].*'b'.*upper_bounds\[2\]"),
+    ],
+)
+def test_statistics_that_contradict_each_other(metrics: dict[str, dict[int, Any]], problem: str) -> None:
+    fields = [pa.field(name, map_type(name)) for name in metrics]
+    table = pa.Table.from_pylist([file()])
+    for field in fields:
+        table = table.append_column(field, pa.array([list(metrics[field.name].items())], field.type))
+    with pytest.raises(ValidationError, match=problem):
+        ROWS.entries(table)
 
 
 # -- partitions -----------------------------------------------------------------------------------------------------
@@ -160,7 +183,7 @@ def test_files_of_several_specs() -> None:
 
 
 def test_files_without_a_spec_are_of_the_default_one() -> None:
-    rows = FileRows(TABLE, STATS, SPECS, 2)
+    rows = FileRows(TABLE, STATS, SPECS, 2, frozenset(STATS))
     row = entries(file(partition={"ratio": 1.0}), rows=rows)[0]
     assert row["partition_spec_id"] == 2
 

@@ -130,7 +130,7 @@ class Run:
         limit = int(begun.properties["write.tree.direct-files"])
         for step, (snapshot_id, (task, draft)) in enumerate(zip(new, made, strict=True), 1):
             added, files = draft.finished(number + step)
-            few = task.most_added <= limit
+            few = task.fits_root(limit)
             head = Snapshot(snapshot_id, head, number + step, task.operation, added, draft.removed, files, few)
             self.snapshots[snapshot_id] = head
             self.refs[branch] = snapshot_id

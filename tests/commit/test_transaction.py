@@ -422,10 +422,10 @@ def test_snapshot_isolation(table: sm.Table, spark_session: SparkSession, tmp_pa
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
-        ({"file_path": None}, "file_path of file None is None: it is required"),
+        ({"file_path": None}, "file_path of file None is None: it is missing"),
         ({"record_count": -1}, "record_count of file /data/f1 is -1: it is negative"),
-        ({"file_format": "CSV"}, "file_format of file /data/f1 is 'csv': not one of"),
-        ({"content": 7}, "content of file /data/f1 is 7: not one of 0, 1, 2"),
+        ({"file_format": "CSV"}, "file_format of file /data/f1 is 'csv': a data entry has one of"),
+        ({"content": 7}, "content of file /data/f1 is 7: this is the type of a manifest's entry"),
         ({"partition": None}, "partition of file /data/f1 has no field s"),
     ],
 )

@@ -320,7 +320,8 @@ def check_statuses(writer: Writer, plan: Plan, table: pa.Table, stamp: Stamp) ->
     assert not found.of(*LEAVES, statuses=(DELETED,))
     assert {row["referenced_file"] for row in found.of(MDV, statuses=(ADDED,))} == set(plan.masks)
     assert {row["referenced_file"] for row in found.of(MDV, statuses=(DELETED,))} == replaced
-    kept = {row["location"] for row in before.of(*LEAVES)} - plan.dropped
+    kept = {row["location"] for row in before.of(*LEAVES) if row["location"] in plan.masks or has_live(row, before)}
+    kept -= plan.dropped
     made = {row["location"] for row in plan.existing}
     assert {row["location"] for row in found.of(*LEAVES, statuses=(EXISTING,))} == kept | made
     for row in found.root:
@@ -331,6 +332,13 @@ def check_statuses(writer: Writer, plan: Plan, table: pa.Table, stamp: Stamp) ->
             assert version["sequence_number"] == version["file_sequence_number"] == stamp.sequence_number
     ranks = [(DM, XM, MDV, DATA, EQ, PD).index(row["content_type"]) for row in found.root]
     assert ranks == sorted(ranks)
+
+
+def has_live(manifest: Row, reading: Reading) -> bool:
+    """Whether some entry of a leaf is live: leaves without one are left out of the next root."""
+    masked = reading.mask(manifest["location"])
+    rows = enumerate(reading.store.rows(manifest["location"]))
+    return any(ordinal not in masked and status(row) != DELETED for ordinal, row in rows)
 
 
 def check_vectors(writer: Writer, plan: Plan, table: pa.Table) -> None:

@@ -1,6 +1,6 @@
 """Commits to a tree by processes that have no Spark: what one of them does, and what the table must be at the end.
 
-A small commit is the driver's own work but for looking up the files that it removes, which is done in Python here.
+A small commit is the driver's own work, its searches for the files that it removes among few leaves included.
 Worker w appends some files in each step, and removes its files of an earlier step, with an entry of a leaf that all
 workers remove entries from: their deletion vectors have to be merged whoever comes first.
 """
@@ -12,33 +12,28 @@ import random
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
 import pyarrow as pa
-import pyarrow.compute as pc
-import pytest
 from pyiceberg.partitioning import UNPARTITIONED_PARTITION_SPEC
 from pyiceberg.schema import Schema
 from pyiceberg.table.sorting import UNSORTED_SORT_ORDER
 from pyiceberg.types import LongType, NestedField
 
-from sparkmeta.commit.addition import Addition
-from sparkmeta.commit.removal import Removal
-from sparkmeta.commit.summary import Tally, tally_of
-from sparkmeta.commit.tree import file_keys, vector_bitmap
-from sparkmeta.errors import CommitFailedError, CommitStateUnknownError, ValidationError
+from sparkmeta.commit.new_files import NewFiles
+from sparkmeta.errors import CommitFailedError, CommitStateUnknownError
 from sparkmeta.manifests.aggregate import leaf_row
-from sparkmeta.manifests.layout import DATA, read_manifest, tree_schema, write_manifest
-from sparkmeta.manifests.root import FILES, is_live, one_of
-from sparkmeta.spec.bitmap import PositionBitmap
+from sparkmeta.manifests.layout import DATA, tree_schema, write_manifest
 from sparkmeta.spec.new_table import new_metadata
 from sparkmeta.state import TableState
 from sparkmeta.storage.files import LocalFiles
 from sparkmeta.table import Table
 
 if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
     from sparkmeta.commit.swap import Swap
 
 STATS = {1: "long"}
@@ -74,6 +69,14 @@ class ArrowFrame:
         return self.table
 
 
+class NoSpark:
+    """A session that knows no setting, and does nothing else."""
+
+    @property
+    def conf(self) -> Any:
+        return SimpleNamespace(get=lambda _, default=None: default, getAll={})
+
+
 def files_of(worker: int, step: int) -> dict[str, int]:
     """The files that a step adds, and their records; none before the first step."""
     if step < 1:
@@ -99,7 +102,7 @@ def create(swap: Swap, folder: Path, workers: int, commits: int) -> Table:
     leaves = [_write_leaf(swap.load().metadata.location, number, rows[number::LEAVES]) for number in range(LEAVES)]
     tx = opened(swap).transaction()
     update = tx.update_snapshot()
-    update._made.additions = [Addition(leaves=pa.concat_tables(leaves))]
+    update._progress.added = NewFiles(leaves=pa.concat_tables(leaves))
     return tx.commit()
 
 
@@ -115,47 +118,18 @@ def _write_leaf(table: str, number: int, rows: list[dict[str, Any]]) -> pa.Table
     return leaf_row(entries, location, len(data), ())
 
 
-def opened(swap: Swap) -> Table:
-    """The table as it is now, without a Spark session."""
+def opened(swap: Swap, spark: SparkSession | None = None) -> Table:
+    """The table as it is now, without a Spark session unless one is given."""
     version = swap.load()
-    state = TableState(cast("Any", None), LocalFiles(), version.metadata, version.metadata.current_snapshot())
+    state = TableState(
+        spark or cast("Any", NoSpark()), LocalFiles(), version.metadata, version.metadata.current_snapshot()
+    )
     return Table(state, version.metadata_location, "table", swap=swap)
-
-
-@lru_cache
-def leaf_paths(location: str) -> list[str]:
-    """The paths in a leaf, by ordinal."""
-    table, _ = read_manifest(LocalFiles().read(location), STATS, location)
-    return cast("list[str]", table.column("location").to_pylist())
-
-
-def find_files(state: TableState, files: ArrowFrame) -> Removal:
-    """As the engine's, by the driver alone."""
-    wanted = set(files.toArrow().column("file_path").to_pylist())
-    assert state.tree is not None
-    root = state.tree.root
-    live = root.table.filter(pc.and_(one_of(root.table, FILES), is_live(root.table)))
-    own = live.filter(pc.is_in(live.column("location"), pa.array(sorted(wanted))))
-    keys, masks = file_keys(own), dict[str, PositionBitmap]()
-    found = {key.location for key in keys}
-    vectors = {row["referenced_file"]: row for row in root.vectors.drop_columns(["ordinal"]).to_pylist()}
-    for leaf in root.leaves.column("location").to_pylist():
-        hits = {ordinal for ordinal, path in enumerate(leaf_paths(leaf)) if path in wanted}
-        if leaf in vectors:
-            masked = vector_bitmap(vectors[leaf], lambda *_: b"")
-            hits -= {int(one) for part in masked.positions() for one in part}
-        if hits:
-            masks[leaf] = PositionBitmap.of(sorted(hits))
-            found |= {leaf_paths(leaf)[ordinal] for ordinal in hits}
-    if found != wanted:
-        raise ValidationError(f"{sorted(wanted - found)} are no live files of the table")
-    return Removal(masks, frozenset(keys), Tally(tally_of(own)))
 
 
 def work(swap: Swap, folder: Path, worker: int, commits: int) -> None:
     """Makes a worker's commits, from where the table says that it stands; notes what it was told."""
-    with pytest.MonkeyPatch.context() as patch, (folder / f"worker.{worker}").open("a") as notes:
-        patch.setattr("sparkmeta.commit.snapshot_update.find_files", find_files)
+    with (folder / f"worker.{worker}").open("a") as notes:
         chance = random.Random(os.getpid())
         table = opened(swap)
         while (step := int(table.properties.get(f"worker.{worker}", "0")) + 1) <= commits:

@@ -48,7 +48,7 @@ class Folder(LocalFiles):
 def without_spark() -> Iterator[None]:
     """The jobs of compactions run in this process."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("sparkmeta.commit.addition.executor_writer", lambda _: None)
+        patch.setattr("sparkmeta.commit.new_files.executor_writer", lambda _: None)
         patch.setattr("sparkmeta.maintain.compact.rewrite", _rewrite)
         patch.setattr("sparkmeta.commit.compact.fold._masks", _masks)
         yield

@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 from pyspark.sql import functions as F
 
 from sparkmeta.commit.affinity import DELETE_ENTRY_BYTES, live_owners, named_owners, with_owners, write_affiliated
+from sparkmeta.commit.new_leaves import leaf_frame
 from sparkmeta.manifests.leaf_writer import leaf_count, write_owned_leaves
 from sparkmeta.manifests.projection import CONTENT_STATS, MANIFEST, EntryProjection
 from sparkmeta.manifests.root import one_of
@@ -49,8 +50,6 @@ def rewrite_deletes(job: RewriteJob, group: Group, data: Sequence[Rewritten]) ->
 
 def _owners(job: RewriteJob, group: Group, data: Sequence[Rewritten]) -> DataFrame:
     """The owners that deletes of the group may come to have: new data leaves, and kept ones where need be."""
-    from sparkmeta.commit.compact.rewrite import leaf_frame
-
     state = job.state
     projection = EntryProjection.of(("location", "version_info"))
     made = pa.concat_tables([job.form.schema.empty_table(), *(one.made for one in data)])

@@ -11,12 +11,21 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import functions as F
 
-from sparkmeta.commit.compact.rewrite import Rewritten, leaf_frame
+from sparkmeta.commit.compact.rewrite import Rewritten
+from sparkmeta.commit.new_leaves import leaf_frame
 from sparkmeta.commit.summary import ManifestCounts
-from sparkmeta.commit.tree import FileKey, LoadBlob, TreeChange, file_keys, same_vector, vector_bitmap, without_owners
+from sparkmeta.commit.tree import (
+    FileKey,
+    LoadBlob,
+    TreeChange,
+    file_versions,
+    same_vector,
+    vector_bitmap,
+    without_owners,
+)
 from sparkmeta.manifests.avro.read import schema_of
 from sparkmeta.manifests.projection import MANIFEST, ORDINAL, EntryProjection
-from sparkmeta.manifests.root import FILES, LEAVES, Root, is_live, one_of, version
+from sparkmeta.manifests.root import LEAVES, Root, is_live, one_of
 from sparkmeta.manifests.vectors import VECTOR_SCHEMA, masked_ordinals, vector_row
 from sparkmeta.session import local_frame
 from sparkmeta.spec.bitmap import PositionBitmap, read_inline_vector, write_deletion_vector
@@ -70,7 +79,7 @@ def fold(state: TableState, base: Root, done: Sequence[Rewritten], load: LoadBlo
     the vector is not of the new data leaf, and its delete leaf must not be of that one either.
     """
     leaves = {row["location"]: row for row in _leaf_rows(base)}
-    own = _file_versions(base)
+    own = file_versions(base)
     fit: list[Rewritten] = []
     moved: set[FileKey] = set()
     gone: dict[str, PositionBitmap] = {}
@@ -99,12 +108,6 @@ def fold(state: TableState, base: Root, done: Sequence[Rewritten], load: LoadBlo
 def _leaf_rows(base: Root) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = base.leaves.select(["location", "referenced_file"]).to_pylist()
     return rows
-
-
-def _file_versions(base: Root) -> dict[FileKey, int]:
-    """The root's own live files and their sequence numbers: a path may have come back with other rows."""
-    files = base.table.filter(pc.and_(one_of(base.table, FILES), is_live(base.table)))
-    return dict(zip(file_keys(files), version(files, "file_sequence_number").to_pylist(), strict=True))
 
 
 def _changes(

@@ -11,7 +11,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import functions as F
 
-from sparkmeta.commit.addition import leaf_format
 from sparkmeta.commit.compact.choose import Choice, Group, Scope
 from sparkmeta.commit.compact.deletes import rewrite_deletes
 from sparkmeta.commit.compact.tasks import (
@@ -23,14 +22,14 @@ from sparkmeta.commit.compact.tasks import (
 )
 from sparkmeta.commit.exchange import RANGE_SCHEMA, exchanged, range_bounds
 from sparkmeta.commit.flush import existing
+from sparkmeta.commit.new_files import leaf_format
+from sparkmeta.commit.new_leaves import leaf_frame
 from sparkmeta.commit.tree import FileKey, file_keys
 from sparkmeta.errors import UnsupportedError
 from sparkmeta.manifests.avro.read import schema_of
-from sparkmeta.manifests.leaf import read_leaf_entries
 from sparkmeta.manifests.leaf_writer import read_rows_stream, rows_stream
 from sparkmeta.manifests.projection import CONTENT_STATS, EntryProjection
 from sparkmeta.manifests.root import version
-from sparkmeta.manifests.tree import leaf_roots, leaf_units
 from sparkmeta.session import local_frame, read_tasks
 from sparkmeta.storage.files import ExecutorReader, executor_reader
 
@@ -250,12 +249,3 @@ def made_leaves(written: DataFrame) -> dict[int, list[pa.Table]]:
     for group, leaf in zip(rows.column("group").to_pylist(), rows.column("leaf"), strict=True):
         made.setdefault(group, []).append(read_rows_stream(leaf.as_buffer()))
     return made
-
-
-def leaf_frame(state: TableState, leaves: pa.Table, projection: EntryProjection) -> DataFrame:
-    """Physical entries of leaves, rows of `tree_schema` that need not be of the state's root; by Spark's own reader.
-
-    `manifest` is the leaf's place among them.
-    """
-    ids = pa.array(range(len(leaves)), pa.int32())
-    return read_leaf_entries(state.spark, leaf_units(leaf_roots(leaves, ids)), projection, state.tuple_sources)

@@ -1,0 +1,216 @@
+"""Find the files that a commit names, with the deletion vectors that go with data files.
+
+Where a file stands is looked for by what its row tells, in this order: the root itself, the manifest that it names, its
+partition, and only then in all manifests.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import functions as F
+
+from sparkmeta.commit.candidates import leaves_of_partitions, live_leaves, named_leaves
+from sparkmeta.commit.file_rows import file_rows
+from sparkmeta.commit.removal import Removal, removal_of, removal_of_rows
+from sparkmeta.commit.search import FEW_FILES, FOUND_COLUMNS, Candidates, FileName, PathSearch, names_of, search_all
+from sparkmeta.errors import ValidationError
+from sparkmeta.manifests.layout import whole
+from sparkmeta.manifests.projection import MANIFEST, ORDINAL, PARTITION
+from sparkmeta.manifests.tree import IN_ROOT
+from sparkmeta.plan.prune import is_live, live_manifests
+from sparkmeta.plan.strategy import consumed_deletes
+from sparkmeta.session import materialize
+from sparkmeta.spec.entry import ContentType
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+    from sparkmeta.state import TableState
+
+_COLUMNS = ("file_path", "content_offset", "manifest_path", "spec_id", PARTITION)
+_PATH, _OFFSET = "named_path", "named_offset"
+
+
+@dataclass
+class Searches:
+    """The searches of one commit, which its attempts share."""
+
+    files: PathSearch = field(default_factory=lambda: PathSearch("location"))
+    new_files: PathSearch = field(default_factory=lambda: PathSearch("location"))
+    deletes: PathSearch = field(default_factory=lambda: PathSearch("referenced_file"))
+
+
+def find_files(state: TableState, files: DataFrame, searches: Searches) -> Removal:
+    """Find the live entries of data and equality delete files by path, and of deletion vectors by path and offset.
+
+    With a data file goes its deletion vector.
+
+    Args:
+        files: rows with `file_path`; `content_offset` for deletion vectors. `manifest_path`, and `spec_id` with
+            `partition`, tell where to look first.
+
+    Raises:
+        ValidationError: a path that is null, is no live file of the table, or is there twice.
+    """
+    named = [name for name in _COLUMNS if name in files.columns]
+    if "file_path" not in named:
+        raise ValidationError("the files to remove have no column file_path")
+    rows = files.select(*named)
+    head = rows.limit(FEW_FILES + 1).toArrow()
+    return _find_few(state, head, searches) if len(head) <= FEW_FILES else _find_many(state, rows)
+
+
+# -- few ------------------------------------------------------------------------------------------------------------
+
+
+def _find_few(state: TableState, rows: pa.Table, searches: Searches) -> Removal:
+    names = _names(state, rows)
+    # Only deletion vectors have an offset.
+    data = [] if all(name.offset is not None for name in names) else [ContentType.DATA_MANIFEST]
+    leaves = [live_leaves(state, content) for content in (*data, ContentType.DELETE_MANIFEST)]
+    stages = [search_all(root_files(state))]
+    stages += [stage for manifests in leaves for stage in _hinted(state, rows, manifests)]
+    stages += map(search_all, leaves)
+    entries = searches.files.find(state, names, stages)
+    wanted = set(names)
+    entries = entries.filter(pa.array([name in wanted for name in names_of(entries)], pa.bool_()))
+    if missing := wanted.difference(names_of(entries)):
+        raise ValidationError(f"{state.metadata.location}: {min(missing).path} is no live file of the table")
+    data_files = entries.filter(pc.equal(entries.column("content_type"), int(ContentType.DATA)))
+    vectors = vectors_of(state, data_files, searches)
+    others = vectors.filter(pa.array([name not in wanted for name in names_of(vectors)], pa.bool_()))
+    return removal_of_rows(pa.concat_tables([entries, others]), state)
+
+
+def _names(state: TableState, rows: pa.Table) -> list[FileName]:
+    paths = rows.column("file_path").to_pylist()
+    offsets = rows.column("content_offset").to_pylist() if "content_offset" in rows.column_names else [None] * len(rows)
+    names = [FileName(*name) for name in zip(paths, offsets, strict=True)]
+    for name, count in Counter(names).items():
+        if name.path is None:
+            raise ValidationError(f"{state.metadata.location}: file_path of a file to remove is None")
+        if count > 1:
+            raise ValidationError(f"{state.metadata.location}: {name.path} is to be removed twice")
+    return names
+
+
+def root_files(state: TableState) -> pa.Table:
+    """The manifests, rows of `state.roots`, that are the root's own files."""
+    return state.roots.filter(pc.equal(state.roots.column("file_format"), IN_ROOT))
+
+
+def _hinted(state: TableState, rows: pa.Table, leaves: pa.Table) -> list[Candidates]:
+    """The stages that rows tell of: the leaves that they name, then those of their partitions."""
+    stages: list[Candidates] = []
+    if "manifest_path" in rows.column_names:
+        paths = rows.column("manifest_path").drop_null().unique().to_pylist()
+        stages.append(search_all(named_leaves(leaves, paths)))
+    partitions = file_rows(state).partitions(rows)
+    if partitions is not None and len(partitions):
+        stages.append(lambda _: leaves_of_partitions(state, leaves, partitions))
+    return stages
+
+
+def vectors_of(state: TableState, data: pa.Table, searches: Searches) -> pa.Table:
+    """The live deletion vectors of data files, entries of `FOUND_COLUMNS` as `data` are."""
+    deletes = deletes_of(state, data, searches)
+    return deletes.filter(pc.struct_field(deletes.column("deletion_vector"), "offset").is_valid())
+
+
+def deletes_of(state: TableState, data: pa.Table, searches: Searches) -> pa.Table:
+    """As `vectors_of`, with the position delete files of upgraded tables that name one data file."""
+    leaves = _delete_leaves(state, data)
+    entries = searches.deletes.search(state, leaves, data.column("location").to_pylist())
+    return entries.filter(pc.equal(entries.column("content_type"), int(ContentType.POSITION_DELETES)))
+
+
+def _delete_leaves(state: TableState, data: pa.Table) -> pa.Table:
+    """The delete manifests that may hold deletes of data files: those affiliated to the manifests that the files stand
+    in, and of the unaffiliated ones those of their partitions (table spec, Scan Planning)."""
+    deletes = live_leaves(state, ContentType.DELETE_MANIFEST)
+    if not len(deletes) or not len(data):
+        return deletes.slice(0, 0)
+    homes = pc.is_in(state.roots.column(MANIFEST), whole(data.column(MANIFEST)).unique())
+    consumed = consumed_deletes(deletes, state.roots.filter(homes), state)
+    owned = consumed.column("referenced_file").is_valid()
+    unowned = consumed.filter(pc.invert(owned))
+    names = ["partition_spec_id", *([PARTITION] if PARTITION in data.column_names else [])]
+    return pa.concat_tables([consumed.filter(owned), leaves_of_partitions(state, unowned, data.select(names))])
+
+
+# -- many -----------------------------------------------------------------------------------------------------------
+
+
+def _find_many(state: TableState, rows: DataFrame) -> Removal:
+    asked = materialize(rows)
+    keys = asked.select(*_key_columns(asked))
+    twice = keys.groupBy(_PATH, _OFFSET).count().where("count > 1").limit(1).toArrow().to_pylist()
+    if twice:
+        raise ValidationError(f"{state.metadata.location}: {twice[0][_PATH]} is to be removed twice")
+    everywhere = live_manifests(state.roots)
+    manifests = _named_manifests(asked, everywhere)
+    entries = materialize(_entries_of(state, manifests, keys))
+    missing = _first_missing(keys, entries)
+    if missing is not None and len(manifests) < len(everywhere):
+        entries = materialize(_entries_of(state, everywhere, keys))
+        missing = _first_missing(keys, entries)
+    if missing is not None:
+        raise ValidationError(f"{state.metadata.location}: {missing} is no live file of the table")
+    vectors = many_vectors_of(state, entries.where(F.col("content_type") == int(ContentType.DATA)))
+    taken = entries.where(F.col("content_type") == int(ContentType.POSITION_DELETES))
+    others = vectors.join(taken.select(MANIFEST, ORDINAL), [MANIFEST, ORDINAL], "left_anti")
+    return removal_of(entries.unionByName(others), state)
+
+
+def _key_columns(asked: DataFrame) -> tuple[Column, Column]:
+    offset = F.col("content_offset") if "content_offset" in asked.columns else F.lit(None).cast("long")
+    return F.col("file_path").alias(_PATH), offset.alias(_OFFSET)
+
+
+def _named_manifests(asked: DataFrame, manifests: pa.Table) -> pa.Table:
+    """The manifests that the files say they are in, and the root's own files, if all say so; else all."""
+    if "manifest_path" not in asked.columns:
+        return manifests
+    paths = asked.select("manifest_path").distinct().toArrow().column("manifest_path")
+    if paths.null_count:
+        return manifests
+    in_root = pc.equal(manifests.column("file_format"), IN_ROOT)
+    return manifests.filter(pc.or_(in_root, pc.is_in(manifests.column("location"), whole(paths))))
+
+
+def _same_file() -> Column:
+    return (F.col("location") == F.col(_PATH)) & F.col("deletion_vector.offset").eqNullSafe(F.col(_OFFSET))
+
+
+def _entries_of(state: TableState, manifests: pa.Table, keys: DataFrame) -> DataFrame:
+    entries = state.entries(manifests, state.projection(FOUND_COLUMNS)).where(is_live().text)
+    return entries.join(keys, _same_file(), "left_semi")
+
+
+def _first_missing(keys: DataFrame, entries: DataFrame) -> str | None:
+    missing = keys.join(entries, _same_file(), "left_anti").limit(1).toArrow().to_pylist()
+    return str(missing[0][_PATH]) if missing else None
+
+
+def many_vectors_of(state: TableState, data: DataFrame) -> DataFrame:
+    """As `vectors_of`, of data entries that Spark holds."""
+    return many_deletes_of(state, data).where(F.col("deletion_vector.offset").isNotNull())
+
+
+def many_deletes_of(state: TableState, data: DataFrame) -> DataFrame:
+    """As `deletes_of`, of data entries that Spark holds; runs a job that tells their manifests."""
+    deletes = live_leaves(state, ContentType.DELETE_MANIFEST)
+    if len(deletes):
+        ids = data.select(MANIFEST).distinct().toArrow().column(MANIFEST)
+        homes = state.roots.filter(pc.is_in(state.roots.column(MANIFEST), whole(ids)))
+        deletes = consumed_deletes(deletes, homes, state)
+    entries = state.entries(deletes, state.projection(FOUND_COLUMNS)).where(is_live().text)
+    position = entries.where(F.col("content_type") == int(ContentType.POSITION_DELETES))
+    return position.join(
+        data.select(F.col("location").alias(_PATH)), F.col("referenced_file") == F.col(_PATH), "left_semi"
+    )

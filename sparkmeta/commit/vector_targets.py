@@ -1,0 +1,345 @@
+"""Check new deletion vectors against the data files that they are of, and find the deletes that they replace.
+
+A deletion vector that is lost, or that forgets a position, brings deleted rows back. So the rules about vectors hold
+before a commit: one for each data file, of the file's own partition, of a file that is live, with no more positions
+than the file has rows, and with all positions of the vector that it replaces (semantics 5.5, 8.5 E).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import functions as F
+
+from sparkmeta.commit.candidates import leaves_of_partitions, live_leaves, named_leaves
+from sparkmeta.commit.named import Searches, deletes_of, many_deletes_of, root_files
+from sparkmeta.commit.removal import Removal, removal_of, removal_of_rows, without, without_rows
+from sparkmeta.commit.search import FEW_FILES, FOUND_COLUMNS, FileName, names_of, search_all
+from sparkmeta.errors import CommitConflictError, CorruptFileError, NotFoundError, ValidationError
+from sparkmeta.manifests.avro.read import schema_of
+from sparkmeta.manifests.layout import whole
+from sparkmeta.manifests.projection import MANIFEST, PARTITION
+from sparkmeta.plan.deletes import partition_key
+from sparkmeta.plan.prune import is_live
+from sparkmeta.session import local_frame, map_here, materialize
+from sparkmeta.spec.bitmap import PositionBitmap, read_deletion_vector
+from sparkmeta.spec.entry import ContentType
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+    from sparkmeta.commit.new_files import NewFiles
+    from sparkmeta.state import TableState
+    from sparkmeta.storage.files import ExecutorReader, Files
+
+_POSITION = int(ContentType.POSITION_DELETES)
+# The driver compares so many pairs of deletion vectors sooner than a job does.
+_PAIRS_ON_DRIVER = 64
+
+# A new deletion vector and the one that it replaces.
+_PAIR_SCHEMA = pa.schema(
+    [
+        pa.field("data_path", pa.string()),
+        *(
+            pa.field(f"{age}_{name}", kind)
+            for age in ("new", "old")
+            for name, kind in (("location", pa.string()), ("offset", pa.int64()), ("size", pa.int64()),
+                               ("records", pa.int64()))
+        ),
+    ]
+)  # fmt: skip
+_LOST_SCHEMA = pa.schema([pa.field("data_path", pa.string()), pa.field("position", pa.int64())])
+
+
+@dataclass(frozen=True)
+class ReplacedDeletes:
+    """The deletes whose place new deletion vectors take.
+
+    Attributes:
+        removal: their entries, without those that the commit removes by name.
+        names: what tells this set of deletes from another, wherever in the tree they stand.
+    """
+
+    removal: Removal
+    names: Any
+
+
+def replaced_deletes(state: TableState, added: NewFiles, removal: Removal, searches: Searches) -> ReplacedDeletes:
+    """Check a commit's new deletion vectors against the files that they are of, and find the deletes that they replace.
+
+    Raises:
+        CommitConflictError: a vector of a file that is not live.
+        ValidationError: any other broken rule.
+    """
+    deletes = added.of([ContentType.POSITION_DELETES], ContentType.DELETE_MANIFEST)
+    if deletes.count <= FEW_FILES:
+        entries = deletes.entries(state)
+        vectors = entries.filter(pc.equal(entries.column("content_type"), _POSITION))
+        return _few(state, vectors, added, removal, searches)
+    return _many(state, deletes.frame(state).where(F.col("content_type") == _POSITION), added, removal)
+
+
+# -- few ------------------------------------------------------------------------------------------------------------
+
+
+def find_targets(state: TableState, vectors: pa.Table, named: Collection[str], searches: Searches) -> pa.Table:
+    """Find the live data files of few deletion vectors.
+
+    Args:
+        vectors: entries of `FOUND_COLUMNS`.
+        named: locations of manifests that may hold the files.
+    """
+    leaves = live_leaves(state, ContentType.DATA_MANIFEST)
+    columns = ["partition_spec_id", *([PARTITION] if PARTITION in vectors.column_names else [])]
+    stages = [
+        search_all(root_files(state)),
+        search_all(named_leaves(leaves, named)),
+        lambda _: leaves_of_partitions(state, leaves, vectors.select(columns)),
+        search_all(leaves),
+    ]
+    paths = vectors.column("referenced_file").to_pylist()
+    entries = searches.files.find(state, map(FileName, paths), stages)
+    return entries.filter(pc.equal(entries.column("content_type"), int(ContentType.DATA)))
+
+
+def _few(
+    state: TableState, vectors: pa.Table, added: NewFiles, removal: Removal, searches: Searches
+) -> ReplacedDeletes:
+    table = state.metadata.location
+    paths = vectors.column("referenced_file")
+    counts = paths.value_counts() if len(paths) else []
+    for count in counts:
+        if count["counts"].as_py() > 1:
+            raise ValidationError(f"{table}: {count['values']} gets two deletion vectors in one commit")
+    before = find_targets(state, vectors, added.named, searches)
+    live = without_rows(before, removal, state)
+    missing = set(paths.to_pylist()).difference(live.column("location").to_pylist())
+    targets = pa.concat_tables([live, _new_data(state, added, missing)])
+    places = pc.index_in(paths, whole(targets.column("location")))
+    if places.null_count:
+        path = paths.filter(places.is_null())[0]
+        if path.as_py() in before.column("location").to_pylist():
+            raise ValidationError(f"{table}: {path} gets a deletion vector and is removed in one commit")
+        raise CommitConflictError(f"{table}: {path}, of a new deletion vector, is no live file")
+    _check_pairs(state, vectors, targets.take(places))
+    deletes = deletes_of(state, live, searches)
+    _check_replaced(state, vectors, deletes)
+    rest = without_rows(deletes, removal, state)
+    return ReplacedDeletes(removal_of_rows(rest, state), frozenset(names_of(deletes)))
+
+
+def _new_data(state: TableState, added: NewFiles, paths: Collection[str]) -> pa.Table:
+    """The data files of these paths that the commit itself adds."""
+    data = added.of([ContentType.DATA], ContentType.DATA_MANIFEST)
+    schema = state.projection(FOUND_COLUMNS).schema
+    if not paths or not data.count:
+        return schema.empty_table()
+    if data.count <= FEW_FILES:
+        added_data = data.entries(state)
+        return added_data.filter(pc.is_in(added_data.column("location"), pa.array(sorted(paths), pa.string())))
+    wanted = F.broadcast(local_frame(state.spark, pa.table({_TARGET: sorted(paths)})))
+    entries = data.frame(state).join(wanted, F.col("location") == F.col(_TARGET), "left_semi")
+    return entries.select(*schema.names).toArrow().cast(schema)
+
+
+def _check_pairs(state: TableState, vectors: pa.Table, targets: pa.Table) -> None:
+    """ValidationError for a vector of another partition than its file, or of more rows than that has."""
+    same = pc.equal(vectors.column("partition_spec_id"), targets.column("partition_spec_id"))
+    for field_id in state.partition_fields:
+        left, right = (
+            _comparable(pc.struct_field(whole(side.column(PARTITION)), str(field_id))) for side in (vectors, targets)
+        )
+        both_null = pc.and_(left.is_null(), right.is_null())
+        same = pc.and_(same, pc.or_(both_null, pc.fill_null(pc.equal(left, right), False)))
+    for row in pc.indices_nonzero(pc.invert(same)).to_pylist()[:1]:
+        raise _wrong_partition(state, vectors.slice(row, 1), targets.slice(row, 1))
+    more = pc.greater(vectors.column("record_count"), targets.column("record_count"))
+    for row in pc.indices_nonzero(more).to_pylist()[:1]:
+        path, records = vectors.column("referenced_file")[row], vectors.column("record_count")[row]
+        raise ValidationError(
+            f"{state.metadata.location}: record_count of the deletion vector of {path} is {records}: the file has "
+            f"{targets.column('record_count')[row]} rows"
+        )
+
+
+def _comparable(values: pa.Array) -> pa.Array:
+    """Floats as their bits, so that -0.0 differs from 0.0 and NaN is NaN; all else as it is."""
+    if not pa.types.is_floating(values.type):
+        return values
+    size = values.type.bit_width
+    one_nan = pc.if_else(pc.fill_null(pc.is_nan(values), False), pa.scalar(float("nan"), values.type), values)
+    bits = one_nan.fill_null(0).to_numpy(zero_copy_only=False).view(f"int{size}")
+    return pc.if_else(values.is_valid(), pa.array(bits), pa.scalar(None, pa.from_numpy_dtype(bits.dtype)))
+
+
+def _wrong_partition(state: TableState, vector: pa.Table, target: pa.Table) -> ValidationError:
+    places = [
+        (side.column("partition_spec_id")[0].as_py(),
+         side.column(PARTITION)[0].as_py() if PARTITION in side.column_names else {})
+        for side in (vector, target)
+    ]  # fmt: skip
+    shown = [f"{_partition_text(state, spec_id, values)} of spec {spec_id}" for spec_id, values in places]
+    path = target.column("location")[0]
+    return ValidationError(
+        f"{state.metadata.location}: partition of the deletion vector of {path} is {shown[0]}: "
+        f"the file is in {shown[1]}"
+    )
+
+
+def _partition_text(state: TableState, spec_id: int, values: Mapping[str, Any]) -> str:
+    fields = state.specs[spec_id].fields
+    return "/".join(f"{field.name}={values.get(str(field.field_id))!r}" for field in fields) or "no partition"
+
+
+def _check_replaced(state: TableState, vectors: pa.Table, deletes: pa.Table) -> None:
+    """ValidationError for a vector that lacks a position of the one that it replaces."""
+    old = deletes.filter(pc.struct_field(deletes.column("deletion_vector"), "offset").is_valid())
+    if not len(old):
+        return
+    new = vectors.take(pc.index_in(old.column("referenced_file"), whole(vectors.column("referenced_file"))))
+    columns = {"data_path": old.column("referenced_file"), **_pair_side("new", new), **_pair_side("old", old)}
+    pairs = pa.table([columns[field.name] for field in _PAIR_SCHEMA], schema=_PAIR_SCHEMA)
+    fewer = pairs.filter(pc.less(pairs.column("new_records"), pairs.column("old_records")))
+    for row in fewer.slice(0, 1).to_pylist():
+        raise _fewer_positions(state, row)
+    if state.reader is None:
+        return
+    if state.driver_files is not None and len(pairs) <= _PAIRS_ON_DRIVER:
+        lost = map_here(pairs, partial(_lost_positions, state.files), _LOST_SCHEMA)
+        _refuse_lost(state, lost)
+    else:
+        _check_bitmaps(state, local_frame(state.spark, pairs))
+
+
+def _pair_side(age: str, vectors: pa.Table) -> dict[str, Any]:
+    place = vectors.column("deletion_vector")
+    return {
+        f"{age}_location": vectors.column("location"),
+        f"{age}_offset": pc.struct_field(place, "offset"),
+        f"{age}_size": pc.struct_field(place, "size_in_bytes"),
+        f"{age}_records": vectors.column("record_count"),
+    }
+
+
+def _fewer_positions(state: TableState, pair: Mapping[str, Any]) -> ValidationError:
+    return ValidationError(
+        f"{state.metadata.location}: record_count of the deletion vector of {pair['data_path']} is "
+        f"{pair['new_records']}: the one that it replaces has {pair['old_records']}, and all of its positions stay"
+    )
+
+
+def _check_bitmaps(state: TableState, pairs: DataFrame) -> None:
+    assert state.reader is not None
+    lost = pairs.mapInArrow(partial(_lost_positions, state.reader), schema_of(_LOST_SCHEMA))
+    _refuse_lost(state, lost.limit(1).toArrow())
+
+
+def _refuse_lost(state: TableState, lost: pa.Table) -> None:
+    for row in lost.slice(0, 1).to_pylist():
+        raise ValidationError(
+            f"{state.metadata.location}: the deletion vector of {row['data_path']} lacks position {row['position']}, "
+            "which the one that it replaces has"
+        )
+
+
+def _lost_positions(files: ExecutorReader | Files, pairs: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """For each pair whose new vector lacks positions of the old one, the first of these."""
+    for batch in pairs:
+        lost = []
+        for pair in batch.to_pylist():
+            new = _bitmap(files, pair, "new")
+            try:
+                old = _bitmap(files, pair, "old")
+            except (NotFoundError, CorruptFileError):  # then its positions are lost to readers as well
+                continue
+            positions = next(old.difference(new).positions(), np.empty(0, np.int64))
+            if len(positions):
+                lost.append({"data_path": pair["data_path"], "position": int(positions[0])})
+        yield pa.RecordBatch.from_pylist(lost, schema=_LOST_SCHEMA)
+
+
+def _bitmap(files: ExecutorReader | Files, pair: Mapping[str, Any], age: str) -> PositionBitmap:
+    location, offset, size, records = (pair[f"{age}_{name}"] for name in ("location", "offset", "size", "records"))
+    return read_deletion_vector(files.read_range(location, offset, size), location, records)
+
+
+# -- many -----------------------------------------------------------------------------------------------------------
+
+_TARGET, _TARGET_KEY, _TARGET_ROWS, _VECTOR_KEY = "target", "target_key", "target_rows", "vector_key"
+
+
+def _many(state: TableState, vectors: DataFrame, added: NewFiles, removal: Removal) -> ReplacedDeletes:
+    leaves = live_leaves(state, ContentType.DATA_MANIFEST)
+    live = state.entries(leaves, state.projection(FOUND_COLUMNS)).where(is_live().text)
+    data = live.where(F.col("content_type") == int(ContentType.DATA))
+    if removal.masks or removal.keys:
+        data = without(data, removal, state)
+    new = added.of([ContentType.DATA], ContentType.DATA_MANIFEST)
+    if new.count:
+        data = data.unionByName(new.frame(state))
+    key = partition_key(state).column()
+    targets = data.select(
+        F.col("location").alias(_TARGET), MANIFEST, key.alias(_TARGET_KEY), F.col("record_count").alias(_TARGET_ROWS)
+    )
+    narrow = vectors.select("referenced_file", "location", "deletion_vector", "record_count", key.alias(_VECTOR_KEY))
+    placed = materialize(narrow.join(targets, F.col("referenced_file") == F.col(_TARGET), "left"))
+    _refuse_many(state, placed)
+    live_targets = placed.where(F.col(MANIFEST).isNotNull()).select(F.col(_TARGET).alias("location"), MANIFEST)
+    deletes = materialize(many_deletes_of(state, live_targets))
+    old = deletes.where(F.col("deletion_vector.offset").isNotNull())
+    pairs = old.select(F.col("referenced_file").alias("data_path"), *_pair_columns("old")).join(
+        placed.select(F.col("referenced_file").alias("data_path"), *_pair_columns("new")), "data_path"
+    )
+    pairs = materialize(pairs.select(*_PAIR_SCHEMA.names))
+    for row in pairs.where("new_records < old_records").limit(1).toArrow().to_pylist():
+        raise _fewer_positions(state, row)
+    if state.reader is not None:
+        _check_bitmaps(state, pairs)
+    rest = without(deletes, removal, state) if removal.masks or removal.keys else deletes
+    return ReplacedDeletes(removal_of(rest, state), _fingerprint(deletes))
+
+
+def _pair_columns(age: str) -> list[Column]:
+    place = F.col("deletion_vector")
+    values = {"location": F.col("location"), "offset": place["offset"], "size": place["size_in_bytes"],
+              "records": F.col("record_count")}  # fmt: skip
+    return [value.alias(f"{age}_{name}") for name, value in values.items()]
+
+
+def _refuse_many(state: TableState, placed: DataFrame) -> None:
+    """The rules of `_few`, of vectors with their targets."""
+    table, path = state.metadata.location, F.col("referenced_file")
+    missing = placed.where(F.col(_TARGET).isNull()).select(path).limit(1).toArrow()
+    if len(missing):
+        raise CommitConflictError(f"{table}: {missing[0][0]}, of a new deletion vector, is no live file")
+    twice = placed.groupBy(path).count().where("count > 1").limit(1).toArrow()
+    if len(twice):
+        raise ValidationError(f"{table}: {twice[0][0]} gets two deletion vectors in one commit")
+    foreign = placed.where(~F.col(_VECTOR_KEY).eqNullSafe(F.col(_TARGET_KEY)))
+    keys = [F.col(name).cast("string") for name in (_VECTOR_KEY, _TARGET_KEY)]
+    for row in foreign.select(path, *keys).limit(1).toArrow().to_pylist():
+        raise ValidationError(
+            f"{table}: partition of the deletion vector of {row['referenced_file']} is {row[_VECTOR_KEY]}: the file is "
+            f"in {row[_TARGET_KEY]}"
+        )
+    longer = placed.where(F.col("record_count") > F.col(_TARGET_ROWS)).select(path, "record_count", _TARGET_ROWS)
+    for row in longer.limit(1).toArrow().to_pylist():
+        raise ValidationError(
+            f"{table}: record_count of the deletion vector of {row['referenced_file']} is {row['record_count']}: the "
+            f"file has {row[_TARGET_ROWS]} rows"
+        )
+
+
+def _fingerprint(deletes: DataFrame) -> tuple[Any, ...]:
+    """What tells one set of deletes from another; runs a job. A flush and a compaction move entries, and don't change
+    it."""
+    offset = F.coalesce("deletion_vector.offset", F.lit(-1).cast("long"))
+    hashes = F.sum(F.xxhash64("location", offset).cast("decimal(38,0)"))
+    row = deletes.agg(F.count("*").alias("deletes"), F.coalesce(hashes, F.lit(0)).cast("decimal(38,0)").alias("hashes"))
+    return tuple(row.toArrow().to_pylist()[0].values())

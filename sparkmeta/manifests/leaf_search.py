@@ -1,0 +1,120 @@
+"""Find entries of V4 leaves by the value of one column, reading as little of each leaf as its statistics allow.
+
+Runs in Spark tasks, or in threads of the driver where the leaves are few; free of Spark.
+"""
+
+from __future__ import annotations
+
+import io
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sparkmeta.manifests.avro.read import part_of
+from sparkmeta.manifests.layout import OpenManifest, open_manifest, whole
+from sparkmeta.manifests.leaf_bytes import TreeContext, entries_of_rows
+from sparkmeta.manifests.projection import EntryProjection
+from sparkmeta.manifests.vectors import mask_flags
+
+if TYPE_CHECKING:
+    from sparkmeta.storage.files import ExecutorReader, Files
+
+
+@dataclass(frozen=True)
+class LeafSearch:
+    """Finds the unmasked entries of leaves whose `column` has one of some values. Picklable.
+
+    Args:
+        column: a field of the content entry that holds text: `location` or `referenced_file`.
+        values: sorted, without repeats and nulls.
+        projection: what to read of the entries; without metrics maps.
+        context: the table's types and partition sources.
+        masks: small id of a leaf -> its deletion vector, a row of `VECTOR_SCHEMA`.
+        files: opens leaves and the Puffin files of their deletion vectors.
+    """
+
+    column: str
+    values: Sequence[str]
+    projection: EntryProjection
+    context: TreeContext
+    masks: Mapping[int, Mapping[str, Any]]
+    files: ExecutorReader | Files
+
+    def __call__(self, units: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """The entries found in leaves, rows of `PART_SCHEMA`, as batches of the projection's schema."""
+        for unit in units:
+            for row in unit.to_pylist():
+                yield from self._in_leaf(row).to_batches()
+
+    def _in_leaf(self, unit: Mapping[str, Any]) -> pa.Table:
+        source = RangedFile(self.files, unit["location"], unit["file_size_in_bytes"])
+        with open_manifest(pa.PythonFile(source, "r"), unit["location"]) as manifest:
+            groups = [group for group in range(manifest.row_groups) if self._may_hold(manifest, group)]
+            rows, ordinals = self._matching(manifest, groups)
+        mask = self.masks.get(unit["manifest"])
+        if len(ordinals) and mask is not None:
+            unmasked = ~mask_flags(mask, self.files)[ordinals]
+            rows, ordinals = rows.filter(pa.array(unmasked)), ordinals[unmasked]
+        return entries_of_rows(rows, pa.array(ordinals, pa.int64()), part_of(unit), self.projection, self.context)
+
+    def _may_hold(self, manifest: OpenManifest, group: int) -> bool:
+        bounds = manifest.bounds(group, self.column)
+        if bounds is None:
+            return True
+        place = bisect_left(self.values, bounds[0])
+        return place < len(self.values) and self.values[place] <= bounds[1]
+
+    def _matching(self, manifest: OpenManifest, groups: list[int]) -> tuple[pa.Table, np.ndarray[Any, Any]]:
+        """The rows that match, as rows of `tree_schema`, and their ordinals. Reads the other columns of those row
+        groups only that hold a match."""
+        wanted = pa.array(self.values, pa.string())
+        matches: dict[int, np.ndarray[Any, Any]] = {}
+        for group in groups:
+            column = whole(manifest.rows([group], {}, {self.column}).column(self.column))
+            places = np.flatnonzero(pc.is_in(column, wanted).to_numpy(zero_copy_only=False))
+            if len(places):
+                matches[group] = places
+        stats = self.context.stats_of(self.projection)
+        columns = {*self.projection.columns, *TreeContext.ALWAYS_READ}
+        tables, ordinals = [manifest.rows([], stats, columns)], [np.empty(0, np.int64)]
+        for group, places in matches.items():
+            tables.append(manifest.rows([group], stats, columns).take(pa.array(places)))
+            ordinals.append(manifest.first_row(group) + places)
+        return pa.concat_tables(tables), np.concatenate(ordinals)
+
+
+class RangedFile(io.RawIOBase):
+    """A file read by ranges, as pyarrow takes it."""
+
+    def __init__(self, files: ExecutorReader | Files, location: str, size: int) -> None:
+        super().__init__()
+        self._files, self._location, self._size, self._position = files, location, size, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def size(self) -> int:
+        return self._size
+
+    def tell(self) -> int:
+        return self._position
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        start = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size}[whence]
+        self._position = start + offset
+        return self._position
+
+    def read(self, size: int | None = -1) -> bytes:
+        left = max(0, self._size - self._position)
+        count = left if size is None or size < 0 else min(size, left)
+        data = self._files.read_range(self._location, self._position, count) if count else b""
+        self._position += len(data)
+        return data

@@ -1,0 +1,172 @@
+"""A commit that is tried again writes nothing anew but the root, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+
+import sparkmeta as sm
+from sparkmeta.errors import CommitConflictError, CommitFailedError
+from sparkmeta.manifests.root import LEAVES
+from sparkmeta.storage.files import LocalFiles
+from tests.commit.test_transaction import SCHEMA, SPEC, commit, files, live, vectors, written
+
+SOAK = os.environ.get("SPARKMETA_SOAK") == "1"
+Change = Callable[[Any], Any]
+
+LEAF_LIMITS = {"write.tree.direct-files": "0", "write.tree.inline-vector-bytes": "0"}
+ROOT_LIMITS = {"write.tree.direct-files": "100", "write.tree.flush-data-files": "2"}
+
+
+@pytest.fixture
+def empty(spark_session: SparkSession, tmp_path: Path) -> sm.Table:
+    catalog = sm.load_catalog("test", type="hadoop", warehouse=str(tmp_path))
+    quick = {"commit.retry.min-wait-ms": "1"}
+    return catalog.create_table("db.t", SCHEMA, SPEC, properties=quick, format_version=4, spark=spark_session)
+
+
+def orphans(table: sm.Table) -> set[str]:
+    """The metadata files that no snapshot, and no version of the table, names."""
+    used = {"version-hint.text", *(path.rpartition("/")[2] for path in metadata_files(table))}
+    for snapshot in table.snapshots():
+        state = table.state.at(snapshot)
+        assert state.tree is not None
+        locations = state.tree.root.table.column("location").drop_null().to_pylist()
+        used |= {location.rpartition("/")[2] for location in (*locations, snapshot.root_manifest)}
+    return {name for name in written(table) if name not in used and not name.startswith(".")}
+
+
+def metadata_files(table: sm.Table) -> list[str]:
+    return [table.metadata_location, *(entry.metadata_file for entry in table.metadata.metadata_log)]
+
+
+def named(spark: SparkSession, *ids: int) -> DataFrame:
+    return spark.createDataFrame([(f"/data/f{number}",) for number in ids], "file_path string")
+
+
+def leaves(table: sm.Table) -> set[str]:
+    assert table.state.tree is not None
+    return set(table.state.tree.root.of(LEAVES).column("location").to_pylist())
+
+
+def test_a_search_opens_only_what_others_wrote(
+    empty: sm.Table, spark_session: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = commit(empty, lambda tx: tx.set_properties(LEAF_LIMITS))
+    for number in range(6):
+        table = commit(table, lambda tx: tx.update_snapshot().append(files(spark_session, number)))  # noqa: B023
+    stale, known = table, leaves(table)
+    table = commit(table, lambda tx: tx.update_snapshot().append(files(spark_session, 7)))
+    opened: list[str] = []
+    read_range = LocalFiles.read_range
+
+    def counted(self: LocalFiles, location: str, offset: int, size: int) -> bytes:
+        opened.append(location)
+        return read_range(self, location, offset, size)
+
+    monkeypatch.setattr(LocalFiles, "read_range", counted)
+    table = commit(stale, lambda tx: tx.update_snapshot().delete(named(spark_session, 2, 4)))
+    assert live(table) == ["f0", "f1", "f3", "f5", "f7"]
+    # Of each leaf its footer and some columns are read, once; of the other commit's leaf nothing, as all were found.
+    first = [location for location in opened if location in known]
+    assert len({*opened}) <= len(known) + 1
+    assert first == opened[: len(first)]
+
+
+@pytest.mark.parametrize("limits", [LEAF_LIMITS, ROOT_LIMITS], ids=["leaves", "root"])
+@pytest.mark.parametrize("change", ["append", "delete", "filter", "vectors", "partitions"])
+def test_nothing_stays_of_an_attempt_that_lost(
+    empty: sm.Table, spark_session: SparkSession, tmp_path: Path, limits: dict[str, str], change: str
+) -> None:
+    spark = spark_session
+    table = commit(empty, lambda tx: tx.set_properties(limits))
+    table = commit(table, lambda tx: tx.update_snapshot().append(files(spark, 0, 1, 2)))
+    table = commit(table, lambda tx: tx.update_snapshot().append(files(spark, 3, part="b")))
+    changes: dict[str, tuple[Change, list[str]]] = {
+        "append": (
+            lambda tx: tx.update_snapshot().append(files(spark, 5, 6)),
+            ["f0", "f1", "f2", "f3", "f5", "f6", "f9"],
+        ),
+        "delete": (lambda tx: tx.update_snapshot().delete(named(spark, 1)), ["f0", "f2", "f3", "f9"]),
+        "filter": (lambda tx: tx.update_snapshot().delete(row_filter="s = 'b'"), ["f0", "f1", "f2", "f9"]),
+        "vectors": (
+            lambda tx: tx.update_snapshot().row_delta(deletes=vectors(spark, tmp_path, "v.puffin", f1=[1], f2=[3])),
+            ["f0", "f1", "f2", "f3", "f9"],
+        ),
+        "partitions": (
+            lambda tx: tx.update_snapshot().replace_partitions(files(spark, 7, part="b")),
+            ["f0", "f1", "f2", "f7", "f9"],
+        ),
+    }
+    run, expected = changes[change]
+    stale = table
+    commit(table, lambda tx: tx.update_snapshot().append(files(spark, 9, part="c")))
+    table = commit(stale, run)
+    assert live(table) == expected
+    assert orphans(table) == set()
+    assert [row.asDict() for row in table.check().collect()] == []
+
+
+@pytest.mark.parametrize("direct", ["0", "100"])
+def test_nothing_stays_of_a_commit_that_failed(empty: sm.Table, spark_session: SparkSession, direct: str) -> None:
+    """Leaves, Puffin files and roots of all attempts are deleted, since none was committed."""
+    spark = spark_session
+    limits = {**LEAF_LIMITS, "write.tree.direct-files": direct, "commit.retry.num-retries": "0"}
+    table = commit(empty, lambda tx: tx.set_properties(limits))
+    table = commit(table, lambda tx: tx.update_snapshot().append(files(spark, 0, 1, 2)))
+    stale = table
+    table = commit(table, lambda tx: tx.update_snapshot().delete(named(spark, 1)))
+    before = written(table)
+    with pytest.raises(CommitFailedError):
+        commit(stale, lambda tx: tx.update_snapshot().append(files(spark, 5)).delete(named(spark, 2)))
+    assert written(table) == before
+    assert live(table.refresh()) == ["f0", "f2"]
+
+
+def test_a_failed_transaction_can_be_committed_again(empty: sm.Table, spark_session: SparkSession) -> None:
+    """What it had written is gone: it writes it anew."""
+    spark = spark_session
+    table = commit(empty, lambda tx: tx.set_properties(LEAF_LIMITS))
+    table = commit(table, lambda tx: tx.update_snapshot().append(files(spark, 0)))
+    tx = table.transaction()
+    tx.update_snapshot().append(files(spark, 5, 6)).delete(named(spark, 9))
+    with pytest.raises(sm.ValidationError, match="/data/f9 is no live file"):
+        tx.commit()
+    other = commit(table, lambda tx: tx.update_snapshot().append(files(spark, 9)))
+    again = other.transaction()
+    again._steps = tx._steps
+    table = again.commit()
+    assert live(table) == ["f0", "f5", "f6"]
+    assert orphans(table) == set()
+
+
+def test_a_file_that_another_commit_removed(empty: sm.Table, spark_session: SparkSession) -> None:
+    spark = spark_session
+    table = commit(empty, lambda tx: tx.set_properties(LEAF_LIMITS))
+    table = commit(table, lambda tx: tx.update_snapshot().append(files(spark, 0, 1)))
+    stale = table
+    table = commit(table, lambda tx: tx.update_snapshot().delete(named(spark, 1)))
+    with pytest.raises((CommitConflictError, sm.ValidationError), match="/data/f1 is no live file"):
+        commit(stale, lambda tx: tx.update_snapshot().delete(named(spark, 1)))
+    assert live(table.refresh()) == ["f0"]
+
+
+def test_a_root_that_loses_what_it_gains_stays_flat(empty: sm.Table, spark_session: SparkSession) -> None:
+    """A day is appended, another is dropped: leaves of which nothing is live leave the root without a compaction."""
+    spark = spark_session
+    table = commit(empty, lambda tx: tx.set_properties({"write.tree.direct-files": "0"}))
+    sizes = []
+    for day in range(1000 if SOAK else 8):
+        table = commit(table, lambda tx: tx.update_snapshot().append(files(spark, day, part=f"{day:04d}")))  # noqa: B023
+        if day >= 2:
+            old = f"s = '{day - 2:04d}'"
+            table = commit(table, lambda tx: tx.update_snapshot().delete(row_filter=old))  # noqa: B023
+            assert table.state.tree is not None
+            sizes.append(len(table.state.tree.root.table))
+    assert set(sizes) == {sizes[-1]}
+    assert len(live(table)) == 2
