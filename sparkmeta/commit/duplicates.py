@@ -1,4 +1,4 @@
-"""No file twice: new files are told from each other, and from those that are live in the table.
+"""Refuse files that a commit adds twice, or that are live in the table already.
 
 A file is looked for in the table among the leaves that may hold its partition, by the statistics of the root, and
 inside a leaf by those of Parquet. A path that is live in another partition is found by `Table.check` alone.

@@ -280,7 +280,7 @@ class FileRows:
         return self._as_bound(pc.struct_field(column, name), field, name)
 
     def _as_bound(self, value: pa.Array, field: TupleField, name: str) -> pa.Array:
-        """Partition values as they stand in stats."""
+        """Cast partition values to the type that bounds in stats have."""
         kind = bound_arrow_type(field.type)
         if field.type == "uuid" and pa.types.is_string(value.type):
             value = _uuid_bytes(value)

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyspark.sql import functions as F
 
-from sparkmeta.commit.new_files import leaf_format
+from sparkmeta.commit.new_files import leaf_format, partition_columns
 from sparkmeta.commit.tree import FileKey, TreeChange, file_keys, file_versions
 from sparkmeta.manifests.avro.read import schema_of
 from sparkmeta.manifests.leaf_writer import write_leaves
@@ -74,10 +75,8 @@ def flush_of(base: Root | None, change: TreeChange, state: TableState, options: 
     form = leaf_format(state, name, options.leaf_target_bytes)
     entries = local_frame(state.spark, existing(rows)).coalesce(1)
     versions = dict(zip(file_keys(rows), version(rows, "file_sequence_number").to_pylist(), strict=True))
-    return Flush(versions, write_leaves(entries.sortWithinPartitions(*_ORDER), form))
-
-
-_ORDER = ("content_type", "partition_spec_id", "location")
+    keys = [F.col("content_type"), F.col("partition_spec_id"), *partition_columns(state), F.col("location")]
+    return Flush(versions, write_leaves(entries.sortWithinPartitions(*keys), form))
 
 
 def existing(rows: pa.Table) -> pa.Table:

@@ -65,7 +65,7 @@ class NewFiles:
 
     @property
     def in_root(self) -> int:
-        """How many stand in the root."""
+        """How many of them are entries of the root."""
         return 0 if self.rows is None else len(self.rows)
 
     @property
@@ -111,10 +111,10 @@ def leaf_format(state: TableState, name: str, target_bytes: int) -> LeafFormat:
 
 @dataclass(frozen=True)
 class FileWriter:
-    """Makes new files part of a table: the first `direct_files` of a commit stand in the root, the rest in leaves.
+    """Turns new files into entries: of the root up to `direct_files` of a commit, the rest in leaves.
 
-    Deletion vectors that are many for one data leaf, `affiliated_deletes`, stand in leaves that belong to it, however
-    few they are altogether.
+    Deletion vectors of one data leaf's files, `affiliated_deletes` of them or more, go to delete leaves affiliated to
+    it, however few they are altogether.
     """
 
     state: TableState
@@ -150,12 +150,12 @@ class FileWriter:
         return write_leaves(_clustered(entries, self.state), self.form)
 
     def _direct(self, entries: pa.Table, allowed: Collection[int]) -> NewFiles:
-        """Files that stand in the root."""
+        """Make files entries of the root."""
         _refuse_kinds(entries, allowed, self.state)
         return NewFiles(rows=entries, tally=_tally(entries, self.state)) if len(entries) else NewFiles()
 
     def _in_leaves(self, leaves: pa.Table, allowed: Collection[int]) -> NewFiles:
-        """Files that stand in leaves, which have been written."""
+        """Describe files by the leaves that have been written for them."""
         _refuse_leaf_kinds(self.state, leaves, allowed)
         return (
             NewFiles(leaves=leaves, tally=Tally(_counts_of_leaves(self.state, leaves), None)) if leaves else NewFiles()
@@ -217,6 +217,12 @@ def _clustered(entries: DataFrame, state: TableState) -> DataFrame:
     """In ranges of partition values, then of the sort order's columns, then of paths: each task writes neighbours."""
     keys = [F.col("content_type"), F.col("partition_spec_id"), *_cluster_columns(state), F.col("location")]
     return entries.repartitionByRange(*keys).sortWithinPartitions(*keys)
+
+
+def partition_columns(state: TableState) -> list[Column]:
+    """The partition values of entries, rows of `tree_schema`, of all specs."""
+    sources = dict.fromkeys(source for fields in state.tuple_sources.values() for _, source in fields)
+    return [F.col(f"{CONTENT_STATS}.`{source}`.lower_bound") for source in sources]
 
 
 def _cluster_columns(state: TableState) -> list[Column]:

@@ -150,8 +150,7 @@ class PathSearch:
             entries = self.search(state, manifests, [name.path for name in missing])
             tables.append(entries)
             searched = pa.concat_arrays([searched, whole(manifests.column(MANIFEST)).cast(pa.int32())])
-            found = set(names_of(entries))
-            missing = [name for name in missing if name not in found]
+            missing = sorted(set(missing).difference(names_of(entries)), key=str)
         return pa.concat_tables(tables).combine_chunks()
 
     def search(self, state: TableState, manifests: pa.Table, paths: Iterable[str]) -> pa.Table:
@@ -201,10 +200,10 @@ def _entries_with(state: TableState, manifests: pa.Table, column: str, values: S
     projection = state.projection(FOUND_COLUMNS)
     tables = [projection.schema.empty_table()]
     if state.tree is not None and len(manifests):
-        own = pc.equal(manifests.column("file_format"), IN_ROOT)
-        for content in manifests.filter(own).column("content_type").to_pylist():
+        in_root = pc.equal(manifests.column("file_format"), IN_ROOT)
+        for content in manifests.filter(in_root).column("content_type").to_pylist():
             tables.append(_own_entries(state, ContentType(content), column, values, projection))  # noqa: PERF401
-        leaves = manifests.filter(pc.invert(own))
+        leaves = manifests.filter(pc.invert(in_root))
         searchable = state.tree.has_tree_layout(leaves) if state.reader is not None else pa.repeat(False, len(leaves))
         tables.append(_search_leaves(state, leaves.filter(searchable), column, values, projection))
         tables.append(_query(state, leaves.filter(pc.invert(searchable)), column, values, projection))

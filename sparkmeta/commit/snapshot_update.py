@@ -300,5 +300,5 @@ class _Attempt:
 
 def _manifest_counts(base: BaseRoot, added: NewFiles, flush: Flush, compacted: Fold | None) -> ManifestCounts:
     new = sum(len(leaves) for leaves in (added.leaves, flush.leaves) if leaves is not None)
-    kept = 0 if base.root is None else len(base.root.leaves) - len(spent_leaves(base.root))
-    return (ManifestCounts() if compacted is None else compacted.counts).plus(ManifestCounts(new, kept))
+    carried = 0 if base.root is None else len(base.root.leaves) - len(spent_leaves(base.root))
+    return (ManifestCounts() if compacted is None else compacted.counts).plus(ManifestCounts(new, carried))

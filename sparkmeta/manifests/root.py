@@ -264,7 +264,8 @@ def _check_written(check: _Checks, columns: Collection[int]) -> None:
     location = check.table.column("location")
     check.refuse("location", location, pc.and_(one_of(check.table, FILES), pc.equal(location, "")), "it is empty")
     ids = check.table.column("equality_ids")
-    unknown = [one is not None and not set(one) <= set(columns) for one in ids.to_pylist()]
+    known = set(columns)
+    unknown = [each is not None and not known.issuperset(each) for each in ids.to_pylist()]
     check.refuse("equality_ids", ids, pa.array(unknown, pa.bool_()), "no schema of the table has such a column")
     not_vector = pc.invert(one_of(check.table, [ContentType.POSITION_DELETES, ContentType.DELETE_MANIFEST, *VECTORS]))
     check.absent(("referenced_file",), not_vector)

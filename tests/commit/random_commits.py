@@ -209,7 +209,7 @@ class Task:
         return self.maker.frame(files)
 
     def fits_root(self, limit: int) -> bool:
-        """Whether all files that it adds stand in the root: those of a DataFrame do as long as there is room."""
+        """Whether all files that it adds fit into the root, DataFrame by DataFrame."""
         room = limit
         for count in self.added_counts:
             if count > room:

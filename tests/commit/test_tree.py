@@ -320,10 +320,10 @@ def check_statuses(writer: Writer, plan: Plan, table: pa.Table, stamp: Stamp) ->
     assert not found.of(*LEAVES, statuses=(DELETED,))
     assert {row["referenced_file"] for row in found.of(MDV, statuses=(ADDED,))} == set(plan.masks)
     assert {row["referenced_file"] for row in found.of(MDV, statuses=(DELETED,))} == replaced
-    kept = {row["location"] for row in before.of(*LEAVES) if row["location"] in plan.masks or has_live(row, before)}
-    kept -= plan.dropped
+    carried = {row["location"] for row in before.of(*LEAVES) if row["location"] in plan.masks or has_live(row, before)}
+    carried -= plan.dropped
     made = {row["location"] for row in plan.existing}
-    assert {row["location"] for row in found.of(*LEAVES, statuses=(EXISTING,))} == kept | made
+    assert {row["location"] for row in found.of(*LEAVES, statuses=(EXISTING,))} == carried | made
     for row in found.root:
         version = row["version_info"]
         if status(row) != EXISTING:

@@ -13,19 +13,19 @@ import pyarrow.compute as pc
 from pyspark.sql import functions as F
 
 from sparkmeta.commit.affinity import DELETE_ENTRY_BYTES, live_owners, named_owners, with_owners, write_affiliated
+from sparkmeta.commit.new_files import partition_columns
 from sparkmeta.commit.new_leaves import leaf_frame
 from sparkmeta.manifests.leaf_writer import leaf_count, write_owned_leaves
-from sparkmeta.manifests.projection import CONTENT_STATS, MANIFEST, EntryProjection
+from sparkmeta.manifests.projection import MANIFEST, EntryProjection
 from sparkmeta.manifests.root import one_of
 from sparkmeta.session import materialize
 from sparkmeta.spec.entry import ContentType
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
+    from pyspark.sql import DataFrame
 
     from sparkmeta.commit.compact.choose import Group
     from sparkmeta.commit.compact.rewrite import RewriteJob, Rewritten
-    from sparkmeta.state import TableState
 
 
 def rewrite_deletes(job: RewriteJob, group: Group, data: Sequence[Rewritten]) -> list[pa.Table]:
@@ -40,7 +40,7 @@ def rewrite_deletes(job: RewriteJob, group: Group, data: Sequence[Rewritten]) ->
     count = rest.count()
     parts = leaf_count(count, int(count * size), job.scope.limits.target_bytes)
     if parts:
-        keys = [F.col("content_type"), F.col("partition_spec_id"), *_partition_columns(job.state)]
+        keys = [F.col("content_type"), F.col("partition_spec_id"), *partition_columns(job.state)]
         ordered = rest.repartitionByRange(parts, *keys, F.col("referenced_file")).sortWithinPartitions(
             *keys, "referenced_file", "location"
         )
@@ -74,8 +74,3 @@ def _kept(job: RewriteJob, group: Group, dropped: set[str]) -> pa.Table:
     if group.files or owners.null_count:
         return roots
     return roots.filter(pc.is_in(roots.column("location"), owners.combine_chunks()))
-
-
-def _partition_columns(state: TableState) -> list[Column]:
-    sources = dict.fromkeys(source for fields in state.tuple_sources.values() for _, source in fields)
-    return [F.col(f"{CONTENT_STATS}.`{one}`.lower_bound") for one in sources]

@@ -79,7 +79,7 @@ def fold(state: TableState, base: Root, done: Sequence[Rewritten], load: LoadBlo
     the vector is not of the new data leaf, and its delete leaf must not be of that one either.
     """
     leaves = {row["location"]: row for row in _leaf_rows(base)}
-    own = file_versions(base)
+    versions = file_versions(base)
     fit: list[Rewritten] = []
     moved: set[FileKey] = set()
     gone: dict[str, PositionBitmap] = {}
@@ -93,7 +93,7 @@ def fold(state: TableState, base: Root, done: Sequence[Rewritten], load: LoadBlo
             continue
         fit.append(group)
         gone |= {leaf: removed for leaf, (removed, _) in changes.items() if removed.cardinality}
-        left = [key for key, sequence in group.files.items() if own.get(key) != sequence]
+        left = [key for key, sequence in group.files.items() if versions.get(key) != sequence]
         moved |= group.files.keys() - left
         lost += left
         if any(key.content_type == ContentType.DATA for key in left):

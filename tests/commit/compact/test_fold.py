@@ -22,7 +22,7 @@ NAMES = ("a", "b", "c", "d")
 
 @pytest.fixture(autouse=True)
 def _no_writer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sparkmeta.commit.addition.executor_writer", lambda _: None)
+    monkeypatch.setattr("sparkmeta.commit.new_files.executor_writer", lambda _: None)
 
 
 class Table:

@@ -27,7 +27,7 @@ from tests.commit.tree_model import LEAVES, Changes, Reading, change_set
 
 @pytest.fixture(autouse=True)
 def _no_writer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sparkmeta.commit.addition.executor_writer", lambda _: None)
+    monkeypatch.setattr("sparkmeta.commit.new_files.executor_writer", lambda _: None)
 
 
 def random_scope(writer: Writer, **fixed: Any) -> Scope:
