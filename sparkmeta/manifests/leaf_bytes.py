@@ -26,7 +26,7 @@ from sparkmeta.manifests.maps import with_metrics_maps
 from sparkmeta.manifests.projection import CONTENT_STATS, MANIFEST, ORDINAL, PARTITION, EntryProjection
 from sparkmeta.manifests.root import FILES, Root, one_of, read_root, version
 from sparkmeta.manifests.tree import IN_ROOT, OWN_ENTRIES, Tree, leaf_units, tree_manifest_files
-from sparkmeta.manifests.vectors import unmasked
+from sparkmeta.manifests.vectors import inlined, unmasked
 from sparkmeta.spec.entry import METRICS_MAP_IDS, ContentType
 
 if TYPE_CHECKING:
@@ -111,7 +111,9 @@ def tree_entries_here(
     leaves = roots.filter(pc.invert(is_own))
     if pc.all(tree.has_tree_layout(leaves)).as_py() is False:
         return None
-    masks = {row[MANIFEST]: row for row in tree.vectors.to_pylist()}
+    ids = leaves.column(MANIFEST).combine_chunks()
+    vectors = tree.vectors.filter(pc.is_in(tree.vectors.column(MANIFEST), ids))
+    masks = {row[MANIFEST]: row for row in inlined(vectors.to_pylist(), files)}
     read = map_here(leaf_units(leaves), partial(_unmasked, projection, context, masks, files), projection.schema)
     tables = [read]
     for kind in roots.filter(is_own).column("content_type").to_pylist():
@@ -132,7 +134,7 @@ def _unmasked(
         for row in unit.to_pylist():
             entries = tree_entries(files.read(row["location"]), part_of(row), projection, context)
             mask = masks.get(row[MANIFEST])
-            kept = entries if mask is None else kept_rows(entries, unmasked(len(entries), mask, files))
+            kept = entries if mask is None else kept_rows(entries, unmasked(len(entries), mask))
             yield from kept.to_batches()
 
 
