@@ -102,11 +102,12 @@ def equality_deletes(path: str, part: str = "a", **values: Any) -> Entry:
 
 @dataclass
 class TreeTable:
-    """A table in the making, in a folder of this machine. `spec`: BY_PART, or none."""
+    """A table in the making, in a folder of this machine. `spec`: BY_PART, or none; `others`: further specs."""
 
     folder: Path
     spec: PartitionSpec = UNPARTITIONED_PARTITION_SPEC
     properties: Mapping[str, str] = field(default_factory=dict)
+    others: Sequence[PartitionSpec] = ()
     snapshots: list[Snapshot] = field(default_factory=list)
     _versions: dict[Any, dict[str, int | None]] = field(default_factory=dict)
     _row_ids: int = 0
@@ -253,6 +254,7 @@ class TreeTable:
         metadata = new_metadata(self.location, _SCHEMA, self.spec, UNSORTED_SORT_ORDER, self.properties, 4)
         last = self.snapshots[-1].snapshot_id
         changed = {
+            "partition_specs": [*metadata.partition_specs, *self.others],
             "snapshots": [one for one in self.snapshots if one.snapshot_id not in expired],
             "current_snapshot_id": last,
             "refs": {"main": SnapshotRef.model_validate({"snapshot-id": last, "type": "branch"})},

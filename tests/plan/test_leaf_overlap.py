@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pyiceberg.partitioning import PartitionSpec
 
 import sparkmeta as sm
 from sparkmeta.manifests.aggregate import leaf_row
@@ -101,6 +102,11 @@ def test_what_bounds_tell() -> None:
     deletes = [leaf(ContentType.EQUALITY_DELETES, *values) for values in ([3, 4], [4, 5], [None], [2, None])]
     found = leaf_overlaps(data, pa.concat_tables(deletes), SPEC_FIELDS, SOURCES)
     assert found.tolist() == [[True, False, False, True], [False, False, True, True]]
+    counted = {"lower_bound": None, "value_count": 0, "null_value_count": 0}
+    row = entries(ContentType.DATA, [(1, {1: None})], counts=True).to_pylist()[0]
+    file = pa.Table.from_pylist([row | {"content_stats": {"1": counted}}], schema=data.schema)
+    found = leaf_overlaps(file, pa.concat_tables(deletes), SPEC_FIELDS, SOURCES)
+    assert found.tolist() == [[False, False, True, True]]
 
 
 # -- plans ----------------------------------------------------------------------------------------------------------
@@ -190,9 +196,9 @@ def test_what_is_not_known_keeps_delete_leaves(tree: TreeTable, spark: SparkSess
 
 
 def test_global_deletes_apply_to_every_partition(tmp_path: Path, spark: SparkSession) -> None:
-    tree = TreeTable(tmp_path / "t")
+    tree = TreeTable(tmp_path / "t", BY_PART, others=[PartitionSpec(spec_id=1)])
     leaves = [tree.leaf(f"m{one}", numbered(f"d{one}", "a", one)) for one in range(2)]
-    deletes = tree.leaf("x", delete_of(tree, "e", "zzz"))
+    deletes = tree.leaf("x", delete_of(tree, "e", "zzz").with_fields(partition_spec_id=1))
     tree.snapshot(added=leaves)
     tree.snapshot(existing=leaves, added=[deletes])
     assert plan(tree.load(spark), "id = 1") == {"d1": ["e"]}
