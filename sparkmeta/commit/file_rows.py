@@ -13,8 +13,8 @@ import pyarrow.compute as pc
 from sparkmeta.columns.bounds import ANY, bound_arrow_type
 from sparkmeta.errors import ValidationError
 from sparkmeta.manifests.layout import tree_schema, tree_stats_type, whole
-from sparkmeta.manifests.maps import MAP_CHILDREN, map_type, stats_of_maps
-from sparkmeta.spec.entry import ContentType, Status
+from sparkmeta.manifests.maps import column_metric, derived_stats, map_type, stats_of_maps, true_where
+from sparkmeta.spec.entry import METRICS_MAP_IDS, ContentType, Status
 
 # Columns of `inspect.files` -> fields of the content entry.
 _FIELDS = {
@@ -32,7 +32,7 @@ _FIELDS = {
 }
 _REQUIRED = ("file_path", "file_format", "record_count", "file_size_in_bytes")
 PARTITION = "partition"
-FILE_COLUMNS = (*_FIELDS, "content_offset", "content_size_in_bytes", PARTITION, *MAP_CHILDREN)
+FILE_COLUMNS = (*_FIELDS, "content_offset", "content_size_in_bytes", PARTITION, *METRICS_MAP_IDS)
 
 
 @dataclass(frozen=True)
@@ -154,8 +154,13 @@ class FileRows:
 
     def _stats(self, files: pa.Table, values: Mapping[str, pa.Array]) -> pa.Array:
         rows = len(files)
-        maps = {name: self._column(files, name, map_type(name)) for name in MAP_CHILDREN if name in files.column_names}
+        maps = {
+            name: self._column(files, name, map_type(name)) for name in METRICS_MAP_IDS if name in files.column_names
+        }
         stats = stats_of_maps(maps, self.stats, rows, self.table)
+        sizes = dict(column_metric(maps["column_sizes"], self.stats, rows)) if "column_sizes" in maps else {}
+        for one, metrics in stats.items():
+            metrics.update(derived_stats(metrics, self.stats[one], sizes.get(one), rows))
         present = {one: _any_valid(children.values(), rows) for one, children in stats.items()}
         for spec_id in values["partition_spec_id"].unique().to_pylist():
             mask = pc.equal(values["partition_spec_id"], spec_id)
@@ -184,6 +189,7 @@ class FileRows:
         own = {
             "lower_bound": bound,
             "upper_bound": bound,
+            "tight_bounds": true_where(bound.is_valid()),
             "value_count": pc.coalesce(stats["value_count"], records) if "value_count" in stats else records,
             "null_value_count": pc.if_else(value.is_null(), records, pa.scalar(0, pa.int64())),
         }
