@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyiceberg.schema import Schema, index_by_id
-from pyiceberg.transforms import UnknownTransform, VoidTransform
+from pyiceberg.transforms import VoidTransform
 from pyiceberg.types import IcebergType, NestedField, PrimitiveType, StructType
 
 from sparkmeta.columns.bounds import ANY, reads_as
@@ -31,7 +31,7 @@ from sparkmeta.spec.avro_name import avro_name
 from sparkmeta.spec.entry import DELETE_FILE_PATH_ID, METRICS_MAP_IDS, ContentType
 from sparkmeta.spec.expressions import stats_field_id
 from sparkmeta.spec.metadata_model import TableMetadataV4
-from sparkmeta.spec.partitioning import partition_type, spec_partition_type
+from sparkmeta.spec.partitioning import has_unknown_values, partition_type, spec_partition_type
 from sparkmeta.storage.files import ExecutorReader, Files, SparkFiles, executor_reader
 
 if TYPE_CHECKING:
@@ -145,7 +145,7 @@ class TableState:
         A field has one type in all specs: where a spec made it void, that of the specs where it has values.
         """
         fields = [field for spec in self.specs.values() for field in spec.fields]
-        unknown = {field.field_id for field in fields if isinstance(field.transform, UnknownTransform)}
+        unknown = {field.field_id for field in fields if has_unknown_values(field.transform)}
         names = {one: ANY if one in unknown else str(kind) for one, kind in self.partition_types.items()}
         return {
             one: [(field.field_id, names[field.field_id]) for field in spec.fields] for one, spec in self.specs.items()

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from threading import Barrier
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sparkmeta.errors import NotFoundError
@@ -46,6 +46,7 @@ def _small_limits() -> object:
         yield
 
 
+@settings(deadline=None)
 @given(st.lists(st.builds(FileRange, st.sampled_from("ab"), st.integers(-5, 220), st.integers(0, 70))))
 def test_each_range_has_its_bytes(wanted: list[FileRange]) -> None:
     """In any order, overlapping or beyond the file's end."""
