@@ -12,6 +12,7 @@ from pyspark.sql import functions as F
 from sparkmeta.commit.affinity import DELETE_ENTRY_BYTES, live_owners, with_owners, write_affiliated
 from sparkmeta.commit.file_rows import FILE_COLUMNS, FileRows, TupleField
 from sparkmeta.commit.summary import KindCount, Tally, file_kind, tally_of, tree_partitions
+from sparkmeta.commit.swap import metadata_folder
 from sparkmeta.errors import ValidationError
 from sparkmeta.manifests.avro.read import schema_of
 from sparkmeta.manifests.leaf_writer import OWNER, LeafFormat, write_leaves
@@ -20,7 +21,7 @@ from sparkmeta.session import materialize
 from sparkmeta.spec.entry import ContentType
 from sparkmeta.spec.summary import FileKind
 from sparkmeta.storage.files import executor_writer
-from sparkmeta.storage.location import escape_glob, join
+from sparkmeta.storage.location import escape_glob
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
@@ -72,7 +73,7 @@ def file_rows(state: TableState) -> FileRows:
 def leaf_format(state: TableState, name: str, target_bytes: int) -> LeafFormat:
     """How this table's leaves are written; `name` begins the names of one commit's files."""
     sources = {spec_id: frozenset(source for _, source in fields) for spec_id, fields in state.tuple_sources.items()}
-    folder = join(state.metadata.location, "metadata")
+    folder = metadata_folder(state.metadata)
     return LeafFormat(folder, name, state.stats_types, sources, target_bytes, executor_writer(state.files))
 
 

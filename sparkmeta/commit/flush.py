@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sparkmeta.commit.addition import leaf_format
+from sparkmeta.commit.swap import metadata_folder
 from sparkmeta.commit.tree import FileKey, TreeChange, file_keys
 from sparkmeta.manifests.avro.read import schema_of
 from sparkmeta.manifests.leaf_writer import write_leaves
@@ -84,7 +85,7 @@ def spill_vectors(table: pa.Table, state: TableState, options: TreeOptions, name
     chosen = _too_large(sizes, options)
     if not chosen:
         return table
-    location = join(join(state.metadata.location, "metadata"), f"{name}.puffin")
+    location = join(metadata_folder(state.metadata), f"{name}.puffin")
     targets = table.column("referenced_file")
     contents = [
         deletion_vector_blob(blobs[row].as_py(), targets[row].as_py(), table.column("record_count")[row].as_py())

@@ -12,6 +12,7 @@ from pyiceberg.table.update import AddSnapshotUpdate, SetSnapshotRefUpdate
 
 from sparkmeta.commit.flush import spill_vectors
 from sparkmeta.commit.options import TreeOptions
+from sparkmeta.commit.swap import metadata_folder
 from sparkmeta.commit.tree import LoadBlob, Stamp, TreeChange, next_root
 from sparkmeta.errors import ValidationError
 from sparkmeta.manifests.layout import tree_schema
@@ -62,7 +63,7 @@ class NewSnapshot:
         stamp = Stamp(self.names.snapshot_id, metadata.last_sequence_number + 1, first_row_id + base.assigned_row_ids)
         new = next_root(base.root, change, stamp, tree_schema(state.stats_types), blob_loader(state))
         table = spill_vectors(new.table, state, options, self.names.file("vectors"))
-        location = join(join(metadata.location, "metadata"), f"{self.names.file('root')}.parquet")
+        location = join(metadata_folder(metadata), f"{self.names.file('root')}.parquet")
         state.files.write_new(location, write_root(table, base.properties))
         fields = {
             "snapshot-id": stamp.snapshot_id,
