@@ -167,13 +167,13 @@ class TreeTable:
 
     def vectors(self, positions: Mapping[str, Collection[int]], gap: int = 0) -> list[Entry]:
         """The deletion vectors of data files in one Puffin file, this many bytes apart."""
-        entries = [self.vector(of, some) for of, some in positions.items()]
+        entries = [self.vector(of, deleted) for of, deleted in positions.items()]
         return self._together(entries, [*positions.values()], gap)
 
     def _together(self, entries: Sequence[Entry], positions: Sequence[Collection[int]], gap: int = 0) -> list[Entry]:
         content, places = b"PFA1", []
-        for some in positions:
-            blob = write_deletion_vector(PositionBitmap.of(list(some)))
+        for deleted in positions:
+            blob = write_deletion_vector(PositionBitmap.of(list(deleted)))
             places.append({"offset": len(content), "size_in_bytes": len(blob)})
             content += blob + bytes(gap)
         self._files += 1

@@ -39,10 +39,10 @@ def base_root(head: TableState) -> BaseRoot:
     if head.snapshot is None:
         return BaseRoot(None)
     if head.tree is not None:
-        kept = {key: value for key, value in head.tree.root.properties.items() if key in _REPEATED}
+        repeated = {key: value for key, value in head.tree.root.properties.items() if key in _REPEATED}
         if head.tree.foreign_sequence_number == sys.maxsize:
-            kept[FOREIGN_KEY] = str(head.metadata.last_sequence_number)
-        return BaseRoot(_conformed(head.tree.root, head), kept)
+            repeated[FOREIGN_KEY] = str(head.metadata.last_sequence_number)
+        return BaseRoot(_conformed(head.tree.root, head), repeated)
     return _from_list(head)
 
 

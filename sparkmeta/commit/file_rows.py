@@ -159,8 +159,8 @@ class FileRows:
         }
         stats = stats_of_maps(maps, self.stats, rows, self.table)
         sizes = dict(column_metric(maps["column_sizes"], self.stats, rows)) if "column_sizes" in maps else {}
-        for one, metrics in stats.items():
-            metrics.update(derived_stats(metrics, self.stats[one], sizes.get(one), rows))
+        for field_id, metrics in stats.items():
+            metrics.update(derived_stats(metrics, self.stats[field_id], sizes.get(field_id), rows))
         present = {one: _any_valid(children.values(), rows) for one, children in stats.items()}
         for spec_id in values["partition_spec_id"].unique().to_pylist():
             mask = pc.equal(values["partition_spec_id"], spec_id)

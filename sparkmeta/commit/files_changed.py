@@ -422,12 +422,12 @@ class _PositionReader:
             rows = [*zip(*(column.to_pylist() for column in batch), strict=True)]
             vectors = {place: _Vector(*row) for place, row in enumerate(rows) if row[1] is not None}
             places = [*vectors]
-            ranges = [FileRange(one.location, one.offset, one.size or 0) for one in vectors.values()]
-            found: list[pa.Array | None] = [None] * len(rows)
+            ranges = [FileRange(vector.location, vector.offset, vector.size or 0) for vector in vectors.values()]
+            positions: list[pa.Array | None] = [None] * len(rows)
             for number, blob in read_ranges(self.reader, ranges):
                 place = places[number]
-                found[place] = vectors[place].positions(blob)
-            yield pa.array(found, pa.list_(pa.int64()))
+                positions[place] = vectors[place].positions(blob)
+            yield pa.array(positions, pa.list_(pa.int64()))
 
     def of_row(self, location: str, offset: int | None, size: int | None, count: int) -> list[int] | None:
         """As `of_batches`, of one row."""
@@ -462,7 +462,8 @@ def _positions_by_file(state: TableState, deletes: DataFrame, is_vector: Column)
     vector = F.struct("deletion_vector.offset", "deletion_vector.size_in_bytes", "record_count")
     by_file = deletes.where(is_vector).groupBy("location").agg(F.collect_set(vector).alias("vectors"))
     locations = by_file.select("location").toArrow().column("location").to_pylist()
-    keys = pa.table({"location": locations, "path": pa.array([spark_path_key(one) for one in locations], pa.string())})
+    paths = pa.array([spark_path_key(location) for location in locations], pa.string())
+    keys = pa.table({"location": locations, "path": paths})
     contents = binary_files(state.spark, locations).join(F.broadcast(local_frame(state.spark, keys)), "path")
     read = by_file.join(contents, "location").select("location", "vectors", "content")
     schema = StructType().add(_LOCATION, StringType()).add(_OFFSET, LongType()).add(_POSITIONS, _positions_type())

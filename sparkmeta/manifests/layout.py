@@ -218,7 +218,9 @@ def _paths(schema: pa.Schema, columns: Collection[str], stats: StatsTypes, field
         if _field_id(field) == CONTENT_STATS_ID and pa.types.is_struct(field.type):
             structs = _stats_places(field.type, stats)
             paths += [f"{field.name}.{field.type[place].name}" for place in structs.values()]
-            lacking = {field_id: one for field_id, one in fields.items() if one in stats and one not in structs}
+            lacking = {
+                field: stats_id for field, stats_id in fields.items() if stats_id in stats and stats_id not in structs
+            }
             nested = _values_in_sources(field.type, lacking)
             paths += [f"{field.name}.{path}" for places in nested.values() for path in places.values()]
     return paths
@@ -228,8 +230,8 @@ def _stats_places(kind: pa.StructType, stats: StatsTypes) -> dict[int, int]:
     """Id of stats -> which child of `content_stats` they are: by field id, else by name."""
     by_id = {_field_id(child): place for place, child in enumerate(kind)}
     by_name = {child.name: place for place, child in enumerate(kind)}
-    places = {one: by_id.get(stats_struct_id(one), by_name.get(str(one))) for one in stats}
-    return {one: place for one, place in places.items() if place is not None}
+    places = {stats_id: by_id.get(stats_struct_id(stats_id), by_name.get(str(stats_id))) for stats_id in stats}
+    return {stats_id: place for stats_id, place in places.items() if place is not None}
 
 
 def _values_in_sources(kind: pa.StructType, fields: Mapping[int, int]) -> dict[int, dict[str, str]]:
@@ -237,13 +239,13 @@ def _values_in_sources(kind: pa.StructType, fields: Mapping[int, int]) -> dict[i
 
     fields: as of `read_manifest`.
     """
-    found: dict[int, dict[str, str]] = {}
+    paths: dict[int, dict[str, str]] = {}
     for struct in kind:
         for child in struct.type if pa.types.is_struct(struct.type) else ():
             match = _VALUE_IN_SOURCE.fullmatch(child.name)
             if match and int(match[1]) in fields:
-                found.setdefault(fields[int(match[1])], {})[match[2] or ""] = f"{struct.name}.{child.name}"
-    return found
+                paths.setdefault(fields[int(match[1])], {})[match[2] or ""] = f"{struct.name}.{child.name}"
+    return paths
 
 
 _VALUE_IN_SOURCE = re.compile(r"partition_(\d{1,9})_.+?(?:_(lower_bound|upper_bound))?")
@@ -321,15 +323,15 @@ def _read_stats(
     if not pa.types.is_struct(values.type):
         raise CorruptFileError(location, CONTENT_STATS, values.type, "it is no struct")
     places = _stats_places(values.type, stats)
-    in_sources = _values_in_sources(values.type, {one: of for one, of in fields.items() if of not in places})
+    in_sources = _values_in_sources(values.type, {field: of for field, of in fields.items() if of not in places})
     flat = values.flatten()
     structs = []
     for field_id in sorted(stats):
         own = kind.field(str(field_id)).type
         index = places.get(field_id)
         if index is None:
-            found = in_sources.get(field_id)
-            structs.append(pa.nulls(rows, own) if found is None else _of_source(values, found, own, location))
+            paths = in_sources.get(field_id)
+            structs.append(pa.nulls(rows, own) if paths is None else _of_source(values, paths, own, location))
             continue
         children = stats_children(field_id, bound_arrow_type(stats[field_id]))
         prefix = f"{CONTENT_STATS}.{field_id}."
@@ -349,8 +351,8 @@ def _of_source(values: pa.StructArray, paths: Mapping[str, str], kind: pa.Struct
         raw = pc.struct_field(values, paths[which].split(".", 1))
         return _cast(raw, bound, f"{CONTENT_STATS}.{paths[which]}", location)
 
-    own = read("")
-    bounds = {name: pc.coalesce(read(name), own) for name in BOUNDS}
+    value = read("")
+    bounds = {name: pc.coalesce(read(name), value) for name in BOUNDS}
     children = [bounds.get(child.name, pa.nulls(len(values), child.type)) for child in kind]
     sources = [pc.struct_field(values, [path.split(".", 1)[0]]) for path in paths.values()]
     known = reduce(pc.or_, (source.is_valid() for source in sources))

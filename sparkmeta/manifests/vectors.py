@@ -142,8 +142,8 @@ def arrow_udf(spark: SparkSession, function: Callable[..., Any], kind: Any) -> C
 
     if not hasattr(F, "arrow_udf") or tuple(map(int, spark.version.split(".")[:2])) < _ARROW_UDFS:
         return None
-    made: Callable[..., Column] = F.arrow_udf(function, kind)
-    return made
+    udf: Callable[..., Column] = F.arrow_udf(function, kind)
+    return udf
 
 
 def _look_up(
@@ -194,16 +194,16 @@ def _exploded(
     from sparkmeta.manifests.avro.read import schema_of
     from sparkmeta.session import local_frame
 
-    made = schema_of(schema)
+    spark_type = schema_of(schema)
     if reader is not None:
         by_place = vectors.sort_by([("location", "ascending"), ("offset", "ascending")])
-        return local_frame(spark, by_place).mapInArrow(partial(_explode, reader, decode), made)
+        return local_frame(spark, by_place).mapInArrow(partial(_explode, reader, decode), spark_type)
     is_inline = vectors.column("inline_content").is_valid()
     inline, stored = vectors.filter(is_inline), vectors.filter(pc.invert(is_inline))
-    exploded = local_frame(spark, inline).mapInArrow(partial(_explode, None, decode), made)
+    exploded = local_frame(spark, inline).mapInArrow(partial(_explode, None, decode), spark_type)
     if not len(stored):
         return exploded
-    files = _with_content(spark, stored).mapInArrow(partial(_explode_files, decode), made)
+    files = _with_content(spark, stored).mapInArrow(partial(_explode_files, decode), spark_type)
     return exploded.unionByName(files) if len(inline) else files
 
 

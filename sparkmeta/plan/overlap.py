@@ -46,11 +46,11 @@ def leaf_overlaps(data: pa.Table, deletes: pa.Table, spec_fields: SpecFields, so
 
     data, deletes: columns of `tree_schema`. sources: spec id -> (partition field id, id of its stats).
     """
-    held = {one: dict(fields) for one, fields in sources.items()}
+    stats_of = {spec_id: dict(fields) for spec_id, fields in sources.items()}
     with_stats = {
-        spec_id: [one for one in fields if one[0] in held[spec_id]] for spec_id, fields in spec_fields.items()
+        spec_id: [field for field in fields if field[0] in stats_of[spec_id]] for spec_id, fields in spec_fields.items()
     }
-    return _overlaps(data, deletes, with_stats, partial(_leaf_summaries, held))
+    return _overlaps(data, deletes, with_stats, partial(_leaf_summaries, stats_of))
 
 
 def _overlaps(data: pa.Table, deletes: pa.Table, spec_fields: SpecFields, summaries: _Summaries) -> Flags:
@@ -62,8 +62,8 @@ def _overlaps(data: pa.Table, deletes: pa.Table, spec_fields: SpecFields, summar
             meet = np.ones((len(rows), len(columns)), np.bool_)
             for field_id, name in fields:
                 if name != ANY:
-                    one, other = (summaries(roots, spec_id, field_id) for roots in (data, deletes))
-                    meet &= _meet(one.take(pa.array(rows)), other.take(pa.array(columns)), name)
+                    of_data, of_deletes = (summaries(roots, spec_id, field_id) for roots in (data, deletes))
+                    meet &= _meet(of_data.take(pa.array(rows)), of_deletes.take(pa.array(columns)), name)
             found[np.ix_(rows, columns)] = meet
     return found
 

@@ -77,10 +77,10 @@ def consumed_deletes(scan_filter: ScanFilter, data: pa.Table, deletes: pa.Table)
     live = leaves.filter(pc.equal(leaves.column("content_type"), int(ContentType.DATA_MANIFEST))).column("location")
     affiliated = pc.is_in(target, live.combine_chunks(), skip_nulls=True)
     opened = pc.is_in(target, data.column("location").combine_chunks(), skip_nulls=True)
-    kept = deletes.filter(pc.or_(opened, pc.invert(affiliated)))
+    consumed = deletes.filter(pc.or_(opened, pc.invert(affiliated)))
     if scan_filter.keeps_all:
-        return kept
-    return _of_partitions(state, state.tree, data, kept)
+        return consumed
+    return _of_partitions(state, state.tree, data, consumed)
 
 
 def _of_partitions(state: TableState, tree: Tree, data: pa.Table, deletes: pa.Table) -> pa.Table:
@@ -103,8 +103,8 @@ def _of_partitions(state: TableState, tree: Tree, data: pa.Table, deletes: pa.Ta
     if not len(candidates) or len(files) * len(candidates) > _MOST_COMPARED:
         return deletes
     met = leaf_overlaps(files, candidates, state.spec_fields, state.tuple_sources).any(axis=0)
-    kept = pc.is_in(deletes.column(MANIFEST), candidates.column(MANIFEST).filter(pa.array(met)).combine_chunks())
-    return deletes.filter(pc.or_(pc.invert(tested), kept.combine_chunks()))
+    needed = pc.is_in(deletes.column(MANIFEST), candidates.column(MANIFEST).filter(pa.array(met)).combine_chunks())
+    return deletes.filter(pc.or_(pc.invert(tested), needed.combine_chunks()))
 
 
 def colocation(scan_filter: ScanFilter, data: pa.Table, deletes: pa.Table) -> Colocation:

@@ -74,8 +74,8 @@ def undo_upgrade(metadata: TableMetadataV4, version: int) -> TableMetadata:
         dropped |= {"last-sequence-number"}
         document["schema"] = schema_to_json(metadata.schema())
         document["partition-spec"] = partition_spec_to_json(metadata.spec())["fields"]
-    kept = {key: value for key, value in document.items() if key not in dropped}
-    return table_metadata_from_json(JsonNode(kept, f"{metadata.location}/metadata/undone.metadata.json"))
+    remaining = {key: value for key, value in document.items() if key not in dropped}
+    return table_metadata_from_json(JsonNode(remaining, f"{metadata.location}/metadata/undone.metadata.json"))
 
 
 _SINCE_VERSION_3 = ("next-row-id", "encryption-keys")

@@ -199,7 +199,12 @@ def test_bounds_that_no_writer_truncates_are_tight() -> None:
     given = {1: low, 2: b"a", 3: zero, 4: bytes(16)}
     table = with_maps(file(), lower_bounds=given, upper_bounds=given | {1: high})
     stats = ROWS.entries(table).to_pylist()[0]["content_stats"]
-    assert {one: stats[one]["tight_bounds"] for one in "1234"} == {"1": True, "2": None, "3": None, "4": None}
+    assert {field_id: stats[field_id]["tight_bounds"] for field_id in "1234"} == {
+        "1": True,
+        "2": None,
+        "3": None,
+        "4": None,
+    }
     half = ROWS.entries(with_maps(file(), lower_bounds=given, upper_bounds={2: b"b"})).to_pylist()[0]["content_stats"]
     assert half["1"]["tight_bounds"] is None
 
@@ -231,7 +236,7 @@ def test_sizes_of_texts_are_averaged(
     size: int | None, values: int | None, nulls: int | None, average: int | None
 ) -> None:
     given = {"column_sizes": size, "value_counts": values, "null_value_counts": nulls}
-    maps = {name: {} if one is None else {1: one, 2: one} for name, one in given.items()}
+    maps = {name: {} if value is None else {1: value, 2: value} for name, value in given.items()}
     stats = ROWS.entries(with_maps(file(), lower_bounds={2: b"a"}, **maps)).to_pylist()[0]["content_stats"]
     assert stats["2"]["avg_value_size_in_bytes"] == average
     assert stats["1"] is None or stats["1"]["avg_value_size_in_bytes"] is None

@@ -235,8 +235,8 @@ def test_positions_of_vectors_that_share_files(
 ) -> None:
     """A file that each snapshot adds to, as far as offsets go; whatever else it holds is not read."""
     names = [f"d{number}" for number in range(6)]
-    old = tree.vectors({one: {number} for number, one in enumerate(names)}, gap=500_000)
-    new = tree.vectors({one: {number, 7, 9} for number, one in enumerate(names)})
+    old = tree.vectors({name: {number} for number, name in enumerate(names)}, gap=500_000)
+    new = tree.vectors({name: {number, 7, 9} for number, name in enumerate(names)})
     tree.snapshot(added=[*files(*names), tree.leaf("x1", *old)])
     tree.snapshot(existing=files(*names), added=new, deleted=[tree.leaf("x1", *old)])
     spark.conf.set("spark.sparkmeta.executor-reads", reads)
@@ -245,14 +245,14 @@ def test_positions_of_vectors_that_share_files(
         reader = LoggingReader(log=f"{tree.folder}/requests")
         if reads == "direct":
             monkeypatch.setitem(table.state.__dict__, "reader", reader)
-        added = {("added", one, (7, 9)) for one in names}
-        assert positions(table, 1) == added | {("removed", one, None) for one in names}
+        added = {("added", name, (7, 9)) for name in names}
+        assert positions(table, 1) == added | {("removed", name, None) for name in names}
     finally:
         spark.conf.unset("spark.sparkmeta.executor-reads")
-    assert not [one for one in reader.requests if one.endswith("whole")]
+    assert not [request for request in reader.requests if request.endswith("whole")]
     if reads == "direct":
         assert reader.requests
-        assert sum(int(one.split()[-1]) for one in reader.requests) < 10_000
+        assert sum(int(request.split()[-1]) for request in reader.requests) < 10_000
 
 
 @pytest.mark.parametrize("reads", ["direct", "spark"])

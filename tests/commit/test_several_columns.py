@@ -38,13 +38,13 @@ TUPLE = pa.struct([pa.field("ts_day", pa.int32()), pa.field("bucket_a_b", pa.int
 def table(request: pytest.FixtureRequest, tmp_path: Path, spark: SparkSession) -> sm.Table:
     """Of version 4, or made of one of version 3."""
     catalog = sm.load_catalog("several", type="hadoop", warehouse=f"file://{tmp_path}")
-    made = catalog.create_table("ns.t", SCHEMA, SPEC, UNSORTED_SORT_ORDER, format_version=request.param)
-    return made.maintenance.upgrade(4).commit() if request.param == 3 else made
+    table = catalog.create_table("ns.t", SCHEMA, SPEC, UNSORTED_SORT_ORDER, format_version=request.param)
+    return table.maintenance.upgrade(4).commit() if request.param == 3 else table
 
 
 def files(spark: SparkSession, names: list[str], **more: Any) -> DataFrame:
     """A file a name, which says its partition: the day and the bucket, as in `1/5`."""
-    values = [[None if one == "-" else int(one) for one in name.split("/")[:2]] for name in names]
+    values = [[None if text == "-" else int(text) for text in name.split("/")[:2]] for name in names]
     rows = [
         {"file_path": name, "file_format": "PARQUET", "record_count": 10, "file_size_in_bytes": 100, **more}
         | {"partition": dict(zip(("ts_day", "bucket_a_b"), value, strict=True))}
@@ -63,12 +63,14 @@ def append(table: sm.Table, added: DataFrame) -> sm.Table:
 
 def planned(table: sm.Table, row_filter: str = "true") -> dict[str, list[str]]:
     rows = table.scan(row_filter).plan_files().collect()
-    return {row["file_path"]: [one["file_path"] for one in row["deletes"]] for row in rows}
+    return {row["file_path"]: [delete["file_path"] for delete in row["deletes"]] for row in rows}
 
 
 def test_a_new_table_keeps_all_columns_of_a_field(table: sm.Table) -> None:
     """Columns are numbered anew."""
-    names = [table.schema().find_column_name(one) for one in partition_sources(table.metadata.partition_specs[0])[1]]
+    names = [
+        table.schema().find_column_name(source) for source in partition_sources(table.metadata.partition_specs[0])[1]
+    ]
     assert names == ["a", "b"]
     assert str(table.state.partition_type.fields[1].field_type) == "int"
 
@@ -89,7 +91,7 @@ def test_files_are_appended_planned_and_removed(table: sm.Table, spark: SparkSes
     with table.transaction() as tx:
         tx.update_snapshot().delete(table.scan("ts >= '1970-01-03'").plan_files())
     table = table.refresh()
-    assert [*planned(table)] == [one for one in planned(table) if not one.startswith("2")]
+    assert [*planned(table)] == [name for name in planned(table) if not name.startswith("2")]
     assert len(planned(table)) == 3
     assert table.check().count() == 0
     compacted = table.maintenance.compact_manifests(min_masked=0.01).commit()

@@ -29,9 +29,9 @@ MISSING_IS_EMPTY: dict[str, Any] = {
 
 
 def document(table: sm.Table) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(Path(local_path(table.metadata_location)).read_text())
-    kept = {key: value for key, value in (MISSING_IS_EMPTY | found).items() if key not in CHANGING}
-    return kept | {"current-snapshot-id": found.get("current-snapshot-id") or -1}
+    written: dict[str, Any] = json.loads(Path(local_path(table.metadata_location)).read_text())
+    remaining = {key: value for key, value in (MISSING_IS_EMPTY | written).items() if key not in CHANGING}
+    return remaining | {"current-snapshot-id": written.get("current-snapshot-id") or -1}
 
 
 @pytest.mark.parametrize("version", [1, 2, 3])
@@ -44,9 +44,9 @@ def test_the_metadata_is_as_it_was(spark: SparkSession, tmp_path: Path, version:
     undone = plan.commit()
     assert undone.format_version == undone.refresh().format_version == version
     # Lists that early writers of version 1 leave out are there.
-    kept = document(before).keys() - {"schema", "partition-spec"}
-    assert {key: document(undone)[key] for key in kept} == {key: document(before)[key] for key in kept}
-    assert version == 1 or document(undone).keys() == kept
+    remaining = document(before).keys() - {"schema", "partition-spec"}
+    assert {key: document(undone)[key] for key in remaining} == {key: document(before)[key] for key in remaining}
+    assert version == 1 or document(undone).keys() == remaining
     assert (undone.schemas(), undone.specs()) == (before.schemas(), before.specs())
     assert undone.metadata.last_column_id >= before.metadata.last_column_id
     again = undone.maintenance.upgrade(4).commit()

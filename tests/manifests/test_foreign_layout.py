@@ -45,16 +45,16 @@ def table(tmp_path: Path, spark: SparkSession) -> sm.Table:
     """Two leaves, and a file in the root."""
     catalog = sm.load_catalog("foreign", type="hadoop", warehouse=f"file://{tmp_path}")
     properties = {"write.tree.direct-files": "1"}
-    made = catalog.create_table("ns.t", SCHEMA, SPEC, properties=properties)
-    assert [one.expr_id for one in made.metadata.expressions] == [4, 5, 6]  # type: ignore[union-attr]
+    table = catalog.create_table("ns.t", SCHEMA, SPEC, properties=properties)
+    assert [expression.expr_id for expression in table.metadata.expressions] == [4, 5, 6]  # type: ignore[union-attr]
     days = [[(0.5, 1, 0), (float("nan"), 2, 1), (None, None, 3)], [(0.5, 7, 2), (1.5, 8, None)], [(2.5, 9, 1)]]
     for number, values in enumerate(days):
-        made = append(made, files(spark, f"f{number}", values))
-    return made
+        table = append(table, files(spark, f"f{number}", values))
+    return table
 
 
 def files(spark: SparkSession, name: str, values: list[tuple[Any, ...]]) -> DataFrame:
-    tuples = pa.array([dict(zip(("ratio", "ts_day", "b"), one, strict=True)) for one in values], TUPLE)
+    tuples = pa.array([dict(zip(("ratio", "ts_day", "b"), value, strict=True)) for value in values], TUPLE)
     count = len(values)
     columns = {
         "file_path": [f"{name}-{place}" for place in range(count)],
@@ -89,19 +89,19 @@ def make_foreign(table: sm.Table) -> sm.Table:
 def foreign(data: bytes, *, is_root: bool) -> bytes:
     file = pq.ParquetFile(pa.BufferReader(data))
     rows = file.read()
-    place = next(i for i, one in enumerate(rows.schema) if one.metadata[ID] == STATS_ID)
+    place = next(i for i, field in enumerate(rows.schema) if field.metadata[ID] == STATS_ID)
     stats = rows.column(place).combine_chunks()
-    columns = {one.name: children_of(values) for one, values in zip(stats.type, stats.flatten(), strict=True)}
-    present = {one.name: values.is_valid() for one, values in zip(stats.type, stats.flatten(), strict=True)}
+    columns = {field.name: children_of(values) for field, values in zip(stats.type, stats.flatten(), strict=True)}
+    present = {field.name: values.is_valid() for field, values in zip(stats.type, stats.flatten(), strict=True)}
     for expression, (source, name) in MOVED.items():
         children = columns.pop(expression)
         lower, upper = children["lower_bound"], children.get("upper_bound", children["lower_bound"])
-        own = {f"{name}_lower_bound": lower, f"{name}_upper_bound": upper} if is_root else {name: lower}
-        columns[source] = columns.get(source, {}) | own
+        moved_values = {f"{name}_lower_bound": lower, f"{name}_upper_bound": upper} if is_root else {name: lower}
+        columns[source] = columns.get(source, {}) | moved_values
         present[source] = pc.or_(present.get(source, pa.repeat(False, len(rows))), present[expression])
     fields, arrays = [], []
     for number, (name, children) in enumerate(sorted(columns.items())):
-        names = [RENAMED.get(one, one) for one in children]
+        names = [RENAMED.get(child, child) for child in children]
         struct = pa.StructArray.from_arrays([*children.values()], names=names, mask=pc.invert(present[name]))
         # Children have no ids; every other struct is known by its name alone.
         fields.append(pa.field(name, struct.type, metadata={ID: STRUCT_IDS[name]} if number % 2 else None))
@@ -112,12 +112,12 @@ def foreign(data: bytes, *, is_root: bool) -> bytes:
     with pq.ParquetWriter(sink, rows.schema.set(place, field), store_schema=False) as writer:
         writer.write_table(rows.set_column(place, field, moved))
         metadata = file.metadata.metadata
-        writer.add_key_value_metadata({one: metadata[one] for one in (b"content", b"format-version")})
+        writer.add_key_value_metadata({key: metadata[key] for key in (b"content", b"format-version")})
     return sink.getvalue()
 
 
 def children_of(values: pa.StructArray) -> dict[str, pa.Array]:
-    return dict(zip((one.name for one in values.type), values.flatten(), strict=True))
+    return dict(zip((field.name for field in values.type), values.flatten(), strict=True))
 
 
 # -- tests ----------------------------------------------------------------------------------------------------------
@@ -151,14 +151,14 @@ def plan(table: sm.Table, row_filter: str) -> list[str]:
 
 
 def plans(table: sm.Table) -> dict[str, list[str]]:
-    return {one: plan(table, one) for one in FILTERS}
+    return {row_filter: plan(table, row_filter) for row_filter in FILTERS}
 
 
 @pytest.mark.usefixtures("read_by")
 def test_a_foreign_tree_is_planned_alike(table: sm.Table) -> None:
     expected = plans(table)
-    assert {one: len(expected[one]) for one, count in FILTERS.items() if count} == {
-        one: count for one, count in FILTERS.items() if count
+    assert {row_filter: len(expected[row_filter]) for row_filter, count in FILTERS.items() if count} == {
+        row_filter: count for row_filter, count in FILTERS.items() if count
     }
     report = table.scan("ts >= '1970-01-08'").report()
     theirs = make_foreign(table)

@@ -35,7 +35,9 @@ def reader(tmp_path: Path) -> LoggingReader:
 def masked_leaves(folder: Path) -> tuple[TreeTable, dict[int, set[int]]]:
     """A table whose leaves have masks in two Puffin files and inline, and what these mask by the leaf's ordinal."""
     tree = TreeTable(folder, BY_PART)
-    leaves = [tree.leaf(f"m{leaf}", *(data(f"{leaf} {one}") for one in range(ENTRIES))) for leaf in range(LEAVES)]
+    leaves = [
+        tree.leaf(f"m{leaf}", *(data(f"{leaf} {ordinal}") for ordinal in range(ENTRIES))) for leaf in range(LEAVES)
+    ]
     masked = {leaf: {leaf, 64} for leaf in range(LEAVES - 1)}
     places = [*masked]
     masks = tree.masks({leaf: masked[leaf] for leaf in places[:19]}, leaves)
@@ -64,7 +66,7 @@ def test_a_file_is_a_request_of_the_driver(
     rows = leaf_masks(spark, vectors_of(tree.load(spark)), None, files).collect()
     assert len(files.operations) == 2
     words = {row["manifest"]: [word & (1 << 64) - 1 for word in row["mask"]] for row in rows}
-    expected = {leaf: sum(1 << one for one in ordinals) for leaf, ordinals in masked.items()}
+    expected = {leaf: sum(1 << ordinal for ordinal in ordinals) for leaf, ordinals in masked.items()}
     assert {leaf: low + (high << 64) for leaf, (low, high) in words.items()} == expected
 
 
@@ -85,8 +87,8 @@ def test_entries_that_come_together_look_up_their_masks_together(
     entries = spark.range(0, LEAVES * ENTRIES, 1, 1).selectExpr(
         f"CAST(id DIV {ENTRIES} AS INT) AS manifest", f"id % {ENTRIES} AS ordinal"
     )
-    found = entries.where(is_masked).collect()
-    assert {tuple(row) for row in found} == pairs(masked)
+    rows = entries.where(is_masked).collect()
+    assert {tuple(row) for row in rows} == pairs(masked)
     assert len(reader.requests) == 2
 
 
@@ -99,10 +101,10 @@ def test_a_leaf_of_many_batches_is_looked_up_once(tmp_path: Path, spark: SparkSe
     )
     spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", "1")
     try:
-        found = entries.where(is_masked).collect()
+        rows = entries.where(is_masked).collect()
     finally:
         spark.conf.unset("spark.sql.execution.arrow.maxRecordsPerBatch")
-    assert {tuple(row) for row in found} == {pair for pair in pairs(masked) if pair[0] < 3}
+    assert {tuple(row) for row in rows} == {pair for pair in pairs(masked) if pair[0] < 3}
     assert len(reader.requests) == 3
 
 

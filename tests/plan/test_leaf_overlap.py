@@ -47,10 +47,10 @@ def files(draw: st.DrawFn, most: int = 3) -> list[File]:
     """(spec id, partition value by the id of its stats) of files of one spec."""
     spec_id = draw(st.sampled_from([*SOURCES]))
     values = st.fixed_dictionaries({source: VALUES[source] for _, source in SOURCES[spec_id]})
-    return [(spec_id, one) for one in draw(st.lists(values, min_size=1, max_size=most))]
+    return [(spec_id, partition) for partition in draw(st.lists(values, min_size=1, max_size=most))]
 
 
-def entries(kind: ContentType, some: list[File], *, counts: bool) -> pa.Table:
+def entries(kind: ContentType, files: list[File], *, counts: bool) -> pa.Table:
     rows = [
         {
             "content_type": int(kind),
@@ -60,38 +60,38 @@ def entries(kind: ContentType, some: list[File], *, counts: bool) -> pa.Table:
             "record_count": 5,
             "content_stats": {str(source): value_stats(value, counts) for source, value in values.items()},
         }
-        for place, (spec_id, values) in enumerate(some)
+        for place, (spec_id, values) in enumerate(files)
     ]
     return pa.Table.from_pylist(rows, schema=tree_schema(TYPES))
 
 
 def value_stats(value: Any, counts: bool) -> dict[str, Any]:
     nan = isinstance(value, float) and math.isnan(value)
-    found = {"lower_bound": None if nan else value}
+    bounds = {"lower_bound": None if nan else value}
     nans = {"nan_value_count": 5 if nan else 0} if counts or nan else {}
-    return found | nans | ({"value_count": 5, "null_value_count": 5 if value is None else 0} if counts else {})
+    return bounds | nans | ({"value_count": 5, "null_value_count": 5 if value is None else 0} if counts else {})
 
 
 @settings(max_examples=400, deadline=None, derandomize=True)
 @given(data=st.lists(files(), min_size=1, max_size=4), deletes=st.lists(files(), min_size=1, max_size=4),
-       own=files(), counts=st.booleans())  # fmt: skip
+       in_root=files(), counts=st.booleans())  # fmt: skip
 def test_leaves_that_share_a_partition_are_never_kept_apart(
-    data: list[list[File]], deletes: list[list[File]], own: list[File], counts: bool
+    data: list[list[File]], deletes: list[list[File]], in_root: list[File], counts: bool
 ) -> None:
-    """own: data files of the root itself."""
+    """in_root: data files of the root itself."""
 
-    def leaves(kind: ContentType, some: list[list[File]]) -> pa.Table:
+    def leaves(kind: ContentType, groups: list[list[File]]) -> pa.Table:
         return pa.concat_tables(
-            leaf_row(entries(kind, one, counts=counts), "m", 1, [source for _, source in SOURCES[one[0][0]]], [4])
-            for one in some
+            leaf_row(entries(kind, group, counts=counts), "m", 1, [source for _, source in SOURCES[group[0][0]]], [4])
+            for group in groups
         )
 
-    all_data = pa.concat_tables([leaves(ContentType.DATA, data), entries(ContentType.DATA, own, counts=counts)])
-    found = leaf_overlaps(all_data, leaves(ContentType.EQUALITY_DELETES, deletes), SPEC_FIELDS, SOURCES)
-    for row, mine in zip(found, [*data, *([one] for one in own)], strict=True):
-        for told, theirs in zip(row, deletes, strict=True):
-            assert told or not {*map(repr, mine)} & {*map(repr, theirs)}, (mine, theirs)
-            assert not told or mine[0][0] == theirs[0][0]
+    all_data = pa.concat_tables([leaves(ContentType.DATA, data), entries(ContentType.DATA, in_root, counts=counts)])
+    flags = leaf_overlaps(all_data, leaves(ContentType.EQUALITY_DELETES, deletes), SPEC_FIELDS, SOURCES)
+    for row, mine in zip(flags, [*data, *([file] for file in in_root)], strict=True):
+        for flag, theirs in zip(row, deletes, strict=True):
+            assert flag or not {*map(repr, mine)} & {*map(repr, theirs)}, (mine, theirs)
+            assert not flag or mine[0][0] == theirs[0][0]
 
 
 def test_what_bounds_tell() -> None:
@@ -100,13 +100,13 @@ def test_what_bounds_tell() -> None:
 
     data = pa.concat_tables([leaf(ContentType.DATA, 1, 3), leaf(ContentType.DATA, 7, None)])
     deletes = [leaf(ContentType.EQUALITY_DELETES, *values) for values in ([3, 4], [4, 5], [None], [2, None])]
-    found = leaf_overlaps(data, pa.concat_tables(deletes), SPEC_FIELDS, SOURCES)
-    assert found.tolist() == [[True, False, False, True], [False, False, True, True]]
+    flags = leaf_overlaps(data, pa.concat_tables(deletes), SPEC_FIELDS, SOURCES)
+    assert flags.tolist() == [[True, False, False, True], [False, False, True, True]]
     counted = {"lower_bound": None, "value_count": 0, "null_value_count": 0}
     row = entries(ContentType.DATA, [(1, {1: None})], counts=True).to_pylist()[0]
     file = pa.Table.from_pylist([row | {"content_stats": {"1": counted}}], schema=data.schema)
-    found = leaf_overlaps(file, pa.concat_tables(deletes), SPEC_FIELDS, SOURCES)
-    assert found.tolist() == [[False, False, True, True]]
+    flags = leaf_overlaps(file, pa.concat_tables(deletes), SPEC_FIELDS, SOURCES)
+    assert flags.tolist() == [[False, False, True, True]]
 
 
 # -- plans ----------------------------------------------------------------------------------------------------------
@@ -125,7 +125,7 @@ def planning(spark: SparkSession) -> Iterator[None]:
 
 def plan(table: sm.Table, row_filter: str) -> dict[str, list[str]]:
     rows = table.scan(row_filter).plan_files().collect()
-    return {row["file_path"]: sorted(one["file_path"] for one in row["deletes"]) for row in rows}
+    return {row["file_path"]: sorted(delete["file_path"] for delete in row["deletes"]) for row in rows}
 
 
 def delete_of(tree: TreeTable, path: str, part: str) -> Entry:
@@ -162,7 +162,7 @@ def test_delete_leaves_of_other_partitions_are_not_opened(
     for part in "ac":
         unlink(deletes[part])
     vector = deletes["b"]
-    assert [len(found) for found in plan(table, "id = 1").values()] == [3]
+    assert [len(deletes) for deletes in plan(table, "id = 1").values()] == [3]
     unlink(vector)
     with pytest.raises(Exception, match=r"xb\.parquet"):
         plan(table, "id = 1")
@@ -191,13 +191,13 @@ def test_what_is_not_known_keeps_delete_leaves(tree: TreeTable, spark: SparkSess
     deletes = deletes.with_fields(**changed[lacks])
     tree.snapshot(added=[*leaves, deletes])
     table = tree.load(spark)
-    assert [len(found) for found in plan(table, "id = 1").values()] == [1]
+    assert [len(deletes) for deletes in plan(table, "id = 1").values()] == [1]
     assert table.scan("id = 2").report().delete_manifests.scanned == (0 if lacks == "affinity" else 1)
 
 
 def test_global_deletes_apply_to_every_partition(tmp_path: Path, spark: SparkSession) -> None:
     tree = TreeTable(tmp_path / "t", BY_PART, others=[PartitionSpec(spec_id=1)])
-    leaves = [tree.leaf(f"m{one}", numbered(f"d{one}", "a", one)) for one in range(2)]
+    leaves = [tree.leaf(f"m{number}", numbered(f"d{number}", "a", number)) for number in range(2)]
     deletes = tree.leaf("x", delete_of(tree, "e", "zzz").with_fields(partition_spec_id=1))
     tree.snapshot(added=leaves)
     tree.snapshot(existing=leaves, added=[deletes])
@@ -212,18 +212,18 @@ def test_random_trees_are_planned_as_without_pruning(
     """Random leaves of data and deletes, some affiliated, some files in the root; by every strategy."""
     draw = random.Random(seed)
     parts = ["a", "b", "c", "d", None]
-    files = [(f"d{one}", draw.choice(parts), one) for one in range(24)]
-    own, *groups = [files[start : start + 4] for start in range(0, 24, 4)]
-    leaves = [tree.leaf(f"m{place}", *(numbered(*one) for one in group)) for place, group in enumerate(groups)]
+    files = [(f"d{number}", draw.choice(parts), number) for number in range(24)]
+    in_root, *groups = [files[start : start + 4] for start in range(0, 24, 4)]
+    leaves = [tree.leaf(f"m{place}", *(numbered(*file) for file in group)) for place, group in enumerate(groups)]
     vectors = {path: tree.vector(path, [1], part) for path, part, _ in files if draw.random() < 0.6}  # type: ignore[arg-type]
     affiliated = [path for path, _, _ in groups[0] if path in vectors]
-    rest = [one for path, one in vectors.items() if path not in affiliated]
+    rest = [vector for path, vector in vectors.items() if path not in affiliated]
     rest += [delete_of(tree, f"e{place}", draw.choice(parts)) for place in range(8)]  # type: ignore[arg-type]
-    rest.sort(key=lambda one: (one.row["content_stats"]["2"]["lower_bound"] or "", one.location))
+    rest.sort(key=lambda entry: (entry.row["content_stats"]["2"]["lower_bound"] or "", entry.location))
     deletes = [tree.leaf(f"x{start}", *rest[start : start + 3]) for start in range(0, len(rest), 3)]
     if affiliated:
-        deletes.append(tree.leaf("own", *(vectors[one] for one in affiliated), referenced_file=leaves[0].location))
-    before = [*leaves, *(numbered(*one) for one in own)]
+        deletes.append(tree.leaf("own", *(vectors[path] for path in affiliated), referenced_file=leaves[0].location))
+    before = [*leaves, *(numbered(*file) for file in in_root)]
     tree.snapshot(added=before)
     tree.snapshot(existing=before, added=deletes)
     for row_filter in ("id = 3", "id >= 10 and id < 13", "id > 20 or part = 'b'", "part is null", "id < 2"):

@@ -33,9 +33,9 @@ class Memory:
 
 
 def read(reader: Memory, wanted: list[FileRange]) -> list[bytes]:
-    found = dict(read_ranges(reader, wanted))
-    assert [*range(len(wanted))] == sorted(found)
-    return [found[place] for place in range(len(wanted))]
+    contents = dict(read_ranges(reader, wanted))
+    assert [*range(len(wanted))] == sorted(contents)
+    return [contents[place] for place in range(len(wanted))]
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -51,8 +51,8 @@ def _small_limits() -> object:
 def test_each_range_has_its_bytes(wanted: list[FileRange]) -> None:
     """In any order, overlapping or beyond the file's end."""
     reader = Memory()
-    assert read(reader, wanted) == [Memory().read_range(*one) for one in wanted]
-    joined = [one.size for one in reader.requests if one not in wanted]
+    assert read(reader, wanted) == [Memory().read_range(*part) for part in wanted]
+    joined = [part.size for part in reader.requests if part not in wanted]
     assert len(reader.requests) <= len(wanted)
     assert max(joined, default=0) <= LARGEST
 
@@ -72,7 +72,7 @@ def test_each_range_has_its_bytes(wanted: list[FileRange]) -> None:
 )
 def test_neighbours_are_one_request(wanted: list[tuple[str, int, int]], requests: list[tuple[str, int, int]]) -> None:
     reader = Memory()
-    read(reader, [FileRange(*one) for one in wanted])
+    read(reader, [FileRange(*part) for part in wanted])
     assert sorted(reader.requests) == requests
 
 

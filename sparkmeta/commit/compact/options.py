@@ -94,7 +94,7 @@ def scope_of(
 
 def _flushed(state: TableState, root: Root) -> frozenset[str]:
     """The leaves of carried files whose snapshot is that of no compaction, as far as it is known still."""
-    writers = {one.snapshot_id for one in state.metadata.snapshots if one.operation != "replace"}
+    writers = {snapshot.snapshot_id for snapshot in state.metadata.snapshots if snapshot.operation != "replace"}
     added = pc.greater(pc.struct_field(root.leaves.column("manifest_stats"), "added_files_count"), 0)
     carried = root.leaves.filter(pc.invert(added))
     rows = zip(carried.column("location").to_pylist(), version(carried, "snapshot_id").to_pylist(), strict=True)

@@ -158,8 +158,8 @@ def test_scattered_deletes_of_a_flush_get_owners_and_those_of_a_compaction_have_
     data = [leaf(f"m{one}", 1_000, 10 * one, 10 * one + 10) for one in range(3)]
     carried = leaf("x", 900, None, None, 30, content_type=4, added=False)
     assert choose(scope(*data, carried)) == Choice()
-    found = replace(scope(*data, carried), flushed=frozenset(["x"]))
-    assert why(found, choose(found)) == {"x": (Reason.AFFINITY,)}
+    flushed_scope = replace(scope(*data, carried), flushed=frozenset(["x"]))
+    assert why(flushed_scope, choose(flushed_scope)) == {"x": (Reason.AFFINITY,)}
 
 
 def test_what_commits_merge_by_the_way() -> None:
