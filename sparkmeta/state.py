@@ -12,14 +12,15 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyiceberg.schema import Schema, index_by_id
-from pyiceberg.transforms import UnknownTransform, VoidTransform
+from pyiceberg.transforms import VoidTransform
 from pyiceberg.types import IcebergType, NestedField, PrimitiveType, StructType
 
 from sparkmeta.columns.bounds import ANY, reads_as
 from sparkmeta.errors import NoSuchSnapshotError, UnsupportedError
 from sparkmeta.manifests.avro.read import manifest_parts, read_avro_entries
 from sparkmeta.manifests.cached import CACHED_LEAF, leaves_of, open_cache, parts_here, read_through_cache
-from sparkmeta.manifests.leaf_bytes import TreeContext, tree_entries_here
+from sparkmeta.manifests.leaf import stats_of_fields
+from sparkmeta.manifests.leaf_bytes import TreeContext, read_foreign_leaves, tree_entries_here
 from sparkmeta.manifests.manifest_list import decode_manifest_list, entry_count, inline_manifest_list, root_entries
 from sparkmeta.manifests.parquet import read_parquet_entries
 from sparkmeta.manifests.projection import FILE_COLUMNS, EntryProjection
@@ -31,7 +32,7 @@ from sparkmeta.spec.avro_name import avro_name
 from sparkmeta.spec.entry import DELETE_FILE_PATH_ID, METRICS_MAP_IDS, ContentType
 from sparkmeta.spec.expressions import stats_field_id
 from sparkmeta.spec.metadata_model import TableMetadataV4
-from sparkmeta.spec.partitioning import partition_type, spec_partition_type
+from sparkmeta.spec.partitioning import has_unknown_values, partition_type, spec_partition_type
 from sparkmeta.storage.files import ExecutorReader, Files, SparkFiles, executor_reader
 
 if TYPE_CHECKING:
@@ -145,7 +146,7 @@ class TableState:
         A field has one type in all specs: where a spec made it void, that of the specs where it has values.
         """
         fields = [field for spec in self.specs.values() for field in spec.fields]
-        unknown = {field.field_id for field in fields if isinstance(field.transform, UnknownTransform)}
+        unknown = {field.field_id for field in fields if has_unknown_values(field.transform)}
         names = {one: ANY if one in unknown else str(kind) for one, kind in self.partition_types.items()}
         return {
             one: [(field.field_id, names[field.field_id]) for field in spec.fields] for one, spec in self.specs.items()
@@ -189,7 +190,8 @@ class TableState:
         if location is None or self.snapshot is None:
             return None
         stamp = (self.snapshot.snapshot_id, self.snapshot.sequence_number or 0)
-        root = read_root(self.files.read(location), self.stats_types, self.specs, location, stamp)
+        fields = stats_of_fields(self.tuple_sources)
+        root = read_root(self.files.read(location), self.stats_types, self.specs, location, stamp, fields)
         return Tree(root, self.tuple_sources)
 
     @cached_property
@@ -302,7 +304,12 @@ class TableState:
         if self.tree is None:
             return None
         columns = {one: str(field.field_type) for one, field in self.primitive_fields.items()}
-        return TreeReader(self.spark, self.tree, self.driver_files, self.reader, columns, self.manifest_entries)
+        readers = (self.manifest_entries, self._foreign_entries)
+        return TreeReader(self.spark, self.tree, self.driver_files, self.reader, columns, *readers)
+
+    def _foreign_entries(self, leaves: pa.Table, projection: EntryProjection) -> DataFrame:
+        assert self.tree_context is not None
+        return read_foreign_leaves(self.spark, leaves, projection, self.reader, self.tree_context)
 
     def manifest_entries(self, roots: pa.Table, projection: EntryProjection, *, cached: bool = True) -> DataFrame:
         """As `entries`, of manifests of the v1-v3 layout.

@@ -33,7 +33,7 @@ from sparkmeta.spec.puffin import deletion_vector_blob, write_puffin
 from sparkmeta.table import Table, open_table
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping
+    from collections.abc import Collection, Iterable, Mapping, Sequence
     from pathlib import Path
 
     from pyspark.sql import SparkSession
@@ -102,11 +102,12 @@ def equality_deletes(path: str, part: str = "a", **values: Any) -> Entry:
 
 @dataclass
 class TreeTable:
-    """A table in the making, in a folder of this machine. `spec`: BY_PART, or none."""
+    """A table in the making, in a folder of this machine. `spec`: BY_PART, or none; `others`: further specs."""
 
     folder: Path
     spec: PartitionSpec = UNPARTITIONED_PARTITION_SPEC
     properties: Mapping[str, str] = field(default_factory=dict)
+    others: Sequence[PartitionSpec] = ()
     snapshots: list[Snapshot] = field(default_factory=list)
     _versions: dict[Any, dict[str, int | None]] = field(default_factory=dict)
     _row_ids: int = 0
@@ -145,6 +146,11 @@ class TreeTable:
             row |= self._puffin(blob, leaf.location, len(ordinals))
         return Entry({**row, **values})
 
+    def masks(self, ordinals: Mapping[int, Collection[int]], leaves: Sequence[Entry]) -> list[Entry]:
+        """The deletion vectors of leaves, by their places, in one Puffin file."""
+        entries = [self.mask(leaves[place], masked) for place, masked in ordinals.items()]
+        return self._together(entries, [*ordinals.values()])
+
     def vector(self, of: str, positions: Collection[int], part: str = "a", **values: Any) -> Entry:
         """The deletion vector of a data file, in a Puffin file of its own."""
         blob = write_deletion_vector(PositionBitmap.of(list(positions)))
@@ -158,6 +164,21 @@ class TreeTable:
             **self._puffin(blob, of, len(positions)),
         }
         return Entry({**row, **values})
+
+    def vectors(self, positions: Mapping[str, Collection[int]], gap: int = 0) -> list[Entry]:
+        """The deletion vectors of data files in one Puffin file, this many bytes apart."""
+        entries = [self.vector(of, deleted) for of, deleted in positions.items()]
+        return self._together(entries, [*positions.values()], gap)
+
+    def _together(self, entries: Sequence[Entry], positions: Sequence[Collection[int]], gap: int = 0) -> list[Entry]:
+        content, places = b"PFA1", []
+        for deleted in positions:
+            blob = write_deletion_vector(PositionBitmap.of(list(deleted)))
+            places.append({"offset": len(content), "size_in_bytes": len(blob)})
+            content += blob + bytes(gap)
+        self._files += 1
+        file = {"location": self._write(f"dv{self._files}.puffin", content), "file_size_in_bytes": len(content)}
+        return [entry.with_fields(**file, deletion_vector=place) for entry, place in zip(entries, places, strict=True)]
 
     def _puffin(self, blob: bytes, of: str, count: int) -> dict[str, Any]:
         file = write_puffin([deletion_vector_blob(blob, of, count)])
@@ -233,6 +254,7 @@ class TreeTable:
         metadata = new_metadata(self.location, _SCHEMA, self.spec, UNSORTED_SORT_ORDER, self.properties, 4)
         last = self.snapshots[-1].snapshot_id
         changed = {
+            "partition_specs": [*metadata.partition_specs, *self.others],
             "snapshots": [one for one in self.snapshots if one.snapshot_id not in expired],
             "current_snapshot_id": last,
             "refs": {"main": SnapshotRef.model_validate({"snapshot-id": last, "type": "branch"})},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -14,7 +15,7 @@ from sparkmeta.commit.tree import conform
 from sparkmeta.manifests.layout import tree_schema, whole
 from sparkmeta.manifests.manifest_list import SUMMARIES
 from sparkmeta.manifests.root import Root
-from sparkmeta.manifests.tree import UPGRADED_KEY
+from sparkmeta.manifests.tree import FOREIGN_KEY, UPGRADED_KEY
 from sparkmeta.spec.entry import MANIFEST_STATS, ContentType, Status
 
 if TYPE_CHECKING:
@@ -38,9 +39,14 @@ def base_root(head: TableState) -> BaseRoot:
     if head.snapshot is None:
         return BaseRoot(None)
     if head.tree is not None:
-        kept = {key: value for key, value in head.tree.root.properties.items() if key == UPGRADED_KEY}
-        return BaseRoot(_conformed(head.tree.root, head), kept)
+        repeated = {key: value for key, value in head.tree.root.properties.items() if key in _REPEATED}
+        if head.tree.foreign_sequence_number == sys.maxsize:
+            repeated[FOREIGN_KEY] = str(head.metadata.last_sequence_number)
+        return BaseRoot(_conformed(head.tree.root, head), repeated)
     return _from_list(head)
+
+
+_REPEATED = (UPGRADED_KEY, FOREIGN_KEY)
 
 
 def _conformed(root: Root, head: TableState) -> Root:

@@ -20,7 +20,7 @@ from sparkmeta.columns import sql
 from sparkmeta.commit.root_changes import flat_rows, vectors_by_leaf
 from sparkmeta.errors import UnsupportedError, shown
 from sparkmeta.manifests.avro.read import schema_of
-from sparkmeta.manifests.leaf import entry_columns
+from sparkmeta.manifests.leaf import entry_columns, stats_of_fields
 from sparkmeta.manifests.projection import CONTENT_STATS, MANIFEST, ORDINAL, EntryProjection
 from sparkmeta.manifests.root import (
     FILES,
@@ -86,7 +86,9 @@ def check(state: TableState) -> DataFrame:
             "invariants are those of a metadata tree"
         )
     stamp = (state.snapshot.snapshot_id, state.snapshot.sequence_number or 0)
-    root = read_unchecked_root(state.files.read(location), state.stats_types, location, stamp)
+    root = read_unchecked_root(
+        state.files.read(location), state.stats_types, location, stamp, stats_of_fields(state.tuple_sources)
+    )
     broken = [
         _violation("entry-fields", location, found.field, found.value, found.error(location).problem)
         for found in entry_problems(root.table, state.specs, state.primitive_fields)

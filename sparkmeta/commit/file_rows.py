@@ -13,10 +13,10 @@ import pyarrow.compute as pc
 from sparkmeta.columns.bounds import ANY, bound_arrow_type
 from sparkmeta.errors import ValidationError, shown
 from sparkmeta.manifests.layout import tree_schema, tree_stats_type, whole
-from sparkmeta.manifests.maps import MAP_CHILDREN, map_type, stats_of_maps
+from sparkmeta.manifests.maps import column_metric, derived_stats, map_type, stats_of_maps, true_where
 from sparkmeta.manifests.projection import PARTITION
 from sparkmeta.manifests.root import entry_problems
-from sparkmeta.spec.entry import ContentType, Status
+from sparkmeta.spec.entry import METRICS_MAP_IDS, ContentType, Status
 from sparkmeta.spec.stats import COUNTS
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ _COLUMNS = {field: column for column, field in _FIELDS.items()} | {
     "deletion_vector.offset": "content_offset",
     "deletion_vector.size_in_bytes": "content_size_in_bytes",
 }
-FILE_COLUMNS = (*_FIELDS, "content_offset", "content_size_in_bytes", PARTITION, *MAP_CHILDREN)
+FILE_COLUMNS = (*_FIELDS, "content_offset", "content_size_in_bytes", PARTITION, *METRICS_MAP_IDS)
 
 
 @dataclass(frozen=True)
@@ -200,9 +200,14 @@ class FileRows:
 
     def _stats(self, files: pa.Table, values: Mapping[str, pa.Array]) -> pa.Array:
         rows = len(files)
-        maps = {name: self._column(files, name, map_type(name)) for name in MAP_CHILDREN if name in files.column_names}
+        maps = {
+            name: self._column(files, name, map_type(name)) for name in METRICS_MAP_IDS if name in files.column_names
+        }
         stats = stats_of_maps(maps, self.stats, rows, self.table)
         self._check_stats(stats, values)
+        sizes = dict(column_metric(maps["column_sizes"], self.stats, rows)) if "column_sizes" in maps else {}
+        for field_id, metrics in stats.items():
+            metrics.update(derived_stats(metrics, self.stats[field_id], sizes.get(field_id), rows))
         present = {one: _any_valid(children.values(), rows) for one, children in stats.items()}
         for spec_id in values["partition_spec_id"].unique().to_pylist():
             mask = pc.equal(values["partition_spec_id"], spec_id)
@@ -255,6 +260,7 @@ class FileRows:
         own = {
             "lower_bound": bound,
             "upper_bound": bound,
+            "tight_bounds": true_where(bound.is_valid()),
             "value_count": pc.coalesce(stats["value_count"], records) if "value_count" in stats else records,
             "null_value_count": pc.if_else(value.is_null(), records, pa.scalar(0, pa.int64())),
         }

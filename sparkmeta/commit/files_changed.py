@@ -6,16 +6,17 @@ change. Snapshots of a manifest list say it by the manifests that they added.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial, reduce
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import Window
 from pyspark.sql import functions as F
-from pyspark.sql.types import LongType, StringType
+from pyspark.sql.types import LongType, StringType, StructType
 
 from sparkmeta.columns import sql
 from sparkmeta.commit.root_changes import LeafChange, LeafKind, RootChanges, root_changes
@@ -27,13 +28,14 @@ from sparkmeta.manifests.maps import with_metrics_maps
 from sparkmeta.manifests.projection import MANIFEST, ORDINAL, EntryProjection
 from sparkmeta.manifests.root import Root, one_of, version
 from sparkmeta.manifests.tree import leaf_roots, narrowed_rows, plain_projection
-from sparkmeta.manifests.vectors import VECTOR_SCHEMA, masked_ordinals, vector_row
+from sparkmeta.manifests.vectors import VECTOR_SCHEMA, arrow_udf, masked_ordinals, vector_row
 from sparkmeta.plan.prune import is_live
 from sparkmeta.session import local_frame
 from sparkmeta.spec.bitmap import read_deletion_vector
 from sparkmeta.spec.entry import METRICS_MAP_IDS, ContentType, Status
 from sparkmeta.storage.files import binary_files
 from sparkmeta.storage.location import spark_path_key
+from sparkmeta.storage.ranges import FileRange, read_ranges
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -397,42 +399,86 @@ def _with_added_positions(state: TableState, deletes: DataFrame) -> DataFrame:
 
 
 def _positions(state: TableState, deletes: DataFrame, is_vector: Column) -> DataFrame:
-    place = [F.col("location"), F.col("deletion_vector.offset"), F.col("deletion_vector.size_in_bytes")]
-    if state.reader is not None:
-        read = F.udf(_PositionReader(state.reader), _positions_type(), useArrow=True)
-        return deletes.withColumn(_POSITIONS, F.when(is_vector, read(*place, F.col("record_count"))))
-    found = deletes.where(is_vector).select("location").distinct().toArrow()
-    locations = found.column("location").to_pylist()
-    keys = pa.table({"location": locations, "path": pa.array([spark_path_key(one) for one in locations], pa.string())})
-    contents = binary_files(state.spark, locations).join(F.broadcast(local_frame(state.spark, keys)), "path")
-    decode = F.udf(_positions_in, _positions_type(), useArrow=True)
-    joined = deletes.join(contents.select("location", "content"), "location", "left")
-    positions = F.when(is_vector, decode(F.col("content"), *place, F.col("record_count")))
-    return joined.withColumn(_POSITIONS, positions).drop("content")
+    if state.reader is None:
+        return _positions_by_file(state, deletes, is_vector)
+    reader = _PositionReader(state.reader)
+    read = arrow_udf(state.spark, reader.of_batches, _positions_type()) or F.udf(
+        reader.of_row, _positions_type(), useArrow=True
+    )
+    place = ("location", "deletion_vector.offset", "deletion_vector.size_in_bytes", "record_count")
+    return deletes.withColumn(_POSITIONS, F.when(is_vector, read(*place)))
 
 
-@dataclass
+@dataclass(frozen=True)
 class _PositionReader:
-    """Reads deletion vectors in a Spark task; keeps the last Puffin file, which the next may stand in too."""
+    """Reads the positions of deletion vectors in a Spark task."""
 
     reader: ExecutorReader
-    _last: tuple[str, bytes] | None = None
 
-    def __call__(self, location: str, offset: int | None, size: int | None, count: int) -> list[int] | None:
+    # PySpark tells by the annotations what kind of function it is.
+    def of_batches(self, batches: Iterator[tuple[pa.Array, pa.Array, pa.Array, pa.Array]]) -> Iterator[pa.Array]:
+        """Positions by location, offset, size and cardinality; null where there is no offset."""
+        for batch in batches:
+            rows = [*zip(*(column.to_pylist() for column in batch), strict=True)]
+            vectors = {place: _Vector(*row) for place, row in enumerate(rows) if row[1] is not None}
+            places = [*vectors]
+            ranges = [FileRange(vector.location, vector.offset, vector.size or 0) for vector in vectors.values()]
+            positions: list[pa.Array | None] = [None] * len(rows)
+            for number, blob in read_ranges(self.reader, ranges):
+                place = places[number]
+                positions[place] = vectors[place].positions(blob)
+            yield pa.array(positions, pa.list_(pa.int64()))
+
+    def of_row(self, location: str, offset: int | None, size: int | None, count: int) -> list[int] | None:
+        """As `of_batches`, of one row."""
         if offset is None:
             return None
-        if self._last is None or self._last[0] != location:
-            self._last = (location, self.reader.read(location))
-        return _positions_in(self._last[1], location, offset, size, count)
+        blob = self.reader.read_range(location, offset, size or 0)
+        positions: list[int] = _Vector(location, offset, size, count).positions(blob).tolist()
+        return positions
 
 
-def _positions_in(
-    content: bytes | None, location: str, offset: int | None, size: int | None, count: int
-) -> list[int] | None:
-    if content is None or offset is None:
-        return None
-    if size is None or offset < 0 or size < 0 or offset + size > len(content):
-        problem = f"{size} bytes there end after the file's {len(content)}"
-        raise CorruptFileError(location, "content_offset", offset, problem)
-    bitmap = read_deletion_vector(content[offset : offset + size], location, count)
-    return [position for part in bitmap.positions() for position in part.tolist()]
+class _Vector(NamedTuple):
+    """A deletion vector of a data file: where it stands, and its cardinality."""
+
+    location: str
+    offset: int
+    size: int | None
+    cardinality: int
+
+    def positions(self, blob: bytes) -> np.ndarray[Any, Any]:
+        """Raises CorruptFileError for a blob that is not the vector."""
+        if self.offset < 0 or len(blob) != self.size:
+            problem = f"{self.size} bytes there are not all in the file"
+            raise CorruptFileError(self.location, "content_offset", self.offset, problem)
+        return np.concatenate([*read_deletion_vector(blob, self.location, self.cardinality).positions(), _NO_POSITIONS])
+
+
+_NO_POSITIONS = np.empty(0, np.int64)
+
+
+def _positions_by_file(state: TableState, deletes: DataFrame, is_vector: Column) -> DataFrame:
+    """As `_positions`, where only Spark reads files: each file once, with all vectors that stand in it."""
+    vector = F.struct("deletion_vector.offset", "deletion_vector.size_in_bytes", "record_count")
+    by_file = deletes.where(is_vector).groupBy("location").agg(F.collect_set(vector).alias("vectors"))
+    locations = by_file.select("location").toArrow().column("location").to_pylist()
+    paths = pa.array([spark_path_key(location) for location in locations], pa.string())
+    keys = pa.table({"location": locations, "path": paths})
+    contents = binary_files(state.spark, locations).join(F.broadcast(local_frame(state.spark, keys)), "path")
+    read = by_file.join(contents, "location").select("location", "vectors", "content")
+    schema = StructType().add(_LOCATION, StringType()).add(_OFFSET, LongType()).add(_POSITIONS, _positions_type())
+    # As the keys are distinct, Spark leaves the join out where nobody asks for positions.
+    positions = read.mapInArrow(_positions_in_files, schema).dropDuplicates([_LOCATION, _OFFSET])
+    joined = deletes.withColumns(_key_columns()).join(positions, [_LOCATION, _OFFSET], "left")
+    return joined.drop(_LOCATION, _OFFSET)
+
+
+def _positions_in_files(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        for location, vectors, contents in zip(*batch.columns, strict=True):
+            path, content = location.as_py(), contents.as_buffer()
+            for offset, size, count in (row.values() for row in vectors.as_py()):
+                blob = content[offset : offset + (size or 0)].to_pybytes()
+                positions = pa.array([_Vector(path, offset, size, count).positions(blob)], pa.list_(pa.int64()))
+                columns = [pa.array([path]), pa.array([offset], pa.int64()), positions]
+                yield pa.RecordBatch.from_arrays(columns, [_LOCATION, _OFFSET, _POSITIONS])

@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 from pyspark.sql import functions as F
 
 from sparkmeta.commit.new_files import leaf_format, partition_columns
+from sparkmeta.commit.swap import metadata_folder
 from sparkmeta.commit.tree import FileKey, TreeChange, file_keys, file_versions
 from sparkmeta.manifests.avro.read import schema_of
 from sparkmeta.manifests.leaf_writer import write_leaves
@@ -127,7 +128,7 @@ def _write_vectors(
     state: TableState, name: str, vectors: list[tuple[str, bytes, int]]
 ) -> dict[tuple[str, bytes], Mapping[str, Any]]:
     """Write (leaf, bitmap, cardinality) into one Puffin file: what the root says of each then."""
-    location = join(join(state.metadata.location, "metadata"), f"{name}.puffin")
+    location = join(metadata_folder(state.metadata), f"{name}.puffin")
     file = write_puffin([deletion_vector_blob(blob, target, count) for target, blob, count in vectors])
     _write_by_task(state, executor_writer(state.files), location, file.data)
     return {

@@ -23,7 +23,7 @@ from sparkmeta.manifests.layout import whole
 from sparkmeta.manifests.projection import MANIFEST, ORDINAL, PARTITION
 from sparkmeta.manifests.tree import IN_ROOT
 from sparkmeta.plan.prune import is_live, live_manifests
-from sparkmeta.plan.strategy import consumed_deletes
+from sparkmeta.plan.strategy import deletes_by_affinity, deletes_by_partition
 from sparkmeta.session import materialize
 from sparkmeta.spec.entry import ContentType
 
@@ -136,7 +136,7 @@ def _delete_leaves(state: TableState, data: pa.Table) -> pa.Table:
     if not len(deletes) or not len(data):
         return deletes.slice(0, 0)
     homes = pc.is_in(state.roots.column(MANIFEST), whole(data.column(MANIFEST)).unique())
-    consumed = consumed_deletes(deletes, state.roots.filter(homes), state)
+    consumed = deletes_by_affinity(state, state.roots.filter(homes), deletes)
     owned = consumed.column("referenced_file").is_valid()
     unowned = consumed.filter(pc.invert(owned))
     names = ["partition_spec_id", *([PARTITION] if PARTITION in data.column_names else [])]
@@ -208,7 +208,7 @@ def many_deletes_of(state: TableState, data: DataFrame) -> DataFrame:
     if len(deletes):
         ids = data.select(MANIFEST).distinct().toArrow().column(MANIFEST)
         homes = state.roots.filter(pc.is_in(state.roots.column(MANIFEST), whole(ids)))
-        deletes = consumed_deletes(deletes, homes, state)
+        deletes = deletes_by_partition(state, homes, deletes_by_affinity(state, homes, deletes))
     entries = state.entries(deletes, state.projection(FOUND_COLUMNS)).where(is_live().text)
     position = entries.where(F.col("content_type") == int(ContentType.POSITION_DELETES))
     return position.join(

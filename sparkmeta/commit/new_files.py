@@ -15,6 +15,7 @@ from sparkmeta.commit.file_rows import FILE_COLUMNS, file_rows
 from sparkmeta.commit.new_leaves import few_entries, leaf_frame
 from sparkmeta.commit.search import FEW_FILES, FOUND_COLUMNS, new_entries
 from sparkmeta.commit.summary import KindCount, Tally, file_kind, tally_of, tree_partitions
+from sparkmeta.commit.swap import metadata_folder
 from sparkmeta.commit.vector_targets import find_targets
 from sparkmeta.errors import ValidationError
 from sparkmeta.manifests.avro.read import schema_of
@@ -25,7 +26,7 @@ from sparkmeta.session import local_frame, materialize
 from sparkmeta.spec.entry import ContentType
 from sparkmeta.spec.summary import FileKind
 from sparkmeta.storage.files import executor_writer
-from sparkmeta.storage.location import escape_glob, join
+from sparkmeta.storage.location import escape_glob
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -105,7 +106,7 @@ class NewFiles:
 def leaf_format(state: TableState, name: str, target_bytes: int) -> LeafFormat:
     """How this table's leaves are written; `name` begins the names of one commit's files."""
     sources = {spec_id: frozenset(source for _, source in fields) for spec_id, fields in state.tuple_sources.items()}
-    folder = join(state.metadata.location, "metadata")
+    folder = metadata_folder(state.metadata)
     return LeafFormat(folder, name, state.stats_types, sources, target_bytes, executor_writer(state.files))
 
 

@@ -12,6 +12,7 @@ from pyiceberg.table.update import AddSnapshotUpdate, SetSnapshotRefUpdate
 
 from sparkmeta.commit.flush import spill_vectors
 from sparkmeta.commit.options import TreeOptions
+from sparkmeta.commit.swap import metadata_folder
 from sparkmeta.commit.tree import LoadBlob, Stamp, TreeChange, next_root
 from sparkmeta.errors import ValidationError
 from sparkmeta.manifests.layout import tree_schema
@@ -79,7 +80,7 @@ class NewSnapshot:
         locations = frozenset(table.column("location").drop_null().to_pylist())
         self.names.written.update(self._of_change(change), (place["location"] for place in self.names.spilled.values()))
         self.names.used = locations.intersection(self.names.written)
-        location = join(join(metadata.location, "metadata"), f"{self.names.file('root')}.parquet")
+        location = join(metadata_folder(metadata), f"{self.names.file('root')}.parquet")
         state.files.write_new(location, write_root(table, base.properties))
         fields = {
             "snapshot-id": stamp.snapshot_id,

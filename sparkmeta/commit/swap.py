@@ -93,7 +93,8 @@ def next_version(base_location: str | None, base: TableMetadata | None, new: Tab
 
 
 def metadata_folder(metadata: TableMetadata) -> str:
-    """Where a table's metadata files are, of a catalog that lets its tables choose: `write.metadata.path`."""
+    """The folder of a table's metadata files, roots and manifests: `write.metadata.path`, which no table of a file
+    system may have, or the one below its location."""
     return metadata.properties.get(METADATA_PATH) or join(metadata.location, "metadata")
 
 

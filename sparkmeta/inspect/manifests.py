@@ -22,7 +22,7 @@ from sparkmeta.inspect.manifest_rows import (
 )
 from sparkmeta.manifests.manifest_list import inline_manifest_list
 from sparkmeta.session import local_frame
-from sparkmeta.spec.partitioning import UnknownTransform
+from sparkmeta.spec.partitioning import has_unknown_values
 from sparkmeta.state import refuse_unreadable
 from sparkmeta.storage.files import binary_files
 from sparkmeta.storage.location import spark_path_key
@@ -84,7 +84,7 @@ def spec_transforms(state: TableState) -> SpecTransforms:
     """Spec id -> its fields' (transform, Iceberg type name), to show summaries by; of unknown transforms text."""
     return {
         spec_id: tuple(
-            (str(field.transform), "string" if isinstance(field.transform, UnknownTransform) else type_name)
+            (str(field.transform), "string" if has_unknown_values(field.transform) else type_name)
             for field, (_, type_name) in zip(state.specs[spec_id].fields, fields, strict=True)
         )
         for spec_id, fields in state.spec_fields.items()

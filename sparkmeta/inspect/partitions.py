@@ -14,7 +14,7 @@ from sparkmeta.plan.prune import is_live, live_manifests
 from sparkmeta.plan.rows import partition_value, public_partition
 from sparkmeta.session import local_frame
 from sparkmeta.spec.entry import ContentType
-from sparkmeta.spec.partitioning import UnknownTransform
+from sparkmeta.spec.partitioning import has_unknown_values
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -122,6 +122,6 @@ def _sum(name: str) -> Column:
 def _refuse_unknown_transforms(state: TableState) -> None:
     for spec in state.specs.values():
         for field in spec.fields:
-            if isinstance(field.transform, UnknownTransform):
+            if has_unknown_values(field.transform):
                 where = f"{state.metadata.location}: partition field {field.name} of spec {spec.spec_id}"
                 raise UnsupportedError(f"{where} has transform {field.transform}, which is not known")

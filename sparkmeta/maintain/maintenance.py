@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from sparkmeta.maintain.compact import CompactionPlan
     from sparkmeta.maintain.leaf_map import LeafMap
     from sparkmeta.maintain.rewrite_manifests import ManifestRewritePlan
+    from sparkmeta.maintain.undo_upgrade import UndoUpgradePlan
     from sparkmeta.maintain.upgrade import UpgradePlan
     from sparkmeta.table import Table
 
@@ -136,3 +137,21 @@ class Maintenance:
         from sparkmeta.maintain.upgrade import plan_upgrade
 
         return plan_upgrade(self.table, format_version)
+
+    def undo_upgrade(self, format_version: int | None = None) -> UndoUpgradePlan:
+        """The way back from the metadata tree, until the first commit of a snapshot makes a root.
+
+        The table is of the version that it had before the upgrade, and Iceberg's Java library reads and writes it.
+        Changes of its schema, specs and properties since stay.
+
+        Args:
+            format_version: of the table before the upgrade; by default what the newest metadata file before it says.
+
+        Raises:
+            ValidationError: a table that has no tree, a snapshot that has a root, or a column or partition field that
+                the version has no place for.
+            UnsupportedError: a table that was opened read-only.
+        """
+        from sparkmeta.maintain.undo_upgrade import plan_undo_upgrade
+
+        return plan_undo_upgrade(self.table, format_version)

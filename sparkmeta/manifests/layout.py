@@ -7,9 +7,11 @@ A file leaves out what its kind of manifest can't hold, and stats that no row ha
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any
 
 import pyarrow as pa
@@ -29,7 +31,7 @@ from sparkmeta.spec.entry import (
     FieldSpec,
     Status,
 )
-from sparkmeta.spec.stats import CONTENT_STATS_ID, full_stats_struct, stats_children, stats_struct_id
+from sparkmeta.spec.stats import BOUNDS, CONTENT_STATS_ID, full_stats_struct, stats_children, stats_struct_id
 
 ROOT = "root"
 DATA = "data"
@@ -173,18 +175,30 @@ def _leaf_columns(schema: pa.Schema) -> Iterable[Any]:
 
 
 def read_manifest(
-    data: bytes, stats: StatsTypes, location: str, columns: Collection[str] | None = None
+    data: bytes,
+    stats: StatsTypes,
+    location: str,
+    columns: Collection[str] | None = None,
+    fields: Mapping[int, int] | None = None,
 ) -> tuple[pa.Table, dict[str, str]]:
     """A V4 manifest as rows of `tree_schema`, resolved by field ids, and its key-value metadata.
 
-    What the file leaves out is null; columns and stats that are not known are passed over. columns: the fields of the
-    content entry to read, all by default; others are null.
+    What the file leaves out is null; columns and stats that are not known are passed over. Stats without the ids that
+    we write are known by their names, those of the proposal's examples too (semantics C49).
+
+    Args:
+        data: the file.
+        stats: the ids of the stats to read, and their types.
+        location: for errors.
+        columns: the fields of the content entry to read, all by default; others are null.
+        fields: partition field id -> id of its stats. Where a file has no such stats, the source column's may hold the
+            values, as `partition_<partition field id>_<name>` (semantics 8.2-20 b).
 
     Raises:
         CorruptFileError: no Parquet file, no V4 manifest, or a field of another type.
     """
     with open_manifest(pa.BufferReader(data), location) as manifest:
-        return manifest.rows(None, stats, columns), manifest.properties
+        return manifest.rows(None, stats, columns, fields), manifest.properties
 
 
 @contextmanager
@@ -239,7 +253,7 @@ class OpenManifest:
 
     def bounds(self, group: int, column: str) -> tuple[str, str] | None:
         """The least and greatest value of a text field in a row group; None where the file does not tell."""
-        (name,) = _paths(self.file.schema_arrow, {column}, {}) or (None,)
+        (name,) = _paths(self.file.schema_arrow, {column}, {}, {}) or (None,)
         chunks = self.file.metadata.row_group(group)
         for index in range(chunks.num_columns if name is not None else 0):
             chunk = chunks.column(index)
@@ -248,27 +262,63 @@ class OpenManifest:
                 return (chunk.statistics.min, chunk.statistics.max) if known else None
         return None
 
-    def rows(self, groups: Sequence[int] | None, stats: StatsTypes, columns: Collection[str] | None) -> pa.Table:
+    def rows(
+        self,
+        groups: Sequence[int] | None,
+        stats: StatsTypes,
+        columns: Collection[str] | None,
+        fields: Mapping[int, int] | None = None,
+    ) -> pa.Table:
         """The entries of some row groups (None: of all) as `read_manifest` gives them."""
         with _parquet_errors(self.location):
-            names = None if columns is None else _paths(self.file.schema_arrow, columns, stats)
+            names = None if columns is None else _paths(self.file.schema_arrow, columns, stats, fields or {})
             if groups is None:
                 table = self.file.read(names, use_threads=False)
             else:
                 table = self.file.read_row_groups(list(groups), names, use_threads=False)
             table.validate(full=True)
-        return _canonical(table, stats, self.location)
+        return _canonical(table, stats, self.location, fields or {})
 
 
-def _paths(schema: pa.Schema, columns: Collection[str], stats: StatsTypes) -> list[str]:
+def _paths(schema: pa.Schema, columns: Collection[str], stats: StatsTypes, fields: Mapping[int, int]) -> list[str]:
     """The file's names of fields of the content entry, and of stats of these ids, found by their field ids."""
     wanted = {spec.id for spec in CONTENT_ENTRY if spec.name in columns}
     paths = [field.name for field in schema if _field_id(field) in wanted]
-    structs = {stats_struct_id(one) for one in stats}
     for field in schema:
         if _field_id(field) == CONTENT_STATS_ID and pa.types.is_struct(field.type):
-            paths += [f"{field.name}.{child.name}" for child in field.type if _field_id(child) in structs]
+            structs = _stats_places(field.type, stats)
+            paths += [f"{field.name}.{field.type[place].name}" for place in structs.values()]
+            lacking = {
+                field: stats_id for field, stats_id in fields.items() if stats_id in stats and stats_id not in structs
+            }
+            nested = _values_in_sources(field.type, lacking)
+            paths += [f"{field.name}.{path}" for places in nested.values() for path in places.values()]
     return paths
+
+
+def _stats_places(kind: pa.StructType, stats: StatsTypes) -> dict[int, int]:
+    """Id of stats -> which child of `content_stats` they are: by field id, else by name."""
+    by_id = {_field_id(child): place for place, child in enumerate(kind)}
+    by_name = {child.name: place for place, child in enumerate(kind)}
+    places = {stats_id: by_id.get(stats_struct_id(stats_id), by_name.get(str(stats_id))) for stats_id in stats}
+    return {stats_id: place for stats_id, place in places.items() if place is not None}
+
+
+def _values_in_sources(kind: pa.StructType, fields: Mapping[int, int]) -> dict[int, dict[str, str]]:
+    """Id of stats -> the paths of the partition values in the stats of source columns: of a file's (""), or of bounds.
+
+    fields: as of `read_manifest`.
+    """
+    paths: dict[int, dict[str, str]] = {}
+    for struct in kind:
+        for child in struct.type if pa.types.is_struct(struct.type) else ():
+            match = _VALUE_IN_SOURCE.fullmatch(child.name)
+            if match and int(match[1]) in fields:
+                paths.setdefault(fields[int(match[1])], {})[match[2] or ""] = f"{struct.name}.{child.name}"
+    return paths
+
+
+_VALUE_IN_SOURCE = re.compile(r"partition_(\d{1,9})_.+?(?:_(lower_bound|upper_bound))?")
 
 
 def is_tree_manifest(data: bytes, location: str) -> bool:
@@ -280,14 +330,14 @@ def is_tree_manifest(data: bytes, location: str) -> bool:
     return "version_info" in names
 
 
-def _canonical(table: pa.Table, stats: StatsTypes, location: str) -> pa.Table:
+def _canonical(table: pa.Table, stats: StatsTypes, location: str, fields: Mapping[int, int]) -> pa.Table:
     present = {_field_id(field): index for index, field in enumerate(table.schema) if _field_id(field) is not None}
     columns = []
     for spec in CONTENT_ENTRY:
         found = whole(table.column(present[spec.id])) if spec.id in present else None
         columns.append(_read_field(found, spec, len(table), location))
     raw = whole(table.column(present[CONTENT_STATS_ID])) if CONTENT_STATS_ID in present else None
-    columns.append(_read_stats(raw, stats, len(table), location))
+    columns.append(_read_stats(raw, stats, len(table), location, fields))
     return pa.Table.from_arrays(columns, schema=tree_schema(stats))
 
 
@@ -301,42 +351,82 @@ def _read_field(values: pa.Array | None, spec: FieldSpec, rows: int, location: s
 
 
 def _read_struct(
-    values: pa.Array, kind: pa.StructType, children: Iterable[FieldSpec], prefix: str, location: str
+    values: pa.Array,
+    kind: pa.StructType,
+    children: Iterable[FieldSpec],
+    prefix: str,
+    location: str,
+    *,
+    named: bool = False,
 ) -> pa.StructArray:
-    """A struct's children by their ids; a null struct has null children."""
+    """A struct's children by their ids, else by their names if they are `named`; a null struct has null children."""
     if not pa.types.is_struct(values.type):
         raise CorruptFileError(location, prefix.rstrip("."), values.type, "it is no struct")
-    present = {_field_id(field): index for index, field in enumerate(values.type)}
+    places = {_field_id(field): index for index, field in enumerate(values.type)}
+    names = (
+        {_SEEDS_NAMES.get(field.name, field.name): index for index, field in enumerate(values.type)} if named else {}
+    )
     flat = values.flatten()
     arrays = [
-        _cast(flat[present[child.id]], child.type, prefix + child.name, location)
-        if child.id in present
-        else pa.nulls(len(values), child.type)
+        pa.nulls(len(values), child.type)
+        if (index := places.get(child.id, names.get(child.name))) is None
+        else _cast(flat[index], child.type, prefix + child.name, location)
         for child in children
     ]
     return pa.StructArray.from_arrays(arrays, fields=list(kind), mask=values.is_null())
 
 
-def _read_stats(values: pa.Array | None, stats: StatsTypes, rows: int, location: str) -> pa.StructArray:
+# What the proposal's examples call children of stats (semantics C49).
+_SEEDS_NAMES = {
+    "null_count": "null_value_count",
+    "nan_count": "nan_value_count",
+    "average_uncompressed_length": "avg_value_size_in_bytes",
+}
+
+
+def _read_stats(
+    values: pa.Array | None, stats: StatsTypes, rows: int, location: str, fields: Mapping[int, int]
+) -> pa.StructArray:
     kind = tree_stats_type(stats)
     if values is None:
         return pa.nulls(rows, kind)
     if not pa.types.is_struct(values.type):
         raise CorruptFileError(location, CONTENT_STATS, values.type, "it is no struct")
-    present = {_field_id(field): index for index, field in enumerate(values.type)}
+    places = _stats_places(values.type, stats)
+    in_sources = _values_in_sources(values.type, {field: of for field, of in fields.items() if of not in places})
     flat = values.flatten()
     structs = []
     for field_id in sorted(stats):
         own = kind.field(str(field_id)).type
-        index = present.get(stats_struct_id(field_id))
+        index = places.get(field_id)
         if index is None:
-            structs.append(pa.nulls(rows, own))
+            paths = in_sources.get(field_id)
+            structs.append(pa.nulls(rows, own) if paths is None else _of_source(values, paths, own, location))
             continue
         children = stats_children(field_id, bound_arrow_type(stats[field_id]))
-        structs.append(_read_struct(flat[index], own, children, f"{CONTENT_STATS}.{field_id}.", location))
+        prefix = f"{CONTENT_STATS}.{field_id}."
+        structs.append(_read_struct(flat[index], own, children, prefix, location, named=True))
     if not structs:
         return pa.array([{}] * rows, kind)
     return pa.StructArray.from_arrays(structs, fields=list(kind), mask=values.is_null())
+
+
+def _of_source(values: pa.StructArray, paths: Mapping[str, str], kind: pa.StructType, location: str) -> pa.StructArray:
+    """Stats of a partition field from those of its source column. paths: as of `_values_in_sources`."""
+    bound, nothing = kind.field("lower_bound").type, pa.nulls(len(values), kind.field("lower_bound").type)
+
+    def read(which: str) -> pa.Array:
+        if which not in paths:
+            return nothing
+        raw = pc.struct_field(values, paths[which].split(".", 1))
+        return _cast(raw, bound, f"{CONTENT_STATS}.{paths[which]}", location)
+
+    value = read("")
+    bounds = {name: pc.coalesce(read(name), value) for name in BOUNDS}
+    children = [bounds.get(child.name, pa.nulls(len(values), child.type)) for child in kind]
+    sources = [pc.struct_field(values, [path.split(".", 1)[0]]) for path in paths.values()]
+    known = reduce(pc.or_, (source.is_valid() for source in sources))
+    return pa.StructArray.from_arrays(children, fields=list(kind), mask=pc.invert(known))
 
 
 def _cast(values: pa.Array, kind: pa.DataType, name: str, location: str) -> pa.Array:

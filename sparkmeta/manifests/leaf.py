@@ -24,6 +24,12 @@ if TYPE_CHECKING:
 # Spec id -> its fields' (partition field id, id of the stats that hold the value); fields without values left out.
 TupleSources = Mapping[int, Sequence[tuple[int, int]]]
 
+
+def stats_of_fields(tuples: TupleSources) -> dict[int, int]:
+    """Partition field id -> id of the stats that hold its values."""
+    return {field_id: source for fields in tuples.values() for field_id, source in fields}
+
+
 _ENTRY = {field.name: field for field in CONTENT_ENTRY}
 _UNIT, _KEY, _UNIT_KEY, _UNIT_HASH = "_unit", "_key", "_unit_key", "_unit_hash"
 # Up to so many leaves are told apart by their names alone, which spares a short plan a job.

@@ -17,20 +17,24 @@ import pyarrow.compute as pc
 
 from sparkmeta.columns.bounds import bound_arrow_type
 from sparkmeta.errors import CorruptFileError
-from sparkmeta.manifests.avro.read import part_of
+from sparkmeta.manifests.avro.read import decode_contents, part_of, spark_schema, with_content
 from sparkmeta.manifests.entries import ManifestPart
 from sparkmeta.manifests.inherit import ManifestContext, RowIdCounter, with_inherited_version
 from sparkmeta.manifests.layout import CONTENT_KEY, ROOT, kept_rows, narrowed, read_manifest, whole
-from sparkmeta.manifests.leaf import TupleSources
+from sparkmeta.manifests.leaf import TupleSources, stats_of_fields
 from sparkmeta.manifests.maps import with_metrics_maps
 from sparkmeta.manifests.projection import CONTENT_STATS, MANIFEST, ORDINAL, PARTITION, EntryProjection
 from sparkmeta.manifests.root import FILES, Root, one_of, read_root, version
 from sparkmeta.manifests.tree import IN_ROOT, OWN_ENTRIES, Tree, leaf_units, tree_manifest_files
-from sparkmeta.manifests.vectors import unmasked
+from sparkmeta.manifests.vectors import inlined, unmasked
 from sparkmeta.spec.entry import METRICS_MAP_IDS, ContentType
 
 if TYPE_CHECKING:
-    from sparkmeta.storage.files import Files
+    from collections.abc import Callable
+
+    from pyspark.sql import DataFrame, SparkSession
+
+    from sparkmeta.storage.files import ExecutorReader, Files
 
 _BATCH_ROWS = 8_192
 
@@ -50,7 +54,8 @@ class TreeContext:
 
     def root(self, data: bytes, location: str, snapshot_id: int, sequence_number: int) -> Root:
         """A snapshot's root; raises CorruptFileError."""
-        return read_root(data, self.stats, self.spec_fields, location, (snapshot_id, sequence_number))
+        fields = stats_of_fields(self.sources)
+        return read_root(data, self.stats, self.spec_fields, location, (snapshot_id, sequence_number), fields)
 
     ALWAYS_READ: ClassVar = (
         "content_type",
@@ -96,13 +101,44 @@ def decode_tree_manifest(
 
 def tree_entries(data: bytes, part: ManifestPart, projection: EntryProjection, context: TreeContext) -> pa.Table:
     """As `decode_tree_manifest`, in one chunk, of a projection without metrics maps."""
-    read = context.stats_of(projection)
-    table, properties = read_manifest(data, read, part.location, {*projection.columns, *context.ALWAYS_READ})
+    read, columns = context.stats_of(projection), {*projection.columns, *context.ALWAYS_READ}
+    table, properties = read_manifest(data, read, part.location, columns, stats_of_fields(context.sources))
     ordinals = pa.array(np.arange(len(table)), pa.int64())
     if properties.get(CONTENT_KEY) == ROOT:
         files = one_of(table, FILES)
         table, ordinals = table.filter(files), ordinals.filter(files.combine_chunks())
     return entries_of_rows(table, ordinals, part, projection, context)
+
+
+def read_foreign_leaves(
+    spark: SparkSession,
+    leaves: pa.Table,
+    projection: EntryProjection,
+    reader: ExecutorReader | None,
+    context: TreeContext,
+) -> DataFrame:
+    """The entries of leaves (rows of `leaf_roots`) whose layout may be read by ids alone, as a lazy DataFrame.
+
+    reader: opens them on executors; None where only Spark's sources can.
+    """
+    from sparkmeta.session import map_units
+
+    units, decode = leaf_units(leaves), partial(decode_tree_manifest, context=context)
+    if reader is None:
+        contents = with_content(spark, units)
+        return contents.mapInArrow(partial(decode_contents, decode, projection), spark_schema(projection))
+    return map_units(spark, units, partial(_decode_leaves, reader, decode, projection), projection.schema, here=False)
+
+
+def _decode_leaves(
+    reader: ExecutorReader,
+    decode: Callable[[bytes, ManifestPart, EntryProjection], Iterator[pa.RecordBatch]],
+    projection: EntryProjection,
+    batches: Iterable[pa.RecordBatch],
+) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        for row in batch.to_pylist():
+            yield from decode(reader.read(row["location"]), part_of(row), projection)
 
 
 def entries_of_rows(
@@ -129,9 +165,11 @@ def tree_entries_here(
 
     is_own = pc.equal(roots.column("file_format"), IN_ROOT)
     leaves = roots.filter(pc.invert(is_own))
-    if pc.all(tree.has_tree_layout(leaves)).as_py() is False:
+    if pc.all(pc.or_(tree.has_tree_layout(leaves), tree.is_foreign(leaves))).as_py() is False:
         return None
-    masks = {row[MANIFEST]: row for row in tree.vectors.to_pylist()}
+    ids = leaves.column(MANIFEST).combine_chunks()
+    vectors = tree.vectors.filter(pc.is_in(tree.vectors.column(MANIFEST), ids))
+    masks = {row[MANIFEST]: row for row in inlined(vectors.to_pylist(), files)}
     read = map_here(leaf_units(leaves), partial(_unmasked, projection, context, masks, files), projection.schema)
     tables = [read]
     for kind in roots.filter(is_own).column("content_type").to_pylist():
@@ -157,7 +195,7 @@ def _unmasked(
         for row in unit.to_pylist():
             entries = tree_entries(files.read(row["location"]), part_of(row), projection, context)
             mask = masks.get(row[MANIFEST])
-            kept = entries if mask is None else kept_rows(entries, unmasked(len(entries), mask, files))
+            kept = entries if mask is None else kept_rows(entries, unmasked(len(entries), mask))
             yield from kept.to_batches()
 
 

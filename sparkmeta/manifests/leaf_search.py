@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 
 from sparkmeta.manifests.avro.read import part_of
 from sparkmeta.manifests.layout import OpenManifest, open_manifest, whole
+from sparkmeta.manifests.leaf import stats_of_fields
 from sparkmeta.manifests.leaf_bytes import TreeContext, entries_of_rows
 from sparkmeta.manifests.projection import EntryProjection
 from sparkmeta.manifests.vectors import mask_flags
@@ -79,11 +80,11 @@ class LeafSearch:
             places = np.flatnonzero(pc.is_in(column, wanted).to_numpy(zero_copy_only=False))
             if len(places):
                 matches[group] = places
-        stats = self.context.stats_of(self.projection)
+        stats, fields = self.context.stats_of(self.projection), stats_of_fields(self.context.sources)
         columns = {*self.projection.columns, *TreeContext.ALWAYS_READ}
-        tables, ordinals = [manifest.rows([], stats, columns)], [np.empty(0, np.int64)]
+        tables, ordinals = [manifest.rows([], stats, columns, fields)], [np.empty(0, np.int64)]
         for group, places in matches.items():
-            tables.append(manifest.rows([group], stats, columns).take(pa.array(places)))
+            tables.append(manifest.rows([group], stats, columns, fields).take(pa.array(places)))
             ordinals.append(manifest.first_row(group) + places)
         return pa.concat_tables(tables), np.concatenate(ordinals)
 

@@ -16,6 +16,7 @@ from sparkmeta.columns.bounds import bound_arrow_type, decode_bounds, encode_bou
 from sparkmeta.errors import CorruptFileError
 from sparkmeta.manifests.projection import CONTENT_STATS, EntryProjection
 from sparkmeta.spec.entry import METRICS_MAP_IDS, METRICS_MAPS, STATS_SOURCES
+from sparkmeta.spec.stats import BOUNDS
 
 # Metrics map -> the child of `content_stats` that it is made of; column_sizes is no part of V4.
 MAP_CHILDREN = {METRICS_MAPS[map_id][0]: child for child, map_id in STATS_SOURCES.items()}
@@ -82,21 +83,66 @@ def stats_of_maps(
     """
     found: dict[int, dict[str, pa.Array]] = {}
     for name, values in maps.items():
-        child = MAP_CHILDREN.get(name)
-        if child is None or values.null_count == len(values):
+        if (child := MAP_CHILDREN.get(name)) is None:
             continue
-        keys, items, places = _flat(values)
-        for field_id in np.unique(keys).tolist():
-            if field_id not in types:
-                continue
+        is_bound = child in BOUNDS
+        for field_id, raw in column_metric(values, types, rows):
+            metric = _decoded(raw, types[field_id], f"{location}: {name}[{field_id}]") if is_bound else raw
+            found.setdefault(field_id, {})[child] = metric
+    return found
+
+
+def derived_stats(
+    metrics: Mapping[str, pa.Array], type_name: str, sizes: pa.Array | None, rows: int
+) -> dict[str, pa.Array]:
+    """What follows from a column's metrics: children of `content_stats` that metrics maps don't have.
+
+    Bounds of a type that writers never truncate are tight. The bytes that a column of texts or bytes takes in a file
+    tell the average of its values, as they are encoded.
+    """
+    derived = {}
+    if all(bound in metrics for bound in BOUNDS) and type_name.startswith(_NEVER_TRUNCATED):
+        derived["tight_bounds"] = true_where(pc.and_(*(metrics[bound].is_valid() for bound in BOUNDS)))
+    if sizes is not None and type_name in _VARIABLE_WIDTH:
+        derived["avg_value_size_in_bytes"] = _average_sizes(sizes, metrics, rows)
+    return derived
+
+
+def column_metric(maps: pa.MapArray, types: Mapping[int, str], rows: int) -> Iterator[tuple[int, pa.Array]]:
+    """A metric of each of these columns that some row has one of, from its map."""
+    if maps.null_count == len(maps):
+        return
+    keys, items, places = _flat(maps)
+    for field_id in np.unique(keys).tolist():
+        if field_id in types:
             chosen = np.flatnonzero(keys == field_id)
             taken = np.full(rows, -1, np.int64)
             taken[places[chosen]] = chosen
-            raw = items.take(pa.array(taken, mask=taken < 0))
-            if child.endswith("_bound"):
-                raw = _decoded(raw, types[field_id], f"{location}: {name}[{field_id}]")
-            found.setdefault(field_id, {})[child] = raw
-    return found
+            yield field_id, items.take(pa.array(taken, mask=taken < 0))
+
+
+_VARIABLE_WIDTH = ("string", "binary")
+# Types whose bounds every writer keeps as they are. Those of floats may be zeros of another sign.
+_NEVER_TRUNCATED = ("boolean", "int", "long", "date", "time", "decimal")
+
+
+def true_where(mask: pa.Array) -> pa.Array:
+    """True where the mask is, else null: not known."""
+    return pc.if_else(mask, pa.scalar(True), pa.scalar(None, pa.bool_()))
+
+
+def _average_sizes(sizes: pa.Array, metrics: Mapping[str, pa.Array], rows: int) -> pa.Array:
+    """The bytes of a column in a file by its values that are not null, rounded up; null where either is not known."""
+    unknown = pa.nulls(rows, pa.int64())
+    values = metrics.get("value_count", unknown)
+    values = pc.subtract(values, pc.fill_null(metrics.get("null_value_count", unknown), 0))
+    values = pc.if_else(pc.greater(values, 0), values, None)
+    average = pc.divide(pc.add(sizes, pc.subtract(values, 1)), values)
+    fits = pc.and_(pc.greater_equal(sizes, 0), pc.less_equal(average, _LARGEST_SIZE))
+    return pc.if_else(fits, average, None).cast(pa.int32())
+
+
+_LARGEST_SIZE = (1 << 31) - 1
 
 
 def _flat(maps: pa.MapArray) -> tuple[np.ndarray[Any, Any], pa.Array, np.ndarray[Any, Any]]:

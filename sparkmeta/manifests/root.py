@@ -105,24 +105,33 @@ def write_root(table: pa.Table, properties: Mapping[str, str] | None = None) -> 
     return write_manifest(table, ROOT, {LAYOUT_REVISION_KEY: str(LAYOUT_REVISION), **(properties or {})})
 
 
-def read_root(data: bytes, stats: StatsTypes, specs: Collection[int], location: str, snapshot: tuple[int, int]) -> Root:
+def read_root(
+    data: bytes,
+    stats: StatsTypes,
+    specs: Collection[int],
+    location: str,
+    snapshot: tuple[int, int],
+    fields: Mapping[int, int] | None = None,
+) -> Root:
     """A root manifest, with what its ADDED entries leave to the snapshot filled in; checked.
 
     stats: the Iceberg types of the columns and expressions that have stats. specs: the table's partition spec ids.
-    snapshot: the id and the sequence number of the snapshot that names the root.
+    snapshot: the id and the sequence number of the snapshot that names the root. fields: as of `read_manifest`.
 
     Raises:
         CorruptFileError: no root, or an entry that breaks the rules of its type (see the field matrix in the layout's
             documentation); it names the field, its value and the entry.
     """
-    root = read_unchecked_root(data, stats, location, snapshot)
+    root = read_unchecked_root(data, stats, location, snapshot, fields)
     check_root(root.table, specs, location)
     return root
 
 
-def read_unchecked_root(data: bytes, stats: StatsTypes, location: str, snapshot: tuple[int, int]) -> Root:
+def read_unchecked_root(
+    data: bytes, stats: StatsTypes, location: str, snapshot: tuple[int, int], fields: Mapping[int, int] | None = None
+) -> Root:
     """As `read_root`, whatever its entries say."""
-    table, properties = read_manifest(data, stats, location)
+    table, properties = read_manifest(data, stats, location, fields=fields)
     content = properties.get(CONTENT_KEY)
     if content != ROOT:
         raise CorruptFileError(location, CONTENT_KEY, content, "the file is no root manifest")

@@ -6,6 +6,7 @@ never opened: their entries are on the driver already.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial, reduce
@@ -32,7 +33,7 @@ from sparkmeta.manifests.vectors import (
     masked_by_tasks,
     masked_ordinals,
 )
-from sparkmeta.spec.entry import MANIFEST_STATS, METRICS_MAP_IDS, ContentType, Status
+from sparkmeta.spec.entry import LAYOUT_REVISION_KEY, MANIFEST_STATS, METRICS_MAP_IDS, ContentType, Status
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -46,6 +47,10 @@ IN_ROOT = "ROOT"
 
 UPGRADED_KEY = "sparkmeta.upgraded-sequence-number"
 """Key-value metadata of a root: manifests of this sequence number and older ones have the layout of v1-v3."""
+
+FOREIGN_KEY = "sparkmeta.foreign-sequence-number"
+"""Key-value metadata of a root: leaves of this sequence number and older ones, if not older than the tree, may be of
+another library, which names their statistics in its own way."""
 
 MASKED = "masked"
 _MASKED_LEAF = "_masked_leaf"
@@ -76,15 +81,32 @@ class Tree:
         return self.upgraded_sequence_number >= 0
 
     @cached_property
+    def foreign_sequence_number(self) -> int:
+        """Leaves up to this sequence number may be of another library; -1: none. Roots of ours name their layout."""
+        properties = self.root.properties
+        ours = LAYOUT_REVISION_KEY in properties or UPGRADED_KEY in properties
+        return int(properties.get(FOREIGN_KEY, -1 if ours else sys.maxsize))
+
+    @cached_property
     def vectors(self) -> pa.Table:
         """The live deletion vectors of the leaves, as `VECTOR_SCHEMA`."""
         return leaf_vectors(self.root)
 
     def has_tree_layout(self, leaves: pa.Table) -> pa.Array:
-        """Which leaves, rows of `leaf_roots`, are V4 ones; others are older than the tree, or the root's own files."""
-        parquet = pc.equal(leaves.column("file_format"), "PARQUET")
-        newer = pc.greater(version(leaves, "sequence_number"), self.upgraded_sequence_number)
-        return pc.fill_null(pc.and_(parquet, newer), False)
+        """Which leaves, rows of `leaf_roots`, are V4 ones of our layout, which Spark reads by the names in it.
+
+        Others are older than the tree, foreign, or the root's own files.
+        """
+        return self._is_parquet(leaves, max(self.upgraded_sequence_number, self.foreign_sequence_number), sys.maxsize)
+
+    def is_foreign(self, leaves: pa.Table) -> pa.Array:
+        """Which leaves, rows of `leaf_roots`, are V4 ones that may be of another library."""
+        return self._is_parquet(leaves, self.upgraded_sequence_number, self.foreign_sequence_number)
+
+    def _is_parquet(self, leaves: pa.Table, after: int, until: int) -> pa.Array:
+        parquet, sequence = pc.equal(leaves.column("file_format"), "PARQUET"), version(leaves, "sequence_number")
+        between = pc.and_(pc.greater(sequence, after), pc.less_equal(sequence, until))
+        return pc.fill_null(pc.and_(parquet, between), False)
 
     def own_id(self, content: ContentType) -> int:
         """The small id of the root's own entries of one content, behind those of all leaves."""
@@ -98,7 +120,8 @@ class TreeReader:
     files: opens what is small on the driver; None where Spark had better. reader: opens files on executors; None where
     only Spark's sources can.
     column_types: every column of the table that has metrics -> its Iceberg type.
-    manifest_entries: reads manifests of the v1-v3 layout, which upgraded trees have.
+    manifest_entries: reads manifests of the v1-v3 layout, which upgraded trees have. foreign_entries: leaves that may
+    be of another library.
     """
 
     spark: SparkSession
@@ -107,6 +130,7 @@ class TreeReader:
     reader: ExecutorReader | None
     column_types: Mapping[int, str]
     manifest_entries: Callable[[pa.Table, EntryProjection], DataFrame]
+    foreign_entries: Callable[[pa.Table, EntryProjection], DataFrame]
 
     def entries(self, roots: pa.Table, projection: EntryProjection) -> DataFrame:
         """The entries of some manifests (rows of `tree_roots`) that no deletion vector masks, DELETED ones included.
@@ -141,11 +165,14 @@ class TreeReader:
 
         Without metrics maps: these are made of stats (`plain_projection`, `with_metrics_maps`).
         """
-        is_leaf = self.tree.has_tree_layout(leaves)
+        is_ours, is_foreign = self.tree.has_tree_layout(leaves), self.tree.is_foreign(leaves)
         frames = []
-        v4, older = leaves.filter(is_leaf), leaves.filter(pc.invert(is_leaf))
+        v4, foreign = leaves.filter(is_ours), leaves.filter(is_foreign)
+        older = leaves.filter(pc.invert(pc.or_(is_ours, is_foreign)))
         if len(v4):
             frames.append(read_leaf_entries(self.spark, leaf_units(v4), projection, self.tree.sources))
+        if len(foreign):
+            frames.append(self.foreign_entries(foreign, projection))
         if len(older):
             frames.append(self.manifest_entries(older, projection))
         return frames

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import lru_cache, partial
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import chain, islice
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -13,6 +14,7 @@ import pyarrow.compute as pc
 from sparkmeta.errors import CorruptFileError
 from sparkmeta.manifests.projection import MANIFEST, ORDINAL
 from sparkmeta.spec.bitmap import read_inline_vector
+from sparkmeta.storage.ranges import FileRange, RangeReader, read_ranges
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -48,8 +50,8 @@ _DRIVER_BLOBS = 16
 # Spark's version since which there are Arrow UDFs; bytes of vectors, inline bitmaps included, that each task gets.
 _ARROW_UDFS = (4, 1)
 _MOST_SENT = 16 << 20
-# Leaves whose masks a task keeps.
-_HELD = 4
+# Batches of entries whose masks a task asks for together.
+_BATCHES_AHEAD = 16
 
 # What becomes of a vector, a row of `VECTOR_SCHEMA`, and its blob.
 _Decode = Callable[[dict[str, Any], bytes], Iterator[pa.RecordBatch]]
@@ -106,7 +108,9 @@ def leaf_masks(spark: SparkSession, vectors: pa.Table, reader: ExecutorReader | 
     if few_masks(vectors, files):
         from sparkmeta.session import map_units
 
-        return map_units(spark, vectors, partial(_explode, files, _mask), MASK_SCHEMA, here=True)
+        rows = vectors.to_pylist() if files is None else inlined(vectors.to_pylist(), files)
+        inline = pa.Table.from_pylist(rows, schema=VECTOR_SCHEMA)
+        return map_units(spark, inline, partial(_explode, None, _mask), MASK_SCHEMA, here=True)
     return _exploded(spark, vectors, reader, _mask, MASK_SCHEMA)
 
 
@@ -123,40 +127,55 @@ def masked_by_tasks(spark: SparkSession, vectors: pa.Table, reader: ExecutorRead
     vectors: rows of `VECTOR_SCHEMA`. A task opens the vectors of the leaves whose entries come to it, and no others.
     Raises, when it runs: CorruptFileError as `masked_ordinals` does, for a vector that some entry needs.
     """
-    from pyspark.sql import functions as F
-
-    # The server's version: a client may be newer.
-    version = tuple(map(int, spark.version.split(".")[:2]))
-    if not hasattr(F, "arrow_udf") or version < _ARROW_UDFS or vectors.nbytes > _MOST_SENT:
-        return None
 
     # PySpark tells by the annotations what kind of function it is.
     def masked(places: Iterator[tuple[pa.Array, pa.Array]]) -> Iterator[pa.Array]:
         return _look_up(vectors, reader, places)
 
-    of_entry: Column = F.arrow_udf(masked, "boolean")(MANIFEST, ORDINAL)
-    return of_entry
+    of_entry = arrow_udf(spark, masked, "boolean") if vectors.nbytes <= _MOST_SENT else None
+    return None if of_entry is None else of_entry(MANIFEST, ORDINAL)
+
+
+def arrow_udf(spark: SparkSession, function: Callable[..., Any], kind: Any) -> Callable[..., Column] | None:
+    """A function of Arrow arrays for columns; None where the client or the server is too old to have such."""
+    from pyspark.sql import functions as F
+
+    if not hasattr(F, "arrow_udf") or tuple(map(int, spark.version.split(".")[:2])) < _ARROW_UDFS:
+        return None
+    udf: Callable[..., Column] = F.arrow_udf(function, kind)
+    return udf
 
 
 def _look_up(
-    vectors: pa.Table, reader: ExecutorReader, batches: Iterator[tuple[pa.Array, pa.Array]]
+    vectors: pa.Table, reader: RangeReader, batches: Iterator[tuple[pa.Array, pa.Array]]
 ) -> Iterator[pa.Array]:
-    """For pairs of `manifest` and `ordinal` whether they are masked. Neighbours are of the same leaf, mostly."""
-    places = {manifest: place for place, manifest in enumerate(vectors.column(MANIFEST).to_pylist())}
+    """Whether entries are masked, for batches of `manifest` and `ordinal`, in which a leaf's entries are neighbours."""
+    rows = {row[MANIFEST]: row for row in vectors.to_pylist()}
+    # The next batches go on with the leaf that the last ones end in.
+    last: dict[int, np.ndarray[Any, Any]] = {}
+    while ahead := list(islice(batches, _BATCHES_AHEAD)):
+        leaves, ordinals = (
+            np.concatenate([column.to_numpy() for column in columns]) for columns in zip(*ahead, strict=True)
+        )
+        masked = np.zeros(len(leaves), np.bool_)
+        places = _places_of(leaves)
+        unread = [rows[leaf] for leaf in places if leaf in rows and leaf not in last]
+        read = ((row[MANIFEST], _flags(row, blob)) for row, blob in _with_blobs(unread, reader))
+        for leaf, flags in chain([*last.items()], read):
+            of_leaf = places.get(leaf, _NOWHERE)
+            masked[of_leaf] = np.take(flags, ordinals[of_leaf], mode="clip")
+            last = {leaf: flags} if leaf in leaves[-1:] else last
+        yield from map(pa.array, np.split(masked, np.cumsum([len(column) for column, _ in ahead])[:-1]))
 
-    @lru_cache(maxsize=_HELD)
-    def mask(manifest: int) -> np.ndarray[Any, Any]:
-        (row,) = vectors.slice(places[manifest], 1).to_pylist()
-        return _flags(row, _blob(row, reader))
 
-    for manifests, ordinals in batches:
-        ids, rows = manifests.to_numpy(), ordinals.to_numpy()
-        found = np.zeros(len(ids), np.bool_)
-        for manifest in np.unique(ids):
-            if manifest in places:
-                of_leaf = ids == manifest
-                found[of_leaf] = np.take(mask(int(manifest)), rows[of_leaf], mode="clip")
-        yield pa.array(found)
+_NOWHERE = np.empty(0, np.int64)
+
+
+def _places_of(values: np.ndarray[Any, Any]) -> dict[int, np.ndarray[Any, Any]]:
+    """The places of each value."""
+    order = np.argsort(values, kind="stable")
+    distinct, starts = np.unique(values[order], return_index=True)
+    return dict(zip(distinct.tolist(), np.split(order, starts[1:]), strict=False))
 
 
 def mask_bytes(vectors: pa.Table) -> int:
@@ -175,72 +194,97 @@ def _exploded(
     from sparkmeta.manifests.avro.read import schema_of
     from sparkmeta.session import local_frame
 
-    rows = local_frame(spark, vectors)
-    stored = [one for one in vectors.column("location").unique().to_pylist() if one]
-    if not stored or reader is not None:
-        return rows.mapInArrow(partial(_explode, reader, decode), schema_of(schema))
-    return _with_content(spark, rows, stored).mapInArrow(partial(_explode_contents, decode), schema_of(schema))
+    spark_type = schema_of(schema)
+    if reader is not None:
+        by_place = vectors.sort_by([("location", "ascending"), ("offset", "ascending")])
+        return local_frame(spark, by_place).mapInArrow(partial(_explode, reader, decode), spark_type)
+    is_inline = vectors.column("inline_content").is_valid()
+    inline, stored = vectors.filter(is_inline), vectors.filter(pc.invert(is_inline))
+    exploded = local_frame(spark, inline).mapInArrow(partial(_explode, None, decode), spark_type)
+    if not len(stored):
+        return exploded
+    files = _with_content(spark, stored).mapInArrow(partial(_explode_files, decode), spark_type)
+    return exploded.unionByName(files) if len(inline) else files
 
 
-def _with_content(spark: SparkSession, rows: DataFrame, locations: list[str]) -> DataFrame:
-    """The rows with `content`, the bytes of their Puffin file."""
+def _with_content(spark: SparkSession, vectors: pa.Table) -> DataFrame:
+    """The Puffin files of vectors, a row each: `content`, its bytes, and `vectors`, those that stand in it."""
     from pyspark.sql import functions as F
 
     from sparkmeta.session import local_frame
     from sparkmeta.storage.files import binary_files
     from sparkmeta.storage.location import spark_path_key
 
-    keys = pa.table({"location": locations, "path": [spark_path_key(location) for location in locations]})
-    contents = binary_files(spark, locations).join(F.broadcast(local_frame(spark, keys)), "path")
-    return rows.join(contents.select("location", "content"), "location", "left")
+    by_file = vectors.sort_by("location").combine_chunks()
+    locations = by_file.column("location").unique().to_pylist()
+    counts = by_file.column("location").value_counts()
+    ends = np.cumsum(counts.field("counts").to_numpy())
+    lists = pa.ListArray.from_arrays(
+        pa.array(np.concatenate([[0], ends]), pa.int32()), by_file.to_struct_array().combine_chunks()
+    )
+    paths = [spark_path_key(location) for location in locations]
+    files = local_frame(spark, pa.table({"path": paths, "vectors": lists}))
+    # `binary_files` raises an error for a file that Spark does not read: none is lost in the join.
+    return binary_files(spark, locations).join(F.broadcast(files), "path").select("content", "vectors")
 
 
-def vector_ordinals(row: dict[str, Any], reader: ExecutorReader | Files) -> Iterator[pa.Array]:
-    """What one deletion vector masks, a row of `VECTOR_SCHEMA`; raises CorruptFileError as `masked_ordinals` does."""
-    for batch in _ordinals(row, _blob(row, reader)):
-        yield batch.column(ORDINAL)
+def inlined(vectors: Sequence[Mapping[str, Any]], reader: RangeReader) -> list[dict[str, Any]]:
+    """Vectors, rows of `VECTOR_SCHEMA`, with all bitmaps inline: of as many as memory holds."""
+    return [{**row, "inline_content": blob} for row, blob in _with_blobs(vectors, reader)]
 
 
-def unmasked(entries: int, row: dict[str, Any], reader: ExecutorReader | Files) -> pa.Array:
-    """Which of a leaf's entries its deletion vector, a row of `VECTOR_SCHEMA`, leaves; raises as `vector_ordinals`."""
+def unmasked(entries: int, row: Mapping[str, Any]) -> pa.Array:
+    """Which of a leaf's entries its deletion vector leaves.
+
+    Args:
+        entries: the number of entries that the leaf has.
+        row: the vector, `inlined`.
+
+    Raises:
+        CorruptFileError: as of `masked_ordinals`.
+    """
     left = np.ones(entries, np.bool_)
-    for ordinals in vector_ordinals(row, reader):
-        places = ordinals.to_numpy()
+    for batch in _ordinals(row, row["inline_content"]):
+        places = batch.column(ORDINAL).to_numpy()
         if len(places) and places.max() >= entries:
             raise CorruptFileError(row["referenced_file"], ORDINAL, int(places.max()), f"masked, of {entries} entries")
         left[places] = False
     return pa.array(left)
 
 
-def mask_flags(row: Mapping[str, Any], reader: ExecutorReader | Files) -> np.ndarray[Any, Any]:
+def mask_flags(row: Mapping[str, Any], reader: RangeReader) -> np.ndarray[Any, Any]:
     """For each ordinal of a leaf whether its deletion vector, a row of `VECTOR_SCHEMA`, masks it."""
-    return _flags(dict(row), _blob(row, reader))
+    ((_, blob),) = _with_blobs([row], reader)
+    return _flags(row, blob)
 
 
-def _blob(row: Mapping[str, Any], reader: ExecutorReader | Files | None) -> bytes:
-    if row["inline_content"] is not None:
-        return bytes(row["inline_content"])
-    assert reader is not None
-    return reader.read_range(row["location"], row["offset"], row["size_in_bytes"])
+_Vector = TypeVar("_Vector", bound=Mapping[str, Any])
+
+
+def _with_blobs(vectors: Sequence[_Vector], reader: RangeReader | None) -> Iterator[tuple[_Vector, bytes]]:
+    """Vectors with their bitmaps as bytes, the inline ones first. reader: None where all are inline."""
+    stored = [row for row in vectors if row["inline_content"] is None]
+    yield from ((row, row["inline_content"]) for row in vectors if row["inline_content"] is not None)
+    if stored:
+        assert reader is not None
+        ranges = [FileRange(row["location"], row["offset"], row["size_in_bytes"]) for row in stored]
+        yield from ((stored[place], blob) for place, blob in read_ranges(reader, ranges))
 
 
 def _explode(
-    reader: ExecutorReader | Files | None, decode: _Decode, batches: Iterable[pa.RecordBatch]
+    reader: RangeReader | None, decode: _Decode, batches: Iterable[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
     for batch in batches:
-        for row in batch.to_pylist():
-            yield from decode(row, _blob(row, reader))
-
-
-def _explode_contents(decode: _Decode, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    for batch in batches:
-        for row in batch.to_pylist():
-            blob = row["inline_content"]
-            if blob is None:
-                if row["content"] is None:
-                    raise CorruptFileError(row["location"], "location", row["location"], "Spark has not read the file")
-                blob = row["content"][row["offset"] : row["offset"] + row["size_in_bytes"]]
+        for row, blob in _with_blobs(batch.to_pylist(), reader):
             yield from decode(row, blob)
+
+
+def _explode_files(decode: _Decode, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        for contents, vectors in zip(*map(batch.column, ("content", "vectors")), strict=True):
+            content = contents.as_buffer()
+            for row in vectors.as_py():
+                yield from decode(row, content[row["offset"] : row["offset"] + row["size_in_bytes"]].to_pybytes())
 
 
 def _checked_ordinals(row: dict[str, Any], blob: bytes) -> Iterator[pa.RecordBatch]:
@@ -253,7 +297,7 @@ def _checked_ordinals(row: dict[str, Any], blob: bytes) -> Iterator[pa.RecordBat
         yield pa.RecordBatch.from_pylist([found], schema=CHECKED_SCHEMA)
 
 
-def _flags(row: dict[str, Any], blob: bytes) -> np.ndarray[Any, Any]:
+def _flags(row: Mapping[str, Any], blob: bytes) -> np.ndarray[Any, Any]:
     """For each ordinal of a leaf whether it is masked; the number is rounded up, so that one more at least is not."""
     flags = np.zeros((row["leaf_entries"] // 64 + 1) * 64, np.bool_)
     for batch in _ordinals(row, blob):
@@ -267,7 +311,7 @@ def _mask(row: dict[str, Any], blob: bytes) -> Iterator[pa.RecordBatch]:
     yield pa.RecordBatch.from_arrays(arrays, schema=MASK_SCHEMA)
 
 
-def _ordinals(row: dict[str, Any], blob: bytes) -> Iterator[pa.RecordBatch]:
+def _ordinals(row: Mapping[str, Any], blob: bytes) -> Iterator[pa.RecordBatch]:
     where = f"{row['location'] or 'inline deletion vector'} of manifest {row['referenced_file']}"
     bitmap = read_inline_vector(blob, where, row["record_count"])
     for positions in bitmap.positions():

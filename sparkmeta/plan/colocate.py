@@ -25,7 +25,7 @@ from sparkmeta.manifests.leaf_bytes import TreeContext, tree_entries
 from sparkmeta.manifests.projection import MANIFEST, ORDINAL, PARTITION, EntryProjection
 from sparkmeta.manifests.root import is_live
 from sparkmeta.manifests.tree import leaf_units
-from sparkmeta.manifests.vectors import VECTOR_SCHEMA, unmasked
+from sparkmeta.manifests.vectors import VECTOR_SCHEMA, inlined, unmasked
 from sparkmeta.plan.deletes import DELETES_TYPE, TWO_VECTORS, is_vector, vector_projection
 from sparkmeta.plan.rows import manifest_path
 from sparkmeta.session import map_units
@@ -67,6 +67,8 @@ _UNITS = pa.schema([pa.field("data", _MANIFEST_TYPE), pa.field("deletes", pa.lis
 
 # So many entries of an Avro manifest look for their vectors at once: each time a table of all vectors is made for it.
 _JOINED_AT_ONCE = 1 << 16
+# The masks of so many data leaves, and of the delete leaves beside them, are read together.
+_MASKED_AT_ONCE = 64
 
 
 @dataclass(frozen=True)
@@ -190,8 +192,19 @@ def _join_manifests(task: _Task, batches: Iterable[pa.RecordBatch]) -> Iterator[
     join = _join_leaves if task.context is not None else _join_avro
     vectors = _Vectors(task)
     for batch in batches:
-        for unit in batch.to_pylist():
-            yield from join(task, unit["data"], partial(vectors.of, unit["deletes"]))
+        units = batch.to_pylist()
+        for start in range(0, len(units), _MASKED_AT_ONCE):
+            for unit in _with_masks(units[start : start + _MASKED_AT_ONCE], task):
+                yield from join(task, unit["data"], partial(vectors.of, unit["deletes"]))
+
+
+def _with_masks(units: Sequence[dict[str, Any]], task: _Task) -> Sequence[dict[str, Any]]:
+    """Rows of `_UNITS` with the bitmaps of their masks inline."""
+    masked = [leaf for unit in units for leaf in (unit["data"], *unit["deletes"]) if leaf["mask"] is not None]
+    masks = {mask[MANIFEST]: mask for mask in inlined([leaf["mask"] for leaf in masked], task.reader)}
+    for leaf in masked:
+        leaf["mask"] = masks[leaf[MANIFEST]]
+    return units
 
 
 def _join_here(task: _Task, vectors: pa.Table, parts: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -207,7 +220,7 @@ def _join_leaves(task: _Task, leaf: Mapping[str, Any], vectors: Callable[[], pa.
     if pc.count_distinct(places).as_py() < len(found):
         _one_a_file(found)
         _refuse_unknown(data, found, leaf["location"])
-    live = _live(_beside(task, data, found, places), task, leaf)
+    live = _live(_beside(task, data, found, places), leaf)
     yield from wanted_rows(live, task.data).to_batches()
 
 
@@ -282,7 +295,7 @@ class _Vectors:
 
     def _decoded(self, manifest: Mapping[str, Any]) -> pa.Table:
         task = self._task
-        return _live(_read_whole(task, manifest, task.deletes), task, manifest)
+        return _live(_read_whole(task, manifest, task.deletes), manifest)
 
 
 def _one_a_file(vectors: pa.Table) -> pa.Table:
@@ -301,11 +314,11 @@ def _only_vectors(deletes: pa.Table) -> pa.Table:
     return deletes.combine_chunks()
 
 
-def _live(entries: pa.Table, task: _Task, leaf: Mapping[str, Any]) -> pa.Table:
+def _live(entries: pa.Table, leaf: Mapping[str, Any]) -> pa.Table:
     """Without DELETED and masked entries; `entries` are all that a leaf has."""
     kept = is_live(entries)
     if leaf.get("mask") is not None:
-        kept = pc.and_(kept, unmasked(len(entries), leaf["mask"], task.reader))
+        kept = pc.and_(kept, unmasked(len(entries), leaf["mask"]))
     return kept_rows(entries, kept)
 
 

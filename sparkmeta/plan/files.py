@@ -76,7 +76,7 @@ def plan_manifests(scan_filter: ScanFilter) -> PlannedManifests:
     data, deletes = (
         kept.filter(pc.equal(kinds, int(one))) for one in (ContentType.DATA_MANIFEST, ContentType.DELETE_MANIFEST)
     )
-    deletes = consumed_deletes(deletes, data, state)
+    deletes = consumed_deletes(scan_filter, data, deletes)
     return PlannedManifests(data, deletes, colocation(scan_filter, data, deletes))
 
 

@@ -1,8 +1,9 @@
-"""Which delete manifests may hold deletes of a data manifest's partitions, told by their partition summaries alone."""
+"""Which delete manifests may hold deletes of a data manifest's partitions: partition summaries or stats alone tell."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,12 @@ import pyarrow.compute as pc
 
 from sparkmeta.columns.bounds import ANY
 from sparkmeta.manifests.entries import as_numbers
+from sparkmeta.manifests.layout import whole
+from sparkmeta.manifests.leaf import TupleSources
 from sparkmeta.manifests.manifest_list import SUMMARIES
+from sparkmeta.manifests.projection import CONTENT_STATS
+from sparkmeta.spec.entry import ContentType
+from sparkmeta.spec.stats import BOUNDS, COUNTS
 
 Flags = np.ndarray[Any, np.dtype[np.bool_]]
 
@@ -20,13 +26,34 @@ _FLOATS = ("float", "double")
 _UNORDERED = (*_FLOATS, "uuid")
 
 
-def overlaps(data: pa.Table, deletes: pa.Table, spec_fields: Mapping[int, Sequence[tuple[int, str]]]) -> Flags:
+SpecFields = Mapping[int, Sequence[tuple[int, str]]]
+# Of manifests, a spec id and a partition field id: the field's summary in each manifest.
+_Summaries = Callable[[pa.Table, int, int], pa.StructArray]
+
+
+def overlaps(data: pa.Table, deletes: pa.Table, spec_fields: SpecFields) -> Flags:
     """A row a data manifest, a column a delete manifest: False where no partition can have files in both.
 
     data, deletes: rows of `root_entries`. spec_fields: spec id -> its fields' (partition field id, type name).
 
     Sound for deletes that apply within their own spec and partition only (table spec, Scan Planning).
     """
+    return _overlaps(data, deletes, spec_fields, _listed_summaries)
+
+
+def leaf_overlaps(data: pa.Table, deletes: pa.Table, spec_fields: SpecFields, sources: TupleSources) -> Flags:
+    """As `overlaps`, of leaves of a tree and of data files, by the stats that hold partition values.
+
+    data, deletes: columns of `tree_schema`. sources: spec id -> (partition field id, id of its stats).
+    """
+    stats_of = {spec_id: dict(fields) for spec_id, fields in sources.items()}
+    with_stats = {
+        spec_id: [field for field in fields if field[0] in stats_of[spec_id]] for spec_id, fields in spec_fields.items()
+    }
+    return _overlaps(data, deletes, with_stats, partial(_leaf_summaries, stats_of))
+
+
+def _overlaps(data: pa.Table, deletes: pa.Table, spec_fields: SpecFields, summaries: _Summaries) -> Flags:
     specs = [roots.column("partition_spec_id").to_numpy() for roots in (data, deletes)]
     found = np.zeros((len(data), len(deletes)), np.bool_)
     for spec_id, fields in spec_fields.items():
@@ -35,14 +62,37 @@ def overlaps(data: pa.Table, deletes: pa.Table, spec_fields: Mapping[int, Sequen
             meet = np.ones((len(rows), len(columns)), np.bool_)
             for field_id, name in fields:
                 if name != ANY:
-                    one, other = _summaries(data, rows, field_id), _summaries(deletes, columns, field_id)
-                    meet &= _meet(one, other, name)
+                    of_data, of_deletes = (summaries(roots, spec_id, field_id) for roots in (data, deletes))
+                    meet &= _meet(of_data.take(pa.array(rows)), of_deletes.take(pa.array(columns)), name)
             found[np.ix_(rows, columns)] = meet
     return found
 
 
-def _summaries(roots: pa.Table, places: np.ndarray[Any, Any], field_id: int) -> pa.StructArray:
-    return pc.struct_field(roots.column(SUMMARIES).combine_chunks(), [str(field_id)]).take(pa.array(places))
+def _listed_summaries(roots: pa.Table, _: int, field_id: int) -> pa.StructArray:
+    return pc.struct_field(roots.column(SUMMARIES).combine_chunks(), [str(field_id)])
+
+
+def _leaf_summaries(
+    sources: Mapping[int, Mapping[int, int]], roots: pa.Table, spec_id: int, field_id: int
+) -> pa.StructArray:
+    """Stats as a partition summary; null where they leave open which values there are.
+
+    A file may have the lower bound alone; one without has the value null, or NaN. A leaf without bounds has such values
+    alone if that is how many there are: else its bounds are not known.
+    """
+    stats = pc.struct_field(whole(roots.column(CONTENT_STATS)), [str(sources[spec_id][field_id])])
+    lower, upper, values, nulls, nans = (pc.struct_field(stats, [name]) for name in (*BOUNDS, *COUNTS))
+    is_file = pc.equal(whole(roots.column("content_type")), int(ContentType.DATA))
+    bare = pc.and_(is_file, lower.is_null())
+    only_missing = pc.fill_null(pc.equal(pc.add(pc.fill_null(nulls, 0), pc.fill_null(nans, 0)), values), False)
+    unknown = pc.and_(pc.and_(lower.is_null(), pc.invert(is_file)), pc.invert(only_missing))
+    children = {
+        "contains_null": pc.or_(bare, pc.fill_null(pc.greater(nulls, 0), True)),
+        "contains_nan": pc.or_(bare, pc.fill_null(pc.greater(nans, 0), True)),
+        "lower_bound": lower,
+        "upper_bound": pc.if_else(is_file, pc.coalesce(upper, lower), upper),
+    }
+    return pa.StructArray.from_arrays([*children.values()], names=[*children], mask=pc.or_(stats.is_null(), unknown))
 
 
 def _meet(one: pa.StructArray, other: pa.StructArray, type_name: str) -> Flags:

@@ -11,9 +11,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sparkmeta.manifests.manifest_list import live_count, live_counts
-from sparkmeta.manifests.projection import MANIFEST
+from sparkmeta.manifests.projection import CONTENT_STATS, MANIFEST
+from sparkmeta.manifests.tree import IN_ROOT, OWN_ENTRIES
 from sparkmeta.plan.deletes import BROADCAST_DELETES, all_vectors, only_vectors, vector_projection
-from sparkmeta.plan.overlap import Flags, overlaps
+from sparkmeta.plan.overlap import Flags, leaf_overlaps, overlaps
 from sparkmeta.plan.prune import data_projection, wanted_entries
 from sparkmeta.spec.entry import ContentType
 
@@ -60,20 +61,53 @@ class Colocation:
         return len(self.deletes) > 0
 
 
-def consumed_deletes(deletes: pa.Table, data: pa.Table, state: TableState) -> pa.Table:
-    """The delete manifests without those that are affiliated to data leaves which a scan does not open.
+def consumed_deletes(scan_filter: ScanFilter, data: pa.Table, deletes: pa.Table) -> pa.Table:
+    """The delete manifests of a tree that may hold deletes of the data manifests that a scan opens."""
+    state = scan_filter.state
+    consumed = deletes_by_affinity(state, data, deletes)
+    return consumed if scan_filter.keeps_all else deletes_by_partition(state, data, consumed)
+
+
+def deletes_by_affinity(state: TableState, data: pa.Table, deletes: pa.Table) -> pa.Table:
+    """The delete manifests without those that are affiliated to other live data leaves than some.
 
     One that is affiliated to no live leaf is as good as unaffiliated (semantics of the V4 proposal: affinity is a hint
     of the writer's, and a lost one must not bring rows back).
     """
     if state.tree is None or not len(deletes):
         return deletes
-    target = deletes.column("referenced_file")
+    target = deletes.column("referenced_file").combine_chunks()
     leaves = state.tree.root.leaves
     live = leaves.filter(pc.equal(leaves.column("content_type"), int(ContentType.DATA_MANIFEST))).column("location")
-    opened = data.column("location")
-    pruned = pc.and_(pc.is_in(target, live.combine_chunks()), pc.invert(pc.is_in(target, opened.combine_chunks())))
-    return deletes.filter(pc.invert(pc.fill_null(pruned, False)))
+    affiliated = pc.is_in(target, live.combine_chunks(), skip_nulls=True)
+    opened = pc.is_in(target, data.column("location").combine_chunks(), skip_nulls=True)
+    return deletes.filter(pc.or_(opened, pc.invert(affiliated)))
+
+
+def deletes_by_partition(state: TableState, data: pa.Table, deletes: pa.Table) -> pa.Table:
+    """The delete manifests but for unaffiliated leaves that have no partition in common with data manifests.
+
+    Deletes of unpartitioned specs may be global, and are all kept.
+    """
+    if state.tree is None or not len(deletes):
+        return deletes
+    locations, targets = (roots.column(name) for roots, name in ((data, "location"), (deletes, "referenced_file")))
+    opened = pc.is_in(targets.combine_chunks(), locations.combine_chunks(), skip_nulls=True)
+    partitioned = [spec_id for spec_id, sources in state.tuple_sources.items() if sources]
+    of_spec = pc.is_in(deletes.column("partition_spec_id").combine_chunks(), pa.array(partitioned, pa.int32()))
+    is_leaf = pc.not_equal(deletes.column("file_format").combine_chunks(), IN_ROOT)
+    tested = pc.and_(pc.and_(is_leaf, of_spec), pc.invert(opened))
+    candidates, columns = deletes.filter(tested), ["content_type", "partition_spec_id", CONTENT_STATS]
+    in_leaves = pc.not_equal(data.column("file_format"), IN_ROOT)
+    rows = [data.filter(in_leaves).select(columns)]
+    if len(rows[0]) < len(data):
+        rows.append(state.tree.root.of(OWN_ENTRIES[ContentType.DATA_MANIFEST]).select(columns))
+    files = pa.concat_tables(rows)
+    if not len(candidates) or len(files) * len(candidates) > _MOST_COMPARED:
+        return deletes
+    met = leaf_overlaps(files, candidates, state.spec_fields, state.tuple_sources).any(axis=0)
+    needed = pc.is_in(deletes.column(MANIFEST), candidates.column(MANIFEST).filter(pa.array(met)).combine_chunks())
+    return deletes.filter(pc.or_(pc.invert(tested), needed.combine_chunks()))
 
 
 def colocation(scan_filter: ScanFilter, data: pa.Table, deletes: pa.Table) -> Colocation:

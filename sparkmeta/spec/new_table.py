@@ -9,6 +9,7 @@ from pyiceberg.table.metadata import new_table_metadata
 
 from sparkmeta.errors import UnsupportedError
 from sparkmeta.spec.metadata import parse_table_metadata
+from sparkmeta.spec.partitioning import partition_sources
 from sparkmeta.spec.upgrade import upgrade_metadata
 
 if TYPE_CHECKING:
@@ -41,6 +42,11 @@ def new_metadata(
         raise UnsupportedError(f"{location}: tables of format version {format_version} are not made: 2, 3 and 4 are")
     made = new_table_metadata(schema, spec, sort_order, location, {**_ALWAYS, **properties, "format-version": "2"})
     document = json.loads(made.model_dump_json())
+    for entry, sources in zip(document["partition-specs"][0]["fields"], partition_sources(spec), strict=True):
+        if len(sources) > 1:  # pyiceberg's fields know the first alone
+            del entry["source-id"]
+            columns = (schema.find_column_name(source) for source in sources)
+            entry["source-ids"] = [made.schema().find_field(str(column)).field_id for column in columns]
     document.get("properties", {}).pop("format-version", None)
     if format_version == 3:
         document |= {"format-version": 3, "next-row-id": 0}

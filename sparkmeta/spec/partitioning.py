@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from pyiceberg import transforms
 from pyiceberg.partitioning import PARTITION_FIELD_ID_START, PartitionField, PartitionSpec
 from pyiceberg.table.sorting import NullOrder, SortDirection, SortField, SortOrder
-from pyiceberg.types import NestedField, StructType, UnknownType
+from pyiceberg.types import IntegerType, NestedField, StructType, UnknownType
 
 from sparkmeta.errors import ValidationError
 from sparkmeta.spec.json_node import JsonNode, KeepsJson, refuse_twice
@@ -31,7 +31,7 @@ _PLAIN: dict[str, Callable[[], transforms.Transform[Any, Any]]] = {
 
 
 class UnknownTransform(transforms.UnknownTransform[Any, Any]):
-    """A transform that is not known, or takes several arguments: kept by its text, and it projects to nothing."""
+    """A transform that can't be computed: kept by its text, and it projects to nothing. Its values are text."""
 
     root: str  # type: ignore[assignment]
 
@@ -42,6 +42,18 @@ class UnknownTransform(transforms.UnknownTransform[Any, Any]):
     def can_transform(self, source: IcebergType) -> bool:  # noqa: ARG002
         """True: what can't be known is no reason to refuse a table."""
         return True
+
+
+class SeveralColumnsBucket(UnknownTransform):
+    """`bucket[n]` of several columns (table spec, version 3, Partition Transforms): its values are int."""
+
+    def result_type(self, source: IcebergType) -> IntegerType:  # type: ignore[override]  # noqa: ARG002
+        return IntegerType()
+
+
+def has_unknown_values(transform: transforms.Transform[Any, Any]) -> bool:
+    """Whether nothing is known of a transform's values, not even their type."""
+    return isinstance(transform, UnknownTransform) and not isinstance(transform, SeveralColumnsBucket)
 
 
 class TableSpec(KeepsJson, PartitionSpec):
@@ -103,13 +115,14 @@ def transform_from_json(node: JsonNode) -> transforms.Transform[Any, Any]:
     text = node.get("transform").text()
     if text.lower() == "void":
         return transforms.VoidTransform()
+    match = _WITH_WIDTH.fullmatch(text)
+    if match and not 0 < int(match[2]) < 1 << 31:
+        node.get("transform").fail("its width is out of range")
     if len(source_ids(node)) > 1:
-        return UnknownTransform(text)
-    if match := _WITH_WIDTH.fullmatch(text):
-        width = int(match[2])
-        if not 0 < width < 1 << 31:
-            node.get("transform").fail("its width is out of range")
-        return transforms.parse_transform(f"{match[1].lower()}[{width}]")
+        is_bucket = match is not None and match[1].lower() == "bucket"
+        return SeveralColumnsBucket(text) if is_bucket else UnknownTransform(text)
+    if match:
+        return transforms.parse_transform(f"{match[1].lower()}[{int(match[2])}]")
     plain = _PLAIN.get(text.lower())
     return plain() if plain is not None else UnknownTransform(text)
 

@@ -1,17 +1,19 @@
-"""The upgrade of table metadata to format version 4 with the metadata tree (semantics N29, N30; example 18)."""
+"""The upgrade of table metadata to format version 4 with the metadata tree, and back (semantics N29, N30; 8.2-18)."""
 
 from __future__ import annotations
 
 import json
 from typing import TYPE_CHECKING, Any, cast
 
+from pyiceberg.schema import index_by_id
+
 from sparkmeta.errors import ValidationError
-from sparkmeta.spec.entry import LAYOUT_REVISION
+from sparkmeta.spec.entry import LAYOUT_REVISION, LAYOUT_REVISION_KEY
 from sparkmeta.spec.expressions import add_expressions
 from sparkmeta.spec.json_node import JsonNode
 from sparkmeta.spec.metadata import serialize_table_metadata, table_metadata_from_json
 from sparkmeta.spec.metadata_model import TableMetadata, TableMetadataV1, TableMetadataV4
-from sparkmeta.spec.partitioning import partition_spec_to_json, sort_order_to_json
+from sparkmeta.spec.partitioning import partition_sources, partition_spec_to_json, sort_order_to_json
 from sparkmeta.spec.schema import schema_to_json
 
 if TYPE_CHECKING:
@@ -49,6 +51,49 @@ def upgrade_metadata(metadata: TableMetadata, table_uuid: uuid.UUID | None = Non
     for spec in upgraded.partition_specs:
         upgraded = add_expressions(upgraded, spec)
     return upgraded.model_copy(update={"layout_revision": LAYOUT_REVISION, "expressions": upgraded.expressions})
+
+
+def undo_upgrade(metadata: TableMetadataV4, version: int) -> TableMetadata:
+    """The metadata of an upgraded table as of an earlier version, or of version 4 without the tree.
+
+    Ids that expressions had are not given again.
+
+    Raises ValidationError for a snapshot that has a root, and for a column or a partition field that the version has no
+    place for.
+    """
+    for snapshot in metadata.snapshots:
+        if snapshot.root_manifest is not None or (snapshot.manifest_list or "").lower().endswith(".parquet"):
+            raise ValidationError(f"{metadata.location}: snapshot {snapshot.snapshot_id} has a root manifest")
+    if version < 3:
+        _refuse_since_version_3(metadata, version)
+    document = json.loads(serialize_table_metadata(metadata))
+    dropped = {LAYOUT_REVISION_KEY, "expressions", *(_SINCE_VERSION_3 if version < 3 else ())}
+    specs = [partition_spec_to_json(spec) for spec in metadata.partition_specs]
+    document |= {"format-version": version, "partition-specs": specs}
+    if version == 1:
+        dropped |= {"last-sequence-number"}
+        document["schema"] = schema_to_json(metadata.schema())
+        document["partition-spec"] = partition_spec_to_json(metadata.spec())["fields"]
+    remaining = {key: value for key, value in document.items() if key not in dropped}
+    return table_metadata_from_json(JsonNode(remaining, f"{metadata.location}/metadata/undone.metadata.json"))
+
+
+_SINCE_VERSION_3 = ("next-row-id", "encryption-keys")
+_TYPES_SINCE_VERSION_3 = ("variant", "unknown", "timestamp_ns", "timestamptz_ns", "geometry", "geography")
+
+
+def _refuse_since_version_3(metadata: TableMetadata, version: int) -> None:
+    """ValidationError for what the schemas and specs have that earlier versions don't know."""
+    where = f"{metadata.location}: version {version} has no place for"
+    for column in (column for schema in metadata.schemas for column in index_by_id(schema).values()):
+        if str(column.field_type).startswith(_TYPES_SINCE_VERSION_3):
+            raise ValidationError(f"{where} column {column.name} of type {column.field_type}")
+        if column.initial_default is not None or column.write_default is not None:
+            raise ValidationError(f"{where} the default of column {column.name}")
+    for spec in metadata.partition_specs:
+        for field, sources in zip(spec.fields, partition_sources(spec), strict=True):
+            if len(sources) > 1:
+                raise ValidationError(f"{where} partition field {field.name}, which is computed of several columns")
 
 
 def _lists(metadata: TableMetadataV1) -> dict[str, Any]:

@@ -216,6 +216,55 @@ def test_metrics_become_stats() -> None:
     assert stats["4"] is None
 
 
+def test_bounds_that_no_writer_truncates_are_tight() -> None:
+    low, high = struct.pack("<q", -4), struct.pack("<q", 9)
+    zero = struct.pack("<d", 0.0)
+    given = {1: low, 2: b"a", 3: zero, 4: bytes(16)}
+    table = with_maps(file(), lower_bounds=given, upper_bounds=given | {1: high})
+    stats = ROWS.entries(table).to_pylist()[0]["content_stats"]
+    assert {field_id: stats[field_id]["tight_bounds"] for field_id in "1234"} == {
+        "1": True,
+        "2": None,
+        "3": None,
+        "4": None,
+    }
+    half = ROWS.entries(with_maps(file(), lower_bounds=given, upper_bounds={2: b"b"})).to_pylist()[0]["content_stats"]
+    assert half["1"]["tight_bounds"] is None
+
+
+def test_partition_values_are_tight_bounds() -> None:
+    partition = {"part": "x", "ts_day": None}
+    stats = entries(file(spec_id=1, partition=partition))[0]["content_stats"]
+    assert (stats["2"]["tight_bounds"], stats["101"]["tight_bounds"]) == (True, None)
+    nan = entries(file(spec_id=2, partition={"ratio": math.nan}))[0]["content_stats"]
+    assert nan["3"]["tight_bounds"] is None
+
+
+@pytest.mark.parametrize(
+    ("size", "values", "nulls", "average"),
+    [
+        (100, 10, 0, 10),
+        (101, 10, 0, 11),
+        (100, 10, 5, 20),
+        (100, 10, None, 10),
+        (100, 10, 10, None),
+        (100, 0, 0, None),
+        (100, None, 0, None),
+        (None, 10, 0, None),
+        (-1, 10, 0, None),
+        (1 << 40, 10, 0, None),
+    ],
+)
+def test_sizes_of_texts_are_averaged(
+    size: int | None, values: int | None, nulls: int | None, average: int | None
+) -> None:
+    given = {"column_sizes": size, "value_counts": values, "null_value_counts": nulls}
+    maps = {name: {} if value is None else {1: value, 2: value} for name, value in given.items()}
+    stats = ROWS.entries(with_maps(file(), lower_bounds={2: b"a"}, **maps)).to_pylist()[0]["content_stats"]
+    assert stats["2"]["avg_value_size_in_bytes"] == average
+    assert stats["1"] is None or stats["1"]["avg_value_size_in_bytes"] is None
+
+
 def test_a_partition_value_replaces_truncated_bounds() -> None:
     """What the tuple is derived from is the value itself, whole (semantics N23)."""
     row = file(spec_id=1, partition={"part": "long value", "ts_day": date(2024, 1, 5)})

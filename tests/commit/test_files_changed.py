@@ -15,6 +15,7 @@ from sparkmeta.spec.bitmap import PositionBitmap
 from sparkmeta.spec.snapshot import Snapshot
 from sparkmeta.spec.upgrade import upgrade_metadata
 from sparkmeta.table import Table
+from tests.logging_reader import LoggingReader
 from tests.small_table import write_small_table
 from tests.trees import BY_PART, Entry, TreeTable, data, equality_deletes
 
@@ -228,15 +229,46 @@ def test_positions_where_only_spark_reads(tree: TreeTable, spark: SparkSession) 
         spark.conf.unset("spark.sparkmeta.executor-reads")
 
 
-def test_positions_are_read_only_if_asked_for(tree: TreeTable, spark: SparkSession) -> None:
+@pytest.mark.parametrize("reads", ["direct", "spark"])
+def test_positions_of_vectors_that_share_files(
+    tree: TreeTable, spark: SparkSession, monkeypatch: pytest.MonkeyPatch, reads: str
+) -> None:
+    """A file that each snapshot adds to, as far as offsets go; whatever else it holds is not read."""
+    names = [f"d{number}" for number in range(6)]
+    old = tree.vectors({name: {number} for number, name in enumerate(names)}, gap=500_000)
+    new = tree.vectors({name: {number, 7, 9} for number, name in enumerate(names)})
+    tree.snapshot(added=[*files(*names), tree.leaf("x1", *old)])
+    tree.snapshot(existing=files(*names), added=new, deleted=[tree.leaf("x1", *old)])
+    spark.conf.set("spark.sparkmeta.executor-reads", reads)
+    try:
+        table = tree.load(spark)
+        reader = LoggingReader(log=f"{tree.folder}/requests")
+        if reads == "direct":
+            monkeypatch.setitem(table.state.__dict__, "reader", reader)
+        added = {("added", name, (7, 9)) for name in names}
+        assert positions(table, 1) == added | {("removed", name, None) for name in names}
+    finally:
+        spark.conf.unset("spark.sparkmeta.executor-reads")
+    assert not [request for request in reader.requests if request.endswith("whole")]
+    if reads == "direct":
+        assert reader.requests
+        assert sum(int(request.split()[-1]) for request in reader.requests) < 10_000
+
+
+@pytest.mark.parametrize("reads", ["direct", "spark"])
+def test_positions_are_read_only_if_asked_for(tree: TreeTable, spark: SparkSession, reads: str) -> None:
     vector = tree.vector("d1", {5})
     tree.snapshot(added=files("d1"))
     tree.snapshot(existing=files("d1"), added=[vector])
-    Path(vector.location.removeprefix("file://")).unlink()
-    found = tree.load(spark).file_changes(1)
-    assert found.select("file_path").collect()[0][0] == vector.location
-    with pytest.raises(Exception, match="puffin"):
-        found.select("added_positions").collect()
+    spark.conf.set("spark.sparkmeta.executor-reads", reads)
+    try:
+        found = tree.load(spark).file_changes(1)
+        Path(vector.location.removeprefix("file://")).write_bytes(b"no Puffin file")
+        assert found.select("file_path").collect()[0][0] == vector.location
+        with pytest.raises(Exception, match="puffin"):
+            found.select("added_positions").collect()
+    finally:
+        spark.conf.unset("spark.sparkmeta.executor-reads")
 
 
 # -- columns --------------------------------------------------------------------------------------------------------

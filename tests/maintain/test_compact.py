@@ -284,6 +284,19 @@ def test_vectors_that_are_many_for_a_leaf_belong_to_it(table: sm.Table, tmp_path
     assert max(counts.values()) == 1
 
 
+def test_vectors_that_a_flush_moved_come_to_belong_to_their_leaf(table: sm.Table, tmp_path: Path) -> None:
+    """A compaction sees to it, and leaves alone what it has placed."""
+    table = commit(table, lambda tx: tx.set_properties({"write.tree.flush-delete-files": "2"}))
+    table = append(table, 1, 2, 3, 4)
+    for number in range(1, 5):
+        table = mask_rows(table, tmp_path, f"v{number}", **{f"f{number}": [number]})
+    assert [leaf["referenced_file"] for leaf in delete_leaves(table)] == [None]
+    after = compacted(table, root_files=None)
+    owner = leaves(after)[0].path
+    assert [leaf["referenced_file"] for leaf in delete_leaves(after)] == [owner]
+    assert after.maintenance.compact_manifests(root_files=None).summary().is_empty
+
+
 def test_commits_merge_leaves_by_the_way(table: sm.Table) -> None:
     table = commit(table, lambda tx: tx.set_properties({"write.tree.compact-entries": "100"}))
     for number in range(8):

@@ -94,6 +94,9 @@ def test_source_columns() -> None:
     several = read("bucket[4]", source_ids=[2, 1])
     assert (several.source_id, str(several.transform)) == (2, "bucket[4]")
     assert isinstance(several.transform, UnknownTransform)
+    assert spec_partition_type(spec(0, several), [NEW]).fields[0].field_type == IntegerType()
+    unknown = read("truncate[4]", source_ids=[2, 1])
+    assert spec_partition_type(spec(0, unknown), [NEW]).fields[0].field_type == StringType()
     assert read("void", source_ids=[2, 1]).transform == VoidTransform()
 
 

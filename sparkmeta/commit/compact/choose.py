@@ -102,7 +102,7 @@ class Scope:
 
     usable: places in the root's table of the leaves and files that may be. owners: those of data leaves that delete
     leaves may belong to. keys: spec id -> ids of the stats that its leaves are clustered by. sources: spec id -> those
-    that are partition values.
+    that are partition values. flushed: leaves that a flush wrote, which gives deletes to no data leaf.
     """
 
     root: Root
@@ -111,6 +111,7 @@ class Scope:
     keys: Mapping[int, Sequence[int]]
     sources: Mapping[int, frozenset[int]]
     limits: Limits
+    flushed: frozenset[str] = frozenset()
 
     @cached_property
     def masked(self) -> Mapping[str, int]:
@@ -190,6 +191,11 @@ class _Leaves:
         """Whether a commit wrote it for its new files: no flush and no compaction has looked at their order."""
         counts = pc.struct_field(self.table.column("manifest_stats"), "added_files_count")
         return np.asarray(counts.to_pylist(), np.int64) > 0
+
+    @cached_property
+    def was_flushed(self) -> _Array:
+        locations = self.table.column("location").to_pylist()
+        return np.asarray([location in self.scope.flushed for location in locations], bool)
 
     @cached_property
     def is_masked(self) -> _Array:
@@ -413,12 +419,16 @@ def _divided(scope: Scope, data: Sequence[Group]) -> set[str]:
 
 
 def _scattered(scope: Scope, leaves: _Leaves) -> list[int]:
-    """Delete leaves of no data leaf that have so many deletes that some data leaf must get one of its own."""
+    """Delete leaves of no data leaf that have so many deletes that some data leaf must get one of its own.
+
+    But for those of a compaction: what it left in them belongs there.
+    """
     found = []
     for spec_id, sources in scope.sources.items():
         data = scope.leaves(ContentType.DATA_MANIFEST, spec_id)
         of_spec = pc.equal(leaves.table.column("partition_spec_id"), spec_id).to_pylist()
-        rows = [row for row, yes in enumerate(of_spec) if yes and leaves.owners[row] is None]
+        unplaced = leaves.was_added | leaves.was_flushed
+        rows = [row for row, yes in enumerate(of_spec) if yes and unplaced[row] and leaves.owners[row] is None]
         if not rows or not len(data):
             continue
         both = pa.concat_tables([data.table, leaves.table.take(pa.array(rows, pa.int64()))])
@@ -428,6 +438,6 @@ def _scattered(scope: Scope, leaves: _Leaves) -> list[int]:
                 ranges.upper[: len(data)] < ranges.lower[number]
             )
             near = int((~apart).sum())
-            if near and leaves.was_added[row] and leaves.live[row] >= scope.limits.affiliated_deletes * near:
+            if near and leaves.live[row] >= scope.limits.affiliated_deletes * near:
                 found.append(row)
     return found

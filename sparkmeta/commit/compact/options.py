@@ -15,7 +15,7 @@ from sparkmeta.commit.compact.choose import Limits, Scope
 from sparkmeta.commit.options import TreeOptions
 from sparkmeta.errors import ValidationError, shown
 from sparkmeta.manifests.projection import MANIFEST, ORDINAL
-from sparkmeta.manifests.root import FILES, Root, one_of
+from sparkmeta.manifests.root import FILES, Root, one_of, version
 from sparkmeta.manifests.tree import IN_ROOT
 from sparkmeta.plan.prune import ScanFilter, matching_entries, matching_manifests
 from sparkmeta.spec.entry import ContentType
@@ -89,7 +89,16 @@ def scope_of(
     ours = _tree_leaves(state)
     owners = ours.filter(one_of(ours, [ContentType.DATA_MANIFEST])).column(MANIFEST).to_pylist()
     usable = _usable(state, root, ours, options.row_filter, set(busy))
-    return Scope(root, usable, frozenset(owners), keys, sources, limits)
+    return Scope(root, usable, frozenset(owners), keys, sources, limits, _flushed(state, root))
+
+
+def _flushed(state: TableState, root: Root) -> frozenset[str]:
+    """The leaves of carried files whose snapshot is that of no compaction, as far as it is known still."""
+    writers = {snapshot.snapshot_id for snapshot in state.metadata.snapshots if snapshot.operation != "replace"}
+    added = pc.greater(pc.struct_field(root.leaves.column("manifest_stats"), "added_files_count"), 0)
+    carried = root.leaves.filter(pc.invert(added))
+    rows = zip(carried.column("location").to_pylist(), version(carried, "snapshot_id").to_pylist(), strict=True)
+    return frozenset(location for location, snapshot_id in rows if snapshot_id in writers)
 
 
 def _target(options: CompactionOptions, tree: TreeOptions, root: Root, state: TableState) -> int:

@@ -30,7 +30,7 @@ from sparkmeta.manifests.leaf_writer import (
 )
 from sparkmeta.manifests.projection import CONTENT_STATS, MANIFEST
 from sparkmeta.manifests.root import is_live
-from sparkmeta.manifests.vectors import unmasked
+from sparkmeta.manifests.vectors import inlined, unmasked
 from sparkmeta.spec.entry import Status
 from sparkmeta.storage.files import ExecutorReader
 
@@ -121,22 +121,27 @@ class Rewriting:
 
     def _entries(self, row: Mapping[str, Any]) -> pa.Table:
         """The live entries of a bin: EXISTING, with all their numbers."""
-        tables = [self.live_entries(leaf) for leaf in row["leaves"]]
+        tables = self.live_entries(row["leaves"])
         if row["files"] is not None:
             tables.append(read_rows_stream(row["files"]))
         return combined(tables) if tables else self.form.schema.empty_table()
 
-    def live_entries(self, leaf: Mapping[str, Any]) -> pa.Table:
-        """The entries of a leaf that no deletion vector masks and that are not DELETED, as EXISTING ones.
+    def live_entries(self, leaves: Sequence[Mapping[str, Any]]) -> list[pa.Table]:
+        """The entries of each leaf that no deletion vector masks and that are not DELETED, as EXISTING ones.
 
         Raises CorruptFileError for a leaf, or a vector, that is none.
         """
+        vectors = [_vector_row(place, leaf) for place, leaf in enumerate(leaves) if leaf["masked"]]
+        masks = {vector[MANIFEST]: vector for vector in inlined(vectors, self.reader)}
+        return [self._live_entries(leaf, masks.get(place)) for place, leaf in enumerate(leaves)]
+
+    def _live_entries(self, leaf: Mapping[str, Any], mask: Mapping[str, Any] | None) -> pa.Table:
         context = ManifestContext(leaf["snapshot_id"], leaf["sequence_number"], leaf["first_row_id"])
         part = ManifestPart(0, leaf["location"], 0, context)
         table = leaf_entries(self.reader.read(leaf["location"]), part, self.form.stats)
         wanted = is_live(table)
-        if leaf["masked"]:
-            wanted = pc.and_(wanted, unmasked(len(table), _vector_row(leaf), self.reader))
+        if mask is not None:
+            wanted = pc.and_(wanted, unmasked(len(table), mask))
         return restamped(kept_rows(table, wanted), status=Status.EXISTING).cast(self.form.schema)
 
     def _key_table(self, table: pa.Table, spec_id: int) -> pa.Table:
@@ -152,9 +157,9 @@ class Rewriting:
             yield pa.RecordBatch.from_pydict({"group": [group], "leaf": [rows_stream(row)]}, schema=WRITTEN_SCHEMA)
 
 
-def _vector_row(leaf: Mapping[str, Any]) -> dict[str, Any]:
+def _vector_row(place: int, leaf: Mapping[str, Any]) -> dict[str, Any]:
     return {
-        MANIFEST: 0,
+        MANIFEST: place,
         "referenced_file": leaf["location"],
         "location": leaf["vector_location"],
         "offset": leaf["vector_offset"],

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -80,7 +80,8 @@ def read_avro_entries(
     task has read to the end in the manifest cache. here: decoded at once, by threads of this process.
     """
     if reader is None:
-        return _with_content(spark, parts).mapInArrow(partial(_decode_content, projection), spark_schema(projection))
+        decode_content = partial(decode_contents, decode_manifest, projection)
+        return with_content(spark, parts).mapInArrow(decode_content, spark_schema(projection))
     from sparkmeta.session import map_units
 
     decode = partial(_decode_fetched, projection, reader, writer)
@@ -99,7 +100,7 @@ def schema_of(schema: pa.Schema) -> Any:
     return from_arrow_schema(schema, prefer_timestamp_ntz=True)
 
 
-def _with_content(spark: SparkSession, parts: pa.Table) -> DataFrame:
+def with_content(spark: SparkSession, parts: pa.Table) -> DataFrame:
     """The parts with the bytes of their manifests in `content`, read by Spark's binaryFile source.
 
     An outer join: a file whose path Spark spells in a way that matches no part must be seen, not dropped.
@@ -151,13 +152,18 @@ def open_manifest(reader: Files | ExecutorReader, row: Mapping[str, Any]) -> Dat
     return Windows(partial(reader.read_range, location), reader.length(location), location)
 
 
-def _decode_content(projection: EntryProjection, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def decode_contents(
+    decode: Callable[[Any, ManifestPart, EntryProjection], Iterable[pa.RecordBatch]],
+    projection: EntryProjection,
+    batches: Iterable[pa.RecordBatch],
+) -> Iterator[pa.RecordBatch]:
+    """The entries of manifests in rows of `with_content`."""
     for batch in batches:
         contents = batch.column("content")
         for index, row in enumerate(batch.drop_columns(["content"]).to_pylist()):
             if row["manifest"] is None:
                 raise CorruptFileError(row["path"], "path", row["path"], "Spark read a file that no manifest names")
-            yield from decode_manifest(memoryview(contents[index].as_buffer()).cast("B"), part_of(row), projection)
+            yield from decode(memoryview(contents[index].as_buffer()).cast("B"), part_of(row), projection)
 
 
 def part_of(row: Mapping[str, Any]) -> ManifestPart:

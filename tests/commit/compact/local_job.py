@@ -96,7 +96,7 @@ class LocalJob(RewriteJob):
     def deletes(self, group: Group, data: Sequence[Rewritten]) -> Rewritten:
         """Delete leaves by the data leaves that hold their files, every one of which gets some."""
         rewriting = self.rewriting(group.leaves)
-        leaves = [rewriting.live_entries(leaf) for leaf in self._leaf_sources(group.leaves)]
+        leaves = rewriting.live_entries(self._leaf_sources(group.leaves))
         entries = pa.concat_tables([rewriting.form.schema.empty_table(), *leaves, self.files(group)])
         owners = self._owners({leaf for one in data for leaf in one.leaves}, data)
         parts: dict[tuple[str | None, int], list[int]] = {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -151,6 +152,14 @@ def test_scattered_deletes_get_owners_where_they_must() -> None:
     assert choose(scope(*data, deletes("x", 900, None, entries=29))) == Choice()
     found = scope(*data, deletes("x", 900, None, entries=30))
     assert why(found, choose(found)) == {"x": (Reason.AFFINITY,)}
+
+
+def test_scattered_deletes_of_a_flush_get_owners_and_those_of_a_compaction_have_had_their_turn() -> None:
+    data = [leaf(f"m{one}", 1_000, 10 * one, 10 * one + 10) for one in range(3)]
+    carried = leaf("x", 900, None, None, 30, content_type=4, added=False)
+    assert choose(scope(*data, carried)) == Choice()
+    flushed_scope = replace(scope(*data, carried), flushed=frozenset(["x"]))
+    assert why(flushed_scope, choose(flushed_scope)) == {"x": (Reason.AFFINITY,)}
 
 
 def test_what_commits_merge_by_the_way() -> None:

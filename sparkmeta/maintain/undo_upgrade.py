@@ -1,0 +1,83 @@
+"""The way back from the metadata tree, as long as no commit has made a root: the metadata are as before the upgrade."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from sparkmeta.commit.transaction import commit_steps
+from sparkmeta.errors import NotFoundError, ValidationError
+from sparkmeta.spec.metadata import parse_table_metadata
+from sparkmeta.spec.metadata_model import TableMetadataV4
+from sparkmeta.spec.upgrade import undo_upgrade
+
+if TYPE_CHECKING:
+    from sparkmeta.spec.metadata import TableMetadata
+    from sparkmeta.state import TableState
+    from sparkmeta.table import Table
+
+
+@dataclass(frozen=True)
+class UndoUpgradePlan:
+    """The undoing of an upgrade, which happens when `commit` is called. to_version: of the table before the upgrade."""
+
+    table: Table
+    to_version: int
+
+    def __str__(self) -> str:
+        snapshots = len(self.table.metadata.snapshots)
+        return "\n".join(
+            [
+                f"{self.table.name}: the metadata tree becomes format version {self.to_version} again",
+                f"{snapshots} snapshots keep their manifest lists; changes since the upgrade stay",
+            ]
+        )
+
+    def commit(self) -> Table:
+        """Swaps in the metadata of the earlier version; the table as it is then.
+
+        Raises:
+            CommitFailedError: other commits came first each time (`commit.retry.num-retries`).
+            CommitStateUnknownError: the commit may have succeeded.
+            ValidationError: a commit has made a root in the meantime.
+        """
+        return commit_steps(self.table, [self])
+
+    def apply(self, state: TableState) -> TableMetadata:
+        """The metadata of the earlier version, of a state that other commits may have moved on. For `commit`."""
+        undone = undo_upgrade(_of_tree(state.metadata), self.to_version)
+        now = max(int(time.time() * 1000), undone.last_updated_ms)
+        return undone.model_copy(update={"last_updated_ms": now})
+
+
+def plan_undo_upgrade(table: Table, format_version: int | None) -> UndoUpgradePlan:
+    """See `Maintenance.undo_upgrade`."""
+    metadata = _of_tree(table.metadata)
+    if format_version is not None and format_version not in (1, 2, 3, 4):
+        raise ValidationError(f"{table.name}: there is no format version {format_version} to go back to")
+    version = _version_before(table.state) if format_version is None else format_version
+    undo_upgrade(metadata, version)
+    table.committer()
+    return UndoUpgradePlan(table, version)
+
+
+def _of_tree(metadata: TableMetadata) -> TableMetadataV4:
+    if not isinstance(metadata, TableMetadataV4) or metadata.layout_revision is None:
+        raise ValidationError(f"{metadata.location}: the table has no metadata tree, so there is no upgrade to undo")
+    return metadata
+
+
+def _version_before(state: TableState) -> int:
+    """The format version of the newest logged metadata file that has no tree."""
+    for entry in reversed(state.metadata.metadata_log):
+        try:
+            logged = parse_table_metadata(state.files.read(entry.metadata_file), entry.metadata_file)
+        except NotFoundError:
+            break
+        if getattr(logged, "layout_revision", None) is None:
+            return logged.format_version
+    raise ValidationError(
+        f"{state.metadata.location}: no file in metadata-log says of which format version the table was before its "
+        "upgrade: name it as format_version"
+    )

@@ -1,0 +1,97 @@
+"""Many ranges of files: their bytes, and with how many requests they are read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from threading import Barrier
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sparkmeta.errors import NotFoundError
+from sparkmeta.storage import ranges
+from sparkmeta.storage.files import LocalFiles
+from sparkmeta.storage.ranges import FileRange, read_ranges
+
+GAP, LARGEST = 10, 50
+CONTENT = bytes(range(200))
+
+
+@dataclass
+class Memory:
+    """Files in memory, which count requests; `meeting`: where as many requests wait for each other."""
+
+    meeting: Barrier | None = None
+    requests: list[FileRange] = field(default_factory=list)
+
+    def read_range(self, location: str, offset: int, size: int) -> bytes:
+        self.requests.append(FileRange(location, offset, size))
+        if self.meeting is not None:
+            self.meeting.wait(timeout=60)
+        return CONTENT[offset : offset + size] if offset >= 0 else b""
+
+
+def read(reader: Memory, wanted: list[FileRange]) -> list[bytes]:
+    contents = dict(read_ranges(reader, wanted))
+    assert [*range(len(wanted))] == sorted(contents)
+    return [contents[place] for place in range(len(wanted))]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _small_limits() -> object:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ranges, "_LARGEST_GAP", GAP)
+        patch.setattr(ranges, "_LARGEST_REQUEST", LARGEST)
+        yield
+
+
+@settings(deadline=None)
+@given(st.lists(st.builds(FileRange, st.sampled_from("ab"), st.integers(-5, 220), st.integers(0, 70))))
+def test_each_range_has_its_bytes(wanted: list[FileRange]) -> None:
+    """In any order, overlapping or beyond the file's end."""
+    reader = Memory()
+    assert read(reader, wanted) == [Memory().read_range(*part) for part in wanted]
+    joined = [part.size for part in reader.requests if part not in wanted]
+    assert len(reader.requests) <= len(wanted)
+    assert max(joined, default=0) <= LARGEST
+
+
+@pytest.mark.parametrize(
+    ("wanted", "requests"),
+    [
+        ([("a", 0, 5), ("a", 5, 5)], [("a", 0, 10)]),
+        ([("a", 20, 5), ("a", 0, 10)], [("a", 0, 25)]),
+        ([("a", 0, 10), ("a", 21, 5)], [("a", 0, 10), ("a", 21, 5)]),
+        ([("a", 0, 40), ("a", 45, 5)], [("a", 0, 50)]),
+        ([("a", 0, 40), ("a", 45, 6)], [("a", 0, 40), ("a", 45, 6)]),
+        ([("a", 0, 30), ("a", 5, 5), ("a", 32, 2)], [("a", 0, 34)]),
+        ([("a", 0, 5), ("b", 5, 5)], [("a", 0, 5), ("b", 5, 5)]),
+        ([("a", -3, 5), ("a", 0, 5)], [("a", -3, 5), ("a", 0, 5)]),
+    ],
+)
+def test_neighbours_are_one_request(wanted: list[tuple[str, int, int]], requests: list[tuple[str, int, int]]) -> None:
+    reader = Memory()
+    read(reader, [FileRange(*part) for part in wanted])
+    assert sorted(reader.requests) == requests
+
+
+def test_requests_run_side_by_side() -> None:
+    """Each waits until as many run as there are."""
+    wanted = [FileRange(str(number), 0, 3) for number in range(16)]
+    assert read(Memory(Barrier(16)), wanted) == [CONTENT[:3]] * 16
+
+
+def test_requests_wait_for_their_bytes_to_be_taken() -> None:
+    reader = Memory()
+    wanted = [FileRange(str(number), 0, 3) for number in range(100)]
+    taken = read_ranges(reader, wanted)
+    next(taken)
+    assert len(reader.requests) <= 16
+    taken.close()
+
+
+def test_a_missing_file_is_named() -> None:
+    wanted = [FileRange(f"file:///no/{number}", 0, 3) for number in range(3)]
+    with pytest.raises(NotFoundError, match="file:///no/0"):
+        list(read_ranges(LocalFiles(), wanted))
