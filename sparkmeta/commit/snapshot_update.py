@@ -38,6 +38,7 @@ from sparkmeta.errors import CommitConflictError, ValidationError
 from sparkmeta.session import local_frame, materialize
 from sparkmeta.spec.entry import ContentType
 from sparkmeta.spec.summary import FileKind
+from sparkmeta.storage.reading import read_parquet
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -316,8 +317,6 @@ def _vector_targets(state: TableState, added: Addition) -> DataFrame:
         deletes = pc.equal(added.leaves.column("content_type"), int(ContentType.DELETE_MANIFEST))
         paths = added.leaves.filter(deletes).column("location").to_pylist()
         if paths:
-            from sparkmeta.storage.location import escape_glob
-
-            read = state.spark.read.schema("content_type int, referenced_file string").parquet(*map(escape_glob, paths))
+            read = read_parquet(state.spark, paths, "content_type int, referenced_file string")
             frames.append(read.where("content_type = 1").select(F.col("referenced_file").alias("data_path")))
     return reduce(lambda left, right: left.unionByName(right), frames)
