@@ -128,8 +128,7 @@ Caused by: java.io.EOFException: the last of the causes
             "s3://b/a%20.parquet: Spark can't read the file: s3://b/a .parquet",
         ),
         (
-            "[FAILED_READ_FILE.FILE_NOT_EXIST] Encountered error while reading file file:///t/a.parquet. File does not "
-            "exist. It is possible the underlying files have been updated. SQLSTATE: KD001",
+            "[FAILED_READ_FILE.FILE_NOT_EXIST] Encountered error while reading file file:///t/a.parquet. File does not exist.",
             NotFoundError,
             "file:///t/a.parquet: there is no such file",
         ),
