@@ -105,8 +105,7 @@ def test_an_error_of_a_query_is_ours_again(text: str) -> None:
 
 
 _UNREAD = """An error occurred while calling o1.collectToPython.
-: org.apache.spark.SparkException: [FAILED_READ_FILE.NO_HINT] Encountered error while reading file s3://b/a%20.parquet. \
- SQLSTATE: KD001
+: SparkException: [FAILED_READ_FILE.NO_HINT] Encountered error while reading file s3://b/a%20.parquet.  SQLSTATE: KD001
 \tat org.apache.spark.sql.execution.datasources.FileScanRDD
 Caused by: {cause}
 \tat org.apache.parquet.hadoop.ParquetFileReader.readFooter
@@ -128,7 +127,7 @@ Caused by: java.io.EOFException: the last of the causes
             "s3://b/a%20.parquet: Spark can't read the file: s3://b/a .parquet",
         ),
         (
-            "[FAILED_READ_FILE.FILE_NOT_EXIST] Encountered error while reading file file:///t/a.parquet. File does not exist.",
+            "[FAILED_READ_FILE.FILE_NOT_EXIST] Encountered error while reading file file:///t/a.parquet. It does not exist",
             NotFoundError,
             "file:///t/a.parquet: there is no such file",
         ),
