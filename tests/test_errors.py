@@ -127,7 +127,7 @@ Caused by: java.io.EOFException: the last of the causes
             "s3://b/a%20.parquet: Spark can't read the file: s3://b/a .parquet",
         ),
         (
-            "[FAILED_READ_FILE.FILE_NOT_EXIST] Encountered error while reading file file:///t/a.parquet. It does not exist",
+            "[FAILED_READ_FILE.FILE_NOT_EXIST] Encountered error while reading file file:///t/a.parquet. It is",
             NotFoundError,
             "file:///t/a.parquet: there is no such file",
         ),
