@@ -69,8 +69,8 @@ class ScanFilter:
 
     @cached_property
     def filter_ids(self) -> frozenset[int]:
-        """The columns of the filter."""
-        return frozenset(referenced_ids(self.row_filter))
+        """The columns of the filter that files have stats of."""
+        return frozenset(self.state.primitive_fields).intersection(referenced_ids(self.row_filter))
 
     @cached_property
     def identities(self) -> dict[int, frozenset[int]]:
@@ -87,8 +87,8 @@ class ScanFilter:
 
     @cached_property
     def undecided_ids(self) -> frozenset[int]:
-        """The columns of `undecided`."""
-        return frozenset(referenced_ids(self.undecided))
+        """The columns of `undecided` that files have stats of."""
+        return frozenset(self.state.primitive_fields).intersection(referenced_ids(self.undecided))
 
     @property
     def partition_sources(self) -> frozenset[int]:
