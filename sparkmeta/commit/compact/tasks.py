@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 from sparkmeta.columns.bounds import bound_arrow_type
 from sparkmeta.commit.exchange import combined, cut, ordered, range_tables, task_rows
 from sparkmeta.commit.tree import restamped
+from sparkmeta.errors import CorruptFileError
 from sparkmeta.manifests.entries import ManifestPart
 from sparkmeta.manifests.inherit import ManifestContext
 from sparkmeta.manifests.layout import kept_rows
@@ -129,11 +130,14 @@ class Rewriting:
     def live_entries(self, leaf: Mapping[str, Any]) -> pa.Table:
         """The entries of a leaf that no deletion vector masks and that are not DELETED, as EXISTING ones.
 
-        Raises CorruptFileError for a leaf, or a vector, that is none.
+        Raises CorruptFileError for a leaf, or a vector, that is none, or a leaf of other entries than its root counts.
         """
         context = ManifestContext(leaf["snapshot_id"], leaf["sequence_number"], leaf["first_row_id"])
         part = ManifestPart(0, leaf["location"], 0, context)
         table = leaf_entries(self.reader.read(leaf["location"]), part, self.form.stats)
+        if len(table) != leaf["record_count"]:
+            problem = f"the root's entry for the leaf counts {leaf['record_count']} entries"
+            raise CorruptFileError(leaf["location"], "entries", len(table), problem)
         wanted = is_live(table)
         if leaf["masked"]:
             wanted = pc.and_(wanted, unmasked(len(table), _vector_row(leaf), self.reader))
