@@ -5,10 +5,11 @@ Every read by Spark of a file that metadata names goes through here.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sparkmeta.errors import NotFoundError, UnsupportedError
-from sparkmeta.storage.location import escape_glob, file_name
+from sparkmeta.errors import CorruptFileError, NotFoundError, UnsupportedError
+from sparkmeta.storage.location import escape_glob, file_name, is_local, local_path
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -35,10 +36,15 @@ def read_parquet(spark: SparkSession, locations: Iterable[str], schema: StructTy
     """The rows of Parquet files, lazily; files are resolved by the names in `schema`.
 
     Raises NotFoundError where one is missing (with Spark Connect: an error of Spark's when the DataFrame is used),
-    UnsupportedError for a name that begins with ``_`` or ``.``.
+    CorruptFileError for an empty one on a disk of this machine, UnsupportedError for a name that begins with ``_`` or
+    ``.``.
     """
+    from sparkmeta.session import is_connect
+
     paths = list(locations)
     refuse_hidden(paths)
+    if not is_connect(spark):
+        _refuse_empty(paths)
     reader = spark.read.format("parquet").options(**_STRICT_PARQUET).schema(schema)
     return _loaded(lambda: reader.load([escape_glob(path) for path in paths]))
 
@@ -62,6 +68,13 @@ def refuse_hidden(locations: Iterable[str]) -> None:
     for location in locations:
         if file_name(location).startswith(("_", ".")):
             raise UnsupportedError(f"{location}: Spark reads no file whose name begins with _ or .")
+
+
+def _refuse_empty(locations: Iterable[str]) -> None:
+    """Spark has no row for an empty file, and no error. A crash leaves such ones on disks; stores have files whole."""
+    for location in locations:
+        if is_local(location) and (path := Path(local_path(location))).exists() and not path.stat().st_size:
+            raise CorruptFileError(location, "length", 0, "an empty file is no Parquet file")
 
 
 def _loaded(load: Callable[[], DataFrame]) -> DataFrame:
