@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import re
 import reprlib
 
@@ -13,6 +14,17 @@ _REPR.maxlevel, _REPR.maxstring, _REPR.maxother = 3, 60, _SHOWN
 
 _RAISED_BY_PYTHON = re.compile(r"^sparkmeta\.\w+(?:\.\w+)*\.(\w+Error): (.+)$", re.MULTILINE)
 _RAISED_BY_SQL = re.compile(r"\[USER_RAISED_EXCEPTION\] (.+?)(?: SQLSTATE: \w+)?$", re.MULTILINE)
+
+_UNREAD_BY_SPARK = re.compile(r"\[FAILED_READ_FILE\.(\w+)\] Encountered error while reading file (\S+)\.(?=\s)")
+_MISSED_BY_SPARK = re.compile(r"\[PATH_NOT_FOUND\] Path does not exist: (.+?)\.(?: SQLSTATE|$)", re.MULTILINE)
+_CAUSE = re.compile(r"^Caused by: ([\w.$]+): (?!\[FAILED_READ_FILE)(.+)$", re.MULTILINE)
+# What stands in a cause where a store gave no answer, or not the file: it says nothing of the file's content.
+_NO_ANSWER = re.compile(
+    r"access|permission|forbidden|credential|auth|timeout|timed out|connect|host|socket|ssl|throttl|slow ?down|"
+    r"unavailable|no space|interrupted",
+    re.IGNORECASE,
+)
+_PYTHON_ERROR = re.compile(r"^(\w+Error): (.+)$", re.MULTILINE)
 
 
 class SparkmetaError(Exception):
@@ -80,6 +92,10 @@ class NotFoundError(SparkmetaError, FileNotFoundError):
     """A file that metadata names, or that was asked for, is not there."""
 
 
+class FileAccessError(SparkmetaError, OSError):
+    """A file that could not be opened or read, whatever it holds: no permission, or no answer from its store."""
+
+
 class FileAlreadyExistsError(SparkmetaError, FileExistsError):
     """A file that was to be made stands there already."""
 
@@ -97,18 +113,46 @@ class SessionError(SparkmetaError, RuntimeError):
 
 
 def from_spark(error: BaseException) -> SparkmetaError | None:
-    """The error of ours that a Spark task raised, out of the one of Spark's that it arrives in on the driver.
+    """The error of ours that one of Spark's stands for, as it arrives on the driver.
 
-    None where the task failed of something else. A ValidationError stands for each whose parts are not in its message
-    (CorruptFileError), and for what `raise_error` says inside a query.
+    None where the task failed of something else. What our code raised in a task is that again, a ValidationError for
+    those whose parts are not in their message (CorruptFileError), and for what `raise_error` says inside a query. A
+    file that Spark's reader or Python could not read is a NotFoundError, a FileAccessError, or, where its content is to
+    blame, a ValidationError.
     """
     text = str(error)
     if raised := _RAISED_BY_PYTHON.findall(text):
         name, message = raised[-1]
         kind = globals().get(name, SparkmetaError)
         return ValidationError(message) if kind is CorruptFileError else kind(message)
-    by_sql = _RAISED_BY_SQL.search(text)
-    return ValidationError(by_sql.group(1)) if by_sql else None
+    if by_sql := _RAISED_BY_SQL.search(text):
+        return ValidationError(by_sql.group(1))
+    return _unread_by_spark(text) or _raised_by_a_worker(text)
+
+
+def _unread_by_spark(text: str) -> SparkmetaError | None:
+    missed, unread = _MISSED_BY_SPARK.search(text), _UNREAD_BY_SPARK.search(text)
+    if missed or unread is None:
+        return NotFoundError(f"{missed.group(1)}: there is no such file") if missed else None
+    condition, location = unread.groups()
+    if condition == "FILE_NOT_EXIST":
+        return NotFoundError(f"{location}: there is no such file")
+    cause = _CAUSE.search(text, unread.end())
+    reason = cause.group(2).strip() if cause else text[unread.end() :].partition("SQLSTATE")[0].strip()
+    kind = FileAccessError if cause and _NO_ANSWER.search(" ".join(cause.groups())) else ValidationError
+    return kind(f"{location}: Spark can't read the file: {reason or condition}")
+
+
+def _raised_by_a_worker(text: str) -> SparkmetaError | None:
+    """What Python raised in a task for a file that it could not open, or a package that is not there."""
+    raised = _PYTHON_ERROR.findall(text) if "Traceback (most recent call last)" in text else []
+    for name, message in reversed(raised):
+        kind = getattr(builtins, name, Exception)
+        if issubclass(kind, ModuleNotFoundError):
+            return SessionError(f"Spark's Python workers lack a package: {message}: install sparkmeta where they run")
+        if issubclass(kind, OSError):
+            return (NotFoundError if issubclass(kind, FileNotFoundError) else FileAccessError)(message)
+    return None
 
 
 class _Text(str):

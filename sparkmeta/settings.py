@@ -19,6 +19,10 @@ _KIB, _MIB, _GIB = 1 << 10, 1 << 20, 1 << 30
 _UNITS = {"b": 1, "k": _KIB, "kb": _KIB, "m": _MIB, "mb": _MIB, "g": _GIB, "gb": _GIB}
 
 
+# PySpark 4.1 hands on rows of a batch twice where it splits what mapInArrow yields by this.
+_REPEATS_ROWS = "spark.sql.execution.arrow.maxRecordsPerOutputBatch"
+
+
 def _knob(default: Any, doc: str, *, choices: tuple[str, ...] = ()) -> Any:
     return field(default=default, metadata={"doc": doc, "choices": choices})
 
@@ -58,9 +62,11 @@ class Settings:
 def settings(spark: SparkSession) -> Settings:
     """The session's settings: its ``spark.sparkmeta.*`` configuration over the defaults.
 
-    Raises SettingError for a value of the wrong form, and, when a session is first asked, for a name that is none (a
-    misspelt one would be silent).
+    Raises SettingError for a value of the wrong form, for a setting of Spark's under which it repeats rows, and, when a
+    session is first asked, for a name that is none (a misspelt one would be silent).
     """
+    if (limit := spark.conf.get(_REPEATS_ROWS, "-1") or "-1").isdecimal() and int(limit) > 0:
+        raise SettingError(f"{_REPEATS_ROWS} is {limit}: Spark repeats rows of Python functions under it; unset it")
     names = [field.name.replace("_", "-") for field in fields(Settings)]
     values = {name: spark.conf.get(PREFIX + name, None) for name in names}
     known = {name: value for name, value in values.items() if value is not None}

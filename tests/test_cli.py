@@ -376,14 +376,6 @@ def test_verbose_keeps_the_traceback(spark, location):
     assert not isinstance(result.exception, SystemExit)
 
 
-def test_a_reader_that_stops_is_no_error(run, location, monkeypatch):
-    def closed(*_: object) -> None:
-        raise BrokenPipeError(errno.EPIPE, "Broken pipe")
-
-    monkeypatch.setattr("sparkmeta.cli.tables.print_json_rows", closed)
-    assert run("files", location, "-o", "json", code=1).stderr == ""
-
-
 # -- a process of its own ---------------------------------------------------------------------------------------------
 
 
@@ -396,6 +388,30 @@ def test_nothing_but_the_answer_is_printed(location):
     done = process("files", location, "--output", "json", "--limit", "1")
     assert (done.returncode, done.stderr) == (0, "")
     assert json.loads(done.stdout)["record_count"] == 5
+
+
+@pytest.mark.parametrize("output", ["text", "json"])
+def test_a_reader_that_stops_is_no_error(location: str, output: str) -> None:
+    read, write = os.pipe()
+    os.close(read)
+    command = [sys.executable, "-m", "sparkmeta", "files", location, "--output", output]
+    done = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(write)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_closed_output_is_no_error(location: str) -> None:
+    command = f"'{sys.executable}' -m sparkmeta describe '{location}' >&-"
+    done = subprocess.run(["/bin/sh", "-c", command], stderr=subprocess.PIPE, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_another_broken_pipe_is_an_error(run, location, monkeypatch):
+    def closed(*_: object) -> None:
+        raise BrokenPipeError(errno.EPIPE, "Broken pipe")
+
+    monkeypatch.setattr("sparkmeta.cli.tables.print_json_rows", closed)
+    assert "Broken pipe" in run("files", location, "-o", "json", code=1).stderr
 
 
 def test_no_java(tmp_path, location):

@@ -9,12 +9,14 @@ from sparkmeta.errors import (
     CommitFailedError,
     CommitStateUnknownError,
     CorruptFileError,
+    FileAccessError,
     FileAlreadyExistsError,
     InvalidFilterError,
     NoSuchNamespaceError,
     NoSuchSnapshotError,
     NoSuchTableError,
     NotFoundError,
+    SessionError,
     SparkmetaError,
     TableAlreadyExistsError,
     UnsupportedError,
@@ -32,6 +34,7 @@ from sparkmeta.errors import (
         (NoSuchTableError, pyiceberg.exceptions.NoSuchTableError),
         (NoSuchSnapshotError, ValueError),
         (NotFoundError, FileNotFoundError),
+        (FileAccessError, OSError),
         (InvalidFilterError, ValueError),
         (FileAlreadyExistsError, FileExistsError),
         (TableAlreadyExistsError, pyiceberg.exceptions.TableAlreadyExistsError),
@@ -99,6 +102,70 @@ def test_an_error_of_a_query_is_ours_again(text: str) -> None:
     error = from_spark(RuntimeError(text))
     assert type(error) is ValidationError
     assert str(error) == "two deletion vectors for f.parquet"
+
+
+_UNREAD = """An error occurred while calling o1.collectToPython.
+: SparkException: [FAILED_READ_FILE.NO_HINT] Encountered error while reading file s3://b/a%20.parquet.  SQLSTATE: KD001
+\tat org.apache.spark.sql.execution.datasources.FileScanRDD
+Caused by: {cause}
+\tat org.apache.parquet.hadoop.ParquetFileReader.readFooter
+Caused by: java.io.EOFException: the last of the causes
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "message"),
+    [
+        (
+            _UNREAD.format(cause="java.lang.RuntimeException: s3://b/a%20.parquet is not a Parquet file"),
+            ValidationError,
+            "s3://b/a%20.parquet: Spark can't read the file: s3://b/a%20.parquet is not a Parquet file",
+        ),
+        (
+            _UNREAD.format(cause="java.nio.file.AccessDeniedException: s3://b/a .parquet"),
+            FileAccessError,
+            "s3://b/a%20.parquet: Spark can't read the file: s3://b/a .parquet",
+        ),
+        (
+            "[FAILED_READ_FILE.FILE_NOT_EXIST] Encountered error while reading file file:///t/a.parquet. It is",
+            NotFoundError,
+            "file:///t/a.parquet: there is no such file",
+        ),
+        (
+            "[FAILED_READ_FILE.NO_HINT] Encountered error while reading file file:///t/a.parquet.  SQLSTATE: KD001",
+            ValidationError,
+            "file:///t/a.parquet: Spark can't read the file: NO_HINT",
+        ),
+        (
+            "[PATH_NOT_FOUND] Path does not exist: file:/t/a b.parquet. SQLSTATE: 42K03",
+            NotFoundError,
+            "file:/t/a b.parquet: there is no such file",
+        ),
+    ],
+)
+def test_a_file_that_spark_can_not_read_is_named(text: str, kind: type[Exception], message: str) -> None:
+    error = from_spark(RuntimeError(text))
+    assert type(error) is kind
+    assert str(error) == message
+
+
+@pytest.mark.parametrize(
+    ("last", "kind", "message"),
+    [
+        ("PermissionError: [Errno 13] Permission denied: '/t/m.avro'", FileAccessError, "denied: '/t/m.avro'"),
+        ("OSError: [Errno 5] Input/output error: '/t/m.avro'", FileAccessError, "error: '/t/m.avro'"),
+        ("FileNotFoundError: [Errno 2] No such file: '/t/m.avro'", NotFoundError, "file: '/t/m.avro'"),
+        ("ModuleNotFoundError: No module named 'sparkmeta'", SessionError, "No module named 'sparkmeta': install"),
+    ],
+)
+def test_what_stops_a_python_worker_is_told(last: str, kind: type[Exception], message: str) -> None:
+    text = _IN_PYTHON.format(name="_").replace(
+        "sparkmeta.errors._: s3://b/f.avro: manifest_length is 3: too short", last
+    )
+    error = from_spark(RuntimeError(text))
+    assert type(error) is kind
+    assert message in str(error)
+    assert from_spark(RuntimeError(last)) is None
 
 
 def test_an_error_of_others_is_not_ours() -> None:

@@ -3,7 +3,8 @@ much."""
 
 from __future__ import annotations
 
-from errno import EPIPE
+import os
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +12,14 @@ import click
 
 from sparkmeta.cli.cache import cache
 from sparkmeta.cli.maintain import compact, rewrite_manifests, upgrade
-from sparkmeta.cli.output import TextColumn, print_facts, print_json, print_lines, progress
+from sparkmeta.cli.output import (
+    TextColumn,
+    drop_unread_output,
+    print_facts,
+    print_json,
+    print_lines,
+    progress,
+)
 from sparkmeta.cli.source import VERBOSE, Moment, Question, Source, takes_moment, takes_question, takes_source
 from sparkmeta.cli.tables import METADATA_TABLES, Shown, metadata_command, takes_output, takes_rows, text_columns
 from sparkmeta.errors import SparkmetaError, from_spark
@@ -39,18 +47,27 @@ TASKS = (
 
 
 class _Commands(click.Group):
-    """A group whose commands end with one line on stderr and exit code 1 for what is an error of ours."""
+    """A group whose commands end with one line on stderr and exit code 1 for what is an error of ours.
+
+    Where nobody reads what they print they end quietly.
+    """
 
     def invoke(self, ctx: click.Context) -> Any:
+        if sys.stdout is None:  # its descriptor was closed before this process began
+            sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115
         try:
-            return super().invoke(ctx)
+            result = super().invoke(ctx)
+            sys.stdout.flush()
         except (click.ClickException, click.exceptions.Exit, click.Abort):
             raise
         except Exception as error:
+            if isinstance(error, BrokenPipeError) and drop_unread_output():
+                ctx.exit(0)
             message = None if ctx.meta.get(VERBOSE) else error_line(error)
             if message is None:
                 raise
             raise click.ClickException(message) from error
+        return result
 
 
 def error_line(error: Exception) -> str | None:
@@ -61,7 +78,7 @@ def error_line(error: Exception) -> str | None:
     from pyspark.errors import PySparkException
 
     module = type(error).__module__
-    if module == "pyiceberg.exceptions" or (isinstance(error, OSError) and error.errno != EPIPE):
+    if module == "pyiceberg.exceptions" or isinstance(error, OSError):
         return _one_line(str(error))
     if isinstance(error, PySparkException) or module == "py4j.protocol":
         return f"Spark: {_one_line(str(error).strip())} (--verbose shows all of it)"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import shutil
 import sys
 from collections.abc import Mapping
@@ -68,6 +69,32 @@ class TextColumn:
         return (F.expr(self.expression) if self.expression else F.col(self.name)).alias(self.name)
 
 
+class OutputConsole(Console):
+    """Standard output, as wide as text may be. A reader that is gone is a BrokenPipeError, as for other writes."""
+
+    def __init__(self) -> None:
+        super().__init__(file=sys.stdout, width=text_width(), highlight=False)
+
+    def on_broken_pipe(self) -> None:
+        raise  # noqa: PLE0704  rich calls this while it handles the error
+
+
+def drop_unread_output() -> bool:
+    """Whether standard output is a pipe that nobody reads any more; if so, what is still to be written goes nowhere."""
+    try:
+        descriptor = sys.stdout.fileno()
+    except OSError:
+        return False
+    poll = select.poll()
+    poll.register(descriptor, select.POLLOUT)
+    if not any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0)):
+        return False
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, descriptor)
+    os.close(nowhere)
+    return True
+
+
 # -- rows -----------------------------------------------------------------------------------------------------------
 
 
@@ -86,7 +113,7 @@ def print_rows(rows: DataFrame, columns: Sequence[TextColumn], limit: int, base:
 
 def print_table(rows: Sequence[Mapping[str, Any]], columns: Sequence[TextColumn], base: str = "") -> Console:
     """Rows that are here as a table no wider than the terminal; gives the console that it is on."""
-    console = Console(file=sys.stdout, width=text_width(), highlight=False)
+    console = OutputConsole()
     table = text_table(rows, columns, base)
     too_wide = Measurement.get(console, console.options.update(width=_ANY_WIDTH), table).maximum - console.width
     if too_wide > 0:
@@ -151,7 +178,7 @@ def print_lines(rows: DataFrame, limit: int | None) -> None:
 
 def print_facts(title: str, facts: Mapping[str, object]) -> None:
     """Names and values, a pair a line; a list is a line for each of its items."""
-    console = Console(file=sys.stdout, width=text_width(), highlight=False)
+    console = OutputConsole()
     console.print(Text(_printable(title), style="bold"), soft_wrap=True)
     table = TextTable(box=None, pad_edge=False, show_header=False, padding=(0, 2))
     table.add_column(no_wrap=True, style="dim")

@@ -89,9 +89,10 @@ def _of_summary(leaf: BooleanExpression) -> AllOf | None:
     if not isinstance(leaf, BoundPredicate) or not isinstance(leaf.term.ref().field.field_type, _ORDERED):
         return None
     if isinstance(leaf, BoundIn):
+        if len(leaf.value_set) > _FEW:
+            return None
         values = [((False, True, one), (True, True, one)) for one in leaf.value_set]
-        choices = tuple(AllOf(tuple(_summary_test(leaf, limit) for limit in limits)) for limits in values)
-        return AllOf((AnyOf(choices),)) if len(choices) <= _FEW else None
+        return AllOf((AnyOf(tuple(AllOf(tuple(_summary_test(leaf, limit) for limit in limits)) for limits in values)),))
     ranges = tuple(_ranges(leaf))
     if not ranges or (isinstance(leaf, BoundStartsWith) and len(ranges) == 1):
         return None

@@ -100,6 +100,8 @@ def _boolean(literal: Literal[Any], _type: PrimitiveType) -> Placed | None:
 
 def _integer(low: int, high: int) -> Callable[[Literal[Any], PrimitiveType], Placed | None]:
     def convert(literal: Literal[Any], _type: PrimitiveType) -> Placed | None:
+        if isinstance(literal, LongLiteral) and low <= literal.value <= high:
+            return Placed(literal.value)
         if isinstance(literal, LongLiteral | DecimalLiteral | StringLiteral):
             placed = _on_grid(_number(literal), 0, low, high)
             return placed._replace(value=int(placed.value))

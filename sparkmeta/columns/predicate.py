@@ -38,7 +38,7 @@ from pyiceberg.expressions import (
     UnaryPredicate,
     UnboundPredicate,
 )
-from pyiceberg.expressions.literals import literal
+from pyiceberg.expressions.literals import Literal, LongLiteral, StringLiteral, literal
 from pyiceberg.types import PrimitiveType, StringType
 
 from sparkmeta.columns import sql
@@ -150,8 +150,15 @@ def _bind_comparison(predicate: LiteralPredicate, field: FieldReference) -> Bool
 
 def _bind_set(predicate: In | NotIn, field: FieldReference) -> BooleanExpression:
     primitive = _primitive(field)
-    placed = [place_literal(one, primitive) for one in predicate.literals]
-    return _bound(predicate.as_bound, field, {literal(value) for value, place in placed if place is Place.AT})
+    placed = [(one, *place_literal(one, primitive)) for one in predicate.literals]
+    values = {_literal(one, value) for one, value, place in placed if place is Place.AT}
+    return _bound(predicate.as_bound, field, values)
+
+
+def _literal(written: Literal[Any], value: Any) -> Literal[Any]:
+    """The literal of a value: the one it was written as where that is the same, as making many takes time."""
+    same = isinstance(written, LongLiteral | StringLiteral) and written.value is value
+    return written if same else literal(value)
 
 
 def _bound(kind: Any, *arguments: Any) -> BooleanExpression:

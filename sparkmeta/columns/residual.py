@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from itertools import groupby
 from typing import TYPE_CHECKING, Final
 
@@ -22,7 +24,7 @@ from sparkmeta.columns.transforms import projections
 from sparkmeta.columns.tree import Junction, depth, fold
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from pyiceberg.partitioning import PartitionSpec
     from pyiceberg.schema import Schema
@@ -30,12 +32,20 @@ if TYPE_CHECKING:
 Text = Sql | str
 """Expression JSON: SQL where the partition tuple decides on it."""
 
+Literal = Callable[[str], Sql]
+
 _CHUNK: Final = 32
 _DECIDED_LIMIT: Final = 200
 _DEPTH_LIMIT: Final = 20
 
 
-def residual(bound: BooleanExpression, spec: PartitionSpec, schema: Schema, value: Callable[[int], Sql]) -> Sql:
+def residual(
+    bound: BooleanExpression,
+    spec: PartitionSpec,
+    schema: Schema,
+    value: Callable[[int], Sql],
+    literal: Literal = sql.lit,
+) -> Sql:
     """What is left of a filter for the rows of a partition (Iceberg's ResidualEvaluator).
 
     Args:
@@ -43,6 +53,7 @@ def residual(bound: BooleanExpression, spec: PartitionSpec, schema: Schema, valu
         spec: the partition spec of the tuple.
         schema: the table's.
         value: partition field id -> the field's value in bound form.
+        literal: a constant text -> the Sql that stands for it.
 
     Returns a string Sql: the residual in Iceberg's expression JSON. For rows of that partition it is true where
     the filter is. Predicates that the tuple decides are gone; ``true`` where all rows match. A filter with more than
@@ -50,9 +61,9 @@ def residual(bound: BooleanExpression, spec: PartitionSpec, schema: Schema, valu
     back whole.
     """
     if _decided(bound, spec) > _DECIDED_LIMIT or depth(bound) > _DEPTH_LIMIT:
-        return sql.lit(expression_to_json(bound))
-    text = fold(bound, lambda leaf, _negated: _leaf(leaf, spec, schema, value), _join)
-    return sql.lit(text) if isinstance(text, str) else text
+        return literal(expression_to_json(bound))
+    text = fold(bound, lambda leaf, _negated: _leaf(leaf, spec, schema, value, literal), partial(_join, literal))
+    return literal(text) if isinstance(text, str) else text
 
 
 def _decided(bound: BooleanExpression, spec: PartitionSpec) -> int:
@@ -65,7 +76,9 @@ def _decided(bound: BooleanExpression, spec: PartitionSpec) -> int:
     return fold(bound, count, lambda _junction, counts: sum(counts))
 
 
-def _leaf(leaf: BooleanExpression, spec: PartitionSpec, schema: Schema, value: Callable[[int], Sql]) -> Text:
+def _leaf(
+    leaf: BooleanExpression, spec: PartitionSpec, schema: Schema, value: Callable[[int], Sql], literal: Literal
+) -> Text:
     text = leaf_to_json(leaf)
     if not isinstance(leaf, BoundPredicate):
         return text
@@ -78,27 +91,27 @@ def _leaf(leaf: BooleanExpression, spec: PartitionSpec, schema: Schema, value: C
         for projected in projections(leaf, spec, schema, strict=False)
         if not isinstance(projected, AlwaysTrue)
     ]
-    return _first(decisions, text)
+    return _first(decisions, text, literal)
 
 
-def _first(decisions: Sequence[tuple[Sql, str]], otherwise: str) -> Text:
+def _first(decisions: Sequence[tuple[Sql, str]], otherwise: str, literal: Literal) -> Text:
     if not decisions:
         return otherwise
     (condition, text), *others = decisions
     chosen = sql.when(condition, sql.lit(text))
     for condition, text in others:
         chosen = chosen.when(condition, sql.lit(text))
-    return chosen.otherwise(sql.lit(otherwise))
+    return chosen.otherwise(literal(otherwise))
 
 
-def _join(junction: Junction, operands: list[Text]) -> Text:
+def _join(literal: Literal, junction: Junction, operands: list[Text]) -> Text:
     neutral, absorbing = (TRUE_JSON, FALSE_JSON) if junction is And else (FALSE_JSON, TRUE_JSON)
     kept = [operand for operand in operands if isinstance(operand, Sql) or operand != neutral]
     if any(isinstance(operand, str) and operand == absorbing for operand in kept):
         return absorbing
     merged = _merge_constants(junction, kept)
     while len(merged) > 1:
-        merged = [_join_columns(junction, merged[at : at + _CHUNK]) for at in range(0, len(merged), _CHUNK)]
+        merged = [_join_columns(literal, junction, merged[at : at + _CHUNK]) for at in range(0, len(merged), _CHUNK)]
     return merged[0] if merged else neutral
 
 
@@ -110,7 +123,7 @@ def _merge_constants(junction: Junction, operands: list[Text]) -> list[Text]:
     return merged
 
 
-def _join_columns(junction: Junction, operands: Sequence[Text]) -> Text:
+def _join_columns(literal: Literal, junction: Junction, operands: Sequence[Text]) -> Text:
     """Operands joined by a fold over an array, which names each of them once."""
     if len(operands) == 1:
         return operands[0]
@@ -125,5 +138,5 @@ def _join_columns(junction: Junction, operands: Sequence[Text]) -> Text:
             .otherwise(sql.concat(before, left, between, right, after))
         )
 
-    texts = [sql.lit(operand) if isinstance(operand, str) else operand for operand in operands]
+    texts = [literal(operand) if isinstance(operand, str) else operand for operand in operands]
     return sql.aggregate(sql.array(*texts), sql.lit(neutral), join)

@@ -25,7 +25,7 @@ from pyiceberg.expressions import (
     BoundPredicate,
     BoundStartsWith,
 )
-from pyiceberg.types import UUIDType
+from pyiceberg.types import PrimitiveType, UUIDType
 
 from sparkmeta.columns import sql
 from sparkmeta.columns.comparison import is_floating, prefix_end
@@ -102,7 +102,10 @@ def _by_field(stats: Callable[[int], FieldStats], record_count: Sql) -> Callable
     def of(predicate: BoundPredicate) -> ColumnStats:
         field = predicate.term.ref().field
         if field.field_id not in found:
-            found[field.field_id] = ColumnStats(stats(field.field_id), record_count, field.field_type)
+            # Files have no stats of structs, lists and maps themselves.
+            unknown = FieldStats(*[None] * len(FieldStats._fields))
+            own = stats(field.field_id) if isinstance(field.field_type, PrimitiveType) else unknown
+            found[field.field_id] = ColumnStats(own, record_count, field.field_type)
         return found[field.field_id]
 
     return of

@@ -198,6 +198,11 @@ raise_error: Final = partial(call, "raise_error")
 size: Final = partial(call, "size")
 
 
+def empty_array(element: Sql) -> Sql:
+    """An array without elements, of the type of `element`: `array()` is of strings under a legacy setting."""
+    return call("slice", array(element), 1, 0)
+
+
 def exists(values: Sql, holds: Callable[[Sql], Sql]) -> Sql:
     """Whether a condition holds for an element of an array."""
     return _higher("exists", values, holds)

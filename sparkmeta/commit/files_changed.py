@@ -370,8 +370,9 @@ def _file_key() -> list[Column]:
 def _fill_maps(projection: EntryProjection, columns: frozenset[int], batches: Any) -> Iterator[pa.RecordBatch]:
     for batch in batches:
         for filled in with_metrics_maps(projection, columns, [batch]):
-            marks = [batch.column(_CHANGE), batch.column(_SNAPSHOT)]
-            yield pa.RecordBatch.from_arrays([*filled.columns, *marks], [*filled.schema.names, _CHANGE, _SNAPSHOT])
+            marks = batch.select([_CHANGE, _SNAPSHOT])
+            schema = pa.schema([*filled.schema, *marks.schema])
+            yield pa.RecordBatch.from_arrays([*filled.columns, *marks.columns], schema=schema)
 
 
 # -- positions ------------------------------------------------------------------------------------------------------

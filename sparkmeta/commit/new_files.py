@@ -26,7 +26,7 @@ from sparkmeta.session import local_frame, materialize
 from sparkmeta.spec.entry import ContentType
 from sparkmeta.spec.summary import FileKind
 from sparkmeta.storage.files import executor_writer
-from sparkmeta.storage.location import escape_glob
+from sparkmeta.storage.reading import read_parquet
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -240,11 +240,10 @@ def _tally(entries: pa.Table, state: TableState) -> Tally:
 
 def _counts_of_leaves(state: TableState, leaves: pa.Table) -> dict[FileKind, KindCount]:
     """What the leaves that were just written hold, by kind: a scan of some narrow columns."""
-    paths = [escape_glob(path) for path in leaves.column("location").to_pylist()]
     counted = ("content_type int", "file_format string", "record_count bigint", "file_size_in_bytes bigint")
     schema = ", ".join([*counted, "deletion_vector struct<size_in_bytes: bigint>"])
     size = F.coalesce("deletion_vector.size_in_bytes", "file_size_in_bytes")
-    read = state.spark.read.schema(schema).parquet(*paths)
+    read = read_parquet(state.spark, leaves.column("location").to_pylist(), schema)
     totals = [F.count("*").alias("files"), F.sum("record_count").alias("records"), F.sum(size).alias("size")]
     sums = read.groupBy("content_type", "file_format").agg(*totals)
     tally = Tally()

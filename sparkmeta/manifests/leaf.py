@@ -168,12 +168,11 @@ def read_leaves(spark: SparkSession, leaves: pa.Table, schema: Any, ordinal: str
     from pyspark.sql import functions as F
 
     from sparkmeta.session import local_frame
-    from sparkmeta.storage.files import refuse_hidden
-    from sparkmeta.storage.location import PATH_KEY, escape_glob, spark_name_key, spark_path_key
+    from sparkmeta.storage.location import PATH_KEY, spark_name_key, spark_path_key
+    from sparkmeta.storage.reading import read_parquet
 
     locations = leaves.column("location").to_pylist()
-    refuse_hidden(locations)
-    files = spark.read.schema(schema).options(**_STRICT).parquet(*map(escape_glob, locations))
+    files = read_parquet(spark, locations, schema)
     keys, found = [spark_name_key(location) for location in locations], "_metadata.file_name"
     if len(set(keys)) < len(keys):
         keys, found = [spark_path_key(location) for location in locations], PATH_KEY
@@ -215,15 +214,6 @@ def _inherited(leaves: pa.Table) -> Sql:
     return sql.array(
         *(sql.struct(*(sql.lit(row[one]).cast("bigint").alias(one) for one in _INHERITED_FIELDS)) for row in rows)
     )
-
-
-# Sessions may allow reads to pass over files, and what is broken in them; a plan never may.
-_STRICT = {
-    "ignoreMissingFiles": "false",
-    "ignoreCorruptFiles": "false",
-    "mergeSchema": "false",
-    "parquet.page.verify-checksum.enabled": "true",
-}
 
 
 def read_fields(projection: EntryProjection, tuples: TupleSources) -> pa.Schema:

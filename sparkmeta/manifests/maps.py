@@ -31,7 +31,8 @@ def with_metrics_maps(
     projection: EntryProjection, columns: frozenset[int], batches: Iterable[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
     """Batches of entries with stats of `columns`, as batches of `projection.schema`, the maps that it names filled."""
-    for batch in batches:
+    for raw in batches:
+        batch = raw.cast(pa.schema([field.with_type(_plain(field.type)) for field in raw.schema]))
         stats = batch.column(CONTENT_STATS)
         by_id = {int(field.name): values for field, values in zip(stats.type, stats.flatten(), strict=True)}
         chosen = {one: by_id[one] for one in sorted(columns)}
@@ -45,6 +46,18 @@ def with_metrics_maps(
             else:
                 arrays.append(batch.column(field.name))
         yield pa.RecordBatch.from_arrays(arrays, schema=projection.schema)
+
+
+def _plain(kind: pa.DataType) -> pa.DataType:
+    """A type as this package's schemas have it: settings of the session give timestamps other zones and texts larger
+    offsets."""
+    if pa.types.is_struct(kind):
+        return pa.struct([field.with_type(_plain(field.type)) for field in kind])
+    if pa.types.is_list(kind):
+        return pa.list_(kind.value_field.with_type(_plain(kind.value_type)))
+    if pa.types.is_timestamp(kind) and kind.tz is not None:
+        return pa.timestamp(kind.unit, "UTC")
+    return {pa.large_string(): pa.string(), pa.large_binary(): pa.binary()}.get(kind, kind)
 
 
 def _metrics_map(name: str, stats: Mapping[int, pa.StructArray], rows: int) -> pa.Array:

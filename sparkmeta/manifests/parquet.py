@@ -85,14 +85,14 @@ def _read_spec(
     from pyspark.sql import functions as F
 
     from sparkmeta.session import local_frame
-    from sparkmeta.storage.location import PATH_KEY, escape_glob, spark_path_key
+    from sparkmeta.storage.location import PATH_KEY, spark_path_key
+    from sparkmeta.storage.reading import read_parquet
 
     locations = parts.column("location").to_pylist()
     partition = {field_id: names[field_id] for field_id, _ in projection.partition if field_id in names}
     types = dict(projection.partition)
-    files = spark.read.schema(_schema(projection, {names[one]: types[one] for one in partition})).parquet(
-        *map(escape_glob, locations)
-    )
+    schema = _schema(projection, {names[one]: types[one] for one in partition})
+    files = read_parquet(spark, locations, schema)
     keys = pa.array([spark_path_key(location) for location in locations])
     units = F.broadcast(local_frame(spark, parts.append_column("path", keys)))
     columns = [*_columns(projection), *(_field(F, f"data_file.partition.`{n}`", f"p{i}") for i, n in partition.items())]

@@ -62,7 +62,7 @@ DELETES_TYPE = ArrayType(
     )
 )
 
-_NO_DELETES = sql.array().cast(DELETES_TYPE)
+_NO_DELETES = sql.empty_array(sql.lit(None).cast(DELETES_TYPE.elementType))
 
 # Groups of at most this many delete files are broadcast; more are joined by hash, partition by partition.
 BROADCAST_DELETES = 100_000
@@ -599,7 +599,8 @@ def _about(name: str, state: TableState) -> Aliased:
         ),
         _OF_TABLE: lambda delete: delete["is_global"],
     }
-    return sql.coalesce(sql.filter(sql.col(name), about[name]), sql.array()).alias(name)
+    group = sql.col(name)
+    return sql.coalesce(sql.filter(group, about[name]), sql.empty_array(sql.call("get", group, 0))).alias(name)
 
 
 def _own(deletes: DeleteEntries, state: TableState, names: Sequence[str]) -> Sql:

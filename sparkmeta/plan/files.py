@@ -28,7 +28,7 @@ from sparkmeta.plan.prune import (
     residual_json,
     wanted_entries,
 )
-from sparkmeta.plan.rows import manifest_path, public_partition, public_partition_type
+from sparkmeta.plan.rows import SharedTexts, manifest_path, public_partition, public_partition_type
 from sparkmeta.plan.strategy import Colocation, colocation, consumed_deletes
 from sparkmeta.spec.entry import ContentType
 
@@ -104,7 +104,9 @@ def plan_files(scan_filter: ScanFilter, manifests: PlannedManifests, *extra: Ali
         planned = attach_deletes(data, deletes, state)
         merged = with_vector(sql.col(DELETES), groups.deletes)
         planned = planned.selectExpr(*map(sql.quoted, data.columns), merged.alias(DELETES).selected)
-    return planned.selectExpr(*sql.texts([*_result(scan_filter, manifests), *extra]))
+    texts = SharedTexts()
+    result = sql.texts([*_result(scan_filter, manifests, texts), *extra])
+    return texts.beside(state.spark, planned).selectExpr(*result)
 
 
 def count_files(scan_filter: ScanFilter, manifests: PlannedManifests) -> int:
@@ -148,7 +150,7 @@ def _beside_vectors(scan_filter: ScanFilter, groups: Colocation, stats_ids: Iter
     return beside.unionByName(alone, allowMissingColumns=True)
 
 
-def _result(scan_filter: ScanFilter, manifests: PlannedManifests) -> list[Aliased]:
+def _result(scan_filter: ScanFilter, manifests: PlannedManifests, texts: SharedTexts) -> list[Aliased]:
     state = scan_filter.state
     values = {
         "file_path": sql.col("location"),
@@ -164,6 +166,6 @@ def _result(scan_filter: ScanFilter, manifests: PlannedManifests) -> list[Aliase
         "manifest_path": manifest_path(manifests.data, sql.col("manifest")),
         "manifest_pos": sql.col("ordinal"),
         DELETES: sql.col(DELETES),
-        "residual": residual_json(scan_filter),
+        "residual": residual_json(scan_filter, texts.literal),
     }
     return [value.alias(name) for name, value in values.items()]

@@ -69,8 +69,8 @@ class ScanFilter:
 
     @cached_property
     def filter_ids(self) -> frozenset[int]:
-        """The columns of the filter."""
-        return frozenset(referenced_ids(self.row_filter))
+        """The columns of the filter that files have stats of."""
+        return frozenset(self.state.primitive_fields).intersection(referenced_ids(self.row_filter))
 
     @cached_property
     def identities(self) -> dict[int, frozenset[int]]:
@@ -87,8 +87,8 @@ class ScanFilter:
 
     @cached_property
     def undecided_ids(self) -> frozenset[int]:
-        """The columns of `undecided`."""
-        return frozenset(referenced_ids(self.undecided))
+        """The columns of `undecided` that files have stats of."""
+        return frozenset(self.state.primitive_fields).intersection(referenced_ids(self.undecided))
 
     @property
     def partition_sources(self) -> frozenset[int]:
@@ -284,14 +284,19 @@ def wanted_entries(scan_filter: ScanFilter, *, by_stats: bool = True) -> EntryFi
     return EntryFilter(tests, tuples, selective=bool(tests.tests))
 
 
-def residual_json(scan_filter: ScanFilter) -> Sql:
+def residual_json(scan_filter: ScanFilter, literal: Callable[[str], Sql] = sql.lit) -> Sql:
     """What is left of the filter for an entry's rows, as Iceberg's expression JSON, by the spec of the entry: of those
-    entries that `matching_entries` keeps."""
+    entries that `matching_entries` keeps.
+
+    literal: a constant text -> the Sql that stands for it.
+    """
     if scan_filter.ignore_residuals:
         return sql.lit("true")
     schema, identities = scan_filter.schema, scan_filter.identities
     texts = {
-        spec_id: residual(undecided(scan_filter.row_filter, identities[spec_id]), spec, schema, partition_value)
+        spec_id: residual(
+            undecided(scan_filter.row_filter, identities[spec_id]), spec, schema, partition_value, literal
+        )
         for spec_id, spec in scan_filter.state.specs.items()
     }
     first, *others = texts.items()

@@ -1,10 +1,12 @@
-"""Columns of entry rows that several parts of the engine name: stats, partition values, the public tuple, paths."""
+"""Columns of entry rows that several parts of the engine name: stats, partition values, the public tuple, paths; and
+long texts that rows share."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, cast
 
 import pyarrow as pa
+from pyspark.sql import functions as F
 from pyspark.sql.types import StructField, StructType
 
 from sparkmeta.columns import sql
@@ -12,13 +14,19 @@ from sparkmeta.columns.skipping import FieldStats
 from sparkmeta.columns.sql import Sql
 from sparkmeta.columns.types import public_value, spark_type
 from sparkmeta.manifests.projection import CONTENT_STATS, PARTITION
+from sparkmeta.session import local_frame
 
 if TYPE_CHECKING:
     from pyiceberg.types import PrimitiveType
+    from pyspark.sql import DataFrame, SparkSession
 
     from sparkmeta.state import TableState
 
 _SEPARATOR = "\x00"
+
+_SHARED_TEXTS = "shared_texts"
+# Characters of a text that is worth a join.
+_LONG = 10_000
 
 
 def entry_stats(field_id: int) -> FieldStats:
@@ -55,3 +63,29 @@ def manifest_path(roots: pa.Table, manifest: Sql) -> Sql:
     paths = dict(zip(roots.column("manifest").to_pylist(), roots.column("location").to_pylist(), strict=True))
     listed = _SEPARATOR.join(paths.get(one, "") for one in range(max(paths, default=-1) + 1))
     return sql.call("split", listed, _SEPARATOR)[manifest]
+
+
+class SharedTexts:
+    """Constant texts of a plan's rows; the long ones stand in a relation of one row, which is broadcast.
+
+    As literals these would be in every description that Spark makes, and keeps, of a query's plans; and of few local
+    rows its optimizer would make all results at once, each with a copy.
+    """
+
+    def __init__(self) -> None:
+        self._texts: list[str] = []
+
+    def literal(self, text: str) -> Sql:
+        """A text, to be selected from what `beside` gives."""
+        if len(text) <= _LONG:
+            return sql.lit(text)
+        if text not in self._texts:
+            self._texts.append(text)
+        return sql.call("get", sql.col(_SHARED_TEXTS), self._texts.index(text))
+
+    def beside(self, spark: SparkSession, rows: DataFrame) -> DataFrame:
+        """Rows with the long texts in one more column."""
+        if not self._texts:
+            return rows
+        texts = pa.table({_SHARED_TEXTS: pa.array([self._texts], pa.list_(pa.string()))})
+        return rows.crossJoin(F.broadcast(local_frame(spark, texts)))

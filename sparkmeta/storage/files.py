@@ -27,6 +27,7 @@ from sparkmeta.storage.location import (
     spark_name_key,
     spark_path_key,
 )
+from sparkmeta.storage.reading import MISSING, read_binary, refuse_hidden
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
 
 # Stores answer a deletion in some 20 ms, and take many at a time.
 _DELETERS = 16
-_MISSING = ("PATH_NOT_FOUND", "FAILED_READ_FILE.FILE_NOT_EXIST")
 
 
 class DeleteFailure(NamedTuple):
@@ -248,11 +248,10 @@ class SparkFiles:
     def _rows(self, path: str, *columns: str, pattern: str = "*") -> Sequence[Row]:
         from pyspark.errors import PySparkException
 
-        options = {"recursiveFileLookup": "true", "pathGlobFilter": pattern}
         try:
-            return self.spark.read.format("binaryFile").options(**options).load(path).selectExpr(*columns).collect()
-        except PySparkException as error:
-            if error.getCondition() in _MISSING:
+            return read_binary(self.spark, [path], pattern).selectExpr(*columns).collect()
+        except (NotFoundError, PySparkException) as error:
+            if isinstance(error, NotFoundError) or error.getCondition() in MISSING:
                 _missing(path)
             raise
 
@@ -386,16 +385,8 @@ def _refuse_passed_over(batches: Iterable[RecordBatch]) -> Iterator[RecordBatch]
 
 
 def _listed(spark: SparkSession, locations: Sequence[str]) -> DataFrame:
-    from pyspark.errors import AnalysisException
-
     refuse_hidden(locations)
-    paths = [escape_glob(location) for location in dict.fromkeys(locations)]
-    try:
-        return spark.read.format("binaryFile").option("recursiveFileLookup", "true").load(paths)
-    except AnalysisException as error:
-        if error.getCondition() in _MISSING:
-            raise NotFoundError(str(error)) from None
-        raise
+    return read_binary(spark, [escape_glob(location) for location in dict.fromkeys(locations)])
 
 
 def _path_key() -> Column:
@@ -408,13 +399,6 @@ def _io_properties(io: FileIO) -> dict[str, str]:
     """What makes the same FileIO in another process."""
     texts = {key: value for key, value in io.properties.items() if isinstance(value, str)}
     return texts | {"py-io-impl": f"{type(io).__module__}.{type(io).__qualname__}"}
-
-
-def refuse_hidden(locations: Iterable[str]) -> None:
-    """UnsupportedError for a file that Spark's sources pass over by its name."""
-    for location in locations:
-        if file_name(location).startswith(("_", ".")):
-            raise UnsupportedError(f"{location}: Spark reads no file whose name begins with _ or .")
 
 
 def _refuse_write(location: str) -> NoReturn:

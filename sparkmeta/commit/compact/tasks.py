@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 from sparkmeta.columns.bounds import bound_arrow_type
 from sparkmeta.commit.exchange import combined, cut, ordered, range_tables, task_rows
 from sparkmeta.commit.tree import restamped
+from sparkmeta.errors import CorruptFileError
 from sparkmeta.manifests.entries import ManifestPart
 from sparkmeta.manifests.inherit import ManifestContext
 from sparkmeta.manifests.layout import kept_rows
@@ -129,7 +130,7 @@ class Rewriting:
     def live_entries(self, leaves: Sequence[Mapping[str, Any]]) -> list[pa.Table]:
         """The entries of each leaf that no deletion vector masks and that are not DELETED, as EXISTING ones.
 
-        Raises CorruptFileError for a leaf, or a vector, that is none.
+        Raises CorruptFileError for a leaf, or a vector, that is none, or a leaf of other entries than its root counts.
         """
         vectors = [_vector_row(place, leaf) for place, leaf in enumerate(leaves) if leaf["masked"]]
         masks = {vector[MANIFEST]: vector for vector in inlined(vectors, self.reader)}
@@ -139,6 +140,9 @@ class Rewriting:
         context = ManifestContext(leaf["snapshot_id"], leaf["sequence_number"], leaf["first_row_id"])
         part = ManifestPart(0, leaf["location"], 0, context)
         table = leaf_entries(self.reader.read(leaf["location"]), part, self.form.stats)
+        if len(table) != leaf["record_count"]:
+            problem = f"the root's entry for the leaf counts {leaf['record_count']} entries"
+            raise CorruptFileError(leaf["location"], "entries", len(table), problem)
         wanted = is_live(table)
         if mask is not None:
             wanted = pc.and_(wanted, unmasked(len(table), mask))

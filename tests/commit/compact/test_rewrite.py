@@ -12,7 +12,11 @@ import pytest
 from sparkmeta.commit.compact import rewrite
 from sparkmeta.commit.compact.choose import Group
 from sparkmeta.commit.compact.rewrite import RewriteJob
+from sparkmeta.commit.compact.tasks import Rewriting
+from sparkmeta.errors import CorruptFileError
+from sparkmeta.manifests.layout import tree_schema, write_manifest
 from sparkmeta.spec.entry import ContentType
+from tests.trees import data
 
 
 @pytest.mark.parametrize(
@@ -42,3 +46,15 @@ def test_entries_that_are_exchanged_are_read_in_bounded_parts(
     Job(state, scope, state, "")._chunks(replace(group, parts=2, exchanged=True))
     assert [[place - 1 for place in leaves] for leaves, _ in taken] == expected
     assert [files for _, files in taken] == [True, *[False] * (len(expected) - 1)]
+
+
+def test_a_leaf_of_fewer_entries_than_its_root_counts_is_refused() -> None:
+    entry = data("f", content_stats={}, version_info={"status": 1}).row
+    content = write_manifest(pa.Table.from_pylist([entry], tree_schema({})), "data")
+    reader: Any = SimpleNamespace(read=lambda _: content)
+    form: Any = SimpleNamespace(stats={}, schema=tree_schema({}))
+    leaf = {"location": "leaf", "snapshot_id": 1, "sequence_number": 1, "first_row_id": None, "masked": 0}
+    rewriting = Rewriting(reader, form, {}, 1.0)
+    assert len(rewriting.live_entries(leaf | {"record_count": 1})) == 1
+    with pytest.raises(CorruptFileError, match="leaf: entries is 1: the root's entry for the leaf counts 2 entries"):
+        rewriting.live_entries(leaf | {"record_count": 2})

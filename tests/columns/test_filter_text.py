@@ -1,0 +1,94 @@
+"""Filter text means what pyiceberg's own parser says, also where this package reads it faster."""
+
+from __future__ import annotations
+
+from typing import Any
+from unittest import mock
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pyiceberg.expressions import And, BooleanExpression, EqualTo, In, Not, NotIn, Or
+from pyiceberg.expressions.parser import parse as parse_by_pyiceberg
+from pyparsing import ParseException
+
+from sparkmeta.columns import filter_text
+from sparkmeta.columns.filter_text import parse_text
+from sparkmeta.errors import InvalidFilterError
+
+COLUMNS = ("id", "_a$1", "st.x", "st . x", '"odd name"', '"a (1, 2)"', "not", "in", "true", "1a", "ü")
+OPERATORS = ("<", "<=", ">", ">=", "=", "==", "!=", "<>", " like ", "=<", "")
+INTEGERS = st.integers(-5, 5).map(str) | st.sampled_from(["+7", "007", "-0", "٣", "9" * 40])
+DECIMALS = st.sampled_from(["1.5", "-.5", "2.", "+0.10", "1e3", "1.5e3", "."])
+STRINGS = st.sampled_from(["'a'", "''", "'it''s'", "'(1, 2)'", "' and '", r"'a\%'", r"'\''", "'ü%'", "'a\nb'", "'"])
+OTHERS = st.sampled_from(["true", "FALSE", "null", "x"])
+LITERALS = INTEGERS | DECIMALS | STRINGS | OTHERS
+SPACES = st.sampled_from(["", " ", "\n", "\t ", "\f", "\u2003"])
+
+
+@st.composite
+def comparisons(draw: st.DrawFn) -> str:
+    parts = [draw(st.sampled_from(COLUMNS)), draw(st.sampled_from(OPERATORS)), draw(LITERALS)]
+    if draw(st.booleans()):
+        parts.reverse()
+    return draw(SPACES).join(parts)
+
+
+@st.composite
+def lists(draw: st.DrawFn) -> str:
+    """Mostly of literals of one kind, as pyiceberg wants them."""
+    kind = draw(st.sampled_from([INTEGERS, DECIMALS, STRINGS, OTHERS, LITERALS]))
+    separator = f"{draw(SPACES)},{draw(SPACES)}"
+    listed = separator.join(draw(st.lists(kind, max_size=5)))
+    operator = draw(st.sampled_from([" in ", " NOT IN ", " In\n", " = ", " ", " between 1 and "]))
+    column, end = draw(st.sampled_from(COLUMNS)), draw(st.sampled_from(["", "", "", ",", " 1", " in (1, 2)"]))
+    return f"{column}{operator}({draw(SPACES)}{listed}{draw(SPACES)}){end}"
+
+
+@given(comparisons() | lists())
+def test_predicates_are_those_of_pyiceberg(text: str) -> None:
+    try:
+        expected = parse_by_pyiceberg(text)
+    except (ParseException, ValueError, TypeError, ArithmeticError):
+        with pytest.raises(InvalidFilterError):
+            parse_text(text)
+    else:
+        assert told(parse_text(text)) == told(expected)
+
+
+@pytest.mark.parametrize("operator", OPERATORS[:8])
+@pytest.mark.parametrize("literal", ["1", "1.5", "'a'"])
+def test_each_operator_is_that_of_pyiceberg(operator: str, literal: str) -> None:
+    for text in (f"id {operator} {literal}", f"{literal} {operator} id"):
+        assert told(parse_text(text)) == told(parse_by_pyiceberg(text))
+
+
+def told(expression: BooleanExpression) -> Any:
+    """An expression with the kinds of its literals, of which pyiceberg holds those of one value to be equal."""
+    if isinstance(expression, And | Or):
+        return type(expression), told(expression.left), told(expression.right)
+    if isinstance(expression, Not):
+        return Not, told(expression.child)
+    literals = getattr(expression, "literals", [getattr(expression, "literal", None)])
+    kinds = sorted((type(one).__name__, str(getattr(one, "value", one))) for one in literals)
+    return type(expression), str(getattr(expression, "term", "")), kinds
+
+
+@pytest.mark.parametrize("listed", ["1, 2, 3", "1.5, 2.5", "'a', 'it''s'", "-1,+2"])
+@pytest.mark.parametrize(("operator", "kind"), [("in", In), ("not in", NotIn)])
+def test_of_a_list_pyiceberg_reads_one_literal(operator: str, kind: type[BooleanExpression], listed: str) -> None:
+    with mock.patch.object(filter_text, "predicate_syntax", wraps=filter_text.predicate_syntax) as syntax:
+        assert type(parse_text(f"x {operator} ({listed})")) is kind
+    (read,) = (call.args[0] for call in syntax.parse_string.call_args_list)
+    assert read == f"x {operator} ({listed.partition(',')[0]})"
+
+
+def test_a_chain_of_comparisons_needs_no_grammar() -> None:
+    with mock.patch.object(filter_text, "predicate_syntax") as syntax:
+        parsed = parse_text(" or ".join(f"id = {number}" for number in range(1000)))
+    syntax.parse_string.assert_not_called()
+    assert isinstance(parsed, Or)
+
+
+def test_equal_literals_of_a_list_are_one() -> None:
+    assert parse_text("id in (1, 1, 01)") == EqualTo("id", 1)
