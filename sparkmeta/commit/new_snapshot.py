@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +20,7 @@ from sparkmeta.manifests.root import write_root
 from sparkmeta.spec.snapshot import Snapshot
 from sparkmeta.spec.updates import update_table_metadata
 from sparkmeta.storage.location import join
+from sparkmeta.storage.ranges import FileRange, read_ranges
 
 if TYPE_CHECKING:
     from sparkmeta.commit.base_root import BaseRoot
@@ -75,7 +76,7 @@ class NewSnapshot:
         options = TreeOptions.of(metadata.properties)
         first_row_id = next_row_id(metadata)
         stamp = Stamp(self.names.snapshot_id, metadata.last_sequence_number + 1, first_row_id + base.assigned_row_ids)
-        new = next_root(base.root, change, stamp, tree_schema(state.stats_types), blob_loader(state))
+        new = next_root(base.root, change, stamp, tree_schema(state.stats_types), blob_loader(state, change.masks))
         table = spill_vectors(new.table, state, options, self.names.file("vectors"), self.names.spilled)
         locations = frozenset(table.column("location").drop_null().to_pylist())
         self.names.written.update(self._of_change(change), (place["location"] for place in self.names.spilled.values()))
@@ -134,13 +135,26 @@ def with_root(head: TableState, base: BaseRoot) -> TableState:
     return head if base.root is None else replace(head, root=base.root)
 
 
-def blob_loader(state: TableState) -> LoadBlob:
-    """What reads the blobs of deletion vectors of manifests."""
+def blob_loader(state: TableState, leaves: Collection[str] = ()) -> LoadBlob:
+    """Make what reads the blobs of deletion vectors of manifests.
+
+    Args:
+        leaves: those whose vectors are read at once, by few requests.
+    """
+    vectors = state.tree.root.vector_of if state.tree is not None and leaves else {}
+    stored = [vectors[leaf] for leaf in leaves if leaf in vectors and vectors[leaf]["location"]]
+    ranges = [_range_of(vector["location"], vector["deletion_vector"]) for vector in stored]
+    blobs = {ranges[place]: blob for place, blob in read_ranges(state.files, ranges)} if ranges else {}
 
     def load(location: str, offset: int, size: int) -> bytes:
-        return state.files.read_range(location, offset, size)
+        known = blobs.get(FileRange(location, offset, size))
+        return state.files.read_range(location, offset, size) if known is None else known
 
     return load
+
+
+def _range_of(location: str, place: Mapping[str, Any]) -> FileRange:
+    return FileRange(location, place["offset"], place["size_in_bytes"])
 
 
 def _new_snapshot_id(metadata: TableMetadata) -> int:
