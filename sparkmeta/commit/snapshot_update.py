@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, Self
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyiceberg.expressions import AlwaysTrue, BooleanExpression
 from pyspark.sql import functions as F
 
 from sparkmeta.commit.addition import Addition, add_files, leaf_format
@@ -17,7 +16,7 @@ from sparkmeta.commit.compact.choose import choose_merges
 from sparkmeta.commit.compact.fold import Fold, fold
 from sparkmeta.commit.compact.options import CompactionOptions, scope_of
 from sparkmeta.commit.compact.rewrite import Rewritten, rewrite
-from sparkmeta.commit.conflicts import Validation, refuse_new_deletes, validate
+from sparkmeta.commit.conflicts import Isolation, Operation, Validation, refuse_new_deletes, validate
 from sparkmeta.commit.filtered import files_to_delete, files_to_replace
 from sparkmeta.commit.flush import Flush, flush_of
 from sparkmeta.commit.new_snapshot import NewSnapshot, SnapshotNames, blob_loader, branch_head, with_root
@@ -42,6 +41,7 @@ from sparkmeta.spec.summary import FileKind
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from pyiceberg.expressions import BooleanExpression
     from pyspark.sql import DataFrame
 
     from sparkmeta.spec.metadata import TableMetadata
@@ -140,28 +140,43 @@ class SnapshotUpdate:
 
     def validate_no_conflicts(
         self,
-        row_filter: BooleanExpression | str = AlwaysTrue(),  # noqa: B008  an immutable singleton
+        row_filter: BooleanExpression | str | None = None,
         *,
         from_snapshot_id: int | None = None,
-        data: bool = True,
-        deletes: bool = True,
+        isolation: Isolation = "serializable",
     ) -> Self:
-        """Refuses to commit after other commits that change what this one was made of (isolation; semantics 4.7-4.9).
+        """Refuse to commit after other commits that changed what this one was made of (isolation; semantics 4.7-4.9).
+
+        Conflicts are new deletes: of rows of the files that are removed by name, and of others that may match, where
+        files are removed by a filter or by their partitions or deletes are added. Where files are removed so, or none
+        are, data files that others removed and that may match are conflicts as well.
 
         Args:
-            row_filter: what was read to make this change; only what may match it counts.
+            row_filter: what was read to make this change; only what may match it counts. By default the filters or
+                partitions that the operation replaces, where it says no more than these; else everything.
             from_snapshot_id: the snapshot that was read; by default the branch's head when the transaction began.
-            data: data files added since are conflicts: serializable isolation. Without it: snapshot isolation.
-            deletes: so are delete files added since, and data files removed.
+            isolation: "serializable": data files that others added and that may match are conflicts, too. "snapshot":
+                they are not.
+
+        Raises:
+            ValidationError: no such isolation.
         """
+        if isolation not in ("serializable", "snapshot"):
+            raise ValidationError(f"isolation is {isolation!r}: it is serializable or snapshot")
         start = from_snapshot_id if from_snapshot_id is not None else self._start
-        self._validations.append(Validation(start, row_filter, data, deletes))
+        self._validations.append(Validation(start, row_filter, isolation))
         return self
 
     @property
     def _start(self) -> int | None:
         head = self._started.metadata.snapshot_by_name(self._branch)
         return None if head is None else head.snapshot_id
+
+    @property
+    def _conflicting(self) -> Operation:
+        """What conflicts are judged by."""
+        adds_deletes = any(kinds == _DELETES for _, kinds in self._added)
+        return Operation(self._filters, self._partitions_of, bool(self._removed), adds_deletes)
 
     # -- the commit -------------------------------------------------------------------------------------------------
 
@@ -206,9 +221,7 @@ class _Attempt:
     def apply(self) -> TableMetadata:
         made, metadata = self.update._made, self.head.metadata
         for validation in self.update._validations:
-            validate(self.head, validation)
-        for files in self.update._replaced:
-            refuse_new_deletes(self.head, files, self.update._start)
+            validate(self.head, validation, self.update._conflicting)
         made.names.next_attempt(metadata)
         base = base_root(self.head)
         state = with_root(self.head, base)
@@ -255,13 +268,22 @@ class _Attempt:
 
     def _removal(self, state: TableState, added: Addition) -> Removal:
         update = self.update
-        parts = [find_files(state, files) for files in update._removed]
+        parts = [self._found(state, files) for files in update._removed]
         parts += [files_to_delete(state, row_filter) for row_filter in update._filters]
         parts += [files_to_replace(state, files) for files in update._partitions_of]
         removal = reduce(Removal.plus, parts, Removal())
         if FileKind.DELETION_VECTOR not in added.tally.counts:
             return removal
         return removal.plus(self._replaced_vectors(state, added, removal))
+
+    def _found(self, state: TableState, files: DataFrame) -> Removal:
+        """Files by name; CommitConflictError where others deleted rows of those that new files replace."""
+        update, removal = self.update, find_files(state, files)
+        if any(files is replaced for replaced in update._replaced):
+            refuse_new_deletes(state, files, removal, update._start)
+        for validation in update._validations:
+            refuse_new_deletes(state, files, removal, validation.start, validation.row_filter)
+        return removal
 
     def _replaced_vectors(self, state: TableState, added: Addition, removal: Removal) -> Removal:
         """The live deletes of the data files that get vectors, which take their place (semantics 5.5).
