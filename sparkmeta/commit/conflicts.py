@@ -1,43 +1,74 @@
-"""What other commits did since an operation began, and whether the operation may still be committed (semantics 4)."""
+"""What other commits did since an operation began, and whether the operation may still be committed (semantics 4).
+
+Files are judged one by one, those that were added and those that were removed, by their own partition and stats. Only
+what the other commits wrote is read, and of that only the leaves that may hold what matters: never the whole table.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, reduce
+from typing import TYPE_CHECKING, Literal
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyiceberg.expressions import AlwaysTrue, BooleanExpression
+from pyiceberg.expressions import AlwaysTrue, BooleanExpression, Or
 from pyspark.sql import functions as F
 
+from sparkmeta.columns import sql
 from sparkmeta.columns.predicate import bind_filter, parse_filter
+from sparkmeta.commit.files_changed import EntryChanges
+from sparkmeta.commit.partitions import PARTITION_KEY, replaced_partitions
 from sparkmeta.commit.search import FOUND_COLUMNS
 from sparkmeta.errors import CommitConflictError, ValidationError
 from sparkmeta.manifests.tree import IN_ROOT
-from sparkmeta.plan.prune import ScanFilter, is_live, live_manifests, matching_entries, matching_manifests
-from sparkmeta.spec.entry import ContentType
+from sparkmeta.plan.deletes import DELETES, DeleteEntries, attach_deletes, partition_key
+from sparkmeta.plan.prune import ScanFilter, matching_manifests, stats_match, tuple_matches
+from sparkmeta.spec.entry import DELETE_FILE_PATH_ID, ContentType
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
+    from sparkmeta.commit.removal import Removal
     from sparkmeta.spec.metadata import Snapshot
     from sparkmeta.state import TableState
 
+Isolation = Literal["serializable", "snapshot"]
+
 _REPLACE = "replace"
+_COLUMNS = (*FOUND_COLUMNS, "equality_ids")
 
 
 @dataclass(frozen=True)
 class Validation:
     """What must not have happened since the snapshot `start` (None: since the table was empty).
 
-    data: files added whose rows may match the filter. deletes: delete files added, or data files removed, likewise.
+    row_filter: what was read; None: what the operation replaces. isolation: serializable minds new data, too.
     """
 
     start: int | None
-    row_filter: BooleanExpression | str = AlwaysTrue()  # noqa: RUF009  an immutable singleton
-    data: bool = False
-    deletes: bool = False
+    row_filter: BooleanExpression | str | None = None
+    isolation: Isolation = "serializable"
+
+
+@dataclass(frozen=True)
+class Operation:
+    """What an update does, as far as conflicts depend on it.
+
+    filters: it removes the data files whose rows match. partitions_of: it removes those in the partitions of these
+    files. names_files: it removes files by name. adds_deletes: it adds deletes of rows.
+    """
+
+    filters: Sequence[BooleanExpression | str] = ()
+    partitions_of: Sequence[DataFrame] = ()
+    names_files: bool = False
+    adds_deletes: bool = False
+
+    @property
+    def removes_by_rows(self) -> bool:
+        """Whether it removes whatever matches, so that what others removed or deleted from it is a conflict."""
+        return bool(self.filters or self.partitions_of)
 
 
 def snapshots_since(head: TableState, start: int | None) -> list[Snapshot]:
@@ -60,81 +91,180 @@ def snapshots_since(head: TableState, start: int | None) -> list[Snapshot]:
     return found
 
 
-def validate(head: TableState, validation: Validation) -> None:
-    """CommitConflictError where another commit did what an operation can't be committed after."""
-    history = snapshots_since(head, validation.start)
-    ids = [one.snapshot_id for one in history if one.operation != _REPLACE]
-    if not ids:
-        return
-    # What others added may stand in a leaf that a compaction of theirs wrote.
-    writers = [one.snapshot_id for one in history]
-    schema = head.metadata.schema()
-    scan = ScanFilter(head, bind_filter(parse_filter(validation.row_filter), schema, case_sensitive=True), schema)
-    if validation.data:
-        _refuse(head, _new_entries(scan, ContentType.DATA_MANIFEST, ids, writers), "added data that may match")
-    if validation.deletes:
-        _refuse(
-            head, _new_entries(scan, ContentType.DELETE_MANIFEST, ids, writers), "added deletes of rows that may match"
-        )
-        _refuse_removed(scan, validation.start)
+def validate(head: TableState, validation: Validation, operation: Operation) -> None:
+    """Refuse an operation that other commits since the validation's start don't allow (semantics 4.7-4.9).
 
+    Deletes that apply to files which the operation names are for `refuse_new_deletes`.
 
-def refuse_new_deletes(head: TableState, files: DataFrame, start: int | None) -> None:
-    """CommitConflictError where a data file that is to be replaced had rows deleted since the snapshot `start`.
-
-    Its replacement was made of rows that are deleted now. Any new equality delete counts, whatever its partition.
-    files: rows with `file_path`.
+    Raises:
+        CommitConflictError: another commit added or removed a file that matters.
+        ValidationError: the table's history does not go back to the start.
     """
-    ids = [one.snapshot_id for one in snapshots_since(head, start)]
-    if not ids:
+    history = snapshots_since(head, validation.start)
+    if not history:
         return
-    entries = _since(head, ContentType.DELETE_MANIFEST, ids)
-    equality = entries.where(F.col("content_type") == int(ContentType.EQUALITY_DELETES))
-    _refuse(head, equality, "added equality deletes, which may be of rows of the files to replace,")
+    names_rows = operation.names_files or operation.adds_deletes
+    scopes = _scopes(head, history, validation.row_filter, operation)
+    if validation.isolation == "serializable":
+        everything = validation.row_filter is None and names_rows
+        for scope in [_scope(head, history, AlwaysTrue())] if everything else scopes:
+            _refuse(head, scope.added(ContentType.DATA_MANIFEST), "added data that may match")
+    by_rows = operation.removes_by_rows or not names_rows
+    for scope in scopes:
+        if by_rows or operation.adds_deletes:
+            _refuse(head, scope.added(ContentType.DELETE_MANIFEST), "added deletes of rows that may match")
+        if by_rows:
+            _refuse(head, scope.removed(ContentType.DATA_MANIFEST), "removed a data file that may match")
+
+
+def refuse_new_data(head: TableState, files: DataFrame, start: int | None) -> None:
+    """Refuse to overwrite the partitions of some files where data was added to them since the snapshot `start`.
+
+    files: rows with the columns of `inspect.files`.
+
+    Raises:
+        CommitConflictError: another commit added a data file to one of the partitions.
+    """
+    if history := snapshots_since(head, start):
+        for scope in _scopes(head, history, None, Operation(partitions_of=(files,))):
+            _refuse(head, scope.added(ContentType.DATA_MANIFEST), "added data to a partition that is overwritten")
+
+
+def refuse_new_deletes(
+    state: TableState,
+    files: DataFrame,
+    removal: Removal,
+    start: int | None,
+    row_filter: BooleanExpression | str | None = None,
+) -> None:
+    """Refuse to replace data files of which rows were deleted since the snapshot `start`: new files may hold the rows.
+
+    Deletes count where they apply to a file: deletion vectors by its path, equality deletes by partition, sequence
+    number and stats, as in plans.
+
+    Args:
+        state: the state that the files are removed from.
+        files: rows with `file_path`.
+        removal: the same files.
+        start: the snapshot that was read.
+        row_filter: what was read: other deletes don't count.
+
+    Raises:
+        CommitConflictError: a delete applies to one of the files.
+    """
+    history = snapshots_since(state, start)
+    if not history or not (removal.masks or removal.keys):
+        return
+    scope = _scope(state, history, AlwaysTrue() if row_filter is None else row_filter)
     paths = files.select(F.col("file_path").alias("replaced_path"))
-    vectors = entries.join(paths, F.col("referenced_file") == F.col("replaced_path"), "left_semi")
-    _refuse(head, vectors, "deleted rows of a file to replace")
+    is_vector = (F.col("content_type") == int(ContentType.POSITION_DELETES)) & (F.col("file_format") == "PUFFIN")
+    others = []
+    for added in scope.added(ContentType.DELETE_MANIFEST):
+        vectors, rest = added.where(is_vector), added.where(~is_vector)
+        if _any(vectors):
+            same = vectors.join(paths, F.col("referenced_file") == F.col("replaced_path"), "left_semi")
+            _refuse(state, [same], "deleted rows of a file to replace")
+        if _any(rest):
+            others.append(rest.select(F.explode("equality_ids").alias("id")))
+    if not others:
+        return
+    ids = frozenset(row["id"] for row in _union(others).distinct().collect())
+    compared = replace(scope, more_stats=ids | {DELETE_FILE_PATH_ID})
+    new = _union([frame.where(~is_vector) for frame in compared.added(ContentType.DELETE_MANIFEST)])
+    deletes = DeleteEntries(new, state.manifests(ContentType.DELETE_MANIFEST), None, ids)
+    named = _named_entries(state, removal, ids).join(paths, F.col("location") == F.col("replaced_path"), "left_semi")
+    applied = attach_deletes(named, deletes, state).where(F.size(DELETES) > 0)
+    _refuse(state, [applied], "added deletes that apply to a file to replace")
 
 
-def _since(head: TableState, content: ContentType, ids: Collection[int]) -> DataFrame:
-    """The live entries that these snapshots added; only manifests that they wrote are opened."""
-    roots = _written_by(live_manifests(head.manifests(content)), ids)
-    entries = head.entries(roots, head.projection(FOUND_COLUMNS)).where(is_live().text)
-    return entries.where(F.col("version_info.snapshot_id").isin(list(ids)))
+def _named_entries(state: TableState, removal: Removal, stats: Iterable[int]) -> DataFrame:
+    """The live data entries of the leaves that a removal is from, the root's own ones among them."""
+    roots = state.manifests(ContentType.DATA_MANIFEST)
+    masked = pc.is_in(roots.column("location"), pa.array(sorted(removal.masks), pa.string()))
+    roots = roots.filter(pc.or_(masked, pc.equal(roots.column("file_format"), IN_ROOT)))
+    live = F.col("version_info.status") < 2
+    return state.entries(roots, state.projection(_COLUMNS, stats)).where(live)
 
 
-def _written_by(roots: pa.Table, ids: Collection[int]) -> pa.Table:
-    own = pc.equal(roots.column("file_format"), IN_ROOT)
-    snapshot_ids = pc.struct_field(roots.column("version_info"), "snapshot_id")
-    written = pc.fill_null(pc.is_in(snapshot_ids, _longs(ids)), False)
-    return roots.filter(pc.or_(own, written))
+# -- what matters ---------------------------------------------------------------------------------------------------
 
 
-def _longs(ids: Collection[int]) -> pa.Array:
-    return pa.array(sorted(ids), pa.int64())
+@dataclass(frozen=True)
+class _Scope:
+    """What some snapshots changed of the files that matter.
+
+    history: the snapshots, the newest first. filter: files matter that may match it. partitions: and that are in one
+    of these, rows of `replaced_partitions`. more_stats: columns whose stats are read besides those of the filter.
+    """
+
+    head: TableState
+    history: Sequence[Snapshot]
+    filter: ScanFilter
+    partitions: DataFrame | None = None
+    more_stats: frozenset[int] = frozenset()
+
+    @cached_property
+    def _changes(self) -> EntryChanges:
+        projection = self.head.projection(_COLUMNS, self.filter.undecided_ids | self.more_stats)
+        changes = EntryChanges(self.head, projection, keep=lambda roots: matching_manifests(roots, self.filter))
+        for snapshot in reversed(self.history):
+            changes.add(snapshot)
+        return changes
+
+    def added(self, content: ContentType) -> list[DataFrame]:
+        """The files that were added, but by rewrites: those hold rows that were there before."""
+        ids = {snapshot.snapshot_id for snapshot in self.history if snapshot.operation != _REPLACE}
+        return [self._matching(frame) for frame in self._changes.of_snapshots(ids).added(content)]
+
+    def removed(self, content: ContentType) -> list[DataFrame]:
+        """The files that were removed."""
+        return [self._matching(frame) for frame in self._changes.removed(content)]
+
+    def _matching(self, entries: DataFrame) -> DataFrame:
+        """The entries that matter, DELETED ones too."""
+        matching = entries.where((tuple_matches(self.filter) & stats_match(self.filter)).text)
+        if self.partitions is None or not _any(matching):
+            return matching
+        same = partition_key(self.head).eqNullSafe(sql.col(PARTITION_KEY))
+        return matching.join(F.broadcast(self.partitions), same.column(), "left_semi")
 
 
-def _new_entries(scan: ScanFilter, content: ContentType, ids: Collection[int], writers: Collection[int]) -> DataFrame:
-    """The live entries that some snapshots added; only manifests that `writers` wrote are opened."""
-    head = scan.state
-    roots = matching_manifests(_written_by(live_manifests(head.manifests(content)), writers), scan)
-    entries = head.entries(roots, head.projection(FOUND_COLUMNS, scan.undecided_ids))
-    return matching_entries(entries, scan).where(F.col("version_info.snapshot_id").isin(list(ids)))
+def _scopes(
+    head: TableState,
+    history: Sequence[Snapshot],
+    row_filter: BooleanExpression | str | None,
+    operation: Operation,
+) -> list[_Scope]:
+    """What an operation is about: what was read, else what it replaces, else everything."""
+    if row_filter is not None:
+        return [_scope(head, history, row_filter)]
+    everything = _scope(head, history, AlwaysTrue())
+    scopes = [replace(everything, partitions=replaced_partitions(head, files)) for files in operation.partitions_of]
+    if operation.filters:
+        scopes.append(_scope(head, history, reduce(Or, map(parse_filter, operation.filters))))
+    return scopes or [everything]
 
 
-def _refuse_removed(scan: ScanFilter, start: int | None) -> None:
-    """Removed data files: any, since their stats are gone with them from where a filter could be applied."""
-    from sparkmeta.commit.files_changed import file_changes
-
-    head = scan.state
-    assert head.snapshot is not None
-    changes = file_changes(head, start, head.snapshot.snapshot_id, ("content", "file_path"))
-    removed = changes.where((F.col("change_type") == "removed") & (F.col("content") == int(ContentType.DATA)))
-    _refuse(head, removed.withColumnRenamed("file_path", "location"), "removed a data file that may match")
+def _scope(head: TableState, history: Sequence[Snapshot], row_filter: BooleanExpression | str) -> _Scope:
+    schema = head.metadata.schema()
+    bound = bind_filter(parse_filter(row_filter), schema, case_sensitive=True)
+    return _Scope(head, history, ScanFilter(head, bound, schema))
 
 
-def _refuse(head: TableState, found: DataFrame, what: str) -> None:
-    rows = found.select("location").limit(1).toArrow()
-    if len(rows):
-        who = "another commit, or an earlier change of this transaction,"
-        raise CommitConflictError(f"{head.metadata.location}: {who} {what}: {rows.column('location')[0]}")
+def _union(frames: Sequence[DataFrame]) -> DataFrame:
+    return reduce(lambda left, right: left.unionByName(right), frames)
+
+
+# -- the verdict ----------------------------------------------------------------------------------------------------
+
+
+def _any(frame: DataFrame) -> bool:
+    """Whether a frame has rows. `collect` of local rows, as of a root's own files, starts no job."""
+    return bool(frame.select("location").limit(1).collect())
+
+
+def _refuse(head: TableState, frames: Iterable[DataFrame], what: str) -> None:
+    for frame in frames:
+        for row in frame.select("location").limit(1).collect():
+            who = "another commit, or an earlier change of this transaction,"
+            raise CommitConflictError(f"{head.metadata.location}: {who} {what}: {row['location']}")

@@ -6,7 +6,7 @@ change. Snapshots of a manifest list say it by the manifests that they added.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial, reduce
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -81,10 +81,24 @@ def file_changes(
 ) -> DataFrame:
     """The files that the snapshots of a range added and removed, as `Table.file_changes` says."""
     selection = files_selection(state, columns)
-    changes = _Changes(state, selection, lenient)
+    changes = EntryChanges(state, selection.projection, lenient)
     for snapshot in snapshots_between(state.metadata, from_snapshot_id, to_snapshot_id):
         changes.add(snapshot)
-    return changes.frame()
+    return _shown(changes, selection)
+
+
+def _shown(changes: EntryChanges, selection: Selection) -> DataFrame:
+    """All changes as `Table.file_changes` shows them, lazy."""
+    state = changes.state
+    data, deletes = changes.of_content(ContentType.DATA_MANIFEST), changes.of_content(ContentType.DELETE_MANIFEST)
+    frames = [frame.withColumn(ADDED_POSITIONS, F.lit(None).cast("array<bigint>")) for frame in _union(data)]
+    frames += [_with_added_positions(state, frame) for frame in _union(deletes)]
+    if not frames:
+        schema = spark_schema(changes._projection).add(_CHANGE, StringType()).add(_SNAPSHOT, LongType())
+        frames = [state.spark.createDataFrame([], schema.add(ADDED_POSITIONS, _positions_type()))]
+    shown = [F.col(_CHANGE).alias(CHANGE_TYPE), F.col(_SNAPSHOT).alias("snapshot_id")]
+    shown += [*selection.file_columns(), *selection.metrics_columns(), F.col(ADDED_POSITIONS)]
+    return _union(frames)[0].select(*shown)
 
 
 def snapshots_between(metadata: TableMetadata, from_exclusive: int | None, to_inclusive: int | None) -> list[Snapshot]:
@@ -139,12 +153,18 @@ class _Unit:
 
 
 @dataclass
-class _Changes:
-    """Collects, snapshot by snapshot, what to read; the roots themselves are not kept."""
+class EntryChanges:
+    """The entries that snapshots added and removed: collects, snapshot by snapshot, what to read, and opens no more.
+
+    The roots themselves are not kept.
+
+    shown: what is read of the entries. keep: the leaves, of rows of `leaf_roots`, that may hold what is looked for.
+    """
 
     state: TableState
-    selection: Selection
-    lenient: bool
+    shown: EntryProjection
+    lenient: bool = False
+    keep: Callable[[pa.Table], pa.Table] | None = None
     _units: list[_Unit] = field(default_factory=list)
     _manifests: dict[str, int] = field(default_factory=dict)
     _leaves: list[pa.Table] = field(default_factory=list)
@@ -155,7 +175,8 @@ class _Changes:
 
     def add(self, snapshot: Snapshot) -> None:
         """The changes of one snapshot, whose parent was added before or is the one that the range begins after."""
-        state = self.state.at(snapshot)
+        is_own = self.state.snapshot is not None and self.state.snapshot.snapshot_id == snapshot.snapshot_id
+        state = self.state if is_own else self.state.at(snapshot)
         if state.tree is None:
             roots = state.roots
             self._listed.append(roots.filter(pc.equal(version(roots, "snapshot_id"), snapshot.snapshot_id)))
@@ -167,6 +188,14 @@ class _Changes:
             self._add_leaf(root, own_id, change)
         self._own.append((own_id, changes))
         self._last, self._newest = (own_id, root), state
+
+    def of_snapshots(self, snapshot_ids: Collection[int]) -> EntryChanges:
+        """The changes of some of the snapshots."""
+        units = [unit for unit in self._units if unit.snapshot_id in snapshot_ids]
+        in_roots = [(snapshot_id, changes) for snapshot_id, changes in self._own if snapshot_id in snapshot_ids]
+        chosen = pa.array(sorted(snapshot_ids), pa.int64())
+        listed = [roots.filter(pc.is_in(version(roots, "snapshot_id"), chosen)) for roots in self._listed]
+        return replace(self, _units=units, _own=in_roots, _listed=listed)
 
     def _add_leaf(self, root: Root, snapshot_id: int, change: LeafChange) -> None:
         location = change.leaf["location"]
@@ -192,7 +221,7 @@ class _Changes:
 
     @cached_property
     def _projection(self) -> EntryProjection:
-        shown = self.selection.projection
+        shown = self.shown
         return EntryProjection.of({*shown.columns, *_NEEDED}, dict(shown.partition), dict(shown.stats))
 
     @cached_property
@@ -208,29 +237,31 @@ class _Changes:
         """What trees are read with."""
         return plain_projection(self._projection, self._column_types) if self._maps else self._projection
 
-    def frame(self) -> DataFrame:
-        """All changes as one lazy DataFrame."""
-        data = [*self._tree_frames(ContentType.DATA_MANIFEST), *self._list_frames(ContentType.DATA_MANIFEST)]
-        deletes = [*self._tree_frames(ContentType.DELETE_MANIFEST), *self._list_frames(ContentType.DELETE_MANIFEST)]
-        frames = [one.withColumn(ADDED_POSITIONS, F.lit(None).cast("array<bigint>")) for one in _union(data)]
-        frames += [_with_added_positions(self.state, one) for one in _union(deletes)]
-        if not frames:
-            schema = spark_schema(self._projection).add(_CHANGE, StringType()).add(_SNAPSHOT, LongType())
-            frames = [self.state.spark.createDataFrame([], schema.add(ADDED_POSITIONS, _positions_type()))]
-        shown = [F.col(_CHANGE).alias(CHANGE_TYPE), F.col(_SNAPSHOT).alias("snapshot_id")]
-        shown += [*self.selection.file_columns(), *self.selection.metrics_columns(), F.col(ADDED_POSITIONS)]
-        return _union(frames)[0].select(*shown)
+    def of_content(self, content: ContentType) -> list[DataFrame]:
+        """All changes of files of one content, DATA_MANIFEST's or DELETE_MANIFEST's, with what each is."""
+        frames = [frame.withColumn(_CHANGE, F.lit(ADDED)) for frame in self._tree_added(content)]
+        frames += [frame.withColumn(_CHANGE, F.lit(REMOVED)) for frame in self._tree_removed(content)]
+        of_trees = [self._with_maps(frame) if self._maps else frame for frame in _union(frames)]
+        listed = F.when(F.col("version_info.status") == int(Status.ADDED), ADDED).otherwise(REMOVED)
+        return [*of_trees, *(frame.withColumn(_CHANGE, listed) for frame in self._listed_entries(content))]
 
-    def _tree_frames(self, content: ContentType) -> Iterator[DataFrame]:
-        """The changes of trees in leaves of one content, and in the roots' own files."""
+    def added(self, content: ContentType) -> list[DataFrame]:
+        """The entries of files that were added, one frame for each way to read them; without metrics maps."""
+        listed = F.col("version_info.status") == int(Status.ADDED)
+        return [*self._tree_added(content), *(frame.where(listed) for frame in self._listed_entries(content))]
+
+    def removed(self, content: ContentType) -> list[DataFrame]:
+        """As `added`, of files that were removed."""
+        listed = F.col("version_info.status") == int(Status.DELETED)
+        return [*self._tree_removed(content), *(frame.where(listed) for frame in self._listed_entries(content))]
+
+    def _tree_added(self, content: ContentType) -> list[DataFrame]:
+        return [*self._own_frames(content, Status.ADDED), *self._unmasked(content, LeafKind.ADDED)]
+
+    def _tree_removed(self, content: ContentType) -> list[DataFrame]:
         removed = [*self._own_frames(content, Status.DELETED), *self._masked(content)]
         removed += self._by_status(content, LeafKind.UNMADE) + self._unmasked(content, LeafKind.DROPPED)
-        added = [*self._own_frames(content, Status.ADDED), *self._unmasked(content, LeafKind.ADDED)]
-        frames = [one.withColumn(_CHANGE, F.lit(ADDED)) for one in _union(added)]
-        gone = [self._really_removed(one, content) for one in _union(removed)]
-        frames += [one.withColumn(_CHANGE, F.lit(REMOVED)) for one in gone]
-        for one in _union(frames):
-            yield self._with_maps(one) if self._maps else one
+        return [self._really_removed(frame, content) for frame in _union(removed)]
 
     def _with_maps(self, frame: DataFrame) -> DataFrame:
         """The changes with the metrics maps that are shown."""
@@ -272,16 +303,28 @@ class _Changes:
     # -- leaves -----------------------------------------------------------------------------------------------------
 
     def _of(self, content: ContentType, kind: LeafKind) -> list[_Unit]:
-        return [one for one in self._units if one.content == content and one.change.kind is kind]
+        units = (unit for unit in self._units if unit.content == content and unit.change.kind is kind)
+        return [unit for unit in units if unit.manifest in self._leaves_to_open]
+
+    @cached_property
+    def _leaves_to_open(self) -> set[int]:
+        """The leaves that may hold what is looked for."""
+        if self.keep is None or not self._leaves:
+            return set(range(len(self._leaves)))
+        return set(self.keep(self._roots(range(len(self._leaves)))).column(MANIFEST).to_pylist())
+
+    def _roots(self, manifests: Sequence[int]) -> pa.Table:
+        """Leaves by their small ids, as rows of `leaf_roots`."""
+        return leaf_roots(
+            pa.concat_tables([self._leaves[manifest] for manifest in manifests]), pa.array(manifests, pa.int32())
+        )
 
     def _physical(self, units: Sequence[_Unit]) -> DataFrame:
         """Every entry of the units' leaves, each leaf once."""
         newest = self._newest
         assert newest is not None
         assert newest.tree_reader is not None
-        ids = sorted({one.manifest for one in units})
-        leaves = pa.concat_tables([self._leaves[one] for one in ids])
-        roots = leaf_roots(leaves, pa.array(ids, pa.int32()))
+        roots = self._roots(sorted({unit.manifest for unit in units}))
         reader = replace(newest.tree_reader, column_types=self._column_types)
         return _union(reader.physical_frames(roots, self._read))[0]
 
@@ -331,7 +374,7 @@ class _Changes:
 
     # -- manifest lists ---------------------------------------------------------------------------------------------
 
-    def _list_frames(self, content: ContentType) -> list[DataFrame]:
+    def _listed_entries(self, content: ContentType) -> list[DataFrame]:
         """What manifests of the v1-v3 layout say of the snapshots that added them."""
         if not self._listed:
             return []
@@ -341,13 +384,14 @@ class _Changes:
             return []
         index = roots.column_names.index(MANIFEST)
         roots = roots.set_column(index, MANIFEST, pa.array(range(len(roots)), pa.int32()))
+        roots = roots if self.keep is None else self.keep(roots)
         owners = pa.table({MANIFEST: roots.column(MANIFEST), _SNAPSHOT: version(roots, "snapshot_id")})
         entries = self.state.manifest_entries(roots, self._projection)
         placed = entries.join(F.broadcast(local_frame(self.state.spark, owners)), MANIFEST)
         status = F.col("version_info.status")
-        own = (F.col("version_info.snapshot_id") == F.col(_SNAPSHOT)) & (status != int(Status.EXISTING))
-        change = F.when(status == int(Status.ADDED), ADDED).otherwise(REMOVED)
-        return [placed.where(own).withColumn(_CHANGE, change)]
+        return [
+            placed.where((F.col("version_info.snapshot_id") == F.col(_SNAPSHOT)) & (status != int(Status.EXISTING)))
+        ]
 
 
 _PLACES = pa.schema([pa.field(_UNIT, pa.int32()), pa.field(MANIFEST, pa.int32()), pa.field(_SNAPSHOT, pa.int64())])

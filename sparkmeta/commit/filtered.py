@@ -18,14 +18,11 @@ from sparkmeta.columns.skipping import must_match
 from sparkmeta.columns.sql import Sql
 from sparkmeta.columns.transforms import projections
 from sparkmeta.commit.candidates import leaves_of_partitions, live_leaves
-from sparkmeta.commit.file_rows import FILE_COLUMNS, file_rows
 from sparkmeta.commit.named import Searches, many_vectors_of, vectors_of
+from sparkmeta.commit.partitions import PARTITION_KEY, keys_of, new_partitions
 from sparkmeta.commit.removal import Removal, removal_of, removal_of_rows
 from sparkmeta.commit.search import FEW_FILES, FOUND_COLUMNS, LeafMemo
 from sparkmeta.errors import ValidationError
-from sparkmeta.manifests.avro.read import schema_of
-from sparkmeta.manifests.leaf import entry_columns
-from sparkmeta.manifests.projection import MANIFEST, ORDINAL
 from sparkmeta.plan.deletes import partition_key
 from sparkmeta.plan.prune import ScanFilter, is_live, matching_entries, matching_manifests
 from sparkmeta.plan.rows import entry_stats, partition_value
@@ -105,7 +102,7 @@ class ReplacedFiles:
     def find(self, state: TableState, searches: Searches) -> Removal:
         """Find the live ones, and their deletion vectors."""
         leaves = live_leaves(state, ContentType.DATA_MANIFEST)
-        partitions = self._partitions(state)
+        partitions = materialize(new_partitions(state, self.files))
         unpartitioned = [spec_id for spec_id, spec in state.specs.items() if spec.is_unpartitioned()]
         head = partitions.limit(FEW_FILES + 1).toArrow()
         if pc.any(pc.is_in(head.column("partition_spec_id"), pa.array(unpartitioned, pa.int32()))).as_py():
@@ -119,24 +116,14 @@ class ReplacedFiles:
             return _with_vectors(state, entries, searches)
         return _many_with_vectors(state, entries)
 
-    def _partitions(self, state: TableState) -> DataFrame:
-        """The distinct partitions of the new files."""
-        rows = file_rows(state)
-        known = self.files.select(*(name for name in FILE_COLUMNS if name in self.files.columns))
-        entries = known.mapInArrow(rows.batches, schema_of(rows.schema))
-        placed = entries.withColumns({MANIFEST: F.lit(0), ORDINAL: F.lit(0).cast("long")})
-        columns = entry_columns(state.projection(("partition_spec_id",)), state.tuple_sources, None)
-        return materialize(placed.selectExpr(*sql.texts(columns)).drop(MANIFEST, ORDINAL).distinct())
-
 
 def _live(state: TableState, leaves: pa.Table) -> DataFrame:
     return state.entries(leaves, state.projection(FOUND_COLUMNS)).where(is_live().text)
 
 
 def _in_partitions(state: TableState, leaves: pa.Table, partitions: DataFrame) -> DataFrame:
-    keys = partitions.select(partition_key(state).alias("key_of_new_files").column())
-    same = partition_key(state).eqNullSafe(sql.col("key_of_new_files")).column()
-    return _live(state, leaves).join(keys, same, "left_semi")
+    same = partition_key(state).eqNullSafe(sql.col(PARTITION_KEY)).column()
+    return _live(state, leaves).join(keys_of(state, partitions), same, "left_semi")
 
 
 @dataclass(frozen=True)

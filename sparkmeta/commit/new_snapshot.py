@@ -114,12 +114,15 @@ def with_snapshot(state: TableState, branch: str, fields: dict[str, Any]) -> Tab
     if parent is not None:
         own["parent-snapshot-id"] = parent.snapshot_id
     snapshot = Snapshot.model_validate(fields | own)
-    ref = metadata.refs.get(branch)
-    kept = {} if ref is None else ref.model_dump(exclude={"snapshot_id", "snapshot_ref_type"}, exclude_none=True)
-    set_ref = SetSnapshotRefUpdate(
-        **{**kept, "ref_name": branch, "type": "branch", "snapshot_id": snapshot.snapshot_id}
-    )
+    set_ref = branch_update(metadata, branch, snapshot.snapshot_id)
     return update_table_metadata(metadata, (AddSnapshotUpdate(snapshot=snapshot), set_ref))
+
+
+def branch_update(metadata: TableMetadata, branch: str, snapshot_id: int) -> SetSnapshotRefUpdate:
+    """What makes a snapshot the head of a branch, which keeps its retention; a new branch where there is none."""
+    ref = metadata.refs.get(branch)
+    retention = {} if ref is None else ref.model_dump(exclude={"snapshot_id", "snapshot_ref_type"}, exclude_none=True)
+    return SetSnapshotRefUpdate(**{**retention, "ref_name": branch, "type": "branch", "snapshot_id": snapshot_id})
 
 
 def branch_head(state: TableState, branch: str) -> TableState:

@@ -6,14 +6,12 @@ from dataclasses import dataclass, field
 from functools import reduce
 from typing import TYPE_CHECKING, Any, Self
 
-from pyiceberg.expressions import AlwaysTrue, BooleanExpression
-
 from sparkmeta.commit.base_root import BaseRoot, base_root
 from sparkmeta.commit.compact.choose import choose_merges
 from sparkmeta.commit.compact.fold import Fold, fold
 from sparkmeta.commit.compact.options import CompactionOptions, scope_of
 from sparkmeta.commit.compact.rewrite import Rewritten, rewrite
-from sparkmeta.commit.conflicts import Validation, refuse_new_deletes, validate
+from sparkmeta.commit.conflicts import Isolation, Operation, Validation, refuse_new_deletes, validate
 from sparkmeta.commit.duplicates import refuse_duplicates
 from sparkmeta.commit.filtered import FilteredFiles, ReplacedFiles
 from sparkmeta.commit.flush import Flush, flush_of
@@ -33,6 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     import pyarrow as pa
+    from pyiceberg.expressions import BooleanExpression
     from pyspark.sql import DataFrame
 
     from sparkmeta.spec.metadata import TableMetadata
@@ -131,28 +130,45 @@ class SnapshotUpdate:
 
     def validate_no_conflicts(
         self,
-        row_filter: BooleanExpression | str = AlwaysTrue(),  # noqa: B008  an immutable singleton
+        row_filter: BooleanExpression | str | None = None,
         *,
         from_snapshot_id: int | None = None,
-        data: bool = True,
-        deletes: bool = True,
+        isolation: Isolation = "serializable",
     ) -> Self:
-        """Refuses to commit after other commits that change what this one was made of (isolation; semantics 4.7-4.9).
+        """Refuse to commit after other commits that changed what this one was made of (isolation; semantics 4.7-4.9).
+
+        Conflicts are new deletes: of rows of the files that are removed by name, and of others that may match, where
+        files are removed by a filter or by their partitions or deletes are added. Where files are removed so, or none
+        are, data files that others removed and that may match are conflicts as well.
 
         Args:
-            row_filter: what was read to make this change; only what may match it counts.
+            row_filter: what was read to make this change; only what may match it counts. By default the filters or
+                partitions that the operation replaces, where it says no more than these; else everything.
             from_snapshot_id: the snapshot that was read; by default the branch's head when the transaction began.
-            data: data files added since are conflicts: serializable isolation. Without it: snapshot isolation.
-            deletes: so are delete files added since, and data files removed.
+            isolation: "serializable": data files that others added and that may match are conflicts, too. "snapshot":
+                they are not.
+
+        Raises:
+            ValidationError: no such isolation.
         """
+        if isolation not in ("serializable", "snapshot"):
+            raise ValidationError(f"isolation is {isolation!r}: it is serializable or snapshot")
         start = from_snapshot_id if from_snapshot_id is not None else self._start
-        self._validations.append(Validation(start, row_filter, data, deletes))
+        self._validations.append(Validation(start, row_filter, isolation))
         return self
 
     @property
     def _start(self) -> int | None:
         head = self._started.metadata.snapshot_by_name(self._branch)
         return None if head is None else head.snapshot_id
+
+    @property
+    def _conflicting(self) -> Operation:
+        """What conflicts are judged by."""
+        adds_deletes = any(kinds == _DELETES for _, kinds in self._added)
+        filters = [matching.row_filter for matching in self._filters]
+        partitions_of = [replaced.files for replaced in self._partitions_of]
+        return Operation(filters, partitions_of, bool(self._removed), adds_deletes)
 
     # -- the commit -------------------------------------------------------------------------------------------------
 
@@ -212,9 +228,7 @@ class _Attempt:
     def apply(self) -> TableMetadata:
         progress, metadata = self.progress, self.head.metadata
         for validation in self.update._validations:
-            validate(self.head, validation)
-        for files in self.update._replaced:
-            refuse_new_deletes(self.head, files, self.update._start)
+            validate(self.head, validation, self.update._conflicting)
         progress.names.next_attempt(metadata)
         base = base_root(self.head)
         state = with_root(self.head, base)
@@ -271,7 +285,7 @@ class _Attempt:
 
     def _removal(self, state: TableState, added: NewFiles) -> Removal:
         update, searches = self.update, self.progress.searches
-        parts = [find_files(state, files, searches) for files in update._removed]
+        parts = [self._named(state, files) for files in update._removed]
         parts += [matching.find(state, searches) for matching in update._filters]
         parts += [replaced.find(state, searches) for replaced in update._partitions_of]
         removal = reduce(Removal.plus, parts, Removal())
@@ -284,6 +298,15 @@ class _Attempt:
             )
         self.progress.replaced = deletes.names
         return removal.plus(deletes.removal)
+
+    def _named(self, state: TableState, files: DataFrame) -> Removal:
+        """Files by name; CommitConflictError where others deleted rows of those that new files replace."""
+        update, removal = self.update, find_files(state, files, self.progress.searches)
+        if any(files is replaced for replaced in update._replaced):
+            refuse_new_deletes(state, files, removal, update._start)
+        for validation in update._validations:
+            refuse_new_deletes(state, files, removal, validation.start, validation.row_filter)
+        return removal
 
     def _summary(self, added: NewFiles, removal: Removal, manifests: ManifestCounts) -> Summary:
         update = self.update

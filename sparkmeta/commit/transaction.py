@@ -13,12 +13,14 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 from pyiceberg.table.update import (
     AssertRefSnapshotId,
     RemovePropertiesUpdate,
+    RemoveSnapshotRefUpdate,
     SetPropertiesUpdate,
     SetSnapshotRefUpdate,
     TableRequirement,
     TableUpdate,
 )
 
+from sparkmeta.commit.manage_snapshots import ManageSnapshots
 from sparkmeta.commit.snapshot_update import SnapshotUpdate
 from sparkmeta.commit.swap import metadata_folder
 from sparkmeta.errors import (
@@ -36,7 +38,6 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from pyiceberg.table.update.schema import UpdateSchema
-    from pyiceberg.table.update.snapshot import ManageSnapshots
     from pyiceberg.table.update.sorting import UpdateSortOrder
 
     from sparkmeta.commit.new_snapshot import SnapshotNames
@@ -46,6 +47,9 @@ if TYPE_CHECKING:
     from sparkmeta.table import Table
 
 _log = logging.getLogger(__name__)
+
+# Changes of branches and tags: tables of every format version take them.
+_OF_REFS = (SetSnapshotRefUpdate, RemoveSnapshotRefUpdate)
 
 
 class Step(Protocol):
@@ -80,7 +84,7 @@ class Transaction:
     """
 
     table: Table
-    _steps: list[_MetadataStep | SnapshotUpdate] = field(default_factory=list)
+    _steps: list[Step] = field(default_factory=list)
     _metadata: TableMetadata | None = None
     _done: Table | None = None
 
@@ -93,9 +97,8 @@ class Transaction:
 
         Raises UnsupportedError for a table that is no V4 tree.
         """
-        refuse_older(self.table)
         update = SnapshotUpdate(self.table.state, branch, dict(snapshot_properties or {}))
-        self._steps.append(update)
+        self._add_snapshot(update)
         return update
 
     def update_schema(self, allow_incompatible_changes: bool = False, case_sensitive: bool = True) -> UpdateSchema:
@@ -115,9 +118,8 @@ class Transaction:
         return UpdateSortOrder(self, case_sensitive)  # type: ignore[arg-type]
 
     def manage_snapshots(self) -> ManageSnapshots:
-        """pyiceberg's builder of branches and tags; its own `commit` or context ends it."""
-        from pyiceberg.table.update.snapshot import ManageSnapshots
-
+        """pyiceberg's builder of branches and tags, with `fast_forward` and `cherry_pick`; its own `commit` or context
+        ends it."""
         return ManageSnapshots(self)  # type: ignore[arg-type]
 
     def set_properties(self, properties: Mapping[str, Any] | None = None, **values: Any) -> Self:
@@ -139,12 +141,20 @@ class Transaction:
         return self._metadata or self.table.metadata
 
     def _apply(self, updates: tuple[TableUpdate, ...], requirements: tuple[TableRequirement, ...] = ()) -> Self:
-        refuse_older(self.table)
-        step = _MetadataStep(tuple(updates), tuple(requirements))
-        state = replace(self.table.state, metadata=self.table_metadata)
-        self._metadata = step.apply(state)
+        if not all(isinstance(update, _OF_REFS) for update in updates):
+            refuse_older(self.table)
+        return self._add(_MetadataStep(tuple(updates), tuple(requirements)))
+
+    def _add(self, step: Step) -> Self:
+        """A step that changes metadata alone, so that the changes after it see it."""
+        self._metadata = step.apply(replace(self.table.state, metadata=self.table_metadata))
         self._steps.append(step)
         return self
+
+    def _add_snapshot(self, step: Step) -> None:
+        """A step that makes a snapshot, when the transaction commits."""
+        refuse_older(self.table)
+        self._steps.append(step)
 
     def _stage(self, updates: tuple[TableUpdate, ...], requirements: tuple[TableRequirement, ...] = ()) -> Self:
         return self._apply(updates, requirements)

@@ -394,7 +394,7 @@ def test_serializable_isolation(table: sm.Table, spark_session: SparkSession, fi
     commit(table, lambda tx: tx.update_snapshot().append(files(spark, 2)))
 
     def overwrite(tx: Any) -> None:
-        tx.update_snapshot().append(files(spark, 7, part="z")).validate_no_conflicts(filters, deletes=False)
+        tx.update_snapshot().append(files(spark, 7, part="z")).validate_no_conflicts(filters)
 
     if conflicts:
         with pytest.raises(CommitConflictError, match="added data that may match: /data/f2"):
@@ -411,10 +411,14 @@ def test_snapshot_isolation(table: sm.Table, spark_session: SparkSession, tmp_pa
         table, lambda tx: tx.update_snapshot().row_delta(deletes=vectors(spark, tmp_path, "v.puffin", f1=[3]))
     )
     with pytest.raises(CommitConflictError, match="added deletes of rows that may match"):
-        commit(stale, lambda tx: tx.update_snapshot().append(files(spark, 3)).validate_no_conflicts(data=False))
+        commit(
+            stale, lambda tx: tx.update_snapshot().append(files(spark, 3)).validate_no_conflicts(isolation="snapshot")
+        )
     removed = commit(table, lambda tx: tx.update_snapshot().delete(spark.sql("SELECT '/data/f2' file_path")))
     with pytest.raises(CommitConflictError, match="removed a data file that may match: /data/f2"):
-        commit(table, lambda tx: tx.update_snapshot().append(files(spark, 3)).validate_no_conflicts(data=False))
+        commit(
+            table, lambda tx: tx.update_snapshot().append(files(spark, 3)).validate_no_conflicts(isolation="snapshot")
+        )
     done = commit(removed, lambda tx: tx.update_snapshot().append(files(spark, 3)).validate_no_conflicts())
     assert live(done) == ["f1", "f3"]
 

@@ -259,7 +259,7 @@ def test_a_validation_looks_into_compacted_leaves(table: sm.Table) -> None:
     table = append(table, 10, 11)
     table.maintenance.compact_manifests().commit()
     with pytest.raises(CommitConflictError, match=r"added data that may match: /data/f1[01]"):
-        commit(stale, lambda tx: tx.update_snapshot().append(frame).validate_no_conflicts(deletes=False))
+        commit(stale, lambda tx: tx.update_snapshot().append(frame).validate_no_conflicts())
 
 
 def test_vectors_that_are_many_for_a_leaf_belong_to_it(table: sm.Table, tmp_path: Path) -> None:

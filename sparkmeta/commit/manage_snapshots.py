@@ -1,0 +1,210 @@
+"""How branches are brought together: pyiceberg's builder of branches and tags, with fast-forwards and cherry-picks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Self
+
+from pyiceberg.table.refs import MAIN_BRANCH, SnapshotRefType
+from pyiceberg.table.update.snapshot import ManageSnapshots as IcebergManageSnapshots
+from pyspark.sql import functions as F
+
+from sparkmeta.commit.conflicts import refuse_new_data
+from sparkmeta.commit.files_changed import ADDED, CHANGE_TYPE, REMOVED, file_changes
+from sparkmeta.commit.new_snapshot import branch_head, branch_update
+from sparkmeta.commit.snapshot_update import SnapshotUpdate
+from sparkmeta.errors import CommitConflictError, NoSuchSnapshotError, ValidationError
+from sparkmeta.spec.entry import ContentType
+from sparkmeta.spec.updates import update_table_metadata
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from pyspark.sql import DataFrame
+
+    from sparkmeta.commit.transaction import Transaction
+    from sparkmeta.spec.metadata import Snapshot, TableMetadata
+    from sparkmeta.state import TableState
+
+SOURCE_SNAPSHOT = "source-snapshot-id"
+WAP_ID, PUBLISHED_WAP_ID = "wap.id", "published-wap-id"
+_REPLACE_PARTITIONS = "replace-partitions"
+
+
+class ManageSnapshots(IcebergManageSnapshots):
+    """pyiceberg's builder of branches and tags, and what brings branches together; `commit` or its context ends it."""
+
+    _transaction: Transaction  # type: ignore[assignment]
+
+    def fast_forward(self, branch: str, to: str) -> Self:
+        """Move a branch to the snapshot of another branch or of a tag, which must descend from the branch's head.
+
+        A branch that is not there is created. Only metadata changes, of tables of every format version.
+
+        Raises:
+            ValidationError: no such ref, `branch` is a tag, or its head is no ancestor of the snapshot.
+        """
+        self._commit_if_ref_updates_exist()
+        self._transaction._add(FastForward(branch, to))
+        return self
+
+    def cherry_pick(self, snapshot_id: int) -> Self:
+        """Make the changes of a snapshot, one that main does not have, once more on main (semantics 4.15).
+
+        Main is fast-forwarded where its head is the snapshot's parent. Else an append adds its data files again, and a
+        dynamic partition overwrite replaces the same files, if it began at an ancestor of main and no data has been
+        added to its partitions since. The new snapshot's summary names the source as `source-snapshot-id`, and the
+        source's `wap.id` as `published-wap-id`.
+
+        Raises:
+            NoSuchSnapshotError: the table has no such snapshot.
+            UnsupportedError: the table is no V4 tree.
+            ValidationError: when the transaction commits: main has the snapshot or its `wap.id` already, or the
+                snapshot is of another kind.
+            CommitConflictError: when the transaction commits: what the snapshot replaced has changed.
+        """
+        self._commit_if_ref_updates_exist()
+        snapshot_of(self._transaction.table_metadata, snapshot_id)
+        self._transaction._add_snapshot(CherryPick(snapshot_id))
+        return self
+
+
+@dataclass(frozen=True)
+class FastForward:
+    """A step of a transaction: see `ManageSnapshots.fast_forward`."""
+
+    branch: str
+    to: str
+
+    def apply(self, state: TableState) -> TableMetadata:
+        """The metadata with the branch at its new head."""
+        metadata = state.metadata
+        ref, target = metadata.refs.get(self.branch), metadata.refs.get(self.to)
+        if target is None:
+            raise ValidationError(f"{metadata.location} has no branch or tag {self.to!r}")
+        if ref is not None and ref.snapshot_ref_type is not SnapshotRefType.BRANCH:
+            raise ValidationError(f"{metadata.location}: {self.branch!r} is a tag: only branches are fast-forwarded")
+        ancestors = {snapshot.snapshot_id for snapshot in lineage(metadata, target.snapshot_id)}
+        if ref is not None and ref.snapshot_id not in ancestors:
+            raise ValidationError(
+                f"{metadata.location}: can't fast-forward {self.branch!r} to {self.to!r}: its head {ref.snapshot_id} "
+                f"is no ancestor of {target.snapshot_id}"
+            )
+        if ref is not None and ref.snapshot_id == target.snapshot_id:
+            return metadata
+        return update_table_metadata(metadata, (branch_update(metadata, self.branch, target.snapshot_id),))
+
+
+@dataclass
+class CherryPick:
+    """A step of a transaction: see `ManageSnapshots.cherry_pick`."""
+
+    snapshot_id: int
+    _copy: _Copy | None = None
+
+    def apply(self, state: TableState) -> TableMetadata:
+        """The metadata with the changes on main. What a copy has written serves all attempts."""
+        picked = snapshot_of(state.metadata, self.snapshot_id)
+        head = branch_head(state, MAIN_BRANCH)
+        history = [] if head.snapshot is None else [*lineage(state.metadata, head.snapshot.snapshot_id)]
+        copied = _is_append(picked) or _is_dynamic_overwrite(picked)
+        if copied:
+            _refuse_published(head, history, picked)
+        if picked.parent_snapshot_id == (head.snapshot.snapshot_id if head.snapshot else None):
+            return update_table_metadata(
+                state.metadata, (branch_update(state.metadata, MAIN_BRANCH, picked.snapshot_id),)
+            )
+        _refuse_ancestor(head, history, picked)
+        if not copied:
+            raise ValidationError(
+                f"{_name(head, picked)} is {picked.operation}: only appends and dynamic partition overwrites can be "
+                "cherry-picked, and what is based on the head of main"
+            )
+        self._copy = self._copy or _Copy.of(state, picked)
+        return self._copy.apply(state, head, history)
+
+
+@dataclass
+class _Copy:
+    """An update of main that does what a snapshot did. added: the data files."""
+
+    picked: Snapshot
+    update: SnapshotUpdate
+    added: DataFrame
+
+    @staticmethod
+    def of(state: TableState, picked: Snapshot) -> _Copy:
+        changes = file_changes(state, picked.parent_snapshot_id, picked.snapshot_id)
+        data = changes.where(F.col("content") == int(ContentType.DATA))
+        added = data.where(F.col(CHANGE_TYPE) == ADDED)
+        properties = {SOURCE_SNAPSHOT: str(picked.snapshot_id)}
+        if wap_id := _summary(picked).get(WAP_ID):
+            properties[PUBLISHED_WAP_ID] = wap_id
+        update = SnapshotUpdate(state, MAIN_BRANCH, properties)
+        if _is_append(picked):
+            update.append(added)
+        else:
+            update.overwrite(added, data.where(F.col(CHANGE_TYPE) == REMOVED).select("file_path"))
+        return _Copy(picked, update, added)
+
+    def apply(self, state: TableState, head: TableState, history: list[Snapshot]) -> TableMetadata:
+        if _is_dynamic_overwrite(self.picked):
+            start = self.picked.parent_snapshot_id
+            if start is not None and start not in {snapshot.snapshot_id for snapshot in history}:
+                problem = f"overwrites partitions of snapshot {start}, which is no ancestor of main"
+                raise CommitConflictError(f"{_name(head, self.picked)} {problem}")
+            refuse_new_data(head, self.added, start)
+        return self.update.apply(state)
+
+
+# -- snapshots ------------------------------------------------------------------------------------------------------
+
+
+def snapshot_of(metadata: TableMetadata, snapshot_id: int) -> Snapshot:
+    """The snapshot of an id. Raises NoSuchSnapshotError."""
+    snapshot = metadata.snapshot_by_id(snapshot_id)
+    if snapshot is None:
+        raise NoSuchSnapshotError(f"{metadata.location} has no snapshot {snapshot_id}")
+    return snapshot
+
+
+def lineage(metadata: TableMetadata, snapshot_id: int) -> Iterator[Snapshot]:
+    """A snapshot and its ancestors that the table still has, the newest first."""
+    by_id = {snapshot.snapshot_id: snapshot for snapshot in metadata.snapshots}
+    place: int | None = snapshot_id
+    while place is not None and place in by_id:
+        snapshot = by_id.pop(place)
+        yield snapshot
+        place = snapshot.parent_snapshot_id
+
+
+def _refuse_published(head: TableState, history: list[Snapshot], picked: Snapshot) -> None:
+    wap_id = _summary(picked).get(WAP_ID)
+    for snapshot in history if wap_id else ():
+        if wap_id in (_summary(snapshot).get(WAP_ID), _summary(snapshot).get(PUBLISHED_WAP_ID)):
+            raise ValidationError(f"{_name(head, picked)} has the wap.id {wap_id!r}: it is published already")
+
+
+def _refuse_ancestor(head: TableState, history: list[Snapshot], picked: Snapshot) -> None:
+    for snapshot in history:
+        if snapshot.snapshot_id == picked.snapshot_id:
+            raise ValidationError(f"{_name(head, picked)} is an ancestor of main already")
+        if _summary(snapshot).get(SOURCE_SNAPSHOT) == str(picked.snapshot_id):
+            raise ValidationError(f"{_name(head, picked)} is on main already, as snapshot {snapshot.snapshot_id}")
+
+
+def _is_append(snapshot: Snapshot) -> bool:
+    return snapshot.operation == "append"
+
+
+def _is_dynamic_overwrite(snapshot: Snapshot) -> bool:
+    return snapshot.operation == "overwrite" and _summary(snapshot).get(_REPLACE_PARTITIONS) == "true"
+
+
+def _summary(snapshot: Snapshot) -> Mapping[str, str]:
+    return snapshot.summary.additional_properties if snapshot.summary is not None else {}
+
+
+def _name(state: TableState, snapshot: Snapshot) -> str:
+    return f"{state.metadata.location}: snapshot {snapshot.snapshot_id}"

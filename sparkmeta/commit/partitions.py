@@ -1,0 +1,50 @@
+"""The partitions of new files."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pyspark.sql import functions as F
+
+from sparkmeta.columns import sql
+from sparkmeta.commit.file_rows import FILE_COLUMNS, file_rows
+from sparkmeta.manifests.avro.read import schema_of
+from sparkmeta.manifests.leaf import entry_columns
+from sparkmeta.manifests.projection import MANIFEST, ORDINAL
+from sparkmeta.plan.deletes import partition_key
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from sparkmeta.state import TableState
+
+PARTITION_KEY = "key_of_new_files"
+
+
+def new_partitions(state: TableState, files: DataFrame) -> DataFrame:
+    """The distinct partitions of new files, as columns `partition_spec_id` and `partition` of entries.
+
+    Args:
+        files: rows with the columns of `inspect.files`.
+    """
+    rows = file_rows(state)
+    known = files.select(*(name for name in FILE_COLUMNS if name in files.columns))
+    entries = known.mapInArrow(rows.batches, schema_of(rows.schema))
+    placed = entries.withColumns({MANIFEST: F.lit(0), ORDINAL: F.lit(0).cast("long")})
+    columns = entry_columns(state.projection(("partition_spec_id",)), state.tuple_sources, None)
+    return placed.selectExpr(*sql.texts(columns)).drop(MANIFEST, ORDINAL).distinct()
+
+
+def replaced_partitions(state: TableState, files: DataFrame) -> DataFrame | None:
+    """The keys of the partitions of new files; None where one is unpartitioned: it replaces all (semantics 4.8)."""
+    partitions = new_partitions(state, files)
+    unpartitioned = [spec_id for spec_id, spec in state.specs.items() if spec.is_unpartitioned()]
+    of_those = partitions.where(F.col("partition_spec_id").isin(unpartitioned)).limit(1)
+    if unpartitioned and (len(unpartitioned) == len(state.specs) or len(of_those.toArrow())):
+        return None
+    return keys_of(state, partitions)
+
+
+def keys_of(state: TableState, partitions: DataFrame) -> DataFrame:
+    """Partitions as values that compare with `partition_key` of entries."""
+    return partitions.select(partition_key(state).alias(PARTITION_KEY).column())

@@ -1,0 +1,353 @@
+"""Operations on a small partitioned table, each for a V4 tree of ours and for a table of Iceberg's Java library.
+
+The table has the files a1, a2 of partition s = 'a' and b1, b2 of s = 'b'; an operation is about one of them, or about
+its partition.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+from py4j.java_gateway import is_instance_of
+from py4j.protocol import Py4JJavaError
+from pyiceberg.partitioning import PartitionField, PartitionSpec
+from pyiceberg.schema import Schema
+from pyiceberg.transforms import IdentityTransform
+from pyiceberg.types import LongType, NestedField, StringType
+
+from sparkmeta.commit.swap import TableVersion, next_version
+from sparkmeta.errors import CommitFailedError, ValidationError
+from sparkmeta.spec.metadata import TableMetadata
+from tests.peers.content_files import elements
+from tests.peers.file_maker import FileMaker
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from pyspark.sql import DataFrame, SparkSession
+
+    from sparkmeta.commit.snapshot_update import SnapshotUpdate
+    from sparkmeta.table import Table
+    from tests.peers.java import Java
+
+SCHEMA = Schema(NestedField(1, "id", LongType()), NestedField(2, "s", StringType()))
+SPEC = PartitionSpec(PartitionField(2, 1000, IdentityTransform(), "s"))
+
+OPERATIONS = (
+    "append",
+    "delete_files",
+    "delete_filter",
+    "overwrite_filter",
+    "overwrite_files",
+    "vector",
+    "equality",
+    "rewrite",
+    "replace_partitions",
+    "compact_manifests",
+)
+# Those that can be validated; of them those that take a filter.
+VALIDATED = ("overwrite_filter", "overwrite_files", "vector", "equality", "replace_partitions")
+FILTERED = VALIDATED[:-1]
+BY_PARTITION = ("append", "delete_filter", "overwrite_filter", "replace_partitions", "compact_manifests")
+
+
+@dataclass(frozen=True)
+class File:
+    """A data or delete file of 10 rows. content: as in `inspect.files`."""
+
+    name: str
+    content: int = 0
+    about: str = ""
+
+    @property
+    def part(self) -> str:
+        return (self.about or self.name)[0]
+
+    @property
+    def ids(self) -> tuple[int, int]:
+        """Values of the column id: 0 to 9 in a1 and what is about it, 10 to 19 in a2 ..."""
+        first = 10 * (int((self.about or self.name)[1]) - 1)
+        return first, first + 9
+
+    @property
+    def path(self) -> str:
+        return f"/data/{self.name}"
+
+
+BASE = ((File("a1"), File("b1")), (File("a2"), File("b2")))
+
+
+@dataclass(frozen=True)
+class Change:
+    """An operation, and the file that it is about. new: the name's end of the files that it adds.
+
+    isolation: None without validation. with_filter: the validation names the partition, else it takes the default.
+    """
+
+    operation: str
+    target: str
+    new: str
+    isolation: str | None = None
+    with_filter: bool = False
+
+    def __str__(self) -> str:
+        options = [self.isolation or "", "filter" if self.with_filter else ""]
+        return "-".join([self.operation, *filter(None, options)])
+
+    @property
+    def part(self) -> str:
+        return self.target[0]
+
+    @property
+    def row_filter(self) -> str:
+        return f"s = '{self.part}'"
+
+    @property
+    def added(self) -> File:
+        """A data file in the target's partition, whose ids are the target's."""
+        return File(f"{self.target}{self.new}")
+
+    @property
+    def removed(self) -> File:
+        return File(self.target)
+
+    @property
+    def vector(self) -> File:
+        return File(f"{self.target}{self.new}.puffin", 1, self.target)
+
+    @property
+    def equality(self) -> File:
+        return File(f"{self.target}{self.new}.eq", 2, self.target)
+
+
+# -- ours -----------------------------------------------------------------------------------------------------------
+
+
+def rows(spark: SparkSession, files: Iterable[File]) -> DataFrame:
+    """Files with the columns of `inspect.files`."""
+    listed = []
+    for file in files:
+        lower, upper = file.ids
+        bounds = {} if file.content == 1 else {
+            "lower_bounds": [(1, lower.to_bytes(8, "little"))], "upper_bounds": [(1, upper.to_bytes(8, "little"))],
+            "value_counts": [(1, 10)], "null_value_counts": [(1, 0)],
+        }  # fmt: skip
+        vector = {"referenced_data_file": f"/data/{file.about}", "content_offset": 4, "content_size_in_bytes": 40}
+        listed.append(
+            {
+                "content": file.content,
+                "file_path": file.path,
+                "file_format": "PUFFIN" if file.content == 1 else "PARQUET",
+                "record_count": 10,
+                "file_size_in_bytes": 1000,
+                "partition": {"s": file.part},
+                "equality_ids": [1] if file.content == 2 else None,
+                **bounds,
+                **(vector if file.content == 1 else {}),
+            }
+        )
+    return spark.createDataFrame(pa.Table.from_pylist(listed, schema=_ROWS))
+
+
+_COUNTS, _BOUNDS = pa.map_(pa.int32(), pa.int64()), pa.map_(pa.int32(), pa.binary())
+_ROWS = pa.schema(
+    [
+        ("content", pa.int32()),
+        ("file_path", pa.string()),
+        ("file_format", pa.string()),
+        ("record_count", pa.int64()),
+        ("file_size_in_bytes", pa.int64()),
+        ("partition", pa.struct([("s", pa.string())])),
+        ("equality_ids", pa.list_(pa.int32())),
+        ("referenced_data_file", pa.string()),
+        ("content_offset", pa.int64()),
+        ("content_size_in_bytes", pa.int64()),
+        ("value_counts", _COUNTS),
+        ("null_value_counts", _COUNTS),
+        ("lower_bounds", _BOUNDS),
+        ("upper_bounds", _BOUNDS),
+    ]
+)
+
+
+@dataclass
+class Pointer:
+    """A table's current version in memory, so that many commits can begin from one state of the table."""
+
+    current: TableVersion
+
+    def load(self) -> TableVersion:
+        return self.current
+
+    def commit(self, base_location: str | None, base: TableMetadata | None, new: TableMetadata) -> TableVersion:
+        if base_location != self.current.metadata_location:
+            raise CommitFailedError("another commit came first")
+        self.current = TableVersion(f"{base_location}+", next_version(base_location, base, new).metadata)
+        return self.current
+
+
+def apply(table: Table, change: Change, branch: str = "main", **properties: str) -> Table:
+    """Commits a change to one of our tables. Raises ValidationError where it is refused."""
+    if change.operation == "compact_manifests":
+        return table.maintenance.compact_manifests(min_masked=0.01, small_leaf=1.0, root_files=0).commit()
+    with table.transaction() as tx:
+        update = tx.update_snapshot(branch, properties)
+        describe(update, change, table.state.spark)
+        if change.isolation is not None:
+            update.validate_no_conflicts(
+                change.row_filter if change.with_filter else None,
+                isolation=change.isolation,  # type: ignore[arg-type]
+            )
+    return tx.commit()
+
+
+def describe(update: SnapshotUpdate, change: Change, spark: SparkSession) -> None:
+    """Says a change to an update."""
+    added, removed = rows(spark, [change.added]), rows(spark, [change.removed]).select("file_path")
+    operations: dict[str, Callable[[], object]] = {
+        "append": lambda: update.append(added),
+        "delete_files": lambda: update.delete(removed),
+        "delete_filter": lambda: update.delete(row_filter=change.row_filter),
+        "overwrite_filter": lambda: update.overwrite(added, row_filter=change.row_filter),
+        "overwrite_files": lambda: update.overwrite(added, removed),
+        "vector": lambda: update.row_delta(deletes=rows(spark, [change.vector])),
+        "equality": lambda: update.row_delta(deletes=rows(spark, [change.equality])),
+        "rewrite": lambda: update.rewrite(removed, added),
+        "replace_partitions": lambda: update.replace_partitions(added),
+    }
+    operations[change.operation]()
+
+
+def outcome(table: Table, change: Change) -> dict[str, list[str]] | str:
+    """What is planned after a change, deletes by data file, or "refused"."""
+    try:
+        after = apply(table, change)
+    except ValidationError:
+        return "refused"
+    return planned(after)
+
+
+def planned(table: Table) -> dict[str, list[str]]:
+    """The live data files and the deletes that apply to them."""
+    planned_files = table.scan().plan_files().select("file_path", "deletes.file_path").toDF("path", "deletes").collect()
+    return {row["path"]: sorted(row["deletes"]) for row in planned_files}
+
+
+# -- Java's ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class JavaPeer(FileMaker):
+    """A table of Java's, of the same schema and spec."""
+
+    java: Java
+    _table: Any
+
+    @staticmethod
+    def in_memory(java: Java) -> JavaPeer:
+        """A new table of format version 3 with the files of `BASE`."""
+        iceberg = java.iceberg
+        catalog = iceberg.inmemory.InMemoryCatalog()
+        catalog.initialize("peers", {})
+        catalog.createNamespace(iceberg.catalog.Namespace.of(java.strings(["db"])))
+        identifier = iceberg.catalog.TableIdentifier.of(java.strings(["db", "t"]))
+        schema = iceberg.SchemaParser.fromJson(SCHEMA.model_dump_json())
+        spec = iceberg.PartitionSpecParser.fromJson(schema, SPEC.model_dump_json())
+        peer = JavaPeer(java, catalog.createTable(identifier, schema, spec, {"format-version": "3"}))
+        for files in BASE:
+            peer.append(*map(peer.file, files))
+        return peer
+
+    @property
+    def table(self) -> Any:
+        return self._table
+
+    def file(self, file: File) -> Any:
+        contents = ("data", "position-deletes", "equality-deletes")
+        described: dict[str, Any] = {
+            "file-path": file.path, "content": contents[file.content], "partition": {"1000": file.part},
+        }  # fmt: skip
+        if file.content == 1:
+            described |= {
+                "file-format": "puffin", "referenced-data-file": f"/data/{file.about}", "content-offset": 4,
+                "content-size-in-bytes": 40,
+            }  # fmt: skip
+        else:
+            bounds = [bound.to_bytes(8, "little").hex() for bound in file.ids]
+            described |= {
+                "lower-bounds": {"keys": [1], "values": [bounds[0]]},
+                "upper-bounds": {"keys": [1], "values": [bounds[1]]},
+                "value-counts": {"keys": [1], "values": [10]},
+                "null-value-counts": {"keys": [1], "values": [0]},
+            }
+        if file.content == 2:
+            described["equality-ids"] = [1]
+        return self.content_file(described)
+
+    def update(self, change: Change, start: int) -> Any:
+        """The pending update of a change that began at a snapshot."""
+        table, java = self._table, self.java
+        row_filter = java.iceberg.expressions.Expressions.equal("s", change.part)
+        added, removed = self.file(change.added), self.file(change.removed)
+        unvalidated: dict[str, Callable[[], Any]] = {
+            "append": lambda: table.newAppend().appendFile(added),
+            "delete_files": lambda: table.newDelete().deleteFile(removed).validateFilesExist(),
+            "delete_filter": lambda: table.newDelete().deleteFromRowFilter(row_filter),
+            "rewrite": lambda: table.newRewrite().validateFromSnapshot(start).deleteFile(removed).addFile(added),
+            "compact_manifests": lambda: table.rewriteManifests().clusterBy(
+                java.jvm.java.util.function.Function.identity()
+            ),
+        }
+        if change.operation in unvalidated:
+            return unvalidated[change.operation]()
+        validated: dict[str, Callable[[], Any]] = {
+            "overwrite_filter": lambda: table.newOverwrite().overwriteByRowFilter(row_filter).addFile(added),
+            "overwrite_files": lambda: table.newOverwrite().deleteFile(removed).addFile(added),
+            "replace_partitions": lambda: table.newReplacePartitions().addFile(added),
+            "vector": lambda: (
+                table.newRowDelta()
+                .addDeletes(self.file(change.vector))
+                .validateDataFilesExist(java.jvm.java.util.List.of(change.removed.path))
+            ),
+            "equality": lambda: table.newRowDelta().addDeletes(self.file(change.equality)),
+        }
+        return self._validated(validated[change.operation]().validateFromSnapshot(start), change, row_filter)
+
+    def _validated(self, update: Any, change: Change, row_filter: Any) -> Any:
+        if change.isolation is None:
+            return update
+        if change.with_filter:
+            update.conflictDetectionFilter(row_filter)
+        if change.operation in ("vector", "equality"):
+            update.validateDeletedFiles().validateNoConflictingDeleteFiles()
+            return update.validateNoConflictingDataFiles() if change.isolation == "serializable" else update
+        update.validateNoConflictingDeletes()
+        return update.validateNoConflictingData() if change.isolation == "serializable" else update
+
+    def outcome(self, change: Change, other: Change) -> dict[str, list[str]] | str:
+        """What is planned after a change that another one came before, or "refused"."""
+        start = self._table.currentSnapshot().snapshotId()
+        update = self.update(change, start)
+        self.update(other, start).commit()
+        return self.planned() if self.commits(update.commit) else "refused"
+
+    def commits(self, commit: Callable[[], object]) -> bool:
+        """Whether Java lets something be committed: False for a ValidationException."""
+        try:
+            commit()
+        except Py4JJavaError as error:
+            refusal = "org.apache.iceberg.exceptions.ValidationException"
+            if not is_instance_of(self.java.gateway, error.java_exception, refusal):
+                raise
+            return False
+        return True
+
+    def planned(self) -> dict[str, list[str]]:
+        """The live data files and the deletes that apply to them."""
+        self._table.refresh()
+        return {
+            task.file().location(): sorted(delete.location() for delete in elements(task.deletes()))
+            for task in elements(self._table.newScan().planFiles())
+        }

@@ -1,0 +1,281 @@
+"""Which commits of others refuse one, and what is read to tell: beyond what is held against Java."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from pyspark.sql import functions as F
+
+import sparkmeta as sm
+from sparkmeta.commit.swap import TableVersion
+from sparkmeta.errors import CommitConflictError, ValidationError
+from sparkmeta.storage.files import LocalFiles
+from tests.commit.operations import SCHEMA, SPEC, Change, File, JavaPeer, Pointer, apply, planned, rows
+from tests.peers.java import Java
+from tests.peers.workshop import Workshop
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from pyspark.sql import DataFrame, SparkSession
+
+# New files stand in the root, or in leaves.
+ROOT, LEAVES = {"write.tree.direct-files": "9"}, {"write.tree.direct-files": "0"}
+PARTS = "abcd"
+
+
+@dataclass(frozen=True)
+class NotedFiles(LocalFiles):
+    """Local files, and the locations of those that the driver has read."""
+
+    read_locations: list[str] = field(default_factory=list)
+
+    def read(self, location: str) -> bytes:
+        self.read_locations.append(location)
+        return super().read(location)
+
+
+def in_memory(table: sm.Table) -> sm.Table:
+    """The table, to be committed to without changing what others see of it."""
+    return replace(table, swap=Pointer(TableVersion(table.metadata_location, table.metadata)))
+
+
+def behind(table: sm.Table, newest: sm.Table) -> sm.Table:
+    """The table as it was, whose commits meet what the newest version holds."""
+    return replace(table, swap=Pointer(TableVersion(newest.metadata_location, newest.metadata)))
+
+
+def append(table: sm.Table, *names: str) -> sm.Table:
+    """Adds files, in a leaf."""
+    with table.transaction() as tx:
+        tx.set_properties(LEAVES)
+        tx.update_snapshot().append(rows(table.state.spark, map(File, names)))
+    return tx.commit()
+
+
+def delete(table: sm.Table, *names: str) -> sm.Table:
+    with table.transaction() as tx:
+        tx.update_snapshot().delete(rows(table.state.spark, map(File, names)).select("file_path"))
+    return tx.commit()
+
+
+def insert(table: sm.Table, row_filter: str, **options: Any) -> sm.Table:
+    """An append that read what a filter matches."""
+    with table.transaction() as tx:
+        update = tx.update_snapshot().append(rows(table.state.spark, [File("z1")]))
+        update.validate_no_conflicts(row_filter, **options)
+    return tx.commit()
+
+
+def leaf_of(table: sm.Table, name: str) -> Path:
+    """The leaf that a data file stands in."""
+    rows_of_file = table.scan().plan_files().where(f"file_path = '/data/{name}'").select("manifest_path").collect()
+    return Path(rows_of_file[0][0].removeprefix("file://"))
+
+
+@contextmanager
+def missing(leaves: set[Path]) -> Iterator[None]:
+    """Leaves that can't be opened, for a while."""
+    for leaf in leaves:
+        leaf.rename(leaf.with_suffix(".away"))
+    try:
+        yield
+    finally:
+        for leaf in leaves:
+            leaf.with_suffix(".away").rename(leaf)
+
+
+@pytest.fixture(scope="module")
+def base(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> sm.Table:
+    """A leaf for each partition, with the files 1 and 2 of it."""
+    catalog = sm.load_catalog("test", type="hadoop", warehouse=str(tmp_path_factory.mktemp("leaves")))
+    table = catalog.create_table("db.t", SCHEMA, SPEC, format_version=4, spark=spark)
+    with table.transaction() as tx:
+        tx.set_properties(LEAVES | {"commit.retry.min-wait-ms": "1"})
+        for part in PARTS:
+            tx.update_snapshot().append(rows(spark, [File(f"{part}1"), File(f"{part}2")]))
+        tx.set_properties(ROOT)
+    return tx.commit()
+
+
+@pytest.fixture(scope="module")
+def newest(base: sm.Table) -> sm.Table:
+    """What others have done since: data in a and b, a file of c removed, a vector for one of d."""
+    table = append(in_memory(base), "a5", "a6")
+    table = append(table, "b5")
+    table = delete(table, "c1")
+    return apply(table, Change("vector", "d1", "x"))
+
+
+@pytest.mark.parametrize(
+    ("row_filter", "isolation", "opened", "conflict"),
+    [
+        ("s = 'e'", "serializable", (), None),
+        ("s = 'a' and id > 1000", "serializable", (), None),
+        ("s in ('a', 'b') and id < 10", "serializable", (), None),
+        ("s = 'a' and id >= 55", "serializable", ("a5",), "added data that may match: /data/a6"),
+        ("s = 'a'", "snapshot", (), None),
+        ("s = 'c' and id < 10", "serializable", ("c2",), "removed a data file that may match: /data/c1"),
+        ("s = 'c' and id < 10", "snapshot", ("c2",), "removed a data file that may match: /data/c1"),
+        ("s = 'c' and id >= 10", "serializable", ("c2",), None),
+    ],
+)
+def test_only_leaves_that_may_tell_are_opened(
+    base: sm.Table,
+    newest: sm.Table,
+    row_filter: str,
+    isolation: str,
+    opened: tuple[str, ...],
+    conflict: str | None,
+) -> None:
+    """Of a table of many leaves, those that others added or masked since, as far as the filter leaves them."""
+    leaves = {leaf_of(newest, f"{part}2") for part in PARTS} | {leaf_of(newest, "a5"), leaf_of(newest, "b5")}
+    assert len(leaves) == len(PARTS) + 2
+    needed = {leaf_of(newest, name) for name in opened}
+    files = NotedFiles()
+    stale = behind(replace(base, state=replace(base.state, files=files)), newest)
+    with missing(leaves - needed):
+        if conflict is None:
+            insert(stale, row_filter, isolation=isolation)
+        else:
+            with pytest.raises(CommitConflictError, match=conflict):
+                insert(stale, row_filter, isolation=isolation)
+    roots = {snapshot.root_manifest for snapshot in newest.snapshots()[len(PARTS) - 1 :]}
+    read = {location for location in files.read_locations if "-root-" in location}
+    assert read == roots, "the roots since the table was read, its own among them"
+    for leaf in needed:
+        with missing({leaf}), pytest.raises(Exception, match=leaf.name):
+            insert(behind(base, newest), row_filter, isolation=isolation)
+
+
+def test_data_that_was_rewritten_since_is_still_new(base: sm.Table) -> None:
+    """The rewrite's file holds the rows that were added: that the added file is gone again proves nothing."""
+    table = append(in_memory(base), "a5")
+    table = apply(table, Change("rewrite", "a5", "x"))
+    with pytest.raises(CommitConflictError, match="added data that may match: /data/a5"):
+        insert(behind(base, table), "s = 'a'")
+    insert(behind(base, table), "s = 'b'")
+
+
+def test_rows_that_were_rewritten_are_not_new(base: sm.Table) -> None:
+    table = apply(in_memory(base), Change("rewrite", "a2", "x"))
+    after = apply(behind(base, table), Change("equality", "a1", "y", "serializable", with_filter=True))
+    assert planned(after)["/data/a1"] == ["/data/a1y.eq"]
+
+
+@pytest.mark.parametrize("layout", ["root", "leaves"])
+def test_partitions_are_overwritten_side_by_side(base: sm.Table, layout: str) -> None:
+    table = in_memory(base)
+    with table.transaction() as tx:
+        tx.set_properties(ROOT if layout == "root" else LEAVES)
+        tx.update_snapshot().append(rows(table.state.spark, [File("a3"), File("b3")]))
+    table = in_memory(tx.commit())
+    other = apply(table, Change("overwrite_filter", "b1", "x", "serializable", with_filter=True))
+    both = apply(behind(table, other), Change("overwrite_filter", "a1", "x", "serializable"))
+    names = {path.removeprefix("/data/") for path in planned(both)}
+    assert {name for name in names if name[0] in "ab"} == {"a1x", "b1x"}
+    with pytest.raises(CommitConflictError, match="removed a data file that may match"):
+        apply(behind(table, other), Change("overwrite_filter", "b1", "y", "snapshot"))
+
+
+@pytest.mark.parametrize(
+    ("deletes", "refused"),
+    [
+        (["a1"], "added deletes that apply to a file to replace: /data/a1"),
+        (["a2"], None),
+        (["b1"], None),
+        (["b1", "a2", "a1"], "added deletes that apply to a file to replace: /data/a1"),
+    ],
+)
+@pytest.mark.parametrize("layout", ["root", "leaves"])
+def test_new_equality_deletes_refuse_rewrites_of_files_that_they_apply_to(
+    base: sm.Table, layout: str, deletes: list[str], refused: str | None
+) -> None:
+    """a1 holds ids up to 9, a2 from 10: deletes of these ids in a have no row of a1 to delete."""
+    table = in_memory(base)
+    with table.transaction() as tx:
+        tx.set_properties(ROOT if layout == "root" else LEAVES)
+    table = in_memory(tx.commit())
+    other = table
+    for target in deletes:
+        other = apply(other, Change("equality", target, "x"))
+    stale, change = behind(table, other), Change("rewrite", "a1", "y")
+    if refused is None:
+        assert "/data/a1y" in planned(apply(stale, change))
+    else:
+        with pytest.raises(CommitConflictError, match=refused):
+            apply(stale, change)
+
+
+@pytest.fixture(scope="module")
+def upgraded(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> tuple[sm.Table, int]:
+    """A tree that was a table of Java's, with a branch, and the first of the snapshots that Java made."""
+    shop = Workshop(Java(spark), f"upgraded{tmp_path_factory.mktemp('upgraded').name}", "")
+    shop.create_by_java(SCHEMA.model_dump()["fields"], [("s", "identity")], version=3)
+    peer = JavaPeer(shop.java, shop.table)
+    peer.append(peer.file(File("a1")), peer.file(File("b1")), peer.file(File("b2")))
+    first = shop.snapshot_id()
+    shop.table.manageSnapshots().createBranch("audit", first).commit()
+    shop.table.newAppend().appendFile(peer.file(File("d1"))).toBranch("audit").commit()
+    peer = JavaPeer(shop.java, shop.table)
+    peer.append(peer.file(File("a2")))
+    shop.table.newDelete().deleteFile(peer.file(File("b2"))).commit()
+    table = sm.load_table(str(shop.table.location()), spark=spark).maintenance.upgrade(4).commit()
+    with table.transaction() as tx:
+        tx.update_snapshot().append(renamed(spark, File("c1")))
+    return tx.commit(), first
+
+
+def renamed(spark: SparkSession, *files: File) -> DataFrame:
+    """Files of a table whose partition field has the name that a workshop gives it."""
+    return rows(spark, files).withColumn("partition", F.expr("named_struct('s_identity', partition.s)"))
+
+
+@pytest.mark.java
+@pytest.mark.parametrize(
+    ("row_filter", "isolation", "conflict"),
+    [
+        ("s = 'a' and id >= 10", "serializable", "added data that may match: /data/a2"),
+        ("s = 'a'", "snapshot", None),
+        ("s = 'a' and id < 10", "serializable", None),
+        ("s = 'b' and id >= 10", "snapshot", "removed a data file that may match: /data/b2"),
+        ("s = 'b' and id < 10", "serializable", None),
+        ("s = 'c'", "serializable", "added data that may match: /data/c1"),
+    ],
+)
+def test_what_was_read_before_an_upgrade(
+    upgraded: tuple[sm.Table, int], row_filter: str, isolation: str, conflict: str | None
+) -> None:
+    """Manifest lists say what their snapshots changed, too."""
+    table, first = upgraded
+
+    tx = in_memory(table).transaction()
+    update = tx.update_snapshot().append(renamed(table.state.spark, File("z1")))
+    update.validate_no_conflicts(row_filter, from_snapshot_id=first, isolation=isolation)  # type: ignore[arg-type]
+    if conflict is None:
+        assert "/data/z1" in planned(tx.commit())
+    else:
+        with pytest.raises(CommitConflictError, match=conflict):
+            tx.commit()
+
+
+@pytest.mark.java
+def test_a_pick_of_what_was_staged_before_an_upgrade(upgraded: tuple[sm.Table, int]) -> None:
+    table, _ = upgraded
+    staged = table.snapshot_by_name("audit")
+    assert staged is not None
+    with in_memory(table).transaction() as tx:
+        tx.manage_snapshots().cherry_pick(staged.snapshot_id).commit()
+    assert {path: len(deletes) for path, deletes in planned(tx.commit()).items()} == {
+        f"/data/{name}": 0 for name in ("a1", "a2", "b1", "c1", "d1")
+    }
+    assert tx.commit().check().collect() == []
+
+
+def test_an_isolation_that_is_none(base: sm.Table) -> None:
+    with pytest.raises(ValidationError, match="isolation is 'none': it is serializable or snapshot"):
+        insert(in_memory(base), "s = 'a'", isolation="none")

@@ -1,0 +1,96 @@
+"""Writers on partitions of their own, in two processes of which one is killed now and then: nobody is in anybody's way.
+
+`make test` runs 4 writers with 5 commits each; SPARKMETA_SOAK=1 8 with 200.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sparkmeta.storage.writing import is_temporary
+from tests.commit import partition_writers as writers
+from tests.commit.operations import planned
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    import sparkmeta as sm
+
+PROCESSES = 2
+# Writers a process, commits a writer, kills in all.
+SHORT, LONG = (2, 5, 1), (4, 200, 20)
+ROOT = Path(__file__).parent.parent.parent
+
+
+def test_writers_of_other_partitions_do_not_conflict(spark: SparkSession, tmp_path: Path, soak: bool) -> None:
+    each, commits, kills = LONG if soak else SHORT
+    count = PROCESSES * each
+    table = writers.create(spark, tmp_path, count)
+    began = time.monotonic()
+    run(table, tmp_path, each, commits, kills)
+    took = time.monotonic() - began
+
+    table = table.refresh()
+    lines = [line for number in range(count) for line in (tmp_path / f"writer.{number}").read_text().splitlines()]
+    assert [line for line in lines if not line.endswith(" done")] == []
+    authors = [
+        snapshot.summary.additional_properties.get("author") for snapshot in table.snapshots()[1:] if snapshot.summary
+    ]
+    assert sorted(authors) == sorted(f"{writer}/{step}" for writer in range(count) for step in range(1, commits + 1))
+    assert planned(table) == writers.expected(count, commits)
+    assert table.check().collect() == []
+    left = orphans(table)
+    print(  # noqa: T201
+        f"\n{count} writers x {commits} commits in {took:.1f} s, {kills} kills, {len(left)} files left over: {left}"
+    )
+    # A writer that is killed leaves at most the root and the metadata file of its attempt.
+    assert all(is_temporary(name) or "-root-" in name for name in left)
+    assert len(left) <= 2 * kills * each
+
+
+def run(table: sm.Table, folder: Path, each: int, commits: int, kills: int) -> None:
+    """Runs the processes to their end; kills one of them again and again, when its writers are at work."""
+    chance = random.Random(17)
+    running = {number: start(table, folder, number, each, commits) for number in range(PROCESSES)}
+    for _ in range(kills):
+        number = chance.randrange(PROCESSES)
+        before = progress(folder, number, each)
+        while running[number].poll() is None and progress(folder, number, each) <= before:
+            time.sleep(0.02)
+        time.sleep(chance.uniform(0, 2))
+        assert running[number].poll() is None, "the writers were done before they were killed"
+        running[number].kill()
+        running[number].wait()
+        running[number] = start(table, folder, number, each, commits)
+    for number, process in running.items():
+        assert process.wait(timeout=6 * 3600) == 0, (folder / f"process.{number}").read_text()[-3000:]
+
+
+def start(table: sm.Table, folder: Path, number: int, each: int, commits: int) -> subprocess.Popen[bytes]:
+    arguments = [table.location(), str(folder), str(number * each), str(each), str(commits)]
+    command = [sys.executable, "-m", "tests.commit.partition_writers", *arguments]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    log = folder / f"process.{number}"
+    with log.open("a") as errors:
+        return subprocess.Popen(command, cwd=ROOT, env=environment, stdout=errors, stderr=errors)
+
+
+def progress(folder: Path, number: int, each: int) -> int:
+    """How many lines the writers of a process have noted."""
+    notes = (folder / f"writer.{writer}" for writer in range(number * each, (number + 1) * each))
+    return sum(len(path.read_text().splitlines()) for path in notes if path.exists())
+
+
+def orphans(table: sm.Table) -> list[str]:
+    """Files in the metadata folder that no version of the table names."""
+    roots = {Path(snapshot.root_manifest).name for snapshot in table.snapshots() if snapshot.root_manifest}
+    leaves = {Path(row.path).name for row in table.inspect.all_manifests().collect()}
+    names = {path.name for path in (Path(table.location().removeprefix("file://")) / "metadata").iterdir()}
+    versions = {name for name in names if name.endswith(".metadata.json") and name.startswith("v")}
+    return sorted(names - roots - leaves - versions - {"version-hint.text"})
