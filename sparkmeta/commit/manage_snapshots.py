@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame
 
+    from sparkmeta.commit.new_snapshot import SnapshotNames
     from sparkmeta.commit.transaction import Transaction
     from sparkmeta.spec.metadata import Snapshot, TableMetadata
     from sparkmeta.state import TableState
@@ -102,6 +103,11 @@ class CherryPick:
 
     snapshot_id: int
     _copy: _Copy | None = None
+
+    @property
+    def names(self) -> SnapshotNames | None:
+        """The names of the files that it writes; None where it writes none. For `Transaction`."""
+        return None if self._copy is None else self._copy.update.names
 
     def apply(self, state: TableState) -> TableMetadata:
         """The metadata with the changes on main. What a copy has written serves all attempts."""

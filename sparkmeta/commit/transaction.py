@@ -79,8 +79,7 @@ class _MetadataStep:
 class Transaction:
     """Changes that become visible together; used as `with table.transaction() as tx:`, or ended by `commit`.
 
-    Nothing is written to the table before its end, but data that it takes along: leaves of manifests, which are orphans
-    if it fails.
+    Nothing is written before its end. What a commit writes and does not use is deleted once its outcome is known.
     """
 
     table: Table

@@ -255,6 +255,7 @@ class _Compaction:
         if self.done is None:
             assert plan._scope is not None
             self.done = rewrite(plan._state, plan._scope, plan._choice, self.names.file("compact"))
+            self.names.written.update(*(group.made.column("location").to_pylist() for group in self.done))
         base = base_root(head)
         fitted = with_root(head, base)
         found = fold(fitted, _root(base, head), self.done, blob_loader(head))

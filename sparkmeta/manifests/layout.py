@@ -202,18 +202,19 @@ def read_manifest(
 
 
 @contextmanager
-def open_manifest(source: Any, location: str) -> Iterator[OpenManifest]:
+def open_manifest(source: Any, location: str, *, coalesce: bool = False) -> Iterator[OpenManifest]:
     """Open a V4 manifest whose parts are read one by one.
 
     Args:
         source: the file, as pyarrow takes it.
         location: of the file, for errors.
+        coalesce: whether to read neighbouring columns by one request, for a source that is no memory.
 
     Raises:
         CorruptFileError: no Parquet file, or no V4 manifest.
     """
     with _parquet_errors(location):
-        file = pq.ParquetFile(source, page_checksum_verification=True)
+        file = pq.ParquetFile(source, page_checksum_verification=True, pre_buffer=coalesce)
     with file:
         metadata = file.metadata.metadata or {}
         texts = {key.decode(errors="replace"): value.decode(errors="replace") for key, value in metadata.items()}

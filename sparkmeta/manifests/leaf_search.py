@@ -54,7 +54,7 @@ class LeafSearch:
 
     def _in_leaf(self, unit: Mapping[str, Any]) -> pa.Table:
         source = RangedFile(self.files, unit["location"], unit["file_size_in_bytes"])
-        with open_manifest(pa.PythonFile(source, "r"), unit["location"]) as manifest:
+        with open_manifest(pa.PythonFile(source, "r"), unit["location"], coalesce=True) as manifest:
             groups = [group for group in range(manifest.row_groups) if self._may_hold(manifest, group)]
             rows, ordinals = self._matching(manifest, groups)
         mask = self.masks.get(unit["manifest"])
