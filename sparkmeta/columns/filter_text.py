@@ -43,7 +43,7 @@ _LITERALS: Final[dict[str, Callable[[str], Literal[Any]]]] = {
     r"[+-]?(?:\d+\.\d*+|\.\d++)": lambda text: DecimalLiteral(Decimal(text)),
     r"[+-]?\d++": lambda text: LongLiteral(int(text)),
 }
-_LIST: Final = "|".join(f"{one}(?:{_SPACE},{_SPACE}{one})++" for one in _LITERALS)
+_LIST: Final = "|".join(f"{literal}(?:{_SPACE},{_SPACE}{literal})++" for literal in _LITERALS)
 _TOKEN: Final = re.compile(
     rf"""\s*(?:(?P<list>\({_SPACE}(?:{_LIST}){_SPACE}\))"""
     r"""|(?P<quoted>'(?:[^'\\]|''|\\.)*'|"(?:[^"\\]|\\.)*")|(?P<word>[\w$.]+)|(?P<other>[^\s'"]))""",
@@ -151,11 +151,13 @@ class _Parser:
 
 
 def _comparison(text: str) -> BooleanExpression | None:
-    """A column's comparison with a literal, as pyiceberg reads it in ten times the time; None for other predicates."""
+    """A column's comparison with a literal, read in a tenth of the time of pyiceberg's grammar; None for others."""
     if not (match := _COMPARISON.fullmatch(text)):
         return None
-    made: BooleanExpression = _OPERATORS[match["operator"]](Reference(match["column"]), _literal(match["literal"]))
-    return made
+    comparison: BooleanExpression = _OPERATORS[match["operator"]](
+        Reference(match["column"]), _literal(match["literal"])
+    )
+    return comparison
 
 
 def _literal(text: str) -> Literal[Any]:
@@ -170,8 +172,8 @@ def _in_list(text: str, literals: str) -> BooleanExpression | None:
     if not isinstance(short, EqualTo | NotEqualTo):
         return None
     set_predicate: Any = In if isinstance(short, EqualTo) else NotIn
-    made: BooleanExpression = set_predicate(short.term, {*map(_LITERALS[kind], values)})
-    return made
+    predicate: BooleanExpression = set_predicate(short.term, {*map(_LITERALS[kind], values)})
+    return predicate
 
 
 class _Tokens:

@@ -150,13 +150,13 @@ def _bind_comparison(predicate: LiteralPredicate, field: FieldReference) -> Bool
 
 def _bind_set(predicate: In | NotIn, field: FieldReference) -> BooleanExpression:
     primitive = _primitive(field)
-    placed = [(one, *place_literal(one, primitive)) for one in predicate.literals]
-    values = {_literal(one, value) for one, value, place in placed if place is Place.AT}
+    placed = [(written, *place_literal(written, primitive)) for written in predicate.literals]
+    values = {_literal(written, value) for written, value, place in placed if place is Place.AT}
     return _bound(predicate.as_bound, field, values)
 
 
 def _literal(written: Literal[Any], value: Any) -> Literal[Any]:
-    """The literal of a value: the one it was written as where that is the same, as making many takes time."""
+    """The literal of a value: the written one where that says the same, since making many takes time."""
     same = isinstance(written, LongLiteral | StringLiteral) and written.value is value
     return written if same else literal(value)
 

@@ -104,8 +104,8 @@ def _by_field(stats: Callable[[int], FieldStats], record_count: Sql) -> Callable
         if field.field_id not in found:
             # Files have no stats of structs, lists and maps themselves.
             unknown = FieldStats(*[None] * len(FieldStats._fields))
-            own = stats(field.field_id) if isinstance(field.field_type, PrimitiveType) else unknown
-            found[field.field_id] = ColumnStats(own, record_count, field.field_type)
+            known = stats(field.field_id) if isinstance(field.field_type, PrimitiveType) else unknown
+            found[field.field_id] = ColumnStats(known, record_count, field.field_type)
         return found[field.field_id]
 
     return of

@@ -194,6 +194,10 @@ class _TreeCheck:
 
     @cached_property
     def _leaf_frame(self) -> DataFrame:
+        return F.broadcast(self._leaf_rows)
+
+    @cached_property
+    def _leaf_rows(self) -> DataFrame:
         roots, stats = self._roots, self._roots.column("manifest_stats")
         columns = {
             MANIFEST: roots.column(MANIFEST),
@@ -207,7 +211,7 @@ class _TreeCheck:
         }
         arrays = [columns[one.name].cast(one.type) for one in _LEAF_SCHEMA]
         table = pa.Table.from_arrays(arrays, schema=_LEAF_SCHEMA)
-        return F.broadcast(local_frame(self.state.spark, table))
+        return local_frame(self.state.spark, table)
 
     @cached_property
     def _sources(self) -> dict[int, str]:
@@ -311,7 +315,7 @@ class _TreeCheck:
         status = F.col("version_info.status")
         sums = [F.count(F.when(status == int(one), 1)).alias(f"found_{name}") for one, name in _COUNTED.items()]
         found = self._entries.groupBy(MANIFEST).agg(*sums, F.count("*").alias("found_records"))
-        both = self._leaf_frame.join(found, MANIFEST, "left")
+        both = self._leaf_rows.join(found, MANIFEST, "left")
         names = ("records", *_COUNTED.values())
         differs = reduce(or_, (F.coalesce(f"found_{name}", F.lit(0)) != F.col(name) for name in names))
         said, there = (F.to_json(F.struct(*(F.coalesce(f"{prefix}{name}", F.lit(0)).alias(name) for name in names)))

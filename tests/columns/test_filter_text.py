@@ -70,7 +70,7 @@ def told(expression: BooleanExpression) -> Any:
     if isinstance(expression, Not):
         return Not, told(expression.child)
     literals = getattr(expression, "literals", [getattr(expression, "literal", None)])
-    kinds = sorted((type(one).__name__, str(getattr(one, "value", one))) for one in literals)
+    kinds = sorted((type(literal).__name__, str(getattr(literal, "value", literal))) for literal in literals)
     return type(expression), str(getattr(expression, "term", "")), kinds
 
 

@@ -49,6 +49,10 @@ def test_a_sound_tree(tmp_path: Path, spark: SparkSession) -> None:
     assert violations(table) == set()
     assert table.check(2).count() == 0
     assert table.check().columns == ["rule", "location", "value", "problem"]
+    plan: Any = table.check()._jdf.queryExecution().optimizedPlan()  # type: ignore[operator]
+    outer = [line for line in plan.toString().splitlines() if "Join LeftOuter" in line]
+    assert outer
+    assert not [line for line in outer if "leftHint" in line], "Spark warns of hints that it can't follow"
 
 
 def wrong_kind_in_data_leaf(tree: TreeTable) -> Broken:

@@ -113,8 +113,8 @@ FILTER = "ts < '1900-01-01T00:00:00' and d < '1950-01-01' and f < 5"
 @pytest.fixture(scope="module")
 def tables(spark: SparkSession, java_warehouse: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """The metadata files of `TABLES`."""
-    made = {f"v{version}": java_table(spark, java_warehouse, version) for version in (2, 3, 4)}
-    return made | {"tree": tree_of(sm.load_table(made["v3"], spark=spark), tmp_path_factory.mktemp("tree"))}
+    locations = {f"v{version}": java_table(spark, java_warehouse, version) for version in (2, 3, 4)}
+    return locations | {"tree": tree_of(sm.load_table(locations["v3"], spark=spark), tmp_path_factory.mktemp("tree"))}
 
 
 def java_table(spark: SparkSession, warehouse: str, version: int) -> str:
@@ -223,8 +223,8 @@ def test_no_setting_hides_a_lost_manifest(
     manifest = table.state.roots.column("location")[0].as_py()
     path = Path(manifest.removeprefix("file:").replace("///", "/", 1))
     hidden = path.with_name(f".{path.name}.crc")  # by which Hadoop's local file system finds damage before Parquet does
-    kept = {one: one.read_bytes() for one in (path, hidden) if one.exists()}
-    content = kept[path]
+    saved = {file: file.read_bytes() for file in (path, hidden) if file.exists()}
+    content = saved[path]
     try:
         hidden.unlink(missing_ok=True)
         path.unlink()
@@ -241,8 +241,8 @@ def test_no_setting_hides_a_lost_manifest(
                 assert error is not None, kind
                 assert path.name in str(error), f"{kind}: {error}"
     finally:
-        for one, bytes_of in kept.items():
-            one.write_bytes(bytes_of)
+        for file, before in saved.items():
+            file.write_bytes(before)
 
 
 def _raised_by(make: Callable[[], DataFrame]) -> SparkmetaError | None:

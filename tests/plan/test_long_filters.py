@@ -21,9 +21,9 @@ LISTED = f"id in ({', '.join(map(str, VALUES))})"
 
 @pytest.fixture
 def table(tmp_path: Path) -> TreeTable:
-    made = TreeTable(tmp_path, BY_PART)
-    made.snapshot(added=[made.leaf("m", data("a1"), data("a2"), data("b", "b"))])
-    return made
+    tree = TreeTable(tmp_path, BY_PART)
+    tree.snapshot(added=[tree.leaf("m", data("a1"), data("a2"), data("b", "b"))])
+    return tree
 
 
 def test_each_row_has_its_residual_and_the_plan_has_it_once(table: TreeTable, spark: SparkSession) -> None:
