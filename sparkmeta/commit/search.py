@@ -26,6 +26,7 @@ from sparkmeta.manifests.leaf_search import LeafSearch
 from sparkmeta.manifests.projection import MANIFEST, EntryProjection
 from sparkmeta.manifests.root import is_live
 from sparkmeta.manifests.tree import IN_ROOT, OWN_ENTRIES, leaf_units
+from sparkmeta.plan.deletes import VECTOR_COLUMNS
 from sparkmeta.plan.prune import is_live as entry_is_live
 from sparkmeta.session import local_frame, map_here, map_units
 from sparkmeta.spec.entry import ContentType
@@ -36,17 +37,8 @@ if TYPE_CHECKING:
 # More files than this are never brought to the driver one by one.
 FEW_FILES = 20_000
 
-FOUND_COLUMNS = (
-    "content_type",
-    "location",
-    "file_format",
-    "version_info",
-    "deletion_vector",
-    "partition_spec_id",
-    "record_count",
-    "file_size_in_bytes",
-    "referenced_file",
-)
+# What tells where an entry is, and what it amounts to.
+FOUND_COLUMNS = VECTOR_COLUMNS
 
 # Threads of the driver search up to so many leaves sooner than a job does.
 _LEAVES_ON_DRIVER = 64
@@ -77,7 +69,7 @@ class _LeafHits:
 class LeafMemo:
     """What a search found in leaves, for as long as these and their deletion vectors stay."""
 
-    _hits: dict[str, _LeafHits] = field(default_factory=dict)
+    _hits: dict[str, list[_LeafHits]] = field(default_factory=dict)
 
     def recall(
         self, state: TableState, manifests: pa.Table, schema: pa.Schema, asked: frozenset[str] = frozenset()
@@ -96,12 +88,12 @@ class LeafMemo:
         places = dict(zip(*(manifests.column(name).to_pylist() for name in ("location", MANIFEST)), strict=True))
         tables, known = [schema.empty_table()], []
         for location, manifest in places.items():
-            hits = self._hits.get(location)
-            if hits is None or not same_vector(hits.mask, masks.get(location)) or not asked <= hits.asked:
-                continue
-            if hits.entries.schema.equals(schema):
-                known.append(location)
-                tables.append(_at_manifest(hits.entries, manifest))
+            for hits in self._hits.get(location, ()):
+                same_leaf = same_vector(hits.mask, masks.get(location)) and hits.entries.schema.equals(schema)
+                if same_leaf and asked <= hits.asked:
+                    known.append(location)
+                    tables.append(_at_manifest(hits.entries, manifest))
+                    break
         fresh = pc.invert(pc.is_in(manifests.column("location"), pa.array(known, pa.string())))
         return pa.concat_tables(tables), manifests.filter(fresh)
 
@@ -116,7 +108,7 @@ class LeafMemo:
             *(leaves.column(name).to_pylist() for name in ("location", MANIFEST)), strict=True
         ):
             hits = by_manifest.get(manifest, entries.slice(0, 0))
-            self._hits[location] = _LeafHits(masks.get(location), asked, hits)
+            self._hits.setdefault(location, []).append(_LeafHits(masks.get(location), asked, hits))
 
 
 @dataclass

@@ -67,7 +67,7 @@ _NO_DELETES = sql.empty_array(sql.lit(None).cast(DELETES_TYPE.elementType))
 # Groups of at most this many delete files are broadcast; more are joined by hash, partition by partition.
 BROADCAST_DELETES = 100_000
 
-_VECTOR_COLUMNS = (
+VECTOR_COLUMNS = (
     "content_type",
     "location",
     "file_format",
@@ -78,7 +78,7 @@ _VECTOR_COLUMNS = (
     "file_size_in_bytes",
     "referenced_file",
 )
-_DELETE_COLUMNS = (*_VECTOR_COLUMNS, "equality_ids")
+_DELETE_COLUMNS = (*VECTOR_COLUMNS, "equality_ids")
 
 _KEY, _PATH = "delete_key", "delete_path"
 
@@ -158,7 +158,7 @@ def only_vectors(state: TableState, manifests: pa.Table, *, by_job: bool) -> boo
 def vector_projection(scan_filter: ScanFilter) -> EntryProjection:
     """What is read of deletion vectors: those that may be of use for the filter."""
     wanted = wanted_entries(scan_filter, by_stats=False)
-    return replace(scan_filter.state.projection(_VECTOR_COLUMNS), wanted=wanted)
+    return replace(scan_filter.state.projection(VECTOR_COLUMNS), wanted=wanted)
 
 
 def all_vectors(entries: pa.Table) -> bool:

@@ -41,6 +41,8 @@ class Model:
     def commit(self) -> tuple[set[str], set[str], set[str]]:
         """A random commit: what it adds and removes, and the leaves that tell."""
         self.snapshot += 1
+        # Leaves of which nothing is live any more are left out of the next root.
+        self.masked = {leaf: masked for leaf, masked in self.masked.items() if self._kept(leaf)}
         removed_here = self._some(self.in_root)
         masks = {leaf: ordinals for leaf in sorted(self.masked)
                  if (ordinals := self._some({one for one, _ in self._kept(leaf)}, 0.15))}  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -34,7 +35,7 @@ def test_each_row_has_its_residual_and_the_plan_has_it_once(table: TreeTable, sp
         "a2": True,
         "b": {"type": "in", "term": "id", "values": list(VALUES)},
     }
-    assert len(described(plan)) < len(LISTED)
+    assert not re.search(r"4998, ?4999", described(plan))
 
 
 def test_tasks_have_residuals_too(table: TreeTable, spark: SparkSession) -> None:
