@@ -42,12 +42,19 @@ _PARTITION = pa.struct([("part", pa.int32())])
 
 @dataclass(frozen=True)
 class Cost:
-    """The median of some runs of one commit. read: bytes that the processes of this run read, cached or not."""
+    """The median of some runs of one commit.
+
+    Attributes:
+        entries: of the tree.
+        read: bytes that the processes of this run read, cached or not.
+        driver: bytes that the driver's Python process has in memory after it.
+    """
 
     entries: int
     commit: str
     seconds: float
     read: int
+    driver: int
 
 
 @dataclass(frozen=True)
@@ -180,7 +187,8 @@ class Bench:
                 seconds.append(timed(lambda: self._commit(change)))  # noqa: B023
                 read.append(bytes_read() - before)
             # The first run meets cold code.
-            yield Cost(self.growth.entries, name, statistics.median(seconds[1:]), int(statistics.median(read[1:])))
+            middle = statistics.median(seconds[1:]), int(statistics.median(read[1:]))
+            yield Cost(self.growth.entries, name, *middle, resident())
 
     def _commit(self, change: Callable[[Any], Any]) -> None:
         with self.table().transaction() as tx:
@@ -204,6 +212,11 @@ def bytes_read() -> int:
     return total
 
 
+def resident() -> int:
+    """The memory of this process that is not swapped, in bytes."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
 def _parent(process: Path) -> int:
     try:
         return int(process.joinpath("stat").read_text().rpartition(")")[2].split()[1])
@@ -225,8 +238,8 @@ def main(sizes: tuple[int, ...], repeats: int, heap: str) -> None:
         growth.location()
         for cost in Bench(spark, growth).measure(repeats):
             costs.append(cost)
-            read = f"{cost.read / 1e6:10.1f} MB read"
-            sys.stdout.write(f"{entries:>13,}  {cost.commit:<36} {cost.seconds:7.2f} s {read}\n")
+            rest = f"{cost.read / 1e6:10.1f} MB read {cost.driver / 1e6:8.0f} MB in the driver"
+            sys.stdout.write(f"{entries:>13,}  {cost.commit:<36} {cost.seconds:7.2f} s {rest}\n")
             sys.stdout.flush()
     path = BUILD / "commits.json"
     path.write_text(json.dumps([asdict(cost) for cost in costs], indent=1) + "\n")
