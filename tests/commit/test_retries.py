@@ -112,6 +112,19 @@ def test_nothing_stays_of_an_attempt_that_lost(
     assert [row.asDict() for row in table.check().collect()] == []
 
 
+def test_a_flush_that_no_longer_fits_is_deleted(empty: sm.Table, spark_session: SparkSession) -> None:
+    """The other commit removed a file that the first attempt had moved into a leaf."""
+    spark = spark_session
+    table = commit(empty, lambda tx: tx.set_properties(ROOT_LIMITS))
+    table = commit(table, lambda tx: tx.update_snapshot().append(files(spark, 0, 1, 2)))
+    stale = table
+    commit(table, lambda tx: tx.update_snapshot().delete(named(spark, 1)))
+    table = commit(stale, lambda tx: tx.update_snapshot().append(files(spark, 5)))
+    assert live(table) == ["f0", "f2", "f5"]
+    assert not leaves(table)
+    assert orphans(table) == set()
+
+
 @pytest.mark.parametrize("direct", ["0", "100"])
 def test_nothing_stays_of_a_commit_that_failed(empty: sm.Table, spark_session: SparkSession, direct: str) -> None:
     """Leaves, Puffin files and roots of all attempts are deleted, since none was committed."""
