@@ -18,7 +18,7 @@ _RAISED_BY_SQL = re.compile(r"\[USER_RAISED_EXCEPTION\] (.+?)(?: SQLSTATE: \w+)?
 _UNREAD_BY_SPARK = re.compile(r"\[FAILED_READ_FILE\.(\w+)\] Encountered error while reading file (\S+)\.(?=\s)")
 _MISSED_BY_SPARK = re.compile(r"\[PATH_NOT_FOUND\] Path does not exist: (.+?)\.(?: SQLSTATE|$)", re.MULTILINE)
 _CAUSE = re.compile(r"^Caused by: ([\w.$]+): (?!\[FAILED_READ_FILE)(.+)$", re.MULTILINE)
-# What stands in a cause where a store gave no answer, or not the file: it says nothing of the file's content.
+# What a cause says where a store gave no answer, or not the file: it says nothing of the file's content.
 _NO_ANSWER = re.compile(
     r"access|permission|forbidden|credential|auth|timeout|timed out|connect|host|socket|ssl|throttl|slow ?down|"
     r"unavailable|no space|interrupted",

@@ -503,7 +503,7 @@ _NO_POSITIONS = np.empty(0, np.int64)
 
 
 def _positions_by_file(state: TableState, deletes: DataFrame, is_vector: Column) -> DataFrame:
-    """As `_positions`, where only Spark reads files: each file once, with all vectors that stand in it."""
+    """As `_positions`, where only Spark reads files: each file once, with all of its vectors."""
     vector = F.struct("deletion_vector.offset", "deletion_vector.size_in_bytes", "record_count")
     by_file = deletes.where(is_vector).groupBy("location").agg(F.collect_set(vector).alias("vectors"))
     locations = by_file.select("location").toArrow().column("location").to_pylist()

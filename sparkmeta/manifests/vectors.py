@@ -208,7 +208,7 @@ def _exploded(
 
 
 def _with_content(spark: SparkSession, vectors: pa.Table) -> DataFrame:
-    """The Puffin files of vectors, a row each: `content`, its bytes, and `vectors`, those that stand in it."""
+    """The Puffin files of vectors, a row each: `content`, its bytes, and `vectors`, those that it holds."""
     from pyspark.sql import functions as F
 
     from sparkmeta.session import local_frame

@@ -66,7 +66,7 @@ def manifest_path(roots: pa.Table, manifest: Sql) -> Sql:
 
 
 class SharedTexts:
-    """Constant texts of a plan's rows; the long ones stand in a relation of one row, which is broadcast.
+    """Constant texts of a plan's rows; the long ones are in a broadcast relation of one row.
 
     As literals these would be in every description that Spark makes, and keeps, of a query's plans; and of few local
     rows its optimizer would make all results at once, each with a copy.

@@ -100,7 +100,7 @@ def _requests(ranges: Sequence[FileRange]) -> list[_Request]:
 
 
 def _joins(request: _Request, part: FileRange) -> bool:
-    """Whether a request had better read the part too. Metadata may name what is no range: that is asked for alone."""
+    """Whether a request should read the part too. Metadata may name what is no range: that is asked for alone."""
     is_range = request.start >= 0 and request.end >= request.start and part.size >= 0
     near = part.offset - request.end <= _LARGEST_GAP
     return is_range and near and max(request.end, part.offset + part.size) - request.start <= _LARGEST_REQUEST

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame, SparkSession
 
-# New files stand in the root, or in leaves.
+# New files are in the root, or in leaves.
 ROOT, LEAVES = {"write.tree.direct-files": "9"}, {"write.tree.direct-files": "0"}
 PARTS = "abcd"
 
@@ -72,7 +72,7 @@ def insert(table: sm.Table, row_filter: str, **options: Any) -> sm.Table:
 
 
 def leaf_of(table: sm.Table, name: str) -> Path:
-    """The leaf that a data file stands in."""
+    """The leaf that holds a data file."""
     rows_of_file = table.scan().plan_files().where(f"file_path = '/data/{name}'").select("manifest_path").collect()
     return Path(rows_of_file[0][0].removeprefix("file://"))
 
