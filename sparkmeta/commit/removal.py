@@ -75,16 +75,6 @@ class Removal:
             raise ValidationError(f"{key.location} is removed twice in one commit")
         return Removal(masks, self.keys | other.keys, self.tally.plus(other.tally))
 
-    def shared(self, other: Removal) -> Removal | None:
-        """The entries that are in both, without a tally; None where none are."""
-        masks = {
-            leaf: bitmap.difference(bitmap.difference(other.masks[leaf]))
-            for leaf, bitmap in self.masks.items()
-            if leaf in other.masks and bitmap.intersects(other.masks[leaf])
-        }
-        keys = self.keys & other.keys
-        return Removal(masks, keys) if masks or keys else None
-
 
 def without(entries: DataFrame, removal: Removal, state: TableState) -> DataFrame:
     """The entries, rows of a projection of `FOUND_COLUMNS`, that a small removal does not have."""

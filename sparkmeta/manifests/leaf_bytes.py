@@ -195,8 +195,8 @@ def _unmasked(
         for row in unit.to_pylist():
             entries = tree_entries(files.read(row["location"]), part_of(row), projection, context)
             mask = masks.get(row[MANIFEST])
-            kept = entries if mask is None else kept_rows(entries, unmasked(len(entries), mask))
-            yield from kept.to_batches()
+            unmasked_rows = entries if mask is None else kept_rows(entries, unmasked(len(entries), mask))
+            yield from unmasked_rows.to_batches()
 
 
 def leaf_entries(data: bytes, part: ManifestPart, stats: Mapping[int, str]) -> pa.Table:
