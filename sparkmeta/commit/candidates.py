@@ -92,7 +92,9 @@ def _file_stats(values: pa.Array) -> pa.StructArray:
     if pa.types.is_floating(values.type):  # NaN is no bound
         values = pc.if_else(pc.fill_null(pc.is_nan(values), False), pa.scalar(None, values.type), values)
     unknown = pa.nulls(len(values), pa.int64())
-    return pa.StructArray.from_arrays([values, values, *[unknown] * len(COUNTS)], names=[*BOUNDS, *COUNTS])
+    none_if_bounded = pc.if_else(values.is_valid(), pa.scalar(0, pa.int64()), unknown)  # neither nulls nor NaNs
+    counts = {"value_count": unknown, "null_value_count": none_if_bounded, "nan_value_count": none_if_bounded}
+    return pa.StructArray.from_arrays([values, values, *map(counts.get, COUNTS)], names=[*BOUNDS, *COUNTS])
 
 
 def _meeting(state: TableState, files: pa.Table, leaves: pa.Table) -> pa.Table:

@@ -1,7 +1,7 @@
 """Find the files that a commit names, with the deletion vectors that go with data files.
 
-Where a file stands is looked for by what its row tells, in this order: the root itself, the manifest that it names, its
-partition, and only then in all manifests.
+A file is looked for by what its row tells, in this order: in the root itself, in the manifest that it names, in the
+manifests of its partition, in those of the partition that the folders of its path name, and only then in all.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from pyspark.sql import functions as F
 
 from sparkmeta.commit.candidates import leaves_of_partitions, live_leaves, named_leaves
 from sparkmeta.commit.file_rows import file_rows
+from sparkmeta.commit.partition_folders import partitions_of_folders
 from sparkmeta.commit.removal import Removal, removal_of, removal_of_rows
 from sparkmeta.commit.search import FEW_FILES, FOUND_COLUMNS, Candidates, FileName, PathSearch, names_of, search_all
 from sparkmeta.errors import ValidationError
@@ -28,6 +29,8 @@ from sparkmeta.session import materialize
 from sparkmeta.spec.entry import ContentType
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from pyspark.sql import Column, DataFrame
 
     from sparkmeta.state import TableState
@@ -75,6 +78,7 @@ def _find_few(state: TableState, rows: pa.Table, searches: Searches) -> Removal:
     leaves = [live_leaves(state, content) for content in (*data, ContentType.DELETE_MANIFEST)]
     stages = [search_all(root_files(state))]
     stages += [stage for manifests in leaves for stage in _hinted(state, rows, manifests)]
+    stages += [_by_folders(state, manifests) for manifests in leaves]
     stages += map(search_all, leaves)
     entries = searches.files.find(state, names, stages)
     wanted = set(names)
@@ -114,6 +118,14 @@ def _hinted(state: TableState, rows: pa.Table, leaves: pa.Table) -> list[Candida
     if partitions is not None and len(partitions):
         stages.append(lambda _: leaves_of_partitions(state, leaves, partitions))
     return stages
+
+
+def _by_folders(state: TableState, leaves: pa.Table) -> Candidates:
+    def candidates(names: Sequence[FileName]) -> pa.Table:
+        partitions = partitions_of_folders(state, [name.path for name in names])
+        return leaves_of_partitions(state, leaves, partitions)
+
+    return candidates
 
 
 def vectors_of(state: TableState, data: pa.Table, searches: Searches) -> pa.Table:

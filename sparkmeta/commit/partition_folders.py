@@ -1,0 +1,83 @@
+"""Read partitions from the folders of paths, `.../day=2026-01-31/...`, as Hive and Iceberg's writers lay files out.
+
+Nothing obliges a writer to name folders so: a partition that is read here tells where to look first, and no more.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote_plus
+
+import pyarrow as pa
+from pyiceberg.transforms import HourTransform, MonthTransform, Transform, YearTransform
+
+from sparkmeta.columns.bounds import ANY, bound_arrow_type
+from sparkmeta.manifests.projection import PARTITION
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from pyiceberg.partitioning import PartitionSpec
+
+    from sparkmeta.state import TableState
+
+_NULLS = ("null", "__HIVE_DEFAULT_PARTITION__")
+_EPOCH_YEAR = 1970
+
+
+def partitions_of_folders(state: TableState, paths: Iterable[str]) -> pa.Table:
+    """The partitions that the folders of some paths name.
+
+    Args:
+        paths: of data or delete files.
+
+    Returns:
+        `partition_spec_id` and `partition`, a struct by partition field id, of each spec whose fields are all named,
+        without repeats.
+    """
+    types = {one: bound_arrow_type(kind) for one, kind in state.partition_fields.items() if kind != ANY}
+    folders = {path.rpartition("/")[0] for path in paths}
+    named = [dict(_named(part) for part in folder.split("/") if "=" in part) for folder in folders]
+    rows = {
+        (spec_id, values)
+        for spec_id, spec in state.specs.items()
+        if spec.fields and all(field.field_id in types for field in spec.fields)
+        for texts in named
+        if (values := _values(spec, texts, types)) is not None
+    }
+    columns = {one: pa.array([dict(values).get(one) for _, values in rows], kind) for one, kind in types.items()}
+    partition = pa.StructArray.from_arrays([*columns.values()], names=[*map(str, columns)]) if columns else []
+    specs = pa.array([spec_id for spec_id, _ in rows], pa.int32())
+    return pa.table({"partition_spec_id": specs, PARTITION: partition})
+
+
+def _named(folder: str) -> tuple[str, str]:
+    name, _, text = folder.partition("=")
+    return unquote_plus(name), unquote_plus(text)
+
+
+def _values(
+    spec: PartitionSpec, texts: Mapping[str, str], types: Mapping[int, pa.DataType]
+) -> tuple[tuple[int, Any], ...] | None:
+    """The values of a spec's fields by their ids; None where a folder is missing or holds no such value."""
+    try:
+        return tuple(
+            (field.field_id, _value(texts[field.name], field.transform, types[field.field_id])) for field in spec.fields
+        )
+    except (KeyError, ValueError, pa.ArrowException):
+        return None
+
+
+def _value(text: str, transform: Transform[Any, Any], kind: pa.DataType) -> Any:
+    if text in _NULLS:
+        return None
+    match transform:
+        case YearTransform():
+            return int(text) - _EPOCH_YEAR
+        case MonthTransform():
+            month = datetime.strptime(text, "%Y-%m")  # noqa: DTZ007
+            return (month.year - _EPOCH_YEAR) * 12 + month.month - 1
+        case HourTransform():
+            return (datetime.strptime(text, "%Y-%m-%d-%H") - datetime(_EPOCH_YEAR, 1, 1)).total_seconds() // 3600  # noqa: DTZ001, DTZ007
+    return pa.scalar(text).cast(kind).as_py()
