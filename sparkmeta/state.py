@@ -1,4 +1,4 @@
-"""One immutable state of a table, and its relations as nouns: roots (manifests) and entries."""
+"""One immutable state of a table, and its relations as nouns: manifests and entries."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from sparkmeta.manifests.avro.read import manifest_parts, read_avro_entries
 from sparkmeta.manifests.cached import CACHED_LEAF, leaves_of, open_cache, parts_here, read_through_cache
 from sparkmeta.manifests.leaf import stats_of_fields
 from sparkmeta.manifests.leaf_bytes import TreeContext, read_foreign_leaves, tree_entries_here
-from sparkmeta.manifests.manifest_list import decode_manifest_list, entry_count, inline_manifest_list, root_entries
+from sparkmeta.manifests.manifest_list import decode_manifest_list, entry_count, inline_manifest_list, manifests_of_list
 from sparkmeta.manifests.parquet import read_parquet_entries
 from sparkmeta.manifests.projection import FILE_COLUMNS, EntryProjection
 from sparkmeta.manifests.root import Root, read_root
-from sparkmeta.manifests.tree import Tree, TreeReader, tree_manifest_files, tree_roots
+from sparkmeta.manifests.tree import Tree, TreeReader, tree_manifest_files, tree_manifests
 from sparkmeta.session import local_frame
 from sparkmeta.settings import Settings, settings
 from sparkmeta.spec.avro_name import avro_name
@@ -172,7 +172,7 @@ class TableState:
         """
         return dict(field for _, fields in sorted(self.spec_fields.items()) for field in fields)
 
-    # -- roots ------------------------------------------------------------------------------------------------------
+    # -- manifests --------------------------------------------------------------------------------------------------
 
     @cached_property
     def manifest_files(self) -> pa.Table:
@@ -228,15 +228,24 @@ class TableState:
         }
 
     @cached_property
-    def roots(self) -> pa.Table:
-        """The snapshot's manifests as content entries of types 3 and 4 (see `root_entries`), on the driver."""
+    def manifests(self) -> pa.Table:
+        """The snapshot's manifests as content entries of types 3 and 4 (see `manifests_of_list`), on the driver."""
         if self.tree is not None:
-            return tree_roots(self.tree)
-        return root_entries(self.manifest_files, self.spec_fields, _list_location(self.snapshot))
+            return tree_manifests(self.tree)
+        return manifests_of_list(self.manifest_files, self.spec_fields, _list_location(self.snapshot))
 
-    def manifests(self, content: ContentType) -> pa.Table:
-        """The roots of one content type, DATA_MANIFEST or DELETE_MANIFEST."""
-        return self.roots.filter(pc.equal(self.roots.column("content_type"), int(content)))
+    @property
+    def data_manifests(self) -> pa.Table:
+        """The rows of `manifests` that list data files."""
+        return self._manifests_of(ContentType.DATA_MANIFEST)
+
+    @property
+    def delete_manifests(self) -> pa.Table:
+        """The rows of `manifests` that list delete files and deletion vectors."""
+        return self._manifests_of(ContentType.DELETE_MANIFEST)
+
+    def _manifests_of(self, content: ContentType) -> pa.Table:
+        return self.manifests.filter(pc.equal(self.manifests.column("content_type"), int(content)))
 
     # -- entries ----------------------------------------------------------------------------------------------------
 
@@ -289,14 +298,14 @@ class TableState:
         top_level = [{field.field_id: field.required for field in schema.fields} for schema in holding]
         return all(fields.get(field_id, False) for fields in top_level)
 
-    def entries(self, roots: pa.Table, projection: EntryProjection) -> DataFrame:
-        """The entries of the given manifests (rows of `roots`) as a lazy DataFrame of `projection.schema`.
+    def entries(self, manifests: pa.Table, projection: EntryProjection) -> DataFrame:
+        """The entries of the given manifests (rows of `manifests`) as a lazy DataFrame of `projection.schema`.
 
         Every physical row, DELETED ones included, with inheritance applied (table spec, Manifests). Few Avro manifests
         are read at once, on the driver (`fit_driver`).
         """
         reader = self.tree_reader
-        return self.manifest_entries(roots, projection) if reader is None else reader.entries(roots, projection)
+        return self.manifest_entries(manifests, projection) if reader is None else reader.entries(manifests, projection)
 
     @cached_property
     def tree_reader(self) -> TreeReader | None:
@@ -311,19 +320,19 @@ class TableState:
         assert self.tree_context is not None
         return read_foreign_leaves(self.spark, leaves, projection, self.reader, self.tree_context)
 
-    def manifest_entries(self, roots: pa.Table, projection: EntryProjection, *, cached: bool = True) -> DataFrame:
+    def manifest_entries(self, manifests: pa.Table, projection: EntryProjection, *, cached: bool = True) -> DataFrame:
         """As `entries`, of manifests of the v1-v3 layout.
 
         cached: by the manifest cache, where there is one; what is to be written to a manifest is never read from it.
         """
-        parquet = set(_manifest_ids(roots, "PARQUET"))
-        here = not parquet and self.manifest_cache is None and self.fit_driver(roots, projection)
+        parquet = set(_manifest_ids(manifests, "PARQUET"))
+        here = not parquet and self.manifest_cache is None and self.fit_driver(manifests, projection)
         split = self.settings.split_manifest_bytes
-        parts = self.whole_parts(roots, projection) if here else manifest_parts(roots, projection, split)
+        parts = self.whole_parts(manifests, projection) if here else manifest_parts(manifests, projection, split)
         avro_parts = parts.filter(pc.invert(_among(parts, parquet)))
         frames = []
         if len(avro_parts) and (cache := self.manifest_cache) is not None and cached:
-            frames += read_through_cache(self.spark, avro_parts, projection, self.reader, cache, _lengths(roots))
+            frames += read_through_cache(self.spark, avro_parts, projection, self.reader, cache, _lengths(manifests))
         elif len(avro_parts):
             reader = self.files if here else self.reader
             frames.append(read_avro_entries(self.spark, avro_parts, projection, reader, here=here))
@@ -334,41 +343,43 @@ class TableState:
             return local_frame(self.spark, projection.schema.empty_table())
         return reduce(lambda left, right: left.unionByName(right), frames)
 
-    def entries_here(self, roots: pa.Table, projection: EntryProjection, entries: int = TESTED_HERE) -> pa.Table | None:
+    def entries_here(
+        self, manifests: pa.Table, projection: EntryProjection, entries: int = TESTED_HERE
+    ) -> pa.Table | None:
         """As `entries`, in Arrow on the driver.
 
         None where there are more than `entries` or the driver had better not (`fit_driver`), where some are manifests
         of before a tree's upgrade, or Parquet ones of the v1-v3 layout, or not all in the manifest cache, where there
         is one: it is tasks that keep what they decode.
         """
-        if not self.fit_driver(roots, projection, entries):
+        if not self.fit_driver(manifests, projection, entries):
             return None
         if self.tree is not None:
             assert self.tree_context is not None
-            return tree_entries_here(self.tree, roots, projection, self.tree_context, self.files)
-        if _manifest_ids(roots, "PARQUET"):
+            return tree_entries_here(self.tree, manifests, projection, self.tree_context, self.files)
+        if _manifest_ids(manifests, "PARQUET"):
             return None
-        parts = self.parts_at_hand(roots, projection)
+        parts = self.parts_at_hand(manifests, projection)
         return None if parts is None else parts_here(parts, projection, self.manifest_cache, self.files)
 
-    def parts_at_hand(self, roots: pa.Table, projection: EntryProjection) -> pa.Table | None:
+    def parts_at_hand(self, manifests: pa.Table, projection: EntryProjection) -> pa.Table | None:
         """`whole_parts` `with_leaves`; None where the manifest cache has not all of them for the driver."""
-        parts = self.with_leaves(self.whole_parts(roots, projection), roots, projection)
+        parts = self.with_leaves(self.whole_parts(manifests, projection), manifests, projection)
         cache = self.manifest_cache
         if cache is not None and (parts.column(CACHED_LEAF).null_count or isinstance(cache.files, SparkFiles)):
             return None
         return parts
 
-    def whole_parts(self, roots: pa.Table, projection: EntryProjection) -> pa.Table:
+    def whole_parts(self, manifests: pa.Table, projection: EntryProjection) -> pa.Table:
         """What those read who read whole manifests, as `PART_SCHEMA`: the parts that the manifest cache has of them."""
         whole = self.manifest_cache is None
-        return manifest_parts(roots, projection, sys.maxsize if whole else self.settings.split_manifest_bytes)
+        return manifest_parts(manifests, projection, sys.maxsize if whole else self.settings.split_manifest_bytes)
 
-    def with_leaves(self, parts: pa.Table, roots: pa.Table, projection: EntryProjection) -> pa.Table:
-        """Rows of `PART_SCHEMA`, of manifests in `roots`, with `cached_leaf`: theirs in the manifest cache, or null."""
+    def with_leaves(self, parts: pa.Table, manifests: pa.Table, projection: EntryProjection) -> pa.Table:
+        """Rows of `PART_SCHEMA`, of some manifests, with `cached_leaf`: theirs in the manifest cache, or null."""
         cache = self.manifest_cache
         unknown = pa.nulls(len(parts), pa.string())
-        leaves = unknown if cache is None else leaves_of(parts, projection, cache, _lengths(roots))
+        leaves = unknown if cache is None else leaves_of(parts, projection, cache, _lengths(manifests))
         return parts.append_column(CACHED_LEAF, leaves)
 
     @property
@@ -378,7 +389,7 @@ class TableState:
             return None
         return self.files
 
-    def fit_driver(self, roots: pa.Table, projection: EntryProjection, entries: int | None = None) -> bool:
+    def fit_driver(self, manifests: pa.Table, projection: EntryProjection, entries: int | None = None) -> bool:
         """Whether manifests are so few that threads of this process read them sooner than Python tasks do.
 
         See the setting `driver_manifest_bytes`. entries: how many at most; by default as many as had better be brought
@@ -390,7 +401,7 @@ class TableState:
             entries = TESTED_HERE if projection.wanted is not None and projection.wanted.selective else ENTRIES_HERE
         # Metrics maps are most of a manifest, and many stats are large.
         wide = not METRICS_MAP_IDS.keys().isdisjoint(projection.columns) or len(projection.stats) > _WIDE
-        size, count = pc.sum(roots.column("file_size_in_bytes")).as_py() or 0, entry_count(roots)
+        size, count = pc.sum(manifests.column("file_size_in_bytes")).as_py() or 0, entry_count(manifests)
         most = self.settings.driver_manifest_bytes // ((_WIDE if wide else 1) * (_UNCOUNTED if count is None else 1))
         return size <= most and (count or 0) <= entries
 
@@ -402,10 +413,10 @@ class TableState:
         }
 
 
-def _lengths(roots: pa.Table) -> dict[int, int]:
+def _lengths(manifests: pa.Table) -> dict[int, int]:
     """The manifests' lengths by their small ids."""
     names = ("manifest", "file_size_in_bytes")
-    return dict(zip(*(roots.column(name).to_pylist() for name in names), strict=True))
+    return dict(zip(*(manifests.column(name).to_pylist() for name in names), strict=True))
 
 
 def read_manifest_list(files: Files, metadata: TableMetadata, snapshot: Snapshot | None) -> pa.Table:
@@ -466,8 +477,10 @@ def _list_location(snapshot: Snapshot | None) -> str:
     return "" if snapshot is None else snapshot.manifest_list or f"snapshot {snapshot.snapshot_id}"
 
 
-def _manifest_ids(roots: pa.Table, file_format: str) -> list[int]:
-    ids: list[int] = roots.filter(pc.equal(roots.column("file_format"), file_format)).column("manifest").to_pylist()
+def _manifest_ids(manifests: pa.Table, file_format: str) -> list[int]:
+    ids: list[int] = (
+        manifests.filter(pc.equal(manifests.column("file_format"), file_format)).column("manifest").to_pylist()
+    )
     return ids
 
 

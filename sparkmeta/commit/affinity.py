@@ -54,14 +54,14 @@ def with_owners(entries: DataFrame, owners: DataFrame) -> DataFrame:
     return entries.join(owners, position & (F.col("referenced_file") == F.col(_DATA_PATH)), "left").drop(_DATA_PATH)
 
 
-def live_owners(state: TableState, roots: pa.Table) -> DataFrame:
-    """`data_path` and `owner` of the live data files in some leaves, rows of `state.roots`."""
+def live_owners(state: TableState, manifests: pa.Table) -> DataFrame:
+    """`data_path` and `owner` of the live data files in some leaves, rows of `state.manifests`."""
     projection = EntryProjection.of(("location", "version_info"))
-    return named_owners(state, state.entries(roots, projection).where(is_live().text), _by_id(roots))
+    return named_owners(state, state.entries(manifests, projection).where(is_live().text), _by_id(manifests))
 
 
-def _by_id(roots: pa.Table) -> Mapping[int, str]:
-    return dict(zip(roots.column(MANIFEST).to_pylist(), roots.column("location").to_pylist(), strict=True))
+def _by_id(manifests: pa.Table) -> Mapping[int, str]:
+    return dict(zip(manifests.column(MANIFEST).to_pylist(), manifests.column("location").to_pylist(), strict=True))
 
 
 def named_owners(state: TableState, entries: DataFrame, locations: Mapping[int, str]) -> DataFrame:

@@ -58,30 +58,30 @@ def _from_list(head: TableState) -> BaseRoot:
 
     Data manifests without first row ids get some, as the first commit of format version 3 would give them.
     """
-    roots = head.roots
-    stats = _known_counts(head, roots)
-    version = roots.column("version_info").combine_chunks()
+    manifests = head.manifests
+    stats = _known_counts(head, manifests)
+    version = manifests.column("version_info").combine_chunks()
     sequence = version.field("sequence_number")
-    first_row_ids, assigned = _row_ids(roots, stats, int(getattr(head.metadata, "next_row_id", None) or 0))
+    first_row_ids, assigned = _row_ids(manifests, stats, int(getattr(head.metadata, "next_row_id", None) or 0))
     schema = tree_schema(head.stats_types)
-    rows = len(roots)
+    rows = len(manifests)
     counts = [stats.field(f"{one}_files_count").cast(pa.int64()) for one in ("added", "existing", "deleted")]
     info = schema.field("version_info").type
     existing = pa.repeat(pa.scalar(int(Status.EXISTING), pa.int32()), rows)
     columns: dict[str, Any] = {
-        "content_type": roots.column("content_type"),
-        "location": roots.column("location"),
-        "file_format": pc.utf8_lower(roots.column("file_format")),
+        "content_type": manifests.column("content_type"),
+        "location": manifests.column("location"),
+        "file_format": pc.utf8_lower(manifests.column("file_format")),
         "version_info": pa.StructArray.from_arrays(
             [existing, version.field("snapshot_id"), sequence, sequence], fields=list(info)
         ),
-        "partition_spec_id": roots.column("partition_spec_id"),
+        "partition_spec_id": manifests.column("partition_spec_id"),
         "record_count": pc.add(pc.add(counts[0], counts[1]), counts[2]),
-        "file_size_in_bytes": roots.column("file_size_in_bytes"),
+        "file_size_in_bytes": manifests.column("file_size_in_bytes"),
         "manifest_stats": stats,
-        "key_metadata": roots.column("key_metadata"),
+        "key_metadata": manifests.column("key_metadata"),
         "first_row_id": first_row_ids,
-        "content_stats": _stats(head, roots, schema.field("content_stats").type),
+        "content_stats": _stats(head, manifests, schema.field("content_stats").type),
     }
     arrays = [columns.get(one.name, pa.nulls(rows, one.type)) for one in schema]
     table = pa.Table.from_arrays([whole(one) for one in arrays], schema=schema)
@@ -90,17 +90,17 @@ def _from_list(head: TableState) -> BaseRoot:
     return BaseRoot(Root(location or head.metadata.location, table, properties), properties, assigned)
 
 
-def _known_counts(head: TableState, roots: pa.Table) -> pa.StructArray:
+def _known_counts(head: TableState, manifests: pa.Table) -> pa.StructArray:
     """`manifest_stats` without unknown counts: manifests of version 1 that lack them are read (semantics C33)."""
-    stats = roots.column("manifest_stats").combine_chunks()
+    stats = manifests.column("manifest_stats").combine_chunks()
     unknown = pc.is_null(stats.field("added_files_count"))
     for field_spec in MANIFEST_STATS[:6]:
         unknown = pc.or_(unknown, pc.is_null(stats.field(field_spec.name)))
     if not pc.any(unknown).as_py():
         return stats
-    counted = _count_entries(head, roots.filter(unknown))
+    counted = _count_entries(head, manifests.filter(unknown))
     rows = stats.to_pylist()
-    ids = roots.column("manifest").to_pylist()
+    ids = manifests.column("manifest").to_pylist()
     filled = [
         {**row, **counted.get(manifest, _NOTHING)} if lacks else row
         for row, manifest, lacks in zip(rows, ids, unknown.to_pylist(), strict=True)
@@ -112,9 +112,9 @@ _NAMES = {Status.ADDED: "added", Status.EXISTING: "existing", Status.DELETED: "d
 _NOTHING = {f"{name}_{kind}_count": 0 for name in _NAMES.values() for kind in ("files", "rows")}
 
 
-def _count_entries(head: TableState, roots: pa.Table) -> dict[int, dict[str, int]]:
+def _count_entries(head: TableState, manifests: pa.Table) -> dict[int, dict[str, int]]:
     """Files and rows by status, of each manifest."""
-    entries = head.manifest_entries(roots, head.projection(("version_info", "record_count")))
+    entries = head.manifest_entries(manifests, head.projection(("version_info", "record_count")))
     status = F.col("version_info.status")
     sums = []
     for one, name in _NAMES.items():
@@ -124,12 +124,12 @@ def _count_entries(head: TableState, roots: pa.Table) -> dict[int, dict[str, int
     return {row.pop("manifest"): row for row in found}
 
 
-def _row_ids(roots: pa.Table, stats: pa.StructArray, start: int) -> tuple[pa.Array, int]:
+def _row_ids(manifests: pa.Table, stats: pa.StructArray, start: int) -> tuple[pa.Array, int]:
     """First row ids of the data manifests, in the list's order; those without get the next ones."""
     ids, assigned = [], 0
     rows = zip(
-        roots.column("content_type").to_pylist(),
-        roots.column("first_row_id").to_pylist(),
+        manifests.column("content_type").to_pylist(),
+        manifests.column("first_row_id").to_pylist(),
         stats.to_pylist(),
         strict=True,
     )
@@ -142,13 +142,13 @@ def _row_ids(roots: pa.Table, stats: pa.StructArray, start: int) -> tuple[pa.Arr
     return pa.array(ids, pa.int64()), assigned
 
 
-def _stats(head: TableState, roots: pa.Table, kind: pa.StructType) -> pa.StructArray:
+def _stats(head: TableState, manifests: pa.Table, kind: pa.StructType) -> pa.StructArray:
     """Aggregates of the partition fields from the list's summaries, under the ids of their columns or expressions."""
-    rows = len(roots)
+    rows = len(manifests)
     found: dict[int, pa.StructArray] = {}
-    if SUMMARIES in roots.column_names:
-        summaries = roots.column(SUMMARIES).combine_chunks()
-        specs = roots.column("partition_spec_id")
+    if SUMMARIES in manifests.column_names:
+        summaries = manifests.column(SUMMARIES).combine_chunks()
+        specs = manifests.column("partition_spec_id")
         for spec_id, sources in head.tuple_sources.items():
             of_spec = whole(pc.equal(specs, spec_id))
             for field_id, source in sources:

@@ -27,8 +27,8 @@ _SPEC = "partition_spec_id"
 
 
 def live_leaves(state: TableState, content: ContentType) -> pa.Table:
-    """The manifests of one content, rows of `state.roots`, that hold live entries; the root's own files are one."""
-    return live_manifests(state.manifests(content))
+    """The manifests of one content, rows of `state.manifests`, that hold live entries; the root's own files are one."""
+    return live_manifests(state.data_manifests if content == ContentType.DATA_MANIFEST else state.delete_manifests)
 
 
 def named_leaves(leaves: pa.Table, locations: Collection[str]) -> pa.Table:
@@ -40,7 +40,7 @@ def leaves_of_partitions(state: TableState, leaves: pa.Table, partitions: pa.Tab
     """The leaves whose statistics do not rule out that they hold an entry of some partitions.
 
     Args:
-        leaves: rows of `state.roots`.
+        leaves: rows of `state.manifests`.
         partitions: `partition_spec_id` and, where the table has partition fields, `partition`, a struct of the values
             by partition field id.
     """
@@ -54,7 +54,7 @@ def leaves_meeting(state: TableState, leaves: pa.Table, others: pa.Table) -> pa.
     """The leaves whose statistics do not rule out that they share a partition with others.
 
     Args:
-        leaves: rows of `state.roots`.
+        leaves: rows of `state.manifests`.
         others: root entries of leaves, rows of `tree_schema`.
     """
     return _meeting(state, others, leaves)

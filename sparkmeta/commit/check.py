@@ -32,7 +32,7 @@ from sparkmeta.manifests.root import (
     read_unchecked_root,
     version,
 )
-from sparkmeta.manifests.tree import TreeReader, leaf_roots, narrowed_rows
+from sparkmeta.manifests.tree import TreeReader, leaf_manifests, narrowed_rows
 from sparkmeta.manifests.vectors import VECTOR_SCHEMA, checked_ordinals, vector_row
 from sparkmeta.plan.prune import is_live as entry_is_live
 from sparkmeta.session import local_frame
@@ -169,7 +169,7 @@ class _TreeCheck:
         live = self.root.table.filter(pc.and_(is_live(self.root.table), one_of(self.root.table, LEAVES)))
         if not len(live):
             return
-        own = self._reader.tree.has_tree_layout(leaf_roots(live, pa.nulls(len(live), pa.int32())))
+        own = self._reader.tree.has_tree_layout(leaf_manifests(live, pa.nulls(len(live), pa.int32())))
         stats, specs = live.column(CONTENT_STATS), live.column("partition_spec_id")
         for spec_id, fields in self.state.tuple_sources.items():
             for _, source in fields:
@@ -187,10 +187,10 @@ class _TreeCheck:
         return reader
 
     @cached_property
-    def _roots(self) -> pa.Table:
+    def _manifests(self) -> pa.Table:
         """The live leaves as manifests; `manifest` is their place in the root."""
         leaves = self.root.leaves
-        return leaf_roots(leaves, leaves.column("ordinal").cast(pa.int32()))
+        return leaf_manifests(leaves, leaves.column("ordinal").cast(pa.int32()))
 
     @cached_property
     def _leaf_frame(self) -> DataFrame:
@@ -198,15 +198,15 @@ class _TreeCheck:
 
     @cached_property
     def _leaf_rows(self) -> DataFrame:
-        roots, stats = self._roots, self._roots.column("manifest_stats")
+        manifests, stats = self._manifests, self._manifests.column("manifest_stats")
         columns = {
-            MANIFEST: roots.column(MANIFEST),
-            "path": roots.column("location"),
-            "kind": roots.column("content_type"),
-            "status": version(roots, "status"),
-            "owner": roots.column("referenced_file"),
-            "tree_layout": self._reader.tree.has_tree_layout(roots),
-            "records": roots.column("record_count"),
+            MANIFEST: manifests.column(MANIFEST),
+            "path": manifests.column("location"),
+            "kind": manifests.column("content_type"),
+            "status": version(manifests, "status"),
+            "owner": manifests.column("referenced_file"),
+            "tree_layout": self._reader.tree.has_tree_layout(manifests),
+            "records": manifests.column("record_count"),
             **{name: pc.struct_field(stats, f"{name}_files_count") for name in _COUNTED.values()},
         }
         arrays = [columns[one.name].cast(one.type) for one in _LEAF_SCHEMA]
@@ -219,11 +219,11 @@ class _TreeCheck:
         ids = {source for fields in self.state.tuple_sources.values() for _, source in fields}
         return {one: self.state.stats_types[one] for one in sorted(ids)}
 
-    def _entries_of(self, roots: pa.Table) -> DataFrame:
+    def _entries_of(self, manifests: pa.Table) -> DataFrame:
         """Every physical entry of some leaves, with `_unbound`: the stats of a partition value that it lacks."""
-        own = self._reader.tree.has_tree_layout(roots)
+        own = self._reader.tree.has_tree_layout(manifests)
         frames = []
-        for chosen, sources in ((roots.filter(own), self._sources), (roots.filter(pc.invert(own)), {})):
+        for chosen, sources in ((manifests.filter(own), self._sources), (manifests.filter(pc.invert(own)), {})):
             if len(chosen):
                 projection = EntryProjection.of(_COLUMNS, None, sources)
                 for frame in self._reader.physical_frames(chosen, projection):
@@ -246,7 +246,7 @@ class _TreeCheck:
 
     @cached_property
     def _entries(self) -> DataFrame:
-        return self._entries_of(self._roots)
+        return self._entries_of(self._manifests)
 
     def _own_entries(self, kinds: Iterable[ContentType]) -> DataFrame:
         """The root's own files, as `_entries`; of no manifest."""
@@ -263,7 +263,7 @@ class _TreeCheck:
     @cached_property
     def _vectors(self) -> pa.Table:
         """The live deletion vectors of live leaves, all of them where there are several, as `VECTOR_SCHEMA`."""
-        ids = dict(zip(self._roots.column("location").to_pylist(), self._roots.column(MANIFEST).to_pylist(),
+        ids = dict(zip(self._manifests.column("location").to_pylist(), self._manifests.column(MANIFEST).to_pylist(),
                        strict=True))  # fmt: skip
         rows = [
             vector_row(ids[target], self._leaves[target], one)
@@ -300,7 +300,7 @@ class _TreeCheck:
 
     def _of_entries(self) -> Iterator[DataFrame]:
         """Rules of single entries, all in one pass over the leaves, and over the root's own files."""
-        if len(self._roots):
+        if len(self._manifests):
             in_leaves = self._placed.join(self._leaf_frame, MANIFEST)
             rules = F.array_compact(F.array(*_entry_rules(), _bound_rule()))
             yield in_leaves.select(F.explode(rules).alias("found")).select("found.*")
@@ -310,7 +310,7 @@ class _TreeCheck:
 
     def _of_counts(self) -> Iterator[DataFrame]:
         """Leaves whose entries are not as many as the root says."""
-        if not len(self._roots):
+        if not len(self._manifests):
             return
         status = F.col("version_info.status")
         sums = [F.count(F.when(status == int(one), 1)).alias(f"found_{name}") for one, name in _COUNTED.items()]
@@ -348,7 +348,7 @@ class _TreeCheck:
     def _of_affinity(self) -> Iterator[DataFrame]:
         """Live deletion vectors in an affiliated manifest whose data file is not in the data manifest, or lives
         elsewhere: plans look for it beside the data manifest only."""
-        owned = self._roots.filter(self._roots.column("referenced_file").is_valid())
+        owned = self._manifests.filter(self._manifests.column("referenced_file").is_valid())
         if not len(owned):
             return
         owners = F.broadcast(self._leaf_frame.select(F.col(MANIFEST).alias(_LEAF), F.col("path").alias("owner")))
@@ -375,14 +375,14 @@ class _TreeCheck:
         if parent_id is not None and parent is None:
             return
         before = self.state.at(parent)
-        known = set() if parent is None else set(before.roots.column("location").to_pylist())
-        existing = pc.equal(version(self._roots, "status"), int(Status.EXISTING))
-        new = pa.array([one not in known for one in self._roots.column("location").to_pylist()], pa.bool_())
+        known = set() if parent is None else set(before.manifests.column("location").to_pylist())
+        existing = pc.equal(version(self._manifests, "status"), int(Status.EXISTING))
+        new = pa.array([one not in known for one in self._manifests.column("location").to_pylist()], pa.bool_())
         status = F.col("version_info.status")
         carried = self._own_entries(FILES).where(status == int(Status.EXISTING))
-        roots = self._roots.filter(pc.and_(existing, new))
-        if len(roots):
-            in_leaves = self._entries_of(roots).where(status != int(Status.DELETED))
+        manifests = self._manifests.filter(pc.and_(existing, new))
+        if len(manifests):
+            in_leaves = self._entries_of(manifests).where(status != int(Status.DELETED))
             if len(self._vectors):
                 in_leaves = in_leaves.join(self._masked_ordinals, [MANIFEST, ORDINAL], "left_anti")
             carried = carried.unionByName(in_leaves)
@@ -392,20 +392,20 @@ class _TreeCheck:
         keys = [F.col("content_type"), F.col("location"), offset]
         asked = carried.select(*keys)
         if parent is not None:
-            entries = before.entries(before.roots, before.projection(_COLUMNS)).where(entry_is_live().text)
+            entries = before.entries(before.manifests, before.projection(_COLUMNS)).where(entry_is_live().text)
             asked = asked.join(entries.select(*keys), ["content_type", "location", _OFFSET], "left_anti")
         problem = F.lit("the file is carried over as EXISTING, and was not live in the parent snapshot")
         yield asked.select(*_columns("carried-entries", F.col("location"), F.col("content_type"), problem))
 
     def _of_fields(self) -> Iterator[DataFrame]:
         """Entries in leaves that break the field matrix (semantics 8.4); older layouts have other rules."""
-        roots = self._roots.filter(self._reader.tree.has_tree_layout(self._roots))
-        if not len(roots):
+        manifests = self._manifests.filter(self._reader.tree.has_tree_layout(self._manifests))
+        if not len(manifests):
             return
         projection = EntryProjection.of(_MATRIX)
-        paths = {row[MANIFEST]: row["location"] for row in roots.select([MANIFEST, "location"]).to_pylist()}
+        paths = {row[MANIFEST]: row["location"] for row in manifests.select([MANIFEST, "location"]).to_pylist()}
         fields = partial(_fields, paths, frozenset(self.state.specs), frozenset(self.state.primitive_fields))
-        for frame in self._reader.physical_frames(roots, projection):
+        for frame in self._reader.physical_frames(manifests, projection):
             yield frame.mapInArrow(fields, schema_of(VIOLATIONS))
 
 

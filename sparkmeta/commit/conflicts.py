@@ -171,7 +171,7 @@ def refuse_new_deletes(
     ids = frozenset(row["id"] for row in _union(others).distinct().collect())
     compared = replace(scope, more_stats=ids | {DELETE_FILE_PATH_ID})
     new = _union([frame.where(~is_vector) for frame in compared.added(ContentType.DELETE_MANIFEST)])
-    deletes = DeleteEntries(new, state.manifests(ContentType.DELETE_MANIFEST), None, ids)
+    deletes = DeleteEntries(new, state.delete_manifests, None, ids)
     named = _named_entries(state, removal, ids).join(paths, F.col("location") == F.col("replaced_path"), "left_semi")
     applied = attach_deletes(named, deletes, state).where(F.size(DELETES) > 0)
     _refuse(state, [applied], "added deletes that apply to a file to replace")
@@ -179,11 +179,11 @@ def refuse_new_deletes(
 
 def _named_entries(state: TableState, removal: Removal, stats: Iterable[int]) -> DataFrame:
     """The live data entries of the leaves that a removal is from, the root's own ones among them."""
-    roots = state.manifests(ContentType.DATA_MANIFEST)
-    masked = pc.is_in(roots.column("location"), pa.array(sorted(removal.masks), pa.string()))
-    roots = roots.filter(pc.or_(masked, pc.equal(roots.column("file_format"), IN_ROOT)))
+    manifests = state.data_manifests
+    masked = pc.is_in(manifests.column("location"), pa.array(sorted(removal.masks), pa.string()))
+    manifests = manifests.filter(pc.or_(masked, pc.equal(manifests.column("file_format"), IN_ROOT)))
     live = F.col("version_info.status") < 2
-    return state.entries(roots, state.projection(_COLUMNS, stats)).where(live)
+    return state.entries(manifests, state.projection(_COLUMNS, stats)).where(live)
 
 
 # -- what matters ---------------------------------------------------------------------------------------------------
@@ -206,7 +206,7 @@ class _Scope:
     @cached_property
     def _changes(self) -> EntryChanges:
         projection = self.head.projection(_COLUMNS, self.filter.undecided_ids | self.more_stats)
-        changes = EntryChanges(self.head, projection, keep=lambda roots: matching_manifests(roots, self.filter))
+        changes = EntryChanges(self.head, projection, keep=lambda manifests: matching_manifests(manifests, self.filter))
         for snapshot in reversed(self.history):
             changes.add(snapshot)
         return changes

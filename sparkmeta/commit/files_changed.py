@@ -27,7 +27,7 @@ from sparkmeta.manifests.leaf import entry_columns
 from sparkmeta.manifests.maps import with_metrics_maps
 from sparkmeta.manifests.projection import MANIFEST, ORDINAL, EntryProjection
 from sparkmeta.manifests.root import Root, one_of, version
-from sparkmeta.manifests.tree import leaf_roots, narrowed_rows, plain_projection
+from sparkmeta.manifests.tree import leaf_manifests, narrowed_rows, plain_projection
 from sparkmeta.manifests.vectors import VECTOR_SCHEMA, arrow_udf, masked_ordinals, vector_row
 from sparkmeta.plan.prune import is_live
 from sparkmeta.session import local_frame
@@ -158,7 +158,7 @@ class EntryChanges:
 
     The roots themselves are not kept.
 
-    shown: what is read of the entries. keep: the leaves, of rows of `leaf_roots`, that may hold what is looked for.
+    shown: what is read of the entries. keep: the leaves, of rows of `leaf_manifests`, that may hold what is looked for.
     """
 
     state: TableState
@@ -178,8 +178,8 @@ class EntryChanges:
         is_own = self.state.snapshot is not None and self.state.snapshot.snapshot_id == snapshot.snapshot_id
         state = self.state if is_own else self.state.at(snapshot)
         if state.tree is None:
-            roots = state.roots
-            self._listed.append(roots.filter(pc.equal(version(roots, "snapshot_id"), snapshot.snapshot_id)))
+            manifests = state.manifests
+            self._listed.append(manifests.filter(pc.equal(version(manifests, "snapshot_id"), snapshot.snapshot_id)))
             self._last = (snapshot.snapshot_id, None)
             return
         root, own_id = state.tree.root, snapshot.snapshot_id
@@ -194,7 +194,7 @@ class EntryChanges:
         units = [unit for unit in self._units if unit.snapshot_id in snapshot_ids]
         in_roots = [(snapshot_id, changes) for snapshot_id, changes in self._own if snapshot_id in snapshot_ids]
         chosen = pa.array(sorted(snapshot_ids), pa.int64())
-        listed = [roots.filter(pc.is_in(version(roots, "snapshot_id"), chosen)) for roots in self._listed]
+        listed = [manifests.filter(pc.is_in(version(manifests, "snapshot_id"), chosen)) for manifests in self._listed]
         return replace(self, _units=units, _own=in_roots, _listed=listed)
 
     def _add_leaf(self, root: Root, snapshot_id: int, change: LeafChange) -> None:
@@ -311,22 +311,20 @@ class EntryChanges:
         """The leaves that may hold what is looked for."""
         if self.keep is None or not self._leaves:
             return set(range(len(self._leaves)))
-        return set(self.keep(self._roots(range(len(self._leaves)))).column(MANIFEST).to_pylist())
+        return set(self.keep(self._leaf_manifests(range(len(self._leaves)))).column(MANIFEST).to_pylist())
 
-    def _roots(self, manifests: Sequence[int]) -> pa.Table:
-        """Leaves by their small ids, as rows of `leaf_roots`."""
-        return leaf_roots(
-            pa.concat_tables([self._leaves[manifest] for manifest in manifests]), pa.array(manifests, pa.int32())
-        )
+    def _leaf_manifests(self, ids: Sequence[int]) -> pa.Table:
+        """Leaves by their small ids, as rows of `leaf_manifests`."""
+        return leaf_manifests(pa.concat_tables([self._leaves[manifest] for manifest in ids]), pa.array(ids, pa.int32()))
 
     def _physical(self, units: Sequence[_Unit]) -> DataFrame:
         """Every entry of the units' leaves, each leaf once."""
         newest = self._newest
         assert newest is not None
         assert newest.tree_reader is not None
-        roots = self._roots(sorted({unit.manifest for unit in units}))
+        manifests = self._leaf_manifests(sorted({unit.manifest for unit in units}))
         reader = replace(newest.tree_reader, column_types=self._column_types)
-        return _union(reader.physical_frames(roots, self._read))[0]
+        return _union(reader.physical_frames(manifests, self._read))[0]
 
     def _places(self, units: Sequence[_Unit]) -> DataFrame:
         rows = [{_UNIT: one.id, MANIFEST: one.manifest, _SNAPSHOT: one.snapshot_id} for one in units]
@@ -378,15 +376,15 @@ class EntryChanges:
         """What manifests of the v1-v3 layout say of the snapshots that added them."""
         if not self._listed:
             return []
-        roots = pa.concat_tables(self._listed)
-        roots = roots.filter(one_of(roots, [content]))
-        if not len(roots):
+        manifests = pa.concat_tables(self._listed)
+        manifests = manifests.filter(one_of(manifests, [content]))
+        if not len(manifests):
             return []
-        index = roots.column_names.index(MANIFEST)
-        roots = roots.set_column(index, MANIFEST, pa.array(range(len(roots)), pa.int32()))
-        roots = roots if self.keep is None else self.keep(roots)
-        owners = pa.table({MANIFEST: roots.column(MANIFEST), _SNAPSHOT: version(roots, "snapshot_id")})
-        entries = self.state.manifest_entries(roots, self._projection)
+        index = manifests.column_names.index(MANIFEST)
+        manifests = manifests.set_column(index, MANIFEST, pa.array(range(len(manifests)), pa.int32()))
+        manifests = manifests if self.keep is None else self.keep(manifests)
+        owners = pa.table({MANIFEST: manifests.column(MANIFEST), _SNAPSHOT: version(manifests, "snapshot_id")})
+        entries = self.state.manifest_entries(manifests, self._projection)
         placed = entries.join(F.broadcast(local_frame(self.state.spark, owners)), MANIFEST)
         status = F.col("version_info.status")
         return [

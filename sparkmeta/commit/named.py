@@ -104,8 +104,8 @@ def _names(state: TableState, rows: pa.Table) -> list[FileName]:
 
 
 def root_files(state: TableState) -> pa.Table:
-    """The manifests, rows of `state.roots`, that are the root's own files."""
-    return state.roots.filter(pc.equal(state.roots.column("file_format"), IN_ROOT))
+    """The manifests, rows of `state.manifests`, that are the root's own files."""
+    return state.manifests.filter(pc.equal(state.manifests.column("file_format"), IN_ROOT))
 
 
 def _hinted(state: TableState, rows: pa.Table, leaves: pa.Table) -> list[Candidates]:
@@ -147,8 +147,8 @@ def _delete_leaves(state: TableState, data: pa.Table) -> pa.Table:
     deletes = live_leaves(state, ContentType.DELETE_MANIFEST)
     if not len(deletes) or not len(data):
         return deletes.slice(0, 0)
-    homes = pc.is_in(state.roots.column(MANIFEST), whole(data.column(MANIFEST)).unique())
-    consumed = deletes_by_affinity(state, state.roots.filter(homes), deletes)
+    homes = pc.is_in(state.manifests.column(MANIFEST), whole(data.column(MANIFEST)).unique())
+    consumed = deletes_by_affinity(state, state.manifests.filter(homes), deletes)
     owned = consumed.column("referenced_file").is_valid()
     unowned = consumed.filter(pc.invert(owned))
     names = ["partition_spec_id", *([PARTITION] if PARTITION in data.column_names else [])]
@@ -164,7 +164,7 @@ def _find_many(state: TableState, rows: DataFrame) -> Removal:
     twice = keys.groupBy(_PATH, _OFFSET).count().where("count > 1").limit(1).toArrow().to_pylist()
     if twice:
         raise ValidationError(f"{state.metadata.location}: {twice[0][_PATH]} is to be removed twice")
-    everywhere = live_manifests(state.roots)
+    everywhere = live_manifests(state.manifests)
     manifests = _named_manifests(asked, everywhere)
     entries = materialize(_entries_of(state, manifests, keys))
     missing = _first_missing(keys, entries)
@@ -219,7 +219,7 @@ def many_deletes_of(state: TableState, data: DataFrame) -> DataFrame:
     deletes = live_leaves(state, ContentType.DELETE_MANIFEST)
     if len(deletes):
         ids = data.select(MANIFEST).distinct().toArrow().column(MANIFEST)
-        homes = state.roots.filter(pc.is_in(state.roots.column(MANIFEST), whole(ids)))
+        homes = state.manifests.filter(pc.is_in(state.manifests.column(MANIFEST), whole(ids)))
         deletes = deletes_by_partition(state, homes, deletes_by_affinity(state, homes, deletes))
     entries = state.entries(deletes, state.projection(FOUND_COLUMNS)).where(is_live().text)
     position = entries.where(F.col("content_type") == int(ContentType.POSITION_DELETES))

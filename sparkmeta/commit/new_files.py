@@ -169,7 +169,7 @@ class FileWriter:
         hinted = [_MANIFEST_PATH] if _MANIFEST_PATH in files.columns else []
         head = files.select(*known.columns, *hinted).limit(FEW_FILES + 1).toArrow()
         if len(head) > FEW_FILES:
-            leaves = self.state.manifests(ContentType.DATA_MANIFEST)
+            leaves = self.state.data_manifests
             owners = live_owners(self.state, leaves.filter(self._may_own(leaves)))
             return self._add_placed(with_owners(self._entries(known), owners), room, allowed)
         entries = file_rows(self.state).entries(head)
@@ -203,7 +203,7 @@ class FileWriter:
         state = self.state
         vectors = new_entries(state, entries.filter(one_of(entries, [ContentType.POSITION_DELETES])))
         targets = find_targets(state, vectors, named, self.searches)
-        leaves = state.roots.filter(self._may_own(state.roots))
+        leaves = state.manifests.filter(self._may_own(state.manifests))
         homes = pc.index_in(targets.column(MANIFEST), leaves.column(MANIFEST).combine_chunks())
         owners = leaves.column("location").combine_chunks().take(homes.combine_chunks())
         places = pc.index_in(entries.column("referenced_file"), targets.column("location").combine_chunks())

@@ -11,7 +11,7 @@ import pyarrow as pa
 from sparkmeta.manifests.avro.read import part_of
 from sparkmeta.manifests.leaf import read_leaf_entries
 from sparkmeta.manifests.leaf_bytes import TreeContext, tree_entries
-from sparkmeta.manifests.tree import leaf_roots, leaf_units
+from sparkmeta.manifests.tree import leaf_manifests, leaf_units
 from sparkmeta.session import map_here
 
 if TYPE_CHECKING:
@@ -49,4 +49,4 @@ def leaf_frame(state: TableState, leaves: pa.Table, projection: EntryProjection)
 
 
 def _units(leaves: pa.Table) -> pa.Table:
-    return leaf_units(leaf_roots(leaves, pa.array(range(len(leaves)), pa.int32())))
+    return leaf_units(leaf_manifests(leaves, pa.array(range(len(leaves)), pa.int32())))

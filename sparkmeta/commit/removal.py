@@ -107,7 +107,7 @@ def without_rows(entries: pa.Table, removal: Removal, state: TableState) -> pa.T
     """As `without`, of entries that are on the driver."""
     if not len(entries) or not (removal.masks or removal.keys):
         return entries
-    locations = dict(zip(*(state.roots.column(name).to_pylist() for name in (MANIFEST, "location")), strict=True))
+    locations = dict(zip(*(state.manifests.column(name).to_pylist() for name in (MANIFEST, "location")), strict=True))
     places = zip(entries.column(MANIFEST).to_pylist(), entries.column(ORDINAL).to_pylist(), strict=True)
     stay = []
     for key, (manifest, ordinal) in zip(_keys(entries), places, strict=True):
@@ -136,7 +136,7 @@ def removal_of_rows(rows: pa.Table, state: TableState) -> Removal:
 
 def _own_ids(state: TableState) -> pa.Array:
     """The small ids of the manifests that are the root's own files."""
-    own = state.roots.filter(pc.equal(state.roots.column("file_format"), IN_ROOT))
+    own = state.manifests.filter(pc.equal(state.manifests.column("file_format"), IN_ROOT))
     return own.column(MANIFEST).combine_chunks().cast(pa.int32())
 
 

@@ -44,7 +44,7 @@ _LEAVES_ON_DRIVER = 64
 # Up to so many values are written into a query.
 _LITERALS = 200
 
-# Gives manifests, rows of `state.roots`, to search for files that none before it had.
+# Gives manifests, rows of `state.manifests`, to search for files that none before it had.
 Candidates = Callable[[Sequence["FileName"]], pa.Table]
 
 
@@ -76,7 +76,7 @@ class LeafMemo:
         """What is known of some manifests.
 
         Args:
-            manifests: rows of `state.roots`.
+            manifests: rows of `state.manifests`.
             schema: of the entries.
             asked: the paths looked for, where the search is for paths.
 
@@ -145,7 +145,7 @@ class PathSearch:
         return pa.concat_tables(tables).combine_chunks()
 
     def search(self, state: TableState, manifests: pa.Table, paths: Iterable[str]) -> pa.Table:
-        """The live entries of some manifests, rows of `state.roots`, that have one of the paths."""
+        """The live entries of some manifests, rows of `state.manifests`, that have one of the paths."""
         wanted = sorted(set(paths))
         schema = state.projection(FOUND_COLUMNS).schema
         if not wanted or not len(manifests):
@@ -246,6 +246,6 @@ def _query(
     return entries.join(keys, F.expr(f"{column} = wanted_path"), "left_semi").toArrow()
 
 
-def search_all(roots: pa.Table) -> Candidates:
+def search_all(manifests: pa.Table) -> Candidates:
     """A stage that searches the same manifests for all paths."""
-    return lambda _: roots
+    return lambda _: manifests

@@ -14,7 +14,7 @@ from sparkmeta.inspect.manifest_rows import REACHABLE, reachable_rows
 from sparkmeta.inspect.manifests import listed_manifests, spec_transforms
 from sparkmeta.inspect.reachable import PARQUET_SUFFIX, read_manifests
 from sparkmeta.manifests.avro.read import PART_SCHEMA, spark_schema
-from sparkmeta.manifests.manifest_list import MANIFEST_FILE_SCHEMA, root_entries
+from sparkmeta.manifests.manifest_list import MANIFEST_FILE_SCHEMA, manifests_of_list
 from sparkmeta.session import read_tasks
 from sparkmeta.spec.entry import ContentType
 
@@ -61,7 +61,7 @@ def all_entries_of(state: TableState, content: ContentType | None, projection: E
         for field in MANIFEST_FILE_SCHEMA
     ]
     table = pa.table(columns, MANIFEST_FILE_SCHEMA)
-    return state.entries(root_entries(table, state.spec_fields, state.metadata.location), projection)
+    return state.entries(manifests_of_list(table, state.spec_fields, state.metadata.location), projection)
 
 
 def reachable_manifests(state: TableState, content: ContentType | None) -> DataFrame:

@@ -242,14 +242,14 @@ def _leaf_rows(
     leaves = {row["location"]: row for row in excerpt.rows if row["content_type"] in LEAVES}
     unmasked = replace(root, table=root.table.filter(pc.invert(one_of(root.table, VECTORS))))
     whole = replace(state, root=unmasked)
-    roots = whole.roots
-    of_drawn = pc.is_in(roots.column("location"), pa.array(list(leaves), pa.string()))
+    manifests = whole.manifests
+    of_drawn = pc.is_in(manifests.column("location"), pa.array(list(leaves), pa.string()))
     wanted = {
         location: _wanted(row["record_count"], [one for one in vectors if one.target == location])
         for location, row in leaves.items()
     }
     return _read(
-        whole, roots.filter(of_drawn), wanted, vectors, {one: row["record_count"] for one, row in leaves.items()}
+        whole, manifests.filter(of_drawn), wanted, vectors, {one: row["record_count"] for one, row in leaves.items()}
     )
 
 
@@ -266,14 +266,14 @@ def _wanted(count: int | None, vectors: Sequence[_Vector]) -> list[int]:
 
 def _read(
     state: TableState,
-    roots: pa.Table,
+    manifests: pa.Table,
     wanted: Mapping[str, Sequence[int]],
     vectors: Sequence[_Vector],
     counts: Mapping[str, int | None],
 ) -> dict[str, tuple[tuple[Entry, ...], str]]:
     from pyspark.sql import functions as F
 
-    names = dict(zip(roots.column(MANIFEST).to_pylist(), roots.column("location").to_pylist(), strict=True))
+    names = dict(zip(manifests.column(MANIFEST).to_pylist(), manifests.column("location").to_pylist(), strict=True))
     if not names:
         return {}
     conditions = [
@@ -281,7 +281,7 @@ def _read(
         for manifest, location in names.items()
     ]
     projection = EntryProjection.of(_ENTRY_COLUMNS)
-    entries = state.entries(roots, projection).where(reduce(lambda left, right: left | right, conditions))
+    entries = state.entries(manifests, projection).where(reduce(lambda left, right: left | right, conditions))
     found: dict[str, list[Entry]] = {location: [] for location in names.values()}
     for row in sorted(entries.toArrow().to_pylist(), key=lambda one: (one[MANIFEST], one[ORDINAL])):
         location, ordinal = names[row[MANIFEST]], row[ORDINAL]
@@ -305,12 +305,12 @@ def _more(count: int | None, drawn: int) -> str:
 
 def _of_list(state: TableState, snapshot: Snapshot) -> Drawing:
     """A manifest list and its manifests: those that the snapshot wrote are drawn as ADDED."""
-    roots = state.roots
-    kinds = roots.column("content_type").to_pylist()
-    written = pc.struct_field(roots.column("version_info"), "snapshot_id").to_pylist()
+    manifests = state.manifests
+    kinds = manifests.column("content_type").to_pylist()
+    written = pc.struct_field(manifests.column("version_info"), "snapshot_id").to_pylist()
     statuses = [Status.ADDED if one == snapshot.snapshot_id else Status.EXISTING for one in written]
-    chosen = _first(range(len(roots)), [one == Status.ADDED for one in statuses], _LEAVES)
-    shown = roots.take(pa.array(chosen, pa.int64()))
+    chosen = _first(range(len(manifests)), [one == Status.ADDED for one in statuses], _LEAVES)
+    shown = manifests.take(pa.array(chosen, pa.int64()))
     stats = shown.column("manifest_stats").to_pylist()
     locations = shown.column("location").to_pylist()
     counts = {location: _entries(one) for location, one in zip(locations, stats, strict=True)}
@@ -323,7 +323,9 @@ def _of_list(state: TableState, snapshot: Snapshot) -> Drawing:
         nodes.append(Node(Entry(kind, statuses[place], place, location, labels[place], (note,)), *below[location]))
     left = sorted(set(range(len(kinds))).difference(chosen))
     left_out = counted((ContentType(kinds[one]), statuses[one]) for one in left)
-    return Drawing(_title(snapshot), "manifest list", snapshot.manifest_list or "", len(roots), tuple(nodes), left_out)
+    return Drawing(
+        _title(snapshot), "manifest list", snapshot.manifest_list or "", len(manifests), tuple(nodes), left_out
+    )
 
 
 def _numbered(kinds: Sequence[int]) -> list[str]:

@@ -112,7 +112,7 @@ def entries_of(entries: DataFrame, selection: Selection) -> DataFrame:
 
 
 def files(state: TableState, manifests: pa.Table, columns: Sequence[str] | None) -> DataFrame:
-    """One row a live file in some of the snapshot's manifests (rows of `state.roots`)."""
+    """One row a live file in some of the snapshot's manifests (rows of `state.manifests`)."""
     selection = files_selection(state, columns)
     return files_of(state.entries(live_manifests(manifests), selection.projection), selection)
 
@@ -120,7 +120,7 @@ def files(state: TableState, manifests: pa.Table, columns: Sequence[str] | None)
 def entries(state: TableState, columns: Sequence[str] | None) -> DataFrame:
     """One row an entry in the snapshot's manifests."""
     selection = entries_selection(state, columns)
-    return entries_of(state.entries(state.roots, selection.projection), selection)
+    return entries_of(state.entries(state.manifests, selection.projection), selection)
 
 
 def _file_names(state: TableState) -> list[str]:

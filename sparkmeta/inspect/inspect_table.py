@@ -74,7 +74,7 @@ class InspectTable:
         null_value_count, nan_value_count long, lower_bound and upper_bound of the column's type.
         """
         state = self._state(snapshot_id, ref, as_of)
-        return files.files(state, state.roots, columns)
+        return files.files(state, state.manifests, columns)
 
     def data_files(
         self,
@@ -86,7 +86,7 @@ class InspectTable:
     ) -> DataFrame:
         """One row a live data file, with the columns of `files`."""
         state = self._state(snapshot_id, ref, as_of)
-        return files.files(state, state.manifests(ContentType.DATA_MANIFEST), columns)
+        return files.files(state, state.data_manifests, columns)
 
     def delete_files(
         self,
@@ -98,7 +98,7 @@ class InspectTable:
     ) -> DataFrame:
         """One row a live delete file or deletion vector, with the columns of `files`."""
         state = self._state(snapshot_id, ref, as_of)
-        return files.files(state, state.manifests(ContentType.DELETE_MANIFEST), columns)
+        return files.files(state, state.delete_manifests, columns)
 
     def manifests(
         self, snapshot_id: int | None = None, *, ref: str | None = None, as_of: datetime | int | None = None

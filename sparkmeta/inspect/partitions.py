@@ -47,7 +47,7 @@ def partitions(state: TableState) -> DataFrame:
         UnsupportedError: a partition transform that is not known.
     """
     _refuse_unknown_transforms(state)
-    manifests = live_manifests(state.roots)
+    manifests = live_manifests(state.manifests)
     live = state.entries(manifests, state.projection(_COLUMNS)).where(is_live().text)
     known = live.join(F.broadcast(_snapshots(state)), F.col("version_info.snapshot_id") == F.col("snapshot_id"), "left")
     return known.groupBy(*_keys(state)).agg(*_aggregates(state)).select(*_result(state))

@@ -139,7 +139,7 @@ class ManifestRewriteSummary:
 
 @dataclass(frozen=True)
 class ManifestGroup:
-    """The manifests of one content and spec that are rewritten together, rows of `TableState.roots`.
+    """The manifests of one content and spec that are rewritten together, rows of `TableState.manifests`.
 
     keys: ids of the partition fields that order the entries. parts: how many manifests they become, about.
     """
@@ -199,7 +199,7 @@ class ManifestRewritePlan:
             snapshot_id=self._state.snapshot.snapshot_id if self._state.snapshot else None,
             data_manifests=counts[ContentType.DATA_MANIFEST],
             delete_manifests=counts[ContentType.DELETE_MANIFEST],
-            kept_manifests=len(self._state.roots) - sum(counts.values()),
+            kept_manifests=len(self._state.manifests) - sum(counts.values()),
             manifests_after=sum(group.parts for group in self._groups),
             live_files=None if None in live else sum(one or 0 for one in live),
             bytes=sum(_size(group.manifests) for group in self._groups),
@@ -407,7 +407,7 @@ def _groups(state: TableState, options: ManifestRewriteOptions) -> list[Manifest
     keys = _keys(state, options)
     schema = state.metadata.schema()
     scan = ScanFilter(state, bind_filter(parse_filter(options.row_filter), schema, case_sensitive=True), schema)
-    manifests = matching_manifests(state.roots, scan)
+    manifests = matching_manifests(state.manifests, scan)
     groups = []
     for content in _CONTENTS:
         of_content = manifests.filter(pc.equal(manifests.column("content_type"), int(content)))

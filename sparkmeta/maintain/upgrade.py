@@ -18,7 +18,6 @@ from pyiceberg.table.refs import SnapshotRefType
 
 from sparkmeta.commit.transaction import commit_steps
 from sparkmeta.errors import UnsupportedError, ValidationError
-from sparkmeta.spec.entry import ContentType
 from sparkmeta.spec.metadata_model import TableMetadataV3, TableMetadataV4
 from sparkmeta.spec.upgrade import upgrade_metadata
 
@@ -164,7 +163,7 @@ def _branches(state: TableState) -> list[BranchSummary]:
 
 def _branch(name: str, head: TableState) -> BranchSummary:
     assert head.snapshot is not None
-    data, deletes = (head.manifests(one) for one in (ContentType.DATA_MANIFEST, ContentType.DELETE_MANIFEST))
+    data, deletes = head.data_manifests, head.delete_manifests
     return BranchSummary(
         name, head.snapshot.snapshot_id, len(data), len(deletes), _live_files(data), _live_files(deletes)
     )

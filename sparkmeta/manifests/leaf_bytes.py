@@ -117,7 +117,7 @@ def read_foreign_leaves(
     reader: ExecutorReader | None,
     context: TreeContext,
 ) -> DataFrame:
-    """The entries of leaves (rows of `leaf_roots`) whose layout may be read by ids alone, as a lazy DataFrame.
+    """The entries of leaves (rows of `leaf_manifests`) whose layout may be read by ids alone, as a lazy DataFrame.
 
     reader: opens them on executors; None where only Spark's sources can.
     """
@@ -155,16 +155,16 @@ def entries_of_rows(
 
 
 def tree_entries_here(
-    tree: Tree, roots: pa.Table, projection: EntryProjection, context: TreeContext, files: Files
+    tree: Tree, manifests: pa.Table, projection: EntryProjection, context: TreeContext, files: Files
 ) -> pa.Table | None:
-    """The entries of some manifests (rows of `tree_roots`) that no deletion vector masks, by threads of this process.
+    """The entries of manifests (rows of `tree_manifests`) that no deletion vector masks, by threads of this process.
 
     None where some manifest has the layout of v1-v3.
     """
     from sparkmeta.session import map_here
 
-    is_own = pc.equal(roots.column("file_format"), IN_ROOT)
-    leaves = roots.filter(pc.invert(is_own))
+    is_own = pc.equal(manifests.column("file_format"), IN_ROOT)
+    leaves = manifests.filter(pc.invert(is_own))
     if pc.all(pc.or_(tree.has_tree_layout(leaves), tree.is_foreign(leaves))).as_py() is False:
         return None
     ids = leaves.column(MANIFEST).combine_chunks()
@@ -172,7 +172,7 @@ def tree_entries_here(
     masks = {row[MANIFEST]: row for row in inlined(vectors.to_pylist(), files)}
     read = map_here(leaf_units(leaves), partial(_unmasked, projection, context, masks, files), projection.schema)
     tables = [read]
-    for kind in roots.filter(is_own).column("content_type").to_pylist():
+    for kind in manifests.filter(is_own).column("content_type").to_pylist():
         rows = tree.root.of(OWN_ENTRIES[ContentType(kind)], live=False)
         part = root_part(tree, ContentType(kind))
         tables.append(entries_of_rows(rows, rows.column("ordinal"), part, projection, context))

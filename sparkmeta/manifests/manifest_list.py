@@ -149,7 +149,9 @@ def _summary(record: dict[str, Any]) -> dict[str, Any]:
     return {name: record.get(key) for key, name in _SUMMARY_KEYS.items()}
 
 
-def root_entries(manifests: pa.Table, spec_fields: Mapping[int, Sequence[tuple[int, str]]], location: str) -> pa.Table:
+def manifests_of_list(
+    manifests: pa.Table, spec_fields: Mapping[int, Sequence[tuple[int, str]]], location: str
+) -> pa.Table:
     """The manifests of a snapshot as content entries of types 3 and 4, with typed partition summaries.
 
     manifests: rows of `MANIFEST_FILE_SCHEMA`. spec_fields: spec id -> its fields' (partition field id, type name), in
@@ -240,7 +242,7 @@ def _typed_summary(
 
 
 def live_counts(manifests: pa.Table) -> pa.Array:
-    """How many entries each of some manifests, rows of `root_entries`, has that are not DELETED; null: unknown."""
+    """How many entries each of some manifests, rows of `manifests_of_list`, has that are not DELETED; null: unknown."""
     return _counts(manifests, "added_files_count", "existing_files_count")
 
 

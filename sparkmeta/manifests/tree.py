@@ -93,14 +93,14 @@ class Tree:
         return leaf_vectors(self.root)
 
     def has_tree_layout(self, leaves: pa.Table) -> pa.Array:
-        """Which leaves, rows of `leaf_roots`, are V4 ones of our layout, which Spark reads by the names in it.
+        """Which leaves, rows of `leaf_manifests`, are V4 ones of our layout, which Spark reads by the names in it.
 
         Others are older than the tree, foreign, or the root's own files.
         """
         return self._is_parquet(leaves, max(self.upgraded_sequence_number, self.foreign_sequence_number), sys.maxsize)
 
     def is_foreign(self, leaves: pa.Table) -> pa.Array:
-        """Which leaves, rows of `leaf_roots`, are V4 ones that may be of another library."""
+        """Which leaves, rows of `leaf_manifests`, are V4 ones that may be of another library."""
         return self._is_parquet(leaves, self.upgraded_sequence_number, self.foreign_sequence_number)
 
     def _is_parquet(self, leaves: pa.Table, after: int, until: int) -> pa.Array:
@@ -132,23 +132,23 @@ class TreeReader:
     manifest_entries: Callable[[pa.Table, EntryProjection], DataFrame]
     foreign_entries: Callable[[pa.Table, EntryProjection], DataFrame]
 
-    def entries(self, roots: pa.Table, projection: EntryProjection) -> DataFrame:
-        """The entries of some manifests (rows of `tree_roots`) that no deletion vector masks, DELETED ones included.
+    def entries(self, manifests: pa.Table, projection: EntryProjection) -> DataFrame:
+        """The entries of manifests (rows of `tree_manifests`) that no deletion vector masks, DELETED ones included.
 
         Few small deletion vectors are read at once, and raise at once what is wrong with them; all else is lazy.
         """
         mapped = frozenset(METRICS_MAP_IDS).intersection(projection.columns)
         if mapped:
-            return self._with_maps(roots, projection)
-        frames = [*self._leaf_frames(roots, projection), *self._own_frames(roots, projection)]
+            return self._with_maps(manifests, projection)
+        frames = [*self._leaf_frames(manifests, projection), *self._own_frames(manifests, projection)]
         if not frames:
             from sparkmeta.session import local_frame
 
             return local_frame(self.spark, projection.schema.empty_table())
         return reduce(lambda left, right: left.unionByName(right), frames)
 
-    def _leaf_frames(self, roots: pa.Table, projection: EntryProjection) -> list[DataFrame]:
-        leaves = roots.filter(pc.not_equal(roots.column("file_format"), IN_ROOT))
+    def _leaf_frames(self, manifests: pa.Table, projection: EntryProjection) -> list[DataFrame]:
+        leaves = manifests.filter(pc.not_equal(manifests.column("file_format"), IN_ROOT))
         vectors, ids = self.tree.vectors, leaves.column(MANIFEST).combine_chunks()
         vectors = vectors.filter(pc.is_in(vectors.column(MANIFEST), ids))
         if not len(vectors):
@@ -161,7 +161,7 @@ class TreeReader:
         return [*frames, *(self._unmasked(vectors, one) for one in of_masked)]
 
     def physical_frames(self, leaves: pa.Table, projection: EntryProjection) -> list[DataFrame]:
-        """Every entry of some leaves (rows of `leaf_roots`), masked and DELETED ones included: a frame a layout.
+        """Every entry of some leaves (rows of `leaf_manifests`), masked and DELETED ones included: a frame a layout.
 
         Without metrics maps: these are made of stats (`plain_projection`, `with_metrics_maps`).
         """
@@ -200,10 +200,10 @@ class TreeReader:
         bit = f"bit_get(get({MASK}, CAST({ORDINAL} >> 6 AS INT)), CAST({ORDINAL} & 63 AS INT))"
         return found.where(f"coalesce({bit}, 0) = 0").drop(MASK, _MASKED_LEAF)
 
-    def _own_frames(self, roots: pa.Table, projection: EntryProjection) -> list[DataFrame]:
+    def _own_frames(self, manifests: pa.Table, projection: EntryProjection) -> list[DataFrame]:
         from sparkmeta.session import local_frame
 
-        own = roots.filter(pc.equal(roots.column("file_format"), IN_ROOT))
+        own = manifests.filter(pc.equal(manifests.column("file_format"), IN_ROOT))
         frames = []
         columns = sql.texts(entry_columns(projection, self.tree.sources, None))
         for kind in own.column("content_type").to_pylist():
@@ -211,11 +211,11 @@ class TreeReader:
             frames.append(local_frame(self.spark, rows).selectExpr(*columns))
         return frames
 
-    def _with_maps(self, roots: pa.Table, projection: EntryProjection) -> DataFrame:
+    def _with_maps(self, manifests: pa.Table, projection: EntryProjection) -> DataFrame:
         """Entries with metrics maps, which are made of the stats of all columns."""
         plain = plain_projection(projection, self.column_types)
         fill = partial(with_metrics_maps, projection, frozenset(self.column_types))
-        return self.entries(roots, plain).mapInArrow(fill, spark_schema(projection))
+        return self.entries(manifests, plain).mapInArrow(fill, spark_schema(projection))
 
 
 def plain_projection(projection: EntryProjection, column_types: Mapping[int, str]) -> EntryProjection:
@@ -241,7 +241,7 @@ def narrowed_rows(files: pa.Table, projection: EntryProjection, sources: TupleSo
 
 
 def leaf_units(leaves: pa.Table) -> pa.Table:
-    """Leaves, rows of `leaf_roots`, as rows of `PART_SCHEMA`."""
+    """Leaves, rows of `leaf_manifests`, as rows of `PART_SCHEMA`."""
     zeros = pa.repeat(pa.scalar(0, pa.int32()), len(leaves))
     columns = {
         MANIFEST: leaves.column(MANIFEST),
@@ -257,10 +257,10 @@ def leaf_units(leaves: pa.Table) -> pa.Table:
     return pa.Table.from_arrays([columns[field.name] for field in PART_SCHEMA], schema=PART_SCHEMA)
 
 
-def tree_roots(tree: Tree) -> pa.Table:
-    """The manifests of a tree as `root_entries` gives those of a manifest list, so that planning takes both.
+def tree_manifests(tree: Tree) -> pa.Table:
+    """The manifests of a tree as `manifests_of_list` gives those of a manifest list, so that planning takes both.
 
-    Columns: those of `root_entries`, but for partition summaries; `content_stats` in their place, and `masked`, how
+    Columns: those of `manifests_of_list`, with `content_stats` for partition summaries, and `masked`, how
     many entries a deletion vector masks. The root's own files are a manifest of data and one of deletes, of format
     `IN_ROOT`.
     """
@@ -269,15 +269,15 @@ def tree_roots(tree: Tree) -> pa.Table:
         zip(tree.vectors.column(MANIFEST).to_pylist(), tree.vectors.column("record_count").to_pylist(), strict=True)
     )
     ordinals = leaves.column("ordinal").to_pylist()
-    of_leaves = leaf_roots(leaves, leaves.column("ordinal").cast(pa.int32()))
+    of_leaves = leaf_manifests(leaves, leaves.column("ordinal").cast(pa.int32()))
     table = of_leaves.append_column(MASKED, pa.array([masked.get(one, 0) for one in ordinals], pa.int64()))
     own = [_own_row(tree, content) for content in OWN_ENTRIES]
     rows = [row for row in own if row is not None]
     return pa.concat_tables([table, pa.Table.from_pylist(rows, schema=table.schema)]).combine_chunks()
 
 
-def leaf_roots(leaves: pa.Table, ids: Any) -> pa.Table:
-    """Leaves, rows of `tree_schema`, as manifests with these small ids: `tree_roots` without `masked`."""
+def leaf_manifests(leaves: pa.Table, ids: Any) -> pa.Table:
+    """Leaves, rows of `tree_schema`, as manifests with these small ids: `tree_manifests` without `masked`."""
     columns: dict[str, Any] = {
         MANIFEST: ids,
         "content_type": leaves.column("content_type"),

@@ -131,7 +131,7 @@ def colocated_entries(scan_filter: ScanFilter, groups: Colocation, data: EntryPr
 def with_vector(own: Sql, deletes: pa.Table) -> Sql:
     """The deletes of a data entry: `own`, those from other delete manifests, and the vector of `colocated_entries`.
 
-    own: of the type of `deletes` in `plan_files`. deletes: the roots of the delete manifests that were read beside.
+    own: of the type of `deletes` in `plan_files`. deletes: the delete manifests that were read with them.
     """
     vector = sql.struct(
         sql.lit(int(ContentType.POSITION_DELETES)).alias("content"),
@@ -159,8 +159,8 @@ def _leaf_units(tree: Tree, groups: Colocation) -> list[dict[str, Any]]:
     """A row a data leaf, as `_UNITS`."""
     masks = {row[MANIFEST]: row for row in tree.vectors.to_pylist()}
 
-    def leaves(roots: pa.Table) -> list[dict[str, Any]]:
-        return [{**row, "mask": masks.get(row[MANIFEST])} for row in leaf_units(roots).to_pylist()]
+    def leaves(manifests: pa.Table) -> list[dict[str, Any]]:
+        return [{**row, "mask": masks.get(row[MANIFEST])} for row in leaf_units(manifests).to_pylist()]
 
     deletes = {one[MANIFEST]: one for one in leaves(groups.deletes)}
     return [
@@ -172,9 +172,11 @@ def _leaf_units(tree: Tree, groups: Colocation) -> list[dict[str, Any]]:
 def _manifest_units(state: TableState, groups: Colocation, task: _Task) -> list[dict[str, Any]]:
     """A row a part of a data manifest, as `_UNITS`, in the order in which neighbours share delete manifests."""
 
-    def by_manifest(parts: pa.Table, roots: pa.Table, projection: EntryProjection) -> dict[int, list[dict[str, Any]]]:
+    def by_manifest(
+        parts: pa.Table, manifests: pa.Table, projection: EntryProjection
+    ) -> dict[int, list[dict[str, Any]]]:
         found: dict[int, list[dict[str, Any]]] = {}
-        for row in state.with_leaves(parts, roots, projection).to_pylist():
+        for row in state.with_leaves(parts, manifests, projection).to_pylist():
             found.setdefault(row[MANIFEST], []).append(row)
         return found
 

@@ -87,7 +87,7 @@ _KEY, _PATH = "delete_key", "delete_path"
 class DeleteEntries:
     """The live delete entries that a scan may need.
 
-    entries: None where the scan opens no delete manifest. manifests: the roots that they come from.
+    entries: None where the scan opens no delete manifest. manifests: those that they come from.
     count: how many entries at most; None where manifests don't say.
     equality_ids: every column that some equality delete compares, so that data stats are read for them.
     only_vectors: all of them are deletion vectors that name their data file.

@@ -1,6 +1,6 @@
 """The engine on one page: which data files a scan must read, each with the deletes that apply to it.
 
-    roots -> live, matching manifests -> entries -> live, matching entries -> their deletes -> rows of plan_files
+    manifests -> live, matching manifests -> entries -> live, matching entries -> their deletes -> rows of plan_files
 
 The driver holds the manifests of one snapshot; everything about entries is a DataFrame, lazy but for few of them.
 """
@@ -71,7 +71,7 @@ class PlannedManifests:
 def plan_manifests(scan_filter: ScanFilter) -> PlannedManifests:
     """The data and delete manifests that may hold files for the filter."""
     state = scan_filter.state
-    kept = matching_manifests(live_manifests(state.roots), scan_filter)
+    kept = matching_manifests(live_manifests(state.manifests), scan_filter)
     kinds = kept.column("content_type")
     data, deletes = (
         kept.filter(pc.equal(kinds, int(one))) for one in (ContentType.DATA_MANIFEST, ContentType.DELETE_MANIFEST)

@@ -34,7 +34,7 @@ _Summaries = Callable[[pa.Table, int, int], pa.StructArray]
 def overlaps(data: pa.Table, deletes: pa.Table, spec_fields: SpecFields) -> Flags:
     """A row a data manifest, a column a delete manifest: False where no partition can have files in both.
 
-    data, deletes: rows of `root_entries`. spec_fields: spec id -> its fields' (partition field id, type name).
+    data, deletes: rows of `manifests_of_list`. spec_fields: spec id -> its fields' (partition field id, type name).
 
     Sound for deletes that apply within their own spec and partition only (table spec, Scan Planning).
     """
@@ -54,7 +54,7 @@ def leaf_overlaps(data: pa.Table, deletes: pa.Table, spec_fields: SpecFields, so
 
 
 def _overlaps(data: pa.Table, deletes: pa.Table, spec_fields: SpecFields, summaries: _Summaries) -> Flags:
-    specs = [roots.column("partition_spec_id").to_numpy() for roots in (data, deletes)]
+    specs = [manifests.column("partition_spec_id").to_numpy() for manifests in (data, deletes)]
     found = np.zeros((len(data), len(deletes)), np.bool_)
     for spec_id, fields in spec_fields.items():
         rows, columns = (np.flatnonzero(one == spec_id) for one in specs)
@@ -62,27 +62,27 @@ def _overlaps(data: pa.Table, deletes: pa.Table, spec_fields: SpecFields, summar
             meet = np.ones((len(rows), len(columns)), np.bool_)
             for field_id, name in fields:
                 if name != ANY:
-                    of_data, of_deletes = (summaries(roots, spec_id, field_id) for roots in (data, deletes))
+                    of_data, of_deletes = (summaries(manifests, spec_id, field_id) for manifests in (data, deletes))
                     meet &= _meet(of_data.take(pa.array(rows)), of_deletes.take(pa.array(columns)), name)
             found[np.ix_(rows, columns)] = meet
     return found
 
 
-def _listed_summaries(roots: pa.Table, _: int, field_id: int) -> pa.StructArray:
-    return pc.struct_field(roots.column(SUMMARIES).combine_chunks(), [str(field_id)])
+def _listed_summaries(manifests: pa.Table, _: int, field_id: int) -> pa.StructArray:
+    return pc.struct_field(manifests.column(SUMMARIES).combine_chunks(), [str(field_id)])
 
 
 def _leaf_summaries(
-    sources: Mapping[int, Mapping[int, int]], roots: pa.Table, spec_id: int, field_id: int
+    sources: Mapping[int, Mapping[int, int]], manifests: pa.Table, spec_id: int, field_id: int
 ) -> pa.StructArray:
     """Stats as a partition summary; null where they leave open which values there are.
 
     A file may have the lower bound alone; one without has the value null, or NaN. A leaf without bounds has such values
     alone if that is how many there are: else its bounds are not known.
     """
-    stats = pc.struct_field(whole(roots.column(CONTENT_STATS)), [str(sources[spec_id][field_id])])
+    stats = pc.struct_field(whole(manifests.column(CONTENT_STATS)), [str(sources[spec_id][field_id])])
     lower, upper, values, nulls, nans = (pc.struct_field(stats, [name]) for name in (*BOUNDS, *COUNTS))
-    is_file = pc.equal(whole(roots.column("content_type")), int(ContentType.DATA))
+    is_file = pc.equal(whole(manifests.column("content_type")), int(ContentType.DATA))
     bare = pc.and_(is_file, lower.is_null())
     only_missing = pc.fill_null(pc.equal(pc.add(pc.fill_null(nulls, 0), pc.fill_null(nans, 0)), values), False)
     unknown = pc.and_(pc.and_(lower.is_null(), pc.invert(is_file)), pc.invert(only_missing))

@@ -105,45 +105,45 @@ class ScanFilter:
         return isinstance(self.row_filter, AlwaysTrue)
 
 
-def live_manifests(roots: pa.Table) -> pa.Table:
+def live_manifests(manifests: pa.Table) -> pa.Table:
     """The manifests that hold live files, or may: unknown counts are not zero."""
-    if MASKED in roots.column_names:
-        return roots.filter(pc.greater(live_files(roots), 0))
-    stats = roots.column("manifest_stats").combine_chunks()
+    if MASKED in manifests.column_names:
+        return manifests.filter(pc.greater(live_files(manifests), 0))
+    stats = manifests.column("manifest_stats").combine_chunks()
     empty = [
         pc.fill_null(pc.equal(stats.field(one), 0), False) for one in ("added_files_count", "existing_files_count")
     ]
-    return roots.filter(pc.invert(pc.and_(*empty)))
+    return manifests.filter(pc.invert(pc.and_(*empty)))
 
 
-def live_files(roots: pa.Table) -> pa.Array | pa.ChunkedArray:
+def live_files(manifests: pa.Table) -> pa.Array | pa.ChunkedArray:
     """How many live files each manifest holds: without those that deletion vectors mask; null: unknown."""
-    counts = live_counts(roots)
-    return pc.subtract(counts, roots.column(MASKED)) if MASKED in roots.column_names else counts
+    counts = live_counts(manifests)
+    return pc.subtract(counts, manifests.column(MASKED)) if MASKED in manifests.column_names else counts
 
 
-def matching_manifests(roots: pa.Table, scan_filter: ScanFilter) -> pa.Table:
+def matching_manifests(manifests: pa.Table, scan_filter: ScanFilter) -> pa.Table:
     """The manifests whose partition summaries or stats don't rule out the filter; Spark tells what arrays can't."""
-    if CONTENT_STATS in roots.column_names:
-        return _matching_leaves(roots, scan_filter)
-    if SUMMARIES not in roots.column_names or all(
+    if CONTENT_STATS in manifests.column_names:
+        return _matching_leaves(manifests, scan_filter)
+    if SUMMARIES not in manifests.column_names or all(
         isinstance(one, AlwaysTrue) for one in scan_filter.partition_filters.values()
     ):
-        return roots if not isinstance(scan_filter.row_filter, AlwaysFalse) else roots.slice(0, 0)
-    if (found := _by_arrays(roots, scan_filter)) is not None:
-        return roots.filter(found)
-    return _where(roots, roots.select(_SUMMARY_COLUMNS), _by_spec(scan_filter, _summary_predicate), scan_filter)
+        return manifests if not isinstance(scan_filter.row_filter, AlwaysFalse) else manifests.slice(0, 0)
+    if (found := _by_arrays(manifests, scan_filter)) is not None:
+        return manifests.filter(found)
+    return _where(manifests, manifests.select(_SUMMARY_COLUMNS), _by_spec(scan_filter, _summary_predicate), scan_filter)
 
 
-def _where(roots: pa.Table, shown: pa.Table, condition: Sql, scan_filter: ScanFilter) -> pa.Table:
-    """The roots that Spark keeps. `collect` of local rows starts no job, which `toArrow` does."""
+def _where(manifests: pa.Table, shown: pa.Table, condition: Sql, scan_filter: ScanFilter) -> pa.Table:
+    """The manifests that Spark keeps. `collect` of local rows starts no job, which `toArrow` does."""
     kept = local_frame(scan_filter.state.spark, shown).where(condition.text).select(MANIFEST).collect()
-    return roots.filter(pc.is_in(roots.column(MANIFEST), pa.array([row[0] for row in kept], pa.int32())))
+    return manifests.filter(pc.is_in(manifests.column(MANIFEST), pa.array([row[0] for row in kept], pa.int32())))
 
 
-def _by_arrays(roots: pa.Table, scan_filter: ScanFilter) -> pa.Array | None:
+def _by_arrays(manifests: pa.Table, scan_filter: ScanFilter) -> pa.Array | None:
     """What `_summary_predicate` keeps, told without Spark; None where that takes more than a few comparisons."""
-    summaries = roots.column(SUMMARIES).combine_chunks()
+    summaries = manifests.column(SUMMARIES).combine_chunks()
 
     def columns(source: Source, field_id: int, type_name: str) -> pa.Array | None:
         known = scan_filter.state.partition_fields.get(field_id) == type_name
@@ -159,34 +159,34 @@ def _by_arrays(roots: pa.Table, scan_filter: ScanFilter) -> pa.Array | None:
         passed[spec_id] = tests.passes(columns)
         if passed[spec_id] is None and tests.tests:
             return None
-    return _of_specs(roots, passed)
+    return _of_specs(manifests, passed)
 
 
-def _of_specs(roots: pa.Table, passed: Mapping[int, pa.Array | None]) -> pa.Array:
-    """Which roots are of one of these specs and among those that passed for it; None: all of the spec's did."""
-    specs, kept = roots.column("partition_spec_id").combine_chunks(), pa.repeat(False, len(roots))
+def _of_specs(manifests: pa.Table, passed: Mapping[int, pa.Array | None]) -> pa.Array:
+    """Which manifests are of one of these specs and among those that passed for it; None: all of the spec's did."""
+    specs, kept = manifests.column("partition_spec_id").combine_chunks(), pa.repeat(False, len(manifests))
     for spec_id, of_spec in passed.items():
         found = pc.equal(specs, spec_id)
         kept = pc.or_(kept, found if of_spec is None else pc.and_(found, of_spec))
     return kept
 
 
-def _matching_leaves(roots: pa.Table, scan_filter: ScanFilter) -> pa.Table:
+def _matching_leaves(manifests: pa.Table, scan_filter: ScanFilter) -> pa.Table:
     """The leaves of a V4 tree whose aggregated stats don't rule out the filter.
 
     Sound under deletion vectors: what no entry of a leaf can match, fewer entries can't either. The root's own files
     have no aggregate, and are kept.
     """
-    if scan_filter.keeps_all or not len(roots):
-        return roots
-    if (found := _leaves_by_arrays(roots, scan_filter)) is not None:
-        return roots.filter(found)
+    if scan_filter.keeps_all or not len(manifests):
+        return manifests
+    if (found := _leaves_by_arrays(manifests, scan_filter)) is not None:
+        return manifests.filter(found)
     looked_at = {*scan_filter.filter_ids, *scan_filter.partition_sources}
-    stats = roots.column(CONTENT_STATS).combine_chunks()
+    stats = manifests.column(CONTENT_STATS).combine_chunks()
     known = [field.name for field in stats.type if int(field.name) in looked_at]
     narrow = pa.StructArray.from_arrays([stats.field(name) for name in known], names=known) if known else None
-    shown = roots.select([MANIFEST, "partition_spec_id", "file_format", "content_type"])
-    shown = shown.append_column("rows", _row_total(roots))
+    shown = manifests.select([MANIFEST, "partition_spec_id", "file_format", "content_type"])
+    shown = shown.append_column("rows", _row_total(manifests))
     if narrow is not None:
         shown = shown.append_column(CONTENT_STATS, narrow)
     sources = scan_filter.state.tuple_sources
@@ -205,17 +205,17 @@ def _matching_leaves(roots: pa.Table, scan_filter: ScanFilter) -> pa.Table:
     if scan_filter.ignore_residuals:
         by_stats = by_stats | (sql.col("content_type") == int(ContentType.DELETE_MANIFEST))
     matches = _by_spec(scan_filter, by_partition) & by_stats
-    return _where(roots, shown, (sql.col("file_format") == IN_ROOT) | matches, scan_filter)
+    return _where(manifests, shown, (sql.col("file_format") == IN_ROOT) | matches, scan_filter)
 
 
-def _leaves_by_arrays(roots: pa.Table, scan_filter: ScanFilter) -> pa.Array | None:
+def _leaves_by_arrays(manifests: pa.Table, scan_filter: ScanFilter) -> pa.Array | None:
     """Leaves that a few comparisons of bounds don't rule out, told without Spark; None for filters of another kind."""
     filters = [scan_filter.row_filter, *scan_filter.partition_filters.values()]
     if scan_filter.ignore_residuals or any(
         summary_tests(one) is None for one in filters if not isinstance(one, AlwaysFalse)
     ):
         return None
-    stats, types = roots.column(CONTENT_STATS).combine_chunks(), scan_filter.state.stats_types
+    stats, types = manifests.column(CONTENT_STATS).combine_chunks(), scan_filter.state.stats_types
 
     def columns_by(sources: Mapping[int, int] | None) -> Columns:
         def columns(source: Source, field_id: int, type_name: str) -> pa.Array | None:
@@ -231,17 +231,17 @@ def _leaves_by_arrays(roots: pa.Table, scan_filter: ScanFilter) -> pa.Array | No
         for spec_id, one in scan_filter.partition_filters.items()
         if not isinstance(one, AlwaysFalse)
     }
-    kept = _of_specs(roots, by_spec)
+    kept = _of_specs(manifests, by_spec)
     passed = stats_tests(scan_filter.row_filter).passes(columns_by(None))
     kept = kept if passed is None else pc.and_(kept, passed)
-    return pc.or_(kept, pc.equal(roots.column("file_format").combine_chunks(), IN_ROOT))
+    return pc.or_(kept, pc.equal(manifests.column("file_format").combine_chunks(), IN_ROOT))
 
 
-def _row_total(roots: pa.Table) -> pa.Array:
+def _row_total(manifests: pa.Table) -> pa.Array:
     """Rows of the live files of leaves; null for the root's own files, which stats say nothing of."""
-    stats = roots.column("manifest_stats").combine_chunks()
+    stats = manifests.column("manifest_stats").combine_chunks()
     total = pc.add(stats.field("added_rows_count"), stats.field("existing_rows_count"))
-    return pc.if_else(pc.equal(roots.column("file_format"), IN_ROOT), pa.scalar(None, pa.int64()), total)
+    return pc.if_else(pc.equal(manifests.column("file_format"), IN_ROOT), pa.scalar(None, pa.int64()), total)
 
 
 def is_live() -> Sql:

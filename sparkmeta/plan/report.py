@@ -14,7 +14,6 @@ from pyspark.sql import functions as F
 from sparkmeta.plan.deletes import DELETES
 from sparkmeta.plan.files import PlannedManifests, plan_files, plan_manifests
 from sparkmeta.plan.prune import ScanFilter, data_projection, is_live, live_manifests, stats_match, tuple_matches
-from sparkmeta.spec.entry import ContentType
 
 if TYPE_CHECKING:
     from pyspark.sql import Column
@@ -91,8 +90,8 @@ def scan_report(scan_filter: ScanFilter) -> ScanReport:
     started = time.perf_counter()
     manifests = plan_manifests(scan_filter)
     state = scan_filter.state
-    data_counts = _counts(state.manifests(ContentType.DATA_MANIFEST), manifests.data)
-    delete_counts = _counts(state.manifests(ContentType.DELETE_MANIFEST), manifests.deletes)
+    data_counts = _counts(state.data_manifests, manifests.data)
+    delete_counts = _counts(state.delete_manifests, manifests.deletes)
     pruned = time.perf_counter()
     entries = _count_entries(scan_filter, manifests.data)
     planned = _count_planned(scan_filter, manifests)
@@ -110,20 +109,20 @@ def scan_report(scan_filter: ScanFilter) -> ScanReport:
     )
 
 
-def _counts(roots: pa.Table, kept: pa.Table) -> ManifestCounts:
-    live = live_manifests(roots)
+def _counts(manifests: pa.Table, kept: pa.Table) -> ManifestCounts:
+    live = live_manifests(manifests)
     return ManifestCounts(
-        total=len(roots),
-        total_bytes=_bytes(roots),
-        skipped_no_live_files=len(roots) - len(live),
+        total=len(manifests),
+        total_bytes=_bytes(manifests),
+        skipped_no_live_files=len(manifests) - len(live),
         skipped_by_partition=len(live) - len(kept),
         scanned=len(kept),
         scanned_bytes=_bytes(kept),
     )
 
 
-def _bytes(roots: pa.Table) -> int:
-    return pc.sum(roots.column("file_size_in_bytes")).as_py() or 0
+def _bytes(manifests: pa.Table) -> int:
+    return pc.sum(manifests.column("file_size_in_bytes")).as_py() or 0
 
 
 def _count_entries(scan_filter: ScanFilter, manifests: pa.Table) -> EntryCounts:

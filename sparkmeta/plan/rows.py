@@ -55,12 +55,12 @@ def public_partition_type(state: TableState) -> StructType:
     return StructType([StructField(field.name, spark_type(field.field_type)) for field in state.partition_type.fields])
 
 
-def manifest_path(roots: pa.Table, manifest: Sql) -> Sql:
+def manifest_path(manifests: pa.Table, manifest: Sql) -> Sql:
     """The location of a manifest, by its small id.
 
     One literal that Spark folds into an array: no join, and one small expression however many manifests there are.
     """
-    paths = dict(zip(roots.column("manifest").to_pylist(), roots.column("location").to_pylist(), strict=True))
+    paths = dict(zip(manifests.column("manifest").to_pylist(), manifests.column("location").to_pylist(), strict=True))
     listed = _SEPARATOR.join(paths.get(one, "") for one in range(max(paths, default=-1) + 1))
     return sql.call("split", listed, _SEPARATOR)[manifest]
 

@@ -91,7 +91,9 @@ def deletes_by_partition(state: TableState, data: pa.Table, deletes: pa.Table) -
     """
     if state.tree is None or not len(deletes):
         return deletes
-    locations, targets = (roots.column(name) for roots, name in ((data, "location"), (deletes, "referenced_file")))
+    locations, targets = (
+        manifests.column(name) for manifests, name in ((data, "location"), (deletes, "referenced_file"))
+    )
     opened = pc.is_in(targets.combine_chunks(), locations.combine_chunks(), skip_nulls=True)
     partitioned = [spec_id for spec_id, sources in state.tuple_sources.items() if sources]
     of_spec = pc.is_in(deletes.column("partition_spec_id").combine_chunks(), pa.array(partitioned, pa.int32()))
@@ -156,7 +158,7 @@ def _affiliated(state: TableState, data: pa.Table, deletes: pa.Table) -> pa.Arra
 def _by_partition(scan_filter: ScanFilter, joined: Colocation) -> Colocation:
     """Avro manifests: a vector applies within its spec and partition, and summaries tell who may share some."""
     state, data, deletes = scan_filter.state, joined.other_data, joined.other_deletes
-    if any(one != "AVRO" for roots in (data, deletes) for one in roots.column("file_format").unique().to_pylist()):
+    if any(one != "AVRO" for side in (data, deletes) for one in side.column("file_format").unique().to_pylist()):
         return replace(joined, reason="join: there are manifests that are no Avro files")
     vectors = _read_here(scan_filter, data, deletes)
     if not (only_vectors(state, deletes, by_job=True) if vectors is None else all_vectors(vectors)):

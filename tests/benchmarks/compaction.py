@@ -130,10 +130,10 @@ def rewrite_by_spark(spark: SparkSession, location: str, workload: Workload) -> 
     """`rewrite_manifests` with its defaults, on a table of its own that shares the manifests."""
     folder = cloned(location, BUILD / "clones" / str(uuid.uuid4()))
     table = sm.load_table(folder.as_uri(), spark=spark)
-    before, plan = len(table.state.roots), table.maintenance.rewrite_manifests()
+    before, plan = len(table.state.manifests), table.maintenance.rewrite_manifests()
     with Workers() as workers:
         seconds = timed(plan.commit)
-    after = len(plan.commit().state.roots)
+    after = len(plan.commit().state.manifests)
     memory = _memory(spark, workers)
     shutil.rmtree(folder)
     return Measured("sparkmeta rewrite_manifests", "in order", workload.files, seconds, before, after, memory=memory)
@@ -191,12 +191,12 @@ class _Leaves:
 
 def compact(table: sm.Table, shape: str, entries: int, query: str, **options: Any) -> Measured:
     """One compaction. query: that of the needle. options: of the compaction, its defaults otherwise."""
-    before, count = needle(table, query), len(table.state.roots)
+    before, count = needle(table, query), len(table.state.manifests)
     with Workers() as workers:
         seconds = timed(lambda: table.maintenance.compact_manifests(**options).commit())
     memory, after = _memory(table.state.spark, workers), table.refresh()
     found = needle(after, query)
-    counts = count, len(after.state.roots)
+    counts = count, len(after.state.manifests)
     needles = before[0], found[0], before[1], found[1]
     return Measured("sparkmeta compact_manifests", shape, entries, seconds, *counts, *needles, memory)
 

@@ -220,7 +220,7 @@ def test_no_setting_hides_a_lost_manifest(
     damage: str, name: str, settings: str, spark: SparkSession, tables: dict[str, str]
 ) -> None:
     table = sm.load_table(tables[name], spark=spark)
-    manifest = table.state.roots.column("location")[0].as_py()
+    manifest = table.state.manifests.column("location")[0].as_py()
     path = Path(manifest.removeprefix("file:").replace("///", "/", 1))
     hidden = path.with_name(f".{path.name}.crc")  # by which Hadoop's local file system finds damage before Parquet does
     saved = {file: file.read_bytes() for file in (path, hidden) if file.exists()}

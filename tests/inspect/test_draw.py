@@ -153,8 +153,8 @@ def drawn(table: Table, entries: list[dict[str, Any]], monkeypatch: pytest.Monke
     root = Root("/r.parquet", pa.Table.from_pylist(entries, schema=tree_schema(table.state.stats_types)))
     opened: list[str] = []
 
-    def read(_: Any, roots: pa.Table, wanted: Any, *__: Any) -> dict[str, Any]:
-        opened.extend(roots.column("location").to_pylist())
+    def read(_: Any, manifests: pa.Table, wanted: Any, *__: Any) -> dict[str, Any]:
+        opened.extend(manifests.column("location").to_pylist())
         assert all(len(ordinals) <= 8 for ordinals in wanted.values())
         return {}
 

@@ -468,7 +468,7 @@ def test_manifests_are_not_written_from_it(folder: Path, tmp_path: Path, spark: 
     location = table_of(tmp_path / "t").write()
     filled(location, spark, folder)
     state = sm.load_table(location, spark=spark).state
-    assert decodes(state.manifest_entries(state.roots, state.projection(), cached=False))
+    assert decodes(state.manifest_entries(state.manifests, state.projection(), cached=False))
 
 
 # -- upkeep -----------------------------------------------------------------------------------------------------------

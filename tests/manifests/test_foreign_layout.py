@@ -188,4 +188,4 @@ def test_our_trees_have_no_foreign_leaves(table: sm.Table) -> None:
     tree = table.state.tree
     assert tree is not None
     assert FOREIGN_KEY not in tree.root.properties
-    assert not pc.any(tree.is_foreign(table.state.roots)).as_py()
+    assert not pc.any(tree.is_foreign(table.state.manifests)).as_py()

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from sparkmeta.errors import CorruptFileError
-from sparkmeta.manifests.manifest_list import decode_manifest_list, inline_manifest_list, root_entries
+from sparkmeta.manifests.manifest_list import decode_manifest_list, inline_manifest_list, manifests_of_list
 from tests.manifests.avro_files import LONG, avro_file, field
 
 SUMMARY = {
@@ -41,14 +41,16 @@ def listed(fields: list[dict[str, Any]], *rows: dict[str, Any]) -> bytes:
     )
 
 
-def roots(data: bytes, specs: dict[int, list[tuple[int, str]]]) -> list[dict[str, Any]]:
+def rows_of(data: bytes, specs: dict[int, list[tuple[int, str]]]) -> list[dict[str, Any]]:
     batch = decode_manifest_list(data, "file:///snap.avro")
-    rows: list[dict[str, Any]] = root_entries(pa.Table.from_batches([batch]), specs, "file:///snap.avro").to_pylist()
+    rows: list[dict[str, Any]] = manifests_of_list(
+        pa.Table.from_batches([batch]), specs, "file:///snap.avro"
+    ).to_pylist()
     return rows
 
 
 def test_a_version_1_list_is_of_data_manifests_of_sequence_number_0_with_unknown_counts() -> None:
-    (row,) = roots(listed(V1, {}), {0: []})
+    (row,) = rows_of(listed(V1, {}), {0: []})
     assert row["content_type"] == 3
     assert row["version_info"] == {"snapshot_id": 5, "sequence_number": 0}
     assert set(row["manifest_stats"].values()) == {None, 0}
@@ -58,7 +60,7 @@ def test_a_version_1_list_is_of_data_manifests_of_sequence_number_0_with_unknown
 
 def test_delete_manifests_and_parquet_manifests_are_told_apart() -> None:
     data = listed(V2, {"content": 1, "sequence_number": 3, "manifest_path": "s3://b/X.PARQUET"})
-    (row,) = roots(data, {0: []})
+    (row,) = rows_of(data, {0: []})
     assert (row["content_type"], row["file_format"], row["version_info"]["sequence_number"]) == (4, "PARQUET", 3)
 
 
@@ -74,7 +76,8 @@ def test_summaries_are_typed_by_the_spec_of_their_manifest() -> None:
         {"content": 0, "sequence_number": 1, "partition_spec_id": 1},
     )
     first, second, third = (
-        row["partition_summaries"] for row in roots(data, {0: [(1000, "string"), (1001, "date")], 1: [(1001, "date")]})
+        row["partition_summaries"]
+        for row in rows_of(data, {0: [(1000, "string"), (1001, "date")], 1: [(1001, "date")]})
     )
     assert (first["1000"]["lower_bound"], first["1000"]["upper_bound"]) == ("a", "b")
     assert first["1001"]["lower_bound"] == dt.date(1969, 12, 31)
@@ -85,7 +88,7 @@ def test_summaries_are_typed_by_the_spec_of_their_manifest() -> None:
 
 def test_inline_manifests_of_version_1() -> None:
     batch = inline_manifest_list(["file:///a.avro", "file:///b.avro"], [3, 4], 9)
-    first, second = root_entries(pa.Table.from_batches([batch]), {0: []}, "snapshot 9").to_pylist()
+    first, second = manifests_of_list(pa.Table.from_batches([batch]), {0: []}, "snapshot 9").to_pylist()
     assert (first["file_size_in_bytes"], second["file_size_in_bytes"]) == (3, 4)
     assert second["version_info"] == {"snapshot_id": 9, "sequence_number": 0}
 
@@ -100,10 +103,10 @@ def test_inline_manifests_of_version_1() -> None:
 )
 def test_contradictions_name_the_list_field_and_value(row: dict[str, Any], message: str) -> None:
     with pytest.raises(CorruptFileError, match=f"file:///snap.avro: {message}"):
-        roots(listed(V2, row), {0: [(1000, "string")]})
+        rows_of(listed(V2, row), {0: [(1000, "string")]})
 
 
 def test_a_required_field_that_is_null() -> None:
     fields = [{**V1[0], "type": ["null", "string"]}, *V1[1:]]
     with pytest.raises(CorruptFileError, match=r"file:///snap\.avro: manifest_path is None"):
-        roots(listed(fields, {"manifest_path": None}), {0: []})
+        rows_of(listed(fields, {"manifest_path": None}), {0: []})

@@ -216,18 +216,18 @@ def test_few_entries_are_read_here_as_spark_reads_them(tmp_path: Path, spark: Sp
     state = tree.load(spark).state
     columns = tuple(name for name in FILE_COLUMNS if name not in METRICS_MAP_IDS)
     for projection in (state.projection(columns, (1,)), state.projection(("location", "deletion_vector"))):
-        here = state.entries_here(state.roots, projection)
+        here = state.entries_here(state.manifests, projection)
         assert here is not None
         assert here.schema.equals(projection.schema)
-        by_spark = state.entries(state.roots, projection).toArrow().to_pylist()
+        by_spark = state.entries(state.manifests, projection).toArrow().to_pylist()
         order = itemgetter("manifest", "ordinal")
         assert sorted(here.to_pylist(), key=order) == sorted(by_spark, key=order)
         assert len(here) == 3 + 67 + 7 + 3
-    own_roots = state.roots.filter(pc.equal(state.roots.column("file_format"), tree_reader.IN_ROOT))
+    own_roots = state.manifests.filter(pc.equal(state.manifests.column("file_format"), tree_reader.IN_ROOT))
     own_entries = state.entries_here(own_roots, projection)
     assert own_entries is not None
     assert len(own_entries) == 3
-    assert state.entries_here(state.roots, projection, len(leaves)) is None
+    assert state.entries_here(state.manifests, projection, len(leaves)) is None
 
 
 def test_a_mask_of_more_entries_than_the_leaf_has_is_refused_here(tmp_path: Path, spark: SparkSession) -> None:
@@ -240,7 +240,7 @@ def test_a_mask_of_more_entries_than_the_leaf_has_is_refused_here(tmp_path: Path
     tree.snapshot(existing=[leaf_entry], added=[tree.mask(leaf_entry, [1, 500])])
     state = tree.load(spark).state
     with pytest.raises(CorruptFileError, match=rf"{re.escape(leaf_entry.location)}: ordinal is 500: masked, of 2"):
-        state.entries_here(state.roots, state.projection(("location",)))
+        state.entries_here(state.manifests, state.projection(("location",)))
 
 
 def test_few_deletes_take_no_job_of_their_own(

@@ -18,7 +18,7 @@ from pyiceberg.schema import Schema
 from pyiceberg.types import NestedField, PrimitiveType
 
 from sparkmeta.columns.bounds import ANY
-from sparkmeta.manifests.manifest_list import MANIFEST_FILE_SCHEMA, root_entries
+from sparkmeta.manifests.manifest_list import MANIFEST_FILE_SCHEMA, manifests_of_list
 from sparkmeta.plan.overlap import overlaps
 
 Tuple = dict[int, Any]
@@ -77,8 +77,8 @@ def _java_order(value: Any) -> Any:
     return (value, math.copysign(1, value)) if isinstance(value, float) else value
 
 
-def roots(manifests: list[tuple[int, list[Summary] | None]]) -> pa.Table:
-    """Manifests of (spec id, summaries of its fields) as `root_entries` gives them."""
+def table(manifests: list[tuple[int, list[Summary] | None]]) -> pa.Table:
+    """Manifests of (spec id, summaries of its fields) as `manifests_of_list` gives them."""
     rows = [
         {
             "manifest_path": f"m{place}",
@@ -94,7 +94,7 @@ def roots(manifests: list[tuple[int, list[Summary] | None]]) -> pa.Table:
     listed = pa.Table.from_pylist(
         [dict.fromkeys(MANIFEST_FILE_SCHEMA.names) | row for row in rows], MANIFEST_FILE_SCHEMA
     )
-    return root_entries(listed, SPECS, "list.avro")
+    return manifests_of_list(listed, SPECS, "list.avro")
 
 
 @st.composite
@@ -123,7 +123,9 @@ def key(partition: Tuple) -> Any:
 @given(data=st.lists(manifests(), min_size=1, max_size=5), deletes=st.lists(manifests(), min_size=1, max_size=5))
 def test_who_shares_a_partition_is_never_kept_apart(data: list[Any], deletes: list[Any]) -> None:
     found = overlaps(
-        roots([(one, said) for one, _, said in data]), roots([(one, said) for one, _, said in deletes]), SPECS
+        table([(one, said) for one, _, said in data]),
+        table([(one, said) for one, _, said in deletes]),
+        SPECS,
     )
     for row, (spec_id, mine, _) in zip(found, data, strict=True):
         for told, (other_id, theirs, _) in zip(row, deletes, strict=True):
@@ -161,7 +163,7 @@ def of(type_name: str, *values: Any) -> tuple[int, list[Summary] | None]:
     ],
 )
 def test_what_summaries_tell(type_name: str, mine: list[Any], theirs: list[Any], may_share: bool) -> None:
-    assert overlaps(roots([of(type_name, *mine)]), roots([of(type_name, *theirs)]), SPECS).tolist() == [[may_share]]
+    assert overlaps(table([of(type_name, *mine)]), table([of(type_name, *theirs)]), SPECS).tolist() == [[may_share]]
 
 
 @pytest.mark.parametrize(
@@ -176,19 +178,19 @@ def test_what_summaries_tell(type_name: str, mine: list[Any], theirs: list[Any],
 def test_a_summary_that_says_nothing_keeps_nothing_apart(unknown: Summary) -> None:
     spec_id, known = of("int", 5)
     silent = (spec_id, None if unknown is None else [unknown])
-    assert overlaps(roots([silent]), roots([(spec_id, known)]), SPECS).tolist() == [[True]]
-    assert overlaps(roots([(spec_id, known)]), roots([silent]), SPECS).tolist() == [[True]]
+    assert overlaps(table([silent]), table([(spec_id, known)]), SPECS).tolist() == [[True]]
+    assert overlaps(table([(spec_id, known)]), table([silent]), SPECS).tolist() == [[True]]
 
 
 def test_a_bound_that_is_nan_tells_nothing() -> None:
     spec_id, known = of("double", 1.0)
     nan = to_bytes(_type("double"), NAN)
     found = {"contains_null": False, "contains_nan": True, "lower_bound": nan, "upper_bound": nan}
-    assert overlaps(roots([(spec_id, [found])]), roots([(spec_id, known)]), SPECS).tolist() == [[True]]
+    assert overlaps(table([(spec_id, [found])]), table([(spec_id, known)]), SPECS).tolist() == [[True]]
 
 
 def test_unpartitioned_manifests_share_everything_and_specs_nothing() -> None:
-    found = overlaps(roots([(0, []), of("int", 1)]), roots([(0, []), of("int", 1), of("int", 2)]), SPECS)
+    found = overlaps(table([(0, []), of("int", 1)]), table([(0, []), of("int", 1), of("int", 2)]), SPECS)
     assert found.tolist() == [[True, False, False], [False, True, False]]
-    assert overlaps(roots([]), roots([(0, [])]), SPECS).shape == (0, 1)
+    assert overlaps(table([]), table([(0, [])]), SPECS).shape == (0, 1)
     assert found.dtype == np.bool_

@@ -17,9 +17,7 @@ from sparkmeta.commit.new_files import partition_columns
 from sparkmeta.commit.new_leaves import leaf_frame
 from sparkmeta.manifests.leaf_writer import leaf_count, write_owned_leaves
 from sparkmeta.manifests.projection import MANIFEST, EntryProjection
-from sparkmeta.manifests.root import one_of
 from sparkmeta.session import materialize
-from sparkmeta.spec.entry import ContentType
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -62,15 +60,14 @@ def _owners(job: RewriteJob, group: Group, data: Sequence[Rewritten]) -> DataFra
 
 
 def _kept(job: RewriteJob, group: Group, dropped: set[str]) -> pa.Table:
-    """The kept data leaves that may hold the files of the group's deletes, rows of `state.roots`.
+    """The kept data leaves that may hold the files of the group's deletes, rows of `state.manifests`.
 
     Of a delete leaf that belongs to a data leaf it is that one; all where a delete belongs to none.
     """
-    roots = job.state.roots
-    roots = roots.filter(one_of(roots, [ContentType.DATA_MANIFEST]))
-    roots = roots.filter(pc.is_in(roots.column(MANIFEST), pa.array(sorted(job.scope.owners), pa.int32())))
-    roots = roots.filter(pc.invert(pc.is_in(roots.column("location"), pa.array(sorted(dropped), pa.string()))))
+    leaves = job.state.data_manifests
+    leaves = leaves.filter(pc.is_in(leaves.column(MANIFEST), pa.array(sorted(job.scope.owners), pa.int32())))
+    leaves = leaves.filter(pc.invert(pc.is_in(leaves.column("location"), pa.array(sorted(dropped), pa.string()))))
     owners = job.root.column("referenced_file").take(pa.array(group.leaves, pa.int64()))
     if group.files or owners.null_count:
-        return roots
-    return roots.filter(pc.is_in(roots.column("location"), owners.combine_chunks()))
+        return leaves
+    return leaves.filter(pc.is_in(leaves.column("location"), owners.combine_chunks()))

@@ -167,10 +167,10 @@ def _key(state: TableState, spec_id: int, sources: dict[int, int], name: str) ->
 
 
 def _tree_leaves(state: TableState) -> pa.Table:
-    """The rows of `state.roots` for leaves of the V4 layout."""
+    """The rows of `state.manifests` for leaves of the V4 layout."""
     assert state.tree is not None
-    roots = state.roots
-    leaves = roots.filter(pc.not_equal(roots.column("file_format"), IN_ROOT))
+    manifests = state.manifests
+    leaves = manifests.filter(pc.not_equal(manifests.column("file_format"), IN_ROOT))
     return leaves.filter(state.tree.has_tree_layout(leaves))
 
 
@@ -188,7 +188,7 @@ def _usable(
     ]
     if scan.keeps_all:
         return frozenset([*places, *root.of(FILES).column("ordinal").to_pylist()])
-    own = state.roots.filter(pc.equal(state.roots.column("file_format"), IN_ROOT))
+    own = state.manifests.filter(pc.equal(state.manifests.column("file_format"), IN_ROOT))
     entries = matching_entries(state.entries(own, state.projection(_JUDGED, scan.undecided_ids)), scan)
     return frozenset([*places, *entries.select(ORDINAL).toArrow().column(ORDINAL).to_pylist()])
 

@@ -41,8 +41,8 @@ _LONG_BYTES = 32 << 20
 _SOURCES = ["manifest", "location", "partition_spec_id", "version_info", "first_row_id", "file_size_in_bytes"]
 
 
-def manifest_parts(roots: pa.Table, projection: EntryProjection, split_bytes: int) -> pa.Table:
-    """The tasks' shares of the manifests in `roots` (rows of `root_entries`), as `PART_SCHEMA`.
+def manifest_parts(manifests: pa.Table, projection: EntryProjection, split_bytes: int) -> pa.Table:
+    """The tasks' shares of the manifests in `manifests` (rows of `manifests_of_list`), as `PART_SCHEMA`.
 
     A manifest longer than `split_bytes` has several parts, which decode different blocks of it; not where first row ids
     are asked for, whose counter runs over the whole manifest. The order is such that any run of neighbours holds large
@@ -50,7 +50,7 @@ def manifest_parts(roots: pa.Table, projection: EntryProjection, split_bytes: in
     """
     counted = "first_row_id" in projection.columns
     rows: list[dict[str, Any]] = []
-    for row in roots.select(_SOURCES).sort_by([("file_size_in_bytes", "descending")]).to_pylist():
+    for row in manifests.select(_SOURCES).sort_by([("file_size_in_bytes", "descending")]).to_pylist():
         whole = counted and row["first_row_id"] is not None
         parts = 1 if whole else max(1, -(-row["file_size_in_bytes"] // split_bytes))
         version = row.pop("version_info")
