@@ -17,15 +17,16 @@ from pyiceberg.types import IcebergType, NestedField, PrimitiveType, StructType
 
 from sparkmeta.columns.bounds import ANY, reads_as
 from sparkmeta.errors import NoSuchSnapshotError, UnsupportedError
-from sparkmeta.manifests.avro.read import manifest_parts, read_avro_entries
-from sparkmeta.manifests.cached import CACHED_LEAF, leaves_of, open_cache, parts_here, read_through_cache
-from sparkmeta.manifests.leaf import stats_of_fields
-from sparkmeta.manifests.leaf_bytes import TreeContext, read_foreign_leaves, tree_entries_here
+from sparkmeta.manifests.avro.read import read_avro_entries
+from sparkmeta.manifests.cache.read import CACHED_LEAF, leaves_of, open_cache, parts_here, read_through_cache
 from sparkmeta.manifests.manifest_list import decode_manifest_list, entry_count, inline_manifest_list, manifests_of_list
-from sparkmeta.manifests.parquet import read_parquet_entries
+from sparkmeta.manifests.parts import manifest_parts
 from sparkmeta.manifests.projection import FILE_COLUMNS, EntryProjection
-from sparkmeta.manifests.root import Root, read_root
-from sparkmeta.manifests.tree import Tree, TreeReader, tree_manifest_files, tree_manifests
+from sparkmeta.manifests.v3_parquet.spark import read_parquet_entries
+from sparkmeta.manifests.v4.decode import TreeContext, read_foreign_leaves, tree_entries_here
+from sparkmeta.manifests.v4.root import Root, read_root
+from sparkmeta.manifests.v4.spark import stats_of_fields
+from sparkmeta.manifests.v4.tree_manifests import Tree, TreeReader, tree_manifest_files, tree_manifests
 from sparkmeta.session import local_frame
 from sparkmeta.settings import Settings, settings
 from sparkmeta.spec.avro_name import avro_name
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
     from pyiceberg.partitioning import PartitionSpec
     from pyspark.sql import DataFrame, SparkSession
 
-    from sparkmeta.manifests.cache import ManifestCache
+    from sparkmeta.manifests.cache.folder import ManifestCache
     from sparkmeta.spec.metadata import Snapshot, SnapshotRef, TableMetadata
     from sparkmeta.spec.snapshot import SnapshotLogEntry
 

@@ -12,8 +12,8 @@ from sparkmeta.cli.output import TextColumn, print_json, print_table, size, time
 from sparkmeta.cli.source import KeyValue
 from sparkmeta.cli.tables import takes_output
 from sparkmeta.errors import SparkmetaError
-from sparkmeta.manifests.cache import ManifestCache
-from sparkmeta.manifests.cache_upkeep import DAY_MS, CachedFolder, cache_contents, delete_cached
+from sparkmeta.manifests.cache.folder import ManifestCache
+from sparkmeta.manifests.cache.upkeep import DAY_MS, CachedFolder, cache_contents, delete_cached
 from sparkmeta.storage.files import Files, IOFiles, LocalFiles
 from sparkmeta.storage.location import is_local
 

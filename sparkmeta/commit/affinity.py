@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 from pyspark.sql import functions as F
 
-from sparkmeta.manifests.leaf_writer import OWNER, write_owned_leaves
 from sparkmeta.manifests.projection import MANIFEST, EntryProjection
+from sparkmeta.manifests.v4.write import OWNER, write_owned_leaves
 from sparkmeta.plan.prune import is_live
 from sparkmeta.session import local_frame
 from sparkmeta.spec.entry import ContentType
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame
 
-    from sparkmeta.manifests.leaf_writer import LeafFormat
+    from sparkmeta.manifests.v4.write import LeafFormat
     from sparkmeta.state import TableState
 
 DELETE_ENTRY_BYTES = 100.0

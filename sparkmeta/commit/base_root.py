@@ -12,10 +12,11 @@ import pyarrow.compute as pc
 from pyspark.sql import functions as F
 
 from sparkmeta.commit.tree import conform
-from sparkmeta.manifests.layout import tree_schema, whole
+from sparkmeta.manifests.arrays import whole
 from sparkmeta.manifests.manifest_list import SUMMARIES
-from sparkmeta.manifests.root import Root
-from sparkmeta.manifests.tree import FOREIGN_KEY, UPGRADED_KEY
+from sparkmeta.manifests.v4.layout import tree_schema
+from sparkmeta.manifests.v4.root import Root
+from sparkmeta.manifests.v4.tree_manifests import FOREIGN_KEY, UPGRADED_KEY
 from sparkmeta.spec.entry import MANIFEST_STATS, ContentType, Status
 
 if TYPE_CHECKING:

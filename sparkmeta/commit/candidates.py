@@ -9,9 +9,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sparkmeta.columns.bounds import bound_arrow_type
-from sparkmeta.manifests.layout import whole
+from sparkmeta.manifests.arrays import whole
 from sparkmeta.manifests.projection import CONTENT_STATS, PARTITION
-from sparkmeta.manifests.tree import IN_ROOT
+from sparkmeta.manifests.v4.tree_manifests import IN_ROOT
 from sparkmeta.plan.overlap import leaf_overlaps
 from sparkmeta.plan.prune import live_manifests
 from sparkmeta.spec.entry import ContentType

@@ -20,9 +20,9 @@ from sparkmeta.columns import sql
 from sparkmeta.commit.root_changes import flat_rows, vectors_by_leaf
 from sparkmeta.errors import UnsupportedError, shown
 from sparkmeta.manifests.avro.read import schema_of
-from sparkmeta.manifests.leaf import entry_columns, stats_of_fields
+from sparkmeta.manifests.deletion_vectors import VECTOR_SCHEMA, checked_ordinals, vector_row
 from sparkmeta.manifests.projection import CONTENT_STATS, MANIFEST, ORDINAL, EntryProjection
-from sparkmeta.manifests.root import (
+from sparkmeta.manifests.v4.root import (
     FILES,
     LEAVES,
     Root,
@@ -32,8 +32,8 @@ from sparkmeta.manifests.root import (
     read_unchecked_root,
     version,
 )
-from sparkmeta.manifests.tree import TreeReader, leaf_manifests, narrowed_rows
-from sparkmeta.manifests.vectors import VECTOR_SCHEMA, checked_ordinals, vector_row
+from sparkmeta.manifests.v4.spark import entry_columns, stats_of_fields
+from sparkmeta.manifests.v4.tree_manifests import TreeReader, leaf_manifests, narrowed_rows
 from sparkmeta.plan.prune import is_live as entry_is_live
 from sparkmeta.session import local_frame
 from sparkmeta.spec.entry import ContentType, Status

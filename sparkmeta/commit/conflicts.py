@@ -22,7 +22,7 @@ from sparkmeta.commit.files_changed import EntryChanges
 from sparkmeta.commit.partitions import PARTITION_KEY, replaced_partitions
 from sparkmeta.commit.search import FOUND_COLUMNS
 from sparkmeta.errors import CommitConflictError, ValidationError
-from sparkmeta.manifests.tree import IN_ROOT
+from sparkmeta.manifests.v4.tree_manifests import IN_ROOT
 from sparkmeta.plan.deletes import DELETES, DeleteEntries, attach_deletes, partition_key
 from sparkmeta.plan.prune import ScanFilter, matching_manifests, stats_match, tuple_matches
 from sparkmeta.spec.entry import DELETE_FILE_PATH_ID, ContentType

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sparkmeta.manifests.leaf_writer import read_rows_stream, rows_stream
+from sparkmeta.manifests.v4.write import read_rows_stream, rows_stream
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -12,10 +12,11 @@ import pyarrow.compute as pc
 
 from sparkmeta.columns.bounds import ANY, bound_arrow_type
 from sparkmeta.errors import ValidationError, shown
-from sparkmeta.manifests.layout import tree_schema, tree_stats_type, whole
-from sparkmeta.manifests.maps import column_metric, derived_stats, map_type, stats_of_maps, true_where
+from sparkmeta.manifests.arrays import whole
+from sparkmeta.manifests.metrics_maps import column_metric, derived_stats, map_type, stats_of_maps, true_where
 from sparkmeta.manifests.projection import PARTITION
-from sparkmeta.manifests.root import entry_problems
+from sparkmeta.manifests.v4.layout import tree_schema, tree_stats_type
+from sparkmeta.manifests.v4.root import entry_problems
 from sparkmeta.spec.entry import METRICS_MAP_IDS, ContentType, Status
 from sparkmeta.spec.stats import COUNTS
 

@@ -23,12 +23,12 @@ from sparkmeta.commit.root_changes import LeafChange, LeafKind, RootChanges, roo
 from sparkmeta.errors import CorruptFileError, NoSuchSnapshotError, ValidationError
 from sparkmeta.inspect.files import files_selection
 from sparkmeta.manifests.avro.read import spark_schema
-from sparkmeta.manifests.leaf import entry_columns
-from sparkmeta.manifests.maps import with_metrics_maps
+from sparkmeta.manifests.deletion_vectors import VECTOR_SCHEMA, arrow_udf, masked_ordinals, vector_row
+from sparkmeta.manifests.metrics_maps import with_metrics_maps
 from sparkmeta.manifests.projection import MANIFEST, ORDINAL, EntryProjection
-from sparkmeta.manifests.root import Root, one_of, version
-from sparkmeta.manifests.tree import leaf_manifests, narrowed_rows, plain_projection
-from sparkmeta.manifests.vectors import VECTOR_SCHEMA, arrow_udf, masked_ordinals, vector_row
+from sparkmeta.manifests.v4.root import Root, one_of, version
+from sparkmeta.manifests.v4.spark import entry_columns
+from sparkmeta.manifests.v4.tree_manifests import leaf_manifests, narrowed_rows, plain_projection
 from sparkmeta.plan.prune import is_live
 from sparkmeta.session import local_frame
 from sparkmeta.spec.bitmap import read_deletion_vector

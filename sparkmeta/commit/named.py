@@ -20,9 +20,9 @@ from sparkmeta.commit.partition_folders import partitions_of_folders
 from sparkmeta.commit.removal import Removal, removal_of, removal_of_rows
 from sparkmeta.commit.search import FEW_FILES, FOUND_COLUMNS, Candidates, FileName, PathSearch, names_of, search_all
 from sparkmeta.errors import ValidationError
-from sparkmeta.manifests.layout import whole
+from sparkmeta.manifests.arrays import whole
 from sparkmeta.manifests.projection import MANIFEST, ORDINAL, PARTITION
-from sparkmeta.manifests.tree import IN_ROOT
+from sparkmeta.manifests.v4.tree_manifests import IN_ROOT
 from sparkmeta.plan.prune import is_live, live_manifests
 from sparkmeta.plan.strategy import deletes_by_affinity, deletes_by_partition
 from sparkmeta.session import materialize

@@ -19,9 +19,9 @@ from sparkmeta.commit.swap import metadata_folder
 from sparkmeta.commit.vector_targets import find_targets
 from sparkmeta.errors import ValidationError
 from sparkmeta.manifests.avro.read import schema_of
-from sparkmeta.manifests.leaf_writer import OWNER, LeafFormat, write_leaves
 from sparkmeta.manifests.projection import CONTENT_STATS, MANIFEST
-from sparkmeta.manifests.root import one_of
+from sparkmeta.manifests.v4.root import one_of
+from sparkmeta.manifests.v4.write import OWNER, LeafFormat, write_leaves
 from sparkmeta.session import local_frame, materialize
 from sparkmeta.spec.entry import ContentType
 from sparkmeta.spec.summary import FileKind

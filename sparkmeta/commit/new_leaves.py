@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from sparkmeta.manifests.avro.read import part_of
-from sparkmeta.manifests.leaf import read_leaf_entries
-from sparkmeta.manifests.leaf_bytes import TreeContext, tree_entries
-from sparkmeta.manifests.tree import leaf_manifests, leaf_units
+from sparkmeta.manifests.parts import leaf_units, part_of
+from sparkmeta.manifests.v4.decode import TreeContext, tree_entries
+from sparkmeta.manifests.v4.spark import read_leaf_entries
+from sparkmeta.manifests.v4.tree_manifests import leaf_manifests
 from sparkmeta.session import map_here
 
 if TYPE_CHECKING:

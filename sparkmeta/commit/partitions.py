@@ -9,8 +9,8 @@ from pyspark.sql import functions as F
 from sparkmeta.columns import sql
 from sparkmeta.commit.file_rows import FILE_COLUMNS, file_rows
 from sparkmeta.manifests.avro.read import schema_of
-from sparkmeta.manifests.leaf import entry_columns
 from sparkmeta.manifests.projection import MANIFEST, ORDINAL
+from sparkmeta.manifests.v4.spark import entry_columns
 from sparkmeta.plan.deletes import partition_key
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from sparkmeta.commit.tree import FileKey
 from sparkmeta.errors import ValidationError
 from sparkmeta.manifests.avro.read import schema_of
 from sparkmeta.manifests.projection import MANIFEST, ORDINAL, PARTITION
-from sparkmeta.manifests.tree import IN_ROOT
+from sparkmeta.manifests.v4.tree_manifests import IN_ROOT
 from sparkmeta.session import local_frame, materialize
 from sparkmeta.spec.bitmap import PositionBitmap, read_inline_vector, write_deletion_vector
 from sparkmeta.spec.summary import FileKind

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sparkmeta.errors import CorruptFileError, NoSuchSnapshotError, ValidationError
-from sparkmeta.manifests.root import FILES, LEAVES, VECTORS, Root, one_of, version
+from sparkmeta.manifests.v4.root import FILES, LEAVES, VECTORS, Root, one_of, version
 from sparkmeta.spec.entry import LAYOUT_REVISION_KEY, Status
 
 # Gives the parent snapshot's root: None where it has none, and thereby no deletion vectors of manifests.

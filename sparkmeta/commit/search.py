@@ -17,14 +17,14 @@ from pyspark.sql import functions as F
 from sparkmeta.columns import sql
 from sparkmeta.commit.new_leaves import context_of
 from sparkmeta.commit.tree import same_vector
-from sparkmeta.manifests.entries import ManifestPart
+from sparkmeta.manifests.arrays import whole
 from sparkmeta.manifests.inherit import ManifestContext
-from sparkmeta.manifests.layout import whole
-from sparkmeta.manifests.leaf_bytes import entries_of_rows, root_part
-from sparkmeta.manifests.leaf_search import LeafSearch
+from sparkmeta.manifests.parts import ManifestPart, leaf_units
 from sparkmeta.manifests.projection import MANIFEST, EntryProjection
-from sparkmeta.manifests.root import is_live
-from sparkmeta.manifests.tree import IN_ROOT, OWN_ENTRIES, leaf_units
+from sparkmeta.manifests.v4.decode import entries_of_rows, root_part
+from sparkmeta.manifests.v4.root import is_live
+from sparkmeta.manifests.v4.search import LeafSearch
+from sparkmeta.manifests.v4.tree_manifests import IN_ROOT, OWN_ENTRIES
 from sparkmeta.plan.deletes import VECTOR_COLUMNS
 from sparkmeta.plan.prune import is_live as entry_is_live
 from sparkmeta.session import local_frame, map_here, map_units

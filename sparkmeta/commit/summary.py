@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sparkmeta.manifests.leaf import TupleSources
-from sparkmeta.manifests.leaf_bytes import partition_tuples
+from sparkmeta.manifests.v4.decode import partition_tuples
+from sparkmeta.manifests.v4.spark import TupleSources
 from sparkmeta.spec.entry import ContentType
 from sparkmeta.spec.summary import FileKind, SnapshotSummaryBuilder, UpdateMetrics
 

@@ -22,8 +22,8 @@ from sparkmeta.commit.named import Searches, deletes_of, many_deletes_of, root_f
 from sparkmeta.commit.removal import Removal, removal_of, removal_of_rows, without, without_rows
 from sparkmeta.commit.search import FEW_FILES, FOUND_COLUMNS, FileName, names_of, search_all
 from sparkmeta.errors import CommitConflictError, CorruptFileError, NotFoundError, ValidationError
+from sparkmeta.manifests.arrays import whole
 from sparkmeta.manifests.avro.read import schema_of
-from sparkmeta.manifests.layout import whole
 from sparkmeta.manifests.projection import MANIFEST, PARTITION
 from sparkmeta.plan.deletes import partition_key
 from sparkmeta.plan.prune import is_live

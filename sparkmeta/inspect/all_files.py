@@ -13,8 +13,9 @@ from sparkmeta.inspect.files import entries_of, entries_selection, files_of, fil
 from sparkmeta.inspect.manifest_rows import REACHABLE, reachable_rows
 from sparkmeta.inspect.manifests import listed_manifests, spec_transforms
 from sparkmeta.inspect.reachable import PARQUET_SUFFIX, read_manifests
-from sparkmeta.manifests.avro.read import PART_SCHEMA, spark_schema
+from sparkmeta.manifests.avro.read import spark_schema
 from sparkmeta.manifests.manifest_list import MANIFEST_FILE_SCHEMA, manifests_of_list
+from sparkmeta.manifests.parts import PART_SCHEMA
 from sparkmeta.session import read_tasks
 from sparkmeta.spec.entry import ContentType
 

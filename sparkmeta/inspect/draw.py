@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 from sparkmeta.errors import NoSuchSnapshotError
 from sparkmeta.inspect.drawing import Drawing, Entry, Node, counted, printable
 from sparkmeta.manifests.projection import MANIFEST, ORDINAL, EntryProjection
-from sparkmeta.manifests.root import FILES, LEAVES, VECTORS, Root, one_of
+from sparkmeta.manifests.v4.root import FILES, LEAVES, VECTORS, Root, one_of
 from sparkmeta.spec.bitmap import PositionBitmap, read_inline_vector
 from sparkmeta.spec.entry import ContentType, Status
 from sparkmeta.storage.location import file_name

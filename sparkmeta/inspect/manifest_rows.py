@@ -14,8 +14,8 @@ import pyarrow.compute as pc
 
 from sparkmeta.errors import CorruptFileError, UnsupportedError
 from sparkmeta.inspect.human import human_strings
-from sparkmeta.manifests.leaf_bytes import TreeContext
 from sparkmeta.manifests.manifest_list import MANIFEST_FILE_SCHEMA, decode_manifest_list
+from sparkmeta.manifests.v4.decode import TreeContext
 from sparkmeta.storage.files import ExecutorReader
 
 # Spec id -> its fields' (transform, Iceberg type name of the result), in the spec's order.

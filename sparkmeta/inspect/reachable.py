@@ -6,11 +6,11 @@ from collections.abc import Iterable, Iterator
 
 import pyarrow as pa
 
-from sparkmeta.manifests.avro.read import decode_row, part_of
-from sparkmeta.manifests.entries import ManifestPart
-from sparkmeta.manifests.layout import is_tree_manifest
-from sparkmeta.manifests.leaf_bytes import TreeContext
+from sparkmeta.manifests.avro.read import decode_row
+from sparkmeta.manifests.parts import ManifestPart, part_of
 from sparkmeta.manifests.projection import EntryProjection
+from sparkmeta.manifests.v4.decode import TreeContext
+from sparkmeta.manifests.v4.layout import is_tree_manifest
 from sparkmeta.storage.files import ExecutorReader
 
 PARQUET_SUFFIX = ".parquet"
@@ -37,8 +37,8 @@ def read_manifests(
 def _decode_parquet(
     data: bytes, part: ManifestPart, projection: EntryProjection, trees: TreeContext | None
 ) -> Iterator[pa.RecordBatch]:
-    from sparkmeta.manifests.leaf_bytes import decode_tree_manifest
-    from sparkmeta.manifests.parquet_bytes import decode_parquet_manifest
+    from sparkmeta.manifests.v3_parquet.decode import decode_parquet_manifest
+    from sparkmeta.manifests.v4.decode import decode_tree_manifest
 
     if trees is not None and is_tree_manifest(data, part.location):
         return decode_tree_manifest(data, part, projection, trees)

@@ -22,7 +22,7 @@ from sparkmeta.commit.transaction import commit_steps, refuse_older
 from sparkmeta.commit.tree import TreeChange
 from sparkmeta.errors import CommitConflictError
 from sparkmeta.maintain.outcome import committed_counts
-from sparkmeta.manifests.root import Root
+from sparkmeta.manifests.v4.root import Root
 from sparkmeta.session import local_frame
 from sparkmeta.spec.entry import ContentType
 

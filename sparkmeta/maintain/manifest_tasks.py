@@ -13,11 +13,12 @@ import pyarrow.compute as pc
 
 from sparkmeta.columns.bounds import bound_arrow_type
 from sparkmeta.commit.exchange import cut, ordered, range_tables, task_rows
-from sparkmeta.manifests.avro.encoded import COLUMNS, encoded_entries
-from sparkmeta.manifests.avro.read import open_manifest, part_of
+from sparkmeta.manifests.avro.raw_entries import COLUMNS, encoded_entries
+from sparkmeta.manifests.avro.read import open_manifest
 from sparkmeta.manifests.avro.write import ENTRY, ManifestFormat, packed_size, write_manifest
-from sparkmeta.manifests.leaf_writer import leaf_count, pieces, put_behind
+from sparkmeta.manifests.parts import part_of
 from sparkmeta.manifests.projection import MANIFEST, ORDINAL, PARTITION, EntryProjection
+from sparkmeta.manifests.v4.write import leaf_count, pieces, put_behind
 from sparkmeta.storage.files import ExecutorReader
 
 # Bytes of entries that a task cuts into ranges at once.

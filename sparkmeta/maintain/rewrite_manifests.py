@@ -35,9 +35,10 @@ from sparkmeta.errors import (
 from sparkmeta.maintain.manifest_tasks import ManifestTasks, key_schema
 from sparkmeta.maintain.outcome import committed_counts
 from sparkmeta.maintain.upgrade import refuse_encrypted
-from sparkmeta.manifests.avro.read import manifest_parts, schema_of
+from sparkmeta.manifests.avro.read import schema_of
 from sparkmeta.manifests.avro.write import ManifestFormat, entry_schema, manifest_codec, manifest_properties
 from sparkmeta.manifests.manifest_list import MANIFEST_FILE_SCHEMA, live_count, live_counts
+from sparkmeta.manifests.parts import manifest_parts
 from sparkmeta.manifests.projection import MANIFEST, ORDINAL, PARTITION
 from sparkmeta.plan.prune import ScanFilter, matching_manifests
 from sparkmeta.session import local_frame, read_tasks

@@ -6,7 +6,6 @@ A reader of a format offers its records as `RawRecords`, columns by field id; `E
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -16,13 +15,13 @@ import pyarrow.compute as pc
 from sparkmeta.columns.array_tests import AllOf, Source
 from sparkmeta.columns.bounds import decode_bounds
 from sparkmeta.errors import CorruptFileError
+from sparkmeta.manifests.arrays import kept_rows, whole
 from sparkmeta.manifests.inherit import (
-    ManifestContext,
     RowIdCounter,
     inherited_sequence_numbers,
     inherited_snapshot_ids,
 )
-from sparkmeta.manifests.layout import kept_rows, whole
+from sparkmeta.manifests.parts import ManifestPart
 from sparkmeta.manifests.projection import CONTENT_STATS, PARTITION, EntryProjection
 from sparkmeta.spec.entry import (
     CONTENT_ENTRY,
@@ -67,18 +66,6 @@ class RawRecords(Protocol):
 
     def taken(self, places: np.ndarray[Any, Any]) -> RawRecords:
         """The records at these places."""
-
-
-@dataclass(frozen=True)
-class ManifestPart:
-    """One task's share of a manifest, part `part` of `parts`, and the manifest's own row of the manifest list."""
-
-    manifest: int
-    location: str
-    spec_id: int
-    context: ManifestContext
-    part: int = 0
-    parts: int = 1
 
 
 def wanted_fields(projection: EntryProjection) -> frozenset[int]:

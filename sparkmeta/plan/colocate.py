@@ -17,15 +17,14 @@ import pyarrow.compute as pc
 
 from sparkmeta.columns import sql
 from sparkmeta.errors import ValidationError
-from sparkmeta.manifests.avro.read import PART_SCHEMA, manifest_parts, part_of
-from sparkmeta.manifests.cached import CACHED_LEAF, decode_part
+from sparkmeta.manifests.arrays import kept_rows, whole
+from sparkmeta.manifests.cache.read import CACHED_LEAF, decode_part
+from sparkmeta.manifests.deletion_vectors import VECTOR_SCHEMA, inlined, unmasked
 from sparkmeta.manifests.entries import wanted_rows
-from sparkmeta.manifests.layout import kept_rows, whole
-from sparkmeta.manifests.leaf_bytes import TreeContext, tree_entries
+from sparkmeta.manifests.parts import PART_SCHEMA, leaf_units, manifest_parts, part_of
 from sparkmeta.manifests.projection import MANIFEST, ORDINAL, PARTITION, EntryProjection
-from sparkmeta.manifests.root import is_live
-from sparkmeta.manifests.tree import leaf_units
-from sparkmeta.manifests.vectors import VECTOR_SCHEMA, inlined, unmasked
+from sparkmeta.manifests.v4.decode import TreeContext, tree_entries
+from sparkmeta.manifests.v4.root import is_live
 from sparkmeta.plan.deletes import DELETES_TYPE, TWO_VECTORS, is_vector, vector_projection
 from sparkmeta.plan.rows import manifest_path
 from sparkmeta.session import map_units
@@ -35,8 +34,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from sparkmeta.columns.sql import Sql
-    from sparkmeta.manifests.cache_leaf import CacheWriter
-    from sparkmeta.manifests.tree import Tree
+    from sparkmeta.manifests.cache.write import CacheWriter
+    from sparkmeta.manifests.v4.tree_manifests import Tree
     from sparkmeta.plan.prune import ScanFilter
     from sparkmeta.plan.strategy import Colocation
     from sparkmeta.state import TableState

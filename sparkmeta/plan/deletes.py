@@ -24,10 +24,10 @@ from pyspark.sql.types import ArrayType, IntegerType, LongType, StringType, Stru
 from sparkmeta.columns import sql
 from sparkmeta.columns.sql import Aliased, Sql
 from sparkmeta.errors import ValidationError
-from sparkmeta.manifests.layout import whole
+from sparkmeta.manifests.arrays import whole
 from sparkmeta.manifests.manifest_list import live_count
 from sparkmeta.manifests.projection import CONTENT_STATS, EntryProjection
-from sparkmeta.manifests.root import is_live as live_rows
+from sparkmeta.manifests.v4.root import is_live as live_rows
 from sparkmeta.plan.prune import ScanFilter, is_live, matching_entries, wanted_entries
 from sparkmeta.plan.rows import manifest_path, partition_value
 from sparkmeta.session import local_frame

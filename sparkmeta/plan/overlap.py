@@ -11,11 +11,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sparkmeta.columns.bounds import ANY
+from sparkmeta.manifests.arrays import whole
 from sparkmeta.manifests.entries import as_numbers
-from sparkmeta.manifests.layout import whole
-from sparkmeta.manifests.leaf import TupleSources
 from sparkmeta.manifests.manifest_list import SUMMARIES
 from sparkmeta.manifests.projection import CONTENT_STATS
+from sparkmeta.manifests.v4.spark import TupleSources
 from sparkmeta.spec.entry import ContentType
 from sparkmeta.spec.stats import BOUNDS, COUNTS
 

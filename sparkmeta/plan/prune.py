@@ -23,7 +23,7 @@ from sparkmeta.columns.transforms import inclusive_projection, undecided
 from sparkmeta.manifests.entries import as_numbers
 from sparkmeta.manifests.manifest_list import SUMMARIES, live_counts
 from sparkmeta.manifests.projection import CONTENT_STATS, MANIFEST, EntryFilter, EntryProjection
-from sparkmeta.manifests.tree import IN_ROOT, MASKED
+from sparkmeta.manifests.v4.tree_manifests import IN_ROOT, MASKED
 from sparkmeta.plan.rows import entry_stats, partition_value
 from sparkmeta.session import local_frame
 from sparkmeta.spec.entry import ContentType, Status

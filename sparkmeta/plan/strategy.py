@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 
 from sparkmeta.manifests.manifest_list import live_count, live_counts
 from sparkmeta.manifests.projection import CONTENT_STATS, MANIFEST
-from sparkmeta.manifests.tree import IN_ROOT, OWN_ENTRIES
+from sparkmeta.manifests.v4.tree_manifests import IN_ROOT, OWN_ENTRIES
 from sparkmeta.plan.deletes import BROADCAST_DELETES, all_vectors, only_vectors, vector_projection
 from sparkmeta.plan.overlap import Flags, leaf_overlaps, overlaps
 from sparkmeta.plan.prune import data_projection, wanted_entries

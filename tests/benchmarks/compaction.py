@@ -33,7 +33,7 @@ from sparkmeta.commit.summary import ManifestCounts, Tally, snapshot_summary
 from sparkmeta.commit.transaction import commit_steps
 from sparkmeta.commit.tree import TreeChange
 from sparkmeta.manifests.avro.read import schema_of
-from sparkmeta.manifests.leaf_writer import write_leaves
+from sparkmeta.manifests.v4.write import write_leaves
 from tests.benchmarks.deletes import cloned
 from tests.benchmarks.growth import Growth, questions
 from tests.benchmarks.memory import MIB, Workers, heap_use, peak_resident_set

@@ -105,8 +105,8 @@ def _pyiceberg(location: str, data: bytes) -> int:
 
 def _sparkmeta(compiled: bool, columns: Sequence[str], stats: Mapping[int, str], location: str, data: bytes) -> int:
     from sparkmeta.manifests.avro import decode
-    from sparkmeta.manifests.entries import ManifestPart
     from sparkmeta.manifests.inherit import ManifestContext
+    from sparkmeta.manifests.parts import ManifestPart
     from sparkmeta.manifests.projection import EntryProjection
 
     projection = EntryProjection.of(columns, {PARTITION_FIELD_ID: "int"}, stats)

@@ -23,9 +23,9 @@ from pyiceberg.table.sorting import UNSORTED_SORT_ORDER
 from sparkmeta.commit.file_rows import file_rows
 from sparkmeta.commit.new_files import NewFiles
 from sparkmeta.errors import ValidationError
-from sparkmeta.manifests.aggregate import leaf_row
-from sparkmeta.manifests.layout import DATA, write_manifest
-from sparkmeta.manifests.maps import map_type
+from sparkmeta.manifests.metrics_maps import map_type
+from sparkmeta.manifests.v4.aggregate import leaf_row
+from sparkmeta.manifests.v4.layout import DATA, write_manifest
 from sparkmeta.spec.bitmap import PositionBitmap, write_deletion_vector
 from sparkmeta.spec.new_table import new_metadata
 from sparkmeta.spec.puffin import deletion_vector_blob, write_puffin

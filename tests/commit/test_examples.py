@@ -151,7 +151,7 @@ class Committed:
         return Reading(tree.root.table.to_pylist(), store)
 
     def leaf(self, location: str) -> Any:
-        from sparkmeta.manifests.layout import read_manifest
+        from sparkmeta.manifests.v4.layout import read_manifest
 
         return read_manifest(
             Path(location.removeprefix("file://")).read_bytes(), self.table.state.stats_types, location
@@ -405,7 +405,7 @@ def check(tree: HandmadeTree, spark: SparkSession, *expected: tuple[set[str], se
 def test_9_compaction_during_an_append(spark: SparkSession, tree: HandmadeTree) -> None:
     """M3 has what M1 and M2 had, each entry with its own numbers; the change is D7 alone."""
     from sparkmeta.commit.tree import Stamp, TreeChange, next_root
-    from sparkmeta.manifests.root import Root
+    from sparkmeta.manifests.v4.root import Root
     from tests.commit.handmade_trees import SCHEMA, pa
 
     tree.leaf("M1", [data(f"D{one}", EXISTING, 1, first_row_id=10 * one) for one in (1, 2, 3)])

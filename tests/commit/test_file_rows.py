@@ -14,8 +14,8 @@ import pytest
 from sparkmeta.columns.bounds import ANY
 from sparkmeta.commit.file_rows import FileRows, TupleField
 from sparkmeta.errors import ValidationError
-from sparkmeta.manifests.layout import tree_schema
-from sparkmeta.manifests.maps import map_type
+from sparkmeta.manifests.metrics_maps import map_type
+from sparkmeta.manifests.v4.layout import tree_schema
 
 TABLE = "/warehouse/t"
 STATS = {1: "long", 2: "string", 3: "double", 4: "uuid", 101: "date"}

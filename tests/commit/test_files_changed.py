@@ -9,8 +9,8 @@ import pytest
 from sparkmeta.commit.base_root import base_root
 from sparkmeta.commit.tree import Stamp, TreeChange, next_root
 from sparkmeta.errors import CorruptFileError, NoSuchSnapshotError, ValidationError
-from sparkmeta.manifests.layout import tree_schema
-from sparkmeta.manifests.root import write_root
+from sparkmeta.manifests.v4.layout import tree_schema
+from sparkmeta.manifests.v4.root import write_root
 from sparkmeta.spec.bitmap import PositionBitmap
 from sparkmeta.spec.snapshot import Snapshot
 from sparkmeta.spec.upgrade import upgrade_metadata

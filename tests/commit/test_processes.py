@@ -20,8 +20,8 @@ import pytest
 from pyiceberg.table import StaticTable
 
 from sparkmeta.commit.sql import SqlSwap
-from sparkmeta.manifests.layout import read_manifest
-from sparkmeta.manifests.root import read_root
+from sparkmeta.manifests.v4.layout import read_manifest
+from sparkmeta.manifests.v4.root import read_root
 from sparkmeta.spec.metadata import TableMetadata, parse_table_metadata
 from sparkmeta.storage.writing import is_temporary
 from tests.commit import tree_committers as trees

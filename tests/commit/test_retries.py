@@ -12,7 +12,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 import sparkmeta as sm
 from sparkmeta.errors import CommitConflictError, CommitFailedError
-from sparkmeta.manifests.root import LEAVES
+from sparkmeta.manifests.v4.root import LEAVES
 from sparkmeta.storage.files import LocalFiles
 from tests.commit.test_transaction import SCHEMA, SPEC, commit, files, live, vectors, written
 

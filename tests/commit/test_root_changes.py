@@ -11,9 +11,9 @@ import pytest
 
 from sparkmeta.commit.root_changes import LeafKind, RootChanges, root_changes
 from sparkmeta.commit.tree import FileKey, Stamp, TreeChange, next_root
-from sparkmeta.manifests.aggregate import leaf_row
-from sparkmeta.manifests.layout import tree_schema
-from sparkmeta.manifests.root import Root
+from sparkmeta.manifests.v4.aggregate import leaf_row
+from sparkmeta.manifests.v4.layout import tree_schema
+from sparkmeta.manifests.v4.root import Root
 from sparkmeta.spec.bitmap import PositionBitmap, read_inline_vector
 from sparkmeta.spec.entry import LAYOUT_REVISION_KEY, Status
 from tests.trees import STATS, Entry, data

@@ -17,7 +17,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 import sparkmeta as sm
 from sparkmeta.errors import CommitConflictError, UnsupportedError, ValidationError
-from sparkmeta.manifests.root import version
+from sparkmeta.manifests.v4.root import version
 from sparkmeta.spec.bitmap import PositionBitmap, write_deletion_vector
 from sparkmeta.spec.puffin import deletion_vector_blob, write_puffin
 

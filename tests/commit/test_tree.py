@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 
 from sparkmeta.commit.tree import FileKey, NextRoot, Stamp, TreeChange, next_root
 from sparkmeta.errors import CommitConflictError, CorruptFileError
-from sparkmeta.manifests.aggregate import leaf_row
-from sparkmeta.manifests.layout import tree_schema
-from sparkmeta.manifests.root import Root, check_root, read_root, write_root
+from sparkmeta.manifests.v4.aggregate import leaf_row
+from sparkmeta.manifests.v4.layout import tree_schema
+from sparkmeta.manifests.v4.root import Root, check_root, read_root, write_root
 from sparkmeta.spec.bitmap import PositionBitmap, write_deletion_vector
 from sparkmeta.spec.entry import ContentType
 from tests.commit.tree_model import (

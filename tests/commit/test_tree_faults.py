@@ -17,8 +17,8 @@ from pyspark.errors import PySparkException
 
 import sparkmeta as sm
 from sparkmeta.errors import CommitFailedError, CommitStateUnknownError
-from sparkmeta.manifests.layout import read_manifest
-from sparkmeta.manifests.root import Root, read_root
+from sparkmeta.manifests.v4.layout import read_manifest
+from sparkmeta.manifests.v4.root import Root, read_root
 from sparkmeta.storage.files import ExecutorReader, LocalFiles
 from sparkmeta.storage.writing import is_temporary, write_new_local
 from tests.commit.tables import QUICK

@@ -19,8 +19,8 @@ import pytest
 
 from sparkmeta.commit.tree import FileKey, file_keys
 from sparkmeta.errors import CommitConflictError, CommitFailedError, CommitStateUnknownError
-from sparkmeta.manifests.layout import read_manifest
-from sparkmeta.manifests.root import Root
+from sparkmeta.manifests.v4.layout import read_manifest
+from sparkmeta.manifests.v4.root import Root
 from sparkmeta.spec.bitmap import PositionBitmap
 from sparkmeta.storage.files import LocalFiles
 from tests.commit import tree_committers as trees

@@ -9,8 +9,8 @@ import pytest
 
 from sparkmeta.errors import SparkmetaError
 from sparkmeta.manifests.avro import decode
-from sparkmeta.manifests.entries import ManifestPart
 from sparkmeta.manifests.inherit import ManifestContext
+from sparkmeta.manifests.parts import ManifestPart
 from sparkmeta.manifests.projection import EntryProjection
 
 LOCATION = "file:///m.avro"

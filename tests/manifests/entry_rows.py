@@ -6,7 +6,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from sparkmeta.manifests.layout import tree_schema
+from sparkmeta.manifests.v4.layout import tree_schema
 from sparkmeta.spec.bitmap import PositionBitmap, write_deletion_vector
 from sparkmeta.spec.entry import ContentType
 

@@ -21,11 +21,12 @@ from sparkmeta.cli import main
 from sparkmeta.columns.array_tests import AllOf, ArrayTest
 from sparkmeta.errors import CorruptFileError, SettingError
 from sparkmeta.manifests.avro.decode import decode_manifest
-from sparkmeta.manifests.avro.read import PART_SCHEMA
-from sparkmeta.manifests.cache import CacheTypes, ManifestCache, leaf_key
-from sparkmeta.manifests.cache_leaf import CacheWriter, decode_leaf, encode_leaf
-from sparkmeta.manifests.entries import ManifestPart
+from sparkmeta.manifests.cache.decode import decode_leaf
+from sparkmeta.manifests.cache.folder import ManifestCache
+from sparkmeta.manifests.cache.layout import CacheTypes, leaf_key
+from sparkmeta.manifests.cache.write import CacheWriter, encode_leaf
 from sparkmeta.manifests.inherit import ManifestContext
+from sparkmeta.manifests.parts import PART_SCHEMA, ManifestPart
 from sparkmeta.manifests.projection import FILE_COLUMNS, EntryFilter, EntryProjection
 from sparkmeta.spec.entry import METRICS_MAP_IDS
 from sparkmeta.storage.files import ExecutorReader, ExecutorWriter, LocalFiles
@@ -287,7 +288,7 @@ def test_a_leaf_has_the_entries_of_its_manifest(
     version: int, first_row_id: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without Spark, too: whatever is asked for, and whatever the manifest list says of the manifest."""
-    monkeypatch.setattr("sparkmeta.manifests.layout._ROW_GROUP_ROWS", 2)
+    monkeypatch.setattr("sparkmeta.manifests.parquet_file._ROW_GROUP_ROWS", 2)
     table_of(tmp_path, version).write()
     content = (tmp_path / "metadata" / "m0.avro").read_bytes()
     part = ManifestPart(7, "/x/m0.avro", 1, ManifestContext(10, 0 if version == 1 else 5, first_row_id))

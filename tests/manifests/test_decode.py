@@ -14,8 +14,8 @@ from sparkmeta.errors import CorruptFileError
 from sparkmeta.manifests.avro import columnar, decode
 from sparkmeta.manifests.avro.container import Data, Windows
 from sparkmeta.manifests.avro.decode import decode_manifest
-from sparkmeta.manifests.entries import ManifestPart
 from sparkmeta.manifests.inherit import ManifestContext
+from sparkmeta.manifests.parts import ManifestPart
 from sparkmeta.manifests.projection import FILE_COLUMNS, EntryProjection
 from tests.manifests.avro_files import (
     SEQUENCES,

@@ -19,10 +19,10 @@ from pyiceberg.types import IcebergType, NestedField, StructType
 
 from sparkmeta.columns.bounds import decode_bounds
 from sparkmeta.errors import CorruptFileError
-from sparkmeta.manifests.avro import encoded
+from sparkmeta.manifests.avro import raw_entries
 from sparkmeta.manifests.avro.container import inflate, read_blocks, read_header
 from sparkmeta.manifests.avro.decode import decode_manifest
-from sparkmeta.manifests.avro.encoded import COLUMNS, encoded_entries
+from sparkmeta.manifests.avro.raw_entries import COLUMNS, encoded_entries
 from sparkmeta.manifests.avro.schema import bytes_for_fixed, manifest_schema, parse
 from sparkmeta.manifests.avro.write import ENTRY, ManifestFormat, entry_schema, write_manifest
 from sparkmeta.manifests.projection import EntryProjection
@@ -59,7 +59,7 @@ def entries_of(data: bytes, form: ManifestFormat, compiled: bool) -> pa.Table:
     """Entries in the columns of `encoded_entries`, by either decoder."""
     projection = EntryProjection.of(COLUMNS, dict(form.partition))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(encoded, "compiler", Always(compiled))
+        patch.setattr(raw_entries, "compiler", Always(compiled))
         batches = list(encoded_entries(data, PART, projection, form))
     for batch in batches:
         batch.validate(full=True)
@@ -143,7 +143,7 @@ def test_layouts_that_are_copied(chance: Random, versions: tuple[int, int]) -> N
 
 
 def check(data: bytes, schema: dict[str, Any], form: ManifestFormat, copied: bool | None) -> None:
-    assert copied in {None, encoded._copying(manifest_schema(schema, LOCATION), form) is not None}
+    assert copied in {None, raw_entries._copying(manifest_schema(schema, LOCATION), form) is not None}
     try:
         slow = entries_of(data, form, compiled=False)
     except CorruptFileError as error:
@@ -274,7 +274,7 @@ def test_fixed_values_are_encoded_as_java_does() -> None:
 
 
 def test_a_long_number_of_records_is_copied_in_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(encoded, "BATCH_RECORDS", 64)
+    monkeypatch.setattr(raw_entries, "BATCH_RECORDS", 64)
     form = form_of(3, {1000: "int"})
     source = avro_file(dict(form.schema), [{**sample(one, 3), "status": one % 3} for one in range(1_000)], "null")
     table = entries_of(source, form, compiled=True)

@@ -16,7 +16,7 @@ from pyiceberg.transforms import BucketTransform, DayTransform, IdentityTransfor
 from pyiceberg.types import DoubleType, LongType, NestedField, TimestampType
 
 import sparkmeta as sm
-from sparkmeta.manifests.tree import FOREIGN_KEY
+from sparkmeta.manifests.v4.tree_manifests import FOREIGN_KEY
 from sparkmeta.session import local_frame
 
 if TYPE_CHECKING:

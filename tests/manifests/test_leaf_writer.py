@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 
-from sparkmeta.manifests.layout import tree_schema
-from sparkmeta.manifests.leaf_writer import LeafFormat, encode_leaf, put_behind
+from sparkmeta.manifests.v4.layout import tree_schema
+from sparkmeta.manifests.v4.write import LeafFormat, encode_leaf, put_behind
 from sparkmeta.spec.entry import Status
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from sparkmeta.columns.bounds import bound_arrow_type
 from sparkmeta.errors import CorruptFileError
-from sparkmeta.manifests.maps import MAP_CHILDREN, map_type, stats_of_maps, with_metrics_maps
+from sparkmeta.manifests.metrics_maps import MAP_CHILDREN, map_type, stats_of_maps, with_metrics_maps
 from sparkmeta.manifests.projection import EntryProjection, stats_struct
 
 ROUNDS = settings(max_examples=150, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))

@@ -10,11 +10,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from sparkmeta.errors import CorruptFileError
-from sparkmeta.manifests import parquet_bytes
-from sparkmeta.manifests.entries import ManifestPart
 from sparkmeta.manifests.inherit import ManifestContext
-from sparkmeta.manifests.parquet_bytes import decode_parquet_manifest
+from sparkmeta.manifests.parts import ManifestPart
 from sparkmeta.manifests.projection import FILE_COLUMNS, EntryProjection
+from sparkmeta.manifests.v3_parquet import decode as parquet_decode
+from sparkmeta.manifests.v3_parquet.decode import decode_parquet_manifest
 
 PART = ManifestPart(4, "s3://b/m.parquet", 2, ManifestContext(77, 9, 1000))
 ALL = EntryProjection.of(
@@ -81,7 +81,7 @@ def test_entries() -> None:
 
 
 def test_counters_go_on_from_batch_to_batch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parquet_bytes, "BATCH_RECORDS", 2)
+    monkeypatch.setattr(parquet_decode, "BATCH_RECORDS", 2)
     rows = decoded(manifest(*(entry(number) for number in range(5))))
     assert [(row["ordinal"], row["first_row_id"]) for row in rows] == [(n, 1000 + 10 * n) for n in range(5)]
 

@@ -10,7 +10,7 @@ from pyspark.sql import functions as F
 import sparkmeta as sm
 from sparkmeta.manifests.avro import read as avro_read
 from sparkmeta.manifests.avro.container import Windows
-from sparkmeta.manifests.avro.read import _scattered
+from sparkmeta.manifests.parts import _scattered
 from sparkmeta.storage.files import LocalFiles
 from tests.handmade import HandmadeTable, data, long_bounds
 

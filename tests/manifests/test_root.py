@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from sparkmeta.errors import CorruptFileError
-from sparkmeta.manifests.layout import DATA as DATA_LEAF
-from sparkmeta.manifests.layout import write_manifest
-from sparkmeta.manifests.root import Root, check_root, read_root, write_root
+from sparkmeta.manifests.v4.layout import DATA as DATA_LEAF
+from sparkmeta.manifests.v4.layout import write_manifest
+from sparkmeta.manifests.v4.root import Root, check_root, read_root, write_root
 from sparkmeta.spec.entry import ContentType
 from tests.manifests.entry_rows import (
     EQ,

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from sparkmeta.errors import CorruptFileError
-from sparkmeta.manifests import vectors as vectors_module
-from sparkmeta.manifests.vectors import leaf_masks, masked_by_tasks, masked_ordinals
+from sparkmeta.manifests import deletion_vectors as vectors_module
+from sparkmeta.manifests.deletion_vectors import leaf_masks, masked_by_tasks, masked_ordinals
 from sparkmeta.storage.files import ExecutorReader
 from tests.faults import FaultyFiles
 from tests.logging_reader import LoggingReader

@@ -11,8 +11,8 @@ import pytest
 
 from sparkmeta.columns.array_tests import AllOf, ArrayTest
 from sparkmeta.manifests.entries import EntryBuilder
-from sparkmeta.manifests.parquet import ArrowRecords
 from sparkmeta.manifests.projection import EntryFilter, EntryProjection
+from sparkmeta.manifests.v3_parquet.spark import ArrowRecords
 from tests.handmade import HandmadeTable, data, long_bounds
 from tests.manifests.decoders import PART, decoded, plain
 from tests.manifests.random_manifests import random_manifest

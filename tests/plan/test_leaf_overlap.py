@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from pyiceberg.partitioning import PartitionSpec
 
 import sparkmeta as sm
-from sparkmeta.manifests.aggregate import leaf_row
-from sparkmeta.manifests.layout import tree_schema
+from sparkmeta.manifests.v4.aggregate import leaf_row
+from sparkmeta.manifests.v4.layout import tree_schema
 from sparkmeta.plan import strategy
 from sparkmeta.plan.overlap import leaf_overlaps
 from sparkmeta.spec.entry import ContentType

@@ -13,9 +13,10 @@ from pyspark.errors import PythonException
 from pyspark.sql import functions as F
 
 from sparkmeta.errors import CorruptFileError
-from sparkmeta.manifests import leaf, vectors
-from sparkmeta.manifests import tree as tree_reader
+from sparkmeta.manifests import deletion_vectors as vectors
 from sparkmeta.manifests.projection import FILE_COLUMNS
+from sparkmeta.manifests.v4 import spark as leaf
+from sparkmeta.manifests.v4 import tree_manifests as tree_reader
 from sparkmeta.spec.entry import METRICS_MAP_IDS
 from tests.trees import BY_PART, TreeTable, data, equality_deletes, stats
 

@@ -12,9 +12,9 @@ import pytest
 from sparkmeta.errors import SparkmetaError
 from sparkmeta.manifests.avro.container import Data, Windows
 from sparkmeta.manifests.avro.decode import decode_manifest
-from sparkmeta.manifests.entries import ManifestPart
 from sparkmeta.manifests.inherit import ManifestContext
 from sparkmeta.manifests.manifest_list import decode_manifest_list
+from sparkmeta.manifests.parts import ManifestPart
 from sparkmeta.manifests.projection import FILE_COLUMNS, EntryProjection
 from tests.manifests.avro_files import SEQUENCES, avro_file, data_file, entry, entry_schema, field, pairs
 from tests.manifests.decoders import decoded

@@ -19,7 +19,7 @@ from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 
 from sparkmeta.errors import SparkmetaError, from_spark
-from sparkmeta.manifests.layout import DATA, read_manifest, tree_schema, write_manifest
+from sparkmeta.manifests.v4.layout import DATA, read_manifest, tree_schema, write_manifest
 from sparkmeta.spec.bitmap import PositionBitmap, read_inline_vector, write_deletion_vector
 from sparkmeta.spec.puffin import deletion_vector_blob, read_blob, read_footer, write_puffin
 from tests.manifests.test_root import mutated

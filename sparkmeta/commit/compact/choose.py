@@ -16,8 +16,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sparkmeta.commit.compact.ranges import LeafRanges, leaf_ranges
-from sparkmeta.manifests.leaf_writer import leaf_count
-from sparkmeta.manifests.root import Root, one_of
+from sparkmeta.manifests.v4.root import Root, one_of
+from sparkmeta.manifests.v4.write import leaf_count
 from sparkmeta.spec.entry import ContentType
 
 _Array = np.ndarray[Any, np.dtype[Any]]

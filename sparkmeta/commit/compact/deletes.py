@@ -15,8 +15,8 @@ from pyspark.sql import functions as F
 from sparkmeta.commit.affinity import DELETE_ENTRY_BYTES, live_owners, named_owners, with_owners, write_affiliated
 from sparkmeta.commit.new_files import partition_columns
 from sparkmeta.commit.new_leaves import leaf_frame
-from sparkmeta.manifests.leaf_writer import leaf_count, write_owned_leaves
 from sparkmeta.manifests.projection import MANIFEST, EntryProjection
+from sparkmeta.manifests.v4.write import leaf_count, write_owned_leaves
 from sparkmeta.session import materialize
 
 if TYPE_CHECKING:

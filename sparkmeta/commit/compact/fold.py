@@ -24,9 +24,9 @@ from sparkmeta.commit.tree import (
     without_owners,
 )
 from sparkmeta.manifests.avro.read import schema_of
+from sparkmeta.manifests.deletion_vectors import VECTOR_SCHEMA, masked_ordinals, vector_row
 from sparkmeta.manifests.projection import MANIFEST, ORDINAL, EntryProjection
-from sparkmeta.manifests.root import LEAVES, Root, is_live, one_of
-from sparkmeta.manifests.vectors import VECTOR_SCHEMA, masked_ordinals, vector_row
+from sparkmeta.manifests.v4.root import LEAVES, Root, is_live, one_of
 from sparkmeta.session import local_frame
 from sparkmeta.spec.bitmap import PositionBitmap, read_inline_vector, write_deletion_vector
 from sparkmeta.spec.entry import ContentType

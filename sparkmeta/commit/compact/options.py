@@ -15,8 +15,8 @@ from sparkmeta.commit.compact.choose import Limits, Scope
 from sparkmeta.commit.options import TreeOptions
 from sparkmeta.errors import ValidationError, shown
 from sparkmeta.manifests.projection import MANIFEST, ORDINAL
-from sparkmeta.manifests.root import FILES, Root, one_of, version
-from sparkmeta.manifests.tree import IN_ROOT
+from sparkmeta.manifests.v4.root import FILES, Root, one_of, version
+from sparkmeta.manifests.v4.tree_manifests import IN_ROOT
 from sparkmeta.plan.prune import ScanFilter, matching_entries, matching_manifests
 from sparkmeta.spec.entry import ContentType
 

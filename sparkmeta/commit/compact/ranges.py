@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sparkmeta.manifests.layout import whole
+from sparkmeta.manifests.arrays import whole
 from sparkmeta.manifests.projection import CONTENT_STATS
 
 _Longs = np.ndarray[Any, np.dtype[np.int64]]

@@ -27,16 +27,16 @@ from sparkmeta.commit.new_leaves import leaf_frame
 from sparkmeta.commit.tree import FileKey, file_keys
 from sparkmeta.errors import UnsupportedError
 from sparkmeta.manifests.avro.read import schema_of
-from sparkmeta.manifests.leaf_writer import read_rows_stream, rows_stream
 from sparkmeta.manifests.projection import CONTENT_STATS, EntryProjection
-from sparkmeta.manifests.root import version
+from sparkmeta.manifests.v4.root import version
+from sparkmeta.manifests.v4.write import read_rows_stream, rows_stream
 from sparkmeta.session import local_frame, read_tasks
 from sparkmeta.storage.files import ExecutorReader, executor_reader
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from sparkmeta.manifests.leaf_writer import LeafFormat
+    from sparkmeta.manifests.v4.write import LeafFormat
     from sparkmeta.state import TableState
 
 # More ranges are too many streams for one task to cut its entries into.

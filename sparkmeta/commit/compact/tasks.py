@@ -16,11 +16,14 @@ from sparkmeta.columns.bounds import bound_arrow_type
 from sparkmeta.commit.exchange import combined, cut, ordered, range_tables, task_rows
 from sparkmeta.commit.tree import restamped
 from sparkmeta.errors import CorruptFileError
-from sparkmeta.manifests.entries import ManifestPart
+from sparkmeta.manifests.arrays import kept_rows
+from sparkmeta.manifests.deletion_vectors import inlined, unmasked
 from sparkmeta.manifests.inherit import ManifestContext
-from sparkmeta.manifests.layout import kept_rows
-from sparkmeta.manifests.leaf_bytes import leaf_entries
-from sparkmeta.manifests.leaf_writer import (
+from sparkmeta.manifests.parts import ManifestPart
+from sparkmeta.manifests.projection import CONTENT_STATS, MANIFEST
+from sparkmeta.manifests.v4.decode import leaf_entries
+from sparkmeta.manifests.v4.root import is_live
+from sparkmeta.manifests.v4.write import (
     LeafFormat,
     encode_leaf,
     leaf_count,
@@ -29,9 +32,6 @@ from sparkmeta.manifests.leaf_writer import (
     read_rows_stream,
     rows_stream,
 )
-from sparkmeta.manifests.projection import CONTENT_STATS, MANIFEST
-from sparkmeta.manifests.root import is_live
-from sparkmeta.manifests.vectors import inlined, unmasked
 from sparkmeta.spec.entry import Status
 from sparkmeta.storage.files import ExecutorReader
 

@@ -24,7 +24,8 @@ from sparkmeta.columns.bounds import ANY, bound_arrow_type
 from sparkmeta.errors import CorruptFileError
 from sparkmeta.manifests.avro.container import Block, Data, Header, inflate, read_blocks, read_header
 from sparkmeta.manifests.avro.schema import ManifestSchema, bytes_for_fixed, manifest_schema
-from sparkmeta.manifests.entries import EntryBuilder, ManifestPart, RawRecords, field_name, typed_values, wanted_fields
+from sparkmeta.manifests.entries import EntryBuilder, RawRecords, field_name, typed_values, wanted_fields
+from sparkmeta.manifests.parts import ManifestPart
 from sparkmeta.manifests.projection import EntryProjection
 from sparkmeta.spec.entry import METRICS_MAP_IDS
 

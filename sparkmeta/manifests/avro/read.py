@@ -11,58 +11,17 @@ import pyarrow as pa
 from sparkmeta.errors import CorruptFileError
 from sparkmeta.manifests.avro.container import Data, Windows
 from sparkmeta.manifests.avro.decode import decode_manifest
-from sparkmeta.manifests.entries import ManifestPart
-from sparkmeta.manifests.inherit import ManifestContext
+from sparkmeta.manifests.parts import ManifestPart, part_of
 from sparkmeta.manifests.projection import EntryProjection
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from sparkmeta.manifests.cache_leaf import CacheWriter
+    from sparkmeta.manifests.cache.write import CacheWriter
     from sparkmeta.storage.files import ExecutorReader, Files
-
-PART_SCHEMA = pa.schema(
-    [
-        pa.field("manifest", pa.int32()),
-        pa.field("location", pa.string()),
-        pa.field("partition_spec_id", pa.int32()),
-        pa.field("snapshot_id", pa.int64()),
-        pa.field("sequence_number", pa.int64()),
-        pa.field("first_row_id", pa.int64()),
-        pa.field("part", pa.int32()),
-        pa.field("parts", pa.int32()),
-        pa.field("file_size_in_bytes", pa.int64()),
-    ]
-)
 
 # A longer manifest is never held as a whole.
 _LONG_BYTES = 32 << 20
-
-_SOURCES = ["manifest", "location", "partition_spec_id", "version_info", "first_row_id", "file_size_in_bytes"]
-
-
-def manifest_parts(manifests: pa.Table, projection: EntryProjection, split_bytes: int) -> pa.Table:
-    """The tasks' shares of the manifests in `manifests` (rows of `manifests_of_list`), as `PART_SCHEMA`.
-
-    A manifest longer than `split_bytes` has several parts, which decode different blocks of it; not where first row ids
-    are asked for, whose counter runs over the whole manifest. The order is such that any run of neighbours holds large
-    and small manifests alike, since Spark deals rows to tasks in runs.
-    """
-    counted = "first_row_id" in projection.columns
-    rows: list[dict[str, Any]] = []
-    for row in manifests.select(_SOURCES).sort_by([("file_size_in_bytes", "descending")]).to_pylist():
-        whole = counted and row["first_row_id"] is not None
-        parts = 1 if whole else max(1, -(-row["file_size_in_bytes"] // split_bytes))
-        version = row.pop("version_info")
-        rows.extend({**row, **version, "part": part, "parts": parts} for part in range(parts))
-    return pa.Table.from_pylist([rows[index] for index in _scattered(len(rows))], schema=PART_SCHEMA)
-
-
-def _scattered(size: int) -> list[int]:
-    """0..size-1 in bit-reversed order: every run of neighbours samples the whole range evenly."""
-    width = max(1, (size - 1).bit_length())
-    reversed_bits = (int(format(index, f"0{width}b")[::-1], 2) for index in range(1 << width))
-    return [index for index in reversed_bits if index < size]
 
 
 def read_avro_entries(
@@ -164,9 +123,3 @@ def decode_contents(
             if row["manifest"] is None:
                 raise CorruptFileError(row["path"], "path", row["path"], "Spark read a file that no manifest names")
             yield from decode(memoryview(contents[index].as_buffer()).cast("B"), part_of(row), projection)
-
-
-def part_of(row: Mapping[str, Any]) -> ManifestPart:
-    """A row of `PART_SCHEMA` as the part that it describes."""
-    context = ManifestContext(row["snapshot_id"], row["sequence_number"], row["first_row_id"])
-    return ManifestPart(row["manifest"], row["location"], row["partition_spec_id"], context, row["part"], row["parts"])

@@ -18,9 +18,9 @@ from sparkmeta.commit.compact.rewrite import RewriteJob, Rewritten
 from sparkmeta.commit.compact.tasks import BIN_SCHEMA, key_table
 from sparkmeta.commit.exchange import range_bounds
 from sparkmeta.commit.tree import FileKey
-from sparkmeta.manifests.layout import read_manifest, write_manifest
-from sparkmeta.manifests.leaf_writer import LeafFormat, encode_leaf, pieces, put_behind
-from sparkmeta.manifests.root import Root
+from sparkmeta.manifests.v4.layout import read_manifest, write_manifest
+from sparkmeta.manifests.v4.root import Root
+from sparkmeta.manifests.v4.write import LeafFormat, encode_leaf, pieces, put_behind
 from sparkmeta.spec.bitmap import PositionBitmap
 from sparkmeta.spec.entry import ContentType
 from tests.commit.tree_model import Reading, Store, key_of

@@ -10,8 +10,8 @@ import pyarrow as pa
 import pytest
 
 from sparkmeta.commit.compact.choose import Choice, Limits, Reason, Scope, choose, choose_merges
-from sparkmeta.manifests.layout import tree_schema
-from sparkmeta.manifests.root import Root
+from sparkmeta.manifests.v4.layout import tree_schema
+from sparkmeta.manifests.v4.root import Root
 from sparkmeta.spec.bitmap import PositionBitmap, write_deletion_vector
 
 SCHEMA = tree_schema({1: "long"})

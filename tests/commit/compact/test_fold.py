@@ -9,7 +9,7 @@ import pytest
 
 from sparkmeta.commit.compact.choose import Choice, Group, Limits, Reason, Scope
 from sparkmeta.commit.tree import FileKey, Stamp, TreeChange, next_root
-from sparkmeta.manifests.root import LEAVES, Root
+from sparkmeta.manifests.v4.root import LEAVES, Root
 from sparkmeta.spec.bitmap import PositionBitmap
 from sparkmeta.spec.entry import ContentType, Status
 from tests.commit.compact.local_job import local_fold, local_rewrite

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 from sparkmeta.commit.compact.choose import Choice, Limits, Scope, choose, choose_merges
 from sparkmeta.commit.tree import Stamp, TreeChange, next_root
-from sparkmeta.manifests.root import FILES as KINDS
-from sparkmeta.manifests.root import LEAVES as LEAF_KINDS
-from sparkmeta.manifests.root import Root, check_root
+from sparkmeta.manifests.v4.root import FILES as KINDS
+from sparkmeta.manifests.v4.root import LEAVES as LEAF_KINDS
+from sparkmeta.manifests.v4.root import Root, check_root
 from sparkmeta.spec.entry import ContentType
 from tests.commit.compact import local_job
 from tests.commit.compact.local_job import local_fold, local_rewrite

@@ -14,7 +14,7 @@ from sparkmeta.commit.compact.choose import Group
 from sparkmeta.commit.compact.rewrite import RewriteJob
 from sparkmeta.commit.compact.tasks import Rewriting
 from sparkmeta.errors import CorruptFileError
-from sparkmeta.manifests.layout import tree_schema, write_manifest
+from sparkmeta.manifests.v4.layout import tree_schema, write_manifest
 from sparkmeta.spec.entry import ContentType
 from tests.trees import data
 

@@ -15,12 +15,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sparkmeta.manifests.avro.read import part_of
-from sparkmeta.manifests.layout import OpenManifest, open_manifest, whole
-from sparkmeta.manifests.leaf import stats_of_fields
-from sparkmeta.manifests.leaf_bytes import TreeContext, entries_of_rows
+from sparkmeta.manifests.arrays import whole
+from sparkmeta.manifests.deletion_vectors import mask_flags
+from sparkmeta.manifests.parts import part_of
 from sparkmeta.manifests.projection import EntryProjection
-from sparkmeta.manifests.vectors import mask_flags
+from sparkmeta.manifests.v4.decode import TreeContext, entries_of_rows
+from sparkmeta.manifests.v4.layout import OpenManifest, open_manifest
+from sparkmeta.manifests.v4.spark import stats_of_fields
 
 if TYPE_CHECKING:
     from sparkmeta.storage.files import ExecutorReader, Files

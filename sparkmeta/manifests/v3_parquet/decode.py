@@ -1,7 +1,7 @@
 """A Parquet manifest of the v1-v3 entry layout, decoded by the task that opened it.
 
 For manifests whose locations are not known when the plan is made, as those of a table's whole history; where they are
-known, Spark's own reader is quicker (`parquet.py`). Columns are resolved by field id.
+known, Spark's own reader is quicker (`spark.py`). Columns are resolved by field id.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ import pyarrow.parquet as pq
 
 from sparkmeta.columns.bounds import bound_arrow_type
 from sparkmeta.errors import CorruptFileError
-from sparkmeta.manifests.entries import EntryBuilder, ManifestPart, wanted_fields
+from sparkmeta.manifests.entries import EntryBuilder, wanted_fields
+from sparkmeta.manifests.parts import ManifestPart
 from sparkmeta.manifests.projection import EntryProjection
 from sparkmeta.spec.entry import DATA_FILE_FIELD_ID, PARTITION_FIELD_ID
 

@@ -17,8 +17,9 @@ import pyarrow.compute as pc
 
 from sparkmeta.columns.bounds import ANY, bound_arrow_type
 from sparkmeta.errors import CorruptFileError, UnsupportedError
-from sparkmeta.manifests.avro.read import PART_SCHEMA, part_of, spark_schema
+from sparkmeta.manifests.avro.read import spark_schema
 from sparkmeta.manifests.entries import EntryBuilder, wanted_fields
+from sparkmeta.manifests.parts import PART_SCHEMA, part_of
 from sparkmeta.manifests.projection import EntryProjection
 from sparkmeta.spec.entry import METRICS_MAP_IDS, METRICS_MAPS, STATS_SOURCES
 

@@ -6,7 +6,6 @@ A file leaves out what its kind of manifest can't hold, and stats that no row ha
 
 from __future__ import annotations
 
-import io
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -20,12 +19,13 @@ import pyarrow.parquet as pq
 
 from sparkmeta.columns.bounds import bound_arrow_type
 from sparkmeta.errors import CorruptFileError, NotFoundError
+from sparkmeta.manifests.arrays import whole
+from sparkmeta.manifests.parquet_file import parquet_bytes
 from sparkmeta.manifests.projection import CONTENT_STATS
 from sparkmeta.spec.entry import (
     CONTENT_ENTRY,
     DELETION_VECTOR,
     MANIFEST_STATS,
-    METRICS_MAP_IDS,
     ROW_ID_OFFSET,
     VERSION_INFO,
     FieldSpec,
@@ -50,9 +50,6 @@ _NEVER_IN = {
     DATA: frozenset({"manifest_stats", "deletion_vector", "referenced_file", "equality_ids"}),
     DELETE: frozenset({"manifest_stats", "sort_order_id", "first_row_id"}),
 }
-# Parquet's own statistics of these prune nothing and fill footers.
-_NO_STATISTICS = ("key_metadata", "split_offsets", "equality_ids", "inline_content", *METRICS_MAP_IDS)
-_ROW_GROUP_ROWS = 20_000
 
 
 def tree_schema(stats: StatsTypes) -> pa.Schema:
@@ -108,70 +105,6 @@ def _row_id_offsets(table: pa.Table) -> pa.Array | None:
     rows = pc.if_else(counted, whole(table.column("record_count")), 0)
     before = pc.subtract(pc.cumulative_sum(rows), rows)
     return pc.if_else(counted, before, pa.scalar(None, pa.int64()))
-
-
-def parquet_bytes(table: pa.Table, metadata: Mapping[str, str], *, whole: bool = False) -> bytes:
-    """Entries as a Parquet file, laid out so that filters of bounds and partition values skip row groups of it.
-
-    metadata: its key-value metadata. whole: it is only ever read as a whole, and every commit writes it anew, so that
-    bytes count alone.
-    """
-    leaves = list(_leaf_columns(table.schema))
-    unskipped = [
-        one.path for one in leaves if one.path.split(".")[0] in _NO_STATISTICS or one.path.endswith("inline_content")
-    ]
-    encodings = {one.path: _DELTA[one.path] for one in leaves if one.path in _DELTA}
-    if whole:
-        encodings |= {one.path: "DELTA_BINARY_PACKED" for one in leaves if one.physical_type in ("INT32", "INT64")}
-    plain = set() if whole else {*_DELTA, *_distinct(table)}
-    sink = io.BytesIO()
-    with pq.ParquetWriter(
-        sink,
-        table.schema,
-        compression="zstd",
-        store_schema=False,
-        write_statistics=False if whole else [one.path for one in leaves if one.path not in unskipped],
-        use_dictionary=False if whole else [one.path for one in leaves if one.path not in plain],
-        column_encoding=encodings,
-        write_page_checksum=True,
-    ) as writer:
-        writer.write_table(table, row_group_size=_ROW_GROUP_ROWS)
-        if metadata:
-            writer.add_key_value_metadata(dict(metadata))
-    return sink.getvalue()
-
-
-# Sorted or slowly growing values.
-_DELTA = {"location": "DELTA_BYTE_ARRAY", "referenced_file": "DELTA_BYTE_ARRAY"}
-
-
-def _distinct(table: pa.Table) -> Iterator[str]:
-    """Columns whose values hardly repeat, by their first rows: a dictionary of them takes time and adds bytes."""
-    rows = table.slice(0, _SAMPLE)
-    for path, values in _flat((name, whole(rows.column(name))) for name in rows.column_names):
-        countable = not pa.types.is_nested(values.type) and not pa.types.is_null(values.type)
-        if countable and 2 * pc.count_distinct(values).as_py() > len(rows):
-            yield path
-
-
-_SAMPLE = 1_000
-
-
-def _flat(columns: Iterable[tuple[str, pa.Array]]) -> Iterator[tuple[str, pa.Array]]:
-    """Columns by their paths in Parquet, the children of structs in the place of these."""
-    for path, values in columns:
-        if pa.types.is_struct(values.type):
-            names = (f"{path}.{field.name}" for field in values.type)
-            yield from _flat(zip(names, values.flatten(), strict=True))
-        else:
-            yield path, values
-
-
-def _leaf_columns(schema: pa.Schema) -> Iterable[Any]:
-    sink = io.BytesIO()
-    pq.write_table(schema.empty_table(), sink, store_schema=False)
-    described = pq.ParquetFile(sink).schema
-    return (described.column(index) for index in range(len(described)))
 
 
 def read_manifest(
@@ -483,34 +416,3 @@ def _conformed(values: pa.Array, field: pa.Field) -> pa.Array:
     if pa.types.is_struct(field.type):
         return pa.StructArray.from_arrays(values.flatten(), fields=list(field.type), mask=values.is_null())
     return values if values.type == field.type and not pa.types.is_list(field.type) else values.cast(field.type)
-
-
-def whole(values: pa.ChunkedArray | pa.Array) -> pa.Array:
-    """All values of a column as one array, also where it has no chunk."""
-    if not isinstance(values, pa.ChunkedArray):
-        return values
-    if values.num_chunks == 1:
-        return values.chunk(0)
-    return pa.concat_arrays(values.chunks) if values.num_chunks else pa.nulls(0, values.type)
-
-
-def kept_rows(table: pa.Table, rows: pa.Array | pa.ChunkedArray) -> pa.Table:
-    """The rows that a mask keeps: the table itself where these are all."""
-    return table if pc.all(rows, skip_nulls=False).as_py() else table.filter(rows)
-
-
-def narrowed(values: pa.ChunkedArray | pa.Array, kind: pa.DataType) -> pa.Array:
-    """A column as another type; of structs only the children that this has, by name."""
-    return _narrow(whole(values), kind)
-
-
-def _narrow(values: pa.Array, kind: pa.DataType) -> pa.Array:
-    if not pa.types.is_struct(kind):
-        return values.cast(kind)
-    names = [field.name for field in values.type]
-    flat = values.flatten()
-    children = [
-        _narrow(flat[names.index(field.name)], field.type) if field.name in names else pa.nulls(len(values), field.type)
-        for field in kind
-    ]
-    return pa.StructArray.from_arrays(children, fields=list(kind), mask=values.is_null())

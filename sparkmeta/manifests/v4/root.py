@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sparkmeta.errors import CorruptFileError
-from sparkmeta.manifests.layout import CONTENT_KEY, ROOT, StatsTypes, read_manifest, write_manifest
+from sparkmeta.manifests.v4.layout import CONTENT_KEY, ROOT, StatsTypes, read_manifest, write_manifest
 from sparkmeta.spec.entry import LAYOUT_REVISION, LAYOUT_REVISION_KEY, ContentType, Status
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from sparkmeta.storage.ranges import FileRange, RangeReader, read_ranges
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
-    from sparkmeta.manifests.root import Root
+    from sparkmeta.manifests.v4.root import Root
     from sparkmeta.storage.files import ExecutorReader, Files
 
 # A leaf's deletion vector: the leaf, where the bitmap stands, how many positions it has and how many the leaf has.

@@ -1,4 +1,4 @@
-"""Leaves of the manifest cache: written by the tasks that decode, and read without Spark's reader. Free of Spark.
+"""Leaves of the manifest cache as the tasks write them that decode manifests. Free of Spark.
 
 A leaf has the columns of a content entry without what entries inherit, the metrics maps, `partition` and
 `content_stats` with a child for each field id, `ordinal`, and `row_id_offset`: how many rows of the entries before take
@@ -15,14 +15,14 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from sparkmeta.columns.bounds import bound_arrow_type
-from sparkmeta.errors import CorruptFileError, FileAlreadyExistsError, NotFoundError
+from sparkmeta.errors import FileAlreadyExistsError, NotFoundError
+from sparkmeta.manifests.arrays import whole
 from sparkmeta.manifests.avro.container import Data, read_header
 from sparkmeta.manifests.avro.decode import decode_records
 from sparkmeta.manifests.avro.schema import manifest_schema
-from sparkmeta.manifests.cache import (
+from sparkmeta.manifests.cache.layout import (
     LEAF_SUFFIX,
     TYPES_SUFFIX,
     UNKNOWN_TYPE,
@@ -32,16 +32,15 @@ from sparkmeta.manifests.cache import (
     manifests_folder,
     short_digest,
 )
-from sparkmeta.manifests.entries import EntryBuilder, ManifestPart, wanted_rows
-from sparkmeta.manifests.inherit import ManifestContext, with_inherited_version
-from sparkmeta.manifests.layout import narrowed, parquet_bytes, whole
-from sparkmeta.manifests.maps import stats_of_maps
+from sparkmeta.manifests.entries import EntryBuilder
+from sparkmeta.manifests.inherit import ManifestContext
+from sparkmeta.manifests.metrics_maps import stats_of_maps
+from sparkmeta.manifests.parquet_file import parquet_bytes
+from sparkmeta.manifests.parts import ManifestPart
 from sparkmeta.manifests.projection import (
     CONTENT_STATS,
     FILE_COLUMNS,
     MANIFEST,
-    ORDINAL,
-    PARTITION,
     EntryProjection,
     stats_struct,
 )
@@ -131,84 +130,6 @@ def _decoded(data: Data, part: ManifestPart, partition: Mapping[int, str]) -> tu
         batches.append(batch.set_column(place, "first_row_id", own))
     table = pa.Table.from_batches(batches, projection.schema).drop_columns([MANIFEST])
     return table, pa.chunked_array(offsets, pa.int64())
-
-
-def decode_leaf(data: bytes, part: ManifestPart, projection: EntryProjection, leaf: str) -> list[pa.RecordBatch]:
-    """The entries of a manifest's part from its leaf, as `decode_manifest` gives them.
-
-    leaf: the location of `data`, which serves the projection (`CacheTypes.serves`).
-
-    Raises CorruptFileError: the leaf was damaged after it was written.
-    """
-    wide, tested = (
-        EntryProjection.of({*columns, *_TESTED}, dict(projection.partition), dict(projection.stats))
-        for columns in ({*projection.columns, "location"}, ())
-    )
-    batches: list[pa.RecordBatch] = []
-    try:
-        with pq.ParquetFile(pa.BufferReader(data), page_checksum_verification=True) as file:
-            if missing := {"location", *_TESTED, ORDINAL} - set(file.schema_arrow.names):
-                raise ValueError(f"it has no {sorted(missing)}")  # noqa: TRY301  one message for all that may be wrong
-            for group in range(file.num_row_groups):
-                if _is_tested(projection) and not len(wanted_rows(_entries(file, group, part, tested), projection)):
-                    continue
-                kept = wanted_rows(_entries(file, group, part, wide), projection)
-                batches += kept.select(projection.schema.names).to_batches(max_chunksize=_BATCH_ROWS)
-    except (OSError, pa.ArrowException, ValueError, LookupError, AttributeError, MemoryError) as error:
-        raise CorruptFileError(leaf, "file", data[:4].hex(), f"no leaf of the manifest cache: {error}"[:300]) from error
-    return batches
-
-
-_BATCH_ROWS = 8_192
-_TESTED = ("version_info", "partition_spec_id", "record_count")
-
-
-def _is_tested(projection: EntryProjection) -> bool:
-    """Whether entries may be left out for what their stats or tuples are: then these are read first, and alone."""
-    wanted = projection.wanted
-    return wanted is not None and bool(wanted.stats.tests or any(tests.tests for _, tests in wanted.partitions))
-
-
-def _entries(file: pq.ParquetFile, group: int, part: ManifestPart, read: EntryProjection) -> pa.Table:
-    """The rows of a row group as rows of `read.schema`, inheritance applied."""
-    nested = [f"{PARTITION}.{one}" for one, _ in read.partition] + [f"{CONTENT_STATS}.{one}" for one, _ in read.stats]
-    table = file.read_row_group(group, [*read.columns, *nested, ORDINAL, ROW_ID_OFFSET.name])
-    table.validate(full=True)
-    columns = {one: whole(table.column(one)) for one in table.column_names}
-    columns["version_info"] = with_inherited_version(columns["version_info"], part.context)
-    if "first_row_id" in read.columns:
-        columns["first_row_id"] = _first_row_ids(columns, part.context.first_row_id)
-    columns[MANIFEST] = pa.repeat(pa.scalar(part.manifest, pa.int32()), len(table))
-    arrays = [_typed(columns.get(one.name), one, len(table)) for one in read.schema]
-    return pa.Table.from_arrays(arrays, schema=read.schema)
-
-
-def _first_row_ids(columns: Mapping[str, pa.Array], start: int | None) -> pa.Array:
-    """As `RowIdCounter` has them: a manifest without a first row id leaves its entries none."""
-    own = columns["first_row_id"]
-    if start is None:
-        return pa.nulls(len(own), pa.int64())
-    return pc.coalesce(own, pc.add(columns[ROW_ID_OFFSET.name], start))
-
-
-def _typed(values: pa.Array | None, field: pa.Field, rows: int) -> pa.Array:
-    """A column of a leaf as another type; null where the leaf has none."""
-    if field.name in (PARTITION, CONTENT_STATS):
-        return _struct(values, field.type, rows)
-    return pa.nulls(rows, field.type) if values is None else narrowed(values, field.type)
-
-
-def _struct(values: pa.StructArray | None, kind: pa.StructType, rows: int) -> pa.StructArray:
-    """As decoding makes structs: never null themselves, at whatever depth."""
-    found = {} if values is None else dict(zip(values.type.names, values.flatten(), strict=True))
-    children = []
-    for field in kind:
-        child = found.get(field.name)
-        if pa.types.is_struct(field.type):
-            children.append(_struct(child, field.type, rows))
-        else:
-            children.append(pa.nulls(rows, field.type) if child is None else narrowed(child, field.type))
-    return pa.StructArray.from_arrays(children, fields=list(kind))
 
 
 def _known(types: Mapping[int, str | None]) -> dict[int, str]:

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, TypeVar
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sparkmeta.manifests.aggregate import leaf_row
-from sparkmeta.manifests.layout import DATA, DELETE, tree_schema, write_manifest
-from sparkmeta.manifests.root import one_of
+from sparkmeta.manifests.v4.aggregate import leaf_row
+from sparkmeta.manifests.v4.layout import DATA, DELETE, tree_schema, write_manifest
+from sparkmeta.manifests.v4.root import one_of
 from sparkmeta.spec.entry import ContentType
 from sparkmeta.storage.location import join
 

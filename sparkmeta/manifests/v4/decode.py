@@ -17,16 +17,17 @@ import pyarrow.compute as pc
 
 from sparkmeta.columns.bounds import bound_arrow_type
 from sparkmeta.errors import CorruptFileError
-from sparkmeta.manifests.avro.read import decode_contents, part_of, spark_schema, with_content
-from sparkmeta.manifests.entries import ManifestPart
+from sparkmeta.manifests.arrays import kept_rows, narrowed, whole
+from sparkmeta.manifests.avro.read import decode_contents, spark_schema, with_content
+from sparkmeta.manifests.deletion_vectors import inlined, unmasked
 from sparkmeta.manifests.inherit import ManifestContext, RowIdCounter, with_inherited_version
-from sparkmeta.manifests.layout import CONTENT_KEY, ROOT, kept_rows, narrowed, read_manifest, whole
-from sparkmeta.manifests.leaf import TupleSources, stats_of_fields
-from sparkmeta.manifests.maps import with_metrics_maps
+from sparkmeta.manifests.metrics_maps import with_metrics_maps
+from sparkmeta.manifests.parts import ManifestPart, leaf_units, part_of
 from sparkmeta.manifests.projection import CONTENT_STATS, MANIFEST, ORDINAL, PARTITION, EntryProjection
-from sparkmeta.manifests.root import FILES, Root, one_of, read_root, version
-from sparkmeta.manifests.tree import IN_ROOT, OWN_ENTRIES, Tree, leaf_units, tree_manifest_files
-from sparkmeta.manifests.vectors import inlined, unmasked
+from sparkmeta.manifests.v4.layout import CONTENT_KEY, ROOT, read_manifest
+from sparkmeta.manifests.v4.root import FILES, Root, one_of, read_root, version
+from sparkmeta.manifests.v4.spark import TupleSources, stats_of_fields
+from sparkmeta.manifests.v4.tree_manifests import IN_ROOT, OWN_ENTRIES, Tree, tree_manifest_files
 from sparkmeta.spec.entry import METRICS_MAP_IDS, ContentType
 
 if TYPE_CHECKING:

@@ -17,14 +17,9 @@ import pyarrow.compute as pc
 
 from sparkmeta.columns import sql
 from sparkmeta.columns.bounds import encode_bounds
-from sparkmeta.manifests.avro.read import PART_SCHEMA, spark_schema
-from sparkmeta.manifests.layout import narrowed, whole
-from sparkmeta.manifests.leaf import TupleSources, entry_columns, read_fields, read_leaf_entries
-from sparkmeta.manifests.manifest_list import MANIFEST_FILE_SCHEMA
-from sparkmeta.manifests.maps import with_metrics_maps
-from sparkmeta.manifests.projection import CONTENT_STATS, MANIFEST, ORDINAL, EntryProjection
-from sparkmeta.manifests.root import Root, version
-from sparkmeta.manifests.vectors import (
+from sparkmeta.manifests.arrays import narrowed, whole
+from sparkmeta.manifests.avro.read import spark_schema
+from sparkmeta.manifests.deletion_vectors import (
     MASK,
     few_masks,
     leaf_masks,
@@ -33,6 +28,12 @@ from sparkmeta.manifests.vectors import (
     masked_by_tasks,
     masked_ordinals,
 )
+from sparkmeta.manifests.manifest_list import MANIFEST_FILE_SCHEMA
+from sparkmeta.manifests.metrics_maps import with_metrics_maps
+from sparkmeta.manifests.parts import leaf_units
+from sparkmeta.manifests.projection import CONTENT_STATS, MANIFEST, ORDINAL, EntryProjection
+from sparkmeta.manifests.v4.root import Root, version
+from sparkmeta.manifests.v4.spark import TupleSources, entry_columns, read_fields, read_leaf_entries
 from sparkmeta.spec.entry import LAYOUT_REVISION_KEY, MANIFEST_STATS, METRICS_MAP_IDS, ContentType, Status
 
 if TYPE_CHECKING:
@@ -238,23 +239,6 @@ def narrowed_rows(files: pa.Table, projection: EntryProjection, sources: TupleSo
     schema = read_fields(projection, sources)
     columns = [narrowed(files.column(field.name), field.type) for field in schema]
     return pa.Table.from_arrays(columns, schema=schema)
-
-
-def leaf_units(leaves: pa.Table) -> pa.Table:
-    """Leaves, rows of `leaf_manifests`, as rows of `PART_SCHEMA`."""
-    zeros = pa.repeat(pa.scalar(0, pa.int32()), len(leaves))
-    columns = {
-        MANIFEST: leaves.column(MANIFEST),
-        "location": leaves.column("location"),
-        "partition_spec_id": leaves.column("partition_spec_id"),
-        "snapshot_id": version(leaves, "snapshot_id"),
-        "sequence_number": version(leaves, "sequence_number"),
-        "first_row_id": leaves.column("first_row_id"),
-        "part": zeros,
-        "parts": pc.add(zeros, 1).cast(pa.int32()),
-        "file_size_in_bytes": leaves.column("file_size_in_bytes"),
-    }
-    return pa.Table.from_arrays([columns[field.name] for field in PART_SCHEMA], schema=PART_SCHEMA)
 
 
 def tree_manifests(tree: Tree) -> pa.Table:

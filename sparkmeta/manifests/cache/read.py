@@ -13,11 +13,14 @@ import pyarrow as pa
 from sparkmeta.columns import sql
 from sparkmeta.columns.sql import Sql
 from sparkmeta.errors import SettingError, shown
-from sparkmeta.manifests.avro.read import decode_row, part_of, read_avro_entries, schema_of
-from sparkmeta.manifests.cache import CacheTypes, ManifestCache
-from sparkmeta.manifests.cache_leaf import CacheWriter, decode_leaf
-from sparkmeta.manifests.leaf import read_leaves, version_info
+from sparkmeta.manifests.avro.read import decode_row, read_avro_entries, schema_of
+from sparkmeta.manifests.cache.decode import decode_leaf
+from sparkmeta.manifests.cache.folder import ManifestCache
+from sparkmeta.manifests.cache.layout import CacheTypes
+from sparkmeta.manifests.cache.write import CacheWriter
+from sparkmeta.manifests.parts import part_of
 from sparkmeta.manifests.projection import CONTENT_STATS, MANIFEST, ORDINAL, PARTITION, EntryProjection
+from sparkmeta.manifests.v4.spark import read_leaves, version_info
 from sparkmeta.settings import PREFIX
 from sparkmeta.spec.entry import ROW_ID_OFFSET
 from sparkmeta.storage.files import ExecutorReader, ExecutorWriter, Files, IOFiles, files_for

@@ -9,9 +9,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sparkmeta.manifests.layout import kept_rows, whole
+from sparkmeta.manifests.arrays import kept_rows, whole
 from sparkmeta.manifests.projection import CONTENT_STATS
-from sparkmeta.manifests.root import is_live, one_of, version
+from sparkmeta.manifests.v4.root import is_live, one_of, version
 from sparkmeta.spec.entry import ContentType, Status
 from sparkmeta.spec.stats import COUNTS
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from sparkmeta.manifests.cache import LEAF_SUFFIX, TYPES_SUFFIX, CachedLeaf, ManifestCache, leaf_folder
+from sparkmeta.manifests.cache.folder import ManifestCache
+from sparkmeta.manifests.cache.layout import LEAF_SUFFIX, TYPES_SUFFIX, CachedLeaf, leaf_folder
 from sparkmeta.storage.files import DeleteFailure
 from sparkmeta.storage.listing import FileStatus
 from sparkmeta.storage.location import file_name

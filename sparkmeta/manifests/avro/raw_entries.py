@@ -30,9 +30,10 @@ from sparkmeta.manifests.avro.decode import (
 )
 from sparkmeta.manifests.avro.schema import ManifestSchema, field_id_of, fixed_sizes, parse, record_of
 from sparkmeta.manifests.avro.write import ENTRY, ManifestFormat
-from sparkmeta.manifests.entries import EntryBuilder, ManifestPart
+from sparkmeta.manifests.entries import EntryBuilder
+from sparkmeta.manifests.parts import ManifestPart
 from sparkmeta.manifests.projection import EntryProjection
-from sparkmeta.manifests.root import is_live
+from sparkmeta.manifests.v4.root import is_live
 from sparkmeta.spec.entry import DATA_FILE_FIELD_ID, METRICS_MAPS, PARTITION_FIELD_ID, Status
 
 COLUMNS = ("version_info", "record_count", "first_row_id")

@@ -1,0 +1,37 @@
+"""Arrow columns and tables made to fit: whole, of another type, without some rows. Free of Spark."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+
+def whole(values: pa.ChunkedArray | pa.Array) -> pa.Array:
+    """All values of a column as one array, also where it has no chunk."""
+    if not isinstance(values, pa.ChunkedArray):
+        return values
+    if values.num_chunks == 1:
+        return values.chunk(0)
+    return pa.concat_arrays(values.chunks) if values.num_chunks else pa.nulls(0, values.type)
+
+
+def kept_rows(table: pa.Table, rows: pa.Array | pa.ChunkedArray) -> pa.Table:
+    """The rows that a mask keeps: the table itself where these are all."""
+    return table if pc.all(rows, skip_nulls=False).as_py() else table.filter(rows)
+
+
+def narrowed(values: pa.ChunkedArray | pa.Array, kind: pa.DataType) -> pa.Array:
+    """A column as another type; of structs only the children that this has, by name."""
+    return _narrow(whole(values), kind)
+
+
+def _narrow(values: pa.Array, kind: pa.DataType) -> pa.Array:
+    if not pa.types.is_struct(kind):
+        return values.cast(kind)
+    names = [field.name for field in values.type]
+    flat = values.flatten()
+    children = [
+        _narrow(flat[names.index(field.name)], field.type) if field.name in names else pa.nulls(len(values), field.type)
+        for field in kind
+    ]
+    return pa.StructArray.from_arrays(children, fields=list(kind), mask=values.is_null())

@@ -1,0 +1,1 @@
+"""The manifest cache: Avro manifests decoded once and kept as Parquet leaves."""

@@ -1,0 +1,101 @@
+"""Leaves of the manifest cache decoded from their bytes. Free of Spark: tasks import this."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from sparkmeta.errors import CorruptFileError
+from sparkmeta.manifests.arrays import narrowed, whole
+from sparkmeta.manifests.entries import wanted_rows
+from sparkmeta.manifests.inherit import with_inherited_version
+from sparkmeta.manifests.parts import ManifestPart
+from sparkmeta.manifests.projection import (
+    CONTENT_STATS,
+    MANIFEST,
+    ORDINAL,
+    PARTITION,
+    EntryProjection,
+)
+from sparkmeta.spec.entry import ROW_ID_OFFSET
+
+
+def decode_leaf(data: bytes, part: ManifestPart, projection: EntryProjection, leaf: str) -> list[pa.RecordBatch]:
+    """The entries of a manifest's part from its leaf, as `decode_manifest` gives them.
+
+    leaf: the location of `data`, which serves the projection (`CacheTypes.serves`).
+
+    Raises CorruptFileError: the leaf was damaged after it was written.
+    """
+    wide, tested = (
+        EntryProjection.of({*columns, *_TESTED}, dict(projection.partition), dict(projection.stats))
+        for columns in ({*projection.columns, "location"}, ())
+    )
+    batches: list[pa.RecordBatch] = []
+    try:
+        with pq.ParquetFile(pa.BufferReader(data), page_checksum_verification=True) as file:
+            if missing := {"location", *_TESTED, ORDINAL} - set(file.schema_arrow.names):
+                raise ValueError(f"it has no {sorted(missing)}")  # noqa: TRY301  one message for all that may be wrong
+            for group in range(file.num_row_groups):
+                if _is_tested(projection) and not len(wanted_rows(_entries(file, group, part, tested), projection)):
+                    continue
+                kept = wanted_rows(_entries(file, group, part, wide), projection)
+                batches += kept.select(projection.schema.names).to_batches(max_chunksize=_BATCH_ROWS)
+    except (OSError, pa.ArrowException, ValueError, LookupError, AttributeError, MemoryError) as error:
+        raise CorruptFileError(leaf, "file", data[:4].hex(), f"no leaf of the manifest cache: {error}"[:300]) from error
+    return batches
+
+
+_BATCH_ROWS = 8_192
+_TESTED = ("version_info", "partition_spec_id", "record_count")
+
+
+def _is_tested(projection: EntryProjection) -> bool:
+    """Whether entries may be left out for what their stats or tuples are: then these are read first, and alone."""
+    wanted = projection.wanted
+    return wanted is not None and bool(wanted.stats.tests or any(tests.tests for _, tests in wanted.partitions))
+
+
+def _entries(file: pq.ParquetFile, group: int, part: ManifestPart, read: EntryProjection) -> pa.Table:
+    """The rows of a row group as rows of `read.schema`, inheritance applied."""
+    nested = [f"{PARTITION}.{one}" for one, _ in read.partition] + [f"{CONTENT_STATS}.{one}" for one, _ in read.stats]
+    table = file.read_row_group(group, [*read.columns, *nested, ORDINAL, ROW_ID_OFFSET.name])
+    table.validate(full=True)
+    columns = {one: whole(table.column(one)) for one in table.column_names}
+    columns["version_info"] = with_inherited_version(columns["version_info"], part.context)
+    if "first_row_id" in read.columns:
+        columns["first_row_id"] = _first_row_ids(columns, part.context.first_row_id)
+    columns[MANIFEST] = pa.repeat(pa.scalar(part.manifest, pa.int32()), len(table))
+    arrays = [_typed(columns.get(one.name), one, len(table)) for one in read.schema]
+    return pa.Table.from_arrays(arrays, schema=read.schema)
+
+
+def _first_row_ids(columns: Mapping[str, pa.Array], start: int | None) -> pa.Array:
+    """As `RowIdCounter` has them: a manifest without a first row id leaves its entries none."""
+    own = columns["first_row_id"]
+    if start is None:
+        return pa.nulls(len(own), pa.int64())
+    return pc.coalesce(own, pc.add(columns[ROW_ID_OFFSET.name], start))
+
+
+def _typed(values: pa.Array | None, field: pa.Field, rows: int) -> pa.Array:
+    """A column of a leaf as another type; null where the leaf has none."""
+    if field.name in (PARTITION, CONTENT_STATS):
+        return _struct(values, field.type, rows)
+    return pa.nulls(rows, field.type) if values is None else narrowed(values, field.type)
+
+
+def _struct(values: pa.StructArray | None, kind: pa.StructType, rows: int) -> pa.StructArray:
+    """As decoding makes structs: never null themselves, at whatever depth."""
+    found = {} if values is None else dict(zip(values.type.names, values.flatten(), strict=True))
+    children = []
+    for field in kind:
+        child = found.get(field.name)
+        if pa.types.is_struct(field.type):
+            children.append(_struct(child, field.type, rows))
+        else:
+            children.append(pa.nulls(rows, field.type) if child is None else narrowed(child, field.type))
+    return pa.StructArray.from_arrays(children, fields=list(kind))
