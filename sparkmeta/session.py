@@ -15,7 +15,6 @@ from pyspark.sql.pandas.types import from_arrow_schema
 
 from sparkmeta.errors import SessionError
 from sparkmeta.java import spark_java_home
-from sparkmeta.settings import Settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -89,7 +88,9 @@ def local_config(cores: int | str, memory: str | None) -> dict[str, str]:
         # With it PySpark tells the JVM before each operation on a Column which line it stands in: ten calls in place of
         # two, and hundreds of operations make a plan. Sessions that use it first have decided on it for the process.
         "spark.python.sql.dataFrameDebugging.enabled": "false",
-        "spark.sql.sources.parallelPartitionDiscovery.parallelism": str(Settings().discovery_parallelism),
+        # Spark lists thousands of Parquet manifests with as many tasks as this; its default of 10,000 takes longer to
+        # start than to list.
+        "spark.sql.sources.parallelPartitionDiscovery.parallelism": "8",
     }
 
 

@@ -38,9 +38,6 @@ class Settings:
         choices=("auto", "direct", "spark"),
     )
     split_manifest_bytes: int = _knob(32 * _MIB, "A manifest larger than this is decoded by several tasks.")
-    root_as_local_relation_bytes: int = _knob(
-        32 * _MIB, "A manifest list up to this size is planned on the driver without a Spark job."
-    )
     driver_manifest_bytes: int = _knob(
         64 * _MIB,
         "Manifests up to this size altogether, of few entries, are decoded by threads of the driver when a plan is "
@@ -56,7 +53,6 @@ class Settings:
     manifest_cache: str = _knob(
         "", "A folder on any file system where decoded Avro manifests are kept, for the plans that follow; empty: none."
     )
-    discovery_parallelism: int = _knob(8, "Tasks that list the leaf manifests of a table that has thousands of them.")
 
 
 def settings(spark: SparkSession) -> Settings:

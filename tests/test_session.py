@@ -10,9 +10,9 @@ from sparkmeta.session import is_connect, local_frame, local_session, materializ
 
 @pytest.mark.connect
 def test_local_session_is_the_one_that_runs(spark: SparkSession) -> None:
-    assert local_session(config={"spark.sparkmeta.discovery-parallelism": "4"}) is spark
-    assert spark.conf.get("spark.sparkmeta.discovery-parallelism") == "4"
-    spark.conf.unset("spark.sparkmeta.discovery-parallelism")
+    assert local_session(config={"spark.sparkmeta.split-manifest-bytes": "4m"}) is spark
+    assert spark.conf.get("spark.sparkmeta.split-manifest-bytes") == "4m"
+    spark.conf.unset("spark.sparkmeta.split-manifest-bytes")
 
 
 def test_resolve_session(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,14 +1,83 @@
+"""Settings: how they are written, and that each of them changes what a plan does."""
+
 from __future__ import annotations
 
+from contextlib import redirect_stdout
+from dataclasses import dataclass, fields
+from io import StringIO
 from typing import TYPE_CHECKING
 
 import pytest
 
+import sparkmeta as sm
 from sparkmeta.errors import SettingError
-from sparkmeta.settings import Settings, from_conf, settings
+from sparkmeta.settings import PREFIX, Settings, from_conf, settings
+from tests.handmade import HandmadeTable, data, deletion_vector
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from pathlib import Path
+
     from pyspark.sql import SparkSession
+
+FILES = 60
+
+
+@dataclass(frozen=True)
+class Planned:
+    """What shows how a table was planned."""
+
+    explained: str
+    strategy: str
+    cached_parts: int
+
+
+CACHE = "<a folder>"
+# Per setting: a value, what it does to a plan and nothing else does, and the other settings that this takes.
+EFFECTS: dict[str, tuple[str, Callable[[Planned], bool], Mapping[str, str]]] = {
+    "executor_reads": ("spark", lambda planned: "binaryFile" in planned.explained, {}),
+    "split_manifest_bytes": ("1k", lambda planned: planned.cached_parts > 2, {"manifest_cache": CACHE}),
+    "driver_manifest_bytes": ("0", lambda planned: "MapInArrow" in planned.explained, {}),
+    "planning": ("join", lambda planned: planned.strategy.startswith("join"), {}),
+    "manifest_cache": (CACHE, lambda planned: planned.cached_parts > 0, {}),
+}
+
+
+@pytest.fixture(scope="module")
+def location(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A table of one manifest of data files, which has several Avro blocks, and one of deletion vectors."""
+    table = HandmadeTable(tmp_path_factory.mktemp("settings"), block_bytes=2_000, summaries=True)
+    of = {"partition": {"part": "a"}}
+    table.add(0, 1, *(data(f"file:///t/{number}", **of) for number in range(FILES)))
+    table.add(1, 1, *(deletion_vector(f"file:///t/{number}", **of) for number in range(6)))
+    return table.write()
+
+
+def plan_under(values: Mapping[str, str], location: str, spark: SparkSession, cache: Path) -> Planned:
+    names = {
+        PREFIX + name.replace("_", "-"): cache.as_uri() if text == CACHE else text for name, text in values.items()
+    }
+    for name, value in names.items():
+        spark.conf.set(name, value)
+    try:
+        scan = sm.load_table(location, spark=spark).scan()
+        plan = scan.plan_files()
+        assert len(plan.collect()) == FILES
+        with redirect_stdout(StringIO()) as explained:
+            plan.explain()
+        return Planned(explained.getvalue(), scan.report().strategy, len(list(cache.rglob("*.parquet"))))
+    finally:
+        for name in names:
+            spark.conf.unset(name)
+
+
+@pytest.mark.parametrize("name", [field.name for field in fields(Settings)])
+def test_every_setting_changes_how_a_table_is_planned(
+    name: str, location: str, spark: SparkSession, tmp_path: Path
+) -> None:
+    value, has_effect, others = EFFECTS[name]
+    assert not has_effect(plan_under(others, location, spark, tmp_path / "without"))
+    assert has_effect(plan_under({**others, name: value}, location, spark, tmp_path / "with"))
 
 
 def test_defaults(spark: SparkSession) -> None:
