@@ -35,12 +35,18 @@ class Catalog(Protocol):
         sort_order: SortOrder = ...,
         properties: Mapping[str, str] | None = None,
         *,
-        format_version: int = 4,
+        format_version: int | None = None,
         spark: SparkSession | None = None,
     ) -> Table:
-        """A new table, empty, of format version 2, 3 or 4 (the metadata tree).
+        """Create an empty table.
 
-        Raises TableAlreadyExistsError, and UnsupportedError for a catalog that can't hold such tables.
+        Args:
+            format_version: 2, which all engines read, 3, or 4 (the metadata tree); by default what the property
+                `format-version` says, else 2.
+
+        Raises:
+            TableAlreadyExistsError: there is a table of this name.
+            UnsupportedError: the catalog can't hold such tables, or the format version is another.
         """
 
     def list_tables(self, namespace: str | tuple[str, ...]) -> list[tuple[str, ...]]:

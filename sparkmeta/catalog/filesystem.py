@@ -128,13 +128,10 @@ class FileSystemCatalog:
         sort_order: SortOrder = UNSORTED_SORT_ORDER,
         properties: Mapping[str, str] | None = None,
         *,
-        format_version: int = 4,
+        format_version: int | None = None,
         spark: SparkSession | None = None,
     ) -> Table:
-        """A new table, empty, of format version 2, 3 or 4 (the metadata tree).
-
-        Raises TableAlreadyExistsError.
-        """
+        """Create an empty table: see `Catalog.create_table`."""
         from sparkmeta.commit.filesystem import FileSystemSwap
         from sparkmeta.session import resolve_session
 

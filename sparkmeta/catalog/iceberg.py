@@ -74,16 +74,19 @@ class IcebergCatalog:
         sort_order: SortOrder = UNSORTED_SORT_ORDER,
         properties: Mapping[str, str] | None = None,
         *,
-        format_version: int = 4,
+        format_version: int | None = None,
         location: str | None = None,
         spark: SparkSession | None = None,
     ) -> Table:
-        """A new table, empty, of format version 2, 3 or 4 (the metadata tree), in a SQL catalog.
+        """Create an empty table in a SQL catalog: see `Catalog.create_table`.
 
-        location: where its files stand; by default where the catalog puts a table of that name.
+        Args:
+            location: the folder of its files; by default where the catalog puts a table of that name.
 
-        Raises TableAlreadyExistsError, NoSuchNamespaceError, and UnsupportedError for a catalog of another kind: a
-        table of version 4 can't live there, and others are made by its own tools.
+        Raises:
+            NoSuchNamespaceError: the catalog has no such namespace.
+            UnsupportedError: a catalog of another kind, which can't hold tables of version 4, and whose own tools
+                create the others.
         """
         names = as_names(identifier)
         folder = location or self._default_location(names)

@@ -67,7 +67,9 @@ def _tree(spark: SparkSession, source: sm.Table, folder: Path, leaves: int) -> s
     catalog: Any = sm.load_catalog("bench", type="hadoop", warehouse=str(folder))
     files = source.inspect.files()
     sizes = {"write.tree.leaf-target-bytes": str(8 << 20)}
-    table = catalog.create_table("db.t", source.schema(), source.spec(), properties=sizes, spark=spark)
+    table = catalog.create_table(
+        "db.t", source.schema(), source.spec(), properties=sizes, format_version=4, spark=spark
+    )
     parallelism = spark.conf.get("spark.sql.shuffle.partitions")
     spark.conf.set("spark.sql.shuffle.partitions", str(leaves))
     spark.conf.set("spark.sql.adaptive.coalescePartitions.enabled", "false")

@@ -31,7 +31,7 @@ def tree_location(spark: SparkSession, workload: Workload) -> str:
         shutil.rmtree(folder, ignore_errors=True)
         source = sm.load_table(metadata_location(workload), spark=spark)
         catalog = sm.load_catalog("bench", type="hadoop", warehouse=folder.as_uri())
-        table = catalog.create_table(NAME, source.schema(), partition_spec=source.spec(), spark=spark)
+        table = catalog.create_table(NAME, source.schema(), partition_spec=source.spec(), format_version=4, spark=spark)
         _commit(table, lambda update: update.append(source.inspect.data_files()))
         if workload.deletes != "none":
             deletes = _as_tree_has_them(source.inspect.delete_files(), workload.deletes)

@@ -92,7 +92,9 @@ class Committed:
         catalog = sm.load_catalog("x", type="hadoop", warehouse=str(folder))
         properties = {"write.tree.direct-files": str(direct_files)}
         spec = spec or UNPARTITIONED_PARTITION_SPEC
-        return Committed(spark, catalog.create_table("db.t", schema, spec, properties=properties, spark=spark))
+        return Committed(
+            spark, catalog.create_table("db.t", schema, spec, properties=properties, format_version=4, spark=spark)
+        )
 
     def files(self, *paths: str, **values: Any) -> DataFrame:
         """Files of ten rows."""

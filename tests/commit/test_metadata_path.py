@@ -58,12 +58,16 @@ def test_a_table_of_a_catalog_has_its_metadata_elsewhere(tmp_path: Path, spark: 
     catalog = load_catalog("sql", type="sql", uri=f"sqlite:///{tmp_path}/catalog.db", warehouse=f"file://{tmp_path}/w")
     assert isinstance(catalog, IcebergCatalog)
     catalog.pyiceberg.create_namespace("ns")
-    plain = commit_everything(catalog.create_table("ns.plain", SCHEMA, properties=PROPERTIES, spark=spark), spark)
+    plain = commit_everything(
+        catalog.create_table("ns.plain", SCHEMA, properties=PROPERTIES, format_version=4, spark=spark), spark
+    )
     everything = {"root", "leaf", "flush", "compact", "vectors", "metadata.json"}
     assert written(tmp_path / "w") == everything
     moved = PROPERTIES | {"write.metadata.path": f"file://{tmp_path}/elsewhere/"}
     before = sorted((tmp_path / "w").rglob("*"))
-    table = commit_everything(catalog.create_table("ns.moved", SCHEMA, properties=moved, spark=spark), spark)
+    table = commit_everything(
+        catalog.create_table("ns.moved", SCHEMA, properties=moved, format_version=4, spark=spark), spark
+    )
     assert sorted((tmp_path / "w").rglob("*")) == before
     assert written(tmp_path / "elsewhere") == everything
     assert "//" not in table.metadata_location.removeprefix("file://")

@@ -456,7 +456,7 @@ def test_tables_with_lists_are_not_committed_to(spark_session: SparkSession, tmp
 def test_tables_of_sql_catalogs(spark_session: SparkSession, tmp_path: Path) -> None:
     catalog = sm.load_catalog("sql", type="sql", uri=f"sqlite:///{tmp_path}/catalog.db", warehouse=f"file://{tmp_path}")
     catalog.pyiceberg.create_namespace("db")  # type: ignore[attr-defined]
-    table = catalog.create_table("db.t", SCHEMA, SPEC, spark=spark_session)  # type: ignore[attr-defined]
+    table = catalog.create_table("db.t", SCHEMA, SPEC, format_version=4, spark=spark_session)  # type: ignore[attr-defined]
     stale = table
     commit(table, lambda tx: tx.update_snapshot().append(files(spark_session, 1)))
     commit(stale, lambda tx: tx.update_snapshot().append(files(spark_session, 2)))
@@ -491,7 +491,7 @@ def test_files_of_one_table_are_appended_to_another_as_they_are(
 ) -> None:
     table = commit(table, lambda tx: tx.update_snapshot().append(files(spark_session, 1, 2, 3)))
     catalog = sm.load_catalog("test", type="hadoop", warehouse=str(tmp_path))
-    other = catalog.create_table("db.other", SCHEMA, SPEC, spark=spark_session)  # type: ignore[attr-defined]
+    other = catalog.create_table("db.other", SCHEMA, SPEC, format_version=4, spark=spark_session)  # type: ignore[attr-defined]
     other = commit(other, lambda tx: tx.update_snapshot().append(table.inspect.files()))
     left, right = (
         sorted(one.inspect.files().drop("first_row_id").collect(), key=lambda row: row.file_path)

@@ -91,7 +91,7 @@ class Stage:
         catalog: Any = sm.load_catalog("test", type="hadoop", warehouse=str(folder))
         limits = {f"write.tree.{name}": str(value) for name, value in case.properties.items()}
         properties = QUICK | limits | {"commit.retry.min-wait-ms": "1"}
-        table = catalog.create_table("db.t", SCHEMA, SPEC, properties=properties, spark=spark)
+        table = catalog.create_table("db.t", SCHEMA, SPEC, properties=properties, format_version=4, spark=spark)
         for first in range(case.commits):
             _append(*range(first, case.files, case.commits))(sm.load_table(table.location(), spark=spark), spark)
         place = Path(table.location().removeprefix("file:")) / "metadata"

@@ -31,7 +31,9 @@ SVG = "{http://www.w3.org/2000/svg}"
 
 @pytest.fixture
 def table(spark: SparkSession, tmp_path: Path) -> Table:
-    return load_catalog("drawn", type="hadoop", warehouse=str(tmp_path)).create_table("db.t", SCHEMA, spark=spark)
+    return load_catalog("drawn", type="hadoop", warehouse=str(tmp_path)).create_table(
+        "db.t", SCHEMA, format_version=4, spark=spark
+    )
 
 
 def data(spark: SparkSession, *names: str) -> DataFrame:

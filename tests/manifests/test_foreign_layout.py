@@ -45,7 +45,7 @@ def table(tmp_path: Path, spark: SparkSession) -> sm.Table:
     """Two leaves, and a file in the root."""
     catalog = sm.load_catalog("foreign", type="hadoop", warehouse=f"file://{tmp_path}")
     properties = {"write.tree.direct-files": "1"}
-    table = catalog.create_table("ns.t", SCHEMA, SPEC, properties=properties)
+    table = catalog.create_table("ns.t", SCHEMA, SPEC, properties=properties, format_version=4)
     assert [expression.expr_id for expression in table.metadata.expressions] == [4, 5, 6]  # type: ignore[union-attr]
     days = [[(0.5, 1, 0), (float("nan"), 2, 1), (None, None, 3)], [(0.5, 7, 2), (1.5, 8, None)], [(2.5, 9, 1)]]
     for number, values in enumerate(days):
