@@ -36,7 +36,7 @@ def partitions_of_folders(state: TableState, paths: Iterable[str]) -> pa.Table:
         `partition_spec_id` and `partition`, a struct by partition field id, of each spec whose fields are all named,
         without repeats.
     """
-    types = {one: bound_arrow_type(kind) for one, kind in state.partition_fields.items() if kind != ANY}
+    types = {field_id: bound_arrow_type(name) for field_id, name in state.partition_fields.items() if name != ANY}
     folders = {path.rpartition("/")[0] for path in paths}
     named = [dict(_named(part) for part in folder.split("/") if "=" in part) for folder in folders]
     rows = {
@@ -46,8 +46,8 @@ def partitions_of_folders(state: TableState, paths: Iterable[str]) -> pa.Table:
         for texts in named
         if (values := _values(spec, texts, types)) is not None
     }
-    columns = {one: pa.array([dict(values).get(one) for _, values in rows], kind) for one, kind in types.items()}
-    partition = pa.StructArray.from_arrays([*columns.values()], names=[*map(str, columns)]) if columns else []
+    kind = pa.struct([(str(field_id), value_type) for field_id, value_type in types.items()])
+    partition = pa.array([{str(field_id): value for field_id, value in values} for _, values in rows], kind)
     specs = pa.array([spec_id for spec_id, _ in rows], pa.int32())
     return pa.table({"partition_spec_id": specs, PARTITION: partition})
 

@@ -126,3 +126,15 @@ def test_folders_that_name_no_partition(spark_session: SparkSession, tmp_path: P
     table, _ = two_leaves(spark_session, tmp_path, "bucket")
     with pytest.raises(sm.errors.ValidationError, match=r"gone\.parquet is no live file of the table"):
         delete(spark_session, table, f"file:/data/{folder}/gone.parquet")
+
+
+def test_a_table_without_partitions(spark_session: SparkSession, tmp_path: Path) -> None:
+    catalog = sm.load_catalog("test", type="hadoop", warehouse=str(tmp_path))
+    table = catalog.create_table("db.t", SCHEMA, properties=FEW, format_version=4, spark=spark_session)
+    files = spark_session.range(9).selectExpr(
+        "concat('file:/data/p=1/', id, '.parquet') AS file_path", "'parquet' AS file_format",
+        "1L AS record_count", "100L AS file_size_in_bytes",
+    )  # fmt: skip
+    table = commit(table, lambda tx: tx.update_snapshot().append(files))
+    table = delete(spark_session, table, "file:/data/p=1/3.parquet")
+    assert table.scan().count_files() == 8
