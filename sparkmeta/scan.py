@@ -12,8 +12,10 @@ from pyiceberg.expressions import AlwaysTrue, And, BooleanExpression
 
 from sparkmeta.columns.predicate import bind_filter, parse_filter
 from sparkmeta.errors import NoSuchSnapshotError, ValidationError
-from sparkmeta.plan.files import PlannedManifests, count_files, plan_files, plan_manifests, plan_schema
-from sparkmeta.plan.prune import ScanFilter
+from sparkmeta.plan.choose import Choice, choose
+from sparkmeta.plan.files import count_files, plan_files, plan_schema
+from sparkmeta.plan.filter import ScanFilter
+from sparkmeta.plan.prune import PrunedManifests, prune_manifests
 from sparkmeta.plan.report import ScanReport, scan_report
 from sparkmeta.plan.task_json import PARTITION_JSON, partition_json, task_json
 from sparkmeta.plan.tasks import SplitPlanning, plan_tasks
@@ -123,26 +125,30 @@ class Scan:
         return ScanFilter(self.state.at(self.snapshot()), bound, schema)
 
     @cached_property
-    def _manifests(self) -> PlannedManifests:
-        return plan_manifests(self._filter)
+    def _pruned(self) -> PrunedManifests:
+        return prune_manifests(self._filter)
+
+    @cached_property
+    def _choice(self) -> Choice:
+        return choose(self._pruned)
 
     # -- results ----------------------------------------------------------------------------------------------------
 
     def plan_files(self) -> DataFrame:
-        """The data files to read, one row each, with their deletes and residual filter: see `plan.files.plan_files`.
+        """Plan the data files to read, one row each, with their deletes and residual filter.
 
-        Reads the manifest list at once, and few manifests (the setting `driver_manifest_bytes`); everything else is
-        lazy and done by Spark.
+        See `plan.files` for the columns, and for what is read at once: the manifest list, and few manifests (the
+        setting `driver_manifest_bytes`). Everything else is lazy, and done by Spark.
         """
-        return plan_files(self._filter, self._manifests)
+        return plan_files(self._choice)
 
     def count_files(self) -> int:
-        """How many rows `plan_files` has.
+        """Count the rows of `plan_files`; deletes are not looked for, nor found to be wrong.
 
-        Without a filter manifests are not opened: their counts, less what deletion vectors mask of them, tell it (all
-        but those of v1 tables have them). With one, Spark counts; deletes are not looked for, nor found to be wrong.
+        Without a filter no manifest is opened: their counts, less what deletion vectors mask of them, tell it (all but
+        those of v1 tables have them). With one, the entries of the manifests that may match are counted.
         """
-        return count_files(self._filter, self._manifests)
+        return count_files(self._pruned)
 
     def iter_files(self) -> Iterator[Row]:
         """The rows of `plan_files` one after the other, for callers that must have Python objects.
@@ -163,13 +169,13 @@ class Scan:
         """The splits as File Scan Task JSON, for Iceberg's libraries: one column, `task`, one row a split; lazy."""
         state = self._filter.state
         named = partition_json(state).alias(PARTITION_JSON)
-        planned = plan_files(self._filter, self._manifests, named)
+        planned = plan_files(self._choice, named)
         packed = plan_tasks(planned, plan_schema(state).add(PARTITION_JSON, "string"), self._splitting())
         return task_json(packed.selectExpr("inline(tasks)"), state, self.projection())
 
     def report(self) -> ScanReport:
-        """What planning this scan scans and skips, and why; runs Spark jobs."""
-        return scan_report(self._filter)
+        """Tell what the plan of this scan scans and skips, and why; runs Spark jobs, among them the plan itself."""
+        return scan_report(self._choice)
 
     def _splitting(self) -> SplitPlanning:
         chosen: dict[str, int] = {}

@@ -13,7 +13,7 @@ from pyspark.sql import functions as F
 
 from sparkmeta.manifests.projection import MANIFEST, EntryProjection
 from sparkmeta.manifests.v4.write import OWNER, write_owned_leaves
-from sparkmeta.plan.prune import is_live
+from sparkmeta.plan.filter import is_live
 from sparkmeta.session import local_frame
 from sparkmeta.spec.entry import ContentType
 

@@ -34,7 +34,7 @@ from sparkmeta.manifests.v4.root import (
 )
 from sparkmeta.manifests.v4.spark import entry_columns, stats_of_fields
 from sparkmeta.manifests.v4.tree_manifests import TreeReader, leaf_manifests, narrowed_rows
-from sparkmeta.plan.prune import is_live as entry_is_live
+from sparkmeta.plan.filter import is_live as entry_is_live
 from sparkmeta.session import local_frame
 from sparkmeta.spec.entry import ContentType, Status
 from sparkmeta.state import tree_location

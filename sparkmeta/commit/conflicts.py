@@ -23,8 +23,12 @@ from sparkmeta.commit.partitions import PARTITION_KEY, replaced_partitions
 from sparkmeta.commit.search import FOUND_COLUMNS
 from sparkmeta.errors import CommitConflictError, ValidationError
 from sparkmeta.manifests.v4.tree_manifests import IN_ROOT
-from sparkmeta.plan.deletes import DELETES, DeleteEntries, attach_deletes, partition_key
-from sparkmeta.plan.prune import ScanFilter, matching_manifests, stats_match, tuple_matches
+from sparkmeta.plan.deletes.attach import attach_deletes
+from sparkmeta.plan.deletes.entries import DeleteEntries
+from sparkmeta.plan.deletes.views import partition_key
+from sparkmeta.plan.filter import ScanFilter, stats_match, tuple_matches
+from sparkmeta.plan.prune import matching_manifests
+from sparkmeta.plan.rows import DELETES
 from sparkmeta.spec.entry import DELETE_FILE_PATH_ID, ContentType
 
 if TYPE_CHECKING:
@@ -171,7 +175,7 @@ def refuse_new_deletes(
     ids = frozenset(row["id"] for row in _union(others).distinct().collect())
     compared = replace(scope, more_stats=ids | {DELETE_FILE_PATH_ID})
     new = _union([frame.where(~is_vector) for frame in compared.added(ContentType.DELETE_MANIFEST)])
-    deletes = DeleteEntries(new, state.delete_manifests, None, ids)
+    deletes = DeleteEntries(new, state.delete_manifests, ids)
     named = _named_entries(state, removal, ids).join(paths, F.col("location") == F.col("replaced_path"), "left_semi")
     applied = attach_deletes(named, deletes, state).where(F.size(DELETES) > 0)
     _refuse(state, [applied], "added deletes that apply to a file to replace")

@@ -19,7 +19,7 @@ from sparkmeta.commit.removal import without, without_rows
 from sparkmeta.commit.search import FEW_FILES, FOUND_COLUMNS, names_of, search_all
 from sparkmeta.errors import CommitConflictError, ValidationError
 from sparkmeta.manifests.projection import PARTITION
-from sparkmeta.plan.prune import is_live
+from sparkmeta.plan.filter import is_live
 from sparkmeta.spec.entry import ContentType
 
 if TYPE_CHECKING:

@@ -29,7 +29,7 @@ from sparkmeta.manifests.projection import MANIFEST, ORDINAL, EntryProjection
 from sparkmeta.manifests.v4.root import Root, one_of, version
 from sparkmeta.manifests.v4.spark import entry_columns
 from sparkmeta.manifests.v4.tree_manifests import leaf_manifests, narrowed_rows, plain_projection
-from sparkmeta.plan.prune import is_live
+from sparkmeta.plan.filter import is_live
 from sparkmeta.session import local_frame
 from sparkmeta.spec.bitmap import read_deletion_vector
 from sparkmeta.spec.entry import METRICS_MAP_IDS, ContentType, Status

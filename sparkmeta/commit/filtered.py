@@ -23,8 +23,9 @@ from sparkmeta.commit.partitions import PARTITION_KEY, keys_of, new_partitions
 from sparkmeta.commit.removal import Removal, removal_of, removal_of_rows
 from sparkmeta.commit.search import FEW_FILES, FOUND_COLUMNS, LeafMemo
 from sparkmeta.errors import ValidationError
-from sparkmeta.plan.deletes import partition_key
-from sparkmeta.plan.prune import ScanFilter, is_live, matching_entries, matching_manifests
+from sparkmeta.plan.deletes.views import partition_key
+from sparkmeta.plan.filter import ScanFilter, is_live, matching_entries
+from sparkmeta.plan.prune import matching_manifests
 from sparkmeta.plan.rows import entry_stats, partition_value
 from sparkmeta.session import local_frame, materialize
 from sparkmeta.spec.entry import ContentType

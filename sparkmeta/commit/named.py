@@ -23,8 +23,9 @@ from sparkmeta.errors import ValidationError
 from sparkmeta.manifests.arrays import whole
 from sparkmeta.manifests.projection import MANIFEST, ORDINAL, PARTITION
 from sparkmeta.manifests.v4.tree_manifests import IN_ROOT
-from sparkmeta.plan.prune import is_live, live_manifests
-from sparkmeta.plan.strategy import deletes_by_affinity, deletes_by_partition
+from sparkmeta.plan.filter import is_live
+from sparkmeta.plan.overlap import deletes_by_affinity, deletes_by_partition
+from sparkmeta.plan.prune import live_manifests
 from sparkmeta.session import materialize
 from sparkmeta.spec.entry import ContentType
 

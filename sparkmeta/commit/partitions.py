@@ -11,7 +11,7 @@ from sparkmeta.commit.file_rows import FILE_COLUMNS, file_rows
 from sparkmeta.manifests.avro.read import schema_of
 from sparkmeta.manifests.projection import MANIFEST, ORDINAL
 from sparkmeta.manifests.v4.spark import entry_columns
-from sparkmeta.plan.deletes import partition_key
+from sparkmeta.plan.deletes.views import partition_key
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

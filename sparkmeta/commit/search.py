@@ -25,8 +25,8 @@ from sparkmeta.manifests.v4.decode import entries_of_rows, root_part
 from sparkmeta.manifests.v4.root import is_live
 from sparkmeta.manifests.v4.search import LeafSearch
 from sparkmeta.manifests.v4.tree_manifests import IN_ROOT, OWN_ENTRIES
-from sparkmeta.plan.deletes import VECTOR_COLUMNS
-from sparkmeta.plan.prune import is_live as entry_is_live
+from sparkmeta.plan.deletes.kinds import DV_COLUMNS
+from sparkmeta.plan.filter import is_live as entry_is_live
 from sparkmeta.session import local_frame, map_here, map_units
 from sparkmeta.spec.entry import ContentType
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 FEW_FILES = 20_000
 
 # What tells where an entry is, and what it amounts to.
-FOUND_COLUMNS = VECTOR_COLUMNS
+FOUND_COLUMNS = DV_COLUMNS
 
 # Threads of the driver search up to so many leaves sooner than a job does.
 _LEAVES_ON_DRIVER = 64

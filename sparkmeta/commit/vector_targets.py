@@ -25,8 +25,8 @@ from sparkmeta.errors import CommitConflictError, CorruptFileError, NotFoundErro
 from sparkmeta.manifests.arrays import whole
 from sparkmeta.manifests.avro.read import schema_of
 from sparkmeta.manifests.projection import MANIFEST, PARTITION
-from sparkmeta.plan.deletes import partition_key
-from sparkmeta.plan.prune import is_live
+from sparkmeta.plan.deletes.views import partition_key
+from sparkmeta.plan.filter import is_live
 from sparkmeta.session import local_frame, map_here, materialize
 from sparkmeta.spec.bitmap import PositionBitmap, read_deletion_vector
 from sparkmeta.spec.entry import ContentType

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 from pyspark.sql import functions as F
 
 from sparkmeta.inspect.readable_metrics import READABLE_METRICS, SOURCE, leaf_columns, readable_metrics
-from sparkmeta.plan.prune import is_live, live_manifests
+from sparkmeta.plan.filter import is_live
+from sparkmeta.plan.prune import live_manifests
 from sparkmeta.plan.rows import public_partition
 
 if TYPE_CHECKING:

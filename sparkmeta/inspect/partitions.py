@@ -10,7 +10,8 @@ from pyspark.sql import functions as F
 
 from sparkmeta.errors import UnsupportedError
 from sparkmeta.manifests.projection import PARTITION
-from sparkmeta.plan.prune import is_live, live_manifests
+from sparkmeta.plan.filter import is_live
+from sparkmeta.plan.prune import live_manifests
 from sparkmeta.plan.rows import partition_value, public_partition
 from sparkmeta.session import local_frame
 from sparkmeta.spec.entry import ContentType

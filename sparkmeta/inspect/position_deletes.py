@@ -15,7 +15,8 @@ from pyspark.sql.types import StructType as SparkStructType
 from sparkmeta.columns.types import spark_type
 from sparkmeta.inspect.delete_rows import DeleteRows
 from sparkmeta.inspect.deleted_row import RowField
-from sparkmeta.plan.prune import is_live, live_manifests
+from sparkmeta.plan.filter import is_live
+from sparkmeta.plan.prune import live_manifests
 from sparkmeta.plan.rows import public_partition, public_partition_type
 from sparkmeta.session import local_frame, read_tasks
 from sparkmeta.spec.entry import ContentType

@@ -40,7 +40,8 @@ from sparkmeta.manifests.avro.write import ManifestFormat, entry_schema, manifes
 from sparkmeta.manifests.manifest_list import MANIFEST_FILE_SCHEMA, live_count, live_counts
 from sparkmeta.manifests.parts import manifest_parts
 from sparkmeta.manifests.projection import MANIFEST, ORDINAL, PARTITION
-from sparkmeta.plan.prune import ScanFilter, matching_manifests
+from sparkmeta.plan.filter import ScanFilter
+from sparkmeta.plan.prune import matching_manifests
 from sparkmeta.session import local_frame, read_tasks
 from sparkmeta.spec.entry import ContentType, Status
 from sparkmeta.spec.partitioning import spec_partition_type

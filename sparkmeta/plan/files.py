@@ -1,13 +1,26 @@
 """The engine on one page: which data files a scan must read, each with the deletes that apply to it.
 
-    manifests -> live, matching manifests -> entries -> live, matching entries -> their deletes -> rows of plan_files
+    filter -> pruned manifests -> choice -> entries -> matched entries -> rows of plan_files
 
-The driver holds the manifests of one snapshot; everything about entries is a DataFrame, lazy but for few of them.
+Each step is a module with one entry function, which takes the value before it: `filter.ScanFilter`,
+`prune.prune_manifests`, `choose.choose`, `entries.read_entries`, `match.match_deletes`, `planned_rows`. A scan makes
+each value once.
+
+What runs when:
+
+- `prune_manifests` reads the manifest list or the V4 root, and runs no job. It opens no manifest.
+- `choose` opens none either, but for delete manifests that Avro lists of format version 3 name, under the settings
+  `planning=auto` and `planning=colocated`: it has to know whether they hold deletion vectors alone. The driver reads
+  them where they and the data manifests are few (the setting `driver_manifest_bytes`), else one job does.
+- `plan_files` makes a DataFrame. What is read at once, on the driver, are few manifests (the same setting) and few
+  deletes. One job looks for the columns of equality deletes where many delete manifests may hold some, and one for
+  deletes of other kinds among many DVs. All else runs when the DataFrame does.
+- `count_files` opens no manifest where there is no filter and the manifests are counted: see there. `choose` does not
+  run for it.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -16,27 +29,23 @@ from pyspark.sql.types import ArrayType, DataType, IntegerType, LongType, String
 
 from sparkmeta.columns import sql
 from sparkmeta.columns.sql import Aliased
-from sparkmeta.plan.colocate import colocated_entries, with_vector
-from sparkmeta.plan.deletes import DELETES, DELETES_TYPE, attach_deletes, delete_entries
-from sparkmeta.plan.prune import (
-    ScanFilter,
-    data_projection,
-    live_files,
-    live_manifests,
-    matching_entries,
-    matching_manifests,
-    residual_json,
-    wanted_entries,
+from sparkmeta.plan.entries import data_entries, read_entries
+from sparkmeta.plan.filter import residual_json
+from sparkmeta.plan.match import MatchedEntries, match_deletes
+from sparkmeta.plan.prune import PrunedManifests, live_files
+from sparkmeta.plan.rows import (
+    DELETES,
+    DELETES_TYPE,
+    SharedTexts,
+    manifest_path,
+    public_partition,
+    public_partition_type,
 )
-from sparkmeta.plan.rows import SharedTexts, manifest_path, public_partition, public_partition_type
-from sparkmeta.plan.strategy import Colocation, colocation, consumed_deletes
-from sparkmeta.spec.entry import ContentType
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from pyspark.sql import DataFrame
 
+    from sparkmeta.plan.choose import Choice
     from sparkmeta.state import TableState
 
 _PLAN_TYPES: dict[str, DataType] = {
@@ -56,75 +65,51 @@ _PLAN_TYPES: dict[str, DataType] = {
 }
 
 
-@dataclass(frozen=True)
-class PlannedManifests:
-    """The manifests that a scan opens, after pruning on the driver.
-
-    colocated: those of them that tasks read together.
-    """
-
-    data: pa.Table
-    deletes: pa.Table
-    colocated: Colocation
-
-
-def plan_manifests(scan_filter: ScanFilter) -> PlannedManifests:
-    """The data and delete manifests that may hold files for the filter."""
-    state = scan_filter.state
-    kept = matching_manifests(live_manifests(state.manifests), scan_filter)
-    kinds = kept.column("content_type")
-    data, deletes = (
-        kept.filter(pc.equal(kinds, int(one))) for one in (ContentType.DATA_MANIFEST, ContentType.DELETE_MANIFEST)
-    )
-    deletes = consumed_deletes(scan_filter, data, deletes)
-    return PlannedManifests(data, deletes, colocation(scan_filter, data, deletes))
-
-
-def plan_files(scan_filter: ScanFilter, manifests: PlannedManifests, *extra: Aliased) -> DataFrame:
-    """One row a data file that may hold matching rows; computed by Spark, lazily but for what few manifests hold.
+def plan_files(choice: Choice, *extra: Aliased) -> DataFrame:
+    """Plan a scan: one row a data file that may hold matching rows.
 
     Columns: file_path, file_format, spec_id, partition (where the table has any), record_count, file_size_in_bytes,
     split_offsets, sort_order_id, first_row_id, data_sequence_number, manifest_path, manifest_pos, deletes (the order of
     Iceberg's DeleteFileIndex: global equality, partition equality, then DV or position deletes; ascending sequence
     number in each), residual (Iceberg's expression JSON).
 
-    extra: further columns of the data entry to show after these.
+    The frame fails, when it runs, for metadata of deletes that contradicts itself (`deletes.rules`), but for DVs in
+    manifests that have none of the file's partition: they may not be looked at.
 
-    Raises, when it runs (at once, where few manifests are read on the driver):
-        ValidationError: two DVs for one file, a DV older than its file, deletes of another partition than their file
-            (but for DVs in manifests that have none of the file's partition: they may not be looked at).
+    Args:
+        choice: how the scan's manifests are read and their deletes matched.
+        extra: further columns of the data entry to show after these.
+
+    Raises:
+        ValidationError: such a contradiction, among manifests that the driver reads.
     """
-    state, groups = scan_filter.state, manifests.colocated
-    deletes = delete_entries(scan_filter, groups.other_deletes, groups.only_vectors)
-    if not groups.used:
-        data = data_entries(scan_filter, manifests.data, deletes.equality_ids)
-        planned = attach_deletes(data, deletes, state)
-    else:
-        data = _beside_vectors(scan_filter, groups, deletes.equality_ids)
-        planned = attach_deletes(data, deletes, state)
-        merged = with_vector(sql.col(DELETES), groups.deletes)
-        planned = planned.selectExpr(*map(sql.quoted, data.columns), merged.alias(DELETES).selected)
-    texts = SharedTexts()
-    result = sql.texts([*_result(scan_filter, manifests, texts), *extra])
-    return texts.beside(state.spark, planned).selectExpr(*result)
+    return planned_rows(match_deletes(read_entries(choice)), *extra)
 
 
-def count_files(scan_filter: ScanFilter, manifests: PlannedManifests) -> int:
-    """How many rows `plan_files` has, without looking for deletes.
+def planned_rows(matched: MatchedEntries, *extra: Aliased) -> DataFrame:
+    """Return matched entries as the public rows of `plan_files`."""
+    texts, pruned = SharedTexts(), matched.choice.pruned
+    columns = sql.texts([*_public_columns(pruned, texts), *extra])
+    return texts.joined_to(matched.frame, pruned.filter.state.spark).selectExpr(*columns)
 
-    Without a filter by the counts of manifests, less what deletion vectors mask: these mask live entries only
-    (semantics C19). A job counts entries where there is a filter, and those of v1 manifests that have no counts.
+
+def count_files(pruned: PrunedManifests) -> int:
+    """Count the rows of `plan_files`, without looking for deletes, or finding them to be wrong.
+
+    Without a filter the counts of manifests tell, less what manifest DVs mask, since these mask live entries only
+    (semantics C19): no manifest is opened, and no job runs. Only manifests of v1 tables that have no counts are read.
+    With a filter the entries of the pruned data manifests are read and counted: on the driver where they are few, else
+    by one job.
     """
-    data = manifests.data
-    counts = live_files(data)
-    told = counts.is_valid() if scan_filter.keeps_all else pa.repeat(pa.scalar(False), len(data))
-    count: int = pc.sum(counts.filter(told)).as_py() or 0
-    untold = data.filter(pc.invert(told))
-    return count + data_entries(scan_filter, untold).count() if len(untold) else count
+    counts = live_files(pruned.data)
+    is_known = counts.is_valid() if pruned.filter.keeps_all else pa.repeat(pa.scalar(False), len(pruned.data))
+    count: int = pc.sum(counts.filter(is_known)).as_py() or 0
+    uncounted = pruned.data.filter(pc.invert(is_known))
+    return count + data_entries(pruned.filter, uncounted).count() if len(uncounted) else count
 
 
 def plan_schema(state: TableState) -> StructType:
-    """The row type of `plan_files`."""
+    """Return the row type of `plan_files`."""
     schema = StructType()
     for name, kind in _PLAN_TYPES.items():
         schema.add(name, kind)
@@ -133,25 +118,8 @@ def plan_schema(state: TableState) -> StructType:
     return schema
 
 
-def data_entries(scan_filter: ScanFilter, manifests: pa.Table, stats_ids: Iterable[int] = ()) -> DataFrame:
-    """The live data entries that may match, with stats of the undecided columns and of `stats_ids`."""
-    projection = replace(data_projection(scan_filter, stats_ids), wanted=wanted_entries(scan_filter))
-    return matching_entries(scan_filter.state.entries(manifests, projection), scan_filter)
-
-
-def _beside_vectors(scan_filter: ScanFilter, groups: Colocation, stats_ids: Iterable[int]) -> DataFrame:
-    """As `data_entries`, with the columns that `with_vector` takes: null where no delete manifest stands beside."""
-    projection = replace(data_projection(scan_filter, stats_ids), wanted=wanted_entries(scan_filter))
-    joined = colocated_entries(scan_filter, groups, projection)
-    beside = matching_entries(joined, scan_filter)
-    if not len(groups.other_data):
-        return beside
-    alone = data_entries(scan_filter, groups.other_data, stats_ids)
-    return beside.unionByName(alone, allowMissingColumns=True)
-
-
-def _result(scan_filter: ScanFilter, manifests: PlannedManifests, texts: SharedTexts) -> list[Aliased]:
-    state = scan_filter.state
+def _public_columns(pruned: PrunedManifests, texts: SharedTexts) -> list[Aliased]:
+    state = pruned.filter.state
     values = {
         "file_path": sql.col("location"),
         "file_format": sql.col("file_format"),
@@ -163,9 +131,9 @@ def _result(scan_filter: ScanFilter, manifests: PlannedManifests, texts: SharedT
         "sort_order_id": sql.col("sort_order_id"),
         "first_row_id": sql.col("first_row_id"),
         "data_sequence_number": sql.col("version_info.sequence_number"),
-        "manifest_path": manifest_path(manifests.data, sql.col("manifest")),
+        "manifest_path": manifest_path(pruned.data, sql.col("manifest")),
         "manifest_pos": sql.col("ordinal"),
         DELETES: sql.col(DELETES),
-        "residual": residual_json(scan_filter, texts.literal),
+        "residual": residual_json(pruned.filter, texts.literal),
     }
     return [value.alias(name) for name, value in values.items()]

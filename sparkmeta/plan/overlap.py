@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -14,10 +14,15 @@ from sparkmeta.columns.bounds import ANY
 from sparkmeta.manifests.arrays import whole
 from sparkmeta.manifests.entries import as_numbers
 from sparkmeta.manifests.manifest_list import SUMMARIES
-from sparkmeta.manifests.projection import CONTENT_STATS
+from sparkmeta.manifests.projection import CONTENT_STATS, MANIFEST
 from sparkmeta.manifests.v4.spark import TupleSources
+from sparkmeta.manifests.v4.tree_manifests import IN_ROOT, OWN_ENTRIES
+from sparkmeta.plan import costs
 from sparkmeta.spec.entry import ContentType
 from sparkmeta.spec.stats import BOUNDS, COUNTS
+
+if TYPE_CHECKING:
+    from sparkmeta.state import TableState
 
 Flags = np.ndarray[Any, np.dtype[np.bool_]]
 
@@ -29,6 +34,50 @@ _UNORDERED = (*_FLOATS, "uuid")
 SpecFields = Mapping[int, Sequence[tuple[int, str]]]
 # Of manifests, a spec id and a partition field id: the field's summary in each manifest.
 _Summaries = Callable[[pa.Table, int, int], pa.StructArray]
+
+
+def deletes_by_affinity(state: TableState, data: pa.Table, deletes: pa.Table) -> pa.Table:
+    """The delete manifests without those that are affiliated to other live data leaves than some.
+
+    One that is affiliated to no live leaf is as good as unaffiliated (semantics of the V4 proposal: affinity is a hint
+    of the writer's, and a lost one must not bring rows back).
+    """
+    if state.tree is None or not len(deletes):
+        return deletes
+    target = deletes.column("referenced_file").combine_chunks()
+    leaves = state.tree.root.leaves
+    live = leaves.filter(pc.equal(leaves.column("content_type"), int(ContentType.DATA_MANIFEST))).column("location")
+    affiliated = pc.is_in(target, live.combine_chunks(), skip_nulls=True)
+    opened = pc.is_in(target, data.column("location").combine_chunks(), skip_nulls=True)
+    return deletes.filter(pc.or_(opened, pc.invert(affiliated)))
+
+
+def deletes_by_partition(state: TableState, data: pa.Table, deletes: pa.Table) -> pa.Table:
+    """The delete manifests but for unaffiliated leaves that have no partition in common with data manifests.
+
+    Deletes of unpartitioned specs may be global, and are all kept.
+    """
+    if state.tree is None or not len(deletes):
+        return deletes
+    locations, targets = (
+        manifests.column(name) for manifests, name in ((data, "location"), (deletes, "referenced_file"))
+    )
+    opened = pc.is_in(targets.combine_chunks(), locations.combine_chunks(), skip_nulls=True)
+    partitioned = [spec_id for spec_id, sources in state.tuple_sources.items() if sources]
+    of_spec = pc.is_in(deletes.column("partition_spec_id").combine_chunks(), pa.array(partitioned, pa.int32()))
+    is_leaf = pc.not_equal(deletes.column("file_format").combine_chunks(), IN_ROOT)
+    tested = pc.and_(pc.and_(is_leaf, of_spec), pc.invert(opened))
+    candidates, columns = deletes.filter(tested), ["content_type", "partition_spec_id", CONTENT_STATS]
+    in_leaves = pc.not_equal(data.column("file_format"), IN_ROOT)
+    rows = [data.filter(in_leaves).select(columns)]
+    if len(rows[0]) < len(data):
+        rows.append(state.tree.root.of(OWN_ENTRIES[ContentType.DATA_MANIFEST]).select(columns))
+    files = pa.concat_tables(rows)
+    if not len(candidates) or len(files) * len(candidates) > costs.COSTS.compared_pairs:
+        return deletes
+    met = leaf_overlaps(files, candidates, state.spec_fields, state.tuple_sources).any(axis=0)
+    needed = pc.is_in(deletes.column(MANIFEST), candidates.column(MANIFEST).filter(pa.array(met)).combine_chunks())
+    return deletes.filter(pc.or_(pc.invert(tested), needed.combine_chunks()))
 
 
 def overlaps(data: pa.Table, deletes: pa.Table, spec_fields: SpecFields) -> Flags:

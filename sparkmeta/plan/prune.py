@@ -1,108 +1,70 @@
-"""What a filter can't match is left out: manifests by partition summaries, entries by partition tuple and stats."""
+"""Which manifests a scan opens: partition summaries and aggregated stats rule out the others, on the driver."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import time
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property, reduce
+from functools import reduce
 from operator import or_
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyiceberg.expressions import AlwaysFalse, AlwaysTrue, BooleanExpression
-from pyiceberg.transforms import IdentityTransform
 
 from sparkmeta.columns import sql
-from sparkmeta.columns.array_skipping import partition_tests, stats_tests, summary_tests
-from sparkmeta.columns.array_tests import AllOf, Columns, Source
-from sparkmeta.columns.predicate import referenced_ids, row_predicate
-from sparkmeta.columns.skipping import FieldStats, FieldSummary, might_match, residual, summary_might_match
+from sparkmeta.columns.array_skipping import stats_tests, summary_tests
+from sparkmeta.columns.array_tests import Columns, Source
+from sparkmeta.columns.predicate import referenced_ids
+from sparkmeta.columns.skipping import FieldStats, FieldSummary, might_match, summary_might_match
 from sparkmeta.columns.sql import Sql
-from sparkmeta.columns.transforms import inclusive_projection, undecided
 from sparkmeta.manifests.entries import as_numbers
 from sparkmeta.manifests.manifest_list import SUMMARIES, live_counts
-from sparkmeta.manifests.projection import CONTENT_STATS, MANIFEST, EntryFilter, EntryProjection
+from sparkmeta.manifests.projection import CONTENT_STATS, MANIFEST
 from sparkmeta.manifests.v4.tree_manifests import IN_ROOT, MASKED
-from sparkmeta.plan.rows import entry_stats, partition_value
+from sparkmeta.plan.filter import by_spec
+from sparkmeta.plan.overlap import deletes_by_affinity, deletes_by_partition
+from sparkmeta.plan.rows import entry_stats
 from sparkmeta.session import local_frame
-from sparkmeta.spec.entry import ContentType, Status
+from sparkmeta.spec.entry import ContentType
 
 if TYPE_CHECKING:
-    from pyiceberg.schema import Schema
-    from pyspark.sql import DataFrame
-
-    from sparkmeta.state import TableState
+    from sparkmeta.plan.filter import ScanFilter
 
 _SUMMARY_COLUMNS = [MANIFEST, "partition_spec_id", SUMMARIES]
 
-_DATA_COLUMNS = (
-    "location",
-    "file_format",
-    "version_info",
-    "partition_spec_id",
-    "sort_order_id",
-    "record_count",
-    "file_size_in_bytes",
-    "split_offsets",
-    "first_row_id",
-)
-
 
 @dataclass(frozen=True)
-class ScanFilter:
-    """A row filter bound to a schema, with the partition predicates that it implies for every spec of the table.
+class PrunedManifests:
+    """The manifests that a scan opens.
 
-    row_filter: bound and free of NOT. ignore_residuals: residuals are dropped, and deletes are not pruned by stats.
+    Attributes:
+        filter: the scan's filter.
+        data: the data manifests that may list files for the filter.
+        deletes: the delete manifests that may list deletes of these files.
+        seconds: how long pruning took.
     """
 
-    state: TableState
-    row_filter: BooleanExpression
-    schema: Schema
-    ignore_residuals: bool = False
+    filter: ScanFilter
+    data: pa.Table
+    deletes: pa.Table
+    seconds: float = 0.0
 
-    @cached_property
-    def partition_filters(self) -> dict[int, BooleanExpression]:
-        """Spec id -> what the filter implies for a partition tuple of that spec (inclusive projection)."""
-        specs = self.state.specs
-        return {one: inclusive_projection(self.row_filter, spec, self.schema) for one, spec in specs.items()}
 
-    @cached_property
-    def filter_ids(self) -> frozenset[int]:
-        """The columns of the filter that files have stats of."""
-        return frozenset(self.state.primitive_fields).intersection(referenced_ids(self.row_filter))
-
-    @cached_property
-    def identities(self) -> dict[int, frozenset[int]]:
-        """Spec id -> the columns that it partitions by their very values."""
-        return {
-            spec_id: frozenset(one.source_id for one in spec.fields if isinstance(one.transform, IdentityTransform))
-            for spec_id, spec in self.state.specs.items()
-        }
-
-    @cached_property
-    def undecided(self) -> BooleanExpression:
-        """What of the filter is not known of entries whose tuple passes, whatever their spec: stats may tell."""
-        return undecided(self.row_filter, frozenset.intersection(*self.identities.values()))
-
-    @cached_property
-    def undecided_ids(self) -> frozenset[int]:
-        """The columns of `undecided` that files have stats of."""
-        return frozenset(self.state.primitive_fields).intersection(referenced_ids(self.undecided))
-
-    @property
-    def partition_sources(self) -> frozenset[int]:
-        """The ids of the stats that hold what the partition filters look at."""
-        return frozenset(
-            source
-            for spec_id, one in self.partition_filters.items()
-            for field_id, source in self.state.tuple_sources[spec_id]
-            if field_id in referenced_ids(one)
-        )
-
-    @property
-    def keeps_all(self) -> bool:
-        return isinstance(self.row_filter, AlwaysTrue)
+def prune_manifests(scan_filter: ScanFilter) -> PrunedManifests:
+    """Prune the manifests of a scan, without opening any: the manifest list or the V4 root tells all."""
+    started, state = time.perf_counter(), scan_filter.state
+    matching = matching_manifests(live_manifests(state.manifests), scan_filter)
+    contents = matching.column("content_type")
+    data, deletes = (
+        matching.filter(pc.equal(contents, int(content)))
+        for content in (ContentType.DATA_MANIFEST, ContentType.DELETE_MANIFEST)
+    )
+    deletes = deletes_by_affinity(state, data, deletes)
+    if not scan_filter.keeps_all:
+        deletes = deletes_by_partition(state, data, deletes)
+    return PrunedManifests(scan_filter, data, deletes, time.perf_counter() - started)
 
 
 def live_manifests(manifests: pa.Table) -> pa.Table:
@@ -132,7 +94,7 @@ def matching_manifests(manifests: pa.Table, scan_filter: ScanFilter) -> pa.Table
         return manifests if not isinstance(scan_filter.row_filter, AlwaysFalse) else manifests.slice(0, 0)
     if (found := _by_arrays(manifests, scan_filter)) is not None:
         return manifests.filter(found)
-    return _where(manifests, manifests.select(_SUMMARY_COLUMNS), _by_spec(scan_filter, _summary_predicate), scan_filter)
+    return _where(manifests, manifests.select(_SUMMARY_COLUMNS), by_spec(scan_filter, _summary_predicate), scan_filter)
 
 
 def _where(manifests: pa.Table, shown: pa.Table, condition: Sql, scan_filter: ScanFilter) -> pa.Table:
@@ -185,7 +147,7 @@ def _matching_leaves(manifests: pa.Table, scan_filter: ScanFilter) -> pa.Table:
     stats = manifests.column(CONTENT_STATS).combine_chunks()
     known = [field.name for field in stats.type if int(field.name) in looked_at]
     narrow = pa.StructArray.from_arrays([stats.field(name) for name in known], names=known) if known else None
-    shown = manifests.select([MANIFEST, "partition_spec_id", "file_format", "content_type"])
+    shown = manifests.select([MANIFEST, "partition_spec_id", "file_format"])
     shown = shown.append_column("rows", _row_total(manifests))
     if narrow is not None:
         shown = shown.append_column(CONTENT_STATS, narrow)
@@ -202,18 +164,14 @@ def _matching_leaves(manifests: pa.Table, scan_filter: ScanFilter) -> pa.Table:
         return might_match(partition_filter, stats, sql.col("rows"))
 
     by_stats = might_match(scan_filter.row_filter, entry_stats, sql.col("rows"))
-    if scan_filter.ignore_residuals:
-        by_stats = by_stats | (sql.col("content_type") == int(ContentType.DELETE_MANIFEST))
-    matches = _by_spec(scan_filter, by_partition) & by_stats
+    matches = by_spec(scan_filter, by_partition) & by_stats
     return _where(manifests, shown, (sql.col("file_format") == IN_ROOT) | matches, scan_filter)
 
 
 def _leaves_by_arrays(manifests: pa.Table, scan_filter: ScanFilter) -> pa.Array | None:
     """Leaves that a few comparisons of bounds don't rule out, told without Spark; None for filters of another kind."""
     filters = [scan_filter.row_filter, *scan_filter.partition_filters.values()]
-    if scan_filter.ignore_residuals or any(
-        summary_tests(one) is None for one in filters if not isinstance(one, AlwaysFalse)
-    ):
+    if any(summary_tests(one) is None for one in filters if not isinstance(one, AlwaysFalse)):
         return None
     stats, types = manifests.column(CONTENT_STATS).combine_chunks(), scan_filter.state.stats_types
 
@@ -242,82 +200,6 @@ def _row_total(manifests: pa.Table) -> pa.Array:
     stats = manifests.column("manifest_stats").combine_chunks()
     total = pc.add(stats.field("added_rows_count"), stats.field("existing_rows_count"))
     return pc.if_else(pc.equal(manifests.column("file_format"), IN_ROOT), pa.scalar(None, pa.int64()), total)
-
-
-def is_live() -> Sql:
-    """`version_info.status <> 2`: DELETED entries are history."""
-    return sql.col("version_info.status") != int(Status.DELETED)
-
-
-def tuple_matches(scan_filter: ScanFilter) -> Sql:
-    """False where an entry's partition tuple rules out the filter, by the spec of the entry."""
-    return sql.lit(True) if scan_filter.keeps_all else _by_spec(scan_filter, _tuple_predicate)
-
-
-def stats_match(scan_filter: ScanFilter) -> Sql:
-    """False where an entry's stats rule out the filter. Without a filter even a file of no records is planned."""
-    if scan_filter.keeps_all:
-        return sql.lit(True)
-    return might_match(scan_filter.undecided, entry_stats, sql.col("record_count"))
-
-
-def matching_entries(entries: DataFrame, scan_filter: ScanFilter, *, by_stats: bool = True) -> DataFrame:
-    """The live entries whose partition tuple and stats don't rule out the filter.
-
-    Sound: each test is false only where no row of the file can satisfy the filter.
-    """
-    kept = is_live() & tuple_matches(scan_filter)
-    return entries.where((kept & stats_match(scan_filter) if by_stats else kept).text)
-
-
-def data_projection(scan_filter: ScanFilter, stats_ids: Iterable[int] = ()) -> EntryProjection:
-    """What planning reads of data entries."""
-    return scan_filter.state.projection(_DATA_COLUMNS, {*scan_filter.undecided_ids, *stats_ids})
-
-
-def wanted_entries(scan_filter: ScanFilter, *, by_stats: bool = True) -> EntryFilter:
-    """What of `matching_entries` tasks that decode manifests can tell: the rest never reaches Spark."""
-    tuples = tuple((spec_id, partition_tests(one)) for spec_id, one in scan_filter.partition_filters.items())
-    if not by_stats:
-        return EntryFilter(AllOf(), tuples)
-    tests = stats_tests(scan_filter.undecided)
-    return EntryFilter(tests, tuples, selective=bool(tests.tests))
-
-
-def residual_json(scan_filter: ScanFilter, literal: Callable[[str], Sql] = sql.lit) -> Sql:
-    """What is left of the filter for an entry's rows, as Iceberg's expression JSON, by the spec of the entry: of those
-    entries that `matching_entries` keeps.
-
-    literal: a constant text -> the Sql that stands for it.
-    """
-    if scan_filter.ignore_residuals:
-        return sql.lit("true")
-    schema, identities = scan_filter.schema, scan_filter.identities
-    texts = {
-        spec_id: residual(
-            undecided(scan_filter.row_filter, identities[spec_id]), spec, schema, partition_value, literal
-        )
-        for spec_id, spec in scan_filter.state.specs.items()
-    }
-    first, *others = texts.items()
-    return reduce(lambda chosen, item: sql.when(sql.col("partition_spec_id") == item[0], item[1]).otherwise(chosen),
-                  others, first[1])  # fmt: skip
-
-
-def _by_spec(scan_filter: ScanFilter, matches: Callable[[int, BooleanExpression], Sql]) -> Sql:
-    """A predicate on partitions, by spec id; specs that the filter says nothing about are kept."""
-    kinds = scan_filter.partition_filters
-    kept = [sql.col("partition_spec_id") == one for one, kind in kinds.items() if isinstance(kind, AlwaysTrue)]
-    tested = [
-        (sql.col("partition_spec_id") == one) & matches(one, kind)
-        for one, kind in kinds.items()
-        if not isinstance(kind, AlwaysTrue | AlwaysFalse)
-    ]
-    return reduce(or_, [*kept, *tested], sql.lit(False))
-
-
-def _tuple_predicate(_: int, partition_filter: BooleanExpression) -> Sql:
-    return row_predicate(partition_filter, partition_value)
 
 
 def _summary_predicate(_: int, partition_filter: BooleanExpression) -> Sql:

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import json
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import functions as F
 
-from sparkmeta.plan.deletes import DELETES
-from sparkmeta.plan.files import PlannedManifests, plan_files, plan_manifests
-from sparkmeta.plan.prune import ScanFilter, data_projection, is_live, live_manifests, stats_match, tuple_matches
+from sparkmeta.plan.files import plan_files
+from sparkmeta.plan.filter import data_projection, is_live, stats_match, tuple_matches
+from sparkmeta.plan.prune import PrunedManifests, live_manifests
+from sparkmeta.plan.rows import DELETES
 
 if TYPE_CHECKING:
     from pyspark.sql import Column
+
+    from sparkmeta.plan.choose import Choice
 
 
 @dataclass(frozen=True)
@@ -85,27 +88,24 @@ def _lines(values: dict[str, Any], indent: str) -> list[str]:
     return lines
 
 
-def scan_report(scan_filter: ScanFilter) -> ScanReport:
-    """Plans the scan and counts the entries of the manifests that are left; runs Spark jobs."""
-    started = time.perf_counter()
-    manifests = plan_manifests(scan_filter)
-    state = scan_filter.state
-    data_counts = _counts(state.data_manifests, manifests.data)
-    delete_counts = _counts(state.delete_manifests, manifests.deletes)
-    pruned = time.perf_counter()
-    entries = _count_entries(scan_filter, manifests.data)
-    planned = _count_planned(scan_filter, manifests)
+def scan_report(choice: Choice) -> ScanReport:
+    """Run the plan of a choice, and count the entries of its manifests; runs Spark jobs."""
+    started, pruned = time.perf_counter(), choice.pruned
+    pruning_seconds = pruned.seconds + choice.seconds
+    state = pruned.filter.state
+    entries = _count_entries(pruned)
+    planned = _count_planned(choice)
     return ScanReport(
         table=state.metadata.location,
         snapshot_id=state.snapshot.snapshot_id if state.snapshot else None,
-        row_filter=str(scan_filter.row_filter),
-        data_manifests=data_counts,
-        delete_manifests=delete_counts,
+        row_filter=str(pruned.filter.row_filter),
+        data_manifests=_counts(state.data_manifests, pruned.data),
+        delete_manifests=_counts(state.delete_manifests, pruned.deletes),
         data_entries=entries,
         **planned,
-        strategy=manifests.colocated.reason,
-        manifest_pruning_seconds=pruned - started,
-        planning_seconds=time.perf_counter() - started,
+        strategy=choice.strategy,
+        manifest_pruning_seconds=pruning_seconds,
+        planning_seconds=pruning_seconds + time.perf_counter() - started,
     )
 
 
@@ -125,9 +125,11 @@ def _bytes(manifests: pa.Table) -> int:
     return pc.sum(manifests.column("file_size_in_bytes")).as_py() or 0
 
 
-def _count_entries(scan_filter: ScanFilter, manifests: pa.Table) -> EntryCounts:
-    """One aggregation: each entry counts for the first rule that skips it."""
-    entries = scan_filter.state.entries(manifests, data_projection(scan_filter))
+def _count_entries(pruned: PrunedManifests) -> EntryCounts:
+    """Count each entry for the first rule that skips it, by one aggregation."""
+    scan_filter = pruned.filter
+    every_entry = replace(data_projection(scan_filter), wanted=None)
+    entries = scan_filter.state.entries(pruned.data, every_entry)
     live, tuples, stats = (one.column() for one in (is_live(), tuple_matches(scan_filter), stats_match(scan_filter)))
     row = entries.agg(
         F.count("*").alias("scanned"),
@@ -144,9 +146,9 @@ def _count_if(condition: Column) -> Column:
     return F.count(F.when(condition, 1))
 
 
-def _count_planned(scan_filter: ScanFilter, manifests: PlannedManifests) -> dict[str, int]:
+def _count_planned(choice: Choice) -> dict[str, int]:
     row = (
-        plan_files(scan_filter, manifests)
+        plan_files(choice)
         .agg(
             F.coalesce(F.sum("file_size_in_bytes"), F.lit(0)).alias("planned_bytes"),
             _count_if(F.size(DELETES) > 0).alias("files_with_deletes"),

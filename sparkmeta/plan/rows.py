@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, cast
 
 import pyarrow as pa
 from pyspark.sql import functions as F
-from pyspark.sql.types import StructField, StructType
+from pyspark.sql.types import ArrayType, IntegerType, LongType, StringType, StructField, StructType
 
 from sparkmeta.columns import sql
 from sparkmeta.columns.skipping import FieldStats
@@ -22,9 +22,30 @@ if TYPE_CHECKING:
 
     from sparkmeta.state import TableState
 
+DELETES = "deletes"
+DELETES_TYPE = ArrayType(
+    StructType(
+        [
+            StructField("content", IntegerType()),
+            StructField("file_path", StringType()),
+            StructField("file_format", StringType()),
+            StructField("file_size_in_bytes", LongType()),
+            StructField("referenced_data_file", StringType()),
+            StructField("content_offset", LongType()),
+            StructField("content_size_in_bytes", LongType()),
+            StructField("record_count", LongType()),
+            StructField("data_sequence_number", LongType()),
+            StructField("equality_ids", ArrayType(IntegerType())),
+            StructField("manifest_path", StringType()),
+            StructField("manifest_pos", LongType()),
+        ]
+    )
+)
+NO_DELETES = sql.empty_array(sql.lit(None).cast(DELETES_TYPE.elementType))
+
 _SEPARATOR = "\x00"
 
-_SHARED_TEXTS = "shared_texts"
+_LONG_TEXTS = "long_texts"
 # Characters of a text that is worth a join.
 _LONG = 10_000
 
@@ -65,6 +86,29 @@ def manifest_path(manifests: pa.Table, manifest: Sql) -> Sql:
     return sql.call("split", listed, _SEPARATOR)[manifest]
 
 
+def public_delete(delete: Sql, manifests: pa.Table) -> Sql:
+    """Return a delete of a group as plans show it. manifests: those of the deletes."""
+    return sql.struct(
+        delete["content_type"].alias("content"),
+        delete["location"].alias("file_path"),
+        delete["file_format"].alias("file_format"),
+        delete["file_size_in_bytes"].alias("file_size_in_bytes"),
+        delete["referenced_file"].alias("referenced_data_file"),
+        delete["offset"].alias("content_offset"),
+        delete["size_in_bytes"].alias("content_size_in_bytes"),
+        delete["record_count"].alias("record_count"),
+        delete["sequence_number"].alias("data_sequence_number"),
+        delete["equality_ids"].alias("equality_ids"),
+        manifest_path(manifests, delete["manifest"]).alias("manifest_path"),
+        delete["ordinal"].alias("manifest_pos"),
+    )
+
+
+def shown_deletes(deletes: Sql) -> str:
+    """Return an array of `DELETES_TYPE` as the column of plans: no cast, which would copy each delete."""
+    return deletes.alias(DELETES).selected
+
+
 class SharedTexts:
     """Constant texts of a plan's rows; the long ones are in a broadcast relation of one row.
 
@@ -76,16 +120,16 @@ class SharedTexts:
         self._texts: list[str] = []
 
     def literal(self, text: str) -> Sql:
-        """A text, to be selected from what `beside` gives."""
+        """A text, to be selected from the rows of `joined_to`."""
         if len(text) <= _LONG:
             return sql.lit(text)
         if text not in self._texts:
             self._texts.append(text)
-        return sql.call("get", sql.col(_SHARED_TEXTS), self._texts.index(text))
+        return sql.call("get", sql.col(_LONG_TEXTS), self._texts.index(text))
 
-    def beside(self, spark: SparkSession, rows: DataFrame) -> DataFrame:
-        """Rows with the long texts in one more column."""
+    def joined_to(self, rows: DataFrame, spark: SparkSession) -> DataFrame:
+        """Return rows with the long texts in one more column."""
         if not self._texts:
             return rows
-        texts = pa.table({_SHARED_TEXTS: pa.array([self._texts], pa.list_(pa.string()))})
+        texts = pa.table({_LONG_TEXTS: pa.array([self._texts], pa.list_(pa.string()))})
         return rows.crossJoin(F.broadcast(local_frame(spark, texts)))

@@ -294,10 +294,9 @@ def measure(spark: SparkSession, growth: Growth, repeats: int) -> list[Measured]
 def _own_reading(spark: SparkSession, location: str, row_filter: str, predicate: str) -> DataFrame:
     """The columns that our plan reads, of the leaves that it opens."""
     import sparkmeta as sm
-    from sparkmeta.plan.files import plan_manifests
 
     scan = sm.load_table(location, spark=spark).scan(row_filter)
-    leaves = plan_manifests(scan._filter).data.column("location").to_pylist()
+    leaves = scan._pruned.data.column("location").to_pylist()
     stats = {"1": "int", "2": "bigint", "3": "int"}
     counts = "value_count: bigint, null_value_count: bigint"
     asked = [f"`{one}`: struct<lower_bound: {kind}, upper_bound: {kind}, {counts}>" for one, kind in stats.items()

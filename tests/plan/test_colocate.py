@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import sparkmeta as sm
-from sparkmeta.plan import deletes
-from sparkmeta.plan import strategy as plan_strategy
+from tests.costs import limit
 from tests.trees import BY_PART, Entry, TreeTable, data, equality_deletes
 
 if TYPE_CHECKING:
@@ -30,8 +29,7 @@ def tree(tmp_path: Path) -> TreeTable:
 def _many(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Deletes that are too many to be broadcast are joined in another way."""
     if request.param == "many":
-        for module in (deletes, plan_strategy):
-            monkeypatch.setattr(module, "BROADCAST_DELETES", 0)
+        limit(monkeypatch, broadcast_deletes=0)
 
 
 @pytest.fixture
@@ -144,11 +142,11 @@ def test_delete_leaves_of_pruned_data_leaves_are_not_opened(tree: TreeTable, spa
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ("another leaf", "which does not have the file: d2"),
+        ("another leaf", "a data manifest that does not have its file: d2"),
         ("two vectors", "two deletion vectors for"),
         ("two places", "two deletion vectors for"),
         ("partition", "another partition spec or partition"),
-        ("no vector", "holds a delete file that is no vector"),
+        ("no vector", "no deletion vector where only deletion vectors can be"),
         ("older", "a deletion vector is older than its data file: d1"),
     ],
 )
@@ -179,7 +177,7 @@ def test_a_delete_that_is_no_vector_is_not_passed_over(tree: TreeTable, spark: S
     m1 = tree.leaf("m1", data("d1"), data("d2"))
     other = {"file_format": "parquet"} if lacks == "format" else {"referenced_file": None}
     tree.snapshot(added=[m1, tree.leaf("d1", tree.vector("d1", [1]), tree.vector("d2", [1], **other))])
-    with pytest.raises(Exception, match="a delete file of a tree without equality deletes is no vector"):
+    with pytest.raises(Exception, match="no deletion vector where only deletion vectors can be"):
         tree.load(spark).scan().plan_files().collect()
 
 

@@ -11,7 +11,9 @@ import pyarrow as pa
 import pytest
 
 import sparkmeta as sm
-from sparkmeta.plan import colocate, strategy
+from sparkmeta.manifests.projection import EntryProjection
+from sparkmeta.plan import coplan_tasks
+from tests.costs import limit
 from tests.handmade import HandmadeTable, data, deletion_vector, equality_deletes, long_bounds, position_deletes
 
 if TYPE_CHECKING:
@@ -66,7 +68,7 @@ def plan(table: HandmadeTable, spark: SparkSession, row_filter: str = "true") ->
 
 def strategies(table: HandmadeTable, spark: SparkSession) -> dict[str, str]:
     location = table.write()
-    return {way: scan(location, spark, way)._manifests.colocated.reason for way in WAYS}
+    return {way: scan(location, spark, way)._choice.strategy for way in WAYS}
 
 
 def of(part: str | None) -> dict[str, Any]:
@@ -133,7 +135,7 @@ def test_vectors_and_files_from_the_manifest_cache(table: HandmadeTable, spark: 
     assert [len(rows) for rows in expected] == [4, 4, 2]
     spark.conf.set(CACHE, f"{table.folder}/cache")
     assert planned("on the driver") == expected
-    reason = scan(location, spark, "of few")._manifests.colocated.reason
+    reason = scan(location, spark, "of few")._choice.strategy
     assert reason == "colocated: 4 deletion vectors are read beside the data manifests of their partitions"
     contents = {one: one.read_bytes() for one in table.folder.glob("metadata/m*.avro")}
     for manifest, content in contents.items():
@@ -142,7 +144,7 @@ def test_vectors_and_files_from_the_manifest_cache(table: HandmadeTable, spark: 
         assert planned(way) == expected, way
     scanned = scan(location, spark, "on the driver")
     reason = "colocated: 4 deletion vectors are so few that the driver reads them"
-    assert scanned._manifests.colocated.reason == reason
+    assert scanned._choice.strategy == reason
     # A leaf may be gone before it is read.
     for manifest, content in contents.items():
         manifest.write_bytes(content)
@@ -158,11 +160,11 @@ def test_delete_manifests_of_other_partitions_are_not_opened(table: HandmadeTabl
         table.add(0, 1, data(path(f"{part}2"), **of(part)))
         table.add(1, 1, deletion_vector(path(f"{part}2"), **of(part)))
     table.add(1, 1, deletion_vector(path("gone"), **of("d")))
-    manifests = scan(table.write(), spark, "read together")._manifests.colocated
-    assert {one: list(others) for one, others in manifests.beside.items()} == {
+    manifests = scan(table.write(), spark, "read together")._choice.coplanned
+    assert {one: list(others) for one, others in manifests.partners.items()} == {
         0: [2], 1: [2], 3: [5], 4: [5], 6: [8], 7: [8]}  # fmt: skip
     assert manifests.deletes.column("manifest").to_pylist() == [2, 5, 8]
-    neighbours = list(manifests.beside.values())
+    neighbours = list(manifests.partners.values())
     assert sum(one != other for one, other in itertools.pairwise(neighbours)) == 2
     assert {one: len(deletes) for one, deletes in plan(table, spark).items()} == {
         path(f"{part}{number}"): number - 1 for part in "abc" for number in (1, 2)
@@ -172,11 +174,11 @@ def test_delete_manifests_of_other_partitions_are_not_opened(table: HandmadeTabl
 def test_what_a_task_holds_already_is_not_read_again() -> None:
     class Task:
         context = None
-        deletes = colocate.EntryProjection.of(("location", "referenced_file", "content_type", "file_format"))
+        deletes = EntryProjection.of(("location", "referenced_file", "content_type", "file_format"))
 
     read: list[int] = []
 
-    class Counted(colocate._Vectors):
+    class Counted(coplan_tasks.HeldDvs):
         def _decoded(self, manifest: Any) -> Any:
             read.append(manifest["manifest"])
             row = {
@@ -197,14 +199,14 @@ def test_what_a_task_holds_already_is_not_read_again() -> None:
 
 def test_vectors_are_read_where_a_file_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     class Task:
-        data = colocate.EntryProjection.of(("location",))
+        data = EntryProjection.of(("location",))
 
     def vectors() -> Any:
         raise AssertionError("no file needs them")
 
     nothing = [pa.RecordBatch.from_pylist([], Task.data.schema)]
-    monkeypatch.setattr(colocate, "_read", lambda *_: nothing)
-    assert list(colocate._join_avro(Task(), {}, vectors)) == []  # type: ignore[arg-type]
+    monkeypatch.setattr(coplan_tasks, "_read", lambda *_: nothing)
+    assert list(coplan_tasks._join_part(Task(), {}, vectors)) == []  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -226,7 +228,7 @@ def test_partitions_that_tell_too_little_are_joined(
 ) -> None:
     table.add(0, 0, data(path("a"))).add(0, 0, data(path("b")))
     table.add(1, 0, deletion_vector(path("a")), deletion_vector(path("b")))
-    monkeypatch.setattr(strategy, "_MOST_HELD", 1)
+    limit(monkeypatch, held_dvs=1)
     found = strategies(table, spark)
     assert found["of few"] == "join: partitions tell too little of where 2 deletion vectors belong"
     assert found["read together"].startswith("colocated")
@@ -262,7 +264,7 @@ def test_a_vector_of_another_partition_applies_nowhere(table: HandmadeTable, spa
     for way in ("read together", "of few"):
         planned = scan(location, spark, way)
         assert [row.deletes for row in planned.plan_files().collect()] == [[]]
-        assert planned._manifests.colocated.reason == "join: no deletion vector is of a partition that is read"
+        assert planned._choice.strategy == "join: no deletion vector is of a partition that is read"
     with pytest.raises(Exception, match="another partition spec or partition"):
         scan(location, spark, "on the driver").plan_files()
 
@@ -287,7 +289,7 @@ def without_row_ids(table: HandmadeTable) -> str:
 def test_many_entries_are_joined_piece_by_piece(
     table: HandmadeTable, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(colocate, "_JOINED_AT_ONCE", 1)
+    monkeypatch.setattr(coplan_tasks, "_JOINED_AT_ONCE", 1)
     table.add(0, 0, *(data(path(str(one))) for one in range(9000)))
     table.add(1, 0, *(deletion_vector(path(str(one))) for one in range(0, 9000, 3)))
     rows = (

@@ -9,7 +9,8 @@ import pytest
 
 import sparkmeta as sm
 from sparkmeta.columns import sql
-from sparkmeta.plan import deletes as plan_deletes
+from sparkmeta.plan.deletes import keys
+from tests.costs import limit
 from tests.handmade import (
     BY_PART,
     BY_RATIO,
@@ -64,8 +65,7 @@ def test_position_deletes_of_a_partition_are_shared_by_the_files_that_they_apply
 ) -> None:
     """Nothing but these in the partition. collide: as if every key had the same hash."""
     if collide:
-        monkeypatch.setattr(plan_deletes, "_hash", lambda _: sql.lit(1).cast("bigint"))
-        monkeypatch.setattr(plan_deletes, "_EVERYWHERE", sql.lit(1).cast("bigint"))
+        monkeypatch.setattr(keys, "_hash", lambda _: sql.lit(1).cast("bigint"))
     x, y, none = ({"partition": {"part": part}} for part in ("x", "y", None))
     old, new = f"{A}.old", f"{A}.new"
     table.add(0, 1, data(old, 1, **x), data(A, 3, **x), data(new, 5, **x), data(B, 1, **y), data(C, 1, **none))
@@ -182,7 +182,7 @@ def test_equality_deletes_that_compare_no_column_are_refused(
     table: HandmadeTable, spark: SparkSession, monkeypatch: pytest.MonkeyPatch, here: bool
 ) -> None:
     if not here:
-        monkeypatch.setattr(plan_deletes, "ENTRIES_HERE", -1)
+        limit(monkeypatch, driver_deletes=-1)
     table.add(0, 0, data(A)).add(1, 0, equality_deletes("of nothing", 3, ()))
     scan = sm.load_table(table.write(), spark=spark).scan()
     with pytest.raises(Exception, match="no columns are known that an equality delete file compares: of nothing"):
@@ -217,7 +217,7 @@ def test_partitions_of_an_unknown_transform_are_told_apart(table: HandmadeTable,
 @pytest.fixture
 def _many(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Deletes that are too many to be broadcast, and joined all the same."""
-    monkeypatch.setattr(plan_deletes, "BROADCAST_DELETES", 0)
+    limit(monkeypatch, broadcast_deletes=0)
     spark.conf.set("spark.sparkmeta.planning", "join")
     yield
     spark.conf.unset("spark.sparkmeta.planning")

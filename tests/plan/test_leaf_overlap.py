@@ -16,9 +16,9 @@ from pyiceberg.partitioning import PartitionSpec
 import sparkmeta as sm
 from sparkmeta.manifests.v4.aggregate import leaf_row
 from sparkmeta.manifests.v4.layout import tree_schema
-from sparkmeta.plan import strategy
 from sparkmeta.plan.overlap import leaf_overlaps
 from sparkmeta.spec.entry import ContentType
+from tests.costs import limit
 from tests.trees import BY_PART, Entry, TreeTable, data, equality_deletes, stats
 
 if TYPE_CHECKING:
@@ -229,7 +229,7 @@ def test_random_trees_are_planned_as_without_pruning(
     for row_filter in ("id = 3", "id >= 10 and id < 13", "id > 20 or part = 'b'", "part is null", "id < 2"):
         spark.conf.set("spark.sparkmeta.planning", "join")
         with monkeypatch.context() as patch:
-            patch.setattr(strategy, "_MOST_COMPARED", -1)
+            limit(patch, compared_pairs=-1)
             expected = plan(tree.load(spark), row_filter)
         for by in ("join", "colocated"):
             spark.conf.set("spark.sparkmeta.planning", by)

@@ -14,7 +14,8 @@ import pytest
 from pyspark.errors import PySparkException
 
 from sparkmeta.columns import sql
-from sparkmeta.plan import deletes as plan_deletes
+from sparkmeta.plan.deletes import attach, keys
+from tests.costs import limit
 from tests.handmade import HandmadeTable, data, deletion_vector, equality_deletes, long_bounds, position_deletes
 from tests.plan.test_deletes import deletes
 
@@ -146,17 +147,17 @@ def test_random_groups(
 ) -> None:
     """Grouped on the driver and broadcast; grouped by a job; joined by hash."""
     if size != FEW:
-        monkeypatch.setattr(plan_deletes, "ENTRIES_HERE", -1)
+        limit(monkeypatch, driver_deletes=-1)
     if size == MANY:
-        monkeypatch.setattr(plan_deletes, "BROADCAST_DELETES", 0)
+        limit(monkeypatch, broadcast_deletes=0)
     model, table = Model(random.Random(seed), frozenset(kinds)), HandmadeTable(tmp_path)
     everywhere = model.deletes("every", seed + 1, (LONG,)) if EVERYWHERE in kinds else []
     for number in range(300 if soak else 40):
         model.partition(number, everywhere)
     model.add(1, 0, *(delete.entry() for delete in everywhere))
-    for (content, spec_id), entries in model.added.items():
-        if entries:
-            table.add(content, spec_id, *entries)
+    for (content, spec_id), added in model.added.items():
+        if added:
+            table.add(content, spec_id, *added)
     assert deletes(table, spark) == model.expected
 
 
@@ -166,7 +167,7 @@ def test_a_group_that_applies_as_a_whole_is_not_looked_at(
 ) -> None:
     spec_id, tuples = place
     looked_at = sql.raise_error("a delete is looked at").cast("boolean")
-    monkeypatch.setattr(plan_deletes, "_may_share_values", lambda *_: looked_at)
+    monkeypatch.setattr(attach, "may_share_values", lambda *_: looked_at)
     table = HandmadeTable(tmp_path).add(0, spec_id, data("a", 1, **long_bounds(1, 9), **tuples))
     both = (equality_deletes(name, 2, **long_bounds(low, low + 5), **tuples) for name, low in (("one", 1), ("two", 4)))
     table.add(1, spec_id, *both)
@@ -183,7 +184,7 @@ def test_a_group_that_is_older_than_a_file_is_not_looked_at(
     """An equality delete applies to older files, a position delete to those of its own sequence number too."""
     spec_id, tuples = place
     looked_at = sql.raise_error("a delete is looked at").cast("boolean")
-    monkeypatch.setattr(plan_deletes, "_overlapping", lambda group, *_: sql.filter(group, lambda _: looked_at))
+    monkeypatch.setattr(attach, "_overlapping", lambda group, *_: sql.filter(group, lambda _: looked_at))
     table = HandmadeTable(tmp_path).add(0, spec_id, data("old", 2, **tuples), data("new", 4, **tuples))
     table.add(1, spec_id, equality_deletes("eq", 4, **tuples))
     assert deletes(table, spark) == {"old": ["eq"], "new": []}
@@ -199,9 +200,8 @@ def test_groups_of_one_hash(
 ) -> None:
     """As if every key had the same one: of a partition, and of the whole table."""
     if size == MANY:
-        monkeypatch.setattr(plan_deletes, "BROADCAST_DELETES", 0)
-    monkeypatch.setattr(plan_deletes, "_hash", lambda _: sql.lit(1).cast("bigint"))
-    monkeypatch.setattr(plan_deletes, "_EVERYWHERE", sql.lit(1).cast("bigint"))
+        limit(monkeypatch, broadcast_deletes=0)
+    monkeypatch.setattr(keys, "_hash", lambda _: sql.lit(1).cast("bigint"))
     x, y = ({"partition": {"part": part}} for part in "xy")
     table = HandmadeTable(tmp_path).add(0, 1, data("x", 1, **x), data("y", 1, **y)).add(0, 0, data("none", 1))
     if everywhere:

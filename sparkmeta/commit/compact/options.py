@@ -17,7 +17,8 @@ from sparkmeta.errors import ValidationError, shown
 from sparkmeta.manifests.projection import MANIFEST, ORDINAL
 from sparkmeta.manifests.v4.root import FILES, Root, one_of, version
 from sparkmeta.manifests.v4.tree_manifests import IN_ROOT
-from sparkmeta.plan.prune import ScanFilter, matching_entries, matching_manifests
+from sparkmeta.plan.filter import ScanFilter, matching_entries
+from sparkmeta.plan.prune import matching_manifests
 from sparkmeta.spec.entry import ContentType
 
 if TYPE_CHECKING:

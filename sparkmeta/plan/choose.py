@@ -1,0 +1,251 @@
+"""How the deletes of a scan are matched: a choice that rests on counts and sizes alone, made here and nowhere else."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+import pyarrow as pa
+
+from sparkmeta.manifests.manifest_list import live_count
+from sparkmeta.plan import costs
+from sparkmeta.plan.deletes.kinds import all_dvs, dv_projection, only_dvs
+from sparkmeta.plan.filter import data_projection
+from sparkmeta.plan.pairs import Pairs, pairs_by_affinity, pairs_by_partition
+
+if TYPE_CHECKING:
+    from sparkmeta.plan.prune import PrunedManifests
+
+Matching = Literal["join", "colocated"]
+
+
+class Verdict(NamedTuple):
+    """How deletes are matched, by a join or by the tasks that read them with their data files, and why."""
+
+    matching: Matching
+    reason: str
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What the choice rests on. What is None has not been looked at, or is not known.
+
+    Attributes:
+        planning: the setting.
+        executors_read: executors can open files themselves.
+        format_version: of the table.
+        is_tree: delete manifests name the data manifest that they belong to.
+        formats: the file formats of the manifests.
+        data_manifests: how many the scan opens.
+        delete_manifests: how many it opens.
+        deletes: live entries of these.
+        only_dvs: all deletes are deletion vectors.
+        driver_dvs: deletes that the driver has read, as all manifests are few.
+        pairs: pairs of a data and a delete manifest to read together.
+        paired_entries: live data entries of these pairs.
+        paired_deletes: live deletes of these pairs.
+        decoded: how many deletes a task decodes that reads all pairs.
+        held: how many it holds at once at most.
+    """
+
+    planning: str
+    executors_read: bool
+    format_version: int
+    is_tree: bool
+    formats: frozenset[str]
+    data_manifests: int
+    delete_manifests: int
+    deletes: int | None
+    only_dvs: bool | None = None
+    driver_dvs: int | None = None
+    pairs: int | None = None
+    paired_entries: int | None = None
+    paired_deletes: int | None = None
+    decoded: int = 0
+    held: int = 0
+
+
+@dataclass(frozen=True)
+class Coplanned:
+    """Manifests whose deletes are matched by the tasks, or the driver, that read them with their data files.
+
+    Attributes:
+        data: the data manifests.
+        deletes: their delete manifests.
+        partners: small id of a data manifest -> those of its delete manifests.
+        dvs: the deletes, where the driver has read them.
+    """
+
+    data: pa.Table
+    deletes: pa.Table
+    partners: Mapping[int, Sequence[int]] = field(default_factory=dict)
+    dvs: pa.Table | None = None
+
+
+@dataclass(frozen=True)
+class Choice:
+    """How the manifests of a scan are read and their deletes matched.
+
+    Attributes:
+        pruned: the manifests.
+        figures: what the choice rests on.
+        verdict: how deletes are matched.
+        data: the data manifests that are read by themselves.
+        deletes: the delete manifests whose entries are joined.
+        broadcast: these are few enough to be broadcast.
+        coplanned: the manifests that are read together.
+        seconds: how long choosing took.
+    """
+
+    pruned: PrunedManifests
+    figures: Figures
+    verdict: Verdict
+    data: pa.Table
+    deletes: pa.Table
+    broadcast: bool
+    coplanned: Coplanned | None = None
+    seconds: float = 0.0
+
+    @property
+    def strategy(self) -> str:
+        """The matching and its reason, for people."""
+        return f"{self.verdict.matching}: {self.verdict.reason}"
+
+
+def choose(pruned: PrunedManifests) -> Choice:
+    """Choose how deletes are matched.
+
+    Opens delete manifests only where their kind decides, which is so for format version 3: on the driver, where they
+    are few, else by one job.
+    """
+    started = time.perf_counter()
+    figures, pairs, dvs = _counts(pruned), None, None
+    while (verdict := matching(figures)) is None:
+        if not figures.is_tree and figures.only_dvs is None:
+            figures, dvs = _with_kinds(figures, pruned)
+        else:
+            pairs = _pairs(pruned)
+            figures = _with_pairs(figures, pairs)
+    data, deletes, coplanned = pruned.data, pruned.deletes, None
+    if verdict.matching == "join":
+        deletes = pairs.other_deletes if pairs is not None and not pairs.count else deletes
+    elif dvs is not None:
+        coplanned = Coplanned(data, deletes, dvs=dvs)
+        data, deletes = data.slice(0, 0), deletes.slice(0, 0)
+    else:
+        assert pairs is not None
+        coplanned = Coplanned(pairs.data, pairs.deletes, pairs.partners)
+        data, deletes = pairs.other_data, pairs.other_deletes
+    count = live_count(deletes)
+    broadcast = count is not None and count <= costs.COSTS.broadcast_deletes
+    seconds = time.perf_counter() - started
+    return Choice(pruned, figures, verdict, data, deletes, broadcast, coplanned, seconds)
+
+
+def matching(figures: Figures) -> Verdict | None:
+    """Tell how deletes are matched; None where that takes figures which have not been looked at."""
+    if not figures.data_manifests or not figures.delete_manifests:
+        return Verdict("join", "the scan opens no delete manifest")
+    if figures.planning == "join":
+        return Verdict("join", "the setting planning says so")
+    if not figures.executors_read:
+        return Verdict("join", "executors can't open files themselves")
+    return _by_affinity(figures) if figures.is_tree else _by_partition(figures)
+
+
+def _by_affinity(figures: Figures) -> Verdict | None:
+    if figures.pairs is None:
+        return None
+    if not figures.pairs:
+        return Verdict("join", "no delete leaf is affiliated to a data leaf that the scan opens")
+    dvs, limits = figures.paired_deletes or 0, costs.COSTS
+    most = limits.few_entries + limits.entries_per_dv * dvs
+    many = figures.paired_entries is None or figures.paired_entries > most
+    if figures.planning == "auto" and dvs <= limits.broadcast_deletes and many:
+        return Verdict("join", f"{dvs:,} deletion vectors are few enough to be broadcast")
+    where = f"{figures.pairs:,} delete leaves affiliated to data leaves"
+    return Verdict("colocated", f"{dvs:,} deletion vectors stand in {where}")
+
+
+def _by_partition(figures: Figures) -> Verdict | None:
+    if figures.formats != {"AVRO"}:
+        return Verdict("join", "there are manifests that are no Avro files")
+    if figures.only_dvs is None:
+        return None
+    if not figures.only_dvs:
+        what = "have no deletion vectors" if figures.format_version < 3 else "list more than deletion vectors"
+        return Verdict("join", f"the delete manifests that are opened {what}")
+    if figures.driver_dvs is not None:
+        return Verdict("colocated", f"{figures.driver_dvs:,} deletion vectors are so few that the driver reads them")
+    if figures.deletes is None:
+        return Verdict("join", "the manifest list does not count its entries")
+    limits = costs.COSTS
+    if figures.data_manifests * figures.delete_manifests > limits.compared_pairs:
+        return Verdict("join", f"{figures.delete_manifests:,} delete manifests are too many to compare partitions")
+    if figures.pairs is None:
+        return None
+    if not figures.pairs:
+        return Verdict("join", "no deletion vector is of a partition that is read")
+    most_decoded = limits.decoded_times * figures.deletes + limits.held_dvs
+    costly = figures.held > limits.held_dvs or figures.decoded > most_decoded
+    if figures.pairs > limits.pairs or (costly and figures.planning == "auto"):
+        return Verdict("join", f"partitions tell too little of where {figures.deletes:,} deletion vectors belong")
+    where = "beside the data manifests of their partitions"
+    return Verdict("colocated", f"{figures.deletes:,} deletion vectors are read {where}")
+
+
+# -- figures --------------------------------------------------------------------------------------------------------
+
+
+def _counts(pruned: PrunedManifests) -> Figures:
+    state, sides = pruned.filter.state, (pruned.data, pruned.deletes)
+    return Figures(
+        planning=state.settings.planning,
+        executors_read=state.reader is not None,
+        format_version=state.metadata.format_version,
+        is_tree=state.tree is not None,
+        formats=frozenset(name for side in sides for name in side.column("file_format").unique().to_pylist()),
+        data_manifests=len(pruned.data),
+        delete_manifests=len(pruned.deletes),
+        deletes=live_count(pruned.deletes),
+    )
+
+
+def _with_kinds(figures: Figures, pruned: PrunedManifests) -> tuple[Figures, pa.Table | None]:
+    """Look at the deletes: all of them are read where the driver reads few manifests of data and deletes."""
+    dvs = _read_by_driver(pruned)
+    if dvs is None:
+        only = only_dvs(pruned.filter.state, pruned.deletes, by_job=True)
+        return replace(figures, only_dvs=only), None
+    return replace(figures, only_dvs=all_dvs(dvs), driver_dvs=len(dvs)), dvs
+
+
+def _read_by_driver(pruned: PrunedManifests) -> pa.Table | None:
+    state = pruned.filter.state
+    of_data = data_projection(pruned.filter)
+    if state.metadata.format_version < 3 or not state.fit_driver(
+        pa.concat_tables([pruned.data, pruned.deletes]), of_data
+    ):
+        return None
+    if state.manifest_cache is not None and state.parts_at_hand(pruned.data, of_data) is None:
+        return None
+    return state.entries_here(pruned.deletes, dv_projection(pruned.filter))
+
+
+def _pairs(pruned: PrunedManifests) -> Pairs:
+    state = pruned.filter.state
+    pair = pairs_by_partition if state.tree is None else pairs_by_affinity
+    return pair(state, pruned.data, pruned.deletes)
+
+
+def _with_pairs(figures: Figures, pairs: Pairs) -> Figures:
+    return replace(
+        figures,
+        pairs=pairs.count,
+        paired_entries=live_count(pairs.data),
+        paired_deletes=live_count(pairs.deletes),
+        decoded=pairs.decoded,
+        held=pairs.held,
+    )

@@ -1,0 +1,130 @@
+"""Co-planning: one task reads a data manifest with its delete manifests and matches both.
+
+No entry is shuffled, and none of a delete manifest crosses into the JVM but with its data file (V4 proposal, Affinity).
+The delete manifests of a data leaf of a tree are affiliated to it; those of an Avro manifest have deletes of the same
+partitions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from sparkmeta.columns import sql
+from sparkmeta.manifests.parts import leaf_units, manifest_parts
+from sparkmeta.manifests.projection import MANIFEST, EntryProjection
+from sparkmeta.plan.coplan_tasks import UNITS, CoplanTask, join_known_dvs, join_units, one_dv_a_file
+from sparkmeta.plan.deletes.kinds import dv_projection
+from sparkmeta.plan.deletes.rules import TWO_DVS
+from sparkmeta.plan.rows import DELETES_TYPE, manifest_path
+from sparkmeta.session import map_units
+from sparkmeta.spec.entry import ContentType
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from sparkmeta.columns.sql import Sql
+    from sparkmeta.manifests.v4.tree_manifests import Tree
+    from sparkmeta.plan.choose import Coplanned
+    from sparkmeta.plan.filter import ScanFilter
+    from sparkmeta.state import TableState
+
+
+def coplanned_entries(scan_filter: ScanFilter, coplanned: Coplanned, data: EntryProjection) -> DataFrame:
+    """Read the live entries of data manifests, each with its deletion vector from the delete manifests beside.
+
+    The frame has the columns of `data`, and those that `with_dv` makes a delete of. It fails, when it runs (at once,
+    where few manifests are read on the driver), for what breaks one of the `rules` and for damaged manifests. A DV in
+    an Avro manifest that has none of its file's partition does not apply (table spec, Scan Planning), and is not seen;
+    nor are those beside a data manifest that has no file for the filter.
+
+    Args:
+        scan_filter: the scan's filter.
+        coplanned: the manifests.
+        data: what to read of data entries.
+    """
+    state, dvs = scan_filter.state, coplanned.dvs
+    together = pa.concat_tables([coplanned.data, coplanned.deletes])
+    on_driver = dvs is not None or (state.tree is not None and state.fit_driver(together, data))
+    reader = state.files if on_driver else state.reader
+    assert reader is not None
+    context = state.tree_context if state.tree is not None else None
+    task = CoplanTask(data, dv_projection(scan_filter), context, reader, reader)
+    if state.tree is None and (cache := state.manifest_cache) is not None:
+        task = replace(task, cached=cache.files) if on_driver else replace(task, writer=cache.writer)
+    if dvs is not None:
+        parts = state.with_leaves(state.whole_parts(coplanned.data, data), coplanned.data, data)
+        join = partial(join_known_dvs, task, one_dv_a_file(dvs))
+        return map_units(state.spark, parts, join, task.schema, here=True)
+    units = _leaf_units(state.tree, coplanned) if state.tree is not None else _part_units(state, coplanned, task)
+    rows = pa.Table.from_pylist(units, schema=UNITS)
+    return map_units(state.spark, rows, partial(join_units, task), task.schema, here=on_driver)
+
+
+def with_dv(joined: Sql, deletes: pa.Table) -> Sql:
+    """Return the deletes of a data entry: those that were joined, and the DV of `coplanned_entries`.
+
+    Args:
+        joined: deletes from other delete manifests, of `DELETES_TYPE`.
+        deletes: the delete manifests that were read with the data.
+    """
+    dv = sql.struct(
+        sql.lit(int(ContentType.POSITION_DELETES)).alias("content"),
+        sql.col("dv_location").alias("file_path"),
+        sql.lit("PUFFIN").alias("file_format"),
+        sql.col("dv_file_size").alias("file_size_in_bytes"),
+        sql.col("location").alias("referenced_data_file"),
+        sql.col("dv_offset").alias("content_offset"),
+        sql.col("dv_size").alias("content_size_in_bytes"),
+        sql.col("dv_records").alias("record_count"),
+        sql.col("dv_sequence").alias("data_sequence_number"),
+        sql.lit(None).cast("array<int>").alias("equality_ids"),
+        manifest_path(deletes, sql.col("dv_manifest")).alias("manifest_path"),
+        sql.col("dv_ordinal").alias("manifest_pos"),
+    )
+    only_dv = sql.array(dv)
+    has_another = sql.exists(joined, lambda delete: delete["file_format"] == "PUFFIN")
+    refused = TWO_DVS.raised(sql.col("location"), as_type=DELETES_TYPE)
+    equality = sql.filter(joined, lambda delete: delete["content"] == int(ContentType.EQUALITY_DELETES))
+    merged = sql.when(sql.size(joined) == 0, only_dv).when(has_another, refused)
+    return sql.when(sql.col("dv_location").isNull(), joined).otherwise(merged.otherwise(sql.concat(equality, only_dv)))
+
+
+def _leaf_units(tree: Tree, coplanned: Coplanned) -> list[dict[str, Any]]:
+    """Return a row a data leaf, as `UNITS`."""
+    masks = {row[MANIFEST]: row for row in tree.vectors.to_pylist()}
+
+    def leaves(manifests: pa.Table) -> list[dict[str, Any]]:
+        return [{**row, "mask": masks.get(row[MANIFEST])} for row in leaf_units(manifests).to_pylist()]
+
+    deletes = {leaf[MANIFEST]: leaf for leaf in leaves(coplanned.deletes)}
+    return [
+        {"data": leaf, "deletes": [deletes[partner] for partner in coplanned.partners[leaf[MANIFEST]]]}
+        for leaf in leaves(coplanned.data)
+    ]
+
+
+def _part_units(state: TableState, coplanned: Coplanned, task: CoplanTask) -> list[dict[str, Any]]:
+    """Return a row a part of a data manifest, as `UNITS`, in the order in which neighbours share delete manifests."""
+
+    def by_manifest(
+        parts: pa.Table, manifests: pa.Table, projection: EntryProjection
+    ) -> Mapping[int, list[dict[str, Any]]]:
+        rows: dict[int, list[dict[str, Any]]] = {}
+        for row in state.with_leaves(parts, manifests, projection).to_pylist():
+            rows.setdefault(row[MANIFEST], []).append(row)
+        return rows
+
+    split = manifest_parts(coplanned.data, task.data, state.settings.split_manifest_bytes)
+    parts = by_manifest(split, coplanned.data, task.data)
+    whole = state.whole_parts(coplanned.deletes, task.deletes)
+    deletes = by_manifest(whole, coplanned.deletes, task.deletes)
+    return [
+        {"data": part, "deletes": [row for partner in partners for row in deletes[partner]]}
+        for manifest, partners in coplanned.partners.items()
+        for part in parts[manifest]
+    ]

@@ -1,0 +1,276 @@
+"""Matching in tasks: reads a data manifest with its delete manifests, masks both, and joins them in Arrow."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sparkmeta.manifests.arrays import kept_rows, whole
+from sparkmeta.manifests.cache.read import CACHED_LEAF, decode_part
+from sparkmeta.manifests.deletion_vectors import VECTOR_SCHEMA, inlined, unmasked
+from sparkmeta.manifests.entries import wanted_rows
+from sparkmeta.manifests.parts import PART_SCHEMA, part_of
+from sparkmeta.manifests.projection import MANIFEST, ORDINAL, EntryProjection
+from sparkmeta.manifests.v4.decode import TreeContext, tree_entries
+from sparkmeta.manifests.v4.root import is_live
+from sparkmeta.plan.deletes.rules import (
+    DATA_WITHOUT_SEQUENCE,
+    DELETE_WITHOUT_SEQUENCE,
+    FOREIGN_DELETE,
+    NOT_A_DV,
+    OLDER_DV,
+    TWO_DVS,
+    UNKNOWN_FILE,
+    ArrowValues,
+    repeated_paths,
+)
+from sparkmeta.plan.deletes.views import arrow_data_view, arrow_entry_view
+from sparkmeta.spec.entry import VERSION_INFO, Status
+
+if TYPE_CHECKING:
+    from sparkmeta.manifests.cache.write import CacheWriter
+    from sparkmeta.storage.files import ExecutorReader, Files
+
+# The deletion vector of a data entry, flat: nested columns are slow to bring into the JVM, and so are those that may be
+# null. Where there is none its location is null, and what is never null is 0.
+DV_OF_ENTRY = pa.schema(
+    [
+        pa.field("dv_location", pa.string()),
+        pa.field("dv_file_size", pa.int64(), nullable=False),
+        pa.field("dv_offset", pa.int64()),
+        pa.field("dv_size", pa.int64()),
+        pa.field("dv_records", pa.int64(), nullable=False),
+        pa.field("dv_sequence", pa.int64(), nullable=False),
+        pa.field("dv_manifest", pa.int32(), nullable=False),
+        pa.field("dv_ordinal", pa.int64(), nullable=False),
+    ]
+)
+# Every entry that a task reads has these.
+_PLACE = (MANIFEST, ORDINAL)
+# What of `version_info` plans need.
+_VERSION = tuple(field.arrow for field in VERSION_INFO if field.name in ("status", "sequence_number"))
+_MANIFEST_TYPE = pa.struct(
+    [*PART_SCHEMA, pa.field("mask", pa.struct(list(VECTOR_SCHEMA))), pa.field(CACHED_LEAF, pa.string())]
+)
+# A data manifest, or a part of one, and its delete manifests.
+UNITS = pa.schema([pa.field("data", _MANIFEST_TYPE), pa.field("deletes", pa.list_(_MANIFEST_TYPE))])
+
+# So many entries of an Avro manifest look for their DVs at once: each time a table of all DVs is made for it.
+_JOINED_AT_ONCE = 1 << 16
+# The masks of so many data leaves, and of their delete leaves, are read together.
+_MASKED_AT_ONCE = 64
+
+
+@dataclass(frozen=True)
+class CoplanTask:
+    """What a task needs besides its manifests; it travels to executors.
+
+    Attributes:
+        data: what to read of data entries.
+        deletes: what to read of deletes.
+        context: of a tree's leaves; None for Avro manifests.
+        reader: opens the table's files.
+        cached: opens leaves of the manifest cache.
+        writer: of that; None where manifests are not kept.
+    """
+
+    data: EntryProjection
+    deletes: EntryProjection
+    context: TreeContext | None
+    reader: ExecutorReader | Files
+    cached: ExecutorReader | Files
+    writer: CacheWriter | None = None
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The rows that it makes."""
+        data = self.data.schema
+        info = data.get_field_index("version_info")
+        fields = list(data.set(info, data.field(info).with_type(pa.struct(_VERSION))))
+        always = [field.with_nullable(False) if field.name in _PLACE else field for field in fields]
+        return pa.schema([*always, *DV_OF_ENTRY])
+
+
+def join_units(task: CoplanTask, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Read units of work, rows of `UNITS`, and yield their data entries, each with its DV."""
+    join = _join_leaf if task.context is not None else _join_part
+    held = HeldDvs(task)
+    for batch in batches:
+        units = batch.to_pylist()
+        for start in range(0, len(units), _MASKED_AT_ONCE):
+            for unit in _with_masks(units[start : start + _MASKED_AT_ONCE], task):
+                yield from join(task, unit["data"], partial(held.of, unit["deletes"]))
+
+
+def join_known_dvs(task: CoplanTask, dvs: pa.Table, parts: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Read parts of Avro manifests and yield their data entries, each with its DV of those given."""
+    for batch in parts:
+        for part in batch.to_pylist():
+            yield from _join_part(task, part, lambda: dvs)
+
+
+def _with_masks(units: Sequence[dict[str, Any]], task: CoplanTask) -> Sequence[dict[str, Any]]:
+    """Read the bitmaps of the masks of units."""
+    masked = [leaf for unit in units for leaf in (unit["data"], *unit["deletes"]) if leaf["mask"] is not None]
+    masks = {mask[MANIFEST]: mask for mask in inlined([leaf["mask"] for leaf in masked], task.reader)}
+    for leaf in masked:
+        leaf["mask"] = masks[leaf[MANIFEST]]
+    return units
+
+
+def _join_leaf(task: CoplanTask, leaf: Mapping[str, Any], load: Callable[[], pa.Table]) -> Iterator[pa.RecordBatch]:
+    data, dvs = _read_whole(task, leaf, task.data), load()
+    places = _places(data, dvs)
+    # Where all are found, each DV has its file, and none has another's.
+    if pc.count_distinct(places).as_py() < len(dvs):
+        one_dv_a_file(dvs)
+        _refuse_unknown_files(data, dvs)
+    live = _live(_with_dvs(task, data, dvs, places), leaf)
+    yield from wanted_rows(live, task.data).to_batches()
+
+
+def _join_part(task: CoplanTask, part: Mapping[str, Any], load: Callable[[], pa.Table]) -> Iterator[pa.RecordBatch]:
+    """Read DVs only where some entry is left."""
+    pending: list[pa.RecordBatch] = []
+    for batch in _read(task, part, task.data):
+        if len(batch):
+            pending.append(batch)
+        if sum(map(len, pending)) >= _JOINED_AT_ONCE:
+            yield from _joined(task, pending, load())
+            pending = []
+    if pending:
+        yield from _joined(task, pending, load())
+
+
+def _joined(task: CoplanTask, batches: Iterable[pa.RecordBatch], dvs: pa.Table) -> Iterator[pa.RecordBatch]:
+    data = _table(batches, task.data)
+    yield from _with_dvs(task, data, dvs, _places(data, dvs)).to_batches()
+
+
+def _places(data: pa.Table, dvs: pa.Table) -> pa.Array:
+    """Return which of the DVs is of each data entry; null where none is."""
+    return pc.index_in(_array(data, "location"), _array(dvs, "referenced_file"))
+
+
+def _with_dvs(task: CoplanTask, data: pa.Table, dvs: pa.Table, places: pa.Array) -> pa.Table:
+    _check(data, dvs, places)
+    info = _array(data, "version_info")
+    version = pa.StructArray.from_arrays([info.field(field.name) for field in _VERSION], fields=_VERSION)
+    columns = [version if name == "version_info" else data.column(name) for name in data.column_names]
+    bitmap = _array(dvs, "deletion_vector")
+    of_dvs = [
+        _array(dvs, "location"),
+        _array(dvs, "file_size_in_bytes"),
+        bitmap.field("offset"),
+        bitmap.field("size_in_bytes"),
+        _array(dvs, "record_count"),
+        _array(dvs, "version_info").field("sequence_number"),
+        _array(dvs, MANIFEST),
+        _array(dvs, ORDINAL),
+    ]
+    for field, values in zip(DV_OF_ENTRY, of_dvs, strict=True):
+        taken = values.take(places)
+        columns.append(taken if field.nullable else pc.fill_null(taken, 0))
+    return pa.Table.from_arrays(columns, schema=task.schema)
+
+
+def _read(task: CoplanTask, manifest: Mapping[str, Any], projection: EntryProjection) -> Iterable[pa.RecordBatch]:
+    """Read the entries of an Avro manifest that the projection wants."""
+    return decode_part(manifest, projection, task.cached, task.reader, task.writer)
+
+
+def _read_whole(task: CoplanTask, manifest: Mapping[str, Any], projection: EntryProjection) -> pa.Table:
+    """Read every entry of a tree's leaf; of an Avro manifest as `_read`."""
+    if task.context is None:
+        return _table(_read(task, manifest, projection), projection)
+    content = task.reader.read(manifest["location"])
+    return tree_entries(content, part_of(manifest), projection, task.context)
+
+
+def _table(batches: Iterable[pa.RecordBatch], projection: EntryProjection) -> pa.Table:
+    return pa.Table.from_batches(batches, projection.schema).combine_chunks()
+
+
+class HeldDvs:
+    """The live DVs of the delete manifests of the unit that a task is at; those of the next unit too are kept."""
+
+    def __init__(self, task: CoplanTask) -> None:
+        self._task = task
+        self._by_manifest: dict[tuple[int, int], pa.Table] = {}
+        self._all = task.deletes.schema.empty_table()
+
+    def of(self, manifests: Sequence[Mapping[str, Any]]) -> pa.Table:
+        """Return the DVs of these manifests.
+
+        Raises:
+            ValidationError: a delete that is no DV; of Avro manifests also two DVs of one file.
+        """
+        parts = {(manifest[MANIFEST], manifest["part"]): manifest for manifest in manifests}
+        if [*parts] != [*self._by_manifest]:
+            known = {part: dvs for part, dvs in self._by_manifest.items() if part in parts}
+            self._by_manifest, self._all = {}, self._all.slice(0, 0)
+            for part, manifest in parts.items():
+                self._by_manifest[part] = known[part] if part in known else self._decoded(manifest)
+            dvs = pa.concat_tables(self._by_manifest.values())
+            # Where a leaf has its own DVs, the join with it tells whether two are of one file.
+            self._all = _refuse_others(dvs) if self._task.context is not None else one_dv_a_file(dvs)
+        return self._all
+
+    def _decoded(self, manifest: Mapping[str, Any]) -> pa.Table:
+        return _live(_read_whole(self._task, manifest, self._task.deletes), manifest)
+
+
+def _live(entries: pa.Table, leaf: Mapping[str, Any]) -> pa.Table:
+    """Drop DELETED and masked entries; `entries` are all that a leaf has."""
+    live = is_live(entries)
+    if leaf.get("mask") is not None:
+        live = pc.and_(live, unmasked(len(entries), leaf["mask"]))
+    return kept_rows(entries, live)
+
+
+# -- contradictions -------------------------------------------------------------------------------------------------
+
+
+def one_dv_a_file(deletes: pa.Table) -> pa.Table:
+    """Return the deletes, if all are DVs and no two of one data file; else raise ValidationError."""
+    deletes = _refuse_others(deletes)
+    repeated = repeated_paths(_array(deletes, "referenced_file"))
+    TWO_DVS.refuse(repeated.is_valid(), lambda row: (repeated[row],))
+    return deletes
+
+
+def _refuse_others(deletes: pa.Table) -> pa.Table:
+    broken = NOT_A_DV.broken({}, arrow_entry_view(deletes)).array
+    NOT_A_DV.refuse(broken, lambda row: (deletes.column("location")[row],))
+    return deletes.combine_chunks()
+
+
+def _refuse_unknown_files(data: pa.Table, dvs: pa.Table) -> None:
+    targets, paths = _array(dvs, "referenced_file"), _array(data, "location")
+    view = {"location": ArrowValues(paths.take(pc.index_in(targets, paths)))}
+    broken = UNKNOWN_FILE.broken(view, {}).array
+    UNKNOWN_FILE.refuse(broken, lambda row: (targets[row], dvs.column("location")[row]))
+
+
+def _check(data: pa.Table, dvs: pa.Table, places: pa.Array) -> None:
+    """Raise ValidationError where a live data entry and its DV contradict each other."""
+    status = _array(data, "version_info").field("status")
+    matched = pc.and_(places.is_valid(), pc.not_equal(status, int(Status.DELETED)))
+    of_data, of_dvs = arrow_data_view(data), arrow_data_view(dvs)
+    taken = {name: ArrowValues(of_dvs[name].array.take(places)) for name in ("sequence_number", "partition_key")}
+    of_dv = {"is_dv": ArrowValues(matched), **taken}
+
+    def locations(row: int) -> tuple[Any, ...]:
+        return data.column("location")[row], dvs.column("location")[places[row].as_py()]
+
+    for rule in (DATA_WITHOUT_SEQUENCE, DELETE_WITHOUT_SEQUENCE, OLDER_DV, FOREIGN_DELETE):
+        rule.refuse(pc.and_kleene(matched, rule.broken(of_data, of_dv).array), locations)
+
+
+def _array(table: pa.Table, name: str) -> pa.Array:
+    return whole(table.column(name))

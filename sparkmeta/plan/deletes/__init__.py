@@ -1,0 +1,1 @@
+"""Which deletes apply to a data file (table spec, Scan Planning; Iceberg's DeleteFileIndex)."""

@@ -1,0 +1,311 @@
+"""Matching by joins: every data entry gets the array of the deletes that apply to it.
+
+Deletes are grouped by what they are about, and joined by it: DVs and file-scoped position deletes by the path of their
+data file, partition-scoped position deletes and partitioned equality deletes by (spec, partition), global equality
+deletes by nothing. Of a group a data file takes what is about it and what its own sequence number, and for equality
+deletes its stats, leave: as a whole where the facts of the group tell that.
+"""
+
+from __future__ import annotations
+
+from functools import reduce
+from operator import and_, or_
+from typing import TYPE_CHECKING, Final
+
+from pyspark.sql import functions as F
+
+from sparkmeta.columns import sql
+from sparkmeta.columns.sql import Aliased, Sql
+from sparkmeta.manifests.projection import EntryProjection
+from sparkmeta.plan.deletes.facts import FACTS, all_apply, compared_ids, compares, none_applies
+from sparkmeta.plan.deletes.groups import GROUP, delete_groups
+from sparkmeta.plan.deletes.keys import (
+    KEY,
+    OF_FILE,
+    OF_PARTITION,
+    OF_TABLE,
+    data_key,
+    dv_path,
+    file_key,
+    is_of_file,
+    is_of_partition,
+    table_key,
+)
+from sparkmeta.plan.deletes.rules import (
+    DATA_WITHOUT_SEQUENCE,
+    FOREIGN_DELETE,
+    OLDER_DV,
+    TWO_DVS,
+    Check,
+    Rule,
+    consistent,
+)
+from sparkmeta.plan.deletes.stats import may_share_values
+from sparkmeta.plan.deletes.views import SEQUENCE, data_view, delete_struct
+from sparkmeta.plan.filter import is_live
+from sparkmeta.plan.rows import DELETES, DELETES_TYPE, NO_DELETES, public_delete, shown_deletes
+from sparkmeta.spec.entry import ContentType
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pyspark.sql import DataFrame
+
+    from sparkmeta.plan.deletes.entries import DeleteEntries
+    from sparkmeta.state import TableState
+
+_PATH: Final = "delete_path"
+_DV: Final = "dv_of_file"
+_FILLER_KEY: Final = "filler_key"
+
+
+def attach_deletes(data: DataFrame, deletes: DeleteEntries, state: TableState) -> DataFrame:
+    """Return the data entries with `deletes`, the array of what applies to each, in Iceberg's order.
+
+    The frame fails, when it runs (at once, where the driver has the deletes and they alone tell), for what breaks one
+    of the `rules`.
+    """
+    if deletes.entries is None:
+        return data.selectExpr("*", shown_deletes(NO_DELETES))
+    if deletes.only_dvs and not deletes.broadcast:
+        return _attach_dvs(data, deletes, deletes.entries, state)
+    return _attach_groups(data, deletes, deletes.entries, state)
+
+
+# -- many deletion vectors, and nothing else ------------------------------------------------------------------------
+
+
+def _attach_dvs(data: DataFrame, deletes: DeleteEntries, entries: DataFrame, state: TableState) -> DataFrame:
+    """SQL: data LEFT JOIN DVs ON path.
+
+    A second, narrow pass over the DVs looks for files that have two: grouping whole DVs takes longer than the join.
+    """
+    dvs = entries.selectExpr(dv_path().alias(_PATH).selected, delete_struct(state).alias(_DV).selected)
+    joined = data.join(deletes.sized(dvs), F.expr(f"location = {_PATH}"), "left")
+    dv, view, location = sql.col(_DV), data_view(state), sql.col("location")
+    shown = sql.when(dv.isNull(), NO_DELETES).otherwise(sql.array(public_delete(dv, deletes.manifests)))
+    checked = consistent(
+        (DATA_WITHOUT_SEQUENCE, DATA_WITHOUT_SEQUENCE.broken(view, dv), (location,)),
+        (OLDER_DV, OLDER_DV.broken(view, dv), (location, dv["location"])),
+        (FOREIGN_DELETE, dv.isNotNull() & FOREIGN_DELETE.broken(view, dv), (location, dv["location"])),
+    )
+    attached = joined.where(checked.text).selectExpr("*", shown_deletes(shown)).drop(_PATH, _DV)
+    narrow = EntryProjection.of(("version_info", "referenced_file"))
+    repeated = _files_with_two_dvs(state.entries(deletes.manifests, narrow).where(is_live().text))
+    marked = attached.join(repeated, F.expr(f"location = {_PATH}"), "left")
+    return marked.where(consistent((TWO_DVS, sql.col(_PATH).isNotNull(), (location,))).text).drop(_PATH)
+
+
+def _files_with_two_dvs(dvs: DataFrame) -> DataFrame:
+    """Count DVs by hash first, which leaves next to none to count by path."""
+    path = sql.col("referenced_file")
+    hashed = dvs.selectExpr(path.alias(_PATH).selected, file_key(path).alias(KEY).selected)
+    suspects = hashed.groupBy(KEY).count().where("count > 1").select(KEY)
+    counted = hashed.join(F.broadcast(suspects), KEY, "left_semi").groupBy(_PATH).count()
+    return F.broadcast(counted.where("count > 1").select(_PATH))
+
+
+# -- deletes of any kind --------------------------------------------------------------------------------------------
+
+
+def _attach_groups(data: DataFrame, deletes: DeleteEntries, entries: DataFrame, state: TableState) -> DataFrame:
+    """SQL: data LEFT JOIN groups ON path LEFT JOIN facts ON (spec, partition) [LEFT JOIN facts of the table's group],
+    then LEFT JOIN the groups whose members have to be looked at, and last those that apply as a whole.
+
+    A group of a partition or of the table can be thousands of times as long as the row of a data file. So rows first
+    meet the facts of all its members, and get the group itself where they leave, from a join that writes it once. All
+    joins take their groups from one shuffle, so Spark reads the delete manifests once.
+    """
+    groups = delete_groups(entries, deletes, state)
+    columns = [*map(sql.quoted, data.columns)]
+    members = groups.frame.select(KEY, GROUP)
+    joined, is_consistent, has_own_deletes = data, _consistent_data(state), sql.lit(False)
+    of_file = [scope for scope in groups.scopes if scope == OF_FILE]
+    shared_scopes = [scope for scope in groups.scopes if scope != OF_FILE]
+    if of_file:
+        joined = _join(joined, deletes, members, data_key(OF_FILE, state), OF_FILE)
+        is_consistent, has_own_deletes = _consistent_group(sql.col(OF_FILE), state), sql.col(OF_FILE).isNotNull()
+    if not shared_scopes:
+        applied = _applied_members(deletes, state, groups.scopes)
+        return joined.where(is_consistent.text).selectExpr(*columns, shown_deletes(applied))
+    facts = groups.frame.select(KEY, FACTS)
+    for scope in shared_scopes:
+        joined = _join(joined, deletes, facts, data_key(scope, state), scope)
+    needed = _needed_groups(shared_scopes, has_own_deletes, deletes, state)
+    keys = (key.alias(name).selected for name, key in needed.items())
+    # Rows that need no group have the key of their own file, or a join by hash would bring all of them to one task. A
+    # group that is found by it is not about their partition, and none of its members applies to them as such.
+    filler = sql.lit(None).cast("bigint") if deletes.broadcast else data_key(OF_FILE, state)
+    joined = joined.selectExpr(*columns, *of_file, *keys, filler.alias(_FILLER_KEY).selected)
+    for scope in shared_scopes:
+        joined = _join(joined, deletes, members, _or_filler(_needed_key(scope)), scope)
+    # It looks at the last of the joins too, or Spark would move it, and with it the end of a stage, before the others.
+    last = sql.col(shared_scopes[-1])
+    checked = sql.when(is_consistent, last.isNull() | (sql.size(last) > 0))
+    attached = shown_deletes(_applied_members(deletes, state, groups.scopes))
+    wholes = [_whole(scope) for scope in shared_scopes]
+    joined = joined.where(checked.text).selectExpr(*columns, *map(_needed_key, wholes), _FILLER_KEY, attached)
+    shared = groups.frame.where(f"{FACTS} IS NOT NULL")
+    public = _public(sql.col(GROUP), deletes).cast(DELETES_TYPE)
+    shared = shared.selectExpr(KEY, public.alias(GROUP).selected)
+    shown = sql.col(DELETES)
+    for scope, name in zip(shared_scopes, wholes, strict=True):
+        joined = _join(joined, deletes, shared, _or_filler(_needed_key(name)), scope, name)
+        shown = sql.when(sql.col(_needed_key(name)).isNotNull(), sql.col(name)).otherwise(shown)
+    return joined.selectExpr(*columns, shown_deletes(shown))
+
+
+def _join(
+    data: DataFrame, deletes: DeleteEntries, groups: DataFrame, key: Sql, scope: str, name: str = ""
+) -> DataFrame:
+    """SQL: data LEFT JOIN groups ON key, which adds the columns `name` (`scope` by default) and `key_of_<name>`.
+
+    Args:
+        data: rows to join.
+        deletes: all deletes, whose size decides how to join.
+        groups: a key and one more column.
+        key: of the group that a row of data needs.
+        scope: what the groups are about.
+        name: of the column that is added.
+    """
+    name = name or scope
+    chosen = groups.toDF(_key_of(name), name)
+    if scope == OF_TABLE and not deletes.broadcast:  # by hash, all rows that need it would meet in one task
+        chosen = F.broadcast(chosen.where(f"{_key_of(name)} = {table_key().text}"))
+    else:
+        chosen = deletes.sized(chosen)
+    return data.join(chosen, F.expr(f"{key.text} = {_key_of(name)}"), "left")
+
+
+def _whole(scope: str) -> str:
+    return f"whole_{scope}"
+
+
+def _key_of(name: str) -> str:
+    return f"key_of_{name}"
+
+
+def _needed_key(name: str) -> str:
+    return f"needed_key_of_{name}"
+
+
+def _or_filler(key: str) -> Sql:
+    return sql.coalesce(sql.col(key), sql.col(_FILLER_KEY))
+
+
+def _needed_groups(
+    scopes: Sequence[str], has_own_deletes: Sql, deletes: DeleteEntries, state: TableState
+) -> dict[str, Sql]:
+    """Return the keys of the groups that a data file needs, by the columns to name them.
+
+    These are the group that applies as a whole, if it is the only one to apply, else the groups whose members have to
+    be looked at.
+    """
+    whole = {scope: all_apply(scope, deletes, state) for scope in scopes}
+    none = {scope: none_applies(scope, sql.col(_key_of(scope)), state) for scope in scopes}
+    alone = {
+        scope: reduce(and_, (none[other] for other in scopes if other != scope), ~has_own_deletes & whole[scope])
+        for scope in scopes
+    }
+    any_alone = reduce(or_, alone.values())
+    keys: dict[str, Sql] = {}
+    for scope in scopes:
+        key = sql.col(_key_of(scope))
+        keys[_needed_key(_whole(scope))] = sql.when(alone[scope], key)
+        keys[_needed_key(scope)] = sql.when(~(any_alone | none[scope]), key)
+    return keys
+
+
+# -- what applies ---------------------------------------------------------------------------------------------------
+
+
+def _applied_members(deletes: DeleteEntries, state: TableState, scopes: Sequence[str]) -> Sql:
+    """Return what applies of the groups whose members are looked at, as plans show it, in Iceberg's order.
+
+    Args:
+        deletes: all deletes.
+        state: the table.
+        scopes: the columns of the groups, each null where a data file has none.
+    """
+    if not scopes:
+        return NO_DELETES
+
+    def applied(members: Sql) -> Sql:
+        others = [_positions(members[scope]) for scope in (OF_PARTITION, OF_FILE) if scope in scopes]
+        if OF_FILE in scopes:
+            dvs = sql.filter(members[OF_FILE], lambda delete: delete["is_dv"])
+            dvs_or_positions = sql.when(sql.size(dvs) > 0, dvs).otherwise(sql.concat(*others))
+            others = [dvs if deletes.only_dvs else dvs_or_positions]
+        compared = [scope for scope in (OF_TABLE, OF_PARTITION) if scope in scopes and deletes.equality_ids]
+        equality = [_overlapping(members[scope], deletes, state) for scope in compared]
+        return _public(sql.concat(*equality, *others), deletes)
+
+    # The first branch also says that all fields of a delete may be null, as a cast would by copying each.
+    is_none = reduce(and_, (sql.col(scope).isNull() for scope in scopes))
+    shown = sql.let(sql.struct(*(_members_about(scope, state) for scope in scopes)), applied)
+    return sql.when(is_none, NO_DELETES).otherwise(shown)
+
+
+def _members_about(scope: str, state: TableState) -> Aliased:
+    """Return the members of a group that are about the data file: hashes may have brought others in."""
+    is_about = {
+        OF_FILE: is_of_file,
+        OF_PARTITION: lambda delete: is_of_partition(delete, state),
+        OF_TABLE: lambda delete: delete["is_global"],
+    }
+    group = sql.col(scope)
+    return sql.coalesce(sql.filter(group, is_about[scope]), sql.empty_array(sql.call("get", group, 0))).alias(scope)
+
+
+def _positions(group: Sql) -> Sql:
+    """Return the position delete files that apply: to data files of their own sequence number, and to older ones."""
+    position = int(ContentType.POSITION_DELETES)
+    sequence = sql.col(SEQUENCE)
+    return sql.filter(
+        group,
+        lambda delete: (
+            (delete["content_type"] == position) & (delete["sequence_number"] >= sequence) & ~delete["is_dv"]
+        ),
+    )
+
+
+def _overlapping(group: Sql, deletes: DeleteEntries, state: TableState) -> Sql:
+    """Return the equality deletes that apply: to strictly older files, unless stats prove that no row is equal."""
+
+    def applies(delete: Sql) -> Sql:
+        possible = [
+            ~compares(delete, field_id) | may_share_values(delete, field_id, state)
+            for field_id in compared_ids(deletes, state)
+        ]
+        newer = delete["sequence_number"] > sql.col(SEQUENCE)
+        return reduce(and_, possible, (delete["content_type"] == int(ContentType.EQUALITY_DELETES)) & newer)
+
+    return sql.filter(group, applies)
+
+
+def _public(group: Sql, deletes: DeleteEntries) -> Sql:
+    return sql.transform(group, lambda delete: public_delete(delete, deletes.manifests))
+
+
+# -- contradictions -------------------------------------------------------------------------------------------------
+
+
+def _consistent_data(state: TableState) -> Sql:
+    broken = DATA_WITHOUT_SEQUENCE.broken(data_view(state), {})
+    return consistent((DATA_WITHOUT_SEQUENCE, broken, (sql.col("location"),)))
+
+
+def _consistent_group(group: Sql, state: TableState) -> Sql:
+    """True, or an error where a data file and a delete of its own contradict each other. group: by path, or null."""
+    view = data_view(state)
+    location = sql.col("location")
+    checks: list[Check] = [(DATA_WITHOUT_SEQUENCE, DATA_WITHOUT_SEQUENCE.broken(view, {}), (location,))]
+    for rule in (OLDER_DV, FOREIGN_DELETE):
+
+        def broken(delete: Sql, rule: Rule = rule) -> Sql:
+            contradicts: Sql = rule.broken(view, delete)
+            return is_of_file(delete) & contradicts
+
+        first = sql.call("get", sql.filter(group, broken), 0)
+        checks.append((rule, sql.exists(group, broken), (location, first["location"])))
+    return consistent(*checks)

@@ -1,0 +1,67 @@
+"""The delete entries of a scan that joins match with data files."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from pyspark.sql import functions as F
+
+from sparkmeta.plan import costs
+from sparkmeta.plan.deletes.kinds import DV_COLUMNS, equality_ids, only_dvs
+from sparkmeta.plan.filter import entry_filter, matching_entries
+from sparkmeta.session import local_frame
+from sparkmeta.spec.entry import DELETE_FILE_PATH_ID
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import DataFrame
+
+    from sparkmeta.plan.choose import Choice
+
+_DELETE_COLUMNS = (*DV_COLUMNS, "equality_ids")
+
+
+@dataclass(frozen=True)
+class DeleteEntries:
+    """The live delete entries that a scan may need.
+
+    Attributes:
+        entries: None where the scan opens no delete manifest.
+        manifests: the manifests that they come from.
+        equality_ids: every column that some equality delete compares, so that data stats are read for them.
+        broadcast: they are few enough to be broadcast.
+        only_dvs: all of them are deletion vectors that name their data file.
+        on_driver: they are few rows on the driver, which groups them sooner than a job does.
+    """
+
+    entries: DataFrame | None
+    manifests: pa.Table
+    equality_ids: frozenset[int]
+    broadcast: bool = False
+    only_dvs: bool = False
+    on_driver: bool = False
+
+    def sized(self, frame: DataFrame) -> DataFrame:
+        """Return a relation of deletes with the join that fits its size: Spark knows no size of what Python decodes."""
+        return F.broadcast(frame) if self.broadcast else frame.hint("shuffle_hash")
+
+
+def delete_entries(choice: Choice) -> DeleteEntries:
+    """Read the live entries of the delete manifests that are joined: on the driver where they are few, else lazily.
+
+    Their stats describe deleted rows, so the row filter prunes equality deletes as it prunes data files.
+    """
+    manifests, scan_filter, broadcast = choice.deletes, choice.pruned.filter, choice.broadcast
+    if not len(manifests):
+        return DeleteEntries(None, manifests, frozenset(), broadcast)
+    state, are_dvs = scan_filter.state, choice.figures.only_dvs
+    compared = frozenset() if are_dvs else equality_ids(scan_filter, manifests)
+    if are_dvs is None:
+        are_dvs = not compared and only_dvs(state, manifests, by_job=not broadcast)
+    stats = {DELETE_FILE_PATH_ID, *compared, *scan_filter.undecided_ids}
+    projection = replace(state.projection(_DELETE_COLUMNS, stats), wanted=entry_filter(scan_filter))
+    decoded = state.entries_here(manifests, projection, costs.COSTS.driver_deletes)
+    entries = state.entries(manifests, projection) if decoded is None else local_frame(state.spark, decoded)
+    matching = matching_entries(entries, scan_filter)
+    return DeleteEntries(matching, manifests, compared, broadcast, are_dvs, decoded is not None)

@@ -1,0 +1,81 @@
+"""Deletes grouped by what they are about, each group an array in ascending sequence number."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import functions as F
+
+from sparkmeta.columns import sql
+from sparkmeta.manifests.arrays import whole
+from sparkmeta.plan.deletes.facts import FACTS, group_facts
+from sparkmeta.plan.deletes.keys import KEY, OF_FILE, OF_PARTITION, OF_TABLE, delete_key
+from sparkmeta.plan.deletes.rules import TWO_DVS, second_dv
+from sparkmeta.plan.deletes.views import delete_struct, is_global
+from sparkmeta.session import local_frame
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from sparkmeta.plan.deletes.entries import DeleteEntries
+    from sparkmeta.state import TableState
+
+GROUP: Final = "group_of_deletes"
+
+
+@dataclass(frozen=True)
+class DeleteGroups:
+    """The deletes of a scan, grouped.
+
+    Attributes:
+        frame: the columns `KEY`, `GROUP`, and where there are others than of files `FACTS`.
+        scopes: what some deletes are, or may be, about: of `OF_FILE`, `OF_PARTITION` and `OF_TABLE`.
+    """
+
+    frame: DataFrame
+    scopes: Sequence[str]
+
+
+def delete_groups(entries: DataFrame, deletes: DeleteEntries, state: TableState) -> DeleteGroups:
+    """Group the delete entries by what they are about: on the driver where they are there, else lazily by a job.
+
+    The frame fails, when it runs, for two DVs of one file: the check is part of the key, which no optimizer drops.
+    """
+    keyed = entries.selectExpr(
+        delete_key(deletes, state).alias(KEY).selected, delete_struct(state).alias("delete").selected
+    )
+    if deletes.on_driver:
+        rows = keyed.toArrow()
+        scopes = _scopes(rows.column("delete"))
+        grouped = local_frame(state.spark, _grouped(rows))
+    else:
+        scopes = [OF_FILE] if deletes.only_dvs else [OF_FILE, OF_PARTITION]
+        if deletes.equality_ids and any(map(is_global, state.specs.values())):
+            scopes.append(OF_TABLE)
+        grouped = keyed.groupBy(KEY).agg(F.expr(f"sort_array(collect_list(delete)) AS {GROUP}"))
+    group = sql.col(GROUP)
+    second = second_dv(group)
+    key = sql.when(second.isNotNull(), TWO_DVS.raised(second, as_type="bigint")).otherwise(sql.col(KEY))
+    facts = [] if scopes == [OF_FILE] else [group_facts(group, deletes, state).alias(FACTS).selected]
+    return DeleteGroups(grouped.selectExpr(key.alias(KEY).selected, GROUP, *facts), scopes)
+
+
+def _scopes(deletes: pa.ChunkedArray) -> list[str]:
+    of_file, of_table = pc.struct_field(deletes, "data_path").is_valid(), pc.struct_field(deletes, "is_global")
+    by_scope = {OF_FILE: of_file, OF_PARTITION: pc.invert(pc.or_(of_file, of_table)), OF_TABLE: of_table}
+    return [scope for scope, is_of in by_scope.items() if pc.any(is_of).as_py()]
+
+
+def _grouped(keyed: pa.Table) -> pa.Table:
+    """Group rows of a key and a delete as Spark's `sort_array(collect_list(delete))` does."""
+    fields = ("sequence_number", "manifest", "ordinal")  # the first of a delete, and together unique
+    columns = {KEY: keyed.column(KEY), **{name: pc.struct_field(keyed.column("delete"), name) for name in fields}}
+    order = pc.sort_indices(pa.table(columns), [(name, "ascending") for name in columns])
+    keys, deletes = (whole(keyed.column(name)).take(order) for name in (KEY, "delete"))
+    runs = pc.run_end_encode(keys)
+    offsets = pa.concat_arrays([pa.array([0], pa.int32()), runs.run_ends])
+    return pa.table({KEY: runs.values, GROUP: pa.ListArray.from_arrays(offsets, deletes)})

@@ -1,0 +1,100 @@
+"""Whether an equality delete file and a data file may have a row in common, by the stats of one compared column."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import reduce
+from operator import and_
+from typing import TYPE_CHECKING
+
+from pyiceberg.types import DoubleType, FloatType, IcebergType, UUIDType
+
+from sparkmeta.columns import sql
+from sparkmeta.manifests.projection import CONTENT_STATS
+
+if TYPE_CHECKING:
+    from sparkmeta.columns.sql import Sql
+    from sparkmeta.state import TableState
+
+
+def may_share_values(delete: Sql, field_id: int, state: TableState) -> Sql:
+    """False only where the column's stats prove that no value, null included, is in both files.
+
+    Args:
+        delete: a delete of a group; the data file's stats are columns of the row.
+        field_id: the column.
+        state: the table.
+    """
+    required, kind = state.always_required(field_id), state.primitive_fields[field_id].field_type
+    data, deleted = data_stats(field_id), delete[CONTENT_STATS][str(field_id)]
+    both_null = _may_be_null(data, required) & _may_be_null(deleted, required)
+    apart = (_all_null(data, required) & ~_may_be_null(deleted, required)) | (
+        _all_null(deleted, required) & ~_may_be_null(data, required)
+    )
+    if _is_ordered(kind):
+        apart = apart | _disjoint(data, deleted, isinstance(kind, FloatType | DoubleType))
+    return both_null | ~apart
+
+
+def data_stats(field_id: int) -> Sql:
+    """Return the stats of a column in a data entry."""
+    return sql.col(f"{CONTENT_STATS}.`{field_id}`")
+
+
+def extremes_decide(deletes: Sql, field_id: int, state: TableState) -> Sql:
+    """Whether `extreme_bounds` says as much of some deletes as their own stats do."""
+    if isinstance(state.primitive_fields[field_id].field_type, FloatType | DoubleType):
+        return ~sql.exists(deletes, lambda _: sql.lit(True))
+    required = state.always_required(field_id)
+    return ~sql.exists(deletes, lambda delete: _all_null(delete[CONTENT_STATS][str(field_id)], required))
+
+
+def extreme_bounds(deletes: Sql, field_id: int, state: TableState) -> Sql:
+    """Return struct<lower: the greatest lower bound, upper: the least upper one>, of the deletes that have both.
+
+    Null where bounds prove nothing.
+    """
+    if not _is_ordered(state.primitive_fields[field_id].field_type):
+        return sql.struct(sql.lit(None).alias("lower"), sql.lit(None).alias("upper"))
+
+    def bound(name: str) -> Callable[[Sql], Sql]:
+        return lambda delete: delete[CONTENT_STATS][str(field_id)][name]
+
+    lower, upper = bound("lower_bound"), bound("upper_bound")
+    both = sql.filter(deletes, lambda delete: lower(delete).isNotNull() & upper(delete).isNotNull())
+    greatest = sql.call("array_max", sql.transform(both, lower))
+    least = sql.call("array_min", sql.transform(both, upper))
+    return sql.struct(greatest.alias("lower"), least.alias("upper"))
+
+
+def meets_all(extremes: Sql, field_id: int, state: TableState) -> list[Sql]:
+    """Return conditions under which a data file may share values with each delete whose extreme bounds are given."""
+    data = data_stats(field_id)
+    conditions = [~_all_null(data, state.always_required(field_id))]
+    if _is_ordered(state.primitive_fields[field_id].field_type):
+        apart = (data["lower_bound"] > extremes["upper"]) | (extremes["lower"] > data["upper_bound"])
+        conditions.append(~sql.coalesce(apart, False))
+    return conditions
+
+
+def _is_ordered(kind: IcebergType) -> bool:
+    """Whether ranges of bounds prove something: Java and Parquet order UUIDs differently."""
+    return not isinstance(kind, UUIDType)
+
+
+def _may_be_null(stats: Sql, required: bool) -> Sql:
+    nulls = stats["null_value_count"]
+    return sql.lit(False) if required else nulls.isNull() | (nulls > 0)
+
+
+def _all_null(stats: Sql, required: bool) -> Sql:
+    equal = sql.coalesce(stats["null_value_count"] == stats["value_count"], False)
+    return sql.lit(False) if required else equal
+
+
+def _disjoint(data: Sql, deleted: Sql, floating: bool) -> Sql:
+    bounds = [stats[name] for stats in (data, deleted) for name in ("lower_bound", "upper_bound")]
+    lower, upper, deleted_lower, deleted_upper = bounds
+    apart = (lower > deleted_upper) | (deleted_lower > upper)
+    known = reduce(and_, (bound.isNotNull() & ~sql.isnan(bound) if floating else bound.isNotNull() for bound in bounds))
+    return sql.coalesce(known & apart, False)

@@ -1,0 +1,172 @@
+"""The filter of a scan: what it implies for partitions and stats, and its conditions on entries."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from functools import cached_property, reduce
+from operator import or_
+from typing import TYPE_CHECKING
+
+from pyiceberg.expressions import AlwaysFalse, AlwaysTrue, BooleanExpression
+from pyiceberg.transforms import IdentityTransform
+
+from sparkmeta.columns import sql
+from sparkmeta.columns.array_skipping import partition_tests, stats_tests
+from sparkmeta.columns.array_tests import AllOf
+from sparkmeta.columns.predicate import referenced_ids, row_predicate
+from sparkmeta.columns.skipping import might_match, residual
+from sparkmeta.columns.sql import Sql
+from sparkmeta.columns.transforms import inclusive_projection, undecided
+from sparkmeta.manifests.projection import EntryFilter, EntryProjection
+from sparkmeta.plan.rows import entry_stats, partition_value
+from sparkmeta.spec.entry import Status
+
+if TYPE_CHECKING:
+    from pyiceberg.schema import Schema
+    from pyspark.sql import DataFrame
+
+    from sparkmeta.state import TableState
+
+_DATA_COLUMNS = (
+    "location",
+    "file_format",
+    "version_info",
+    "partition_spec_id",
+    "sort_order_id",
+    "record_count",
+    "file_size_in_bytes",
+    "split_offsets",
+    "first_row_id",
+)
+
+
+@dataclass(frozen=True)
+class ScanFilter:
+    """A row filter bound to a schema, with the partition predicates that it implies for every spec of the table.
+
+    Attributes:
+        state: the table at the snapshot that is read.
+        row_filter: bound and free of NOT.
+        schema: what the filter is bound to.
+    """
+
+    state: TableState
+    row_filter: BooleanExpression
+    schema: Schema
+
+    @cached_property
+    def partition_filters(self) -> dict[int, BooleanExpression]:
+        """Spec id -> what the filter implies for a partition tuple of that spec (inclusive projection)."""
+        specs = self.state.specs
+        return {one: inclusive_projection(self.row_filter, spec, self.schema) for one, spec in specs.items()}
+
+    @cached_property
+    def filter_ids(self) -> frozenset[int]:
+        """The columns of the filter that files have stats of."""
+        return frozenset(self.state.primitive_fields).intersection(referenced_ids(self.row_filter))
+
+    @cached_property
+    def identities(self) -> dict[int, frozenset[int]]:
+        """Spec id -> the columns that it partitions by their very values."""
+        return {
+            spec_id: frozenset(one.source_id for one in spec.fields if isinstance(one.transform, IdentityTransform))
+            for spec_id, spec in self.state.specs.items()
+        }
+
+    @cached_property
+    def undecided(self) -> BooleanExpression:
+        """What of the filter is not known of entries whose tuple passes, whatever their spec: stats may tell."""
+        return undecided(self.row_filter, frozenset.intersection(*self.identities.values()))
+
+    @cached_property
+    def undecided_ids(self) -> frozenset[int]:
+        """The columns of `undecided` that files have stats of."""
+        return frozenset(self.state.primitive_fields).intersection(referenced_ids(self.undecided))
+
+    @property
+    def partition_sources(self) -> frozenset[int]:
+        """The ids of the stats that hold what the partition filters look at."""
+        return frozenset(
+            source
+            for spec_id, one in self.partition_filters.items()
+            for field_id, source in self.state.tuple_sources[spec_id]
+            if field_id in referenced_ids(one)
+        )
+
+    @property
+    def keeps_all(self) -> bool:
+        return isinstance(self.row_filter, AlwaysTrue)
+
+
+def is_live() -> Sql:
+    """SQL: `version_info.status <> 2`. DELETED entries are history."""
+    return sql.col("version_info.status") != int(Status.DELETED)
+
+
+def tuple_matches(scan_filter: ScanFilter) -> Sql:
+    """False where an entry's partition tuple rules out the filter, by the spec of the entry."""
+    return sql.lit(True) if scan_filter.keeps_all else by_spec(scan_filter, _tuple_predicate)
+
+
+def stats_match(scan_filter: ScanFilter) -> Sql:
+    """False where an entry's stats rule out the filter. Without a filter even a file of no records is planned."""
+    if scan_filter.keeps_all:
+        return sql.lit(True)
+    return might_match(scan_filter.undecided, entry_stats, sql.col("record_count"))
+
+
+def matching_entries(entries: DataFrame, scan_filter: ScanFilter) -> DataFrame:
+    """Return the live entries whose partition tuple and stats don't rule out the filter.
+
+    Sound: each test is false only where no row of the file can satisfy the filter.
+    """
+    return entries.where((is_live() & tuple_matches(scan_filter) & stats_match(scan_filter)).text)
+
+
+def data_projection(scan_filter: ScanFilter, stats_ids: Iterable[int] = ()) -> EntryProjection:
+    """Return what planning reads of data entries: stats of the undecided columns and of `stats_ids`."""
+    projection = scan_filter.state.projection(_DATA_COLUMNS, {*scan_filter.undecided_ids, *stats_ids})
+    return replace(projection, wanted=entry_filter(scan_filter))
+
+
+def entry_filter(scan_filter: ScanFilter, *, by_stats: bool = True) -> EntryFilter:
+    """Return what of `matching_entries` the readers of manifests can tell: the rest never reaches Spark."""
+    tuples = tuple((spec_id, partition_tests(kind)) for spec_id, kind in scan_filter.partition_filters.items())
+    if not by_stats:
+        return EntryFilter(AllOf(), tuples)
+    tests = stats_tests(scan_filter.undecided)
+    return EntryFilter(tests, tuples, selective=bool(tests.tests))
+
+
+def residual_json(scan_filter: ScanFilter, literal: Callable[[str], Sql] = sql.lit) -> Sql:
+    """Return what is left of the filter for the rows of an entry that `matching_entries` keeps, by the entry's spec.
+
+    The result is Iceberg's expression JSON. literal: makes the Sql of a constant text.
+    """
+    schema, identities = scan_filter.schema, scan_filter.identities
+    texts = {
+        spec_id: residual(
+            undecided(scan_filter.row_filter, identities[spec_id]), spec, schema, partition_value, literal
+        )
+        for spec_id, spec in scan_filter.state.specs.items()
+    }
+    first, *others = texts.items()
+    return reduce(lambda chosen, item: sql.when(sql.col("partition_spec_id") == item[0], item[1]).otherwise(chosen),
+                  others, first[1])  # fmt: skip
+
+
+def by_spec(scan_filter: ScanFilter, matches: Callable[[int, BooleanExpression], Sql]) -> Sql:
+    """Return a predicate on partitions, made for each spec; specs that the filter says nothing about are kept."""
+    kinds = scan_filter.partition_filters
+    kept = [sql.col("partition_spec_id") == one for one, kind in kinds.items() if isinstance(kind, AlwaysTrue)]
+    tested = [
+        (sql.col("partition_spec_id") == one) & matches(one, kind)
+        for one, kind in kinds.items()
+        if not isinstance(kind, AlwaysTrue | AlwaysFalse)
+    ]
+    return reduce(or_, [*kept, *tested], sql.lit(False))
+
+
+def _tuple_predicate(_: int, partition_filter: BooleanExpression) -> Sql:
+    return row_predicate(partition_filter, partition_value)

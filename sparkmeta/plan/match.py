@@ -1,0 +1,44 @@
+"""Data entries matched with their deletes, by joins and by the tasks that read both."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from sparkmeta.columns import sql
+from sparkmeta.plan.coplan import with_dv
+from sparkmeta.plan.deletes.attach import attach_deletes
+from sparkmeta.plan.rows import DELETES, shown_deletes
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from sparkmeta.plan.choose import Choice
+    from sparkmeta.plan.entries import ScanEntries
+
+
+@dataclass(frozen=True)
+class MatchedEntries:
+    """The data entries of a scan with `deletes`, the array of what applies to each.
+
+    Attributes:
+        choice: how they are read and matched.
+        frame: the entries.
+    """
+
+    choice: Choice
+    frame: DataFrame
+
+
+def match_deletes(entries: ScanEntries) -> MatchedEntries:
+    """Match data entries with their deletes, lazily.
+
+    Raises:
+        ValidationError: deletes that the driver has read break one of the `rules`. Others do when the plan runs.
+    """
+    choice = entries.choice
+    matched = attach_deletes(entries.data, entries.deletes, choice.pruned.filter.state)
+    if choice.coplanned is not None:
+        merged = with_dv(sql.col(DELETES), choice.coplanned.deletes)
+        matched = matched.selectExpr(*map(sql.quoted, entries.data.columns), shown_deletes(merged))
+    return MatchedEntries(choice, matched)

@@ -1,0 +1,104 @@
+"""Which delete manifests are read together with a data manifest, when tasks match deletes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sparkmeta.manifests.manifest_list import live_counts
+from sparkmeta.manifests.projection import MANIFEST
+from sparkmeta.plan.overlap import Flags, overlaps
+
+if TYPE_CHECKING:
+    from sparkmeta.state import TableState
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """Data manifests with the delete manifests that may hold deletes of their files.
+
+    Attributes:
+        data: the data manifests that have such delete manifests.
+        deletes: the delete manifests of these.
+        other_data: the rest of the data manifests.
+        other_deletes: the delete manifests that may hold deletes of any data manifest.
+        partners: small id of a data manifest -> those of its delete manifests, in the order that suits tasks.
+        decoded: how many deletes a single task decodes that reads all pairs.
+        held: how many it holds at once at most.
+    """
+
+    data: pa.Table
+    deletes: pa.Table
+    other_data: pa.Table
+    other_deletes: pa.Table
+    partners: Mapping[int, Sequence[int]]
+    decoded: int = 0
+    held: int = 0
+
+    @property
+    def count(self) -> int:
+        """How many pairs of manifests there are."""
+        return sum(map(len, self.partners.values()))
+
+
+def pairs_by_affinity(state: TableState, data: pa.Table, deletes: pa.Table) -> Pairs:
+    """Pair the leaves of a tree: a delete leaf names the data leaf that it belongs to.
+
+    Only leaves in the layout of trees are paired: tasks read no others.
+    """
+    assert state.tree is not None
+    targets = data.filter(state.tree.has_tree_layout(data)).column("location").combine_chunks()
+    affiliated = pc.and_(state.tree.has_tree_layout(deletes), pc.is_in(deletes.column("referenced_file"), targets))
+    chosen = deletes.filter(affiliated)
+    is_target = pc.is_in(data.column("location"), chosen.column("referenced_file").combine_chunks())
+    leaves = data.filter(is_target)
+    ids = dict(zip(leaves.column("location").to_pylist(), leaves.column(MANIFEST).to_pylist(), strict=True))
+    partners: dict[int, list[int]] = {leaf: [] for leaf in ids.values()}
+    columns = (chosen.column(name).to_pylist() for name in (MANIFEST, "referenced_file"))
+    for delete_leaf, target in zip(*columns, strict=True):
+        partners[ids[target]].append(delete_leaf)
+    return Pairs(leaves, chosen, data.filter(pc.invert(is_target)), deletes.filter(pc.invert(affiliated)), partners)
+
+
+def pairs_by_partition(state: TableState, data: pa.Table, deletes: pa.Table) -> Pairs:
+    """Pair manifests of a manifest list, of deletion vectors only: a DV applies within its spec and partition.
+
+    Delete manifests without a partner apply nowhere. The manifest list counts the entries of all delete manifests.
+    """
+    meets = overlaps(data, deletes, state.spec_fields)
+    order, decoded, held = _in_order(meets, live_counts(deletes).to_numpy())
+    delete_ids, data_ids = deletes.column(MANIFEST).to_numpy(), data.column(MANIFEST).to_numpy()
+    partners = {int(data_ids[row]): delete_ids[meets[row]].tolist() for row in order if meets[row].any()}
+    together, needed = pa.array(meets.any(axis=1)), pa.array(meets.any(axis=0))
+    return Pairs(
+        data.filter(together),
+        deletes.filter(needed),
+        data.filter(pc.invert(together)),
+        deletes.slice(0, 0),
+        partners,
+        decoded,
+        held,
+    )
+
+
+def _in_order(meets: Flags, dvs: np.ndarray[Any, Any]) -> tuple[list[int], int, int]:
+    """Order the rows of `overlaps` so that neighbours share delete manifests.
+
+    Args:
+        meets: a row a data manifest, a column a delete manifest.
+        dvs: the number of DVs of each delete manifest.
+
+    Returns:
+        The rows in order; how many DVs a task decodes that reads all; how many it holds at once at most.
+    """
+    kinds, kind = np.unique(np.packbits(meets, axis=1), axis=0, return_inverse=True)
+    sets = np.unpackbits(kinds, axis=1, count=meets.shape[1]).astype(np.bool_)
+    anew = sets.copy()
+    anew[1:] &= ~sets[:-1]
+    order = np.argsort(kind.ravel(), kind="stable").tolist()
+    return order, int((anew @ dvs).sum()), int((sets @ dvs).max(initial=0))
