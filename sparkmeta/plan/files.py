@@ -9,14 +9,15 @@ each value once.
 What runs when:
 
 - `prune_manifests` reads the manifest list or the V4 root, and runs no job. It opens no manifest.
-- `choose` opens none either, but for delete manifests that Avro lists of format version 3 name, under the settings
-  `planning=auto` and `planning=colocated`: it has to know whether they hold deletion vectors alone. The driver reads
-  them where they and the data manifests are few (the setting `driver_manifest_bytes`), else one job does.
-- `plan_files` makes a DataFrame. What is read at once, on the driver, are few manifests (the same setting) and few
-  deletes. One job looks for the columns of equality deletes where many delete manifests may hold some, and one for
-  deletes of other kinds among many DVs. All else runs when the DataFrame does.
-- `count_files` opens no manifest where there is no filter and the manifests are counted: see there. `choose` does not
-  run for it.
+- `choose` opens none either, but for the delete manifests of an Avro list of format version 3 where tasks may match
+  (the setting `planning`): it has to know whether they hold deletion vectors alone. The driver reads them where they
+  and the data manifests are few (the setting `driver_manifest_bytes`), else one query does.
+- `plan_files` makes a DataFrame. What is read at once, on the driver, are few manifests (the same setting). A query of
+  local rows groups few deletes that are to be joined. Of many, one query looks for the columns of equality deletes,
+  unless the snapshot's summary says that there are none, and one for other kinds among what may be DVs alone. All else
+  runs when the DataFrame does.
+- `count_files` follows `prune_manifests` alone. Without a filter it opens no manifest that has counts, and runs no job;
+  with one, a query counts the entries of the data manifests that may match. It never looks for deletes.
 """
 
 from __future__ import annotations
@@ -98,8 +99,8 @@ def count_files(pruned: PrunedManifests) -> int:
 
     Without a filter the counts of manifests tell, less what manifest DVs mask, since these mask live entries only
     (semantics C19): no manifest is opened, and no job runs. Only manifests of v1 tables that have no counts are read.
-    With a filter the entries of the pruned data manifests are read and counted: on the driver where they are few, else
-    by one job.
+    With a filter a query counts the entries of the pruned data manifests that match; few manifests are read on the
+    driver for it.
     """
     counts = live_files(pruned.data)
     is_known = counts.is_valid() if pruned.filter.keeps_all else pa.repeat(pa.scalar(False), len(pruned.data))

@@ -1,0 +1,166 @@
+"""What each step of planning opens and which Spark jobs it runs: when it is made, and when it runs."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import pytest
+
+import sparkmeta as sm
+from sparkmeta import state as table_state
+from sparkmeta.scan import Scan, table_scan
+from sparkmeta.storage.files import LocalFiles
+from tests.handmade import HandmadeTable, data, deletion_vector, long_bounds
+from tests.logging_reader import LoggingReader
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from pyspark.sql import SparkSession
+
+PLANNING, BYTES = "spark.sparkmeta.planning", "spark.sparkmeta.driver-manifest-bytes"
+LIST = "snap.avro"
+DATA, DELETES = {"m0.avro", "m1.avro"}, {"m2.avro"}
+Watch: TypeAlias = "Callable[..., Watched]"
+_groups = itertools.count()
+
+
+@dataclass(frozen=True)
+class LoggingFiles(LocalFiles):
+    """Files on the driver, which adds the names of those that it opens to the log of a reader."""
+
+    reader: LoggingReader = field(default_factory=LoggingReader)
+
+    def read(self, location: str) -> bytes:
+        return self.reader.read(location)
+
+
+@dataclass(frozen=True)
+class Watched:
+    """A scan, and what using it opens and runs."""
+
+    scan: Scan
+    reader: LoggingReader
+    spark: SparkSession
+
+    def during(self, action: Callable[[], Any]) -> tuple[set[str], int]:
+        """The names of the files that are opened by an action, and how many jobs it runs."""
+        known, group = len(self.reader.requests), f"watched {next(_groups)}"
+        context = self.spark.sparkContext
+        context.setJobGroup(group, "")
+        try:
+            action()
+        finally:
+            context.setJobGroup("", "")
+        opened = {Path(request.split()[0]).name for request in self.reader.requests[known:]}
+        return opened, len(context.statusTracker().getJobIdsForGroup(group))
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> HandmadeTable:
+    """Two data manifests, of the partitions x and y, and one of deletion vectors of both."""
+    made = HandmadeTable(tmp_path, summaries=True)
+    for part in "xy":
+        made.add(0, 1, *(data(f"{part}{number}", partition={"part": part}, **long_bounds(number, number))
+                         for number in range(3)))  # fmt: skip
+    made.add(1, 1, *(deletion_vector(f"{part}1", partition={"part": part}) for part in "xy"))
+    return made
+
+
+@pytest.fixture
+def watch(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Watch]:
+    def watched(table: HandmadeTable, planning: str, on_driver: bool, row_filter: str = "true") -> Watched:
+        spark.conf.set(PLANNING, planning)
+        spark.conf.set(BYTES, "1g" if on_driver else "0")
+        reader = LoggingReader(log=str(tmp_path / f"requests{next(_groups)}"))
+        monkeypatch.setattr(table_state, "executor_reader", lambda _: reader)
+        state = replace(sm.load_table(table.write(), spark=spark).state, files=LoggingFiles(reader=reader))
+        return Watched(table_scan(state, row_filter, ("*",), True, None, {}), reader, spark)
+
+    yield watched
+    for name in (PLANNING, BYTES):
+        spark.conf.unset(name)
+
+
+WAYS = [("auto", True), ("auto", False), ("join", True), ("join", False)]
+
+
+@pytest.mark.parametrize(("planning", "on_driver"), WAYS)
+def test_counting_without_a_filter_reads_the_list_alone(
+    table: HandmadeTable, watch: Watch, planning: str, on_driver: bool
+) -> None:
+    watched = watch(table, planning, on_driver)
+    counts: list[int] = []
+    assert watched.during(lambda: counts.append(watched.scan.count_files())) == ({LIST}, 0)
+    assert counts == [6]
+
+
+@pytest.mark.parametrize(("on_driver", "row_filter"), [(True, "id = 1"), (False, "id = 1"), (False, "part = 'x'")])
+def test_counting_with_a_filter_never_looks_for_deletes(
+    table: HandmadeTable, watch: Watch, on_driver: bool, row_filter: str
+) -> None:
+    watched = watch(table, "auto", on_driver, row_filter)
+    counts: list[int] = []
+    opened, jobs = watched.during(lambda: counts.append(watched.scan.count_files()))
+    of_x = {"m0.avro"}
+    assert opened == {LIST} | (of_x if "part" in row_filter else DATA)
+    assert jobs > 0
+    assert counts == [3 if "part" in row_filter else 2]
+
+
+def test_counting_a_list_without_counts_opens_its_data_manifests(table: HandmadeTable, watch: Watch) -> None:
+    table.summaries = False
+    watched = watch(table, "auto", True)
+    opened, _ = watched.during(watched.scan.count_files)
+    assert opened == {LIST} | DATA
+
+
+@pytest.mark.parametrize(
+    ("planning", "on_driver", "made", "jobs", "run"),
+    [
+        ("auto", True, DATA | DELETES, 0, set()),
+        ("auto", False, DELETES, 2, DATA | DELETES),
+        ("join", True, DATA | DELETES, 1, set()),
+        ("join", False, DELETES, 2, DATA | DELETES),
+    ],
+)
+def test_what_a_plan_reads_when_it_is_made_and_when_it_runs(
+    table: HandmadeTable,
+    watch: Watch,
+    planning: str,
+    on_driver: bool,
+    made: set[str],
+    jobs: int,
+    run: set[str],
+) -> None:
+    """A query of two jobs finds out of what kinds many deletes are; few, which are local rows, take a job to group."""
+    watched = watch(table, planning, on_driver)
+    plans: list[Any] = []
+    assert watched.during(lambda: plans.append(watched.scan.plan_files())) == ({LIST} | made, jobs)
+    opened, _ = watched.during(plans[0].collect)
+    assert opened == run
+
+
+def test_no_delete_manifest_means_no_job(table: HandmadeTable, watch: Watch) -> None:
+    table.manifests.pop()
+    for planning, on_driver in WAYS:
+        watched = watch(table, planning, on_driver)
+        assert watched.during(watched.scan.plan_files) == ({LIST} | (DATA if on_driver else set()), 0)
+
+
+@pytest.mark.parametrize(("planning", "on_driver"), WAYS)
+def test_a_report_is_of_the_plan_that_was_made(
+    table: HandmadeTable, watch: Watch, planning: str, on_driver: bool
+) -> None:
+    """It neither reads the list again nor chooses again: the list, and what the choice rests on, are gone."""
+    watched = watch(table, planning, on_driver)
+    planned = {row.file_path: len(row.deletes) for row in watched.scan.plan_files().collect()}
+    (table.folder / "metadata" / LIST).unlink()
+    report = watched.scan.report()
+    assert report.data_entries.planned == len(planned) == 6
+    assert report.files_with_deletes == sum(planned.values()) == 2
+    assert report.strategy.startswith("join: the setting" if planning == "join" else "colocated: 2 deletion vectors")
+    assert 0 < report.manifest_pruning_seconds <= report.planning_seconds
