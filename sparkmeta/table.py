@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from html import escape
 from typing import TYPE_CHECKING, Any
 
 from pyiceberg.expressions import AlwaysTrue, BooleanExpression
 
-from sparkmeta.catalog.filesystem import is_metadata_file, latest_metadata
-from sparkmeta.errors import NoSuchSnapshotError, UnsupportedError, ValidationError
+from sparkmeta.changes.check import check
+from sparkmeta.changes.file_changes import file_changes
+from sparkmeta.commit.transaction import Transaction
+from sparkmeta.errors import NoSuchSnapshotError
+from sparkmeta.inspect.draw import draw
+from sparkmeta.inspect.inspect_table import InspectTable
+from sparkmeta.maintain.maintenance import Maintenance
+from sparkmeta.operations.base_table import BaseTable
+from sparkmeta.operations.filesystem import FileSystemOperations
+from sparkmeta.operations.metadata_files import is_metadata_file, latest_metadata
+from sparkmeta.operations.table_operations import StaticOperations, load_version
 from sparkmeta.scan import ALL_FIELDS, Scan, table_scan
 from sparkmeta.session import resolve_session
-from sparkmeta.spec.metadata import parse_table_metadata
 from sparkmeta.state import TableState
 from sparkmeta.storage.files import files_for
 
@@ -25,30 +33,15 @@ if TYPE_CHECKING:
     from pyiceberg.table.sorting import SortOrder
     from pyspark.sql import DataFrame, SparkSession
 
-    from sparkmeta.commit.swap import Swap
-    from sparkmeta.commit.transaction import Transaction
-    from sparkmeta.inspect import InspectTable
     from sparkmeta.inspect.drawing import Drawing
-    from sparkmeta.maintain.maintenance import Maintenance
-    from sparkmeta.spec.metadata import Snapshot, SnapshotRef, TableMetadata
+    from sparkmeta.operations.table_operations import TableOperations, TableVersion
+    from sparkmeta.spec.metadata import Snapshot, SnapshotRef
     from sparkmeta.storage.files import Files
 
 
 @dataclass(frozen=True)
-class Table:
-    """One version of a table's metadata, and what can be asked of it.
-
-    metadata_location: the metadata file it was read from. name: what a catalog calls it. read_only: no commit can be
-    made through it, since nothing but a catalog knows which metadata file of its folder is the current one.
-    swap: how a catalog's table is committed to.
-    """
-
-    state: TableState
-    metadata_location: str
-    name: str
-    read_only: bool = False
-    folder: str | None = None
-    swap: Swap | None = None
+class Table(BaseTable):
+    """One version of a table's metadata, and what can be asked of it and done to it."""
 
     @staticmethod
     def from_pyiceberg(table: PyIcebergTable, spark: SparkSession | None = None) -> Table:
@@ -76,9 +69,7 @@ class Table:
     @cached_property
     def inspect(self) -> InspectTable:
         """The metadata tables: `table.inspect.files()`, `.partitions()`, ..."""
-        from sparkmeta.inspect import InspectTable
-
-        return InspectTable(self)
+        return InspectTable(self.state, self.metadata_location)
 
     def file_changes(
         self,
@@ -111,8 +102,6 @@ class Table:
             ValidationError: the first is no ancestor of the second, or what is needed to tell has expired.
             CorruptFileError: a root that contradicts itself, and, when it runs, a file that is not what it should be.
         """
-        from sparkmeta.commit.files_changed import file_changes
-
         ids = (from_snapshot_id_exclusive, to_snapshot_id_inclusive)
         return file_changes(self.state, *ids, columns, lenient=lenient)
 
@@ -131,8 +120,6 @@ class Table:
             UnsupportedError: a snapshot that a manifest list describes.
             CorruptFileError: its root is no manifest; and, when it runs, errors for leaves that can't be read.
         """
-        from sparkmeta.commit.check import check
-
         if snapshot_id is None:
             return check(self.state)
         snapshot = self.snapshot_by_id(snapshot_id)
@@ -150,68 +137,28 @@ class Table:
             NoSuchSnapshotError: the table has no snapshot of that id.
             CorruptFileError: a file of the tree is not what it should be.
         """
-        from sparkmeta.inspect.draw import draw
-
         return draw(self.state, snapshot_id)
-
-    def refresh(self) -> Table:
-        """The table as it is now; itself where it was opened by the path of one metadata file.
-
-        Raises ValidationError where another table has taken its place.
-        """
-        if self.swap is not None:
-            return self.at(*self.swap.load())
-        if self.folder is None:
-            return self
-        fresh = open_table(self.folder, self.state.spark, self.state.files)
-        if fresh.metadata.table_uuid != self.metadata.table_uuid:
-            raise ValidationError(
-                f"{fresh.metadata_location}: table-uuid is {fresh.metadata.table_uuid}: "
-                f"the table that was opened here is {self.metadata.table_uuid}"
-            )
-        return replace(fresh, name=self.name)
-
-    def at(self, metadata_location: str, metadata: TableMetadata) -> Table:
-        """The same table as another version of its metadata says."""
-        state = TableState(self.state.spark, self.state.files, metadata, metadata.current_snapshot())
-        return replace(self, state=state, metadata_location=metadata_location)
 
     # -- changing ---------------------------------------------------------------------------------------------------
 
-    def transaction(self) -> Transaction:
+    def transaction(self) -> Transaction[Table]:
         """Several changes that one commit makes: `with table.transaction() as tx: tx.update_snapshot().append(files)`.
 
         The table is not changed by it: `refresh()`, or what `commit()` returns, is the table as it is then.
         """
-        from sparkmeta.commit.transaction import Transaction
-
         return Transaction(self)
 
     @cached_property
-    def maintenance(self) -> Maintenance:
+    def maintenance(self) -> Maintenance[Table]:
         """What keeps the table in shape: `table.maintenance.upgrade(4)`; plans that do nothing before `commit()`."""
-        from sparkmeta.maintain.maintenance import Maintenance
-
         return Maintenance(self)
-
-    def committer(self) -> Swap:
-        """What commits this table's metadata. Raises UnsupportedError for one that was opened read-only."""
-        from sparkmeta.commit.filesystem import FileSystemSwap
-
-        if self.swap is not None:
-            return self.swap
-        if self.folder is None or self.read_only:
-            raise UnsupportedError(
-                f"{self.name}: {self.metadata_location} was opened by its path: a table is committed to through its "
-                "catalog, or its folder where it is a file system table"
-            )
-        return FileSystemSwap(self.state.files, self.folder, self.metadata.table_uuid)
 
     # -- metadata ---------------------------------------------------------------------------------------------------
 
     @property
-    def metadata(self) -> TableMetadata:
-        return self.state.metadata
+    def read_only(self) -> bool:
+        """Whether the table takes no commits, since it was opened by the path of a metadata file."""
+        return self.operations.read_only
 
     @property
     def format_version(self) -> int:
@@ -303,20 +250,23 @@ def load_table(location: str, spark: SparkSession | None = None) -> Table:
 
 
 def open_table(folder: str, spark: SparkSession, files: Files | None = None) -> Table:
-    """The table in a folder, at its newest metadata file (table spec, File System Tables)."""
+    """Open the table in a folder at its newest metadata file (table spec, File System Tables)."""
     files = files or files_for(spark, folder)
     newest = latest_metadata(files, folder)
-    state = _state(spark, files, newest.location)
-    return Table(state, newest.location, folder, newest.read_only, folder)
+    version = load_version(files, newest.location)
+    operations = FileSystemOperations(files, folder, version.metadata.table_uuid, newest.read_only)
+    return table_of(version, spark, files, folder, operations)
 
 
 def open_metadata(location: str, spark: SparkSession | None, io: Any = None, name: str | None = None) -> Table:
-    """The table as one metadata file says; through a pyiceberg FileIO where one is given."""
+    """Open a table as one metadata file describes it, through a pyiceberg FileIO where one is given."""
     session = resolve_session(spark)
-    state = _state(session, files_for(session, location, io), location)
-    return Table(state, location, name or state.metadata.location, read_only=True)
+    files = files_for(session, location, io)
+    version = load_version(files, location)
+    return table_of(version, session, files, name or version.metadata.location, StaticOperations(version))
 
 
-def _state(spark: SparkSession, files: Files, location: str) -> TableState:
-    metadata = parse_table_metadata(files.read(location), location)
-    return TableState(spark, files, metadata, metadata.current_snapshot())
+def table_of(version: TableVersion, spark: SparkSession, files: Files, name: str, operations: TableOperations) -> Table:
+    """Return the table at a version that has been loaded."""
+    location, metadata = version
+    return Table(TableState(spark, files, metadata, metadata.current_snapshot()), location, name, operations)

@@ -8,16 +8,18 @@ for fault in faults(lambda files: commit(files)):
 from __future__ import annotations
 
 import errno
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from sparkmeta.operations.filesystem import FileSystemOperations
 from sparkmeta.storage.files import LocalFiles
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from sparkmeta.storage.files import DeleteFailure, Files, FileStatus
+    from sparkmeta.table import Table
 
 T = TypeVar("T")
 
@@ -121,3 +123,9 @@ def faults(run: Callable[[Any], object], real: Files | None = None) -> Iterator[
             yield Fault(number, kind, name)
             if kind in {Kind.FAILS, Kind.ANSWER_LOST}:
                 yield Fault(number, kind, name, lasting=True)
+
+
+def through(table: Table, files: Files) -> Table:
+    """The table in a folder, read and committed to through other files."""
+    assert isinstance(table.operations, FileSystemOperations)
+    return replace(table, state=replace(table.state, files=files), operations=replace(table.operations, files=files))

@@ -1,8 +1,9 @@
-"""The house's rules that its source must keep: who imports whom, and what Spark Connect does not have."""
+"""The rules that the package's source keeps: which module imports which, and what Spark Connect does not have."""
 
 from __future__ import annotations
 
 import ast
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,27 +15,27 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 PACKAGE = Path(sparkmeta.__file__).parent
-# Each imports from its own layer and those before.
-LAYERS = [
-    {"errors"},
-    {"settings"},
-    {"java"},
-    {"session"},
-    {"spec"},
-    {"storage", "columns"},
-    {"manifests"},
-    {"state"},
-    {"plan"},
-    {"inspect"},
-    {"catalog"},
-    {"commit"},
-    {"maintain"},
-    {"scan", "table", "view"},
+# From the top floor down; a module imports modules of its own room and of floors below. A room is a folder, or a module
+# on top of the package.
+FLOORS = [
+    {"__main__"},
     {"cli"},
-    {"__init__", "__main__"},
+    {"__init__"},
+    {"catalog"},
+    {"table"},
+    {"scan", "maintain"},
+    {"commit"},
+    {"changes"},
+    {"inspect"},
+    {"plan"},
+    {"operations"},
+    {"state"},
+    {"manifests"},
+    {"storage"},
+    {"session", "columns"},
+    {"settings", "spec", "java"},
+    {"errors"},
 ]
-# A catalog gives tables, and a table is opened from a folder: the first is imported when it is called.
-ALLOWED = {("catalog", "table"), ("catalog", "commit")}
 # What classic Spark has and Spark Connect has not, or serverless Spark refuses.
 BANNED_ATTRIBUTES = {
     "_jvm", "_jsc", "_jdf", "_jsparkSession", "_sc", "sparkContext", "rdd", "parallelize",
@@ -43,12 +44,18 @@ BANNED_ATTRIBUTES = {
 BANNED_NAMES = {"RDD", "SparkContext", "pandas_udf"}
 
 MODULES = sorted(PACKAGE.rglob("*.py"))
-LAYER = {name: number for number, names in enumerate(LAYERS) for name in names}
+FLOOR = {room: floor for floor, rooms in enumerate(reversed(FLOORS)) for room in rooms}
 
 
-def place(module: Path) -> str:
-    """The package's folder or top module that a file belongs to."""
-    return module.relative_to(PACKAGE).parts[0].removesuffix(".py")
+def room_of(module: str) -> str:
+    """The room of a module, given by its dotted name."""
+    return module.split(".")[1] if "." in module else "__init__"
+
+
+def module_name(path: Path) -> str:
+    """The dotted name of a module of the package."""
+    parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
 def run_time_nodes(tree: ast.AST) -> Iterator[ast.AST]:
@@ -69,15 +76,36 @@ def imported(node: ast.AST) -> list[str]:
 
 
 def imports(module: Path) -> set[str]:
+    """What a module imports when it runs, by dotted names."""
     return {name for node in run_time_nodes(ast.parse(module.read_text())) for name in imported(node)}
 
 
-@pytest.mark.parametrize("module", MODULES, ids=lambda module: str(module.relative_to(PACKAGE)))
-def test_imports_point_one_way(module: Path) -> None:
-    here = place(module)
-    targets = {name.split(".")[1] for name in imports(module) if name.startswith("sparkmeta.")}
-    upward = {name for name in targets if LAYER[name] > LAYER[here] and (here, name) not in ALLOWED}
-    assert not upward, f"{here} imports {upward}"
+def package_imports(module: Path, names: set[str]) -> set[str]:
+    """The modules of the package that a module imports anywhere: at its top, in functions, and for type checking.
+
+    names: the dotted names of the package's modules.
+    """
+    targets = {name for node in ast.walk(ast.parse(module.read_text())) for name in imported(node)}
+    in_package = {name for name in targets if name.split(".")[0] == "sparkmeta"}
+    return {name if name in names else name.rpartition(".")[0] for name in in_package}
+
+
+NAMES = {module_name(path) for path in MODULES}
+IMPORTS = {module_name(path): package_imports(path, NAMES) for path in MODULES}
+
+
+@pytest.mark.parametrize("module", sorted(NAMES))
+def test_imports_point_down(module: str) -> None:
+    room = room_of(module)
+    upward = {name for name in IMPORTS[module] if room_of(name) != room and FLOOR[room_of(name)] >= FLOOR[room]}
+    assert not upward, f"{module} of {room} imports {sorted(upward)}, which are not on a floor below"
+
+
+def test_no_circle_of_imports() -> None:
+    try:
+        TopologicalSorter(IMPORTS).prepare()
+    except CycleError as error:
+        pytest.fail(" <- ".join(error.args[1]))
 
 
 @pytest.mark.parametrize("module", MODULES, ids=lambda module: str(module.relative_to(PACKAGE)))

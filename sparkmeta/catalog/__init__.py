@@ -4,6 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
+from pyiceberg.utils.config import Config
+
+from sparkmeta.catalog.filesystem import FileSystemCatalog
+from sparkmeta.catalog.iceberg import IcebergCatalog
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -62,11 +67,6 @@ def load_catalog(name: str | None = None, **properties: str) -> Catalog:
     One type more: ``type="hadoop", warehouse=...`` are the tables in the folders of a warehouse, as Iceberg's Hadoop
     catalog lays them out. Raises ValueError where properties are missing.
     """
-    from pyiceberg.utils.config import Config
-
-    from sparkmeta.catalog.filesystem import FileSystemCatalog
-    from sparkmeta.catalog.iceberg import IcebergCatalog
-
     config = Config()
     known = name or config.get_default_catalog_name()
     merged = {**(config.get_catalog_config(known) or {}), **properties}

@@ -19,15 +19,17 @@ from sparkmeta.errors import NoSuchTableError, UnsupportedError
 from sparkmeta.session import resolve_session
 from sparkmeta.spec.new_table import new_metadata
 from sparkmeta.storage.files import files_for
+from sparkmeta.table import open_metadata
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from uuid import UUID
 
     from pyiceberg.catalog.rest import RestCatalog
     from pyiceberg.schema import Schema
     from pyspark.sql import SparkSession
 
-    from sparkmeta.commit.swap import Swap
+    from sparkmeta.operations.table_operations import TableOperations
     from sparkmeta.storage.files import Files
     from sparkmeta.table import Table
 
@@ -56,15 +58,14 @@ class IcebergCatalog:
 
     def load_table(self, identifier: str | tuple[str, ...], spark: SparkSession | None = None) -> Table:
         """The table of a name, read by the FileIO that the catalog gives for it. Raises NoSuchTableError."""
-        from sparkmeta.table import open_metadata
-
         name = ".".join(as_names(identifier))
         try:
             located = locate(self.pyiceberg, as_names(identifier))
         except (pyiceberg.exceptions.NoSuchTableError, pyiceberg.exceptions.NoSuchNamespaceError) as error:
             raise NoSuchTableError(f"{name}: {error}") from error
         table = open_metadata(located.metadata_location, spark, io=located.io, name=name)
-        return replace(table, swap=self._swap(as_names(identifier), table.state.files))
+        operations = self._operations(as_names(identifier), table.state.files, table.metadata.table_uuid)
+        return table if operations is None else replace(table, operations=operations)
 
     def create_table(  # noqa: PLR0913  pyiceberg's own parameters
         self,
@@ -92,30 +93,33 @@ class IcebergCatalog:
         folder = location or self._default_location(names)
         session = resolve_session(spark)
         files = files_for(session, folder, self.pyiceberg._load_file_io(location=folder))
-        swap = self._swap(names, files)
-        if swap is None:
+        operations = self._operations(names, files)
+        if operations is None:
             raise UnsupportedError(
                 f"{'.'.join(names)}: {type(self.pyiceberg).__name__} can't hold tables of format version 4: SQL "
                 "catalogs and file system tables can"
             )
-        swap.commit(
-            None, None, new_metadata(folder, schema, partition_spec, sort_order, properties or {}, format_version)
-        )
+        metadata = new_metadata(folder, schema, partition_spec, sort_order, properties or {}, format_version)
+        operations.commit(None, metadata)
         return self.load_table(names, session)
 
     def _default_location(self, names: tuple[str, ...]) -> str:
         catalog: Any = self.pyiceberg
         return str(catalog._resolve_table_location(None, ".".join(names[:-1]), names[-1]))
 
-    def _swap(self, names: tuple[str, ...], files: Files) -> Swap | None:
-        """How a table of this catalog is committed to; None where pyiceberg's own way would refuse or spoil it."""
-        from sparkmeta.commit.sql import SqlSwap
-
+    def _operations(
+        self, names: tuple[str, ...], files: Files, table_uuid: UUID | None = None
+    ) -> TableOperations | None:
+        """Return what commits to a table of this catalog; None where pyiceberg's own way would refuse or spoil it."""
         try:
             from pyiceberg.catalog.sql import SqlCatalog
+
+            from sparkmeta.operations.sql import SqlOperations
         except ImportError:  # without SQLAlchemy
             return None
-        return SqlSwap(self.pyiceberg, names, files) if isinstance(self.pyiceberg, SqlCatalog) else None
+        if not isinstance(self.pyiceberg, SqlCatalog):
+            return None
+        return SqlOperations(self.pyiceberg, names, files, table_uuid)
 
     def list_tables(self, namespace: str | tuple[str, ...]) -> list[tuple[str, ...]]:
         """The identifiers of the tables in a namespace."""

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from sparkmeta.maintain.rewrite_manifests import ManifestRewritePlan
     from sparkmeta.table import Table
 
-    Plan = CompactionPlan | ManifestRewritePlan
+    Plan = CompactionPlan[Table] | ManifestRewritePlan[Table]
 
 
 def run_job(parser: argparse.ArgumentParser, plan: Callable[..., Plan], arguments: Sequence[str] | None) -> int:

@@ -15,6 +15,7 @@ from sparkmeta.cli.tables import Shown, takes_output, takes_rows
 if TYPE_CHECKING:
     from sparkmeta.maintain.compact import CompactionPlan
     from sparkmeta.maintain.rewrite_manifests import ManifestRewritePlan
+    from sparkmeta.table import Table
 
 PLANNED = (
     TextColumn("content"),
@@ -89,7 +90,7 @@ def names(text: str) -> list[str]:
 
 
 def _act(
-    plan: CompactionPlan | ManifestRewritePlan,
+    plan: CompactionPlan[Table] | ManifestRewritePlan[Table],
     shown: Shown,
     columns: tuple[TextColumn, ...],
     *,

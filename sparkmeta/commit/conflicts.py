@@ -16,12 +16,13 @@ import pyarrow.compute as pc
 from pyiceberg.expressions import AlwaysTrue, BooleanExpression, Or
 from pyspark.sql import functions as F
 
+from sparkmeta.changes.entry_changes import EntryChanges
+from sparkmeta.changes.history import snapshots_since
 from sparkmeta.columns import sql
 from sparkmeta.columns.predicate import bind_filter, parse_filter
-from sparkmeta.commit.files_changed import EntryChanges
 from sparkmeta.commit.partitions import PARTITION_KEY, replaced_partitions
 from sparkmeta.commit.search import FOUND_COLUMNS
-from sparkmeta.errors import CommitConflictError, ValidationError
+from sparkmeta.errors import CommitConflictError
 from sparkmeta.manifests.v4.tree_manifests import IN_ROOT
 from sparkmeta.plan.deletes.attach import attach_deletes
 from sparkmeta.plan.deletes.entries import DeleteEntries
@@ -73,26 +74,6 @@ class Operation:
     def removes_by_rows(self) -> bool:
         """Whether it removes whatever matches, so that what others removed or deleted from it is a conflict."""
         return bool(self.filters or self.partitions_of)
-
-
-def snapshots_since(head: TableState, start: int | None) -> list[Snapshot]:
-    """The snapshots of the head's history after `start`, the newest first.
-
-    Raises:
-        ValidationError: the history does not go back to it.
-    """
-    found: list[Snapshot] = []
-    snapshot = head.snapshot
-    while snapshot is not None and snapshot.snapshot_id != start:
-        found.append(snapshot)
-        parent = snapshot.parent_snapshot_id
-        snapshot = None if parent is None else head.metadata.snapshot_by_id(parent)
-        if snapshot is None and parent != start and (start is not None or parent is not None):
-            raise ValidationError(
-                f"{head.metadata.location}: can't tell what was committed since snapshot {start}: the history of "
-                f"{found[0].snapshot_id} ends at {found[-1].snapshot_id}"
-            )
-    return found
 
 
 def validate(head: TableState, validation: Validation, operation: Operation) -> None:

@@ -11,12 +11,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import functions as F
 
-from sparkmeta.commit.new_files import leaf_format, partition_columns
-from sparkmeta.commit.swap import metadata_folder
+from sparkmeta.commit.file_writer import leaf_format, partition_columns
 from sparkmeta.commit.tree import FileKey, TreeChange, file_keys, file_versions
 from sparkmeta.manifests.avro.read import schema_of
 from sparkmeta.manifests.v4.root import FILES, VECTORS, Root, is_live, one_of, version
 from sparkmeta.manifests.v4.write import write_leaves
+from sparkmeta.operations.table_operations import metadata_folder
 from sparkmeta.session import local_frame
 from sparkmeta.spec.entry import ContentType
 from sparkmeta.spec.puffin import deletion_vector_blob, write_puffin

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Protocol, Self
 
 from pyiceberg.table.refs import MAIN_BRANCH, SnapshotRefType
 from pyiceberg.table.update.snapshot import ManageSnapshots as IcebergManageSnapshots
 from pyspark.sql import functions as F
 
+from sparkmeta.changes.entry_changes import ADDED, REMOVED
+from sparkmeta.changes.file_changes import CHANGE_TYPE, file_changes
+from sparkmeta.changes.history import lineage, snapshot_of
 from sparkmeta.commit.conflicts import refuse_new_data
-from sparkmeta.commit.files_changed import ADDED, CHANGE_TYPE, REMOVED, file_changes
 from sparkmeta.commit.new_snapshot import branch_head, branch_update
 from sparkmeta.commit.snapshot_update import SnapshotUpdate
-from sparkmeta.errors import CommitConflictError, NoSuchSnapshotError, ValidationError
+from sparkmeta.errors import CommitConflictError, ValidationError
 from sparkmeta.spec.entry import ContentType
 from sparkmeta.spec.updates import update_table_metadata
 
@@ -23,8 +24,8 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame
 
+    from sparkmeta.commit.attempts import Step
     from sparkmeta.commit.new_snapshot import SnapshotNames
-    from sparkmeta.commit.transaction import Transaction
     from sparkmeta.spec.metadata import Snapshot, TableMetadata
     from sparkmeta.state import TableState
 
@@ -33,10 +34,21 @@ WAP_ID, PUBLISHED_WAP_ID = "wap.id", "published-wap-id"
 _REPLACE_PARTITIONS = "replace-partitions"
 
 
-class ManageSnapshots(IcebergManageSnapshots):
-    """pyiceberg's builder of branches and tags, and what brings branches together; `commit` or its context ends it."""
+class _Steps(Protocol):
+    """The transaction that collects a builder's steps."""
 
-    _transaction: Transaction  # type: ignore[assignment]
+    @property
+    def table_metadata(self) -> TableMetadata: ...
+
+    def _add(self, step: Step) -> object: ...
+
+    def _add_snapshot(self, step: Step) -> None: ...
+
+
+class ManageSnapshots(IcebergManageSnapshots):
+    """pyiceberg's builder of branches and tags, which also merges branches; `commit` or its context ends it."""
+
+    _transaction: _Steps  # type: ignore[assignment]
 
     def fast_forward(self, branch: str, to: str) -> Self:
         """Move a branch to the snapshot of another branch or of a tag, which must descend from the branch's head.
@@ -165,24 +177,6 @@ class _Copy:
 
 
 # -- snapshots ------------------------------------------------------------------------------------------------------
-
-
-def snapshot_of(metadata: TableMetadata, snapshot_id: int) -> Snapshot:
-    """The snapshot of an id. Raises NoSuchSnapshotError."""
-    snapshot = metadata.snapshot_by_id(snapshot_id)
-    if snapshot is None:
-        raise NoSuchSnapshotError(f"{metadata.location} has no snapshot {snapshot_id}")
-    return snapshot
-
-
-def lineage(metadata: TableMetadata, snapshot_id: int) -> Iterator[Snapshot]:
-    """A snapshot and its ancestors that the table still has, the newest first."""
-    by_id = {snapshot.snapshot_id: snapshot for snapshot in metadata.snapshots}
-    place: int | None = snapshot_id
-    while place is not None and place in by_id:
-        snapshot = by_id.pop(place)
-        yield snapshot
-        place = snapshot.parent_snapshot_id
 
 
 def _refuse_published(head: TableState, history: list[Snapshot], picked: Snapshot) -> None:

@@ -11,8 +11,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sparkmeta.commit.new_snapshot import SnapshotNames, next_row_id, with_snapshot
-from sparkmeta.commit.swap import metadata_folder
 from sparkmeta.manifests.manifest_list import MANIFEST_FILE_SCHEMA, write_manifest_list
+from sparkmeta.operations.table_operations import metadata_folder
 from sparkmeta.storage.location import join
 
 if TYPE_CHECKING:

@@ -12,11 +12,11 @@ from pyiceberg.table.update import AddSnapshotUpdate, SetSnapshotRefUpdate
 
 from sparkmeta.commit.flush import spill_vectors
 from sparkmeta.commit.options import TreeOptions
-from sparkmeta.commit.swap import metadata_folder
 from sparkmeta.commit.tree import LoadBlob, Stamp, TreeChange, next_root
 from sparkmeta.errors import ValidationError
 from sparkmeta.manifests.v4.layout import tree_schema
 from sparkmeta.manifests.v4.root import write_root
+from sparkmeta.operations.table_operations import metadata_folder
 from sparkmeta.spec.snapshot import Snapshot
 from sparkmeta.spec.updates import update_table_metadata
 from sparkmeta.storage.location import join

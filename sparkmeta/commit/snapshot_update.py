@@ -9,14 +9,16 @@ from typing import TYPE_CHECKING, Any, Self
 from sparkmeta.commit.base_root import BaseRoot, base_root
 from sparkmeta.commit.compact.choose import choose_merges
 from sparkmeta.commit.compact.fold import Fold, fold
+from sparkmeta.commit.compact.job import Rewritten
 from sparkmeta.commit.compact.options import CompactionOptions, scope_of
-from sparkmeta.commit.compact.rewrite import Rewritten, rewrite
+from sparkmeta.commit.compact.rewrite import rewrite
 from sparkmeta.commit.conflicts import Isolation, Operation, Validation, refuse_new_deletes, validate
 from sparkmeta.commit.duplicates import refuse_duplicates
+from sparkmeta.commit.file_writer import FileWriter, leaf_format
 from sparkmeta.commit.filtered import FilteredFiles, ReplacedFiles
 from sparkmeta.commit.flush import Flush, flush_of
 from sparkmeta.commit.named import Searches, find_files
-from sparkmeta.commit.new_files import FileWriter, NewFiles, leaf_format
+from sparkmeta.commit.new_files import NewFiles
 from sparkmeta.commit.new_snapshot import NewSnapshot, SnapshotNames, blob_loader, branch_head, with_root
 from sparkmeta.commit.options import TreeOptions
 from sparkmeta.commit.removal import Removal

@@ -17,7 +17,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sparkmeta.errors import NoSuchSnapshotError
-from sparkmeta.inspect.drawing import Drawing, Entry, Node, counted, printable
+from sparkmeta.inspect.drawing import Drawing
+from sparkmeta.inspect.excerpt import Entry, Node, counted, printable
 from sparkmeta.manifests.projection import MANIFEST, ORDINAL, EntryProjection
 from sparkmeta.manifests.v4.root import FILES, LEAVES, VECTORS, Root, one_of
 from sparkmeta.spec.bitmap import PositionBitmap, read_inline_vector

@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 from html import escape
 from typing import TYPE_CHECKING
 
-from sparkmeta.inspect.drawing import KINDS, columns, middle_out, printable
+from sparkmeta.inspect.excerpt import KINDS, columns, middle_out, printable
 from sparkmeta.spec.entry import ContentType, Status
 from sparkmeta.storage.location import file_name
 
 if TYPE_CHECKING:
-    from sparkmeta.inspect.drawing import Drawing, Entry, Node
+    from sparkmeta.inspect.excerpt import Entry, Excerpt, Node
 
 _CHARACTER, _LINE, _PAD = 6.7, 16, 8
 _WIDTH, _GUTTER, _GAP = 296, 40, 14
@@ -74,15 +74,15 @@ class _Box:
         return self.y + _PAD + index * _LINE + _LINE / 2 - 2
 
 
-def svg_of(drawing: Drawing) -> str:
-    """The drawing as one SVG document; every text of the table's is escaped."""
-    snapshot = _Box([_Line(middle_out(drawing.title, 110), bold=True)], _SNAPSHOT, x=_MARGIN, y=_MARGIN)
+def svg_of(excerpt: Excerpt) -> str:
+    """Return the excerpt as an SVG document; every text of the table's is escaped."""
+    snapshot = _Box([_Line(middle_out(excerpt.title, 110), bold=True)], _SNAPSHOT, x=_MARGIN, y=_MARGIN)
     snapshot.width = max(_WIDTH, columns(snapshot.lines[0].text) * _CHARACTER + 2 * _PAD)
-    if not drawing.root:
+    if not excerpt.root:
         return _document([*_drawn(snapshot)], snapshot.x + snapshot.width + _MARGIN, snapshot.height + 2 * _MARGIN)
-    root = _root_box(drawing)
+    root = _root_box(excerpt)
     root.x, root.y = _MARGIN, snapshot.y + snapshot.height + 24
-    stacks = _stacks(drawing.nodes)
+    stacks = _stacks(excerpt.nodes)
     bottom, shelves = _place(stacks, root.y + root.height + 36)
     boxes = [box for stack in stacks for box in stack]
     width = max([root.x + root.width, snapshot.x + snapshot.width, *(box.x + box.width for box in boxes)]) + _GUTTER
@@ -106,14 +106,14 @@ def _document(parts: Iterable[str], width: float, height: float) -> str:
 # -- boxes ----------------------------------------------------------------------------------------------------------
 
 
-def _root_box(drawing: Drawing) -> _Box:
-    name = middle_out(printable(file_name(drawing.location)), 50)
-    lines = [_Line(f"{drawing.root}  {name}".rstrip(), bold=True, title=printable(drawing.location[:300]))]
-    for node in drawing.nodes:
+def _root_box(excerpt: Excerpt) -> _Box:
+    name = middle_out(printable(file_name(excerpt.location)), 50)
+    lines = [_Line(f"{excerpt.root}  {name}".rstrip(), bold=True, title=printable(excerpt.location[:300]))]
+    for node in excerpt.nodes:
         entry = node.entry
         text = f"{middle_out(entry.name, 40)}  {entry.what}"
         lines.append(_Line(text, status=entry.status, struck=entry.status == Status.DELETED, title=entry.where))
-    lines += [_Line(f"… {line}", _FAINT) for line in drawing.left_out]
+    lines += [_Line(f"… {line}", _FAINT) for line in excerpt.left_out]
     widest = max(columns(line.text) + (12 if line.status is not None else 0) for line in lines)
     return _Box(lines, _ROOT, width=max(_WIDTH, widest * _CHARACTER + 2 * _PAD))
 

@@ -5,27 +5,27 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from sparkmeta.inspect.drawing import columns, middle_out, printable
+from sparkmeta.inspect.excerpt import columns, middle_out, printable
 from sparkmeta.storage.location import file_name
 
 if TYPE_CHECKING:
-    from sparkmeta.inspect.drawing import Drawing, Entry, Node
+    from sparkmeta.inspect.excerpt import Entry, Excerpt, Node
 
 _LONGEST_NAME = 48
 _LONGEST_FILE = 40
 _LAST, _OTHER = ("└─ ", "   "), ("├─ ", "│  ")
 
 
-def text_of(drawing: Drawing) -> str:
+def text_of(excerpt: Excerpt) -> str:
     """The tree, an entry a line, each below its manifest."""
-    if not drawing.root:
-        return drawing.title
-    name = middle_out(printable(file_name(drawing.location)), _LONGEST_NAME)
-    count = f"{drawing.entries:,} {'entry' if drawing.entries == 1 else 'entries'}"
-    lines = [drawing.title, f"{_LAST[0]}{drawing.root} {name}: {count}".replace("  ", " ")]
-    cells = _aligned([_root_cells(node.entry) for node in drawing.nodes])
-    items = [(cell, _below(node)) for cell, node in zip(cells, drawing.nodes, strict=True)]
-    items += [(f"… {line}", []) for line in drawing.left_out]
+    if not excerpt.root:
+        return excerpt.title
+    name = middle_out(printable(file_name(excerpt.location)), _LONGEST_NAME)
+    count = f"{excerpt.entries:,} {'entry' if excerpt.entries == 1 else 'entries'}"
+    lines = [excerpt.title, f"{_LAST[0]}{excerpt.root} {name}: {count}".replace("  ", " ")]
+    cells = _aligned([_root_cells(node.entry) for node in excerpt.nodes])
+    items = [(cell, _below(node)) for cell, node in zip(cells, excerpt.nodes, strict=True)]
+    items += [(f"… {line}", []) for line in excerpt.left_out]
     return "\n".join([*lines, *(f"{_LAST[1]}{line}" for line in _tree(items))])
 
 

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from sparkmeta.state import TableState
-    from sparkmeta.table import Table
 
 Columns = Sequence[str] | None
 
@@ -35,8 +34,8 @@ class InspectTable:
     encrypted table, and, when they run, CorruptFileError for a file that is not what it should be.
     """
 
-    def __init__(self, table: Table) -> None:
-        self._table = table
+    def __init__(self, state: TableState, metadata_location: str) -> None:
+        self._state, self._metadata_location = state, metadata_location
 
     # -- of one snapshot --------------------------------------------------------------------------------------------
 
@@ -53,7 +52,7 @@ class InspectTable:
         Columns: status int (0 existing, 1 added, 2 deleted), snapshot_id long, sequence_number long,
         file_sequence_number long, data_file struct (the columns of `files`), readable_metrics struct.
         """
-        return files.entries(self._state(snapshot_id, ref, as_of), columns)
+        return files.entries(self._at(snapshot_id, ref, as_of), columns)
 
     def files(
         self,
@@ -73,7 +72,7 @@ class InspectTable:
         readable_metrics: for each leaf column of the table, by its full name, a struct of column_size, value_count,
         null_value_count, nan_value_count long, lower_bound and upper_bound of the column's type.
         """
-        state = self._state(snapshot_id, ref, as_of)
+        state = self._at(snapshot_id, ref, as_of)
         return files.files(state, state.manifests, columns)
 
     def data_files(
@@ -85,7 +84,7 @@ class InspectTable:
         columns: Columns = None,
     ) -> DataFrame:
         """One row a live data file, with the columns of `files`."""
-        state = self._state(snapshot_id, ref, as_of)
+        state = self._at(snapshot_id, ref, as_of)
         return files.files(state, state.data_manifests, columns)
 
     def delete_files(
@@ -97,7 +96,7 @@ class InspectTable:
         columns: Columns = None,
     ) -> DataFrame:
         """One row a live delete file or deletion vector, with the columns of `files`."""
-        state = self._state(snapshot_id, ref, as_of)
+        state = self._at(snapshot_id, ref, as_of)
         return files.files(state, state.delete_manifests, columns)
 
     def manifests(
@@ -110,7 +109,7 @@ class InspectTable:
         partition_summaries array<struct<contains_null boolean, contains_nan boolean, lower_bound string,
         upper_bound string>>, a summary for each field of the manifest's spec.
         """
-        return manifests.manifests(self._state(snapshot_id, ref, as_of))
+        return manifests.manifests(self._at(snapshot_id, ref, as_of))
 
     def partitions(
         self, snapshot_id: int | None = None, *, ref: str | None = None, as_of: datetime | int | None = None
@@ -122,7 +121,7 @@ class InspectTable:
         vectors included), equality_delete_record_count long, equality_delete_file_count int, last_updated_at timestamp,
         last_updated_snapshot_id long.
         """
-        return partitions.partitions(self._state(snapshot_id, ref, as_of))
+        return partitions.partitions(self._at(snapshot_id, ref, as_of))
 
     def position_deletes(
         self, snapshot_id: int | None = None, *, ref: str | None = None, as_of: datetime | int | None = None
@@ -133,7 +132,7 @@ class InspectTable:
         partition struct (where the table has any), spec_id int, delete_file_path string, and from format version 3 on
         content_offset long, content_size_in_bytes long.
         """
-        return position_deletes.position_deletes(self._state(snapshot_id, ref, as_of))
+        return position_deletes.position_deletes(self._at(snapshot_id, ref, as_of))
 
     # -- of the whole history ---------------------------------------------------------------------------------------
 
@@ -143,14 +142,14 @@ class InspectTable:
         Columns: committed_at timestamp, snapshot_id long, parent_id long, operation string, manifest_list string,
         summary map<string, string>.
         """
-        return snapshots.snapshots(self._table.state)
+        return snapshots.snapshots(self._state)
 
     def history(self) -> DataFrame:
         """One row a change of the current snapshot.
 
         Columns: made_current_at timestamp, snapshot_id long, parent_id long, is_current_ancestor boolean.
         """
-        return snapshots.history(self._table.state)
+        return snapshots.history(self._state)
 
     def refs(self) -> DataFrame:
         """One row a branch or tag.
@@ -158,7 +157,7 @@ class InspectTable:
         Columns: name string, type string (BRANCH, TAG), snapshot_id long, max_reference_age_in_ms long,
         min_snapshots_to_keep int, max_snapshot_age_in_ms long.
         """
-        return snapshots.refs(self._table.state)
+        return snapshots.refs(self._state)
 
     def metadata_log_entries(self) -> DataFrame:
         """One row a metadata file that the table had, the present one too.
@@ -166,38 +165,38 @@ class InspectTable:
         Columns: timestamp timestamp, file string, latest_snapshot_id long, latest_schema_id int,
         latest_sequence_number long.
         """
-        return snapshots.metadata_log_entries(self._table.state, self._table.metadata_location)
+        return snapshots.metadata_log_entries(self._state, self._metadata_location)
 
     def all_manifests(self) -> DataFrame:
         """One row for each snapshot and manifest of it: a manifest stands there once for every snapshot that has it.
 
         Columns: those of `manifests`, reference_snapshot_id long, key_metadata binary.
         """
-        return manifests.all_manifests(self._table.state)
+        return manifests.all_manifests(self._state)
 
     def all_files(self, *, columns: Columns = None) -> DataFrame:
         """One row a live file of each manifest of any snapshot, with the columns of `files`.
 
         A manifest is read once, whatever the number of its snapshots; a file that several manifests list is repeated.
         """
-        return all_files.all_files(self._table.state, None, columns)
+        return all_files.all_files(self._state, None, columns)
 
     def all_data_files(self, *, columns: Columns = None) -> DataFrame:
         """The data files among `all_files`."""
-        return all_files.all_files(self._table.state, ContentType.DATA_MANIFEST, columns)
+        return all_files.all_files(self._state, ContentType.DATA_MANIFEST, columns)
 
     def all_delete_files(self, *, columns: Columns = None) -> DataFrame:
         """The delete files and deletion vectors among `all_files`."""
-        return all_files.all_files(self._table.state, ContentType.DELETE_MANIFEST, columns)
+        return all_files.all_files(self._state, ContentType.DELETE_MANIFEST, columns)
 
     def all_entries(self, *, columns: Columns = None) -> DataFrame:
         """One row an entry of each manifest of any snapshot, with the columns of `entries`; a manifest is read once."""
-        return all_files.all_entries(self._table.state, columns)
+        return all_files.all_entries(self._state, columns)
 
     # -----------------------------------------------------------------------------------------------------------------
 
-    def _state(self, snapshot_id: int | None, ref: str | None, as_of: datetime | int | None) -> TableState:
-        state = self._table.state
+    def _at(self, snapshot_id: int | None, ref: str | None, as_of: datetime | int | None) -> TableState:
+        state = self._state
         if sum(one is not None for one in (snapshot_id, ref, as_of)) > 1:
             raise ValueError("snapshot_id, ref and as_of each name a snapshot: give one of them")
         if ref is not None:

@@ -69,7 +69,7 @@ def position_deletes_type(state: TableState) -> SparkStructType:
 
 def delete_files(state: TableState) -> DataFrame:
     """The live position delete files: location, file_format, deletes array<struct>, as `DeleteRows` takes them."""
-    manifests = live_manifests(state.manifests(ContentType.DELETE_MANIFEST))
+    manifests = live_manifests(state.delete_manifests)
     entries = state.entries(manifests, state.projection(_COLUMNS))
     positional = entries.where(is_live().text).where(F.col("content_type") == int(ContentType.POSITION_DELETES))
     entry = [

@@ -6,23 +6,25 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic
 
 import pyarrow as pa
 
+from sparkmeta.commit.attempts import commit_steps
 from sparkmeta.commit.base_root import BaseRoot, base_root
 from sparkmeta.commit.compact.choose import Choice, Reason, Scope, choose
 from sparkmeta.commit.compact.fold import fold
+from sparkmeta.commit.compact.job import Rewritten
 from sparkmeta.commit.compact.options import CompactionOptions, scope_of
 from sparkmeta.commit.compact.ranges import leaf_ranges
-from sparkmeta.commit.compact.rewrite import Rewritten, rewrite
+from sparkmeta.commit.compact.rewrite import rewrite
 from sparkmeta.commit.new_snapshot import NewSnapshot, SnapshotNames, blob_loader, branch_head, with_root
 from sparkmeta.commit.summary import ManifestCounts, Tally, snapshot_summary
-from sparkmeta.commit.transaction import commit_steps, refuse_older
 from sparkmeta.commit.tree import TreeChange
 from sparkmeta.errors import CommitConflictError
 from sparkmeta.maintain.outcome import committed_counts
 from sparkmeta.manifests.v4.root import Root
+from sparkmeta.operations.base_table import TableT
 from sparkmeta.session import local_frame
 from sparkmeta.spec.entry import ContentType
 
@@ -32,7 +34,6 @@ if TYPE_CHECKING:
     from sparkmeta.spec.metadata import TableMetadata
     from sparkmeta.spec.snapshot import Summary
     from sparkmeta.state import TableState
-    from sparkmeta.table import Table
 
 PLANNED = pa.schema(
     [
@@ -106,16 +107,16 @@ class CompactionSummary:
 
 
 @dataclass(frozen=True)
-class CompactionPlan:
+class CompactionPlan(Generic[TableT]):
     """A compaction that happens when `commit` is called."""
 
-    table: Table
+    table: TableT
     options: CompactionOptions
     branch: str
     properties: Mapping[str, str]
     _state: TableState
     _scope: Scope | None
-    _done: list[Table] = field(default_factory=list)
+    _done: list[TableT] = field(default_factory=list)
 
     def files(self) -> DataFrame:
         """A row a leaf, or file of the root, that is rewritten; starts no job.
@@ -146,7 +147,7 @@ class CompactionPlan:
             reasons=dict(Counter(reason for row in rows for reason in row["reasons"])),
         )
 
-    def commit(self) -> Table:
+    def commit(self) -> TableT:
         """Rewrites the leaves and makes a snapshot of the new tree; the table as it is then, itself without a plan.
 
         What other commits add and remove meanwhile stays so. An attempt that meets them is made again with the leaves
@@ -166,7 +167,7 @@ class CompactionPlan:
         """The summary and, once it is committed, what came of it (else null), for JSON."""
         after = self._done[0].metadata.snapshot_by_name(self.branch) if self._done else None
         committed = committed_counts(self._state.snapshot, after)
-        return {"table": self.table.location(), "plan": self.summary().to_dict(), "committed": committed}
+        return {"table": self.table.metadata.location, "plan": self.summary().to_dict(), "committed": committed}
 
     @cached_property
     def _choice(self) -> Choice:
@@ -245,7 +246,7 @@ def _gain(reasons: tuple[Reason, ...], dead: int, overlaps: int | None, leaves: 
 class _Compaction:
     """The step that a commit makes: leaves are written once, each attempt folds them into the root that it meets."""
 
-    plan: CompactionPlan
+    plan: CompactionPlan[Any]
     names: SnapshotNames = field(default_factory=SnapshotNames)
     done: list[Rewritten] | None = None
 
@@ -280,11 +281,11 @@ def _root(base: BaseRoot, head: TableState) -> Root:
 
 
 def plan_compaction(
-    table: Table, options: CompactionOptions, branch: str, properties: Mapping[str, str]
-) -> CompactionPlan:
+    table: TableT, options: CompactionOptions, branch: str, properties: Mapping[str, str]
+) -> CompactionPlan[TableT]:
     """See `Maintenance.compact_manifests`."""
-    refuse_older(table)
-    table.committer()
+    table.refuse_lists()
+    table.refuse_read_only()
     options.check()
     head = branch_head(table.state, branch)
     base = base_root(head)

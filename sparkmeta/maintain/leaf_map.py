@@ -15,11 +15,10 @@ from sparkmeta.commit.base_root import base_root
 from sparkmeta.commit.compact.options import CompactionOptions, scope_of
 from sparkmeta.commit.compact.ranges import leaf_ranges
 from sparkmeta.commit.new_snapshot import branch_head, with_root
-from sparkmeta.commit.transaction import refuse_older
 from sparkmeta.spec.entry import ContentType
 
 if TYPE_CHECKING:
-    from sparkmeta.table import Table
+    from sparkmeta.operations.base_table import BaseTable
 
 _WIDTH, _MARGIN, _BAR, _MOST_BARS = 880, 16, 9, 2_000
 _CLEAN, _MASKED, _INK = (46, 125, 50), (239, 108, 0), "#1f2328"
@@ -84,9 +83,9 @@ def _bar(one: LeafBar) -> str:
     )
 
 
-def leaf_map(table: Table, cluster_by: Sequence[str] | None, branch: str) -> LeafMap:
+def leaf_map(table: BaseTable, cluster_by: Sequence[str] | None, branch: str) -> LeafMap:
     """See `Maintenance.leaf_map`."""
-    refuse_older(table)
+    table.refuse_lists()
     head = branch_head(table.state, branch)
     base, spec_id = base_root(head), table.metadata.default_spec_id
     if base.root is None:

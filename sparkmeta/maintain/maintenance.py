@@ -3,28 +3,29 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Generic
 
 from pyiceberg.expressions import AlwaysTrue
+
+from sparkmeta.commit.compact.options import CompactionOptions
+from sparkmeta.maintain.compact import CompactionPlan, plan_compaction
+from sparkmeta.maintain.leaf_map import LeafMap, leaf_map
+from sparkmeta.maintain.rewrite_manifests import ManifestRewriteOptions, ManifestRewritePlan, plan_rewrite
+from sparkmeta.maintain.undo_upgrade import UndoUpgradePlan, plan_undo_upgrade
+from sparkmeta.maintain.upgrade import UpgradePlan, plan_upgrade
+from sparkmeta.operations.base_table import TableT
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from pyiceberg.expressions import BooleanExpression
 
-    from sparkmeta.maintain.compact import CompactionPlan
-    from sparkmeta.maintain.leaf_map import LeafMap
-    from sparkmeta.maintain.rewrite_manifests import ManifestRewritePlan
-    from sparkmeta.maintain.undo_upgrade import UndoUpgradePlan
-    from sparkmeta.maintain.upgrade import UpgradePlan
-    from sparkmeta.table import Table
-
 
 @dataclass(frozen=True)
-class Maintenance:
+class Maintenance(Generic[TableT]):
     """What can be done to keep a table in shape. Every method gives a plan: nothing happens before its `commit()`."""
 
-    table: Table
+    table: TableT
 
     def compact_manifests(  # noqa: PLR0913  every one by name
         self,
@@ -40,7 +41,7 @@ class Maintenance:
         root_files: int | None = 100,
         branch: str = "main",
         snapshot_properties: Mapping[str, str] | None = None,
-    ) -> CompactionPlan:
+    ) -> CompactionPlan[TableT]:
         """A compaction of the tree's manifests: leaves are merged, freed of masked entries and put in order.
 
         Readers see the same table, with the same changes in every snapshot. Only what is worth it is rewritten; a
@@ -66,9 +67,6 @@ class Maintenance:
             InvalidFilterError: a filter that does not fit the table.
             UnsupportedError: a table that is no metadata tree, or that was opened read-only.
         """
-        from sparkmeta.commit.compact.options import CompactionOptions
-        from sparkmeta.maintain.compact import plan_compaction
-
         options = CompactionOptions(
             row_filter, cluster_by, target_leaf_bytes, max_entries, max_bytes, min_masked, small_leaf, max_overlap,
             root_files,
@@ -84,7 +82,7 @@ class Maintenance:
         target_manifest_bytes: int | None = None,
         branch: str = "main",
         snapshot_properties: Mapping[str, str] | None = None,
-    ) -> ManifestRewritePlan:
+    ) -> ManifestRewritePlan[TableT]:
         """The Avro manifests of a table of format version 1 to 3 sorted anew by partition, and made of the right size.
 
         Data and delete manifests of each partition spec by themselves. Live files keep their snapshot ids, sequence
@@ -105,8 +103,6 @@ class Maintenance:
             UnsupportedError: a table of version 4, or encrypted, or of a transform that is not known, or one that was
                 opened read-only.
         """
-        from sparkmeta.maintain.rewrite_manifests import ManifestRewriteOptions, plan_rewrite
-
         options = ManifestRewriteOptions(row_filter, spec_id, sort_by, target_manifest_bytes)
         return plan_rewrite(self.table, options, branch, dict(snapshot_properties or {}))
 
@@ -120,11 +116,9 @@ class Maintenance:
             ValidationError: a column that the table does not have, or a branch.
             UnsupportedError: a table that is no metadata tree.
         """
-        from sparkmeta.maintain.leaf_map import leaf_map
-
         return leaf_map(self.table, cluster_by, branch)
 
-    def upgrade(self, format_version: int) -> UpgradePlan:
+    def upgrade(self, format_version: int) -> UpgradePlan[TableT]:
         """The upgrade of a table of format version 1 to 3, or of one of version 4 with manifest lists, to the tree.
 
         In place: no manifest and no manifest list is written anew, and readers see the same table. From then on
@@ -134,11 +128,9 @@ class Maintenance:
             ValidationError: a format version other than 4, or a table that has the tree already.
             UnsupportedError: a table that is encrypted, or that was opened read-only.
         """
-        from sparkmeta.maintain.upgrade import plan_upgrade
-
         return plan_upgrade(self.table, format_version)
 
-    def undo_upgrade(self, format_version: int | None = None) -> UndoUpgradePlan:
+    def undo_upgrade(self, format_version: int | None = None) -> UndoUpgradePlan[TableT]:
         """The way back from the metadata tree, until the first commit of a snapshot makes a root.
 
         The table is of the version that it had before the upgrade, and Iceberg's Java library reads and writes it.
@@ -152,6 +144,4 @@ class Maintenance:
                 the version has no place for.
             UnsupportedError: a table that was opened read-only.
         """
-        from sparkmeta.maintain.undo_upgrade import plan_undo_upgrade
-
         return plan_undo_upgrade(self.table, format_version)

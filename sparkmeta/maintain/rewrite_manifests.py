@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -16,13 +16,12 @@ from pyspark.sql import functions as F
 
 from sparkmeta.columns.bounds import ANY
 from sparkmeta.columns.predicate import bind_filter, parse_filter
-from sparkmeta.commit.compact.rewrite import executor_reader_of
+from sparkmeta.commit.attempts import commit_steps, discard
+from sparkmeta.commit.compact.job import executor_reader_of
 from sparkmeta.commit.exchange import RANGE_SCHEMA, exchanged, range_bounds
 from sparkmeta.commit.manifests import NewList
 from sparkmeta.commit.new_snapshot import SnapshotNames, branch_head
 from sparkmeta.commit.summary import ManifestCounts, Tally, snapshot_summary
-from sparkmeta.commit.swap import metadata_folder
-from sparkmeta.commit.transaction import commit_steps, discard
 from sparkmeta.errors import (
     CommitConflictError,
     CommitFailedError,
@@ -40,6 +39,8 @@ from sparkmeta.manifests.avro.write import ManifestFormat, entry_schema, manifes
 from sparkmeta.manifests.manifest_list import MANIFEST_FILE_SCHEMA, live_count, live_counts
 from sparkmeta.manifests.parts import manifest_parts
 from sparkmeta.manifests.projection import MANIFEST, ORDINAL, PARTITION
+from sparkmeta.operations.base_table import TableT
+from sparkmeta.operations.table_operations import metadata_folder
 from sparkmeta.plan.filter import ScanFilter
 from sparkmeta.plan.prune import matching_manifests
 from sparkmeta.session import local_frame, read_tasks
@@ -53,7 +54,6 @@ if TYPE_CHECKING:
     from sparkmeta.spec.metadata import TableMetadata
     from sparkmeta.spec.snapshot import Summary
     from sparkmeta.state import TableState
-    from sparkmeta.table import Table
 
 PLANNED = pa.schema(
     [
@@ -158,16 +158,16 @@ class ManifestGroup:
 
 
 @dataclass(frozen=True)
-class ManifestRewritePlan:
+class ManifestRewritePlan(Generic[TableT]):
     """A rewriting that happens when `commit` is called."""
 
-    table: Table
+    table: TableT
     options: ManifestRewriteOptions
     branch: str
     properties: Mapping[str, str]
     _state: TableState
     _groups: tuple[ManifestGroup, ...]
-    _done: list[Table] = field(default_factory=list)
+    _done: list[TableT] = field(default_factory=list)
 
     def files(self) -> DataFrame:
         """A row a manifest that is rewritten; starts no job.
@@ -207,7 +207,7 @@ class ManifestRewritePlan:
             bytes=sum(_size(group.manifests) for group in self._groups),
         )
 
-    def commit(self) -> Table:
+    def commit(self) -> TableT:
         """Writes the manifests and makes a snapshot that has them; the table as it is then, itself without a plan.
 
         What other commits add meanwhile stays. An attempt that meets them is made again with the manifests that were
@@ -236,14 +236,14 @@ class ManifestRewritePlan:
         """The summary and, once it is committed, what came of it (else null), for JSON."""
         after = self._done[0].metadata.snapshot_by_name(self.branch) if self._done else None
         committed = committed_counts(self._state.snapshot, after)
-        return {"table": self.table.location(), "plan": self.summary().to_dict(), "committed": committed}
+        return {"table": self.table.metadata.location, "plan": self.summary().to_dict(), "committed": committed}
 
 
 @dataclass
 class _Rewrite:
     """The step that a commit makes: manifests are written once, each attempt puts them into the list that it meets."""
 
-    plan: ManifestRewritePlan
+    plan: ManifestRewritePlan[Any]
     names: SnapshotNames = field(default_factory=SnapshotNames)
     done: list[tuple[ManifestGroup, pa.Table]] | None = None
     used: set[str] = field(default_factory=set)
@@ -383,10 +383,10 @@ def _check_count(group: ManifestGroup, made: pa.Table, state: TableState) -> Non
 
 
 def plan_rewrite(
-    table: Table, options: ManifestRewriteOptions, branch: str, properties: Mapping[str, str]
-) -> ManifestRewritePlan:
+    table: TableT, options: ManifestRewriteOptions, branch: str, properties: Mapping[str, str]
+) -> ManifestRewritePlan[TableT]:
     """See `Maintenance.rewrite_manifests`."""
-    table.committer()
+    table.refuse_read_only()
     head = branch_head(table.state, branch)
     _refuse(head)
     groups = _groups(head, options)

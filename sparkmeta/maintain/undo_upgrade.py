@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Generic
 
-from sparkmeta.commit.transaction import commit_steps
+from sparkmeta.commit.attempts import commit_steps
 from sparkmeta.errors import NotFoundError, ValidationError
+from sparkmeta.operations.base_table import TableT
 from sparkmeta.spec.metadata import parse_table_metadata
 from sparkmeta.spec.metadata_model import TableMetadataV4
 from sparkmeta.spec.upgrade import undo_upgrade
@@ -15,14 +16,13 @@ from sparkmeta.spec.upgrade import undo_upgrade
 if TYPE_CHECKING:
     from sparkmeta.spec.metadata import TableMetadata
     from sparkmeta.state import TableState
-    from sparkmeta.table import Table
 
 
 @dataclass(frozen=True)
-class UndoUpgradePlan:
+class UndoUpgradePlan(Generic[TableT]):
     """The undoing of an upgrade, which happens when `commit` is called. to_version: of the table before the upgrade."""
 
-    table: Table
+    table: TableT
     to_version: int
 
     def __str__(self) -> str:
@@ -34,7 +34,7 @@ class UndoUpgradePlan:
             ]
         )
 
-    def commit(self) -> Table:
+    def commit(self) -> TableT:
         """Swaps in the metadata of the earlier version; the table as it is then.
 
         Raises:
@@ -51,14 +51,14 @@ class UndoUpgradePlan:
         return undone.model_copy(update={"last_updated_ms": now})
 
 
-def plan_undo_upgrade(table: Table, format_version: int | None) -> UndoUpgradePlan:
+def plan_undo_upgrade(table: TableT, format_version: int | None) -> UndoUpgradePlan[TableT]:
     """See `Maintenance.undo_upgrade`."""
     metadata = _of_tree(table.metadata)
     if format_version is not None and format_version not in (1, 2, 3, 4):
         raise ValidationError(f"{table.name}: there is no format version {format_version} to go back to")
     version = _version_before(table.state) if format_version is None else format_version
     undo_upgrade(metadata, version)
-    table.committer()
+    table.refuse_read_only()
     return UndoUpgradePlan(table, version)
 
 

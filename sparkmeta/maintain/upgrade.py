@@ -10,14 +10,15 @@ import time
 import uuid
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Generic
 
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyiceberg.table.refs import SnapshotRefType
 
-from sparkmeta.commit.transaction import commit_steps
+from sparkmeta.commit.attempts import commit_steps
 from sparkmeta.errors import UnsupportedError, ValidationError
+from sparkmeta.operations.base_table import TableT
 from sparkmeta.spec.metadata_model import TableMetadataV3, TableMetadataV4
 from sparkmeta.spec.upgrade import upgrade_metadata
 
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from sparkmeta.spec.expressions import Expression
     from sparkmeta.spec.metadata import TableMetadata
     from sparkmeta.state import TableState
-    from sparkmeta.table import Table
 
 TREE_VERSION = 4
 _ENCRYPTION_KEY = "encryption.key-id"
@@ -87,10 +87,10 @@ class UpgradeSummary:
 
 
 @dataclass(frozen=True)
-class UpgradePlan:
+class UpgradePlan(Generic[TableT]):
     """An upgrade that happens when `commit` is called."""
 
-    table: Table
+    table: TableT
     _table_uuid: uuid.UUID = field(default_factory=uuid.uuid4)
 
     def summary(self) -> UpgradeSummary:
@@ -111,7 +111,7 @@ class UpgradePlan:
             branches=tuple(_branches(self.table.state)),
         )
 
-    def commit(self) -> Table:
+    def commit(self) -> TableT:
         """Swaps in the upgraded metadata; the table as it is then.
 
         Raises:
@@ -129,12 +129,12 @@ class UpgradePlan:
         return upgraded.model_copy(update={"last_updated_ms": now})
 
 
-def plan_upgrade(table: Table, format_version: int) -> UpgradePlan:
+def plan_upgrade(table: TableT, format_version: int) -> UpgradePlan[TableT]:
     """See `Maintenance.upgrade`."""
     if format_version != TREE_VERSION:
         raise ValidationError(f"{table.name}: there is an upgrade to format version 4 only, not to {format_version}")
     _refuse(table.metadata)
-    table.committer()
+    table.refuse_read_only()
     return UpgradePlan(table)
 
 

@@ -25,12 +25,12 @@ from rich.console import Console
 from rich.table import Table as RichTable
 
 import sparkmeta as sm
+from sparkmeta.commit.attempts import commit_steps
 from sparkmeta.commit.base_root import base_root
 from sparkmeta.commit.file_rows import file_rows
-from sparkmeta.commit.new_files import leaf_format
+from sparkmeta.commit.file_writer import leaf_format
 from sparkmeta.commit.new_snapshot import NewSnapshot, SnapshotNames
 from sparkmeta.commit.summary import ManifestCounts, Tally, snapshot_summary
-from sparkmeta.commit.transaction import commit_steps
 from sparkmeta.commit.tree import TreeChange
 from sparkmeta.manifests.avro.read import schema_of
 from sparkmeta.manifests.v4.write import write_leaves

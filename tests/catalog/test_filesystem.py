@@ -7,8 +7,9 @@ import pytest
 from pyspark.sql import SparkSession
 
 from sparkmeta.catalog import load_catalog
-from sparkmeta.catalog.filesystem import FileSystemCatalog, is_metadata_file, latest_metadata
+from sparkmeta.catalog.filesystem import FileSystemCatalog
 from sparkmeta.errors import CorruptFileError, NoSuchTableError, ValidationError
+from sparkmeta.operations.metadata_files import is_metadata_file, latest_metadata
 from sparkmeta.storage.files import Files, LocalFiles, SparkFiles
 from tests.spec.table_metadata import encoded, v2
 

@@ -20,13 +20,13 @@ from typing import TYPE_CHECKING
 
 from sparkmeta.errors import CommitFailedError, CommitStateUnknownError
 from tests.commit import tree_committers, tree_compactors
-from tests.commit.places import open_swap
+from tests.commit.places import open_operations
 from tests.commit.tables import appended
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from sparkmeta.commit.swap import Swap
+    from sparkmeta.operations.table_operations import TableOperations
 
 WORKERS = 8
 # Beside compactors.
@@ -76,7 +76,7 @@ def start(kind: str, uri: str, folder: str, worker: int, commits: int) -> int:
         return pid
     code = 1
     try:
-        swap = open_swap(uri, Path(folder))
+        swap = open_operations(uri, Path(folder))
         if kind == "compaction" and worker >= WRITERS:
             tree_compactors.work(swap, Path(folder), worker, WRITERS, commits)
         else:
@@ -90,19 +90,19 @@ def start(kind: str, uri: str, folder: str, worker: int, commits: int) -> int:
         os._exit(code)
 
 
-def work(swap: Swap, folder: Path, worker: int, commits: int) -> None:
+def work(swap: TableOperations, folder: Path, worker: int, commits: int) -> None:
     """Raises the worker's own counter in the table to ``commits``, by one a commit; notes what it was told."""
     name = f"worker.{worker}"
     chance = random.Random(os.getpid())
     with (folder / name).open("a") as notes:
         while True:
-            base = swap.load()
+            base = swap.refresh()
             step = int(base.metadata.properties.get(name, "0")) + 1
             if step > commits:
                 return
             try:
                 told = "done"
-                swap.commit(*base, appended(base.metadata, **{name: str(step), "author": f"{worker}/{step}"}))
+                swap.commit(base, appended(base.metadata, **{name: str(step), "author": f"{worker}/{step}"}))
             except CommitFailedError:
                 told = "failed"
             except CommitStateUnknownError:

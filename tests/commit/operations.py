@@ -7,7 +7,7 @@ its partition.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import pyarrow as pa
 from py4j.java_gateway import is_instance_of
@@ -17,8 +17,8 @@ from pyiceberg.schema import Schema
 from pyiceberg.transforms import IdentityTransform
 from pyiceberg.types import LongType, NestedField, StringType
 
-from sparkmeta.commit.swap import TableVersion, next_version
 from sparkmeta.errors import CommitFailedError, ValidationError
+from sparkmeta.operations.table_operations import TableVersion, next_version
 from sparkmeta.spec.metadata import TableMetadata
 from tests.peers.content_files import elements
 from tests.peers.file_maker import FileMaker
@@ -178,13 +178,15 @@ class Pointer:
 
     current: TableVersion
 
-    def load(self) -> TableVersion:
+    read_only: ClassVar[bool] = False
+
+    def refresh(self) -> TableVersion:
         return self.current
 
-    def commit(self, base_location: str | None, base: TableMetadata | None, new: TableMetadata) -> TableVersion:
-        if base_location != self.current.metadata_location:
+    def commit(self, base: TableVersion | None, new: TableMetadata) -> TableVersion:
+        if base is None or base.metadata_location != self.current.metadata_location:
             raise CommitFailedError("another commit came first")
-        self.current = TableVersion(f"{base_location}+", next_version(base_location, base, new).metadata)
+        self.current = TableVersion(f"{base.metadata_location}+", next_version(base, new).metadata)
         return self.current
 
 

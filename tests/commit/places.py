@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 
 from pyiceberg.catalog.sql import SqlCatalog
 
-from sparkmeta.commit.filesystem import FileSystemSwap
-from sparkmeta.commit.sql import SqlSwap
+from sparkmeta.operations.filesystem import FileSystemOperations
+from sparkmeta.operations.sql import SqlOperations
 from sparkmeta.storage.files import LocalFiles
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from sparkmeta.commit.swap import Swap
+    from sparkmeta.operations.table_operations import TableOperations
     from sparkmeta.storage.files import Files
 
 KINDS = ["folder", "sqlite", "postgres"]
@@ -25,14 +25,14 @@ def place(kind: str, folder: Path, postgres: str | None = None) -> str:
     return {"folder": "", "sqlite": f"sqlite:///{folder}/catalog.db", "postgres": postgres or ""}[kind]
 
 
-def open_swap(uri: str, folder: Path | str, files: Files | None = None) -> Swap:
-    """The swap of the table in a folder, by the pointer in a place; in PostgreSQL it is named after the folder."""
+def open_operations(uri: str, folder: Path | str, files: Files | None = None) -> TableOperations:
+    """The operations of the table in a folder, by the pointer in a place; PostgreSQL names it after the folder."""
     location = f"file://{folder}/table"
     if not uri:
-        return FileSystemSwap(files or LocalFiles(), location)
+        return FileSystemOperations(files or LocalFiles(), location)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         catalog = SqlCatalog("tests", uri=uri, warehouse=f"file://{folder}")
     namespace = str(folder).replace(".", "_")
     catalog.create_namespace_if_not_exists((namespace,))
-    return SqlSwap(catalog, (namespace, "table"), files or LocalFiles())
+    return SqlOperations(catalog, (namespace, "table"), files or LocalFiles())

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import sparkmeta as sm
-from sparkmeta.commit.filesystem import FileSystemSwap
-from sparkmeta.commit.swap import TableVersion
 from sparkmeta.errors import CommitConflictError, NoSuchSnapshotError, UnsupportedError, ValidationError
+from sparkmeta.operations.filesystem import FileSystemOperations
 from sparkmeta.spec.metadata import SnapshotRef
 from sparkmeta.storage.files import LocalFiles
 from tests.commit.operations import BASE, SCHEMA, SPEC, Change, JavaPeer, Pointer, apply, planned, rows
@@ -103,7 +102,7 @@ def base(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> sm.Ta
 
 @pytest.fixture
 def table(base: sm.Table) -> sm.Table:
-    return replace(base, swap=Pointer(TableVersion(base.metadata_location, base.metadata)))
+    return replace(base, operations=Pointer(base.version))
 
 
 # -- beside Java ----------------------------------------------------------------------------------------------------
@@ -233,7 +232,7 @@ def test_tables_of_every_version_are_fast_forwarded(version: int, spark: SparkSe
     first = appended(new_table(folder, version=version))
     second, old = appended(first), first.current_snapshot_id
     refs = {**second.refs, "old": SnapshotRef.model_validate({"snapshot-id": old, "type": "branch"})}
-    FileSystemSwap(LocalFiles(), folder, None).commit(None, None, second.model_copy(update={"refs": refs}))
+    FileSystemOperations(LocalFiles(), folder, None).commit(None, second.model_copy(update={"refs": refs}))
     table = sm.load_table(folder, spark=spark)
     table = fast_forward(table, "old", "main")
     assert snapshot_of(table.refresh(), "old") == snapshot_of(table) != old

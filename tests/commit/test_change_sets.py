@@ -30,7 +30,7 @@ from sparkmeta.spec.bitmap import PositionBitmap, write_deletion_vector
 from sparkmeta.spec.new_table import new_metadata
 from sparkmeta.spec.puffin import deletion_vector_blob, write_puffin
 from sparkmeta.storage.files import LocalFiles
-from tests.commit.places import open_swap
+from tests.commit.places import open_operations
 from tests.commit.test_transaction import SCHEMA, SPEC
 from tests.commit.tree_committers import ArrowFrame, opened
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     import sparkmeta as sm
-    from sparkmeta.commit.swap import Swap
+    from sparkmeta.operations.table_operations import TableOperations
 
 SOAK = os.environ.get("SPARKMETA_SOAK") == "1"
 COMMITS = 24
@@ -115,7 +115,7 @@ class ChangeSet(NamedTuple):
 class World:
     """A table in a folder, its model, and a source of files."""
 
-    swap: Swap
+    swap: TableOperations
     folder: Path
     rng: random.Random
     model: Model = field(default_factory=Model)
@@ -414,8 +414,8 @@ INVALID: list[Operation] = [
 @given(seed=st.integers(0, 2**32))
 def test_change_sets(spark_session: SparkSession, tmp_path_factory: pytest.TempPathFactory, seed: int) -> None:
     folder = tmp_path_factory.mktemp("world")
-    swap = open_swap("", folder)
-    swap.commit(None, None, new_metadata(f"file://{folder}/table", SCHEMA, SPEC, UNSORTED_SORT_ORDER, {}, 4))
+    swap = open_operations("", folder)
+    swap.commit(None, new_metadata(f"file://{folder}/table", SCHEMA, SPEC, UNSORTED_SORT_ORDER, {}, 4))
     world = World(swap, folder, random.Random(seed))
     for number in range(COMMITS):
         if number % 6 == 0:

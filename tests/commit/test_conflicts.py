@@ -11,7 +11,6 @@ import pytest
 from pyspark.sql import functions as F
 
 import sparkmeta as sm
-from sparkmeta.commit.swap import TableVersion
 from sparkmeta.errors import CommitConflictError, ValidationError
 from sparkmeta.storage.files import LocalFiles
 from tests.commit.operations import SCHEMA, SPEC, Change, File, JavaPeer, Pointer, apply, planned, rows
@@ -41,12 +40,12 @@ class NotedFiles(LocalFiles):
 
 def in_memory(table: sm.Table) -> sm.Table:
     """The table, to be committed to without changing what others see of it."""
-    return replace(table, swap=Pointer(TableVersion(table.metadata_location, table.metadata)))
+    return replace(table, operations=Pointer(table.version))
 
 
 def behind(table: sm.Table, newest: sm.Table) -> sm.Table:
     """The table as it was, whose commits meet what the newest version holds."""
-    return replace(table, swap=Pointer(TableVersion(newest.metadata_location, newest.metadata)))
+    return replace(table, operations=Pointer(newest.version))
 
 
 def append(table: sm.Table, *names: str) -> sm.Table:

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 import pytest
 
 import sparkmeta as sm
-from sparkmeta.commit.swap import TableVersion
 from tests.commit.operations import (
     BASE,
     BY_PARTITION,
@@ -112,7 +111,7 @@ class Trees:
         return self._at(before, self._versions[layout, other])
 
     def _at(self, table: sm.Table, newest: sm.Table) -> sm.Table:
-        return replace(table, swap=Pointer(TableVersion(newest.metadata_location, newest.metadata)))
+        return replace(table, operations=Pointer(newest.version))
 
     def _table(self, layout: str) -> sm.Table:
         if layout not in self._tables:

@@ -22,7 +22,7 @@ from sparkmeta.manifests.v4.aggregate import leaf_row
 from sparkmeta.manifests.v4.layout import DATA, tree_schema, write_manifest
 from sparkmeta.spec.new_table import new_metadata
 from sparkmeta.storage.files import LocalFiles
-from tests.commit.places import open_swap
+from tests.commit.places import open_operations
 from tests.commit.tree_committers import ArrowFrame, opened
 
 if TYPE_CHECKING:
@@ -73,8 +73,8 @@ def leaves(table: str, rng: random.Random) -> Iterator[pa.Table]:
 
 
 def test_a_hundredth_of_a_manifest(spark_session: SparkSession, tmp_path: Path) -> None:
-    swap, location = open_swap("", tmp_path), f"file://{tmp_path}/table"
-    swap.commit(None, None, new_metadata(location, SCHEMA, SPEC, UNSORTED_SORT_ORDER, {}, 4))
+    swap, location = open_operations("", tmp_path), f"file://{tmp_path}/table"
+    swap.commit(None, new_metadata(location, SCHEMA, SPEC, UNSORTED_SORT_ORDER, {}, 4))
     tx = opened(swap, spark_session).transaction()
     tx.update_snapshot()._progress.added = NewFiles(leaves=pa.concat_tables(leaves(location, random.Random(1))))
     table, folder = tx.commit(), tmp_path / "table" / "metadata"

@@ -333,8 +333,8 @@ def test_17_upgrade(spark: SparkSession, tmp_path: Path) -> None:
     old.write()
     before = sm.load_table(str(old.folder), spark=spark)
     listed = before.state.manifest_files.to_pylist()
-    swapped = before.committer().commit(before.metadata_location, before.metadata, upgrade_metadata(before.metadata))
-    table = Committed(spark, before.at(swapped.metadata_location, swapped.metadata))
+    swapped = before.operations.commit(before.version, upgrade_metadata(before.metadata))
+    table = Committed(spark, before.at(swapped))
     assert set(live(table.table)) == {"D1", "D2", "D3"}
     table.commit("append", table.files("D4"))
     tree = table.table.state.tree

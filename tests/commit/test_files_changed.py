@@ -11,6 +11,7 @@ from sparkmeta.commit.tree import Stamp, TreeChange, next_root
 from sparkmeta.errors import CorruptFileError, NoSuchSnapshotError, ValidationError
 from sparkmeta.manifests.v4.layout import tree_schema
 from sparkmeta.manifests.v4.root import write_root
+from sparkmeta.operations.table_operations import TableVersion
 from sparkmeta.spec.bitmap import PositionBitmap
 from sparkmeta.spec.snapshot import Snapshot
 from sparkmeta.spec.upgrade import upgrade_metadata
@@ -331,7 +332,7 @@ def masked_after_upgrade(table: Table, manifest: str, ordinal: int) -> Table:
     }
     snapshots = [*metadata.snapshots, Snapshot.model_validate(document)]
     changed = {"snapshots": snapshots, "current_snapshot_id": 1, "last_sequence_number": sequence}
-    return table.at("v4.metadata.json", metadata.model_copy(update=changed))
+    return table.at(TableVersion("v4.metadata.json", metadata.model_copy(update=changed)))
 
 
 # -- cost -----------------------------------------------------------------------------------------------------------

@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING, ClassVar
 
 import pytest
 
-from sparkmeta.catalog.filesystem import latest_metadata
-from sparkmeta.commit.filesystem import FileSystemSwap
 from sparkmeta.errors import (
     CommitFailedError,
     CommitStateUnknownError,
@@ -19,6 +17,8 @@ from sparkmeta.errors import (
     UnsupportedError,
     ValidationError,
 )
+from sparkmeta.operations.filesystem import FileSystemOperations
+from sparkmeta.operations.metadata_files import latest_metadata
 from sparkmeta.storage.files import FileStatus, LocalFiles
 from tests.commit.tables import appended, new_table, with_properties
 from tests.faults import Fault, FaultyFiles, Kind
@@ -26,7 +26,7 @@ from tests.faults import Fault, FaultyFiles, Kind
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from sparkmeta.commit.swap import TableVersion
+    from sparkmeta.operations.table_operations import TableVersion
 
 DELETES = {"write.metadata.delete-after-commit.enabled": "true", "write.metadata.previous-versions-max": "1"}
 CODEC = "write.metadata.compression-codec"
@@ -51,89 +51,89 @@ def folder(tmp_path: Path) -> str:
 
 
 @pytest.fixture
-def swap(folder: str) -> FileSystemSwap:
-    return FileSystemSwap(LocalFiles(), folder)
+def swap(folder: str) -> FileSystemOperations:
+    return FileSystemOperations(LocalFiles(), folder)
 
 
-def create(swap: FileSystemSwap, **properties: str) -> TableVersion:
-    return swap.commit(None, None, new_table(swap.folder, properties))
+def create(swap: FileSystemOperations, **properties: str) -> TableVersion:
+    return swap.commit(None, new_table(swap.folder, properties))
 
 
 def names(folder: str) -> set[str]:
     return {path.name for path in Path(f"{folder.removeprefix('file://')}/metadata").iterdir()}
 
 
-def commits(swap: FileSystemSwap, number: int) -> TableVersion:
-    base = swap.load()
+def commits(swap: FileSystemOperations, number: int) -> TableVersion:
+    base = swap.refresh()
     for _ in range(number):
-        base = swap.commit(*base, appended(base.metadata))
+        base = swap.commit(base, appended(base.metadata))
     return base
 
 
 # -- a base so old that the next version's name is free again ------------------------------------------------------
 
 
-def test_a_base_of_long_ago(swap: FileSystemSwap) -> None:
+def test_a_base_of_long_ago(swap: FileSystemOperations) -> None:
     old = create(swap, **DELETES)
     newest = commits(swap, 4)
     assert names(swap.folder) == {"v4.metadata.json", "v5.metadata.json", "version-hint.text"}
     with pytest.raises(
         CommitFailedError, match=r"v1\.metadata\.json is no longer the current version: .*/v5\.metadata"
     ):
-        swap.commit(*old, appended(old.metadata))
-    assert swap.load() == newest
+        swap.commit(old, appended(old.metadata))
+    assert swap.refresh() == newest
     assert "v2.metadata.json" not in names(swap.folder)
 
 
-def test_the_name_becomes_free_while_a_writer_sleeps(swap: FileSystemSwap) -> None:
+def test_the_name_becomes_free_while_a_writer_sleeps(swap: FileSystemOperations) -> None:
     old = create(swap, **DELETES)
-    slow = FileSystemSwap(Meanwhile(before=lambda: commits(swap, 4)), swap.folder)
+    slow = FileSystemOperations(Meanwhile(before=lambda: commits(swap, 4)), swap.folder)
     with pytest.raises(CommitFailedError, match=r"v2\.metadata\.json was not committed"):
-        slow.commit(*old, appended(old.metadata))
-    assert swap.load().metadata_location.endswith("/v5.metadata.json")
+        slow.commit(old, appended(old.metadata))
+    assert swap.refresh().metadata_location.endswith("/v5.metadata.json")
     assert "v2.metadata.json" not in names(swap.folder), "a reader of a hint that lags would take it for the newest"
 
 
-def test_the_name_becomes_free_while_a_writer_of_properties_sleeps(swap: FileSystemSwap) -> None:
+def test_the_name_becomes_free_while_a_writer_of_properties_sleeps(swap: FileSystemOperations) -> None:
     """Nothing tells whether the others built on it: no snapshot is its own."""
     old = create(swap, **DELETES)
-    slow = FileSystemSwap(Meanwhile(before=lambda: commits(swap, 4)), swap.folder)
+    slow = FileSystemOperations(Meanwhile(before=lambda: commits(swap, 4)), swap.folder)
     with pytest.raises(CommitStateUnknownError):
-        slow.commit(*old, with_properties(old.metadata, mine="1"))
+        slow.commit(old, with_properties(old.metadata, mine="1"))
     assert "v2.metadata.json" in names(swap.folder)
-    assert swap.load().metadata_location.endswith("/v5.metadata.json")
+    assert swap.refresh().metadata_location.endswith("/v5.metadata.json")
 
 
 @pytest.mark.parametrize("steps", [1, 4])
-def test_others_commit_on_ours_before_we_look(swap: FileSystemSwap, steps: int) -> None:
+def test_others_commit_on_ours_before_we_look(swap: FileSystemOperations, steps: int) -> None:
     old = create(swap, **DELETES)
-    slow = FileSystemSwap(Meanwhile(after=lambda: commits(swap, steps)), swap.folder)
+    slow = FileSystemOperations(Meanwhile(after=lambda: commits(swap, steps)), swap.folder)
     new = appended(old.metadata)
-    committed = slow.commit(*old, new)
-    newest = swap.load()
+    committed = slow.commit(old, new)
+    newest = swap.refresh()
     assert newest.metadata.snapshot_by_id(new.current_snapshot_id or 0)
     assert newest.metadata.last_sequence_number == committed.metadata.last_sequence_number + steps
 
 
-def test_others_commit_on_our_properties_before_we_look(swap: FileSystemSwap) -> None:
+def test_others_commit_on_our_properties_before_we_look(swap: FileSystemOperations) -> None:
     old = create(swap, **DELETES)
-    slow = FileSystemSwap(Meanwhile(after=lambda: commits(swap, 1)), swap.folder)
-    slow.commit(*old, with_properties(old.metadata, mine="1"))
-    assert swap.load().metadata.properties["mine"] == "1"
+    slow = FileSystemOperations(Meanwhile(after=lambda: commits(swap, 1)), swap.folder)
+    slow.commit(old, with_properties(old.metadata, mine="1"))
+    assert swap.refresh().metadata.properties["mine"] == "1"
 
 
 # -- answers that are lost -----------------------------------------------------------------------------------------
 
 
 @pytest.fixture
-def base(swap: FileSystemSwap) -> TableVersion:
+def base(swap: FileSystemOperations) -> TableVersion:
     create(swap)
     return commits(swap, 2)
 
 
-def test_where_the_publication_stands(swap: FileSystemSwap, base: TableVersion) -> None:
+def test_where_the_publication_stands(swap: FileSystemOperations, base: TableVersion) -> None:
     files = FaultyFiles()
-    FileSystemSwap(files, swap.folder).commit(*base, appended(base.metadata))
+    FileSystemOperations(files, swap.folder).commit(base, appended(base.metadata))
     assert [name for name, _ in files.operations].index("publish") == 2
 
 
@@ -142,35 +142,39 @@ def faulty(kind: Kind, *, lasting: bool = False) -> FaultyFiles:
     return FaultyFiles(fault=Fault(2, kind, "publish", lasting))
 
 
-def test_an_answer_is_lost(swap: FileSystemSwap, base: TableVersion) -> None:
+def test_an_answer_is_lost(swap: FileSystemOperations, base: TableVersion) -> None:
     files = faulty(Kind.ANSWER_LOST)
-    committed = FileSystemSwap(files, swap.folder).commit(*base, appended(base.metadata))
-    assert swap.load() == committed
+    committed = FileSystemOperations(files, swap.folder).commit(base, appended(base.metadata))
+    assert swap.refresh() == committed
 
 
-def test_nobody_answers_any_more(swap: FileSystemSwap, base: TableVersion) -> None:
+def test_nobody_answers_any_more(swap: FileSystemOperations, base: TableVersion) -> None:
     files = faulty(Kind.ANSWER_LOST, lasting=True)
     with pytest.raises(CommitStateUnknownError, match=r"v4\.metadata\.json may have been committed.*injected"):
-        FileSystemSwap(files, swap.folder).commit(*base, appended(base.metadata))
+        FileSystemOperations(files, swap.folder).commit(base, appended(base.metadata))
     assert not files.deleted
-    assert swap.load().metadata.last_sequence_number == base.metadata.last_sequence_number + 1
+    assert swap.refresh().metadata.last_sequence_number == base.metadata.last_sequence_number + 1
 
 
-def test_the_publication_failed(swap: FileSystemSwap, base: TableVersion) -> None:
+def test_the_publication_failed(swap: FileSystemOperations, base: TableVersion) -> None:
     with pytest.raises(CommitFailedError, match=r"v4\.metadata\.json was not committed: .*injected"):
-        FileSystemSwap(faulty(Kind.FAILS), swap.folder).commit(*base, appended(base.metadata))
-    assert swap.load() == base
+        FileSystemOperations(faulty(Kind.FAILS), swap.folder).commit(base, appended(base.metadata))
+    assert swap.refresh() == base
 
 
-def test_a_request_may_be_under_way(swap: FileSystemSwap, base: TableVersion, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_request_may_be_under_way(
+    swap: FileSystemOperations, base: TableVersion, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A store that did not answer may write the object later, after a retry."""
-    monkeypatch.setattr("sparkmeta.commit.filesystem.is_local", lambda _: False)
+    monkeypatch.setattr("sparkmeta.operations.filesystem.is_local", lambda _: False)
     with pytest.raises(CommitStateUnknownError):
-        FileSystemSwap(faulty(Kind.FAILS), swap.folder).commit(*base, appended(base.metadata))
+        FileSystemOperations(faulty(Kind.FAILS), swap.folder).commit(base, appended(base.metadata))
 
 
 @pytest.mark.parametrize("properties_only", [False, True])
-def test_a_client_that_repeats_its_request(swap: FileSystemSwap, base: TableVersion, properties_only: bool) -> None:
+def test_a_client_that_repeats_its_request(
+    swap: FileSystemOperations, base: TableVersion, properties_only: bool
+) -> None:
     """The first was answered by nobody, the second by: there is such an object. It is ours."""
 
     class Repeats(LocalFiles):
@@ -179,20 +183,20 @@ def test_a_client_that_repeats_its_request(swap: FileSystemSwap, base: TableVers
             raise FileAlreadyExistsError(location)
 
     new = with_properties(base.metadata, mine="1") if properties_only else appended(base.metadata)
-    committed = FileSystemSwap(Repeats(), swap.folder).commit(*base, new)
-    assert swap.load() == committed
+    committed = FileSystemOperations(Repeats(), swap.folder).commit(base, new)
+    assert swap.refresh() == committed
 
 
-def test_another_has_the_name(swap: FileSystemSwap, base: TableVersion) -> None:
-    slow = FileSystemSwap(Meanwhile(before=lambda: commits(swap, 1)), swap.folder)
+def test_another_has_the_name(swap: FileSystemOperations, base: TableVersion) -> None:
+    slow = FileSystemOperations(Meanwhile(before=lambda: commits(swap, 1)), swap.folder)
     with pytest.raises(
         CommitFailedError, match=r"v4\.metadata\.json was not committed: .*there is such a file already"
     ):
-        slow.commit(*base, appended(base.metadata))
-    assert swap.load().metadata.last_sequence_number == base.metadata.last_sequence_number + 1
+        slow.commit(base, appended(base.metadata))
+    assert swap.refresh().metadata.last_sequence_number == base.metadata.last_sequence_number + 1
 
 
-def test_a_lost_answer_and_others_on_top(swap: FileSystemSwap) -> None:
+def test_a_lost_answer_and_others_on_top(swap: FileSystemOperations) -> None:
     """Ours is deleted as an old version by the time we look."""
     create(swap, **DELETES)
     old = commits(swap, 2)
@@ -201,24 +205,24 @@ def test_a_lost_answer_and_others_on_top(swap: FileSystemSwap) -> None:
         commits(swap, 4)
         raise OSError("no answer")
 
-    slow = FileSystemSwap(Meanwhile(after=on_top), swap.folder)
-    committed = slow.commit(*old, appended(old.metadata))
+    slow = FileSystemOperations(Meanwhile(after=on_top), swap.folder)
+    committed = slow.commit(old, appended(old.metadata))
     assert not Path(committed.metadata_location.removeprefix("file://")).exists()
-    assert swap.load().metadata.last_sequence_number == committed.metadata.last_sequence_number + 4
+    assert swap.refresh().metadata.last_sequence_number == committed.metadata.last_sequence_number + 4
 
 
 # -- one name for all who commit on a base -------------------------------------------------------------------------
 
 
-def test_a_new_codec_is_no_other_name(swap: FileSystemSwap, base: TableVersion) -> None:
-    slow = FileSystemSwap(Meanwhile(before=lambda: commits(swap, 1)), swap.folder)
+def test_a_new_codec_is_no_other_name(swap: FileSystemOperations, base: TableVersion) -> None:
+    slow = FileSystemOperations(Meanwhile(before=lambda: commits(swap, 1)), swap.folder)
     with pytest.raises(CommitFailedError):
-        slow.commit(*base, with_properties(base.metadata, **{CODEC: "gzip"}))
+        slow.commit(base, with_properties(base.metadata, **{CODEC: "gzip"}))
     assert {name for name in names(swap.folder) if name.startswith("v4.")} == {"v4.metadata.json"}
 
 
-def test_creators_of_any_codec(swap: FileSystemSwap) -> None:
-    slow = FileSystemSwap(Meanwhile(before=lambda: create(swap)), swap.folder)
+def test_creators_of_any_codec(swap: FileSystemOperations) -> None:
+    slow = FileSystemOperations(Meanwhile(before=lambda: create(swap)), swap.folder)
     with pytest.raises(CommitFailedError):
         create(slow, **{CODEC: "gzip"})
     assert names(swap.folder) == {"v1.metadata.json", "version-hint.text"}
@@ -227,7 +231,7 @@ def test_creators_of_any_codec(swap: FileSystemSwap) -> None:
 # -- another table, another place ----------------------------------------------------------------------------------
 
 
-def test_a_table_that_was_made_anew(swap: FileSystemSwap) -> None:
+def test_a_table_that_was_made_anew(swap: FileSystemOperations) -> None:
     old = create(swap)
     shutil.rmtree(swap.folder.removeprefix("file://"))
     again = create(swap)
@@ -235,55 +239,55 @@ def test_a_table_that_was_made_anew(swap: FileSystemSwap) -> None:
     with pytest.raises(
         ValidationError, match=f"table-uuid is {again.metadata.table_uuid}: .* {old.metadata.table_uuid}"
     ):
-        swap.commit(*old, appended(old.metadata))
-    assert swap.load() == again
+        swap.commit(old, appended(old.metadata))
+    assert swap.refresh() == again
 
 
-def test_it_does_not_move(swap: FileSystemSwap, base: TableVersion) -> None:
+def test_it_does_not_move(swap: FileSystemOperations, base: TableVersion) -> None:
     moved = base.metadata.model_copy(update={"location": "file:///elsewhere"})
     with pytest.raises(UnsupportedError, match="can't move to file:///elsewhere"):
-        swap.commit(*base, moved)
+        swap.commit(base, moved)
     with pytest.raises(UnsupportedError, match=r"can't have the property write\.metadata\.path"):
-        swap.commit(*base, with_properties(base.metadata, **{"write.metadata.path": "file:///elsewhere"}))
-    assert swap.load() == base
+        swap.commit(base, with_properties(base.metadata, **{"write.metadata.path": "file:///elsewhere"}))
+    assert swap.refresh() == base
 
 
-def test_a_table_of_a_catalog(swap: FileSystemSwap) -> None:
+def test_a_table_of_a_catalog(swap: FileSystemOperations) -> None:
     created = create(swap)
     path = Path(created.metadata_location.removeprefix("file://"))
     path.rename(path.with_name("00000-0d3b7f6c-1234-4321-9999-000000000001.metadata.json"))
     (path.parent / "version-hint.text").unlink()
-    found = swap.load()
+    found = swap.refresh()
     with pytest.raises(UnsupportedError, match="takes commits through its catalog only"):
-        swap.commit(*found, appended(found.metadata))
+        swap.commit(found, appended(found.metadata))
     with pytest.raises(TableAlreadyExistsError):
         create(swap)
-    assert swap.load() == found
+    assert swap.refresh() == found
 
 
 # -- the hint ------------------------------------------------------------------------------------------------------
 
 
-def test_the_hint_of_a_slow_writer(swap: FileSystemSwap) -> None:
+def test_the_hint_of_a_slow_writer(swap: FileSystemOperations) -> None:
     """It comes so late that its version is deleted: readers look for a higher one, the next commit puts it right."""
     create(swap, **DELETES)
     newest = commits(swap, 4)
     hint = Path(f"{swap.folder.removeprefix('file://')}/metadata/version-hint.text")
     hint.write_text("2")
     assert latest_metadata(swap.files, swap.folder).location == newest.metadata_location
-    assert swap.load() == newest
+    assert swap.refresh() == newest
     commits(swap, 1)
     assert hint.read_text() == "6"
 
 
-def test_a_hint_does_not_go_back(swap: FileSystemSwap) -> None:
+def test_a_hint_does_not_go_back(swap: FileSystemOperations) -> None:
     old = create(swap)
-    slow = FileSystemSwap(Meanwhile(after=lambda: commits(swap, 3)), swap.folder)
-    slow.commit(*old, appended(old.metadata))
+    slow = FileSystemOperations(Meanwhile(after=lambda: commits(swap, 3)), swap.folder)
+    slow.commit(old, appended(old.metadata))
     assert Path(f"{swap.folder.removeprefix('file://')}/metadata/version-hint.text").read_text() == "5"
 
 
-def test_old_files_stay_where_the_hint_fails(swap: FileSystemSwap, caplog: pytest.LogCaptureFixture) -> None:
+def test_old_files_stay_where_the_hint_fails(swap: FileSystemOperations, caplog: pytest.LogCaptureFixture) -> None:
     """Else a hint that is left behind would name a file that is gone."""
     create(swap, **DELETES)
     base = commits(swap, 3)
@@ -293,26 +297,26 @@ def test_old_files_stay_where_the_hint_fails(swap: FileSystemSwap, caplog: pytes
             raise OSError("read-only")
 
     before = names(swap.folder)
-    FileSystemSwap(NoHint(), swap.folder).commit(*base, appended(base.metadata))
+    FileSystemOperations(NoHint(), swap.folder).commit(base, appended(base.metadata))
     assert names(swap.folder) == before | {"v5.metadata.json"}
     assert "version 5 is committed; after it: read-only" in caplog.text
 
 
-def test_old_versions_with_a_gap(swap: FileSystemSwap) -> None:
+def test_old_versions_with_a_gap(swap: FileSystemOperations) -> None:
     """One that could not be deleted, or whose writer was killed first, stays before a gap, and the hint may name it."""
     old = create(swap, **DELETES)
     kept = LocalFiles().read(old.metadata_location)
     newest = commits(swap, 4)
     LocalFiles().write_new(old.metadata_location, kept)
     LocalFiles().overwrite(f"{swap.folder}/metadata/version-hint.text", b"1")
-    assert swap.load() == newest
+    assert swap.refresh() == newest
     with pytest.raises(CommitFailedError, match="is no longer the current version"):
-        swap.commit(*old, appended(old.metadata))
+        swap.commit(old, appended(old.metadata))
     assert "v2.metadata.json" not in names(swap.folder)
-    assert swap.commit(*newest, appended(newest.metadata)) == swap.load()
+    assert swap.commit(newest, appended(newest.metadata)) == swap.refresh()
 
 
-def test_a_gap_comes_while_a_writer_sleeps(swap: FileSystemSwap) -> None:
+def test_a_gap_comes_while_a_writer_sleeps(swap: FileSystemOperations) -> None:
     """The base is there still, and the name after it is free: its writer was told that it won, and had not."""
     old = create(swap, **DELETES)
     kept = LocalFiles().read(old.metadata_location)
@@ -322,11 +326,11 @@ def test_a_gap_comes_while_a_writer_sleeps(swap: FileSystemSwap) -> None:
         LocalFiles().write_new(old.metadata_location, kept)
 
     with pytest.raises(CommitFailedError, match=r"v2\.metadata\.json was not committed"):
-        FileSystemSwap(Meanwhile(before=others), swap.folder).commit(*old, appended(old.metadata))
+        FileSystemOperations(Meanwhile(before=others), swap.folder).commit(old, appended(old.metadata))
     assert "v2.metadata.json" not in names(swap.folder)
 
 
-def test_a_listing_misses_what_comes_while_it_is_made(swap: FileSystemSwap) -> None:
+def test_a_listing_misses_what_comes_while_it_is_made(swap: FileSystemOperations) -> None:
     old = create(swap, **DELETES)
     slow = Meanwhile(before=lambda: commits(swap, 4))
 
@@ -343,11 +347,11 @@ def test_a_listing_misses_what_comes_while_it_is_made(swap: FileSystemSwap) -> N
         missed: ClassVar[list[str]] = []
 
     with pytest.raises(CommitFailedError, match=r"v2\.metadata\.json was not committed"):
-        FileSystemSwap(Partial(), swap.folder).commit(*old, appended(old.metadata))
+        FileSystemOperations(Partial(), swap.folder).commit(old, appended(old.metadata))
     assert "v2.metadata.json" not in names(swap.folder)
 
 
-def test_a_version_is_deleted_before_it_is_read(swap: FileSystemSwap) -> None:
+def test_a_version_is_deleted_before_it_is_read(swap: FileSystemOperations) -> None:
     create(swap, **DELETES)
     commits(swap, 1)
 
@@ -357,13 +361,13 @@ def test_a_version_is_deleted_before_it_is_read(swap: FileSystemSwap) -> None:
                 commits(swap, 3)
             return super().read(location)
 
-    assert FileSystemSwap(Slow(), swap.folder).load().metadata_location.endswith("/v5.metadata.json")
+    assert FileSystemOperations(Slow(), swap.folder).refresh().metadata_location.endswith("/v5.metadata.json")
 
 
-def test_how_many_requests_it_takes(swap: FileSystemSwap, base: TableVersion) -> None:
+def test_how_many_requests_it_takes(swap: FileSystemOperations, base: TableVersion) -> None:
     """A commit's requests: on a store each takes some 30 ms."""
     files = FaultyFiles()
-    FileSystemSwap(files, swap.folder).commit(*base, appended(base.metadata))
+    FileSystemOperations(files, swap.folder).commit(base, appended(base.metadata))
     assert [name for name, _ in files.operations] == [
         "list",
         "read",

@@ -19,15 +19,15 @@ from typing import TYPE_CHECKING
 import pytest
 from pyiceberg.table import StaticTable
 
-from sparkmeta.commit.sql import SqlSwap
 from sparkmeta.manifests.v4.layout import read_manifest
 from sparkmeta.manifests.v4.root import read_root
+from sparkmeta.operations.sql import SqlOperations
 from sparkmeta.spec.metadata import TableMetadata, parse_table_metadata
 from sparkmeta.storage.writing import is_temporary
 from tests.commit import tree_committers as trees
 from tests.commit import tree_compactors as compactors
 from tests.commit.committers import COMPACTORS, WORKERS, WRITERS
-from tests.commit.places import KINDS, open_swap, place
+from tests.commit.places import KINDS, open_operations, place
 from tests.commit.tables import new_table
 from tests.commit.tree_model import Reading, Store, change_set
 
@@ -64,13 +64,13 @@ def counters(metadata: TableMetadata) -> Counter[str]:
 def test_committers(request: pytest.FixtureRequest, tmp_path: Path, kind: str, soak: bool) -> None:
     uri = place(kind, tmp_path, request.getfixturevalue("postgres") if kind == "postgres" else None)
     commits, kills = LONG if soak else SHORT
-    swap = open_swap(uri, tmp_path)
-    swap.commit(None, None, new_table(f"file://{tmp_path}/table"))
+    swap = open_operations(uri, tmp_path)
+    swap.commit(None, new_table(f"file://{tmp_path}/table"))
     began = time.monotonic()
     done = run("metadata", uri, tmp_path, commits, kills)
     took = time.monotonic() - began
 
-    newest = swap.load()
+    newest = swap.refresh()
     versions = [*history(newest.metadata_location)]
     assert len(versions) == len({location for location, _ in versions}) == WORKERS * commits + 1
     assert counters(newest.metadata) == {f"worker.{worker}": commits for worker in range(WORKERS)}
@@ -99,7 +99,7 @@ def test_committers(request: pytest.FixtureRequest, tmp_path: Path, kind: str, s
     assert len(left) <= kills
     loaded = (
         swap.catalog.load_table(swap.identifier)
-        if isinstance(swap, SqlSwap)
+        if isinstance(swap, SqlOperations)
         else StaticTable.from_metadata(newest.metadata_location)
     )
     assert loaded.metadata.current_snapshot_id == newest.metadata.current_snapshot_id
@@ -112,11 +112,11 @@ def test_committers(request: pytest.FixtureRequest, tmp_path: Path, kind: str, s
 def test_committers_that_delete(tmp_path: Path, soak: bool) -> None:
     """Names of metadata files become free again under the feet of slow writers, and the hint may name one of them."""
     commits, kills = LONG if soak else SHORT
-    swap = open_swap("", tmp_path)
+    swap = open_operations("", tmp_path)
     properties = {"write.metadata.delete-after-commit.enabled": "true", "write.metadata.previous-versions-max": "1"}
-    swap.commit(None, None, new_table(f"file://{tmp_path}/table", properties))
+    swap.commit(None, new_table(f"file://{tmp_path}/table", properties))
     run("metadata", "", tmp_path, commits, kills)
-    newest = swap.load()
+    newest = swap.refresh()
     assert newest.metadata_location.endswith(f"/v{WORKERS * commits + 1}.metadata.json")
     assert newest.metadata.last_sequence_number == WORKERS * commits
     assert counters(newest.metadata) == {f"worker.{worker}": commits for worker in range(WORKERS)}
@@ -169,7 +169,7 @@ def run_on_tree(
     """A tree after the commits of all writers, some of them killed: it, its snapshots' authors, what they were told."""
     writers, others = (WRITERS, COMPACTORS) if what == "compaction" else (WORKERS, 0)
     uri = place(kind, folder, request.getfixturevalue("postgres") if kind == "postgres" else None)
-    swap = open_swap(uri, folder)
+    swap = open_operations(uri, folder)
     trees.create(swap, folder, writers, commits)
     began = time.monotonic()
     done = run(what, uri, folder, commits, kills)

@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from sparkmeta.commit.root_changes import LeafKind, RootChanges, root_changes
+from sparkmeta.changes.root_changes import LeafKind, RootChanges, root_changes
 from sparkmeta.commit.tree import FileKey, Stamp, TreeChange, next_root
 from sparkmeta.manifests.v4.aggregate import leaf_row
 from sparkmeta.manifests.v4.layout import tree_schema
@@ -104,7 +104,7 @@ def change_set(changes: RootChanges, leaves: dict[str, list[tuple[Status, str]]]
     """What the roots' changes come to, if leaves are read as their kinds say."""
     added: set[str] = set()
     removed: set[str] = set()
-    carried = set(changes.kept.column("location").to_pylist())
+    carried = set(changes.existing.column("location").to_pylist())
     for row in changes.files.select(["location", "version_info"]).to_pylist():
         (added if row["version_info"]["status"] == Status.ADDED else removed).add(row["location"])
     for one in changes.leaves:

@@ -13,7 +13,6 @@ import pytest
 from sqlalchemy import text
 from sqlalchemy.exc import OperationalError
 
-from sparkmeta.commit.sql import SqlSwap
 from sparkmeta.errors import (
     CommitFailedError,
     CommitStateUnknownError,
@@ -21,8 +20,9 @@ from sparkmeta.errors import (
     NoSuchTableError,
     TableAlreadyExistsError,
 )
+from sparkmeta.operations.sql import SqlOperations
 from sparkmeta.storage.files import LocalFiles
-from tests.commit.places import open_swap, place
+from tests.commit.places import open_operations, place
 from tests.commit.tables import appended, new_table, with_properties
 from tests.faults import FaultyFiles, Killed
 
@@ -31,33 +31,33 @@ if TYPE_CHECKING:
 
     from sqlalchemy import Engine
 
-    from sparkmeta.commit.swap import TableVersion
+    from sparkmeta.operations.table_operations import TableVersion
 
 DOWN = OperationalError("", {}, Exception("the server is gone"))
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
-def swap(request: pytest.FixtureRequest, tmp_path: Path) -> SqlSwap:
+def swap(request: pytest.FixtureRequest, tmp_path: Path) -> SqlOperations:
     postgres = request.getfixturevalue("postgres") if request.param == "postgres" else None
-    swap = open_swap(place(request.param, tmp_path, postgres), tmp_path)
-    assert isinstance(swap, SqlSwap)
+    swap = open_operations(place(request.param, tmp_path, postgres), tmp_path)
+    assert isinstance(swap, SqlOperations)
     return swap
 
 
 @pytest.fixture
-def base(swap: SqlSwap) -> TableVersion:
+def base(swap: SqlOperations) -> TableVersion:
     return create(swap)
 
 
-def create(swap: SqlSwap, **properties: str) -> TableVersion:
-    return swap.commit(None, None, new_table(table_location(swap), properties))
+def create(swap: SqlOperations, **properties: str) -> TableVersion:
+    return swap.commit(None, new_table(table_location(swap), properties))
 
 
-def table_location(swap: SqlSwap) -> str:
+def table_location(swap: SqlOperations) -> str:
     return f"{swap.catalog.properties['warehouse']}/table"
 
 
-def row(swap: SqlSwap) -> dict[str, Any]:
+def row(swap: SqlOperations) -> dict[str, Any]:
     with swap.catalog.engine.connect() as connection:
         found = connection.execute(
             text("SELECT * FROM iceberg_tables WHERE table_namespace = :name"), {"name": swap.identifier[0]}
@@ -65,11 +65,11 @@ def row(swap: SqlSwap) -> dict[str, Any]:
         return dict(found.mappings().one())
 
 
-def files(swap: SqlSwap) -> set[str]:
+def files(swap: SqlOperations) -> set[str]:
     return {path.name for path in Path(f"{table_location(swap).removeprefix('file://')}/metadata").iterdir()}
 
 
-def on_commit(monkeypatch: pytest.MonkeyPatch, swap: SqlSwap, act: Callable[[Any, Any], None]) -> None:
+def on_commit(monkeypatch: pytest.MonkeyPatch, swap: SqlOperations, act: Callable[[Any, Any], None]) -> None:
     """What the driver does for COMMIT, of the first transaction; ``act`` is given the real thing."""
     dialect: Any = swap.catalog.engine.dialect
     real = dialect.do_commit
@@ -82,7 +82,7 @@ def on_commit(monkeypatch: pytest.MonkeyPatch, swap: SqlSwap, act: Callable[[Any
     monkeypatch.setattr(dialect, "do_commit", do_commit)
 
 
-def test_the_row(swap: SqlSwap, base: TableVersion) -> None:
+def test_the_row(swap: SqlOperations, base: TableVersion) -> None:
     assert row(swap) == {
         "catalog_name": "tests",
         "table_namespace": swap.identifier[0],
@@ -91,7 +91,7 @@ def test_the_row(swap: SqlSwap, base: TableVersion) -> None:
         "previous_metadata_location": None,
         "iceberg_type": "TABLE",
     }
-    after = swap.commit(*base, appended(base.metadata))
+    after = swap.commit(base, appended(base.metadata))
     assert row(swap) | {"metadata_location": "", "previous_metadata_location": ""} == {
         "catalog_name": "tests",
         "table_namespace": swap.identifier[0],
@@ -110,103 +110,103 @@ def test_the_layout_of_before_views(tmp_path: Path) -> None:
 
     uri = f"sqlite:///{tmp_path}/catalog.db"
     SqlCatalog("tests", uri=uri)
-    one = open_swap(uri, tmp_path)
-    assert isinstance(one, SqlSwap)
+    one = open_operations(uri, tmp_path)
+    assert isinstance(one, SqlOperations)
     with one.catalog.engine.begin() as connection:
         connection.execute(text("ALTER TABLE iceberg_tables DROP COLUMN iceberg_type"))
-    swap = open_swap(uri, tmp_path)
-    assert isinstance(swap, SqlSwap)
+    swap = open_operations(uri, tmp_path)
+    assert isinstance(swap, SqlOperations)
     base = create(swap)
-    assert swap.commit(*base, appended(base.metadata)) == swap.load()
+    assert swap.commit(base, appended(base.metadata)) == swap.refresh()
     assert "iceberg_type" not in row(swap)
 
 
-def test_a_view_is_no_table(swap: SqlSwap, base: TableVersion) -> None:
+def test_a_view_is_no_table(swap: SqlOperations, base: TableVersion) -> None:
     with swap.catalog.engine.begin() as connection:
         namespace = {"name": swap.identifier[0]}
         connection.execute(text("UPDATE iceberg_tables SET iceberg_type='VIEW' WHERE table_namespace=:name"), namespace)
     before = files(swap)
     with pytest.raises(NoSuchTableError, match="there is no such table in the catalog tests"):
-        swap.load()
+        swap.refresh()
     with pytest.raises(NoSuchTableError):
-        swap.commit(*base, appended(base.metadata))
+        swap.commit(base, appended(base.metadata))
     assert row(swap)["metadata_location"] == base.metadata_location
     assert files(swap) == before
     with pytest.raises(TableAlreadyExistsError):
         create(swap)
 
 
-def test_other_tables_keep_their_rows(swap: SqlSwap, base: TableVersion) -> None:
-    other = SqlSwap(swap.catalog, (*swap.identifier[:-1], "other"), LocalFiles())
+def test_other_tables_keep_their_rows(swap: SqlOperations, base: TableVersion) -> None:
+    other = SqlOperations(swap.catalog, (*swap.identifier[:-1], "other"), LocalFiles())
     location = table_location(swap)
-    theirs = other.commit(None, None, new_table(f"{location}-other"))
-    swap.commit(*base, appended(base.metadata))
-    assert other.load() == theirs
+    theirs = other.commit(None, new_table(f"{location}-other"))
+    swap.commit(base, appended(base.metadata))
+    assert other.refresh() == theirs
 
 
-def test_no_such_namespace(swap: SqlSwap) -> None:
-    nowhere = SqlSwap(swap.catalog, (f"no{uuid.uuid4().hex}", "table"), LocalFiles())
+def test_no_such_namespace(swap: SqlOperations) -> None:
+    nowhere = SqlOperations(swap.catalog, (f"no{uuid.uuid4().hex}", "table"), LocalFiles())
     with pytest.raises(NoSuchNamespaceError, match="there is no such namespace"):
         create(nowhere)
 
 
-def test_metadata_elsewhere(swap: SqlSwap, tmp_path: Path) -> None:
+def test_metadata_elsewhere(swap: SqlOperations, tmp_path: Path) -> None:
     base = create(swap, **{"write.metadata.path": f"file://{tmp_path}/elsewhere"})
-    after = swap.commit(*base, appended(base.metadata))
+    after = swap.commit(base, appended(base.metadata))
     assert after.metadata_location.startswith(f"file://{tmp_path}/elsewhere/00001-")
-    assert swap.load() == after
+    assert swap.refresh() == after
 
 
 @pytest.mark.parametrize(
     ("name", "number"), [("00041-x.metadata.json", "00042"), ("any.json", "00000"), ("99999-x.json", "100000")]
 )
-def test_numbers_of_versions(swap: SqlSwap, base: TableVersion, tmp_path: Path, name: str, number: str) -> None:
+def test_numbers_of_versions(swap: SqlOperations, base: TableVersion, tmp_path: Path, name: str, number: str) -> None:
     registered = f"file://{tmp_path}/{name}"
     LocalFiles().write_new(registered, LocalFiles().read(base.metadata_location))
     swap.catalog.drop_table(swap.identifier)
     swap.catalog.register_table(swap.identifier, registered)
-    base = swap.load()
+    base = swap.refresh()
     assert base.metadata_location == registered
-    after = swap.commit(*base, appended(base.metadata))
+    after = swap.commit(base, appended(base.metadata))
     assert Path(after.metadata_location).name.partition("-")[0] == number
 
 
 # -- a COMMIT that nobody answers ----------------------------------------------------------------------------------
 
 
-def test_it_was_done(swap: SqlSwap, base: TableVersion, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_was_done(swap: SqlOperations, base: TableVersion, monkeypatch: pytest.MonkeyPatch) -> None:
     def lost(real: Any, connection: Any) -> None:
         real(connection)
         raise DOWN
 
     on_commit(monkeypatch, swap, lost)
-    after = swap.commit(*base, appended(base.metadata))
-    assert swap.load() == after
+    after = swap.commit(base, appended(base.metadata))
+    assert swap.refresh() == after
 
 
-def test_it_was_not_done(swap: SqlSwap, base: TableVersion, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_was_not_done(swap: SqlOperations, base: TableVersion, monkeypatch: pytest.MonkeyPatch) -> None:
     def failed(*_: object) -> None:
         raise DOWN
 
     on_commit(monkeypatch, swap, failed)
     before = files(swap)
     with pytest.raises(CommitFailedError, match=r"metadata\.json was not committed: .*the server is gone"):
-        swap.commit(*base, appended(base.metadata))
-    assert swap.load() == base
+        swap.commit(base, appended(base.metadata))
+    assert swap.refresh() == base
     assert files(swap) == before
-    assert swap.commit(*base, appended(base.metadata)) == swap.load()
+    assert swap.commit(base, appended(base.metadata)) == swap.refresh()
 
 
-def test_creation_was_done(swap: SqlSwap, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_creation_was_done(swap: SqlOperations, monkeypatch: pytest.MonkeyPatch) -> None:
     def lost(real: Any, connection: Any) -> None:
         real(connection)
         raise DOWN
 
     on_commit(monkeypatch, swap, lost)
-    assert create(swap) == swap.load()
+    assert create(swap) == swap.refresh()
 
 
-def test_creation_was_not_done(swap: SqlSwap, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_creation_was_not_done(swap: SqlOperations, monkeypatch: pytest.MonkeyPatch) -> None:
     """A row that is not there can't be locked, so a server may have the COMMIT before it still."""
 
     def failed(*_: object) -> None:
@@ -222,33 +222,33 @@ def test_creation_was_not_done(swap: SqlSwap, monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.parametrize("properties_only", [False, True])
 @pytest.mark.parametrize("won", [False, True])
 def test_others_went_on(
-    swap: SqlSwap, base: TableVersion, monkeypatch: pytest.MonkeyPatch, won: bool, properties_only: bool
+    swap: SqlOperations, base: TableVersion, monkeypatch: pytest.MonkeyPatch, won: bool, properties_only: bool
 ) -> None:
     def act(real: Any, connection: Any) -> None:
         if won:
             real(connection)
         else:
             connection.rollback()
-        current = swap.load()
+        current = swap.refresh()
         for _ in range(2):
-            current = swap.commit(*current, appended(current.metadata))
+            current = swap.commit(current, appended(current.metadata))
         raise DOWN
 
     on_commit(monkeypatch, swap, act)
     new = with_properties(base.metadata, mine="1") if properties_only else appended(base.metadata, mine="1")
     if won:
-        after = swap.commit(*base, new)
-        assert after.metadata_location in {one.metadata_file for one in swap.load().metadata.metadata_log}
+        after = swap.commit(base, new)
+        assert after.metadata_location in {one.metadata_file for one in swap.refresh().metadata.metadata_log}
     else:
         before = files(swap)
         with pytest.raises(CommitFailedError, match="was not committed"):
-            swap.commit(*base, new)
+            swap.commit(base, new)
         assert len(files(swap)) == len(before) + 2
-    assert ("mine" in swap.load().metadata.properties) is won
+    assert ("mine" in swap.refresh().metadata.properties) is won
 
 
 @pytest.mark.parametrize("won", [False, True])
-def test_others_went_on_beyond_the_log(swap: SqlSwap, monkeypatch: pytest.MonkeyPatch, won: bool) -> None:
+def test_others_went_on_beyond_the_log(swap: SqlOperations, monkeypatch: pytest.MonkeyPatch, won: bool) -> None:
     base = create(swap, **{"write.metadata.previous-versions-max": "1"})
 
     def act(real: Any, connection: Any) -> None:
@@ -256,23 +256,23 @@ def test_others_went_on_beyond_the_log(swap: SqlSwap, monkeypatch: pytest.Monkey
             real(connection)
         else:
             connection.rollback()
-        current = swap.load()
+        current = swap.refresh()
         for _ in range(3):
-            current = swap.commit(*current, appended(current.metadata))
+            current = swap.commit(current, appended(current.metadata))
         raise DOWN
 
     on_commit(monkeypatch, swap, act)
     new = appended(base.metadata)
     if won:
-        after = swap.commit(*base, new)
+        after = swap.commit(base, new)
         assert after.metadata.current_snapshot_id == new.current_snapshot_id
     else:
         with pytest.raises(CommitStateUnknownError):
-            swap.commit(*base, new)
+            swap.commit(base, new)
         assert len(files(swap)) == 5
 
 
-def test_nobody_answers(swap: SqlSwap, base: TableVersion, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nobody_answers(swap: SqlOperations, base: TableVersion, monkeypatch: pytest.MonkeyPatch) -> None:
     def lost(real: Any, connection: Any) -> None:
         real(connection)
         monkeypatch.setattr(swap.catalog, "engine", _Down(swap.catalog.engine))
@@ -281,23 +281,23 @@ def test_nobody_answers(swap: SqlSwap, base: TableVersion, monkeypatch: pytest.M
     engine = swap.catalog.engine
     on_commit(monkeypatch, swap, lost)
     with pytest.raises(CommitStateUnknownError, match=r"may have been committed.*the server is gone"):
-        swap.commit(*base, appended(base.metadata))
+        swap.commit(base, appended(base.metadata))
     monkeypatch.setattr(swap.catalog, "engine", engine)
-    assert swap.load().metadata.last_sequence_number == 1
+    assert swap.refresh().metadata.last_sequence_number == 1
 
 
-def test_the_process_dies(swap: SqlSwap, base: TableVersion, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_process_dies(swap: SqlOperations, base: TableVersion, monkeypatch: pytest.MonkeyPatch) -> None:
     def dies(real: Any, connection: Any) -> None:
         real(connection)
         raise Killed
 
     on_commit(monkeypatch, swap, dies)
     with pytest.raises(Killed):
-        swap.commit(*base, appended(base.metadata))
-    assert swap.load().metadata.last_sequence_number == 1
+        swap.commit(base, appended(base.metadata))
+    assert swap.refresh().metadata.last_sequence_number == 1
 
 
-def test_the_row_goes_away(swap: SqlSwap, base: TableVersion, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_row_goes_away(swap: SqlOperations, base: TableVersion, monkeypatch: pytest.MonkeyPatch) -> None:
     def lost(real: Any, connection: Any) -> None:
         real(connection)
         swap.catalog.drop_table(swap.identifier)
@@ -306,7 +306,7 @@ def test_the_row_goes_away(swap: SqlSwap, base: TableVersion, monkeypatch: pytes
     on_commit(monkeypatch, swap, lost)
     before = files(swap)
     with pytest.raises(CommitStateUnknownError):
-        swap.commit(*base, appended(base.metadata))
+        swap.commit(base, appended(base.metadata))
     assert len(files(swap)) == len(before) + 1
 
 
@@ -325,30 +325,30 @@ class _Down:
 
 def test_a_commit_that_a_reader_blocks(tmp_path: Path) -> None:
     """COMMIT fails, and its transaction stays open: whoever asked on that connection would see it as committed."""
-    swap = open_swap(f"sqlite:///{tmp_path}/catalog.db?timeout=0.1", tmp_path)
-    assert isinstance(swap, SqlSwap)
+    swap = open_operations(f"sqlite:///{tmp_path}/catalog.db?timeout=0.1", tmp_path)
+    assert isinstance(swap, SqlOperations)
     base = create(swap)
     reader = sqlite3.connect(f"{tmp_path}/catalog.db", isolation_level=None)
     reader.execute("BEGIN")
     reader.execute("SELECT * FROM iceberg_tables").fetchall()
     with pytest.raises(CommitFailedError, match="database is locked"):
-        swap.commit(*base, appended(base.metadata))
+        swap.commit(base, appended(base.metadata))
     reader.close()
-    assert swap.load() == base
-    assert swap.commit(*base, appended(base.metadata)) == swap.load()
+    assert swap.refresh() == base
+    assert swap.commit(base, appended(base.metadata)) == swap.refresh()
 
 
 # -- PostgreSQL ----------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
-def server(postgres: str, tmp_path: Path) -> SqlSwap:
-    swap = open_swap(postgres, tmp_path)
-    assert isinstance(swap, SqlSwap)
+def server(postgres: str, tmp_path: Path) -> SqlOperations:
+    swap = open_operations(postgres, tmp_path)
+    assert isinstance(swap, SqlOperations)
     return swap
 
 
-def test_a_commit_that_is_still_under_way(server: SqlSwap, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_commit_that_is_still_under_way(server: SqlOperations, monkeypatch: pytest.MonkeyPatch) -> None:
     """The answer is lost before the server is done: whoever looks now waits for its lock, and does not see the base."""
     base = create(server)
     files = FaultyFiles()
@@ -367,12 +367,12 @@ def test_a_commit_that_is_still_under_way(server: SqlSwap, monkeypatch: pytest.M
         raise DOWN
 
     on_commit(monkeypatch, server, slow)
-    after = replace(server, files=files).commit(*base, appended(base.metadata))
+    after = replace(server, files=files).commit(base, appended(base.metadata))
     late[0].join()
-    assert server.load() == after
+    assert server.refresh() == after
 
 
-def test_the_server_ends_the_session(server: SqlSwap) -> None:
+def test_the_server_ends_the_session(server: SqlOperations) -> None:
     """For real: its process is told to end while the transaction is open, and again when it is not."""
     base = create(server)
     for _ in range(2):
@@ -383,8 +383,8 @@ def test_the_server_ends_the_session(server: SqlSwap) -> None:
             other.rollback()
         for _ in range(3):
             try:
-                base = server.commit(*base, appended(base.metadata))
+                base = server.commit(base, appended(base.metadata))
                 break
             except CommitFailedError:
-                assert server.load() == base
-        assert server.load() == base
+                assert server.refresh() == base
+        assert server.refresh() == base

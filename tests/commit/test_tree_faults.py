@@ -8,7 +8,7 @@ from __future__ import annotations
 import random
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +24,7 @@ from sparkmeta.storage.writing import is_temporary, write_new_local
 from tests.commit.tables import QUICK
 from tests.commit.test_transaction import SCHEMA, SPEC, commit, files
 from tests.commit.tree_model import Reading, Store
-from tests.faults import Fault, FaultyFiles, Killed, Kind, faults
+from tests.faults import Fault, FaultyFiles, Killed, Kind, faults, through
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -113,7 +113,7 @@ class Stage:
 
     def commit(self, driver: FaultyFiles) -> None:
         table = sm.load_table(self.location, spark=self.spark)
-        table = replace(table, state=replace(table.state, files=driver))
+        table = through(table, driver)
         self.case.run(table, self.spark)
 
 
@@ -157,7 +157,7 @@ def use_writer(patch: pytest.MonkeyPatch, writer: Any) -> None:
     for name, module in list(sys.modules.items()):
         if name.startswith("sparkmeta.commit.") and hasattr(module, "executor_writer"):
             patch.setattr(module, "executor_writer", lambda _: writer)
-    for module in ("sparkmeta.state", "sparkmeta.commit.compact.rewrite"):
+    for module in ("sparkmeta.state", "sparkmeta.commit.compact.job"):
         patch.setattr(f"{module}.executor_reader", lambda _: ExecutorReader())
 
 

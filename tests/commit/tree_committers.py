@@ -34,7 +34,7 @@ from sparkmeta.table import Table
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from sparkmeta.commit.swap import Swap
+    from sparkmeta.operations.table_operations import TableOperations
 
 STATS = {1: "long"}
 LEAVES = 2
@@ -93,13 +93,13 @@ def removed_by(worker: int, step: int) -> set[str]:
     return {*files_of(worker, step - LIFE), leaf_name(worker, step)}
 
 
-def create(swap: Swap, folder: Path, workers: int, commits: int) -> Table:
+def create(swap: TableOperations, folder: Path, workers: int, commits: int) -> Table:
     """The table: leaves with an entry for each step of each worker."""
     location = f"file://{folder}/table"
     schema = Schema(NestedField(1, "id", LongType()))
-    swap.commit(None, None, new_metadata(location, schema, UNPARTITIONED_PARTITION_SPEC, UNSORTED_SORT_ORDER, QUICK, 4))
+    swap.commit(None, new_metadata(location, schema, UNPARTITIONED_PARTITION_SPEC, UNSORTED_SORT_ORDER, QUICK, 4))
     rows = [_entry(leaf_name(worker, step)) for step in range(1, commits + 1) for worker in range(workers)]
-    leaves = [_write_leaf(swap.load().metadata.location, number, rows[number::LEAVES]) for number in range(LEAVES)]
+    leaves = [_write_leaf(swap.refresh().metadata.location, number, rows[number::LEAVES]) for number in range(LEAVES)]
     tx = opened(swap).transaction()
     update = tx.update_snapshot()
     update._progress.added = NewFiles(leaves=pa.concat_tables(leaves))
@@ -118,16 +118,16 @@ def _write_leaf(table: str, number: int, rows: list[dict[str, Any]]) -> pa.Table
     return leaf_row(entries, location, len(data), ())
 
 
-def opened(swap: Swap, spark: SparkSession | None = None) -> Table:
+def opened(swap: TableOperations, spark: SparkSession | None = None) -> Table:
     """The table as it is now, without a Spark session unless one is given."""
-    version = swap.load()
+    version = swap.refresh()
     state = TableState(
         spark or cast("Any", NoSpark()), LocalFiles(), version.metadata, version.metadata.current_snapshot()
     )
-    return Table(state, version.metadata_location, "table", swap=swap)
+    return Table(state, version.metadata_location, "table", swap)
 
 
-def work(swap: Swap, folder: Path, worker: int, commits: int) -> None:
+def work(swap: TableOperations, folder: Path, worker: int, commits: int) -> None:
     """Makes a worker's commits, from where the table says that it stands; notes what it was told."""
     with (folder / f"worker.{worker}").open("a") as notes:
         chance = random.Random(os.getpid())

@@ -28,8 +28,8 @@ from tests.commit.compact.local_job import LocalJob
 
 if TYPE_CHECKING:
     from sparkmeta.commit.compact.choose import Choice, Scope
-    from sparkmeta.commit.compact.rewrite import Rewritten
-    from sparkmeta.commit.swap import Swap
+    from sparkmeta.commit.compact.job import Rewritten
+    from sparkmeta.operations.table_operations import TableOperations
     from sparkmeta.state import TableState
 
 AUTHOR = "compactor"
@@ -83,7 +83,7 @@ def _masks(
     return found
 
 
-def work(swap: Swap, folder: Path, worker: int, writers: int, commits: int) -> None:
+def work(swap: TableOperations, folder: Path, worker: int, writers: int, commits: int) -> None:
     """Compacts for as long as writers have commits to make; notes what it was told."""
     chance = random.Random(os.getpid())
     with without_spark(), (folder / f"worker.{worker}").open("a") as notes:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import runpy
-from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from random import Random
@@ -28,7 +27,7 @@ from sparkmeta.maintain import rewrite_manifests as module
 from sparkmeta.manifests.manifest_list import MANIFEST_FILE_SCHEMA, write_manifest_list
 from sparkmeta.storage.files import ExecutorReader, ExecutorWriter
 from tests.commit.test_tree_faults import attempt
-from tests.faults import FaultyFiles, Kind, faults
+from tests.faults import FaultyFiles, Kind, faults, through
 from tests.handmade import BY_PART, HandmadeTable, data, deletion_vector, equality_deletes
 
 if TYPE_CHECKING:
@@ -355,7 +354,7 @@ def test_each_fault_of_a_commit(
             for name, content in kept.items():
                 (tmp_path / "metadata" / name).write_bytes(content)
             table = sm.load_table(f"file://{tmp_path}", spark=interpreted)
-            replace(table, state=replace(table.state, files=driver)).maintenance.rewrite_manifests().commit()
+            through(table, driver).maintenance.rewrite_manifests().commit()
 
     stage: Any = Stage()
     found = list(faults(stage.commit))
@@ -378,7 +377,7 @@ def test_an_unknown_outcome_deletes_nothing(
     def unknown(*_: Any) -> Any:
         raise CommitStateUnknownError("who knows")
 
-    monkeypatch.setattr("sparkmeta.commit.filesystem.FileSystemSwap.commit", unknown)
+    monkeypatch.setattr("sparkmeta.operations.filesystem.FileSystemOperations.commit", unknown)
     with pytest.raises(CommitStateUnknownError):
         plan.commit()
     assert len(avro_files(tmp_path)) == 3 + 2, "the new manifest and its list stay"

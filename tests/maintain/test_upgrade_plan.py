@@ -64,7 +64,7 @@ def test_other_commits_come_first(spark: SparkSession, tmp_path: Path) -> None:
     table = made(spark, tmp_path / "t", 2)
     plan = table.maintenance.upgrade(4)
     between = table.metadata.model_copy(update={"properties": {"owner": "them"}})
-    table.committer().commit(table.metadata_location, table.metadata, between)
+    table.operations.commit(table.version, between)
     upgraded = plan.commit()
     assert upgraded.properties == {"owner": "them"}
     assert names(tmp_path)[-2:] == ["v3.metadata.json", "version-hint.text"]

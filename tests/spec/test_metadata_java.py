@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from sparkmeta.catalog.filesystem import latest_metadata
+from sparkmeta.operations.metadata_files import latest_metadata
 from sparkmeta.spec.metadata import parse_table_metadata, serialize_table_metadata
 from sparkmeta.spec.schema import partition_type
 from sparkmeta.storage.files import LocalFiles

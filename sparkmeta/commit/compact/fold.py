@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import functions as F
 
-from sparkmeta.commit.compact.rewrite import Rewritten
+from sparkmeta.commit.compact.job import Rewritten
 from sparkmeta.commit.new_leaves import leaf_frame
 from sparkmeta.commit.summary import ManifestCounts
 from sparkmeta.commit.tree import (

@@ -1,251 +1,92 @@
-"""The Spark jobs of a compaction: groups of leaves and files in, leaves of EXISTING entries out."""
+"""A compaction's leaves: data leaves first, then delete leaves, affiliated to the data leaves that hold their files.
+
+Where a data leaf has few deletion vectors, they go to unaffiliated leaves, as equality deletes do.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import functions as F
 
-from sparkmeta.commit.compact.choose import Choice, Group, Scope
-from sparkmeta.commit.compact.deletes import rewrite_deletes
-from sparkmeta.commit.compact.tasks import (
-    BIN_SCHEMA,
-    WRITTEN_SCHEMA,
-    Rewriting,
-    key_schema,
-    key_table,
-)
-from sparkmeta.commit.exchange import RANGE_SCHEMA, exchanged, range_bounds
-from sparkmeta.commit.flush import existing
-from sparkmeta.commit.new_files import leaf_format
+from sparkmeta.commit.affinity import DELETE_ENTRY_BYTES, live_owners, named_owners, with_owners, write_affiliated
+from sparkmeta.commit.compact.job import RewriteJob, executor_reader_of
+from sparkmeta.commit.file_writer import partition_columns
 from sparkmeta.commit.new_leaves import leaf_frame
-from sparkmeta.commit.tree import FileKey, file_keys
-from sparkmeta.errors import UnsupportedError
-from sparkmeta.manifests.avro.read import schema_of
-from sparkmeta.manifests.projection import CONTENT_STATS, EntryProjection
-from sparkmeta.manifests.v4.root import version
-from sparkmeta.manifests.v4.write import read_rows_stream, rows_stream
-from sparkmeta.session import local_frame, read_tasks
-from sparkmeta.storage.files import ExecutorReader, executor_reader
+from sparkmeta.manifests.projection import MANIFEST, EntryProjection
+from sparkmeta.manifests.v4.write import leaf_count, write_owned_leaves
+from sparkmeta.session import materialize
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from sparkmeta.manifests.v4.write import LeafFormat
+    from sparkmeta.commit.compact.choose import Choice, Group, Scope
+    from sparkmeta.commit.compact.job import Rewritten
     from sparkmeta.state import TableState
-
-# More ranges are too many streams for one task to cut its entries into.
-_MOST_RANGES = 1_024
-# What a task cuts into ranges at once: bytes of leaves, which are several times as many in memory, and entries, of
-# which very many are in few bytes where their columns hardly differ.
-_CUT_BYTES, _CUT_ENTRIES = 64 << 20, 400_000
-# Entries of a range in a sample.
-_SAMPLED = 60
-_LARGEST_SAMPLE = 50_000
-
-
-@dataclass(frozen=True)
-class Rewritten:
-    """A group as it was rewritten.
-
-    leaves: location -> the root's entry for its deletion vector when it was read, or None. files: of the root, with
-    their sequence numbers. made: the root's entries for the leaves that take their place.
-    """
-
-    leaves: Mapping[str, Mapping[str, Any] | None]
-    files: Mapping[FileKey, int]
-    made: pa.Table
 
 
 def rewrite(state: TableState, scope: Scope, choice: Choice, name: str) -> list[Rewritten]:
-    """Writes the leaves of all groups; runs jobs. name: begins the names of their files.
+    """Write the leaves of all groups; runs jobs.
 
-    Raises UnsupportedError where executors can't open the table's files by themselves.
+    Args:
+        name: the beginning of their files' names.
+
+    Raises:
+        UnsupportedError: executors can't open the table's files by themselves.
     """
     job = RewriteJob(state, scope, executor_reader_of(state), name)
     data = job.data(choice.data)
     if choice.deletes is None:
         return data
-    return [*data, job.rewritten(choice.deletes, rewrite_deletes(job, choice.deletes, data))]
+    return [*data, job.rewritten(choice.deletes, _rewrite_deletes(job, choice.deletes, data))]
 
 
-def executor_reader_of(state: TableState) -> ExecutorReader:
-    """How executors open the table's files. Raises UnsupportedError where they can't by themselves."""
-    reader = executor_reader(state.files)
-    if reader is None:
-        raise UnsupportedError(
-            f"{state.metadata.location}: its executors can't open its files: open the table through a catalog, whose "
-            "FileIO they can use"
+def _rewrite_deletes(job: RewriteJob, group: Group, data: Sequence[Rewritten]) -> list[pa.Table]:
+    """Write the deletes of a group into new leaves, and return the root's entries for them; runs jobs.
+
+    Args:
+        data: the data leaves that the same run has rewritten.
+    """
+    owners = _owners(job, group, data)
+    placed = materialize(with_owners(job.entries(group), owners))
+    size = job.entry_bytes(group.leaves) if group.leaves else DELETE_ENTRY_BYTES
+    rest, made = write_affiliated(placed, job.form, job.scope.limits.affiliated_deletes, size)
+    count = rest.count()
+    parts = leaf_count(count, int(count * size), job.scope.limits.target_bytes)
+    if parts:
+        keys = [F.col("content_type"), F.col("partition_spec_id"), *partition_columns(job.state)]
+        ordered = rest.repartitionByRange(parts, *keys, F.col("referenced_file")).sortWithinPartitions(
+            *keys, "referenced_file", "location"
         )
-    return reader
+        made = pa.concat_tables([made, write_owned_leaves(ordered, job.form, size)])
+    return [made]
 
 
-@dataclass(frozen=True)
-class RewriteJob:
-    """What the jobs of one compaction share."""
-
-    state: TableState
-    scope: Scope
-    reader: ExecutorReader
-    name: str
-
-    @property
-    def root(self) -> pa.Table:
-        return self.scope.root.table
-
-    def data(self, groups: Sequence[Group]) -> list[Rewritten]:
-        """Groups of data leaves."""
-        bins = [number for number, one in enumerate(groups) if not one.exchanged]
-        made: dict[int, list[pa.Table]] = {}
-        if bins:
-            rows = [self._bin(number, groups[number], groups[number].leaves) for number in bins]
-            made = self._write_bins(rows)
-        for number, group in enumerate(groups):
-            if group.exchanged:
-                made[number] = self._exchange(group)
-        return [self.rewritten(group, made.get(number, [])) for number, group in enumerate(groups)]
-
-    def rewritten(self, group: Group, made: Sequence[pa.Table]) -> Rewritten:
-        """The group with the root's entries for its new leaves."""
-        locations = [self.root.column("location")[place].as_py() for place in group.leaves]
-        files = self.root.take(pa.array(group.files, pa.int64()))
-        sequences = version(files, "file_sequence_number").to_pylist()
-        return Rewritten(
-            {location: self.scope.root.vector_of.get(location) for location in locations},
-            dict(zip(file_keys(files), sequences, strict=True)),
-            pa.concat_tables([self.form.schema.empty_table(), *made]),
-        )
-
-    def rewriting(self, places: Sequence[int]) -> Rewriting:
-        """What tasks need to rewrite some leaves."""
-        return Rewriting(self.reader, self.form, self.scope.keys, self.entry_bytes(places))
-
-    @cached_property
-    def form(self) -> LeafFormat:
-        """How the new leaves are written."""
-        return leaf_format(self.state, self.name, self.scope.limits.target_bytes)
-
-    def entry_bytes(self, places: Sequence[int]) -> float:
-        """Of an entry in leaves, at the mean; of any where there are none."""
-        leaves = self.root.take(pa.array(places, pa.int64()))
-        entries, size = (pc.sum(leaves.column(one)).as_py() or 0 for one in ("record_count", "file_size_in_bytes"))
-        return size / entries if entries else 40.0 + 8 * len(self.state.stats_types)
-
-    # -- bins -------------------------------------------------------------------------------------------------------
-
-    def _leaf_sources(self, places: Sequence[int]) -> list[dict[str, Any]]:
-        """Leaves as tasks take them: the structs of `BIN_SCHEMA`."""
-        vectors = self.scope.root.vector_of
-        found = []
-        for row in self.root.select(_LEAF_COLUMNS).take(pa.array(places, pa.int64())).to_pylist():
-            vector = vectors.get(row["location"])
-            place = vector["deletion_vector"] if vector else {}
-            found.append(
-                {
-                    "location": row["location"],
-                    "snapshot_id": row["version_info"]["snapshot_id"],
-                    "sequence_number": row["version_info"]["sequence_number"],
-                    "first_row_id": row["first_row_id"],
-                    "record_count": row["record_count"],
-                    "vector_location": vector["location"] if vector else None,
-                    "vector_offset": place.get("offset"),
-                    "vector_size": place.get("size_in_bytes"),
-                    "vector_content": place.get("inline_content"),
-                    "masked": vector["record_count"] if vector else 0,
-                }
-            )
-        return found
-
-    def _bin(self, number: int, group: Group, leaves: Sequence[int], *, files: bool = True) -> dict[str, Any]:
-        return {
-            "group": number,
-            "spec_id": group.spec_id,
-            "parts": group.parts,
-            "leaves": self._leaf_sources(leaves),
-            "files": rows_stream(self.files(group)) if files and group.files else None,
-        }
-
-    def files(self, group: Group) -> pa.Table:
-        """The group's files of the root, EXISTING."""
-        return existing(self.root.take(pa.array(group.files, pa.int64())))
-
-    def entries(self, group: Group) -> DataFrame:
-        """The live entries of a group as rows of `tree_schema`."""
-        return self._frame(self._chunks(group)).mapInArrow(self.rewriting([]).read_bins, schema_of(self.form.schema))
-
-    def _frame(self, rows: list[dict[str, Any]]) -> DataFrame:
-        """Bins, each the work of one task, which has others too where there are many."""
-        frame = local_frame(self.state.spark, pa.Table.from_pylist(rows, schema=BIN_SCHEMA))
-        return frame.repartition(min(len(rows), self._tasks))
-
-    @property
-    def _tasks(self) -> int:
-        """Of a job, at most: each has several leaves to write, since it makes one while another is on its way."""
-        return 8 * read_tasks(self.state.spark)
-
-    def _write_bins(self, rows: list[dict[str, Any]]) -> dict[int, list[pa.Table]]:
-        written = self._frame(rows).mapInArrow(self.rewriting([]).write_bins, schema_of(WRITTEN_SCHEMA))
-        return made_leaves(written)
-
-    # -- entries that are sorted among tasks ------------------------------------------------------------------------
-
-    def _exchange(self, group: Group) -> list[pa.Table]:
-        """The group in ranges of its clustering columns. Spark moves blobs of entries, one for a bin and range."""
-        assert group.spec_id is not None
-        rewriting = self.rewriting(group.leaves)
-        ranges = min(group.parts, _MOST_RANGES)
-        bounds = self._bounds(group, ranges)
-        cut = self._frame(self._chunks(group)).mapInArrow(
-            partial(rewriting.cut_bins, group.spec_id, bounds), schema_of(RANGE_SCHEMA)
-        )
-        written = exchanged(cut, min(ranges, self._tasks)).mapInArrow(
-            partial(rewriting.write_ranges, group.spec_id), schema_of(WRITTEN_SCHEMA)
-        )
-        return made_leaves(written).get(0, [])
-
-    def _chunks(self, group: Group) -> list[dict[str, Any]]:
-        """The group's leaves in bins of what a task takes at once."""
-        names = ("file_size_in_bytes", "record_count")
-        sizes, counts = (self.root.column(name).take(pa.array(group.leaves, pa.int64())).to_pylist() for name in names)
-        chunks: list[list[int]] = [[]]
-        size = entries = 0
-        for place, of_leaf, in_leaf in zip(group.leaves, sizes, counts, strict=True):
-            if chunks[-1] and (size + of_leaf > _CUT_BYTES or entries + in_leaf > _CUT_ENTRIES):
-                chunks.append([])
-                size = entries = 0
-            chunks[-1].append(place)
-            size, entries = size + of_leaf, entries + in_leaf
-        return [self._bin(0, group, one, files=not number) for number, one in enumerate(chunks)]
-
-    def _bounds(self, group: Group, ranges: int) -> pa.Table:
-        """The keys that end the ranges, by a sample of the entries' keys; runs a job that reads nothing else."""
-        assert group.spec_id is not None
-        keys, stats = self.scope.keys[group.spec_id], self.state.stats_types
-        schema = key_schema(keys, stats)
-        own = key_table(self.files(group), keys).cast(schema)
-        if ranges < 2:
-            return schema.empty_table()
-        entries = pc.sum(self.root.take(pa.array(group.leaves, pa.int64())).column("record_count")).as_py()
-        wanted = min(_LARGEST_SAMPLE, max(2_000, ranges * _SAMPLED))
-        projection = EntryProjection.of(("location",), None, {one: stats[one] for one in keys})
-        frame = leaf_frame(self.state, self.root.take(pa.array(group.leaves, pa.int64())), projection)
-        columns = [F.col(f"{CONTENT_STATS}.`{one}`.lower_bound").alias(f"k{place}") for place, one in enumerate(keys)]
-        sample = frame.select(*columns, "location").sample(min(1.0, wanted / max(entries, 1)), seed=7).toArrow()
-        return range_bounds(pa.concat_tables([sample.cast(schema), own]), ranges)
+def _owners(job: RewriteJob, group: Group, data: Sequence[Rewritten]) -> DataFrame:
+    """The owners that deletes of the group may come to have: new data leaves, and kept ones where need be."""
+    state = job.state
+    projection = EntryProjection.of(("location", "version_info"))
+    made = pa.concat_tables([job.form.schema.empty_table(), *(one.made for one in data)])
+    kept = _kept(job, group, {location for one in data for location in one.leaves})
+    frames = [live_owners(state, kept)]
+    if len(made):
+        locations = dict(enumerate(made.column("location").to_pylist()))
+        frames.append(named_owners(state, leaf_frame(state, made, projection), locations))
+    return frames[0] if len(frames) == 1 else frames[0].unionByName(frames[1])
 
 
-_LEAF_COLUMNS = ["location", "version_info", "first_row_id", "record_count"]
+def _kept(job: RewriteJob, group: Group, dropped: set[str]) -> pa.Table:
+    """The kept data leaves that may hold the files of the group's deletes, rows of `state.manifests`.
 
-
-def made_leaves(written: DataFrame) -> dict[int, list[pa.Table]]:
-    """The root's entries for new leaves by group; runs the job that writes them."""
-    rows = written.toArrow()
-    made: dict[int, list[pa.Table]] = {}
-    for group, leaf in zip(rows.column("group").to_pylist(), rows.column("leaf"), strict=True):
-        made.setdefault(group, []).append(read_rows_stream(leaf.as_buffer()))
-    return made
+    Of a delete leaf that belongs to a data leaf it is that one; all where a delete belongs to none.
+    """
+    leaves = job.state.data_manifests
+    leaves = leaves.filter(pc.is_in(leaves.column(MANIFEST), pa.array(sorted(job.scope.owners), pa.int32())))
+    leaves = leaves.filter(pc.invert(pc.is_in(leaves.column("location"), pa.array(sorted(dropped), pa.string()))))
+    owners = job.root.column("referenced_file").take(pa.array(group.leaves, pa.int64()))
+    if group.files or owners.null_count:
+        return leaves
+    return leaves.filter(pc.is_in(leaves.column("location"), owners.combine_chunks()))

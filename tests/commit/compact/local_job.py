@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 from sparkmeta.commit.compact import fold as folding
 from sparkmeta.commit.compact.choose import Choice, Group, Scope
 from sparkmeta.commit.compact.fold import Fold, fold
-from sparkmeta.commit.compact.rewrite import RewriteJob, Rewritten
+from sparkmeta.commit.compact.job import RewriteJob, Rewritten
 from sparkmeta.commit.compact.tasks import BIN_SCHEMA, key_table
 from sparkmeta.commit.exchange import range_bounds
 from sparkmeta.commit.tree import FileKey

@@ -9,9 +9,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from sparkmeta.commit.compact import rewrite
+from sparkmeta.commit.compact import job
 from sparkmeta.commit.compact.choose import Group
-from sparkmeta.commit.compact.rewrite import RewriteJob
+from sparkmeta.commit.compact.job import RewriteJob
 from sparkmeta.commit.compact.tasks import Rewriting
 from sparkmeta.errors import CorruptFileError
 from sparkmeta.manifests.v4.layout import tree_schema, write_manifest
@@ -30,8 +30,8 @@ from tests.trees import data
 def test_entries_that_are_exchanged_are_read_in_bounded_parts(
     monkeypatch: pytest.MonkeyPatch, sizes: list[int], counts: list[int], expected: list[list[int]]
 ) -> None:
-    monkeypatch.setattr(rewrite, "_CUT_BYTES", 100)
-    monkeypatch.setattr(rewrite, "_CUT_ENTRIES", 9)
+    monkeypatch.setattr(job, "_CUT_BYTES", 100)
+    monkeypatch.setattr(job, "_CUT_ENTRIES", 9)
     taken: list[tuple[list[int], bool]] = []
 
     class Job(RewriteJob):

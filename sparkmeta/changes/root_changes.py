@@ -1,6 +1,6 @@
-"""What a root says that its snapshot changed, and which leaves hold the rest of the answer. Pure: no Spark, no I/O.
+"""What a snapshot changed by its root, and which leaves hold the rest of the answer. No Spark, no I/O.
 
-The cost of a change set follows the size of the change: a leaf that was carried over is never named here.
+The cost follows the size of the change: a leaf that was carried over is never opened.
 """
 
 from __future__ import annotations
@@ -18,18 +18,20 @@ from sparkmeta.errors import CorruptFileError, NoSuchSnapshotError, ValidationEr
 from sparkmeta.manifests.v4.root import FILES, LEAVES, VECTORS, Root, one_of, version
 from sparkmeta.spec.entry import LAYOUT_REVISION_KEY, Status
 
-# Gives the parent snapshot's root: None where it has none, and thereby no deletion vectors of manifests.
-# Raises NoSuchSnapshotError where the parent has expired.
 ParentRoot = Callable[[], Root | None]
+"""Returns the parent snapshot's root, None where it has none. Raises NoSuchSnapshotError where it has expired."""
 Row = Mapping[str, Any]
 
 
 class LeafKind(StrEnum):
-    """Which entries of a leaf are wanted.
+    """Which entries of a leaf to read.
 
-    ADDED: the ADDED ones that are not in `old`. MASKED: the live ones in `new` and not in `old`. DROPPED: the live ones
-    that are not in `old`. UNMADE: the DELETED ones of a leaf that the snapshot added. CARRIED: the EXISTING ones, which
-    are no change, wherever they stood before.
+    Attributes:
+        ADDED: the ADDED ones that `old` does not mask.
+        MASKED: the live ones that `new` masks, and `old` does not.
+        DROPPED: the live ones that `old` does not mask.
+        UNMADE: the DELETED ones of a leaf that the snapshot added.
+        CARRIED: the EXISTING ones, which are no change, wherever they were before.
     """
 
     ADDED = "added"
@@ -41,7 +43,7 @@ class LeafKind(StrEnum):
 
 @dataclass(frozen=True)
 class LeafChange:
-    """A leaf to open. row: of the root. new, old: deletion vectors of it, entries of content type 5."""
+    """A leaf to open. row: its place in the root. new, old: its deletion vectors, entries of content type 5."""
 
     kind: LeafKind
     row: int
@@ -52,21 +54,25 @@ class LeafChange:
 
 @dataclass(frozen=True)
 class RootChanges:
-    """files: the root's own ADDED and DELETED files, rows of `tree_schema`. leaves: what to open, and for what.
+    """What a snapshot changed.
 
-    kept: the root's own EXISTING files, where removed files have to be looked for among them; else no rows.
+    Attributes:
+        files: the ADDED and DELETED files of the root itself, rows of `tree_schema`.
+        existing: the EXISTING files of the root itself where removed files may be among them, else no rows.
+        leaves: the leaves to open.
     """
 
     files: pa.Table
-    kept: pa.Table
+    existing: pa.Table
     leaves: tuple[LeafChange, ...]
 
 
 def root_changes(root: Root, snapshot_id: int, parent: ParentRoot, *, lenient: bool = False) -> RootChanges:
-    """The changes of a snapshot by its root (semantics 8.5 B).
+    """Find the changes of a snapshot by its root (semantics 8.5 B).
 
-    lenient: read also what strict readers refuse (semantics C51): several live deletion vectors of one leaf, as if
-    they were one, and a leaf that was added with entries that it removes.
+    Args:
+        lenient: read also what strict readers refuse (semantics C51): several live deletion vectors of one leaf, as if
+            they were one, and a leaf that was added with entries that it removes.
 
     Raises:
         CorruptFileError: a root that contradicts itself.
@@ -74,14 +80,12 @@ def root_changes(root: Root, snapshot_id: int, parent: ParentRoot, *, lenient: b
     """
     if not lenient:
         _ = root.vectors  # refuses two for one leaf
-    found = _Finder(root, snapshot_id, parent, lenient)
-    leaves = tuple(found.changes())
-    status = version(root.table, "status")
-    own = one_of(root.table, FILES)
-    files = root.table.filter(pc.and_(own, pc.not_equal(status, int(Status.EXISTING))))
-    kept = root.table.filter(pc.and_(own, pc.equal(status, int(Status.EXISTING))))
-    moved = any(one.kind in (LeafKind.DROPPED, LeafKind.CARRIED) for one in leaves)
-    return RootChanges(files, kept if moved else kept.slice(0, 0), leaves)
+    leaves = tuple(_Finder(root, snapshot_id, parent, lenient).changes())
+    is_file, is_existing = one_of(root.table, FILES), pc.equal(version(root.table, "status"), int(Status.EXISTING))
+    files = root.table.filter(pc.and_not(is_file, is_existing))
+    existing = root.table.filter(pc.and_(is_file, is_existing))
+    moves = any(change.kind in (LeafKind.DROPPED, LeafKind.CARRIED) for change in leaves)
+    return RootChanges(files, existing if moves else existing.slice(0, 0), leaves)
 
 
 @dataclass(frozen=True)
@@ -109,7 +113,7 @@ class _Finder:
         return vectors_by_leaf(self.root)
 
     def _of_added(self, row: int, leaf: Row) -> Iterable[LeafChange]:
-        live = tuple(one for one in self._vectors.get(leaf["location"], ()) if one["status"] != Status.DELETED)
+        live = tuple(vector for vector in self._vectors.get(leaf["location"], ()) if vector["status"] != Status.DELETED)
         yield LeafChange(LeafKind.ADDED, row, leaf, old=live)
         if leaf["existing_files_count"]:
             yield LeafChange(LeafKind.CARRIED, row, leaf)
@@ -121,7 +125,7 @@ class _Finder:
             yield LeafChange(LeafKind.UNMADE, row, leaf)
 
     def _of_deleted(self, row: int, leaf: Row) -> LeafChange:
-        """A vector that was added to a manifest that goes lists what goes, and nothing that went before (C11)."""
+        """A vector added to a manifest that goes masks what goes, and nothing that went before (C11)."""
         new = self._new(leaf)
         if new:
             return LeafChange(LeafKind.MASKED, row, leaf, new=new)
@@ -138,14 +142,14 @@ class _Finder:
         return leaf["status"] == Status.DELETED and not self._new(leaf)
 
     def _new(self, leaf: Row) -> tuple[Row, ...]:
-        return tuple(one for one in self._vectors.get(leaf["location"], ()) if one["status"] == Status.ADDED)
+        return tuple(row for row in self._vectors.get(leaf["location"], ()) if row["status"] == Status.ADDED)
 
     def _old(self, leaf: Row, *, dropped: bool) -> tuple[Row, ...]:
-        """What was masked before: by vectors that this root carries or replaces, else by those of the parent."""
+        """Return the earlier vectors: those that this root carries or replaces, else those of the parent."""
         location = leaf["location"]
-        here = tuple(one for one in self._vectors.get(location, ()) if one["status"] != Status.ADDED)
-        if here:
-            return here
+        earlier = tuple(row for row in self._vectors.get(location, ()) if row["status"] != Status.ADDED)
+        if earlier:
+            return earlier
         try:
             parent = self.parent()
         except NoSuchSnapshotError as error:
@@ -154,33 +158,33 @@ class _Finder:
                 return ()
             raise ValidationError(f"{self.root.location}: what was removed from {location} before: {error}") from error
         vectors = vectors_by_leaf(parent).get(location, ()) if parent is not None else ()
-        return tuple(one for one in vectors if one["status"] != Status.DELETED)
+        return tuple(row for row in vectors if row["status"] != Status.DELETED)
 
     def _refuse_lost_vectors(self, leaves: set[str]) -> None:
         for location, vectors in self._vectors.items():
-            if location not in leaves and any(one["status"] == Status.ADDED for one in vectors):
+            if location not in leaves and any(row["status"] == Status.ADDED for row in vectors):
                 problem = "a deletion vector was added to a manifest that the root does not have"
                 raise CorruptFileError(self.root.location, "referenced_file", location, problem)
 
 
 def vectors_by_leaf(root: Root) -> dict[str, list[Row]]:
-    """All deletion vectors of manifests, DELETED ones included, by the leaf that they mask."""
-    found: dict[str, list[Row]] = {}
+    """Return all deletion vectors of manifests, DELETED ones included, by the leaf that they mask."""
+    by_leaf: dict[str, list[Row]] = {}
     for _, row in flat_rows(root.table, VECTORS):
-        found.setdefault(row["referenced_file"], []).append(row)
-    return found
+        by_leaf.setdefault(row["referenced_file"], []).append(row)
+    return by_leaf
 
 
 _COLUMNS = ["content_type", "location", "deletion_vector", "record_count", "referenced_file"]
 
 
 def flat_rows(table: pa.Table, kinds: Iterable[Any]) -> list[tuple[int, dict[str, Any]]]:
-    """Entries of some content types, with their place in the root and with the fields that decide, flat."""
-    chosen = pc.indices_nonzero(one_of(table, kinds))
-    some = table.take(chosen)
+    """Return the entries of some content types as flat rows, each with its place in the root."""
+    places = pc.indices_nonzero(one_of(table, kinds))
+    some = table.take(places)
     flat = some.select(_COLUMNS)
     for name in ("status", "snapshot_id"):
         flat = flat.append_column(name, version(some, name))
     for name in ("existing_files_count", "deleted_files_count"):
         flat = flat.append_column(name, pc.struct_field(some.column("manifest_stats"), name))
-    return list(zip(chosen.to_pylist(), flat.to_pylist(), strict=True))
+    return list(zip(places.to_pylist(), flat.to_pylist(), strict=True))

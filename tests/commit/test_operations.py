@@ -12,9 +12,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from pyiceberg.table import StaticTable
 
-from sparkmeta.commit.filesystem import FileSystemSwap
-from sparkmeta.commit.sql import SqlSwap
-from sparkmeta.commit.swap import Outcome, TableVersion, outcome_of
 from sparkmeta.errors import (
     CommitFailedError,
     CommitStateUnknownError,
@@ -23,16 +20,19 @@ from sparkmeta.errors import (
     UnsupportedError,
     ValidationError,
 )
+from sparkmeta.operations.filesystem import FileSystemOperations
+from sparkmeta.operations.sql import SqlOperations
+from sparkmeta.operations.table_operations import Outcome, TableVersion, outcome_of
 from sparkmeta.storage.files import SparkFiles
 from sparkmeta.storage.writing import is_temporary
-from tests.commit.places import KINDS, open_swap, place
+from tests.commit.places import KINDS, open_operations, place
 from tests.commit.tables import appended, new_table, with_properties
 from tests.faults import FaultyFiles, Killed, faults
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from sparkmeta.commit.swap import Swap
+    from sparkmeta.operations.table_operations import TableOperations
     from sparkmeta.storage.files import Files
 
 KEEP_ONE = {"write.metadata.delete-after-commit.enabled": "true", "write.metadata.previous-versions-max": "1"}
@@ -44,19 +44,19 @@ def kind(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def swap_in(request: pytest.FixtureRequest, kind: str) -> Callable[[Path, Files | None], Swap]:
+def swap_in(request: pytest.FixtureRequest, kind: str) -> Callable[[Path, Files | None], TableOperations]:
     """Opens the swap of the table in a folder."""
     postgres = request.getfixturevalue("postgres") if kind == "postgres" else None
 
-    def opened(folder: Path, files: Files | None = None) -> Swap:
+    def opened(folder: Path, files: Files | None = None) -> TableOperations:
         folder.mkdir(exist_ok=True)
-        return open_swap(place(kind, folder, postgres), folder, files)
+        return open_operations(place(kind, folder, postgres), folder, files)
 
     return opened
 
 
 @pytest.fixture
-def swap(swap_in: Any, tmp_path: Path) -> Swap:
+def swap(swap_in: Any, tmp_path: Path) -> TableOperations:
     return swap_in(tmp_path)  # type: ignore[no-any-return]
 
 
@@ -64,8 +64,8 @@ def location_of(tmp_path: Path) -> str:
     return f"file://{tmp_path}/table"
 
 
-def create(swap: Swap, folder: Path, version: int = 2, **properties: str) -> TableVersion:
-    return swap.commit(None, None, new_table(location_of(folder), properties, version))
+def create(swap: TableOperations, folder: Path, version: int = 2, **properties: str) -> TableVersion:
+    return swap.commit(None, new_table(location_of(folder), properties, version))
 
 
 def metadata_files(folder: Path) -> set[str]:
@@ -77,12 +77,12 @@ def logged(version: TableVersion) -> list[str]:
 
 
 @pytest.mark.parametrize("version", [1, 2, 3, 4])
-def test_a_history(swap: Swap, tmp_path: Path, kind: str, version: int) -> None:
+def test_a_history(swap: TableOperations, tmp_path: Path, kind: str, version: int) -> None:
     versions = [create(swap, tmp_path, version)]
     for step in range(3):
         base = versions[-1]
-        versions.append(swap.commit(*base, appended(base.metadata, step=str(step))))
-        assert swap.load() == versions[-1]
+        versions.append(swap.commit(base, appended(base.metadata, step=str(step))))
+        assert swap.refresh() == versions[-1]
     locations = [one.metadata_location for one in versions]
     assert len(set(locations)) == 4
     assert logged(versions[-1]) == locations[:-1]
@@ -97,73 +97,73 @@ def test_a_history(swap: Swap, tmp_path: Path, kind: str, version: int) -> None:
         assert all(uuid.UUID(name.partition("-")[2].removesuffix(".metadata.json")) for name in names)
 
 
-def test_who_comes_second_is_told(swap: Swap, tmp_path: Path) -> None:
+def test_who_comes_second_is_told(swap: TableOperations, tmp_path: Path) -> None:
     base = create(swap, tmp_path)
-    first = swap.commit(*base, appended(base.metadata))
+    first = swap.commit(base, appended(base.metadata))
     before = metadata_files(tmp_path)
     with pytest.raises(CommitFailedError, match=r"is no longer the current version: .*metadata\.json is$"):
-        swap.commit(*base, appended(base.metadata))
-    assert swap.load() == first
+        swap.commit(base, appended(base.metadata))
+    assert swap.refresh() == first
     assert metadata_files(tmp_path) == before
-    again = swap.load()
-    second = swap.commit(*again, appended(again.metadata))
+    again = swap.refresh()
+    second = swap.commit(again, appended(again.metadata))
     assert logged(second) == [base.metadata_location, first.metadata_location]
 
 
-def test_a_table_is_there_already(swap: Swap, tmp_path: Path) -> None:
+def test_a_table_is_there_already(swap: TableOperations, tmp_path: Path) -> None:
     first = create(swap, tmp_path)
     before = metadata_files(tmp_path)
     with pytest.raises(TableAlreadyExistsError, match=r"there is (such )?a table already"):
         create(swap, tmp_path)
-    assert swap.load() == first
+    assert swap.refresh() == first
     assert metadata_files(tmp_path) == before
 
 
-def test_no_table(swap: Swap, tmp_path: Path) -> None:
+def test_no_table(swap: TableOperations, tmp_path: Path) -> None:
     with pytest.raises(NoSuchTableError):
-        swap.load()
+        swap.refresh()
     metadata = new_table(location_of(tmp_path))
     with pytest.raises(NoSuchTableError):
-        swap.commit(f"{location_of(tmp_path)}/metadata/v1.metadata.json", metadata, appended(metadata))
+        swap.commit(TableVersion(f"{location_of(tmp_path)}/metadata/v1.metadata.json", metadata), appended(metadata))
 
 
-def test_another_table_took_its_place(swap: Swap, tmp_path: Path) -> None:
+def test_another_table_took_its_place(swap: TableOperations, tmp_path: Path) -> None:
     known = create(swap, tmp_path).metadata.table_uuid
-    assert isinstance(swap, FileSystemSwap | SqlSwap)
-    assert replace(swap, table_uuid=known).load()
-    with pytest.raises(ValidationError, match=f"table-uuid is {known}: the table that is committed to is"):
-        replace(swap, table_uuid=uuid.uuid4()).load()
+    assert isinstance(swap, FileSystemOperations | SqlOperations)
+    assert replace(swap, table_uuid=known).refresh()
+    with pytest.raises(ValidationError, match=f"table-uuid is {known}: the table that was opened here is"):
+        replace(swap, table_uuid=uuid.uuid4()).refresh()
 
 
-def test_a_commit_keeps_the_uuid(swap: Swap, tmp_path: Path) -> None:
+def test_a_commit_keeps_the_uuid(swap: TableOperations, tmp_path: Path) -> None:
     base = create(swap, tmp_path)
     with pytest.raises(ValidationError, match=r"table-uuid is .* it can't become"):
-        swap.commit(*base, new_table(base.metadata.location))
-    assert swap.load() == base
+        swap.commit(base, new_table(base.metadata.location))
+    assert swap.refresh() == base
 
 
 @pytest.mark.parametrize("most", ["2", "0", "1"])
 @pytest.mark.parametrize("deletes", ["true", "false"])
-def test_old_metadata_files(swap: Swap, tmp_path: Path, kind: str, most: str, deletes: str) -> None:
+def test_old_metadata_files(swap: TableOperations, tmp_path: Path, kind: str, most: str, deletes: str) -> None:
     base = create(swap, tmp_path)
     locations = [base.metadata_location]
     for _ in range(3):
-        base = swap.commit(*base, appended(base.metadata))
+        base = swap.commit(base, appended(base.metadata))
         locations.append(base.metadata_location)
     limits = {"write.metadata.previous-versions-max": most, "write.metadata.delete-after-commit.enabled": deletes}
-    base = swap.commit(*base, with_properties(base.metadata, **limits))
+    base = swap.commit(base, with_properties(base.metadata, **limits))
     locations.append(base.metadata_location)
     kept = max(1, int(most))
     assert logged(base) == locations[-kept - 1 : -1]
     left = locations[-kept - 1 :] if deletes == "true" else locations
     assert metadata_files(tmp_path) == {Path(location).name for location in left}
-    assert swap.load() == base
+    assert swap.refresh() == base
 
 
-def test_a_hundred_by_default(swap: Swap, tmp_path: Path) -> None:
+def test_a_hundred_by_default(swap: TableOperations, tmp_path: Path) -> None:
     base = create(swap, tmp_path)
     for _ in range(103):
-        base = swap.commit(*base, with_properties(base.metadata))
+        base = swap.commit(base, with_properties(base.metadata))
     assert len(logged(base)) == 100
     assert len(metadata_files(tmp_path)) == 104
 
@@ -175,22 +175,24 @@ def test_a_hundred_by_default(swap: Swap, tmp_path: Path) -> None:
         ({"write.metadata.previous-versions-max": "many"}, "previous-versions-max is 'many': it takes a whole number"),
     ],
 )
-def test_properties_that_can_not_be(swap: Swap, tmp_path: Path, properties: dict[str, str], message: str) -> None:
+def test_properties_that_can_not_be(
+    swap: TableOperations, tmp_path: Path, properties: dict[str, str], message: str
+) -> None:
     base = create(swap, tmp_path)
     before = metadata_files(tmp_path)
     with pytest.raises(ValidationError, match=message):
-        swap.commit(*base, with_properties(base.metadata, **properties))
-    assert (swap.load(), metadata_files(tmp_path)) == (base, before)
+        swap.commit(base, with_properties(base.metadata, **properties))
+    assert (swap.refresh(), metadata_files(tmp_path)) == (base, before)
 
 
-def test_gzip(swap: Swap, tmp_path: Path, kind: str) -> None:
+def test_gzip(swap: TableOperations, tmp_path: Path, kind: str) -> None:
     codec = "write.metadata.compression-codec"
     base = create(swap, tmp_path, **{codec: "gzip"})
     compressed = [Path(base.metadata_location).name.endswith(".gz.metadata.json")]
     for properties in ({}, {codec: "none"}, {}):
-        base = swap.commit(*base, with_properties(base.metadata, **properties))
+        base = swap.commit(base, with_properties(base.metadata, **properties))
         compressed.append(base.metadata_location.endswith(".gz.metadata.json"))
-        assert swap.load() == base
+        assert swap.refresh() == base
     # In a folder the base decides about the name for which all who commit on it contend.
     assert compressed == ([False, True, True, False] if kind == "folder" else [True, True, False, False])
     for name in metadata_files(tmp_path):
@@ -198,11 +200,11 @@ def test_gzip(swap: Swap, tmp_path: Path, kind: str) -> None:
         assert json.loads(gzip.decompress(data) if ".gz." in name else data)["location"] == base.metadata.location
 
 
-def test_pyiceberg_reads_it(swap: Swap, tmp_path: Path) -> None:
+def test_pyiceberg_reads_it(swap: TableOperations, tmp_path: Path) -> None:
     base = create(swap, tmp_path)
     for _ in range(2):
-        base = swap.commit(*base, appended(base.metadata))
-    if isinstance(swap, SqlSwap):
+        base = swap.commit(base, appended(base.metadata))
+    if isinstance(swap, SqlOperations):
         loaded = swap.catalog.load_table(swap.identifier)
         assert loaded.metadata_location == base.metadata_location
     else:
@@ -216,11 +218,11 @@ def test_pyiceberg_reads_it(swap: Swap, tmp_path: Path) -> None:
 # -- faults --------------------------------------------------------------------------------------------------------
 
 
-def commit_again(swap: Swap, step: str) -> TableVersion:
+def commit_again(swap: TableOperations, step: str) -> TableVersion:
     """A client that starts anew: what is committed already is not committed again."""
-    current = swap.load()
+    current = swap.refresh()
     done = current.metadata.properties.get("step") == step
-    return current if done else swap.commit(*current, appended(current.metadata, step=step))
+    return current if done else swap.commit(current, appended(current.metadata, step=step))
 
 
 @pytest.mark.parametrize("properties", [{}, KEEP_ONE], ids=["keeps", "deletes"])
@@ -231,20 +233,20 @@ def test_each_fault_of_a_commit(swap_in: Any, tmp_path: Path, properties: dict[s
         folder = tmp_path / name
         base = create(swap_in(folder), folder, **properties)
         for _ in range(2):
-            base = swap_in(folder).commit(*base, appended(base.metadata))
+            base = swap_in(folder).commit(base, appended(base.metadata))
         return folder, base
 
     def dry_run(files: FaultyFiles) -> None:
         folder, base = prepared("dry")
-        swap_in(folder, files).commit(*base, appended(base.metadata, step="new"))
+        swap_in(folder, files).commit(base, appended(base.metadata, step="new"))
 
     seen: dict[str, int] = {}
     for number, fault in enumerate(faults(dry_run)):
         folder, base = prepared(str(number))
         new = appended(base.metadata, step="new")
         files = FaultyFiles(fault=fault)
-        told = attempt(lambda files=files, base=base, new=new, folder=folder: swap_in(folder, files).commit(*base, new))
-        after = swap_in(folder).load()
+        told = attempt(lambda files=files, base=base, new=new, folder=folder: swap_in(folder, files).commit(base, new))
+        after = swap_in(folder).refresh()
         committed = after.metadata.properties.get("step") == "new"
         seen[told] = seen.get(told, 0) + 1
         assert committed or after == base, fault
@@ -284,14 +286,14 @@ def test_each_fault_of_a_creation(swap_in: Any, tmp_path: Path) -> None:
         answer = attempt(lambda folder=folder, files=files: create(swap_in(folder, files), folder))
         told.add(answer)
         try:
-            version = swap_in(folder).load()
+            version = swap_in(folder).refresh()
         except NoSuchTableError:
             assert answer != "committed", fault
             version = create(swap_in(folder), folder)
         else:
             assert answer != "failed", fault
-        assert swap_in(folder).load() == version
-        assert swap_in(folder).commit(*version, appended(version.metadata))
+        assert swap_in(folder).refresh() == version
+        assert swap_in(folder).commit(version, appended(version.metadata))
     assert {"failed", "killed"} <= told
 
 
@@ -306,8 +308,8 @@ def test_spark_can_not_commit(swap_in: Any, tmp_path: Path) -> None:
 
     base = create(swap_in(tmp_path), tmp_path)
     with pytest.raises(UnsupportedError, match="Spark's sources write no single file"):
-        swap_in(tmp_path, Reader()).commit(*base, appended(base.metadata))
-    assert swap_in(tmp_path).load() == base
+        swap_in(tmp_path, Reader()).commit(base, appended(base.metadata))
+    assert swap_in(tmp_path).refresh() == base
 
 
 # -- whether a commit has won --------------------------------------------------------------------------------------
@@ -315,7 +317,7 @@ def test_spark_can_not_commit(swap_in: Any, tmp_path: Path) -> None:
 
 def test_asking_for_the_outcome_again(monkeypatch: pytest.MonkeyPatch) -> None:
     waits: list[float] = []
-    monkeypatch.setattr("sparkmeta.commit.swap.time.sleep", waits.append)
+    monkeypatch.setattr("sparkmeta.operations.table_operations.time.sleep", waits.append)
     answers: list[Any] = [OSError("down"), Outcome.UNKNOWN, OSError("down"), Outcome.WON]
 
     def check() -> Outcome:

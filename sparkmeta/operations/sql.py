@@ -1,4 +1,4 @@
-"""Commits through a SQL catalog: one row of ``iceberg_tables``, as Iceberg's JDBC catalog and pyiceberg lay it out."""
+"""Tables of a SQL catalog: one row of `iceberg_tables`, as Iceberg's JDBC catalog and pyiceberg lay it out."""
 
 from __future__ import annotations
 
@@ -6,14 +6,15 @@ import logging
 import uuid
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from pyiceberg.catalog import Catalog
 from pyiceberg.catalog.sql import IcebergTables
 from sqlalchemy import insert, select, update
 from sqlalchemy.exc import DBAPIError, IntegrityError
 
-from sparkmeta.commit.swap import (
+from sparkmeta.errors import CommitFailedError, NoSuchNamespaceError, NoSuchTableError, TableAlreadyExistsError
+from sparkmeta.operations.table_operations import (
     Outcome,
     TableVersion,
     encoded,
@@ -26,7 +27,6 @@ from sparkmeta.commit.swap import (
     next_version,
     outcome_of,
 )
-from sparkmeta.errors import CommitFailedError, NoSuchNamespaceError, NoSuchTableError, TableAlreadyExistsError
 from sparkmeta.storage.location import file_name, join
 
 if TYPE_CHECKING:
@@ -42,20 +42,24 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class SqlSwap:
+class SqlOperations:
     """A table of a SQL catalog of pyiceberg's; the last name of the identifier is the table's.
 
-    Every format version: the catalog keeps a location and does not look into the file. ``table_uuid``, where given,
-    is the table that is expected under the name.
+    Of any format version: the catalog keeps a location and does not look into the file.
+
+    Attributes:
+        table_uuid: of the table that is expected under the name; None for any.
     """
+
+    read_only: ClassVar[bool] = False
 
     catalog: SqlCatalog
     identifier: tuple[str, ...]
     files: Files
     table_uuid: uuid.UUID | None = None
 
-    def load(self) -> TableVersion:
-        """See ``Swap.load``."""
+    def refresh(self) -> TableVersion:
+        """See `TableOperations.refresh`."""
         try:
             location = self._location()
         except DBAPIError as error:
@@ -67,14 +71,14 @@ class SqlSwap:
             raise self._no_such_table()
         return load_version(self.files, location, self.table_uuid)
 
-    def commit(self, base_location: str | None, base: TableMetadata | None, new: TableMetadata) -> TableVersion:
-        """See ``Swap.commit``. Raises NoSuchNamespaceError for a new table outside of every namespace."""
-        if base_location is None and not self.catalog.namespace_exists(self.identifier[:-1]):
+    def commit(self, base: TableVersion | None, new: TableMetadata) -> TableVersion:
+        """See `TableOperations.commit`. Raises NoSuchNamespaceError for a new table outside of every namespace."""
+        if base is None and not self.catalog.namespace_exists(self.identifier[:-1]):
             raise NoSuchNamespaceError(f"{'.'.join(self.identifier)}: there is no such namespace")
-        metadata, dropped = next_version(base_location, base, new)
+        metadata, dropped = next_version(base, new)
         compressed = is_compressed(metadata.properties)
-        location = _next_location(base_location, metadata, compressed)
-        attempt = _Attempt(base_location, TableVersion(location, metadata), new_snapshot_ids(base, metadata))
+        location = _next_location(base, metadata, compressed)
+        attempt = _Attempt(base, TableVersion(location, metadata), new_snapshot_ids(base, metadata))
         try:
             self.files.write_new(location, encoded(metadata, compressed))
         except OSError as error:
@@ -85,7 +89,7 @@ class SqlSwap:
         return attempt.version
 
     def _move(self, attempt: _Attempt) -> None:
-        """Points the catalog to the attempt's file, or deletes that where it is certain that the catalog does not."""
+        """Point the catalog to the attempt's file; delete the file where it is certain that the catalog does not."""
         committing = False
         try:
             with self.catalog.engine.connect() as connection:
@@ -103,10 +107,12 @@ class SqlSwap:
     def _execute(self, connection: Connection, attempt: _Attempt) -> None:
         """The statement of a commit, not yet committed. Raises where the base is no longer what the catalog has."""
         location = attempt.version.metadata_location
-        if attempt.base_location is None:
+        if attempt.base is None:
             connection.execute(self._insert(location))
             return
-        count = cast("CursorResult[Any]", connection.execute(self._update(attempt.base_location, location))).rowcount
+        count = cast(
+            "CursorResult[Any]", connection.execute(self._update(attempt.base.metadata_location, location))
+        ).rowcount
         if count == 1:
             return
         current = self._current(connection)
@@ -114,7 +120,7 @@ class SqlSwap:
             raise self._no_such_table()
         # Not every database's driver counts rows: those say -1.
         if count >= 0 or current != location:
-            raise CommitFailedError(f"{attempt.base_location} is no longer the current version: {current} is")
+            raise CommitFailedError(f"{attempt.base.metadata_location} is no longer the current version: {current} is")
 
     def _outcome(self, attempt: _Attempt) -> Outcome:
         """What became of a transaction whose COMMIT was not answered."""
@@ -124,16 +130,16 @@ class SqlSwap:
             return Outcome.WON
         if location is None:
             # A row that is not there can't be locked; sqlite has nothing under way.
-            is_settled = attempt.base_location is None and self.catalog.engine.dialect.name == "sqlite"
+            is_settled = attempt.base is None and self.catalog.engine.dialect.name == "sqlite"
             return Outcome.LOST if is_settled else Outcome.UNKNOWN
-        if location == attempt.base_location:
+        if attempt.base is not None and location == attempt.base.metadata_location:
             return Outcome.LOST
-        return attempt.outcome_in(load_version(self.files, location, None).metadata)
+        return attempt.outcome_in(load_version(self.files, location).metadata)
 
     def _failure(self, attempt: _Attempt, outcome: Outcome, error: Exception) -> Exception:
         if isinstance(error, CommitFailedError | NoSuchTableError):
             return error
-        if isinstance(error, IntegrityError) and attempt.base_location is None and outcome is Outcome.LOST:
+        if isinstance(error, IntegrityError) and attempt.base is None and outcome is Outcome.LOST:
             return TableAlreadyExistsError(f"{'.'.join(self.identifier)}: there is such a table already")
         return failure(outcome, attempt.version.metadata_location, error)
 
@@ -143,7 +149,7 @@ class SqlSwap:
         )
 
     def _discard(self, locations: Sequence[str]) -> None:
-        """Deletes files that no table has any more; that they stay harms none."""
+        """Delete files that no table names any more. One that stays is harmless."""
         with suppress(Exception):
             for failed in self.files.delete_many(locations) if locations else ():
                 _log.warning("%s: not deleted: %s", *failed)
@@ -184,7 +190,7 @@ class SqlSwap:
 class _Attempt:
     """One try to commit: its base, what it writes, and the snapshots that it adds."""
 
-    base_location: str | None
+    base: TableVersion | None
     version: TableVersion
     snapshot_ids: set[int]
 
@@ -193,9 +199,9 @@ class _Attempt:
         logged = {entry.metadata_file for entry in current.metadata_log}
         if self.version.metadata_location in logged or has_any_snapshot(current, self.snapshot_ids):
             return Outcome.WON
-        if self.base_location is None:
+        if self.base is None:
             return Outcome.LOST if current.table_uuid != self.version.metadata.table_uuid else Outcome.WON
-        return Outcome.LOST if self.base_location in logged else Outcome.UNKNOWN
+        return Outcome.LOST if self.base.metadata_location in logged else Outcome.UNKNOWN
 
 
 def _commit(connection: Connection) -> None:
@@ -212,9 +218,9 @@ def _properties(attempt: _Attempt) -> dict[str, str]:
     return attempt.version.metadata.properties
 
 
-def _next_location(base_location: str | None, metadata: TableMetadata, compressed: bool) -> str:
-    """``<version>-<uuid>.metadata.json``: the version is one more than that of the base, 0 where that has none."""
-    number = file_name(base_location or "").partition("-")[0]
+def _next_location(base: TableVersion | None, metadata: TableMetadata, compressed: bool) -> str:
+    """Return `<version>-<uuid>.metadata.json`: one more than the version of the base, or 0 where that has none."""
+    number = file_name("" if base is None else base.metadata_location).partition("-")[0]
     version = int(number) + 1 if number.isdecimal() else 0
     extension = ".gz.metadata.json" if compressed else ".metadata.json"
     return join(metadata_folder(metadata), f"{version:05d}-{uuid.uuid4()}{extension}")

@@ -1,4 +1,4 @@
-"""Commits to file system tables: the next ``v<N>.metadata.json``, published whole and only if it is absent."""
+"""File system tables: a commit publishes the next `v<N>.metadata.json` whole, and only if it is absent."""
 
 from __future__ import annotations
 
@@ -7,7 +7,14 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from sparkmeta.catalog.filesystem import (
+from sparkmeta.errors import (
+    CommitFailedError,
+    NoSuchTableError,
+    NotFoundError,
+    TableAlreadyExistsError,
+    UnsupportedError,
+)
+from sparkmeta.operations.metadata_files import (
     METADATA,
     VERSION_HINT,
     hinted_version,
@@ -15,7 +22,7 @@ from sparkmeta.catalog.filesystem import (
     version_of,
     versioned_location,
 )
-from sparkmeta.commit.swap import (
+from sparkmeta.operations.table_operations import (
     METADATA_PATH,
     Outcome,
     TableVersion,
@@ -29,13 +36,6 @@ from sparkmeta.commit.swap import (
     outcome_of,
     refuse_other_table,
 )
-from sparkmeta.errors import (
-    CommitFailedError,
-    NoSuchTableError,
-    NotFoundError,
-    TableAlreadyExistsError,
-    UnsupportedError,
-)
 from sparkmeta.spec.metadata import parse_table_uuid
 from sparkmeta.storage.location import file_name, is_local, join
 
@@ -46,71 +46,77 @@ if TYPE_CHECKING:
     from sparkmeta.spec.metadata import TableMetadata
     from sparkmeta.storage.files import Files
 
-# Each finds a version that is deleted before it is read only where others have made several commits in between.
+# A version that was listed is deleted before it is read only where others make several commits in between.
 _LOADS = 20
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class FileSystemSwap:
-    """The table in a folder. ``table_uuid``, where given, is the table that is expected there.
+class FileSystemOperations:
+    """The table in a folder.
 
-    The codec of the base, not of the new metadata, names the next file: all who commit on one base contend for one
-    name. So ``write.metadata.compression-codec`` takes effect with the commit after the one that sets it.
+    The codec of the base, not of the new metadata, names the next file, so that all commits on one base contend for one
+    name: a new `write.metadata.compression-codec` takes effect with the commit after the one that sets it.
+
+    Attributes:
+        table_uuid: of the table that is expected in the folder; None for any.
+        read_only: whether the folder's table belongs to a catalog, which alone can commit to it.
     """
 
     files: Files
     folder: str
     table_uuid: UUID | None = None
+    read_only: bool = False
 
-    def load(self) -> TableVersion:
-        """See ``Swap.load``."""
+    def refresh(self) -> TableVersion:
+        """See `TableOperations.refresh`. Lists the folder, so that neither a hint that lags nor a gap misleads it."""
         for _ in range(_LOADS - 1):
-            # It was the current one when it was listed, and an old one, deleted, when it was to be read.
+            # A version that was the newest one when listed may be deleted before it is read.
             with suppress(NotFoundError):
-                return self._load()
-        return self._load()
+                return self._load_newest()
+        return self._load_newest()
 
-    def commit(self, base_location: str | None, base: TableMetadata | None, new: TableMetadata) -> TableVersion:
-        """See ``Swap.commit``. Raises UnsupportedError also where the table would move, and for a catalog's table."""
+    def commit(self, base: TableVersion | None, new: TableMetadata) -> TableVersion:
+        """See `TableOperations.commit`. Raises UnsupportedError also where the table would move, or is a catalog's."""
         _refuse_move(self.folder, base, new)
-        metadata, dropped = next_version(base_location, base, new)
-        version = 1 if base_location is None else _version(base_location) + 1
-        compressed = base is not None and is_compressed(base.properties)
+        metadata, dropped = next_version(base, new)
+        version = 1 if base is None else _version(base.metadata_location) + 1
+        compressed = base is not None and is_compressed(base.metadata.properties)
         location = versioned_location(self.folder, version, compressed)
         is_compressed(new.properties)
         attempt = _Attempt(
-            base_location,
-            TableVersion(location, metadata),
-            encoded(metadata, compressed),
-            new_snapshot_ids(base, metadata),
+            base, TableVersion(location, metadata), encoded(metadata, compressed), new_snapshot_ids(base, metadata)
         )
-        self._refuse_stale(base_location, base)
+        self._refuse_stale(base)
         self._publish(attempt)
         self._tidy(version, dropped)
         return attempt.version
 
-    def _load(self) -> TableVersion:
+    def _load_newest(self) -> TableVersion:
         return load_version(self.files, newest_listed(self.files, self.folder).location, self.table_uuid)
 
-    def _refuse_stale(self, base_location: str | None, base: TableMetadata | None) -> None:
-        """The publication decides who wins, but for a base so old that the next version has been deleted since."""
+    def _refuse_stale(self, base: TableVersion | None) -> None:
+        """Raise CommitFailedError where the base is not the newest version.
+
+        The publication decides who wins, but not for a base so old that the version after it has been deleted.
+        """
         try:
             newest = newest_listed(self.files, self.folder).location
         except NoSuchTableError:
-            if base_location is None:
+            if base is None:
                 return
             raise
-        if base_location is None:
+        if base is None:
             raise TableAlreadyExistsError(f"{self.folder}: there is a table already: {newest}")
-        if file_name(newest) != file_name(base_location):
-            raise CommitFailedError(f"{base_location} is no longer the current version: {newest} is")
+        stale = f"{base.metadata_location} is no longer the current version"
+        if file_name(newest) != file_name(base.metadata_location):
+            raise CommitFailedError(f"{stale}: {newest} is")
         try:
-            found = parse_table_uuid(self.files.read(newest), newest)
+            table_uuid = parse_table_uuid(self.files.read(newest), newest)
         except NotFoundError as error:
-            raise CommitFailedError(f"{base_location} is no longer the current version: it is deleted") from error
-        refuse_other_table(newest, found, None if base is None else base.table_uuid)
+            raise CommitFailedError(f"{stale}: it is deleted") from error
+        refuse_other_table(newest, table_uuid, base.metadata.table_uuid)
 
     def _publish(self, attempt: _Attempt) -> None:
         cause: Exception | None = None
@@ -118,7 +124,7 @@ class FileSystemSwap:
             self.files.publish(attempt.version.metadata_location, attempt.data)
             if self._is_newest(attempt.version.metadata_location):
                 return
-            # Others have committed since: on this version, or on one that had its name before and was deleted.
+            # Others have committed since: on this version, or on an older one of the same name, which was deleted.
         except UnsupportedError:
             raise
         except Exception as error:  # noqa: BLE001 - of whatever kind, the file may have been written
@@ -130,7 +136,7 @@ class FileSystemSwap:
             raise failure(outcome, attempt.version.metadata_location, cause) from cause
 
     def _is_newest(self, location: str) -> bool:
-        """Whether there is no later version. By the hint as well: a listing may miss what comes while it is made."""
+        """Return whether there is no later version, by the hint too: a listing may miss what comes while it is made."""
         listed = newest_listed(self.files, self.folder)
         return listed.location == location and (hinted_version(self.files, self.folder) or 0) <= listed.version
 
@@ -139,33 +145,33 @@ class FileSystemSwap:
         if ours is False:
             return Outcome.LOST
         try:
-            newest = self.load()
+            newest = self.refresh()
         except NoSuchTableError:
-            nothing = attempt.base_location is None and is_local(self.folder)
+            nothing = attempt.base is None and is_local(self.folder)
             return Outcome.LOST if nothing else Outcome.UNKNOWN
         if attempt.is_in(newest, ours is True):
             return Outcome.WON
         if ours is None:
             # A disk has answered before it is asked again; a request to a store may still be under way.
-            unmoved = newest.metadata_location == attempt.base_location and is_local(self.folder)
-            return Outcome.LOST if unmoved else Outcome.UNKNOWN
+            unmoved = attempt.base is not None and newest.metadata_location == attempt.base.metadata_location
+            return Outcome.LOST if unmoved and is_local(self.folder) else Outcome.UNKNOWN
         return Outcome.LOST if attempt.snapshot_ids else Outcome.UNKNOWN
 
     def _is_ours(self, attempt: _Attempt) -> bool | None:
-        """Whether the file of the attempt is its own; None where there is none."""
+        """Return whether the file of the attempt is its own; None where there is no file."""
         try:
             return self.files.read(attempt.version.metadata_location) == attempt.data
         except NotFoundError:
             return None
 
     def _withdraw(self, attempt: _Attempt) -> None:
-        """Deletes the file of an attempt that was lost although it was written: its name had been free again."""
+        """Delete the file of an attempt that was lost although it was written, since its name had been free again."""
         with suppress(Exception):
             if self._is_ours(attempt):
                 self.files.delete_many([attempt.version.metadata_location])
 
     def _tidy(self, version: int, dropped: Sequence[str]) -> None:
-        """What may fail after a commit: the hint, which may lag, and old files, of which none is hinted any more."""
+        """Write the hint and delete old metadata files. May fail after the commit: the hint may lag."""
         try:
             hinted = hinted_version(self.files, self.folder)
             if hinted is None or hinted < version:
@@ -181,15 +187,18 @@ class FileSystemSwap:
 class _Attempt:
     """One try to commit: its base, what it writes, and the snapshots that it adds."""
 
-    base_location: str | None
+    base: TableVersion | None
     version: TableVersion
     data: bytes
     snapshot_ids: set[int]
 
     def is_in(self, newest: TableVersion, ours: bool) -> bool:
-        """Whether a later version follows from this one: that is, from a file which is ours, or which is gone.
+        """Return whether a later version follows from this one.
 
-        By the new snapshots; without any by the name and time in the log, since a name may be another's.
+        The new snapshots say so; without any, the name and time in the log, since a name may be another's.
+
+        Args:
+            ours: whether the attempt's file is there and its own, not gone.
         """
         if ours and newest.metadata_location == self.version.metadata_location:
             return True
@@ -210,8 +219,8 @@ def _version(base_location: str) -> int:
     return version
 
 
-def _refuse_move(folder: str, base: TableMetadata | None, new: TableMetadata) -> None:
-    if base is not None and base.location != new.location:
+def _refuse_move(folder: str, base: TableVersion | None, new: TableMetadata) -> None:
+    if base is not None and base.metadata.location != new.location:
         raise UnsupportedError(f"{folder}: a file system table can't move to {new.location}")
     if METADATA_PATH in new.properties:
         raise UnsupportedError(f"{folder}: a file system table can't have the property {METADATA_PATH}")

@@ -1,0 +1,134 @@
+"""The positions that an added deletion vector of a data file has, and the one removed with it had not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+from pyspark.sql import Window
+from pyspark.sql import functions as F
+from pyspark.sql.types import ArrayType, LongType, StringType, StructType
+
+from sparkmeta.changes.entry_changes import ADDED, CHANGE, FILE_LOCATION, FILE_OFFSET, REMOVED, SNAPSHOT, file_key
+from sparkmeta.errors import CorruptFileError
+from sparkmeta.manifests.deletion_vectors import arrow_udf
+from sparkmeta.session import local_frame
+from sparkmeta.spec.bitmap import read_deletion_vector
+from sparkmeta.storage.files import binary_files
+from sparkmeta.storage.location import spark_path_key
+from sparkmeta.storage.ranges import FileRange, read_ranges
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+    from sparkmeta.state import TableState
+    from sparkmeta.storage.files import ExecutorReader
+
+ADDED_POSITIONS = "added_positions"
+POSITIONS_TYPE = ArrayType(LongType())
+
+_POSITIONS = "_positions"
+
+
+def with_added_positions(state: TableState, deletes: DataFrame) -> DataFrame:
+    """Add `added_positions` to changes of delete files.
+
+    Spark computes the column, and reads deletion vectors for it, only where it is selected. Where only Spark's sources
+    reach the store, a job lists the vectors' files at once.
+    """
+    is_vector = F.col("deletion_vector.offset").isNotNull()
+    with_positions = _positions(state, deletes, is_vector)
+    pair = Window.partitionBy(SNAPSHOT, F.coalesce("referenced_file", "location"))
+    before = F.flatten(F.collect_list(F.when(F.col(CHANGE) == REMOVED, F.col(_POSITIONS))).over(pair))
+    added = is_vector & (F.col(CHANGE) == ADDED)
+    positions = F.when(added, F.array_except(F.col(_POSITIONS), before))
+    return with_positions.withColumn(ADDED_POSITIONS, positions).drop(_POSITIONS)
+
+
+def _positions(state: TableState, deletes: DataFrame, is_vector: Column) -> DataFrame:
+    if state.reader is None:
+        return _positions_by_file(state, deletes, is_vector)
+    reader = _PositionReader(state.reader)
+    read = arrow_udf(state.spark, reader.of_batches, POSITIONS_TYPE) or F.udf(
+        reader.of_row, POSITIONS_TYPE, useArrow=True
+    )
+    place = ("location", "deletion_vector.offset", "deletion_vector.size_in_bytes", "record_count")
+    return deletes.withColumn(_POSITIONS, F.when(is_vector, read(*place)))
+
+
+@dataclass(frozen=True)
+class _PositionReader:
+    """Reads the positions of deletion vectors in a Spark task."""
+
+    reader: ExecutorReader
+
+    # PySpark tells by the annotations what kind of function it is.
+    def of_batches(self, batches: Iterator[tuple[pa.Array, pa.Array, pa.Array, pa.Array]]) -> Iterator[pa.Array]:
+        """Return positions by location, offset, size and cardinality; null where there is no offset."""
+        for batch in batches:
+            rows = [*zip(*(column.to_pylist() for column in batch), strict=True)]
+            vectors = {place: _Vector(*row) for place, row in enumerate(rows) if row[1] is not None}
+            places = [*vectors]
+            ranges = [FileRange(vector.location, vector.offset, vector.size or 0) for vector in vectors.values()]
+            positions: list[pa.Array | None] = [None] * len(rows)
+            for number, blob in read_ranges(self.reader, ranges):
+                place = places[number]
+                positions[place] = vectors[place].positions(blob)
+            yield pa.array(positions, pa.list_(pa.int64()))
+
+    def of_row(self, location: str, offset: int | None, size: int | None, count: int) -> list[int] | None:
+        """As `of_batches`, of one row."""
+        if offset is None:
+            return None
+        blob = self.reader.read_range(location, offset, size or 0)
+        positions: list[int] = _Vector(location, offset, size, count).positions(blob).tolist()
+        return positions
+
+
+class _Vector(NamedTuple):
+    """A deletion vector of a data file: its place and its cardinality."""
+
+    location: str
+    offset: int
+    size: int | None
+    cardinality: int
+
+    def positions(self, blob: bytes) -> np.ndarray[Any, Any]:
+        """Return the positions in a blob. Raises CorruptFileError for a blob that is not the vector."""
+        if self.offset < 0 or len(blob) != self.size:
+            problem = f"{self.size} bytes there are not all in the file"
+            raise CorruptFileError(self.location, "content_offset", self.offset, problem)
+        return np.concatenate([*read_deletion_vector(blob, self.location, self.cardinality).positions(), _NO_POSITIONS])
+
+
+_NO_POSITIONS = np.empty(0, np.int64)
+
+
+def _positions_by_file(state: TableState, deletes: DataFrame, is_vector: Column) -> DataFrame:
+    """See `_positions`, where only Spark reads files: each file once, with all of its vectors."""
+    vector = F.struct("deletion_vector.offset", "deletion_vector.size_in_bytes", "record_count")
+    by_file = deletes.where(is_vector).groupBy("location").agg(F.collect_set(vector).alias("vectors"))
+    locations = by_file.select("location").toArrow().column("location").to_pylist()
+    paths = pa.array([spark_path_key(location) for location in locations], pa.string())
+    keys = pa.table({"location": locations, "path": paths})
+    contents = binary_files(state.spark, locations).join(F.broadcast(local_frame(state.spark, keys)), "path")
+    read = by_file.join(contents, "location").select("location", "vectors", "content")
+    schema = StructType().add(FILE_LOCATION, StringType()).add(FILE_OFFSET, LongType()).add(_POSITIONS, POSITIONS_TYPE)
+    # The keys are distinct, so Spark drops the join where nothing selects the positions.
+    positions = read.mapInArrow(_positions_in_files, schema).dropDuplicates([FILE_LOCATION, FILE_OFFSET])
+    joined = deletes.withColumns(file_key()).join(positions, [FILE_LOCATION, FILE_OFFSET], "left")
+    return joined.drop(FILE_LOCATION, FILE_OFFSET)
+
+
+def _positions_in_files(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        for location, vectors, contents in zip(*batch.columns, strict=True):
+            path, content = location.as_py(), contents.as_buffer()
+            for offset, size, count in (row.values() for row in vectors.as_py()):
+                blob = content[offset : offset + (size or 0)].to_pybytes()
+                positions = pa.array([_Vector(path, offset, size, count).positions(blob)], pa.list_(pa.int64()))
+                columns = [pa.array([path]), pa.array([offset], pa.int64()), positions]
+                yield pa.RecordBatch.from_arrays(columns, [FILE_LOCATION, FILE_OFFSET, _POSITIONS])

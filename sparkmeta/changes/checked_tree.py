@@ -1,0 +1,197 @@
+"""The relations of a metadata tree that `check` looks at: leaves, entries with what masks them, live files."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from functools import cached_property, reduce
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import functions as F
+
+from sparkmeta.changes.root_changes import Row, flat_rows, vectors_by_leaf
+from sparkmeta.columns import sql
+from sparkmeta.manifests.deletion_vectors import VECTOR_SCHEMA, checked_ordinals, vector_row
+from sparkmeta.manifests.projection import CONTENT_STATS, MANIFEST, ORDINAL, EntryProjection
+from sparkmeta.manifests.v4.root import FILES, LEAVES, Root, version
+from sparkmeta.manifests.v4.spark import entry_columns
+from sparkmeta.manifests.v4.tree_manifests import TreeReader, leaf_manifests, narrowed_rows
+from sparkmeta.plan.filter import is_live
+from sparkmeta.session import local_frame
+from sparkmeta.spec.entry import ContentType, Status
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+    from sparkmeta.state import TableState
+
+ENTRY_COLUMNS = ("content_type", "location", "version_info", "deletion_vector", "referenced_file", "partition_spec_id")
+UNBOUND, IS_MASKED = "_unbound", "_masked"
+COUNTED = {Status.ADDED: "added", Status.EXISTING: "existing", Status.DELETED: "deleted"}
+
+_LEAF_SCHEMA = pa.schema(
+    [
+        pa.field(MANIFEST, pa.int32()),
+        pa.field("path", pa.string()),
+        pa.field("kind", pa.int32()),
+        pa.field("status", pa.int32()),
+        pa.field("owner", pa.string()),
+        pa.field("tree_layout", pa.bool_()),
+        *(pa.field(name, pa.int64()) for name in ("records", *COUNTED.values())),
+    ]
+)
+
+
+@dataclass(frozen=True)
+class CheckedTree:
+    """A tree whose root's entries have the fields that they must have; nothing else about it is taken for granted."""
+
+    state: TableState
+    root: Root
+
+    # -- on the driver ----------------------------------------------------------------------------------------------
+
+    @cached_property
+    def leaf_entries(self) -> list[Row]:
+        """The root's entries for leaves."""
+        return [row for _, row in flat_rows(self.root.table, LEAVES)]
+
+    @cached_property
+    def leaf_by_location(self) -> dict[str, Row]:
+        """The root's entries for leaves by location; a live one hides a DELETED one."""
+        rows = sorted(self.leaf_entries, key=lambda row: row["status"] != Status.DELETED)
+        return {row["location"]: row for row in rows}
+
+    @cached_property
+    def masks_by_leaf(self) -> dict[str, list[Row]]:
+        """The deletion vectors of manifests, DELETED ones included, by the leaf that they mask."""
+        return vectors_by_leaf(self.root)
+
+    @cached_property
+    def manifests(self) -> pa.Table:
+        """The live leaves as manifests; `manifest` is their place in the root."""
+        leaves = self.root.leaves
+        return leaf_manifests(leaves, leaves.column("ordinal").cast(pa.int32()))
+
+    @cached_property
+    def masks(self) -> pa.Table:
+        """The live deletion vectors of live leaves, all of them where there are several, as `VECTOR_SCHEMA`."""
+        locations, ids = (self.manifests.column(name).to_pylist() for name in ("location", MANIFEST))
+        id_of = dict(zip(locations, ids, strict=True))
+        rows = [
+            vector_row(id_of[leaf], self.leaf_by_location[leaf], mask)
+            for leaf, masks in self.masks_by_leaf.items()
+            for mask in masks
+            if leaf in id_of and mask["status"] != Status.DELETED
+        ]
+        return pa.Table.from_pylist(rows, schema=VECTOR_SCHEMA)
+
+    @property
+    def reader(self) -> TreeReader:
+        reader = self.state.tree_reader
+        assert reader is not None
+        return reader
+
+    # -- in Spark ---------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def leaves(self) -> DataFrame:
+        """The live leaves as the root describes them: `_LEAF_SCHEMA`."""
+        stats = self.manifests.column("manifest_stats")
+        columns: dict[str, Any] = {
+            MANIFEST: self.manifests.column(MANIFEST),
+            "path": self.manifests.column("location"),
+            "kind": self.manifests.column("content_type"),
+            "status": version(self.manifests, "status"),
+            "owner": self.manifests.column("referenced_file"),
+            "tree_layout": self.reader.tree.has_tree_layout(self.manifests),
+            "records": self.manifests.column("record_count"),
+            **{name: pc.struct_field(stats, f"{name}_files_count") for name in COUNTED.values()},
+        }
+        arrays = [columns[field.name].cast(field.type) for field in _LEAF_SCHEMA]
+        return local_frame(self.state.spark, pa.Table.from_arrays(arrays, schema=_LEAF_SCHEMA))
+
+    @cached_property
+    def bound_types(self) -> dict[int, str]:
+        """Ids of the stats that hold partition values -> Iceberg types."""
+        ids = {source for fields in self.state.tuple_sources.values() for _, source in fields}
+        return {field_id: self.state.stats_types[field_id] for field_id in sorted(ids)}
+
+    def physical_entries(self, manifests: pa.Table) -> DataFrame:
+        """Every physical entry of some leaves: `ENTRY_COLUMNS`, `manifest`, `ordinal` and `UNBOUND`.
+
+        UNBOUND is the id of a partition value's stats that the entry lacks.
+        """
+        of_tree = self.reader.tree.has_tree_layout(manifests)
+        layouts: list[tuple[pa.Table, dict[int, str]]] = [
+            (manifests.filter(of_tree), self.bound_types),
+            (manifests.filter(pc.invert(of_tree)), {}),
+        ]
+        frames = [
+            self._narrow(frame, projection)
+            for leaves, stats in layouts
+            if len(leaves)
+            for projection in [EntryProjection.of(ENTRY_COLUMNS, None, stats)]
+            for frame in self.reader.physical_frames(leaves, projection)
+        ]
+        return union(frames) if frames else self.root_entries(FILES).where("false")
+
+    def root_entries(self, kinds: Collection[ContentType]) -> DataFrame:
+        """The files of the root itself, as `physical_entries`; of no manifest."""
+        projection = EntryProjection.of(ENTRY_COLUMNS, None, self.bound_types)
+        files = self.root.of(kinds, live=False)
+        table = narrowed_rows(files, projection, self.state.tuple_sources)
+        table = table.append_column(MANIFEST, pa.nulls(len(table), pa.int32()))
+        table = table.append_column(ORDINAL, files.column("ordinal"))
+        columns = sql.texts(entry_columns(projection, self.state.tuple_sources, None))
+        return self._narrow(local_frame(self.state.spark, table).selectExpr(*columns), projection)
+
+    def _narrow(self, frame: DataFrame, projection: EntryProjection) -> DataFrame:
+        unbound = self._unbound() if projection.stats else F.lit(None).cast("int")
+        return frame.select(*ENTRY_COLUMNS, MANIFEST, ORDINAL, unbound.alias(UNBOUND))
+
+    def _unbound(self) -> Column:
+        """Return the first of the spec's stats that are missing, or have an upper bound and no lower one."""
+        cases = []
+        for spec_id, fields in self.state.tuple_sources.items():
+            for _, source in fields:
+                stats = F.col(f"{CONTENT_STATS}.`{source}`")
+                lacks = stats.isNull() | (stats.lower_bound.isNull() & stats.upper_bound.isNotNull())
+                cases.append(F.when((F.col("partition_spec_id") == spec_id) & lacks, source))
+        return F.coalesce(*cases).cast("int")
+
+    @cached_property
+    def leaf_files(self) -> DataFrame:
+        """Every physical entry of the live leaves."""
+        return self.physical_entries(self.manifests)
+
+    @cached_property
+    def ordinals(self) -> DataFrame:
+        """The ordinals that the masks mask, and what is wrong with the masks: `CHECKED_SCHEMA`."""
+        return checked_ordinals(self.state.spark, self.masks, self.state.reader)
+
+    @cached_property
+    def masked_ordinals(self) -> DataFrame:
+        return self.ordinals.where("problem IS NULL").select(MANIFEST, ORDINAL).distinct()
+
+    @cached_property
+    def marked(self) -> DataFrame:
+        """The entries of leaves with `IS_MASKED`."""
+        if not len(self.masks):
+            return self.leaf_files.withColumn(IS_MASKED, F.lit(False))
+        masked = self.masked_ordinals.withColumn(IS_MASKED, F.lit(True))
+        marked = self.leaf_files.join(masked, [MANIFEST, ORDINAL], "left")
+        return marked.withColumn(IS_MASKED, F.coalesce(IS_MASKED, F.lit(False)))
+
+    @cached_property
+    def live(self) -> DataFrame:
+        """The files that a reader sees."""
+        in_leaves = self.marked.where(is_live().column() & ~F.col(IS_MASKED)).drop(IS_MASKED)
+        return in_leaves.unionByName(self.root_entries(FILES).where(is_live().text))
+
+
+def union(frames: Sequence[DataFrame]) -> DataFrame:
+    """Return all rows of frames with the same columns."""
+    return reduce(lambda left, right: left.unionByName(right), frames)

@@ -1,0 +1,101 @@
+"""The history of a table's snapshots, along their parents."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from sparkmeta.errors import CorruptFileError, NoSuchSnapshotError, ValidationError
+
+if TYPE_CHECKING:
+    from sparkmeta.spec.metadata import Snapshot, TableMetadata
+    from sparkmeta.state import TableState
+
+
+def snapshot_of(metadata: TableMetadata, snapshot_id: int) -> Snapshot:
+    """Return the snapshot of an id.
+
+    Raises:
+        NoSuchSnapshotError: the table does not have it.
+    """
+    snapshot = metadata.snapshot_by_id(snapshot_id)
+    if snapshot is None:
+        raise NoSuchSnapshotError(f"{metadata.location} has no snapshot {snapshot_id}")
+    return snapshot
+
+
+def lineage(metadata: TableMetadata, snapshot_id: int) -> Iterator[Snapshot]:
+    """Yield a snapshot and its ancestors that the table still has, the newest first.
+
+    Raises:
+        CorruptFileError: a snapshot is its own ancestor.
+    """
+    by_id = {snapshot.snapshot_id: snapshot for snapshot in metadata.snapshots}
+    known = frozenset(by_id)
+    current: int | None = snapshot_id
+    while current is not None and current in by_id:
+        snapshot = by_id.pop(current)
+        yield snapshot
+        current = snapshot.parent_snapshot_id
+        if current in known and current not in by_id:
+            raise CorruptFileError(metadata.location, "parent-snapshot-id", current, "the snapshot is its own ancestor")
+
+
+def snapshots_since(head: TableState, start: int | None) -> list[Snapshot]:
+    """Return the snapshots of the head's history after `start`, the newest first.
+
+    Raises:
+        ValidationError: the history does not go back to it.
+    """
+    snapshots: list[Snapshot] = []
+    if head.snapshot is None:
+        return snapshots
+    for snapshot in lineage(head.metadata, head.snapshot.snapshot_id):
+        if snapshot.snapshot_id == start:
+            return snapshots
+        snapshots.append(snapshot)
+    if snapshots[-1].parent_snapshot_id != start:
+        raise ValidationError(
+            f"{head.metadata.location}: can't tell what was committed since snapshot {start}: the history of "
+            f"{snapshots[0].snapshot_id} ends at {snapshots[-1].snapshot_id}"
+        )
+    return snapshots
+
+
+def snapshots_between(metadata: TableMetadata, from_exclusive: int | None, to_inclusive: int | None) -> list[Snapshot]:
+    """Return the snapshots after one up to another, the oldest first.
+
+    Args:
+        from_exclusive: None for all since the table was empty; it may have expired if its child is there.
+        to_inclusive: None for the current snapshot.
+
+    Raises:
+        NoSuchSnapshotError: a snapshot that the table does not have.
+        ValidationError: the first is no ancestor of the second, or the history between them has expired.
+    """
+    last = metadata.current_snapshot() if to_inclusive is None else metadata.snapshot_by_id(to_inclusive)
+    if last is None:
+        if to_inclusive is None and from_exclusive is None:
+            return []
+        missing = from_exclusive if to_inclusive is None else to_inclusive
+        raise NoSuchSnapshotError(f"{metadata.location} has no snapshot {missing}")
+    snapshots: list[Snapshot] = []
+    for snapshot in lineage(metadata, last.snapshot_id):
+        if snapshot.snapshot_id == from_exclusive:
+            return snapshots[::-1]
+        snapshots.append(snapshot)
+    oldest_parent = snapshots[-1].parent_snapshot_id
+    if oldest_parent != from_exclusive:
+        raise _not_in_history(metadata, from_exclusive, last.snapshot_id, oldest_parent)
+    return snapshots[::-1]
+
+
+def _not_in_history(metadata: TableMetadata, start: int | None, end: int, lost: int | None) -> Exception:
+    if start is not None and metadata.snapshot_by_id(start) is None:
+        return NoSuchSnapshotError(f"{metadata.location} has no snapshot {start}")
+    if lost is None:
+        return ValidationError(f"{metadata.location}: snapshot {start} is no ancestor of snapshot {end}")
+    since = "the table was empty" if start is None else f"snapshot {start}"
+    return ValidationError(
+        f"{metadata.location}: snapshot {lost} has expired: what changed since {since} is not known any more"
+    )

@@ -1,0 +1,163 @@
+"""The attempts of a commit: steps are applied to the newest version of a table until one attempt is swapped in, and the
+files of the others are deleted (table spec, Optimistic Concurrency)."""
+
+from __future__ import annotations
+
+import logging
+import random
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Protocol
+
+from sparkmeta.errors import (
+    CommitFailedError,
+    NoSuchTableError,
+    SparkmetaError,
+    UnsupportedError,
+    ValidationError,
+    from_spark,
+)
+from sparkmeta.operations.table_operations import metadata_folder
+
+if TYPE_CHECKING:
+    from sparkmeta.commit.new_snapshot import SnapshotNames
+    from sparkmeta.operations.base_table import BaseTable, TableT
+    from sparkmeta.spec.metadata import TableMetadata
+    from sparkmeta.state import TableState
+    from sparkmeta.storage.files import Files
+
+_log = logging.getLogger(__name__)
+
+
+class Step(Protocol):
+    """A change that a commit makes, applied anew to each version of the table that the commit is attempted on.
+
+    A step that writes files has `names`, a `SnapshotNames`.
+    """
+
+    def apply(self, state: TableState) -> TableMetadata:
+        """Return the changed metadata of a state."""
+
+
+def commit_steps(table: TableT, steps: Sequence[Step]) -> TableT:
+    """Apply steps to a table, one after the other, and commit the result; again while other commits come first.
+
+    Returns:
+        The table as it is then.
+
+    Raises:
+        CommitFailedError: other commits came first each time (`commit.retry.num-retries`).
+        CommitStateUnknownError: the commit may have succeeded; nothing that it wrote is deleted.
+        UnsupportedError: the table takes no commits.
+    """
+    table.refuse_read_only()
+    retry = _Retry.of(table.metadata.properties)
+    started = time.monotonic()
+    for attempt in range(retry.retries + 1):
+        metadata = table.metadata
+        try:
+            for step in steps:
+                metadata = step.apply(replace(table.state, metadata=metadata))
+        except Exception as error:
+            _discard_attempts(table, steps)
+            translated = None if isinstance(error, SparkmetaError) else from_spark(error)
+            if translated is not None:
+                raise translated from error
+            raise
+        try:
+            committed = table.operations.commit(table.version, metadata)
+        except CommitFailedError:
+            _discard_snapshots(table, metadata)
+            waited = time.monotonic() - started
+            if attempt == retry.retries or waited * 1000 > retry.total_ms:
+                _discard_attempts(table, steps)
+                raise
+            time.sleep(retry.wait(attempt))
+            table = table.refresh()
+        except (ValidationError, UnsupportedError, NoSuchTableError):
+            _discard_attempts(table, steps)
+            raise
+        else:
+            _discard_unused(table, steps)
+            return table.at(committed)
+    raise AssertionError("unreachable")
+
+
+def _discard_unused(table: BaseTable, steps: Sequence[Step]) -> None:
+    """Delete the files that attempts wrote and the commit does not name."""
+    unused = [location for names in _names(steps) for location in sorted(names.written - names.used)]
+    discard(table.state.files, unused)
+
+
+def _discard_attempts(table: BaseTable, steps: Sequence[Step]) -> None:
+    """Delete all files that attempts wrote, of which nothing was committed for certain.
+
+    Tasks of a failed job may have written files and not reported them, so the names decide.
+    """
+    files, folder = table.state.files, metadata_folder(table.metadata)
+    for names in _names(steps):
+        names.discarded = True
+        for snapshot_id in names.ids:
+            try:
+                locations = [status.location for status in files.list(folder, f"{snapshot_id}-*")]
+            except Exception as error:  # noqa: BLE001 - a store that lists nothing leaves orphans
+                _log.warning("%s: not listed: %s", folder, error)
+                locations = sorted(names.written)
+            discard(files, locations)
+
+
+def _names(steps: Sequence[Step]) -> Iterator[SnapshotNames]:
+    for step in steps:
+        names = getattr(step, "names", None)
+        if names is not None:
+            yield names
+
+
+def _discard_snapshots(table: BaseTable, failed: TableMetadata) -> None:
+    """Delete the roots and manifest lists of an attempt that was not committed for certain."""
+    known = {snapshot.snapshot_id for snapshot in table.metadata.snapshots}
+    new = (snapshot for snapshot in failed.snapshots if snapshot.snapshot_id not in known)
+    locations = (snapshot.root_manifest or snapshot.manifest_list for snapshot in new)
+    discard(table.state.files, [location for location in locations if location])
+
+
+def discard(files: Files, locations: Sequence[str]) -> None:
+    """Delete files that no snapshot names. A file that can't be deleted becomes an orphan, and no reason to fail."""
+    try:
+        for failed in files.delete_many(locations) if locations else ():
+            _log.warning("%s: not deleted: %s", *failed)
+    except Exception as error:  # noqa: BLE001 - whatever it is
+        _log.warning("%s: not deleted: %s", ", ".join(locations), error)
+
+
+@dataclass(frozen=True)
+class _Retry:
+    """Table properties `commit.retry.*`."""
+
+    retries: int = 4
+    least_ms: int = 100
+    most_ms: int = 60_000
+    total_ms: int = 1_800_000
+
+    @staticmethod
+    def of(properties: Mapping[str, str]) -> _Retry:
+        names = {
+            "retries": "num-retries",
+            "least_ms": "min-wait-ms",
+            "most_ms": "max-wait-ms",
+            "total_ms": "total-timeout-ms",
+        }
+        values: dict[str, int] = {}
+        for name, key in names.items():
+            text = properties.get(f"commit.retry.{key}")
+            if text is not None:
+                if not text.isdecimal():
+                    raise ValidationError(f"the table property commit.retry.{key} is {text!r}: it takes a whole number")
+                values[name] = int(text)
+        return _Retry(**values)
+
+    def wait(self, attempt: int) -> float:
+        """Return the seconds to wait after an attempt: doubled each time, and random so that writers do not collide."""
+        longest: int = min(self.most_ms, self.least_ms * 2**attempt)
+        return random.uniform(0.5, 1.0) * longest / 1000

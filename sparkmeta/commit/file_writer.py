@@ -1,0 +1,207 @@
+"""New files become entries: a few rows of the root, or leaves that Spark tasks write."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import functions as F
+
+from sparkmeta.commit.affinity import DELETE_ENTRY_BYTES, live_owners, with_owners, write_affiliated
+from sparkmeta.commit.file_rows import FILE_COLUMNS, file_rows
+from sparkmeta.commit.new_files import NewFiles
+from sparkmeta.commit.search import FEW_FILES, new_entries
+from sparkmeta.commit.summary import KindCount, Tally, file_kind, tally_of, tree_partitions
+from sparkmeta.commit.vector_targets import find_targets
+from sparkmeta.errors import ValidationError
+from sparkmeta.manifests.avro.read import schema_of
+from sparkmeta.manifests.projection import CONTENT_STATS, MANIFEST
+from sparkmeta.manifests.v4.root import one_of
+from sparkmeta.manifests.v4.write import OWNER, LeafFormat, write_leaves
+from sparkmeta.operations.table_operations import metadata_folder
+from sparkmeta.session import local_frame, materialize
+from sparkmeta.spec.entry import ContentType
+from sparkmeta.spec.summary import FileKind
+from sparkmeta.storage.files import executor_writer
+from sparkmeta.storage.reading import read_parquet
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+    from sparkmeta.commit.named import Searches
+    from sparkmeta.commit.options import TreeOptions
+    from sparkmeta.state import TableState
+
+_MANIFEST_PATH = "manifest_path"
+# What DataFrame.limit() takes, but for the one row that tells that there are more.
+_MOST_LIMIT = (1 << 31) - 2
+
+
+def leaf_format(state: TableState, name: str, target_bytes: int) -> LeafFormat:
+    """How this table's leaves are written; `name` begins the names of one commit's files."""
+    sources = {spec_id: frozenset(source for _, source in fields) for spec_id, fields in state.tuple_sources.items()}
+    folder = metadata_folder(state.metadata)
+    return LeafFormat(folder, name, state.stats_types, sources, target_bytes, executor_writer(state.files))
+
+
+@dataclass(frozen=True)
+class FileWriter:
+    """Turns new files into entries: of the root up to `direct_files` of a commit, the rest in leaves.
+
+    Deletion vectors of one data leaf's files, `affiliated_deletes` of them or more, go to delete leaves affiliated to
+    it, however few they are altogether.
+    """
+
+    state: TableState
+    form: LeafFormat
+    options: TreeOptions
+    searches: Searches
+
+    def add(self, files: DataFrame, allowed: Collection[int], in_root: int) -> NewFiles:
+        """Add files; runs jobs where they are many.
+
+        Args:
+            files: columns of `inspect.files`. Deletion vectors may have the `manifest_path` of their data file.
+            allowed: their content types.
+            in_root: how many files the commit has put into the root already.
+
+        Raises:
+            ValidationError: a row that is no file of this table.
+        """
+        known = files.select(*(name for name in FILE_COLUMNS if name in files.columns))
+        room = max(0, self.options.direct_files - in_root)
+        if int(ContentType.DATA) not in allowed and self.state.tree is not None:
+            return self._add_deletes(files, known, room, allowed)
+        head = known.limit(min(room, _MOST_LIMIT) + 1).toArrow()
+        if len(head) <= room:
+            return self._direct(file_rows(self.state).entries(head), allowed)
+        return self._in_leaves(self._written(self._entries(known)), allowed)
+
+    def _entries(self, files: DataFrame) -> DataFrame:
+        rows = file_rows(self.state)
+        return files.mapInArrow(rows.batches, schema_of(rows.schema))
+
+    def _written(self, entries: DataFrame) -> pa.Table:
+        return write_leaves(_clustered(entries, self.state), self.form)
+
+    def _direct(self, entries: pa.Table, allowed: Collection[int]) -> NewFiles:
+        """Make files entries of the root."""
+        _refuse_kinds(entries, allowed, self.state)
+        return NewFiles(rows=entries, tally=_tally(entries, self.state)) if len(entries) else NewFiles()
+
+    def _in_leaves(self, leaves: pa.Table, allowed: Collection[int]) -> NewFiles:
+        """Describe files by the leaves that have been written for them."""
+        _refuse_leaf_kinds(self.state, leaves, allowed)
+        return (
+            NewFiles(leaves=leaves, tally=Tally(_counts_of_leaves(self.state, leaves), None)) if leaves else NewFiles()
+        )
+
+    # -- deletes ----------------------------------------------------------------------------------------------------
+
+    def _add_deletes(self, files: DataFrame, known: DataFrame, room: int, allowed: Collection[int]) -> NewFiles:
+        """Deletes by the data leaves that hold their files; what belongs to none is treated like any other file."""
+        hinted = [_MANIFEST_PATH] if _MANIFEST_PATH in files.columns else []
+        head = files.select(*known.columns, *hinted).limit(FEW_FILES + 1).toArrow()
+        if len(head) > FEW_FILES:
+            leaves = self.state.data_manifests
+            owners = live_owners(self.state, leaves.filter(self._may_own(leaves)))
+            return self._add_placed(with_owners(self._entries(known), owners), room, allowed)
+        entries = file_rows(self.state).entries(head)
+        named = frozenset(head.column(_MANIFEST_PATH).drop_null().to_pylist()) if hinted else frozenset[str]()
+        if len(entries) < self.options.affiliated_deletes:
+            added = self._few_deletes(entries, room, allowed)
+        else:
+            owned = entries.append_column(OWNER, self._owners(entries, named))
+            added = self._add_placed(local_frame(self.state.spark, owned), room, allowed)
+        return added.plus(NewFiles(named=named))
+
+    def _few_deletes(self, entries: pa.Table, room: int, allowed: Collection[int]) -> NewFiles:
+        if len(entries) <= room:
+            return self._direct(entries, allowed)
+        _refuse_kinds(entries, allowed, self.state)
+        return self._in_leaves(self._written(local_frame(self.state.spark, entries)), allowed)
+
+    def _add_placed(self, entries: DataFrame, room: int, allowed: Collection[int]) -> NewFiles:
+        """Deletes with `owner`."""
+        placed = materialize(entries)
+        rest, owned = write_affiliated(placed, self.form, self.options.affiliated_deletes, DELETE_ENTRY_BYTES)
+        rest = rest.drop(OWNER)
+        head = rest.limit(room + 1).toArrow()
+        if len(head) <= room:
+            direct = self._direct(head.cast(self.form.schema).combine_chunks(), allowed)
+            return direct.plus(self._in_leaves(owned, allowed))
+        return self._in_leaves(pa.concat_tables([owned, self._written(rest)]), allowed)
+
+    def _owners(self, entries: pa.Table, named: Collection[str]) -> pa.Array:
+        """The data leaf that holds the file of each deletion vector; null for none, and for other deletes."""
+        state = self.state
+        vectors = new_entries(state, entries.filter(one_of(entries, [ContentType.POSITION_DELETES])))
+        targets = find_targets(state, vectors, named, self.searches)
+        leaves = state.manifests.filter(self._may_own(state.manifests))
+        homes = pc.index_in(targets.column(MANIFEST), leaves.column(MANIFEST).combine_chunks())
+        owners = leaves.column("location").combine_chunks().take(homes.combine_chunks())
+        places = pc.index_in(entries.column("referenced_file"), targets.column("location").combine_chunks())
+        return owners.take(places.combine_chunks())
+
+    def _may_own(self, manifests: pa.Table) -> pa.Array:
+        assert self.state.tree is not None
+        return self.state.tree.has_tree_layout(manifests)
+
+
+def _clustered(entries: DataFrame, state: TableState) -> DataFrame:
+    """In ranges of partition values, then of the sort order's columns, then of paths: each task writes neighbours."""
+    keys = [F.col("content_type"), F.col("partition_spec_id"), *_cluster_columns(state), F.col("location")]
+    return entries.repartitionByRange(*keys).sortWithinPartitions(*keys)
+
+
+def partition_columns(state: TableState) -> list[Column]:
+    """The partition values of entries, rows of `tree_schema`, of all specs."""
+    sources = dict.fromkeys(source for fields in state.tuple_sources.values() for _, source in fields)
+    return [F.col(f"{CONTENT_STATS}.`{source}`.lower_bound") for source in sources]
+
+
+def _cluster_columns(state: TableState) -> list[Column]:
+    spec_id = state.metadata.default_spec_id
+    sorted_by = [field.source_id for field in state.metadata.sort_order().fields]
+    ids = [source for _, source in state.tuple_sources[spec_id]] + sorted_by
+    known = [source for source in dict.fromkeys(ids) if source in state.stats_types]
+    return [F.col(f"{CONTENT_STATS}.`{source}`.lower_bound") for source in known]
+
+
+def _tally(entries: pa.Table, state: TableState) -> Tally:
+    return Tally(tally_of(entries), tree_partitions(entries, state.tuple_sources))
+
+
+def _counts_of_leaves(state: TableState, leaves: pa.Table) -> dict[FileKind, KindCount]:
+    """What the leaves that were just written hold, by kind: a scan of some narrow columns."""
+    counted = ("content_type int", "file_format string", "record_count bigint", "file_size_in_bytes bigint")
+    schema = ", ".join([*counted, "deletion_vector struct<size_in_bytes: bigint>"])
+    size = F.coalesce("deletion_vector.size_in_bytes", "file_size_in_bytes")
+    read = read_parquet(state.spark, leaves.column("location").to_pylist(), schema)
+    totals = [F.count("*").alias("files"), F.sum("record_count").alias("records"), F.sum(size).alias("size")]
+    sums = read.groupBy("content_type", "file_format").agg(*totals)
+    tally = Tally()
+    for row in sums.collect():
+        kind = file_kind(row["content_type"], row["file_format"])
+        tally = tally.plus(Tally({kind: KindCount(row["files"], row["records"], row["size"])}))
+    return dict(tally.counts)
+
+
+def _refuse_kinds(entries: pa.Table, allowed: Iterable[int], state: TableState) -> None:
+    for kind in entries.column("content_type").unique().to_pylist():
+        if kind not in set(allowed):
+            wrong = entries.filter(pc.equal(entries.column("content_type"), kind)).column("location")[0]
+            raise ValidationError(
+                f"{state.metadata.location}: {wrong} has content {kind}: this operation adds none of it"
+            )
+
+
+def _refuse_leaf_kinds(state: TableState, leaves: pa.Table, allowed: Iterable[int]) -> None:
+    wanted = set(allowed)
+    deletes = ContentType.DELETE_MANIFEST in leaves.column("content_type").to_pylist()
+    data = ContentType.DATA_MANIFEST in leaves.column("content_type").to_pylist()
+    if (deletes and not wanted - {0}) or (data and 0 not in wanted):
+        raise ValidationError(f"{state.metadata.location}: this operation adds only files of content {sorted(wanted)}")

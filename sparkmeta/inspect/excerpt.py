@@ -1,0 +1,170 @@
+"""The excerpt of a metadata tree that a drawing shows, apart from how: a snapshot, its root and some entries below.
+
+All of it is text that anybody may have put into a table's metadata, so names are made printable here, and escaped where
+they are drawn.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+
+from sparkmeta.spec.entry import ContentType, Status
+from sparkmeta.storage.location import file_name
+
+KINDS = {
+    ContentType.DATA: "data file",
+    ContentType.POSITION_DELETES: "position deletes",
+    ContentType.EQUALITY_DELETES: "equality deletes",
+    ContentType.DATA_MANIFEST: "data manifest",
+    ContentType.DELETE_MANIFEST: "delete manifest",
+    ContentType.MANIFEST_DELETION_VECTOR: "manifest DV",
+}
+_PLURALS = {kind: name if name.endswith("deletes") else f"{name}s" for kind, name in KINDS.items()}
+_LONGEST_LOCATION = 300
+
+
+@dataclass(frozen=True)
+class Entry:
+    """An entry of a manifest, as it is drawn.
+
+    Attributes:
+        ordinal: its row in its manifest.
+        label: its short name in this drawing; empty for a file, which goes by its own name.
+        notes: facts about it.
+        refers: the location of the file or manifest that it is about.
+        masked_by: labels of the deletion vectors that mask it.
+    """
+
+    kind: ContentType
+    status: Status
+    ordinal: int
+    location: str = ""
+    label: str = ""
+    notes: tuple[str, ...] = ()
+    refers: str | None = None
+    masked_by: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        return self.label or self.file
+
+    @property
+    def what(self) -> str:
+        """Its kind in words."""
+        if self.kind == ContentType.POSITION_DELETES and self.label:
+            return "deletion vector"
+        return KINDS[self.kind]
+
+    @cached_property
+    def file(self) -> str:
+        """The name of its file, without the folders."""
+        return printable(file_name(self.location)) if self.location else ""
+
+    @property
+    def is_leaf(self) -> bool:
+        return self.kind in (ContentType.DATA_MANIFEST, ContentType.DELETE_MANIFEST)
+
+    @property
+    def where(self) -> str:
+        """The whole location, for a reader who wants to find it."""
+        text = printable(self.location[:_LONGEST_LOCATION])
+        return text if len(self.location) <= _LONGEST_LOCATION else f"{text}…"
+
+
+@dataclass(frozen=True)
+class Node:
+    """An entry of the root and, of a manifest, some of its entries. left_out: a line about the others."""
+
+    entry: Entry
+    rows: tuple[Entry, ...] = ()
+    left_out: str = ""
+
+
+@dataclass(frozen=True)
+class Excerpt:
+    """The metadata tree of one snapshot, cut to what is drawn.
+
+    Attributes:
+        title: the snapshot, in a line.
+        root: the kind of file at the root of the tree, a root manifest or a manifest list; empty for a table without
+            snapshot.
+        nodes: the entries that are drawn, in the root's order.
+        left_out: the other entries, a line for each kind.
+    """
+
+    title: str
+    root: str = ""
+    location: str = ""
+    entries: int = 0
+    nodes: tuple[Node, ...] = ()
+    left_out: tuple[str, ...] = ()
+
+
+def counted(kinds: Iterable[tuple[ContentType, Status]]) -> tuple[str, ...]:
+    """Describe the entries left out, a line for each kind: `9,992 more data manifests: 2 added, 9,990 existing`."""
+    by_kind: dict[ContentType, Counter[Status]] = {}
+    for kind, status in kinds:
+        by_kind.setdefault(kind, Counter())[status] += 1
+    return tuple(
+        f"{sum(counts.values()):,} more {_named(kind, sum(counts.values()))}: {_by_status(counts)}"
+        for kind, counts in sorted(by_kind.items(), key=lambda item: _ORDER.index(item[0]))
+    )
+
+
+_ORDER = (
+    ContentType.DATA_MANIFEST,
+    ContentType.DELETE_MANIFEST,
+    ContentType.MANIFEST_DELETION_VECTOR,
+    ContentType.DATA,
+    ContentType.EQUALITY_DELETES,
+    ContentType.POSITION_DELETES,
+)
+
+
+def _named(kind: ContentType, count: int) -> str:
+    return KINDS[kind] if count == 1 else _PLURALS[kind]
+
+
+def _by_status(counts: Counter[Status]) -> str:
+    return ", ".join(
+        f"{counts[status]:,} {status.name.lower()}"
+        for status in (Status.ADDED, Status.EXISTING, Status.DELETED)
+        if counts[status]
+    )
+
+
+def printable(text: str) -> str:
+    """Escape the characters that could move a cursor or turn the direction of writing."""
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+
+
+def columns(text: str) -> int:
+    """Return how many columns of a fixed-width font a text takes."""
+    return sum(map(_columns, text))
+
+
+def _columns(char: str) -> int:
+    if unicodedata.combining(char):
+        return 0
+    return 2 if unicodedata.east_asian_width(char) in "WF" else 1
+
+
+def middle_out(text: str, most: int) -> str:
+    """Cut a text to at most so many columns, at its middle: the ends tell files apart."""
+    if columns(text) <= most:
+        return text
+    half = (most - 1) // 2
+    return f"{_taken(text, most - 1 - half)}…{_taken(text[::-1], half)[::-1]}"
+
+
+def _taken(text: str, most: int) -> str:
+    taken = 0
+    for index, char in enumerate(text):
+        taken += _columns(char)
+        if taken > most:
+            return text[:index]
+    return text

@@ -1,0 +1,76 @@
+"""A table as commits, metadata tables and maintenance take it: a state, and the operations that replace it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Self, TypeVar
+
+from sparkmeta.errors import UnsupportedError
+from sparkmeta.operations.table_operations import TableVersion
+from sparkmeta.spec.metadata_model import TableMetadataV4
+from sparkmeta.state import TableState
+
+if TYPE_CHECKING:
+    from sparkmeta.operations.table_operations import TableOperations
+    from sparkmeta.spec.metadata import TableMetadata
+
+
+@dataclass(frozen=True)
+class BaseTable:
+    """One version of a table.
+
+    Attributes:
+        state: the version's metadata and current snapshot.
+        metadata_location: the metadata file that the version was read from.
+        name: what a catalog calls the table, or its folder.
+        operations: how newer versions are loaded and committed.
+    """
+
+    state: TableState
+    metadata_location: str
+    name: str
+    operations: TableOperations
+
+    @property
+    def metadata(self) -> TableMetadata:
+        return self.state.metadata
+
+    @property
+    def version(self) -> TableVersion:
+        """The metadata and their file: the base of the next commit."""
+        return TableVersion(self.metadata_location, self.metadata)
+
+    def at(self, version: TableVersion) -> Self:
+        """Return the table at another version of its metadata."""
+        location, metadata = version
+        state = TableState(self.state.spark, self.state.files, metadata, metadata.current_snapshot())
+        return replace(self, state=state, metadata_location=location)
+
+    def refresh(self) -> Self:
+        """Return the current version of the table; itself where it was opened by the path of one metadata file.
+
+        Raises:
+            NoSuchTableError: the table is gone.
+            ValidationError: another table has taken its place.
+        """
+        current = self.operations.refresh()
+        return self if current == self.version else self.at(current)
+
+    def refuse_read_only(self) -> None:
+        """Raise UnsupportedError for a table that takes no commits."""
+        if self.operations.read_only:
+            raise UnsupportedError(
+                f"{self.name}: {self.metadata_location} was opened by its path: a table is committed to through its "
+                "catalog, or its folder where it is a file system table"
+            )
+
+    def refuse_lists(self) -> None:
+        """Raise UnsupportedError for a table without a metadata tree, whose snapshots are manifest lists."""
+        if not isinstance(self.metadata, TableMetadataV4) or self.metadata.layout_revision is None:
+            raise UnsupportedError(
+                f"{self.name}: it is a table of format version {self.metadata.format_version} with manifest lists: "
+                "commits need its metadata tree, to which `sparkmeta upgrade` or table.maintenance.upgrade(4) turns it"
+            )
+
+
+TableT = TypeVar("TableT", bound=BaseTable)

@@ -1,0 +1,149 @@
+"""Which metadata file of a table's folder is the current one, by the hint file or by a listing."""
+
+from __future__ import annotations
+
+import re
+from contextlib import suppress
+from typing import TYPE_CHECKING, NamedTuple
+
+from sparkmeta.errors import CorruptFileError, NoSuchTableError, NotFoundError, ValidationError
+from sparkmeta.storage.location import file_name, join
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from sparkmeta.storage.files import Files
+
+METADATA = "metadata"
+VERSION_HINT = "version-hint.text"
+METADATA_FILES = "*.metadata.json*"
+VERSIONED_FILES = "v*.metadata.json*"
+
+# In the order in which Iceberg's Java library looks for them.
+_SPELLINGS = ("v{}.metadata.json", "v{}.gz.metadata.json", "v{}.metadata.json.gz")
+_VERSIONED = re.compile(r"v(0|[1-9]\d*)(?:\.metadata\.json|\.gz\.metadata\.json|\.metadata\.json\.gz)")
+# Not the name that is a UUID alone, of a commit under way.
+_METASTORE = re.compile(r"(?!\w{8}-\w{4}-\w{4}-\w{4}-\w{12}\.)(\d+)-.+\.metadata\.json(?:\.gz)?")
+_METADATA_FILE = re.compile(r".*\.json(?:\.gz)?", re.DOTALL)
+
+
+class MetadataLocation(NamedTuple):
+    """A table's current metadata file. ``read_only``: only the table's catalog can say that it is the current one."""
+
+    location: str
+    version: int
+    read_only: bool
+
+
+def is_metadata_file(location: str) -> bool:
+    """Whether a location is by its name a metadata file, ``*.json`` or ``*.json.gz``, not a table's folder."""
+    return _METADATA_FILE.fullmatch(location) is not None
+
+
+def latest_metadata(files: Files, folder: str) -> MetadataLocation:
+    """The current metadata file of the table in a folder.
+
+    Of a file system table, ``v<N>.metadata.json``: the version that ``version-hint.text`` names, or the highest one
+    where there is no such number, and from there on the last one before a gap, since the hint may lag. Of a table of
+    a catalog, ``<N>-<uuid>.metadata.json``: the highest number. Each also gzip.
+
+    Raises NoSuchTableError where there is none, CorruptFileError where the hinted version does not exist, nor one
+    above it, and ValidationError where two files have the highest number, since the commit of one was lost.
+    """
+    metadata = join(folder, METADATA)
+    hinted = hinted_version(files, folder)
+    if hinted is None:
+        return _highest(files, folder, metadata)
+    if (location := _versioned(files, metadata, hinted)) is None:
+        return _above(files, folder, hinted)
+    return _last_of(files, metadata, MetadataLocation(location, hinted, read_only=False))
+
+
+def newest_listed(files: Files, folder: str) -> MetadataLocation:
+    """The current metadata file by a listing alone, which neither a hint that lags nor a gap between versions misleads.
+
+    Raises as ``latest_metadata`` does.
+    """
+    metadata = join(folder, METADATA)
+    with suppress(NotFoundError):
+        names = {file_name(status.location) for status in files.list(metadata, VERSIONED_FILES)}
+        if newest := _newest_version(metadata, names):
+            return newest
+    return _highest(files, folder, metadata)
+
+
+def version_of(location: str) -> int | None:
+    """The version of a file system table's metadata file, by its name; None for the name that a catalog gives."""
+    match = _VERSIONED.fullmatch(file_name(location))
+    return None if match is None else int(match[1])
+
+
+def versioned_location(folder: str, version: int, compressed: bool) -> str:
+    """Where the metadata file of a version is written, in the table of a folder."""
+    return join(join(folder, METADATA), _SPELLINGS[1 if compressed else 0].format(version))
+
+
+def hinted_version(files: Files, folder: str) -> int | None:
+    """The number in the hint file; None where there is no file or no number, which a torn write may leave."""
+    try:
+        lines = files.read(join(join(folder, METADATA), VERSION_HINT)).splitlines()
+    except NotFoundError:
+        return None
+    first = lines[0].strip() if lines else b""
+    return int(first) if first.isdigit() and len(first) < 11 else None
+
+
+def _above(files: Files, folder: str, hinted: int) -> MetadataLocation:
+    """The newest version, where the one that is hinted was deleted since: the hint of a slow writer came late."""
+    with suppress(NoSuchTableError, ValidationError):
+        newest = _highest(files, folder, join(folder, METADATA))
+        if newest.version > hinted and not newest.read_only:
+            return newest
+    hint = join(join(folder, METADATA), VERSION_HINT)
+    raise CorruptFileError(hint, "version", hinted, f"there is no v{hinted}.metadata.json beside it")
+
+
+def _versioned(files: Files, metadata: str, version: int) -> str | None:
+    locations = (join(metadata, spelling.format(version)) for spelling in _SPELLINGS)
+    return next((location for location in locations if files.exists(location)), None)
+
+
+def _last_of(files: Files, metadata: str, found: MetadataLocation) -> MetadataLocation:
+    while (newer := _versioned(files, metadata, found.version + 1)) is not None:
+        found = MetadataLocation(newer, found.version + 1, read_only=False)
+    return found
+
+
+def _highest(files: Files, folder: str, metadata: str) -> MetadataLocation:
+    try:
+        names = [file_name(status.location) for status in files.list(metadata, METADATA_FILES)]
+    except NotFoundError:
+        names = []
+    if newest := _newest_version(metadata, names):
+        return _last_of(files, metadata, newest)
+    numbered = [(int(match[1]), name) for name in names if (match := _METASTORE.fullmatch(name))]
+    if not numbered:
+        raise NoSuchTableError(f"{folder}: there is no Iceberg table: {metadata} holds no metadata file")
+    return _only_highest(metadata, numbered)
+
+
+def _newest_version(metadata: str, names: Collection[str]) -> MetadataLocation | None:
+    """The file with the highest version of a file system table; None where none has one."""
+    versions = [int(match[1]) for name in names if (match := _VERSIONED.fullmatch(name))]
+    if not versions:
+        return None
+    highest = max(versions)
+    spellings = (spelling.format(highest) for spelling in _SPELLINGS)
+    name = next(spelling for spelling in spellings if spelling in names)
+    return MetadataLocation(join(metadata, name), highest, read_only=False)
+
+
+def _only_highest(metadata: str, numbered: list[tuple[int, str]]) -> MetadataLocation:
+    version = max(number for number, _ in numbered)
+    names = sorted(name for number, name in numbered if number == version)
+    if len(names) > 1:
+        raise ValidationError(
+            f"{metadata}: both {' and '.join(names[:5])} are version {version}, so the commit of one was lost: "
+            "ask the table's catalog which is current, and open that file"
+        )
+    return MetadataLocation(join(metadata, names[0]), version, read_only=True)

@@ -1,0 +1,229 @@
+"""How table metadata is loaded and swapped: the protocol, and what its implementations share (table spec, Optimistic
+Concurrency)."""
+
+from __future__ import annotations
+
+import gzip
+import time
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING, NamedTuple, NoReturn, Protocol
+
+from sparkmeta.errors import CommitFailedError, CommitStateUnknownError, UnsupportedError, ValidationError, shown
+from sparkmeta.spec.metadata import MetadataLogEntry, parse_table_metadata, serialize_table_metadata
+from sparkmeta.storage.location import join
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from uuid import UUID
+
+    from sparkmeta.spec.metadata import TableMetadata
+    from sparkmeta.storage.files import Files
+
+METADATA_PATH = "write.metadata.path"
+_CODEC = "write.metadata.compression-codec"
+_PREVIOUS_VERSIONS = "write.metadata.previous-versions-max"
+_DELETE_AFTER_COMMIT = "write.metadata.delete-after-commit.enabled"
+_STATUS_CHECK = "commit.status-check."
+
+
+class TableVersion(NamedTuple):
+    """One version of a table: its metadata file and the metadata in it."""
+
+    metadata_location: str
+    metadata: TableMetadata
+
+
+class TableOperations(Protocol):
+    """A table's pointer to its current metadata file, which one committer at a time moves."""
+
+    @property
+    def read_only(self) -> bool:
+        """Whether the table takes no commits."""
+
+    def refresh(self) -> TableVersion:
+        """Load the current version.
+
+        Raises:
+            NoSuchTableError: the table is gone.
+            ValidationError: another table has taken its place.
+        """
+
+    def commit(self, base: TableVersion | None, new: TableMetadata) -> TableVersion:
+        """Replace `base` by `new`, if the base is still the current version.
+
+        With `write.metadata.delete-after-commit.enabled`, the files that the metadata log drops
+        (`write.metadata.previous-versions-max`) are deleted after a success, never otherwise.
+
+        Args:
+            base: the version that `new` was made from; None creates the table.
+            new: the metadata to commit.
+
+        Returns:
+            The version that was written: `new` with a metadata log that ends with the base's file. The base of the
+            next commit.
+
+        Raises:
+            CommitFailedError: nothing was committed, since another commit came first or the write failed: refresh
+                and try again.
+            CommitStateUnknownError: the commit may have succeeded. Nothing that it names may be deleted.
+            TableAlreadyExistsError: there is a table, and no base.
+            NoSuchTableError, ValidationError, UnsupportedError, OSError: nothing was committed, nor will it be.
+        """
+
+
+@dataclass(frozen=True)
+class StaticOperations:
+    """One metadata file, opened by its path: nothing but a catalog or a folder knows newer versions of its table."""
+
+    version: TableVersion
+
+    @property
+    def read_only(self) -> bool:
+        return True
+
+    def refresh(self) -> TableVersion:
+        """Return the version itself."""
+        return self.version
+
+    def commit(self, base: TableVersion | None, new: TableMetadata) -> NoReturn:  # noqa: ARG002  the protocol's
+        """Raise UnsupportedError."""
+        raise UnsupportedError(
+            f"{self.version.metadata_location} was opened by its path: a table is committed to through its catalog, or "
+            "its folder where it is a file system table"
+        )
+
+
+class Outcome(Enum):
+    """Whether an attempt to commit succeeded."""
+
+    WON = "won"
+    LOST = "lost"
+    UNKNOWN = "unknown"
+
+
+class NextVersion(NamedTuple):
+    """The metadata that a commit writes, and the metadata files that its log drops: to delete after a success."""
+
+    metadata: TableMetadata
+    dropped: list[str]
+
+
+def next_version(base: TableVersion | None, new: TableMetadata) -> NextVersion:
+    """Append the base's file to the metadata log of `new`, and cut the log to its last entries.
+
+    `write.metadata.previous-versions-max` entries stay, at least one.
+
+    Raises:
+        ValidationError: a property with a bad value, or base and new are different tables.
+    """
+    if base is None:
+        return NextVersion(new.model_copy(update={"metadata_log": []}), [])
+    location, before = base
+    if before.table_uuid is not None and before.table_uuid != new.table_uuid:
+        raise ValidationError(f"{location}: table-uuid is {before.table_uuid}: it can't become {new.table_uuid}")
+    entry = MetadataLogEntry.model_validate({"metadata-file": location, "timestamp-ms": before.last_updated_ms})
+    log = [*before.metadata_log, entry]
+    remaining = log[-max(1, _integer(new.properties, _PREVIOUS_VERSIONS, 100)) :]
+    remaining_files = {logged.metadata_file for logged in remaining}
+    removed = log[: -len(remaining)] if _deletes(new.properties) else []
+    dropped = [logged.metadata_file for logged in removed if logged.metadata_file not in remaining_files]
+    return NextVersion(new.model_copy(update={"metadata_log": remaining}), dropped)
+
+
+def metadata_folder(metadata: TableMetadata) -> str:
+    """Return the folder of a table's metadata files, roots and manifests.
+
+    That is the property `write.metadata.path`, which no file system table may have, or the folder `metadata`.
+    """
+    return metadata.properties.get(METADATA_PATH) or join(metadata.location, "metadata")
+
+
+def is_compressed(properties: Mapping[str, str]) -> bool:
+    """Return whether metadata files are gzip. Raises ValidationError for another codec."""
+    codec = properties.get(_CODEC, "none").lower()
+    if codec not in {"none", "gzip"}:
+        raise ValidationError(f"the table property {_CODEC} is {shown(codec)}: it takes none or gzip")
+    return codec == "gzip"
+
+
+def encoded(metadata: TableMetadata, compressed: bool) -> bytes:
+    """Return the bytes of a metadata file: the same bytes for the same metadata."""
+    text = serialize_table_metadata(metadata).encode()
+    return gzip.compress(text, mtime=0) if compressed else text
+
+
+def load_version(files: Files, location: str, table_uuid: UUID | None = None) -> TableVersion:
+    """Read a metadata file.
+
+    Raises:
+        ValidationError: its table-uuid is not `table_uuid`.
+    """
+    metadata = parse_table_metadata(files.read(location), location)
+    refuse_other_table(location, metadata.table_uuid, table_uuid)
+    return TableVersion(location, metadata)
+
+
+def refuse_other_table(location: str, table_uuid: UUID | None, expected: UUID | None) -> None:
+    """Raise ValidationError where a table was dropped and another one created in its place."""
+    if expected is not None and table_uuid is not None and table_uuid != expected:
+        raise ValidationError(f"{location}: table-uuid is {table_uuid}: the table that was opened here is {expected}")
+
+
+def new_snapshot_ids(base: TableVersion | None, new: TableMetadata) -> set[int]:
+    """Return the ids of the snapshots that a commit adds: no other commit has them."""
+    before = {snapshot.snapshot_id for snapshot in base.metadata.snapshots} if base is not None else set()
+    return {snapshot.snapshot_id for snapshot in new.snapshots} - before
+
+
+def has_any_snapshot(metadata: TableMetadata, snapshot_ids: set[int]) -> bool:
+    """Return whether one of these snapshots is in a table's metadata, or was its current one."""
+    logged = (entry.snapshot_id for entry in metadata.snapshot_log)
+    return bool(snapshot_ids.intersection(logged) or any(map(metadata.snapshot_by_id, snapshot_ids)))
+
+
+def outcome_of(check: Callable[[], Outcome], properties: Mapping[str, str]) -> Outcome:
+    """Repeat a check of a commit whose answer was lost, until its outcome is known or the retries are used up.
+
+    A check that fails leaves the outcome unknown. The table properties `commit.status-check.num-retries`,
+    `.min-wait-ms`, `.max-wait-ms` and `.total-timeout-ms` say how often it is repeated, and how long it waits.
+    """
+    wait = _integer(properties, f"{_STATUS_CHECK}min-wait-ms", 1_000)
+    longest = _integer(properties, f"{_STATUS_CHECK}max-wait-ms", 60_000)
+    end = time.monotonic() + _integer(properties, f"{_STATUS_CHECK}total-timeout-ms", 1_800_000) / 1000
+    for again in reversed(range(1 + max(0, _integer(properties, f"{_STATUS_CHECK}num-retries", 3)))):
+        outcome = _checked(check)
+        if outcome is not Outcome.UNKNOWN or not again or time.monotonic() > end:
+            return outcome
+        time.sleep(min(wait, longest) / 1000)
+        wait *= 2
+    return Outcome.UNKNOWN
+
+
+def failure(
+    outcome: Outcome, location: str, cause: BaseException | None
+) -> CommitFailedError | CommitStateUnknownError:
+    """Return the error of an attempt to commit the metadata file `location` that was not won."""
+    reason = f": {cause}" if cause is not None else ""
+    if outcome is Outcome.LOST:
+        return CommitFailedError(f"{location} was not committed{reason}")
+    return CommitStateUnknownError(f"{location} may have been committed, and that can't be found out{reason}")
+
+
+def _checked(check: Callable[[], Outcome]) -> Outcome:
+    try:
+        return check()
+    except Exception:  # noqa: BLE001 - whatever keeps the check from an answer, there is none
+        return Outcome.UNKNOWN
+
+
+def _deletes(properties: Mapping[str, str]) -> bool:
+    return properties.get(_DELETE_AFTER_COMMIT, "false").lower() == "true"
+
+
+def _integer(properties: Mapping[str, str], name: str, default: int) -> int:
+    text = properties.get(name, str(default))
+    try:
+        return int(text)
+    except ValueError:
+        raise ValidationError(f"the table property {name} is {shown(text)}: it takes a whole number") from None
