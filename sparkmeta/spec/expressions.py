@@ -23,16 +23,14 @@ from typing import TYPE_CHECKING, Any
 
 from pyiceberg.transforms import IdentityTransform, VoidTransform
 
-from sparkmeta.errors import CorruptFileError, UnsupportedError, ValidationError
+from sparkmeta.errors import ValidationError
 from sparkmeta.spec.json_node import JsonNode, KeepsJson, refuse_twice
 from sparkmeta.spec.partitioning import partition_sources, partition_spec_to_json, source_ids, transform_from_json
 
 if TYPE_CHECKING:
     from pyiceberg.partitioning import PartitionField, PartitionSpec
 
-    from sparkmeta.spec.metadata_model import TableMetadataV4
-
-    _Key = tuple[tuple[int, ...], str, int | None, str | None]
+    ExpressionKey = tuple[tuple[int, ...], str, int | None, str | None]
 
 MAX_STATS_FIELD_ID = 999_949
 """The largest id of a column or expression that content_stats has room for."""
@@ -88,7 +86,7 @@ def expressions_from_json(node: JsonNode) -> list[Expression]:
     nodes = list(node.items())
     expressions = [expression_from_json(one.object(), one.location, one.path) for one in nodes]
     refuse_twice(((one, made.expr_id) for one, made in zip(nodes, expressions, strict=True)), "expr-id")
-    seen: dict[_Key, int] = {}
+    seen: dict[ExpressionKey, int] = {}
     for one, made in zip(nodes, expressions, strict=True):
         if made.partition_field_id is not None and (first := seen.setdefault(_key(made), made.expr_id)) != made.expr_id:
             one.fail(f"it says the same as expression {first}")
@@ -126,9 +124,9 @@ def resolved_spec_json(
 
 def referring_spec_json(spec: PartitionSpec, expressions: Iterable[Expression]) -> dict[str, Any]:
     """The JSON of a partition spec whose fields refer to expressions, but for those that have none."""
-    by_key = _by_key(expressions)
+    by_key = expressions_by_key(expressions)
     ordinary = partition_spec_to_json(spec)
-    found = (by_key.get(key) for key in _spec_keys(spec))
+    found = (by_key.get(key) for key in spec_keys(spec))
     fields = [
         entry if expression is None else {"expr-id": expression.expr_id} | _unknown(entry)
         for entry, expression in zip(ordinary["fields"], found, strict=True)
@@ -153,57 +151,13 @@ def stats_field_id(
         return None
     if isinstance(partition_field.transform, IdentityTransform):
         return partition_field.source_id
-    for known, key in zip(spec.fields, _spec_keys(spec), strict=True):
-        if known == partition_field and (expression := _by_key(expressions).get(key)) is not None:
+    for known, key in zip(spec.fields, spec_keys(spec), strict=True):
+        if known == partition_field and (expression := expressions_by_key(expressions).get(key)) is not None:
             return expression.expr_id
     raise ValidationError(
         f"partition field {partition_field.field_id} ({partition_field.name}) of spec {spec.spec_id}: "
         "the table's metadata has no expression for it"
     )
-
-
-def add_expressions(metadata: TableMetadataV4, spec: PartitionSpec) -> TableMetadataV4:
-    """The metadata with an expression for every field of a spec, which need not be one of its own yet.
-
-    An expression that is there serves where source ids, transform, partition field id and name all agree (C31); new
-    ones are numbered from last-column-id + 1, which advances (C30).
-
-    Raises UnsupportedError where no id is left that content_stats has room for.
-    """
-    known = _by_key(metadata.expressions)
-    added: list[Expression] = []
-    last = max([metadata.last_column_id, *_columns(metadata)])
-    for key, partition_field in zip(_spec_keys(spec), spec.fields, strict=True):
-        if key not in known:
-            last += 1
-            _refuse_without_stats(metadata, partition_field, last)
-            sources, transform, partition_field_id, name = key
-            known[key] = Expression(
-                expr_id=last,
-                source_ids=sources,
-                transform=transform,
-                name=name,
-                partition_field_id=partition_field_id,
-            )
-            added.append(known[key])
-    if not added:
-        return metadata
-    return metadata.model_copy(update={"expressions": [*metadata.expressions, *added], "last_column_id": last})
-
-
-def check_expressions(metadata: TableMetadataV4, location: str) -> None:
-    """CorruptFileError where an expression's id is a column's as well, or is above last-column-id."""
-    columns = _columns(metadata)
-    for i, expression in enumerate(metadata.expressions):
-        path, expr_id = f"expressions[{i}].expr-id", expression.expr_id
-        if expr_id in columns:
-            raise CorruptFileError(location, path, expr_id, "a column has the same id")
-        if expr_id > metadata.last_column_id:
-            raise CorruptFileError(location, path, expr_id, f"last-column-id is only {metadata.last_column_id}")
-
-
-def _columns(metadata: TableMetadataV4) -> set[int]:
-    return {column for schema in metadata.schemas for column in schema._lazy_id_to_field}
 
 
 def _resolved(entry: JsonNode, by_id: Mapping[int, Expression]) -> dict[str, Any]:
@@ -238,11 +192,12 @@ def _sources_json(sources: tuple[int, ...]) -> dict[str, Any]:
     return {"source-ids": list(sources)} if sources else {}
 
 
-def _by_key(expressions: Iterable[Expression]) -> dict[_Key, Expression]:
+def expressions_by_key(expressions: Iterable[Expression]) -> dict[ExpressionKey, Expression]:
+    """Return expressions of partition fields by what identifies them."""
     return {_key(expression): expression for expression in expressions if expression.partition_field_id is not None}
 
 
-def _key(expression: Expression) -> _Key:
+def _key(expression: Expression) -> ExpressionKey:
     """What two expressions, or an expression and a partition field, agree in where they are the same."""
     transform = transform_from_json(
         JsonNode({"transform": expression.transform, **_sources_json(expression.source_ids)})
@@ -250,16 +205,9 @@ def _key(expression: Expression) -> _Key:
     return expression.source_ids, str(transform), expression.partition_field_id, expression.name
 
 
-def _spec_keys(spec: PartitionSpec) -> list[_Key]:
+def spec_keys(spec: PartitionSpec) -> list[ExpressionKey]:
+    """Return what identifies the expression of each field of a spec."""
     return [
         (sources, str(partition_field.transform), partition_field.field_id, partition_field.name)
         for sources, partition_field in zip(partition_sources(spec), spec.fields, strict=True)
     ]
-
-
-def _refuse_without_stats(metadata: TableMetadataV4, partition_field: PartitionField, expr_id: int) -> None:
-    if expr_id > MAX_STATS_FIELD_ID and not isinstance(partition_field.transform, IdentityTransform | VoidTransform):
-        raise UnsupportedError(
-            f"{metadata.location}: partition field {partition_field.name} would get id {expr_id}, and statistics have "
-            f"room for ids up to {MAX_STATS_FIELD_ID}: last-column-id is {metadata.last_column_id}"
-        )

@@ -14,7 +14,7 @@ from pyiceberg.partitioning import PARTITION_FIELD_ID_START
 
 from sparkmeta.errors import CorruptFileError, UnsupportedError
 from sparkmeta.spec.entry import LAYOUT_REVISION, LAYOUT_REVISION_KEY
-from sparkmeta.spec.expressions import check_expressions, expressions_from_json, resolved_spec_json
+from sparkmeta.spec.expressions import expressions_from_json, resolved_spec_json
 from sparkmeta.spec.json_node import JsonNode, parse_json, refuse_twice
 from sparkmeta.spec.metadata_model import (
     TableMetadata,
@@ -26,6 +26,7 @@ from sparkmeta.spec.metadata_model import (
 from sparkmeta.spec.partitioning import partition_spec_from_json, sort_order_from_json
 from sparkmeta.spec.schema import schema_from_json
 from sparkmeta.spec.snapshot import MetadataLogEntry, Snapshot, SnapshotRef
+from sparkmeta.spec.table_expressions import check_expressions
 
 __all__ = [
     "LAYOUT_REVISION",

@@ -11,7 +11,6 @@ from pyiceberg.table import update as iceberg
 from pyiceberg.table.update.spec import UpdateSpec as IcebergUpdateSpec
 
 from sparkmeta.errors import UnsupportedError, ValidationError
-from sparkmeta.spec.expressions import add_expressions, check_expressions
 from sparkmeta.spec.metadata_model import TableMetadata, TableMetadataV4
 from sparkmeta.spec.partitioning import partition_sources, partition_spec_from_json, partition_spec_to_json
 from sparkmeta.spec.snapshot import (
@@ -22,6 +21,7 @@ from sparkmeta.spec.snapshot import (
     SnapshotRef,
     StatisticsFile,
 )
+from sparkmeta.spec.table_expressions import add_expressions, check_expressions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

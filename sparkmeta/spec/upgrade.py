@@ -9,12 +9,12 @@ from pyiceberg.schema import index_by_id
 
 from sparkmeta.errors import ValidationError
 from sparkmeta.spec.entry import LAYOUT_REVISION, LAYOUT_REVISION_KEY
-from sparkmeta.spec.expressions import add_expressions
 from sparkmeta.spec.json_node import JsonNode
 from sparkmeta.spec.metadata import serialize_table_metadata, table_metadata_from_json
 from sparkmeta.spec.metadata_model import TableMetadata, TableMetadataV1, TableMetadataV4
 from sparkmeta.spec.partitioning import partition_sources, partition_spec_to_json, sort_order_to_json
 from sparkmeta.spec.schema import schema_to_json
+from sparkmeta.spec.table_expressions import add_expressions
 
 if TYPE_CHECKING:
     import uuid

@@ -13,7 +13,7 @@ from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.transforms import BucketTransform, DayTransform, IdentityTransform, TruncateTransform, VoidTransform
 
 from sparkmeta.errors import CorruptFileError, UnsupportedError, ValidationError
-from sparkmeta.spec.expressions import Expression, add_expressions, expression_from_json, expression_to_json
+from sparkmeta.spec.expressions import Expression, expression_from_json, expression_to_json
 from sparkmeta.spec.metadata import (
     LAYOUT_REVISION,
     LAYOUT_REVISION_KEY,
@@ -22,6 +22,7 @@ from sparkmeta.spec.metadata import (
     serialize_table_metadata,
 )
 from sparkmeta.spec.partitioning import UnknownTransform, partition_spec_to_json
+from sparkmeta.spec.table_expressions import add_expressions
 from tests.spec.table_metadata import LOCATION, changed, encoded, v4, without
 
 FIELDS = [
