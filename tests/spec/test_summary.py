@@ -17,8 +17,6 @@ from sparkmeta.spec.summary import (
     FileKind,
     SnapshotSummaryBuilder,
     UpdateMetrics,
-    overwrite_operation,
-    row_delta_operation,
     totals,
 )
 
@@ -140,110 +138,8 @@ def test_nothing_is_written_as_0_but_what_always_is() -> None:
     assert metrics.to_dict() == {"added-data-files": "1", "added-files-size": "7"}
 
 
-def partitions(*paths: str) -> dict[str, UpdateMetrics]:
-    made = {}
-    for i, path in enumerate(paths, 1):
-        made[path] = UpdateMetrics()
-        made[path].add_files(FileKind.DATA, i, 10 * i, 100 * i)
-    return made
-
-
-@pytest.mark.parametrize(
-    ("count", "limit", "given_partitions", "expected"),
-    [
-        (2, 0, {}, {"changed-partition-count": "2"}),
-        (2, 1, {}, {"changed-partition-count": "2"}),
-        (0, 5, {}, {"changed-partition-count": "0"}),
-        (1, 0, partitions(""), {"changed-partition-count": "1"}),
-        (1, 1, partitions(""), {"changed-partition-count": "1", "partition-summaries-included": "true"}),
-        (None, 5, {}, {}),
-        (
-            2,
-            2,
-            partitions("a=1/b=x", "a=2/b=y"),
-            {
-                "changed-partition-count": "2",
-                "partition-summaries-included": "true",
-                "partitions.a=1/b=x": "added-data-files=1,added-records=10,added-files-size=100",
-                "partitions.a=2/b=y": "added-data-files=2,added-records=20,added-files-size=200",
-            },
-        ),
-    ],
-)
-def test_partitions(
-    count: int | None, limit: int, given_partitions: dict[str, UpdateMetrics], expected: dict[str, str]
-) -> None:
-    summary = built(
-        SnapshotSummaryBuilder(changed_partition_count=count, partition_limit=limit, partitions=given_partitions)
-    )
-    assert {key: value for key, value in summary.items() if "partition" in key} == expected
-
-
-def test_partitions_that_are_missing() -> None:
-    builder = SnapshotSummaryBuilder(changed_partition_count=2, partition_limit=2, partitions=partitions("a=1"))
-    with pytest.raises(ValidationError, match="1 of 2 changed partitions"):
-        builder.build("append", None)
-
-
-def test_manifests_appended_as_they_are() -> None:
-    builder = SnapshotSummaryBuilder(changed_partition_count=1, partition_limit=5, partitions=partitions("a=1"))
-    builder.metrics.add_files(FileKind.DATA, 1, 10, 100)
-    builder.metrics.add_data_manifest(2, 20, 3, 30)
-    assert built(builder, parent=head(ZEROS | {"total-records": "70", "total-data-files": "9"})) == {
-        "operation": "append",
-        "added-data-files": "3",
-        "added-records": "30",
-        "added-files-size": "100",
-        "deleted-data-files": "3",
-        "deleted-records": "30",
-        **NO_MANIFESTS,
-        **ZEROS,
-        "total-data-files": "9",
-        "total-records": "70",
-        "total-files-size": "100",
-    }
-    builder.metrics.add_files(FileKind.DELETION_VECTOR, 1, 5, 50)
-    builder.metrics.add_delete_manifest(4, 1)
-    assert {key: value for key, value in built(builder).items() if "delete" in key or "size" in key or "dv" in key} == {
-        "added-delete-files": "5",
-        "removed-delete-files": "1",
-        "added-dvs": "1",
-        "deleted-data-files": "3",
-        "deleted-records": "30",
-        "total-delete-files": "4",
-        "total-position-deletes": "0",
-        "total-equality-deletes": "0",
-        "total-files-size": "0",
-    }
-
-
-def test_metrics_are_merged() -> None:
-    first, second = UpdateMetrics(), UpdateMetrics()
-    first.add_files(FileKind.DATA, 1, 2, 3)
-    second.add_files(FileKind.DATA, 10, 20, 30)
-    second.remove_files(FileKind.DELETION_VECTOR, 1, 5, 7)
-    first.merge(second)
-    assert first.to_dict() == {
-        "added-data-files": "11",
-        "added-records": "22",
-        "added-files-size": "33",
-        "removed-dvs": "1",
-        "removed-delete-files": "1",
-        "removed-position-deletes": "5",
-        "removed-files-size": "7",
-    }
-    third = UpdateMetrics()
-    third.add_delete_manifest(1, 0)
-    first.merge(third)
-    assert (first.manifests, "added-files-size" in first.to_dict()) == (True, False)
-    third.merge(second)
-    assert (third.manifests, third.sizes_known) == (True, False)
-
-
 def test_a_rewrite_of_manifests() -> None:
-    builder = SnapshotSummaryBuilder(
-        manifests_created=2, manifests_kept=3, manifests_replaced=4, entries_processed=0, deleted_duplicate_files=0
-    )
+    builder = SnapshotSummaryBuilder(manifests_created=2, manifests_kept=3, manifests_replaced=4, entries_processed=0)
     parent = head(ZEROS | {"total-records": "7"})
     assert built(builder, "replace", parent) == {
         "operation": "replace",
@@ -255,7 +151,6 @@ def test_a_rewrite_of_manifests() -> None:
         **ZEROS,
         "total-records": "7",
     }
-    assert built(SnapshotSummaryBuilder(deleted_duplicate_files=2))["deleted-duplicate-files"] == "2"
 
 
 def test_properties() -> None:
@@ -355,33 +250,3 @@ def test_totals_over_a_history_are_pyicebergs(history: list[tuple[list[Any], lis
         if len(expected) < len(ZEROS):  # pyiceberg starts again at 0 where a summary is empty
             return
         parent = head(json.loads(summary.model_dump_json()))
-
-
-def test_operations() -> None:
-    overwrites = {
-        (adds, removes): overwrite_operation(adds=adds, removes=removes).value
-        for adds in (True, False)
-        for removes in (True, False)
-    }
-    assert overwrites == {
-        (True, False): "append",
-        (False, True): "delete",
-        (True, True): "overwrite",
-        (False, False): "overwrite",
-    }
-    deltas = {
-        (adds, removes, deletes): row_delta_operation(adds_data=adds, removes_data=removes, adds_deletes=deletes).value
-        for adds in (True, False)
-        for removes in (True, False)
-        for deletes in (True, False)
-    }
-    assert deltas == {
-        (True, False, False): "append",
-        (False, False, True): "delete",
-        (False, True, True): "delete",
-        (True, False, True): "overwrite",
-        (True, True, True): "overwrite",
-        (True, True, False): "overwrite",
-        (False, True, False): "overwrite",
-        (False, False, False): "overwrite",
-    }
