@@ -1,1 +1,1 @@
-"""What the bytes of Iceberg metadata mean: no Spark, no input or output."""
+"""Read and write the formats of Iceberg metadata, without Spark and without I/O."""

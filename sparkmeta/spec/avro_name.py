@@ -1,4 +1,4 @@
-"""Field names as Iceberg's writers make them fit for Avro, which Parquet manifests have as well."""
+"""Convert field names to valid Avro names, as Iceberg's writers do in Avro and Parquet manifests."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ import unicodedata
 
 
 def avro_name(name: str) -> str:
-    """A name as it stands in manifests: what Avro names can't hold is replaced (table spec, Avro).
+    """Return a field name as manifests spell it (table spec, Avro).
 
-    A digit in the first place gets an underscore before it; any other character that is no letter, digit or underscore
-    becomes `_x` and the hexadecimal number of its UTF-16 code unit.
+    An underscore is put before a leading digit. Any other character that is not a letter, digit or underscore becomes
+    `_x` and the hexadecimal value of its UTF-16 code unit.
     """
     encoded = name.encode("utf-16-be", "surrogatepass")
-    units = [chr(int.from_bytes(encoded[place : place + 2], "big")) for place in range(0, len(encoded), 2)]
-    return "".join(unit if _fits(unit, first=place == 0) else _replaced(unit) for place, unit in enumerate(units))
+    units = [chr(int.from_bytes(encoded[start : start + 2], "big")) for start in range(0, len(encoded), 2)]
+    return "".join(unit if _is_valid(unit, first=i == 0) else _escape(unit) for i, unit in enumerate(units))
 
 
-def _fits(unit: str, *, first: bool) -> bool:
+def _is_valid(unit: str, *, first: bool) -> bool:
     return unit == "_" or unicodedata.category(unit)[0] == "L" or (not first and _is_digit(unit))
 
 
@@ -24,5 +24,5 @@ def _is_digit(unit: str) -> bool:
     return unicodedata.category(unit) == "Nd"
 
 
-def _replaced(unit: str) -> str:
+def _escape(unit: str) -> str:
     return f"_{unit}" if _is_digit(unit) else f"_x{ord(unit):X}"

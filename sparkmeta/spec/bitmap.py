@@ -1,8 +1,9 @@
-"""Deletion vectors: the `deletion-vector-v1` blob (Puffin spec, Blob types), from bytes to row positions and back.
+"""Read and write deletion vectors: `deletion-vector-v1` blobs (Puffin spec, Blob types).
 
-A blob is framed by its length, a magic number and a CRC-32; inside stand 32-bit Roaring bitmaps, one for each value of
-the positions' upper 32 bits. Every length is checked before anything is allocated or handed to the bitmap library.
-Light: Spark tasks import this.
+A blob consists of its length, a magic number, Roaring bitmaps and a CRC-32. There is a 32-bit bitmap for each value of
+the positions' upper 32 bits. Every length is checked before memory is allocated or the bitmap library is called.
+
+Spark tasks import this module, so it imports little.
 """
 
 from __future__ import annotations
@@ -24,12 +25,13 @@ MAGIC = b"\xd1\xd3\x39\x64"
 MAX_KEY = (1 << 31) - 2
 """The largest key that Iceberg's readers accept."""
 MAX_POSITION = (MAX_KEY << 32) | 0x80000000
-"""The largest position that Iceberg's Java library can hold."""
+"""The largest position that Iceberg's Java library supports."""
 
 _FRAME_BYTES = 4 + len(MAGIC) + 4
 _CHUNK = 1 << 20
 _WINDOW = 1 << 24
-# Gaps between keys up to this one are written as empty bitmaps, 12 bytes each, as Iceberg's Java library writes all.
+# Keys up to this one that have no positions are written as empty bitmaps of 12 bytes. Iceberg's Java library writes
+# empty bitmaps for all missing keys.
 _FILLED_TO = 1 << 10
 
 # Cookies and thresholds of the Roaring format specification.
@@ -43,21 +45,23 @@ _MAX_CONTAINERS = 1 << 16
 
 @dataclass(frozen=True)
 class PositionBitmap:
-    """Row positions: 32-bit bitmaps by the upper 32 bits of the positions that they hold; no bitmap is empty.
+    """An immutable set of row positions.
 
-    Immutable: the operations give new ones.
+    Attributes:
+        bitmaps: 32-bit bitmaps of the positions' lower bits, by their upper 32 bits. No bitmap is empty.
     """
 
     bitmaps: dict[int, BitMap]
 
     @classmethod
     def of(cls, positions: Iterable[int] | np.ndarray[Any, np.dtype[Any]]) -> PositionBitmap:
-        """The bitmap of positions in any order, repeated or not.
+        """Return the bitmap of some positions.
 
-        positions: whole numbers; quickest as a numpy array of an integer type.
+        Args:
+            positions: Integers in any order, with or without duplicates. A numpy array of an integer type is fastest.
 
         Raises:
-            ValidationError: something that is no whole number, or is not between 0 and MAX_POSITION.
+            ValidationError: A position is not an integer between 0 and MAX_POSITION.
         """
         values = _checked(positions if isinstance(positions, np.ndarray) else np.array(list(positions)))
         if len(values) and values.max() >> 32 == 0:
@@ -70,17 +74,17 @@ class PositionBitmap:
         return sum(map(len, self.bitmaps.values()))
 
     def union(self, other: PositionBitmap) -> PositionBitmap:
-        """The positions of this one, of the other, or of both."""
+        """Return the positions that are in either bitmap."""
         shared = {key: self.bitmaps[key] | other.bitmaps[key] for key in self.bitmaps.keys() & other.bitmaps.keys()}
         return PositionBitmap(self.bitmaps | other.bitmaps | shared)
 
     def difference(self, other: PositionBitmap) -> PositionBitmap:
-        """The positions of this one that the other does not have."""
+        """Return the positions that are in this bitmap and not in the other."""
         shared = {key: self.bitmaps[key] - other.bitmaps[key] for key in self.bitmaps.keys() & other.bitmaps.keys()}
-        return PositionBitmap({key: left for key, left in (self.bitmaps | shared).items() if left})
+        return PositionBitmap({key: bitmap for key, bitmap in (self.bitmaps | shared).items() if bitmap})
 
     def intersects(self, other: PositionBitmap) -> bool:
-        """Whether a position is in both."""
+        """Return whether the bitmaps have a position in common."""
         shared = self.bitmaps.keys() & other.bitmaps.keys()
         return any(self.bitmaps[key].intersect(other.bitmaps[key]) for key in shared)
 
@@ -88,12 +92,12 @@ class PositionBitmap:
         return position & 0xFFFFFFFF in self.bitmaps.get(position >> 32, ())
 
     def max(self) -> int | None:
-        """The largest position; None where there is none."""
+        """Return the largest position, or None if the bitmap is empty."""
         key = max(self.bitmaps, default=None)
         return None if key is None else (key << 32) + self.bitmaps[key].max()
 
     def positions(self) -> Iterator[np.ndarray[Any, np.dtype[np.int64]]]:
-        """The positions in ascending order, as int64 arrays of limited size."""
+        """Yield the positions in ascending order, as int64 arrays of limited size."""
         for key, bitmap in sorted(self.bitmaps.items()):
             for values in _values(bitmap):
                 for start in range(0, len(values), _CHUNK):
@@ -101,13 +105,15 @@ class PositionBitmap:
 
 
 def read_deletion_vector(blob: bytes, location: str, record_count: int | None = None) -> PositionBitmap:
-    """The positions in a `deletion-vector-v1` blob.
+    """Return the positions in a `deletion-vector-v1` blob.
 
-    blob: exactly the bytes that the delete file's content_offset and content_size_in_bytes name. location: names the
-    file in errors. record_count: the delete file's, which must be the number of positions.
+    Args:
+        blob: The bytes at the delete file's content_offset, content_size_in_bytes long.
+        location: The file, for error messages.
+        record_count: The delete file's record_count, which must equal the number of positions. None skips the check.
 
     Raises:
-        CorruptFileError: a wrong length, magic number, CRC, key, bitmap or cardinality.
+        CorruptFileError: The length, magic number, CRC, a key, a bitmap or the cardinality is wrong.
     """
     if len(blob) < _FRAME_BYTES + 8:
         raise CorruptFileError(location, "content_size_in_bytes", len(blob), "too short for a deletion vector")
@@ -119,43 +125,49 @@ def read_deletion_vector(blob: bytes, location: str, record_count: int | None = 
     checksum, expected = zlib.crc32(blob[4:-4]), int.from_bytes(blob[-4:], "big")
     if checksum != expected:
         raise CorruptFileError(location, "deletion vector CRC-32", f"{expected:08x}", f"the bytes have {checksum:08x}")
-    return _counted(read_bitmap(blob[8:-4], location), location, record_count)
-
-
-def _counted(bitmap: PositionBitmap, location: str, record_count: int | None) -> PositionBitmap:
-    if record_count is not None and bitmap.cardinality != record_count:
-        problem = f"the deletion vector has {bitmap.cardinality} positions"
-        raise CorruptFileError(location, "record_count", record_count, problem)
+    bitmap = read_bitmap(blob[8:-4], location)
+    _check_cardinality(bitmap, location, record_count)
     return bitmap
 
 
-def read_inline_vector(blob: bytes, location: str, record_count: int | None = None) -> PositionBitmap:
-    """The positions in the inline_content of a manifest deletion vector (V4, semantics C15).
+def _check_cardinality(bitmap: PositionBitmap, location: str, record_count: int | None) -> None:
+    if record_count is not None and bitmap.cardinality != record_count:
+        problem = f"the deletion vector has {bitmap.cardinality} positions"
+        raise CorruptFileError(location, "record_count", record_count, problem)
 
-    blob: a `deletion-vector-v1` blob, which is known by its magic number, or bare 64-bit Roaring bitmaps. location:
-    names root and entry in errors. record_count: the entry's, which must be the number of positions.
+
+def read_inline_vector(blob: bytes, location: str, record_count: int | None = None) -> PositionBitmap:
+    """Return the positions in the inline_content of a manifest deletion vector (V4, semantics C15).
+
+    Args:
+        blob: A `deletion-vector-v1` blob, recognized by its magic number, or bare 64-bit Roaring bitmaps.
+        location: The root and the entry, for error messages.
+        record_count: The entry's record_count, which must equal the number of positions. None skips the check.
 
     Raises:
-        CorruptFileError: as of read_deletion_vector and read_bitmap.
+        CorruptFileError: The content is invalid, see read_deletion_vector and read_bitmap.
     """
-    if blob[4:8] == MAGIC:  # of bare bitmaps the upper half of their count, which is always zero
+    if blob[4:8] == MAGIC:  # in bare bitmaps, these bytes are the upper half of the bitmap count, which is always zero
         return read_deletion_vector(blob, location, record_count)
-    return _counted(read_bitmap(blob, location), location, record_count)
+    bitmap = read_bitmap(blob, location)
+    _check_cardinality(bitmap, location, record_count)
+    return bitmap
 
 
 def write_deletion_vector(bitmap: PositionBitmap) -> bytes:
-    """The `deletion-vector-v1` blob of the positions, byte for byte as Iceberg's Java library writes it.
+    """Return the `deletion-vector-v1` blob of the positions, with the same bytes that Iceberg's Java library writes.
 
-    Only a gap between keys above 1,024 (positions above 2^42) is left open, as readers accept, instead of being filled
-    with empty bitmaps.
+    The only difference: missing keys above 1,024 (positions above 2^42) are left out, which readers accept. Java writes
+    empty bitmaps for them.
     """
     framed = MAGIC + write_bitmap(bitmap)
     return len(framed).to_bytes(4, "big") + framed + zlib.crc32(framed).to_bytes(4, "big")
 
 
 def write_bitmap(bitmap: PositionBitmap) -> bytes:
-    """The portable serialization of 64-bit Roaring bitmaps: keys ascending, each bitmap with runs where they are
-    smaller.
+    """Serialize positions as 64-bit Roaring bitmaps, in the portable format.
+
+    Keys are in ascending order. A bitmap uses run containers where they are smaller.
     """
     from pyroaring import BitMap
 
@@ -163,16 +175,20 @@ def write_bitmap(bitmap: PositionBitmap) -> bytes:
     keys = sorted({*bitmap.bitmaps, *filled})
     parts = [len(keys).to_bytes(8, "little")]
     for key in keys:
-        optimized = BitMap(bitmap.bitmaps.get(key, ()), optimize=True)  # a copy
+        optimized = BitMap(bitmap.bitmaps.get(key, ()), optimize=True)
         parts += [key.to_bytes(4, "little"), optimized.serialize()]
     return b"".join(parts)
 
 
 def read_bitmap(data: bytes, location: str) -> PositionBitmap:
-    """The positions in the portable serialization of 64-bit Roaring bitmaps; keys may leave gaps.
+    """Return the positions of 64-bit Roaring bitmaps in the portable format.
+
+    Args:
+        data: The serialized bitmaps. Keys need not be consecutive.
+        location: The file, for error messages.
 
     Raises:
-        CorruptFileError: keys out of order or range, a bitmap that is none, missing or surplus bytes.
+        CorruptFileError: A key is out of order or out of range, a bitmap is invalid, or bytes are missing or left over.
     """
     count, position, last_key = _uint(data, 0, 8, "bitmap count", location), 8, -1
     if count > len(data) // 4:
@@ -218,7 +234,7 @@ def _bitmap(data: bytes, location: str) -> BitMap:
 
 
 def _values(bitmap: BitMap) -> Iterator[np.ndarray[Any, np.dtype[np.uint32]]]:
-    """A bitmap's values: all in one array, or by windows where runs would unfold to more than memory should hold."""
+    """Yield a bitmap's values: in one array, or window by window if the bitmap has more than _WINDOW values."""
     from pyroaring import BitMap
 
     if len(bitmap) <= _WINDOW:
@@ -229,7 +245,7 @@ def _values(bitmap: BitMap) -> Iterator[np.ndarray[Any, np.dtype[np.uint32]]]:
 
 
 def _bitmap_length(data: bytes, start: int, location: str) -> int:
-    """The bytes that the 32-bit bitmap at `start` takes, by its header (Roaring format specification)."""
+    """Return the size in bytes of the 32-bit bitmap at `start`, computed from its header (Roaring format spec)."""
     runs, header = _run_flags(data, start, location)
     containers = len(runs)
     with_offsets = containers >= _OFFSETS_FROM or _uint(data, start, 2, "bitmap cookie", location) == _WITHOUT_RUNS
@@ -243,7 +259,7 @@ def _bitmap_length(data: bytes, start: int, location: str) -> int:
 
 
 def _run_flags(data: bytes, start: int, location: str) -> tuple[np.ndarray[Any, np.dtype[np.bool_]], int]:
-    """For each container whether it is one of runs, and where the containers' descriptions begin."""
+    """Return for each container whether it is a run container, and the offset of the container descriptions."""
     cookie = _uint(data, start, 4, "bitmap cookie", location)
     if cookie & 0xFFFF == _WITH_RUNS:
         containers = (cookie >> 16) + 1

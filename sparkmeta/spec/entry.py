@@ -1,8 +1,8 @@
-"""The content entry: the one row shape that manifests of every format version are read into.
+"""Define the content entry: the row that manifests of every format version are read into.
 
-Field tables follow the V4 proposal ("V4 content entry structure"); the ids of Iceberg's v1-v3 `manifest_entry` and
-`data_file` structs (table spec, Manifests) map onto them in `V3_ENTRY_PATHS`. Types are Arrow types, so that executors
-can build rows without any other type system.
+The tables of fields follow the V4 proposal ("V4 content entry structure"). `V3_ENTRY_PATHS` maps the ids of Iceberg's
+v1-v3 `manifest_entry` and `data_file` structs (table spec, Manifests) to them. Types are Arrow types, since executors
+build Arrow batches.
 """
 
 from __future__ import annotations
@@ -14,7 +14,10 @@ import pyarrow as pa
 
 
 class ContentType(IntEnum):
-    """What an entry stands for (field 134). 3 and 4 occur in roots and manifest lists only, 5 in roots only."""
+    """The content type of an entry (field 134).
+
+    Values 3 and 4 occur only in roots and manifest lists, 5 only in roots.
+    """
 
     DATA = 0
     POSITION_DELETES = 1
@@ -25,7 +28,7 @@ class ContentType(IntEnum):
 
 
 class Status(IntEnum):
-    """Entry status (field 0): what the snapshot that wrote the entry did with it."""
+    """The status of an entry (field 0): what the commit that wrote the entry did with its file."""
 
     EXISTING = 0
     ADDED = 1
@@ -34,7 +37,7 @@ class Status(IntEnum):
 
 @dataclass(frozen=True)
 class FieldSpec:
-    """One field of a metadata struct: its Iceberg field id, name, Arrow type and whether a row must have it."""
+    """A field of a metadata struct, with its Iceberg field id and Arrow type."""
 
     id: int
     name: str
@@ -73,7 +76,7 @@ MANIFEST_STATS = (
     FieldSpec(516, "min_sequence_number", pa.int64()),
 )
 
-# content_stats (149) is left out: its children are the fields that a reader is asked for (`EntryProjection`).
+# content_stats (149) is missing because its children depend on the fields that a reader projects (`EntryProjection`).
 CONTENT_ENTRY = (
     FieldSpec(134, "content_type", pa.int32(), required=True),
     FieldSpec(100, "location", pa.string()),
@@ -92,11 +95,12 @@ CONTENT_ENTRY = (
     FieldSpec(142, "first_row_id", pa.int64()),
 )
 
-# Our own field of data leaves (layout revision 1): rows of the entries before this one that take ids from the leaf's
-# first_row_id. So an entry's id is a sum of two numbers, and needs no count over the leaf.
+# A field of data leaves that the proposal does not have (layout revision 1): the number of rows in preceding entries
+# whose ids are inherited from the leaf's first_row_id. An entry's first row id is the sum of both, so that readers need
+# not count the rows of the leaf.
 ROW_ID_OFFSET = FieldSpec(9001, "row_id_offset", pa.int64())
 
-# Field id in a v1-v3 manifest -> where its value stands in a content entry.
+# Field id in a v1-v3 manifest -> path of the value in a content entry.
 V3_ENTRY_PATHS: dict[int, tuple[str, ...]] = {
     0: ("version_info", "status"),
     1: ("version_info", "snapshot_id"),
@@ -117,7 +121,7 @@ V3_ENTRY_PATHS: dict[int, tuple[str, ...]] = {
     145: ("deletion_vector", "size_in_bytes"),
 }
 
-# The metrics maps of a v1-v3 data_file: field id -> name and value type. Keys are column field ids.
+# The metrics maps of a v1-v3 data_file: field id -> name and value type. The maps' keys are field ids of columns.
 METRICS_MAPS: dict[int, tuple[str, pa.DataType]] = {
     108: ("column_sizes", pa.int64()),
     109: ("value_counts", pa.int64()),
@@ -128,7 +132,7 @@ METRICS_MAPS: dict[int, tuple[str, pa.DataType]] = {
 }
 METRICS_MAP_IDS = {name: field_id for field_id, (name, _) in METRICS_MAPS.items()}
 
-# The maps that one field's content_stats come from: child of content_stats -> metrics map.
+# Child of a column's content_stats -> field id of the metrics map that it is read from.
 STATS_SOURCES = {
     "lower_bound": 125,
     "upper_bound": 128,
@@ -140,12 +144,13 @@ STATS_SOURCES = {
 PARTITION_FIELD_ID = 102
 DATA_FILE_FIELD_ID = 2
 
-# The position delete file's `file_path` column, whose equal bounds name the one data file that it applies to.
+# The `file_path` column of position delete files. If its bounds are equal, they name the only data file that the delete
+# file applies to.
 DELETE_FILE_PATH_ID = 2147483546
 
 LAYOUT_REVISION_KEY = "tree-layout-revision"
-"""The key of table metadata, and of a root's key-value metadata, that names our layout of the V4 metadata tree."""
+"""The key of the layout revision of a V4 metadata tree, in table metadata and in the key-value metadata of roots."""
 LAYOUT_REVISION = 1
-"""The newest layout of the V4 metadata tree that is known."""
+"""The newest supported layout revision."""
 
 FILE_FORMATS = ("AVRO", "ORC", "PARQUET", "PUFFIN")

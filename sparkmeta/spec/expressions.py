@@ -1,6 +1,7 @@
-"""Expressions of V4 table metadata: what partition fields are computed by, under ids of the columns' own id space.
+"""Read and write the expressions of V4 table metadata, which compute the values of partition fields.
 
-The key ``expressions`` of the metadata file is a list; a partition spec's fields refer to it (semantics N30, C28-C31):
+Expression ids and column ids share one id space. In the metadata file, ``expressions`` is a list that the fields of
+partition specs refer to (semantics N30, C28-C31):
 
     "expressions": [
       {"expr-id": 12, "expr": {"source-id": 9, "transform": "day", "name": "ts_day"}, "partition-field-id": 1000},
@@ -9,11 +10,11 @@ The key ``expressions`` of the metadata file is a list; a partition spec's field
     ],
     "partition-specs": [{"spec-id": 0, "fields": [{"expr-id": 12}, {"expr-id": 13}]}, {"spec-id": 1}]
 
-An expression without ``partition-field-id`` is virtual: no spec refers to it, and what its ``expr`` says is kept as it
-is. ``partition-field-id`` is read inside ``expr`` as well. A field that is written in full, as Iceberg 1.12.0 writes
-every one, stays so until its spec gets expressions. A spec of no fields, like 1 above, has no ``fields`` in a table
-with the metadata tree, so that no such table is taken by Iceberg 1.12.0 for one of its own (C41). In memory a spec is
-an ordinary one either way; this codec alone knows ``expr-id``.
+An expression without ``partition-field-id`` is virtual: no spec refers to it, and its ``expr`` is preserved as read.
+``partition-field-id`` may also be inside ``expr``. Iceberg 1.12.0 writes all partition fields in full; such a field is
+written in full again until its spec gets expressions. In tables with a metadata tree, a spec without fields, such as
+spec 1 above, is written without the key ``fields``, so that Iceberg 1.12.0 refuses the table (C41). In memory, specs
+never refer to expressions: only this module deals with ``expr-id``.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 from pyiceberg.transforms import IdentityTransform, VoidTransform
 
 from sparkmeta.errors import ValidationError
-from sparkmeta.spec.json_node import JsonNode, KeepsJson, refuse_twice
+from sparkmeta.spec.json_node import JsonNode, KeepsJson, check_unique_ids
 from sparkmeta.spec.partitioning import partition_sources, partition_spec_to_json, source_ids, transform_from_json
 
 if TYPE_CHECKING:
@@ -33,16 +34,20 @@ if TYPE_CHECKING:
     ExpressionKey = tuple[tuple[int, ...], str, int | None, str | None]
 
 MAX_STATS_FIELD_ID = 999_949
-"""The largest id of a column or expression that content_stats has room for."""
+"""The largest id of a column or expression that can have content_stats."""
 
-_OF_A_FIELD = ("name", "transform", "source-id", "source-ids", "field-id")
+_PARTITION_FIELD_KEYS = ("name", "transform", "source-id", "source-ids", "field-id")
 
 
 class Expression(KeepsJson):
-    """One expression: a transform of source columns, with the id under which its values' stats stand.
+    """A transform of source columns.
 
-    partition_field_id: of the partition field that it computes; None for a virtual one, of which ``transform`` and
-    ``name`` may be None and ``source_ids`` empty, where its JSON has another form.
+    Attributes:
+        expr_id: The id of the expression, under which content_stats has its values unless the transform is identity.
+        source_ids: The source columns. May be empty if the expression is virtual.
+        transform: The transform. May be None if the expression is virtual.
+        name: The name of the partition field. May be None if the expression is virtual.
+        partition_field_id: The partition field that the expression computes, or None if the expression is virtual.
     """
 
     expr_id: int
@@ -59,9 +64,15 @@ class Expression(KeepsJson):
 
 
 def expression_from_json(data: Mapping[str, Any], location: str = "expression", path: str = "") -> Expression:
-    """The expression in a JSON object, as the module says.
+    """Return the expression in a JSON object.
 
-    Raises CorruptFileError that names ``location``, the field below ``path`` and its value.
+    Args:
+        data: The JSON object, see the module's docstring.
+        location: The file, for error messages.
+        path: The path of the object in the file, for error messages.
+
+    Raises:
+        CorruptFileError: A field is missing or invalid.
     """
     node = JsonNode(data, location, path)
     expr = node.get("expr")
@@ -82,19 +93,27 @@ def expression_from_json(data: Mapping[str, Any], location: str = "expression", 
 
 
 def expressions_from_json(node: JsonNode) -> list[Expression]:
-    """The expressions in a JSON array. Raises CorruptFileError where one is none, or is there twice."""
+    """Return the expressions in a JSON array.
+
+    Raises:
+        CorruptFileError: An expression is invalid, or equals an earlier one or has its id.
+    """
     nodes = list(node.items())
-    expressions = [expression_from_json(one.object(), one.location, one.path) for one in nodes]
-    refuse_twice(((one, made.expr_id) for one, made in zip(nodes, expressions, strict=True)), "expr-id")
-    seen: dict[ExpressionKey, int] = {}
-    for one, made in zip(nodes, expressions, strict=True):
-        if made.partition_field_id is not None and (first := seen.setdefault(_key(made), made.expr_id)) != made.expr_id:
-            one.fail(f"it says the same as expression {first}")
+    expressions = [expression_from_json(entry.object(), entry.location, entry.path) for entry in nodes]
+    pairs = list(zip(nodes, expressions, strict=True))
+    check_unique_ids(((entry, expression.expr_id) for entry, expression in pairs), "expr-id")
+    first_ids: dict[ExpressionKey, int] = {}
+    for entry, expression in pairs:
+        if expression.partition_field_id is None:
+            continue
+        first_id = first_ids.setdefault(_key(expression), expression.expr_id)
+        if first_id != expression.expr_id:
+            entry.fail(f"it equals expression {first_id}")
     return expressions
 
 
 def expression_to_json(expression: Expression) -> dict[str, Any]:
-    """The JSON object of an expression: the one it was read from, if it was."""
+    """Return the JSON object of an expression; if it was read from one, that object."""
     if expression._json is not None:
         return expression._json
     expr = _sources_json(expression.source_ids) | {"transform": expression.transform, "name": expression.name}
@@ -107,11 +126,15 @@ def expression_to_json(expression: Expression) -> dict[str, Any]:
 def resolved_spec_json(
     spec: JsonNode, expressions: Iterable[Expression], *, may_lack_fields: bool = False
 ) -> dict[str, Any]:
-    """The JSON of a partition spec with each reference to an expression replaced by the field that it stands for.
+    """Return the JSON of a partition spec, with references to expressions replaced by complete partition fields.
 
-    may_lack_fields: as `without_no_fields` writes it.
+    Args:
+        spec: The partition spec as it is in the metadata file.
+        expressions: The expressions of the table.
+        may_lack_fields: Whether the spec may lack the key ``fields``, see `without_empty_fields`.
 
-    Raises CorruptFileError where there is no such expression, it is virtual, or the field contradicts it.
+    Raises:
+        CorruptFileError: A referenced expression is missing or virtual, or the partition field contradicts it.
     """
     by_id = {expression.expr_id: expression for expression in expressions}
     if not spec.has("fields") and may_lack_fields:
@@ -123,36 +146,42 @@ def resolved_spec_json(
 
 
 def referring_spec_json(spec: PartitionSpec, expressions: Iterable[Expression]) -> dict[str, Any]:
-    """The JSON of a partition spec whose fields refer to expressions, but for those that have none."""
+    """Return the JSON of a partition spec whose fields refer to expressions.
+
+    Fields that have no expression are written in full.
+    """
     by_key = expressions_by_key(expressions)
-    ordinary = partition_spec_to_json(spec)
-    found = (by_key.get(key) for key in spec_keys(spec))
+    complete = partition_spec_to_json(spec)
     fields = [
-        entry if expression is None else {"expr-id": expression.expr_id} | _unknown(entry)
-        for entry, expression in zip(ordinary["fields"], found, strict=True)
+        entry if (expression := by_key.get(key)) is None else {"expr-id": expression.expr_id} | _unknown_keys(entry)
+        for entry, key in zip(complete["fields"], spec_keys(spec), strict=True)
     ]
-    return ordinary | {"fields": fields}
+    return complete | {"fields": fields}
 
 
-def without_no_fields(spec: Mapping[str, Any]) -> dict[str, Any]:
-    """The JSON of a partition spec as a table with the metadata tree has it: without ``fields`` that are none."""
+def without_empty_fields(spec: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the JSON of a partition spec without the key ``fields`` if there are none, as in metadata trees."""
     return {key: value for key, value in spec.items() if key != "fields" or value}
 
 
 def stats_field_id(
     expressions: Iterable[Expression], spec: PartitionSpec, partition_field: PartitionField
 ) -> int | None:
-    """The id under which a partition field's value stands in content_stats (C31).
+    """Return the id under which content_stats has a partition field's value (C31).
 
-    The source column's for an identity transform, else that of the field's expression; None for a void field, which
-    has no value. Raises ValidationError where the field has no expression, or is none of the spec.
+    Returns:
+        For an identity transform the id of the source column, otherwise the id of the field's expression. None for a
+        void field, which has no values.
+
+    Raises:
+        ValidationError: The field has no expression, or is not in the spec.
     """
     if isinstance(partition_field.transform, VoidTransform):
         return None
     if isinstance(partition_field.transform, IdentityTransform):
         return partition_field.source_id
-    for known, key in zip(spec.fields, spec_keys(spec), strict=True):
-        if known == partition_field and (expression := expressions_by_key(expressions).get(key)) is not None:
+    for field, key in zip(spec.fields, spec_keys(spec), strict=True):
+        if field == partition_field and (expression := expressions_by_key(expressions).get(key)) is not None:
             return expression.expr_id
     raise ValidationError(
         f"partition field {partition_field.field_id} ({partition_field.name}) of spec {spec.spec_id}: "
@@ -166,7 +195,7 @@ def _resolved(entry: JsonNode, by_id: Mapping[int, Expression]) -> dict[str, Any
         entry.get("expr-id").fail("there is no such expression")
     if expression.partition_field_id is None:
         entry.get("expr-id").fail("this expression has no partition-field-id")
-    meant = {
+    field = {
         "name": expression.name,
         "transform": expression.transform,
         "field-id": expression.partition_field_id,
@@ -175,15 +204,15 @@ def _resolved(entry: JsonNode, by_id: Mapping[int, Expression]) -> dict[str, Any
     if (entry.has("source-id") or entry.has("source-ids")) and source_ids(entry) != expression.source_ids:
         entry.fail(f"expression {expression.expr_id} has the source columns {list(expression.source_ids)}")
     for key in ("name", "transform", "field-id"):
-        if entry.has(key) and entry.value[key] != meant[key]:
-            entry.get(key).fail(f"expression {expression.expr_id} says {meant[key]!r}")
-    unknown = _unknown(entry.object())
+        if entry.has(key) and entry.value[key] != field[key]:
+            entry.get(key).fail(f"expression {expression.expr_id} has {field[key]!r}")
+    unknown = _unknown_keys(entry.object())
     unknown.pop("expr-id")
-    return meant | unknown
+    return field | unknown
 
 
-def _unknown(entry: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in entry.items() if key not in _OF_A_FIELD}
+def _unknown_keys(entry: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in entry.items() if key not in _PARTITION_FIELD_KEYS}
 
 
 def _sources_json(sources: tuple[int, ...]) -> dict[str, Any]:
@@ -193,12 +222,12 @@ def _sources_json(sources: tuple[int, ...]) -> dict[str, Any]:
 
 
 def expressions_by_key(expressions: Iterable[Expression]) -> dict[ExpressionKey, Expression]:
-    """Return expressions of partition fields by what identifies them."""
+    """Return the expressions of partition fields by their keys."""
     return {_key(expression): expression for expression in expressions if expression.partition_field_id is not None}
 
 
 def _key(expression: Expression) -> ExpressionKey:
-    """What two expressions, or an expression and a partition field, agree in where they are the same."""
+    """Return the key that equal expressions have in common with each other and with their partition field."""
     transform = transform_from_json(
         JsonNode({"transform": expression.transform, **_sources_json(expression.source_ids)})
     )
@@ -206,7 +235,7 @@ def _key(expression: Expression) -> ExpressionKey:
 
 
 def spec_keys(spec: PartitionSpec) -> list[ExpressionKey]:
-    """Return what identifies the expression of each field of a spec."""
+    """Return the key of each field of a spec, which is also the key of its expression."""
     return [
         (sources, str(partition_field.transform), partition_field.field_id, partition_field.name)
         for sources, partition_field in zip(partition_sources(spec), spec.fields, strict=True)

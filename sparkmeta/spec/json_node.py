@@ -1,4 +1,4 @@
-"""A value of a JSON document that knows where it stands, so that an error can name file, field and value."""
+"""Read JSON documents with errors that name file, field and value."""
 
 from __future__ import annotations
 
@@ -17,32 +17,38 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class JsonNode:
-    """One value of the JSON document at ``location``; ``path`` is its place in it (``schemas[0].fields``)."""
+    """A value in a JSON document.
+
+    Attributes:
+        value: The decoded value.
+        location: The file that the document was read from.
+        path: The path of the value in the document, such as ``schemas[0].fields``.
+    """
 
     value: Any
     location: str = "JSON"
     path: str = ""
 
     def fail(self, problem: str) -> NoReturn:
-        """Raise CorruptFileError about this value."""
+        """Raise CorruptFileError for this value."""
         raise CorruptFileError(self.location, self.path or "document", self.value, problem)
 
     def has(self, key: str) -> bool:
-        """Whether this object holds the key with a value other than null."""
+        """Return whether this object has a value other than null for the key."""
         return self.object().get(key) is not None
 
     def get(self, key: str) -> JsonNode:
-        """The value of a required key."""
+        """Return the value of a required key."""
         if not self.has(key):
-            self._at(key, None).fail("it is required")
-        return self._at(key, self.value[key])
+            self._child(key, None).fail("it is required")
+        return self._child(key, self.value[key])
 
     def optional(self, key: str) -> JsonNode | None:
-        """The value of a key, None where it is absent or null."""
+        """Return the value of a key, or None if it is absent or null."""
         return self.get(key) if self.has(key) else None
 
     def items(self) -> Iterator[JsonNode]:
-        """The elements of this array."""
+        """Iterate over the elements of this array."""
         if not isinstance(self.value, list):
             self.fail("an array is expected")
         return (JsonNode(element, self.location, f"{self.path}[{i}]") for i, element in enumerate(self.value))
@@ -67,31 +73,50 @@ class JsonNode:
             self.fail("true or false is expected")
         return self.value
 
-    def _at(self, key: str, value: Any) -> JsonNode:
+    def _child(self, key: str, value: Any) -> JsonNode:
         return JsonNode(value, self.location, f"{self.path}.{key}" if self.path else key)
 
 
 def parse_json(data: bytes, location: str) -> JsonNode:
-    """The JSON document in the bytes of a file. Raises CorruptFileError where they hold none."""
+    """Return the JSON document in a file.
+
+    Args:
+        data: The bytes of the file.
+        location: The file, for error messages.
+
+    Raises:
+        CorruptFileError: The bytes are not valid JSON.
+    """
     try:
         return JsonNode(json.loads(data.decode()), location)
     except RecursionError:
         raise CorruptFileError(location, "document", data[:40], "it is nested too deeply") from None
-    except ValueError as error:  # UnicodeDecodeError, JSONDecodeError and the limit of digits are ValueErrors
-        raise CorruptFileError(location, "document", data[:40], f"it is no JSON: {error}") from None
+    except ValueError as error:  # also UnicodeDecodeError, JSONDecodeError and integers of too many digits
+        raise CorruptFileError(location, "document", data[:40], f"not valid JSON: {error}") from None
 
 
-def refuse_twice(nodes: Iterable[tuple[JsonNode, int]], what: str) -> None:
-    """Raise CorruptFileError about the first node whose number was given to an earlier one."""
+def check_unique_ids(nodes: Iterable[tuple[JsonNode, int]], what: str) -> None:
+    """Check that no two nodes have the same id.
+
+    Args:
+        nodes: Each node with its id.
+        what: The kind of id, for error messages.
+
+    Raises:
+        CorruptFileError: A node has the id of an earlier one.
+    """
     seen = set()
-    for node, number in nodes:
-        if number in seen:
-            node.fail(f"{what} {number} is given twice")
-        seen.add(number)
+    for node, node_id in nodes:
+        if node_id in seen:
+            node.fail(f"{what} {node_id} is given twice")
+        seen.add(node_id)
 
 
 class KeepsJson(IcebergBaseModel):
-    """A model of pyiceberg's that keeps the JSON object it was read from, and so its unknown keys and spellings."""
+    """A pyiceberg model that keeps the JSON object that it was read from.
+
+    Unknown keys and alternative spellings survive a round trip this way. A copy with changes drops the object.
+    """
 
     _json: dict[str, Any] | None = PrivateAttr(default=None)
 

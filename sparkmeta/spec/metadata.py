@@ -1,4 +1,4 @@
-"""Table metadata files: their JSON, format versions 1 to 4, to models and back without loss."""
+"""Read and write table metadata files of format versions 1 to 4 without loss (table spec, Table Metadata)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pyiceberg.partitioning import PARTITION_FIELD_ID_START
 from sparkmeta.errors import CorruptFileError, UnsupportedError
 from sparkmeta.spec.entry import LAYOUT_REVISION, LAYOUT_REVISION_KEY
 from sparkmeta.spec.expressions import expressions_from_json, resolved_spec_json
-from sparkmeta.spec.json_node import JsonNode, parse_json, refuse_twice
+from sparkmeta.spec.json_node import JsonNode, check_unique_ids, parse_json
 from sparkmeta.spec.metadata_model import (
     TableMetadata,
     TableMetadataV1,
@@ -51,8 +51,8 @@ NEWEST_FORMAT_VERSION = 4
 MAIN = "main"
 
 _GZIP = b"\x1f\x8b"
-# Metadata files of 300 MB are the largest that users report; a gzip bomb is a thousand times its own size.
-_LONGEST = 1 << 30
+# The limit guards against gzip bombs. The largest metadata files that users report have 300 MB.
+_MAX_BYTES = 1 << 30
 _VERSIONS: dict[int, type[TableMetadata]] = {
     1: TableMetadataV1,
     2: TableMetadataV2,
@@ -62,26 +62,36 @@ _VERSIONS: dict[int, type[TableMetadata]] = {
 
 
 def parse_table_metadata(data: bytes, location: str) -> TableMetadata:
-    """The table metadata in the bytes of a metadata file, plain or gzip.
+    """Return the table metadata in a metadata file.
 
-    Raises CorruptFileError that names ``location``, the field and its value, where the file is no metadata or
-    contradicts itself, and UnsupportedError for a format version that is newer than this library.
+    Args:
+        data: The bytes of the file, plain or compressed with gzip.
+        location: The file, for error messages and for tables whose location is not in the file.
+
+    Raises:
+        CorruptFileError: The file is not valid table metadata, or contradicts itself.
+        UnsupportedError: The format version or the layout of the metadata tree is newer than this library.
     """
     return table_metadata_from_json(parse_json(_decompressed(data, location), location))
 
 
 def table_metadata_from_json(node: JsonNode) -> TableMetadata:
-    """The table metadata in the JSON document of a metadata file; raises as parse_table_metadata does."""
+    """Return the table metadata in the JSON document of a metadata file.
+
+    Raises:
+        CorruptFileError: See parse_table_metadata.
+        UnsupportedError: See parse_table_metadata.
+    """
     location = node.location
     version = node.get("format-version").integer()
     if version > NEWEST_FORMAT_VERSION:
         raise UnsupportedError(f"{location}: format-version is {version}: the newest known is {NEWEST_FORMAT_VERSION}")
     if version not in _VERSIONS:
         node.get("format-version").fail("there is no such version")
-    filled = _filled(node, version)
-    complete = JsonNode(node.object() | filled, location)
+    defaults = _defaults(node, version)
+    complete = JsonNode(node.object() | defaults, location)
     metadata = _validated(_VERSIONS[version], _typed(complete), location)
-    metadata.model_fields_set.difference_update(_field_name(metadata, key) for key in filled)
+    metadata.model_fields_set.difference_update(_field_name(metadata, key) for key in defaults)
     _check_snapshots(metadata, location)
     if isinstance(metadata, TableMetadataV4):
         check_expressions(metadata, location)
@@ -89,13 +99,20 @@ def table_metadata_from_json(node: JsonNode) -> TableMetadata:
 
 
 def parse_table_uuid(data: bytes, location: str) -> uuid.UUID | None:
-    """The table-uuid alone, which is quicker; None where format version 1 leaves it out. Raises CorruptFileError."""
+    """Return the table-uuid of a metadata file, which is faster than parsing all of it.
+
+    Returns:
+        The UUID, or None if the file has none, as format version 1 allows.
+
+    Raises:
+        CorruptFileError: The file is not JSON, or the UUID is invalid.
+    """
     node = parse_json(_decompressed(data, location), location).optional("table-uuid")
     return None if node is None else _uuid(node)
 
 
 def serialize_table_metadata(metadata: TableMetadata) -> str:
-    """The JSON of a metadata file: what was read, with the changes since, unknown fields included."""
+    """Return the JSON of a metadata file, including fields that this library does not know."""
     return metadata.model_dump_json()
 
 
@@ -104,42 +121,42 @@ def _decompressed(data: bytes, location: str) -> bytes:
         return data
     try:
         with gzip.GzipFile(fileobj=io.BytesIO(data)) as file:
-            text = file.read(_LONGEST + 1)
+            text = file.read(_MAX_BYTES + 1)
     except (EOFError, OSError, zlib.error) as error:
-        raise CorruptFileError(location, "document", data[:20], f"it is no whole gzip file: {error}") from None
-    if len(text) > _LONGEST:
-        raise CorruptFileError(location, "document", data[:20], f"it unpacks to more than {_LONGEST} bytes")
+        raise CorruptFileError(location, "document", data[:20], f"not a complete gzip file: {error}") from None
+    if len(text) > _MAX_BYTES:
+        raise CorruptFileError(location, "document", data[:20], f"it decompresses to more than {_MAX_BYTES} bytes")
     return text
 
 
-def _filled(node: JsonNode, version: int) -> dict[str, Any]:
-    """Values for what the file leaves out and the table spec says how to complete."""
-    filled: dict[str, Any] = _filled_v1(node) if version == 1 else {}
+def _defaults(node: JsonNode, version: int) -> dict[str, Any]:
+    """Return values for the missing keys that have a default."""
+    defaults: dict[str, Any] = _v1_defaults(node) if version == 1 else {}
     if version >= 4 and not node.has("location"):
-        filled["location"] = node.location.rpartition("/")[0].removesuffix("/metadata")
+        defaults["location"] = node.location.rpartition("/")[0].removesuffix("/metadata")
     current = node.optional("current-snapshot-id")
     if "refs" not in node.object() and current is not None and current.integer() != -1:
-        filled["refs"] = {MAIN: {"snapshot-id": current.value, "type": "branch"}}
-    return filled
+        defaults["refs"] = {MAIN: {"snapshot-id": current.value, "type": "branch"}}
+    return defaults
 
 
-def _filled_v1(node: JsonNode) -> dict[str, Any]:
-    filled: dict[str, Any] = {}
+def _v1_defaults(node: JsonNode) -> dict[str, Any]:
+    defaults: dict[str, Any] = {}
     if not node.has("schemas"):
         schema = node.get("schema").object()
-        filled |= {"schemas": [schema], "current-schema-id": schema.get("schema-id", 0)}
+        defaults |= {"schemas": [schema], "current-schema-id": schema.get("schema-id", 0)}
     elif not node.has("schema"):
         current = node.get("current-schema-id").integer()
         schemas = (schema for schema in node.get("schemas").items() if schema.object().get("schema-id", 0) == current)
-        filled["schema"] = next(schemas, node.get("schemas")).value
+        defaults["schema"] = next(schemas, node.get("schemas")).value
     if not node.has("partition-specs"):
         fields = [field.value for field in node.get("partition-spec").items()]
-        filled |= {"partition-specs": [{"spec-id": 0, "fields": fields}], "default-spec-id": 0}
+        defaults |= {"partition-specs": [{"spec-id": 0, "fields": fields}], "default-spec-id": 0}
     if not node.has("last-partition-id"):
-        filled["last-partition-id"] = _last_partition_id(JsonNode(node.object() | filled, node.location))
+        defaults["last-partition-id"] = _last_partition_id(JsonNode(node.object() | defaults, node.location))
     if not node.has("sort-orders"):
-        filled |= {"sort-orders": [{"order-id": 0, "fields": []}], "default-sort-order-id": 0}
-    return filled
+        defaults |= {"sort-orders": [{"order-id": 0, "fields": []}], "default-sort-order-id": 0}
+    return defaults
 
 
 def _last_partition_id(node: JsonNode) -> int:
@@ -150,7 +167,7 @@ def _last_partition_id(node: JsonNode) -> int:
 
 
 def _typed(node: JsonNode) -> dict[str, Any]:
-    """The document with the parts that are read by codecs of their own, their ids checked."""
+    """Return the document with schemas, specs, sort orders and the UUID decoded, after a check of their ids."""
     typed = dict(node.object())
     typed["schemas"] = [schema_from_json(n.object(), n.location, n.path) for n in node.get("schemas").items()]
     typed |= _typed_specs(node)
@@ -172,7 +189,7 @@ def _typed(node: JsonNode) -> dict[str, Any]:
 
 
 def _typed_specs(node: JsonNode) -> dict[str, Any]:
-    """The partition specs, and in version 4 the expressions that they refer to."""
+    """Return the decoded partition specs, and for version 4 the expressions that they refer to."""
     specs = list(node.get("partition-specs").items())
     if node.get("format-version").integer() < 4:
         return {"partition-specs": [partition_spec_from_json(n.object(), n.location, n.path) for n in specs]}
@@ -196,7 +213,7 @@ def _check_layout(node: JsonNode) -> None:
 
 
 def _check_current(node: JsonNode, listed: str, current: str, ids: list[int]) -> None:
-    refuse_twice(zip(node.get(listed).items(), ids, strict=True), "id")
+    check_unique_ids(zip(node.get(listed).items(), ids, strict=True), "id")
     if node.get(current).integer() not in ids:
         node.get(current).fail(f"{listed} has only {ids[:20]}")
 
@@ -205,7 +222,7 @@ def _uuid(node: JsonNode) -> uuid.UUID:
     try:
         return uuid.UUID(node.text())
     except ValueError:
-        node.fail("it is no UUID")
+        node.fail("not a UUID")
 
 
 def _validated(model: type[TableMetadata], typed: dict[str, Any], location: str) -> TableMetadata:

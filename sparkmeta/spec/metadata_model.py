@@ -1,4 +1,7 @@
-"""Models of table metadata, format versions 1 to 4, that lose nothing of the JSON: pyiceberg's, open and strict."""
+"""Define the models of table metadata, format versions 1 to 4.
+
+They extend pyiceberg's models: fields are validated strictly, and unknown fields are preserved.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,7 @@ from sparkmeta.spec.expressions import (
     expression_to_json,
     referring_spec_json,
     stats_field_id,
-    without_no_fields,
+    without_empty_fields,
 )
 from sparkmeta.spec.partitioning import (
     partition_spec_from_json,
@@ -54,7 +57,7 @@ _COUNTERS = {"last_sequence_number", "next_row_id"}
 
 
 class _Metadata(iceberg.TableMetadataCommonFields):
-    """What all versions share: fields checked strictly, unknown ones kept, only what was given written back."""
+    """The fields of all format versions. Fields that the file did not have are not written."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -82,9 +85,10 @@ class _Metadata(iceberg.TableMetadataCommonFields):
         return properties
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
-        """A copy; one with changes is written in full, whatever the file left to defaults.
+        """Return a copy, with changes if there are any.
 
-        A counter that the version does not have stays out: pyiceberg's updates set them in every version.
+        A copy with changes writes all fields, including those that the file left to defaults. Counters that the format
+        version does not have are dropped from the changes, since pyiceberg's updates set them for every version.
         """
         fields = type(self).model_fields
         if update:
@@ -96,7 +100,7 @@ class _Metadata(iceberg.TableMetadataCommonFields):
         return copied
 
     def model_dump_json(self, *_: Any, **__: Any) -> str:
-        """The JSON of the metadata file."""
+        """Return the JSON of the metadata file."""
         return BaseModel.model_dump_json(self, by_alias=True, exclude_unset=True)
 
     def snapshot_by_id(self, snapshot_id: int) -> Snapshot | None:
@@ -138,11 +142,14 @@ class _Metadata(iceberg.TableMetadataCommonFields):
 
 
 class TableMetadataV1(_Metadata, iceberg.TableMetadataV1):
-    """Metadata of format version 1, with the lists of later versions filled in where an early writer left them out."""
+    """Metadata of format version 1.
+
+    Has the lists of schemas, specs and sort orders even if the file has only the single fields of early writers.
+    """
 
     table_uuid: uuid.UUID | None = Field(alias="table-uuid", default=None)  # type: ignore[assignment]
 
-    # parse_table_metadata fills in what these would.
+    # These four validators of pyiceberg are turned off: parse_table_metadata has filled in the defaults.
     @model_validator(mode="before")
     @classmethod
     def set_v2_compatible_defaults(cls, data: dict[str, Any]) -> dict[str, Any]:
@@ -165,18 +172,18 @@ class TableMetadataV1(_Metadata, iceberg.TableMetadataV1):
 
     @property
     def last_sequence_number(self) -> int:
-        """0: version 1 has no sequence numbers."""
+        """Return 0, since version 1 has no sequence numbers."""
         return 0
 
-    # Later versions' lists decide; these two repeat the current schema and spec for the earliest readers.
+    # "schema" and "partition-spec" repeat the current schema and spec, for readers that don't know the lists.
     @field_serializer("schema_")
     def _schema(self, schema: Schema) -> dict[str, Any]:
         return schema_to_json(schema if schema == self.schema() else self.schema())
 
     @field_serializer("partition_spec")
     def _partition_spec(self, fields: list[dict[str, Any]]) -> Any:
-        written = partition_spec_from_json({"spec-id": self.default_spec_id, "fields": fields})
-        return fields if written == self.spec() else partition_spec_to_json(self.spec())["fields"]
+        spec = partition_spec_from_json({"spec-id": self.default_spec_id, "fields": fields})
+        return fields if spec == self.spec() else partition_spec_to_json(self.spec())["fields"]
 
 
 class TableMetadataV2(_Metadata, iceberg.TableMetadataV2):
@@ -196,11 +203,16 @@ class TableMetadataV3(_Metadata, iceberg.TableMetadataV3):
 
 
 class TableMetadataV4(TableMetadataV3):
-    """Metadata of format version 4; it may leave the table's location to the place of its file.
+    """Metadata of format version 4.
 
-    ``layout_revision`` is None for the tables that Iceberg 1.12.0 writes, which have no ``expressions`` either; they
-    have manifest lists. A field of a partition spec that has an expression is written as a reference to it, and a spec
-    of no fields is written without ``fields``: Iceberg 1.12.0 refuses both, as it must refuse the tree (semantics C41).
+    The file may lack the table's location, which then follows from the location of the file. In a tree, partition
+    fields that have an expression are written as references to it, and specs without fields lack the key ``fields``.
+    Iceberg 1.12.0 refuses both, as it must, because it can't read the tree (semantics C41).
+
+    Attributes:
+        expressions: The expressions of partition fields. Empty in tables that Iceberg 1.12.0 writes.
+        layout_revision: The layout of the metadata tree. None in tables that Iceberg 1.12.0 writes, which have manifest
+            lists.
     """
 
     format_version: Literal[4] = Field(alias="format-version", default=4)  # type: ignore[assignment]
@@ -208,16 +220,20 @@ class TableMetadataV4(TableMetadataV3):
     layout_revision: Int | None = Field(alias="tree-layout-revision", default=None)
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
-        """As of the other versions; a location that the file leaves to its place stays left to it."""
+        """Return a copy, with changes if there are any.
+
+        Location and expressions stay unwritten if they were so before and are not among the changes.
+        """
         copied = super().model_copy(update=update, deep=deep)
-        left_out = {"location", "expressions"} - self.model_fields_set - (update or {}).keys()
-        copied.model_fields_set.difference_update(left_out)
+        unwritten = {"location", "expressions"} - self.model_fields_set - (update or {}).keys()
+        copied.model_fields_set.difference_update(unwritten)
         return copied
 
     def stats_field_id(self, spec: PartitionSpec, field: PartitionField) -> int | None:
-        """The id under which a partition field's value stands in content_stats; None for a void one.
+        """Return the id under which content_stats has a partition field's value, or None for a void field.
 
-        Raises ValidationError where the field has no expression (sparkmeta.spec.expressions.stats_field_id).
+        Raises:
+            ValidationError: The field has no expression.
         """
         return stats_field_id(self.expressions, spec, field)
 
@@ -228,7 +244,7 @@ class TableMetadataV4(TableMetadataV3):
     @field_serializer("partition_specs")
     def _partition_specs(self, specs: list[PartitionSpec]) -> list[dict[str, Any]]:
         written = [referring_spec_json(spec, self.expressions) for spec in specs]
-        return written if self.layout_revision is None else [without_no_fields(spec) for spec in written]
+        return written if self.layout_revision is None else [without_empty_fields(spec) for spec in written]
 
 
 TableMetadata = TableMetadataV1 | TableMetadataV2 | TableMetadataV3 | TableMetadataV4

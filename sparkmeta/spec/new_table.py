@@ -1,4 +1,4 @@
-"""The metadata of a table that does not exist yet."""
+"""Make the metadata of new tables."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
     from sparkmeta.spec.metadata import TableMetadata
 
 _VERSIONS = (2, 3, 4)
-# The one that Iceberg's own libraries make unless they are asked for another.
+# The default of Iceberg's own libraries.
 _DEFAULT_VERSION = 2
 _VERSION_PROPERTY = "format-version"
-# What every new table says of itself (semantics 3.3-8).
-_ALWAYS = {"write.parquet.compression-codec": "zstd"}
+# Properties of every new table (semantics 3.3-8).
+_DEFAULT_PROPERTIES = {"write.parquet.compression-codec": "zstd"}
 
 
 def new_metadata(
@@ -37,26 +37,32 @@ def new_metadata(
     properties: Mapping[str, str],
     format_version: int | None = None,
 ) -> TableMetadata:
-    """Make the metadata of an empty table, with new ids of columns and partition fields, from 1 and 1000 on.
+    """Make the metadata of an empty table.
+
+    Columns get new ids from 1 on, partition fields from 1000 on.
 
     Args:
-        properties: of the table; `format-version` chooses the version, as in Iceberg's own libraries, and is not kept.
-        format_version: 2 (the default), 3, or 4, which has the metadata tree.
+        location: The table's location.
+        schema: The schema.
+        spec: The partition spec.
+        sort_order: The sort order.
+        properties: The table's properties. As in Iceberg's own libraries, `format-version` chooses the format version
+            and is not stored as a property.
+        format_version: 2 (the default), 3, or 4, which has a metadata tree.
 
     Raises:
-        UnsupportedError: another format version.
-        ValidationError: the property and `format_version` differ.
+        UnsupportedError: New tables can't have this format version.
+        ValidationError: The property `format-version` and the argument differ.
     """
     format_version = _version(location, properties, format_version)
-    made = new_table_metadata(
-        schema, spec, sort_order, location, {**_ALWAYS, **properties, _VERSION_PROPERTY: str(_DEFAULT_VERSION)}
-    )
-    document = json.loads(made.model_dump_json())
+    properties = {**_DEFAULT_PROPERTIES, **properties, _VERSION_PROPERTY: str(_DEFAULT_VERSION)}
+    new = new_table_metadata(schema, spec, sort_order, location, properties)
+    document = json.loads(new.model_dump_json())
     for entry, sources in zip(document["partition-specs"][0]["fields"], partition_sources(spec), strict=True):
-        if len(sources) > 1:  # pyiceberg's fields know the first alone
+        if len(sources) > 1:  # pyiceberg keeps only the first one
             del entry["source-id"]
             columns = (schema.find_column_name(source) for source in sources)
-            entry["source-ids"] = [made.schema().find_field(str(column)).field_id for column in columns]
+            entry["source-ids"] = [new.schema().find_field(str(column)).field_id for column in columns]
     document.get("properties", {}).pop(_VERSION_PROPERTY, None)
     if format_version == 3:
         document |= {"format-version": 3, "next-row-id": 0}
@@ -66,12 +72,14 @@ def new_metadata(
 
 def _version(location: str, properties: Mapping[str, str], format_version: int | None) -> int:
     text = properties.get(_VERSION_PROPERTY)
-    asked = str(format_version if text is None else text)
-    if format_version is not None and asked != str(format_version):
+    requested = str(format_version if text is None else text)
+    if format_version is not None and requested != str(format_version):
         raise ValidationError(
-            f"{location}: the property format-version is {shown(asked)}, and format_version is {format_version}"
+            f"{location}: the property format-version is {shown(requested)}, and format_version is {format_version}"
         )
-    version = str(_DEFAULT_VERSION) if text is None and format_version is None else asked
+    version = str(_DEFAULT_VERSION) if text is None and format_version is None else requested
     if version not in map(str, _VERSIONS):
-        raise UnsupportedError(f"{location}: tables of format version {shown(version)} are not made: 2, 3 and 4 are")
+        raise UnsupportedError(
+            f"{location}: a new table can't have format version {shown(version)}: 2, 3 and 4 are supported"
+        )
     return int(version)

@@ -1,4 +1,4 @@
-"""Partition specs and sort orders, and the types of the tuples that specs give."""
+"""Read and write partition specs and sort orders, and derive partition types."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pyiceberg.table.sorting import NullOrder, SortDirection, SortField, SortOrd
 from pyiceberg.types import IntegerType, NestedField, StructType, UnknownType
 
 from sparkmeta.errors import ValidationError
-from sparkmeta.spec.json_node import JsonNode, KeepsJson, refuse_twice
+from sparkmeta.spec.json_node import JsonNode, KeepsJson, check_unique_ids
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -31,7 +31,10 @@ _PLAIN: dict[str, Callable[[], transforms.Transform[Any, Any]]] = {
 
 
 class UnknownTransform(transforms.UnknownTransform[Any, Any]):
-    """A transform that can't be computed: kept by its text, and it projects to nothing. Its values are text."""
+    """A transform that can't be computed, known only by its text.
+
+    Its values are strings, and filters on its source columns project to nothing.
+    """
 
     root: str  # type: ignore[assignment]
 
@@ -40,43 +43,52 @@ class UnknownTransform(transforms.UnknownTransform[Any, Any]):
         self._transform = transform
 
     def can_transform(self, source: IcebergType) -> bool:  # noqa: ARG002
-        """True: what can't be known is no reason to refuse a table."""
+        """Return True, so that tables with such a transform can be read."""
         return True
 
 
 class SeveralColumnsBucket(UnknownTransform):
-    """`bucket[n]` of several columns (table spec, version 3, Partition Transforms): its values are int."""
+    """The transform `bucket[n]` of several columns, whose values are int (table spec, Partition Transforms)."""
 
     def result_type(self, source: IcebergType) -> IntegerType:  # type: ignore[override]  # noqa: ARG002
         return IntegerType()
 
 
 def has_unknown_values(transform: transforms.Transform[Any, Any]) -> bool:
-    """Whether nothing is known of a transform's values, not even their type."""
+    """Return whether not even the type of a transform's values is known."""
     return isinstance(transform, UnknownTransform) and not isinstance(transform, SeveralColumnsBucket)
 
 
 class TableSpec(KeepsJson, PartitionSpec):
-    """A partition spec as it was read."""
+    """A partition spec that keeps its JSON object."""
 
 
 class TableSortOrder(KeepsJson, SortOrder):
-    """A sort order as it was read."""
+    """A sort order that keeps its JSON object."""
 
 
 def partition_spec_from_json(data: Mapping[str, Any], location: str = "spec", path: str = "") -> TableSpec:
-    """The spec in a JSON object ``{"spec-id": ..., "fields": [...]}``.
+    """Return the partition spec in a JSON object ``{"spec-id": ..., "fields": [...]}``.
 
-    A transform that is unknown or takes several source columns becomes an UnknownTransform on the first of them.
-    Fields without field-id, as first versions wrote them, are counted from 1000.
-    Raises CorruptFileError that names ``location``, the field below ``path`` and its value.
+    A transform that is unknown or has several source columns becomes an UnknownTransform of the first source column. If
+    no field has a field-id, as in files of early writers, ids are assigned from 1000 on.
+
+    Args:
+        data: The JSON object.
+        location: The file, for error messages.
+        path: The path of the object in the file, for error messages.
+
+    Raises:
+        CorruptFileError: A field is missing or invalid.
     """
     node = JsonNode(data, location, path)
     entries = list(node.get("fields").items())
     fields = [_partition_field(entry, PARTITION_FIELD_ID_START + i) for i, entry in enumerate(entries)]
     if len({entry.has("field-id") for entry in entries}) > 1:
         node.get("fields").fail("some of its fields have a field-id and some do not")
-    refuse_twice(((entry, field.field_id) for entry, field in zip(entries, fields, strict=True)), "partition field id")
+    check_unique_ids(
+        ((entry, field.field_id) for entry, field in zip(entries, fields, strict=True)), "partition field id"
+    )
     known: dict[str, Any] = {"spec-id": node.get("spec-id").integer()}
     spec = TableSpec(*fields, **known)
     spec._json = node.object()
@@ -84,33 +96,41 @@ def partition_spec_from_json(data: Mapping[str, Any], location: str = "spec", pa
 
 
 def partition_spec_to_json(spec: PartitionSpec) -> dict[str, Any]:
-    """The JSON object of a spec: the one it was read from, if it was."""
+    """Return the JSON object of a spec; if it was read from one, that object."""
     if isinstance(spec, TableSpec) and spec._json is not None:
         return spec._json
     return {"spec-id": spec.spec_id, "fields": [_partition_field_json(field) for field in spec.fields]}
 
 
 def partition_sources(spec: PartitionSpec) -> list[tuple[int, ...]]:
-    """The source columns of each field of a spec; all of them where its JSON names several."""
-    entries = partition_spec_to_json(spec)["fields"]
-    return [source_ids(JsonNode(entry)) for entry in entries]
+    """Return the ids of all source columns of each field of a spec.
+
+    pyiceberg's partition fields have only the first one.
+    """
+    return [source_ids(JsonNode(field)) for field in partition_spec_to_json(spec)["fields"]]
 
 
 def source_ids(node: JsonNode) -> tuple[int, ...]:
-    """The source columns: of ``source-id``, which Iceberg's Java library writes for one, else of ``source-ids``.
+    """Return the ids of the source columns of a partition field or sort field.
 
-    Raises CorruptFileError where a field of a spec or sort order names none.
+    They are in ``source-ids``, or in ``source-id`` if there is only one.
+
+    Raises:
+        CorruptFileError: The field has no source column.
     """
-    several = node.optional("source-ids")
-    if several is None:
+    sources = node.optional("source-ids")
+    if sources is None:
         return (node.get("source-id").integer(),)
-    return tuple(source.integer() for source in several.items()) or several.fail("a transform has a source column")
+    return tuple(source.integer() for source in sources.items()) or sources.fail("a transform has a source column")
 
 
 def transform_from_json(node: JsonNode) -> transforms.Transform[Any, Any]:
-    """The transform that a field of a spec or sort order names, known or not.
+    """Return the transform of a partition field or sort field.
 
-    Raises CorruptFileError where it has no text or source column, or a width out of range.
+    An unknown transform, or one of several columns, becomes an UnknownTransform.
+
+    Raises:
+        CorruptFileError: The transform or its source column is missing, or its width is out of range.
     """
     text = node.get("transform").text()
     if text.lower() == "void":
@@ -128,7 +148,16 @@ def transform_from_json(node: JsonNode) -> transforms.Transform[Any, Any]:
 
 
 def sort_order_from_json(data: Mapping[str, Any], location: str = "sort order", path: str = "") -> TableSortOrder:
-    """The sort order in a JSON object ``{"order-id": ..., "fields": [...]}``; raises CorruptFileError."""
+    """Return the sort order in a JSON object ``{"order-id": ..., "fields": [...]}``.
+
+    Args:
+        data: The JSON object.
+        location: The file, for error messages.
+        path: The path of the object in the file, for error messages.
+
+    Raises:
+        CorruptFileError: A field is missing or invalid.
+    """
     node = JsonNode(data, location, path)
     fields = [_sort_field(field) for field in node.get("fields").items()]
     known: dict[str, Any] = {"order-id": node.get("order-id").integer()}
@@ -138,20 +167,22 @@ def sort_order_from_json(data: Mapping[str, Any], location: str = "sort order", 
 
 
 def sort_order_to_json(order: SortOrder) -> dict[str, Any]:
-    """The JSON object of a sort order: the one it was read from, if it was."""
+    """Return the JSON object of a sort order; if it was read from one, that object."""
     if isinstance(order, TableSortOrder) and order._json is not None:
         return order._json
     return {"order-id": order.order_id, "fields": [_sort_field_json(field) for field in order.fields]}
 
 
 def spec_partition_type(spec: PartitionSpec, schemas: Sequence[Schema], current: Schema | None = None) -> StructType:
-    """The type of the tuples of one spec: its fields, all optional.
+    """Return the partition type of one spec: a struct of its fields, all optional.
+
+    Source columns are looked up in the current schema, then in the others from newest to oldest: dropped columns still
+    have a type. A field whose source column is in no schema has type unknown.
 
     Args:
-        spec: gives names and ids.
-        schemas: the table's; a source column is looked up in ``current`` first, then from the newest one back, so
-            that a dropped column still has a type. A source column that is in none of them gives type unknown.
-        current: the table's current schema.
+        spec: The partition spec.
+        schemas: All schemas of the table.
+        current: The current schema of the table.
     """
     return StructType(*(_partition_struct_field(field, schemas, current) for field in spec.fields))
 
@@ -163,28 +194,29 @@ def partition_type(
     *,
     active_only: bool = False,
 ) -> StructType:
-    """The type that holds the tuples of all specs: every partition field that any of them has, in order of its id.
+    """Return the partition type of a table: a struct of the partition fields of all specs, in order of their ids.
 
-    A field is named as in the newest spec that has it, and typed by the newest one in which it is not void. Source
-    columns are looked up as in ``spec_partition_type``.
+    A field has its name in the newest spec that contains it, and its type in the newest spec in which it is not void.
+    Source columns are looked up as in ``spec_partition_type``.
 
     Args:
-        specs: the table's.
-        schemas: the table's.
-        current: the table's current schema.
-        active_only: leave out fields whose source column ``current`` does not have, as Iceberg's metadata tables do.
+        specs: All partition specs of the table.
+        schemas: All schemas of the table.
+        current: The current schema of the table.
+        active_only: Leave out fields whose source column is not in the current schema, as Iceberg's metadata tables do.
 
-    Raises ValidationError where two specs give one field id to different fields, which only tables of version 1 can.
+    Raises:
+        ValidationError: Specs have different fields with the same id. This can happen only in tables of version 1.
     """
-    chosen: dict[int, PartitionField] = {}
+    merged: dict[int, PartitionField] = {}
     names: dict[int, str] = {}
     for spec in sorted(specs, key=lambda spec: spec.spec_id, reverse=True):
         for field in spec.fields:
             if active_only and (current is None or field.source_id not in current._lazy_id_to_field):
                 continue
             names.setdefault(field.field_id, field.name)
-            chosen[field.field_id] = _merged(chosen.get(field.field_id), field)
-    fields = (_partition_struct_field(chosen[field_id], schemas, current) for field_id in sorted(chosen))
+            merged[field.field_id] = _merged(merged.get(field.field_id), field)
+    fields = (_partition_struct_field(merged[field_id], schemas, current) for field_id in sorted(merged))
     return StructType(*(NestedField(f.field_id, names[f.field_id], f.field_type, required=False) for f in fields))
 
 

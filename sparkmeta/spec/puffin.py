@@ -1,4 +1,7 @@
-"""Puffin files: footer and blobs (Puffin spec, format version 1). Light: Spark tasks import this."""
+"""Read and write Puffin files (Puffin spec, format version 1).
+
+Spark tasks import this module, so it imports little.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ MAGIC = b"PFA1"
 DELETION_VECTOR = "deletion-vector-v1"
 
 MAX_INFLATED_BYTES = 1 << 30
-"""A footer or blob that unpacks to more than this is refused."""
+"""The largest footer or blob, uncompressed, that is read."""
 
 _TAIL_BYTES = 4 + 4 + len(MAGIC)
 _PART_BYTES = 1 << 20
@@ -31,7 +34,12 @@ _CODECS = {"lz4": "lz4", "zstd": "zstd"}  # Arrow's lz4 is the frame format, as 
 
 @dataclass(frozen=True)
 class BlobMetadata:
-    """What the footer says of one blob. offset and length are where it stands in the file, as it is stored."""
+    """A blob as the footer describes it.
+
+    Attributes:
+        offset: Where the blob begins in the file.
+        length: The size of the blob in the file, compressed if it has a codec.
+    """
 
     type: str
     fields: tuple[int, ...]
@@ -45,7 +53,7 @@ class BlobMetadata:
 
 @dataclass(frozen=True)
 class PuffinFooter:
-    """The file's blobs, in the footer's order, and its properties."""
+    """The blobs of a file, in the footer's order, and the properties of the file."""
 
     blobs: tuple[BlobMetadata, ...]
     properties: dict[str, str]
@@ -53,9 +61,11 @@ class PuffinFooter:
 
 @dataclass(frozen=True)
 class Blob:
-    """A blob to write: its unpacked content, and what the footer shall say of it.
+    """A blob to write.
 
-    compression_codec: None, ``lz4`` or ``zstd``.
+    Attributes:
+        content: The uncompressed content.
+        compression_codec: None, ``lz4`` or ``zstd``.
     """
 
     type: str
@@ -69,7 +79,13 @@ class Blob:
 
 @dataclass(frozen=True)
 class PuffinFile:
-    """A whole Puffin file, where its blobs stand in it, in the order they were given in, and the footer's size."""
+    """A Puffin file in memory.
+
+    Attributes:
+        data: The bytes of the file.
+        blobs: The blobs with their places in the file, in the order in which they were passed.
+        footer_size: The size of the footer in bytes.
+    """
 
     data: bytes
     blobs: tuple[BlobMetadata, ...]
@@ -77,9 +93,12 @@ class PuffinFile:
 
 
 def deletion_vector_blob(content: bytes, referenced_file: str, cardinality: int) -> Blob:
-    """The blob of a deletion vector, with the fields and properties that the Puffin spec asks for (semantics 5.8).
+    """Return the blob of a deletion vector, with the properties that the Puffin spec requires (semantics 5.8).
 
-    content: of write_deletion_vector. referenced_file: the data file, or the manifest, whose rows it masks.
+    Args:
+        content: The result of write_deletion_vector.
+        referenced_file: The data file or manifest whose rows the vector masks.
+        cardinality: The number of positions.
     """
     properties = {"referenced-data-file": referenced_file, "cardinality": str(cardinality)}
     return Blob(DELETION_VECTOR, content, (_ROW_POSITION,), properties=properties)
@@ -88,13 +107,15 @@ def deletion_vector_blob(content: bytes, referenced_file: str, cardinality: int)
 def write_puffin(
     blobs: Iterable[Blob], properties: Mapping[str, str] | None = None, *, compress_footer: bool = False
 ) -> PuffinFile:
-    """A Puffin file of these blobs (semantics 5.6).
+    """Return a Puffin file with some blobs (semantics 5.6).
 
-    properties: the file's; ``created-by`` names this library unless given. compress_footer: by LZ4; pyiceberg and
-    Iceberg's Java library can't read such a footer.
+    Args:
+        blobs: The blobs.
+        properties: The properties of the file. The default of ``created-by`` is this library.
+        compress_footer: Compress the footer with LZ4, which neither pyiceberg nor Iceberg's Java library can read.
 
     Raises:
-        UnsupportedError: another codec than lz4 and zstd.
+        UnsupportedError: A codec is neither lz4 nor zstd.
     """
     parts, placed, offset = [MAGIC], [], len(MAGIC)
     for blob in blobs:
@@ -111,11 +132,15 @@ def write_puffin(
 
 
 def read_footer(data: bytes, location: str) -> PuffinFooter:
-    """The footer of a whole Puffin file.
+    """Return the footer of a Puffin file.
+
+    Args:
+        data: The whole file.
+        location: The file, for error messages.
 
     Raises:
-        CorruptFileError: wrong magic numbers, lengths or JSON, blobs outside of the file.
-        UnsupportedError: a flag that is not known.
+        CorruptFileError: A magic number, a length or the JSON is wrong, or a blob is outside of the file.
+        UnsupportedError: An unknown flag is set.
     """
     if len(data) < 2 * len(MAGIC) + _TAIL_BYTES:
         raise CorruptFileError(location, "length", len(data), "too short for a Puffin file")
@@ -123,9 +148,10 @@ def read_footer(data: bytes, location: str) -> PuffinFooter:
     start = len(data) - _TAIL_BYTES - size
     if size < 0 or start < 2 * len(MAGIC):
         raise CorruptFileError(location, "footer payload size", size, f"the file has {len(data)} bytes")
-    for place, at in (("magic", 0), ("footer magic", start - len(MAGIC)), ("trailing magic", len(data) - len(MAGIC))):
-        if data[at : at + len(MAGIC)] != MAGIC:
-            raise CorruptFileError(location, place, data[at : at + len(MAGIC)].hex(), f"expected {MAGIC.hex()}")
+    offsets = {"magic": 0, "footer magic": start - len(MAGIC), "trailing magic": len(data) - len(MAGIC)}
+    for field_name, offset in offsets.items():
+        if (magic := data[offset : offset + len(MAGIC)]) != MAGIC:
+            raise CorruptFileError(location, field_name, magic.hex(), f"expected {MAGIC.hex()}")
     flags = int.from_bytes(data[-8:-4], "little")
     if flags & ~_COMPRESSED:
         raise UnsupportedError(f"{location}: footer flags {flags:#010x} are not known")
@@ -134,10 +160,16 @@ def read_footer(data: bytes, location: str) -> PuffinFooter:
 
 
 def read_blob(data: bytes, blob: BlobMetadata, location: str) -> bytes:
-    """One blob of a whole Puffin file, unpacked.
+    """Return the uncompressed content of a blob.
+
+    Args:
+        data: The whole file.
+        blob: The blob, as read_footer returns it.
+        location: The file, for error messages.
 
     Raises:
-        CorruptFileError: bytes that its codec can't read. UnsupportedError: another codec than lz4 and zstd.
+        CorruptFileError: The codec can't decompress the bytes.
+        UnsupportedError: The codec is neither lz4 nor zstd.
     """
     stored = data[blob.offset : blob.offset + blob.length]
     return stored if blob.compression_codec is None else _inflate(stored, blob.compression_codec, location)
@@ -173,30 +205,30 @@ def _blob_json(blob: BlobMetadata) -> dict[str, Any]:
 def _library() -> str:
     try:
         return f"sparkmeta {version('sparkmeta')}"
-    except PackageNotFoundError:  # put on the path without being installed
+    except PackageNotFoundError:  # imported from a checkout that is not installed
         return "sparkmeta"
 
 
 def _deflate(content: bytes, codec: str) -> bytes:
     if codec not in _CODECS:
-        raise UnsupportedError(f"compression-codec {codec!r} is none of {', '.join(_CODECS)}")
+        raise UnsupportedError(f"compression-codec {codec!r} is not one of {', '.join(_CODECS)}")
     packed: bytes = pa.compress(content, codec=_CODECS[codec], asbytes=True)
     return _with_content_size(packed, len(content)) if codec == "lz4" else packed
 
 
 def _with_content_size(frame: bytes, size: int) -> bytes:
-    """An LZ4 frame that says how much it unpacks to, as Puffin asks for and Arrow does not write.
+    """Add the size of the content to an LZ4 frame, which Puffin requires and Arrow does not write.
 
-    A frame is its magic number (4 bytes), flags, block size, the content's size where flag 8 is set, and a checksum
-    of this description but the magic number.
+    A frame begins with a magic number (4 bytes) and a descriptor: flags, block size, the size of the content if flag 8
+    is set. A checksum of the descriptor follows.
     """
-    description = bytes([frame[4] | 8, frame[5]]) + struct.pack("<Q", size)
+    descriptor = bytes([frame[4] | 8, frame[5]]) + struct.pack("<Q", size)
     rest = frame[7 + (8 if frame[4] & 8 else 0) :]
-    return frame[:4] + description + bytes([_xxh32_short(description) >> 8 & 0xFF]) + rest
+    return frame[:4] + descriptor + bytes([_xxh32_short(descriptor) >> 8 & 0xFF]) + rest
 
 
 def _xxh32_short(data: bytes) -> int:
-    """xxHash32 with seed 0 of less than 16 bytes."""
+    """Return the xxHash32 with seed 0 of less than 16 bytes."""
     primes = (0x9E3779B1, 0x85EBCA77, 0xC2B2AE3D, 0x27D4EB2F, 0x165667B1)
     mask, whole = 0xFFFFFFFF, len(data) // 4 * 4
     result = primes[4] + len(data)
@@ -215,13 +247,15 @@ def _rotated(word: int, bits: int) -> int:
 
 def _inflate(packed: bytes, codec: str, location: str) -> bytes:
     if codec.lower() not in _CODECS:
-        raise UnsupportedError(f"{location}: compression-codec {codec!r} is none of {', '.join(_CODECS)}")
+        raise UnsupportedError(f"{location}: compression-codec {codec!r} is not one of {', '.join(_CODECS)}")
     try:
         inflated = _read_up_to(MAX_INFLATED_BYTES + 1, packed, _CODECS[codec.lower()])
     except (OSError, pa.ArrowException) as error:
         raise CorruptFileError(location, "compressed data", packed[:8].hex(), f"not {codec}: {error}") from error
     if len(inflated) > MAX_INFLATED_BYTES:
-        raise CorruptFileError(location, "compressed data", len(packed), f"unpacks to over {MAX_INFLATED_BYTES} bytes")
+        raise CorruptFileError(
+            location, "compressed data", len(packed), f"it decompresses to more than {MAX_INFLATED_BYTES} bytes"
+        )
     return inflated
 
 
@@ -241,7 +275,7 @@ def _footer(payload: bytes, location: str, end: int) -> PuffinFooter:
         raise CorruptFileError(location, "footer", payload, f"not JSON: {error}") from error
     blobs = content.get("blobs") if isinstance(content, dict) else None
     if not isinstance(blobs, list):
-        raise CorruptFileError(location, "footer.blobs", blobs, "it is no list")
+        raise CorruptFileError(location, "footer.blobs", blobs, "not a list")
     return PuffinFooter(
         tuple(_blob(blob, f"footer.blobs[{index}]", location, end) for index, blob in enumerate(blobs)),
         _texts(content.get("properties"), "footer.properties", location),
@@ -250,26 +284,26 @@ def _footer(payload: bytes, location: str, end: int) -> PuffinFooter:
 
 def _blob(blob: Any, path: str, location: str, end: int) -> BlobMetadata:
     if not isinstance(blob, dict):
-        raise CorruptFileError(location, path, blob, "it is no object")
+        raise CorruptFileError(location, path, blob, "not an object")
 
-    def of(name: str, kind: type) -> Any:
+    def required(name: str, kind: type) -> Any:
         value = blob.get(name)
         if not isinstance(value, kind) or isinstance(value, bool):
-            raise CorruptFileError(location, f"{path}.{name}", value, f"it is no {kind.__name__}")
+            raise CorruptFileError(location, f"{path}.{name}", value, f"not of type {kind.__name__}")
         return value
 
-    offset, length, fields = of("offset", int), of("length", int), of("fields", list)
+    offset, length, fields = required("offset", int), required("length", int), required("fields", list)
     if offset < len(MAGIC) or length < 0 or offset + length > end:
-        raise CorruptFileError(location, f"{path}.offset", offset, f"{length} bytes from there are not all blobs'")
+        raise CorruptFileError(location, f"{path}.offset", offset, f"a blob of {length} bytes does not fit there")
     if not all(type(number) is int for number in fields):
-        raise CorruptFileError(location, f"{path}.fields", fields, "they are no field ids")
-    codec = None if blob.get("compression-codec") is None else of("compression-codec", str)
+        raise CorruptFileError(location, f"{path}.fields", fields, "not field ids")
+    codec = None if blob.get("compression-codec") is None else required("compression-codec", str)
     properties = _texts(blob.get("properties"), f"{path}.properties", location)
     return BlobMetadata(
-        type=of("type", str),
+        type=required("type", str),
         fields=tuple(fields),
-        snapshot_id=of("snapshot-id", int),
-        sequence_number=of("sequence-number", int),
+        snapshot_id=required("snapshot-id", int),
+        sequence_number=required("sequence-number", int),
         offset=offset,
         length=length,
         compression_codec=codec,
@@ -280,5 +314,5 @@ def _blob(blob: Any, path: str, location: str, end: int) -> BlobMetadata:
 def _texts(value: Any, path: str, location: str) -> dict[str, str]:
     texts = {} if value is None else value
     if not isinstance(texts, dict) or not all(isinstance(text, str) for text in texts.values()):
-        raise CorruptFileError(location, path, value, "it is no object of strings")
+        raise CorruptFileError(location, path, value, "not an object of strings")
     return texts

@@ -1,6 +1,7 @@
-"""Schemas: pyiceberg's, read and written by a codec that knows every type of the table spec and loses nothing.
+"""Read and write schemas without loss, with all types of the table spec (table spec, Appendix C).
 
-pyiceberg's own codec has no variant, wants quotes around a geometry's CRS, and decodes no default of a nanosecond type.
+pyiceberg's own JSON codec lacks variants and the defaults of nanosecond timestamps, and expects quotes around a
+geometry's CRS.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from pyiceberg.conversions import from_json, to_json
 from pyiceberg.schema import Schema
 from pyiceberg.utils.datetime import timestamp_to_nanos, timestamptz_to_nanos, to_human_timestamp
 
-from sparkmeta.spec.json_node import JsonNode, KeepsJson, refuse_twice
+from sparkmeta.spec.json_node import JsonNode, KeepsJson, check_unique_ids
 from sparkmeta.spec.partitioning import partition_spec_from_json, partition_type, spec_partition_type
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ __all__ = [
 
 
 class VariantType(t.PrimitiveType):
-    """Semi-structured values (format version 3 and later); has no bounds that planning could use."""
+    """The type of semi-structured values, from format version 3 on. Planning does not use its bounds."""
 
     root: Literal["variant"] = Field(default="variant")
 
@@ -46,7 +47,7 @@ class VariantType(t.PrimitiveType):
 
 
 class TableSchema(KeepsJson, Schema):
-    """A schema as it was read."""
+    """A schema that keeps its JSON object."""
 
 
 _TYPES: dict[str, t.PrimitiveType] = {
@@ -68,9 +69,15 @@ _DEEPEST = 64
 
 
 def schema_from_json(data: Mapping[str, Any], location: str = "schema", path: str = "") -> TableSchema:
-    """The schema in a JSON object of the table spec, Appendix C.
+    """Return the schema in a JSON object.
 
-    Raises CorruptFileError that names ``location``, the field below ``path`` and its value, where it is none.
+    Args:
+        data: The JSON object.
+        location: The file, for error messages.
+        path: The path of the object in the file, for error messages.
+
+    Raises:
+        CorruptFileError: A field is missing or invalid.
     """
     node = JsonNode(data, location, path)
     try:
@@ -80,7 +87,7 @@ def schema_from_json(data: Mapping[str, Any], location: str = "schema", path: st
 
 
 def schema_to_json(schema: Schema) -> dict[str, Any]:
-    """The JSON object of a schema: the one it was read from, if it was."""
+    """Return the JSON object of a schema; if it was read from one, that object."""
     if isinstance(schema, TableSchema) and schema._json is not None:
         return schema._json
     written: dict[str, Any] = {"type": "struct", "schema-id": schema.schema_id}
@@ -90,7 +97,11 @@ def schema_to_json(schema: Schema) -> dict[str, Any]:
 
 
 def type_from_json(node: JsonNode) -> t.IcebergType:
-    """The type that a string or a JSON object names. Raises CorruptFileError where it is none of the table spec's."""
+    """Return the type that a string or a JSON object describes.
+
+    Raises:
+        CorruptFileError: It is not a type of the table spec.
+    """
     if isinstance(node.value, str):
         return _named_type(node)
     kind = node.get("type").text()
@@ -110,11 +121,11 @@ def type_from_json(node: JsonNode) -> t.IcebergType:
             type_from_json(node.get("value")),
             node.get("value-required").boolean(),
         )
-    return node.get("type").fail("it is no type of the Iceberg table spec")
+    return node.get("type").fail("not a type of the Iceberg table spec")
 
 
 def type_to_json(kind: t.IcebergType) -> str | dict[str, Any]:
-    """The string or JSON object that names a type."""
+    """Return the string or JSON object that describes a type."""
     if isinstance(kind, t.StructType):
         return {"type": "struct", "fields": [_field_json(field) for field in kind.fields]}
     if isinstance(kind, t.ListType):
@@ -133,17 +144,17 @@ def type_to_json(kind: t.IcebergType) -> str | dict[str, Any]:
             "value": type_to_json(kind.value_type),
             "value-required": kind.value_required,
         }
-    return str(kind).replace("'", "")  # pyiceberg quotes a CRS, the table spec does not
+    return str(kind).replace("'", "")  # pyiceberg puts quotes around a CRS, the table spec does not
 
 
 def _schema(node: JsonNode) -> TableSchema:
     fields = tuple(_field(field) for field in node.get("fields").items())
     schema_id = node.optional("schema-id")
     identifiers = node.optional("identifier-field-ids")
-    _refuse_ids_twice(node)
+    check_unique_ids(((field_id, field_id.integer()) for field_id in _field_ids(node)), "field id")
     known: dict[str, Any] = {
         "schema-id": schema_id.integer() if schema_id else 0,
-        "identifier-field-ids": [number.integer() for number in identifiers.items()] if identifiers else [],
+        "identifier-field-ids": [field_id.integer() for field_id in identifiers.items()] if identifiers else [],
     }
     try:
         schema = TableSchema(*fields, **known)
@@ -162,14 +173,14 @@ def _named_type(node: JsonNode) -> t.PrimitiveType:
     if match := _DECIMAL.fullmatch(text.lower()):
         precision, scale = int(match[1]), int(match[2])
         if not (1 <= precision <= 38 and scale <= precision):
-            node.fail("a decimal has 1 to 38 digits, of which no more are decimals")
+            node.fail("a decimal has a precision of 1 to 38 and a scale of at most its precision")
         return t.DecimalType(precision, scale)
     if match := _GEOMETRY.fullmatch(text):
         return t.GeometryType(_unquoted(match[1]) or t.DEFAULT_GEOMETRY_CRS)
     if match := _GEOGRAPHY.fullmatch(text):
         crs = _unquoted(match[1]) or t.DEFAULT_GEOGRAPHY_CRS
         return t.GeographyType(crs, match[2] or t.DEFAULT_GEOGRAPHY_ALGORITHM)
-    return node.fail("it is no type of the Iceberg table spec")
+    return node.fail("not a type of the Iceberg table spec")
 
 
 def _unquoted(text: str | None) -> str | None:
@@ -179,7 +190,7 @@ def _unquoted(text: str | None) -> str | None:
 def _field(node: JsonNode) -> t.NestedField:
     kind = type_from_json(node.get("type"))
     doc = node.optional("doc")
-    # The JSON is checked here; pydantic's validation of it again would decode defaults that pyiceberg can't.
+    # Without pydantic's validation, which fails for defaults that pyiceberg can't decode.
     return t.NestedField.model_construct(
         field_id=node.get("id").integer(),
         name=node.get("name").text(),
@@ -192,18 +203,21 @@ def _field(node: JsonNode) -> t.NestedField:
 
 
 def _default(field: JsonNode, key: str, kind: t.IcebergType) -> Any:
-    """A default as pyiceberg holds it: Python's own type; nanoseconds as int, those of nested types as JSON text."""
+    """Return a default in pyiceberg's representation.
+
+    It is a Python value of the type, nanoseconds as int, or JSON text for nested, geo, variant and unknown types.
+    """
     node = field.optional(key)
     if node is None:
         return None
     if isinstance(kind, _AS_JSON):
         return json.dumps(node.value)
     if not isinstance(node.value, _json_type(kind)) or isinstance(node.value, bool) != isinstance(kind, t.BooleanType):
-        node.fail(f"it is no default of type {kind}")
+        node.fail(f"not a valid default for type {kind}")
     try:
         return _decoded(kind, node.value)
     except (ArithmeticError, TypeError, ValueError) as error:
-        node.fail(f"it is no default of type {kind}: {_first_line(error)}")
+        node.fail(f"not a valid default for type {kind}: {_first_line(error)}")
 
 
 def _decoded(kind: t.IcebergType, value: Any) -> Any:
@@ -242,21 +256,19 @@ def _default_json(kind: t.IcebergType, value: Any) -> Any:
     return to_json(cast("t.PrimitiveType", kind), value)
 
 
-def _refuse_ids_twice(schema: JsonNode) -> None:
-    refuse_twice(((node, node.integer()) for node in _ids(schema)), "field id")
-
-
-def _ids(kind: JsonNode, depth: int = 0) -> list[JsonNode]:
-    """The nodes of all field ids below a type that is known to be well-formed."""
+def _field_ids(kind: JsonNode, depth: int = 0) -> list[JsonNode]:
+    """Return the nodes of all field ids below a type that is known to be valid."""
     if depth > _DEEPEST:
         kind.fail("its types are nested too deeply")
     if isinstance(kind.value, str):
         return []
     if kind.has("fields"):
         fields = list(kind.get("fields").items())
-        return [number for field in fields for number in (field.get("id"), *_ids(field.get("type"), depth + 1))]
+        return [
+            field_id for field in fields for field_id in (field.get("id"), *_field_ids(field.get("type"), depth + 1))
+        ]
     children = [("element-id", "element")] if kind.has("element-id") else [("key-id", "key"), ("value-id", "value")]
-    return [node for number, child in children for node in (kind.get(number), *_ids(kind.get(child), depth + 1))]
+    return [node for id_key, child in children for node in (kind.get(id_key), *_field_ids(kind.get(child), depth + 1))]
 
 
 def _first_line(error: Exception) -> str:

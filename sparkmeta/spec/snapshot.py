@@ -1,4 +1,7 @@
-"""Snapshots, refs, logs and statistics files of table metadata: pyiceberg's models, open to what they don't know."""
+"""Define the models of snapshots, refs, logs and statistics files in table metadata.
+
+They extend pyiceberg's models and preserve unknown fields.
+"""
 
 from __future__ import annotations
 
@@ -16,16 +19,20 @@ _OPEN = ConfigDict(extra="allow")
 
 
 class Summary(snapshots.Summary):
-    """A snapshot's summary. An operation that is missing stays None, and one that is not known is its text."""
+    """A snapshot's summary.
+
+    Attributes:
+        operation: None if it is missing, a string if it is unknown.
+    """
 
     operation: Operation | str | None = None  # type: ignore[assignment]
     _additional_properties: dict[str, str] = PrivateAttr()
 
-    # A key may be called "self".
+    # self is positional-only because a summary may have the key "self".
     def __init__(self, /, **data: Any) -> None:
         operation = data.pop("operation", None)
-        if wrong := next((key for key, value in data.items() if not isinstance(value, str)), None):
-            raise ValueError(f"the value of {wrong} is no string")
+        if invalid := next((key for key, value in data.items() if not isinstance(value, str)), None):
+            raise ValueError(f"the value of {invalid} is not a string")
         BaseModel.__init__(self, operation=_OPERATIONS.get(operation, operation))
         self._additional_properties = data
 
@@ -39,10 +46,14 @@ class Summary(snapshots.Summary):
 
 
 class Snapshot(snapshots.Snapshot):
-    """One state of the table.
+    """A snapshot of the table.
 
-    Exactly one of these says where its manifests are: ``manifest_list``; ``inline_manifests``, paths that the first
-    writers of format version 1 put here; ``root_manifest``, the Parquet root of a version 4 tree.
+    Exactly one of its attributes gives the location of the manifests.
+
+    Attributes:
+        manifest_list: The manifest list.
+        inline_manifests: The manifests themselves, as early writers of format version 1 listed them.
+        root_manifest: The Parquet root manifest of a metadata tree.
     """
 
     model_config = _OPEN
@@ -63,12 +74,12 @@ class Snapshot(snapshots.Snapshot):
     @model_validator(mode="after")
     def check_manifests(self) -> Snapshot:
         if self.manifest_list is None and self.inline_manifests is None and self.root_manifest is None:
-            raise ValueError("a snapshot has a manifest-list")
+            raise ValueError("it has no manifest-list")
         return self
 
     @property
     def operation(self) -> str | None:
-        """The operation as Iceberg's Java library shows it: a summary that is not empty and names none is overwrite."""
+        """The operation as Iceberg's Java library shows it: ``overwrite`` if a non-empty summary has none."""
         if not self.summary:
             return None
         operation = self.summary.operation
@@ -84,7 +95,7 @@ class SnapshotRef(refs.SnapshotRef):
 
 
 class SnapshotLogEntry(snapshots.SnapshotLogEntry):
-    """That a snapshot became the current one."""
+    """The time at which a snapshot became the current one."""
 
     model_config = _OPEN
 
@@ -102,7 +113,7 @@ class MetadataLogEntry(snapshots.MetadataLogEntry):
 
 
 class BlobMetadata(statistics.BlobMetadata):
-    """A blob of a statistics file; its type is any text."""
+    """A blob of a statistics file, of any type."""
 
     model_config = _OPEN
 

@@ -1,4 +1,4 @@
-"""The expressions of a whole table: added for the fields of its specs, and checked against its columns."""
+"""Add and check the expressions of a table."""
 
 from __future__ import annotations
 
@@ -16,21 +16,25 @@ if TYPE_CHECKING:
 
 
 def add_expressions(metadata: TableMetadataV4, spec: PartitionSpec) -> TableMetadataV4:
-    """Add the missing expressions for the fields of a spec, which need not be one of the table's yet.
+    """Return the metadata with an expression for every field of a spec.
 
-    An existing expression serves where source ids, transform, partition field id and name all agree (C31); new ones
-    are numbered from last-column-id + 1, which advances (C30).
+    An existing expression is used if its source ids, transform, partition field id and name agree with the field (C31).
+    New expressions get ids from last-column-id + 1 on, and last-column-id advances (C30).
+
+    Args:
+        metadata: The table's metadata.
+        spec: A partition spec, which the metadata need not contain.
 
     Raises:
-        UnsupportedError: no id is left that content_stats has room for.
+        UnsupportedError: A new id would be too large for content_stats.
     """
     known = expressions_by_key(metadata.expressions)
     added: list[Expression] = []
-    last = max([metadata.last_column_id, *_columns(metadata)])
+    last = max([metadata.last_column_id, *_column_ids(metadata)])
     for key, partition_field in zip(spec_keys(spec), spec.fields, strict=True):
         if key not in known:
             last += 1
-            _refuse_without_stats(metadata, partition_field, last)
+            _check_stats_id(metadata, partition_field, last)
             sources, transform, partition_field_id, name = key
             known[key] = Expression(
                 expr_id=last,
@@ -46,23 +50,27 @@ def add_expressions(metadata: TableMetadataV4, spec: PartitionSpec) -> TableMeta
 
 
 def check_expressions(metadata: TableMetadataV4, location: str) -> None:
-    """Raise CorruptFileError where an expression's id is a column's as well, or is above last-column-id."""
-    columns = _columns(metadata)
+    """Check the ids of a table's expressions.
+
+    Raises:
+        CorruptFileError: An expression has the id of a column, or an id above last-column-id.
+    """
+    column_ids = _column_ids(metadata)
     for i, expression in enumerate(metadata.expressions):
         path, expr_id = f"expressions[{i}].expr-id", expression.expr_id
-        if expr_id in columns:
+        if expr_id in column_ids:
             raise CorruptFileError(location, path, expr_id, "a column has the same id")
         if expr_id > metadata.last_column_id:
             raise CorruptFileError(location, path, expr_id, f"last-column-id is only {metadata.last_column_id}")
 
 
-def _columns(metadata: TableMetadataV4) -> set[int]:
-    return {column for schema in metadata.schemas for column in schema._lazy_id_to_field}
+def _column_ids(metadata: TableMetadataV4) -> set[int]:
+    return {field_id for schema in metadata.schemas for field_id in schema._lazy_id_to_field}
 
 
-def _refuse_without_stats(metadata: TableMetadataV4, partition_field: PartitionField, expr_id: int) -> None:
+def _check_stats_id(metadata: TableMetadataV4, partition_field: PartitionField, expr_id: int) -> None:
     if expr_id > MAX_STATS_FIELD_ID and not isinstance(partition_field.transform, IdentityTransform | VoidTransform):
         raise UnsupportedError(
-            f"{metadata.location}: partition field {partition_field.name} would get id {expr_id}, and statistics have "
-            f"room for ids up to {MAX_STATS_FIELD_ID}: last-column-id is {metadata.last_column_id}"
+            f"{metadata.location}: partition field {partition_field.name} would get id {expr_id}, and statistics "
+            f"support only ids up to {MAX_STATS_FIELD_ID}: last-column-id is {metadata.last_column_id}"
         )

@@ -1,4 +1,4 @@
-"""Changes of table metadata: pyiceberg's update models, applied so that nothing is lost and no counter goes back."""
+"""Apply pyiceberg's metadata updates without losing unknown fields."""
 
 from __future__ import annotations
 
@@ -31,57 +31,64 @@ if TYPE_CHECKING:
     from pyiceberg.transforms import Transform
 
 _Model = TypeVar("_Model", bound=BaseModel)
-_Numbered = TypeVar("_Numbered")
+_Item = TypeVar("_Item")
 
 
 def update_table_metadata(
     metadata: TableMetadata, updates: Sequence[TableUpdate], metadata_location: str | None = None
 ) -> TableMetadata:
-    """The metadata with changes applied, by the rules of semantics 3.3.
+    """Return the metadata with updates applied (semantics 3.3).
 
-    pyiceberg applies them; on top of that, unknown fields stay, sequence numbers and row ids never go back, ids are
-    given once, a snapshot that is removed takes its partition statistics along and leaves its children's parent ids,
-    the snapshot log has neither gaps nor snapshots that no one ever saw as current, and each spec of a V4 tree has
-    expressions.
+    The updates are applied by pyiceberg. In addition:
+
+    - Unknown fields are preserved.
+    - Sequence numbers and row ids never decrease, and no id is assigned twice.
+    - With a snapshot, its partition statistics are removed. Its children keep their parent id.
+    - The snapshot log has no gaps, and no snapshots that were added but did not become current.
+    - In a V4 tree, each partition spec has expressions.
 
     Args:
-        metadata: the base; left as it is.
-        updates: in order. A snapshot of version 3 and later has first-row-id and added-rows.
-        metadata_location: the base's file, which the metadata log then names.
+        metadata: The metadata to change. The object itself is not modified.
+        updates: The updates, in order. From format version 3 on, new snapshots have first-row-id and added-rows.
+        metadata_location: The file of ``metadata``, to be added to the metadata log.
 
     Raises:
-        ValidationError: an update that does not fit the metadata.
-        UnsupportedError: a change of the format version (sparkmeta.spec.upgrade does the one that there is).
+        ValidationError: An update contradicts the metadata.
+        UnsupportedError: An update changes the format version, which only sparkmeta.spec.upgrade can do.
     """
-    kept, numbers = [], _numbers(metadata, updates)
+    applicable, counters = [], _counters(metadata, updates)
     for update in updates:
         if not isinstance(update, iceberg.UpgradeFormatVersionUpdate):
-            kept.append(_with_all_sources(update, metadata))
+            applicable.append(_with_all_sources(update, metadata))
         elif update.format_version != metadata.format_version:
             problem = (
                 f"format version {metadata.format_version} can't be changed to {update.format_version} by an update"
             )
             raise UnsupportedError(f"{metadata.location}: {problem}")
     try:
-        changed = iceberg.update_table_metadata(cast("Any", metadata), tuple(kept), metadata_location=metadata_location)
+        updated = iceberg.update_table_metadata(
+            cast("Any", metadata), tuple(applicable), metadata_location=metadata_location
+        )
     except (ValueError, KeyError, exceptions.ValidationError) as error:
         raise ValidationError(f"{metadata.location}: {error}") from error
-    own = cast("TableMetadata", changed)
-    restored = own.model_copy(update=numbers | _own_parts(metadata, own) | _lists(metadata, own, updates))
+    changed = cast("TableMetadata", updated)
+    parts = _converted_parts(metadata, changed) | _lists(metadata, changed, updates)
+    restored = changed.model_copy(update=counters | parts)
     return _with_expressions(restored) if isinstance(restored, TableMetadataV4) else restored
 
 
 class UpdateSpec(IcebergUpdateSpec):
-    """pyiceberg's builder of partition specs, which gives an earlier field its id again from version 2 on.
+    """pyiceberg's builder of partition specs, with the ids of partition fields corrected.
 
-    pyiceberg's own does so in version 2 alone, so that from version 3 on a field that comes back would be a new one.
-    New ids are above all that any spec has, also where last-partition-id is not.
+    - A field that equals a field of an earlier spec gets its id, from version 2 on. pyiceberg does this only for
+      version 2.
+    - New ids are larger than those of all specs, even if last-partition-id is too small.
     """
 
     def __init__(self, transaction: Transaction, case_sensitive: bool = True) -> None:
         super().__init__(transaction, case_sensitive)
-        given = (spec.last_assigned_field_id for spec in transaction.table_metadata.specs().values())
-        self._last_assigned_partition_id = max([self._last_assigned_partition_id, *given])
+        assigned = (spec.last_assigned_field_id for spec in transaction.table_metadata.specs().values())
+        self._last_assigned_partition_id = max([self._last_assigned_partition_id, *assigned])
 
     def _partition_field(self, transform_key: tuple[int, Transform[Any, Any]], name: str | None) -> PartitionField:
         metadata = self._transaction.table_metadata
@@ -93,8 +100,12 @@ class UpdateSpec(IcebergUpdateSpec):
         return super()._partition_field(transform_key, name)
 
 
-def _numbers(metadata: TableMetadata, updates: Iterable[TableUpdate]) -> dict[str, Any]:
-    """The counters, where the version has them, after the snapshots added, each of which must go on from them."""
+def _counters(metadata: TableMetadata, updates: Iterable[TableUpdate]) -> dict[str, Any]:
+    """Return last_sequence_number and next_row_id after the updates.
+
+    Raises:
+        ValidationError: The numbers of a new snapshot do not follow those of the metadata.
+    """
     sequence = metadata.last_sequence_number
     next_row_id: int | None = getattr(metadata, "next_row_id", None)
     for update in updates:
@@ -124,9 +135,9 @@ def _refuse(metadata: TableMetadata, snapshot: Any, problem: str) -> None:
 
 
 def _with_all_sources(update: TableUpdate, metadata: TableMetadata) -> TableUpdate:
-    """The update; if a new spec, with all source columns of the fields that earlier specs compute from several.
+    """Restore the source columns of fields with several in an update that adds a partition spec.
 
-    pyiceberg's fields know the first alone.
+    pyiceberg's partition fields have only the first source column. The others are taken from the existing specs.
     """
     if not isinstance(update, iceberg.AddPartitionSpecUpdate):
         return update
@@ -153,64 +164,83 @@ def _with_sources(entry: dict[str, Any], sources: tuple[int, ...] | None) -> dic
     return {key: value for key, value in entry.items() if key != "source-id"} | {"source-ids": list(sources)}
 
 
-def _own_parts(base: TableMetadata, changed: TableMetadata) -> dict[str, Any]:
-    """The parts of which pyiceberg makes its own models, as ours; of those it replaces, with their unknown fields."""
+def _converted_parts(base: TableMetadata, changed: TableMetadata) -> dict[str, Any]:
+    """Return refs, metadata log and statistics with pyiceberg's models converted to ours.
+
+    A ref that replaces another one keeps the unknown fields of that.
+    """
     refs: dict[str, Any] = dict(changed.refs)
     return {
-        "refs": {name: _own_ref(ref, base.refs.get(name)) for name, ref in refs.items()},
-        "metadata_log": [_own(entry, MetadataLogEntry) for entry in changed.metadata_log],
-        "statistics": [_own(file, StatisticsFile) for file in changed.statistics],
+        "refs": {name: _converted_ref(ref, base.refs.get(name)) for name, ref in refs.items()},
+        "metadata_log": [_converted(entry, MetadataLogEntry) for entry in changed.metadata_log],
+        "statistics": [_converted(file, StatisticsFile) for file in changed.statistics],
     }
 
 
-def _own_ref(ref: Any, earlier: SnapshotRef | None) -> SnapshotRef:
+def _converted_ref(ref: Any, earlier: SnapshotRef | None) -> SnapshotRef:
     if isinstance(ref, SnapshotRef):
         return ref
     unknown = (earlier.model_extra if earlier is not None else None) or {}
     return SnapshotRef.model_validate(unknown | ref.model_dump())
 
 
-def _own(made: Any, kind: type[_Model]) -> _Model:
-    return made if isinstance(made, kind) else kind.model_validate(made.model_dump())
+def _converted(model: Any, kind: type[_Model]) -> _Model:
+    return model if isinstance(model, kind) else kind.model_validate(model.model_dump())
 
 
 def _lists(base: TableMetadata, changed: TableMetadata, updates: Sequence[TableUpdate]) -> dict[str, Any]:
-    as_they_were = {snapshot.snapshot_id: snapshot for snapshot in base.snapshots}
-    snapshots = [as_they_were.get(snapshot.snapshot_id) or _own(snapshot, Snapshot) for snapshot in changed.snapshots]
-    removed = as_they_were.keys() - {snapshot.snapshot_id for snapshot in snapshots}
+    """Return the lists of the changed metadata, corrected as update_table_metadata describes."""
+    previous = {snapshot.snapshot_id: snapshot for snapshot in base.snapshots}
+    snapshots = [previous.get(snapshot.snapshot_id) or _converted(snapshot, Snapshot) for snapshot in changed.snapshots]
+    removed = previous.keys() - {snapshot.snapshot_id for snapshot in snapshots}
     added = {update.snapshot.snapshot_id for update in updates if isinstance(update, iceberg.AddSnapshotUpdate)}
-    passed_over = added - {changed.current_snapshot_id}
-    log = [_own(entry, SnapshotLogEntry) for entry in changed.snapshot_log if entry.snapshot_id not in passed_over]
+    never_current = added - {changed.current_snapshot_id}
+    log = [
+        _converted(entry, SnapshotLogEntry) for entry in changed.snapshot_log if entry.snapshot_id not in never_current
+    ]
     partition_statistics = [
-        _own(file, PartitionStatisticsFile) for file in changed.partition_statistics if file.snapshot_id not in removed
+        _converted(file, PartitionStatisticsFile)
+        for file in changed.partition_statistics
+        if file.snapshot_id not in removed
     ]
     return {
         "snapshots": snapshots,
         "snapshot_log": _after_gap(base, log, removed),
         "partition_statistics": partition_statistics,
-        "schemas": _once(changed, "schemas", changed.schemas, lambda schema: schema.schema_id),
-        "partition_specs": _once(changed, "partition-specs", changed.partition_specs, lambda spec: spec.spec_id),
-        "sort_orders": _once(changed, "sort-orders", changed.sort_orders, lambda order: order.order_id),
+        "schemas": _deduplicated(changed, "schemas", changed.schemas, lambda schema: schema.schema_id),
+        "partition_specs": _deduplicated(
+            changed, "partition-specs", changed.partition_specs, lambda spec: spec.spec_id
+        ),
+        "sort_orders": _deduplicated(changed, "sort-orders", changed.sort_orders, lambda order: order.order_id),
     }
 
 
 def _after_gap(base: TableMetadata, log: list[SnapshotLogEntry], removed: set[int]) -> list[SnapshotLogEntry]:
-    """The log from the last entry of a removed snapshot on: what came before says nothing of a time any more."""
-    kept = after = 0
+    """Return the part of the snapshot log after the last removed snapshot.
+
+    Earlier entries would no longer tell which snapshot was current at a time.
+    """
+    remaining = after = 0
     for entry in base.snapshot_log:
-        gone = entry.snapshot_id in removed
-        kept, after = kept + (not gone), 0 if gone else after + 1
-    return log[kept - after :]
+        if entry.snapshot_id in removed:
+            after = 0
+        else:
+            remaining, after = remaining + 1, after + 1
+    return log[remaining - after :]
 
 
-def _once(
-    metadata: TableMetadata, listed: str, items: Iterable[_Numbered], number: Callable[[_Numbered], int]
-) -> list[_Numbered]:
-    """The items, of which pyiceberg adds one again that is there; ValidationError where two of one id differ."""
-    by_id: dict[int, _Numbered] = {}
+def _deduplicated(
+    metadata: TableMetadata, field: str, items: Iterable[_Item], id_of: Callable[[_Item], int]
+) -> list[_Item]:
+    """Return the items without duplicates, since pyiceberg adds items that are present already.
+
+    Raises:
+        ValidationError: Different items have the same id.
+    """
+    by_id: dict[int, _Item] = {}
     for item in items:
-        if by_id.setdefault(number(item), item) != item:
-            raise ValidationError(f"{metadata.location}: {listed} has another one of id {number(item)}")
+        if by_id.setdefault(id_of(item), item) != item:
+            raise ValidationError(f"{metadata.location}: {field} already has a different item with id {id_of(item)}")
     return list(by_id.values())
 
 

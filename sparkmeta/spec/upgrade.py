@@ -1,4 +1,4 @@
-"""The upgrade of table metadata to format version 4 with the metadata tree, and back (semantics N29, N30; 8.2-18)."""
+"""Upgrade table metadata to a metadata tree of format version 4, and undo it (semantics N29, N30; 8.2-18)."""
 
 from __future__ import annotations
 
@@ -19,21 +19,22 @@ from sparkmeta.spec.table_expressions import add_expressions
 if TYPE_CHECKING:
     import uuid
 
-# They repeat the current schema and spec for the earliest readers.
+# Keys that repeat the current schema and spec for readers that don't know the lists.
 _ONLY_V1 = {"schema", "partition-spec"}
 
 
 def upgrade_metadata(metadata: TableMetadata, table_uuid: uuid.UUID | None = None) -> TableMetadataV4:
-    """The metadata as of version 4: all that it says, and an expression for every field of every spec.
+    """Return the metadata in format version 4, with an expression for every field of every partition spec.
 
-    Snapshots keep their manifest lists; nothing else is written or read. Metadata of version 4 without expressions, as
-    Iceberg 1.12.0 writes it, is completed likewise, and metadata that has all of this is given back equal.
+    Snapshots keep their manifest lists. Metadata of version 4 without a tree, as Iceberg 1.12.0 writes it, is upgraded
+    in the same way. Metadata of a tree is returned unchanged.
 
     Args:
-        metadata: of any version.
-        table_uuid: for a table of version 1 that has none; a table's own one is kept.
+        metadata: Metadata of any version.
+        table_uuid: The UUID of the table if the metadata has none, as version 1 allows.
 
-    Raises ValidationError for a table that has no UUID where none is given.
+    Raises:
+        ValidationError: The table has no UUID, and none is passed.
     """
     document = json.loads(serialize_table_metadata(metadata))
     if isinstance(metadata, TableMetadataV1):
@@ -45,21 +46,25 @@ def upgrade_metadata(metadata: TableMetadata, table_uuid: uuid.UUID | None = Non
     document |= {"format-version": 4, "current-snapshot-id": metadata.current_snapshot_id}
     document.setdefault("last-sequence-number", 0)
     document.setdefault("next-row-id", 0)
-    # A location that is left to the place of the file is that of this one.
-    place = f"{metadata.location}/metadata/upgrade.metadata.json"
-    upgraded = cast("TableMetadataV4", table_metadata_from_json(JsonNode(document, place)))
+    # If the document has no table location, it follows from this one.
+    location = f"{metadata.location}/metadata/upgrade.metadata.json"
+    upgraded = cast("TableMetadataV4", table_metadata_from_json(JsonNode(document, location)))
     for spec in upgraded.partition_specs:
         upgraded = add_expressions(upgraded, spec)
     return upgraded.model_copy(update={"layout_revision": LAYOUT_REVISION, "expressions": upgraded.expressions})
 
 
 def undo_upgrade(metadata: TableMetadataV4, version: int) -> TableMetadata:
-    """The metadata of an upgraded table as of an earlier version, or of version 4 without the tree.
+    """Return the metadata of an upgraded table in the format version that it had before.
 
-    Ids that expressions had are not given again.
+    The ids of its expressions are not used again: last-column-id stays as it is.
 
-    Raises ValidationError for a snapshot that has a root, and for a column or a partition field that the version has no
-    place for.
+    Args:
+        metadata: The metadata of a tree.
+        version: The format version to return to. 4 removes only the tree.
+
+    Raises:
+        ValidationError: A snapshot has a root manifest, or the version does not support a column or partition field.
     """
     for snapshot in metadata.snapshots:
         if snapshot.root_manifest is not None or (snapshot.manifest_list or "").lower().endswith(".parquet"):
@@ -83,8 +88,8 @@ _TYPES_SINCE_VERSION_3 = ("variant", "unknown", "timestamp_ns", "timestamptz_ns"
 
 
 def _refuse_since_version_3(metadata: TableMetadata, version: int) -> None:
-    """ValidationError for what the schemas and specs have that earlier versions don't know."""
-    where = f"{metadata.location}: version {version} has no place for"
+    """Raise ValidationError if a schema or spec needs version 3."""
+    where = f"{metadata.location}: version {version} does not support"
     for column in (column for schema in metadata.schemas for column in index_by_id(schema).values()):
         if str(column.field_type).startswith(_TYPES_SINCE_VERSION_3):
             raise ValidationError(f"{where} column {column.name} of type {column.field_type}")
@@ -97,7 +102,10 @@ def _refuse_since_version_3(metadata: TableMetadata, version: int) -> None:
 
 
 def _lists(metadata: TableMetadataV1) -> dict[str, Any]:
-    """What version 2 and later have in lists, each with its id, which version 1 may leave out."""
+    """Return the lists of schemas, specs and sort orders of version 2 and later.
+
+    Each schema has its id, which version 1 may lack.
+    """
     return {
         "schemas": [schema_to_json(schema) | {"schema-id": schema.schema_id} for schema in metadata.schemas],
         "current-schema-id": metadata.current_schema_id,

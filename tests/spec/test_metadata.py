@@ -158,16 +158,16 @@ def test_gzip(level: int) -> None:
 
 
 BAD_FILES: list[tuple[bytes, str]] = [
-    (b"", "document is b'': it is no JSON"),
-    (encoded(v2())[:-20], "it is no JSON"),
-    (encoded(v2())[1:], "it is no JSON"),
-    (b"\xff\xfe{}", "it is no JSON"),
+    (b"", "document is b'': not valid JSON"),
+    (encoded(v2())[:-20], "not valid JSON"),
+    (encoded(v2())[1:], "not valid JSON"),
+    (b"\xff\xfe{}", "not valid JSON"),
     (b"[]", "document is []: an object is expected"),
     (b"7", "document is 7: an object is expected"),
     (b"[" * 100_000, "nested too deeply"),
-    (b'{"format-version": ' + b"9" * 10_000 + b"}", "it is no JSON"),
-    (gzip.compress(encoded(v2()))[:-9], "no whole gzip file"),
-    (b"\x1f\x8bnonsense", "no whole gzip file"),
+    (b'{"format-version": ' + b"9" * 10_000 + b"}", "not valid JSON"),
+    (gzip.compress(encoded(v2()))[:-9], "not a complete gzip file"),
+    (b"\x1f\x8bnonsense", "not a complete gzip file"),
 ]
 
 
@@ -193,7 +193,7 @@ BAD_FIELDS: list[tuple[dict[str, Any], str]] = [
     (changed(v2(), 0, "format-version"), "format-version is 0: there is no such version"),
     (changed(v2(), True, "format-version"), "format-version is True: a whole number is expected"),
     (without(v2(), "table-uuid"), "table-uuid is None: it is required"),
-    (changed(v2(), "no-uuid", "table-uuid"), "table-uuid is 'no-uuid': it is no UUID"),
+    (changed(v2(), "no-uuid", "table-uuid"), "table-uuid is 'no-uuid': not a UUID"),
     (without(v2(), "location"), "location is None: it is required"),
     (changed(v2(), 7, "location"), "location is 7: "),
     (without(v2(), "last-sequence-number"), "last-sequence-number is None: it is required"),
@@ -214,14 +214,17 @@ BAD_FIELDS: list[tuple[dict[str, Any], str]] = [
     (changed(v2(), 1, "schemas", 1, "fields", 1, "id"), "schemas[1].fields[1].id is 1: field id 1 is given twice"),
     (changed(v2(), 1, "schemas", 1, "fields", 3, "type", "element-id"), "type.element-id is 1: field id 1 is given"),
     (changed(v2(), "id", "schemas", 1, "fields", 1, "name"), "schemas[1] is {"),
-    (changed(v2(), "money", "schemas", 1, "fields", 1, "type"), "fields[1].type is 'money': it is no type"),
+    (changed(v2(), "money", "schemas", 1, "fields", 1, "type"), "fields[1].type is 'money': not a type"),
     (changed(v2(), "decimal(39,2)", "schemas", 1, "fields", 1, "type"), "fields[1].type is 'decimal(39,2)'"),
     (changed(v2(), "decimal(3,4)", "schemas", 1, "fields", 1, "type"), "fields[1].type is 'decimal(3,4)'"),
     (changed(v2(), nested(150), "schemas", 1, "fields", 1, "type"), "nested too deeply"),
     (changed(v2(), nested(250), "schemas", 1, "fields", 1, "type"), "nested too deeply"),
     (changed(v2(), [2], "schemas", 1, "identifier-field-ids"), "schemas[1] is {"),
-    (changed(v3(), "1,5", "schemas", 1, "fields", 11, "initial-default"), "initial-default is '1,5': it is no default"),
-    (changed(v3(), 7, "schemas", 1, "fields", 11, "initial-default"), "initial-default is 7: it is no default"),
+    (
+        changed(v3(), "1,5", "schemas", 1, "fields", 11, "initial-default"),
+        "initial-default is '1,5': not a valid default",
+    ),
+    (changed(v3(), 7, "schemas", 1, "fields", 11, "initial-default"), "initial-default is 7: not a valid default"),
     (changed(v2(), 9, "default-spec-id"), "default-spec-id is 9: partition-specs has only [0, 1]"),
     (changed(v2(), 0, "partition-specs", 1, "spec-id"), "partition-specs[1] is {"),
     (changed(v2(), "bucket[0]", "partition-specs", 1, "fields", 0, "transform"), "transform is 'bucket[0]'"),

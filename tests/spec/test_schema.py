@@ -150,7 +150,9 @@ def test_defaults(kind: Any, default: Any, value: Any) -> None:
     ],
 )
 def test_bad_defaults(kind: Any, default: Any) -> None:
-    with pytest.raises(CorruptFileError, match=r"schema: fields\[0\]\.initial-default is .*: it is no default of type"):
+    with pytest.raises(
+        CorruptFileError, match=r"schema: fields\[0\]\.initial-default is .*: not a valid default for type"
+    ):
         schema_of({"id": 1, "name": "a", "required": False, "type": kind, "initial-default": default})
 
 

@@ -298,7 +298,7 @@ def test_what_is_there_is_not_added_again() -> None:
     ]
     assert changes(before, update_table_metadata(before, same)) == {}
     other = Schema(NEW_FIELD, schema_id=before.current_schema_id)
-    with pytest.raises(ValidationError, match="schemas has another one of id 1"):
+    with pytest.raises(ValidationError, match="schemas already has a different item with id 1"):
         update_table_metadata(before, [iceberg.AddSchemaUpdate.model_validate({"schema": other})])
 
 
