@@ -1,10 +1,11 @@
-"""The one Spark session of the tests, made by pytest-spark from the options below."""
+"""The one Spark session of a test process, made by pytest-spark from the options below."""
 
 from __future__ import annotations
 
 import os
 import shutil
 import tempfile
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,7 +15,7 @@ from pytest_spark.config import SparkConfigBuilder
 from sparkmeta.session import local_config, prepare_environment
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from pyspark.sql import SparkSession
 
@@ -22,12 +23,22 @@ ROOT = Path(__file__).parent.parent
 JARS = ROOT / "build" / "jars"
 # Files that take minutes begin first, so that no process is left alone with them at the end.
 LONG = {"test_notebooks.py", "test_jobs.py", "test_plan_java.py", "test_inspect_java.py"}
-# Where tests ask many queries of few rows: the slice interprets them; the rest, and the soak, compile as users do.
-INTERPRETED, COMPILED = {"commit", "conformance", "inspect", "maintain", "plan"}, {"test_deletes.py", "test_leaves.py"}
+# Files and folders whose tests run queries as users do in the slice too.
+COMPILED = {"columns", "test_deletes.py", "test_leaves.py"}
 ICEBERG = "org.apache.iceberg.spark"
 PLANNING = "spark.sparkmeta.planning"
 
-_WITHOUT_COMPILER = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
+_INTERPRET = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
+_COMPILE = {"spark.sql.codegen.wholeStage": "true", "spark.sql.codegen.factoryMode": "FALLBACK"}
+# The slice runs many queries of few rows, each a few times: compiling them takes longer than they do. Its Python
+# workers begin with their modules loaded.
+_QUICK = _INTERPRET | {"spark.python.daemon.module": "tests.python_daemon"}
+# Much of Spark runs a few times only: compiling it well takes longer than it saves. The first compiler alone is given
+# 48 MB for what it compiles, which the suite fills, and then compiles again and again.
+_QUICK_JVM = (
+    "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=256m -XX:+UseSerialGC -Xms1g -Xmn512m -XX:MetaspaceSize=256m "
+    "-XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"
+)
 
 _scratch = pytest.StashKey[Path]()
 
@@ -41,10 +52,11 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[_scratch] = scratch = Path(tempfile.mkdtemp(prefix="sparkmeta-tests-"))
     prepare_environment()
     os.environ.setdefault("SPARK_LOCAL_DIRS", str(scratch / "local"))
-    if os.environ.get("SPARKMETA_SOAK") != "1":
-        # Much of Spark runs a few times only: compiling it well takes longer than it saves.
-        os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     options = spark_options(scratch) | (iceberg_options(jar, scratch) if (jar := iceberg_jar()) else {})
+    if not _is_soak():
+        os.environ.setdefault("SPARK_SUBMIT_OPTS", _QUICK_JVM)
+        options |= _QUICK
     if config.option.spark_connect_url:
         del options["spark.master"]
         # The client's local server takes a free port, not the fixed one that another may have.
@@ -113,47 +125,50 @@ def java_warehouse(pytestconfig: pytest.Config) -> str:
     return f"file://{pytestconfig.stash[_scratch]}/java-warehouse"
 
 
+@contextmanager
+def configured(spark: SparkSession, values: Mapping[str, str]) -> Iterator[None]:
+    """Set configuration of the session for the length of a block."""
+    before = {name: spark.conf.get(name, None) for name in values}
+    for name, value in values.items():
+        spark.conf.set(name, value)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                spark.conf.unset(name)
+            else:
+                spark.conf.set(name, value)
+
+
 @pytest.fixture
 def interpreted(spark: SparkSession) -> Iterator[SparkSession]:
-    """Spark as it is, but for the compilation of queries, which takes most of the time of many that see few rows."""
-    before = {name: spark.conf.get(name) for name in _WITHOUT_COMPILER}
-    for name, value in _WITHOUT_COMPILER.items():
-        spark.conf.set(name, value)
-    yield spark
-    for name, value in before.items():
-        spark.conf.set(name, value)
+    """The session without the compilation of queries, in the soak too: for tests of many queries of few rows."""
+    with configured(spark, _INTERPRET):
+        yield spark
 
 
 @pytest.fixture(autouse=True)
-def _interpreted_in_the_slice(request: pytest.FixtureRequest, soak: bool) -> None:
-    folder = request.path.relative_to(Path(__file__).parent).parts[0]
-    asks_spark = not {"spark", "spark_session"}.isdisjoint(request.fixturenames)
-    if asks_spark and folder in INTERPRETED and request.path.name not in COMPILED and not soak:
-        request.getfixturevalue("interpreted")
-
-
-@pytest.fixture(autouse=True)
-def _planned_as_asked(request: pytest.FixtureRequest) -> Iterator[None]:
-    asked = request.config.option.planning
-    spark = request.getfixturevalue("spark") if asked and "spark" in request.fixturenames else None
-    if spark is not None:
-        spark.conf.set(PLANNING, asked)
-    yield
-    if spark is not None:
-        spark.conf.unset(PLANNING)
-
-
-@pytest.fixture(autouse=True)
-def _no_views_left(request: pytest.FixtureRequest) -> Iterator[None]:
-    yield
+def _session_as_asked(request: pytest.FixtureRequest, soak: bool) -> Iterator[None]:
+    """Compile queries where the slice is to, and plan as `--planning` says."""
+    values = {}
     if "spark" in request.fixturenames:
-        session: SparkSession = request.getfixturevalue("spark")
-        for table in session.catalog.listTables():
-            if table.isTemporary:
-                session.catalog.dropTempView(table.name)
+        if not soak and not COMPILED.isdisjoint(request.path.relative_to(Path(__file__).parent).parts):
+            values |= _COMPILE
+        if planning := request.config.option.planning:
+            values[PLANNING] = planning
+    if not values:
+        yield
+        return
+    with configured(request.getfixturevalue("spark"), values):
+        yield
 
 
 @pytest.fixture(scope="session")
 def soak() -> bool:
     """Whether the long form of a test runs (`make soak`); else a seeded slice of it."""
+    return _is_soak()
+
+
+def _is_soak() -> bool:
     return os.environ.get("SPARKMETA_SOAK") == "1"
