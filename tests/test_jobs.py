@@ -1,9 +1,10 @@
-"""The jobs as they are shipped: run by spark-submit or Python, with the configuration in conf/."""
+"""The jobs as they are shipped: one of each in a process of its own, with the configuration in conf/, the rest here."""
 
 from __future__ import annotations
 
 import json
 import os
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -16,10 +17,13 @@ from tests.conftest import iceberg_jar
 from tests.small_table import ROWS, write_small_table
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from pyiceberg.table import Table as PyIcebergTable
     from pyspark.sql import SparkSession
 
 ROOT = Path(__file__).parent.parent
+JOBS = ROOT / "jobs"
 SUBMIT = Path(sys.executable).parent / "spark-submit"
 
 
@@ -30,9 +34,16 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> PyIcebergTable:
 
 def submit(*arguments: str) -> subprocess.CompletedProcess[str]:
     settings = ["--master", "local[2]", "--properties-file", str(ROOT / "conf" / "spark-defaults.conf")]
-    command = [str(SUBMIT), *settings, str(ROOT / "jobs" / "plan_table.py"), *arguments]
+    command = [str(SUBMIT), *settings, str(JOBS / "plan_table.py"), *arguments]
     environment = os.environ | {"PYSPARK_PYTHON": sys.executable, "PYSPARK_DRIVER_PYTHON": sys.executable}
     return subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+
+
+@pytest.fixture
+def main_of(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Callable[[list[str]], int]]:
+    """The function `main` of a job's file, which then runs in this process, in its session."""
+    monkeypatch.syspath_prepend(str(JOBS))
+    return lambda name: runpy.run_path(str(JOBS / name))["main"]
 
 
 def test_plan_as_parquet(spark: SparkSession, written: PyIcebergTable, tmp_path: Path):
@@ -51,14 +62,11 @@ def test_plan_as_parquet(spark: SparkSession, written: PyIcebergTable, tmp_path:
     assert result["bytes"] == sum(row.file_size_in_bytes for row in plan.collect())
 
 
-def test_plan_of_a_tag_as_json_tasks(spark: SparkSession, written: PyIcebergTable, tmp_path: Path):
+def test_plan_of_a_tag_as_json_tasks(main_of, written: PyIcebergTable, tmp_path: Path, capsys):
     output = tmp_path / "plan"
-    done = submit(
-        "--table", written.metadata_location, "--ref", "first", "--tasks", "--format", "json",
-        "--output", str(output), "--no-report",
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    result = json.loads(done.stdout.splitlines()[-1])
+    arguments = ["--table", written.metadata_location, "--ref", "first", "--tasks", "--format", "json"]
+    assert main_of("plan_table.py")([*arguments, "--output", str(output), "--no-report"]) == 0
+    result = json.loads(capsys.readouterr().out)
     tasks = [json.loads(line) for part in output.glob("part-*.json") for line in part.read_text().splitlines()]
     assert result["tasks"] == len(tasks)
     assert sum(split["record_count"] for task in tasks for split in task["tasks"]) == ROWS
@@ -67,33 +75,33 @@ def test_plan_of_a_tag_as_json_tasks(spark: SparkSession, written: PyIcebergTabl
     assert "sort_order_id" in tasks[0]["tasks"][0]
 
 
-def test_errors_are_one_line(written: PyIcebergTable, tmp_path: Path):
-    done = submit("--table", str(tmp_path / "nothing"), "--output", str(tmp_path / "plan"))
-    # spark-submit sends a script's stderr to its own stdout.
-    lines = done.stdout.splitlines()
-    assert done.returncode == 1
-    assert len(lines) == 1
-    assert lines[0].startswith("plan_table: ")
-    assert "nothing" in lines[0]
+def test_errors_are_one_line(main_of, tmp_path: Path, capsys):
+    arguments = ["--table", str(tmp_path / "nothing"), "--output", str(tmp_path / "plan")]
+    assert main_of("plan_table.py")(arguments) == 1
+    printed, told = capsys.readouterr()
+    assert printed == ""
+    assert len(told.splitlines()) == 1
+    assert told.startswith("plan_table: ")
+    assert "nothing" in told
     assert not (tmp_path / "plan").exists()
 
 
-def test_wrong_arguments(tmp_path: Path):
-    done = submit("--table", "t", "--output", str(tmp_path), "--ref", "a", "--snapshot-id", "1")
-    assert done.returncode == 2
+def test_wrong_arguments(main_of, tmp_path: Path, capsys):
+    with pytest.raises(SystemExit) as exited:
+        main_of("plan_table.py")(["--table", "t", "--output", str(tmp_path), "--ref", "a", "--snapshot-id", "1"])
+    assert exited.value.code == 2
+    assert "not allowed with argument --ref" in capsys.readouterr().err
 
 
-def demo(folder: Path, jars: Path) -> str:
-    command = [sys.executable, str(ROOT / "jobs" / "demo.py"), "--folder", str(folder), "--jars", str(jars)]
-    done = subprocess.run([*command, "--months", "1"], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "an append of 48 files: they stand in a leaf" in done.stdout
-    assert "masks {0} of M1" in done.stdout
-    return done.stdout
+def demo_arguments(folder: Path, jars: Path) -> list[str]:
+    return ["--folder", str(folder), "--jars", str(jars), "--months", "1"]
 
 
-def test_demo_without_jars(tmp_path: Path):
-    told = demo(tmp_path / "demo", tmp_path)
+def test_demo_without_jars(main_of, tmp_path: Path, capsys):
+    assert main_of("demo.py")(demo_arguments(tmp_path / "demo", tmp_path)) == 0
+    told, errors = capsys.readouterr()
+    assert errors == ""
+    assert "an append of 48 files: they stand in a leaf" in told
     # 31 days in 8 countries, but for three days that are deleted.
     assert "8,960 records in 224 data files" in told
     assert "no delete files" in told
@@ -104,7 +112,11 @@ def test_demo_without_jars(tmp_path: Path):
 def test_demo_with_iceberg_java(tmp_path: Path):
     jar = iceberg_jar()
     assert jar is not None
-    told = demo(tmp_path / "demo", jar.parent)
-    assert "9,920 records in 248 data files" in told
-    assert "position delete files" in told
-    assert "files_with_deletes: 2" in told
+    command = [sys.executable, str(JOBS / "demo.py"), *demo_arguments(tmp_path / "demo", jar.parent)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "an append of 48 files: they stand in a leaf" in done.stdout
+    assert "masks {0} of M1" in done.stdout
+    assert "9,920 records in 248 data files" in done.stdout
+    assert "position delete files" in done.stdout
+    assert "files_with_deletes: 2" in done.stdout

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree as ET
 
 import nbformat
 import pytest
+from jupyter_client.manager import start_new_kernel
 from nbclient import NotebookClient
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from jupyter_client import KernelManager
 
 NOTEBOOKS = sorted((Path(__file__).parent.parent / "notebooks").glob("*.ipynb"))
 
@@ -33,27 +39,36 @@ def test_no_outputs_are_committed(path: Path):
 
 
 @pytest.fixture(scope="module")
-def looked(tmp_path_factory: pytest.TempPathFactory) -> Any:
+def kernel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KernelManager]:
+    """A kernel that runs one notebook after the other, each with names of its own: they share a Spark."""
+    manager, client = start_new_kernel(kernel_name="python3", cwd=str(tmp_path_factory.mktemp("notebooks")))
+    client.stop_channels()
+    yield manager
+    manager.shutdown_kernel(now=True)
+
+
+@pytest.fixture(scope="module")
+def looked(kernel: KernelManager) -> Any:
     """The first notebook, executed."""
-    return executed(NOTEBOOKS[0], tmp_path_factory)
+    return executed(NOTEBOOKS[0], kernel)
 
 
 @pytest.fixture(scope="module")
-def tree(tmp_path_factory: pytest.TempPathFactory) -> Any:
+def tree(kernel: KernelManager) -> Any:
     """The second notebook, executed."""
-    return executed(NOTEBOOKS[1], tmp_path_factory)
+    return executed(NOTEBOOKS[1], kernel)
 
 
 @pytest.fixture(scope="module")
-def compacted(tmp_path_factory: pytest.TempPathFactory) -> Any:
+def compacted(kernel: KernelManager) -> Any:
     """The third notebook, executed."""
-    return executed(NOTEBOOKS[2], tmp_path_factory)
+    return executed(NOTEBOOKS[2], kernel)
 
 
-def executed(path: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
+def executed(path: Path, kernel: KernelManager) -> Any:
     notebook = read(path)
-    folder = str(tmp_path_factory.mktemp("notebook"))
-    NotebookClient(notebook, timeout=300, kernel_name="python3", resources={"metadata": {"path": folder}}).execute()
+    notebook.cells.insert(0, nbformat.v4.new_code_cell("%reset -f"))
+    NotebookClient(notebook, km=kernel, timeout=300).execute(reset_kc=True)
     return notebook
 
 
