@@ -13,11 +13,14 @@ import pytest
 from pytest_spark.config import SparkConfigBuilder
 
 from sparkmeta.session import local_config, prepare_environment
+from tests.peers.store import corpus_folder
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from pyspark.sql import SparkSession
+
+    from tests.peers.corpus import Corpus
 
 ROOT = Path(__file__).parent.parent
 JARS = ROOT / "build" / "jars"
@@ -96,11 +99,20 @@ def iceberg_options(jar: Path, scratch: Path) -> dict[str, str]:
     return {
         "spark.jars": str(jar),
         "spark.sql.extensions": f"{ICEBERG}.extensions.IcebergSparkSessionExtensions",
-        "spark.sql.catalog.java": f"{ICEBERG}.SparkCatalog",
-        "spark.sql.catalog.java.type": "hadoop",
-        "spark.sql.catalog.java.warehouse": f"file://{scratch}/java-warehouse",
+    } | {
+        key: value
+        for name, folder in (("java", scratch / "java-warehouse"), ("corpus", corpus_folder(jar)))
+        for key, value in iceberg_catalog(f"spark.sql.catalog.{name}", folder).items()
+    }
+
+
+def iceberg_catalog(name: str, folder: Path) -> dict[str, str]:
+    return {
+        name: f"{ICEBERG}.SparkCatalog",
+        f"{name}.type": "hadoop",
+        f"{name}.warehouse": f"file://{folder}",
         # Tests look at a table right after another library has committed to it.
-        "spark.sql.catalog.java.cache-enabled": "false",
+        f"{name}.cache-enabled": "false",
     }
 
 
@@ -139,6 +151,14 @@ def configured(spark: SparkSession, values: Mapping[str, str]) -> Iterator[None]
                 spark.conf.unset(name)
             else:
                 spark.conf.set(name, value)
+
+
+@pytest.fixture(scope="session")
+def corpus(spark: SparkSession) -> Corpus:
+    """The tables of other libraries (tests/peers/corpus.py)."""
+    from tests.peers.corpus import Corpus
+
+    return Corpus(spark)
 
 
 @pytest.fixture

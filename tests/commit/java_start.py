@@ -30,7 +30,7 @@ class JavaStart:
     @staticmethod
     def of(maker: Maker, name: str, schema: Schema, properties: Mapping[str, str]) -> JavaStart:
         """A table of two to five commits: of version 2, of version 3, or of 2 and upgraded to 3 midway."""
-        made = JavaStart(maker, Workshop(Java(maker.spark), f"{name}", ""), maker.rng.choice((2, 3, 3)))
+        made = JavaStart(maker, Workshop(Java(maker.spark), name), maker.rng.choice((2, 3, 3)))
         fields = schema.model_dump()["fields"]
         made.shop.create_by_java(
             fields, [("s", "identity"), ("id", "bucket[4]")], version=made.version, properties=dict(properties)

@@ -213,7 +213,7 @@ def test_new_equality_deletes_refuse_rewrites_of_files_that_they_apply_to(
 @pytest.fixture(scope="module")
 def upgraded(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> tuple[sm.Table, int]:
     """A tree that was a table of Java's, with a branch, and the first of the snapshots that Java made."""
-    shop = Workshop(Java(spark), f"upgraded{tmp_path_factory.mktemp('upgraded').name}", "")
+    shop = Workshop(Java(spark), f"upgraded{tmp_path_factory.mktemp('upgraded').name}")
     shop.create_by_java(SCHEMA.model_dump()["fields"], [("s", "identity")], version=3)
     peer = JavaPeer(shop.java, shop.table)
     peer.append(peer.file(File("a1")), peer.file(File("b1")), peer.file(File("b2")))

@@ -43,9 +43,9 @@ def cache(spark: SparkSession, tmp_path: Path) -> Iterator[Path]:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_cache_changes_no_plan(
-    name: str, cache: Path, spark: SparkSession, java_warehouse: str, soak: bool
+    name: str, cache: Path, spark: SparkSession, corpus: peers.Corpus, soak: bool
 ) -> None:
-    peer = peers.corpus(spark, java_warehouse).table(name)
+    peer = corpus.table(name)
     expected = _rows(_frames(peer, spark, soak))
     spark.conf.set(SETTING, str(cache))
     last: list[DataFrame] = []

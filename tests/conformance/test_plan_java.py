@@ -53,11 +53,6 @@ SNAPSHOTS = 4
 PLANNING = ("auto", "join", "colocated")
 
 
-@pytest.fixture(scope="module")
-def corpus(spark: SparkSession, java_warehouse: str) -> peers.Corpus:
-    return peers.corpus(spark, java_warehouse)
-
-
 @pytest.fixture(autouse=True)
 def _ways(request: pytest.FixtureRequest, spark: SparkSession) -> Iterator[None]:
     """Each table's manifests are decoded on the driver in one of the two tests, and by tasks in the other; its deletes

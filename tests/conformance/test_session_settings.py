@@ -14,7 +14,7 @@ from pyspark.sql import functions as F
 
 import sparkmeta as sm
 from sparkmeta.errors import SettingError, SparkmetaError, from_spark
-from tests.peers import corpus as peers
+from tests.peers.java import Java
 from tests.peers.slices import SOAK
 from tests.peers.workshop import MERGE_ON_READ, Workshop
 
@@ -111,15 +111,15 @@ FILTER = "ts < '1900-01-01T00:00:00' and d < '1950-01-01' and f < 5"
 
 
 @pytest.fixture(scope="module")
-def tables(spark: SparkSession, java_warehouse: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+def tables(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """The metadata files of `TABLES`."""
-    locations = {f"v{version}": java_table(spark, java_warehouse, version) for version in (2, 3, 4)}
+    locations = {f"v{version}": java_table(spark, version) for version in (2, 3, 4)}
     return locations | {"tree": tree_of(sm.load_table(locations["v3"], spark=spark), tmp_path_factory.mktemp("tree"))}
 
 
-def java_table(spark: SparkSession, warehouse: str, version: int) -> str:
+def java_table(spark: SparkSession, version: int) -> str:
     """Three appends and a delete of each kind, with values on both sides of the calendar's reform and of 1970."""
-    shop = Workshop(peers.corpus(spark, warehouse).java, f"under_settings_v{version}", warehouse)
+    shop = Workshop(Java(spark), f"under_settings_v{version}")
     columns = "id bigint, ts timestamp_ntz, tz timestamp, d date, p string, f double, s struct<x: string>"
     shop.create(columns, "p, days(tz), d", version=version, properties=MERGE_ON_READ)
     for start in (0, 10, 20):

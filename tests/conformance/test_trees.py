@@ -24,7 +24,7 @@ from tests.peers.slices import FILTERS, SOAK
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql import Column, DataFrame
 
     from tests.peers.corpus import PeerTable
 
@@ -53,11 +53,6 @@ _NEW = ("first_row_id", "data_sequence_number", "manifest_path", "manifest_pos")
 
 
 NOT_APPENDED = {"duplicates", "encrypted", "unknown_transform"}
-
-
-@pytest.fixture(scope="module")
-def corpus(spark: SparkSession, java_warehouse: str) -> peers.Corpus:
-    return peers.corpus(spark, java_warehouse)
 
 
 def cases() -> list[tuple[str, tuple[str, ...]]]:

@@ -58,11 +58,6 @@ def sliced(names: list[str], start: int = 0) -> list[str]:
     return names if SOAK else names[start::EVERY_NTH]
 
 
-@pytest.fixture(scope="module")
-def corpus(spark: SparkSession, java_warehouse: str) -> peers.Corpus:
-    return peers.corpus(spark, java_warehouse)
-
-
 # Tables for which Java fails in all metadata tables but these, or in some.
 WITHOUT_COUNTS = ("inline_manifests_v1", "unknown_counts_v1")
 JAVA_SHOWS = dict.fromkeys(WITHOUT_COUNTS, ("partitions", "history", "metadata_log_entries", "snapshots", "refs"))

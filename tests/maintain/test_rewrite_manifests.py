@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from pyiceberg.types import StructType
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame
 
 pytestmark = pytest.mark.java
 
@@ -43,11 +43,6 @@ REFUSED = {"encrypted", "unknown_transform"}
 FILTERS = 8 if SOAK else 4
 PLACES = ("manifest_path", "manifest_pos")
 TARGET = 4_000  # bytes: several manifests come of most tables
-
-
-@pytest.fixture(scope="module")
-def corpus(spark: SparkSession, java_warehouse: str) -> peers.Corpus:
-    return peers.corpus(spark, java_warehouse)
 
 
 def names() -> list[str]:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame
 
     import sparkmeta as sm
     from tests.peers.filters import Filter
@@ -34,11 +34,6 @@ pytestmark = pytest.mark.java
 CHOSEN = ["unknown_counts_v1", "spec_dropped_source_v2", "upgraded_with_deletes_v3", "upgraded_with_deletes_v4"]
 FILTERS = None if SOAK else 2
 NOW = "now"
-
-
-@pytest.fixture(scope="module")
-def corpus(spark: SparkSession, java_warehouse: str) -> peers.Corpus:
-    return peers.corpus(spark, java_warehouse)
 
 
 @pytest.mark.parametrize("name", peers.names() if SOAK else CHOSEN)

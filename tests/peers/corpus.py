@@ -1,11 +1,11 @@
-"""The corpus: named tables that other libraries wrote, each built when it is first asked for.
+"""The corpus: named tables that other libraries wrote, each built when any process first asks for it.
 
 A conformance test takes its names by tag and its tables from the corpus:
 
     @pytest.mark.java
-    @pytest.mark.parametrize("name", corpus.names("deletes"))
-    def test_plan(spark, java_warehouse, name):
-        table = corpus.corpus(spark, java_warehouse).table(name)
+    @pytest.mark.parametrize("name", peers.names("deletes"))
+    def test_plan(corpus, name):
+        table = corpus.table(name)
         table.metadata_location     # a metadata.json
         table.java                  # Java's view of it: plan(filter, at), tasks(), metadata_table(kind, at), ...
         table.schema                # pyiceberg's Schema of the current state
@@ -15,14 +15,14 @@ partitions, single (one partition field), evolved, schema, deletes, positions, e
 staged, rewrites, manifests, codecs, expired, empty, sorted, metadata, statistics, imported, duplicates, names,
 locations, splits, encrypted, old (forms that are no longer written), no_counts, no_nan, unknown_transform,
 name_clash, retyped; made_up (its files do not exist); not_spark (of types that Java's Spark integration lacks).
-`table.refused` are the metadata tables on which Java itself fails.
+`table.refused` are the metadata tables on which Java itself fails. Later runs find the tables where they are: a test
+commits to a clone of one (tests/maintain/clones.py), never to the table.
 """
 
 from __future__ import annotations
 
 import importlib
 import json
-import time
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Any
 
 from tests.peers.file_maker import local_path
 from tests.peers.java import Java, JavaTable
+from tests.peers.store import kept
 from tests.peers.workshop import NAMESPACE, Workshop
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
 
 BUILDERS = ("types", "partitions", "evolution", "deletes", "equality", "history", "names", "odd", "pyiceberg")
 ALL_VERSIONS = (1, 2, 3, 4)
+CATALOG = "corpus"
 OF_FILES = frozenset({"entries", "files", "data_files", "delete_files"})
 OF_ALL_FILES = frozenset({"all_entries", "all_files", "all_data_files", "all_delete_files"})
 # Metadata tables that Iceberg 1.12.0 can't show in Spark, by tag.
@@ -98,7 +100,6 @@ class PeerTable:
     recipe: Recipe
     metadata_location: str
     java: JavaTable
-    seconds: float
 
     @property
     def name(self) -> str:
@@ -156,36 +157,32 @@ def read_metadata(location: str) -> dict[str, Any]:
 
 @dataclass
 class Corpus:
-    """The tables of one Spark session, in the warehouse of its catalog `java`."""
+    """The tables of the Spark catalog `corpus`, as one session sees them."""
 
     spark: SparkSession
-    warehouse: str
-    built: dict[str, PeerTable] = field(default_factory=dict)
+    tables: dict[str, PeerTable] = field(default_factory=dict)
 
     @cached_property
     def java(self) -> Java:
-        self.spark.sql(f"CREATE NAMESPACE IF NOT EXISTS {NAMESPACE}")
         return Java(self.spark)
+
+    @cached_property
+    def folder(self) -> Path:
+        return Path(local_path(self.spark.conf.get(f"spark.sql.catalog.{CATALOG}.warehouse")))
 
     def table(self, name: str) -> PeerTable:
         _load()
-        if name not in self.built:
-            self.built[name] = self._build(RECIPES[name])
-        return self.built[name]
+        if name not in self.tables:
+            self.tables[name] = self._open(RECIPES[name])
+        return self.tables[name]
 
-    def _build(self, made: Recipe) -> PeerTable:
-        start = time.monotonic()
-        workshop = Workshop(self.java, made.name, self.warehouse)
-        location = made.build(workshop) or workshop.metadata_location
-        return PeerTable(made, location, self.java.table(location, made.name), time.monotonic() - start)
-
-
-_corpora: dict[str, Corpus] = {}
-
-
-def corpus(spark: SparkSession, warehouse: str) -> Corpus:
-    """The corpus of this session, shared by all tests."""
-    return _corpora.setdefault(warehouse, Corpus(spark, warehouse))
+    def _open(self, recipe: Recipe) -> PeerTable:
+        name = recipe.name
+        apart = self.folder / "apart" / name
+        workshop = Workshop(self.java, name, f"file://{apart}", CATALOG)
+        parts = [self.folder / NAMESPACE / name, apart]
+        location = kept(self.folder, name, parts, lambda: recipe.build(workshop) or workshop.metadata_location)
+        return PeerTable(recipe, location, self.java.table(location, name))
 
 
 def names(*tags: str, without: Iterable[str] = ()) -> list[str]:

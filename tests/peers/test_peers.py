@@ -10,14 +10,14 @@ from pyiceberg.expressions import And, EqualTo, GreaterThan, In, IsNull, Not, Or
 from pyiceberg.schema import Schema
 from pyiceberg.types import DecimalType, IntegerType, NestedField, StringType, TimestamptzType
 
-from tests.peers.corpus import RECIPES, corpus, names
+from tests.peers.corpus import RECIPES, names
 from tests.peers.expressions import equivalent, filter_json
 from tests.peers.filters import filters
 from tests.peers.java import At
 from tests.peers.values import comparable, python_value
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from tests.peers.corpus import Corpus
 
 SCHEMA = Schema(
     NestedField(1, "id", IntegerType(), required=True),
@@ -28,8 +28,8 @@ SCHEMA = Schema(
 
 
 @pytest.mark.java
-def test_plan_of_a_known_table(spark: SparkSession, java_warehouse: str) -> None:
-    table = corpus(spark, java_warehouse).table("identity_s_v2")
+def test_plan_of_a_known_table(corpus: Corpus) -> None:
+    table = corpus.table("identity_s_v2")
     assert len(table.java.plan()) == 10
     planned = table.java.plan(And(EqualTo("s", "abc"), GreaterThan("id", 5)))
     assert [row["partition"] for row in planned] == [{"s": "abc"}, {"s": "abc"}]
@@ -42,16 +42,16 @@ def test_plan_of_a_known_table(spark: SparkSession, java_warehouse: str) -> None
 
 @pytest.mark.java
 @pytest.mark.parametrize("name", ["types_v1", "types_v4"])
-def test_files_table(spark: SparkSession, java_warehouse: str, name: str) -> None:
-    table = corpus(spark, java_warehouse).table(name)
+def test_files_table(corpus: Corpus, name: str) -> None:
+    table = corpus.table(name)
     files = {row.file_path for row in table.java.metadata_table("files").collect()}
     assert files == set(table.java.paths())
     assert table.schema.find_field("st.deep.y").field_type == StringType()
 
 
 @pytest.mark.java
-def test_deletes_of_every_time(spark: SparkSession, java_warehouse: str) -> None:
-    table = corpus(spark, java_warehouse).table("upgraded_with_deletes_v4")
+def test_deletes_of_every_time(corpus: Corpus) -> None:
+    table = corpus.table("upgraded_with_deletes_v4")
     deletes = [each for row in table.java.plan() for each in row["deletes"]]
     assert {(each["content"], each["file_format"]) for each in deletes} == {
         (1, "PARQUET"),
@@ -65,18 +65,17 @@ def test_deletes_of_every_time(spark: SparkSession, java_warehouse: str) -> None
 
 
 @pytest.mark.java
-def test_all_void_and_dropped_partitions(spark: SparkSession, java_warehouse: str) -> None:
-    peers = corpus(spark, java_warehouse)
-    assert peers.table("equality_void_v2").java.plan()[0]["partition"].keys() == {"id_void", "s"}
-    dropped = peers.table("spec_dropped_source_v2").java.plan()
+def test_all_void_and_dropped_partitions(corpus: Corpus) -> None:
+    assert corpus.table("equality_void_v2").java.plan()[0]["partition"].keys() == {"id_void", "s"}
+    dropped = corpus.table("spec_dropped_source_v2").java.plan()
     assert {row["spec_id"] for row in dropped} == {0, 1, 2}
     assert all(row["partition"].keys() == {"ts_day", "s"} for row in dropped)
 
 
 @pytest.mark.java
 @pytest.mark.parametrize("name", ["unknown_counts_v1", "identity_u_v2"])
-def test_what_java_refuses(spark: SparkSession, java_warehouse: str, name: str) -> None:
-    table = corpus(spark, java_warehouse).table(name)
+def test_what_java_refuses(corpus: Corpus, name: str) -> None:
+    table = corpus.table(name)
     with pytest.raises(Exception, match=r"counts are missing|UUID"):
         table.java.metadata_table("files").collect()
     assert "files" in table.refused
@@ -84,8 +83,8 @@ def test_what_java_refuses(spark: SparkSession, java_warehouse: str, name: str) 
 
 
 @pytest.mark.java
-def test_tasks_are_packed(spark: SparkSession, java_warehouse: str) -> None:
-    table = corpus(spark, java_warehouse).table("splits_v2")
+def test_tasks_are_packed(corpus: Corpus) -> None:
+    table = corpus.table("splits_v2")
     tasks = table.java.tasks()
     assert len(tasks) > 10
     whole = sum(row["file_size_in_bytes"] for row in table.java.plan())
@@ -95,8 +94,8 @@ def test_tasks_are_packed(spark: SparkSession, java_warehouse: str) -> None:
 
 @pytest.mark.java
 @pytest.mark.parametrize("name", ["types_v2", "hostile_columns_v2", "java_types_v3"])
-def test_java_reads_every_filter(spark: SparkSession, java_warehouse: str, name: str) -> None:
-    table = corpus(spark, java_warehouse).table(name)
+def test_java_reads_every_filter(corpus: Corpus, name: str) -> None:
+    table = corpus.table(name)
     chosen = filters(table, 60)
     assert len({each.name for each in chosen}) == 60
     assert [each.name for each in filters(table, 60)] == [each.name for each in chosen]

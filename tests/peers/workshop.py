@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from tests.peers.java import Java
 
-NAMESPACE = "java.peers"
+NAMESPACE = "peers"
 # One file per partition and insert, written without a shuffle.
 QUICK = {
     "write.distribution-mode": "none",
@@ -31,11 +31,15 @@ MERGE_ON_READ = {f"write.{command}.mode": "merge-on-read" for command in ("delet
 
 @dataclass
 class Workshop(FileMaker):
-    """The table `java.peers.<name>`, to be made by one builder."""
+    """The table `<catalog>.peers.<name>`, to be made by one builder.
+
+    warehouse: where a builder puts what no Spark catalog holds.
+    """
 
     java: Java
     name: str
-    warehouse: str
+    warehouse: str = ""
+    catalog_name: str = "java"
 
     @property
     def spark(self) -> SparkSession:
@@ -43,7 +47,7 @@ class Workshop(FileMaker):
 
     @cached_property
     def sql_name(self) -> str:
-        return f"{NAMESPACE}.`{self.name.replace('`', '``')}`"
+        return f"{self.catalog_name}.{NAMESPACE}.`{self.name.replace('`', '``')}`"
 
     # --- with Spark
 
@@ -79,9 +83,9 @@ class Workshop(FileMaker):
 
     def call(self, procedure: str, arguments: str = "") -> list[Any]:
         """Calls one of Iceberg's Spark procedures on the table."""
-        table = f"peers.`{self.name}`".replace("'", "\\'")
+        table = f"{NAMESPACE}.`{self.name}`".replace("'", "\\'")
         more = f", {arguments}" if arguments else ""
-        return self.spark.sql(f"CALL java.system.{procedure}(table => '{table}'{more})").collect()
+        return self.spark.sql(f"CALL {self.catalog_name}.system.{procedure}(table => '{table}'{more})").collect()
 
     # --- with Java's API
 
@@ -113,12 +117,12 @@ class Workshop(FileMaker):
 
     @cached_property
     def catalog(self) -> Any:
-        return self.java.iceberg.spark.Spark3Util.loadIcebergCatalog(self.java.session, "java")
+        return self.java.iceberg.spark.Spark3Util.loadIcebergCatalog(self.java.session, self.catalog_name)
 
     @cached_property
     def identifier(self) -> Any:
         identifiers = self.java.iceberg.catalog
-        return identifiers.TableIdentifier.of(identifiers.Namespace.of(self.java.strings(["peers"])), self.name)
+        return identifiers.TableIdentifier.of(identifiers.Namespace.of(self.java.strings([NAMESPACE])), self.name)
 
     @property
     def table(self) -> Any:
