@@ -24,18 +24,23 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parent.parent
 JARS = ROOT / "build" / "jars"
-# Files that take minutes begin first, so that no process is left alone with them at the end.
-LONG = {"test_notebooks.py", "test_jobs.py", "test_plan_java.py", "test_inspect_java.py"}
-# Files and folders whose tests run queries as users do in the slice too.
-COMPILED = {"columns", "test_deletes.py", "test_leaves.py"}
+# Files that take long, the longest first, so that no process is left alone with one at the end.
+LONG = (
+    "test_plan_java.py", "test_notebooks.py", "test_jobs.py", "test_compact.py", "test_trees.py", "test_upgrade.py",
+    "test_refused.py", "test_conflicts.py", "test_processes.py", "test_transaction.py", "test_retries.py",
+    "test_session_settings.py", "test_rewrite_commits.py", "test_conflicts_java.py", "test_colocate_avro.py",
+    "test_foreign_layout.py", "test_sequences.py", "test_partition_writers.py", "test_driver.py", "test_cli.py",
+)  # fmt: skip
+# Files whose tests compile their queries in the slice too.
+COMPILED = {"test_predicate.py", "test_deletes.py", "test_leaves.py"}
 ICEBERG = "org.apache.iceberg.spark"
 PLANNING = "spark.sparkmeta.planning"
 
-_INTERPRET = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
+INTERPRET = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
 _COMPILE = {"spark.sql.codegen.wholeStage": "true", "spark.sql.codegen.factoryMode": "FALLBACK"}
 # The slice runs many queries of few rows, each a few times: compiling them takes longer than they do. Its Python
 # workers begin with their modules loaded.
-_QUICK = _INTERPRET | {"spark.python.daemon.module": "tests.python_daemon"}
+QUICK = INTERPRET | {"spark.python.daemon.module": "tests.python_daemon"}
 # Much of Spark runs a few times only: compiling it well takes longer than it saves. The first compiler alone is given
 # 48 MB for what it compiles, which the suite fills, and then compiles again and again.
 _QUICK_JVM = (
@@ -59,7 +64,7 @@ def pytest_configure(config: pytest.Config) -> None:
     options = spark_options(scratch) | (iceberg_options(jar, scratch) if (jar := iceberg_jar()) else {})
     if not _is_soak():
         os.environ.setdefault("SPARK_SUBMIT_OPTS", _QUICK_JVM)
-        options |= _QUICK
+        options |= QUICK
     if config.option.spark_connect_url:
         del options["spark.master"]
         # The client's local server takes a free port, not the fixed one that another may have.
@@ -117,7 +122,7 @@ def iceberg_catalog(name: str, folder: Path) -> dict[str, str]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: item.path.name not in LONG)
+    items.sort(key=lambda item: LONG.index(item.path.name) if item.path.name in LONG else len(LONG))
     if iceberg_jar() is not None:
         return
     skip = pytest.mark.skip(reason="no Iceberg runtime: run `make jars`, or name a jar in SPARKMETA_JARS")
@@ -164,7 +169,7 @@ def corpus(spark: SparkSession) -> Corpus:
 @pytest.fixture
 def interpreted(spark: SparkSession) -> Iterator[SparkSession]:
     """The session without the compilation of queries, in the soak too: for tests of many queries of few rows."""
-    with configured(spark, _INTERPRET):
+    with configured(spark, INTERPRET):
         yield spark
 
 
@@ -173,7 +178,7 @@ def _session_as_asked(request: pytest.FixtureRequest, soak: bool) -> Iterator[No
     """Compile queries where the slice is to, and plan as `--planning` says."""
     values = {}
     if "spark" in request.fixturenames:
-        if not soak and not COMPILED.isdisjoint(request.path.relative_to(Path(__file__).parent).parts):
+        if not soak and request.path.name in COMPILED:
             values |= _COMPILE
         if planning := request.config.option.planning:
             values[PLANNING] = planning

@@ -18,11 +18,12 @@ import sparkmeta as sm
 from sparkmeta.errors import CommitConflictError, CommitFailedError, CommitStateUnknownError
 from sparkmeta.session import local_session
 from tests.commit.operations import SCHEMA, SPEC, Change, File, describe, rows
+from tests.conftest import QUICK
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-QUICK = {
+RETRIES = {
     "commit.status-check.min-wait-ms": "1",
     "commit.retry.num-retries": "1000",
     "commit.retry.min-wait-ms": "10",
@@ -52,7 +53,7 @@ def create(spark: SparkSession, folder: Path, writers: int) -> sm.Table:
     catalog = sm.load_catalog("test", type="hadoop", warehouse=str(folder))
     table = catalog.create_table("db.t", SCHEMA, SPEC, format_version=4, spark=spark)
     with table.transaction() as tx:
-        tx.set_properties(QUICK)
+        tx.set_properties(RETRIES)
         tx.update_snapshot().append(rows(spark, [File(f"{PARTS[writer]}1") for writer in range(writers)]))
     return tx.commit()
 
@@ -78,8 +79,7 @@ def work(spark: SparkSession, location: str, notes: Path, writer: int, commits: 
 
 
 def main(location: str, folder: str, first: int, writers: int, commits: int) -> None:
-    quiet = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
-    spark = local_session("writers", cores=2, memory="1g", config=quiet)
+    spark = local_session("writers", cores=2, memory="1g", config=QUICK)
     failures: list[BaseException] = []
 
     def run(writer: int) -> None:

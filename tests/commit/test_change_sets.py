@@ -407,7 +407,7 @@ INVALID: list[Operation] = [
 
 
 @settings(
-    max_examples=450 if SOAK else 6,
+    max_examples=450 if SOAK else 4,
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )

@@ -40,7 +40,7 @@ SOAK = os.environ.get("SPARKMETA_SOAK") == "1"
 
 
 @settings(
-    max_examples=20_000 if SOAK else 300,
+    max_examples=20_000 if SOAK else 150,
     deadline=None,
     derandomize=not SOAK,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import sparkmeta as sm
+from tests.conftest import QUICK
 from tests.handmade import BY_PART, HandmadeTable, data, deletion_vector
 from tests.trees import BY_PART as TREE_BY_PART
 from tests.trees import TreeTable
@@ -42,7 +43,7 @@ def test_nothing_that_grows_with_the_table_reaches_the_driver(tmp_path: Path) ->
 
 def main(folder: Path) -> dict[str, int]:
     """Runs every relation to its end where it is; the rows of the plans, and how many of two can't be collected."""
-    limited = {"spark.driver.maxResultSize": LIMIT, "spark.ui.showConsoleProgress": "false"}
+    limited = QUICK | {"spark.driver.maxResultSize": LIMIT, "spark.ui.showConsoleProgress": "false"}
     spark = sm.local_session("limited", cores=2, memory="2g", config=limited)
     tables = {"lists": sm.load_table(lists(folder / "lists"), spark=spark), "tree": tree(folder / "tree").load(spark)}
     found = {"too large to be collected": 0}

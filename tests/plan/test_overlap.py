@@ -119,7 +119,7 @@ def key(partition: Tuple) -> Any:
     return sorted((one, repr(value)) for one, value in partition.items())
 
 
-@settings(max_examples=300, deadline=None, derandomize=True)
+@settings(max_examples=120, deadline=None, derandomize=True)
 @given(data=st.lists(manifests(), min_size=1, max_size=5), deletes=st.lists(manifests(), min_size=1, max_size=5))
 def test_who_shares_a_partition_is_never_kept_apart(data: list[Any], deletes: list[Any]) -> None:
     found = overlaps(
