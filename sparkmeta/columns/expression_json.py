@@ -32,8 +32,8 @@ from pyiceberg.expressions import (
 )
 
 from sparkmeta.columns.fields import FieldReference
+from sparkmeta.columns.junctions import Junction, balanced, fold
 from sparkmeta.columns.literals import iso_date, iso_time, iso_timestamp
-from sparkmeta.columns.tree import Junction, balanced, fold
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -10,15 +10,14 @@ from pyiceberg.types import IcebergType, PrimitiveType, UUIDType
 
 from sparkmeta.columns import sql
 from sparkmeta.columns.comparison import Comparison, compare, is_floating, one_of
+from sparkmeta.columns.conditions import Truth, all_of, any_of, negated
 from sparkmeta.columns.sql import Sql
-from sparkmeta.columns.truth import Truth, all_of, any_of, negated
 from sparkmeta.columns.types import literal_array
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-IN_LIMIT: Final = 200
-"""More literals than this in an IN are not compared with bounds, as in Iceberg."""
+    from sparkmeta.columns.bound_tests import BoundTest
 
 _UNBOUNDED: Final = ("unknown", "variant", "geometry", "geography")
 
@@ -130,6 +129,12 @@ class ColumnStats:
         if self.stats.value_count is None:
             return False
         return _certainly(self.stats.value_count < self.record_count)
+
+    def passes(self, test: BoundTest) -> Truth:
+        """Whether a bound passes a test, or is unknown."""
+        waived = False if test.waived_by is None else self.lower.unknown
+        bound = self.lower if test.source == "lower_bound" else self.upper
+        return any_of(waived, bound.allows(test.operation, test.limit))
 
     def range_has(self, values: Collection[Any]) -> Truth:
         """Whether one of the literals lies within the bounds; an unknown lower bound allows all of them."""

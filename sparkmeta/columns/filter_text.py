@@ -27,7 +27,7 @@ from pyiceberg.expressions.literals import BooleanLiteral, DecimalLiteral, LongL
 from pyiceberg.expressions.parser import predicate as predicate_syntax
 from pyparsing import ParseException
 
-from sparkmeta.columns.tree import balanced
+from sparkmeta.columns.junctions import balanced
 from sparkmeta.errors import InvalidFilterError, shown
 
 if TYPE_CHECKING:

@@ -43,13 +43,12 @@ from pyiceberg.types import PrimitiveType, StringType
 
 from sparkmeta.columns import sql
 from sparkmeta.columns.comparison import Comparison, compare, is_floating, one_of
+from sparkmeta.columns.conditions import Truth, as_column, fold_truth
 from sparkmeta.columns.expression_json import expression_to_json
 from sparkmeta.columns.fields import FieldReference, SchemaFields
 from sparkmeta.columns.filter_text import parse_text
+from sparkmeta.columns.junctions import depth, fold, junction_of
 from sparkmeta.columns.literals import Place, place_literal
-from sparkmeta.columns.templates import fold_truth
-from sparkmeta.columns.tree import depth, fold, junction_of
-from sparkmeta.columns.truth import Truth, as_column
 from sparkmeta.errors import InvalidFilterError, shown
 
 if TYPE_CHECKING:

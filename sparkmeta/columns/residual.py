@@ -18,10 +18,10 @@ from sparkmeta.columns.expression_json import (
     junction_to_json,
     leaf_to_json,
 )
+from sparkmeta.columns.junctions import Junction, depth, fold
 from sparkmeta.columns.predicate import row_predicate
 from sparkmeta.columns.sql import Sql
 from sparkmeta.columns.transforms import projections
-from sparkmeta.columns.tree import Junction, depth, fold
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -25,25 +25,20 @@ from pyiceberg.expressions import (
     BoundPredicate,
     BoundStartsWith,
 )
-from pyiceberg.types import PrimitiveType, UUIDType
+from pyiceberg.types import PrimitiveType
 
 from sparkmeta.columns import sql
-from sparkmeta.columns.comparison import is_floating, prefix_end
-from sparkmeta.columns.field_stats import IN_LIMIT, ColumnStats, FieldStats
+from sparkmeta.columns.bound_tests import AllOf, AnyOf, BoundTest
+from sparkmeta.columns.comparison import prefix_end
+from sparkmeta.columns.conditions import ColumnLiteral, Truth, all_of, any_of, as_column, fold_truth, negated
+from sparkmeta.columns.field_stats import ColumnStats, FieldStats
+from sparkmeta.columns.implied_tests import FEW, IN_LIMIT, leaf_tests, stats_tests
 from sparkmeta.columns.predicate import COMPARISONS
-from sparkmeta.columns.pushdown import BoundTest, Conditions, join_conditions
-from sparkmeta.columns.residual import residual
-from sparkmeta.columns.summaries import FieldSummary, summary_might_match
-from sparkmeta.columns.templates import ColumnLiteral, fold_truth
-from sparkmeta.columns.tree import fold
-from sparkmeta.columns.truth import Truth, all_of, any_of, as_column, negated
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container
 
     from sparkmeta.columns.sql import Sql
-
-__all__ = ["FieldStats", "FieldSummary", "might_match", "must_match", "residual", "summary_might_match"]
 
 
 def might_match(bound: BooleanExpression, stats: Callable[[int], FieldStats], record_count: Sql) -> Sql:
@@ -58,13 +53,13 @@ def might_match(bound: BooleanExpression, stats: Callable[[int], FieldStats], re
     number here. Tests of bounds also stand in conjuncts of their own, ``bound IS NULL OR bound <= literal``, which
     Spark pushes into Parquet.
     """
-    known = _by_field(stats, record_count)
+    known = _KnownStats(stats, record_count)
     kept = fold_truth(bound, lambda leaf: _might(leaf, known))
-    tests = fold(bound, lambda leaf, _negated: _bound_tests(leaf, known), join_conditions)
     counted = sql.coalesce(record_count, sql.lit(-1))
     # Spark draws out what these conditions have in common, and then pushes none, unless one can't be looked into.
     exact = sql.coalesce(as_column(any_of(counted < 0, kept)), sql.lit(False))
-    pushed = (any_of(record_count.isNull(), record_count < 0, test.truth()) for test in tests)
+    tests = _pushed(stats_tests(bound), known)
+    pushed = (any_of(record_count.isNull(), record_count < 0, test) for test in tests)
     return as_column(all_of(counted != 0, *pushed, exact))
 
 
@@ -82,7 +77,7 @@ def must_match(
     tuple. Returns a Sql that is never null, and true only where every row matches.
     Null and NaN counts that are not known prove nothing, and neither does a negative record count.
     """
-    known = _by_field(stats, record_count)
+    known = _KnownStats(stats, record_count)
 
     def certain(leaf: BooleanExpression) -> Truth:
         by_stats = _must(leaf, known, top_level_ids)
@@ -96,25 +91,41 @@ def must_match(
     return as_column(any_of(counted == 0, all_of(counted > 0, exact)))
 
 
-def _by_field(stats: Callable[[int], FieldStats], record_count: Sql) -> Callable[[BoundPredicate], ColumnStats]:
-    found: dict[int, ColumnStats] = {}
+class _KnownStats:
+    """The stats of the columns of a filter."""
 
-    def of(predicate: BoundPredicate) -> ColumnStats:
+    def __init__(self, stats: Callable[[int], FieldStats], record_count: Sql) -> None:
+        self._stats = stats
+        self._record_count = record_count
+        self._by_id: dict[int, ColumnStats] = {}
+
+    def of(self, predicate: BoundPredicate) -> ColumnStats:
+        """Return the stats of a predicate's column."""
         field = predicate.term.ref().field
-        if field.field_id not in found:
+        if field.field_id not in self._by_id:
             # Files have no stats of structs, lists and maps themselves.
             unknown = FieldStats(*[None] * len(FieldStats._fields))
-            known = stats(field.field_id) if isinstance(field.field_type, PrimitiveType) else unknown
-            found[field.field_id] = ColumnStats(known, record_count, field.field_type)
-        return found[field.field_id]
+            known = self._stats(field.field_id) if isinstance(field.field_type, PrimitiveType) else unknown
+            self._by_id[field.field_id] = ColumnStats(known, self._record_count, field.field_type)
+        return self._by_id[field.field_id]
 
-    return of
+    def by_id(self, field_id: int) -> ColumnStats:
+        """Return the stats of a column that some predicate was asked about."""
+        return self._by_id[field_id]
 
 
-def _might(leaf: BooleanExpression, known: Callable[[BoundPredicate], ColumnStats]) -> Truth:
+def _pushed(tests: AllOf, known: _KnownStats) -> list[Truth]:
+    """Return tests of bounds as conditions that Spark pushes into Parquet, not too many of them."""
+    simple = [test for test in tests.tests if isinstance(test, BoundTest)]
+    choices = [test.choices for test in tests.tests if isinstance(test, AnyOf)]
+    conditions = [known.by_id(test.field_id).passes(test) for test in simple]
+    return conditions + [any_of(*(all_of(*_pushed(choice, known)) for choice in any_of_)) for any_of_ in choices[:FEW]]
+
+
+def _might(leaf: BooleanExpression, known: _KnownStats) -> Truth:
     if not isinstance(leaf, BoundPredicate):
         return isinstance(leaf, AlwaysTrue)
-    stats = known(leaf)
+    stats = known.of(leaf)
     match leaf:
         case BoundIsNull():
             return negated(stats.no_null)
@@ -138,44 +149,13 @@ def _might_hold(leaf: BoundPredicate, stats: ColumnStats) -> Truth:
     if isinstance(leaf, BoundIn):
         return all_of(stats.has_values, len(leaf.value_set) > IN_LIMIT or stats.range_has(leaf.value_set))
     some = negated(stats.all_null) if isinstance(leaf, BoundStartsWith) else stats.has_values
-    return all_of(some, *(test.truth() for test in _tests(leaf, stats)))
+    return all_of(some, *(stats.passes(test) for test in leaf_tests(leaf)))
 
 
-def _tests(leaf: BoundPredicate, stats: ColumnStats) -> tuple[BoundTest, ...]:
-    """What the bounds of a file must satisfy so that it may hold a row that matches."""
-    match leaf:
-        case BoundIn() if len(leaf.value_set) <= IN_LIMIT:
-            values = leaf.value_set
-            at_least = BoundTest(stats, operator.ge, min(values), needs_lower=True)
-            return BoundTest(stats, operator.le, max(values)), at_least
-        case BoundStartsWith():
-            prefix, end = leaf.literal.value, prefix_end(leaf.literal.value)
-            at_least = BoundTest(stats, operator.ge, prefix, needs_lower=True)
-            return (at_least,) if end is None else (BoundTest(stats, operator.lt, end), at_least)
-        case BoundLessThan() | BoundLessThanOrEqual() | BoundGreaterThan() | BoundGreaterThanOrEqual():
-            return (BoundTest(stats, COMPARISONS[type(leaf)], leaf.literal.value),)
-        case BoundEqualTo():
-            value = leaf.literal.value
-            return BoundTest(stats, operator.le, value), BoundTest(stats, operator.ge, value)
-    return ()
-
-
-def _bound_tests(leaf: BooleanExpression, known: Callable[[BoundPredicate], ColumnStats]) -> Conditions:
-    """The tests that Spark can push down: not those of floating point numbers and UUIDs, of unusual order."""
-    if not isinstance(leaf, BoundPredicate):
-        return ()
-    stats = known(leaf)
-    if is_floating(stats.field_type) or isinstance(stats.field_type, UUIDType):
-        return ()
-    return tuple(test for test in _tests(leaf, stats) if test.bound.column is not None)
-
-
-def _must(
-    leaf: BooleanExpression, known: Callable[[BoundPredicate], ColumnStats], top_level_ids: Container[int]
-) -> Truth:
+def _must(leaf: BooleanExpression, known: _KnownStats, top_level_ids: Container[int]) -> Truth:
     if not isinstance(leaf, BoundPredicate):
         return isinstance(leaf, AlwaysTrue)
-    stats = known(leaf)
+    stats = known.of(leaf)
     match leaf:
         case BoundIsNaN():
             return stats.every_row_nan

@@ -2,36 +2,31 @@
 
 from __future__ import annotations
 
-import operator
+from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from pyiceberg.expressions import (
     AlwaysTrue,
     BooleanExpression,
-    BoundEqualTo,
     BoundGreaterThan,
     BoundGreaterThanOrEqual,
     BoundIn,
     BoundIsNaN,
     BoundIsNull,
-    BoundLessThan,
-    BoundLessThanOrEqual,
     BoundNotEqualTo,
     BoundNotIn,
     BoundNotNaN,
     BoundNotNull,
     BoundNotStartsWith,
     BoundPredicate,
-    BoundStartsWith,
 )
 
 from sparkmeta.columns import sql
-from sparkmeta.columns.comparison import is_floating, prefix_end
-from sparkmeta.columns.field_stats import IN_LIMIT, ColumnStats, FieldStats
-from sparkmeta.columns.predicate import COMPARISONS
+from sparkmeta.columns.comparison import is_floating
+from sparkmeta.columns.conditions import Truth, all_of, any_of, as_column, fold_truth, negated
+from sparkmeta.columns.field_stats import ColumnStats, FieldStats
+from sparkmeta.columns.implied_tests import IN_LIMIT, leaf_tests
 from sparkmeta.columns.sql import Sql
-from sparkmeta.columns.templates import fold_truth
-from sparkmeta.columns.truth import Truth, all_of, any_of, as_column, negated
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
@@ -114,18 +109,6 @@ def _might_differ(literals: Collection[object], values: _Values) -> Truth:
 
 def _might_hold(leaf: BoundPredicate, stats: ColumnStats) -> Truth:
     """Whether a value within the bounds may satisfy a predicate."""
-    match leaf:
-        case BoundLessThan() | BoundLessThanOrEqual():
-            return stats.lower.allows(COMPARISONS[type(leaf)], leaf.literal.value)
-        case BoundGreaterThan() | BoundGreaterThanOrEqual():
-            return stats.upper.allows(COMPARISONS[type(leaf)], leaf.literal.value)
-        case BoundEqualTo():
-            value = leaf.literal.value
-            return all_of(stats.lower.allows(operator.le, value), stats.upper.allows(operator.ge, value))
-        case BoundIn():
-            return len(leaf.value_set) > IN_LIMIT or stats.range_has(leaf.value_set)
-        case BoundStartsWith():
-            prefix, end = leaf.literal.value, prefix_end(leaf.literal.value)
-            below = True if end is None else stats.lower.allows(operator.lt, end)
-            return all_of(below, stats.upper.allows(operator.ge, prefix))
-    raise TypeError(f"not a predicate that Iceberg has: {leaf}")
+    if isinstance(leaf, BoundIn):
+        return len(leaf.value_set) > IN_LIMIT or stats.range_has(leaf.value_set)
+    return all_of(*(stats.passes(replace(test, waived_by=None)) for test in leaf_tests(leaf)))

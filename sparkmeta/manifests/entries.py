@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sparkmeta.columns.array_tests import AllOf, Source
+from sparkmeta.columns.bound_tests import AllOf, Source
 from sparkmeta.columns.bounds import decode_bounds
 from sparkmeta.errors import CorruptFileError
 from sparkmeta.manifests.arrays import kept_rows, whole

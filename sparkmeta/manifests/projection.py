@@ -8,7 +8,7 @@ from functools import cached_property
 
 import pyarrow as pa
 
-from sparkmeta.columns.array_tests import AllOf
+from sparkmeta.columns.bound_tests import AllOf
 from sparkmeta.columns.bounds import bound_arrow_type
 from sparkmeta.spec.entry import CONTENT_ENTRY, METRICS_MAPS
 

@@ -12,10 +12,11 @@ from pyiceberg.expressions import AlwaysFalse, AlwaysTrue, BooleanExpression
 from pyiceberg.transforms import IdentityTransform
 
 from sparkmeta.columns import sql
-from sparkmeta.columns.array_skipping import partition_tests, stats_tests
-from sparkmeta.columns.array_tests import AllOf
+from sparkmeta.columns.bound_tests import AllOf
+from sparkmeta.columns.implied_tests import partition_tests, stats_tests
 from sparkmeta.columns.predicate import referenced_ids, row_predicate
-from sparkmeta.columns.skipping import might_match, residual
+from sparkmeta.columns.residual import residual
+from sparkmeta.columns.skipping import might_match
 from sparkmeta.columns.sql import Sql
 from sparkmeta.columns.transforms import inclusive_projection, undecided
 from sparkmeta.manifests.projection import EntryFilter, EntryProjection

@@ -10,7 +10,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import ArrayType, IntegerType, LongType, StringType, StructField, StructType
 
 from sparkmeta.columns import sql
-from sparkmeta.columns.skipping import FieldStats
+from sparkmeta.columns.field_stats import FieldStats
 from sparkmeta.columns.sql import Sql
 from sparkmeta.columns.types import public_value, spark_type
 from sparkmeta.manifests.projection import CONTENT_STATS, PARTITION

@@ -31,6 +31,7 @@ from pyiceberg.schema import Schema
 from pyspark.sql import functions as F
 
 from sparkmeta.columns import sql
+from sparkmeta.columns.junctions import depth
 from sparkmeta.columns.predicate import (
     MAX_DEPTH,
     bind_filter,
@@ -39,7 +40,6 @@ from sparkmeta.columns.predicate import (
     referenced_ids,
     row_predicate,
 )
-from sparkmeta.columns.tree import depth
 from sparkmeta.errors import InvalidFilterError
 from sparkmeta.spec.schema import VariantType
 

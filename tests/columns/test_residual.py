@@ -12,7 +12,7 @@ from pyspark.sql import functions as F
 
 from sparkmeta.columns import sql
 from sparkmeta.columns.predicate import MAX_DEPTH, bind_filter, expression_to_json, parse_filter
-from sparkmeta.columns.skipping import residual
+from sparkmeta.columns.residual import residual
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

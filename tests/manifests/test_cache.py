@@ -18,7 +18,7 @@ from click.testing import CliRunner
 
 import sparkmeta as sm
 from sparkmeta.cli import main
-from sparkmeta.columns.array_tests import AllOf, ArrayTest
+from sparkmeta.columns.bound_tests import AllOf, BoundTest
 from sparkmeta.errors import CorruptFileError, SettingError
 from sparkmeta.manifests.avro.decode import decode_manifest
 from sparkmeta.manifests.cache.decode import decode_leaf
@@ -295,8 +295,8 @@ def test_a_leaf_has_the_entries_of_its_manifest(
     leaf, _ = encode_leaf(content, part, CacheTypes("", {1: "long", 3: "double"}, {1000: "string", 1001: "double"}))
     tuples, stats = {1000: "string", 1001: "double"}, {1: "long", 3: "double"}
     wanted = EntryFilter(
-        AllOf((ArrayTest("lower_bound", 1, "long", upward=False, inclusive=True, limit=3),)),
-        ((1, AllOf((ArrayTest("partition", 1000, "string", upward=True, inclusive=True, limit="b"),))),),
+        AllOf((BoundTest("lower_bound", 1, "long", upward=False, inclusive=True, limit=3),)),
+        ((1, AllOf((BoundTest("partition", 1000, "string", upward=True, inclusive=True, limit="b"),))),),
     )
     for projection in (
         EntryProjection.of([*FILE_COLUMNS, *METRICS_MAP_IDS], tuples, stats),

@@ -9,7 +9,7 @@ from random import Random
 import pyarrow as pa
 import pytest
 
-from sparkmeta.columns.array_tests import AllOf, ArrayTest
+from sparkmeta.columns.bound_tests import AllOf, BoundTest
 from sparkmeta.manifests.entries import EntryBuilder
 from sparkmeta.manifests.projection import EntryFilter, EntryProjection
 from sparkmeta.manifests.v3_parquet.spark import ArrowRecords
@@ -21,9 +21,9 @@ EVERYTHING = EntryFilter(AllOf(), ())
 PROJECTION = EntryProjection.of(
     ["location", "version_info", "record_count", "first_row_id"], {1000: "string"}, {1: "long"}
 )
-AT_LEAST_7 = AllOf((ArrayTest("upper_bound", 1, "long", upward=True, inclusive=True, limit=7),))
+AT_LEAST_7 = AllOf((BoundTest("upper_bound", 1, "long", upward=True, inclusive=True, limit=7),))
 OF_A = AllOf(
-    tuple(ArrayTest("partition", 1000, "string", upward=one, inclusive=True, limit="a") for one in (True, False))
+    tuple(BoundTest("partition", 1000, "string", upward=one, inclusive=True, limit="a") for one in (True, False))
 )
 
 

@@ -11,8 +11,8 @@ from hypothesis import given
 from pyiceberg import types as t
 from pyiceberg.expressions import In, Or
 
-from sparkmeta.columns.array_skipping import partition_tests, stats_tests
-from sparkmeta.columns.array_tests import AllOf, AnyOf, ArrayTest
+from sparkmeta.columns.bound_tests import AllOf, AnyOf, BoundTest
+from sparkmeta.columns.implied_tests import partition_tests, stats_tests
 from sparkmeta.columns.predicate import bind_filter, parse_filter
 from sparkmeta.columns.transforms import inclusive_projection
 from sparkmeta.manifests.entries import as_numbers
@@ -108,13 +108,13 @@ def test_of_many_alternatives_the_hull_is_left() -> None:
         Or(*(parse_filter(f"v > {n} and v <= {n + 2} and d = '1970-01-0{1 + n % 9}'") for n in range(20)))
     )
     assert set(wide.tests) == {
-        ArrayTest("upper_bound", 1, "int", upward=True, inclusive=False, limit=0),
-        ArrayTest("lower_bound", 1, "int", upward=False, inclusive=True, limit=21),
-        ArrayTest("upper_bound", 3, "date", upward=True, inclusive=True, limit=0),
-        ArrayTest("lower_bound", 3, "date", upward=False, inclusive=True, limit=8),
+        BoundTest("upper_bound", 1, "int", upward=True, inclusive=False, limit=0),
+        BoundTest("lower_bound", 1, "int", upward=False, inclusive=True, limit=21),
+        BoundTest("upper_bound", 3, "date", upward=True, inclusive=True, limit=0),
+        BoundTest("lower_bound", 3, "date", upward=False, inclusive=True, limit=8),
     }
     uneven = implied_by(Or(*(parse_filter(f"v > {n}") for n in range(9)), parse_filter("v = 3 and d = '1970-01-01'")))
-    assert uneven == AllOf((ArrayTest("upper_bound", 1, "int", upward=True, inclusive=False, limit=0),))
+    assert uneven == AllOf((BoundTest("upper_bound", 1, "int", upward=True, inclusive=False, limit=0),))
     assert isinstance(implied_by("v = 1 or v = 7").tests[0], AnyOf)
     assert len(implied_by(In("v", set(range(200)))).tests) == 2
     assert implied_by(In("v", set(range(201)))) == AllOf()  # as Iceberg does
@@ -127,7 +127,7 @@ def test_of_equal_limits_the_inclusive_one_is_looser() -> None:
 
 
 def test_what_cannot_be_compared_passes() -> None:
-    days = ArrayTest("lower_bound", 1, "date", upward=False, inclusive=True, limit=3)
+    days = BoundTest("lower_bound", 1, "date", upward=False, inclusive=True, limit=3)
     values = pa.array([1, 5, None], pa.int32())
     assert days.passes(lambda *_: values).to_pylist() == [True, False, True]
     assert days.passes(lambda *_: None) is None

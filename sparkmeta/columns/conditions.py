@@ -1,10 +1,12 @@
-"""Wide filters as data: operands that differ in nothing but their literals become one lambda over an array of these.
+"""Conditions of filters as SQL: constants are folded, chains become balanced trees, and wide filters become lambdas.
 
-Spark analyses, optimizes and compiles a condition term by term; thousands of terms take it minutes and gigabytes.
+Spark analyses, optimizes and compiles a condition term by term; thousands of terms take it minutes and gigabytes. So
+operands that differ in nothing but their literals become one lambda over an array of these.
 """
 
 from __future__ import annotations
 
+import operator
 from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
@@ -21,22 +23,51 @@ from pyiceberg.expressions.literals import Literal
 from pyiceberg.types import PrimitiveType, UUIDType
 
 from sparkmeta.columns import sql
-from sparkmeta.columns.tree import Junction, fold
-from sparkmeta.columns.truth import Truth, all_of, any_of, as_column
+from sparkmeta.columns.junctions import Junction, balanced, fold
+from sparkmeta.columns.sql import Sql
 from sparkmeta.columns.types import literal_array
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from sparkmeta.columns.sql import Sql
+# A condition as SQL, or known already.
+Truth = Sql | bool
 
 _WORTHWHILE: Final = 16
 
 
-def fold_truth(bound: BooleanExpression, leaf: Callable[[BooleanExpression], Truth]) -> Truth:
-    """Whether a bound, NOT-free expression holds, given how to tell for a predicate or constant.
+def all_of(*conditions: Truth) -> Truth:
+    """Whether all of the conditions hold."""
+    if any(condition is False for condition in conditions):
+        return False
+    columns = [condition for condition in conditions if isinstance(condition, Sql)]
+    return balanced(columns, operator.and_) if columns else True
 
-    Comparisons may come to ``leaf`` with a Sql as the value of their literal.
+
+def any_of(*conditions: Truth) -> Truth:
+    """Whether any of the conditions holds."""
+    if any(condition is True for condition in conditions):
+        return True
+    columns = [condition for condition in conditions if isinstance(condition, Sql)]
+    return balanced(columns, operator.or_) if columns else False
+
+
+def negated(condition: Truth) -> Truth:
+    """Whether the condition does not hold; it must not be null."""
+    return not condition if isinstance(condition, bool) else ~condition
+
+
+def as_column(condition: Truth) -> Sql:
+    """The condition as a boolean Sql."""
+    return sql.lit(condition) if isinstance(condition, bool) else condition
+
+
+def fold_truth(bound: BooleanExpression, leaf: Callable[[BooleanExpression], Truth]) -> Truth:
+    """Return whether a bound, NOT-free expression holds.
+
+    Args:
+        bound: the expression.
+        leaf: tells it for a predicate or constant. Comparisons may come with a Sql as the value of their literal.
     """
     shapes: dict[Any, int] = {}
 
@@ -47,7 +78,7 @@ def fold_truth(bound: BooleanExpression, leaf: Callable[[BooleanExpression], Tru
 
 
 class ColumnLiteral(Literal[Any]):
-    """A literal whose value is known at run time: the element of an array that a lambda is given."""
+    """A literal whose value is an expression: the element of an array that a lambda is given."""
 
     def __init__(self, column: Sql) -> None:
         super(Literal, self).__init__(column)  # past the check that the value is of a Python type
@@ -60,15 +91,16 @@ class ColumnLiteral(Literal[Any]):
 class _Part:
     """A part of the expression; what is not built yet still has its own literals.
 
-    shape: equal for parts that differ in their literals only.
-    content: a predicate or constant, a junction with its parts, or the condition, where it has been built.
+    Attributes:
+        shape: equal for parts that differ in their literals only.
+        content: a predicate or constant, a junction with its parts, or the condition, where it has been built.
     """
 
     shape: int
     content: BooleanExpression | tuple[Junction, list[_Part]] | Truth
 
     def truth(self, leaf: Callable[[BooleanExpression], Truth], literals: Iterator[Sql] | None = None) -> Truth:
-        """The condition; with ``literals`` these stand in the places of its own."""
+        """Return the condition, with `literals` in the places of its own where there are any."""
         match self.content:
             case (junction, parts):
                 return _junction_truth(junction, [part.truth(leaf, literals) for part in parts])
