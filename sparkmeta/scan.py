@@ -43,9 +43,14 @@ _SPLIT_OPTIONS = {
 class Scan:
     """What to read of a table. Every method that changes it returns another scan.
 
-    state: the table. row_filter: a filter expression. selected_fields: the columns wanted. case_sensitive: how names in
-    both are looked up. snapshot_id: None for the current one. ref: the branch or tag that named the snapshot.
-    options: Iceberg's read options `split-size`, `lookback`, `file-open-cost`.
+    Attributes:
+        state: the table.
+        row_filter: a filter expression.
+        selected_fields: the columns to read.
+        case_sensitive: how names in both are looked up.
+        snapshot_id: None for the current one.
+        ref: the branch or tag that named the snapshot.
+        options: Iceberg's read options `split-size`, `lookback`, `file-open-cost`.
     """
 
     state: TableState
@@ -59,32 +64,43 @@ class Scan:
     # -- refining ---------------------------------------------------------------------------------------------------
 
     def filter(self, row_filter: str | BooleanExpression) -> Scan:
-        """This scan with one more condition. Raises InvalidFilterError for text that is no filter."""
+        """Return this scan with a further condition.
+
+        Raises:
+            InvalidFilterError: the text is no filter.
+        """
         return replace(self, row_filter=And(self.row_filter, parse_filter(row_filter)))
 
     def select(self, *field_names: str) -> Scan:
-        """This scan of only these columns (those it has already, if it was narrowed before)."""
+        """Return this scan of only these columns (of those it has, if it was narrowed before)."""
         if self.selected_fields == ALL_FIELDS:
             return replace(self, selected_fields=field_names)
-        kept = tuple(name for name in self.selected_fields if name in field_names)
-        return replace(self, selected_fields=kept)
+        common = tuple(name for name in self.selected_fields if name in field_names)
+        return replace(self, selected_fields=common)
 
     def with_case_sensitive(self, case_sensitive: bool = True) -> Scan:
-        """This scan with names looked up with or without regard to case."""
+        """Return this scan with names looked up with or without regard to case."""
         return replace(self, case_sensitive=case_sensitive)
 
     def use_ref(self, name: str) -> Scan:
-        """This scan of a branch's head or of a tag.
+        """Return this scan of a branch's head or of a tag.
 
-        Raises NoSuchSnapshotError where the table has no such ref, ValidationError where the scan has a snapshot id.
+        Raises:
+            NoSuchSnapshotError: the table has no such ref.
+            ValidationError: the scan has a snapshot already.
         """
         self._refuse_second("a ref")
         return replace(self, ref=name, snapshot_id=self.state.metadata_ref(name).snapshot_id)
 
     def as_of(self, timestamp: datetime | int) -> Scan:
-        """This scan of the snapshot that was current at a time (a datetime with zone, or milliseconds since 1970).
+        """Return this scan of the snapshot that was current at a time.
 
-        Raises NoSuchSnapshotError where the table's log goes back less far.
+        Args:
+            timestamp: a datetime with zone, or milliseconds since 1970.
+
+        Raises:
+            NoSuchSnapshotError: the table's log goes back less far.
+            ValidationError: the scan has a snapshot already.
         """
         self._refuse_second("a time")
         return replace(self, snapshot_id=self.state.snapshot_id_at(timestamp))
@@ -96,23 +112,31 @@ class Scan:
     # -- what it means ----------------------------------------------------------------------------------------------
 
     def snapshot(self) -> Snapshot | None:
-        """The snapshot that is read; None for an empty table. Raises NoSuchSnapshotError for an unknown id."""
+        """Return the snapshot that is read; None for an empty table.
+
+        Raises:
+            NoSuchSnapshotError: the table has no snapshot of the scan's id.
+        """
         if self.snapshot_id is None:
             return self.state.metadata.current_snapshot()
-        found = self.state.metadata.snapshot_by_id(self.snapshot_id)
-        if found is None:
+        snapshot = self.state.metadata.snapshot_by_id(self.snapshot_id)
+        if snapshot is None:
             raise NoSuchSnapshotError(f"{self.state.metadata.location} has no snapshot {self.snapshot_id}")
-        return found
+        return snapshot
 
     def schema(self) -> Schema:
-        """What the scan is bound to: a snapshot's or tag's own schema, the table's for a branch or by default."""
+        """Return what the scan is bound to: a snapshot's or tag's own schema, the table's for a branch or by default."""
         by_branch = self.ref is not None and self.state.metadata_ref(self.ref).snapshot_ref_type == "branch"
         if self.snapshot_id is None or by_branch:
             return self.state.metadata.schema()
         return self.state.at(self.snapshot()).snapshot_schema
 
     def projection(self) -> Schema:
-        """The schema of the rows that the scan gives. Raises ValueError for a column that is not there."""
+        """Return the schema of the rows that the scan gives.
+
+        Raises:
+            ValueError: the schema has no such column.
+        """
         if ALL_FIELDS[0] in self.selected_fields:
             return self.schema()
         return self.schema().select(*self.selected_fields, case_sensitive=self.case_sensitive)
@@ -151,7 +175,7 @@ class Scan:
         return count_files(self._pruned)
 
     def iter_files(self) -> Iterator[Row]:
-        """The rows of `plan_files` one after the other, for callers that must have Python objects.
+        """Yield the rows of `plan_files`, for callers that must have Python objects.
 
         Spark plans and sends one partition after the other: the driver holds two of them at most, however many files
         there are.
@@ -159,14 +183,14 @@ class Scan:
         return self.plan_files().toLocalIterator(prefetchPartitions=True)
 
     def plan_tasks(self) -> DataFrame:
-        """The planned files as splits packed into tasks: see `plan.tasks.plan_tasks`; lazy.
+        """Pack the planned files, cut into splits, into tasks: see `plan.tasks.plan_tasks`; lazy.
 
         Sizes come from the options, else from the table properties read.split.*.
         """
         return plan_tasks(self.plan_files(), plan_schema(self._filter.state), self._splitting())
 
     def plan_task_json(self) -> DataFrame:
-        """The splits as File Scan Task JSON, for Iceberg's libraries: one column, `task`, one row a split; lazy."""
+        """Return the splits as File Scan Task JSON, for Iceberg's libraries: a row a split, a column `task`; lazy."""
         state = self._filter.state
         named = partition_json(state).alias(PARTITION_JSON)
         planned = plan_files(self._choice, named)
@@ -191,7 +215,7 @@ class Scan:
         return f"Scan({self.state.metadata.location}, {text})"
 
     def _repr_html_(self) -> str:
-        """The scan for a notebook; starts no job."""
+        """Show the scan in a notebook; starts no job."""
         return f"<code>{escape(repr(self)[:500])}</code>"
 
 
@@ -203,7 +227,7 @@ def table_scan(
     snapshot_id: int | None,
     options: Mapping[str, Any],
 ) -> Scan:
-    """The scan that `Table.scan` starts from."""
+    """Return the scan that `Table.scan` starts from."""
     settings = {key: str(value) for key, value in options.items()}
     scan = Scan(state, parse_filter(row_filter), tuple(selected_fields), case_sensitive, snapshot_id, None, settings)
     scan.snapshot()

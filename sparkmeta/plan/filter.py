@@ -60,7 +60,7 @@ class ScanFilter:
     def partition_filters(self) -> dict[int, BooleanExpression]:
         """Spec id -> what the filter implies for a partition tuple of that spec (inclusive projection)."""
         specs = self.state.specs
-        return {one: inclusive_projection(self.row_filter, spec, self.schema) for one, spec in specs.items()}
+        return {spec_id: inclusive_projection(self.row_filter, spec, self.schema) for spec_id, spec in specs.items()}
 
     @cached_property
     def filter_ids(self) -> frozenset[int]:
@@ -71,7 +71,9 @@ class ScanFilter:
     def identities(self) -> dict[int, frozenset[int]]:
         """Spec id -> the columns that it partitions by their very values."""
         return {
-            spec_id: frozenset(one.source_id for one in spec.fields if isinstance(one.transform, IdentityTransform))
+            spec_id: frozenset(
+                field.source_id for field in spec.fields if isinstance(field.transform, IdentityTransform)
+            )
             for spec_id, spec in self.state.specs.items()
         }
 
@@ -90,9 +92,9 @@ class ScanFilter:
         """The ids of the stats that hold what the partition filters look at."""
         return frozenset(
             source
-            for spec_id, one in self.partition_filters.items()
+            for spec_id, partition_filter in self.partition_filters.items()
             for field_id, source in self.state.tuple_sources[spec_id]
-            if field_id in referenced_ids(one)
+            if field_id in referenced_ids(partition_filter)
         )
 
     @property
@@ -159,14 +161,15 @@ def residual_json(scan_filter: ScanFilter, literal: Callable[[str], Sql] = sql.l
 
 def by_spec(scan_filter: ScanFilter, matches: Callable[[int, BooleanExpression], Sql]) -> Sql:
     """Return a predicate on partitions, made for each spec; specs that the filter says nothing about are kept."""
-    kinds = scan_filter.partition_filters
-    kept = [sql.col("partition_spec_id") == one for one, kind in kinds.items() if isinstance(kind, AlwaysTrue)]
-    tested = [
-        (sql.col("partition_spec_id") == one) & matches(one, kind)
-        for one, kind in kinds.items()
-        if not isinstance(kind, AlwaysTrue | AlwaysFalse)
+    filters = scan_filter.partition_filters
+    spec = sql.col("partition_spec_id")
+    untested = [spec == spec_id for spec_id, tested in filters.items() if isinstance(tested, AlwaysTrue)]
+    conditions = [
+        (spec == spec_id) & matches(spec_id, tested)
+        for spec_id, tested in filters.items()
+        if not isinstance(tested, AlwaysTrue | AlwaysFalse)
     ]
-    return reduce(or_, [*kept, *tested], sql.lit(False))
+    return reduce(or_, [*untested, *conditions], sql.lit(False))
 
 
 def _tuple_predicate(_: int, partition_filter: BooleanExpression) -> Sql:

@@ -37,10 +37,10 @@ _Summaries = Callable[[pa.Table, int, int], pa.StructArray]
 
 
 def deletes_by_affinity(state: TableState, data: pa.Table, deletes: pa.Table) -> pa.Table:
-    """The delete manifests without those that are affiliated to other live data leaves than some.
+    """Return the delete manifests but for those that are affiliated to other live data leaves than `data`.
 
-    One that is affiliated to no live leaf is as good as unaffiliated (semantics of the V4 proposal: affinity is a hint
-    of the writer's, and a lost one must not bring rows back).
+    One that is affiliated to no live leaf is as good as unaffiliated: affinity is a hint of the writer's (V4 proposal),
+    and a lost one must not bring rows back.
     """
     if state.tree is None or not len(deletes):
         return deletes
@@ -53,7 +53,7 @@ def deletes_by_affinity(state: TableState, data: pa.Table, deletes: pa.Table) ->
 
 
 def deletes_by_partition(state: TableState, data: pa.Table, deletes: pa.Table) -> pa.Table:
-    """The delete manifests but for unaffiliated leaves that have no partition in common with data manifests.
+    """Return the delete manifests but for unaffiliated leaves that have no partition in common with `data`.
 
     Deletes of unpartitioned specs may be global, and are all kept.
     """
@@ -93,7 +93,11 @@ def overlaps(data: pa.Table, deletes: pa.Table, spec_fields: SpecFields) -> Flag
 def leaf_overlaps(data: pa.Table, deletes: pa.Table, spec_fields: SpecFields, sources: TupleSources) -> Flags:
     """As `overlaps`, of leaves of a tree and of data files, by the stats that hold partition values.
 
-    data, deletes: columns of `tree_schema`. sources: spec id -> (partition field id, id of its stats).
+    Args:
+        data: columns of `tree_schema`.
+        deletes: such columns.
+        spec_fields: spec id -> its fields' (partition field id, type name).
+        sources: spec id -> (partition field id, id of its stats).
     """
     stats_of = {spec_id: dict(fields) for spec_id, fields in sources.items()}
     with_stats = {
@@ -104,17 +108,17 @@ def leaf_overlaps(data: pa.Table, deletes: pa.Table, spec_fields: SpecFields, so
 
 def _overlaps(data: pa.Table, deletes: pa.Table, spec_fields: SpecFields, summaries: _Summaries) -> Flags:
     specs = [manifests.column("partition_spec_id").to_numpy() for manifests in (data, deletes)]
-    found = np.zeros((len(data), len(deletes)), np.bool_)
+    flags = np.zeros((len(data), len(deletes)), np.bool_)
     for spec_id, fields in spec_fields.items():
-        rows, columns = (np.flatnonzero(one == spec_id) for one in specs)
+        rows, columns = (np.flatnonzero(ids == spec_id) for ids in specs)
         if len(rows) and len(columns):
             meet = np.ones((len(rows), len(columns)), np.bool_)
             for field_id, name in fields:
                 if name != ANY:
                     of_data, of_deletes = (summaries(manifests, spec_id, field_id) for manifests in (data, deletes))
                     meet &= _meet(of_data.take(pa.array(rows)), of_deletes.take(pa.array(columns)), name)
-            found[np.ix_(rows, columns)] = meet
-    return found
+            flags[np.ix_(rows, columns)] = meet
+    return flags
 
 
 def _listed_summaries(manifests: pa.Table, _: int, field_id: int) -> pa.StructArray:
@@ -124,10 +128,10 @@ def _listed_summaries(manifests: pa.Table, _: int, field_id: int) -> pa.StructAr
 def _leaf_summaries(
     sources: Mapping[int, Mapping[int, int]], manifests: pa.Table, spec_id: int, field_id: int
 ) -> pa.StructArray:
-    """Stats as a partition summary; null where they leave open which values there are.
+    """Return stats as a partition summary; null where they leave open which values there are.
 
-    A file may have the lower bound alone; one without has the value null, or NaN. A leaf without bounds has such values
-    alone if that is how many there are: else its bounds are not known.
+    A file may have the lower bound alone; a file without has the value null, or NaN. A leaf without bounds has such
+    values alone if that is how many there are: else its bounds are not known.
     """
     stats = pc.struct_field(whole(manifests.column(CONTENT_STATS)), [str(sources[spec_id][field_id])])
     lower, upper, values, nulls, nans = (pc.struct_field(stats, [name]) for name in (*BOUNDS, *COUNTS))
@@ -144,23 +148,27 @@ def _leaf_summaries(
     return pa.StructArray.from_arrays([*children.values()], names=[*children], mask=pc.or_(stats.is_null(), unknown))
 
 
-def _meet(one: pa.StructArray, other: pa.StructArray, type_name: str) -> Flags:
-    """Where the values of two summaries may have one in common."""
-    lower, upper = _ranks(one, other)
-    mine, theirs = slice(None, len(one)), slice(len(one), None)
+def _meet(data: pa.StructArray, deletes: pa.StructArray, type_name: str) -> Flags:
+    """Tell which summaries may have a value in common."""
+    lower, upper = _ranks(data, deletes)
+    of_data, of_deletes = slice(None, len(data)), slice(len(data), None)
     broken = lower > upper
     if type_name not in _UNORDERED:
-        meet = np.less_equal.outer(lower[mine], upper[theirs]) & np.greater_equal.outer(upper[mine], lower[theirs])
+        not_above = np.less_equal.outer(lower[of_data], upper[of_deletes])
+        meet = not_above & np.greater_equal.outer(upper[of_data], lower[of_deletes])
     else:
         single = lower == upper
-        meet = ~np.logical_and.outer(single[mine], single[theirs]) | np.equal.outer(lower[mine], lower[theirs])
+        both_single = np.logical_and.outer(single[of_data], single[of_deletes])
+        meet = ~both_single | np.equal.outer(lower[of_data], lower[of_deletes])
     bounded = lower >= 0
-    found: Flags = np.logical_and.outer(bounded[mine], bounded[theirs]) & meet
-    flags = ("contains_null", "contains_nan") if type_name in _FLOATS else ("contains_null",)
-    for name in flags:
-        found |= np.logical_and.outer(_may(one, name), _may(other, name))
-    unknown: Flags = np.logical_or.outer(_unknown(one, flags) | broken[mine], _unknown(other, flags) | broken[theirs])
-    return found | unknown
+    flags: Flags = np.logical_and.outer(bounded[of_data], bounded[of_deletes]) & meet
+    names = ("contains_null", "contains_nan") if type_name in _FLOATS else ("contains_null",)
+    for name in names:
+        flags |= np.logical_and.outer(_may(data, name), _may(deletes, name))
+    unknown: Flags = np.logical_or.outer(
+        _unknown(data, names) | broken[of_data], _unknown(deletes, names) | broken[of_deletes]
+    )
+    return flags | unknown
 
 
 def _may(summaries: pa.StructArray, name: str) -> Flags:
@@ -168,11 +176,11 @@ def _may(summaries: pa.StructArray, name: str) -> Flags:
 
 
 def _unknown(summaries: pa.StructArray, flags: Iterable[str]) -> Flags:
-    """Where there is no summary, or one that says of no value what it is."""
+    """Tell where there is no summary, or one that says of no value what it is."""
     bounds = [pc.struct_field(summaries, [name]) for name in ("lower_bound", "upper_bound")]
-    lower, upper = (np.asarray(one.is_valid()) for one in bounds)
+    lower, upper = (np.asarray(values.is_valid()) for values in bounds)
     said = np.logical_or.reduce([lower, *(_may(summaries, name) for name in flags)])
-    nan = np.logical_or.reduce([np.asarray(_is_nan(one)) for one in bounds])
+    nan = np.logical_or.reduce([np.asarray(_is_nan(values)) for values in bounds])
     unknown: Flags = (lower != upper) | ~said | nan | np.asarray(summaries.is_null())
     return unknown
 
@@ -182,9 +190,9 @@ def _is_nan(values: pa.Array) -> pa.Array:
     return pc.fill_null(pc.is_nan(values), False) if floating else pa.repeat(False, len(values))
 
 
-def _ranks(one: pa.StructArray, other: pa.StructArray) -> list[np.ndarray[Any, Any]]:
-    """The lower and the upper bounds of both as numbers of the same order; -1 where there is none."""
-    parts = [pc.struct_field(part, [name]) for name in ("lower_bound", "upper_bound") for part in (one, other)]
+def _ranks(data: pa.StructArray, deletes: pa.StructArray) -> list[np.ndarray[Any, Any]]:
+    """Return the lower and the upper bounds of both as numbers of the same order; -1 where there is none."""
+    parts = [pc.struct_field(part, [name]) for name in ("lower_bound", "upper_bound") for part in (data, deletes)]
     bounds = pa.concat_arrays([as_numbers(part) for part in parts])
     if pa.types.is_floating(bounds.type):  # writers disagree on the order of -0.0 and 0.0, and NaN is no bound
         bounds = pc.if_else(pc.is_nan(bounds), None, pc.add(bounds, 0.0))

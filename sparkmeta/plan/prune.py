@@ -70,43 +70,46 @@ def prune_manifests(scan_filter: ScanFilter) -> PrunedManifests:
 
 
 def live_manifests(manifests: pa.Table) -> pa.Table:
-    """The manifests that hold live files, or may: unknown counts are not zero."""
+    """Return the manifests that hold live files, or may: unknown counts are not zero."""
     if MASKED in manifests.column_names:
         return manifests.filter(pc.greater(live_files(manifests), 0))
     stats = manifests.column("manifest_stats").combine_chunks()
     empty = [
-        pc.fill_null(pc.equal(stats.field(one), 0), False) for one in ("added_files_count", "existing_files_count")
+        pc.fill_null(pc.equal(stats.field(name), 0), False) for name in ("added_files_count", "existing_files_count")
     ]
     return manifests.filter(pc.invert(pc.and_(*empty)))
 
 
 def live_files(manifests: pa.Table) -> pa.Array | pa.ChunkedArray:
-    """How many live files each manifest holds: without those that deletion vectors mask; null: unknown."""
+    """Return how many live files each manifest holds, without those that manifest DVs mask; null: unknown."""
     counts = live_counts(manifests)
     return pc.subtract(counts, manifests.column(MASKED)) if MASKED in manifests.column_names else counts
 
 
 def matching_manifests(manifests: pa.Table, scan_filter: ScanFilter) -> pa.Table:
-    """The manifests whose partition summaries or stats don't rule out the filter; Spark tells what arrays can't."""
+    """Return the manifests whose partition summaries or stats don't rule out the filter.
+
+    Few comparisons are made in Arrow; Spark tells the rest, over local rows.
+    """
     if CONTENT_STATS in manifests.column_names:
         return _matching_leaves(manifests, scan_filter)
     if SUMMARIES not in manifests.column_names or all(
-        isinstance(one, AlwaysTrue) for one in scan_filter.partition_filters.values()
+        isinstance(partition_filter, AlwaysTrue) for partition_filter in scan_filter.partition_filters.values()
     ):
         return manifests if not isinstance(scan_filter.row_filter, AlwaysFalse) else manifests.slice(0, 0)
-    if (found := _by_arrays(manifests, scan_filter)) is not None:
-        return manifests.filter(found)
+    if (matches := _by_arrays(manifests, scan_filter)) is not None:
+        return manifests.filter(matches)
     return _where(manifests, manifests.select(_SUMMARY_COLUMNS), by_spec(scan_filter, _summary_predicate), scan_filter)
 
 
 def _where(manifests: pa.Table, shown: pa.Table, condition: Sql, scan_filter: ScanFilter) -> pa.Table:
-    """The manifests that Spark keeps. `collect` of local rows starts no job, which `toArrow` does."""
-    kept = local_frame(scan_filter.state.spark, shown).where(condition.text).select(MANIFEST).collect()
-    return manifests.filter(pc.is_in(manifests.column(MANIFEST), pa.array([row[0] for row in kept], pa.int32())))
+    """Return the manifests that meet a condition. `collect` of local rows starts no job, which `toArrow` does."""
+    rows = local_frame(scan_filter.state.spark, shown).where(condition.text).select(MANIFEST).collect()
+    return manifests.filter(pc.is_in(manifests.column(MANIFEST), pa.array([row[0] for row in rows], pa.int32())))
 
 
 def _by_arrays(manifests: pa.Table, scan_filter: ScanFilter) -> pa.Array | None:
-    """What `_summary_predicate` keeps, told without Spark; None where that takes more than a few comparisons."""
+    """Tell what `_summary_predicate` keeps without Spark; None where that takes more than a few comparisons."""
     summaries = manifests.column(SUMMARIES).combine_chunks()
 
     def columns(source: Source, field_id: int, type_name: str) -> pa.Array | None:
@@ -127,24 +130,24 @@ def _by_arrays(manifests: pa.Table, scan_filter: ScanFilter) -> pa.Array | None:
 
 
 def _of_specs(manifests: pa.Table, passed: Mapping[int, pa.Array | None]) -> pa.Array:
-    """Which manifests are of one of these specs and among those that passed for it; None: all of the spec's did."""
-    specs, kept = manifests.column("partition_spec_id").combine_chunks(), pa.repeat(False, len(manifests))
-    for spec_id, of_spec in passed.items():
-        found = pc.equal(specs, spec_id)
-        kept = pc.or_(kept, found if of_spec is None else pc.and_(found, of_spec))
-    return kept
+    """Tell which manifests passed for their spec, one of these; None: all of the spec's did."""
+    specs, matches = manifests.column("partition_spec_id").combine_chunks(), pa.repeat(False, len(manifests))
+    for spec_id, passed_for_spec in passed.items():
+        of_spec = pc.equal(specs, spec_id)
+        matches = pc.or_(matches, of_spec if passed_for_spec is None else pc.and_(of_spec, passed_for_spec))
+    return matches
 
 
 def _matching_leaves(manifests: pa.Table, scan_filter: ScanFilter) -> pa.Table:
-    """The leaves of a V4 tree whose aggregated stats don't rule out the filter.
+    """Return the leaves of a V4 tree whose aggregated stats don't rule out the filter.
 
-    Sound under deletion vectors: what no entry of a leaf can match, fewer entries can't either. The root's own files
+    Sound under manifest DVs: what no entry of a leaf can match, fewer entries can't either. The root's own files
     have no aggregate, and are kept.
     """
     if scan_filter.keeps_all or not len(manifests):
         return manifests
-    if (found := _leaves_by_arrays(manifests, scan_filter)) is not None:
-        return manifests.filter(found)
+    if (matches := _leaves_by_arrays(manifests, scan_filter)) is not None:
+        return manifests.filter(matches)
     looked_at = {*scan_filter.filter_ids, *scan_filter.partition_sources}
     stats = manifests.column(CONTENT_STATS).combine_chunks()
     known = [field.name for field in stats.type if int(field.name) in looked_at]
@@ -166,14 +169,14 @@ def _matching_leaves(manifests: pa.Table, scan_filter: ScanFilter) -> pa.Table:
         return might_match(partition_filter, stats, sql.col("rows"))
 
     by_stats = might_match(scan_filter.row_filter, entry_stats, sql.col("rows"))
-    matches = by_spec(scan_filter, by_partition) & by_stats
-    return _where(manifests, shown, (sql.col("file_format") == IN_ROOT) | matches, scan_filter)
+    condition = by_spec(scan_filter, by_partition) & by_stats
+    return _where(manifests, shown, (sql.col("file_format") == IN_ROOT) | condition, scan_filter)
 
 
 def _leaves_by_arrays(manifests: pa.Table, scan_filter: ScanFilter) -> pa.Array | None:
-    """Leaves that a few comparisons of bounds don't rule out, told without Spark; None for filters of another kind."""
+    """Tell which leaves a few comparisons of bounds don't rule out, without Spark; None for other filters."""
     filters = [scan_filter.row_filter, *scan_filter.partition_filters.values()]
-    if any(summary_tests(one) is None for one in filters if not isinstance(one, AlwaysFalse)):
+    if any(summary_tests(tested) is None for tested in filters if not isinstance(tested, AlwaysFalse)):
         return None
     stats, types = manifests.column(CONTENT_STATS).combine_chunks(), scan_filter.state.stats_types
 
@@ -186,19 +189,19 @@ def _leaves_by_arrays(manifests: pa.Table, scan_filter: ScanFilter) -> pa.Array 
         return columns
 
     sources = scan_filter.state.tuple_sources
-    by_spec = {
-        spec_id: stats_tests(one).passes(columns_by(dict(sources[spec_id])))
-        for spec_id, one in scan_filter.partition_filters.items()
-        if not isinstance(one, AlwaysFalse)
+    passed_by_spec = {
+        spec_id: stats_tests(partition_filter).passes(columns_by(dict(sources[spec_id])))
+        for spec_id, partition_filter in scan_filter.partition_filters.items()
+        if not isinstance(partition_filter, AlwaysFalse)
     }
-    kept = _of_specs(manifests, by_spec)
+    matches = _of_specs(manifests, passed_by_spec)
     passed = stats_tests(scan_filter.row_filter).passes(columns_by(None))
-    kept = kept if passed is None else pc.and_(kept, passed)
-    return pc.or_(kept, pc.equal(manifests.column("file_format").combine_chunks(), IN_ROOT))
+    matches = matches if passed is None else pc.and_(matches, passed)
+    return pc.or_(matches, pc.equal(manifests.column("file_format").combine_chunks(), IN_ROOT))
 
 
 def _row_total(manifests: pa.Table) -> pa.Array:
-    """Rows of the live files of leaves; null for the root's own files, which stats say nothing of."""
+    """Return the rows of the live files of leaves; null for the root's own files, which stats say nothing of."""
     stats = manifests.column("manifest_stats").combine_chunks()
     total = pc.add(stats.field("added_rows_count"), stats.field("existing_rows_count"))
     return pc.if_else(pc.equal(manifests.column("file_format"), IN_ROOT), pa.scalar(None, pa.int64()), total)
@@ -206,7 +209,7 @@ def _row_total(manifests: pa.Table) -> pa.Array:
 
 def _summary_predicate(_: int, partition_filter: BooleanExpression) -> Sql:
     """A manifest without summaries may hold anything."""
-    fields = [sql.col(f"{SUMMARIES}.`{one}`").isNull() for one in sorted(referenced_ids(partition_filter))]
+    fields = [sql.col(f"{SUMMARIES}.`{field_id}`").isNull() for field_id in sorted(referenced_ids(partition_filter))]
     return reduce(or_, fields, sql.lit(False)) | summary_might_match(partition_filter, _summary)
 
 

@@ -47,10 +47,14 @@ class EntryCounts:
 
 @dataclass(frozen=True)
 class ScanReport:
-    """What planning one scan did. Sizes are bytes, timings seconds.
+    """What planning a scan did. Sizes are bytes, timings seconds.
 
-    planned_bytes: data bytes of the planned files. delete_files: deletes attached, once for each file that has them.
-    strategy: how deletion vectors find their data files, join or colocated, and why (see the setting `planning`).
+    Attributes:
+        planned_bytes: data bytes of the planned files.
+        delete_files: deletes attached, once for each file that has them.
+        strategy: how deletion vectors find their data files, join or colocated, and why (see the setting `planning`).
+        manifest_pruning_seconds: how long it took to prune the manifests and to choose, when the plan was made.
+        planning_seconds: that, and how long the plan and the counts of this report took to run.
     """
 
     table: str
@@ -70,7 +74,7 @@ class ScanReport:
         return asdict(self)
 
     def to_json(self) -> str:
-        """The report as one JSON object."""
+        """Return the report as a JSON object."""
         return json.dumps(self.to_dict())
 
     def __str__(self) -> str:
@@ -109,15 +113,15 @@ def scan_report(choice: Choice) -> ScanReport:
     )
 
 
-def _counts(manifests: pa.Table, kept: pa.Table) -> ManifestCounts:
+def _counts(manifests: pa.Table, opened: pa.Table) -> ManifestCounts:
     live = live_manifests(manifests)
     return ManifestCounts(
         total=len(manifests),
         total_bytes=_bytes(manifests),
         skipped_no_live_files=len(manifests) - len(live),
-        skipped_by_partition=len(live) - len(kept),
-        scanned=len(kept),
-        scanned_bytes=_bytes(kept),
+        skipped_by_partition=len(live) - len(opened),
+        scanned=len(opened),
+        scanned_bytes=_bytes(opened),
     )
 
 
@@ -130,7 +134,8 @@ def _count_entries(pruned: PrunedManifests) -> EntryCounts:
     scan_filter = pruned.filter
     every_entry = replace(data_projection(scan_filter), wanted=None)
     entries = scan_filter.state.entries(pruned.data, every_entry)
-    live, tuples, stats = (one.column() for one in (is_live(), tuple_matches(scan_filter), stats_match(scan_filter)))
+    conditions = (is_live(), tuple_matches(scan_filter), stats_match(scan_filter))
+    live, tuples, stats = (condition.column() for condition in conditions)
     row = entries.agg(
         F.count("*").alias("scanned"),
         _count_if(~live).alias("skipped_deleted"),

@@ -51,18 +51,18 @@ _LONG = 10_000
 
 
 def entry_stats(field_id: int) -> FieldStats:
-    """The stats of one column in an entry's content_stats."""
+    """Return the stats of a column in an entry's content_stats."""
     base = f"{CONTENT_STATS}.`{field_id}`"
     return FieldStats(*(sql.col(f"{base}.{name}") for name in FieldStats._fields))
 
 
 def partition_value(field_id: int) -> Sql:
-    """One field of an entry's partition tuple."""
+    """Return a field of an entry's partition tuple."""
     return sql.col(f"{PARTITION}.`{field_id}`")
 
 
 def public_partition(state: TableState) -> Sql:
-    """The partition tuple as metadata tables show it: Iceberg's names, and types as Iceberg shows them in Spark."""
+    """Return the partition tuple as metadata tables show it: Iceberg's names, and Iceberg's types in Spark."""
     return sql.struct(
         *(
             public_value(partition_value(field.field_id), cast("PrimitiveType", field.field_type)).alias(field.name)
@@ -72,17 +72,17 @@ def public_partition(state: TableState) -> Sql:
 
 
 def public_partition_type(state: TableState) -> StructType:
-    """The Spark type of `public_partition`."""
+    """Return the Spark type of `public_partition`."""
     return StructType([StructField(field.name, spark_type(field.field_type)) for field in state.partition_type.fields])
 
 
 def manifest_path(manifests: pa.Table, manifest: Sql) -> Sql:
-    """The location of a manifest, by its small id.
+    """Return the location of a manifest, by its small id.
 
     One literal that Spark folds into an array: no join, and one small expression however many manifests there are.
     """
     paths = dict(zip(manifests.column("manifest").to_pylist(), manifests.column("location").to_pylist(), strict=True))
-    listed = _SEPARATOR.join(paths.get(one, "") for one in range(max(paths, default=-1) + 1))
+    listed = _SEPARATOR.join(paths.get(small_id, "") for small_id in range(max(paths, default=-1) + 1))
     return sql.call("split", listed, _SEPARATOR)[manifest]
 
 
@@ -110,7 +110,7 @@ def shown_deletes(deletes: Sql) -> str:
 
 
 class SharedTexts:
-    """Constant texts of a plan's rows; the long ones are in a broadcast relation of one row.
+    """Constant texts of a plan's rows; the long ones are in a broadcast relation of a single row.
 
     As literals these would be in every description that Spark makes, and keeps, of a query's plans; and of few local
     rows its optimizer would make all results at once, each with a copy.
@@ -120,7 +120,7 @@ class SharedTexts:
         self._texts: list[str] = []
 
     def literal(self, text: str) -> Sql:
-        """A text, to be selected from the rows of `joined_to`."""
+        """Return a text, to be selected from the rows of `joined_to`."""
         if len(text) <= _LONG:
             return sql.lit(text)
         if text not in self._texts:

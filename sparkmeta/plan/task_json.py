@@ -41,9 +41,12 @@ _CONTENTS = ("data", "position-deletes", "equality-deletes")
 
 
 def task_json(splits: DataFrame, state: TableState, schema: Schema) -> DataFrame:
-    """Splits as their JSON: one column, `task`.
+    """Return splits as their JSON: one column, `task`.
 
-    splits: columns of `plan_files`, `start` and `length` in bytes, and `partition_json`. schema: what the scan reads.
+    Args:
+        splits: columns of `plan_files`, `start` and `length` in bytes, and `partition_json`.
+        state: the table.
+        schema: what the scan reads.
     """
     parts = [
         _member("schema", F.lit(json.dumps(schema_to_json(schema)))),
@@ -59,9 +62,12 @@ def task_json(splits: DataFrame, state: TableState, schema: Schema) -> DataFrame
 
 
 def partition_json(state: TableState) -> Sql:
-    """An entry's partition tuple as a JSON object: partition field id -> single-value JSON, nulls left out."""
+    """Return an entry's partition tuple as a JSON object: partition field id -> single-value JSON, nulls left out."""
     types = state.partition_types
-    values = [_single_value(partition_value(one), types[one]).alias(str(one)) for one in state.partition_fields]
+    values = [
+        _single_value(partition_value(field_id), types[field_id]).alias(str(field_id))
+        for field_id in state.partition_fields
+    ]
     without_nulls = sql.call("map", "ignoreNullFields", "true")
     return sql.call("to_json", sql.struct(*values), without_nulls) if values else sql.lit("{}")
 
@@ -110,15 +116,17 @@ def _delete_file(delete: Column) -> Column:
 
 
 def _content_file(members: dict[str, Column]) -> Column:
-    """A content file's object. Deletes are written with the spec and partition of the data file that they apply to,
-    since a task names one spec."""
+    """Return a content file's object.
+
+    Deletes are written with the spec and partition of the data file that they apply to, since a task names one spec.
+    """
     text = F.to_json(F.struct(*(value.alias(name) for name, value in members.items())), {"ignoreNullFields": "true"})
     head = F.concat(F.lit('{"spec-id":'), F.col("spec_id"), F.lit(',"partition":'), F.col(PARTITION_JSON), F.lit(","))
     return F.concat(head, F.substring(text, 2, 2**31 - 1))
 
 
 def _single_value(value: Sql, kind: Any) -> Sql:
-    """A value as the JSON single-value serialization writes it, before quoting (table spec, Appendix D)."""
+    """Return a value as the JSON single-value serialization writes it, before quoting (table spec, Appendix D)."""
     if isinstance(kind, BinaryType | FixedType):
         return sql.call("hex", value)
     if isinstance(kind, DateType | DecimalType):
@@ -135,7 +143,7 @@ def _single_value(value: Sql, kind: Any) -> Sql:
 
 
 def _iso(ticks: Sql, digits: int, zone: str) -> Sql:
-    """Ticks since 1970, 10^digits a second, as ISO text of UTC, whatever the session's time zone."""
+    """Return ticks since 1970, 10^digits a second, as ISO text of UTC, whatever the session's time zone."""
     per_second = sql.lit(10**digits).cast("bigint")
     rest = sql.call("pmod", ticks, per_second)
     seconds = _div(ticks - rest, per_second)

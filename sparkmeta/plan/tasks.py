@@ -33,7 +33,7 @@ class SplitPlanning:
 
 
 def plan_tasks(planned: DataFrame, row_type: StructType, splitting: SplitPlanning) -> DataFrame:
-    """Rows of `plan_files`, which are of `row_type`, as combined tasks: one row a task, lazy.
+    """Pack rows of `plan_files`, which are of `row_type`, into combined tasks: one row a task, lazily.
 
     Columns: size_in_bytes (data bytes to read), files_count, tasks (array of a struct of start, length in bytes and
     the columns of `plan_files`). Contiguous splits of one file in one task are one.
@@ -50,7 +50,7 @@ def plan_tasks(planned: DataFrame, row_type: StructType, splitting: SplitPlannin
 
 
 def task_type(row_type: StructType) -> StructType:
-    """The row type of `plan_tasks` over rows of `row_type`."""
+    """Return the row type of `plan_tasks` over rows of `row_type`."""
     from pyspark.sql.types import ArrayType, LongType, StructField, StructType
 
     ranges = [StructField(name, LongType()) for name in SPLIT_COLUMNS]
@@ -84,18 +84,18 @@ class _Splits:
 
 
 class _Packer:
-    """First-fit packing of a stream of splits; `_held` has the rows of splits that stand in open bins."""
+    """First-fit packing of a stream of splits; `_rows` has the rows of splits in open bins."""
 
     def __init__(self, splitting: SplitPlanning) -> None:
         self.splitting = splitting
         self._open: list[_Bin] = []
-        self._held: pa.Table | None = None
+        self._rows: pa.Table | None = None
 
     def add(self, files: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         splits = cut(files, self.splitting)
         new = _with_ranges(files, splits)
-        base = 0 if self._held is None else len(self._held)
-        self._held = new if self._held is None else pa.concat_tables([self._held, new])
+        base = 0 if self._rows is None else len(self._rows)
+        self._rows = new if self._rows is None else pa.concat_tables([self._rows, new])
         closed = [done for i, w in enumerate(splits.weight.tolist()) if (done := self._place(base + i, w))]
         if closed:
             yield self._emit(closed)
@@ -106,35 +106,35 @@ class _Packer:
             yield self._emit(self._open)
 
     def _place(self, split: int, weight: int) -> _Bin | None:
-        """Puts a split into the first open bin that it fits, else a new one; the heaviest bin that this pushes out."""
-        for one in self._open:
-            if one.weight + weight <= self.splitting.target_size:
-                one.weight += weight
-                one.splits.append(split)
+        """Put a split into the first open bin that it fits, else a new one; return the bin that this pushes out."""
+        for open_bin in self._open:
+            if open_bin.weight + weight <= self.splitting.target_size:
+                open_bin.weight += weight
+                open_bin.splits.append(split)
                 return None
         self._open.append(_Bin(weight, [split]))
         if len(self._open) <= self.splitting.lookback:
             return None
-        heaviest = max(self._open, key=lambda one: one.weight)
+        heaviest = max(self._open, key=lambda open_bin: open_bin.weight)
         self._open.remove(heaviest)
         return heaviest
 
     def _emit(self, bins: list[_Bin]) -> pa.RecordBatch:
-        assert self._held is not None
-        merged = [self._merged(one.splits) for one in bins]
+        assert self._rows is not None
+        merged = [self._merged(closed.splits) for closed in bins]
         tasks = pa.concat_tables(merged).combine_chunks().to_struct_array()
-        sizes = [len(one) for one in merged]
+        sizes = [len(rows) for rows in merged]
         offsets = pa.array(np.concatenate([[0], np.cumsum(sizes)]), pa.int32())
         flat = pa.concat_arrays(tasks.chunks) if isinstance(tasks, pa.ChunkedArray) else tasks
-        lengths = [pc.sum(one.column("length")).as_py() for one in merged]
-        counts = [pc.count_distinct(one.column("file_path")).as_py() for one in merged]
+        lengths = [pc.sum(rows.column("length")).as_py() for rows in merged]
+        counts = [pc.count_distinct(rows.column("file_path")).as_py() for rows in merged]
         columns = [pa.array(lengths, pa.int64()), pa.array(counts, pa.int64()), pa.ListArray.from_arrays(offsets, flat)]
         return pa.RecordBatch.from_arrays(columns, names=["size_in_bytes", "files_count", "tasks"])
 
     def _merged(self, splits: list[int]) -> pa.Table:
-        """The rows of a bin's splits; a split that goes on where the one before ends, in the same file, joins it."""
-        assert self._held is not None
-        rows = self._held.take(pa.array(splits))
+        """Return the rows of a bin's splits; contiguous splits of a file become a single row."""
+        assert self._rows is not None
+        rows = self._rows.take(pa.array(splits))
         start, length = (rows.column(name).to_numpy() for name in SPLIT_COLUMNS)
         path = rows.column("file_path").combine_chunks()
         same = pc.equal(path.slice(1), path.slice(0, len(path) - 1)).to_numpy(False)
@@ -143,21 +143,21 @@ class _Packer:
             return rows
         groups = np.cumsum(~goes_on) - 1
         total = np.bincount(groups, weights=length).astype(np.int64)
-        kept = rows.filter(pa.array(~goes_on))
-        return kept.set_column(kept.schema.get_field_index("length"), "length", pa.array(total))
+        firsts = rows.filter(pa.array(~goes_on))
+        return firsts.set_column(firsts.schema.get_field_index("length"), "length", pa.array(total))
 
     def _forget(self) -> None:
-        """Keeps only the rows of splits in open bins, and renumbers them."""
-        assert self._held is not None
-        kept = [split for one in self._open for split in one.splits]
-        self._held = self._held.take(pa.array(kept, pa.int64())).combine_chunks()
-        numbers = iter(range(len(kept)))
-        for one in self._open:
-            one.splits = [next(numbers) for _ in one.splits]
+        """Keep only the rows of splits in open bins, and renumber them."""
+        assert self._rows is not None
+        splits = [split for open_bin in self._open for split in open_bin.splits]
+        self._rows = self._rows.take(pa.array(splits, pa.int64())).combine_chunks()
+        numbers = iter(range(len(splits)))
+        for open_bin in self._open:
+            open_bin.splits = [next(numbers) for _ in open_bin.splits]
 
 
 def cut(files: pa.RecordBatch, splitting: SplitPlanning) -> _Splits:
-    """The splits of planned files: one for each split offset where the offsets are usable, else of the target size."""
+    """Cut planned files into splits: at their split offsets where these are usable, else of the target size."""
     sizes = files.column("file_size_in_bytes").to_pylist()
     offsets = files.column("split_offsets").to_pylist()
     rows: list[int] = []
@@ -176,14 +176,14 @@ def cut(files: pa.RecordBatch, splitting: SplitPlanning) -> _Splits:
 
 
 def _usable(offsets: list[int] | None, size: int) -> bool:
-    """Offsets that are strictly ascending and end inside the file; a writer's wrong ones are ignored."""
+    """Whether offsets are strictly ascending and end inside the file; a writer's wrong ones are ignored."""
     if not offsets or offsets[-1] >= size:
         return False
     return all(a < b for a, b in pairwise(offsets))
 
 
 def _delete_weights(files: pa.RecordBatch) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """Bytes and number of the deletes of each file; a DV counts its own bytes, not those of its Puffin file."""
+    """Return the bytes and number of the deletes of each file; a DV counts its own bytes, not its Puffin file's."""
     deletes = files.column("deletes")
     flat = deletes.flatten()
     size = pc.coalesce(pc.struct_field(flat, "content_size_in_bytes"), pc.struct_field(flat, "file_size_in_bytes"))
