@@ -125,7 +125,7 @@ class Scan:
         return snapshot
 
     def schema(self) -> Schema:
-        """Return what the scan is bound to: a snapshot's or tag's own schema, the table's for a branch or by default."""
+        """Return what the scan is bound to: a snapshot's or tag's own schema, else the table's."""
         by_branch = self.ref is not None and self.state.metadata_ref(self.ref).snapshot_ref_type == "branch"
         if self.snapshot_id is None or by_branch:
             return self.state.metadata.schema()
