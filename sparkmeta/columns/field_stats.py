@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import operator
+from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from pyiceberg.expressions import BoundGreaterThan, BoundGreaterThanOrEqual, BoundStartsWith
 from pyiceberg.types import IcebergType, PrimitiveType, UUIDType
 
 from sparkmeta.columns import sql
@@ -16,6 +18,8 @@ from sparkmeta.columns.types import literal_array
 
 if TYPE_CHECKING:
     from collections.abc import Collection
+
+    from pyiceberg.expressions import BoundPredicate
 
     from sparkmeta.columns.bound_tests import BoundTest
 
@@ -30,6 +34,15 @@ class FieldStats(NamedTuple):
     value_count: Sql | None
     null_value_count: Sql | None
     nan_value_count: Sql | None
+
+
+class FieldSummary(NamedTuple):
+    """The summary of one partition field in one manifest, bounds in bound form; all null where there is no summary."""
+
+    contains_null: Sql
+    contains_nan: Sql
+    lower_bound: Sql
+    upper_bound: Sql
 
 
 class Bound:
@@ -130,6 +143,10 @@ class ColumnStats:
             return False
         return _certainly(self.stats.value_count < self.record_count)
 
+    def may_hold(self, leaf: BoundPredicate) -> Truth:
+        """Whether there may be a value for a comparison, an IN or a prefix to be true of."""
+        return negated(self.all_null) if isinstance(leaf, BoundStartsWith) else self.has_values
+
     def passes(self, test: BoundTest) -> Truth:
         """Whether a bound passes a test, or is unknown."""
         waived = False if test.waived_by is None else self.lower.unknown
@@ -167,6 +184,37 @@ class ColumnStats:
         return all_of(
             *(any_of(self.lower.proves(operator.gt, one), self.upper.proves(operator.lt, one)) for one in values)
         )
+
+
+class SummaryStats(ColumnStats):
+    """What the summary of a partition field concludes about the tuples of a manifest; null where there is none.
+
+    Args:
+        summary: of the field.
+        field_type: the field's type.
+    """
+
+    def __init__(self, summary: FieldSummary, field_type: IcebergType) -> None:
+        bounds = FieldStats(summary.lower_bound, summary.upper_bound, None, None, None)
+        super().__init__(bounds, sql.lit(1), field_type)
+        self.summary = summary
+        self.all_null = all_of(summary.contains_null, summary.lower_bound.isNull(), self.no_nan)
+        self.no_null = ~summary.contains_null
+        all_nan = summary.contains_nan.eqNullSafe(True) & ~summary.contains_null & summary.lower_bound.isNull()
+        self.every_row_nan = all_nan
+
+    @cached_property
+    def no_nan(self) -> Truth:
+        return True if not is_floating(self.field_type) else self.summary.contains_nan.eqNullSafe(False)
+
+    def may_hold(self, leaf: BoundPredicate) -> Truth:
+        """Whether there is a value that is neither null nor NaN: without a bound there is none."""
+        upward = isinstance(leaf, BoundGreaterThan | BoundGreaterThanOrEqual)
+        return (self.summary.upper_bound if upward else self.summary.lower_bound).isNotNull()
+
+    def passes(self, test: BoundTest) -> Truth:
+        """Whether a bound passes a test: a summary has both bounds or none."""
+        return super().passes(replace(test, waived_by=None))
 
 
 def _within(value: Sql, lower: Sql | None, upper: Bound) -> Sql:

@@ -31,7 +31,7 @@ from sparkmeta.columns import sql
 from sparkmeta.columns.bound_tests import AllOf, AnyOf, BoundTest
 from sparkmeta.columns.comparison import prefix_end
 from sparkmeta.columns.conditions import ColumnLiteral, Truth, all_of, any_of, as_column, fold_truth, negated
-from sparkmeta.columns.field_stats import ColumnStats, FieldStats
+from sparkmeta.columns.field_stats import ColumnStats, FieldStats, FieldSummary, SummaryStats
 from sparkmeta.columns.implied_tests import FEW, IN_LIMIT, leaf_tests, stats_tests
 from sparkmeta.columns.predicate import COMPARISONS
 
@@ -54,13 +54,33 @@ def might_match(bound: BooleanExpression, stats: Callable[[int], FieldStats], re
     Spark pushes into Parquet.
     """
     known = _KnownStats(stats, record_count)
-    kept = fold_truth(bound, lambda leaf: _might(leaf, known))
+    kept = fold_truth(bound, lambda leaf: _might(leaf, known.of))
     counted = sql.coalesce(record_count, sql.lit(-1))
     # Spark draws out what these conditions have in common, and then pushes none, unless one can't be looked into.
     exact = sql.coalesce(as_column(any_of(counted < 0, kept)), sql.lit(False))
     tests = _pushed(stats_tests(bound), known)
     pushed = (any_of(record_count.isNull(), record_count < 0, test) for test in tests)
     return as_column(all_of(counted != 0, *pushed, exact))
+
+
+def summary_might_match(bound_partition_predicate: BooleanExpression, summary: Callable[[int], FieldSummary]) -> Sql:
+    """Whether a manifest may list a file whose partition tuple satisfies a predicate (Iceberg's ManifestEvaluator).
+
+    Args:
+        bound_partition_predicate: an inclusive projection onto the manifest's own spec.
+        summary: partition field id -> the field's summary. A field without summary (null contains_null) might match.
+
+    Returns a Sql that is never null. A summary without bounds says that all values are null or NaN.
+    """
+
+    def of_leaf(leaf: BooleanExpression) -> Truth:
+        if not isinstance(leaf, BoundPredicate):
+            return isinstance(leaf, AlwaysTrue)
+        field = leaf.term.ref().field
+        stats = SummaryStats(summary(field.field_id), field.field_type)
+        return any_of(stats.summary.contains_null.isNull(), _might(leaf, lambda _: stats))
+
+    return as_column(fold_truth(bound_partition_predicate, of_leaf))
 
 
 def must_match(
@@ -122,10 +142,10 @@ def _pushed(tests: AllOf, known: _KnownStats) -> list[Truth]:
     return conditions + [any_of(*(all_of(*_pushed(choice, known)) for choice in any_of_)) for any_of_ in choices[:FEW]]
 
 
-def _might(leaf: BooleanExpression, known: _KnownStats) -> Truth:
+def _might(leaf: BooleanExpression, stats_of: Callable[[BoundPredicate], ColumnStats]) -> Truth:
     if not isinstance(leaf, BoundPredicate):
         return isinstance(leaf, AlwaysTrue)
-    stats = known.of(leaf)
+    stats = stats_of(leaf)
     match leaf:
         case BoundIsNull():
             return negated(stats.no_null)
@@ -147,9 +167,8 @@ def _might(leaf: BooleanExpression, known: _KnownStats) -> Truth:
 
 def _might_hold(leaf: BoundPredicate, stats: ColumnStats) -> Truth:
     if isinstance(leaf, BoundIn):
-        return all_of(stats.has_values, len(leaf.value_set) > IN_LIMIT or stats.range_has(leaf.value_set))
-    some = negated(stats.all_null) if isinstance(leaf, BoundStartsWith) else stats.has_values
-    return all_of(some, *(stats.passes(test) for test in leaf_tests(leaf)))
+        return all_of(stats.may_hold(leaf), len(leaf.value_set) > IN_LIMIT or stats.range_has(leaf.value_set))
+    return all_of(stats.may_hold(leaf), *(stats.passes(test) for test in leaf_tests(leaf)))
 
 
 def _must(leaf: BooleanExpression, known: _KnownStats, top_level_ids: Container[int]) -> Truth:

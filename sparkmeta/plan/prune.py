@@ -15,12 +15,11 @@ from pyiceberg.expressions import AlwaysFalse, AlwaysTrue, BooleanExpression
 
 from sparkmeta.columns import sql
 from sparkmeta.columns.bound_tests import Columns, Source
-from sparkmeta.columns.field_stats import FieldStats
+from sparkmeta.columns.field_stats import FieldStats, FieldSummary
 from sparkmeta.columns.implied_tests import stats_tests, summary_tests
 from sparkmeta.columns.predicate import referenced_ids
-from sparkmeta.columns.skipping import might_match
+from sparkmeta.columns.skipping import might_match, summary_might_match
 from sparkmeta.columns.sql import Sql
-from sparkmeta.columns.summaries import FieldSummary, summary_might_match
 from sparkmeta.manifests.entries import as_numbers
 from sparkmeta.manifests.manifest_list import SUMMARIES, live_counts
 from sparkmeta.manifests.projection import CONTENT_STATS, MANIFEST
