@@ -176,8 +176,10 @@ class Bench:
 
     # -- measuring --------------------------------------------------------------------------------------------------
 
-    def measure(self, repeats: int) -> Iterator[Cost]:
+    def measure(self, repeats: int, only: str = "") -> Iterator[Cost]:
         for name, prepare in self.commits().items():
+            if only not in name:
+                continue
             seconds, read = [], []
             for run in range(repeats + 1):
                 self.growth.rewind()
@@ -227,8 +229,9 @@ def _parent(process: Path) -> int:
 @click.command()
 @click.argument("sizes", type=int, nargs=-1)
 @click.option("--repeats", default=3, show_default=True, help="Runs of each commit, after one that is not counted.")
+@click.option("--only", default="", help="Measure the commits whose names contain this text.")
 @click.option("--heap", default="4g", show_default=True, help="Of the JVM, e.g. 4g.")
-def main(sizes: tuple[int, ...], repeats: int, heap: str) -> None:
+def main(sizes: tuple[int, ...], repeats: int, only: str, heap: str) -> None:
     """Commit to trees of these sizes."""
     from tests.benchmarks.session import bench_session
 
@@ -236,7 +239,7 @@ def main(sizes: tuple[int, ...], repeats: int, heap: str) -> None:
     for entries in sizes or SIZES:
         growth = Growth(entries)
         growth.location()
-        for cost in Bench(spark, growth).measure(repeats):
+        for cost in Bench(spark, growth).measure(repeats, only):
             costs.append(cost)
             rest = f"{cost.read / 1e6:10.1f} MB read {cost.driver / 1e6:8.0f} MB in the driver"
             sys.stdout.write(f"{entries:>13,}  {cost.commit:<36} {cost.seconds:7.2f} s {rest}\n")
