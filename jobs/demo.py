@@ -111,7 +111,7 @@ def tell(folder: Path, jar: Path | None, months: int) -> None:
 def look(table: sm.Table, story: Story) -> None:
     """Prints what the table is made of, and three plans."""
     story.heading("What it is: table.metadata")
-    print_facts(table.name, facts(table))
+    print_facts(table.full_name, facts(table))
     for name, rows in (("snapshots", 20), ("manifests", 20), ("files", 8), ("partitions", 8)):
         story.heading(f"Its metadata as DataFrames: table.inspect.{name}()")
         print_rows(getattr(table.inspect, name)(), METADATA_TABLES[name].text, rows, table.location())

@@ -16,6 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from sparkmeta.catalog import Catalog, load_catalog
+    from sparkmeta.commit.manage_snapshots import ManageSnapshots
+    from sparkmeta.commit.snapshot_update import SnapshotUpdate
+    from sparkmeta.commit.transaction import Transaction
     from sparkmeta.errors import (
         CommitConflictError,
         CommitFailedError,
@@ -35,8 +38,18 @@ if TYPE_CHECKING:
         UnsupportedError,
         ValidationError,
     )
+    from sparkmeta.inspect.drawing import Drawing
+    from sparkmeta.inspect.inspect_table import InspectTable
+    from sparkmeta.maintain.compact import CompactionPlan, CompactionSummary
+    from sparkmeta.maintain.leaf_map import LeafMap
+    from sparkmeta.maintain.maintenance import Maintenance
+    from sparkmeta.maintain.rewrite_manifests import ManifestRewritePlan, ManifestRewriteSummary
+    from sparkmeta.maintain.undo_upgrade import UndoUpgradePlan
+    from sparkmeta.maintain.upgrade import UpgradePlan, UpgradeSummary
+    from sparkmeta.plan.report import ScanReport
     from sparkmeta.scan import Scan
     from sparkmeta.session import local_session, materialize
+    from sparkmeta.settings import Settings
     from sparkmeta.table import Table, load_table
 
 __all__ = [
@@ -44,21 +57,37 @@ __all__ = [
     "CommitConflictError",
     "CommitFailedError",
     "CommitStateUnknownError",
+    "CompactionPlan",
+    "CompactionSummary",
     "CorruptFileError",
+    "Drawing",
     "FileAccessError",
     "FileAlreadyExistsError",
+    "InspectTable",
     "InvalidFilterError",
+    "LeafMap",
+    "Maintenance",
+    "ManageSnapshots",
+    "ManifestRewritePlan",
+    "ManifestRewriteSummary",
     "NoSuchNamespaceError",
     "NoSuchSnapshotError",
     "NoSuchTableError",
     "NotFoundError",
     "Scan",
+    "ScanReport",
     "SessionError",
     "SettingError",
+    "Settings",
+    "SnapshotUpdate",
     "SparkmetaError",
     "Table",
     "TableAlreadyExistsError",
+    "Transaction",
+    "UndoUpgradePlan",
     "UnsupportedError",
+    "UpgradePlan",
+    "UpgradeSummary",
     "ValidationError",
     "load_catalog",
     "load_table",
@@ -66,10 +95,27 @@ __all__ = [
     "materialize",
 ]
 
+# The modules of the names that are no errors.
 _HOMES = {
     "Catalog": "catalog",
+    "CompactionPlan": "maintain.compact",
+    "CompactionSummary": "maintain.compact",
+    "Drawing": "inspect.drawing",
+    "InspectTable": "inspect.inspect_table",
+    "LeafMap": "maintain.leaf_map",
+    "Maintenance": "maintain.maintenance",
+    "ManageSnapshots": "commit.manage_snapshots",
+    "ManifestRewritePlan": "maintain.rewrite_manifests",
+    "ManifestRewriteSummary": "maintain.rewrite_manifests",
     "Scan": "scan",
+    "ScanReport": "plan.report",
+    "Settings": "settings",
+    "SnapshotUpdate": "commit.snapshot_update",
     "Table": "table",
+    "Transaction": "commit.transaction",
+    "UndoUpgradePlan": "maintain.undo_upgrade",
+    "UpgradePlan": "maintain.upgrade",
+    "UpgradeSummary": "maintain.upgrade",
     "load_catalog": "catalog",
     "load_table": "table",
     "local_session": "session",

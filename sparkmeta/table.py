@@ -31,11 +31,16 @@ if TYPE_CHECKING:
     from pyiceberg.schema import Schema
     from pyiceberg.table import Table as PyIcebergTable
     from pyiceberg.table.sorting import SortOrder
+    from pyiceberg.table.update.schema import UpdateSchema
+    from pyiceberg.table.update.sorting import UpdateSortOrder
     from pyspark.sql import DataFrame, SparkSession
 
+    from sparkmeta.commit.manage_snapshots import ManageSnapshots
     from sparkmeta.inspect.drawing import Drawing
     from sparkmeta.operations.table_operations import TableOperations, TableVersion
     from sparkmeta.spec.metadata import Snapshot, SnapshotRef
+    from sparkmeta.spec.snapshot import SnapshotLogEntry
+    from sparkmeta.spec.updates import UpdateSpec
     from sparkmeta.storage.files import Files
 
 
@@ -46,7 +51,7 @@ class Table(BaseTable):
     @staticmethod
     def from_pyiceberg(table: PyIcebergTable, spark: SparkSession | None = None) -> Table:
         """The table that pyiceberg loaded, read through its FileIO."""
-        return open_metadata(table.metadata_location, spark, io=table.io, name=".".join(table.name()))
+        return open_metadata(table.metadata_location, spark, io=table.io, identifier=table.name())
 
     # -- reading ----------------------------------------------------------------------------------------------------
 
@@ -153,7 +158,33 @@ class Table(BaseTable):
         """What keeps the table in shape: `table.maintenance.upgrade(4)`; plans that do nothing before `commit()`."""
         return Maintenance(self)
 
+    def update_schema(self, allow_incompatible_changes: bool = False, case_sensitive: bool = True) -> UpdateSchema:
+        """Return pyiceberg's builder of schema changes: `with table.update_schema() as update: update.add_column(...)`.
+
+        Its end commits the change. `refresh()` returns the table with it; the same holds for the builders below.
+        """
+        return self._change().update_schema(allow_incompatible_changes, case_sensitive)
+
+    def update_spec(self, case_sensitive: bool = True) -> UpdateSpec:
+        """Return pyiceberg's builder of a partition spec."""
+        return self._change().update_spec(case_sensitive)
+
+    def update_sort_order(self, case_sensitive: bool = True) -> UpdateSortOrder:
+        """Return pyiceberg's builder of a sort order."""
+        return self._change().update_sort_order(case_sensitive)
+
+    def manage_snapshots(self) -> ManageSnapshots:
+        """Return pyiceberg's builder of branches and tags, which has `fast_forward` and `cherry_pick` as well."""
+        return self._change().manage_snapshots()
+
+    def _change(self) -> Transaction[Table]:
+        return Transaction(self, autocommit=True)
+
     # -- metadata ---------------------------------------------------------------------------------------------------
+
+    def name(self) -> tuple[str, ...]:
+        """Return the names by which a catalog knows the table; else its folder or metadata file, as the one name."""
+        return self.identifier
 
     @property
     def read_only(self) -> bool:
@@ -192,6 +223,15 @@ class Table(BaseTable):
         """The default sort order."""
         return self.metadata.sort_order()
 
+    def sort_orders(self) -> dict[int, SortOrder]:
+        """All sort orders by id."""
+        return {order.order_id: order for order in self.metadata.sort_orders}
+
+    @property
+    def last_sequence_number(self) -> int:
+        """The highest sequence number that a snapshot of the table had; 0 in format version 1."""
+        return self.metadata.last_sequence_number
+
     def refs(self) -> dict[str, SnapshotRef]:
         """Branches and tags by name."""
         return self.metadata.refs
@@ -199,6 +239,21 @@ class Table(BaseTable):
     def snapshots(self) -> list[Snapshot]:
         """All snapshots that the table still has."""
         return self.metadata.snapshots
+
+    def history(self) -> list[SnapshotLogEntry]:
+        """When which snapshot became the current one, the oldest first."""
+        return self.metadata.snapshot_log
+
+    def snapshot_as_of_timestamp(self, timestamp_ms: int, inclusive: bool = True) -> Snapshot | None:
+        """The snapshot that was current at a time, or None.
+
+        Args:
+            timestamp_ms: milliseconds since 1970.
+            inclusive: count a snapshot that became current at that very time.
+        """
+        entries = (entry for entry in reversed(self.history()) if entry.timestamp_ms < timestamp_ms + inclusive)
+        latest = max(entries, key=lambda entry: entry.timestamp_ms, default=None)
+        return None if latest is None else self.snapshot_by_id(latest.snapshot_id)
 
     def current_snapshot(self) -> Snapshot | None:
         """The head of main; None for an empty table."""
@@ -213,7 +268,7 @@ class Table(BaseTable):
         return self.metadata.snapshot_by_name(name)
 
     def __repr__(self) -> str:
-        return f"Table({self.name}, v{self.format_version}, {self.metadata_location})"
+        return f"Table({self.full_name}, v{self.format_version}, {self.metadata_location})"
 
     def _repr_html_(self) -> str:
         """The table for a notebook: facts of its metadata file only; starts no job."""
@@ -232,7 +287,7 @@ class Table(BaseTable):
             "records": summary.get("total-records", "unknown"),
         }
         rows = "".join(f"<tr><th>{name}</th><td>{escape(str(value)[:300])}</td></tr>" for name, value in facts.items())
-        return f"<table><caption>{escape(self.name[:300])}</caption>{rows}</table>"
+        return f"<table><caption>{escape(self.full_name[:300])}</caption>{rows}</table>"
 
 
 def load_table(location: str, spark: SparkSession | None = None) -> Table:
@@ -255,18 +310,21 @@ def open_table(folder: str, spark: SparkSession, files: Files | None = None) -> 
     newest = latest_metadata(files, folder)
     version = load_version(files, newest.location)
     operations = FileSystemOperations(files, folder, version.metadata.table_uuid, newest.read_only)
-    return table_of(version, spark, files, folder, operations)
+    return table_of(version, spark, files, (folder,), operations)
 
 
-def open_metadata(location: str, spark: SparkSession | None, io: Any = None, name: str | None = None) -> Table:
+def open_metadata(location: str, spark: SparkSession | None, io: Any = None, identifier: tuple[str, ...] = ()) -> Table:
     """Open a table as one metadata file describes it, through a pyiceberg FileIO where one is given."""
     session = resolve_session(spark)
     files = files_for(session, location, io)
     version = load_version(files, location)
-    return table_of(version, session, files, name or version.metadata.location, StaticOperations(version))
+    names = identifier or (version.metadata.location,)
+    return table_of(version, session, files, names, StaticOperations(version))
 
 
-def table_of(version: TableVersion, spark: SparkSession, files: Files, name: str, operations: TableOperations) -> Table:
+def table_of(
+    version: TableVersion, spark: SparkSession, files: Files, identifier: tuple[str, ...], operations: TableOperations
+) -> Table:
     """Return the table at a version that has been loaded."""
     location, metadata = version
-    return Table(TableState(spark, files, metadata, metadata.current_snapshot()), location, name, operations)
+    return Table(TableState(spark, files, metadata, metadata.current_snapshot()), location, identifier, operations)

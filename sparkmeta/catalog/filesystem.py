@@ -38,7 +38,7 @@ class FileSystemCatalog:
     def load_table(self, identifier: str | tuple[str, ...], spark: SparkSession | None = None) -> Table:
         """The table of a name; raises NoSuchTableError."""
         names = as_names(identifier)
-        return replace(open_table(self._folder(names), resolve_session(spark)), name=".".join(names))
+        return replace(open_table(self._folder(names), resolve_session(spark)), identifier=names)
 
     def create_table(
         self,

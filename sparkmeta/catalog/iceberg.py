@@ -58,13 +58,13 @@ class IcebergCatalog:
 
     def load_table(self, identifier: str | tuple[str, ...], spark: SparkSession | None = None) -> Table:
         """The table of a name, read by the FileIO that the catalog gives for it. Raises NoSuchTableError."""
-        name = ".".join(as_names(identifier))
+        names = as_names(identifier)
         try:
-            located = locate(self.pyiceberg, as_names(identifier))
+            located = locate(self.pyiceberg, names)
         except (pyiceberg.exceptions.NoSuchTableError, pyiceberg.exceptions.NoSuchNamespaceError) as error:
-            raise NoSuchTableError(f"{name}: {error}") from error
-        table = open_metadata(located.metadata_location, spark, io=located.io, name=name)
-        operations = self._operations(as_names(identifier), table.state.files, table.metadata.table_uuid)
+            raise NoSuchTableError(f"{'.'.join(names)}: {error}") from error
+        table = open_metadata(located.metadata_location, spark, io=located.io, identifier=names)
+        operations = self._operations(names, table.state.files, table.metadata.table_uuid)
         return table if operations is None else replace(table, operations=operations)
 
     def create_table(  # noqa: PLR0913  pyiceberg's own parameters

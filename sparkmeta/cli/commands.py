@@ -121,7 +121,7 @@ def describe(source: Source, as_json: bool) -> None:
     if as_json:
         print_json(description(table))
     else:
-        print_facts(table.name, facts(table))
+        print_facts(table.full_name, facts(table))
 
 
 @main.command()

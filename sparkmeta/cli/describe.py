@@ -29,7 +29,7 @@ def description(table: Table) -> dict[str, Any]:
     """The table as one JSON document. Totals are those that its writer noted in the current snapshot, else null."""
     metadata = table.metadata
     return {
-        "name": table.name,
+        "name": table.full_name,
         "location": table.location(),
         "format_version": table.format_version,
         "table_uuid": str(metadata.table_uuid),

@@ -53,9 +53,14 @@ class Transaction(Generic[TableT]):
 
     Nothing is written before it ends. Files that a commit writes and does not use are deleted once its outcome is
     known.
+
+    Attributes:
+        table: the version that the changes are based on.
+        autocommit: end with the first of pyiceberg's builders that does.
     """
 
     table: TableT
+    autocommit: bool = False
     _steps: list[Step] = field(default_factory=list)
     _metadata: TableMetadata | None = None
     _done: TableT | None = None
@@ -111,9 +116,15 @@ class Transaction(Generic[TableT]):
         return self._metadata or self.table.metadata
 
     def _apply(self, updates: tuple[TableUpdate, ...], requirements: tuple[TableRequirement, ...] = ()) -> Self:
+        self._stage(updates, requirements)
+        if self.autocommit:
+            self.commit()
+        return self
+
+    def _stage(self, updates: tuple[TableUpdate, ...], requirements: tuple[TableRequirement, ...] = ()) -> Self:
         if not all(isinstance(update, _OF_REFS) for update in updates):
             self.table.refuse_lists()
-        return self._add(_MetadataStep(tuple(updates), tuple(requirements)))
+        return self._add(_MetadataStep(tuple(updates), tuple(requirements))) if updates else self
 
     def _add(self, step: Step) -> Self:
         """Add a step that changes metadata only; later changes see it."""
@@ -125,9 +136,6 @@ class Transaction(Generic[TableT]):
         """Add a step that makes a snapshot when the transaction commits."""
         self.table.refuse_lists()
         self._steps.append(step)
-
-    def _stage(self, updates: tuple[TableUpdate, ...], requirements: tuple[TableRequirement, ...] = ()) -> Self:
-        return self._apply(updates, requirements)
 
     def _set_ref_snapshot(
         self, snapshot_id: int, ref_name: str, **fields: Any

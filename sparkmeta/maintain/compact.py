@@ -134,7 +134,7 @@ class CompactionPlan(Generic[TableT]):
         rows, choice = self._rows, self._choice
         kinds = Counter(row["content"] for row in rows)
         return CompactionSummary(
-            table=self.table.name,
+            table=self.table.full_name,
             snapshot_id=self._state.snapshot.snapshot_id if self._state.snapshot else None,
             data_leaves=kinds["data leaf"],
             delete_leaves=kinds["delete leaf"],

@@ -89,7 +89,7 @@ def leaf_map(table: BaseTable, cluster_by: Sequence[str] | None, branch: str) ->
     head = branch_head(table.state, branch)
     base, spec_id = base_root(head), table.metadata.default_spec_id
     if base.root is None:
-        return LeafMap(table.name, (), 0.0, 0)
+        return LeafMap(table.full_name, (), 0.0, 0)
     scope = scope_of(with_root(head, base), base.root, CompactionOptions(cluster_by=cluster_by))
     leaves = scope.leaves(ContentType.DATA_MANIFEST, spec_id)
     ranges = leaf_ranges(leaves.table, scope.keys[spec_id], scope.sources[spec_id])
@@ -104,4 +104,4 @@ def leaf_map(table: BaseTable, cluster_by: Sequence[str] | None, branch: str) ->
         heapq.heappush(ends, (max(end, start + 0.5), row))
         counts = int(leaves.records[place]), int(leaves.masked[place])
         bars.append(LeafBar(leaves.locations[place], start / longest, end / longest, row, *counts))
-    return LeafMap(table.name, tuple(bars), ranges.mean_overlaps(), len(ranges.order))
+    return LeafMap(table.full_name, tuple(bars), ranges.mean_overlaps(), len(ranges.order))

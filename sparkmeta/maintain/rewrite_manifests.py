@@ -197,7 +197,7 @@ class ManifestRewritePlan(Generic[TableT]):
             counts[group.content] += len(group.manifests)
         live = [live_count(group.manifests) for group in self._groups]
         return ManifestRewriteSummary(
-            table=self.table.name,
+            table=self.table.full_name,
             snapshot_id=self._state.snapshot.snapshot_id if self._state.snapshot else None,
             data_manifests=counts[ContentType.DATA_MANIFEST],
             delete_manifests=counts[ContentType.DELETE_MANIFEST],

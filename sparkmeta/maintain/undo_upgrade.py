@@ -29,7 +29,7 @@ class UndoUpgradePlan(Generic[TableT]):
         snapshots = len(self.table.metadata.snapshots)
         return "\n".join(
             [
-                f"{self.table.name}: the metadata tree becomes format version {self.to_version} again",
+                f"{self.table.full_name}: the metadata tree becomes format version {self.to_version} again",
                 f"{snapshots} snapshots keep their manifest lists; changes since the upgrade stay",
             ]
         )
@@ -55,7 +55,7 @@ def plan_undo_upgrade(table: TableT, format_version: int | None) -> UndoUpgradeP
     """See `Maintenance.undo_upgrade`."""
     metadata = _of_tree(table.metadata)
     if format_version is not None and format_version not in (1, 2, 3, 4):
-        raise ValidationError(f"{table.name}: there is no format version {format_version} to go back to")
+        raise ValidationError(f"{table.full_name}: there is no format version {format_version} to go back to")
     version = _version_before(table.state) if format_version is None else format_version
     undo_upgrade(metadata, version)
     table.refuse_read_only()

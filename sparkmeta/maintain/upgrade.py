@@ -102,7 +102,7 @@ class UpgradePlan(Generic[TableT]):
         metadata, upgraded = self.table.metadata, self.apply(self.table.state)
         known = {one.expr_id for one in getattr(metadata, "expressions", [])}
         return UpgradeSummary(
-            table=self.table.name,
+            table=self.table.full_name,
             from_version=metadata.format_version,
             to_version=TREE_VERSION,
             specs=len(metadata.partition_specs),
@@ -132,7 +132,9 @@ class UpgradePlan(Generic[TableT]):
 def plan_upgrade(table: TableT, format_version: int) -> UpgradePlan[TableT]:
     """See `Maintenance.upgrade`."""
     if format_version != TREE_VERSION:
-        raise ValidationError(f"{table.name}: there is an upgrade to format version 4 only, not to {format_version}")
+        raise ValidationError(
+            f"{table.full_name}: there is an upgrade to format version 4 only, not to {format_version}"
+        )
     _refuse(table.metadata)
     table.refuse_read_only()
     return UpgradePlan(table)

@@ -22,14 +22,19 @@ class BaseTable:
     Attributes:
         state: the version's metadata and current snapshot.
         metadata_location: the metadata file that the version was read from.
-        name: what a catalog calls the table, or its folder.
+        identifier: the names by which a catalog knows the table; else its folder or metadata file.
         operations: how newer versions are loaded and committed.
     """
 
     state: TableState
     metadata_location: str
-    name: str
+    identifier: tuple[str, ...]
     operations: TableOperations
+
+    @property
+    def full_name(self) -> str:
+        """The identifier as text."""
+        return ".".join(self.identifier)
 
     @property
     def metadata(self) -> TableMetadata:
@@ -60,16 +65,16 @@ class BaseTable:
         """Raise UnsupportedError for a table that takes no commits."""
         if self.operations.read_only:
             raise UnsupportedError(
-                f"{self.name}: {self.metadata_location} was opened by its path: a table is committed to through its "
-                "catalog, or its folder where it is a file system table"
+                f"{self.full_name}: {self.metadata_location} was opened by its path: a table is committed to through "
+                "its catalog, or its folder where it is a file system table"
             )
 
     def refuse_lists(self) -> None:
         """Raise UnsupportedError for a table without a metadata tree, whose snapshots are manifest lists."""
         if not isinstance(self.metadata, TableMetadataV4) or self.metadata.layout_revision is None:
             raise UnsupportedError(
-                f"{self.name}: it is a table of format version {self.metadata.format_version} with manifest lists: "
-                "commits need its metadata tree, to which `sparkmeta upgrade` or table.maintenance.upgrade(4) turns it"
+                f"{self.full_name}: it is a table of format version {self.metadata.format_version} with manifest "
+                "lists: commits need the metadata tree that `sparkmeta upgrade` or table.maintenance.upgrade(4) makes"
             )
 
 

@@ -143,7 +143,7 @@ def test_a_warehouse(spark: SparkSession, tmp_path: Path) -> None:
     assert catalog.list_tables("db") == [("db", "one"), ("db", "two.json")]
     assert catalog.list_tables(()) == catalog.list_tables("") == [("top",)]
     table = catalog.load_table("db.deep.three", spark)
-    assert (table.name, table.read_only) == ("db.deep.three", False)
+    assert (table.name(), table.read_only) == (("db", "deep", "three"), False)
     assert catalog.load_table(("db", "two.json")).metadata_location.endswith("two.json/metadata/v1.metadata.json")
     with pytest.raises(NoSuchTableError):
         catalog.load_table("db.none")

@@ -38,7 +38,7 @@ def test_a_sql_catalog(spark: SparkSession, catalog: IcebergCatalog) -> None:
     assert catalog.list_namespaces() == [("ns",)]
     assert catalog.list_tables("ns") == [("ns", "t")]
     table = catalog.load_table("ns.t", spark)
-    assert (table.name, table.read_only, table.properties["owner"]) == ("ns.t", False, "me")
+    assert (table.name(), table.read_only, table.properties["owner"]) == (("ns", "t"), False, "me")
     assert table.schema() == SCHEMA
     assert table.metadata_location == catalog.pyiceberg.load_table("ns.t").metadata_location
 

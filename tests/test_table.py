@@ -1,0 +1,95 @@
+"""The names that a table shares with pyiceberg's."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from pyiceberg.schema import Schema
+from pyiceberg.transforms import BucketTransform, IdentityTransform
+from pyiceberg.types import LongType, NestedField, StringType
+
+import sparkmeta as sm
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from pyspark.sql import SparkSession
+
+SCHEMA = Schema(NestedField(1, "id", LongType(), required=True))
+
+
+@pytest.fixture
+def catalog(tmp_path: Path) -> sm.Catalog:
+    return sm.load_catalog("test", type="hadoop", warehouse=f"file://{tmp_path}")
+
+
+@pytest.fixture
+def table(spark: SparkSession, catalog: sm.Catalog) -> sm.Table:
+    return catalog.create_table("db.t", SCHEMA, format_version=4, spark=spark)
+
+
+def with_files(table: sm.Table, spark: SparkSession, *paths: str, branch: str = "main") -> sm.Table:
+    rows = [(path, "parquet", 1, 100) for path in paths]
+    files = spark.createDataFrame(
+        rows, "file_path string, file_format string, record_count bigint, file_size_in_bytes bigint"
+    )
+    with table.transaction() as tx:
+        tx.update_snapshot(branch).append(files)
+    return table.refresh()
+
+
+def test_the_name_of_a_table(spark: SparkSession, catalog: sm.Catalog, table: sm.Table) -> None:
+    assert table.name() == catalog.load_table(("db", "t"), spark).name() == ("db", "t")
+    assert sm.load_table(table.location(), spark).name() == (table.location(),)
+    assert sm.load_table(table.metadata_location, spark).name() == (table.location(),)
+
+
+def test_history(spark: SparkSession, table: sm.Table) -> None:
+    assert (table.history(), table.last_sequence_number, table.snapshot_as_of_timestamp(1 << 60)) == ([], 0, None)
+    table = with_files(with_files(table, spark, "/data/a"), spark, "/data/b")
+    first, second = table.history()
+    assert [first.snapshot_id, second.snapshot_id] == [snapshot.snapshot_id for snapshot in table.snapshots()]
+    assert table.last_sequence_number == 2
+    assert table.snapshot_as_of_timestamp(second.timestamp_ms) == table.current_snapshot()
+    earlier = table.snapshot_as_of_timestamp(second.timestamp_ms, inclusive=False)
+    assert earlier is not None
+    assert earlier.snapshot_id == first.snapshot_id
+    assert table.snapshot_as_of_timestamp(first.timestamp_ms, inclusive=False) is None
+
+
+def test_builders_that_commit(table: sm.Table) -> None:
+    with table.update_schema() as update:
+        update.add_column("name", StringType())
+    table.refresh().update_spec().add_field("id", BucketTransform(16), "id_bucket").commit()
+    with table.refresh().update_sort_order() as order:
+        order.desc("name", IdentityTransform())
+    changed = table.refresh()
+    assert changed.schema().column_names == ["id", "name"]
+    assert [field.name for field in changed.spec().fields] == ["id_bucket"]
+    assert [field.source_id for field in changed.sort_orders()[changed.sort_order().order_id].fields] == [2]
+    assert changed.metadata_location.endswith("/v4.metadata.json")
+
+
+def test_a_builder_that_fails_commits_nothing(table: sm.Table) -> None:
+    with pytest.raises(ValueError, match="Cannot add column, name already exists: id"), table.update_schema() as update:
+        update.add_column("id", StringType())
+    assert table.refresh().metadata_location == table.metadata_location
+
+
+def test_branches_and_tags_in_one_commit(spark: SparkSession, table: sm.Table) -> None:
+    table = with_files(table, spark, "/data/a")
+    snapshot = table.current_snapshot()
+    assert snapshot is not None
+    table.manage_snapshots().create_tag(snapshot.snapshot_id, "v1").create_branch(
+        snapshot.snapshot_id, "audit"
+    ).commit()
+    table = table.refresh()
+    table = with_files(table, spark, "/data/b", branch="audit")
+    merge = table.manage_snapshots().fast_forward("main", "audit")
+    assert table.refresh().scan().count_files() == 1, "nothing is committed before the end"
+    merge.create_tag(snapshot.snapshot_id, "v2").commit()
+    merged = table.refresh()
+    assert merged.scan().count_files() == 2
+    assert sorted(merged.refs()) == ["audit", "main", "v1", "v2"]
+    assert merged.metadata_location.endswith("/v5.metadata.json")
