@@ -93,9 +93,9 @@ def decode_bounds(values: pa.BinaryArray, type_name: str) -> pa.Array:
 
 def reads_as(name: str, later: str) -> bool:
     """Whether `decode_bounds` reads values of a type as those of a later one: the same, or what it was promoted to."""
-    decimals = [_DECIMAL.fullmatch(one) for one in (name, later)]
+    decimals = [_DECIMAL.fullmatch(type_name) for type_name in (name, later)]
     if decimals[0] and decimals[1]:
-        (digits, scale), (most, later_scale) = (map(int, one.groups()) for one in decimals if one)
+        (digits, scale), (most, later_scale) = (map(int, match.groups()) for match in decimals if match)
         return digits <= most and scale == later_scale
     if later in _PROMOTED and name == _PROMOTED[later][0]:
         return True
@@ -110,7 +110,8 @@ def encode_bounds(values: pa.Array) -> pa.BinaryArray:
     if pa.types.is_binary(kind) or pa.types.is_string(kind):
         return values.cast(pa.binary())
     if pa.types.is_decimal(kind):
-        return pa.array([None if one is None else _decimal_bytes(one) for one in values.to_pylist()], pa.binary())
+        encoded = [None if value is None else _decimal_bytes(value) for value in values.to_pylist()]
+        return pa.array(encoded, pa.binary())
     if pa.types.is_boolean(kind):
         values = values.cast(pa.uint8())
     elif pa.types.is_temporal(kind):

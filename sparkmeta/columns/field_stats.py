@@ -1,4 +1,4 @@
-"""What the stats of one column in one file say about its values."""
+"""What the stats of a column in a file say about its values, and the summary of a partition field in a manifest."""
 
 from __future__ import annotations
 
@@ -159,10 +159,12 @@ class ColumnStats:
         if lower.column is None:
             return True
         if isinstance(self.field_type, UUIDType):
-            within = any_of(*(all_of(lower.allows(operator.le, one), upper.allows(operator.ge, one)) for one in values))
+            within = any_of(
+                *(all_of(lower.allows(operator.le, uuid), upper.allows(operator.ge, uuid)) for uuid in values)
+            )
         else:
-            literals = literal_array([(one, lower.primitive)] for one in values)
-            within = sql.exists(literals, lambda one: _within(one, lower.column, upper))
+            literals = literal_array([(value, lower.primitive)] for value in values)
+            within = sql.exists(literals, lambda value: _within(value, lower.column, upper))
         return any_of(lower.unknown, within)
 
     def single_value(self, values: Collection[Any]) -> Truth:
@@ -182,7 +184,7 @@ class ColumnStats:
     def range_lacks(self, values: Collection[Any]) -> Truth:
         """Whether every literal certainly lies outside of the bounds."""
         return all_of(
-            *(any_of(self.lower.proves(operator.gt, one), self.upper.proves(operator.lt, one)) for one in values)
+            *(any_of(self.lower.proves(operator.gt, value), self.upper.proves(operator.lt, value)) for value in values)
         )
 
 
@@ -232,7 +234,7 @@ def _known_zero(count: Sql | None) -> Truth:
     return False if count is None else count.eqNullSafe(0)
 
 
-def _known_equal(one: Sql | None, other: Sql | None) -> Truth:
-    if one is None or other is None:
+def _known_equal(count: Sql | None, other: Sql | None) -> Truth:
+    if count is None or other is None:
         return False
-    return one.eqNullSafe(other) & _certainly(one >= 0)
+    return count.eqNullSafe(other) & _certainly(count >= 0)

@@ -51,23 +51,27 @@ class SchemaFields:
         return name if self.case_sensitive else name.lower()
 
     def _what_there_is(self, name: str) -> str:
-        """Names that may have been meant, as the end of an error's message."""
-        known = [found[0][0].name for found in self.by_name.values() if found[0][1] is None]
-        near = [one for one in known if one.lower() == name.lower()] or get_close_matches(name, known)
+        """Return names that may have been meant, as the end of an error's message."""
+        known = [matches[0][0].name for matches in self.by_name.values() if matches[0][1] is None]
+        near = [other for other in known if other.lower() == name.lower()] or get_close_matches(name, known)
         if near:
             return f": did you mean {' or '.join(map(shown, near))}?"
         more = f" and {len(known) - _NAMED:,} more" if len(known) > _NAMED else ""
         return f", which has {', '.join(map(shown, known[:_NAMED]))}{more}" if known else ""
 
     def find(self, name: str) -> FieldReference:
-        """The field of a full name; raises InvalidFilterError if there is none, or more than one."""
-        found = self.by_name.get(self._key(name), [])
-        if not found:
+        """Return the field of a full name.
+
+        Raises:
+            InvalidFilterError: there is no such field, or there are several.
+        """
+        matches = self.by_name.get(self._key(name), [])
+        if not matches:
             raise InvalidFilterError(f"no column {shown(name)} in the schema{self._what_there_is(name)}")
-        if len(found) > 1:
-            names = ", ".join(f"{reference.name} (id {reference.field.field_id})" for reference, _ in found)
+        if len(matches) > 1:
+            names = ", ".join(f"{reference.name} (id {reference.field.field_id})" for reference, _ in matches)
             raise InvalidFilterError(f"column {shown(name)} is ambiguous: {names}")
-        (reference, container) = found[0]
+        (reference, container) = matches[0]
         if container is not None:
             raise InvalidFilterError(f"column {reference.name} is inside of {container}: no filter can look there")
         return reference

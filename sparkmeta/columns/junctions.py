@@ -44,7 +44,7 @@ def fold(
 
 
 def _chain(node: And | Or, negated: bool) -> tuple[Junction, list[tuple[BooleanExpression, bool]]]:
-    """All operands, from left to right, of nested ANDs (or ORs) that are one chain once NOT is pushed down."""
+    """Return all operands, from left to right, of nested ANDs (or ORs) that are a chain once NOT is pushed down."""
     junction = _junction(node, negated)
     operands: list[tuple[BooleanExpression, bool]] = []
     pending: list[tuple[BooleanExpression, bool]] = [(node, negated)]
@@ -73,14 +73,14 @@ def balanced(operands: Sequence[T], join: Callable[[T, T], T]) -> T:
 
 
 def junction_of(junction: Junction, operands: Sequence[BooleanExpression]) -> BooleanExpression:
-    """The operands as one balanced tree of ``And`` or ``Or``; TRUE and FALSE are absorbed."""
+    """Return the operands as a balanced tree of ``And`` or ``Or``; TRUE and FALSE are absorbed."""
     neutral, absorbing = (AlwaysTrue(), AlwaysFalse()) if junction is And else (AlwaysFalse(), AlwaysTrue())
     if any(operand is absorbing for operand in operands):
         return absorbing
-    kept = [operand for operand in operands if operand is not neutral]
-    return balanced(kept, junction) if kept else neutral
+    rest = [operand for operand in operands if operand is not neutral]
+    return balanced(rest, junction) if rest else neutral
 
 
 def depth(expression: BooleanExpression) -> int:
-    """How deep ANDs and ORs alternate: 0 for a single predicate, 1 for a chain of them."""
+    """Return how deep ANDs and ORs alternate: 0 for a single predicate, 1 for a chain of them."""
     return fold(expression, lambda _leaf, _negated: 0, lambda _junction, operands: 1 + max(operands))

@@ -106,10 +106,10 @@ def _first(decisions: Sequence[tuple[Sql, str]], otherwise: str, literal: Litera
 
 def _join(literal: Literal, junction: Junction, operands: list[Text]) -> Text:
     neutral, absorbing = (TRUE_JSON, FALSE_JSON) if junction is And else (FALSE_JSON, TRUE_JSON)
-    kept = [operand for operand in operands if isinstance(operand, Sql) or operand != neutral]
-    if any(isinstance(operand, str) and operand == absorbing for operand in kept):
+    rest = [operand for operand in operands if isinstance(operand, Sql) or operand != neutral]
+    if any(isinstance(operand, str) and operand == absorbing for operand in rest):
         return absorbing
-    merged = _merge_constants(junction, kept)
+    merged = _merge_constants(junction, rest)
     while len(merged) > 1:
         merged = [_join_columns(literal, junction, merged[at : at + _CHUNK]) for at in range(0, len(merged), _CHUNK)]
     return merged[0] if merged else neutral

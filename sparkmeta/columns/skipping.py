@@ -54,10 +54,10 @@ def might_match(bound: BooleanExpression, stats: Callable[[int], FieldStats], re
     Spark pushes into Parquet.
     """
     known = _KnownStats(stats, record_count)
-    kept = fold_truth(bound, lambda leaf: _might(leaf, known.of))
+    may_hold = fold_truth(bound, lambda leaf: _might(leaf, known.of))
     counted = sql.coalesce(record_count, sql.lit(-1))
     # Spark draws out what these conditions have in common, and then pushes none, unless one can't be looked into.
-    exact = sql.coalesce(as_column(any_of(counted < 0, kept)), sql.lit(False))
+    exact = sql.coalesce(as_column(any_of(counted < 0, may_hold)), sql.lit(False))
     tests = _pushed(stats_tests(bound), known)
     pushed = (any_of(record_count.isNull(), record_count < 0, test) for test in tests)
     return as_column(all_of(counted != 0, *pushed, exact))

@@ -145,7 +145,7 @@ def col(path: str) -> Sql:
 
 def texts(columns: Iterable[Aliased]) -> list[str]:
     """Columns with their names, as `selectExpr` takes them."""
-    return [one.selected for one in columns]
+    return [column.selected for column in columns]
 
 
 def quoted(name: str) -> str:
@@ -186,7 +186,7 @@ def when(condition: Sql, value: object) -> Case:
 
 def struct(*fields: Aliased) -> Sql:
     """A struct of these fields."""
-    return Sql(f"named_struct({', '.join(f'{string_literal(one.name)}, {one.text}' for one in fields)})")
+    return Sql(f"named_struct({', '.join(f'{string_literal(field.name)}, {field.text}' for field in fields)})")
 
 
 array: Final = partial(call, "array")

@@ -86,7 +86,7 @@ def strict_projection(bound: BooleanExpression, spec: PartitionSpec, schema: Sch
 
 
 def undecided(bound: BooleanExpression, identities: Collection[int]) -> BooleanExpression:
-    """What a filter says of the rows of a partition beyond its inclusive projection; TRUE where that is all.
+    """Return what a filter says of the rows of a partition beyond its inclusive projection; TRUE where that is all.
 
     Left out are terms of the filter's AND that only look at identity partitioned columns: a tuple that satisfies the
     projection makes them true of every row. Comparisons of floating point numbers and UUIDs are kept: what is not
@@ -97,25 +97,25 @@ def undecided(bound: BooleanExpression, identities: Collection[int]) -> BooleanE
         identities: the ids of the columns whose values the tuple has.
     """
 
-    def leaf(one: BooleanExpression, _negated: bool) -> tuple[BooleanExpression, BooleanExpression]:
-        return one, AlwaysTrue() if _is_decided(one, identities) else one
+    def split(leaf: BooleanExpression, _negated: bool) -> tuple[BooleanExpression, BooleanExpression]:
+        return leaf, AlwaysTrue() if _is_decided(leaf, identities) else leaf
 
     def join(
         junction: Junction, operands: list[tuple[BooleanExpression, BooleanExpression]]
     ) -> tuple[BooleanExpression, BooleanExpression]:
-        whole = junction_of(junction, [one for one, _ in operands])
+        whole = junction_of(junction, [operand for operand, _ in operands])
         rests = [rest for _, rest in operands]
         if junction is And:
             return whole, junction_of(And, rests)
         return whole, AlwaysTrue() if all(isinstance(rest, AlwaysTrue) for rest in rests) else whole
 
-    return fold(bound, leaf, join)[1]
+    return fold(bound, split, join)[1]
 
 
-def _is_decided(one: BooleanExpression, identities: Collection[int]) -> bool:
-    if not isinstance(one, BoundPredicate):
+def _is_decided(leaf: BooleanExpression, identities: Collection[int]) -> bool:
+    if not isinstance(leaf, BoundPredicate):
         return False
-    field = one.term.ref().field
+    field = leaf.term.ref().field
     is_certain = not is_floating(field.field_type) and not isinstance(field.field_type, UUIDType)
     return is_certain and field.field_id in identities
 
@@ -132,14 +132,14 @@ def _project(bound: BooleanExpression, spec: PartitionSpec, schema: Schema, *, s
 def projections(
     predicate: BoundPredicate, spec: PartitionSpec, schema: Schema, *, strict: bool
 ) -> list[BooleanExpression]:
-    """The projections of one predicate onto each partition field of its column, those that there are."""
+    """Return the projections of a predicate onto the partition fields of its column, those that there are."""
     source_id = predicate.term.ref().field.field_id
-    found = (
+    projected = (
         _on_field(predicate, field, _reference(field, position, schema), strict)
         for position, field in enumerate(spec.fields)
         if field.source_id == source_id
     )
-    return [projected for projected in found if projected is not None]
+    return [expression for expression in projected if expression is not None]
 
 
 def _reference(field: PartitionField, position: int, schema: Schema) -> FieldReference:
@@ -169,20 +169,20 @@ def _on_field(
 def _same(predicate: BoundPredicate, target: FieldReference) -> BooleanExpression:
     match predicate:
         case BoundLiteralPredicate():
-            return _made(type(predicate), target, predicate.literal.value)
+            return _predicate(type(predicate), target, predicate.literal.value)
         case BoundSetPredicate():
-            return _made(type(predicate), target, predicate.value_set)
-    return _made(type(predicate), target)
+            return _predicate(type(predicate), target, predicate.value_set)
+    return _predicate(type(predicate), target)
 
 
-def _made(kind: Any, target: FieldReference, value: Any = None) -> BooleanExpression:
+def _predicate(kind: Any, target: FieldReference, value: Any = None) -> BooleanExpression:
     if value is None:
-        made: BooleanExpression = kind(target)
+        predicate: BooleanExpression = kind(target)
     elif isinstance(value, set):
-        made = kind(target, {literal(one) for one in value})
+        predicate = kind(target, {literal(member) for member in value})
     else:
-        made = kind(target, literal(value))
-    return made
+        predicate = kind(target, literal(value))
+    return predicate
 
 
 def _on_bucket(
@@ -191,9 +191,9 @@ def _on_bucket(
     """Equal values are in equal buckets, and values of different buckets differ; nothing else is known."""
     bucket = transform.transform(field_type(predicate))
     if isinstance(predicate, BoundNotEqualTo if strict else BoundEqualTo):
-        return _made(type(predicate), target, bucket(predicate.literal.value))
+        return _predicate(type(predicate), target, bucket(predicate.literal.value))
     if isinstance(predicate, BoundNotIn if strict else BoundIn):
-        return _made(type(predicate), target, {bucket(value) for value in predicate.value_set})
+        return _predicate(type(predicate), target, {bucket(value) for value in predicate.value_set})
     return None
 
 
@@ -227,17 +227,17 @@ def _on_number(
         return None
     kind, shift = projected
     ordered = OrderedTransform(transform, field_type(predicate))
-    found = {ordered.step(ordered.ordinal(value) + shift) for value in _literals(predicate)}
+    steps = {ordered.step(ordered.ordinal(value) + shift) for value in _literals(predicate)}
     if ordered.wrote_negatives_wrong:
-        found = _with_wrong_negatives(kind, found)
-    if not all(ordered.holds(step) for step in found):
+        steps = _with_wrong_negatives(kind, steps)
+    if not all(ordered.holds(step) for step in steps):
         return None
-    results = {ordered.result(step) for step in found}
-    return _made(kind, target, results if issubclass(kind, BoundSetPredicate) else results.pop())
+    results = {ordered.result(step) for step in steps}
+    return _predicate(kind, target, results if issubclass(kind, BoundSetPredicate) else results.pop())
 
 
 def _with_wrong_negatives(kind: type[BoundPredicate], steps: set[int]) -> set[int]:
-    """Writers of old gave times before 1970 a partition value that may be one too great."""
+    """Old writers gave times before 1970 a partition value that may be one too great."""
     if issubclass(kind, BoundSetPredicate):
         return steps | {step + 1 for step in steps if step < 0}
     if kind is BoundLessThanOrEqual:
@@ -256,7 +256,7 @@ def _on_prefix(predicate: BoundPredicate, width: int, target: FieldReference, st
         return None
     kind, _ = projected
     cut = {value[:width] for value in _literals(predicate)}
-    return _made(kind, target, cut if issubclass(kind, BoundSetPredicate) else cut.pop())
+    return _predicate(kind, target, cut if issubclass(kind, BoundSetPredicate) else cut.pop())
 
 
 def _literals(predicate: BoundPredicate) -> set[Any]:
@@ -272,10 +272,10 @@ def _on_prefix_of_prefix(
     prefix = predicate.literal.value
     starts = isinstance(predicate, BoundStartsWith)
     if len(prefix) < width:
-        return _made(type(predicate), target, prefix)
+        return _predicate(type(predicate), target, prefix)
     if len(prefix) == width:
-        return _made(BoundEqualTo if starts else BoundNotEqualTo, target, prefix)
-    return None if starts == strict else _made(type(predicate), target, prefix[:width])
+        return _predicate(BoundEqualTo if starts else BoundNotEqualTo, target, prefix)
+    return None if starts == strict else _predicate(type(predicate), target, prefix[:width])
 
 
 class OrderedTransform:
