@@ -129,7 +129,7 @@ class Scan:
         by_branch = self.ref is not None and self.state.metadata_ref(self.ref).snapshot_ref_type == "branch"
         if self.snapshot_id is None or by_branch:
             return self.state.metadata.schema()
-        return self.state.at(self.snapshot()).snapshot_schema
+        return self.state.at(self.snapshot()).types.snapshot_schema
 
     def projection(self) -> Schema:
         """Return the schema of the rows that the scan gives.

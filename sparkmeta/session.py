@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from pyspark.sql import DataFrame
+    from pyspark.sql.types import StructType
+
+    MapFunction = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
 _GIB = 1 << 30
 _THREADS = 8
@@ -132,45 +135,49 @@ def _unavailable(error: PySparkException) -> bool:
     return "NOT_SUPPORTED" in (error.getCondition() or "")
 
 
+def spark_schema(schema: pa.Schema) -> StructType:
+    """Return the Spark type of rows of an Arrow schema; timestamps without a zone stay so."""
+    return from_arrow_schema(schema, prefer_timestamp_ntz=True)
+
+
 def local_frame(spark: SparkSession, table: pa.Table) -> DataFrame:
-    """The rows of an Arrow table on the driver as a DataFrame; timestamps without a zone stay so.
+    """Return the rows of an Arrow table on the driver as a DataFrame; timestamps without a zone stay so.
 
     Spark reads a small one without a job. An empty chunk would end what it reads of the table, so that there is none.
     """
-    schema = from_arrow_schema(table.schema, prefer_timestamp_ntz=True)
-    return spark.createDataFrame(table.combine_chunks() if len(table) else table.schema.empty_table(), schema)
+    rows = table.combine_chunks() if len(table) else table.schema.empty_table()
+    return spark.createDataFrame(rows, spark_schema(table.schema))
+
+
+def selectable_frame(spark: SparkSession, table: pa.Table) -> DataFrame:
+    """As `local_frame`, for rows of which much is selected: of many rows tasks compute that, not the optimizer."""
+    frame = local_frame(spark, table)
+    return frame.coalesce(_MANY_PARTITIONS) if len(table) > _INTERPRETED_ROWS else frame
 
 
 def read_tasks(spark: SparkSession) -> int:
-    """Into how many tasks to spread files that tasks open: Spark itself would put short rows into one."""
+    """Return into how many tasks to spread files that tasks open: Spark would put short rows into one."""
     configured = spark.conf.get("spark.sql.shuffle.partitions")
     return int(configured) if configured and configured.isdecimal() else _DEFAULT_TASKS
 
 
-def map_units(
-    spark: SparkSession,
-    units: pa.Table,
-    function: Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]],
-    schema: pa.Schema,
-    *,
-    here: bool,
-) -> DataFrame:
-    """What a function makes of units of work, rows of `schema`: lazily by tasks of Spark, or here, at once, by threads
-    of this process, for work that takes less than a job does."""
-    if not here:
-        return local_frame(spark, units).mapInArrow(function, from_arrow_schema(schema, prefer_timestamp_ntz=True))
-    made = map_here(units, function, schema)
-    frame = local_frame(spark, made)
-    return frame.coalesce(_MANY_PARTITIONS) if len(made) > _INTERPRETED_ROWS else frame
+def map_by_tasks(spark: SparkSession, units: pa.Table, function: MapFunction, schema: pa.Schema) -> DataFrame:
+    """Apply a function to units of work, rows of a table, in tasks of Spark; lazily.
+
+    Args:
+        spark: the session.
+        units: the units; Spark deals them to tasks in runs.
+        function: takes batches of units and yields batches of `schema`.
+        schema: of the result.
+    """
+    return local_frame(spark, units).mapInArrow(function, spark_schema(schema))
 
 
-def map_here(
-    units: pa.Table, function: Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]], schema: pa.Schema
-) -> pa.Table:
-    """What a function makes of units of work, each by a thread of this process."""
+def map_on_driver(units: pa.Table, function: MapFunction, schema: pa.Schema) -> pa.Table:
+    """Apply a function to units of work, each in a thread of this process; see `map_by_tasks`."""
     rows = [units.slice(place, 1).to_batches() for place in range(len(units))]
-    made = _threads().map(lambda row: list(function(row)), rows)
-    return pa.Table.from_batches([batch for batches in made for batch in batches], schema)
+    results = _threads().map(lambda row: list(function(row)), rows)
+    return pa.Table.from_batches([batch for batches in results for batch in batches], schema)
 
 
 @cache

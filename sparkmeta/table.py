@@ -24,7 +24,7 @@ from sparkmeta.operations.table_operations import StaticOperations, load_version
 from sparkmeta.scan import ALL_FIELDS, Scan, table_scan
 from sparkmeta.session import resolve_session
 from sparkmeta.state import TableState
-from sparkmeta.storage.files import files_for
+from sparkmeta.storage.access import files_for
 
 if TYPE_CHECKING:
     from pyiceberg.partitioning import PartitionSpec
@@ -209,7 +209,7 @@ class Table(BaseTable):
 
     def schemas(self) -> dict[int, Schema]:
         """All schemas by id."""
-        return self.state.schemas
+        return self.state.types.schemas
 
     def spec(self) -> PartitionSpec:
         """The default partition spec."""

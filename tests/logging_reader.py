@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from sparkmeta.storage.files import ExecutorReader
+from sparkmeta.storage.executors import ExecutorReader
 
 
 @dataclass(frozen=True)

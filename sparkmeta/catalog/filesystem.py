@@ -12,7 +12,7 @@ from sparkmeta.operations.filesystem import FileSystemOperations
 from sparkmeta.operations.metadata_files import METADATA, METADATA_FILES
 from sparkmeta.session import resolve_session
 from sparkmeta.spec.new_table import new_metadata
-from sparkmeta.storage.files import files_for
+from sparkmeta.storage.access import files_for
 from sparkmeta.storage.location import join, path_of
 from sparkmeta.table import open_table
 

@@ -18,7 +18,7 @@ from sparkmeta.catalog.filesystem import as_names
 from sparkmeta.errors import NoSuchTableError, UnsupportedError
 from sparkmeta.session import resolve_session
 from sparkmeta.spec.new_table import new_metadata
-from sparkmeta.storage.files import files_for
+from sparkmeta.storage.access import files_for
 from sparkmeta.table import open_metadata
 
 if TYPE_CHECKING:

@@ -17,15 +17,15 @@ from sparkmeta.errors import CorruptFileError
 from sparkmeta.manifests.deletion_vectors import arrow_udf
 from sparkmeta.session import local_frame
 from sparkmeta.spec.bitmap import read_deletion_vector
-from sparkmeta.storage.files import binary_files
 from sparkmeta.storage.location import spark_path_key
 from sparkmeta.storage.ranges import FileRange, read_ranges
+from sparkmeta.storage.reading import binary_files
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
     from sparkmeta.state import TableState
-    from sparkmeta.storage.files import ExecutorReader
+    from sparkmeta.storage.executors import ExecutorReader
 
 ADDED_POSITIONS = "added_positions"
 POSITIONS_TYPE = ArrayType(LongType())
@@ -49,9 +49,9 @@ def with_added_positions(state: TableState, deletes: DataFrame) -> DataFrame:
 
 
 def _positions(state: TableState, deletes: DataFrame, is_vector: Column) -> DataFrame:
-    if state.reader is None:
+    if state.access.tasks is None:
         return _positions_by_file(state, deletes, is_vector)
-    reader = _PositionReader(state.reader)
+    reader = _PositionReader(state.access.tasks)
     read = arrow_udf(state.spark, reader.of_batches, POSITIONS_TYPE) or F.udf(
         reader.of_row, POSITIONS_TYPE, useArrow=True
     )

@@ -19,15 +19,14 @@ from pyspark.sql import functions as F
 
 from sparkmeta.changes.checked_tree import COUNTED, ENTRY_COLUMNS, IS_MASKED, UNBOUND, CheckedTree, union
 from sparkmeta.errors import UnsupportedError, shown
-from sparkmeta.manifests.avro.read import schema_of
 from sparkmeta.manifests.projection import CONTENT_STATS, MANIFEST, ORDINAL, EntryProjection
+from sparkmeta.manifests.snapshot_manifests import tree_location
 from sparkmeta.manifests.v4.root import FILES, LEAVES, entry_problems, is_live, one_of, read_unchecked_root, version
-from sparkmeta.manifests.v4.spark import stats_of_fields
 from sparkmeta.manifests.v4.tree_manifests import leaf_manifests
+from sparkmeta.manifests.v4.types import stats_of_fields
 from sparkmeta.plan.filter import is_live as entry_is_live
-from sparkmeta.session import local_frame
+from sparkmeta.session import local_frame, spark_schema
 from sparkmeta.spec.entry import ContentType, Status
-from sparkmeta.state import tree_location
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -62,11 +61,11 @@ def check(state: TableState) -> DataFrame:
         )
     stamp = (state.snapshot.snapshot_id, state.snapshot.sequence_number or 0)
     root = read_unchecked_root(
-        state.files.read(location), state.stats_types, location, stamp, stats_of_fields(state.tuple_sources)
+        state.files.read(location), state.types.stats_types, location, stamp, stats_of_fields(state.types.tuple_sources)
     )
     broken_fields = [
         _violation("entry-fields", Broken(location, broken.field, broken.value, broken.error(location).problem))
-        for broken in entry_problems(root.table, state.specs, state.primitive_fields)
+        for broken in entry_problems(root.table, state.specs, state.types.primitive_fields)
     ]
     if broken_fields:
         return local_frame(state.spark, pa.Table.from_pylist(broken_fields, schema=VIOLATIONS))
@@ -162,9 +161,9 @@ def _leaves_without_bounds(tree: CheckedTree) -> Iterator[Broken]:
     live = tree.root.table.filter(pc.and_(is_live(tree.root.table), one_of(tree.root.table, LEAVES)))
     if not len(live):
         return
-    has_tree_layout = tree.reader.tree.has_tree_layout(leaf_manifests(live, pa.nulls(len(live), pa.int32())))
+    has_tree_layout = tree.tree.has_tree_layout(leaf_manifests(live, pa.nulls(len(live), pa.int32())))
     stats, specs = live.column(CONTENT_STATS), live.column("partition_spec_id")
-    for spec_id, fields in tree.state.tuple_sources.items():
+    for spec_id, fields in tree.state.types.tuple_sources.items():
         for _, source in fields:
             lacks = pc.and_(pc.equal(specs, spec_id), pc.struct_field(stats, str(source)).is_null())
             for row in pc.indices_nonzero(pc.and_(lacks, has_tree_layout)).to_pylist():
@@ -349,13 +348,13 @@ def _entries_carried_from_nowhere(tree: CheckedTree) -> Iterator[DataFrame]:
 
 def _entries_with_broken_fields(tree: CheckedTree) -> Iterator[DataFrame]:
     """Find entries in leaves that break the field matrix (semantics 8.4); older layouts have other rules."""
-    leaves = tree.manifests.filter(tree.reader.tree.has_tree_layout(tree.manifests))
+    leaves = tree.manifests.filter(tree.tree.has_tree_layout(tree.manifests))
     if not len(leaves):
         return
     paths = dict(zip(leaves.column(MANIFEST).to_pylist(), leaves.column("location").to_pylist(), strict=True))
-    fields = partial(_broken_fields, paths, frozenset(tree.state.specs), frozenset(tree.state.primitive_fields))
-    for frame in tree.reader.physical_frames(leaves, EntryProjection.of(_MATRIX)):
-        yield frame.mapInArrow(fields, schema_of(VIOLATIONS))
+    fields = partial(_broken_fields, paths, frozenset(tree.state.specs), frozenset(tree.state.types.primitive_fields))
+    for frame in tree.state.reader.physical_frames(leaves, EntryProjection.of(_MATRIX)):
+        yield frame.mapInArrow(fields, spark_schema(VIOLATIONS))
 
 
 def _broken_fields(

@@ -12,12 +12,11 @@ import pyarrow.compute as pc
 from pyspark.sql import functions as F
 
 from sparkmeta.changes.root_changes import Row, flat_rows, vectors_by_leaf
-from sparkmeta.columns import sql
-from sparkmeta.manifests.deletion_vectors import VECTOR_SCHEMA, checked_ordinals, vector_row
+from sparkmeta.manifests.deletion_vectors import DV_SCHEMA, checked_ordinals, dv_row
 from sparkmeta.manifests.projection import CONTENT_STATS, MANIFEST, ORDINAL, EntryProjection
 from sparkmeta.manifests.v4.root import FILES, LEAVES, Root, version
-from sparkmeta.manifests.v4.spark import entry_columns
-from sparkmeta.manifests.v4.tree_manifests import TreeReader, leaf_manifests, narrowed_rows
+from sparkmeta.manifests.v4.spark import read_rows
+from sparkmeta.manifests.v4.tree_manifests import Tree, leaf_manifests
 from sparkmeta.plan.filter import is_live
 from sparkmeta.session import local_frame
 from sparkmeta.spec.entry import ContentType, Status
@@ -77,22 +76,22 @@ class CheckedTree:
 
     @cached_property
     def masks(self) -> pa.Table:
-        """The live deletion vectors of live leaves, all of them where there are several, as `VECTOR_SCHEMA`."""
+        """The live deletion vectors of live leaves, all of them where there are several, as `DV_SCHEMA`."""
         locations, ids = (self.manifests.column(name).to_pylist() for name in ("location", MANIFEST))
         id_of = dict(zip(locations, ids, strict=True))
         rows = [
-            vector_row(id_of[leaf], self.leaf_by_location[leaf], mask)
+            dv_row(id_of[leaf], self.leaf_by_location[leaf], mask)
             for leaf, masks in self.masks_by_leaf.items()
             for mask in masks
             if leaf in id_of and mask["status"] != Status.DELETED
         ]
-        return pa.Table.from_pylist(rows, schema=VECTOR_SCHEMA)
+        return pa.Table.from_pylist(rows, schema=DV_SCHEMA)
 
     @property
-    def reader(self) -> TreeReader:
-        reader = self.state.tree_reader
-        assert reader is not None
-        return reader
+    def tree(self) -> Tree:
+        """The snapshot's metadata tree."""
+        assert self.state.tree is not None
+        return self.state.tree
 
     # -- in Spark ---------------------------------------------------------------------------------------------------
 
@@ -106,7 +105,7 @@ class CheckedTree:
             "kind": self.manifests.column("content_type"),
             "status": version(self.manifests, "status"),
             "owner": self.manifests.column("referenced_file"),
-            "tree_layout": self.reader.tree.has_tree_layout(self.manifests),
+            "tree_layout": self.tree.has_tree_layout(self.manifests),
             "records": self.manifests.column("record_count"),
             **{name: pc.struct_field(stats, f"{name}_files_count") for name in COUNTED.values()},
         }
@@ -116,15 +115,15 @@ class CheckedTree:
     @cached_property
     def bound_types(self) -> dict[int, str]:
         """Ids of the stats that hold partition values -> Iceberg types."""
-        ids = {source for fields in self.state.tuple_sources.values() for _, source in fields}
-        return {field_id: self.state.stats_types[field_id] for field_id in sorted(ids)}
+        ids = {source for fields in self.state.types.tuple_sources.values() for _, source in fields}
+        return {field_id: self.state.types.stats_types[field_id] for field_id in sorted(ids)}
 
     def physical_entries(self, manifests: pa.Table) -> DataFrame:
         """Every physical entry of some leaves: `ENTRY_COLUMNS`, `manifest`, `ordinal` and `UNBOUND`.
 
         UNBOUND is the id of a partition value's stats that the entry lacks.
         """
-        of_tree = self.reader.tree.has_tree_layout(manifests)
+        of_tree = self.tree.has_tree_layout(manifests)
         layouts: list[tuple[pa.Table, dict[int, str]]] = [
             (manifests.filter(of_tree), self.bound_types),
             (manifests.filter(pc.invert(of_tree)), {}),
@@ -134,7 +133,7 @@ class CheckedTree:
             for leaves, stats in layouts
             if len(leaves)
             for projection in [EntryProjection.of(ENTRY_COLUMNS, None, stats)]
-            for frame in self.reader.physical_frames(leaves, projection)
+            for frame in self.state.reader.physical_frames(leaves, projection)
         ]
         return union(frames) if frames else self.root_entries(FILES).where("false")
 
@@ -142,11 +141,9 @@ class CheckedTree:
         """The files of the root itself, as `physical_entries`; of no manifest."""
         projection = EntryProjection.of(ENTRY_COLUMNS, None, self.bound_types)
         files = self.root.of(kinds, live=False)
-        table = narrowed_rows(files, projection, self.state.tuple_sources)
-        table = table.append_column(MANIFEST, pa.nulls(len(table), pa.int32()))
-        table = table.append_column(ORDINAL, files.column("ordinal"))
-        columns = sql.texts(entry_columns(projection, self.state.tuple_sources, None))
-        return self._narrow(local_frame(self.state.spark, table).selectExpr(*columns), projection)
+        rows = files.append_column(MANIFEST, pa.nulls(len(files), pa.int32()))
+        frame = read_rows(self.state.spark, rows, projection, self.state.types.tuple_sources)
+        return self._narrow(frame, projection)
 
     def _narrow(self, frame: DataFrame, projection: EntryProjection) -> DataFrame:
         unbound = self._unbound() if projection.stats else F.lit(None).cast("int")
@@ -155,7 +152,7 @@ class CheckedTree:
     def _unbound(self) -> Column:
         """Return the first of the spec's stats that are missing, or have an upper bound and no lower one."""
         cases = []
-        for spec_id, fields in self.state.tuple_sources.items():
+        for spec_id, fields in self.state.types.tuple_sources.items():
             for _, source in fields:
                 stats = F.col(f"{CONTENT_STATS}.`{source}`")
                 lacks = stats.isNull() | (stats.lower_bound.isNull() & stats.upper_bound.isNotNull())
@@ -170,7 +167,7 @@ class CheckedTree:
     @cached_property
     def ordinals(self) -> DataFrame:
         """The ordinals that the masks mask, and what is wrong with the masks: `CHECKED_SCHEMA`."""
-        return checked_ordinals(self.state.spark, self.masks, self.state.reader)
+        return checked_ordinals(self.state.spark, self.masks, self.state.access.tasks)
 
     @cached_property
     def masked_ordinals(self) -> DataFrame:

@@ -17,17 +17,15 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import LongType, StringType
 
 from sparkmeta.changes.root_changes import LeafChange, LeafKind, RootChanges, root_changes
-from sparkmeta.columns import sql
 from sparkmeta.errors import NoSuchSnapshotError
-from sparkmeta.manifests.avro.read import spark_schema
-from sparkmeta.manifests.deletion_vectors import VECTOR_SCHEMA, masked_ordinals, vector_row
-from sparkmeta.manifests.metrics_maps import with_metrics_maps
+from sparkmeta.manifests.deletion_vectors import DV_SCHEMA, dv_row, masked_ordinals
+from sparkmeta.manifests.metrics_maps import stats_for_maps, with_metrics_maps
 from sparkmeta.manifests.projection import MANIFEST, ORDINAL, EntryProjection
 from sparkmeta.manifests.v4.root import Root, one_of, version
-from sparkmeta.manifests.v4.spark import entry_columns
-from sparkmeta.manifests.v4.tree_manifests import leaf_manifests, narrowed_rows, plain_projection
+from sparkmeta.manifests.v4.spark import narrowed_rows, read_rows
+from sparkmeta.manifests.v4.tree_manifests import leaf_manifests
 from sparkmeta.plan.filter import is_live
-from sparkmeta.session import local_frame
+from sparkmeta.session import local_frame, spark_schema
 from sparkmeta.spec.entry import METRICS_MAP_IDS, ContentType, Status
 
 if TYPE_CHECKING:
@@ -149,7 +147,7 @@ class EntryChanges:
 
     @cached_property
     def _column_types(self) -> dict[int, str]:
-        return {field_id: str(column.field_type) for field_id, column in self.state.primitive_fields.items()}
+        return {field_id: str(column.field_type) for field_id, column in self.state.types.primitive_fields.items()}
 
     @property
     def _maps(self) -> bool:
@@ -158,7 +156,7 @@ class EntryChanges:
     @cached_property
     def _read(self) -> EntryProjection:
         """What trees are read with."""
-        return plain_projection(self.projection, self._column_types) if self._maps else self.projection
+        return stats_for_maps(self.projection, self._column_types) if self._maps else self.projection
 
     def of_content(self, content: ContentType) -> list[DataFrame]:
         """All changes of files of one content, DATA_MANIFEST's or DELETE_MANIFEST's, with what each is."""
@@ -189,7 +187,7 @@ class EntryChanges:
     @property
     def schema(self) -> StructType:
         """The Spark schema of `of_content`."""
-        schema: StructType = spark_schema(self.projection)
+        schema: StructType = spark_schema(self.projection.schema)
         return schema.add(CHANGE, StringType()).add(SNAPSHOT, LongType())
 
     def _with_maps(self, frame: DataFrame) -> DataFrame:
@@ -216,7 +214,7 @@ class EntryChanges:
             table = changes.existing if status == Status.EXISTING else changes.files
             rows = table.filter(pc.and_(one_of(table, _CONTENTS[content]), pc.equal(version(table, "status"), status)))
             if len(rows):
-                narrow = narrowed_rows(rows, self._read, self.state.tuple_sources)
+                narrow = narrowed_rows(rows, self._read, self.state.types.tuple_sources)
                 ids = pa.repeat(pa.scalar(snapshot_id, pa.int64()), len(rows))
                 tables.append(narrow.append_column(SNAPSHOT, ids))
         if not tables:
@@ -224,8 +222,7 @@ class EntryChanges:
         table = pa.concat_tables(tables)
         table = table.append_column(MANIFEST, pa.nulls(len(table), pa.int32()))
         table = table.append_column(ORDINAL, pa.nulls(len(table), pa.int64()))
-        columns = sql.texts(entry_columns(self._read, self.state.tuple_sources, None))
-        return [local_frame(self.state.spark, table).selectExpr(*columns, SNAPSHOT)]
+        return [read_rows(self.state.spark, table, self._read, self.state.types.tuple_sources, SNAPSHOT)]
 
     # -- leaves -----------------------------------------------------------------------------------------------------
 
@@ -246,12 +243,9 @@ class EntryChanges:
 
     def _physical(self, units: Sequence[_Unit]) -> DataFrame:
         """Every entry of the units' leaves, each leaf once."""
-        newest = self._newest
-        assert newest is not None
-        assert newest.tree_reader is not None
+        assert self._newest is not None
         manifests = self._leaf_manifests(sorted({unit.manifest for unit in units}))
-        reader = replace(newest.tree_reader, column_types=self._column_types)
-        return at_most_one(reader.physical_frames(manifests, self._read))[0]
+        return at_most_one(self._newest.reader.physical_frames(manifests, self._read))[0]
 
     def _places(self, units: Sequence[_Unit]) -> DataFrame:
         rows = [{_UNIT: unit.id, MANIFEST: unit.manifest, SNAPSHOT: unit.snapshot_id} for unit in units]
@@ -290,11 +284,11 @@ class EntryChanges:
 
     def _ordinals(self, units: Sequence[_Unit], which: str) -> list[DataFrame]:
         """Return (unit, ordinal) of the units' `new` or `old` deletion vectors; no frame where there are none."""
-        rows = [vector_row(unit.id, unit.change.leaf, row) for unit in units for row in getattr(unit.change, which)]
+        rows = [dv_row(unit.id, unit.change.leaf, row) for unit in units for row in getattr(unit.change, which)]
         if not rows:
             return []
-        vectors = pa.Table.from_pylist(rows, schema=VECTOR_SCHEMA)
-        return [masked_ordinals(self.state.spark, vectors, self.state.reader).withColumnRenamed(MANIFEST, _UNIT)]
+        vectors = pa.Table.from_pylist(rows, schema=DV_SCHEMA)
+        return [masked_ordinals(self.state.spark, vectors, self.state.access.tasks).withColumnRenamed(MANIFEST, _UNIT)]
 
     # -- manifest lists ---------------------------------------------------------------------------------------------
 
@@ -310,7 +304,7 @@ class EntryChanges:
         manifests = manifests.set_column(index, MANIFEST, pa.array(range(len(manifests)), pa.int32()))
         manifests = manifests if self.keep is None else self.keep(manifests)
         owners = pa.table({MANIFEST: manifests.column(MANIFEST), SNAPSHOT: version(manifests, "snapshot_id")})
-        entries = self.state.manifest_entries(manifests, self.projection)
+        entries = self.state.reader.without_tree().entries(manifests, self.projection)
         placed = entries.join(F.broadcast(local_frame(self.state.spark, owners)), MANIFEST)
         status = F.col("version_info.status")
         return [placed.where((F.col("version_info.snapshot_id") == F.col(SNAPSHOT)) & (status != int(Status.EXISTING)))]

@@ -1,4 +1,4 @@
-"""Describe a table by its metadata file."""
+"""What a table is, out of its metadata file alone."""
 
 from __future__ import annotations
 
@@ -26,10 +26,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def description(table: Table) -> dict[str, Any]:
-    """Return the description of a table for `--output json`.
-
-    Totals are from the summary of the current snapshot, and None if it lacks them.
-    """
+    """The table as one JSON document. Totals are those that its writer noted in the current snapshot, else null."""
     metadata = table.metadata
     return {
         "name": table.full_name,
@@ -56,7 +53,7 @@ def description(table: Table) -> dict[str, Any]:
 
 
 def facts(table: Table) -> dict[str, object]:
-    """Return the description for text output: a line or a list of lines by label."""
+    """The same for people: a name and a line of text, or a list of lines."""
     known = description(table)
     return {
         "location": known["location"],

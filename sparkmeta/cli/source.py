@@ -1,4 +1,4 @@
-"""Define the options that choose a table, a snapshot and a filter."""
+"""Options that say which table, in which state, and the table that they name."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ VERBOSE = "sparkmeta.verbose"
 
 
 class KeyValue(click.ParamType[tuple[str, str]]):
-    """A parameter of the form `key=value`. The key must not be empty."""
+    """`key=value`; an empty key is refused."""
 
     name = "key=value"
 
@@ -35,7 +35,7 @@ class KeyValue(click.ParamType[tuple[str, str]]):
 
 
 class Timestamp(click.ParamType[datetime]):
-    """An ISO 8601 date or time parameter, in UTC if it has no zone."""
+    """An ISO 8601 date or time, without a zone in UTC."""
 
     name = "timestamp"
 
@@ -43,13 +43,13 @@ class Timestamp(click.ParamType[datetime]):
         try:
             moment = datetime.fromisoformat(str(value))
         except ValueError:
-            self.fail(f"{value!r} is not an ISO 8601 time such as 2026-01-31T12:00:00Z", param, ctx)
+            self.fail(f"{value!r} is no ISO 8601 time, such as 2026-01-31T12:00:00Z", param, ctx)
         return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
 
 
 @dataclass(frozen=True)
 class Source:
-    """The table that a command reads, and the session to read it with."""
+    """A table as the command line names it."""
 
     table: str
     catalog: str | None
@@ -59,12 +59,7 @@ class Source:
     verbose: bool
 
     def open(self) -> Table:
-        """Start the session and load the table.
-
-        Raises:
-            SessionError: Spark did not start.
-            SparkmetaError: See `load_table` and `load_catalog`.
-        """
+        """The table, in the command line's session. Raises what `load_table` and `load_catalog` raise."""
         from sparkmeta.cli.session import cli_session
 
         spark = cli_session(self.conf, self.remote, show_log=self.verbose)
@@ -76,7 +71,7 @@ class Source:
 
     @property
     def _location(self) -> str:
-        """The location of the table, absolute because executors have other working directories."""
+        """The table as a location: a path that is relative here is so for no Spark task."""
         return self.table if "://" in self.table or ":/" in self.table else str(Path(self.table).absolute())
 
 
@@ -90,63 +85,54 @@ def _catalog(name: str, properties: dict[str, str]) -> Catalog:
 
 
 @dataclass(frozen=True)
-class SnapshotChoice:
-    """A choice of snapshot: by id, by ref, by time, or the current one."""
+class Moment:
+    """The snapshot asked for, in one of three ways, or the current one."""
 
     snapshot_id: int | None
     ref: str | None
     as_of: datetime | None
 
     def __post_init__(self) -> None:
-        if [self.snapshot_id, self.ref, self.as_of].count(None) < 2:
+        if sum(one is not None for one in (self.snapshot_id, self.ref, self.as_of)) > 1:
             raise click.UsageError("--snapshot-id, --ref and --as-of exclude each other")
 
-    def snapshot_id_in(self, table: Table) -> int | None:
-        """Return the id of the snapshot in a table, or None for the current snapshot.
-
-        Raises:
-            NoSuchSnapshotError: The table has no such ref, or had no snapshot at the time.
-        """
+    def of(self, table: Table) -> int | None:
+        """Its id; None for the current snapshot. Raises NoSuchSnapshotError."""
         if self.ref is not None:
             return table.state.metadata_ref(self.ref).snapshot_id
         return self.snapshot_id if self.as_of is None else table.state.snapshot_id_at(self.as_of)
 
 
 @dataclass(frozen=True)
-class ScanOptions:
-    """The snapshot and the filter of a scan."""
+class Question:
+    """Which rows of which snapshot to plan for."""
 
-    snapshot: SnapshotChoice
+    moment: Moment
     row_filter: str | None
     case_sensitive: bool
 
     def scan(self, table: Table) -> Scan:
-        """Return the scan of a table.
-
-        Raises:
-            InvalidFilterError: The filter is invalid.
-            NoSuchSnapshotError: The snapshot does not exist.
-        """
-        scan = table.scan(case_sensitive=self.case_sensitive, snapshot_id=self.snapshot.snapshot_id)
-        if self.snapshot.ref is not None:
-            scan = scan.use_ref(self.snapshot.ref)
-        if self.snapshot.as_of is not None:
-            scan = scan.as_of(self.snapshot.as_of)
+        """The scan of the table. Raises InvalidFilterError, NoSuchSnapshotError."""
+        scan = table.scan(case_sensitive=self.case_sensitive, snapshot_id=self.moment.snapshot_id)
+        if self.moment.ref is not None:
+            scan = scan.use_ref(self.moment.ref)
+        if self.moment.as_of is not None:
+            scan = scan.as_of(self.moment.as_of)
         return scan if self.row_filter is None else scan.filter(self.row_filter)
 
 
 def takes_source(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the argument TABLE and its options to a command, which gets them as `source`."""
+    """A command's TABLE argument and the options beside it, handed over as `source`."""
 
     @wraps(command)
-    def with_source(**arguments: Any) -> Any:
+    def with_source(**given: Any) -> Any:
         names = ("table", "catalog", "properties", "conf", "remote", "verbose")
-        parts = {name: arguments.pop(name) for name in names}
+        parts = {name: given.pop(name) for name in names}
         if parts["properties"] and parts["catalog"] is None:
             raise click.UsageError("--property needs --catalog")
         click.get_current_context().meta[VERBOSE] = parts["verbose"]
         source = Source(**parts | {"properties": dict(parts["properties"]), "conf": dict(parts["conf"])})
-        return command(source=source, **arguments)
+        return command(source=source, **given)
 
     return _decorated(
         with_source,
@@ -155,51 +141,46 @@ def takes_source(command: Callable[..., Any]) -> Callable[..., Any]:
             "--catalog", metavar="NAME", help="TABLE is an identifier in this catalog of pyiceberg's configuration."
         ),
         click.option(
-            "--property", "properties", type=KeyValue(), multiple=True, help="A property of the catalog. Repeatable."
+            "--property", "properties", type=KeyValue(), multiple=True, help="A property of the catalog; repeatable."
         ),
-        click.option("--conf", type=KeyValue(), multiple=True, help="A Spark setting. Repeatable."),
+        click.option("--conf", type=KeyValue(), multiple=True, help="A Spark setting; repeatable."),
         click.option("--remote", metavar="URL", help="A Spark Connect server (sc://host:port). [env: SPARK_REMOTE]"),
-        click.option("--verbose", "-v", is_flag=True, help="Show Spark's log and tracebacks on stderr."),
+        click.option("--verbose", "-v", is_flag=True, help="Leave Spark's log on stderr, and tracebacks on errors."),
     )
 
 
-def takes_snapshot(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options that choose a snapshot to a command, which gets them as `choice`."""
+def takes_moment(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The options that choose a snapshot, handed over as `moment`."""
 
     @wraps(command)
-    def with_snapshot(snapshot_id: int | None, ref: str | None, as_of: datetime | None, **arguments: Any) -> Any:
-        return command(choice=SnapshotChoice(snapshot_id, ref, as_of), **arguments)
+    def with_moment(snapshot_id: int | None, ref: str | None, as_of: datetime | None, **given: Any) -> Any:
+        return command(moment=Moment(snapshot_id, ref, as_of), **given)
 
     return _decorated(
-        with_snapshot,
-        click.option("--snapshot-id", type=int, help="The snapshot to read, instead of the current one."),
-        click.option("--ref", metavar="NAME", help="The branch or tag to read."),
+        with_moment,
+        click.option("--snapshot-id", type=int, help="The snapshot to look at, instead of the current one."),
+        click.option("--ref", metavar="NAME", help="A branch or tag to look at."),
         click.option(
-            "--as-of",
-            type=Timestamp(),
-            metavar="TIME",
-            help="Read the snapshot that was current then (UTC without a zone).",
+            "--as-of", type=Timestamp(), metavar="TIME", help="The snapshot that was current then (UTC without a zone)."
         ),
     )
 
 
-def takes_scan_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options of a scan to a command, which gets them as `scan_options`."""
+def takes_question(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The options of a scan, handed over as `question`."""
 
     @wraps(command)
-    def with_scan_options(
-        choice: SnapshotChoice, row_filter: str | None, case_insensitive: bool, **arguments: Any
-    ) -> Any:
-        return command(scan_options=ScanOptions(choice, row_filter, not case_insensitive), **arguments)
+    def with_question(moment: Moment, row_filter: str | None, case_insensitive: bool, **given: Any) -> Any:
+        return command(question=Question(moment, row_filter, not case_insensitive), **given)
 
     options = _decorated(
-        with_scan_options,
+        with_question,
         click.option(
-            "--filter", "row_filter", metavar="FILTER", help="The rows to scan for: \"id = 7 and name like 'a%'\"."
+            "--filter", "row_filter", metavar="FILTER", help="The rows to find: \"id = 7 and name like 'a%'\"."
         ),
-        click.option("--case-insensitive", is_flag=True, help="Ignore the case of column names in the filter."),
+        click.option("--case-insensitive", is_flag=True, help="Look up the filter's columns without regard to case."),
     )
-    return takes_snapshot(options)
+    return takes_moment(options)
 
 
 def _decorated(command: Callable[..., Any], *options: Callable[[Any], Any]) -> Callable[..., Any]:

@@ -51,7 +51,7 @@ _REPEATED = (UPGRADED_KEY, FOREIGN_KEY)
 
 
 def _conformed(root: Root, head: TableState) -> Root:
-    return Root(root.location, conform(root.table, tree_schema(head.stats_types)), root.properties)
+    return Root(root.location, conform(root.table, tree_schema(head.types.stats_types)), root.properties)
 
 
 def _from_list(head: TableState) -> BaseRoot:
@@ -64,7 +64,7 @@ def _from_list(head: TableState) -> BaseRoot:
     version = manifests.column("version_info").combine_chunks()
     sequence = version.field("sequence_number")
     first_row_ids, assigned = _row_ids(manifests, stats, int(getattr(head.metadata, "next_row_id", None) or 0))
-    schema = tree_schema(head.stats_types)
+    schema = tree_schema(head.types.stats_types)
     rows = len(manifests)
     counts = [stats.field(f"{one}_files_count").cast(pa.int64()) for one in ("added", "existing", "deleted")]
     info = schema.field("version_info").type
@@ -115,7 +115,7 @@ _NOTHING = {f"{name}_{kind}_count": 0 for name in _NAMES.values() for kind in ("
 
 def _count_entries(head: TableState, manifests: pa.Table) -> dict[int, dict[str, int]]:
     """Files and rows by status, of each manifest."""
-    entries = head.manifest_entries(manifests, head.projection(("version_info", "record_count")))
+    entries = head.entries(manifests, head.projection(("version_info", "record_count")))
     status = F.col("version_info.status")
     sums = []
     for one, name in _NAMES.items():
@@ -150,7 +150,7 @@ def _stats(head: TableState, manifests: pa.Table, kind: pa.StructType) -> pa.Str
     if SUMMARIES in manifests.column_names:
         summaries = manifests.column(SUMMARIES).combine_chunks()
         specs = manifests.column("partition_spec_id")
-        for spec_id, sources in head.tuple_sources.items():
+        for spec_id, sources in head.types.tuple_sources.items():
             of_spec = whole(pc.equal(specs, spec_id))
             for field_id, source in sources:
                 made = _of_summary(summaries.field(str(field_id)), kind.field(str(source)).type, of_spec)

@@ -76,10 +76,10 @@ def _as_files(state: TableState, partitions: pa.Table) -> pa.Table:
     """Partitions as data files that are in them, with the stats that hold their values."""
     rows, specs = len(partitions), whole(partitions.column(_SPEC))
     values: dict[int, pa.Array] = {}
-    for spec_id, fields in state.tuple_sources.items():
+    for spec_id, fields in state.types.tuple_sources.items():
         of_spec = pc.equal(specs, spec_id)
         for field_id, source in fields:
-            kind = bound_arrow_type(state.stats_types[source])
+            kind = bound_arrow_type(state.types.stats_types[source])
             value = pc.struct_field(whole(partitions.column(PARTITION)), str(field_id)).cast(kind)
             values[source] = pc.if_else(of_spec, value, values.get(source, pa.nulls(rows, kind)))
     structs = [_file_stats(values[source]) for source in values]
@@ -101,5 +101,5 @@ def _meeting(state: TableState, files: pa.Table, leaves: pa.Table) -> pa.Table:
     """The leaves that may share a partition with files or leaves; the root's own files are of any spec."""
     if len(files) * len(leaves) > _MOST_PAIRS:
         return leaves.filter(pc.is_in(leaves.column(_SPEC), files.column(_SPEC).combine_chunks()))
-    met = leaf_overlaps(files, leaves, state.spec_fields, state.tuple_sources).any(axis=0)
+    met = leaf_overlaps(files, leaves, state.types.spec_fields, state.types.tuple_sources).any(axis=0)
     return leaves.filter(pc.or_(pa.array(met), pc.equal(leaves.column("file_format"), IN_ROOT)))

@@ -332,23 +332,23 @@ def _uuid_bytes(values: pa.Array) -> pa.Array:
 
 def file_rows(state: TableState) -> FileRows:
     """What turns rows of files into entries of this table."""
-    names = {field.field_id: field.name for field in state.partition_type.fields}
+    names = {field.field_id: field.name for field in state.types.partition_type.fields}
     specs = {}
     for spec_id, spec in state.specs.items():
-        sources = dict(state.tuple_sources[spec_id])
+        sources = dict(state.types.tuple_sources[spec_id])
         specs[spec_id] = tuple(
             TupleField(
                 field.field_id,
                 tuple(dict.fromkeys((names.get(field.field_id, field.name), field.name))),
                 sources.get(field.field_id),
-                state.partition_fields[field.field_id],
+                state.types.partition_fields[field.field_id],
             )
             for field in spec.fields
         )
     return FileRows(
         state.metadata.location,
-        state.stats_types,
+        state.types.stats_types,
         specs,
         state.metadata.default_spec_id,
-        frozenset(state.primitive_fields),
+        frozenset(state.types.primitive_fields),
     )

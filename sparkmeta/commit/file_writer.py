@@ -17,15 +17,14 @@ from sparkmeta.commit.search import FEW_FILES, new_entries
 from sparkmeta.commit.summary import KindCount, Tally, file_kind, tally_of, tree_partitions
 from sparkmeta.commit.vector_targets import find_targets
 from sparkmeta.errors import ValidationError
-from sparkmeta.manifests.avro.read import schema_of
 from sparkmeta.manifests.projection import CONTENT_STATS, MANIFEST
 from sparkmeta.manifests.v4.root import one_of
 from sparkmeta.manifests.v4.write import OWNER, LeafFormat, write_leaves
 from sparkmeta.operations.table_operations import metadata_folder
-from sparkmeta.session import local_frame, materialize
+from sparkmeta.session import local_frame, materialize, spark_schema
 from sparkmeta.spec.entry import ContentType
 from sparkmeta.spec.summary import FileKind
-from sparkmeta.storage.files import executor_writer
+from sparkmeta.storage.access import executor_writer
 from sparkmeta.storage.reading import read_parquet
 
 if TYPE_CHECKING:
@@ -42,9 +41,11 @@ _MOST_LIMIT = (1 << 31) - 2
 
 def leaf_format(state: TableState, name: str, target_bytes: int) -> LeafFormat:
     """How this table's leaves are written; `name` begins the names of one commit's files."""
-    sources = {spec_id: frozenset(source for _, source in fields) for spec_id, fields in state.tuple_sources.items()}
+    sources = {
+        spec_id: frozenset(source for _, source in fields) for spec_id, fields in state.types.tuple_sources.items()
+    }
     folder = metadata_folder(state.metadata)
-    return LeafFormat(folder, name, state.stats_types, sources, target_bytes, executor_writer(state.files))
+    return LeafFormat(folder, name, state.types.stats_types, sources, target_bytes, executor_writer(state.files))
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,7 @@ class FileWriter:
 
     def _entries(self, files: DataFrame) -> DataFrame:
         rows = file_rows(self.state)
-        return files.mapInArrow(rows.batches, schema_of(rows.schema))
+        return files.mapInArrow(rows.batches, spark_schema(rows.schema))
 
     def _written(self, entries: DataFrame) -> pa.Table:
         return write_leaves(_clustered(entries, self.state), self.form)
@@ -159,20 +160,20 @@ def _clustered(entries: DataFrame, state: TableState) -> DataFrame:
 
 def partition_columns(state: TableState) -> list[Column]:
     """The partition values of entries, rows of `tree_schema`, of all specs."""
-    sources = dict.fromkeys(source for fields in state.tuple_sources.values() for _, source in fields)
+    sources = dict.fromkeys(source for fields in state.types.tuple_sources.values() for _, source in fields)
     return [F.col(f"{CONTENT_STATS}.`{source}`.lower_bound") for source in sources]
 
 
 def _cluster_columns(state: TableState) -> list[Column]:
     spec_id = state.metadata.default_spec_id
     sorted_by = [field.source_id for field in state.metadata.sort_order().fields]
-    ids = [source for _, source in state.tuple_sources[spec_id]] + sorted_by
-    known = [source for source in dict.fromkeys(ids) if source in state.stats_types]
+    ids = [source for _, source in state.types.tuple_sources[spec_id]] + sorted_by
+    known = [source for source in dict.fromkeys(ids) if source in state.types.stats_types]
     return [F.col(f"{CONTENT_STATS}.`{source}`.lower_bound") for source in known]
 
 
 def _tally(entries: pa.Table, state: TableState) -> Tally:
-    return Tally(tally_of(entries), tree_partitions(entries, state.tuple_sources))
+    return Tally(tally_of(entries), tree_partitions(entries, state.types.tuple_sources))
 
 
 def _counts_of_leaves(state: TableState, leaves: pa.Table) -> dict[FileKind, KindCount]:

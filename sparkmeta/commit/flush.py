@@ -13,14 +13,14 @@ from pyspark.sql import functions as F
 
 from sparkmeta.commit.file_writer import leaf_format, partition_columns
 from sparkmeta.commit.tree import FileKey, TreeChange, file_keys, file_versions
-from sparkmeta.manifests.avro.read import schema_of
 from sparkmeta.manifests.v4.root import FILES, VECTORS, Root, is_live, one_of, version
 from sparkmeta.manifests.v4.write import write_leaves
 from sparkmeta.operations.table_operations import metadata_folder
-from sparkmeta.session import local_frame
+from sparkmeta.session import local_frame, spark_schema
 from sparkmeta.spec.entry import ContentType
 from sparkmeta.spec.puffin import deletion_vector_blob, write_puffin
-from sparkmeta.storage.files import ExecutorWriter, executor_writer
+from sparkmeta.storage.access import executor_writer
+from sparkmeta.storage.executors import ExecutorWriter
 from sparkmeta.storage.location import join
 
 if TYPE_CHECKING:
@@ -156,7 +156,7 @@ def _too_large(sizes: list[int], options: TreeOptions) -> list[int]:
 def _write_by_task(state: TableState, writer: ExecutorWriter, location: str, data: bytes) -> None:
     """The driver writes roots and table metadata only."""
     row = pa.table({"location": [location], "data": pa.array([data], pa.binary())})
-    written = local_frame(state.spark, row).mapInArrow(partial(_write, writer), schema_of(_WRITTEN))
+    written = local_frame(state.spark, row).mapInArrow(partial(_write, writer), spark_schema(_WRITTEN))
     written.collect()
 
 

@@ -76,7 +76,9 @@ class NewSnapshot:
         options = TreeOptions.of(metadata.properties)
         first_row_id = next_row_id(metadata)
         stamp = Stamp(self.names.snapshot_id, metadata.last_sequence_number + 1, first_row_id + base.assigned_row_ids)
-        new = next_root(base.root, change, stamp, tree_schema(state.stats_types), blob_loader(state, change.masks))
+        new = next_root(
+            base.root, change, stamp, tree_schema(state.types.stats_types), blob_loader(state, change.masks)
+        )
         table = spill_vectors(new.table, state, options, self.names.file("vectors"), self.names.spilled)
         locations = frozenset(table.column("location").drop_null().to_pylist())
         self.names.written.update(self._of_change(change), (place["location"] for place in self.names.spilled.values()))

@@ -36,7 +36,7 @@ def partitions_of_folders(state: TableState, paths: Iterable[str]) -> pa.Table:
         `partition_spec_id` and `partition`, a struct by partition field id, of each spec whose fields are all named,
         without repeats.
     """
-    types = {field_id: bound_arrow_type(name) for field_id, name in state.partition_fields.items() if name != ANY}
+    types = {field_id: bound_arrow_type(name) for field_id, name in state.types.partition_fields.items() if name != ANY}
     folders = {path.rpartition("/")[0] for path in paths}
     named = [dict(_named(part) for part in folder.split("/") if "=" in part) for folder in folders]
     rows = {

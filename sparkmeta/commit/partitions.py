@@ -8,10 +8,10 @@ from pyspark.sql import functions as F
 
 from sparkmeta.columns import sql
 from sparkmeta.commit.file_rows import FILE_COLUMNS, file_rows
-from sparkmeta.manifests.avro.read import schema_of
 from sparkmeta.manifests.projection import MANIFEST, ORDINAL
 from sparkmeta.manifests.v4.spark import entry_columns
 from sparkmeta.plan.deletes.views import partition_key
+from sparkmeta.session import spark_schema
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -29,9 +29,9 @@ def new_partitions(state: TableState, files: DataFrame) -> DataFrame:
     """
     rows = file_rows(state)
     known = files.select(*(name for name in FILE_COLUMNS if name in files.columns))
-    entries = known.mapInArrow(rows.batches, schema_of(rows.schema))
+    entries = known.mapInArrow(rows.batches, spark_schema(rows.schema))
     placed = entries.withColumns({MANIFEST: F.lit(0), ORDINAL: F.lit(0).cast("long")})
-    columns = entry_columns(state.projection(("partition_spec_id",)), state.tuple_sources, None)
+    columns = entry_columns(state.projection(("partition_spec_id",)), state.types.tuple_sources, None)
     return placed.selectExpr(*sql.texts(columns)).drop(MANIFEST, ORDINAL).distinct()
 
 

@@ -15,10 +15,9 @@ from sparkmeta.commit.search import rows_by_manifest
 from sparkmeta.commit.summary import KindCount, PartitionKey, Tally, partition_keys, tally_of
 from sparkmeta.commit.tree import FileKey
 from sparkmeta.errors import ValidationError
-from sparkmeta.manifests.avro.read import schema_of
 from sparkmeta.manifests.projection import MANIFEST, ORDINAL, PARTITION
 from sparkmeta.manifests.v4.tree_manifests import IN_ROOT
-from sparkmeta.session import local_frame, materialize
+from sparkmeta.session import local_frame, materialize, spark_schema
 from sparkmeta.spec.bitmap import PositionBitmap, read_inline_vector, write_deletion_vector
 from sparkmeta.spec.summary import FileKind
 
@@ -122,7 +121,7 @@ def removal_of(entries: DataFrame, state: TableState) -> Removal:
     narrow = materialize(entries.select(MANIFEST, ORDINAL, *_KEY_COLUMNS))
     rows = narrow.where(F.col(MANIFEST).isin(own_ids)).toArrow()
     of_leaves = narrow.where(~F.col(MANIFEST).isin(own_ids))
-    groups = of_leaves.groupBy(MANIFEST).applyInArrow(_grouped, schema_of(_GROUPS)).toArrow()
+    groups = of_leaves.groupBy(MANIFEST).applyInArrow(_grouped, spark_schema(_GROUPS)).toArrow()
     return _removal(groups, rows, state)
 
 
@@ -178,6 +177,6 @@ def _keys(entries: pa.Table) -> Iterable[tuple[int, str, int | None]]:
 
 def _partitions(rows: pa.Table, state: TableState) -> frozenset[PartitionKey]:
     """The partitions of entries that are on the driver."""
-    fields = {field_id for pairs in state.tuple_sources.values() for field_id, _ in pairs}
+    fields = {field_id for pairs in state.types.tuple_sources.values() for field_id, _ in pairs}
     values = {one: pc.struct_field(rows.column(PARTITION), str(one)).to_pylist() for one in fields}
-    return partition_keys(rows.column("partition_spec_id").to_pylist(), values, state.tuple_sources)
+    return partition_keys(rows.column("partition_spec_id").to_pylist(), values, state.types.tuple_sources)

@@ -15,19 +15,19 @@ import pyarrow.compute as pc
 from pyspark.sql import functions as F
 
 from sparkmeta.columns import sql
-from sparkmeta.commit.new_leaves import context_of
 from sparkmeta.commit.tree import same_vector
 from sparkmeta.manifests.arrays import whole
 from sparkmeta.manifests.inherit import ManifestContext
-from sparkmeta.manifests.parts import ManifestPart, leaf_units
+from sparkmeta.manifests.parts import ManifestPart, whole_manifests
+from sparkmeta.manifests.placement import MOST_REQUESTS
 from sparkmeta.manifests.projection import MANIFEST, EntryProjection
-from sparkmeta.manifests.v4.decode import entries_of_rows, root_part
+from sparkmeta.manifests.v4.decode import entries_of_rows, root_entries
 from sparkmeta.manifests.v4.root import is_live
 from sparkmeta.manifests.v4.search import LeafSearch
 from sparkmeta.manifests.v4.tree_manifests import IN_ROOT, OWN_ENTRIES
 from sparkmeta.plan.deletes.kinds import DV_COLUMNS
 from sparkmeta.plan.filter import is_live as entry_is_live
-from sparkmeta.session import local_frame, map_here, map_units
+from sparkmeta.session import local_frame, map_by_tasks, map_on_driver
 from sparkmeta.spec.entry import ContentType
 
 if TYPE_CHECKING:
@@ -39,8 +39,6 @@ FEW_FILES = 20_000
 # What tells where an entry is, and what it amounts to.
 FOUND_COLUMNS = DV_COLUMNS
 
-# Threads of the driver search up to so many leaves sooner than a job does.
-_LEAVES_ON_DRIVER = 64
 # Up to so many values are written into a query.
 _LITERALS = 200
 
@@ -162,7 +160,7 @@ def new_entries(state: TableState, rows: pa.Table) -> pa.Table:
     """New files, rows of `tree_schema`, as entries of `FOUND_COLUMNS`; of no manifest."""
     part = ManifestPart(-1, state.metadata.location, 0, ManifestContext(None, None, None))
     nowhere = pa.nulls(len(rows), pa.int64())
-    return entries_of_rows(rows, nowhere, part, state.projection(FOUND_COLUMNS), context_of(state))
+    return entries_of_rows(rows, nowhere, part, state.projection(FOUND_COLUMNS), state.types.tree_types)
 
 
 def names_of(entries: pa.Table) -> list[FileName]:
@@ -195,7 +193,9 @@ def _entries_with(state: TableState, manifests: pa.Table, column: str, values: S
         for content in manifests.filter(in_root).column("content_type").to_pylist():
             tables.append(_own_entries(state, ContentType(content), column, values, projection))  # noqa: PERF401
         leaves = manifests.filter(pc.invert(in_root))
-        searchable = state.tree.has_tree_layout(leaves) if state.reader is not None else pa.repeat(False, len(leaves))
+        searchable = (
+            state.tree.has_tree_layout(leaves) if state.access.tasks is not None else pa.repeat(False, len(leaves))
+        )
         tables.append(_search_leaves(state, leaves.filter(searchable), column, values, projection))
         tables.append(_query(state, leaves.filter(pc.invert(searchable)), column, values, projection))
     entries = pa.concat_tables([table.cast(projection.schema) for table in tables])
@@ -207,11 +207,10 @@ def _own_entries(
 ) -> pa.Table:
     """Files in the root itself."""
     assert state.tree is not None
-    assert state.tree_context is not None
     rows = state.tree.root.of(OWN_ENTRIES[content])
     rows = rows.filter(pc.is_in(rows.column(column), pa.array(values, pa.string())))
-    part = root_part(state.tree, content)
-    return entries_of_rows(rows, rows.column("ordinal"), part, projection, state.tree_context)
+    types, manifest = state.types.tree_types, state.tree.own_id(content)
+    return root_entries(rows, manifest, state.tree.root.location, projection, types)
 
 
 def _search_leaves(
@@ -221,16 +220,15 @@ def _search_leaves(
     if not len(leaves):
         return projection.schema.empty_table()
     assert state.tree is not None
-    assert state.tree_context is not None
-    assert state.reader is not None
-    on_driver = state.driver_files is not None and len(leaves) <= _LEAVES_ON_DRIVER
-    files = state.files if on_driver else state.reader
+    assert state.access.tasks is not None
+    on_driver = state.access.driver is not None and len(leaves) <= MOST_REQUESTS
+    files = state.files if on_driver else state.access.tasks
     ids = set(leaves.column(MANIFEST).to_pylist())
-    masks = {row[MANIFEST]: row for row in state.tree.vectors.to_pylist() if row[MANIFEST] in ids}
-    search = LeafSearch(column, values, projection, state.tree_context, masks, files)
+    masks = {row[MANIFEST]: row for row in state.tree.manifest_dvs.to_pylist() if row[MANIFEST] in ids}
+    search = LeafSearch(column, values, projection, state.types.tree_types, masks, files)
     if on_driver:
-        return map_here(leaf_units(leaves), search, projection.schema)
-    return map_units(state.spark, leaf_units(leaves), search, projection.schema, here=False).toArrow()
+        return map_on_driver(whole_manifests(leaves), search, projection.schema)
+    return map_by_tasks(state.spark, whole_manifests(leaves), search, projection.schema).toArrow()
 
 
 def _query(

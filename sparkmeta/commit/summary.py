@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sparkmeta.manifests.v4.decode import partition_tuples
-from sparkmeta.manifests.v4.spark import TupleSources
+from sparkmeta.manifests.v4.types import TupleSources
 from sparkmeta.spec.entry import ContentType
 from sparkmeta.spec.summary import FileKind, SnapshotSummaryBuilder, UpdateMetrics
 

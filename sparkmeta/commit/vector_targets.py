@@ -23,11 +23,11 @@ from sparkmeta.commit.removal import Removal, removal_of, removal_of_rows, witho
 from sparkmeta.commit.search import FEW_FILES, FOUND_COLUMNS, FileName, names_of, search_all
 from sparkmeta.errors import CommitConflictError, CorruptFileError, NotFoundError, ValidationError
 from sparkmeta.manifests.arrays import whole
-from sparkmeta.manifests.avro.read import schema_of
+from sparkmeta.manifests.placement import MOST_REQUESTS
 from sparkmeta.manifests.projection import MANIFEST, PARTITION
 from sparkmeta.plan.deletes.views import partition_key
 from sparkmeta.plan.filter import is_live
-from sparkmeta.session import local_frame, map_here, materialize
+from sparkmeta.session import local_frame, map_on_driver, materialize, spark_schema
 from sparkmeta.spec.bitmap import PositionBitmap, read_deletion_vector
 from sparkmeta.spec.entry import ContentType
 
@@ -36,11 +36,11 @@ if TYPE_CHECKING:
 
     from sparkmeta.commit.new_files import NewFiles
     from sparkmeta.state import TableState
-    from sparkmeta.storage.files import ExecutorReader, Files
+    from sparkmeta.storage.executors import ExecutorReader
+    from sparkmeta.storage.files import Files
 
 _POSITION = int(ContentType.POSITION_DELETES)
 # The driver compares so many pairs of deletion vectors sooner than a job does.
-_PAIRS_ON_DRIVER = 64
 
 # A new deletion vector and the one that it replaces.
 _PAIR_SCHEMA = pa.schema(
@@ -151,7 +151,7 @@ def _new_data(state: TableState, added: NewFiles, paths: Collection[str]) -> pa.
 def _check_pairs(state: TableState, vectors: pa.Table, targets: pa.Table) -> None:
     """ValidationError for a vector of another partition than its file, or of more rows than that has."""
     same = pc.equal(vectors.column("partition_spec_id"), targets.column("partition_spec_id"))
-    for field_id in state.partition_fields:
+    for field_id in state.types.partition_fields:
         left, right = (
             _comparable(pc.struct_field(whole(side.column(PARTITION)), str(field_id))) for side in (vectors, targets)
         )
@@ -208,10 +208,10 @@ def _check_replaced(state: TableState, vectors: pa.Table, deletes: pa.Table) -> 
     fewer = pairs.filter(pc.less(pairs.column("new_records"), pairs.column("old_records")))
     for row in fewer.slice(0, 1).to_pylist():
         raise _fewer_positions(state, row)
-    if state.reader is None:
+    if state.access.tasks is None:
         return
-    if state.driver_files is not None and len(pairs) <= _PAIRS_ON_DRIVER:
-        lost = map_here(pairs, partial(_lost_positions, state.files), _LOST_SCHEMA)
+    if state.access.driver is not None and len(pairs) <= MOST_REQUESTS:
+        lost = map_on_driver(pairs, partial(_lost_positions, state.files), _LOST_SCHEMA)
         _refuse_lost(state, lost)
     else:
         _check_bitmaps(state, local_frame(state.spark, pairs))
@@ -235,8 +235,8 @@ def _fewer_positions(state: TableState, pair: Mapping[str, Any]) -> ValidationEr
 
 
 def _check_bitmaps(state: TableState, pairs: DataFrame) -> None:
-    assert state.reader is not None
-    lost = pairs.mapInArrow(partial(_lost_positions, state.reader), schema_of(_LOST_SCHEMA))
+    assert state.access.tasks is not None
+    lost = pairs.mapInArrow(partial(_lost_positions, state.access.tasks), spark_schema(_LOST_SCHEMA))
     _refuse_lost(state, lost.limit(1).toArrow())
 
 
@@ -299,7 +299,7 @@ def _many(state: TableState, vectors: DataFrame, added: NewFiles, removal: Remov
     pairs = materialize(pairs.select(*_PAIR_SCHEMA.names))
     for row in pairs.where("new_records < old_records").limit(1).toArrow().to_pylist():
         raise _fewer_positions(state, row)
-    if state.reader is not None:
+    if state.access.tasks is not None:
         _check_bitmaps(state, pairs)
     rest = without(deletes, removal, state) if removal.masks or removal.keys else deletes
     return ReplacedDeletes(removal_of(rest, state), _fingerprint(deletes))

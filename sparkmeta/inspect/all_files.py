@@ -12,11 +12,10 @@ from sparkmeta.errors import UnsupportedError
 from sparkmeta.inspect.files import entries_of, entries_selection, files_of, files_selection
 from sparkmeta.inspect.manifest_rows import REACHABLE, reachable_rows
 from sparkmeta.inspect.manifests import listed_manifests, spec_transforms
-from sparkmeta.inspect.reachable import PARQUET_SUFFIX, read_manifests
-from sparkmeta.manifests.avro.read import spark_schema
+from sparkmeta.manifests.decoder import EntryDecoder
 from sparkmeta.manifests.manifest_list import MANIFEST_FILE_SCHEMA, manifests_of_list
 from sparkmeta.manifests.parts import PART_SCHEMA
-from sparkmeta.session import read_tasks
+from sparkmeta.session import read_tasks, spark_schema
 from sparkmeta.spec.entry import ContentType
 
 if TYPE_CHECKING:
@@ -49,10 +48,11 @@ def all_entries_of(state: TableState, content: ContentType | None, projection: E
     plan, so that a Spark job lists them at once.
     """
     manifests = reachable_manifests(state, content)
-    if state.reader is not None:
-        decode = partial(read_manifests, projection, state.reader, state.tree_context)
-        return _parts(state, manifests, projection).mapInArrow(decode, spark_schema(projection))
-    if state.tree_context is not None:
+    if state.access.tasks is not None:
+        decoder = EntryDecoder(state.access.tasks, state.types.tree_types if state.has_trees else None)
+        decode = partial(decoder.decode_parts, projection)
+        return _parts(state, manifests, projection).mapInArrow(decode, spark_schema(projection.schema))
+    if state.has_trees:
         raise UnsupportedError(
             f"{state.metadata.location}: Spark's sources alone can't read the files of all snapshots of a metadata tree"
         )
@@ -62,7 +62,7 @@ def all_entries_of(state: TableState, content: ContentType | None, projection: E
         for field in MANIFEST_FILE_SCHEMA
     ]
     table = pa.table(columns, MANIFEST_FILE_SCHEMA)
-    return state.entries(manifests_of_list(table, state.spec_fields, state.metadata.location), projection)
+    return state.entries(manifests_of_list(table, state.types.spec_fields, state.metadata.location), projection)
 
 
 def reachable_manifests(state: TableState, content: ContentType | None) -> DataFrame:
@@ -83,14 +83,15 @@ def reachable_manifests(state: TableState, content: ContentType | None) -> DataF
 def _parts(state: TableState, manifests: DataFrame, projection: EntryProjection) -> DataFrame:
     """The tasks' shares of the manifests, as `PART_SCHEMA`, spread over as many tasks as the session shuffles into."""
     counted = F.lit("first_row_id" in projection.columns) & F.col("first_row_id").isNotNull()
-    whole = counted | F.lower("manifest_path").endswith(PARQUET_SUFFIX)
+    is_parquet = F.lower("manifest_path").endswith(".parquet")
     needed = F.ceil(F.col("manifest_length") / state.settings.split_manifest_bytes)
     columns = {
         "manifest": F.lit(0),
         "location": F.col("manifest_path"),
         "snapshot_id": F.col("added_snapshot_id"),
         "file_size_in_bytes": F.col("manifest_length"),
-        "parts": F.when(whole, 1).otherwise(F.greatest(F.lit(1), needed)).cast("int"),
+        "file_format": F.when(is_parquet, "PARQUET").otherwise("AVRO"),
+        "parts": F.when(counted | is_parquet, 1).otherwise(F.greatest(F.lit(1), needed)).cast("int"),
     }
     manifests = manifests.withColumns(columns)
     shares = manifests.withColumn("part", F.explode(F.sequence(F.lit(0), F.col("parts") - 1)))

@@ -20,7 +20,7 @@ from sparkmeta.inspect.deleted_row import RowField, field_id, projected
 from sparkmeta.manifests.avro.container import inflate, read_blocks, read_header
 from sparkmeta.manifests.avro.schema import by_field_ids, parse
 from sparkmeta.spec.bitmap import read_deletion_vector
-from sparkmeta.storage.files import ExecutorReader
+from sparkmeta.storage.executors import ExecutorReader
 
 BATCH_ROWS = 1 << 16
 

@@ -125,13 +125,13 @@ def entries(state: TableState, columns: Sequence[str] | None) -> DataFrame:
 
 
 def _file_names(state: TableState) -> list[str]:
-    return [name for name in _FILE_COLUMNS if name != PARTITION or state.partition_type.fields]
+    return [name for name in _FILE_COLUMNS if name != PARTITION or state.types.partition_type.fields]
 
 
 def _selection(
     state: TableState, columns: Sequence[str] | None, file: dict[str, str], entry: tuple[str, ...]
 ) -> Selection:
-    leaves = leaf_columns(state.typing_schema)
+    leaves = leaf_columns(state.types.typing_schema)
     metrics = {f"{READABLE_METRICS}.{name}": name for name in leaves}
     wanted = {*entry, *file, *metrics} if columns is None else _expanded(columns, [*entry, *file, *metrics])
     return Selection(

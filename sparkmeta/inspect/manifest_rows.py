@@ -15,8 +15,9 @@ import pyarrow.compute as pc
 from sparkmeta.errors import CorruptFileError, UnsupportedError
 from sparkmeta.inspect.human import human_strings
 from sparkmeta.manifests.manifest_list import MANIFEST_FILE_SCHEMA, decode_manifest_list
-from sparkmeta.manifests.v4.decode import TreeContext
-from sparkmeta.storage.files import ExecutorReader
+from sparkmeta.manifests.v4.tree_manifests import listed_root
+from sparkmeta.manifests.v4.types import TreeTypes
+from sparkmeta.storage.executors import ExecutorReader
 
 # Spec id -> its fields' (transform, Iceberg type name of the result), in the spec's order.
 SpecTransforms = Mapping[int, Sequence[tuple[str, str]]]
@@ -152,7 +153,7 @@ def reachable_rows(specs: SpecTransforms, manifests: pa.RecordBatch, _: int, loc
 
 
 def read_lists(
-    reader: ExecutorReader, shape: ListShape, trees: TreeContext | None, batches: Iterable[pa.RecordBatch]
+    reader: ExecutorReader, shape: ListShape, trees: TreeTypes | None, batches: Iterable[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
     """The manifest lists that rows of `LIST_SCHEMA` name, opened by the task, in the form that `shape` gives them.
 
@@ -164,14 +165,14 @@ def read_lists(
             yield shape(rows, row["reference_snapshot_id"], row["location"])
 
 
-def _listed(data: bytes, row: dict[str, Any], trees: TreeContext | None) -> pa.RecordBatch:
+def _listed(data: bytes, row: dict[str, Any], trees: TreeTypes | None) -> pa.RecordBatch:
     if row["root_sequence_number"] is None or trees is None:
         return decode_manifest_list(data, row["location"])
-    return trees.listed(trees.root(data, row["location"], row["reference_snapshot_id"], row["root_sequence_number"]))
+    return listed_root(data, row["location"], (row["reference_snapshot_id"], row["root_sequence_number"]), trees)
 
 
 def read_list_contents(
-    shape: ListShape, trees: TreeContext | None, batches: Iterable[pa.RecordBatch]
+    shape: ListShape, trees: TreeTypes | None, batches: Iterable[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
     """As `read_lists`, of rows that have the lists' bytes in `content`."""
     for batch in batches:

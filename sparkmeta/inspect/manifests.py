@@ -6,7 +6,6 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
-from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from sparkmeta.inspect.manifest_rows import (
@@ -21,11 +20,10 @@ from sparkmeta.inspect.manifest_rows import (
     read_lists,
 )
 from sparkmeta.manifests.manifest_list import inline_manifest_list
+from sparkmeta.manifests.snapshot_manifests import refuse_unreadable
 from sparkmeta.session import local_frame
 from sparkmeta.spec.partitioning import has_unknown_values
-from sparkmeta.state import refuse_unreadable
-from sparkmeta.storage.files import binary_files
-from sparkmeta.storage.location import spark_path_key
+from sparkmeta.storage.reading import with_content
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -71,11 +69,13 @@ def listed_manifests(state: TableState, shape: ListShape, schema: pa.Schema) -> 
         ],
         schema=LIST_SCHEMA,
     )
-    trees = state.tree_context
-    if state.reader is not None:
-        read = local_frame(state.spark, lists).mapInArrow(partial(read_lists, state.reader, shape, trees), spark_schema)
+    trees = state.types.tree_types if state.has_trees else None
+    if state.access.tasks is not None:
+        read = local_frame(state.spark, lists).mapInArrow(
+            partial(read_lists, state.access.tasks, shape, trees), spark_schema
+        )
     else:
-        read = _with_content(state, lists).mapInArrow(partial(read_list_contents, shape, trees), spark_schema)
+        read = with_content(state.spark, lists).mapInArrow(partial(read_list_contents, shape, trees), spark_schema)
     inline = [shape(batch, snapshot_id, f"snapshot {snapshot_id}") for snapshot_id, batch in _inline_lists(state)]
     return read.union(local_frame(state.spark, pa.Table.from_batches(inline, schema))) if inline else read
 
@@ -87,19 +87,8 @@ def spec_transforms(state: TableState) -> SpecTransforms:
             (str(field.transform), "string" if has_unknown_values(field.transform) else type_name)
             for field, (_, type_name) in zip(state.specs[spec_id].fields, fields, strict=True)
         )
-        for spec_id, fields in state.spec_fields.items()
+        for spec_id, fields in state.types.spec_fields.items()
     }
-
-
-def _with_content(state: TableState, lists: pa.Table) -> DataFrame:
-    """The lists with their bytes, read by Spark's binaryFile source.
-
-    An outer join: a file whose path Spark spells in a way that matches no list must be seen, not dropped.
-    """
-    locations = lists.column("location").to_pylist()
-    keys = pa.array([spark_path_key(location) for location in locations], pa.string())
-    units = local_frame(state.spark, lists.append_column("path", keys))
-    return binary_files(state.spark, locations).select("path", "content").join(F.broadcast(units), "path", "left")
 
 
 def _inline_lists(state: TableState) -> list[tuple[int, pa.RecordBatch]]:

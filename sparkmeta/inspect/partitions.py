@@ -68,7 +68,7 @@ def _snapshots(state: TableState) -> DataFrame:
 def _keys(state: TableState) -> list[Column]:
     """What makes a partition: its values, -0.0 and 0.0 apart, which Spark's grouping takes for one."""
     keys = []
-    for field in state.partition_type.fields:
+    for field in state.types.partition_type.fields:
         value = partition_value(field.field_id).column()
         is_number = isinstance(field.field_type, FloatType | DoubleType)
         keys.append((value.cast("string") if is_number else value).alias(f"key_{field.field_id}"))
@@ -77,13 +77,13 @@ def _keys(state: TableState) -> list[Column]:
 
 def _number_of_fields(state: TableState) -> Column:
     """How many of the shown partition fields the spec of an entry has."""
-    shown = {field.field_id for field in state.partition_type.fields}
+    shown = {field.field_id for field in state.types.partition_type.fields}
     counts = {one: sum(field.field_id in shown for field in spec.fields) for one, spec in state.specs.items()}
     return F.coalesce(*(F.when(F.col("partition_spec_id") == one, count) for one, count in counts.items()))
 
 
 def _aggregates(state: TableState) -> list[Column]:
-    partition = [F.first(PARTITION).alias(PARTITION)] if state.partition_type.fields else []
+    partition = [F.first(PARTITION).alias(PARTITION)] if state.types.partition_type.fields else []
     counted = []
     for name, content in _CONTENTS.items():
         is_one = F.col("content_type") == int(content)
@@ -98,7 +98,7 @@ def _aggregates(state: TableState) -> list[Column]:
 def _result(state: TableState) -> list[Column]:
     spec_id = F.coalesce(F.col(f"{_UPDATE}.partition_spec_id"), F.lit(0)).alias("spec_id")
     tuple_and_spec = (
-        [public_partition(state).alias("partition").column(), spec_id] if state.partition_type.fields else []
+        [public_partition(state).alias("partition").column(), spec_id] if state.types.partition_type.fields else []
     )
     counts = {name: (_sum(f"{name}_records"), F.col(f"{name}_files").cast("int")) for name in _CONTENTS}
     return [

@@ -20,8 +20,8 @@ from sparkmeta.plan.prune import live_manifests
 from sparkmeta.plan.rows import public_partition, public_partition_type
 from sparkmeta.session import local_frame, read_tasks
 from sparkmeta.spec.entry import ContentType
-from sparkmeta.storage.files import binary_files
 from sparkmeta.storage.location import spark_path_key
+from sparkmeta.storage.reading import binary_files
 
 if TYPE_CHECKING:
     from pyiceberg.types import NestedField
@@ -50,8 +50,8 @@ def position_deletes(state: TableState) -> DataFrame:
     schema = position_deletes_type(state)
     rows = DeleteRows(to_arrow_schema(schema), row_field(0, state.metadata.schema().as_struct()))
     files = delete_files(state)
-    if state.reader is not None:
-        return files.repartition(read_tasks(state.spark)).mapInArrow(partial(rows.read, state.reader), schema)
+    if state.access.tasks is not None:
+        return files.repartition(read_tasks(state.spark)).mapInArrow(partial(rows.read, state.access.tasks), schema)
     return _with_content(state, files).mapInArrow(rows.read_contents, schema)
 
 
@@ -59,7 +59,7 @@ def position_deletes_type(state: TableState) -> SparkStructType:
     """The row type of the table."""
     schema = SparkStructType().add("file_path", StringType(), False).add("pos", LongType(), False)
     schema.add("row", spark_type(state.metadata.schema().as_struct()))
-    if state.partition_type.fields:
+    if state.types.partition_type.fields:
         schema.add("partition", public_partition_type(state), False)
     schema.add("spec_id", IntegerType(), False).add("delete_file_path", StringType(), False)
     if state.metadata.format_version >= 3:
@@ -79,7 +79,7 @@ def delete_files(state: TableState) -> DataFrame:
         F.col("deletion_vector.size_in_bytes").alias("content_size_in_bytes"),
         F.col("partition_spec_id").alias("spec_id"),
     ]
-    if state.partition_type.fields:
+    if state.types.partition_type.fields:
         entry.append(public_partition(state).alias("partition").column())
     return positional.groupBy("location", "file_format").agg(F.collect_list(F.struct(*entry)).alias("deletes"))
 

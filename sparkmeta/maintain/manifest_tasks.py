@@ -13,13 +13,13 @@ import pyarrow.compute as pc
 
 from sparkmeta.columns.bounds import bound_arrow_type
 from sparkmeta.commit.exchange import cut, ordered, range_tables, task_rows
+from sparkmeta.manifests.avro.container import manifest_data
 from sparkmeta.manifests.avro.raw_entries import COLUMNS, encoded_entries
-from sparkmeta.manifests.avro.read import open_manifest
 from sparkmeta.manifests.avro.write import ENTRY, ManifestFormat, packed_size, write_manifest
 from sparkmeta.manifests.parts import part_of
 from sparkmeta.manifests.projection import MANIFEST, ORDINAL, PARTITION, EntryProjection
 from sparkmeta.manifests.v4.write import leaf_count, pieces, put_behind
-from sparkmeta.storage.files import ExecutorReader
+from sparkmeta.storage.executors import ExecutorReader
 
 # Bytes of entries that a task cuts into ranges at once.
 _CUT_BYTES = 64 << 20
@@ -43,7 +43,7 @@ class ManifestTasks:
         """
         projection = EntryProjection.of(COLUMNS, dict(self.form.partition), {})
         for row in task_rows(batches):
-            entries = encoded_entries(open_manifest(self.reader, row), part_of(row), projection, self.form)
+            entries = encoded_entries(manifest_data(self.reader, row), part_of(row), projection, self.form)
             for table in _joined(entries):
                 yield from cut(table, key_table(table, self.keys), bounds)
 

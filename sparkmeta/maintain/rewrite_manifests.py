@@ -34,7 +34,6 @@ from sparkmeta.errors import (
 from sparkmeta.maintain.manifest_tasks import ManifestTasks, key_schema
 from sparkmeta.maintain.outcome import committed_counts
 from sparkmeta.maintain.upgrade import refuse_encrypted
-from sparkmeta.manifests.avro.read import schema_of
 from sparkmeta.manifests.avro.write import ManifestFormat, entry_schema, manifest_codec, manifest_properties
 from sparkmeta.manifests.manifest_list import MANIFEST_FILE_SCHEMA, live_count, live_counts
 from sparkmeta.manifests.parts import manifest_parts
@@ -43,10 +42,10 @@ from sparkmeta.operations.base_table import TableT
 from sparkmeta.operations.table_operations import metadata_folder
 from sparkmeta.plan.filter import ScanFilter
 from sparkmeta.plan.prune import matching_manifests
-from sparkmeta.session import local_frame, read_tasks
+from sparkmeta.session import local_frame, read_tasks, spark_schema
 from sparkmeta.spec.entry import ContentType, Status
 from sparkmeta.spec.partitioning import spec_partition_type
-from sparkmeta.storage.files import executor_writer
+from sparkmeta.storage.access import executor_writer
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -326,9 +325,9 @@ class ManifestJob:
         parts = manifest_parts(group.manifests, projection, state.settings.split_manifest_bytes)
         most = 8 * read_tasks(state.spark)
         units = local_frame(state.spark, parts).repartition(min(len(parts), most))
-        found = units.mapInArrow(partial(tasks.cut_parts, bounds), schema_of(RANGE_SCHEMA))
+        found = units.mapInArrow(partial(tasks.cut_parts, bounds), spark_schema(RANGE_SCHEMA))
         together = exchanged(found, min(ranges, most))
-        written = together.mapInArrow(tasks.write_ranges, schema_of(MANIFEST_FILE_SCHEMA))
+        written = together.mapInArrow(tasks.write_ranges, spark_schema(MANIFEST_FILE_SCHEMA))
         try:
             return written.toArrow().cast(MANIFEST_FILE_SCHEMA)
         except PySparkException as error:
@@ -340,12 +339,12 @@ class ManifestJob:
         metadata, spec = state.metadata, state.specs[group.spec_id]
         version, content = metadata.format_version, int(group.content) - int(ContentType.DATA_MANIFEST)
         codec, level = manifest_codec(metadata.properties)
-        kinds = spec_partition_type(spec, metadata.schemas, state.typing_schema)
+        kinds = spec_partition_type(spec, metadata.schemas, state.types.typing_schema)
         return ManifestFormat(
             version,
             content,
             group.spec_id,
-            tuple(state.spec_fields[group.spec_id]),
+            tuple(state.types.spec_fields[group.spec_id]),
             entry_schema(version, kinds),
             manifest_properties(version, metadata.schema(), spec, content),
             codec,
@@ -359,7 +358,7 @@ class ManifestJob:
     def _bounds(self, ranges: int) -> pa.Table:
         """The keys that end the ranges, by a sample of the entries' keys; runs a job that reads nothing else."""
         state, group = self.state, self.group
-        schema = key_schema(dict(state.spec_fields[group.spec_id]), group.keys)
+        schema = key_schema(dict(state.types.spec_fields[group.spec_id]), group.keys)
         if ranges < 2:
             return schema.empty_table()
         frame = state.entries(group.manifests, state.projection(("version_info",)))
@@ -442,7 +441,7 @@ def _is_in_order(group: ManifestGroup, state: TableState, target: int) -> bool:
 
 
 def _refuse_group(group: ManifestGroup, state: TableState) -> None:
-    unknown = [field_id for field_id, kind in state.spec_fields[group.spec_id] if kind == ANY]
+    unknown = [field_id for field_id, kind in state.types.spec_fields[group.spec_id] if kind == ANY]
     if unknown:
         raise UnsupportedError(
             f"{state.metadata.location}: partition spec {group.spec_id} has a transform that is not known, of field "

@@ -27,6 +27,18 @@ def map_type(name: str) -> pa.MapType:
     return pa.map_(pa.int32(), pa.field("value", METRICS_MAPS[METRICS_MAP_IDS[name]][1], nullable=False))
 
 
+def has_metrics_maps(projection: EntryProjection) -> bool:
+    """Return whether a projection names metrics maps."""
+    return not METRICS_MAP_IDS.keys().isdisjoint(projection.columns)
+
+
+def stats_for_maps(projection: EntryProjection, column_types: Mapping[int, str]) -> EntryProjection:
+    """Return a projection with the stats of all columns instead of its metrics maps, which are made of them."""
+    stats = {**column_types, **dict(projection.stats)}
+    columns = tuple(name for name in projection.columns if name not in METRICS_MAP_IDS)
+    return EntryProjection(columns, projection.partition, tuple(sorted(stats.items())))
+
+
 def with_metrics_maps(
     projection: EntryProjection, columns: frozenset[int], batches: Iterable[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:

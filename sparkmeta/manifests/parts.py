@@ -1,11 +1,13 @@
-"""The shares of manifests that tasks read. Free of Spark: tasks import this."""
+"""The parts of manifests that tasks read. Free of Spark: tasks import this."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -14,8 +16,9 @@ from sparkmeta.manifests.projection import MANIFEST, EntryProjection
 
 PART_SCHEMA = pa.schema(
     [
-        pa.field("manifest", pa.int32()),
+        pa.field(MANIFEST, pa.int32()),
         pa.field("location", pa.string()),
+        pa.field("file_format", pa.string()),
         pa.field("partition_spec_id", pa.int32()),
         pa.field("snapshot_id", pa.int64()),
         pa.field("sequence_number", pa.int64()),
@@ -25,8 +28,6 @@ PART_SCHEMA = pa.schema(
         pa.field("file_size_in_bytes", pa.int64()),
     ]
 )
-
-_SOURCES = ["manifest", "location", "partition_spec_id", "version_info", "first_row_id", "file_size_in_bytes"]
 
 
 @dataclass(frozen=True)
@@ -42,26 +43,46 @@ class ManifestPart:
 
 
 def part_of(row: Mapping[str, Any]) -> ManifestPart:
-    """A row of `PART_SCHEMA` as the part that it describes."""
+    """Return the part that a row of `PART_SCHEMA` describes."""
     context = ManifestContext(row["snapshot_id"], row["sequence_number"], row["first_row_id"])
-    return ManifestPart(row["manifest"], row["location"], row["partition_spec_id"], context, row["part"], row["parts"])
+    return ManifestPart(row[MANIFEST], row["location"], row["partition_spec_id"], context, row["part"], row["parts"])
 
 
-def manifest_parts(manifests: pa.Table, projection: EntryProjection, split_bytes: int) -> pa.Table:
-    """The tasks' shares of the manifests in `manifests` (rows of `manifests_of_list`), as `PART_SCHEMA`.
+def whole_manifests(manifests: pa.Table) -> pa.Table:
+    """Return manifests, rows of `TableState.manifests`, as rows of `PART_SCHEMA`, one part each."""
+    return _parts(manifests, np.ones(len(manifests), np.int64))
 
-    A manifest longer than `split_bytes` has several parts, which decode different blocks of it; not where first row ids
-    are asked for, whose counter runs over the whole manifest. The order is such that any run of neighbours holds large
-    and small manifests alike, since Spark deals rows to tasks in runs.
+
+def manifest_parts(manifests: pa.Table, projection: EntryProjection, split_bytes: int | None) -> pa.Table:
+    """Split manifests, rows of `TableState.manifests`, into parts for tasks: rows of `PART_SCHEMA`.
+
+    An Avro manifest longer than `split_bytes` has several parts, which decode different blocks of it; not where first
+    row ids are read, whose counter runs over the whole manifest. Any run of neighbours holds large and small manifests
+    alike, since Spark deals rows to tasks in runs.
     """
-    counted = "first_row_id" in projection.columns
-    rows: list[dict[str, Any]] = []
-    for row in manifests.select(_SOURCES).sort_by([("file_size_in_bytes", "descending")]).to_pylist():
-        whole = counted and row["first_row_id"] is not None
-        parts = 1 if whole else max(1, -(-row["file_size_in_bytes"] // split_bytes))
-        version = row.pop("version_info")
-        rows.extend({**row, **version, "part": part, "parts": parts} for part in range(parts))
-    return pa.Table.from_pylist([rows[index] for index in _scattered(len(rows))], schema=PART_SCHEMA)
+    ordered = manifests.sort_by([("file_size_in_bytes", "descending")])
+    sizes = ordered.column("file_size_in_bytes").to_numpy()
+    counts = np.maximum(1, -(-sizes // (split_bytes or sys.maxsize)))
+    splits = pc.equal(ordered.column("file_format"), "AVRO")
+    if "first_row_id" in projection.columns:
+        splits = pc.and_(splits, ordered.column("first_row_id").is_null())
+    parts = _parts(ordered, np.where(splits.to_numpy(), counts, 1))
+    return parts.take(pa.array(_scattered(len(parts)), pa.int64()))
+
+
+def _parts(manifests: pa.Table, counts: np.ndarray[Any, Any]) -> pa.Table:
+    rows = np.repeat(np.arange(len(manifests)), counts)
+    numbers = np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts)
+    table = manifests.take(pa.array(rows)) if len(rows) > len(manifests) else manifests
+    version = table.column("version_info")
+    columns: dict[str, Any] = {
+        "snapshot_id": pc.struct_field(version, "snapshot_id"),
+        "sequence_number": pc.struct_field(version, "sequence_number"),
+        "part": pa.array(numbers, pa.int32()),
+        "parts": pa.array(counts[rows], pa.int32()),
+    }
+    arrays = [columns[field.name] if field.name in columns else table.column(field.name) for field in PART_SCHEMA]
+    return pa.Table.from_arrays(arrays, schema=PART_SCHEMA)
 
 
 def _scattered(size: int) -> list[int]:
@@ -69,20 +90,3 @@ def _scattered(size: int) -> list[int]:
     width = max(1, (size - 1).bit_length())
     reversed_bits = (int(format(index, f"0{width}b")[::-1], 2) for index in range(1 << width))
     return [index for index in reversed_bits if index < size]
-
-
-def leaf_units(leaves: pa.Table) -> pa.Table:
-    """Leaves, rows of `leaf_manifests`, as rows of `PART_SCHEMA`."""
-    zeros = pa.repeat(pa.scalar(0, pa.int32()), len(leaves))
-    columns = {
-        MANIFEST: leaves.column(MANIFEST),
-        "location": leaves.column("location"),
-        "partition_spec_id": leaves.column("partition_spec_id"),
-        "snapshot_id": pc.struct_field(leaves.column("version_info"), "snapshot_id"),
-        "sequence_number": pc.struct_field(leaves.column("version_info"), "sequence_number"),
-        "first_row_id": leaves.column("first_row_id"),
-        "part": zeros,
-        "parts": pc.add(zeros, 1).cast(pa.int32()),
-        "file_size_in_bytes": leaves.column("file_size_in_bytes"),
-    }
-    return pa.Table.from_arrays([columns[field.name] for field in PART_SCHEMA], schema=PART_SCHEMA)

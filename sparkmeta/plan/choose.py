@@ -203,7 +203,7 @@ def _counts(pruned: PrunedManifests) -> Figures:
     state, sides = pruned.filter.state, (pruned.data, pruned.deletes)
     return Figures(
         planning=state.settings.planning,
-        executors_read=state.reader is not None,
+        executors_read=state.access.tasks is not None,
         format_version=state.metadata.format_version,
         is_tree=state.tree is not None,
         formats=frozenset(name for side in sides for name in side.column("file_format").unique().to_pylist()),
@@ -225,13 +225,13 @@ def _with_kinds(figures: Figures, pruned: PrunedManifests) -> tuple[Figures, pa.
 def _read_by_driver(pruned: PrunedManifests) -> pa.Table | None:
     state = pruned.filter.state
     of_data = data_projection(pruned.filter)
-    if state.metadata.format_version < 3 or not state.fit_driver(
+    if state.metadata.format_version < 3 or not state.reader.fits_driver(
         pa.concat_tables([pruned.data, pruned.deletes]), of_data
     ):
         return None
-    if state.manifest_cache is not None and state.parts_at_hand(pruned.data, of_data) is None:
+    if state.reader.manifest_cache is not None and state.reader.driver_parts(pruned.data, of_data) is None:
         return None
-    return state.entries_here(pruned.deletes, dv_projection(pruned.filter))
+    return state.reader.driver_table(pruned.deletes, dv_projection(pruned.filter))
 
 
 def _pairs(pruned: PrunedManifests) -> Pairs:

@@ -8,20 +8,20 @@ partitions.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 from sparkmeta.columns import sql
-from sparkmeta.manifests.parts import leaf_units, manifest_parts
+from sparkmeta.manifests.parts import whole_manifests
+from sparkmeta.manifests.placement import Placement
 from sparkmeta.manifests.projection import MANIFEST, EntryProjection
 from sparkmeta.plan.coplan_tasks import UNITS, CoplanTask, join_known_dvs, join_units, one_dv_a_file
 from sparkmeta.plan.deletes.kinds import dv_projection
 from sparkmeta.plan.deletes.rules import TWO_DVS
 from sparkmeta.plan.rows import DELETES_TYPE, manifest_path
-from sparkmeta.session import map_units
+from sparkmeta.session import map_by_tasks, map_on_driver, selectable_frame
 from sparkmeta.spec.entry import ContentType
 
 if TYPE_CHECKING:
@@ -49,20 +49,17 @@ def coplanned_entries(scan_filter: ScanFilter, coplanned: Coplanned, data: Entry
     """
     state, dvs = scan_filter.state, coplanned.dvs
     together = pa.concat_tables([coplanned.data, coplanned.deletes])
-    on_driver = dvs is not None or (state.tree is not None and state.fit_driver(together, data))
-    reader = state.files if on_driver else state.reader
-    assert reader is not None
-    context = state.tree_context if state.tree is not None else None
-    task = CoplanTask(data, dv_projection(scan_filter), context, reader, reader)
-    if state.tree is None and (cache := state.manifest_cache) is not None:
-        task = replace(task, cached=cache.files) if on_driver else replace(task, writer=cache.writer)
+    on_driver = dvs is not None or (state.tree is not None and state.reader.fits_driver(together, data))
+    decoder = state.reader.decoder(Placement.DRIVER if on_driver else Placement.TASKS)
+    task = CoplanTask(data, dv_projection(scan_filter), decoder)
     if dvs is not None:
-        parts = state.with_leaves(state.whole_parts(coplanned.data, data), coplanned.data, data)
-        join = partial(join_known_dvs, task, one_dv_a_file(dvs))
-        return map_units(state.spark, parts, join, task.schema, here=True)
-    units = _leaf_units(state.tree, coplanned) if state.tree is not None else _part_units(state, coplanned, task)
-    rows = pa.Table.from_pylist(units, schema=UNITS)
-    return map_units(state.spark, rows, partial(join_units, task), task.schema, here=on_driver)
+        parts, join = state.reader.parts(coplanned.data, data), partial(join_known_dvs, task, one_dv_a_file(dvs))
+    else:
+        units = _leaf_units(state.tree, coplanned) if state.tree is not None else _part_units(state, coplanned, task)
+        parts, join = pa.Table.from_pylist(units, schema=UNITS), partial(join_units, task)
+    if on_driver:
+        return selectable_frame(state.spark, map_on_driver(parts, join, task.schema))
+    return map_by_tasks(state.spark, parts, join, task.schema)
 
 
 def with_dv(joined: Sql, deletes: pa.Table) -> Sql:
@@ -96,10 +93,10 @@ def with_dv(joined: Sql, deletes: pa.Table) -> Sql:
 
 def _leaf_units(tree: Tree, coplanned: Coplanned) -> list[dict[str, Any]]:
     """Return a row a data leaf, as `UNITS`."""
-    masks = {row[MANIFEST]: row for row in tree.vectors.to_pylist()}
+    masks = {row[MANIFEST]: row for row in tree.manifest_dvs.to_pylist()}
 
     def leaves(manifests: pa.Table) -> list[dict[str, Any]]:
-        return [{**row, "mask": masks.get(row[MANIFEST])} for row in leaf_units(manifests).to_pylist()]
+        return [{**row, "mask": masks.get(row[MANIFEST])} for row in whole_manifests(manifests).to_pylist()]
 
     deletes = {leaf[MANIFEST]: leaf for leaf in leaves(coplanned.deletes)}
     return [
@@ -111,18 +108,14 @@ def _leaf_units(tree: Tree, coplanned: Coplanned) -> list[dict[str, Any]]:
 def _part_units(state: TableState, coplanned: Coplanned, task: CoplanTask) -> list[dict[str, Any]]:
     """Return a row a part of a data manifest, as `UNITS`, in the order in which neighbours share delete manifests."""
 
-    def by_manifest(
-        parts: pa.Table, manifests: pa.Table, projection: EntryProjection
-    ) -> Mapping[int, list[dict[str, Any]]]:
+    def by_manifest(parts: pa.Table) -> Mapping[int, list[dict[str, Any]]]:
         rows: dict[int, list[dict[str, Any]]] = {}
-        for row in state.with_leaves(parts, manifests, projection).to_pylist():
+        for row in parts.to_pylist():
             rows.setdefault(row[MANIFEST], []).append(row)
         return rows
 
-    split = manifest_parts(coplanned.data, task.data, state.settings.split_manifest_bytes)
-    parts = by_manifest(split, coplanned.data, task.data)
-    whole = state.whole_parts(coplanned.deletes, task.deletes)
-    deletes = by_manifest(whole, coplanned.deletes, task.deletes)
+    parts = by_manifest(state.reader.parts(coplanned.data, task.data, split=True))
+    deletes = by_manifest(state.reader.parts(coplanned.deletes, task.deletes))
     return [
         {"data": part, "deletes": [row for partner in partners for row in deletes[partner]]}
         for manifest, partners in coplanned.partners.items()

@@ -5,18 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from sparkmeta.manifests.arrays import kept_rows, whole
-from sparkmeta.manifests.cache.read import CACHED_LEAF, decode_part
-from sparkmeta.manifests.deletion_vectors import VECTOR_SCHEMA, inlined, unmasked
+from sparkmeta.manifests.decoder import CACHED_LEAF, EntryDecoder
+from sparkmeta.manifests.deletion_vectors import DV_SCHEMA, inlined, unmasked
 from sparkmeta.manifests.entries import wanted_rows
-from sparkmeta.manifests.parts import PART_SCHEMA, part_of
+from sparkmeta.manifests.parts import PART_SCHEMA
 from sparkmeta.manifests.projection import MANIFEST, ORDINAL, EntryProjection
-from sparkmeta.manifests.v4.decode import TreeContext, tree_entries
 from sparkmeta.manifests.v4.root import is_live
 from sparkmeta.plan.deletes.rules import (
     DATA_WITHOUT_SEQUENCE,
@@ -31,10 +30,6 @@ from sparkmeta.plan.deletes.rules import (
 )
 from sparkmeta.plan.deletes.views import arrow_data_view, arrow_entry_view
 from sparkmeta.spec.entry import VERSION_INFO, Status
-
-if TYPE_CHECKING:
-    from sparkmeta.manifests.cache.write import CacheWriter
-    from sparkmeta.storage.files import ExecutorReader, Files
 
 # The deletion vector of a data entry, flat: nested columns are slow to bring into the JVM, and so are those that may be
 # null. Where there is none its location is null, and what is never null is 0.
@@ -55,7 +50,7 @@ _PLACE = (MANIFEST, ORDINAL)
 # What of `version_info` plans need.
 _VERSION = tuple(field.arrow for field in VERSION_INFO if field.name in ("status", "sequence_number"))
 _MANIFEST_TYPE = pa.struct(
-    [*PART_SCHEMA, pa.field("mask", pa.struct(list(VECTOR_SCHEMA))), pa.field(CACHED_LEAF, pa.string())]
+    [*PART_SCHEMA, pa.field("mask", pa.struct(list(DV_SCHEMA))), pa.field(CACHED_LEAF, pa.string())]
 )
 # A data manifest, or a part of one, and its delete manifests.
 UNITS = pa.schema([pa.field("data", _MANIFEST_TYPE), pa.field("deletes", pa.list_(_MANIFEST_TYPE))])
@@ -73,18 +68,12 @@ class CoplanTask:
     Attributes:
         data: what to read of data entries.
         deletes: what to read of deletes.
-        context: of a tree's leaves; None for Avro manifests.
-        reader: opens the table's files.
-        cached: opens leaves of the manifest cache.
-        writer: of that; None where manifests are not kept.
+        decoder: decodes manifests.
     """
 
     data: EntryProjection
     deletes: EntryProjection
-    context: TreeContext | None
-    reader: ExecutorReader | Files
-    cached: ExecutorReader | Files
-    writer: CacheWriter | None = None
+    decoder: EntryDecoder
 
     @property
     def schema(self) -> pa.Schema:
@@ -98,12 +87,12 @@ class CoplanTask:
 
 def join_units(task: CoplanTask, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Read units of work, rows of `UNITS`, and yield their data entries, each with its DV."""
-    join = _join_leaf if task.context is not None else _join_part
     held = HeldDvs(task)
     for batch in batches:
         units = batch.to_pylist()
         for start in range(0, len(units), _MASKED_AT_ONCE):
             for unit in _with_masks(units[start : start + _MASKED_AT_ONCE], task):
+                join = _join_leaf if _is_leaf(unit["data"]) else _join_part
                 yield from join(task, unit["data"], partial(held.of, unit["deletes"]))
 
 
@@ -117,14 +106,14 @@ def join_known_dvs(task: CoplanTask, dvs: pa.Table, parts: Iterable[pa.RecordBat
 def _with_masks(units: Sequence[dict[str, Any]], task: CoplanTask) -> Sequence[dict[str, Any]]:
     """Read the bitmaps of the masks of units."""
     masked = [leaf for unit in units for leaf in (unit["data"], *unit["deletes"]) if leaf["mask"] is not None]
-    masks = {mask[MANIFEST]: mask for mask in inlined([leaf["mask"] for leaf in masked], task.reader)}
+    masks = {mask[MANIFEST]: mask for mask in inlined([leaf["mask"] for leaf in masked], task.decoder.files)}
     for leaf in masked:
         leaf["mask"] = masks[leaf[MANIFEST]]
     return units
 
 
 def _join_leaf(task: CoplanTask, leaf: Mapping[str, Any], load: Callable[[], pa.Table]) -> Iterator[pa.RecordBatch]:
-    data, dvs = _read_whole(task, leaf, task.data), load()
+    data, dvs = task.decoder.table(leaf, task.data), load()
     places = _places(data, dvs)
     # Where all are found, each DV has its file, and none has another's.
     if pc.count_distinct(places).as_py() < len(dvs):
@@ -137,7 +126,7 @@ def _join_leaf(task: CoplanTask, leaf: Mapping[str, Any], load: Callable[[], pa.
 def _join_part(task: CoplanTask, part: Mapping[str, Any], load: Callable[[], pa.Table]) -> Iterator[pa.RecordBatch]:
     """Read DVs only where some entry is left."""
     pending: list[pa.RecordBatch] = []
-    for batch in _read(task, part, task.data):
+    for batch in task.decoder.entries(part, task.data):
         if len(batch):
             pending.append(batch)
         if sum(map(len, pending)) >= _JOINED_AT_ONCE:
@@ -148,7 +137,7 @@ def _join_part(task: CoplanTask, part: Mapping[str, Any], load: Callable[[], pa.
 
 
 def _joined(task: CoplanTask, batches: Iterable[pa.RecordBatch], dvs: pa.Table) -> Iterator[pa.RecordBatch]:
-    data = _table(batches, task.data)
+    data = pa.Table.from_batches(batches, task.data.schema).combine_chunks()
     yield from _with_dvs(task, data, dvs, _places(data, dvs)).to_batches()
 
 
@@ -179,23 +168,6 @@ def _with_dvs(task: CoplanTask, data: pa.Table, dvs: pa.Table, places: pa.Array)
     return pa.Table.from_arrays(columns, schema=task.schema)
 
 
-def _read(task: CoplanTask, manifest: Mapping[str, Any], projection: EntryProjection) -> Iterable[pa.RecordBatch]:
-    """Read the entries of an Avro manifest that the projection wants."""
-    return decode_part(manifest, projection, task.cached, task.reader, task.writer)
-
-
-def _read_whole(task: CoplanTask, manifest: Mapping[str, Any], projection: EntryProjection) -> pa.Table:
-    """Read every entry of a tree's leaf; of an Avro manifest as `_read`."""
-    if task.context is None:
-        return _table(_read(task, manifest, projection), projection)
-    content = task.reader.read(manifest["location"])
-    return tree_entries(content, part_of(manifest), projection, task.context)
-
-
-def _table(batches: Iterable[pa.RecordBatch], projection: EntryProjection) -> pa.Table:
-    return pa.Table.from_batches(batches, projection.schema).combine_chunks()
-
-
 class HeldDvs:
     """The live DVs of the delete manifests of the unit that a task is at; those of the next unit too are kept."""
 
@@ -218,11 +190,16 @@ class HeldDvs:
                 self._by_manifest[part] = known[part] if part in known else self._decoded(manifest)
             dvs = pa.concat_tables(self._by_manifest.values())
             # Where a leaf has its own DVs, the join with it tells whether two are of one file.
-            self._all = _refuse_others(dvs) if self._task.context is not None else one_dv_a_file(dvs)
+            self._all = _refuse_others(dvs) if all(map(_is_leaf, manifests)) else one_dv_a_file(dvs)
         return self._all
 
     def _decoded(self, manifest: Mapping[str, Any]) -> pa.Table:
-        return _live(_read_whole(self._task, manifest, self._task.deletes), manifest)
+        return _live(self._task.decoder.table(manifest, self._task.deletes), manifest)
+
+
+def _is_leaf(manifest: Mapping[str, Any]) -> bool:
+    """Return whether a manifest is a leaf of a tree, not an Avro manifest."""
+    return bool(manifest["file_format"] == "PARQUET")
 
 
 def _live(entries: pa.Table, leaf: Mapping[str, Any]) -> pa.Table:

@@ -114,7 +114,7 @@ def plan_schema(state: TableState) -> StructType:
     schema = StructType()
     for name, kind in _PLAN_TYPES.items():
         schema.add(name, kind)
-        if name == "spec_id" and state.partition_type.fields:
+        if name == "spec_id" and state.types.partition_type.fields:
             schema.add("partition", public_partition_type(state))
     return schema
 
@@ -125,7 +125,7 @@ def _public_columns(pruned: PrunedManifests, texts: SharedTexts) -> list[Aliased
         "file_path": sql.col("location"),
         "file_format": sql.col("file_format"),
         "spec_id": sql.col("partition_spec_id"),
-        **({"partition": public_partition(state)} if state.partition_type.fields else {}),
+        **({"partition": public_partition(state)} if state.types.partition_type.fields else {}),
         "record_count": sql.col("record_count"),
         "file_size_in_bytes": sql.col("file_size_in_bytes"),
         "split_offsets": sql.col("split_offsets"),

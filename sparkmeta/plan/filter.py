@@ -65,7 +65,7 @@ class ScanFilter:
     @cached_property
     def filter_ids(self) -> frozenset[int]:
         """The columns of the filter that files have stats of."""
-        return frozenset(self.state.primitive_fields).intersection(referenced_ids(self.row_filter))
+        return frozenset(self.state.types.primitive_fields).intersection(referenced_ids(self.row_filter))
 
     @cached_property
     def identities(self) -> dict[int, frozenset[int]]:
@@ -85,7 +85,7 @@ class ScanFilter:
     @cached_property
     def undecided_ids(self) -> frozenset[int]:
         """The columns of `undecided` that files have stats of."""
-        return frozenset(self.state.primitive_fields).intersection(referenced_ids(self.undecided))
+        return frozenset(self.state.types.primitive_fields).intersection(referenced_ids(self.undecided))
 
     @property
     def partition_sources(self) -> frozenset[int]:
@@ -93,7 +93,7 @@ class ScanFilter:
         return frozenset(
             source
             for spec_id, partition_filter in self.partition_filters.items()
-            for field_id, source in self.state.tuple_sources[spec_id]
+            for field_id, source in self.state.types.tuple_sources[spec_id]
             if field_id in referenced_ids(partition_filter)
         )
 

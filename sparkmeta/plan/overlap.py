@@ -15,8 +15,8 @@ from sparkmeta.manifests.arrays import whole
 from sparkmeta.manifests.entries import as_numbers
 from sparkmeta.manifests.manifest_list import SUMMARIES
 from sparkmeta.manifests.projection import CONTENT_STATS, MANIFEST
-from sparkmeta.manifests.v4.spark import TupleSources
 from sparkmeta.manifests.v4.tree_manifests import IN_ROOT, OWN_ENTRIES
+from sparkmeta.manifests.v4.types import TupleSources
 from sparkmeta.plan import costs
 from sparkmeta.spec.entry import ContentType
 from sparkmeta.spec.stats import BOUNDS, COUNTS
@@ -63,7 +63,7 @@ def deletes_by_partition(state: TableState, data: pa.Table, deletes: pa.Table) -
         manifests.column(name) for manifests, name in ((data, "location"), (deletes, "referenced_file"))
     )
     opened = pc.is_in(targets.combine_chunks(), locations.combine_chunks(), skip_nulls=True)
-    partitioned = [spec_id for spec_id, sources in state.tuple_sources.items() if sources]
+    partitioned = [spec_id for spec_id, sources in state.types.tuple_sources.items() if sources]
     of_spec = pc.is_in(deletes.column("partition_spec_id").combine_chunks(), pa.array(partitioned, pa.int32()))
     is_leaf = pc.not_equal(deletes.column("file_format").combine_chunks(), IN_ROOT)
     tested = pc.and_(pc.and_(is_leaf, of_spec), pc.invert(opened))
@@ -75,7 +75,7 @@ def deletes_by_partition(state: TableState, data: pa.Table, deletes: pa.Table) -
     files = pa.concat_tables(rows)
     if not len(candidates) or len(files) * len(candidates) > costs.COSTS.compared_pairs:
         return deletes
-    met = leaf_overlaps(files, candidates, state.spec_fields, state.tuple_sources).any(axis=0)
+    met = leaf_overlaps(files, candidates, state.types.spec_fields, state.types.tuple_sources).any(axis=0)
     needed = pc.is_in(deletes.column(MANIFEST), candidates.column(MANIFEST).filter(pa.array(met)).combine_chunks())
     return deletes.filter(pc.or_(pc.invert(tested), needed.combine_chunks()))
 

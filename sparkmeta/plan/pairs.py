@@ -70,7 +70,7 @@ def pairs_by_partition(state: TableState, data: pa.Table, deletes: pa.Table) -> 
 
     Delete manifests without a partner apply nowhere. The manifest list counts the entries of all delete manifests.
     """
-    meets = overlaps(data, deletes, state.spec_fields)
+    meets = overlaps(data, deletes, state.types.spec_fields)
     order, decoded, held = _in_order(meets, live_counts(deletes).to_numpy())
     delete_ids, data_ids = deletes.column(MANIFEST).to_numpy(), data.column(MANIFEST).to_numpy()
     partners = {int(data_ids[row]): delete_ids[meets[row]].tolist() for row in order if meets[row].any()}

@@ -112,7 +112,7 @@ def _by_arrays(manifests: pa.Table, scan_filter: ScanFilter) -> pa.Array | None:
     summaries = manifests.column(SUMMARIES).combine_chunks()
 
     def columns(source: Source, field_id: int, type_name: str) -> pa.Array | None:
-        known = scan_filter.state.partition_fields.get(field_id) == type_name
+        known = scan_filter.state.types.partition_fields.get(field_id) == type_name
         return as_numbers(summaries.field(str(field_id)).field(source)) if known else None
 
     passed = {}
@@ -155,7 +155,7 @@ def _matching_leaves(manifests: pa.Table, scan_filter: ScanFilter) -> pa.Table:
     shown = shown.append_column("rows", _row_total(manifests))
     if narrow is not None:
         shown = shown.append_column(CONTENT_STATS, narrow)
-    sources = scan_filter.state.tuple_sources
+    sources = scan_filter.state.types.tuple_sources
 
     def by_partition(spec_id: int, partition_filter: BooleanExpression) -> Sql:
         places = dict(sources[spec_id])
@@ -177,7 +177,7 @@ def _leaves_by_arrays(manifests: pa.Table, scan_filter: ScanFilter) -> pa.Array 
     filters = [scan_filter.row_filter, *scan_filter.partition_filters.values()]
     if any(summary_tests(tested) is None for tested in filters if not isinstance(tested, AlwaysFalse)):
         return None
-    stats, types = manifests.column(CONTENT_STATS).combine_chunks(), scan_filter.state.stats_types
+    stats, types = manifests.column(CONTENT_STATS).combine_chunks(), scan_filter.state.types.stats_types
 
     def columns_by(sources: Mapping[int, int] | None) -> Columns:
         def columns(source: Source, field_id: int, type_name: str) -> pa.Array | None:
@@ -187,7 +187,7 @@ def _leaves_by_arrays(manifests: pa.Table, scan_filter: ScanFilter) -> pa.Array 
 
         return columns
 
-    sources = scan_filter.state.tuple_sources
+    sources = scan_filter.state.types.tuple_sources
     passed_by_spec = {
         spec_id: stats_tests(partition_filter).passes(columns_by(dict(sources[spec_id])))
         for spec_id, partition_filter in scan_filter.partition_filters.items()

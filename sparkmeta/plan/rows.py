@@ -66,14 +66,16 @@ def public_partition(state: TableState) -> Sql:
     return sql.struct(
         *(
             public_value(partition_value(field.field_id), cast("PrimitiveType", field.field_type)).alias(field.name)
-            for field in state.partition_type.fields
+            for field in state.types.partition_type.fields
         )
     )
 
 
 def public_partition_type(state: TableState) -> StructType:
     """Return the Spark type of `public_partition`."""
-    return StructType([StructField(field.name, spark_type(field.field_type)) for field in state.partition_type.fields])
+    return StructType(
+        [StructField(field.name, spark_type(field.field_type)) for field in state.types.partition_type.fields]
+    )
 
 
 def manifest_path(manifests: pa.Table, manifest: Sql) -> Sql:

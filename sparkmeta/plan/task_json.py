@@ -63,10 +63,10 @@ def task_json(splits: DataFrame, state: TableState, schema: Schema) -> DataFrame
 
 def partition_json(state: TableState) -> Sql:
     """Return an entry's partition tuple as a JSON object: partition field id -> single-value JSON, nulls left out."""
-    types = state.partition_types
+    types = state.types.partition_types
     values = [
         _single_value(partition_value(field_id), types[field_id]).alias(str(field_id))
-        for field_id in state.partition_fields
+        for field_id in state.types.partition_fields
     ]
     without_nulls = sql.call("map", "ignoreNullFields", "true")
     return sql.call("to_json", sql.struct(*values), without_nulls) if values else sql.lit("{}")

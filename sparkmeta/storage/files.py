@@ -1,41 +1,46 @@
 """Files, read and written: by Python on this machine, by a pyiceberg FileIO, or read by Spark with its credentials.
 
-Light: Spark tasks import this for ``ExecutorReader``.
+`sparkmeta.storage.executors` opens the same files in Spark tasks.
 """
 
 from __future__ import annotations
 
 import os
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol
+from typing import TYPE_CHECKING, NamedTuple, NoReturn, Protocol
 
 from sparkmeta.errors import NotFoundError, UnsupportedError
 from sparkmeta.storage import listing, writing
+from sparkmeta.storage.content import (
+    io_length,
+    local_length,
+    missing,
+    read_io,
+    read_io_range,
+    read_local,
+    read_local_range,
+    within,
+)
 from sparkmeta.storage.listing import FileStatus
 from sparkmeta.storage.location import (
-    PATH_KEY,
     escape_glob,
     file_name,
-    is_local,
     join,
     local_path,
     path_of,
     spark_name_key,
-    spark_path_key,
 )
 from sparkmeta.storage.reading import MISSING, read_binary, refuse_hidden
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Sequence
 
-    from pyarrow import RecordBatch
     from pyiceberg.io import FileIO
-    from pyspark.sql import Column, DataFrame, Row, SparkSession
-    from pyspark.sql.types import StructType
+    from pyspark.sql import Row, SparkSession
 
 # Stores answer a deletion in some 20 ms, and take many at a time.
 _DELETERS = 16
@@ -96,16 +101,16 @@ class LocalFiles:
     """Files on a disk of this machine."""
 
     def read(self, location: str) -> bytes:
-        return _read_local(location)
+        return read_local(location)
 
     def read_range(self, location: str, offset: int, size: int) -> bytes:
-        return _read_local_range(location, offset, size)
+        return read_local_range(location, offset, size)
 
     def exists(self, location: str) -> bool:
         return Path(local_path(location)).is_file()
 
     def length(self, location: str) -> int:
-        return _local_length(location)
+        return local_length(location)
 
     def list(self, folder: str, pattern: str = "*") -> list[FileStatus]:
         try:
@@ -113,7 +118,7 @@ class LocalFiles:
                 files = [_file_status(folder, entry) for entry in entries if fnmatchcase(entry.name, pattern)]
                 return [status for status in files if status is not None]
         except (FileNotFoundError, NotADirectoryError):
-            _missing(folder)
+            missing(folder)
 
     def glob(self, folder: str, pattern: str) -> Sequence[str]:
         root = Path(local_path(folder))
@@ -139,16 +144,16 @@ class IOFiles:
     io: FileIO
 
     def read(self, location: str) -> bytes:
-        return _read_io(self.io, location)
+        return read_io(self.io, location)
 
     def read_range(self, location: str, offset: int, size: int) -> bytes:
-        return _read_io_range(self.io, location, offset, size)
+        return read_io_range(self.io, location, offset, size)
 
     def exists(self, location: str) -> bool:
         return self.io.new_input(location).exists()
 
     def length(self, location: str) -> int:
-        return _io_length(self.io, location)
+        return io_length(self.io, location)
 
     def list(self, folder: str, pattern: str = "*") -> list[FileStatus]:
         from pyiceberg.io.fsspec import FsspecFileIO
@@ -192,7 +197,7 @@ class SparkFiles:
 
     def read_range(self, location: str, offset: int, size: int) -> bytes:
         content = self.read(location)
-        start, end = _within(offset, size, len(content))
+        start, end = within(offset, size, len(content))
         return content[start:end]
 
     def exists(self, location: str) -> bool:
@@ -242,7 +247,7 @@ class SparkFiles:
         rows = self._rows(escape_glob(location), "_metadata.file_name", column)
         row = next((row for row in rows if row.file_name == name), None)
         if rows and row is None:
-            _missing(location)
+            missing(location)
         return row
 
     def _rows(self, path: str, *columns: str, pattern: str = "*") -> Sequence[Row]:
@@ -252,153 +257,8 @@ class SparkFiles:
             return read_binary(self.spark, [path], pattern).selectExpr(*columns).collect()
         except (NotFoundError, PySparkException) as error:
             if isinstance(error, NotFoundError) or error.getCondition() in MISSING:
-                _missing(path)
+                missing(path)
             raise
-
-
-@dataclass(frozen=True)
-class ExecutorReader:
-    """Reads a file inside a Spark task: a local one by ``open``, others by a FileIO of these properties."""
-
-    io_properties: dict[str, str] | None = None
-    _io: list[Any] = field(default_factory=list, repr=False, compare=False)
-
-    def read(self, location: str) -> bytes:
-        """The whole content. Raises NotFoundError."""
-        return _read_local(location) if is_local(location) else _read_io(self._opened(location), location)
-
-    def read_range(self, location: str, offset: int, size: int) -> bytes:
-        """Bytes from an offset on; fewer where the file ends before. Raises NotFoundError."""
-        if is_local(location):
-            return _read_local_range(location, offset, size)
-        return _read_io_range(self._opened(location), location, offset, size)
-
-    def length(self, location: str) -> int:
-        """The length in bytes. Raises NotFoundError."""
-        return _local_length(location) if is_local(location) else _io_length(self._opened(location), location)
-
-    def __reduce__(self) -> tuple[type[ExecutorReader], tuple[dict[str, str] | None]]:
-        return ExecutorReader, (self.io_properties,)
-
-    def _opened(self, location: str) -> FileIO:
-        if not self._io:
-            from pyiceberg.io import load_file_io
-
-            self._io.append(load_file_io(self.io_properties or {}, location))
-        io: FileIO = self._io[0]
-        return io
-
-
-@dataclass(frozen=True)
-class ExecutorWriter:
-    """Writes files inside a Spark task."""
-
-    io_properties: dict[str, str] | None = None
-
-    def write_new(self, location: str, data: bytes) -> None:
-        """The whole file, under a name that nobody else uses; what a crash leaves behind has a name that
-        ``writing.is_temporary`` knows."""
-        from sparkmeta.storage import writing
-
-        if is_local(location):
-            writing.write_new_local(location, data)
-        else:
-            writing.write_io(self._io(location), location, data)
-
-    def overwrite(self, location: str, data: bytes) -> None:
-        """The whole file, in the place of the one that may be there; readers see either."""
-        from sparkmeta.storage import writing
-
-        if is_local(location):
-            writing.overwrite_local(location, data)
-        else:
-            writing.write_io(self._io(location), location, data)
-
-    def _io(self, location: str) -> FileIO:
-        from pyiceberg.io import load_file_io
-
-        return load_file_io(self.io_properties or {}, location)
-
-
-def executor_writer(files: Files) -> ExecutorWriter:
-    """Who writes files in a Spark task.
-
-    Raises UnsupportedError where only Spark's own sources reach the store: they write no single file.
-    """
-    reader = executor_reader(files)
-    if reader is None:
-        raise UnsupportedError("this table's files can be read by Spark only: open it through a catalog to write")
-    return ExecutorWriter(reader.io_properties)
-
-
-def files_for(spark: SparkSession, location: str, io: FileIO | None = None) -> Files:
-    """Who reads a location for the driver: Python what is local, ``io`` where a catalog gave one, else Spark.
-
-    With Spark Connect what is local lies on the server, so there Spark reads it.
-    """
-    from sparkmeta.session import is_connect
-
-    if is_local(location) and not is_connect(spark):
-        return LocalFiles()
-    return SparkFiles(spark) if io is None or is_local(location) else IOFiles(io)
-
-
-def executor_reader(files: Files) -> ExecutorReader | None:
-    """Who reads the same files in a Spark task; None where only Spark's own sources can."""
-    if isinstance(files, LocalFiles):
-        return ExecutorReader()
-    return ExecutorReader(_io_properties(files.io)) if isinstance(files, IOFiles) else None
-
-
-def binary_files(spark: SparkSession, locations: Sequence[str]) -> DataFrame:
-    """Whole files by Spark's binaryFile source, one row each.
-
-    Columns: path string (``spark_path_key`` of the location), length long, content binary. A file that Spark passes
-    over in silence, such as an empty one, raises an error that names it when the DataFrame is used.
-    Raises NotFoundError where one is missing (with Spark Connect: when the DataFrame is used), UnsupportedError for a
-    name that begins with ``_`` or ``.``.
-    """
-    if not locations:
-        return spark.range(0).selectExpr("'' AS path", "id AS length", "X'' AS content")
-    found = _listed(spark, locations).select(_path_key(), "length", "content")
-    return found.unionByName(passed_over(spark, locations, "path string, length bigint, content binary"))
-
-
-def passed_over(spark: SparkSession, locations: Sequence[str], schema: StructType | str) -> DataFrame:
-    """No rows of ``schema``, to be united with what Spark read of these files; an error, when it runs, that names a
-    file for which Spark's sources have no row although they were asked for it: an empty one.
-
-    Costs a listing, and reads no file. Python raises the error, where no optimizer moves a filter past it.
-    """
-    import pyarrow as pa
-
-    asked = spark.createDataFrame(pa.table({"path": sorted({*map(spark_path_key, locations)})}))
-    missing = asked.join(_listed(spark, locations).select(_path_key()), "path", "left_anti")
-    return missing.mapInArrow(_refuse_passed_over, schema)
-
-
-def _refuse_passed_over(batches: Iterable[RecordBatch]) -> Iterator[RecordBatch]:
-    for batch in batches:
-        for path in batch.column("path").to_pylist():
-            raise NotFoundError(f"{path}: the file is empty, or is not there")
-    yield from ()
-
-
-def _listed(spark: SparkSession, locations: Sequence[str]) -> DataFrame:
-    refuse_hidden(locations)
-    return read_binary(spark, [escape_glob(location) for location in dict.fromkeys(locations)])
-
-
-def _path_key() -> Column:
-    from pyspark.sql import functions as F
-
-    return F.expr(PATH_KEY).alias("path")
-
-
-def _io_properties(io: FileIO) -> dict[str, str]:
-    """What makes the same FileIO in another process."""
-    texts = {key: value for key, value in io.properties.items() if isinstance(value, str)}
-    return texts | {"py-io-impl": f"{type(io).__module__}.{type(io).__qualname__}"}
 
 
 def _refuse_write(location: str) -> NoReturn:
@@ -420,63 +280,3 @@ def _file_status(folder: str, entry: os.DirEntry[str]) -> FileStatus | None:
     except FileNotFoundError:
         return None
     return FileStatus(join(folder, entry.name), stat.st_size, stat.st_mtime_ns // 1_000_000)
-
-
-def _read_local(location: str) -> bytes:
-    try:
-        return Path(local_path(location)).read_bytes()
-    except FileNotFoundError:
-        _missing(location)
-
-
-def _read_local_range(location: str, offset: int, size: int) -> bytes:
-    try:
-        with Path(local_path(location)).open("rb") as file:
-            start, end = _within(offset, size, os.fstat(file.fileno()).st_size)
-            file.seek(start)
-            return file.read(end - start)
-    except FileNotFoundError:
-        _missing(location)
-
-
-def _local_length(location: str) -> int:
-    try:
-        return Path(local_path(location)).stat().st_size
-    except FileNotFoundError:
-        _missing(location)
-
-
-def _io_length(io: FileIO, location: str) -> int:
-    try:
-        return len(io.new_input(location))
-    except FileNotFoundError:
-        _missing(location)
-
-
-def _read_io(io: FileIO, location: str) -> bytes:
-    try:
-        with io.new_input(location).open(seekable=False) as stream:
-            return stream.read()
-    except FileNotFoundError:
-        _missing(location)
-
-
-def _read_io_range(io: FileIO, location: str, offset: int, size: int) -> bytes:
-    try:
-        file = io.new_input(location)
-        start, end = _within(offset, size, len(file))
-        with file.open() as stream:
-            stream.seek(start)
-            return stream.read(end - start)
-    except FileNotFoundError:
-        _missing(location)
-
-
-def _within(offset: int, size: int, length: int) -> tuple[int, int]:
-    """The part of a range that the file has, whatever numbers metadata gives; empty where there is none."""
-    start = min(max(offset, 0), length)
-    return (start, min(start + max(size, 0), length)) if offset >= 0 else (0, 0)
-
-
-def _missing(location: str) -> NoReturn:
-    raise NotFoundError(f"{location}: there is no such file")

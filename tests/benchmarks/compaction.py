@@ -32,8 +32,8 @@ from sparkmeta.commit.file_writer import leaf_format
 from sparkmeta.commit.new_snapshot import NewSnapshot, SnapshotNames
 from sparkmeta.commit.summary import ManifestCounts, Tally, snapshot_summary
 from sparkmeta.commit.tree import TreeChange
-from sparkmeta.manifests.avro.read import schema_of
 from sparkmeta.manifests.v4.write import write_leaves
+from sparkmeta.session import spark_schema
 from tests.benchmarks.deletes import cloned
 from tests.benchmarks.growth import Growth, questions
 from tests.benchmarks.memory import MIB, Workers, heap_use, peak_resident_set
@@ -178,11 +178,11 @@ class _Leaves:
 
     def _written(self, state: TableState, name: str) -> pa.Table:
         rows = file_rows(state)
-        entries = self.source.inspect.files().mapInArrow(rows.batches, schema_of(rows.schema))
+        entries = self.source.inspect.files().mapInArrow(rows.batches, spark_schema(rows.schema))
         if self.shape == "random":
             shuffled = entries.repartition(self.leaves, F.xxhash64("location"))
         else:
-            keys = [f"content_stats.`{source}`.lower_bound" for _, source in state.tuple_sources[0]]
+            keys = [f"content_stats.`{source}`.lower_bound" for _, source in state.types.tuple_sources[0]]
             shuffled = entries.repartitionByRange(self.leaves, *keys, "location").sortWithinPartitions(
                 *keys, "location"
             )

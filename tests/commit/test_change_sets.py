@@ -221,7 +221,7 @@ class World:
         data, location = write_manifest(entries, DATA), f"{table.location()}/metadata/leaf-{self.count}.parquet"
         self.count += 1
         LocalFiles().write_new(location, data)
-        return leaf_row(entries, location, len(data), [source for _, source in table.state.tuple_sources[0]])
+        return leaf_row(entries, location, len(data), [source for _, source in table.state.types.tuple_sources[0]])
 
 
 Operation = Callable[[World], ChangeSet]

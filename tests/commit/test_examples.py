@@ -156,7 +156,7 @@ class Committed:
         from sparkmeta.manifests.v4.layout import read_manifest
 
         return read_manifest(
-            Path(location.removeprefix("file://")).read_bytes(), self.table.state.stats_types, location
+            Path(location.removeprefix("file://")).read_bytes(), self.table.state.types.stats_types, location
         )[0]
 
     def root(self) -> list[str]:

@@ -245,7 +245,7 @@ def test_positions_of_vectors_that_share_files(
         table = tree.load(spark)
         reader = LoggingReader(log=f"{tree.folder}/requests")
         if reads == "direct":
-            monkeypatch.setitem(table.state.__dict__, "reader", reader)
+            monkeypatch.setitem(table.state.__dict__, "access", replace(table.state.access, tasks=reader))
         added = {("added", name, (7, 9)) for name in names}
         assert positions(table, 1) == added | {("removed", name, None) for name in names}
     finally:
@@ -320,7 +320,7 @@ def masked_after_upgrade(table: Table, manifest: str, ordinal: int) -> Table:
     metadata, base = state.metadata, base_root(state)
     change = TreeChange(masks={manifest: PositionBitmap.of([ordinal])})
     sequence = metadata.last_sequence_number + 1
-    made = next_root(base.root, change, Stamp(1, sequence, 0), tree_schema(state.stats_types), lambda *_: b"")
+    made = next_root(base.root, change, Stamp(1, sequence, 0), tree_schema(state.types.stats_types), lambda *_: b"")
     location = f"{metadata.location}/metadata/root.parquet"
     state.files.write_new(location, write_root(made.table, base.properties))
     document = {

@@ -41,7 +41,7 @@ def commit_everything(table: sm.Table, spark: SparkSession) -> sm.Table:
         tx.update_snapshot().delete(files(spark, "ac"))
     table = table.refresh()
     assert table.state.tree is not None
-    assert table.state.tree.vectors.column("location").null_count == 0
+    assert table.state.tree.manifest_dvs.column("location").null_count == 0
     table = table.maintenance.compact_manifests().commit()
     assert [row[0] for row in table.scan().plan_files().select("file_path").sort("file_path").collect()] == [*"bdefg"]
     return table

@@ -72,7 +72,7 @@ def test_a_new_table_keeps_all_columns_of_a_field(table: sm.Table) -> None:
         table.schema().find_column_name(source) for source in partition_sources(table.metadata.partition_specs[0])[1]
     ]
     assert names == ["a", "b"]
-    assert str(table.state.partition_type.fields[1].field_type) == "int"
+    assert str(table.state.types.partition_type.fields[1].field_type) == "int"
 
 
 @pytest.mark.parametrize("direct", ["0", "500"])

@@ -283,7 +283,7 @@ def test_large_vectors_leave_the_root(table: sm.Table, spark_session: SparkSessi
         gone = spark_session.sql(f"SELECT '/data/f{number}' file_path")
         table = commit(table, lambda tx, gone=gone: tx.update_snapshot().delete(gone))
     assert table.state.tree is not None
-    vector = table.state.tree.vectors.to_pylist()[0]
+    vector = table.state.tree.manifest_dvs.to_pylist()[0]
     assert vector["location"].endswith(".puffin")
     assert vector["inline_content"] is None
     assert live(table) == ["f1", "f4"]

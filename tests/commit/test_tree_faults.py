@@ -19,7 +19,8 @@ import sparkmeta as sm
 from sparkmeta.errors import CommitFailedError, CommitStateUnknownError
 from sparkmeta.manifests.v4.layout import read_manifest
 from sparkmeta.manifests.v4.root import Root, read_root
-from sparkmeta.storage.files import ExecutorReader, LocalFiles
+from sparkmeta.storage.executors import ExecutorReader
+from sparkmeta.storage.files import LocalFiles
 from sparkmeta.storage.writing import is_temporary, write_new_local
 from tests.commit.tables import QUICK
 from tests.commit.test_transaction import SCHEMA, SPEC, commit, files
@@ -234,7 +235,7 @@ class Found:
             assert snapshot.root_manifest is not None
             stamp = (snapshot.snapshot_id, snapshot.sequence_number)
             data = disk.read(snapshot.root_manifest)
-            root = read_root(data, table.state.stats_types, table.state.specs, snapshot.root_manifest, stamp)
+            root = read_root(data, table.state.types.stats_types, table.state.specs, snapshot.root_manifest, stamp)
             reached |= {snapshot.root_manifest, *named_by(root)}
             live, leaves = {key.location for key in reading_of(root, table).live()}, len(root.leaves)
         assert all(disk.exists(one) for one in reached)
@@ -252,7 +253,7 @@ def named_by(root: Root) -> set[str]:
 def reading_of(root: Root, table: sm.Table) -> Reading:
     store, disk = Store(), LocalFiles()
     for leaf in root.leaves.column("location").to_pylist():
-        store.leaves[leaf] = read_manifest(disk.read(leaf), table.state.stats_types, leaf)[0]
+        store.leaves[leaf] = read_manifest(disk.read(leaf), table.state.types.stats_types, leaf)[0]
     rows = root.table.to_pylist()
     for row in rows:
         if row["content_type"] == 5 and row["location"]:

@@ -58,8 +58,8 @@ def _rewrite(state: TableState, scope: Scope, choice: Choice, name: str) -> list
     assert choice.deletes is None
     stand_in: Any = SimpleNamespace(
         metadata=state.metadata,
-        tuple_sources=state.tuple_sources,
-        stats_types=state.stats_types,
+        tuple_sources=state.types.tuple_sources,
+        stats_types=state.types.stats_types,
         files=None,
         spark=SimpleNamespace(conf=SimpleNamespace(get=lambda *_: "2")),
     )

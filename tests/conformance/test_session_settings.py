@@ -154,7 +154,7 @@ def tree_of(source: sm.Table, folder: Path) -> str:
         tx.update_snapshot().row_delta(deletes=files.where("content > 0"))
     table = table.refresh()
     assert table.state.tree is not None
-    assert len(table.state.tree.vectors) > 0
+    assert len(table.state.tree.manifest_dvs) > 0
     return table.metadata_location
 
 

@@ -153,7 +153,7 @@ def mask(leaf: str, ordinals: range, status: Status = Status.EXISTING) -> dict[s
 
 def drawn(table: Table, entries: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> tuple[Drawing, list[str]]:
     """A root's drawing, with leaves that are not read; and those that would have been."""
-    root = Root("/r.parquet", pa.Table.from_pylist(entries, schema=tree_schema(table.state.stats_types)))
+    root = Root("/r.parquet", pa.Table.from_pylist(entries, schema=tree_schema(table.state.types.stats_types)))
     opened: list[str] = []
 
     def read(_: Any, manifests: pa.Table, wanted: Any, *__: Any) -> dict[str, Any]:

@@ -123,7 +123,7 @@ def test_read_by_spark_itself_it_is_the_same(spark: SparkSession, table: sm.Tabl
     direct = collected({name: getattr(table.inspect, name)() for name in names})
     request.getfixturevalue("through_spark")
     fresh = sm.load_table(location, spark=spark)
-    assert fresh.state.reader is None
+    assert fresh.state.access.tasks is None
     by_spark = collected({name: getattr(fresh.inspect, name)() for name in names})
     for name in names:
         assert_same_rows(by_spark[name], direct[name], name)

@@ -25,7 +25,7 @@ from sparkmeta.errors import (
 )
 from sparkmeta.maintain import rewrite_manifests as module
 from sparkmeta.manifests.manifest_list import MANIFEST_FILE_SCHEMA, write_manifest_list
-from sparkmeta.storage.files import ExecutorReader, ExecutorWriter
+from sparkmeta.storage.executors import ExecutorReader, ExecutorWriter
 from tests.commit.test_tree_faults import attempt
 from tests.faults import FaultyFiles, Kind, faults, through
 from tests.handmade import BY_PART, HandmadeTable, data, deletion_vector, equality_deletes

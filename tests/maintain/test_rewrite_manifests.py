@@ -159,4 +159,4 @@ def test_layouts_are_javas(corpus: peers.Corpus) -> None:
 
 
 def tuple_type(table: sm.Table, spec_id: int) -> StructType:
-    return spec_partition_type(table.specs()[spec_id], table.metadata.schemas, table.state.typing_schema)
+    return spec_partition_type(table.specs()[spec_id], table.metadata.schemas, table.state.types.typing_schema)

@@ -29,7 +29,8 @@ from sparkmeta.manifests.inherit import ManifestContext
 from sparkmeta.manifests.parts import PART_SCHEMA, ManifestPart
 from sparkmeta.manifests.projection import FILE_COLUMNS, EntryFilter, EntryProjection
 from sparkmeta.spec.entry import METRICS_MAP_IDS
-from sparkmeta.storage.files import ExecutorReader, ExecutorWriter, LocalFiles
+from sparkmeta.storage.executors import ExecutorReader, ExecutorWriter
+from sparkmeta.storage.files import LocalFiles
 from tests.handmade import COLUMNS, HandmadeTable, data, equality_deletes, long_bounds
 
 if TYPE_CHECKING:
@@ -361,6 +362,11 @@ def folder_for_leaf(leaf: Path, folder: Path) -> None:
 HARMS = [torn, emptied, misnamed, types_lost, types_garbled, types_of_others, temporary_left, folder_for_leaf]
 
 
+def serving(cache: ManifestCache, parts: pa.Table, projection: EntryProjection) -> list[str | None]:
+    leaves: list[str | None] = cache.leaves_of(parts, projection).to_pylist()
+    return leaves
+
+
 @pytest.mark.parametrize("harm", HARMS, ids=lambda harm: harm.__name__)
 def test_a_harmed_leaf_serves_nobody(harm: Callable[[Path, Path], None], tmp_path: Path) -> None:
     table_of(tmp_path / "t").write()
@@ -368,27 +374,40 @@ def test_a_harmed_leaf_serves_nobody(harm: Callable[[Path, Path], None], tmp_pat
     types, folder = CacheTypes("", {1: "long"}, {1000: "string"}), tmp_path / "c"
     writer = CacheWriter(str(folder), types, ExecutorReader(), ExecutorWriter())
     cache = ManifestCache(folder.as_uri(), LocalFiles(), writer)
-    rows = [{"manifest": 7 + n, "location": str(one), "partition_spec_id": 1} for n, one in enumerate(manifests)]
-    parts = pa.Table.from_pylist([{**row, "part": 0, "parts": 1} for row in rows], schema=PART_SCHEMA)
-    lengths = {7 + n: one.stat().st_size for n, one in enumerate(manifests)}
+    sizes = [one.stat().st_size for one in manifests]
+    rows = [
+        {
+            "manifest": 7 + n,
+            "location": str(one),
+            "partition_spec_id": 1,
+            "part": 0,
+            "parts": 1,
+            "file_size_in_bytes": size,
+        }
+        for n, (one, size) in enumerate(zip(manifests, sizes, strict=True))
+    ]
+    parts, longer = (
+        pa.Table.from_pylist([rows[0], {**rows[1], "file_size_in_bytes": size}], schema=PART_SCHEMA)
+        for size in (sizes[1], sizes[1] + 1)
+    )
     projection = EntryProjection.of(["location"], {1000: "string"}, {1: "long"})
-    assert cache.serving(parts, lengths, projection) == [None, None]
+    assert serving(cache, parts, projection) == [None, None]
     for number, one in enumerate(manifests):
         part = ManifestPart(number, str(one), 1, ManifestContext(1, 1, None))
         writer.keep(one.read_bytes(), part)
-        (found,) = [leaf for leaf in cache.serving(parts, lengths, projection) if leaf is not None][number:]
+        (found,) = [leaf for leaf in serving(cache, parts, projection) if leaf is not None][number:]
         assert Path(found.removeprefix("file://")).parent.parent == folder
-    both = cache.serving(parts, lengths, projection)
+    both = serving(cache, parts, projection)
     assert None not in both
-    assert cache.serving(parts, {7: lengths[7], 8: lengths[8] + 1}, projection) == [both[0], None]
-    assert cache.serving(pa.concat_tables([parts, parts.slice(0, 1)]), lengths, projection) == [None, both[1], None]
+    assert serving(cache, longer, projection) == [both[0], None]
+    assert serving(cache, pa.concat_tables([parts, parts.slice(0, 1)]), projection) == [None, both[1], None]
     other = EntryProjection.of(["location"], {1000: "string"}, {1: "int"})
-    assert cache.serving(parts, lengths, other) == [None, None]
+    assert serving(cache, parts, other) == [None, None]
     harm(Path(str(both[0]).removeprefix("file://")), folder)
-    left = ManifestCache(folder.as_uri(), LocalFiles(), None).serving(parts, lengths, projection)
+    left = serving(ManifestCache(folder.as_uri(), LocalFiles(), None), parts, projection)
     assert left == [None, None if harm.__name__.startswith("types") else both[1]]
     writer.keep(manifests[0].read_bytes(), ManifestPart(0, rows[0]["location"], 1, ManifestContext(1, 1, None)))
-    mended = ManifestCache(folder.as_uri(), LocalFiles(), None).serving(parts, lengths, projection)
+    mended = serving(ManifestCache(folder.as_uri(), LocalFiles(), None), parts, projection)
     assert mended == (both if harm is not folder_for_leaf else [None, both[1]])
 
 
@@ -463,13 +482,6 @@ def test_full_disk_and_bad_values_are_logged(
     keeper.keep(content, part)
     keeper.keep(content, part)
     assert len(leaves(tmp_path / "c")) == 1
-
-
-def test_manifests_are_not_written_from_it(folder: Path, tmp_path: Path, spark: SparkSession) -> None:
-    location = table_of(tmp_path / "t").write()
-    filled(location, spark, folder)
-    state = sm.load_table(location, spark=spark).state
-    assert decodes(state.manifest_entries(state.manifests, state.projection(), cached=False))
 
 
 # -- upkeep -----------------------------------------------------------------------------------------------------------

@@ -27,7 +27,7 @@ from sparkmeta.manifests.avro.schema import bytes_for_fixed, manifest_schema, pa
 from sparkmeta.manifests.avro.write import ENTRY, ManifestFormat, entry_schema, write_manifest
 from sparkmeta.manifests.projection import EntryProjection
 from sparkmeta.spec.entry import METRICS_MAPS
-from sparkmeta.storage.files import ExecutorWriter
+from sparkmeta.storage.executors import ExecutorWriter
 from tests.manifests.avro_files import avro_file
 from tests.manifests.decoders import LOCATION, PART, Always
 from tests.manifests.random_manifests import PARTITION_TYPES, Writer, container

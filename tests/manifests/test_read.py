@@ -8,7 +8,7 @@ import pytest
 from pyspark.sql import functions as F
 
 import sparkmeta as sm
-from sparkmeta.manifests.avro import read as avro_read
+from sparkmeta.manifests.avro import container
 from sparkmeta.manifests.avro.container import Windows
 from sparkmeta.manifests.parts import _scattered
 from sparkmeta.storage.files import LocalFiles
@@ -86,7 +86,7 @@ def test_a_long_manifest_is_not_read_as_a_whole(
         return whole(self, one)
 
     expected = planned(location, spark)
-    monkeypatch.setattr(avro_read, "_LONG_BYTES", 1_000)
+    monkeypatch.setattr(container, "_LONG_BYTES", 1_000)
     monkeypatch.setattr(Windows, "SIZE", 5_000)
     monkeypatch.setattr(LocalFiles, "read", read)
     assert planned(location, spark) == expected

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from sparkmeta.errors import CorruptFileError
-from sparkmeta.manifests import deletion_vectors as vectors_module
-from sparkmeta.manifests.deletion_vectors import leaf_masks, masked_by_tasks, masked_ordinals
-from sparkmeta.storage.files import ExecutorReader
+from sparkmeta.manifests.deletion_vectors import masked_by_tasks, masked_ordinals, without_masked
+from sparkmeta.storage.access import FileAccess
+from sparkmeta.storage.executors import ExecutorReader
 from tests.faults import FaultyFiles
 from tests.logging_reader import LoggingReader
 from tests.trees import BY_PART, TreeTable, data
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     import pyarrow as pa
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
     from sparkmeta import Table
 
@@ -50,24 +50,28 @@ def masked_leaves(folder: Path) -> tuple[TreeTable, dict[int, set[int]]]:
 def vectors_of(table: Table) -> pa.Table:
     tree = table.state.tree
     assert tree is not None
-    return tree.vectors
+    return tree.manifest_dvs
 
 
 def pairs(masked: dict[int, set[int]]) -> set[tuple[int, int]]:
     return {(leaf, ordinal) for leaf, ordinals in masked.items() for ordinal in ordinals}
 
 
-def test_a_file_is_a_request_of_the_driver(
-    tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(vectors_module, "_DRIVER_BLOBS", LEAVES)
+def all_entries(spark: SparkSession, leaves: int = LEAVES) -> DataFrame:
+    """Every entry of the leaves, in one partition."""
+    return spark.range(0, leaves * ENTRIES, 1, 1).selectExpr(
+        f"CAST(id DIV {ENTRIES} AS INT) AS manifest", f"id % {ENTRIES} AS ordinal"
+    )
+
+
+def test_a_file_is_a_request_of_the_driver(tmp_path: Path, spark: SparkSession) -> None:
     tree, masked = masked_leaves(tmp_path / "t")
     files = FaultyFiles()
-    rows = leaf_masks(spark, vectors_of(tree.load(spark)), None, files).collect()
+    access = FileAccess(files, None, files)
+    rows = without_masked(all_entries(spark), vectors_of(tree.load(spark)), access).collect()
     assert len(files.operations) == 2
-    words = {row["manifest"]: [word & (1 << 64) - 1 for word in row["mask"]] for row in rows}
-    expected = {leaf: sum(1 << ordinal for ordinal in ordinals) for leaf, ordinals in masked.items()}
-    assert {leaf: low + (high << 64) for leaf, (low, high) in words.items()} == expected
+    entries = {(leaf, ordinal) for leaf in range(LEAVES) for ordinal in range(ENTRIES)}
+    assert {tuple(row) for row in rows} == entries - pairs(masked)
 
 
 def test_a_file_is_a_request_of_each_task(tmp_path: Path, spark: SparkSession, reader: LoggingReader) -> None:
@@ -84,10 +88,7 @@ def test_entries_that_come_together_look_up_their_masks_together(
     tree, masked = masked_leaves(tmp_path / "t")
     is_masked = masked_by_tasks(spark, vectors_of(tree.load(spark)), reader)
     assert is_masked is not None
-    entries = spark.range(0, LEAVES * ENTRIES, 1, 1).selectExpr(
-        f"CAST(id DIV {ENTRIES} AS INT) AS manifest", f"id % {ENTRIES} AS ordinal"
-    )
-    rows = entries.where(is_masked).collect()
+    rows = all_entries(spark).where(is_masked).collect()
     assert {tuple(row) for row in rows} == pairs(masked)
     assert len(reader.requests) == 2
 
@@ -96,12 +97,9 @@ def test_a_leaf_of_many_batches_is_looked_up_once(tmp_path: Path, spark: SparkSe
     tree, masked = masked_leaves(tmp_path / "t")
     is_masked = masked_by_tasks(spark, vectors_of(tree.load(spark)), reader)
     assert is_masked is not None
-    entries = spark.range(0, 3 * ENTRIES, 1, 1).selectExpr(
-        f"CAST(id DIV {ENTRIES} AS INT) AS manifest", f"id % {ENTRIES} AS ordinal"
-    )
     spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", "1")
     try:
-        rows = entries.where(is_masked).collect()
+        rows = all_entries(spark, 3).where(is_masked).collect()
     finally:
         spark.conf.unset("spark.sql.execution.arrow.maxRecordsPerBatch")
     assert {tuple(row) for row in rows} == {pair for pair in pairs(masked) if pair[0] < 3}

@@ -173,7 +173,6 @@ def test_delete_manifests_of_other_partitions_are_not_opened(table: HandmadeTabl
 
 def test_what_a_task_holds_already_is_not_read_again() -> None:
     class Task:
-        context = None
         deletes = EntryProjection.of(("location", "referenced_file", "content_type", "file_format"))
 
     read: list[int] = []
@@ -192,20 +191,23 @@ def test_what_a_task_holds_already_is_not_read_again() -> None:
 
     vectors = Counted(Task())  # type: ignore[arg-type]
     for chosen in ([1, 2], [1, 2], [2, 3], [3], [1]):
-        found = vectors.of([{"manifest": one, "part": 0} for one in chosen])
+        found = vectors.of([{"manifest": one, "part": 0, "file_format": "AVRO"} for one in chosen])
         assert found.column("referenced_file").to_pylist() == list(map(str, chosen))
     assert read == [1, 2, 3, 1]
 
 
-def test_vectors_are_read_where_a_file_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_vectors_are_read_where_a_file_is_left() -> None:
+    class Decoder:
+        def entries(self, _: Any, projection: EntryProjection) -> list[pa.RecordBatch]:
+            return [pa.RecordBatch.from_pylist([], projection.schema)]
+
     class Task:
         data = EntryProjection.of(("location",))
+        decoder = Decoder()
 
     def vectors() -> Any:
         raise AssertionError("no file needs them")
 
-    nothing = [pa.RecordBatch.from_pylist([], Task.data.schema)]
-    monkeypatch.setattr(coplan_tasks, "_read", lambda *_: nothing)
     assert list(coplan_tasks._join_part(Task(), {}, vectors)) == []  # type: ignore[arg-type]
 
 

@@ -281,6 +281,6 @@ def test_a_field_that_a_later_spec_made_void_keeps_its_type(table: HandmadeTable
     by_bucket, void = ({**BY_PART[0], "transform": one} for one in ("bucket[4]", "void"))
     table.specs = ((), (by_bucket,), (void,))
     state = sm.load_table(table.write(), spark=spark).state
-    assert {one: str(kind) for one, kind in state.partition_types.items()} == {1000: "int"}
-    assert state.spec_fields == {0: [], 1: [(1000, "int")], 2: [(1000, "int")]}
-    assert state.partition_fields == {1000: "int"}
+    assert {one: str(kind) for one, kind in state.types.partition_types.items()} == {1000: "int"}
+    assert state.types.spec_fields == {0: [], 1: [(1000, "int")], 2: [(1000, "int")]}
+    assert state.types.partition_fields == {1000: "int"}

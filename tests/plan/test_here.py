@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 import sparkmeta as sm
-from sparkmeta import session, state
+from sparkmeta import session
+from sparkmeta.manifests import placement
 from tests.handmade import HandmadeTable, data, deletion_vector, long_bounds
 
 if TYPE_CHECKING:
@@ -61,13 +62,13 @@ def test_what_spark_is_to_read_is_not_read_here(table: HandmadeTable, spark: Spa
 def test_many_entries_are_for_tasks_but_where_stats_leave_few(
     table: HandmadeTable, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(state, "ENTRIES_HERE", FILES // 2 - 1)
-    monkeypatch.setattr(state, "TESTED_HERE", FILES // 2)
+    monkeypatch.setattr(placement, "MOST_ENTRIES", FILES // 2 - 1)
+    monkeypatch.setattr(placement, "MOST_TESTED_ENTRIES", FILES // 2)
     assert scanned(table, spark) == (TASKS, FILES)
     assert scanned(table, spark, "id = 3") == (TASKS, 2)
     assert scanned(table, spark, "part = 'a'") == (TASKS, FILES // 2)  # partitions have told all of that
     assert scanned(table, spark, "part = 'a' and id = 3") == (HERE, 1)
-    monkeypatch.setattr(state, "ENTRIES_HERE", FILES // 2)
+    monkeypatch.setattr(placement, "MOST_ENTRIES", FILES // 2)
     assert scanned(table, spark, "part = 'a'") == (HERE, FILES // 2)
 
 
@@ -94,7 +95,7 @@ def test_deletes_and_data_are_counted_together(
     spark.conf.set(PLANNING, "auto")
     table.add(1, 1, deletion_vector("file:///t/a1", partition={"part": "a"}))
     assert scanned(table, spark) == (HERE, FILES)
-    monkeypatch.setattr(state, "ENTRIES_HERE", FILES)
+    monkeypatch.setattr(placement, "MOST_ENTRIES", FILES)
     assert scanned(table, spark) == (TASKS, FILES)
 
 

@@ -13,7 +13,7 @@ from pyspark.errors import PythonException
 from pyspark.sql import functions as F
 
 from sparkmeta.errors import CorruptFileError
-from sparkmeta.manifests import deletion_vectors as vectors
+from sparkmeta.manifests import deletion_vectors
 from sparkmeta.manifests.projection import FILE_COLUMNS
 from sparkmeta.manifests.v4 import spark as leaf
 from sparkmeta.manifests.v4 import tree_manifests as tree_reader
@@ -103,12 +103,11 @@ FEW, LOOKED_UP, JOINED = None, "ArrowEvalPython", "MapInArrow"
     [
         ({}, FEW),
         ({"_DRIVER_MASKS": -1}, LOOKED_UP),
-        ({"_DRIVER_BLOBS": 0}, LOOKED_UP),
+        ({"MOST_REQUESTS": 0}, LOOKED_UP),
         ({"_DRIVER_MASKS": -1} | NO_UDFS, JOINED),
-        ({"_DRIVER_BLOBS": 0} | NO_UDFS, JOINED),
+        ({"MOST_REQUESTS": 0} | NO_UDFS, JOINED),
         ({"_DRIVER_MASKS": -1, "_MOST_SENT": 1}, JOINED),
         ({"_DRIVER_MASKS": -1, "_ARROW_UDFS": (99, 0)}, JOINED),
-        ({"_DRIVER_MASKS": -1, "_BROADCAST_MASKS": -1} | NO_UDFS, JOINED),
     ],
 )
 def test_masks_by_whoever_reads_them(
@@ -124,7 +123,7 @@ def test_masks_by_whoever_reads_them(
         if limit is None:
             monkeypatch.delattr(F, name)
         else:
-            monkeypatch.setattr(tree_reader if name == "_BROADCAST_MASKS" else vectors, name, limit)
+            monkeypatch.setattr(deletion_vectors, name, limit)
     tree = TreeTable(tmp_path / "t", BY_PART)
     leaves = [tree.leaf(f"m{place}", *(data(f"{place} {one}") for one in range(130))) for place in range(3)]
     tree.snapshot(added=leaves)
@@ -144,7 +143,7 @@ def test_a_mask_that_no_kept_entry_needs_is_not_opened(
     tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Filters of entries come first. Both leaves are opened: by their bounds either may have the row."""
-    monkeypatch.setattr(vectors, "_DRIVER_BLOBS", 0)
+    monkeypatch.setattr(deletion_vectors, "MOST_REQUESTS", 0)
     tree = TreeTable(tmp_path / "t", BY_PART)
     leaves = [
         tree.leaf(f"m{odd}", *(data(f"{one}", content_stats=stats("a", (one, one))) for one in range(odd, 100, 2)))
@@ -217,18 +216,18 @@ def test_few_entries_are_read_here_as_spark_reads_them(tmp_path: Path, spark: Sp
     state = tree.load(spark).state
     columns = tuple(name for name in FILE_COLUMNS if name not in METRICS_MAP_IDS)
     for projection in (state.projection(columns, (1,)), state.projection(("location", "deletion_vector"))):
-        here = state.entries_here(state.manifests, projection)
-        assert here is not None
-        assert here.schema.equals(projection.schema)
+        table = state.reader.driver_table(state.manifests, projection)
+        assert table is not None
+        assert table.schema.equals(projection.schema)
         by_spark = state.entries(state.manifests, projection).toArrow().to_pylist()
         order = itemgetter("manifest", "ordinal")
-        assert sorted(here.to_pylist(), key=order) == sorted(by_spark, key=order)
-        assert len(here) == 3 + 67 + 7 + 3
+        assert sorted(table.to_pylist(), key=order) == sorted(by_spark, key=order)
+        assert len(table) == 3 + 67 + 7 + 3
     own_roots = state.manifests.filter(pc.equal(state.manifests.column("file_format"), tree_reader.IN_ROOT))
-    own_entries = state.entries_here(own_roots, projection)
+    own_entries = state.reader.driver_table(own_roots, projection)
     assert own_entries is not None
     assert len(own_entries) == 3
-    assert state.entries_here(state.manifests, projection, len(leaves)) is None
+    assert state.reader.driver_table(state.manifests, projection, len(leaves)) is None
 
 
 def test_a_mask_of_more_entries_than_the_leaf_has_is_refused_here(tmp_path: Path, spark: SparkSession) -> None:
@@ -241,7 +240,7 @@ def test_a_mask_of_more_entries_than_the_leaf_has_is_refused_here(tmp_path: Path
     tree.snapshot(existing=[leaf_entry], added=[tree.mask(leaf_entry, [1, 500])])
     state = tree.load(spark).state
     with pytest.raises(CorruptFileError, match=rf"{re.escape(leaf_entry.location)}: ordinal is 500: masked, of 2"):
-        state.entries_here(state.manifests, state.projection(("location",)))
+        state.reader.driver_table(state.manifests, state.projection(("location",)))
 
 
 def test_few_deletes_take_no_job_of_their_own(

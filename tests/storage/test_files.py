@@ -14,19 +14,11 @@ from pyspark.errors import PySparkException
 from sparkmeta.catalog.iceberg import _Locating
 from sparkmeta.errors import NotFoundError, UnsupportedError
 from sparkmeta.session import is_connect
-from sparkmeta.storage.files import (
-    ExecutorReader,
-    Files,
-    FileStatus,
-    IOFiles,
-    LocalFiles,
-    SparkFiles,
-    binary_files,
-    executor_reader,
-    files_for,
-    passed_over,
-)
+from sparkmeta.storage.access import executor_reader, files_for
+from sparkmeta.storage.executors import ExecutorReader
+from sparkmeta.storage.files import Files, FileStatus, IOFiles, LocalFiles, SparkFiles
 from sparkmeta.storage.location import spark_path_key
+from sparkmeta.storage.reading import binary_files, passed_over
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -283,7 +275,7 @@ def test_an_executor_reader_travels(folder: Path) -> None:
 
 def test_an_executor_reader_by_file_io(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "a b").write_bytes(b"a b")
-    monkeypatch.setattr("sparkmeta.storage.files.is_local", lambda _: False)
+    monkeypatch.setattr("sparkmeta.storage.executors.is_local", lambda _: False)
     reader = ExecutorReader({"py-io-impl": "pyiceberg.io.pyarrow.PyArrowFileIO"})
     assert reader.read(f"file://{tmp_path}/a b") == b"a b"
     assert reader.read(f"file://{tmp_path}/a b") == b"a b"
@@ -293,6 +285,6 @@ def test_an_executor_reader_by_file_io(tmp_path: Path, monkeypatch: pytest.Monke
 
 def test_tasks_import_nothing_heavy() -> None:
     heavy = ("pydantic", "pyspark", "pyarrow")
-    code = f"import sparkmeta.storage.files, sys; print([name for name in {heavy} if name in sys.modules])"
+    code = f"import sparkmeta.storage.executors, sys; print([name for name in {heavy} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

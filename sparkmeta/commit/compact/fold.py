@@ -23,11 +23,10 @@ from sparkmeta.commit.tree import (
     vector_bitmap,
     without_owners,
 )
-from sparkmeta.manifests.avro.read import schema_of
-from sparkmeta.manifests.deletion_vectors import VECTOR_SCHEMA, masked_ordinals, vector_row
+from sparkmeta.manifests.deletion_vectors import DV_SCHEMA, dv_row, masked_ordinals
 from sparkmeta.manifests.projection import MANIFEST, ORDINAL, EntryProjection
 from sparkmeta.manifests.v4.root import LEAVES, Root, is_live, one_of
-from sparkmeta.session import local_frame
+from sparkmeta.session import local_frame, spark_schema
 from sparkmeta.spec.bitmap import PositionBitmap, read_inline_vector, write_deletion_vector
 from sparkmeta.spec.entry import ContentType
 
@@ -151,7 +150,7 @@ def _masks(
     keys = reduce(lambda left, right: left.unionByName(right), wanted)
     entries = leaf_frame(state, made, EntryProjection.of(_KEY))
     found = entries.select(*_key_columns(), MANIFEST, ORDINAL).join(keys, ["kind", "path", "offset"], "left_semi")
-    blobs = found.select(MANIFEST, ORDINAL).groupBy(MANIFEST).applyInArrow(_bitmap, schema_of(_BITMAPS)).toArrow()
+    blobs = found.select(MANIFEST, ORDINAL).groupBy(MANIFEST).applyInArrow(_bitmap, spark_schema(_BITMAPS)).toArrow()
     locations = made.column("location")
     return {
         location: read_inline_vector(row["ordinals"], location)
@@ -174,8 +173,8 @@ def _gone_keys(state: TableState, base: Root, gone: Mapping[str, PositionBitmap]
         bitmap = gone[leaf["location"]]
         place = {"offset": None, "size_in_bytes": None, "inline_content": write_deletion_vector(bitmap)}
         vector = {"location": None, "deletion_vector": place, "record_count": bitmap.cardinality}
-        rows.append(vector_row(number, leaf, vector))
-    ordinals = masked_ordinals(state.spark, pa.Table.from_pylist(rows, schema=VECTOR_SCHEMA), None)
+        rows.append(dv_row(number, leaf, vector))
+    ordinals = masked_ordinals(state.spark, pa.Table.from_pylist(rows, schema=DV_SCHEMA), None)
     entries = leaf_frame(state, leaves, EntryProjection.of(_KEY))
     return entries.join(ordinals, [MANIFEST, ORDINAL], "left_semi").select(*_key_columns())
 

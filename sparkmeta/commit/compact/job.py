@@ -25,12 +25,12 @@ from sparkmeta.commit.flush import existing
 from sparkmeta.commit.new_leaves import leaf_frame
 from sparkmeta.commit.tree import FileKey, file_keys
 from sparkmeta.errors import UnsupportedError
-from sparkmeta.manifests.avro.read import schema_of
 from sparkmeta.manifests.projection import CONTENT_STATS, EntryProjection
 from sparkmeta.manifests.v4.root import version
 from sparkmeta.manifests.v4.write import read_rows_stream, rows_stream
-from sparkmeta.session import local_frame, read_tasks
-from sparkmeta.storage.files import ExecutorReader, executor_reader
+from sparkmeta.session import local_frame, read_tasks, spark_schema
+from sparkmeta.storage.access import executor_reader
+from sparkmeta.storage.executors import ExecutorReader
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -121,7 +121,7 @@ class RewriteJob:
         """Of an entry in leaves, at the mean; of any where there are none."""
         leaves = self.root.take(pa.array(places, pa.int64()))
         entries, size = (pc.sum(leaves.column(one)).as_py() or 0 for one in ("record_count", "file_size_in_bytes"))
-        return size / entries if entries else 40.0 + 8 * len(self.state.stats_types)
+        return size / entries if entries else 40.0 + 8 * len(self.state.types.stats_types)
 
     # -- bins -------------------------------------------------------------------------------------------------------
 
@@ -163,7 +163,7 @@ class RewriteJob:
 
     def entries(self, group: Group) -> DataFrame:
         """The live entries of a group as rows of `tree_schema`."""
-        return self._frame(self._chunks(group)).mapInArrow(self.rewriting([]).read_bins, schema_of(self.form.schema))
+        return self._frame(self._chunks(group)).mapInArrow(self.rewriting([]).read_bins, spark_schema(self.form.schema))
 
     def _frame(self, rows: list[dict[str, Any]]) -> DataFrame:
         """Bins, each the work of one task, which has others too where there are many."""
@@ -176,7 +176,7 @@ class RewriteJob:
         return 8 * read_tasks(self.state.spark)
 
     def _write_bins(self, rows: list[dict[str, Any]]) -> dict[int, list[pa.Table]]:
-        written = self._frame(rows).mapInArrow(self.rewriting([]).write_bins, schema_of(WRITTEN_SCHEMA))
+        written = self._frame(rows).mapInArrow(self.rewriting([]).write_bins, spark_schema(WRITTEN_SCHEMA))
         return made_leaves(written)
 
     # -- entries that are sorted among tasks ------------------------------------------------------------------------
@@ -188,10 +188,10 @@ class RewriteJob:
         ranges = min(group.parts, _MOST_RANGES)
         bounds = self._bounds(group, ranges)
         cut = self._frame(self._chunks(group)).mapInArrow(
-            partial(rewriting.cut_bins, group.spec_id, bounds), schema_of(RANGE_SCHEMA)
+            partial(rewriting.cut_bins, group.spec_id, bounds), spark_schema(RANGE_SCHEMA)
         )
         written = exchanged(cut, min(ranges, self._tasks)).mapInArrow(
-            partial(rewriting.write_ranges, group.spec_id), schema_of(WRITTEN_SCHEMA)
+            partial(rewriting.write_ranges, group.spec_id), spark_schema(WRITTEN_SCHEMA)
         )
         return made_leaves(written).get(0, [])
 
@@ -212,7 +212,7 @@ class RewriteJob:
     def _bounds(self, group: Group, ranges: int) -> pa.Table:
         """The keys that end the ranges, by a sample of the entries' keys; runs a job that reads nothing else."""
         assert group.spec_id is not None
-        keys, stats = self.scope.keys[group.spec_id], self.state.stats_types
+        keys, stats = self.scope.keys[group.spec_id], self.state.types.stats_types
         schema = key_schema(keys, stats)
         own = key_table(self.files(group), keys).cast(schema)
         if ranges < 2:

@@ -86,7 +86,7 @@ def scope_of(
         max_bytes=options.max_bytes,
     )
     keys = cluster_keys(state, options.cluster_by)
-    sources = {spec_id: frozenset(one for _, one in fields) for spec_id, fields in state.tuple_sources.items()}
+    sources = {spec_id: frozenset(one for _, one in fields) for spec_id, fields in state.types.tuple_sources.items()}
     ours = _tree_leaves(state)
     owners = ours.filter(one_of(ours, [ContentType.DATA_MANIFEST])).column(MANIFEST).to_pylist()
     usable = _usable(state, root, ours, options.row_filter, set(busy))
@@ -130,21 +130,21 @@ def cluster_keys(state: TableState, names: Sequence[str] | None) -> dict[int, tu
     if names is not None:
         return _named_keys(state, names)
     by = [one.source_id for one in state.metadata.sort_order().fields]
-    wanted = {one: [*(source for _, source in pairs), *by] for one, pairs in state.tuple_sources.items()}
+    wanted = {one: [*(source for _, source in pairs), *by] for one, pairs in state.types.tuple_sources.items()}
     return {one: tuple(key for key in dict.fromkeys(ids) if _has_bounds(state, key)) for one, ids in wanted.items()}
 
 
 def _has_bounds(state: TableState, key: int) -> bool:
-    return key in state.stats_types
+    return key in state.types.stats_types
 
 
 def _named_keys(state: TableState, names: Sequence[str]) -> dict[int, tuple[int, ...]]:
     if isinstance(names, str) or not names or len(set(names)) < len(names):
         raise ValidationError(f"cluster_by is {shown(names)}: it takes names of columns or partition fields, each once")
-    keys: dict[int, list[int]] = {spec_id: [] for spec_id in state.tuple_sources}
+    keys: dict[int, list[int]] = {spec_id: [] for spec_id in state.types.tuple_sources}
     for name in names:
         known = False
-        for spec_id, pairs in state.tuple_sources.items():
+        for spec_id, pairs in state.types.tuple_sources.items():
             key = _key(state, spec_id, dict(pairs), name)
             if key is not None:
                 keys[spec_id].append(key)

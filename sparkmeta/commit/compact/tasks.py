@@ -33,7 +33,7 @@ from sparkmeta.manifests.v4.write import (
     rows_stream,
 )
 from sparkmeta.spec.entry import Status
-from sparkmeta.storage.files import ExecutorReader
+from sparkmeta.storage.executors import ExecutorReader
 
 # A leaf to read: what its entries inherit, and its deletion vector, if it has one.
 _LEAF = pa.struct(

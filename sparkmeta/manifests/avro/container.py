@@ -8,14 +8,19 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 from sparkmeta.errors import CorruptFileError, UnsupportedError
+
+if TYPE_CHECKING:
+    from sparkmeta.storage.executors import ExecutorReader
+    from sparkmeta.storage.files import Files
 
 
 class Windows:
@@ -51,6 +56,18 @@ class Windows:
 
 
 Data = bytes | memoryview | Windows
+
+# A longer manifest is never held as a whole.
+_LONG_BYTES = 32 << 20
+
+
+def manifest_data(files: Files | ExecutorReader, part: Mapping[str, Any]) -> Data:
+    """Open a manifest, a row of `PART_SCHEMA`: all its bytes, or of a long Avro one a window at a time."""
+    location = part["location"]
+    if part["file_format"] == "PARQUET" or (part["file_size_in_bytes"] or 0) <= _LONG_BYTES:
+        return files.read(location)
+    return Windows(partial(files.read_range, location), files.length(location), location)
+
 
 MAGIC = b"Obj\x01"
 SYNC_SIZE = 16

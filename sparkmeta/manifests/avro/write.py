@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from pyiceberg.schema import Schema
     from pyiceberg.types import StructType
 
-    from sparkmeta.storage.files import ExecutorWriter
+    from sparkmeta.storage.executors import ExecutorWriter
 
 ENTRY = "entry"
 """A column beside those of entries: an entry as bytes of a `ManifestFormat`'s schema."""

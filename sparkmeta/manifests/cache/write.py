@@ -45,7 +45,7 @@ from sparkmeta.manifests.projection import (
     stats_struct,
 )
 from sparkmeta.spec.entry import METRICS_MAP_IDS, ROW_ID_OFFSET
-from sparkmeta.storage.files import ExecutorReader, ExecutorWriter
+from sparkmeta.storage.executors import ExecutorReader, ExecutorWriter
 from sparkmeta.storage.location import join
 
 MOST_BYTES = 32 << 20

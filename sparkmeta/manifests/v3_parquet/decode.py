@@ -27,7 +27,9 @@ BATCH_RECORDS = 8192
 _FIELD_ID = b"PARQUET:field_id"
 
 
-def decode_parquet_manifest(data: bytes, part: ManifestPart, projection: EntryProjection) -> Iterator[pa.RecordBatch]:
+def decode_parquet_manifest(
+    data: bytes | memoryview, part: ManifestPart, projection: EntryProjection
+) -> Iterator[pa.RecordBatch]:
     """The entries of a manifest as batches of `projection.schema`, in physical order, inheritance applied.
 
     Raises:
@@ -42,7 +44,9 @@ def decode_parquet_manifest(data: bytes, part: ManifestPart, projection: EntryPr
             yield builder.batch(ordinals, ParquetRecords(batch, part.location))
             ordinal += len(batch)
     except (pa.ArrowException, OSError) as error:
-        raise CorruptFileError(part.location, "file", data[:4].hex(), f"not readable as Parquet: {error}") from error
+        raise CorruptFileError(
+            part.location, "file", bytes(data[:4]).hex(), f"not readable as Parquet: {error}"
+        ) from error
 
 
 class ParquetRecords:

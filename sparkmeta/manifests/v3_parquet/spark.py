@@ -14,14 +14,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyspark.sql import functions as F
 
 from sparkmeta.columns.bounds import ANY, bound_arrow_type
 from sparkmeta.errors import CorruptFileError, UnsupportedError
-from sparkmeta.manifests.avro.read import spark_schema
 from sparkmeta.manifests.entries import EntryBuilder, wanted_fields
 from sparkmeta.manifests.parts import PART_SCHEMA, part_of
 from sparkmeta.manifests.projection import EntryProjection
+from sparkmeta.session import local_frame, spark_schema
 from sparkmeta.spec.entry import METRICS_MAP_IDS, METRICS_MAPS, STATS_SOURCES
+from sparkmeta.storage.location import PATH_KEY, spark_path_key
+from sparkmeta.storage.reading import passed_over, read_parquet
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -63,8 +66,6 @@ def read_parquet_entries(
 
     parts: rows of `PART_SCHEMA`, one a manifest. Manifests of one spec are one read, since specs differ in their tuple.
     """
-    from sparkmeta.storage.files import passed_over
-
     if unknown := [field_id for field_id, type_name in projection.partition if type_name == ANY]:
         path = parts.column("location")[0].as_py()
         raise UnsupportedError(f"{path}: the transform of partition field {unknown[0]}, and so its type, is not known")
@@ -75,20 +76,14 @@ def read_parquet_entries(
     raw = reduce(lambda left, right: left.unionByName(right, allowMissingColumns=True), reads)
     if "first_row_id" in projection.columns:
         raw = raw.repartition("manifest").sortWithinPartitions("manifest", "ordinal")
-    entries = raw.mapInArrow(partial(_build, projection), spark_schema(projection))
+    entries = raw.mapInArrow(partial(_build, projection), spark_schema(projection.schema))
     locations = parts.column("location").to_pylist()
-    return entries.unionByName(passed_over(spark, locations, spark_schema(projection)))
+    return entries.unionByName(passed_over(spark, locations, spark_schema(projection.schema)))
 
 
 def _read_spec(
     spark: SparkSession, parts: pa.Table, projection: EntryProjection, names: Mapping[int, str]
 ) -> DataFrame:
-    from pyspark.sql import functions as F
-
-    from sparkmeta.session import local_frame
-    from sparkmeta.storage.location import PATH_KEY, spark_path_key
-    from sparkmeta.storage.reading import read_parquet
-
     locations = parts.column("location").to_pylist()
     partition = {field_id: names[field_id] for field_id, _ in projection.partition if field_id in names}
     types = dict(projection.partition)
@@ -96,7 +91,7 @@ def _read_spec(
     files = read_parquet(spark, locations, schema)
     keys = pa.array([spark_path_key(location) for location in locations])
     units = F.broadcast(local_frame(spark, parts.append_column("path", keys)))
-    columns = [*_columns(projection), *(_field(F, f"data_file.partition.`{n}`", f"p{i}") for i, n in partition.items())]
+    columns = [*_columns(projection), *(_field(f"data_file.partition.`{n}`", f"p{i}") for i, n in partition.items())]
     read = files.select(
         *columns,
         F.expr(PATH_KEY).alias("path"),
@@ -107,8 +102,6 @@ def _read_spec(
 
 def _schema(projection: EntryProjection, partition: Mapping[str, str]) -> Any:
     """The read schema: only the wanted fields, and the tuple's own names for the wanted partition fields."""
-    from pyspark.sql.pandas.types import from_arrow_schema
-
     wanted = wanted_fields(projection)
     file = [pa.field(name, _TYPES[field_id]) for field_id, name in _FILE_NAMES.items() if field_id in wanted]
     file += [pa.field(n, pa.map_(pa.int32(), value)) for i, (n, value) in METRICS_MAPS.items() if i in wanted]
@@ -116,29 +109,25 @@ def _schema(projection: EntryProjection, partition: Mapping[str, str]) -> Any:
         fields = [pa.field(name, bound_arrow_type(type_name)) for name, type_name in partition.items()]
         file.append(pa.field("partition", pa.struct(fields)))
     entry = [pa.field(name, _TYPES[field_id]) for field_id, name in _ENTRY_NAMES.items() if field_id in wanted]
-    return from_arrow_schema(
-        pa.schema([*entry, pa.field("data_file", pa.struct(file))] if file else entry), prefer_timestamp_ntz=True
-    )
+    return spark_schema(pa.schema([*entry, pa.field("data_file", pa.struct(file))] if file else entry))
 
 
 def _columns(projection: EntryProjection) -> list[Column]:
     """The wanted fields as `f<id>`, and of the metrics maps whole ones as `f<id>`, single keys as `m<id>_<key>`."""
-    from pyspark.sql import functions as F
-
     wanted = wanted_fields(projection)
-    columns = [_field(F, name, f"f{field_id}") for field_id, name in _ENTRY_NAMES.items() if field_id in wanted]
-    columns += [_field(F, f"data_file.{n}", f"f{i}") for i, n in _FILE_NAMES.items() if i in wanted]
+    columns = [_field(name, f"f{field_id}") for field_id, name in _ENTRY_NAMES.items() if field_id in wanted]
+    columns += [_field(f"data_file.{n}", f"f{i}") for i, n in _FILE_NAMES.items() if i in wanted]
     for name in projection.columns:
         if name in METRICS_MAP_IDS:
-            columns.append(_field(F, f"data_file.{name}", f"f{METRICS_MAP_IDS[name]}"))
+            columns.append(_field(f"data_file.{name}", f"f{METRICS_MAP_IDS[name]}"))
     for map_id in STATS_SOURCES.values() if projection.stats else ():
         values = F.col(f"data_file.{METRICS_MAPS[map_id][0]}")
         columns += [F.try_element_at(values, F.lit(key)).alias(f"m{map_id}_{key}") for key, _ in projection.stats]
     return columns
 
 
-def _field(functions: Any, path: str, alias: str) -> Column:
-    column: Column = functions.col(path).alias(alias)
+def _field(path: str, alias: str) -> Column:
+    column: Column = F.col(path).alias(alias)
     return column
 
 

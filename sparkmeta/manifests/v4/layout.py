@@ -108,7 +108,7 @@ def _row_id_offsets(table: pa.Table) -> pa.Array | None:
 
 
 def read_manifest(
-    data: bytes,
+    data: bytes | memoryview,
     stats: StatsTypes,
     location: str,
     columns: Collection[str] | None = None,
@@ -255,12 +255,12 @@ def _values_in_sources(kind: pa.StructType, fields: Mapping[int, int]) -> dict[i
 _VALUE_IN_SOURCE = re.compile(r"partition_(\d{1,9})_.+?(?:_(lower_bound|upper_bound))?")
 
 
-def is_tree_manifest(data: bytes, location: str) -> bool:
+def is_tree_manifest(data: bytes | memoryview, location: str) -> bool:
     """Whether a Parquet manifest has the V4 layout, not that of v1-v3 entries; raises CorruptFileError."""
     try:
         names = pq.read_schema(pa.BufferReader(data)).names
     except (OSError, pa.ArrowException, ValueError) as error:
-        raise CorruptFileError(location, "file", data[:4].hex(), f"not a Parquet file: {error}"[:300]) from error
+        raise CorruptFileError(location, "file", bytes(data[:4]).hex(), f"not a Parquet file: {error}"[:300]) from error
     return "version_info" in names
 
 

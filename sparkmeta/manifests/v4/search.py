@@ -19,12 +19,13 @@ from sparkmeta.manifests.arrays import whole
 from sparkmeta.manifests.deletion_vectors import mask_flags
 from sparkmeta.manifests.parts import part_of
 from sparkmeta.manifests.projection import EntryProjection
-from sparkmeta.manifests.v4.decode import TreeContext, entries_of_rows
+from sparkmeta.manifests.v4.decode import entries_of_rows
 from sparkmeta.manifests.v4.layout import OpenManifest, open_manifest
-from sparkmeta.manifests.v4.spark import stats_of_fields
+from sparkmeta.manifests.v4.types import TreeTypes, stats_of_fields
 
 if TYPE_CHECKING:
-    from sparkmeta.storage.files import ExecutorReader, Files
+    from sparkmeta.storage.executors import ExecutorReader
+    from sparkmeta.storage.files import Files
 
 
 @dataclass(frozen=True)
@@ -35,15 +36,15 @@ class LeafSearch:
         column: a field of the content entry that holds text: `location` or `referenced_file`.
         values: sorted, without repeats and nulls.
         projection: what to read of the entries; without metrics maps.
-        context: the table's types and partition sources.
-        masks: small id of a leaf -> its deletion vector, a row of `VECTOR_SCHEMA`.
+        types: of the table's V4 manifests.
+        masks: small id of a leaf -> its deletion vector, a row of `DV_SCHEMA`.
         files: opens leaves and the Puffin files of their deletion vectors.
     """
 
     column: str
     values: Sequence[str]
     projection: EntryProjection
-    context: TreeContext
+    types: TreeTypes
     masks: Mapping[int, Mapping[str, Any]]
     files: ExecutorReader | Files
 
@@ -62,7 +63,7 @@ class LeafSearch:
         if len(ordinals) and mask is not None:
             unmasked = ~mask_flags(mask, self.files)[ordinals]
             rows, ordinals = rows.filter(pa.array(unmasked)), ordinals[unmasked]
-        return entries_of_rows(rows, pa.array(ordinals, pa.int64()), part_of(unit), self.projection, self.context)
+        return entries_of_rows(rows, pa.array(ordinals, pa.int64()), part_of(unit), self.projection, self.types)
 
     def _may_hold(self, manifest: OpenManifest, group: int) -> bool:
         bounds = manifest.bounds(group, self.column)
@@ -81,8 +82,8 @@ class LeafSearch:
             places = np.flatnonzero(pc.is_in(column, wanted).to_numpy(zero_copy_only=False))
             if len(places):
                 matches[group] = places
-        stats, fields = self.context.stats_of(self.projection), stats_of_fields(self.context.sources)
-        columns = {*self.projection.columns, *TreeContext.ALWAYS_READ}
+        stats, fields = self.types.stats_of(self.projection), stats_of_fields(self.types.sources)
+        columns = {*self.projection.columns, *TreeTypes.ALWAYS_READ}
         tables, ordinals = [manifest.rows([], stats, columns, fields)], [np.empty(0, np.int64)]
         for group, places in matches.items():
             tables.append(manifest.rows([group], stats, columns, fields).take(pa.array(places)))

@@ -5,30 +5,27 @@ The rows come out as those of any other manifest: inheritance applied, the parti
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import reduce
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
+from pyspark.sql import functions as F
+from pyspark.sql.pandas.types import from_arrow_type
 
 from sparkmeta.columns import sql
 from sparkmeta.columns.bounds import bound_arrow_type
 from sparkmeta.columns.sql import Aliased, Sql
-from sparkmeta.manifests.avro.read import schema_of
+from sparkmeta.manifests.arrays import narrowed
 from sparkmeta.manifests.projection import CONTENT_STATS, MANIFEST, ORDINAL, PARTITION, EntryProjection, stats_struct
+from sparkmeta.manifests.v4.types import TupleSources
+from sparkmeta.session import local_frame, spark_schema
 from sparkmeta.spec.entry import CONTENT_ENTRY, ROW_ID_OFFSET, FieldSpec, Status
+from sparkmeta.storage.location import PATH_KEY, spark_name_key, spark_path_key
+from sparkmeta.storage.reading import read_parquet
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-
-# Spec id -> its fields' (partition field id, id of the stats that hold the value); fields without values left out.
-TupleSources = Mapping[int, Sequence[tuple[int, int]]]
-
-
-def stats_of_fields(tuples: TupleSources) -> dict[int, int]:
-    """Partition field id -> id of the stats that hold its values."""
-    return {field_id: source for fields in tuples.values() for field_id, source in fields}
-
 
 _ENTRY = {field.name: field for field in CONTENT_ENTRY}
 _UNIT, _KEY, _UNIT_KEY, _UNIT_HASH = "_unit", "_key", "_unit_key", "_unit_hash"
@@ -49,20 +46,48 @@ def read_leaf_entries(
 
     Raises, when it runs: an error that names the file for a leaf that Spark spells as no leaf of the root.
     """
-    fields = read_fields(projection, tuples)
+    fields = _read_fields(projection, tuples)
     if "first_row_id" in projection.columns:
         fields = fields.append(pa.field(ROW_ID_OFFSET.name, ROW_ID_OFFSET.type))
-    read = read_leaves(spark, leaves, schema_of(fields), "_metadata.row_index")
+    read = read_leaves(spark, leaves, spark_schema(fields), "_metadata.row_index")
     return read.frame.selectExpr(*sql.texts(entry_columns(projection, tuples, read.inherited, read.manifest)))
+
+
+def read_rows(
+    spark: SparkSession, rows: pa.Table, projection: EntryProjection, tuples: TupleSources, *others: str
+) -> DataFrame:
+    """Return rows of `tree_schema` on the driver as a DataFrame of `projection.schema`.
+
+    Args:
+        spark: the session.
+        rows: with `manifest`, `ordinal` and `others`; they leave nothing to be inherited.
+        projection: what to read, without metrics maps.
+        tuples: where partition values are.
+        others: further columns to keep.
+    """
+    table = narrowed_rows(rows, projection, tuples)
+    for name in (MANIFEST, ORDINAL, *others):
+        table = table.append_column(name, rows.column(name))
+    return local_frame(spark, table).selectExpr(*sql.texts(entry_columns(projection, tuples, None)), *others)
+
+
+def narrowed_rows(rows: pa.Table, projection: EntryProjection, tuples: TupleSources) -> pa.Table:
+    """Return rows of `tree_schema` with the fields only that a projection needs."""
+    schema = _read_fields(projection, tuples)
+    return pa.Table.from_arrays([narrowed(rows.column(field.name), field.type) for field in schema], schema=schema)
 
 
 def entry_columns(
     projection: EntryProjection, tuples: TupleSources, inherited: Sql | None, manifest: Sql = _MANIFEST
 ) -> list[Aliased]:
-    """Columns of `projection` over rows of the V4 layout that have `ordinal`, and `manifest` unless it is given.
+    """Return the columns of `projection` over rows of the V4 layout that have `ordinal`.
 
-    inherited: a struct<snapshot_id, sequence_number, first_row_id> of the manifest's own, for what its entries leave
-    out; None where they leave out nothing.
+    Args:
+        projection: without metrics maps.
+        tuples: where partition values are.
+        inherited: a struct<snapshot_id, sequence_number, first_row_id> of the manifest, for what its entries leave
+            out; None where they leave out nothing.
+        manifest: the small id of the rows' manifest.
     """
     columns = [_column(name, inherited).alias(name) for name in projection.columns]
     if projection.partition:
@@ -124,8 +149,6 @@ def version_info(inherited: Sql, *, of_version_1: bool = False) -> Sql:
 
 def _partition_value(field_id: int, type_name: str, tuples: TupleSources) -> Sql:
     """A value of the tuple: the lower bound of the stats that the entry's spec names for it."""
-    from pyspark.sql.pandas.types import from_arrow_type
-
     by_source: dict[int, list[int]] = {}
     for spec_id, fields in tuples.items():
         for one, source in fields:
@@ -165,12 +188,6 @@ def read_leaves(spark: SparkSession, leaves: pa.Table, schema: Any, ordinal: str
 
     ordinal: what it is, in SQL.
     """
-    from pyspark.sql import functions as F
-
-    from sparkmeta.session import local_frame
-    from sparkmeta.storage.location import PATH_KEY, spark_name_key, spark_path_key
-    from sparkmeta.storage.reading import read_parquet
-
     locations = leaves.column("location").to_pylist()
     files = read_parquet(spark, locations, schema)
     keys, found = [spark_name_key(location) for location in locations], "_metadata.file_name"
@@ -216,10 +233,10 @@ def _inherited(leaves: pa.Table) -> Sql:
     )
 
 
-def read_fields(projection: EntryProjection, tuples: TupleSources) -> pa.Schema:
+def _read_fields(projection: EntryProjection, tuples: TupleSources) -> pa.Schema:
     """The fields of the V4 layout that a projection needs, `content_stats` with those of the partition tuple."""
     names = {*projection.columns, "version_info", "partition_spec_id", "location"}
-    fields = [_read_field(_ENTRY[name]) for name in _ENTRY if name in names]
+    fields = [_file_field(_ENTRY[name]) for name in _ENTRY if name in names]
     stats = dict(projection.stats)
     types = dict(projection.partition)
     for sources in tuples.values():
@@ -230,5 +247,5 @@ def read_fields(projection: EntryProjection, tuples: TupleSources) -> pa.Schema:
     return pa.schema(fields)
 
 
-def _read_field(spec: FieldSpec) -> pa.Field:
+def _file_field(spec: FieldSpec) -> pa.Field:
     return pa.field(spec.name, spec.type)

@@ -9,39 +9,20 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial, reduce
-from typing import TYPE_CHECKING, Any
+from functools import cached_property
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sparkmeta.columns import sql
 from sparkmeta.columns.bounds import encode_bounds
 from sparkmeta.manifests.arrays import narrowed, whole
-from sparkmeta.manifests.avro.read import spark_schema
-from sparkmeta.manifests.deletion_vectors import (
-    MASK,
-    few_masks,
-    leaf_masks,
-    leaf_vectors,
-    mask_bytes,
-    masked_by_tasks,
-    masked_ordinals,
-)
+from sparkmeta.manifests.deletion_vectors import manifest_dvs
 from sparkmeta.manifests.manifest_list import MANIFEST_FILE_SCHEMA
-from sparkmeta.manifests.metrics_maps import with_metrics_maps
-from sparkmeta.manifests.parts import leaf_units
-from sparkmeta.manifests.projection import CONTENT_STATS, MANIFEST, ORDINAL, EntryProjection
-from sparkmeta.manifests.v4.root import Root, version
-from sparkmeta.manifests.v4.spark import TupleSources, entry_columns, read_fields, read_leaf_entries
-from sparkmeta.spec.entry import LAYOUT_REVISION_KEY, MANIFEST_STATS, METRICS_MAP_IDS, ContentType, Status
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from pyspark.sql import DataFrame, SparkSession
-
-    from sparkmeta.storage.files import ExecutorReader, Files
+from sparkmeta.manifests.projection import CONTENT_STATS, MANIFEST
+from sparkmeta.manifests.v4.root import Root, read_root, version
+from sparkmeta.manifests.v4.types import TreeTypes, TupleSources, stats_of_fields
+from sparkmeta.spec.entry import LAYOUT_REVISION_KEY, MANIFEST_STATS, ContentType, Status
 
 IN_ROOT = "ROOT"
 """The file format of the manifests that are the root's own entries."""
@@ -54,14 +35,11 @@ FOREIGN_KEY = "sparkmeta.foreign-sequence-number"
 another library, which names their statistics in its own way."""
 
 MASKED = "masked"
-_MASKED_LEAF = "_masked_leaf"
 
 OWN_ENTRIES = {
     ContentType.DATA_MANIFEST: (ContentType.DATA,),
     ContentType.DELETE_MANIFEST: (ContentType.POSITION_DELETES, ContentType.EQUALITY_DELETES),
 }
-# Masks up to this many bytes, a bit for each entry of a masked leaf, are broadcast.
-_BROADCAST_MASKS = 256 << 20
 
 
 @dataclass(frozen=True)
@@ -89,9 +67,9 @@ class Tree:
         return int(properties.get(FOREIGN_KEY, -1 if ours else sys.maxsize))
 
     @cached_property
-    def vectors(self) -> pa.Table:
-        """The live deletion vectors of the leaves, as `VECTOR_SCHEMA`."""
-        return leaf_vectors(self.root)
+    def manifest_dvs(self) -> pa.Table:
+        """The live deletion vectors of the leaves, as `DV_SCHEMA`."""
+        return manifest_dvs(self.root)
 
     def has_tree_layout(self, leaves: pa.Table) -> pa.Array:
         """Which leaves, rows of `leaf_manifests`, are V4 ones of our layout, which Spark reads by the names in it.
@@ -114,133 +92,6 @@ class Tree:
         return len(self.root.table) + int(content) - int(ContentType.DATA_MANIFEST)
 
 
-@dataclass(frozen=True)
-class TreeReader:
-    """What it takes to read a tree's entries.
-
-    files: opens what is small on the driver; None where Spark had better. reader: opens files on executors; None where
-    only Spark's sources can.
-    column_types: every column of the table that has metrics -> its Iceberg type.
-    manifest_entries: reads manifests of the v1-v3 layout, which upgraded trees have. foreign_entries: leaves that may
-    be of another library.
-    """
-
-    spark: SparkSession
-    tree: Tree
-    files: Files | None
-    reader: ExecutorReader | None
-    column_types: Mapping[int, str]
-    manifest_entries: Callable[[pa.Table, EntryProjection], DataFrame]
-    foreign_entries: Callable[[pa.Table, EntryProjection], DataFrame]
-
-    def entries(self, manifests: pa.Table, projection: EntryProjection) -> DataFrame:
-        """The entries of manifests (rows of `tree_manifests`) that no deletion vector masks, DELETED ones included.
-
-        Few small deletion vectors are read at once, and raise at once what is wrong with them; all else is lazy.
-        """
-        mapped = frozenset(METRICS_MAP_IDS).intersection(projection.columns)
-        if mapped:
-            return self._with_maps(manifests, projection)
-        frames = [*self._leaf_frames(manifests, projection), *self._own_frames(manifests, projection)]
-        if not frames:
-            from sparkmeta.session import local_frame
-
-            return local_frame(self.spark, projection.schema.empty_table())
-        return reduce(lambda left, right: left.unionByName(right), frames)
-
-    def _leaf_frames(self, manifests: pa.Table, projection: EntryProjection) -> list[DataFrame]:
-        leaves = manifests.filter(pc.not_equal(manifests.column("file_format"), IN_ROOT))
-        vectors, ids = self.tree.vectors, leaves.column(MANIFEST).combine_chunks()
-        vectors = vectors.filter(pc.is_in(vectors.column(MANIFEST), ids))
-        if not len(vectors):
-            return self.physical_frames(leaves, projection)
-        if few_masks(vectors, self.files):  # one relation is planned sooner than two
-            return [self._without_masked(vectors, one) for one in self.physical_frames(leaves, projection)]
-        masked = pc.is_in(ids, vectors.column(MANIFEST).combine_chunks())
-        frames = self.physical_frames(leaves.filter(pc.invert(masked)), projection)
-        of_masked = self.physical_frames(leaves.filter(masked), projection)
-        return [*frames, *(self._unmasked(vectors, one) for one in of_masked)]
-
-    def physical_frames(self, leaves: pa.Table, projection: EntryProjection) -> list[DataFrame]:
-        """Every entry of some leaves (rows of `leaf_manifests`), masked and DELETED ones included: a frame a layout.
-
-        Without metrics maps: these are made of stats (`plain_projection`, `with_metrics_maps`).
-        """
-        is_ours, is_foreign = self.tree.has_tree_layout(leaves), self.tree.is_foreign(leaves)
-        frames = []
-        v4, foreign = leaves.filter(is_ours), leaves.filter(is_foreign)
-        older = leaves.filter(pc.invert(pc.or_(is_ours, is_foreign)))
-        if len(v4):
-            frames.append(read_leaf_entries(self.spark, leaf_units(v4), projection, self.tree.sources))
-        if len(foreign):
-            frames.append(self.foreign_entries(foreign, projection))
-        if len(older):
-            frames.append(self.manifest_entries(older, projection))
-        return frames
-
-    def _unmasked(self, vectors: pa.Table, entries: DataFrame) -> DataFrame:
-        """Without the entries that many deletion vectors mask: an anti-join on (manifest, ordinal).
-
-        Tasks open the masks that they need, where they can. Filters of entries come before this, and before
-        `_without_masked`.
-        """
-        by_tasks = None if self.reader is None else masked_by_tasks(self.spark, vectors, self.reader)
-        if by_tasks is not None:
-            return entries.where(~by_tasks)
-        if mask_bytes(vectors) > _BROADCAST_MASKS:
-            masked = masked_ordinals(self.spark, vectors, self.reader)
-            return entries.join(masked, [MANIFEST, ORDINAL], "left_anti")
-        return self._without_masked(vectors, entries)
-
-    def _without_masked(self, vectors: pa.Table, entries: DataFrame) -> DataFrame:
-        """As `_unmasked`: masks as bits are looked up rather than joined, one row a leaf, which is broadcast."""
-        from pyspark.sql import functions as F
-
-        masks = leaf_masks(self.spark, vectors, self.reader, self.files).withColumnRenamed(MANIFEST, _MASKED_LEAF)
-        found = entries.join(F.broadcast(masks), F.expr(f"{MANIFEST} = {_MASKED_LEAF}"), "left")
-        bit = f"bit_get(get({MASK}, CAST({ORDINAL} >> 6 AS INT)), CAST({ORDINAL} & 63 AS INT))"
-        return found.where(f"coalesce({bit}, 0) = 0").drop(MASK, _MASKED_LEAF)
-
-    def _own_frames(self, manifests: pa.Table, projection: EntryProjection) -> list[DataFrame]:
-        from sparkmeta.session import local_frame
-
-        own = manifests.filter(pc.equal(manifests.column("file_format"), IN_ROOT))
-        frames = []
-        columns = sql.texts(entry_columns(projection, self.tree.sources, None))
-        for kind in own.column("content_type").to_pylist():
-            rows = own_rows(self.tree, ContentType(kind), projection)
-            frames.append(local_frame(self.spark, rows).selectExpr(*columns))
-        return frames
-
-    def _with_maps(self, manifests: pa.Table, projection: EntryProjection) -> DataFrame:
-        """Entries with metrics maps, which are made of the stats of all columns."""
-        plain = plain_projection(projection, self.column_types)
-        fill = partial(with_metrics_maps, projection, frozenset(self.column_types))
-        return self.entries(manifests, plain).mapInArrow(fill, spark_schema(projection))
-
-
-def plain_projection(projection: EntryProjection, column_types: Mapping[int, str]) -> EntryProjection:
-    """A projection with the stats of all columns in the place of its metrics maps, which are made of them."""
-    stats = {**column_types, **dict(projection.stats)}
-    columns = tuple(name for name in projection.columns if name not in METRICS_MAP_IDS)
-    return EntryProjection(columns, projection.partition, tuple(sorted(stats.items())))
-
-
-def own_rows(tree: Tree, content: ContentType, projection: EntryProjection) -> pa.Table:
-    """The root's own files of one content, with the fields that a projection needs, `manifest` and `ordinal`."""
-    files = tree.root.of(OWN_ENTRIES[content], live=False)
-    table = narrowed_rows(files, projection, tree.sources)
-    manifests = pa.repeat(pa.scalar(tree.own_id(content), pa.int32()), len(files))
-    return table.append_column(MANIFEST, manifests).append_column(ORDINAL, files.column("ordinal"))
-
-
-def narrowed_rows(files: pa.Table, projection: EntryProjection, sources: TupleSources) -> pa.Table:
-    """Rows of `tree_schema` with the fields only that a projection needs, for `entry_columns`."""
-    schema = read_fields(projection, sources)
-    columns = [narrowed(files.column(field.name), field.type) for field in schema]
-    return pa.Table.from_arrays(columns, schema=schema)
-
-
 def tree_manifests(tree: Tree) -> pa.Table:
     """The manifests of a tree as `manifests_of_list` gives those of a manifest list, so that planning takes both.
 
@@ -250,7 +101,11 @@ def tree_manifests(tree: Tree) -> pa.Table:
     """
     leaves = tree.root.leaves
     masked = dict(
-        zip(tree.vectors.column(MANIFEST).to_pylist(), tree.vectors.column("record_count").to_pylist(), strict=True)
+        zip(
+            tree.manifest_dvs.column(MANIFEST).to_pylist(),
+            tree.manifest_dvs.column("record_count").to_pylist(),
+            strict=True,
+        )
     )
     ordinals = leaves.column("ordinal").to_pylist()
     of_leaves = leaf_manifests(leaves, leaves.column("ordinal").cast(pa.int32()))
@@ -335,6 +190,23 @@ def tree_manifest_files(
     table = pa.Table.from_arrays(arrays, schema=MANIFEST_FILE_SCHEMA)
     rows = [_own_file(root, content) for content in OWN_ENTRIES] if own else []
     return pa.concat_tables([table, pa.Table.from_pylist([row for row in rows if row], schema=MANIFEST_FILE_SCHEMA)])
+
+
+def listed_root(data: bytes, location: str, snapshot: tuple[int, int], types: TreeTypes) -> pa.RecordBatch:
+    """Return a root as rows of a manifest list: its leaves, and itself for the files that are in it.
+
+    Args:
+        data: the file.
+        location: of the file.
+        snapshot: the id and the sequence number of the snapshot that names it.
+        types: of the table's V4 manifests.
+
+    Raises:
+        CorruptFileError: it is no root.
+    """
+    root = read_root(data, types.stats, types.spec_fields, location, snapshot, stats_of_fields(types.sources))
+    table = tree_manifest_files(root, types.spec_fields, types.sources, own=True)
+    return table.combine_chunks().to_batches()[0] if len(table) else pa.RecordBatch.from_pylist([], table.schema)
 
 
 def _own_file(root: Root, content: ContentType) -> dict[str, Any] | None:

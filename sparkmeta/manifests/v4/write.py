@@ -23,7 +23,7 @@ from sparkmeta.storage.location import join
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from sparkmeta.storage.files import ExecutorWriter
+    from sparkmeta.storage.executors import ExecutorWriter
 
 # The bytes of a leaf, and the root's entry for it.
 EncodedLeaf = tuple[bytes, pa.Table]
@@ -69,9 +69,9 @@ def write_leaves(entries: DataFrame, form: LeafFormat) -> pa.Table:
 
     entries: rows of `form.schema` in the order in which they are to stand, partitioned as tasks shall take them.
     """
-    from sparkmeta.manifests.avro.read import schema_of
+    from sparkmeta.session import spark_schema
 
-    written = entries.mapInArrow(partial(_write, form), schema_of(_WRITTEN)).toArrow()
+    written = entries.mapInArrow(partial(_write, form), spark_schema(_WRITTEN)).toArrow()
     rows = [read_rows_stream(one) for one in written.column("leaf").to_pylist()]
     return pa.concat_tables(rows) if rows else form.schema.empty_table()
 
@@ -90,9 +90,9 @@ def write_owned_leaves(entries: DataFrame, form: LeafFormat, entry_bytes: float)
     entries: rows of `form.schema` and `owner`; those of one owner, spec and kind stand together, in one task.
     entry_bytes: what one takes in a file, about: an owner's entries fill as many leaves as that makes, equally.
     """
-    from sparkmeta.manifests.avro.read import schema_of
+    from sparkmeta.session import spark_schema
 
-    written = entries.mapInArrow(partial(_write_owned, form, entry_bytes), schema_of(_WRITTEN)).toArrow()
+    written = entries.mapInArrow(partial(_write_owned, form, entry_bytes), spark_schema(_WRITTEN)).toArrow()
     rows = [read_rows_stream(one) for one in written.column("leaf").to_pylist()]
     return pa.concat_tables(rows) if rows else form.schema.empty_table()
 

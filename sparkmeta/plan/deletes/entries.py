@@ -61,7 +61,7 @@ def delete_entries(choice: Choice) -> DeleteEntries:
         are_dvs = not compared and only_dvs(state, manifests, by_job=not broadcast)
     stats = {DELETE_FILE_PATH_ID, *compared, *scan_filter.undecided_ids}
     projection = replace(state.projection(_DELETE_COLUMNS, stats), wanted=entry_filter(scan_filter))
-    decoded = state.entries_here(manifests, projection, costs.COSTS.driver_deletes)
+    decoded = state.reader.driver_table(manifests, projection, costs.COSTS.driver_deletes)
     entries = state.entries(manifests, projection) if decoded is None else local_frame(state.spark, decoded)
     matching = matching_entries(entries, scan_filter)
     return DeleteEntries(matching, manifests, compared, broadcast, are_dvs, decoded is not None)

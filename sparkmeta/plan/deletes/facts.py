@@ -61,7 +61,7 @@ def group_facts(group: Sql, deletes: DeleteEntries, state: TableState) -> Sql:
 
 def compared_ids(deletes: DeleteEntries, state: TableState) -> list[int]:
     """Return the columns that equality deletes compare and that files have stats of."""
-    return [field_id for field_id in sorted(deletes.equality_ids) if field_id in state.primitive_fields]
+    return [field_id for field_id in sorted(deletes.equality_ids) if field_id in state.types.primitive_fields]
 
 
 def compares(delete: Sql, field_id: int) -> Sql:

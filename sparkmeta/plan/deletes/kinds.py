@@ -48,7 +48,7 @@ def only_dvs(state: TableState, manifests: pa.Table, *, by_job: bool) -> bool:
     if state.metadata.format_version < 3:
         return False
     projection = EntryProjection.of(("content_type", "file_format", "version_info", "referenced_file"))
-    if (entries := state.entries_here(manifests, projection)) is not None:
+    if (entries := state.reader.driver_table(manifests, projection)) is not None:
         return all_dvs(entries)
     if not by_job:
         return False
@@ -77,13 +77,13 @@ def equality_ids(scan_filter: ScanFilter, manifests: pa.Table) -> frozenset[int]
     state = scan_filter.state
     projection = state.projection(("version_info", "equality_ids"))
     summary = state.snapshot.summary if state.snapshot else None
-    if (decoded := state.entries_here(manifests, projection, costs.COSTS.driver_deletes)) is not None:
+    if (decoded := state.reader.driver_table(manifests, projection, costs.COSTS.driver_deletes)) is not None:
         ids = pc.list_flatten(decoded.column("equality_ids").filter(live_rows(decoded))).unique().to_pylist()
     elif summary is not None and summary.additional_properties.get("total-equality-deletes") == "0":
         return frozenset()
     else:
         entries = state.entries(manifests, projection).where(is_live().text)
         ids = entries.select(F.explode("equality_ids").alias("id")).distinct().toArrow().column("id").to_pylist()
-    for unknown in sorted(set(ids).difference(state.fields)):
+    for unknown in sorted(set(ids).difference(state.types.fields)):
         raise ValidationError(f"{state.metadata.location}: equality_ids has {unknown}: no schema has such a field")
     return frozenset(ids)

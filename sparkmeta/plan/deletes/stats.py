@@ -25,7 +25,7 @@ def may_share_values(delete: Sql, field_id: int, state: TableState) -> Sql:
         field_id: the column.
         state: the table.
     """
-    required, kind = state.always_required(field_id), state.primitive_fields[field_id].field_type
+    required, kind = state.types.always_required(field_id), state.types.primitive_fields[field_id].field_type
     data, deleted = data_stats(field_id), delete[CONTENT_STATS][str(field_id)]
     both_null = _may_be_null(data, required) & _may_be_null(deleted, required)
     apart = (_all_null(data, required) & ~_may_be_null(deleted, required)) | (
@@ -43,9 +43,9 @@ def data_stats(field_id: int) -> Sql:
 
 def extremes_decide(deletes: Sql, field_id: int, state: TableState) -> Sql:
     """Whether `extreme_bounds` says as much of some deletes as their own stats do."""
-    if isinstance(state.primitive_fields[field_id].field_type, FloatType | DoubleType):
+    if isinstance(state.types.primitive_fields[field_id].field_type, FloatType | DoubleType):
         return ~sql.exists(deletes, lambda _: sql.lit(True))
-    required = state.always_required(field_id)
+    required = state.types.always_required(field_id)
     return ~sql.exists(deletes, lambda delete: _all_null(delete[CONTENT_STATS][str(field_id)], required))
 
 
@@ -54,7 +54,7 @@ def extreme_bounds(deletes: Sql, field_id: int, state: TableState) -> Sql:
 
     Null where bounds prove nothing.
     """
-    if not _is_ordered(state.primitive_fields[field_id].field_type):
+    if not _is_ordered(state.types.primitive_fields[field_id].field_type):
         return sql.struct(sql.lit(None).alias("lower"), sql.lit(None).alias("upper"))
 
     def bound(name: str) -> Callable[[Sql], Sql]:
@@ -70,8 +70,8 @@ def extreme_bounds(deletes: Sql, field_id: int, state: TableState) -> Sql:
 def meets_all(extremes: Sql, field_id: int, state: TableState) -> list[Sql]:
     """Return conditions under which a data file may share values with each delete whose extreme bounds are given."""
     data = data_stats(field_id)
-    conditions = [~_all_null(data, state.always_required(field_id))]
-    if _is_ordered(state.primitive_fields[field_id].field_type):
+    conditions = [~_all_null(data, state.types.always_required(field_id))]
+    if _is_ordered(state.types.primitive_fields[field_id].field_type):
         apart = (data["lower_bound"] > extremes["upper"]) | (extremes["lower"] > data["upper_bound"])
         conditions.append(~sql.coalesce(apart, False))
     return conditions

@@ -71,7 +71,7 @@ def partition_key(state: TableState) -> Sql:
         (partition_value(field_id).cast("string") if name in _FLOATS else partition_value(field_id)).alias(
             f"p{field_id}"
         )
-        for field_id, name in state.partition_fields.items()
+        for field_id, name in state.types.partition_fields.items()
     ]
     return sql.struct(sql.col("partition_spec_id").alias("spec_id"), *values)
 

@@ -1,0 +1,54 @@
+"""Leaves of the manifest cache read by Spark's own Parquet reader."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from sparkmeta.columns import sql
+from sparkmeta.columns.sql import Sql
+from sparkmeta.manifests.decoder import CACHED_LEAF
+from sparkmeta.manifests.projection import CONTENT_STATS, MANIFEST, ORDINAL, PARTITION, EntryProjection
+from sparkmeta.manifests.v4.spark import read_leaves, version_info
+from sparkmeta.session import spark_schema
+from sparkmeta.spec.entry import ROW_ID_OFFSET
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+
+def read_cached_entries(spark: SparkSession, parts: pa.Table, projection: EntryProjection) -> DataFrame:
+    """Return the entries of parts, rows of `PART_SCHEMA` with their `CACHED_LEAF`, as a lazy DataFrame.
+
+    It has every physical row. A leaf that was damaged after it was written is an error of Spark's that names it.
+    """
+    leaves = parts.set_column(parts.column_names.index("location"), "location", parts.column(CACHED_LEAF))
+    read = read_leaves(spark, leaves, spark_schema(_read_schema(projection)), ORDINAL)
+    columns = [_column(name, read.inherited).alias(name) for name in projection.columns]
+    for name, fields in ((PARTITION, projection.partition), (CONTENT_STATS, projection.stats)):
+        if fields:
+            columns.append(sql.struct(*(sql.col(f"{name}.`{one}`").alias(str(one)) for one, _ in fields)).alias(name))
+    return read.frame.selectExpr(*sql.texts([*columns, read.manifest.alias(MANIFEST)]), ORDINAL)
+
+
+def _read_schema(projection: EntryProjection) -> pa.Schema:
+    wanted = EntryProjection.of(
+        {*projection.columns, "version_info"}, dict(projection.partition), dict(projection.stats)
+    )
+    fields = [one.with_nullable(True) for one in wanted.schema if one.name != MANIFEST]
+    if "first_row_id" in projection.columns:
+        fields.append(pa.field(ROW_ID_OFFSET.name, ROW_ID_OFFSET.type))
+    return pa.schema(fields)
+
+
+def _column(name: str, inherited: Sql) -> Sql:
+    if name == "version_info":
+        return version_info(inherited, of_version_1=True)
+    return _row_id(inherited) if name == "first_row_id" else sql.col(name)
+
+
+def _row_id(inherited: Sql) -> Sql:
+    """As `RowIdCounter` has it: a manifest without a first row id leaves its entries none."""
+    start, offset = inherited["first_row_id"], sql.col(ROW_ID_OFFSET.name)
+    return sql.when(start.isNotNull(), sql.coalesce(sql.col("first_row_id"), start + offset))

@@ -1,0 +1,127 @@
+"""Manifests of every format decoded from their bytes: by tasks, and by the driver where they are few. Free of Spark."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from sparkmeta.errors import CorruptFileError
+from sparkmeta.manifests.arrays import kept_rows
+from sparkmeta.manifests.avro.container import Data, Windows, manifest_data
+from sparkmeta.manifests.avro.decode import decode_manifest
+from sparkmeta.manifests.cache.decode import decode_leaf
+from sparkmeta.manifests.deletion_vectors import unmasked
+from sparkmeta.manifests.parts import part_of
+from sparkmeta.manifests.projection import MANIFEST, EntryProjection
+from sparkmeta.manifests.v3_parquet.decode import decode_parquet_manifest
+from sparkmeta.manifests.v4.decode import decode_tree_manifest
+from sparkmeta.manifests.v4.layout import is_tree_manifest
+
+if TYPE_CHECKING:
+    from sparkmeta.manifests.cache.write import CacheWriter
+    from sparkmeta.manifests.v4.types import TreeTypes
+    from sparkmeta.storage.executors import ExecutorReader
+    from sparkmeta.storage.files import Files
+
+CACHED_LEAF = "cached_leaf"
+"""A column that rows of `PART_SCHEMA` may have: the location of the leaf in the manifest cache that has the entries."""
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class EntryDecoder:
+    """Opens parts of manifests, rows of `PART_SCHEMA`, and decodes their entries; it travels to tasks.
+
+    Args:
+        files: opens manifests.
+        trees: the types of the table's V4 manifests; None where it has none.
+        cached: opens leaves of the manifest cache.
+        writer: keeps in the manifest cache what has been read to its end.
+    """
+
+    files: Files | ExecutorReader
+    trees: TreeTypes | None
+    cached: Files | ExecutorReader | None = None
+    writer: CacheWriter | None = None
+
+    def entries(self, part: Mapping[str, Any], projection: EntryProjection) -> Iterator[pa.RecordBatch]:
+        """Decode the entries that the projection wants, in physical order, inheritance applied.
+
+        A cached leaf that is gone, or that can't be read from here, means decoding the manifest.
+
+        Raises:
+            NotFoundError: there is no such manifest.
+            CorruptFileError: it is none.
+        """
+        leaf = part.get(CACHED_LEAF)
+        if leaf is not None and (content := self._cached(leaf)) is not None:
+            yield from decode_leaf(content, part_of(part), projection, leaf)
+            return
+        data = manifest_data(self.files, part)
+        yield from decode(data, part, projection, self.trees)
+        if self.writer is not None and part["file_format"] == "AVRO":
+            self.writer.keep(data, part_of(part))
+
+    def table(self, part: Mapping[str, Any], projection: EntryProjection) -> pa.Table:
+        """As `entries`, in one table."""
+        return pa.Table.from_batches(self.entries(part, projection), projection.schema).combine_chunks()
+
+    def decode_parts(self, projection: EntryProjection, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Decode the entries of parts, rows of the batches."""
+        for batch in batches:
+            for part in batch.to_pylist():
+                yield from self.entries(part, projection)
+
+    def _cached(self, leaf: str) -> bytes | None:
+        if self.cached is None:
+            return None
+        try:
+            return self.cached.read(leaf)
+        except Exception as error:  # noqa: BLE001  each store's client has errors of its own
+            _log.warning("the manifest cache's leaf %s can't be read: %s", leaf, error)
+            return None
+
+    def decode_unmasked(
+        self,
+        projection: EntryProjection,
+        masks: Mapping[int, Mapping[str, Any]],
+        batches: Iterable[pa.RecordBatch],
+    ) -> Iterator[pa.RecordBatch]:
+        """As `decode_parts`, without the entries that masks, bitmaps by the small id of a leaf, hide."""
+        for batch in batches:
+            for part in batch.to_pylist():
+                mask = masks.get(part[MANIFEST])
+                if mask is None:
+                    yield from self.entries(part, projection)
+                else:
+                    table = self.table(part, projection)
+                    yield from kept_rows(table, unmasked(len(table), mask)).to_batches()
+
+
+def decode(
+    data: Data, part: Mapping[str, Any], projection: EntryProjection, trees: TreeTypes | None
+) -> Iterator[pa.RecordBatch]:
+    """Decode the entries of a part of a manifest, a row of `PART_SCHEMA`, from the manifest's bytes."""
+    if part["file_format"] != "PARQUET":
+        return decode_manifest(data, part_of(part), projection)
+    assert not isinstance(data, Windows)
+    if trees is not None and is_tree_manifest(data, part["location"]):
+        return decode_tree_manifest(data, part_of(part), projection, trees)
+    return decode_parquet_manifest(data, part_of(part), projection)
+
+
+def decode_contents(
+    projection: EntryProjection, trees: TreeTypes | None, batches: Iterable[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
+    """Decode the entries of manifests that Spark has read: rows of `PART_SCHEMA` with `path` and `content`."""
+    for batch in batches:
+        contents = batch.column("content")
+        for index, part in enumerate(batch.drop_columns(["content"]).to_pylist()):
+            if part[MANIFEST] is None:
+                raise CorruptFileError(part["path"], "path", part["path"], "Spark read a file that no manifest names")
+            yield from decode(memoryview(contents[index].as_buffer()).cast("B"), part, projection, trees)

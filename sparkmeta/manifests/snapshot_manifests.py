@@ -1,0 +1,66 @@
+"""Where the manifests of a snapshot are listed: in a manifest list, in the table metadata, or in a V4 root."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from sparkmeta.errors import UnsupportedError
+from sparkmeta.manifests.manifest_list import decode_manifest_list, inline_manifest_list
+
+if TYPE_CHECKING:
+    from sparkmeta.spec.metadata import Snapshot, TableMetadata
+    from sparkmeta.storage.files import Files
+
+_PARQUET_MAGIC = b"PAR1"
+
+
+def read_manifest_list(files: Files, metadata: TableMetadata, snapshot: Snapshot | None) -> pa.Table:
+    """Read a snapshot's manifest list, as `MANIFEST_FILE_SCHEMA`; no rows for a table without snapshot.
+
+    Raises:
+        NotFoundError: the list is missing.
+        CorruptFileError: it is no manifest list.
+        UnsupportedError: an encrypted table, or a snapshot whose metadata tree is not a manifest list.
+    """
+    if snapshot is None:
+        return pa.Table.from_batches([inline_manifest_list([], [], 0)])
+    refuse_unreadable(metadata, snapshot)
+    location = snapshot.manifest_list
+    if location is None:
+        paths = snapshot.inline_manifests or []
+        batch = inline_manifest_list(paths, [files.length(path) for path in paths], snapshot.snapshot_id)
+    else:
+        batch = decode_manifest_list(files.read(location), location)
+    table = pa.Table.from_batches([batch])
+    encrypted = table.filter(table.column("key_metadata").is_valid())
+    if len(encrypted):
+        path = encrypted.column("manifest_path")[0].as_py()
+        raise UnsupportedError(
+            f"{location}: manifest {path} is encrypted (key_metadata); encrypted tables can't be read"
+        )
+    return table
+
+
+def tree_location(files: Files, metadata: TableMetadata, snapshot: Snapshot | None) -> str | None:
+    """Return the location of a snapshot's V4 root; None where it has a manifest list.
+
+    A root is named as `root-manifest`; `manifest-list` is accepted for one in a table of format version 4.
+    """
+    if snapshot is None:
+        return None
+    refuse_unreadable(metadata, snapshot)
+    if snapshot.root_manifest is not None:
+        return snapshot.root_manifest
+    listed = snapshot.manifest_list
+    if metadata.format_version < 4 or listed is None or not listed.lower().endswith(".parquet"):
+        return None
+    return listed if files.read(listed)[:4] == _PARQUET_MAGIC else None
+
+
+def refuse_unreadable(metadata: TableMetadata, snapshot: Snapshot) -> None:
+    """Raise UnsupportedError for a snapshot whose manifest list is encrypted."""
+    where = f"{metadata.location}: snapshot {snapshot.snapshot_id}"
+    if snapshot.key_id is not None:
+        raise UnsupportedError(f"{where} is encrypted (key-id {snapshot.key_id}); encrypted tables can't be read")

@@ -1,0 +1,210 @@
+"""How the values in a table's manifests are typed, over every schema and partition spec that the table ever had."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from pyiceberg.schema import Schema, index_by_id
+from pyiceberg.transforms import VoidTransform
+from pyiceberg.types import IcebergType, NestedField, PrimitiveType, StructType
+
+from sparkmeta.columns.bounds import ANY, reads_as
+from sparkmeta.manifests.projection import FILE_COLUMNS, EntryProjection
+from sparkmeta.manifests.v4.types import TreeTypes
+from sparkmeta.spec.avro_name import avro_name
+from sparkmeta.spec.entry import DELETE_FILE_PATH_ID
+from sparkmeta.spec.expressions import stats_field_id
+from sparkmeta.spec.metadata_model import TableMetadataV4
+from sparkmeta.spec.partitioning import has_unknown_values, partition_type, spec_partition_type
+
+if TYPE_CHECKING:
+    from pyiceberg.partitioning import PartitionSpec
+
+    from sparkmeta.spec.metadata import Snapshot, TableMetadata
+
+# Columns of metadata files that have no place in a table's schema: field id -> Iceberg type name.
+_METADATA_FIELDS = {DELETE_FILE_PATH_ID: "string"}
+
+
+@dataclass(frozen=True)
+class TableTypes:
+    """The types of columns, partition values and statistics, as a snapshot's manifests are read.
+
+    Args:
+        metadata: of the table.
+        snapshot: whose manifests are read; None for an empty table.
+    """
+
+    metadata: TableMetadata
+    snapshot: Snapshot | None
+
+    # -- columns ----------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def schemas(self) -> dict[int, Schema]:
+        """The table's schemas by their ids."""
+        return {schema.schema_id: schema for schema in self.metadata.schemas}
+
+    @cached_property
+    def snapshot_schema(self) -> Schema:
+        """The schema that the snapshot was written with; the table's where the snapshot names none."""
+        schema_id = self.snapshot.schema_id if self.snapshot else None
+        return self.metadata.schema() if schema_id is None else self.schemas[schema_id]
+
+    @cached_property
+    def typing_schema(self) -> Schema:
+        """The schema by which values in manifests are read.
+
+        It is the table's, which has every promotion; the snapshot's where the table's uses a column's id for a column
+        of another type, as a replaced table may.
+        """
+        current, schema_id = self.metadata.schema(), self.snapshot.schema_id if self.snapshot else None
+        written = self.schemas.get(current.schema_id if schema_id is None else schema_id, current)
+        types = {field_id: str(field.field_type) for field_id, field in index_by_id(current).items()}
+        promoted = all(
+            field_id not in types or reads_as(str(field.field_type), types[field_id])
+            for field_id, field in _primitives(index_by_id(written)).items()
+        )
+        return current if promoted else written
+
+    @cached_property
+    def fields(self) -> Mapping[int, NestedField]:
+        """Every column that any schema of the table ever had, by field id; the form of `typing_schema` wins."""
+        fields: dict[int, NestedField] = {}
+        schemas = sorted(self.metadata.schemas, key=lambda schema: schema.schema_id)
+        for schema in [*schemas, self.typing_schema]:
+            fields.update(index_by_id(schema))
+        return fields
+
+    @cached_property
+    def primitive_fields(self) -> dict[int, NestedField]:
+        """Those of `fields` that have metrics."""
+        return _primitives(self.fields)
+
+    @cached_property
+    def column_types(self) -> dict[int, str]:
+        """The Iceberg type names of `primitive_fields`."""
+        return {field_id: str(field.field_type) for field_id, field in self.primitive_fields.items()}
+
+    @cached_property
+    def cached_types(self) -> dict[int, str]:
+        """The types of all columns that manifests may have metrics of, delete files' own ones among them."""
+        return self.column_types | _METADATA_FIELDS
+
+    def field_type(self, field_id: int) -> str:
+        """Return the Iceberg type name of a column, dropped ones included: the newest schema that has it decides."""
+        if field_id in _METADATA_FIELDS:
+            return _METADATA_FIELDS[field_id]
+        return str(self.fields[field_id].field_type)
+
+    def always_required(self, field_id: int) -> bool:
+        """Return whether every schema that has the column requires it, so that no file of any age holds a null.
+
+        True of top-level columns only: a required field of a null struct is null.
+        """
+        schemas = [schema for schema in self.metadata.schemas if field_id in schema.field_ids]
+        top_level = [{field.field_id: field.required for field in schema.fields} for schema in schemas]
+        return all(fields.get(field_id, False) for fields in top_level)
+
+    # -- partitions -------------------------------------------------------------------------------------------------
+
+    @property
+    def specs(self) -> dict[int, PartitionSpec]:
+        """The table's partition specs by their ids."""
+        return self.metadata.specs()
+
+    @cached_property
+    def partition_type(self) -> StructType:
+        """The table's partition tuple as its metadata tables show it: the union over all specs."""
+        return partition_type(self.specs.values(), self.metadata.schemas, self.typing_schema, active_only=True)
+
+    @cached_property
+    def spec_fields(self) -> dict[int, list[tuple[int, str]]]:
+        """Spec id -> its fields' (partition field id, Iceberg type name), in the spec's order.
+
+        A field has one type in all specs: where a spec made it void, that of the specs where it has values.
+        """
+        fields = [field for spec in self.specs.values() for field in spec.fields]
+        unknown = {field.field_id for field in fields if has_unknown_values(field.transform)}
+        names = {field_id: ANY if field_id in unknown else str(kind) for field_id, kind in self.partition_types.items()}
+        return {
+            spec_id: [(field.field_id, names[field.field_id]) for field in spec.fields]
+            for spec_id, spec in self.specs.items()
+        }
+
+    @cached_property
+    def partition_types(self) -> dict[int, IcebergType]:
+        """Partition field id -> the type of its values, string where the transform is unknown; see `spec_fields`."""
+        voids: dict[int, IcebergType] = {}
+        valued: dict[int, IcebergType] = {}
+        for spec in self.specs.values():
+            kinds = spec_partition_type(spec, self.metadata.schemas, self.typing_schema).fields
+            for field, kind in zip(spec.fields, kinds, strict=True):
+                types = voids if isinstance(field.transform, VoidTransform) else valued
+                types[field.field_id] = kind.field_type
+        return voids | valued
+
+    @cached_property
+    def partition_fields(self) -> dict[int, str]:
+        """The fields of the engine's partition struct: partition field id -> Iceberg type name.
+
+        Values of unknown transforms are text (`ANY`): they tell partitions apart and say nothing else.
+        """
+        return dict(field for _, fields in sorted(self.spec_fields.items()) for field in fields)
+
+    @cached_property
+    def partition_names(self) -> dict[int, list[tuple[int, str]]]:
+        """Spec id -> its fields' (partition field id, name in manifests)."""
+        return {
+            spec_id: [(field.field_id, avro_name(field.name)) for field in spec.fields]
+            for spec_id, spec in self.specs.items()
+        }
+
+    # -- statistics -------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def stats_types(self) -> dict[int, str]:
+        """What `content_stats` may hold: ids of columns and of expressions -> Iceberg type names."""
+        return self.column_types | {
+            source: self.partition_fields[field_id]
+            for fields in self.tuple_sources.values()
+            for field_id, source in fields
+            if source not in self.column_types
+        }
+
+    @cached_property
+    def tuple_sources(self) -> dict[int, tuple[tuple[int, int], ...]]:
+        """Spec id -> its fields' (partition field id, id of the stats that hold the value); without void ones."""
+        expressions = self.metadata.expressions if isinstance(self.metadata, TableMetadataV4) else []
+        return {
+            spec_id: tuple(
+                (field.field_id, source)
+                for field in spec.fields
+                if self.partition_fields[field.field_id] != ANY
+                and (source := stats_field_id(expressions, spec, field)) is not None
+            )
+            for spec_id, spec in self.specs.items()
+        }
+
+    # -- what readers take ------------------------------------------------------------------------------------------
+
+    @cached_property
+    def tree_types(self) -> TreeTypes:
+        """What tasks need to read V4 manifests."""
+        return TreeTypes(self.stats_types, frozenset(self.primitive_fields), self.spec_fields, self.tuple_sources)
+
+    def projection(self, columns: Iterable[str] = FILE_COLUMNS, stats: Iterable[int] = ()) -> EntryProjection:
+        """Return what to read of entries.
+
+        Args:
+            columns: top-level fields of the content entry; the whole partition tuple comes with them.
+            stats: ids of the columns to read statistics of.
+        """
+        return EntryProjection.of(columns, self.partition_fields, {one: self.field_type(one) for one in stats})
+
+
+def _primitives(fields: Mapping[int, NestedField]) -> dict[int, NestedField]:
+    return {field_id: field for field_id, field in fields.items() if isinstance(field.field_type, PrimitiveType)}

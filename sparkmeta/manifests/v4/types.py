@@ -1,0 +1,51 @@
+"""How values in the V4 manifests of a table are typed. Free of Spark: tasks import this."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from sparkmeta.manifests.projection import EntryProjection
+
+# Spec id -> its fields' (partition field id, id of the stats that hold the value); fields without values left out.
+TupleSources = Mapping[int, Sequence[tuple[int, int]]]
+
+
+def stats_of_fields(sources: TupleSources) -> dict[int, int]:
+    """Return partition field id -> id of the stats that hold its values."""
+    return {field_id: source for fields in sources.values() for field_id, source in fields}
+
+
+@dataclass(frozen=True)
+class TreeTypes:
+    """The types of a table's V4 manifests; it travels to tasks.
+
+    Args:
+        stats: ids of columns and expressions that have statistics -> Iceberg type names.
+        columns: those of them that are columns of a schema.
+        spec_fields: spec id -> its fields' (partition field id, Iceberg type name).
+        sources: spec id -> (partition field id, id of its statistics).
+    """
+
+    stats: Mapping[int, str]
+    columns: frozenset[int]
+    spec_fields: Mapping[int, Sequence[tuple[int, str]]]
+    sources: TupleSources
+
+    ALWAYS_READ: ClassVar = (
+        "content_type",
+        "version_info",
+        "location",
+        "file_format",
+        "partition_spec_id",
+        "record_count",
+    )
+    """Fields of entries that are read whatever the projection names."""
+
+    def stats_of(self, projection: EntryProjection) -> dict[int, str]:
+        """Return the statistics to read for a projection: those it names, and those of its partition values."""
+        ids, partition = set(dict(projection.stats)), dict(projection.partition)
+        for fields in self.sources.values():
+            ids.update(source for field_id, source in fields if field_id in partition)
+        return {field_id: name for field_id, name in self.stats.items() if field_id in ids}

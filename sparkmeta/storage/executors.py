@@ -1,0 +1,73 @@
+"""Files read and written inside Spark tasks. Light: tasks import this."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from sparkmeta.storage import writing
+from sparkmeta.storage.content import io_length, local_length, read_io, read_io_range, read_local, read_local_range
+from sparkmeta.storage.location import is_local
+
+if TYPE_CHECKING:
+    from pyiceberg.io import FileIO
+
+
+@dataclass(frozen=True)
+class ExecutorReader:
+    """Reads a file inside a Spark task: a local one by ``open``, others by a FileIO of these properties."""
+
+    io_properties: dict[str, str] | None = None
+    _io: list[Any] = field(default_factory=list, repr=False, compare=False)
+
+    def read(self, location: str) -> bytes:
+        """The whole content. Raises NotFoundError."""
+        return read_local(location) if is_local(location) else read_io(self._opened(location), location)
+
+    def read_range(self, location: str, offset: int, size: int) -> bytes:
+        """Bytes from an offset on; fewer where the file ends before. Raises NotFoundError."""
+        if is_local(location):
+            return read_local_range(location, offset, size)
+        return read_io_range(self._opened(location), location, offset, size)
+
+    def length(self, location: str) -> int:
+        """The length in bytes. Raises NotFoundError."""
+        return local_length(location) if is_local(location) else io_length(self._opened(location), location)
+
+    def __reduce__(self) -> tuple[type[ExecutorReader], tuple[dict[str, str] | None]]:
+        return ExecutorReader, (self.io_properties,)
+
+    def _opened(self, location: str) -> FileIO:
+        if not self._io:
+            from pyiceberg.io import load_file_io
+
+            self._io.append(load_file_io(self.io_properties or {}, location))
+        io: FileIO = self._io[0]
+        return io
+
+
+@dataclass(frozen=True)
+class ExecutorWriter:
+    """Writes files inside a Spark task."""
+
+    io_properties: dict[str, str] | None = None
+
+    def write_new(self, location: str, data: bytes) -> None:
+        """The whole file, under a name that nobody else uses; what a crash leaves behind has a name that
+        ``writing.is_temporary`` knows."""
+        if is_local(location):
+            writing.write_new_local(location, data)
+        else:
+            writing.write_io(self._io(location), location, data)
+
+    def overwrite(self, location: str, data: bytes) -> None:
+        """The whole file, in the place of the one that may be there; readers see either."""
+        if is_local(location):
+            writing.overwrite_local(location, data)
+        else:
+            writing.write_io(self._io(location), location, data)
+
+    def _io(self, location: str) -> FileIO:
+        from pyiceberg.io import load_file_io
+
+        return load_file_io(self.io_properties or {}, location)
