@@ -60,7 +60,7 @@ def test_a_table_reads_the_same(name: str, corpus: peers.Corpus, tmp_path: Path)
         assert not list(rewritable(before)), "only tables whose manifests are few and small are left alone"
         pytest.skip("no two manifests of one spec")
     table = plan.commit()
-    again = peers.PeerTable(peer.recipe, table.metadata_location, corpus.java.table(table.metadata_location), 0)
+    again = peers.PeerTable(peer.recipe, table.metadata_location, corpus.java.table(table.metadata_location))
     assert without_places(again.java.plan()) == without_places(peer.java.plan())
     compare(again, planned(table), NOW)
     for one in filters(peer, FILTERS):
