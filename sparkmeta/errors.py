@@ -1,4 +1,7 @@
-"""One family of errors, each also the pyiceberg or Python exception that fits it."""
+"""Define the exceptions of sparkmeta.
+
+Most are also subclasses of a matching exception of pyiceberg or Python.
+"""
 
 from __future__ import annotations
 
@@ -8,18 +11,18 @@ import reprlib
 
 import pyiceberg.exceptions as iceberg
 
-_SHOWN = 200
+_MAX_CHARS = 200
 _REPR = reprlib.Repr()
-_REPR.maxlevel, _REPR.maxstring, _REPR.maxother = 3, 60, _SHOWN
+_REPR.maxlevel, _REPR.maxstring, _REPR.maxother = 3, 60, _MAX_CHARS
 
 _RAISED_BY_PYTHON = re.compile(r"^sparkmeta\.\w+(?:\.\w+)*\.(\w+Error): (.+)$", re.MULTILINE)
 _RAISED_BY_SQL = re.compile(r"\[USER_RAISED_EXCEPTION\] (.+?)(?: SQLSTATE: \w+)?$", re.MULTILINE)
 
-_UNREAD_BY_SPARK = re.compile(r"\[FAILED_READ_FILE\.(\w+)\] Encountered error while reading file (\S+)\.(?=\s)")
-_MISSED_BY_SPARK = re.compile(r"\[PATH_NOT_FOUND\] Path does not exist: (.+?)\.(?: SQLSTATE|$)", re.MULTILINE)
+_FAILED_READ_FILE = re.compile(r"\[FAILED_READ_FILE\.(\w+)\] Encountered error while reading file (\S+)\.(?=\s)")
+_PATH_NOT_FOUND = re.compile(r"\[PATH_NOT_FOUND\] Path does not exist: (.+?)\.(?: SQLSTATE|$)", re.MULTILINE)
 _CAUSE = re.compile(r"^Caused by: ([\w.$]+): (?!\[FAILED_READ_FILE)(.+)$", re.MULTILINE)
-# What a cause says where a store gave no answer, or not the file: it says nothing of the file's content.
-_NO_ANSWER = re.compile(
+# Words in the causes of errors that are not due to the content of the file: the store refused or did not respond.
+_ACCESS_PROBLEM = re.compile(
     r"access|permission|forbidden|credential|auth|timeout|timed out|connect|host|socket|ssl|throttl|slow ?down|"
     r"unavailable|no space|interrupted",
     re.IGNORECASE,
@@ -28,26 +31,27 @@ _PYTHON_ERROR = re.compile(r"^(\w+Error): (.+)$", re.MULTILINE)
 
 
 class SparkmetaError(Exception):
-    """Base of every error that sparkmeta raises on purpose."""
+    """Base class of all errors that sparkmeta raises."""
 
 
 class ValidationError(SparkmetaError, iceberg.ValidationError):
-    """Metadata that is corrupt, or that contradicts itself."""
+    """Metadata is corrupt or contradicts itself, or a request contradicts the metadata."""
 
 
 class CorruptFileError(ValidationError):
-    """A file whose content can't be what it says it is.
+    """A file has invalid content.
 
-    Args:
-        location: the file, as it was asked for.
-        field: what in it is wrong, e.g. ``snapshots[3].snapshot-id``.
-        value: what stands there; shown shortened.
-        problem: why that can't be.
+    Attributes:
+        location: The file, as it was requested.
+        field: The invalid field, such as ``snapshots[3].snapshot-id``.
+        value: The value of the field. Long values are truncated.
+        problem: What is wrong with the value.
     """
 
     def __init__(self, location: str, field: str, value: object, problem: str) -> None:
         self.location = location
-        self.field = field if len(field) <= _SHOWN else f"{field[: _SHOWN // 2]}...{field[-_SHOWN // 2 :]}"
+        half = _MAX_CHARS // 2
+        self.field = field if len(field) <= _MAX_CHARS else f"{field[:half]}...{field[-half:]}"
         self.value = value if isinstance(value, int | float | None) else _Text(shown(value))
         self.problem = problem
         super().__init__(f"{location}: {field} is {self.value}: {problem}")
@@ -57,68 +61,75 @@ class CorruptFileError(ValidationError):
 
 
 class CommitConflictError(ValidationError):
-    """What a commit was to change has been changed by another one: trying the same again can't succeed."""
+    """Another commit changed what this one depends on. A retry of the same commit can't succeed."""
 
 
 class UnsupportedError(SparkmetaError, NotImplementedError):
-    """Something valid that this version of sparkmeta does not do."""
+    """The request or the table is valid, but this version of sparkmeta does not support it."""
 
 
 class NoSuchTableError(SparkmetaError, iceberg.NoSuchTableError):
-    """No table at that place, or of that name."""
+    """There is no table at the location or of the name."""
 
 
 class NoSuchNamespaceError(SparkmetaError, iceberg.NoSuchNamespaceError):
-    """No namespace of that name."""
+    """There is no namespace of the name."""
 
 
 class TableAlreadyExistsError(SparkmetaError, iceberg.TableAlreadyExistsError):
-    """A table that was to be created is there already."""
+    """A table to create exists already."""
 
 
 class CommitFailedError(SparkmetaError, iceberg.CommitFailedException):
-    """Nothing was committed, for certain: another commit came first, or a write failed. Refresh, and try again."""
+    """Nothing was committed, since another commit came first or a write failed. Refresh the table and try again."""
 
 
 class CommitStateUnknownError(SparkmetaError, iceberg.CommitStateUnknownException):
-    """A commit may have succeeded, and that could not be found out: nothing that it wrote may be deleted."""
+    """It is unknown whether a commit succeeded. None of the files that it wrote may be deleted."""
 
 
 class NoSuchSnapshotError(SparkmetaError, ValueError):
-    """No snapshot of that id, name or time."""
+    """There is no snapshot of the id, name or time."""
 
 
 class NotFoundError(SparkmetaError, FileNotFoundError):
-    """A file that metadata names, or that was asked for, is not there."""
+    """A file that was requested, or that metadata refers to, does not exist."""
 
 
 class FileAccessError(SparkmetaError, OSError):
-    """A file that could not be opened or read, whatever it holds: no permission, or no answer from its store."""
+    """A file could not be opened or read, because permission is missing or its store does not respond."""
 
 
 class FileAlreadyExistsError(SparkmetaError, FileExistsError):
-    """A file that was to be made stands there already."""
+    """A file to create exists already."""
 
 
 class InvalidFilterError(SparkmetaError, ValueError):
-    """A filter that can't be read, or that does not fit the table's schema."""
+    """A filter can't be parsed, or does not fit the table's schema."""
 
 
 class SettingError(SparkmetaError, ValueError):
-    """A setting whose name or value can't be used."""
+    """A setting has an unknown name or an invalid value."""
 
 
 class SessionError(SparkmetaError, RuntimeError):
-    """No Spark session can be had."""
+    """A Spark session is missing, can't be started, or lacks something that sparkmeta requires."""
 
 
 def from_spark(error: BaseException) -> SparkmetaError | None:
-    """The error of ours that one of Spark's stands for, as it arrives on the driver.
+    """Translate an exception of Spark into an error of this module.
 
-    None where the task failed of something else. What our code raised in a task is that again, a ValidationError for
-    those whose parts are not in their message (CorruptFileError), and for what `raise_error` says inside a query. A
-    file that Spark's reader or Python could not read is a NotFoundError, a FileAccessError, or, where its content is to
-    blame, a ValidationError.
+    - An error of this module that was raised in a task is returned as the same class, but a CorruptFileError as a
+      ValidationError, since its attributes are lost.
+    - An error raised by `raise_error` in a query is returned as a ValidationError.
+    - A file that Spark or Python could not read is returned as a NotFoundError, a FileAccessError or, if its content is
+      invalid, a ValidationError.
+
+    Args:
+        error: The exception that Spark raised on the driver.
+
+    Returns:
+        The error, or None if the exception has another cause.
     """
     text = str(error)
     if raised := _RAISED_BY_PYTHON.findall(text):
@@ -127,24 +138,24 @@ def from_spark(error: BaseException) -> SparkmetaError | None:
         return ValidationError(message) if kind is CorruptFileError else kind(message)
     if by_sql := _RAISED_BY_SQL.search(text):
         return ValidationError(by_sql.group(1))
-    return _unread_by_spark(text) or _raised_by_a_worker(text)
+    return _from_file_reader(text) or _from_python_worker(text)
 
 
-def _unread_by_spark(text: str) -> SparkmetaError | None:
-    missed, unread = _MISSED_BY_SPARK.search(text), _UNREAD_BY_SPARK.search(text)
-    if missed or unread is None:
-        return NotFoundError(f"{missed.group(1)}: there is no such file") if missed else None
-    condition, location = unread.groups()
+def _from_file_reader(text: str) -> SparkmetaError | None:
+    missing, failed = _PATH_NOT_FOUND.search(text), _FAILED_READ_FILE.search(text)
+    if missing or failed is None:
+        return NotFoundError(f"{missing.group(1)}: there is no such file") if missing else None
+    condition, location = failed.groups()
     if condition == "FILE_NOT_EXIST":
         return NotFoundError(f"{location}: there is no such file")
-    cause = _CAUSE.search(text, unread.end())
-    reason = cause.group(2).strip() if cause else text[unread.end() :].partition("SQLSTATE")[0].strip()
-    kind = FileAccessError if cause and _NO_ANSWER.search(" ".join(cause.groups())) else ValidationError
+    cause = _CAUSE.search(text, failed.end())
+    reason = cause.group(2).strip() if cause else text[failed.end() :].partition("SQLSTATE")[0].strip()
+    kind = FileAccessError if cause and _ACCESS_PROBLEM.search(" ".join(cause.groups())) else ValidationError
     return kind(f"{location}: Spark can't read the file: {reason or condition}")
 
 
-def _raised_by_a_worker(text: str) -> SparkmetaError | None:
-    """What Python raised in a task for a file that it could not open, or a package that is not there."""
+def _from_python_worker(text: str) -> SparkmetaError | None:
+    """Translate an error of Python in a task: a file that it could not open, or a missing package."""
     raised = _PYTHON_ERROR.findall(text) if "Traceback (most recent call last)" in text else []
     for name, message in reversed(raised):
         kind = getattr(builtins, name, Exception)
@@ -156,16 +167,16 @@ def _raised_by_a_worker(text: str) -> SparkmetaError | None:
 
 
 class _Text(str):
-    """A value that is text for messages already, so that a pickled error shows it as the first one did."""
+    """A value that `shown` has formatted, so that an unpickled error does not format it again."""
 
     __slots__ = ()
 
 
 def shown(value: object) -> str:
-    """The value as text for an error message; of a large one the beginning."""
+    """Return a value as text for an error message, truncated if it is long."""
     if isinstance(value, _Text):
         return value
     if isinstance(value, str | bytes):
-        return repr(value) if len(value) <= _SHOWN else f"{value[:_SHOWN]!r}..."
+        return repr(value) if len(value) <= _MAX_CHARS else f"{value[:_MAX_CHARS]!r}..."
     text = _REPR.repr(value)
-    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+    return text if len(text) <= _MAX_CHARS else f"{text[:_MAX_CHARS]}..."

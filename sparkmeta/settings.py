@@ -1,4 +1,4 @@
-"""Every knob, typed: ``spark.conf.set("spark.sparkmeta.<name with dashes>", value)``."""
+"""Read the settings of a session: ``spark.conf.set("spark.sparkmeta.<name with dashes>", value)``."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _KIB, _MIB, _GIB = 1 << 10, 1 << 20, 1 << 30
 _UNITS = {"b": 1, "k": _KIB, "kb": _KIB, "m": _MIB, "mb": _MIB, "g": _GIB, "gb": _GIB}
 
 
-# PySpark 4.1 hands on rows of a batch twice where it splits what mapInArrow yields by this.
+# PySpark 4.1 duplicates rows if it splits the batches of mapInArrow by this setting.
 _REPEATS_ROWS = "spark.sql.execution.arrow.maxRecordsPerOutputBatch"
 
 
@@ -29,37 +29,38 @@ def _knob(default: Any, doc: str, *, choices: tuple[str, ...] = ()) -> Any:
 
 @dataclass(frozen=True)
 class Settings:
-    """The settings of one session. Sizes are bytes, and may be written with a unit (``64m``)."""
+    """The settings of a session. Sizes are in bytes; their configuration may have a unit, such as ``64m``."""
 
     executor_reads: Literal["auto", "direct", "spark"] = _knob(
         "auto",
-        "Who reads manifests on executors: direct = Python opens them, spark = Spark's binaryFile source does "
-        "(its credentials; works on Spark Connect), auto = direct where every executor can open the location.",
+        "Who opens manifests on executors: direct = Python, spark = Spark's binaryFile source (with Spark's "
+        "credentials; works on Spark Connect), auto = direct if every executor can open the location.",
         choices=("auto", "direct", "spark"),
     )
-    split_manifest_bytes: int = _knob(32 * _MIB, "A manifest larger than this is decoded by several tasks.")
+    split_manifest_bytes: int = _knob(32 * _MIB, "Larger manifests are decoded by several tasks.")
     driver_manifest_bytes: int = _knob(
         64 * _MIB,
-        "Manifests up to this size altogether, of few entries, are decoded by threads of the driver when a plan is "
-        "made, where Python decodes them: that takes less time than a job; 0: always by tasks.",
+        "The driver decodes manifests of up to this size in total when a plan is made, if they have few entries and "
+        "Python decodes them, because that is faster than a Spark job. 0: tasks decode all manifests.",
     )
     planning: Literal["auto", "join", "colocated"] = _knob(
         "auto",
-        "How deletion vectors find their data files: join = Spark joins them, colocated = a task reads a data manifest "
-        "and the delete manifests that are affiliated to it (trees) or have deletes of the same partitions (Avro), "
-        "auto = colocated, but where that would take longer.",
+        "How deletion vectors find their data files: join = Spark joins them, colocated = one task reads a data "
+        "manifest together with the delete manifests that are affiliated to it (trees) or have deletes of the same "
+        "partitions (Avro), auto = colocated unless join is estimated to be faster.",
         choices=("auto", "join", "colocated"),
     )
     manifest_cache: str = _knob(
-        "", "A folder on any file system where decoded Avro manifests are kept, for the plans that follow; empty: none."
+        "", "A folder, on any file system, for decoded Avro manifests that later plans read. Empty: no cache."
     )
 
 
 def settings(spark: SparkSession) -> Settings:
-    """The session's settings: its ``spark.sparkmeta.*`` configuration over the defaults.
+    """Return the settings of a session: its ``spark.sparkmeta.*`` configuration, and defaults for the rest.
 
-    Raises SettingError for a value of the wrong form, for a setting of Spark's under which it repeats rows, and, when a
-    session is first asked, for a name that is none (a misspelt one would be silent).
+    Raises:
+        SettingError: A value is invalid, or a setting of Spark makes it duplicate rows. Or, on the first call for a
+            session, there is a ``spark.sparkmeta.*`` configuration of an unknown name.
     """
     if (limit := spark.conf.get(_REPEATS_ROWS, "-1") or "-1").isdecimal() and int(limit) > 0:
         raise SettingError(f"{_REPEATS_ROWS} is {limit}: Spark repeats rows of Python functions under it; unset it")
@@ -74,12 +75,13 @@ def settings(spark: SparkSession) -> Settings:
     return found
 
 
-# Sessions that have no setting of a wrong name: asking for all of them takes tens of milliseconds.
+# Sessions without settings of unknown names. The check is not repeated because listing a session's whole configuration
+# takes tens of milliseconds.
 _looked_through: WeakSet[SparkSession] = WeakSet()
 
 
 def from_conf(values: Mapping[str, str]) -> Settings:
-    """Settings of text values by their dashed names."""
+    """Return the settings for configuration values by their names with dashes."""
     known = {name.name.replace("_", "-"): name for name in fields(Settings)}
     if unknown := sorted(values.keys() - known.keys()):
         raise SettingError(f"{PREFIX}{unknown[0]} is no setting; there are: {', '.join(known)}")

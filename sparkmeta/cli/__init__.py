@@ -1,4 +1,4 @@
-"""The `sparkmeta` command: a table's metadata and scan plans, as text to look at or JSON to go on with."""
+"""Implement the `sparkmeta` command, which prints metadata and scan plans as text or JSON."""
 
 from sparkmeta.cli.commands import main
 

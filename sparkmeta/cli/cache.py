@@ -1,4 +1,4 @@
-"""`sparkmeta cache`: what is in a manifest cache, and making it smaller."""
+"""Implement `sparkmeta cache`, which lists and prunes manifest caches."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ _COLUMNS = (
 
 @click.group()
 def cache() -> None:
-    """Look at a manifest cache, the folder of spark.sparkmeta.manifest-cache, or make it smaller."""
+    """List or prune a manifest cache, the folder of spark.sparkmeta.manifest-cache."""
 
 
 _takes_folder = click.argument("folder", metavar="FOLDER")
 _takes_properties = click.option(
-    "--property", "properties", type=KeyValue(), multiple=True, help="A property of pyiceberg's FileIO; repeatable."
+    "--property", "properties", type=KeyValue(), multiple=True, help="A property of pyiceberg's FileIO. Repeatable."
 )
 
 
@@ -42,8 +42,8 @@ _takes_properties = click.option(
 @_takes_properties
 @_takes_folder
 def info(folder: str, properties: tuple[tuple[str, str], ...], as_json: bool) -> None:
-    """How many manifests are kept, by the folder that they are in, and what they take."""
-    rows = [_row(one) for one in cache_contents(_opened(folder, properties)).folders]
+    """Show the number and size of cached manifests, by the folder of the manifests."""
+    rows = [_row(cached) for cached in cache_contents(_manifest_cache(folder, properties)).folders]
     if as_json:
         print_json(rows)
     else:
@@ -52,22 +52,22 @@ def info(folder: str, properties: tuple[tuple[str, str], ...], as_json: bool) ->
 
 @cache.command()
 @click.option("--older-than", type=click.FloatRange(min=0), default=30.0, show_default=True, metavar="DAYS",
-              help="Delete leaves that were written so long ago; 0 empties the cache.")  # fmt: skip
-@click.option("--commit", is_flag=True, help="Delete; without it only what would be deleted is said.")
+              help="Age of the files to delete; 0 empties the cache.")  # fmt: skip
+@click.option("--commit", is_flag=True, help="Delete the files. Without this, only their number is printed.")
 @_takes_properties
 @_takes_folder
 def prune(folder: str, properties: tuple[tuple[str, str], ...], older_than: float, commit: bool) -> None:
-    """Delete what is old, torn or kept twice. No plan may run that reads it."""
-    opened, now = _opened(folder, properties), int(time.time() * 1000)
-    files = cache_contents(opened).superfluous(now - int(older_than * DAY_MS), now)
-    failures = delete_cached(opened, files) if commit else []
+    """Delete old, damaged and duplicate files. No plan may read the cache meanwhile."""
+    manifest_cache, now = _manifest_cache(folder, properties), int(time.time() * 1000)
+    files = cache_contents(manifest_cache).superfluous(now - int(older_than * DAY_MS), now)
+    failures = delete_cached(manifest_cache, files) if commit else []
     total = size(sum(status.length for status in files))
     if failures:
         raise SparkmetaError(f"{failures[0].location}: {failures[0].reason} ({len(failures):,} files are still there)")
     click.echo(f"{len(files):,} files, {total}: {'deleted' if commit else 'would be deleted (--commit)'}")
 
 
-def _opened(folder: str, properties: tuple[tuple[str, str], ...]) -> ManifestCache:
+def _manifest_cache(folder: str, properties: tuple[tuple[str, str], ...]) -> ManifestCache:
     return ManifestCache(folder, _files(folder, dict(properties)), None)
 
 

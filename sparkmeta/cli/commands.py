@@ -1,5 +1,7 @@
-"""The command line: what is in this module, in `cli.cache` and `cli.maintain`, and metadata tables that are looked at
-much."""
+"""Define the command line and its commands `describe`, `plan` and `tree`.
+
+The other commands are in `cli.cache`, `cli.maintain` and `cli.tables`.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +22,23 @@ from sparkmeta.cli.output import (
     print_lines,
     progress,
 )
-from sparkmeta.cli.source import VERBOSE, Moment, Question, Source, takes_moment, takes_question, takes_source
-from sparkmeta.cli.tables import METADATA_TABLES, Shown, metadata_command, takes_output, takes_rows, text_columns
+from sparkmeta.cli.source import (
+    VERBOSE,
+    ScanOptions,
+    SnapshotChoice,
+    Source,
+    takes_scan_options,
+    takes_snapshot,
+    takes_source,
+)
+from sparkmeta.cli.tables import (
+    METADATA_TABLES,
+    RowOptions,
+    metadata_command,
+    takes_output,
+    takes_row_options,
+    text_columns,
+)
 from sparkmeta.errors import SparkmetaError, from_spark
 
 if TYPE_CHECKING:
@@ -47,13 +64,13 @@ TASKS = (
 
 
 class _Commands(click.Group):
-    """A group whose commands end with one line on stderr and exit code 1 for what is an error of ours.
+    """A group whose commands report expected errors in one line on stderr, with exit code 1.
 
-    Where nobody reads what they print they end quietly.
+    A command ends silently if the reader of its output has closed the pipe.
     """
 
     def invoke(self, ctx: click.Context) -> Any:
-        if sys.stdout is None:  # its descriptor was closed before this process began
+        if sys.stdout is None:  # the descriptor was closed when the process started
             sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115
         try:
             result = super().invoke(ctx)
@@ -71,28 +88,28 @@ class _Commands(click.Group):
 
 
 def error_line(error: Exception) -> str | None:
-    """What a user needs to know of an error, in one line; None for one that is nobody's but ours to explain."""
-    ours = error if isinstance(error, SparkmetaError) else from_spark(error)
-    if ours is not None:
-        return _one_line(str(ours))
+    """Return one line that describes an error to users, or None if the error is a bug of sparkmeta."""
+    known = error if isinstance(error, SparkmetaError) else from_spark(error)
+    if known is not None:
+        return _first_line(str(known))
     from pyspark.errors import PySparkException
 
     module = type(error).__module__
     if module == "pyiceberg.exceptions" or isinstance(error, OSError):
-        return _one_line(str(error))
+        return _first_line(str(error))
     if isinstance(error, PySparkException) or module == "py4j.protocol":
-        return f"Spark: {_one_line(str(error).strip())} (--verbose shows all of it)"
+        return f"Spark: {_first_line(str(error).strip())} (--verbose shows all of it)"
     return None
 
 
-def _one_line(text: str) -> str:
+def _first_line(text: str) -> str:
     return " ".join(text.splitlines()[:1])
 
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
 @click.version_option(package_name="sparkmeta", message="sparkmeta %(version)s")
 def main() -> None:
-    """Look at the metadata of Apache Iceberg tables, plan their scans, and compact it, with Spark.
+    """Query the metadata of Apache Iceberg tables, plan scans, and compact manifests, with Spark.
 
     TABLE is a table's folder or one of its metadata files, or with --catalog NAME an identifier in a catalog.
 
@@ -105,15 +122,15 @@ def main() -> None:
       sparkmeta rewrite-manifests /warehouse/db/events --commit
       sparkmeta upgrade /warehouse/db/events --format-version 4 --commit
 
-    Exit codes: 0 done, 1 the table can't be read or the question is wrong (one line on stderr says why), 2 usage.
-    """  # noqa: D301  the character that tells click to leave the lines alone
+    Exit codes: 0 success, 1 the table can't be read or the request is invalid (one line on stderr says why), 2 usage.
+    """  # noqa: D301  \\b keeps click from joining the lines
 
 
 @main.command()
 @takes_output
 @takes_source
 def describe(source: Source, as_json: bool) -> None:
-    """Schema, partitioning, snapshots and properties of a table, from its metadata file."""
+    """Show schema, partitioning, snapshots and properties, from the metadata file alone."""
     from sparkmeta.cli.describe import description, facts
 
     with progress("Opening the table"):
@@ -125,52 +142,52 @@ def describe(source: Source, as_json: bool) -> None:
 
 
 @main.command()
-@click.option("--tasks", is_flag=True, help="Print the files as splits packed into tasks, one task a row.")
-@click.option("--task-json", is_flag=True, help="Print the splits as Iceberg's File Scan Task JSON, one a line.")
-@click.option("--report", is_flag=True, help="Print what planning scans and skips, and why, instead of the files.")
-@click.option("--count", is_flag=True, help="Print how many files there are, instead of the files.")
-@takes_question
-@takes_rows
+@click.option("--tasks", is_flag=True, help="Print tasks of packed splits instead of files.")
+@click.option("--task-json", is_flag=True, help="Print the splits as Iceberg's File Scan Task JSON, one per line.")
+@click.option("--report", is_flag=True, help="Print what planning scans and skips, and why, instead of files.")
+@click.option("--count", is_flag=True, help="Print the number of files instead of the files.")
+@takes_scan_options
+@takes_row_options
 @takes_source
-def plan(source: Source, question: Question, shown: Shown, **views: bool) -> None:
-    """The data files, each with its deletes, that a scan has to read."""
-    chosen = [view for view, wanted in views.items() if wanted]
-    if len(chosen) > 1:
+def plan(source: Source, scan_options: ScanOptions, row_options: RowOptions, **views: bool) -> None:
+    """Plan a scan: print the data files to read, with their deletes."""
+    selected = [view for view, is_set in views.items() if is_set]
+    if len(selected) > 1:
         raise click.UsageError("--tasks, --task-json, --report and --count exclude each other")
-    if views["count"] and (shown.where is not None or shown.columns or shown.limit is not None):
+    if views["count"] and (row_options.where is not None or row_options.columns or row_options.limit is not None):
         raise click.UsageError("--count counts all files of the plan: it takes no --where, --columns or --limit")
     with progress("Opening the table"):
         table = source.open()
-        scan = question.scan(table)
-    _PLAN_VIEWS[chosen[0] if chosen else "files"](table, scan, shown)
+        scan = scan_options.scan(table)
+    _PLAN_VIEWS[selected[0] if selected else "files"](table, scan, row_options)
 
 
-def _print_files(table: Table, scan: Scan, shown: Shown) -> None:
-    shown.print(scan.plan_files(), text_columns(table, PLANNED_FILES), table.location())
+def _print_files(table: Table, scan: Scan, row_options: RowOptions) -> None:
+    row_options.print(scan.plan_files(), text_columns(table, PLANNED_FILES), table.location())
 
 
-def _print_tasks(table: Table, scan: Scan, shown: Shown) -> None:
-    shown.print(scan.plan_tasks(), TASKS, table.location())
+def _print_tasks(table: Table, scan: Scan, row_options: RowOptions) -> None:
+    row_options.print(scan.plan_tasks(), TASKS, table.location())
 
 
-def _print_task_json(_: Table, scan: Scan, shown: Shown) -> None:
+def _print_task_json(_: Table, scan: Scan, row_options: RowOptions) -> None:
     with progress("Planning"):
-        print_lines(scan.plan_task_json(), shown.limit)
+        print_lines(scan.plan_task_json(), row_options.limit)
 
 
-def _print_report(_: Table, scan: Scan, shown: Shown) -> None:
+def _print_report(_: Table, scan: Scan, row_options: RowOptions) -> None:
     with progress("Planning"):
         report = scan.report()
-    if shown.as_json:
+    if row_options.as_json:
         print_json(report.to_dict())
     else:
         click.echo(str(report))
 
 
-def _print_count(_: Table, scan: Scan, shown: Shown) -> None:
+def _print_count(_: Table, scan: Scan, row_options: RowOptions) -> None:
     with progress("Counting"):
         count = scan.count_files()
-    if shown.as_json:
+    if row_options.as_json:
         print_json({"files": count})
     else:
         click.echo(str(count))
@@ -178,15 +195,18 @@ def _print_count(_: Table, scan: Scan, shown: Shown) -> None:
 
 @main.command()
 @click.option(
-    "--svg", type=click.Path(dir_okay=False, writable=True), metavar="FILE", help="Write an SVG drawing there."
+    "--svg",
+    type=click.Path(dir_okay=False, writable=True),
+    metavar="FILE",
+    help="Write an SVG drawing to this file.",
 )
-@takes_moment
+@takes_snapshot
 @takes_source
-def tree(source: Source, moment: Moment, svg: str | None) -> None:
-    """The metadata tree of a snapshot: root, leaves, files and deletion vectors, of a large one an excerpt."""
+def tree(source: Source, choice: SnapshotChoice, svg: str | None) -> None:
+    """Draw the metadata tree of a snapshot, a large one abridged."""
     with progress("Opening the table"):
         table = source.open()
-        snapshot_id = moment.of(table)
+        snapshot_id = choice.snapshot_id_in(table)
     with progress("Reading the tree"):
         drawing = table.draw(snapshot_id)
     if svg is None:
@@ -208,5 +228,5 @@ main.add_command(cache)
 main.add_command(compact)
 main.add_command(rewrite_manifests)
 main.add_command(upgrade)
-for _name, _shown_as in METADATA_TABLES.items():
-    main.add_command(metadata_command(_name, _shown_as))
+for _name, _metadata_table in METADATA_TABLES.items():
+    main.add_command(metadata_command(_name, _metadata_table))

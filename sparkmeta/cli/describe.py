@@ -1,4 +1,4 @@
-"""What a table is, out of its metadata file alone."""
+"""Describe a table by its metadata file."""
 
 from __future__ import annotations
 
@@ -26,7 +26,10 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def description(table: Table) -> dict[str, Any]:
-    """The table as one JSON document. Totals are those that its writer noted in the current snapshot, else null."""
+    """Return the description of a table for `--output json`.
+
+    Totals are from the summary of the current snapshot, and None if it lacks them.
+    """
     metadata = table.metadata
     return {
         "name": table.full_name,
@@ -53,7 +56,7 @@ def description(table: Table) -> dict[str, Any]:
 
 
 def facts(table: Table) -> dict[str, object]:
-    """The same for people: a name and a line of text, or a list of lines."""
+    """Return the description for text output: a line or a list of lines by label."""
     known = description(table)
     return {
         "location": known["location"],

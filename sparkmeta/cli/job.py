@@ -1,4 +1,4 @@
-"""What the maintenance jobs of `jobs/` share: a table by its folder or catalog, a plan, its commit, a JSON result."""
+"""Run the maintenance jobs of `jobs/`: open a table, plan, commit, and print the result as JSON."""
 
 from __future__ import annotations
 
@@ -25,14 +25,20 @@ if TYPE_CHECKING:
 
 
 def run_job(parser: argparse.ArgumentParser, plan: Callable[..., Plan], arguments: Sequence[str] | None) -> int:
-    """Plans by the options that are given, commits if that is asked for, and prints what was done; the exit code.
+    """Run a maintenance job.
 
-    plan: of a table and its options by name. parser: a `job_parser`, with these options as further arguments.
+    Args:
+        parser: A `job_parser`, with the options of the plan as additional arguments.
+        plan: A function that makes the plan. It takes the table, and the options as keyword arguments.
+        arguments: The command-line arguments. None takes those of the process.
+
+    Returns:
+        The exit code: 0 for success, 1 for an error, 3 if other commits came first.
     """
-    asked = parser.parse_args(arguments)
+    parsed = parser.parse_args(arguments)
     name = parser.prog.removesuffix(".py")
     try:
-        print(json.dumps(_done(asked, name, plan)))  # noqa: T201
+        print(json.dumps(_plan_and_commit(parsed, name, plan)))  # noqa: T201
     except (SparkmetaError, PySparkException) as error:
         print(f"{name}: {str(from_spark(error) or error).strip().splitlines()[0]}", file=sys.stderr)  # noqa: T201
         return 3 if isinstance(error, CommitConflictError | CommitFailedError) else 1
@@ -40,33 +46,35 @@ def run_job(parser: argparse.ArgumentParser, plan: Callable[..., Plan], argument
 
 
 def job_parser(prog: str, description: str) -> argparse.ArgumentParser:
-    """The arguments that all jobs have."""
+    """Return a parser of the arguments that all jobs have."""
     parser = argparse.ArgumentParser(prog=prog, description=description)
-    parser.add_argument("--table", required=True, help="folder; with --catalog an identifier")
-    parser.add_argument("--catalog", help="name of a catalog of pyiceberg's configuration")
+    parser.add_argument("--table", required=True, help="the table's folder, or with --catalog its identifier")
+    parser.add_argument("--catalog", help="the name of a catalog in pyiceberg's configuration")
     parser.add_argument("--branch", help="the branch to commit to, instead of main")
-    parser.add_argument("--commit", action="store_true", help="do it; without this only the plan is made")
+    parser.add_argument("--commit", action="store_true", help="commit the plan, instead of only printing it")
     return parser
 
 
-_NO_OPTIONS = {"table", "catalog", "commit"}
+_COMMON_ARGUMENTS = {"table", "catalog", "commit"}
 
 
-def _done(asked: argparse.Namespace, name: str, plan_of: Callable[..., Plan]) -> dict[str, Any]:
+def _plan_and_commit(parsed: argparse.Namespace, name: str, plan_of: Callable[..., Plan]) -> dict[str, Any]:
     started = time.perf_counter()
-    spark = SparkSession.builder.appName(f"{name} {asked.table}").getOrCreate()
-    given = {name: value for name, value in vars(asked).items() if name not in _NO_OPTIONS and value is not None}
-    plan = plan_of(_table(spark, asked), **given)
+    spark = SparkSession.builder.appName(f"{name} {parsed.table}").getOrCreate()
+    options = {
+        name: value for name, value in vars(parsed).items() if name not in _COMMON_ARGUMENTS and value is not None
+    }
+    plan = plan_of(_table(spark, parsed), **options)
     print(plan.summary(), file=sys.stderr)  # noqa: T201
     planned = time.perf_counter()
-    if asked.commit:
+    if parsed.commit:
         plan.commit()
     seconds = {"plan": round(planned - started, 3), "commit": round(time.perf_counter() - planned, 3)}
     return {**plan.result(), "seconds": seconds}
 
 
-def _table(spark: SparkSession, asked: argparse.Namespace) -> Table:
-    if asked.catalog is None:
-        return load_table(asked.table, spark=spark)
-    table: Table = load_catalog(asked.catalog).load_table(asked.table)
+def _table(spark: SparkSession, parsed: argparse.Namespace) -> Table:
+    if parsed.catalog is None:
+        return load_table(parsed.table, spark=spark)
+    table: Table = load_catalog(parsed.catalog).load_table(parsed.table)
     return table

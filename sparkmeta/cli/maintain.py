@@ -1,5 +1,4 @@
-"""The commands that change a table's metadata, `compact`, `rewrite-manifests` and `upgrade`: a plan, which happens with
-`--commit`."""
+"""Define the commands `compact`, `rewrite-manifests` and `upgrade`, which change a table with `--commit`."""
 
 from __future__ import annotations
 
@@ -10,7 +9,7 @@ import click
 
 from sparkmeta.cli.output import TextColumn, print_json, progress
 from sparkmeta.cli.source import Source, takes_source
-from sparkmeta.cli.tables import Shown, takes_output, takes_rows
+from sparkmeta.cli.tables import RowOptions, takes_output, takes_row_options
 
 if TYPE_CHECKING:
     from sparkmeta.maintain.compact import CompactionPlan
@@ -42,56 +41,62 @@ _UNCHANGED = "nothing is changed without --commit"
 
 @click.command("compact")
 @click.option("--filter", "row_filter", metavar="FILTER", help="Only leaves that may hold files for these rows.")
-@click.option("--cluster-by", metavar="A,B", help="Columns and partition fields that put the entries in order.")
-@click.option("--target-leaf-bytes", type=int, metavar="N", help="Size of a leaf's file.")
-@click.option("--max-entries", type=int, metavar="N", help="Entries of data leaves that are rewritten at most.")
-@click.option("--max-bytes", type=int, metavar="N", help="Bytes of data leaves that are rewritten at most.")
+@click.option("--cluster-by", metavar="A,B", help="Columns and partition fields to sort the entries by.")
+@click.option("--target-leaf-bytes", type=int, metavar="N", help="Target size of leaves.")
+@click.option("--max-entries", type=int, metavar="N", help="Limit of data leaf entries to rewrite.")
+@click.option("--max-bytes", type=int, metavar="N", help="Limit of data leaf bytes to rewrite.")
 @click.option("--branch", default="main", show_default=True, help="The branch to commit to.")
-@click.option("--files", is_flag=True, help="Print the leaves and files of the plan, with their reasons.")
-@click.option("--commit", is_flag=True, help="Do it. Without this only the plan is printed.")
-@takes_rows
+@click.option("--files", is_flag=True, help="Print the leaves and files of the plan, with reasons.")
+@click.option("--commit", is_flag=True, help="Commit the plan, instead of only printing it.")
+@takes_row_options
 @takes_source
-def compact(source: Source, shown: Shown, files: bool, commit: bool, **asked: Any) -> None:
-    """Merge a tree's small leaves, free them of masked entries, put them in order. Prints the plan; --commit acts."""
+def compact(source: Source, row_options: RowOptions, files: bool, commit: bool, **options: Any) -> None:
+    """Compact a tree: merge small leaves, drop masked entries, sort entries.
+
+    Prints the plan. Nothing changes without --commit.
+    """
     with progress("Opening the table"):
-        plan = source.open().maintenance.compact_manifests(**_options(**asked))
-    _act(plan, shown, PLANNED, files=files, commit=commit, what="leaves")
+        plan = source.open().maintenance.compact_manifests(**_options(**options))
+    _act(plan, row_options, PLANNED, files=files, commit=commit, what="leaves")
 
 
 @click.command("rewrite-manifests")
 @click.option("--filter", "row_filter", metavar="FILTER", help="Only manifests that may hold files for these rows.")
 @click.option("--spec-id", type=int, metavar="N", help="Only manifests of this partition spec.")
-@click.option("--sort-by", metavar="A,B", help="Partition fields that put the files in order.")
-@click.option("--target-manifest-bytes", type=int, metavar="N", help="Size of a manifest's file.")
+@click.option("--sort-by", metavar="A,B", help="Partition fields to sort the files by.")
+@click.option("--target-manifest-bytes", type=int, metavar="N", help="Target size of manifests.")
 @click.option("--branch", default="main", show_default=True, help="The branch to commit to.")
 @click.option("--files", is_flag=True, help="Print the manifests of the plan.")
-@click.option("--commit", is_flag=True, help="Do it. Without this only the plan is printed.")
-@takes_rows
+@click.option("--commit", is_flag=True, help="Commit the plan, instead of only printing it.")
+@takes_row_options
 @takes_source
-def rewrite_manifests(source: Source, shown: Shown, files: bool, commit: bool, **asked: Any) -> None:
-    """Sort the Avro manifests of a table of version 1 to 3 by partition. Prints the plan; --commit acts."""
+def rewrite_manifests(source: Source, row_options: RowOptions, files: bool, commit: bool, **options: Any) -> None:
+    """Sort the Avro manifests of a table of version 1 to 3 by partition.
+
+    Prints the plan. Nothing changes without --commit.
+    """
     with progress("Opening the table"):
-        plan = source.open().maintenance.rewrite_manifests(**_options(**asked))
-    _act(plan, shown, REWRITTEN, files=files, commit=commit, what="manifests")
+        plan = source.open().maintenance.rewrite_manifests(**_options(**options))
+    _act(plan, row_options, REWRITTEN, files=files, commit=commit, what="manifests")
 
 
-def _options(row_filter: str | None, **asked: Any) -> dict[str, Any]:
-    """The options of a plan: columns are given as a,b, and no filter is none."""
-    lists = {name: names(value) for name, value in asked.items() if name in _LISTS and value}
-    return asked | lists | ({"row_filter": row_filter} if row_filter else {})
+def _options(row_filter: str | None, **options: Any) -> dict[str, Any]:
+    """Return the arguments of a plan: lists are split at commas, and a missing filter is left out."""
+    lists = {name: names(value) for name, value in options.items() if name in _LISTS and value}
+    return options | lists | ({"row_filter": row_filter} if row_filter else {})
 
 
 _LISTS = {"cluster_by", "sort_by"}
 
 
 def names(text: str) -> list[str]:
-    """Names that are given as a,b."""
+    """Split a list of names such as ``a,b``."""
     return [name.strip() for name in text.split(",")]
 
 
 def _act(
     plan: CompactionPlan[Table] | ManifestRewritePlan[Table],
-    shown: Shown,
+    row_options: RowOptions,
     columns: tuple[TextColumn, ...],
     *,
     files: bool,
@@ -99,14 +104,14 @@ def _act(
     what: str,
 ) -> None:
     if files:
-        shown.print(plan.files(), columns, plan.table.location())
+        row_options.print(plan.files(), columns, plan.table.location())
         if not commit:
             return
     if commit:
         with progress(f"Rewriting {what}"):
             plan.commit()
     result = plan.result()
-    if shown.as_json:
+    if row_options.as_json:
         print_json(result)
         return
     click.echo(str(plan.summary()))
@@ -120,13 +125,15 @@ def _act(
 
 @click.command("upgrade")
 @click.option("--format-version", type=int, default=4, show_default=True, help="The format version to upgrade to.")
-@click.option("--commit", is_flag=True, help="Do it. Without this only what would change is printed.")
+@click.option("--commit", is_flag=True, help="Commit the upgrade, instead of only printing it.")
 @takes_output
 @takes_source
 def upgrade(source: Source, format_version: int, commit: bool, as_json: bool) -> None:
-    """Give a table with manifest lists the metadata tree of format version 4, in place. Prints the plan; --commit acts.
+    """Upgrade a table to a metadata tree of format version 4.
 
-    No manifest is written anew, and readers of trees see the same table. Other libraries refuse it from then on.
+    No manifest is rewritten, and the table's content does not change. Other libraries can't read it afterwards.
+
+    Prints the plan. Nothing changes without --commit.
     """
     with progress("Opening the table"):
         plan = source.open().maintenance.upgrade(format_version)
@@ -136,7 +143,7 @@ def upgrade(source: Source, format_version: int, commit: bool, as_json: bool) ->
         with progress("Upgrading"):
             upgraded = plan.commit().metadata_location
     if as_json:
-        expressions = [one.model_dump(mode="json", by_alias=True) for one in summary.expressions]
+        expressions = [expression.model_dump(mode="json", by_alias=True) for expression in summary.expressions]
         print_json({"plan": asdict(summary) | {"expressions": expressions}, "committed": upgraded})
     else:
         click.echo(str(summary))

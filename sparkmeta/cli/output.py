@@ -1,4 +1,4 @@
-"""What commands print: rows as a bounded table of text or as JSON lines, facts as text or one JSON document."""
+"""Print rows as a text table or JSON lines, and facts as text or a JSON document."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ PIPED_WIDTH = 160
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 _CELL = 300
 _PATH, _SHORTEST_PATH = 70, 40
-_LONGEST_LIST = 4
+_MAX_ITEMS = 4
 _ANY_WIDTH = 100_000
 
-# Spark's JSON with nothing lost: nulls are written, and times to the microsecond.
+# Options for lossless JSON: Spark writes nulls, and times in microseconds.
 JSON_OPTIONS = {
     "ignoreNullFields": "false",
     "timeZone": "UTC",
@@ -46,10 +46,12 @@ JSON_OPTIONS = {
 class TextColumn:
     """A column of a text table.
 
-    name: its heading. expression: Spark SQL over the rows' columns; empty for the column of that name.
-    reads: the column that the expression reads, where it is not the expression itself.
-    kind: how values are written: ``plain``, ``id`` (1234), ``count`` (1,234), ``bytes`` (1.2 MiB),
-    ``time`` or ``path``.
+    Attributes:
+        name: The heading.
+        expression: A Spark SQL expression over the columns of the rows. Empty for the column ``name``.
+        kind: The format of the values: ``plain``, ``id`` (1234), ``count`` (1,234), ``bytes`` (1.2 MiB), ``time`` or
+            ``path``.
+        reads: The column that the expression reads, if the expression is not a column.
     """
 
     name: str
@@ -59,7 +61,7 @@ class TextColumn:
 
     @property
     def source(self) -> str:
-        """The column of the rows that has to be there for it."""
+        """The column of the rows that the text column needs."""
         return self.reads or self.expression or self.name
 
     @property
@@ -70,7 +72,10 @@ class TextColumn:
 
 
 class OutputConsole(Console):
-    """Standard output, as wide as text may be. A reader that is gone is a BrokenPipeError, as for other writes."""
+    """A console on standard output.
+
+    It raises BrokenPipeError if the reader has closed the pipe, where rich would exit the process.
+    """
 
     def __init__(self) -> None:
         super().__init__(file=sys.stdout, width=text_width(), highlight=False)
@@ -80,7 +85,11 @@ class OutputConsole(Console):
 
 
 def drop_unread_output() -> bool:
-    """Whether standard output is a pipe that nobody reads any more; if so, what is still to be written goes nowhere."""
+    """Discard what is still to be written if standard output is a pipe that its reader has closed.
+
+    Returns:
+        Whether it is such a pipe.
+    """
     try:
         descriptor = sys.stdout.fileno()
     except OSError:
@@ -89,9 +98,9 @@ def drop_unread_output() -> bool:
     poll.register(descriptor, select.POLLOUT)
     if not any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0)):
         return False
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, descriptor)
-    os.close(nowhere)
+    devnull = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(devnull, descriptor)
+    os.close(devnull)
     return True
 
 
@@ -99,20 +108,25 @@ def drop_unread_output() -> bool:
 
 
 def print_rows(rows: DataFrame, columns: Sequence[TextColumn], limit: int, base: str = "", *, more: str = "") -> None:
-    """The first `limit` rows as a table no wider than the terminal; paths below `base` without it.
+    """Print the first rows of a DataFrame as a table that fits the terminal.
 
-    more: what to say where there are more rows.
+    Args:
+        rows: The rows.
+        columns: The columns of the table.
+        limit: The number of rows to print.
+        base: A folder. Paths below it are printed relative to it.
+        more: A hint to print if there are more rows.
     """
-    shown = rows.select(*(column.column for column in columns)).limit(limit + 1).toArrow().to_pylist()
-    console = print_table(shown[:limit], columns, base)
-    if len(shown) > limit:
+    printed = rows.select(*(column.column for column in columns)).limit(limit + 1).toArrow().to_pylist()
+    console = print_table(printed[:limit], columns, base)
+    if len(printed) > limit:
         console.print(Text(f"... the first {limit:,} rows{more}", style="dim"), soft_wrap=True)
-    if shown and base and any(column.kind == "path" for column in columns):
+    if printed and base and any(column.kind == "path" for column in columns):
         console.print(Text(f"paths are below {_printable(base)}", style="dim"), soft_wrap=True)
 
 
 def print_table(rows: Sequence[Mapping[str, Any]], columns: Sequence[TextColumn], base: str = "") -> Console:
-    """Rows that are here as a table no wider than the terminal; gives the console that it is on."""
+    """Print rows as a table that fits the terminal, and return the console."""
     console = OutputConsole()
     table = text_table(rows, columns, base)
     too_wide = Measurement.get(console, console.options.update(width=_ANY_WIDTH), table).maximum - console.width
@@ -125,17 +139,18 @@ def print_table(rows: Sequence[Mapping[str, Any]], columns: Sequence[TextColumn]
 
 
 def _longest_path(rows: Sequence[Mapping[str, Any]], columns: Sequence[TextColumn], base: str, too_wide: int) -> int:
-    """To how many characters paths are shortened so that a table gets narrower by so many: the longest ones first."""
+    """Return the length to shorten paths to, so that a table gets narrower by `too_wide` characters."""
     paths = [column.name for column in columns if column.kind == "path"]
     widths = [max((len(cell(row[name], "path", base)) for row in rows), default=0) for name in paths]
-    fitting = (one for one in range(_PATH, _SHORTEST_PATH, -1) if sum(max(0, w - one) for w in widths) >= too_wide)
+    lengths = range(_PATH, _SHORTEST_PATH, -1)
+    fitting = (length for length in lengths if sum(max(0, width - length) for width in widths) >= too_wide)
     return next(fitting, _SHORTEST_PATH)
 
 
 def text_table(
     rows: Iterable[Mapping[str, Any]], columns: Sequence[TextColumn], base: str, longest_path: int = _PATH
 ) -> TextTable:
-    """Rows as a rich table, one line each; where they are too wide, text gives way to numbers."""
+    """Return a rich table with one line per row. If it is too wide, text is truncated, but not numbers."""
     table = TextTable(box=None, pad_edge=False, header_style="bold")
     for column in columns:
         number = column.kind in {"count", "bytes", "id"}
@@ -151,7 +166,7 @@ def _line(text: str) -> Text:
 
 
 def text_width() -> int:
-    """The width of text: that of COLUMNS or of the terminal, else one that suits a file."""
+    """Return the width of text output: that of the terminal or of COLUMNS, or PIPED_WIDTH."""
     return shutil.get_terminal_size((PIPED_WIDTH, 24)).columns if sys.stdout.isatty() else _piped_width()
 
 
@@ -161,14 +176,24 @@ def _piped_width() -> int:
 
 
 def print_json_rows(rows: DataFrame, limit: int | None) -> None:
-    """Every row, or the first `limit`, as a JSON object a line; Spark's tasks write the JSON."""
+    """Print rows as JSON objects, one per line. Spark's tasks make the JSON.
+
+    Args:
+        rows: The rows.
+        limit: The number of rows to print. None prints all.
+    """
     from pyspark.sql import functions as F
 
     print_lines(rows.select(F.to_json(F.struct("*"), JSON_OPTIONS)), limit)
 
 
 def print_lines(rows: DataFrame, limit: int | None) -> None:
-    """Every row of one text column, or the first `limit`, a line each; the driver holds a partition at a time."""
+    """Print a DataFrame of one string column, a line per row. The driver holds one partition at a time.
+
+    Args:
+        rows: The rows.
+        limit: The number of rows to print. None prints all.
+    """
     for line in (rows if limit is None else rows.limit(limit)).toLocalIterator(prefetchPartitions=True):
         sys.stdout.write(f"{line[0]}\n")
 
@@ -177,7 +202,7 @@ def print_lines(rows: DataFrame, limit: int | None) -> None:
 
 
 def print_facts(title: str, facts: Mapping[str, object]) -> None:
-    """Names and values, a pair a line; a list is a line for each of its items."""
+    """Print labels and values, one pair per line. A list takes a line for each item."""
     console = OutputConsole()
     console.print(Text(_printable(title), style="bold"), soft_wrap=True)
     table = TextTable(box=None, pad_edge=False, show_header=False, padding=(0, 2))
@@ -191,7 +216,7 @@ def print_facts(title: str, facts: Mapping[str, object]) -> None:
 
 
 def print_json(value: object) -> None:
-    """One JSON document."""
+    """Print a JSON document."""
     sys.stdout.write(json.dumps(value, indent=2, ensure_ascii=False) + "\n")
 
 
@@ -199,7 +224,7 @@ def print_json(value: object) -> None:
 
 
 def cell(value: object, kind: str = "plain", base: str = "", longest_path: int = _PATH) -> str:
-    """A value as one line of text without control characters."""
+    """Format a value as one line of text without control characters."""
     if value is None:
         return "null"
     if kind == "count" and isinstance(value, int):
@@ -212,7 +237,7 @@ def cell(value: object, kind: str = "plain", base: str = "", longest_path: int =
 
 
 def size(count: int) -> str:
-    """Bytes for people: 1536 is 1.5 KiB."""
+    """Format a number of bytes, such as 1536 as 1.5 KiB."""
     value, unit = float(count), 0
     while abs(value) >= 1024 and unit < len(_UNITS) - 1:
         value, unit = value / 1024, unit + 1
@@ -220,7 +245,10 @@ def size(count: int) -> str:
 
 
 def timestamp(moment: datetime) -> str:
-    """A time as text: in UTC and with a Z where it has a zone, to the second, millisecond or microsecond."""
+    """Format a time, with as many digits as it needs.
+
+    A time with a zone is converted to UTC and ends in Z.
+    """
     utc = moment.astimezone(UTC).replace(tzinfo=None) if moment.tzinfo else moment
     digits = "auto" if utc.microsecond % 1000 else "milliseconds" if utc.microsecond else "seconds"
     return utc.isoformat(sep=" ", timespec=digits) + ("Z" if moment.tzinfo else "")
@@ -239,8 +267,8 @@ def _plain(value: object) -> str:
 
 
 def _listed(parts: Sequence[str]) -> str:
-    more = [f"... {len(parts) - _LONGEST_LIST:,} more"] if len(parts) > _LONGEST_LIST else []
-    return f"[{', '.join([*parts[:_LONGEST_LIST], *more])}]"
+    more = [f"... {len(parts) - _MAX_ITEMS:,} more"] if len(parts) > _MAX_ITEMS else []
+    return f"[{', '.join([*parts[:_MAX_ITEMS], *more])}]"
 
 
 def _shortened(text: str) -> str:
@@ -248,21 +276,21 @@ def _shortened(text: str) -> str:
 
 
 def _below(path: str, base: str) -> str:
-    """The path from its base on, however the two are spelt; the whole path where it is elsewhere."""
+    """Return a path relative to its base, even if their spellings differ, or the path itself if it is elsewhere."""
     inside = f"{normalize(base)}/"
     known = normalize(path)
     return known[len(inside) :] if base and known.startswith(inside) else path
 
 
 def _middle_out(path: str, longest: int) -> str:
-    """A long path by its two ends, which tell files apart."""
+    """Shorten a long path in its middle, since its ends distinguish files."""
     head = (longest - 1) // 2
     return path if len(path) <= longest else f"{path[:head]}…{path[1 + head - longest :]}"
 
 
 def _printable(text: str) -> str:
-    """The text with what could move a terminal's cursor written as escapes."""
-    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
+    """Escape control characters, which could move the cursor of a terminal."""
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
 
 
 # -- progress -------------------------------------------------------------------------------------------------------
@@ -270,10 +298,10 @@ def _printable(text: str) -> str:
 
 @contextmanager
 def progress(text: str) -> Iterator[None]:
-    """A moving line on stderr while something takes its time; nothing where stderr is no terminal."""
+    """Show an animated status line on stderr if it is a terminal."""
     if not sys.stderr.isatty():
         yield
         return
-    # A descriptor of its own: the session's start sends the process's stderr elsewhere for a while.
+    # A duplicate descriptor, since stderr is redirected while the session starts.
     with os.fdopen(os.dup(sys.stderr.fileno()), "w") as terminal, Status(text, console=Console(file=terminal)):
         yield

@@ -1,4 +1,4 @@
-"""The command line's Spark session: started when it is needed, with its log kept away from the terminal."""
+"""Start the Spark session of a command, with Spark's log hidden from the terminal."""
 
 from __future__ import annotations
 
@@ -17,14 +17,19 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _STDERR = 2
-_SHOWN_LOG = 3
+_LOG_LINES = 3
 
 
 def cli_session(config: Mapping[str, str], remote: str | None, *, show_log: bool) -> SparkSession:
-    """The session that a command runs in: a Spark Connect server's, else one on this machine.
+    """Start the session that a command runs in: on a Spark Connect server, or on this machine.
 
-    config: Spark settings. remote: a Connect URL (``sc://host``), by default that of SPARK_REMOTE. show_log: leave
-    Spark's log on stderr. Raises SessionError where no session can be had.
+    Args:
+        config: Spark settings.
+        remote: The URL of a Spark Connect server (``sc://host``). The default is the variable SPARK_REMOTE.
+        show_log: Leave Spark's log on stderr.
+
+    Raises:
+        SessionError: Spark did not start.
     """
     from pyspark.errors import PySparkException
 
@@ -39,7 +44,7 @@ def cli_session(config: Mapping[str, str], remote: str | None, *, show_log: bool
 
 
 def _silence_error_log() -> None:
-    """PySpark logs errors of queries as JSON on stderr, besides raising them."""
+    """Stop PySpark from logging errors of queries as JSON on stderr. It also raises them."""
     from pyspark.logger import PySparkLogger
 
     for name in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):
@@ -57,24 +62,24 @@ def _remote_session(url: str, config: Mapping[str, str]) -> SparkSession:
 
 @contextmanager
 def _stderr_into(log: IO[bytes] | None) -> Iterator[None]:
-    """Processes started inside inherit the file as their stderr; this process gets its own back.
+    """Redirect stderr to a file for processes that are started inside.
 
-    Spark's first lines come before any logging configuration of ours could be read, so its log is not configured away.
+    A logging configuration would not help: Spark's launcher prints its first lines before it reads one.
     """
     if log is None:
         yield
         return
     sys.stderr.flush()
-    own = os.dup(_STDERR)
+    original = os.dup(_STDERR)
     os.dup2(log.fileno(), _STDERR)
     try:
         yield
     finally:
-        os.dup2(own, _STDERR)
-        os.close(own)
+        os.dup2(original, _STDERR)
+        os.close(original)
 
 
 def _reason(error: Exception, log: IO[bytes]) -> str:
     log.seek(0)
     lines = [line for line in log.read().decode(errors="replace").splitlines() if line.strip()]
-    return "; ".join([str(error).strip().splitlines()[0], *lines[-_SHOWN_LOG:]])
+    return "; ".join([str(error).strip().splitlines()[0], *lines[-_LOG_LINES:]])

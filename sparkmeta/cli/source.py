@@ -1,4 +1,4 @@
-"""Options that say which table, in which state, and the table that they name."""
+"""Define the options that choose a table, a snapshot and a filter."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ VERBOSE = "sparkmeta.verbose"
 
 
 class KeyValue(click.ParamType[tuple[str, str]]):
-    """`key=value`; an empty key is refused."""
+    """A parameter of the form `key=value`. The key must not be empty."""
 
     name = "key=value"
 
@@ -35,7 +35,7 @@ class KeyValue(click.ParamType[tuple[str, str]]):
 
 
 class Timestamp(click.ParamType[datetime]):
-    """An ISO 8601 date or time, without a zone in UTC."""
+    """An ISO 8601 date or time parameter, in UTC if it has no zone."""
 
     name = "timestamp"
 
@@ -43,13 +43,13 @@ class Timestamp(click.ParamType[datetime]):
         try:
             moment = datetime.fromisoformat(str(value))
         except ValueError:
-            self.fail(f"{value!r} is no ISO 8601 time, such as 2026-01-31T12:00:00Z", param, ctx)
+            self.fail(f"{value!r} is not an ISO 8601 time such as 2026-01-31T12:00:00Z", param, ctx)
         return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
 
 
 @dataclass(frozen=True)
 class Source:
-    """A table as the command line names it."""
+    """The table that a command reads, and the session to read it with."""
 
     table: str
     catalog: str | None
@@ -59,7 +59,12 @@ class Source:
     verbose: bool
 
     def open(self) -> Table:
-        """The table, in the command line's session. Raises what `load_table` and `load_catalog` raise."""
+        """Start the session and load the table.
+
+        Raises:
+            SessionError: Spark did not start.
+            SparkmetaError: See `load_table` and `load_catalog`.
+        """
         from sparkmeta.cli.session import cli_session
 
         spark = cli_session(self.conf, self.remote, show_log=self.verbose)
@@ -71,7 +76,7 @@ class Source:
 
     @property
     def _location(self) -> str:
-        """The table as a location: a path that is relative here is so for no Spark task."""
+        """The location of the table, absolute because executors have other working directories."""
         return self.table if "://" in self.table or ":/" in self.table else str(Path(self.table).absolute())
 
 
@@ -85,54 +90,63 @@ def _catalog(name: str, properties: dict[str, str]) -> Catalog:
 
 
 @dataclass(frozen=True)
-class Moment:
-    """The snapshot asked for, in one of three ways, or the current one."""
+class SnapshotChoice:
+    """A choice of snapshot: by id, by ref, by time, or the current one."""
 
     snapshot_id: int | None
     ref: str | None
     as_of: datetime | None
 
     def __post_init__(self) -> None:
-        if sum(one is not None for one in (self.snapshot_id, self.ref, self.as_of)) > 1:
+        if [self.snapshot_id, self.ref, self.as_of].count(None) < 2:
             raise click.UsageError("--snapshot-id, --ref and --as-of exclude each other")
 
-    def of(self, table: Table) -> int | None:
-        """Its id; None for the current snapshot. Raises NoSuchSnapshotError."""
+    def snapshot_id_in(self, table: Table) -> int | None:
+        """Return the id of the snapshot in a table, or None for the current snapshot.
+
+        Raises:
+            NoSuchSnapshotError: The table has no such ref, or had no snapshot at the time.
+        """
         if self.ref is not None:
             return table.state.metadata_ref(self.ref).snapshot_id
         return self.snapshot_id if self.as_of is None else table.state.snapshot_id_at(self.as_of)
 
 
 @dataclass(frozen=True)
-class Question:
-    """Which rows of which snapshot to plan for."""
+class ScanOptions:
+    """The snapshot and the filter of a scan."""
 
-    moment: Moment
+    snapshot: SnapshotChoice
     row_filter: str | None
     case_sensitive: bool
 
     def scan(self, table: Table) -> Scan:
-        """The scan of the table. Raises InvalidFilterError, NoSuchSnapshotError."""
-        scan = table.scan(case_sensitive=self.case_sensitive, snapshot_id=self.moment.snapshot_id)
-        if self.moment.ref is not None:
-            scan = scan.use_ref(self.moment.ref)
-        if self.moment.as_of is not None:
-            scan = scan.as_of(self.moment.as_of)
+        """Return the scan of a table.
+
+        Raises:
+            InvalidFilterError: The filter is invalid.
+            NoSuchSnapshotError: The snapshot does not exist.
+        """
+        scan = table.scan(case_sensitive=self.case_sensitive, snapshot_id=self.snapshot.snapshot_id)
+        if self.snapshot.ref is not None:
+            scan = scan.use_ref(self.snapshot.ref)
+        if self.snapshot.as_of is not None:
+            scan = scan.as_of(self.snapshot.as_of)
         return scan if self.row_filter is None else scan.filter(self.row_filter)
 
 
 def takes_source(command: Callable[..., Any]) -> Callable[..., Any]:
-    """A command's TABLE argument and the options beside it, handed over as `source`."""
+    """Add the argument TABLE and its options to a command, which gets them as `source`."""
 
     @wraps(command)
-    def with_source(**given: Any) -> Any:
+    def with_source(**arguments: Any) -> Any:
         names = ("table", "catalog", "properties", "conf", "remote", "verbose")
-        parts = {name: given.pop(name) for name in names}
+        parts = {name: arguments.pop(name) for name in names}
         if parts["properties"] and parts["catalog"] is None:
             raise click.UsageError("--property needs --catalog")
         click.get_current_context().meta[VERBOSE] = parts["verbose"]
         source = Source(**parts | {"properties": dict(parts["properties"]), "conf": dict(parts["conf"])})
-        return command(source=source, **given)
+        return command(source=source, **arguments)
 
     return _decorated(
         with_source,
@@ -141,46 +155,51 @@ def takes_source(command: Callable[..., Any]) -> Callable[..., Any]:
             "--catalog", metavar="NAME", help="TABLE is an identifier in this catalog of pyiceberg's configuration."
         ),
         click.option(
-            "--property", "properties", type=KeyValue(), multiple=True, help="A property of the catalog; repeatable."
+            "--property", "properties", type=KeyValue(), multiple=True, help="A property of the catalog. Repeatable."
         ),
-        click.option("--conf", type=KeyValue(), multiple=True, help="A Spark setting; repeatable."),
+        click.option("--conf", type=KeyValue(), multiple=True, help="A Spark setting. Repeatable."),
         click.option("--remote", metavar="URL", help="A Spark Connect server (sc://host:port). [env: SPARK_REMOTE]"),
-        click.option("--verbose", "-v", is_flag=True, help="Leave Spark's log on stderr, and tracebacks on errors."),
+        click.option("--verbose", "-v", is_flag=True, help="Show Spark's log and tracebacks on stderr."),
     )
 
 
-def takes_moment(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The options that choose a snapshot, handed over as `moment`."""
+def takes_snapshot(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options that choose a snapshot to a command, which gets them as `choice`."""
 
     @wraps(command)
-    def with_moment(snapshot_id: int | None, ref: str | None, as_of: datetime | None, **given: Any) -> Any:
-        return command(moment=Moment(snapshot_id, ref, as_of), **given)
+    def with_snapshot(snapshot_id: int | None, ref: str | None, as_of: datetime | None, **arguments: Any) -> Any:
+        return command(choice=SnapshotChoice(snapshot_id, ref, as_of), **arguments)
 
     return _decorated(
-        with_moment,
-        click.option("--snapshot-id", type=int, help="The snapshot to look at, instead of the current one."),
-        click.option("--ref", metavar="NAME", help="A branch or tag to look at."),
+        with_snapshot,
+        click.option("--snapshot-id", type=int, help="The snapshot to read, instead of the current one."),
+        click.option("--ref", metavar="NAME", help="The branch or tag to read."),
         click.option(
-            "--as-of", type=Timestamp(), metavar="TIME", help="The snapshot that was current then (UTC without a zone)."
+            "--as-of",
+            type=Timestamp(),
+            metavar="TIME",
+            help="Read the snapshot that was current then (UTC without a zone).",
         ),
     )
 
 
-def takes_question(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The options of a scan, handed over as `question`."""
+def takes_scan_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options of a scan to a command, which gets them as `scan_options`."""
 
     @wraps(command)
-    def with_question(moment: Moment, row_filter: str | None, case_insensitive: bool, **given: Any) -> Any:
-        return command(question=Question(moment, row_filter, not case_insensitive), **given)
+    def with_scan_options(
+        choice: SnapshotChoice, row_filter: str | None, case_insensitive: bool, **arguments: Any
+    ) -> Any:
+        return command(scan_options=ScanOptions(choice, row_filter, not case_insensitive), **arguments)
 
     options = _decorated(
-        with_question,
+        with_scan_options,
         click.option(
-            "--filter", "row_filter", metavar="FILTER", help="The rows to find: \"id = 7 and name like 'a%'\"."
+            "--filter", "row_filter", metavar="FILTER", help="The rows to scan for: \"id = 7 and name like 'a%'\"."
         ),
-        click.option("--case-insensitive", is_flag=True, help="Look up the filter's columns without regard to case."),
+        click.option("--case-insensitive", is_flag=True, help="Ignore the case of column names in the filter."),
     )
-    return takes_moment(options)
+    return takes_snapshot(options)
 
 
 def _decorated(command: Callable[..., Any], *options: Callable[[Any], Any]) -> Callable[..., Any]:

@@ -1,4 +1,4 @@
-"""The commands that print one metadata table each."""
+"""Define the commands that print metadata tables."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from sparkmeta.cli.output import TextColumn, print_json_rows, print_rows, progress
-from sparkmeta.cli.source import Moment, Source, takes_moment, takes_source
+from sparkmeta.cli.source import SnapshotChoice, Source, takes_snapshot, takes_source
 from sparkmeta.errors import SparkmetaError
 
 if TYPE_CHECKING:
@@ -32,10 +32,13 @@ _ADDED, _EXISTING, _DELETED = (
 
 @dataclass(frozen=True)
 class MetadataTable:
-    """A metadata table as the command line shows it.
+    """A metadata table as the command line prints it.
 
-    text: its columns as text. of_snapshot: it is of one snapshot, and takes one. of_files: it is read from manifest
-    entries, and takes the columns to decode.
+    Attributes:
+        help: The help text of the command.
+        text: The columns of the text output.
+        of_snapshot: Whether the table describes one snapshot, which options choose.
+        of_files: Whether the table is read from manifest entries, of which only the needed columns are decoded.
     """
 
     help: str
@@ -46,7 +49,7 @@ class MetadataTable:
 
 METADATA_TABLES = {
     "files": MetadataTable(
-        "The live data files and delete files of a snapshot.",
+        "Print the live data files and delete files of a snapshot.",
         (
             TextColumn("content", "element_at(array('data', 'position', 'equality'), content + 1)", reads="content"),
             TextColumn("file_path", kind="path"),
@@ -58,7 +61,7 @@ METADATA_TABLES = {
         of_files=True,
     ),
     "entries": MetadataTable(
-        "The manifest entries of a snapshot, those of deleted files too.",
+        "Print the manifest entries of a snapshot, including those of deleted files.",
         (
             TextColumn("status", "element_at(array('existing', 'added', 'deleted'), status + 1)", reads="status"),
             TextColumn("snapshot_id", kind="id"),
@@ -75,7 +78,7 @@ METADATA_TABLES = {
         of_files=True,
     ),
     "manifests": MetadataTable(
-        "The manifests of a snapshot, with the number of files that they list.",
+        "Print the manifests of a snapshot, with the number of their files.",
         (
             TextColumn("content", "element_at(array('data', 'deletes'), content + 1)"),
             TextColumn("path", kind="path"),
@@ -88,7 +91,7 @@ METADATA_TABLES = {
         ),
     ),
     "partitions": MetadataTable(
-        "The partitions of a snapshot, with their files and rows.",
+        "Print the partitions of a snapshot, with the number of files and rows.",
         (
             _PARTITION,
             TextColumn("spec", "spec_id", "id"),
@@ -101,7 +104,7 @@ METADATA_TABLES = {
         ),
     ),
     "snapshots": MetadataTable(
-        "The snapshots that the table still has.",
+        "Print the snapshots of the table.",
         (
             TextColumn("committed_at", kind="time"),
             TextColumn("snapshot_id", kind="id"),
@@ -116,7 +119,7 @@ METADATA_TABLES = {
         of_snapshot=False,
     ),
     "refs": MetadataTable(
-        "The branches and tags.",
+        "Print the branches and tags of the table.",
         (
             TextColumn("name"),
             TextColumn("type"),
@@ -131,8 +134,15 @@ METADATA_TABLES = {
 
 
 @dataclass(frozen=True)
-class Shown:
-    """How rows are to be printed."""
+class RowOptions:
+    """The options that select and format the rows to print.
+
+    Attributes:
+        as_json: Print JSON lines instead of a text table.
+        columns: The columns to print. Empty for the default.
+        where: A Spark SQL condition.
+        limit: The number of rows to print. None for the default.
+    """
 
     as_json: bool
     columns: tuple[str, ...]
@@ -144,85 +154,97 @@ class Shown:
             raise click.UsageError(f"--limit above {MOST_TEXT_ROWS:,} needs --output json")
 
     def read_columns(self, text: Sequence[TextColumn]) -> list[str] | None:
-        """The columns that are needed; None for all."""
+        """Return the columns to read, given those of the text output. None stands for all."""
         if self.where is not None or (self.as_json and not self.columns):
             return None
         return [_decoded(name) for name in self.columns] or [column.source for column in text]
 
     def print(self, rows: DataFrame, text: Sequence[TextColumn], base: str) -> None:
-        """The rows on stdout; `text` are the columns of a table unless others are asked for."""
-        chosen = rows if self.where is None else rows.where(self.where)
+        """Print rows.
+
+        Args:
+            rows: The rows.
+            text: The default columns of the text output.
+            base: A folder. Paths below it are printed relative to it in the text output.
+        """
+        matching = rows if self.where is None else rows.where(self.where)
         if self.as_json:
             with progress("Reading"):
-                print_json_rows(chosen.select(*self.columns) if self.columns else chosen, self.limit)
+                print_json_rows(matching.select(*self.columns) if self.columns else matching, self.limit)
         else:
             named = [TextColumn(name) for name in self.columns]
             with progress("Reading"):
-                print_rows(chosen, named or text, self.limit or TEXT_ROWS, base, more=_MORE)
+                print_rows(matching, named or text, self.limit or TEXT_ROWS, base, more=_MORE)
 
 
 def _decoded(name: str) -> str:
-    """The part of a column that can be decoded without the rest of it: a field of these structs, else all of it."""
+    """Return the smallest part of a column that can be decoded alone: a field of certain structs, or the column."""
     parts = name.split(".")
     return ".".join(parts[: 2 if parts[0] in {"data_file", "readable_metrics"} else 1])
 
 
 def takes_output(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The option `--output`, handed over as `as_json`."""
+    """Add the option `--output` to a command, which gets it as `as_json`."""
 
     @wraps(command)
-    def with_output(output: str, **given: Any) -> Any:
-        return command(as_json=output == "json", **given)
+    def with_output(output: str, **arguments: Any) -> Any:
+        return command(as_json=output == "json", **arguments)
 
     choice = click.Choice(["text", "json"])
-    return click.option("--output", "-o", type=choice, default="text", show_default=True, help="Form of the output.")(
+    return click.option("--output", "-o", type=choice, default="text", show_default=True, help="Format of the output.")(
         with_output
     )
 
 
-def takes_rows(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The options that say which rows and columns to print and how, handed over as `shown`."""
+def takes_row_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options for rows and columns to a command, which gets them as `row_options`."""
 
     @wraps(command)
-    def with_shown(as_json: bool, columns: str | None, where: str | None, limit: int | None, **given: Any) -> Any:
+    def with_row_options(
+        as_json: bool, columns: str | None, where: str | None, limit: int | None, **arguments: Any
+    ) -> Any:
         names = tuple(name.strip() for name in columns.split(",")) if columns else ()
-        return command(shown=Shown(as_json, names, where, limit), **given)
+        return command(row_options=RowOptions(as_json, names, where, limit), **arguments)
 
-    rows = f"Rows to print. [default: {TEXT_ROWS} as text, all as JSON]"
-    limited = click.option("--limit", type=click.IntRange(min=1), metavar="N", help=rows)
-    chosen = click.option(
-        "--where", metavar="SQL", help="Only rows that meet this Spark SQL condition on the output's columns."
+    limit_help = f"Number of rows to print. [default: {TEXT_ROWS} as text, all as JSON]"
+    limit_option = click.option("--limit", type=click.IntRange(min=1), metavar="N", help=limit_help)
+    where_option = click.option(
+        "--where", metavar="SQL", help="Print only rows that meet this Spark SQL condition on the output's columns."
     )
-    named = click.option("--columns", metavar="A,B", help="Only these columns, by their names in the JSON output.")
-    return takes_output(named(chosen(limited(with_shown))))
+    columns_option = click.option(
+        "--columns", metavar="A,B", help="Print only these columns, by their names in the JSON output."
+    )
+    return takes_output(columns_option(where_option(limit_option(with_row_options))))
 
 
-def metadata_command(name: str, shown_as: MetadataTable) -> click.Command:
-    """The command that prints one metadata table."""
+def metadata_command(name: str, metadata_table: MetadataTable) -> click.Command:
+    """Return the command that prints a metadata table."""
 
-    def run(source: Source, shown: Shown, moment: Moment | None = None) -> None:
+    def run(source: Source, row_options: RowOptions, choice: SnapshotChoice | None = None) -> None:
         with progress("Opening the table"):
             table = source.open()
-            text = text_columns(table, shown_as.text)
-            asked: dict[str, Any] = {} if moment is None else {"snapshot_id": moment.of(table)}
-            if shown_as.of_files:
-                asked["columns"] = shown.read_columns(text)
-            rows = _rows(table, name, asked)
-        shown.print(rows, text, table.location())
+            text = text_columns(table, metadata_table.text)
+            arguments: dict[str, Any] = {} if choice is None else {"snapshot_id": choice.snapshot_id_in(table)}
+            if metadata_table.of_files:
+                arguments["columns"] = row_options.read_columns(text)
+            rows = _rows(table, name, arguments)
+        row_options.print(rows, text, table.location())
 
-    options = takes_rows(takes_source(run))
-    return click.command(name, help=shown_as.help)(takes_moment(options) if shown_as.of_snapshot else options)
+    options = takes_row_options(takes_source(run))
+    return click.command(name, help=metadata_table.help)(
+        takes_snapshot(options) if metadata_table.of_snapshot else options
+    )
 
 
 def text_columns(table: Table, columns: Sequence[TextColumn]) -> list[TextColumn]:
-    """The columns of a text table; those of partitions only where the table has any."""
+    """Return the columns of the text output, without partition and spec if the table is unpartitioned."""
     partitioned = bool(table.state.types.partition_type.fields)
     return [column for column in columns if partitioned or column.name not in {"partition", "spec"}]
 
 
-def _rows(table: Table, name: str, asked: dict[str, Any]) -> DataFrame:
+def _rows(table: Table, name: str, arguments: dict[str, Any]) -> DataFrame:
     try:
-        rows: DataFrame = getattr(table.inspect, name)(**asked)
+        rows: DataFrame = getattr(table.inspect, name)(**arguments)
     except SparkmetaError:
         raise
     except ValueError as error:
