@@ -1,9 +1,10 @@
-"""`make demo`: lets another library write a table of some thousand small files, looks at its metadata, plans its scans.
+"""Demonstrate sparkmeta on two tables (`make demo`).
 
-Then it makes a table of format version 4 of its own, commits to it, and draws its metadata tree.
+Another library writes a table of some thousand small files. The demo shows its metadata and plans scans. Then sparkmeta
+creates a table of format version 4, commits to it, and draws its metadata tree.
 
-It needs nothing but this project. Where `make jars` has brought Iceberg's Java runtime, that writes the table, with
-delete files and deletion vectors; else pyiceberg does, without.
+Iceberg's Java runtime writes the first table if `make jars` has fetched it. Otherwise pyiceberg does, which writes no
+delete files.
 """
 
 from __future__ import annotations
@@ -42,8 +43,8 @@ CHANGES = (
 )
 
 
-class Story:
-    """The demo's telling: headings, remarks, and the time that each thing took."""
+class Output:
+    """The console output: headings, commands and steps with their duration."""
 
     def __init__(self) -> None:
         self.console = Console(file=sys.stdout, width=text_width(), highlight=False)
@@ -53,8 +54,8 @@ class Story:
         self.console.print()
         self.console.rule(text, align="left")
 
-    def did(self, text: str) -> None:
-        """Something that is done, with the seconds since the last one."""
+    def step(self, text: str) -> None:
+        """Print a step that is done, with the seconds since the previous one."""
         now = time.perf_counter()
         self.console.print(f"{now - self.since:6.1f} s  {text}", markup=False, soft_wrap=True)
         self.since = now
@@ -64,14 +65,14 @@ class Story:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Tells the whole story. Returns the exit code."""
+    """Run the demo and return the exit code."""
     parser = argparse.ArgumentParser(description="A table of some thousand files, its metadata and its plans.")
-    parser.add_argument("--folder", type=Path, default=ROOT / "build" / "demo", help="made anew by every run")
+    parser.add_argument("--folder", type=Path, default=ROOT / "build" / "demo", help="replaced by every run")
     parser.add_argument("--jars", type=Path, default=ROOT / "build" / "jars", help="where Iceberg's Java runtime is")
-    parser.add_argument("--months", type=int, choices=range(1, 13), default=12, metavar="N", help="of orders, 1 to 12")
-    asked = parser.parse_args(arguments)
+    parser.add_argument("--months", type=int, choices=range(1, 13), default=12, metavar="N", help="months of orders")
+    args = parser.parse_args(arguments)
     try:
-        tell(asked.folder.resolve(), iceberg_jar(asked.jars), asked.months)
+        run(args.folder.resolve(), iceberg_jar(args.jars), args.months)
     except sm.SparkmetaError as error:
         print(f"demo: {error}", file=sys.stderr)
         return 1
@@ -79,82 +80,82 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def iceberg_jar(folder: Path) -> Path | None:
-    """Iceberg's runtime for the Spark that is installed, if it is in the folder."""
+    """Return the jar in a folder of Iceberg's runtime for the installed Spark, if there is one."""
     spark_version = ".".join(pyspark.__version__.split(".")[:2])
     return next(iter(sorted(folder.glob(f"iceberg-spark-runtime-{spark_version}_*.jar"))), None)
 
 
-def tell(folder: Path, jar: Path | None, months: int) -> None:
-    """Makes the table, then looks at it."""
-    story = Story()
+def run(folder: Path, jar: Path | None, months: int) -> None:
+    """Write both tables and show them."""
+    output = Output()
     warehouse = folder / "warehouse"
     shutil.rmtree(warehouse, ignore_errors=True)
-    story.heading("A table of some thousand small files")
+    output.heading("A table of some thousand small files")
     with progress("Starting Spark"):
         spark = cli_session(demo_table.java_config(jar, warehouse) if jar else {}, None, show_log=False)
-    story.did(f"Spark {spark.version} started on this machine")
+    output.step(f"Spark {spark.version} started on this machine")
     with progress("Writing the table"):
         location = (
-            demo_table.write_with_java(spark, warehouse, months, story.did)
+            demo_table.write_with_java(spark, warehouse, months, output.step)
             if jar
-            else demo_table.write_with_pyiceberg(warehouse, months, story.did)
+            else demo_table.write_with_pyiceberg(warehouse, months, output.step)
         )
-    look(sm.load_table(location, spark=spark), story)
-    story.heading("A table of format version 4: its metadata is a tree")
+    show_table(sm.load_table(location, spark=spark), output)
+    output.heading("A table of format version 4: its metadata is a tree")
     with progress("Writing the table"):
         shutil.rmtree(folder / "trees", ignore_errors=True)
-        tree = demo_tree.write_tree(spark, folder / "trees", story.did)
-    look_at_tree(tree, story)
-    go_on(location, tree.location(), story)
+        tree = demo_tree.write_tree(spark, folder / "trees", output.step)
+    show_tree(tree, output)
+    print_next_commands(location, tree.location(), output)
 
 
-def look(table: sm.Table, story: Story) -> None:
-    """Prints what the table is made of, and three plans."""
-    story.heading("What it is: table.metadata")
+def show_table(table: sm.Table, output: Output) -> None:
+    """Print the metadata of a table, and three plans."""
+    output.heading("The table: table.metadata")
     print_facts(table.full_name, facts(table))
     for name, rows in (("snapshots", 20), ("manifests", 20), ("files", 8), ("partitions", 8)):
-        story.heading(f"Its metadata as DataFrames: table.inspect.{name}()")
+        output.heading(f"Its metadata as DataFrames: table.inspect.{name}()")
         print_rows(getattr(table.inspect, name)(), METADATA_TABLES[name].text, rows, table.location())
-    plan(table, story, "", "A scan of everything")
-    plan(table, story, TWO_DAYS, "Two days in two countries: manifests and files skipped by partition")
-    plan(table, story, BY_STATS, "One order, in a column that is no partition: files skipped by min and max")
-    story.heading("A scan of everything as splits packed into tasks: table.scan().plan_tasks()")
+    plan(table, output, "", "A scan of everything")
+    plan(table, output, TWO_DAYS, "Two days in two countries: manifests and files skipped by partition")
+    plan(table, output, BY_STATS, "One order, by a column that is not a partition column: files skipped by min and max")
+    output.heading("A scan of everything as splits packed into tasks: table.scan().plan_tasks()")
     print_rows(table.scan().plan_tasks(), TASKS, 4)
 
 
-def look_at_tree(table: sm.Table, story: Story) -> None:
-    """Prints a plan of a V4 table, what its commits changed, and the tree."""
-    plan(table, story, "order_id < 3000 and country in ('AT', 'SE')", "Its scans are planned as those of other tables")
-    story.heading("What its commits changed: table.file_changes(from, to)")
+def show_tree(table: sm.Table, output: Output) -> None:
+    """Print a plan of a metadata tree, the changes of its commits, and a drawing."""
+    plan(table, output, "order_id < 3000 and country in ('AT', 'SE')", "A scan of the tree")
+    output.heading("The changes of its commits: table.file_changes(from, to)")
     show_changes(table)
-    story.heading("The tree: table.draw()")
-    story.console.print(table.draw().text, markup=False, soft_wrap=True)
+    output.heading("The tree: table.draw()")
+    output.console.print(table.draw().text, markup=False, soft_wrap=True)
 
 
 def show_changes(table: sm.Table) -> None:
-    """Prints what the last two commits did, by snapshot."""
+    """Print the files that the last two commits added and removed."""
     snapshots = table.snapshots()
     changes = table.file_changes(snapshots[-3].snapshot_id, snapshots[-1].snapshot_id)
     print_rows(changes, CHANGES, 20, table.location())
 
 
-def plan(table: sm.Table, story: Story, row_filter: str, title: str) -> None:
-    """Prints one scan's first files and its report."""
-    story.heading(title)
-    story.command(f'table.scan("{row_filter}").plan_files()' if row_filter else "table.scan().plan_files()")
+def plan(table: sm.Table, output: Output, row_filter: str, title: str) -> None:
+    """Print the first files of a scan and its report."""
+    output.heading(title)
+    output.command(f'table.scan("{row_filter}").plan_files()' if row_filter else "table.scan().plan_files()")
     scan = table.scan(row_filter) if row_filter else table.scan()
-    story.since = time.perf_counter()
+    output.since = time.perf_counter()
     print_rows(scan.plan_files(), PLANNED_FILES, 6, table.location())
-    story.did("planned and shown")
+    output.step("planned and shown")
     for line in str(scan.report()).splitlines():
-        story.console.print(line, markup=False, soft_wrap=True)
+        output.console.print(line, markup=False, soft_wrap=True)
 
 
-def go_on(location: str, tree: str, story: Story) -> None:
-    """What to try next."""
-    story.heading("Go on from here")
+def print_next_commands(location: str, tree: str, output: Output) -> None:
+    """Print commands to try next."""
+    output.heading("Next, try")
     for command in _next_commands(location, tree):
-        story.command(command)
+        output.command(command)
 
 
 def _next_commands(location: str, tree: str) -> Iterator[str]:

@@ -1,7 +1,7 @@
-"""The demo's table: a year of a shop's orders in some thousand small files, written by another library.
+"""Write the demo's first table: a year of a shop's orders in some thousand small files.
 
-With Iceberg's Java runtime it gets what tables of today have: position deletes of format version 2, then deletion
-vectors of version 3. pyiceberg alone writes no delete files; its table has none.
+Iceberg's Java runtime writes position deletes of format version 2, then deletion vectors of version 3. pyiceberg writes
+no delete files.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 YEAR = 2025
 COUNTRIES = ("AT", "CH", "DE", "DK", "FI", "NL", "NO", "SE")
-ORDERS_A_FILE = 40
+ORDERS_PER_FILE = 40
 NAME = "shop.orders"
 CATALOG = "demo"
 
@@ -31,7 +31,7 @@ _STATUS = ("paid", "paid", "paid", "open", "cancelled")
 
 
 def java_config(jar: Path, warehouse: Path) -> dict[str, str]:
-    """Spark's settings for a catalog `demo` of Iceberg's Java runtime over a folder."""
+    """Return Spark's settings for a catalog `demo` of Iceberg's Java runtime in a folder."""
     return {
         "spark.jars": str(jar),
         "spark.sql.extensions": "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions",
@@ -42,7 +42,7 @@ def java_config(jar: Path, warehouse: Path) -> dict[str, str]:
 
 
 def write_with_java(spark: SparkSession, warehouse: Path, months: int, say: Callable[[str], None]) -> str:
-    """Writes the table with Iceberg's Java runtime and deletes from it merge-on-read. Returns its folder."""
+    """Write the table with Iceberg's Java runtime, with merge-on-read deletes, and return its folder."""
     table = f"{CATALOG}.{NAME}"
     properties = {"format-version": "2", "write.distribution-mode": "none", "write.spark.fanout.enabled": "true"}
     properties |= {f"write.{command}.mode": "merge-on-read" for command in ("delete", "update", "merge")}
@@ -64,7 +64,7 @@ def write_with_java(spark: SparkSession, warehouse: Path, months: int, say: Call
 
 
 def write_with_pyiceberg(warehouse: Path, months: int, say: Callable[[str], None]) -> str:
-    """Writes the table with pyiceberg; its delete rewrites files. Returns its current metadata file."""
+    """Write the table with pyiceberg, whose delete rewrites files, and return its metadata file."""
     from pyiceberg.catalog.sql import SqlCatalog
     from pyiceberg.transforms import DayTransform, IdentityTransform
 
@@ -77,21 +77,21 @@ def write_with_pyiceberg(warehouse: Path, months: int, say: Callable[[str], None
         spec.add_field("country", IdentityTransform(), "country")
     for month in range(1, months + 1):
         table.add_files(_parquet_files(orders(month), warehouse / "shop" / "orders" / "data"))
-    say(f"{months} times Parquet files added by pyiceberg, a month each")
+    say(f"{months} months of Parquet files added by pyiceberg")
     table.delete(f"ts < '{YEAR}-01-04T00:00:00'")
-    say("a delete of three days, whole files, since pyiceberg writes no delete files: for those run `make jars` first")
+    say("a delete of three days as whole files; pyiceberg writes no delete files: run `make jars` to have some")
     return table.metadata_location
 
 
 def _parquet_files(rows: pa.Table, folder: Path) -> list[str]:
-    """A file for each day and country."""
+    """Write a file for each day and country, and return their locations."""
     folder.mkdir(parents=True, exist_ok=True)
     keyed = rows.append_column("day", rows["ts"].cast(pa.date32())).sort_by(
         [("day", "ascending"), ("country", "ascending")]
     )
     paths = []
-    for start in range(0, len(keyed), ORDERS_A_FILE):
-        part = keyed.slice(start, ORDERS_A_FILE)
+    for start in range(0, len(keyed), ORDERS_PER_FILE):
+        part = keyed.slice(start, ORDERS_PER_FILE)
         path = folder / f"{part['day'][0]}-{part['country'][0]}.parquet"
         parquet.write_table(part.drop_columns("day"), path)
         paths.append(path.as_uri())
@@ -99,7 +99,7 @@ def _parquet_files(rows: pa.Table, folder: Path) -> list[str]:
 
 
 def orders(month: int) -> pa.Table:
-    """A month's orders: for every day and country as many as a file holds, their ids ascending with time."""
+    """Return a month's orders: ORDERS_PER_FILE per day and country, with ids that ascend with time."""
     rows = list(_orders(month))
     kinds = [pa.int64(), pa.int64(), pa.timestamp("us"), pa.string(), pa.decimal128(9, 2), pa.string()]
     names = [column.split()[0] for column in _COLUMNS.replace("(9,2)", "").split(", ")]
@@ -110,10 +110,10 @@ def orders(month: int) -> pa.Table:
 def _orders(month: int) -> Iterator[tuple[Any, ...]]:
     for day in range(1, monthrange(YEAR, month)[1] + 1):
         midnight = datetime(YEAR, month, day)  # noqa: DTZ001  the column has no time zone
-        first = midnight.timetuple().tm_yday * len(COUNTRIES) * ORDERS_A_FILE
-        for number in range(len(COUNTRIES) * ORDERS_A_FILE):
+        first = midnight.timetuple().tm_yday * len(COUNTRIES) * ORDERS_PER_FILE
+        for number in range(len(COUNTRIES) * ORDERS_PER_FILE):
             order = first + number
-            moment = midnight.replace(hour=number * 24 // (len(COUNTRIES) * ORDERS_A_FILE), minute=number % 60)
+            moment = midnight.replace(hour=number * 24 // (len(COUNTRIES) * ORDERS_PER_FILE), minute=number % 60)
             country = COUNTRIES[number % len(COUNTRIES)]
             status = _STATUS[order // len(COUNTRIES) % len(_STATUS)]
             yield order, order * 7919 % 5000, moment, country, order * 104_729 % 99_900 + 100, status

@@ -1,11 +1,11 @@
-"""The demo's second table: of format version 4, its metadata a tree that each commit edits in one small file."""
+"""Write the demo's second table, of format version 4, whose metadata is a tree."""
 
 from __future__ import annotations
 
 import struct
 from typing import TYPE_CHECKING, Any
 
-from demo_table import NAME, ORDERS_A_FILE, orders
+from demo_table import NAME, ORDERS_PER_FILE, orders
 from pyarrow import parquet
 from pyiceberg.io.pyarrow import schema_to_pyarrow
 from pyiceberg.partitioning import PartitionField, PartitionSpec
@@ -31,7 +31,7 @@ SCHEMA = Schema(
     NestedField(6, "status", StringType()),
 )
 SPEC = PartitionSpec(PartitionField(4, 1000, IdentityTransform(), "country"))
-# So few files of a commit stand in the root that the demo's first one makes a leaf.
+# A limit that the demo's first commit exceeds, so that it writes a leaf.
 PROPERTIES = {"write.tree.direct-files": "16"}
 
 _FILES = (
@@ -42,27 +42,27 @@ _FILES = (
 
 
 def write_tree(spark: SparkSession, warehouse: Path, say: Callable[[str], None]) -> sm.Table:
-    """Creates the table, and commits to it three times: a large append, a small one, and a delete of one file."""
+    """Create the table and commit to it three times: a large append, a small one, and a delete of one file."""
     catalog = sm.load_catalog("demo", type="hadoop", warehouse=warehouse.as_uri())
     table = catalog.create_table(NAME, SCHEMA, SPEC, properties=PROPERTIES, format_version=4, spark=spark)
     say("created by load_catalog(...).create_table(..., format_version=4)")
     written = parquet_files(warehouse / "shop" / "orders" / "data")
     with table.transaction() as transaction:
         transaction.update_snapshot().append(spark.createDataFrame(written[:-2], _FILES))
-    say(f"an append of {len(written) - 2} files: they stand in a leaf")
+    say(f"an append of {len(written) - 2} files: their entries are in a leaf")
     table = table.refresh()
     with table.transaction() as transaction:
         transaction.update_snapshot().append(spark.createDataFrame(written[-2:], _FILES))
-    say("an append of 2 files: they stand in the root, the one manifest that is written")
+    say("an append of 2 files: their entries are in the root, the only manifest that is written")
     table = table.refresh()
     with table.transaction() as transaction:
-        transaction.update_snapshot().delete(one_file(table))
-    say("a delete of one file: a bit in the root masks its entry in the leaf")
+        transaction.update_snapshot().delete(first_file(table))
+    say("a delete of one file: a deletion vector in the root masks its entry in the leaf")
     return table.refresh()
 
 
-def one_file(table: sm.Table) -> DataFrame:
-    """The first of the table's files, in order of their orders."""
+def first_file(table: sm.Table) -> DataFrame:
+    """Return the plan row of the file with the first order."""
     return table.scan(f"order_id = {_first_order()}").plan_files()
 
 
@@ -72,11 +72,11 @@ def _first_order() -> int:
 
 
 def parquet_files(folder: Path) -> list[tuple[Any, ...]]:
-    """A part of a month's orders, in Parquet files of one country each, as rows for an append."""
+    """Write some of a month's orders as Parquet files of one country each, and return rows to append."""
     folder.mkdir(parents=True)
     rows = orders(1).sort_by([("country", "ascending"), ("order_id", "ascending")])
     kinds = schema_to_pyarrow(SCHEMA)
-    parts = [rows.slice(start, ORDERS_A_FILE).cast(kinds) for start in range(0, len(rows), ORDERS_A_FILE)]
+    parts = [rows.slice(start, ORDERS_PER_FILE).cast(kinds) for start in range(0, len(rows), ORDERS_PER_FILE)]
     return [_written(part, folder / f"{number:02}.parquet") for number, part in enumerate(parts[::5])]
 
 
@@ -84,5 +84,5 @@ def _written(part: pa.Table, path: Path) -> tuple[Any, ...]:
     parquet.write_table(part, path)
     ids, country = part["order_id"].to_pylist(), part["country"][0].as_py()
     counts = {1: len(ids)}
-    bounds = [{1: bytearray(struct.pack("<q", one))} for one in (min(ids), max(ids))]
+    bounds = [{1: bytearray(struct.pack("<q", bound))} for bound in (min(ids), max(ids))]
     return path.as_uri(), "PARQUET", len(ids), path.stat().st_size, (country,), counts, {1: 0}, *bounds

@@ -1,12 +1,13 @@
-"""Plans a scan of an Iceberg table with spark-submit, and writes the plan where other jobs can read it.
+"""Plan a scan of an Iceberg table with spark-submit, and write the plan for other jobs to read.
 
     spark-submit --properties-file conf/spark-defaults.conf jobs/plan_table.py \
         --table s3://warehouse/db/events --filter "ts >= '2026-01-01'" --output s3://plans/events --format parquet
 
-The plan is written by Spark's tasks, one row a data file with its deletes (or, with --tasks, one row a task of splits).
-The last line of standard output is a JSON object: the table, its snapshot, what was planned, the seconds it took, and
-a report of what planning scanned and skipped. Exit codes: 0 written, 1 an error (one line names it), 2 wrong arguments.
-The executors need the package sparkmeta installed.
+Spark's tasks write the plan. It has a row per data file with its deletes or, with --tasks, a row per task of splits.
+The last line of standard output is a JSON object: the table, the snapshot, the number of files, the time in seconds,
+and a report of what planning scanned and skipped.
+
+Exit codes: 0 success; 1 an error, described in one line; 2 invalid arguments. The executors need sparkmeta installed.
 """
 
 from __future__ import annotations
@@ -33,33 +34,33 @@ if TYPE_CHECKING:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the job. Returns the exit code."""
-    asked = _arguments().parse_args(arguments)
+    """Run the job and return the exit code."""
+    args = _arguments().parse_args(arguments)
     try:
-        print(json.dumps(plan_table(asked)))
+        print(json.dumps(plan_table(args)))
     except (sm.SparkmetaError, PySparkException) as error:
         print(f"plan_table: {str(from_spark(error) or error).strip().splitlines()[0]}", file=sys.stderr)
         return 1
     return 0
 
 
-def plan_table(asked: argparse.Namespace) -> dict[str, Any]:
-    """Plans, writes the plan, and says what was done."""
+def plan_table(args: argparse.Namespace) -> dict[str, Any]:
+    """Plan a scan, write the plan, and return the result to print."""
     started = time.perf_counter()
-    spark = SparkSession.builder.appName(f"plan {asked.table}").getOrCreate()
-    table = _table(spark, asked)
-    scan = _scan(table, asked)
+    spark = SparkSession.builder.appName(f"plan {args.table}").getOrCreate()
+    table = _table(spark, args)
+    scan = _scan(table, args)
     opened = time.perf_counter()
-    planned = _write(scan.plan_tasks() if asked.tasks else scan.plan_files(), asked)
+    planned = _write(scan.plan_tasks() if args.tasks else scan.plan_files(), args)
     written = time.perf_counter()
-    report = scan.report().to_dict() if asked.report else None
+    report = scan.report().to_dict() if args.report else None
     snapshot = scan.snapshot()
     return {
         "table": table.location(),
         "snapshot_id": snapshot.snapshot_id if snapshot else None,
-        "filter": asked.filter,
-        "output": asked.output,
-        "format": asked.format,
+        "filter": args.filter,
+        "output": args.output,
+        "format": args.format,
         **planned,
         "seconds": {
             "open": round(opened - started, 3),
@@ -70,29 +71,29 @@ def plan_table(asked: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def _table(spark: SparkSession, asked: argparse.Namespace) -> sm.Table:
-    if asked.catalog is None:
-        return sm.load_table(asked.table, spark=spark)
-    return sm.load_catalog(asked.catalog).load_table(asked.table)
+def _table(spark: SparkSession, args: argparse.Namespace) -> sm.Table:
+    if args.catalog is None:
+        return sm.load_table(args.table, spark=spark)
+    return sm.load_catalog(args.catalog).load_table(args.table)
 
 
-def _scan(table: sm.Table, asked: argparse.Namespace) -> sm.Scan:
-    scan = table.scan(case_sensitive=not asked.case_insensitive, snapshot_id=asked.snapshot_id)
-    if asked.ref is not None:
-        scan = scan.use_ref(asked.ref)
-    if asked.as_of is not None:
-        scan = scan.as_of(asked.as_of)
-    return scan.filter(asked.filter) if asked.filter else scan
+def _scan(table: sm.Table, args: argparse.Namespace) -> sm.Scan:
+    scan = table.scan(case_sensitive=not args.case_insensitive, snapshot_id=args.snapshot_id)
+    if args.ref is not None:
+        scan = scan.use_ref(args.ref)
+    if args.as_of is not None:
+        scan = scan.as_of(args.as_of)
+    return scan.filter(args.filter) if args.filter else scan
 
 
-def _write(plan: DataFrame, asked: argparse.Namespace) -> dict[str, int]:
-    """Writes the plan and counts what is written, in one pass."""
+def _write(plan: DataFrame, args: argparse.Namespace) -> dict[str, int]:
+    """Write the plan, and count its rows in the same pass."""
     counted = Observation()
-    writer = plan.observe(counted, *_counts(tasks=asked.tasks)).write.mode("overwrite" if asked.overwrite else "error")
-    if asked.format == "json":
-        writer.options(**JSON_OPTIONS).json(asked.output)
+    writer = plan.observe(counted, *_counts(tasks=args.tasks)).write.mode("overwrite" if args.overwrite else "error")
+    if args.format == "json":
+        writer.options(**JSON_OPTIONS).json(args.output)
     else:
-        writer.parquet(asked.output)
+        writer.parquet(args.output)
     return {name: int(value or 0) for name, value in counted.get.items()}
 
 
@@ -109,19 +110,21 @@ def _counts(*, tasks: bool) -> list[Column]:
 
 def _arguments() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="plan_table.py", description="Plan a scan of an Iceberg table.")
-    parser.add_argument("--table", required=True, help="folder or metadata file; with --catalog an identifier")
-    parser.add_argument("--catalog", help="name of a catalog of pyiceberg's configuration")
-    parser.add_argument("--filter", help="the rows to find, e.g. \"id = 7 and name like 'a%%'\"")
-    parser.add_argument("--case-insensitive", action="store_true", help="look up columns without regard to case")
+    parser.add_argument("--table", required=True, help="folder or metadata file, or with --catalog an identifier")
+    parser.add_argument("--catalog", help="the name of a catalog in pyiceberg's configuration")
+    parser.add_argument("--filter", help="the rows to scan for, e.g. \"id = 7 and name like 'a%%'\"")
+    parser.add_argument("--case-insensitive", action="store_true", help="ignore the case of column names in the filter")
     moment = parser.add_mutually_exclusive_group()
     moment.add_argument("--snapshot-id", type=int, help="the snapshot to plan, instead of the current one")
     moment.add_argument("--ref", help="a branch or tag to plan")
-    moment.add_argument("--as-of", type=_time, help="plan the snapshot that was current then; UTC without a zone")
-    parser.add_argument("--output", required=True, help="folder to write the plan to")
+    moment.add_argument("--as-of", type=_time, help="plan the snapshot that was current then (UTC without a zone)")
+    parser.add_argument("--output", required=True, help="the folder to write the plan to")
     parser.add_argument("--format", choices=["parquet", "json"], default="parquet")
-    parser.add_argument("--overwrite", action="store_true", help="replace what is in the output folder")
+    parser.add_argument("--overwrite", action="store_true", help="replace the content of the output folder")
     parser.add_argument("--tasks", action="store_true", help="write tasks of packed splits instead of files")
-    parser.add_argument("--no-report", dest="report", action="store_false", help="leave out the report and its jobs")
+    parser.add_argument(
+        "--no-report", dest="report", action="store_false", help="skip the report, which takes additional Spark jobs"
+    )
     return parser
 
 

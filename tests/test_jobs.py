@@ -101,7 +101,7 @@ def test_demo_without_jars(main_of, tmp_path: Path, capsys):
     assert main_of("demo.py")(demo_arguments(tmp_path / "demo", tmp_path)) == 0
     told, errors = capsys.readouterr()
     assert errors == ""
-    assert "an append of 48 files: they stand in a leaf" in told
+    assert "an append of 48 files: their entries are in a leaf" in told
     # 31 days in 8 countries, but for three days that are deleted.
     assert "8,960 records in 224 data files" in told
     assert "no delete files" in told
@@ -115,7 +115,7 @@ def test_demo_with_iceberg_java(tmp_path: Path):
     command = [sys.executable, str(JOBS / "demo.py"), *demo_arguments(tmp_path / "demo", jar.parent)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
-    assert "an append of 48 files: they stand in a leaf" in done.stdout
+    assert "an append of 48 files: their entries are in a leaf" in done.stdout
     assert "masks {0} of M1" in done.stdout
     assert "9,920 records in 248 data files" in done.stdout
     assert "position delete files" in done.stdout

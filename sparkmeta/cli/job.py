@@ -55,15 +55,14 @@ def job_parser(prog: str, description: str) -> argparse.ArgumentParser:
     return parser
 
 
-_COMMON_ARGUMENTS = {"table", "catalog", "commit"}
+# Arguments that are not options of the plan.
+_JOB_ARGUMENTS = {"table", "catalog", "commit"}
 
 
 def _plan_and_commit(parsed: argparse.Namespace, name: str, plan_of: Callable[..., Plan]) -> dict[str, Any]:
     started = time.perf_counter()
     spark = SparkSession.builder.appName(f"{name} {parsed.table}").getOrCreate()
-    options = {
-        name: value for name, value in vars(parsed).items() if name not in _COMMON_ARGUMENTS and value is not None
-    }
+    options = {name: value for name, value in vars(parsed).items() if name not in _JOB_ARGUMENTS and value is not None}
     plan = plan_of(_table(spark, parsed), **options)
     print(plan.summary(), file=sys.stderr)  # noqa: T201
     planned = time.perf_counter()
