@@ -72,12 +72,6 @@ class ManifestReader:
 
     # -- where ------------------------------------------------------------------------------------------------------
 
-    def placement(self, manifests: pa.Table, projection: EntryProjection) -> Placement:
-        """Return where `entries` reads manifests unless the caller says: the entries of a tree by Spark."""
-        if self.tree is None and self.manifest_cache is None and self.fits_driver(manifests, projection):
-            return Placement.DRIVER
-        return Placement.SPARK if self.tree is not None or self.access.tasks is None else Placement.TASKS
-
     def fits_driver(self, manifests: pa.Table, projection: EntryProjection, most_entries: int | None = None) -> bool:
         """Return whether threads of this process read manifests sooner than Python tasks do; see `ManifestLoad`.
 
@@ -104,19 +98,25 @@ class ManifestReader:
 
         Every physical row that no deletion vector of its manifest masks, DELETED ones included. Lazy but for what the
         driver reads: all by `Placement.DRIVER`, else few small deletion vectors.
+
+        Args:
+            manifests: the manifests.
+            projection: what to read.
+            placement: where. By default few Avro manifests are read by the driver, Parquet ones by Spark, and others by
+                tasks where these can open files.
         """
-        placement = placement or self.placement(manifests, projection)
-        if placement is Placement.DRIVER:
-            return selectable_frame(self.spark, self.table(manifests, projection))
-        if self.tree is None:
-            return self._listed_entries(manifests, projection)
-        if has_metrics_maps(projection):
+        if placement is None and self.tree is None and self.manifest_cache is None:
+            placement = Placement.DRIVER if self.fits_driver(manifests, projection) else None
+        if self.tree is not None and has_metrics_maps(projection):
             stats = stats_for_maps(projection, self.types.column_types)
             fill = partial(with_metrics_maps, projection, frozenset(self.types.column_types))
             return self.entries(manifests, stats, placement).mapInArrow(fill, spark_schema(projection.schema))
-        return self._union(
-            [*self._leaf_frames(manifests, projection), *self._root_frames(manifests, projection)], projection
-        )
+        if placement is Placement.DRIVER:
+            return selectable_frame(self.spark, self.table(manifests, projection))
+        if self.tree is None:
+            return self._union(self._listed_frames(manifests, projection, placement), projection)
+        frames = [*self._leaf_frames(manifests, projection, placement), *self._root_frames(manifests, projection)]
+        return self._union(frames, projection)
 
     def table(self, manifests: pa.Table, projection: EntryProjection) -> pa.Table:
         """As `entries`, read by threads of this process into Arrow: for manifests that fit the driver."""
@@ -147,57 +147,66 @@ class ManifestReader:
             tables.append(root_entries(rows, manifest, self.tree.root.location, projection, self.trees))
         return pa.concat_tables(tables)
 
-    def physical_frames(self, manifests: pa.Table, projection: EntryProjection) -> list[DataFrame]:
+    def physical_frames(
+        self, manifests: pa.Table, projection: EntryProjection, placement: Placement | None = None
+    ) -> list[DataFrame]:
         """Return every entry of leaves of a tree, masked and DELETED ones included: a DataFrame a layout.
 
         Without metrics maps: these are made of stats (`stats_for_maps`, `with_metrics_maps`).
         """
         assert self.tree is not None
         is_ours, is_foreign = self.tree.has_tree_layout(manifests), self.tree.is_foreign(manifests)
-        leaves, foreign = manifests.filter(is_ours), manifests.filter(is_foreign)
+        if placement is Placement.TASKS:
+            is_ours, is_foreign = pa.repeat(False, len(manifests)), pc.or_(is_ours, is_foreign)
+        leaves, decoded = manifests.filter(is_ours), manifests.filter(is_foreign)
         listed = manifests.filter(pc.invert(pc.or_(is_ours, is_foreign)))
         frames = []
         if len(leaves):
             frames.append(read_leaf_entries(self.spark, whole_manifests(leaves), projection, self.tree.sources))
-        if len(foreign):
-            frames.append(self._decoded(whole_manifests(foreign), projection))
+        if len(decoded):
+            frames.append(self._decoded(self.parts(decoded, projection), projection, placement))
         if len(listed):
-            frames.append(self.without_tree().entries(listed, projection))
+            frames.append(self.without_tree().entries(listed, projection, placement))
         return frames
 
     def without_tree(self) -> ManifestReader:
         """Return a reader of manifests of the v1-v3 layout, which tables have that became trees."""
         return replace(self, tree=None)
 
-    def _listed_entries(self, manifests: pa.Table, projection: EntryProjection) -> DataFrame:
-        is_avro = pc.equal(manifests.column("file_format"), "AVRO")
-        avro, parquet = manifests.filter(is_avro), manifests.filter(pc.invert(is_avro))
+    def _listed_frames(
+        self, manifests: pa.Table, projection: EntryProjection, placement: Placement | None
+    ) -> list[DataFrame]:
+        by_spark = pc.equal(manifests.column("file_format"), "PARQUET")
+        if placement is Placement.TASKS:
+            by_spark = pa.repeat(False, len(manifests))
+        parquet, decoded = manifests.filter(by_spark), manifests.filter(pc.invert(by_spark))
         frames = []
-        if len(avro):
-            parts = self.parts(avro, projection, split=True)
-            cached, missing = (parts.filter(mask(parts.column(CACHED_LEAF))) for mask in (pc.is_valid, pc.is_null))
+        if len(decoded):
+            parts = self.parts(decoded, projection, split=True)
+            cached, missing = (parts.filter(test(parts.column(CACHED_LEAF))) for test in (pc.is_valid, pc.is_null))
             if len(cached):
                 frames.append(read_cached_entries(self.spark, cached, projection))
             if len(missing):
-                frames.append(self._decoded(missing, projection))
+                frames.append(self._decoded(missing, projection, placement))
         if len(parquet):
             names = self.types.partition_names
             frames.append(read_parquet_entries(self.spark, whole_manifests(parquet), projection, names))
-        return self._union(frames, projection)
+        return frames
 
-    def _leaf_frames(self, manifests: pa.Table, projection: EntryProjection) -> list[DataFrame]:
+    def _leaf_frames(
+        self, manifests: pa.Table, projection: EntryProjection, placement: Placement | None
+    ) -> list[DataFrame]:
         leaves = manifests.filter(pc.not_equal(manifests.column("file_format"), IN_ROOT))
         dvs = self._dvs_of(leaves)
         if not len(dvs):
-            return self.physical_frames(leaves, projection)
+            return self.physical_frames(leaves, projection, placement)
         if few_masks(dvs, self.access):  # one relation is planned sooner than two
-            return [without_masked(frame, dvs, self.access) for frame in self.physical_frames(leaves, projection)]
+            frames = self.physical_frames(leaves, projection, placement)
+            return [without_masked(frame, dvs, self.access) for frame in frames]
         is_masked = pc.is_in(leaves.column(MANIFEST), dvs.column(MANIFEST).combine_chunks())
-        masked = self.physical_frames(leaves.filter(is_masked), projection)
-        return [
-            *self.physical_frames(leaves.filter(pc.invert(is_masked)), projection),
-            *(without_masked(frame, dvs, self.access) for frame in masked),
-        ]
+        frames = self.physical_frames(leaves.filter(pc.invert(is_masked)), projection, placement)
+        masked = self.physical_frames(leaves.filter(is_masked), projection, placement)
+        return [*frames, *(without_masked(frame, dvs, self.access) for frame in masked)]
 
     def _dvs_of(self, leaves: pa.Table) -> pa.Table:
         assert self.tree is not None
@@ -252,9 +261,9 @@ class ManifestReader:
             return None if parts.column(CACHED_LEAF).null_count or isinstance(cache.files, SparkFiles) else parts
         return parts
 
-    def _decoded(self, parts: pa.Table, projection: EntryProjection) -> DataFrame:
-        """Return the entries of parts, decoded by tasks."""
-        if self.access.tasks is None:
+    def _decoded(self, parts: pa.Table, projection: EntryProjection, placement: Placement | None) -> DataFrame:
+        """Return the entries of parts, decoded by tasks; these or Spark open the files."""
+        if self.access.tasks is None or placement is Placement.SPARK:
             files = with_content(self.spark, parts)
             if len(parts) > len(parts.column("location").unique()):
                 files = files.repartition(len(parts), MANIFEST, "part")

@@ -1,0 +1,108 @@
+"""Entries are the same wherever manifests are read; the driver reads what costs less than a job."""
+
+from __future__ import annotations
+
+from operator import itemgetter
+from typing import TYPE_CHECKING
+
+import pytest
+
+import sparkmeta as sm
+from sparkmeta.manifests.placement import ManifestLoad, Placement
+from sparkmeta.manifests.projection import FILE_COLUMNS
+from tests import trees
+from tests.handmade import HandmadeTable, data, deletion_vector, equality_deletes, long_bounds
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from pyspark.sql import SparkSession
+
+    from sparkmeta.state import TableState
+
+PART = {"partition": {"part": "x"}}
+PLACEMENTS = [None, *Placement]
+
+
+def listed(folder: Path, spark: SparkSession) -> TableState:
+    """Avro manifests of data and deletes, of two specs; entries inherit row ids and sequence numbers."""
+    table = HandmadeTable(folder, summaries=True)
+    table.add(0, 1, *(data(f"file:///t/{n}", None, **PART, **long_bounds(n, n + 9)) for n in range(9)))
+    table.add(0, 0, data("file:///t/gone", 1, status=2), data("file:///t/other", 1, **long_bounds(0, 99)))
+    table.add(1, 1, deletion_vector("file:///t/2", **PART)).add(1, 0, equality_deletes("eq", 3))
+    return sm.load_table(table.write(), spark=spark).state
+
+
+def tree(folder: Path, spark: SparkSession) -> TableState:
+    """Leaves of data and deletes, masked inline and in a Puffin file or not at all, and files of the root."""
+    table = trees.TreeTable(folder, trees.BY_PART)
+    leaves = [
+        table.leaf("plain", trees.data("b1", "b").existing(), trees.data("b2", None).deleted()),
+        table.leaf("inline", *(trees.data(f"a{n}") for n in range(70))),
+        table.leaf("puffin", *(trees.equality_deletes(f"e{n}") for n in range(9))),
+    ]
+    files = [trees.data("root1"), trees.equality_deletes("root2", "c")]
+    table.snapshot(added=[*leaves, *files])
+    masks = [table.mask(leaves[1], [0, 64, 69]), table.mask(leaves[2], [3, 8], puffin=True)]
+    table.snapshot(existing=[*leaves, files[1]], deleted=files[:1], added=masks)
+    return table.load(spark).state
+
+
+@pytest.mark.parametrize("make", [listed, tree], ids=["listed", "tree"])
+@pytest.mark.parametrize("columns", [FILE_COLUMNS, ("location", "lower_bounds", "value_counts")], ids=["file", "maps"])
+def test_entries_are_the_same_wherever_they_are_read(
+    make: Callable[[Path, SparkSession], TableState], columns: tuple[str, ...], tmp_path: Path, spark: SparkSession
+) -> None:
+    state, order = make(tmp_path / "t", spark), itemgetter("manifest", "ordinal")
+    projection = state.projection([name for name in columns if name != "deletion_vector"], (1,))
+    rows = {
+        placement: sorted(state.entries(state.manifests, projection, placement).toArrow().to_pylist(), key=order)
+        for placement in PLACEMENTS
+    }
+    assert len(rows[None]) == (13 if make is listed else 2 + 67 + 7 + 2)
+    for placement in Placement:
+        assert rows[placement] == rows[None], placement
+
+
+@pytest.mark.parametrize(
+    ("make", "placement", "nodes"),
+    [
+        (listed, Placement.DRIVER, set()),
+        (listed, Placement.TASKS, {"MapInArrow"}),
+        (listed, Placement.SPARK, {"MapInArrow", "binaryFile"}),
+        (tree, Placement.DRIVER, set()),
+        (tree, Placement.TASKS, {"MapInArrow"}),
+        (tree, Placement.SPARK, {"parquet"}),
+    ],
+)
+def test_the_placement_says_who_opens_manifests(
+    make: Callable[[Path, SparkSession], TableState],
+    placement: Placement,
+    nodes: set[str],
+    tmp_path: Path,
+    spark: SparkSession,
+) -> None:
+    state = make(tmp_path / "t", spark)
+    frame = state.entries(state.data_manifests, state.projection(("location",)), placement)
+    plan = frame._jdf.queryExecution().optimizedPlan().toString()  # type: ignore[operator]
+    assert {name for name in ("MapInArrow", "binaryFile", "parquet") if name in plan} == nodes
+
+
+@pytest.mark.parametrize(
+    ("load", "driver_bytes", "fits"),
+    [
+        (ManifestLoad(100, 10, False, 10), 100, True),
+        (ManifestLoad(101, 10, False, 10), 100, False),
+        (ManifestLoad(100, 11, False, 10), 100, False),
+        (ManifestLoad(100, 10, True, 10), 1_600, True),
+        (ManifestLoad(100, 10, True, 10), 1_599, False),
+        (ManifestLoad(100, None, False, 10), 800, True),
+        (ManifestLoad(100, None, False, 10), 799, False),
+        (ManifestLoad(100, None, True, 10), 12_800, True),
+        (ManifestLoad(100, None, True, 10), 12_799, False),
+        (ManifestLoad(1, 1, False, 10), 0, False),
+    ],
+)
+def test_what_the_driver_reads_sooner_than_tasks(load: ManifestLoad, driver_bytes: int, fits: bool) -> None:
+    assert load.fits_driver(driver_bytes) == fits
