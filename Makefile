@@ -43,7 +43,7 @@ demo: setup jars ## Create tables of some thousand files, and plan scans
 	$(PY) jobs/demo.py
 
 test: setup jars connect ## Run the tests, some of them also on Spark Connect
-	$(PY) -m pytest $(PARALLEL)
+	$(PY) -m pytest $(PARALLEL) --durations=40
 
 connect: setup jars
 	$(PY) -m pytest -m connect --spark_connect_url 'local[2]'

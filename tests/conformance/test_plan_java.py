@@ -48,8 +48,8 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.java
 
 BATCH = 12
-SLICE = 6  # filters a table, where not all run
-SNAPSHOTS = 4
+SLICE = 4  # filters a table, where not all run
+SNAPSHOTS = 3
 PLANNING = ("auto", "join", "colocated")
 
 
