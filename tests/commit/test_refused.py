@@ -28,7 +28,7 @@ def table(
     request: pytest.FixtureRequest, spark_session: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> sm.Table:
     direct, few = PLACES[request.param]
-    for module in ("search", "named", "new_files", "vector_targets", "duplicates", "filtered"):
+    for module in ("search", "named", "file_writer", "vector_targets", "duplicates", "filtered"):
         monkeypatch.setattr(f"sparkmeta.commit.{module}.FEW_FILES", few)
     catalog = sm.load_catalog("test", type="hadoop", warehouse=str(tmp_path))
     limits = {"write.tree.direct-files": str(direct)}
