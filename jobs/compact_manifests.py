@@ -30,7 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--target-leaf-bytes", type=int, help="target size of leaves")
     parser.add_argument("--max-entries", type=int, help="limit of data leaf entries to rewrite")
     parser.add_argument("--max-bytes", type=int, help="limit of data leaf bytes to rewrite")
-    parser.add_argument("--root-files", type=int, help="number of files of each kind that may stay in the root")
+    parser.add_argument("--max-root-files", type=int, help="number of files of each kind that may stay in the root")
     return run_job(parser, lambda table, **options: table.maintenance.compact_manifests(**options), arguments)
 
 

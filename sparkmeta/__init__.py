@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from sparkmeta.commit.manage_snapshots import ManageSnapshots
     from sparkmeta.commit.snapshot_update import SnapshotUpdate
     from sparkmeta.commit.transaction import Transaction
+    from sparkmeta.compact.plan import CompactionPlan, CompactionSummary
     from sparkmeta.errors import (
         CommitConflictError,
         CommitFailedError,
@@ -40,10 +41,9 @@ if TYPE_CHECKING:
     )
     from sparkmeta.inspect.drawing import Drawing
     from sparkmeta.inspect.inspect_table import InspectTable
-    from sparkmeta.maintain.compact import CompactionPlan, CompactionSummary
     from sparkmeta.maintain.leaf_map import LeafMap
     from sparkmeta.maintain.maintenance import Maintenance
-    from sparkmeta.maintain.rewrite_manifests import ManifestRewritePlan, ManifestRewriteSummary
+    from sparkmeta.maintain.rewrite_manifests.plan import ManifestRewritePlan, ManifestRewriteSummary
     from sparkmeta.maintain.undo_upgrade import UndoUpgradePlan
     from sparkmeta.maintain.upgrade import UpgradePlan, UpgradeSummary
     from sparkmeta.plan.report import ScanReport
@@ -98,15 +98,15 @@ __all__ = [
 # The modules of the names that are no errors.
 _HOMES = {
     "Catalog": "catalog",
-    "CompactionPlan": "maintain.compact",
-    "CompactionSummary": "maintain.compact",
+    "CompactionPlan": "compact.plan",
+    "CompactionSummary": "compact.plan",
     "Drawing": "inspect.drawing",
     "InspectTable": "inspect.inspect_table",
     "LeafMap": "maintain.leaf_map",
     "Maintenance": "maintain.maintenance",
     "ManageSnapshots": "commit.manage_snapshots",
-    "ManifestRewritePlan": "maintain.rewrite_manifests",
-    "ManifestRewriteSummary": "maintain.rewrite_manifests",
+    "ManifestRewritePlan": "maintain.rewrite_manifests.plan",
+    "ManifestRewriteSummary": "maintain.rewrite_manifests.plan",
     "Scan": "scan",
     "ScanReport": "plan.report",
     "Settings": "settings",

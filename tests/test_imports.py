@@ -25,6 +25,8 @@ FLOORS = [
     {"table"},
     {"scan", "maintain"},
     {"commit"},
+    {"compact"},
+    {"edit"},
     {"changes"},
     {"inspect"},
     {"plan"},

@@ -30,7 +30,7 @@ class Catalog(Protocol):
         """What the catalog was loaded as."""
 
     def load_table(self, identifier: str | tuple[str, ...], spark: SparkSession | None = None) -> Table:
-        """The table of a name. Raises NoSuchTableError."""
+        """Return the table of a name. Raises NoSuchTableError."""
 
     def create_table(
         self,
@@ -55,10 +55,10 @@ class Catalog(Protocol):
         """
 
     def list_tables(self, namespace: str | tuple[str, ...]) -> list[tuple[str, ...]]:
-        """The identifiers of the tables in a namespace."""
+        """Return the identifiers of the tables in a namespace."""
 
     def list_namespaces(self, namespace: str | tuple[str, ...] = ()) -> list[tuple[str, ...]]:
-        """The namespaces in a namespace."""
+        """Return the namespaces in a namespace."""
 
 
 def load_catalog(name: str | None = None, **properties: str) -> Catalog:

@@ -36,7 +36,7 @@ class FileSystemCatalog:
     warehouse: str
 
     def load_table(self, identifier: str | tuple[str, ...], spark: SparkSession | None = None) -> Table:
-        """The table of a name; raises NoSuchTableError."""
+        """Return the table of a name; raises NoSuchTableError."""
         names = as_names(identifier)
         return replace(open_table(self._folder(names), resolve_session(spark)), identifier=names)
 
@@ -59,24 +59,24 @@ class FileSystemCatalog:
         return self.load_table(names, session)
 
     def list_tables(self, namespace: str | tuple[str, ...], spark: SparkSession | None = None) -> list[tuple[str, ...]]:
-        """The names of the tables right in a namespace, in order."""
+        """Return the names of the tables right in a namespace, in order."""
         names = as_names(namespace)
         return [(*names, table) for table in self._first_names(names, 1, spark)]
 
     def list_namespaces(
         self, namespace: str | tuple[str, ...] = (), spark: SparkSession | None = None
     ) -> list[tuple[str, ...]]:
-        """The namespaces right in a namespace that hold tables, up to three levels down, in order."""
+        """Return the namespaces right in a namespace that hold tables, up to three levels down, in order."""
         names = as_names(namespace)
-        found = {name for depth in range(2, _DEEPEST + 2) for name in self._first_names(names, depth, spark)}
-        return [(*names, name) for name in sorted(found - set(self._first_names(names, 1, spark)))]
+        names_below = {name for depth in range(2, _DEEPEST + 2) for name in self._first_names(names, depth, spark)}
+        return [(*names, name) for name in sorted(names_below - set(self._first_names(names, 1, spark)))]
 
     def _first_names(self, names: tuple[str, ...], depth: int, spark: SparkSession | None) -> list[str]:
         folder = self._folder(names)
         pattern = "/".join([*["*"] * depth, METADATA, METADATA_FILES])
-        found = files_for(resolve_session(spark), folder).glob(folder, pattern)
+        locations = files_for(resolve_session(spark), folder).glob(folder, pattern)
         above = len(path_of(folder).split("/"))
-        return sorted({path_of(location).split("/")[above] for location in found})
+        return sorted({path_of(location).split("/")[above] for location in locations})
 
     def _folder(self, names: tuple[str, ...]) -> str:
         folder = self.warehouse
@@ -86,5 +86,5 @@ class FileSystemCatalog:
 
 
 def as_names(identifier: str | tuple[str, ...]) -> tuple[str, ...]:
-    """The names of an identifier that is one text with dots, or already a tuple."""
+    """Return the names of an identifier that is one text with dots, or already a tuple."""
     return tuple(identifier.split(".") if identifier else ()) if isinstance(identifier, str) else identifier

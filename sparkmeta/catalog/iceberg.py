@@ -49,7 +49,7 @@ class IcebergCatalog:
 
     @staticmethod
     def load(name: str, properties: Mapping[str, str]) -> IcebergCatalog:
-        """The catalog by pyiceberg's configuration and ``properties``."""
+        """Return the catalog by pyiceberg's configuration and ``properties``."""
         return IcebergCatalog(load_catalog(name, **properties))
 
     @property
@@ -57,7 +57,7 @@ class IcebergCatalog:
         return self.pyiceberg.name
 
     def load_table(self, identifier: str | tuple[str, ...], spark: SparkSession | None = None) -> Table:
-        """The table of a name, read by the FileIO that the catalog gives for it. Raises NoSuchTableError."""
+        """Return the table of a name, read by the FileIO that the catalog gives for it. Raises NoSuchTableError."""
         names = as_names(identifier)
         try:
             located = locate(self.pyiceberg, names)
@@ -122,16 +122,16 @@ class IcebergCatalog:
         return SqlOperations(self.pyiceberg, names, files, table_uuid)
 
     def list_tables(self, namespace: str | tuple[str, ...]) -> list[tuple[str, ...]]:
-        """The identifiers of the tables in a namespace."""
+        """Return the identifiers of the tables in a namespace."""
         return self.pyiceberg.list_tables(namespace)
 
     def list_namespaces(self, namespace: str | tuple[str, ...] = ()) -> list[tuple[str, ...]]:
-        """The namespaces in a namespace."""
+        """Return the namespaces in a namespace."""
         return self.pyiceberg.list_namespaces(namespace)
 
 
 def locate(catalog: PyIcebergCatalog, identifier: tuple[str, ...]) -> Located:
-    """Where the catalog says that a table's metadata file is.
+    """Return where the catalog says that a table's metadata file is.
 
     pyiceberg's ``load_table`` reads the file with models that refuse what they don't know (format version 4, variant
     columns, new operations); ours don't.
@@ -144,8 +144,8 @@ def locate(catalog: PyIcebergCatalog, identifier: tuple[str, ...]) -> Located:
     probe.properties = {**catalog.properties, "py-io-impl": f"{__name__}.{_Locating.__name__}"}
     try:
         table = probe.load_table(identifier)
-    except _FoundError as found:
-        return Located(found.location, catalog._load_file_io(location=found.location))
+    except _FoundError as located:
+        return Located(located.location, catalog._load_file_io(location=located.location))
     return Located(table.metadata_location, catalog._load_file_io(table.metadata.properties, table.metadata_location))
 
 

@@ -119,7 +119,7 @@ class CheckedTree:
         return {field_id: self.state.types.stats_types[field_id] for field_id in sorted(ids)}
 
     def physical_entries(self, manifests: pa.Table) -> DataFrame:
-        """Every physical entry of some leaves: `ENTRY_COLUMNS`, `manifest`, `ordinal` and `UNBOUND`.
+        """Return every physical entry of some leaves: `ENTRY_COLUMNS`, `manifest`, `ordinal` and `UNBOUND`.
 
         UNBOUND is the id of a partition value's stats that the entry lacks.
         """
@@ -138,7 +138,7 @@ class CheckedTree:
         return union(frames) if frames else self.root_entries(FILES).where("false")
 
     def root_entries(self, kinds: Collection[ContentType]) -> DataFrame:
-        """The files of the root itself, as `physical_entries`; of no manifest."""
+        """Return the files of the root itself, as `physical_entries`; of no manifest."""
         projection = EntryProjection.of(ENTRY_COLUMNS, None, self.bound_types)
         files = self.root.of(kinds, live=False)
         rows = files.append_column(MANIFEST, pa.nulls(len(files), pa.int32()))

@@ -159,7 +159,7 @@ class EntryChanges:
         return stats_for_maps(self.projection, self._column_types) if self._maps else self.projection
 
     def of_content(self, content: ContentType) -> list[DataFrame]:
-        """All changes of files of one content, DATA_MANIFEST's or DELETE_MANIFEST's, with what each is."""
+        """Return all changes of files of one content, DATA_MANIFEST's or DELETE_MANIFEST's, with what each is."""
         frames = [frame.withColumn(CHANGE, F.lit(ADDED)) for frame in self._tree_added(content)]
         frames += [frame.withColumn(CHANGE, F.lit(REMOVED)) for frame in self._tree_removed(content)]
         of_trees = [self._with_maps(frame) if self._maps else frame for frame in at_most_one(frames)]
@@ -167,7 +167,7 @@ class EntryChanges:
         return [*of_trees, *(frame.withColumn(CHANGE, listed) for frame in self._listed_entries(content))]
 
     def added(self, content: ContentType) -> list[DataFrame]:
-        """The entries of files that were added, one frame for each way to read them; without metrics maps."""
+        """Return the entries of files that were added, one frame for each way to read them; without metrics maps."""
         listed = F.col("version_info.status") == int(Status.ADDED)
         return [*self._tree_added(content), *(frame.where(listed) for frame in self._listed_entries(content))]
 
@@ -242,7 +242,7 @@ class EntryChanges:
         return leaf_manifests(pa.concat_tables([self._leaves[manifest] for manifest in ids]), pa.array(ids, pa.int32()))
 
     def _physical(self, units: Sequence[_Unit]) -> DataFrame:
-        """Every entry of the units' leaves, each leaf once."""
+        """Return every entry of the units' leaves, each leaf once."""
         assert self._newest is not None
         manifests = self._leaf_manifests(sorted({unit.manifest for unit in units}))
         return at_most_one(self._newest.reader.physical_frames(manifests, self._read))[0]

@@ -125,7 +125,7 @@ class _Finder:
             yield LeafChange(LeafKind.UNMADE, row, leaf)
 
     def _of_deleted(self, row: int, leaf: Row) -> LeafChange:
-        """A vector added to a manifest that goes masks what goes, and nothing that went before (C11)."""
+        """Return the change of a leaf that goes; a vector added to it masks what goes, and nothing else (C11)."""
         new = self._new(leaf)
         if new:
             return LeafChange(LeafKind.MASKED, row, leaf, new=new)

@@ -17,8 +17,8 @@ from sparkmeta.errors import CommitConflictError, CommitFailedError, SparkmetaEr
 from sparkmeta.table import load_table
 
 if TYPE_CHECKING:
-    from sparkmeta.maintain.compact import CompactionPlan
-    from sparkmeta.maintain.rewrite_manifests import ManifestRewritePlan
+    from sparkmeta.compact.plan import CompactionPlan
+    from sparkmeta.maintain.rewrite_manifests.plan import ManifestRewritePlan
     from sparkmeta.table import Table
 
     Plan = CompactionPlan[Table] | ManifestRewritePlan[Table]

@@ -12,8 +12,8 @@ from sparkmeta.cli.source import Source, takes_source
 from sparkmeta.cli.tables import RowOptions, takes_output, takes_row_options
 
 if TYPE_CHECKING:
-    from sparkmeta.maintain.compact import CompactionPlan
-    from sparkmeta.maintain.rewrite_manifests import ManifestRewritePlan
+    from sparkmeta.compact.plan import CompactionPlan
+    from sparkmeta.maintain.rewrite_manifests.plan import ManifestRewritePlan
     from sparkmeta.table import Table
 
 PLANNED = (

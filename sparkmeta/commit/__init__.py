@@ -1,1 +1,1 @@
-"""Commits: a change of a table's files, and the root, metadata and swap that make it the table's next state."""
+"""Change sets: which files a snapshot adds and removes, what they are checked against, and the transaction."""

@@ -32,12 +32,12 @@ def live_leaves(state: TableState, content: ContentType) -> pa.Table:
 
 
 def named_leaves(leaves: pa.Table, locations: Collection[str]) -> pa.Table:
-    """The leaves of these locations."""
+    """Return the leaves of these locations."""
     return leaves.filter(pc.is_in(leaves.column("location"), pa.array(sorted(locations), pa.string())))
 
 
 def leaves_of_partitions(state: TableState, leaves: pa.Table, partitions: pa.Table) -> pa.Table:
-    """The leaves whose statistics do not rule out that they hold an entry of some partitions.
+    """Return the leaves whose statistics do not rule out that they hold an entry of some partitions.
 
     Args:
         leaves: rows of `state.manifests`.
@@ -51,7 +51,7 @@ def leaves_of_partitions(state: TableState, leaves: pa.Table, partitions: pa.Tab
 
 
 def leaves_meeting(state: TableState, leaves: pa.Table, others: pa.Table) -> pa.Table:
-    """The leaves whose statistics do not rule out that they share a partition with others.
+    """Return the leaves whose statistics do not rule out that they share a partition with others.
 
     Args:
         leaves: rows of `state.manifests`.
@@ -98,7 +98,7 @@ def _file_stats(values: pa.Array) -> pa.StructArray:
 
 
 def _meeting(state: TableState, files: pa.Table, leaves: pa.Table) -> pa.Table:
-    """The leaves that may share a partition with files or leaves; the root's own files are of any spec."""
+    """Return the leaves that may share a partition with files or leaves; the root's own files are of any spec."""
     if len(files) * len(leaves) > _MOST_PAIRS:
         return leaves.filter(pc.is_in(leaves.column(_SPEC), files.column(_SPEC).combine_chunks()))
     met = leaf_overlaps(files, leaves, state.types.spec_fields, state.types.tuple_sources).any(axis=0)

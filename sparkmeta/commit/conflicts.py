@@ -163,7 +163,7 @@ def refuse_new_deletes(
 
 
 def _named_entries(state: TableState, removal: Removal, stats: Iterable[int]) -> DataFrame:
-    """The live data entries of the leaves that a removal is from, the root's own ones among them."""
+    """Return the live data entries of the leaves that a removal is from, the root's own ones among them."""
     manifests = state.data_manifests
     masked = pc.is_in(manifests.column("location"), pa.array(sorted(removal.masks), pa.string()))
     manifests = manifests.filter(pc.or_(masked, pc.equal(manifests.column("file_format"), IN_ROOT)))
@@ -197,16 +197,16 @@ class _Scope:
         return changes
 
     def added(self, content: ContentType) -> list[DataFrame]:
-        """The files that were added, but by rewrites: those hold rows that were there before."""
+        """Return the files that were added, but by rewrites: those hold rows that were there before."""
         ids = {snapshot.snapshot_id for snapshot in self.history if snapshot.operation != _REPLACE}
         return [self._matching(frame) for frame in self._changes.of_snapshots(ids).added(content)]
 
     def removed(self, content: ContentType) -> list[DataFrame]:
-        """The files that were removed."""
+        """Return the files that were removed."""
         return [self._matching(frame) for frame in self._changes.removed(content)]
 
     def _matching(self, entries: DataFrame) -> DataFrame:
-        """The entries that matter, DELETED ones too."""
+        """Return the entries that matter, DELETED ones too."""
         matching = entries.where((tuple_matches(self.filter) & stats_match(self.filter)).text)
         if self.partitions is None or not _any(matching):
             return matching
@@ -220,7 +220,7 @@ def _scopes(
     row_filter: BooleanExpression | str | None,
     operation: Operation,
 ) -> list[_Scope]:
-    """What an operation is about: what was read, else what it replaces, else everything."""
+    """Return what an operation is about: what was read, else what it replaces, else everything."""
     if row_filter is not None:
         return [_scope(head, history, row_filter)]
     everything = _scope(head, history, AlwaysTrue())
@@ -244,7 +244,7 @@ def _union(frames: Sequence[DataFrame]) -> DataFrame:
 
 
 def _any(frame: DataFrame) -> bool:
-    """Whether a frame has rows. `collect` of local rows, as of a root's own files, starts no job."""
+    """Return whether a frame has rows. `collect` of local rows, as of a root's own files, starts no job."""
     return bool(frame.select("location").limit(1).collect())
 
 

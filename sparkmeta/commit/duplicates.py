@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 from pyspark.sql import functions as F
 
 from sparkmeta.commit.candidates import leaves_meeting, leaves_of_partitions, live_leaves
-from sparkmeta.commit.named import root_files
+from sparkmeta.commit.named import root_manifests
 from sparkmeta.commit.removal import without, without_rows
 from sparkmeta.commit.search import FEW_FILES, FOUND_COLUMNS, names_of, search_all
 from sparkmeta.errors import CommitConflictError, ValidationError
@@ -63,7 +63,7 @@ def _few(state: TableState, added: NewFiles, removal: Removal, searches: Searche
         if count > 1:
             raise ValidationError(f"{state.metadata.location}: {name.path} is to be added twice")
     columns = ["partition_spec_id", *([PARTITION] if PARTITION in entries.column_names else [])]
-    stages = [search_all(root_files(state))]
+    stages = [search_all(root_manifests(state))]
     for kinds, content in _KINDS:
         new = entries.filter(pc.is_in(entries.column("content_type"), pa.array(list(map(int, kinds)), pa.int32())))
         if len(new):
@@ -95,7 +95,7 @@ def _many(state: TableState, added: NewFiles, removal: Removal) -> None:
 
 
 def _candidates(state: TableState, new: NewFiles, leaves: pa.Table) -> pa.Table:
-    """The leaves that may hold a partition of the new files."""
+    """Return the leaves that may hold a partition of the new files."""
     in_root = leaves.slice(0, 0)
     if new.rows is not None:
         entries = new.of([*ContentType], ContentType.MANIFEST_DELETION_VECTOR).entries(state)

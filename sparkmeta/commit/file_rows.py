@@ -91,7 +91,7 @@ class FileRows:
             yield from self.entries(pa.Table.from_batches([batch])).combine_chunks().to_batches()
 
     def entries(self, files: pa.Table) -> pa.Table:
-        """Rows of `tree_schema`: ADDED, of no snapshot and no sequence yet.
+        """Return rows of `tree_schema`: ADDED, of no snapshot and no sequence yet.
 
         files: columns of `inspect.files`, in any order; absent ones are null, others are passed over.
 
@@ -209,7 +209,7 @@ class FileRows:
         sizes = dict(column_metric(maps["column_sizes"], self.stats, rows)) if "column_sizes" in maps else {}
         for field_id, metrics in stats.items():
             metrics.update(derived_stats(metrics, self.stats[field_id], sizes.get(field_id), rows))
-        present = {one: _any_valid(children.values(), rows) for one, children in stats.items()}
+        present = {field_id: _any_valid(children.values(), rows) for field_id, children in stats.items()}
         for spec_id in values["partition_spec_id"].unique().to_pylist():
             mask = pc.equal(values["partition_spec_id"], spec_id)
             for field in self.specs[spec_id]:
@@ -218,7 +218,7 @@ class FileRows:
                     known = present.get(field.source, pa.repeat(pa.scalar(False), rows))
                     present[field.source] = pc.or_(known, mask)
         kind = tree_stats_type(self.stats)
-        structs = [_stats_struct(stats.get(int(one.name)), present, one, rows) for one in kind]
+        structs = [_stats_struct(stats.get(int(child.name)), present, child, rows) for child in kind]
         return pa.StructArray.from_arrays(structs, fields=list(kind)) if structs else pa.array([{}] * rows, kind)
 
     def _check_stats(self, stats: Mapping[int, Mapping[str, pa.Array]], values: Mapping[str, pa.Array]) -> None:
@@ -253,12 +253,12 @@ class FileRows:
         mask: pa.Array,
         stats: dict[str, pa.Array],
     ) -> None:
-        """Writes a partition value over the stats of its column or expression, for the rows of one spec."""
+        """Write a partition value over the stats of its column or expression, for the rows of one spec."""
         value = self._partition_value(field, files, values, mask)
         records = values["record_count"]
         nan = pc.fill_null(pc.is_nan(value), False) if pa.types.is_floating(value.type) else None
         bound = value if nan is None else pc.if_else(nan, pa.scalar(None, value.type), value)
-        own = {
+        exact = {
             "lower_bound": bound,
             "upper_bound": bound,
             "tight_bounds": true_where(bound.is_valid()),
@@ -266,8 +266,8 @@ class FileRows:
             "null_value_count": pc.if_else(value.is_null(), records, pa.scalar(0, pa.int64())),
         }
         if nan is not None:
-            own["nan_value_count"] = pc.if_else(nan, records, pa.scalar(0, pa.int64()))
-        for child, new in own.items():
+            exact["nan_value_count"] = pc.if_else(nan, records, pa.scalar(0, pa.int64()))
+        for child, new in exact.items():
             old = stats.get(child, pa.nulls(len(files), new.type))
             stats[child] = pc.if_else(mask, new, old)
 
@@ -275,8 +275,8 @@ class FileRows:
         self, field: TupleField, files: pa.Table, values: Mapping[str, pa.Array], mask: pa.Array
     ) -> pa.Array:
         column = whole(files.column(PARTITION)) if PARTITION in files.column_names else None
-        names = [one.name for one in column.type] if column is not None and pa.types.is_struct(column.type) else []
-        name = next((one for one in field.names if one in names), None)
+        names = [field.name for field in column.type] if column is not None and pa.types.is_struct(column.type) else []
+        name = next((name for name in field.names if name in names), None)
         missing = mask if name is None or column is None else pc.and_(mask, column.is_null())
         rows = pc.indices_nonzero(missing)
         if len(rows):
@@ -302,20 +302,20 @@ def _stats_struct(
 ) -> pa.StructArray:
     if stats is None:
         return pa.nulls(rows, field.type)
-    children = [stats.get(one.name, pa.nulls(rows, one.type)).cast(one.type) for one in field.type]
+    children = [stats.get(child.name, pa.nulls(rows, child.type)).cast(child.type) for child in field.type]
     absent = pc.invert(present[int(field.name)])
     return pa.StructArray.from_arrays(children, fields=list(field.type), mask=absent)
 
 
 def _any_valid(arrays: Iterable[pa.Array], rows: int) -> pa.Array:
     some = pa.repeat(pa.scalar(False), rows)
-    for one in arrays:
-        some = pc.or_(some, one.is_valid())
+    for array in arrays:
+        some = pc.or_(some, array.is_valid())
     return some
 
 
 def _without_empty_lists(ids: pa.Array, kinds: pa.Array) -> pa.Array:
-    """Some writers give data files an empty list of equality ids for none."""
+    """Return equality ids with null for an empty list, which some writers give data files."""
     empty = pc.fill_null(pc.equal(pc.list_value_length(ids), 0), False)
     others = pc.fill_null(pc.not_equal(kinds, int(ContentType.EQUALITY_DELETES)), True)
     return pc.if_else(pc.and_(empty, others), pa.scalar(None, ids.type), ids)
@@ -331,7 +331,7 @@ def _uuid_bytes(values: pa.Array) -> pa.Array:
 
 
 def file_rows(state: TableState) -> FileRows:
-    """What turns rows of files into entries of this table."""
+    """Return what turns rows of files into entries of this table."""
     names = {field.field_id: field.name for field in state.types.partition_type.fields}
     specs = {}
     for spec_id, spec in state.specs.items():

@@ -10,42 +10,31 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import functions as F
 
-from sparkmeta.commit.affinity import DELETE_ENTRY_BYTES, live_owners, with_owners, write_affiliated
 from sparkmeta.commit.file_rows import FILE_COLUMNS, file_rows
 from sparkmeta.commit.new_files import NewFiles
 from sparkmeta.commit.search import FEW_FILES, new_entries
-from sparkmeta.commit.summary import KindCount, Tally, file_kind, tally_of, tree_partitions
 from sparkmeta.commit.vector_targets import find_targets
+from sparkmeta.edit.affinity import DELETE_ENTRY_BYTES, live_owners, with_owners, write_affiliated
+from sparkmeta.edit.summary import KindCount, Tally, file_kind, tally_of, tree_partitions
 from sparkmeta.errors import ValidationError
 from sparkmeta.manifests.projection import CONTENT_STATS, MANIFEST
 from sparkmeta.manifests.v4.root import one_of
 from sparkmeta.manifests.v4.write import OWNER, LeafFormat, write_leaves
-from sparkmeta.operations.table_operations import metadata_folder
 from sparkmeta.session import local_frame, materialize, spark_schema
 from sparkmeta.spec.entry import ContentType
 from sparkmeta.spec.summary import FileKind
-from sparkmeta.storage.access import executor_writer
 from sparkmeta.storage.reading import read_parquet
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
     from sparkmeta.commit.named import Searches
-    from sparkmeta.commit.options import TreeOptions
+    from sparkmeta.edit.options import TreeOptions
     from sparkmeta.state import TableState
 
 _MANIFEST_PATH = "manifest_path"
 # What DataFrame.limit() takes, but for the one row that tells that there are more.
 _MOST_LIMIT = (1 << 31) - 2
-
-
-def leaf_format(state: TableState, name: str, target_bytes: int) -> LeafFormat:
-    """How this table's leaves are written; `name` begins the names of one commit's files."""
-    sources = {
-        spec_id: frozenset(source for _, source in fields) for spec_id, fields in state.types.tuple_sources.items()
-    }
-    folder = metadata_folder(state.metadata)
-    return LeafFormat(folder, name, state.types.stats_types, sources, target_bytes, executor_writer(state.files))
 
 
 @dataclass(frozen=True)
@@ -103,7 +92,7 @@ class FileWriter:
     # -- deletes ----------------------------------------------------------------------------------------------------
 
     def _add_deletes(self, files: DataFrame, known: DataFrame, room: int, allowed: Collection[int]) -> NewFiles:
-        """Deletes by the data leaves that hold their files; what belongs to none is treated like any other file."""
+        """Add deletes by the data leaves that hold their files; those of none are treated like any other file."""
         hinted = [_MANIFEST_PATH] if _MANIFEST_PATH in files.columns else []
         head = files.select(*known.columns, *hinted).limit(FEW_FILES + 1).toArrow()
         if len(head) > FEW_FILES:
@@ -126,7 +115,7 @@ class FileWriter:
         return self._in_leaves(self._written(local_frame(self.state.spark, entries)), allowed)
 
     def _add_placed(self, entries: DataFrame, room: int, allowed: Collection[int]) -> NewFiles:
-        """Deletes with `owner`."""
+        """Add deletes with `owner`."""
         placed = materialize(entries)
         rest, owned = write_affiliated(placed, self.form, self.options.affiliated_deletes, DELETE_ENTRY_BYTES)
         rest = rest.drop(OWNER)
@@ -137,7 +126,7 @@ class FileWriter:
         return self._in_leaves(pa.concat_tables([owned, self._written(rest)]), allowed)
 
     def _owners(self, entries: pa.Table, named: Collection[str]) -> pa.Array:
-        """The data leaf that holds the file of each deletion vector; null for none, and for other deletes."""
+        """Return the data leaf that holds the file of each deletion vector; null for none, and for other deletes."""
         state = self.state
         vectors = new_entries(state, entries.filter(one_of(entries, [ContentType.POSITION_DELETES])))
         targets = find_targets(state, vectors, named, self.searches)
@@ -158,12 +147,6 @@ def _clustered(entries: DataFrame, state: TableState) -> DataFrame:
     return entries.repartitionByRange(*keys).sortWithinPartitions(*keys)
 
 
-def partition_columns(state: TableState) -> list[Column]:
-    """The partition values of entries, rows of `tree_schema`, of all specs."""
-    sources = dict.fromkeys(source for fields in state.types.tuple_sources.values() for _, source in fields)
-    return [F.col(f"{CONTENT_STATS}.`{source}`.lower_bound") for source in sources]
-
-
 def _cluster_columns(state: TableState) -> list[Column]:
     spec_id = state.metadata.default_spec_id
     sorted_by = [field.source_id for field in state.metadata.sort_order().fields]
@@ -177,7 +160,7 @@ def _tally(entries: pa.Table, state: TableState) -> Tally:
 
 
 def _counts_of_leaves(state: TableState, leaves: pa.Table) -> dict[FileKind, KindCount]:
-    """What the leaves that were just written hold, by kind: a scan of some narrow columns."""
+    """Return what the leaves that were just written hold, by kind: a scan of some narrow columns."""
     counted = ("content_type int", "file_format string", "record_count bigint", "file_size_in_bytes bigint")
     schema = ", ".join([*counted, "deletion_vector struct<size_in_bytes: bigint>"])
     size = F.coalesce("deletion_vector.size_in_bytes", "file_size_in_bytes")

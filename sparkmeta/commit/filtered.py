@@ -64,7 +64,7 @@ class FilteredFiles:
         return _many_with_vectors(state, entries.drop(_ALL_MATCH))
 
     def _judged(self, scan: ScanFilter, leaves: pa.Table) -> DataFrame:
-        """The entries that may match, with whether all of their rows do."""
+        """Return the entries that may match, with whether all of their rows do."""
         state = scan.state
         top_level = {column.field_id for column in scan.schema.fields}
         rows = sql.col("record_count")
@@ -81,7 +81,7 @@ class FilteredFiles:
 
 
 def _by_tuple(leaf: BoundPredicate, scan: ScanFilter) -> Sql:
-    """Whether a file's partition tuple proves that all of its rows satisfy a predicate."""
+    """Return whether a file's partition tuple proves that all of its rows satisfy a predicate."""
     proven = sql.lit(False)
     for spec_id, spec in scan.state.specs.items():
         strict = projections(leaf, spec, scan.schema, strict=True)
@@ -140,7 +140,7 @@ class _Matching:
     schema: pa.Schema
 
     def entries(self, leaves: pa.Table, matching: Callable[[pa.Table], DataFrame]) -> pa.Table | DataFrame:
-        """The entries of some leaves.
+        """Return the entries of some leaves.
 
         Args:
             matching: gives those of the leaves that are not known from an earlier attempt.

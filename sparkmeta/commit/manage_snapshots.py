@@ -13,8 +13,8 @@ from sparkmeta.changes.entry_changes import ADDED, REMOVED
 from sparkmeta.changes.file_changes import CHANGE_TYPE, file_changes
 from sparkmeta.changes.history import lineage, snapshot_of
 from sparkmeta.commit.conflicts import refuse_new_data
-from sparkmeta.commit.new_snapshot import branch_head, branch_update
 from sparkmeta.commit.snapshot_update import SnapshotUpdate
+from sparkmeta.edit.new_snapshot import branch_head, branch_update
 from sparkmeta.errors import CommitConflictError, ValidationError
 from sparkmeta.spec.entry import ContentType
 from sparkmeta.spec.updates import update_table_metadata
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame
 
-    from sparkmeta.commit.attempts import Step
-    from sparkmeta.commit.new_snapshot import SnapshotNames
+    from sparkmeta.edit.attempts import Step
+    from sparkmeta.edit.new_snapshot import SnapshotNames
     from sparkmeta.spec.metadata import Snapshot, TableMetadata
     from sparkmeta.state import TableState
 
@@ -91,7 +91,7 @@ class FastForward:
     to: str
 
     def apply(self, state: TableState) -> TableMetadata:
-        """The metadata with the branch at its new head."""
+        """Return the metadata with the branch at its new head."""
         metadata = state.metadata
         ref, target = metadata.refs.get(self.branch), metadata.refs.get(self.to)
         if target is None:
@@ -122,7 +122,7 @@ class CherryPick:
         return None if self._copy is None else self._copy.update.names
 
     def apply(self, state: TableState) -> TableMetadata:
-        """The metadata with the changes on main. What a copy has written serves all attempts."""
+        """Return the metadata with the changes on main. What a copy has written serves all attempts."""
         picked = snapshot_of(state.metadata, self.snapshot_id)
         head = branch_head(state, MAIN_BRANCH)
         history = [] if head.snapshot is None else [*lineage(state.metadata, head.snapshot.snapshot_id)]

@@ -77,7 +77,7 @@ def _find_few(state: TableState, rows: pa.Table, searches: Searches) -> Removal:
     # Only deletion vectors have an offset.
     data = [] if all(name.offset is not None for name in names) else [ContentType.DATA_MANIFEST]
     leaves = [live_leaves(state, content) for content in (*data, ContentType.DELETE_MANIFEST)]
-    stages = [search_all(root_files(state))]
+    stages = [search_all(root_manifests(state))]
     stages += [stage for manifests in leaves for stage in _hinted(state, rows, manifests)]
     stages += [_by_folders(state, manifests) for manifests in leaves]
     stages += map(search_all, leaves)
@@ -104,13 +104,13 @@ def _names(state: TableState, rows: pa.Table) -> list[FileName]:
     return names
 
 
-def root_files(state: TableState) -> pa.Table:
-    """The manifests, rows of `state.manifests`, that are the root's own files."""
+def root_manifests(state: TableState) -> pa.Table:
+    """Return the manifests, rows of `state.manifests`, that are the root's own files."""
     return state.manifests.filter(pc.equal(state.manifests.column("file_format"), IN_ROOT))
 
 
 def _hinted(state: TableState, rows: pa.Table, leaves: pa.Table) -> list[Candidates]:
-    """The stages that rows tell of: the leaves that they name, then those of their partitions."""
+    """Return the stages that rows tell of: the leaves that they name, then those of their partitions."""
     stages: list[Candidates] = []
     if "manifest_path" in rows.column_names:
         paths = rows.column("manifest_path").drop_null().unique().to_pylist()
@@ -130,7 +130,7 @@ def _by_folders(state: TableState, leaves: pa.Table) -> Candidates:
 
 
 def vectors_of(state: TableState, data: pa.Table, searches: Searches) -> pa.Table:
-    """The live deletion vectors of data files, entries of `FOUND_COLUMNS` as `data` are."""
+    """Return the live deletion vectors of data files, entries of `FOUND_COLUMNS` as `data` are."""
     deletes = deletes_of(state, data, searches)
     return deletes.filter(pc.struct_field(deletes.column("deletion_vector"), "offset").is_valid())
 
@@ -186,7 +186,7 @@ def _key_columns(asked: DataFrame) -> tuple[Column, Column]:
 
 
 def _named_manifests(asked: DataFrame, manifests: pa.Table) -> pa.Table:
-    """The manifests that the files say they are in, and the root's own files, if all say so; else all."""
+    """Return the manifests that the files say they are in, and the root's own files, if all say so; else all."""
     if "manifest_path" not in asked.columns:
         return manifests
     paths = asked.select("manifest_path").distinct().toArrow().column("manifest_path")

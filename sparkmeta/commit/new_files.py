@@ -10,9 +10,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import functions as F
 
-from sparkmeta.commit.new_leaves import few_entries, leaf_frame
 from sparkmeta.commit.search import FOUND_COLUMNS, new_entries
-from sparkmeta.commit.summary import Tally
+from sparkmeta.edit.leaves import few_entries, leaf_frame
+from sparkmeta.edit.summary import Tally
 from sparkmeta.manifests.projection import MANIFEST
 from sparkmeta.manifests.v4.root import one_of
 from sparkmeta.session import local_frame
@@ -41,7 +41,7 @@ class NewFiles:
     named: frozenset[str] = frozenset()
 
     def plus(self, other: NewFiles) -> NewFiles:
-        """Both."""
+        """Return both."""
         rows, leaves = (
             pa.concat_tables(tables) if (tables := [table for table in pair if table is not None]) else None
             for pair in ((self.rows, other.rows), (self.leaves, other.leaves))
@@ -60,13 +60,13 @@ class NewFiles:
         return self.in_root + int(in_leaves)
 
     def of(self, kinds: Collection[ContentType], leaves: ContentType) -> NewFiles:
-        """Those of some content types; of leaves those of one type, which may hold others besides."""
+        """Return those of some content types; of leaves those of one type, which may hold others besides."""
         rows = None if self.rows is None else self.rows.filter(one_of(self.rows, kinds))
         chosen = None if self.leaves is None else self.leaves.filter(one_of(self.leaves, [leaves]))
         return NewFiles(rows or None, chosen or None, named=self.named)
 
     def frame(self, state: TableState) -> DataFrame:
-        """Them as entries of `FOUND_COLUMNS`; of no manifest of the table."""
+        """Return them as entries of `FOUND_COLUMNS`; of no manifest of the table."""
         projection = state.projection(FOUND_COLUMNS)
         rows = local_frame(state.spark, new_entries(state, self.rows)) if self.rows is not None else None
         in_leaves = leaf_frame(state, self.leaves, projection) if self.leaves is not None else None

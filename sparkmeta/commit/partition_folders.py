@@ -27,7 +27,7 @@ _EPOCH_YEAR = 1970
 
 
 def partitions_of_folders(state: TableState, paths: Iterable[str]) -> pa.Table:
-    """The partitions that the folders of some paths name.
+    """Return the partitions that the folders of some paths name.
 
     Args:
         paths: of data or delete files.
@@ -60,7 +60,7 @@ def _named(folder: str) -> tuple[str, str]:
 def _values(
     spec: PartitionSpec, texts: Mapping[str, str], types: Mapping[int, pa.DataType]
 ) -> tuple[tuple[int, Any], ...] | None:
-    """The values of a spec's fields by their ids; None where a folder is missing or holds no such value."""
+    """Return the values of a spec's fields by their ids; None where a folder is missing or holds no such value."""
     try:
         return tuple(
             (field.field_id, _value(texts[field.name], field.transform, types[field.field_id])) for field in spec.fields

@@ -22,7 +22,7 @@ PARTITION_KEY = "key_of_new_files"
 
 
 def new_partitions(state: TableState, files: DataFrame) -> DataFrame:
-    """The distinct partitions of new files, as columns `partition_spec_id` and `partition` of entries.
+    """Return the distinct partitions of new files, as columns `partition_spec_id` and `partition` of entries.
 
     Args:
         files: rows with the columns of `inspect.files`.

@@ -12,8 +12,8 @@ import pyarrow.compute as pc
 from pyspark.sql import functions as F
 
 from sparkmeta.commit.search import rows_by_manifest
-from sparkmeta.commit.summary import KindCount, PartitionKey, Tally, partition_keys, tally_of
-from sparkmeta.commit.tree import FileKey
+from sparkmeta.edit.next_root import FileKey
+from sparkmeta.edit.summary import KindCount, PartitionKey, Tally, partition_keys, tally_of
 from sparkmeta.errors import ValidationError
 from sparkmeta.manifests.projection import MANIFEST, ORDINAL, PARTITION
 from sparkmeta.manifests.v4.tree_manifests import IN_ROOT
@@ -76,7 +76,7 @@ class Removal:
 
 
 def without(entries: DataFrame, removal: Removal, state: TableState) -> DataFrame:
-    """The entries, rows of a projection of `FOUND_COLUMNS`, that a small removal does not have."""
+    """Return the entries, rows of a projection of `FOUND_COLUMNS`, that a small removal does not have."""
     masked, keys = _removed_rows(removal, state)
     left = entries.join(F.broadcast(local_frame(state.spark, masked)), [MANIFEST, ORDINAL], "left_anti")
     named = F.broadcast(local_frame(state.spark, keys)).alias("removed")
@@ -87,7 +87,7 @@ def without(entries: DataFrame, removal: Removal, state: TableState) -> DataFram
 
 
 def _removed_rows(removal: Removal, state: TableState) -> tuple[pa.Table, pa.Table]:
-    """The entries of leaves as `manifest`, `ordinal`; those of the root as `location`, `offset`."""
+    """Return the entries of leaves as `manifest`, `ordinal`; those of the root as `location`, `offset`."""
     assert state.tree is not None
     ids = {location: place for place, location in enumerate(state.tree.root.table.column("location").to_pylist())}
     ordinals = {ids[leaf]: np.concatenate(list(bitmap.positions())) for leaf, bitmap in removal.masks.items()}
@@ -134,13 +134,13 @@ def removal_of_rows(rows: pa.Table, state: TableState) -> Removal:
 
 
 def _own_ids(state: TableState) -> pa.Array:
-    """The small ids of the manifests that are the root's own files."""
-    own = state.manifests.filter(pc.equal(state.manifests.column("file_format"), IN_ROOT))
-    return own.column(MANIFEST).combine_chunks().cast(pa.int32())
+    """Return the small ids of the manifests that are the root's own files."""
+    in_root = state.manifests.filter(pc.equal(state.manifests.column("file_format"), IN_ROOT))
+    return in_root.column(MANIFEST).combine_chunks().cast(pa.int32())
 
 
 def _grouped(rows: pa.Table) -> pa.Table:
-    """The entries of one manifest as rows of `_GROUPS`: the ordinals of all of them in the first."""
+    """Return the entries of one manifest as rows of `_GROUPS`: the ordinals of all of them in the first."""
     groups: list[dict[str, Any]] = []
     ordinals = np.asarray(rows.column(ORDINAL).to_numpy(), np.int64)
     for kind, count in tally_of(rows).items():
@@ -157,9 +157,9 @@ def _grouped(rows: pa.Table) -> pa.Table:
     return pa.Table.from_pylist(groups, schema=_GROUPS)
 
 
-def _removal(groups: pa.Table, own: pa.Table, state: TableState) -> Removal:
+def _removal(groups: pa.Table, in_root: pa.Table, state: TableState) -> Removal:
     masks: dict[str, PositionBitmap] = {}
-    tally = Tally(tally_of(own), None)
+    tally = Tally(tally_of(in_root), None)
     for row in groups.to_pylist():
         if row["ordinals"] is not None:
             assert state.tree is not None
@@ -167,7 +167,7 @@ def _removal(groups: pa.Table, own: pa.Table, state: TableState) -> Removal:
             masks[leaf] = read_inline_vector(row["ordinals"], leaf)
         count = KindCount(row["files"], row["records"], row["size"])
         tally = tally.plus(Tally({FileKind(row["kind"]): count}, None))
-    return Removal(masks, frozenset(FileKey(*key) for key in _keys(own)), tally)
+    return Removal(masks, frozenset(FileKey(*key) for key in _keys(in_root)), tally)
 
 
 def _keys(entries: pa.Table) -> Iterable[tuple[int, str, int | None]]:
@@ -176,7 +176,7 @@ def _keys(entries: pa.Table) -> Iterable[tuple[int, str, int | None]]:
 
 
 def _partitions(rows: pa.Table, state: TableState) -> frozenset[PartitionKey]:
-    """The partitions of entries that are on the driver."""
+    """Return the partitions of entries that are on the driver."""
     fields = {field_id for pairs in state.types.tuple_sources.values() for field_id, _ in pairs}
-    values = {one: pc.struct_field(rows.column(PARTITION), str(one)).to_pylist() for one in fields}
+    values = {field_id: pc.struct_field(rows.column(PARTITION), str(field_id)).to_pylist() for field_id in fields}
     return partition_keys(rows.column("partition_spec_id").to_pylist(), values, state.types.tuple_sources)

@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 from pyspark.sql import functions as F
 
 from sparkmeta.columns import sql
-from sparkmeta.commit.tree import same_vector
+from sparkmeta.edit.next_root import same_vector
 from sparkmeta.manifests.arrays import whole
 from sparkmeta.manifests.inherit import ManifestContext
 from sparkmeta.manifests.parts import ManifestPart, whole_manifests
@@ -71,7 +71,7 @@ class LeafMemo:
     def recall(
         self, state: TableState, manifests: pa.Table, schema: pa.Schema, asked: frozenset[str] = frozenset()
     ) -> tuple[pa.Table, pa.Table]:
-        """What is known of some manifests.
+        """Return what is known of some manifests.
 
         Args:
             manifests: rows of `state.manifests`.
@@ -143,7 +143,7 @@ class PathSearch:
         return pa.concat_tables(tables).combine_chunks()
 
     def search(self, state: TableState, manifests: pa.Table, paths: Iterable[str]) -> pa.Table:
-        """The live entries of some manifests, rows of `state.manifests`, that have one of the paths."""
+        """Return the live entries of some manifests, rows of `state.manifests`, that have one of the paths."""
         wanted = sorted(set(paths))
         schema = state.projection(FOUND_COLUMNS).schema
         if not wanted or not len(manifests):
@@ -164,13 +164,13 @@ def new_entries(state: TableState, rows: pa.Table) -> pa.Table:
 
 
 def names_of(entries: pa.Table) -> list[FileName]:
-    """The names of entries of files."""
+    """Return the names of entries of files."""
     offsets = pc.struct_field(entries.column("deletion_vector"), "offset").to_pylist()
     return [FileName(*name) for name in zip(entries.column("location").to_pylist(), offsets, strict=True)]
 
 
 def rows_by_manifest(entries: pa.Table) -> dict[int, pa.Table]:
-    """Entries by the small id of their manifest, in the order of these."""
+    """Return entries by the small id of their manifest, in the order of these."""
     ordered = entries.take(pc.sort_indices(entries.column(MANIFEST))) if len(entries) else entries
     runs = pc.run_end_encode(whole(ordered.column(MANIFEST)))
     starts = [0, *runs.run_ends.to_pylist()]
@@ -245,5 +245,5 @@ def _query(
 
 
 def search_all(manifests: pa.Table) -> Candidates:
-    """A stage that searches the same manifests for all paths."""
+    """Return a stage that searches the same manifests for all paths."""
     return lambda _: manifests

@@ -6,25 +6,26 @@ from dataclasses import dataclass, field
 from functools import reduce
 from typing import TYPE_CHECKING, Any, Self
 
-from sparkmeta.commit.base_root import BaseRoot, base_root
-from sparkmeta.commit.compact.choose import choose_merges
-from sparkmeta.commit.compact.fold import Fold, fold
-from sparkmeta.commit.compact.job import Rewritten
-from sparkmeta.commit.compact.options import CompactionOptions, scope_of
-from sparkmeta.commit.compact.rewrite import rewrite
 from sparkmeta.commit.conflicts import Isolation, Operation, Validation, refuse_new_deletes, validate
 from sparkmeta.commit.duplicates import refuse_duplicates
-from sparkmeta.commit.file_writer import FileWriter, leaf_format
+from sparkmeta.commit.file_writer import FileWriter
 from sparkmeta.commit.filtered import FilteredFiles, ReplacedFiles
-from sparkmeta.commit.flush import Flush, flush_of
 from sparkmeta.commit.named import Searches, find_files
 from sparkmeta.commit.new_files import NewFiles
-from sparkmeta.commit.new_snapshot import NewSnapshot, SnapshotNames, blob_loader, branch_head, with_root
-from sparkmeta.commit.options import TreeOptions
 from sparkmeta.commit.removal import Removal
-from sparkmeta.commit.summary import ManifestCounts, snapshot_summary
-from sparkmeta.commit.tree import TreeChange, same_vector, spent_leaves, without_owners
 from sparkmeta.commit.vector_targets import replaced_deletes
+from sparkmeta.compact.choose import choose_merges
+from sparkmeta.compact.job import Rewritten
+from sparkmeta.compact.options import CompactionOptions, scope_of
+from sparkmeta.compact.rebase import Rebased, rebase
+from sparkmeta.compact.rewrite import rewrite
+from sparkmeta.edit.base_root import BaseRoot, base_root
+from sparkmeta.edit.flush import Flush, flush_of
+from sparkmeta.edit.leaves import leaf_format
+from sparkmeta.edit.new_snapshot import NewSnapshot, SnapshotNames, blob_loader, branch_head, with_root
+from sparkmeta.edit.next_root import TreeChange, same_vector, spent_leaves, without_owners
+from sparkmeta.edit.options import TreeOptions
+from sparkmeta.edit.summary import ManifestCounts, snapshot_summary
 from sparkmeta.errors import CommitConflictError, ValidationError
 from sparkmeta.spec.entry import ContentType
 from sparkmeta.spec.summary import FileKind
@@ -68,12 +69,12 @@ class SnapshotUpdate:
     # -- operations -------------------------------------------------------------------------------------------------
 
     def append(self, files: DataFrame) -> Self:
-        """Adds data files."""
+        """Add data files."""
         self._added.append((files, _DATA))
         return self
 
     def delete(self, files: DataFrame | None = None, row_filter: BooleanExpression | str | None = None) -> Self:
-        """Removes data and delete files: those given, or the data files all of whose rows match a filter.
+        """Remove data and delete files: those given, or the data files all of whose rows match a filter.
 
         When it commits, a file of which some rows match, and others may not, is a ValidationError.
         """
@@ -91,7 +92,7 @@ class SnapshotUpdate:
         removed: DataFrame | None = None,
         row_filter: BooleanExpression | str | None = None,
     ) -> Self:
-        """Puts data files in the place of others: of those given, or of those all of whose rows match a filter."""
+        """Put data files in the place of others: of those given, or of those all of whose rows match a filter."""
         self._overwrites = True
         self.append(added)
         return self.delete(removed, row_filter)
@@ -99,7 +100,7 @@ class SnapshotUpdate:
     def row_delta(
         self, added: DataFrame | None = None, deletes: DataFrame | None = None, removed: DataFrame | None = None
     ) -> Self:
-        """Adds data files, and deletion vectors and equality deletes of rows.
+        """Add data files, and deletion vectors and equality deletes of rows.
 
         A deletion vector takes the place of its data file's earlier one, whose positions it must have as well. removed:
         files that go.
@@ -114,7 +115,7 @@ class SnapshotUpdate:
         return self
 
     def rewrite(self, removed: DataFrame, added: DataFrame) -> Self:
-        """Puts files in the place of others that hold the same rows: the table is the same to its readers.
+        """Put files in the place of others that hold the same rows: the table is the same to its readers.
 
         When it commits, rows of the replaced files that others deleted meanwhile are a CommitConflictError.
         """
@@ -125,7 +126,7 @@ class SnapshotUpdate:
         return self
 
     def replace_partitions(self, files: DataFrame) -> Self:
-        """Adds data files, and removes all others of their partitions; of an unpartitioned table all others."""
+        """Add data files, and remove all others of their partitions; of an unpartitioned table all others."""
         self._overwrites = True
         self._partitions_of.append(ReplacedFiles(files))
         return self.append(files)
@@ -271,8 +272,8 @@ class _Attempt:
         changed = {owner for owner in owners if not same_vector(self.progress.masks[owner], now[owner])}
         return without_owners(leaves, changed.union(removal.masks))
 
-    def _compacted(self, base: BaseRoot, state: TableState, change: TreeChange, options: TreeOptions) -> Fold | None:
-        """The compaction that the table's properties let a commit make, of leaves that it does not touch."""
+    def _compacted(self, base: BaseRoot, state: TableState, change: TreeChange, options: TreeOptions) -> Rebased | None:
+        """Return the compaction that the table's properties let a commit make, of leaves that it does not touch."""
         progress = self.progress
         if base.root is None or not options.compact_entries:
             return None
@@ -280,10 +281,12 @@ class _Attempt:
             asked = CompactionOptions(max_entries=options.compact_entries)
             scope = scope_of(state, base.root, asked, change.masks)
             progress.compacted = rewrite(state, scope, choose_merges(scope), progress.names.file("compact"))
-            progress.names.written.update(*(each.made.column("location").to_pylist() for each in progress.compacted))
+            progress.names.written.update(
+                *(each.new_leaves.column("location").to_pylist() for each in progress.compacted)
+            )
         if not progress.compacted:
             return None
-        return fold(state, base.root, progress.compacted, blob_loader(state), change.masks)
+        return rebase(state, base.root, progress.compacted, blob_loader(state), change.masks)
 
     def _removal(self, state: TableState, added: NewFiles) -> Removal:
         update, searches = self.update, self.progress.searches
@@ -323,7 +326,7 @@ class _Attempt:
         )
 
 
-def _manifest_counts(base: BaseRoot, added: NewFiles, flush: Flush, compacted: Fold | None) -> ManifestCounts:
+def _manifest_counts(base: BaseRoot, added: NewFiles, flush: Flush, compacted: Rebased | None) -> ManifestCounts:
     new = sum(len(leaves) for leaves in (added.leaves, flush.leaves) if leaves is not None)
     carried = 0 if base.root is None else len(base.root.leaves) - len(spent_leaves(base.root))
     return (ManifestCounts() if compacted is None else compacted.counts).plus(ManifestCounts(new, carried))

@@ -18,9 +18,9 @@ from pyiceberg.table.update import (
 from pyiceberg.table.update.schema import UpdateSchema
 from pyiceberg.table.update.sorting import UpdateSortOrder
 
-from sparkmeta.commit.attempts import Step, commit_steps
 from sparkmeta.commit.manage_snapshots import ManageSnapshots
 from sparkmeta.commit.snapshot_update import SnapshotUpdate
+from sparkmeta.edit.attempts import Step, commit_steps
 from sparkmeta.operations.base_table import TableT
 from sparkmeta.spec.updates import UpdateSpec, update_table_metadata
 

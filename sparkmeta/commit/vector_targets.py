@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from pyspark.sql import functions as F
 
 from sparkmeta.commit.candidates import leaves_of_partitions, live_leaves, named_leaves
-from sparkmeta.commit.named import Searches, deletes_of, many_deletes_of, root_files
+from sparkmeta.commit.named import Searches, deletes_of, many_deletes_of, root_manifests
 from sparkmeta.commit.removal import Removal, removal_of, removal_of_rows, without, without_rows
 from sparkmeta.commit.search import FEW_FILES, FOUND_COLUMNS, FileName, names_of, search_all
 from sparkmeta.errors import CommitConflictError, CorruptFileError, NotFoundError, ValidationError
@@ -98,7 +98,7 @@ def find_targets(state: TableState, vectors: pa.Table, named: Collection[str], s
     leaves = live_leaves(state, ContentType.DATA_MANIFEST)
     columns = ["partition_spec_id", *([PARTITION] if PARTITION in vectors.column_names else [])]
     stages = [
-        search_all(root_files(state)),
+        search_all(root_manifests(state)),
         search_all(named_leaves(leaves, named)),
         lambda _: leaves_of_partitions(state, leaves, vectors.select(columns)),
         search_all(leaves),
@@ -135,7 +135,7 @@ def _few(
 
 
 def _new_data(state: TableState, added: NewFiles, paths: Collection[str]) -> pa.Table:
-    """The data files of these paths that the commit itself adds."""
+    """Return the data files of these paths that the commit itself adds."""
     data = added.of([ContentType.DATA], ContentType.DATA_MANIFEST)
     schema = state.projection(FOUND_COLUMNS).schema
     if not paths or not data.count:

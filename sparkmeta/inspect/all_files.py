@@ -42,7 +42,7 @@ def all_entries(state: TableState, columns: Sequence[str] | None) -> DataFrame:
 
 
 def all_entries_of(state: TableState, content: ContentType | None, projection: EntryProjection) -> DataFrame:
-    """The entries of all manifests that any snapshot lists, as a DataFrame of `projection.schema`.
+    """Return the entries of all manifests that any snapshot lists, as a DataFrame of `projection.schema`.
 
     Lazy where executors open files themselves. Where only Spark's own sources may, the paths have to be known to the
     plan, so that a Spark job lists them at once.
@@ -66,7 +66,7 @@ def all_entries_of(state: TableState, content: ContentType | None, projection: E
 
 
 def reachable_manifests(state: TableState, content: ContentType | None) -> DataFrame:
-    """The manifests of all snapshots, each once, as `REACHABLE`.
+    """Return the manifests of all snapshots, each once, as `REACHABLE`.
 
     A manifest of which snapshots say different things, as they do when a table gets row ids, is as the one with the
     highest first_row_id has it.

@@ -43,7 +43,7 @@ class DeleteRows:
     row: RowField
 
     def read(self, reader: ExecutorReader, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """The deleted positions of the delete files, which the task opens."""
+        """Yield the deleted positions of the delete files, which the task opens."""
         for batch in batches:
             for index, location in enumerate(batch.column("location").to_pylist()):
                 yield from self._rows(batch, index, reader.read(location))
@@ -85,7 +85,7 @@ class DeleteRows:
             yield self._positions(pending, entries, location)
 
     def _positions(self, pending: _Pending, entries: pa.StructArray, location: str) -> pa.RecordBatch:
-        chosen = entries.take(pa.array(np.repeat(pending.entries, [len(one) for one in pending.positions])))
+        chosen = entries.take(pa.array(np.repeat(pending.entries, [len(positions) for positions in pending.positions])))
         positions = pa.array(np.concatenate(pending.positions))
         referenced = chosen.field("referenced_data_file")
         if referenced.null_count:
@@ -94,12 +94,12 @@ class DeleteRows:
         return self._batch({"file_path": referenced, "pos": positions, "row": rows}, chosen, location)
 
     def _batch(self, columns: Columns, entries: pa.StructArray, location: str) -> pa.RecordBatch:
-        """The columns of the file beside those of its entry, one entry a row."""
+        """Return the columns of the file beside those of its entry, one entry a row."""
         paths = pa.repeat(pa.scalar(location, pa.string()), len(entries))
         known = columns | {"delete_file_path": paths}
-        arrays = [known[one.name] if one.name in known else entries.field(one.name) for one in self.schema]
+        arrays = [known[field.name] if field.name in known else entries.field(field.name) for field in self.schema]
         return pa.RecordBatch.from_arrays(
-            [array.cast(one.type) for array, one in zip(arrays, self.schema, strict=True)], schema=self.schema
+            [array.cast(field.type) for array, field in zip(arrays, self.schema, strict=True)], schema=self.schema
         )
 
 
@@ -141,7 +141,8 @@ def _read(data: bytes, file_format: str, location: str, row: RowField, row_type:
 
 def _columns(batch: pa.RecordBatch, location: str, row: RowField, row_type: pa.DataType) -> Columns:
     there = {
-        field_id(one) or _IDS.get(one.name): column for one, column in zip(batch.schema, batch.columns, strict=True)
+        field_id(field) or _IDS.get(field.name): column
+        for field, column in zip(batch.schema, batch.columns, strict=True)
     }
     required = {}
     for name, kind in (("file_path", pa.string()), ("pos", pa.int64())):

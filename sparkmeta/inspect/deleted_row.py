@@ -28,7 +28,7 @@ class RowField:
 
 
 def projected(array: pa.Array, wanted: RowField, kind: pa.DataType) -> pa.Array:
-    """An array as it was read, as `kind`, which is the Arrow type of the wanted field.
+    """Return an array as it was read, as `kind`, which is the Arrow type of the wanted field.
 
     Raises ValueError for values that don't fit.
     """
@@ -39,11 +39,11 @@ def projected(array: pa.Array, wanted: RowField, kind: pa.DataType) -> pa.Array:
 
 
 def field_id(field: pa.Field) -> int | None:
-    """The id that a file gives one of its fields, if it does; Avro's records are read with ids for names."""
+    """Return the id that a file gives one of its fields, if it does; Avro's records are read with ids for names."""
     metadata = field.metadata or {}
-    found = next((metadata[key] for key in _ID_KEYS if key in metadata), None)
-    if found is not None:
-        return int(found)
+    stored = next((metadata[key] for key in _ID_KEYS if key in metadata), None)
+    if stored is not None:
+        return int(stored)
     return int(field.name[1:]) if field.name[:1] == "f" and field.name[1:].isdecimal() else None
 
 
@@ -54,7 +54,7 @@ def _struct(array: pa.StructArray, wanted: RowField, kind: pa.StructType) -> pa.
         for child, field in zip(wanted.children, kind, strict=True)
     ]
     if not children:
-        return pa.array([None if one is None else {} for one in array.is_valid().to_pylist()], kind)
+        return pa.array([None if valid is None else {} for valid in array.is_valid().to_pylist()], kind)
     return pa.StructArray.from_arrays(children, fields=list(kind), mask=array.is_null())
 
 
@@ -68,7 +68,7 @@ def _list(array: pa.ListArray, wanted: RowField, kind: pa.ListType) -> pa.ListAr
 
 
 def _map(array: pa.Array, wanted: RowField, kind: pa.MapType) -> pa.MapArray:
-    """A map, or Avro's list of pairs that stands for one."""
+    """Return a map, or Avro's list of pairs that stands for one."""
     keys, items = array.values.flatten() if pa.types.is_list(array.type) else (array.keys, array.items)
     of_keys, of_items = wanted.children
     pairs = projected(keys, of_keys, kind.key_type), projected(items, of_items, kind.item_type)
@@ -92,4 +92,4 @@ def _primitive(array: pa.Array, type_name: str, kind: pa.DataType) -> pa.Array:
 def _uuid_texts(array: pa.BinaryArray) -> pa.StringArray:
     from uuid import UUID
 
-    return pa.array([None if one is None else str(UUID(bytes=one)) for one in array.to_pylist()], pa.string())
+    return pa.array([None if value is None else str(UUID(bytes=value)) for value in array.to_pylist()], pa.string())

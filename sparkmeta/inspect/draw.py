@@ -47,7 +47,7 @@ _LABELS = {
 
 
 def draw(state: TableState, snapshot_id: int | None = None) -> Drawing:
-    """The metadata tree of a snapshot, by default of the state's own.
+    """Return the metadata tree of a snapshot, by default of the state's own.
 
     Raises:
         NoSuchSnapshotError: the table has no snapshot of that id.
@@ -121,7 +121,7 @@ def _of_root(state: TableState, snapshot: Snapshot, root: Root) -> Drawing:
 
 
 def _excerpt(root: Root) -> _Excerpt:
-    """What is drawn of a root: what the snapshot changed comes first, then what stands at the beginning."""
+    """Return what is drawn of a root: what the snapshot changed comes first, then what stands at the beginning."""
     names = ("content_type", "location", "version_info", "record_count", "referenced_file", "file_size_in_bytes")
     table = root.table.select(names)
     kinds, targets = table.column("content_type").to_pylist(), table.column("referenced_file").to_pylist()
@@ -130,17 +130,22 @@ def _excerpt(root: Root) -> _Excerpt:
     places: dict[ContentType, list[int]] = {kind: [] for kind in ContentType}
     for place, kind in enumerate(kinds):
         places[ContentType(kind)].append(place)
-    masked_now = {targets[one] for one in places[ContentType.MANIFEST_DELETION_VECTOR] if statuses[one] == Status.ADDED}
+    masked_now = {
+        targets[place] for place in places[ContentType.MANIFEST_DELETION_VECTOR] if statuses[place] == Status.ADDED
+    }
     changed = [
         status != Status.EXISTING or (kind in LEAVES and location in masked_now)
         for status, kind, location in zip(statuses, kinds, locations, strict=True)
     ]
     leaves = _first(sorted(place for kind in LEAVES for place in places[kind]), changed, _LEAVES)
-    drawn, present = {locations[one] for one in leaves}, {locations[one] for kind in LEAVES for one in places[kind]}
+    drawn, present = (
+        {locations[place] for place in leaves},
+        {locations[place] for kind in LEAVES for place in places[kind]},
+    )
     of_drawn = [
-        one
-        for one in places[ContentType.MANIFEST_DELETION_VECTOR]
-        if targets[one] in drawn or targets[one] not in present
+        place
+        for place in places[ContentType.MANIFEST_DELETION_VECTOR]
+        if targets[place] in drawn or targets[place] not in present
     ]
     files = _first(sorted(place for kind in FILES for place in places[kind]), changed, _FILES)
     chosen = sorted([*leaves, *_first(of_drawn, changed, _VECTORS), *files])
@@ -153,7 +158,7 @@ def _excerpt(root: Root) -> _Excerpt:
     left = set(range(len(kinds))).difference(chosen)
     return _Excerpt(
         [row | {"ordinal": place, "label": labels.get(place, "")} for place, row in zip(chosen, rows, strict=True)],
-        counted((ContentType(kinds[one]), Status(statuses[one])) for one in sorted(left)),
+        counted((ContentType(kinds[place]), Status(statuses[place])) for place in sorted(left)),
     )
 
 
@@ -179,20 +184,24 @@ def _bitmap(row: Mapping[str, Any], files: Files) -> PositionBitmap:
 
 
 def _vector_entry(row: Mapping[str, Any], vectors: Mapping[int, _Vector], labels: Mapping[str, str]) -> Entry:
-    own = vectors[row["ordinal"]]
-    target = labels.get(own.target) or printable(file_name(own.target))
-    notes = [f"masks {_ordinals(own.bitmap)} of {target}"]
-    replaced = [one.bitmap for one in vectors.values() if one.target == own.target and one.status == Status.DELETED]
-    if own.status == Status.ADDED and replaced:
-        notes.append(f"new are {_ordinals(reduce(PositionBitmap.difference, replaced, own.bitmap))}")
+    vector = vectors[row["ordinal"]]
+    target = labels.get(vector.target) or printable(file_name(vector.target))
+    notes = [f"masks {_ordinals(vector.bitmap)} of {target}"]
+    replaced = [
+        other.bitmap for other in vectors.values() if other.target == vector.target and other.status == Status.DELETED
+    ]
+    if vector.status == Status.ADDED and replaced:
+        notes.append(f"new are {_ordinals(reduce(PositionBitmap.difference, replaced, vector.bitmap))}")
     notes.append("inline" if row["deletion_vector"]["inline_content"] is not None else "in a Puffin file")
-    return _entry(row, row["ordinal"], tuple(notes), own.target, row["label"])
+    return _entry(row, row["ordinal"], tuple(notes), vector.target, row["label"])
 
 
 def _leaf_entry(row: Mapping[str, Any], vectors: Iterable[_Vector], labels: Mapping[str, str]) -> Entry:
     notes = [_count(row["record_count"], "entry", "entries")]
     masked = sum(
-        one.bitmap.cardinality for one in vectors if one.target == row["location"] and one.status != Status.DELETED
+        vector.bitmap.cardinality
+        for vector in vectors
+        if vector.target == row["location"] and vector.status != Status.DELETED
     )
     if masked:
         notes.append(f"{masked:,} masked")
@@ -203,7 +212,7 @@ def _leaf_entry(row: Mapping[str, Any], vectors: Iterable[_Vector], labels: Mapp
 
 
 def _file_entry(row: Mapping[str, Any], ordinal: int, masked_by: tuple[str, ...] = ()) -> Entry:
-    """A data or delete file, of a root or a leaf."""
+    """Return a data or delete file, of a root or a leaf."""
     kind = ContentType(row["content_type"])
     label, note = "", _count(row["record_count"], "row", "rows")
     if kind == ContentType.POSITION_DELETES:
@@ -220,13 +229,13 @@ def _entry(row: Mapping[str, Any], ordinal: int, notes: tuple[str, ...], refers:
 
 def _ordinals(bitmap: PositionBitmap) -> str:
     """`{0, 7}`, or `{0, 1, 2, 3, 4, 5, … 1,200 in all}`."""
-    shown = [f"{one}" for one in islice(_positions(bitmap), _ORDINALS)]
+    shown = [f"{ordinal}" for ordinal in islice(_positions(bitmap), _ORDINALS)]
     more = [f"… {bitmap.cardinality:,} in all"] if bitmap.cardinality > _ORDINALS else []
     return "{" + ", ".join([*shown, *more]) + "}"
 
 
 def _positions(bitmap: PositionBitmap) -> Iterator[int]:
-    return (int(one) for part in bitmap.positions() for one in part)
+    return (int(position) for part in bitmap.positions() for position in part)
 
 
 def _count(number: int | None, one: str, many: str) -> str:
@@ -246,19 +255,23 @@ def _leaf_rows(
     manifests = whole.manifests
     of_drawn = pc.is_in(manifests.column("location"), pa.array(list(leaves), pa.string()))
     wanted = {
-        location: _wanted(row["record_count"], [one for one in vectors if one.target == location])
+        location: _wanted(row["record_count"], [vector for vector in vectors if vector.target == location])
         for location, row in leaves.items()
     }
     return _read(
-        whole, manifests.filter(of_drawn), wanted, vectors, {one: row["record_count"] for one, row in leaves.items()}
+        whole,
+        manifests.filter(of_drawn),
+        wanted,
+        vectors,
+        {location: row["record_count"] for location, row in leaves.items()},
     )
 
 
 def _wanted(count: int | None, vectors: Sequence[_Vector]) -> list[int]:
-    """The ordinals of a leaf that are drawn: some that are masked, newly masked ones first, and the first."""
-    replaced = [one.bitmap for one in vectors if one.status == Status.DELETED]
-    live = [one.bitmap for one in vectors if one.status != Status.DELETED]
-    new = [reduce(PositionBitmap.difference, replaced, one) for one in live]
+    """Return the ordinals of a leaf that are drawn: some that are masked, newly masked ones first, and the first."""
+    replaced = [vector.bitmap for vector in vectors if vector.status == Status.DELETED]
+    live = [vector.bitmap for vector in vectors if vector.status != Status.DELETED]
+    new = [reduce(PositionBitmap.difference, replaced, vector) for vector in live]
     masked = [place for bitmap in [*new, *live] for place in islice(_positions(bitmap), _ROWS)]
     some = list(dict.fromkeys(masked))[: _ROWS // 2]
     first = range(_ROWS if count is None else min(count, _ROWS))
@@ -283,16 +296,16 @@ def _read(
     ]
     projection = EntryProjection.of(_ENTRY_COLUMNS)
     entries = state.entries(manifests, projection).where(reduce(lambda left, right: left | right, conditions))
-    found: dict[str, list[Entry]] = {location: [] for location in names.values()}
-    for row in sorted(entries.toArrow().to_pylist(), key=lambda one: (one[MANIFEST], one[ORDINAL])):
+    drawn: dict[str, list[Entry]] = {location: [] for location in names.values()}
+    for row in sorted(entries.toArrow().to_pylist(), key=lambda row: (row[MANIFEST], row[ORDINAL])):
         location, ordinal = names[row[MANIFEST]], row[ORDINAL]
         masked_by = tuple(
-            one.label
-            for one in vectors
-            if one.target == location and one.status != Status.DELETED and one.bitmap.contains(ordinal)
+            vector.label
+            for vector in vectors
+            if vector.target == location and vector.status != Status.DELETED and vector.bitmap.contains(ordinal)
         )
-        found[location].append(_file_entry(row, ordinal, masked_by))
-    return {location: (tuple(rows), _more(counts[location], len(rows))) for location, rows in found.items()}
+        drawn[location].append(_file_entry(row, ordinal, masked_by))
+    return {location: (tuple(rows), _more(counts[location], len(rows))) for location, rows in drawn.items()}
 
 
 def _more(count: int | None, drawn: int) -> str:
@@ -305,16 +318,16 @@ def _more(count: int | None, drawn: int) -> str:
 
 
 def _of_list(state: TableState, snapshot: Snapshot) -> Drawing:
-    """A manifest list and its manifests: those that the snapshot wrote are drawn as ADDED."""
+    """Return a manifest list and its manifests: those that the snapshot wrote are drawn as ADDED."""
     manifests = state.manifests
     kinds = manifests.column("content_type").to_pylist()
     written = pc.struct_field(manifests.column("version_info"), "snapshot_id").to_pylist()
-    statuses = [Status.ADDED if one == snapshot.snapshot_id else Status.EXISTING for one in written]
-    chosen = _first(range(len(manifests)), [one == Status.ADDED for one in statuses], _LEAVES)
+    statuses = [Status.ADDED if writer == snapshot.snapshot_id else Status.EXISTING for writer in written]
+    chosen = _first(range(len(manifests)), [status == Status.ADDED for status in statuses], _LEAVES)
     shown = manifests.take(pa.array(chosen, pa.int64()))
     stats = shown.column("manifest_stats").to_pylist()
     locations = shown.column("location").to_pylist()
-    counts = {location: _entries(one) for location, one in zip(locations, stats, strict=True)}
+    counts = {location: _entries(stat) for location, stat in zip(locations, stats, strict=True)}
     wanted = {location: _wanted(count, []) for location, count in counts.items()}
     below = _read(state, shown, wanted, [], counts)
     labels = _numbered(kinds)
@@ -323,7 +336,7 @@ def _of_list(state: TableState, snapshot: Snapshot) -> Drawing:
         kind, note = ContentType(kinds[place]), _count(counts[location], "entry", "entries")
         nodes.append(Node(Entry(kind, statuses[place], place, location, labels[place], (note,)), *below[location]))
     left = sorted(set(range(len(kinds))).difference(chosen))
-    left_out = counted((ContentType(kinds[one]), statuses[one]) for one in left)
+    left_out = counted((ContentType(kinds[place]), statuses[place]) for place in left)
     return Drawing(
         _title(snapshot), "manifest list", snapshot.manifest_list or "", len(manifests), tuple(nodes), left_out
     )
@@ -339,6 +352,6 @@ def _numbered(kinds: Sequence[int]) -> list[str]:
 
 
 def _entries(stats: Mapping[str, Any]) -> int | None:
-    """How many entries a manifest has; None where a v1 list does not say."""
+    """Return how many entries a manifest has; None where a v1 list does not say."""
     counts = [stats[f"{status.name.lower()}_files_count"] for status in Status]
     return None if None in counts else sum(counts)

@@ -217,15 +217,15 @@ def _stacks(nodes: Sequence[Node]) -> list[list[_Box]]:
 
 
 def _is_vector(node: Node) -> bool:
-    """Whether others can't refer to it: deletion vectors share the locations of Puffin files."""
+    """Return whether others can't refer to it: deletion vectors share the locations of Puffin files."""
     return node.entry.kind in (ContentType.MANIFEST_DELETION_VECTOR, ContentType.POSITION_DELETES)
 
 
 def _with_own(node: Node, below: dict[str, list[Node]]) -> Iterable[Node]:
     yield node
     if not _is_vector(node):
-        for one in below.pop(node.entry.location, []):
-            yield from _with_own(one, below)
+        for affiliated in below.pop(node.entry.location, []):
+            yield from _with_own(affiliated, below)
 
 
 @dataclass

@@ -17,7 +17,7 @@ _LAST, _OTHER = ("└─ ", "   "), ("├─ ", "│  ")
 
 
 def text_of(excerpt: Excerpt) -> str:
-    """The tree, an entry a line, each below its manifest."""
+    """Return the tree, an entry a line, each below its manifest."""
     if not excerpt.root:
         return excerpt.title
     name = middle_out(printable(file_name(excerpt.location)), _LONGEST_NAME)
@@ -33,7 +33,7 @@ def _tree(items: Sequence[tuple[str, list[str]]]) -> list[str]:
     lines = []
     for number, (line, below) in enumerate(items):
         first, rest = _LAST if number == len(items) - 1 else _OTHER
-        lines += [f"{first}{line}".rstrip(), *(f"{rest}{one}" for one in below)]
+        lines += [f"{first}{line}".rstrip(), *(f"{rest}{line_below}" for line_below in below)]
     return lines
 
 

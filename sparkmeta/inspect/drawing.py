@@ -41,5 +41,5 @@ class Drawing(Excerpt):
         return self.svg
 
     def _repr_html_(self) -> str:
-        """The SVG, to be scrolled where it is wider than the notebook."""
+        """Return the SVG, to be scrolled where it is wider than the notebook."""
         return f'<div style="overflow-x: auto" title="{escape(self.title)}">{self.svg}</div>'

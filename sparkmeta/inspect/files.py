@@ -97,7 +97,7 @@ def files_selection(state: TableState, columns: Sequence[str] | None) -> Selecti
 
 
 def entries_selection(state: TableState, columns: Sequence[str] | None) -> Selection:
-    """What `entries` shows, as `files_selection`; `data_file.<column>` is one field of that struct."""
+    """Return what `entries` shows, as `files_selection`; `data_file.<column>` is one field of that struct."""
     return _selection(state, columns, {f"{DATA_FILE}.{name}": name for name in _file_names(state)}, (*_ENTRY_COLUMNS,))
 
 
@@ -146,9 +146,9 @@ def _expanded(columns: Sequence[str], known: Sequence[str]) -> set[str]:
     """Names of columns, with the fields of a struct for the struct."""
     wanted: set[str] = set()
     for column in columns:
-        found = [name for name in known if name == column or name.startswith(f"{column}.")]
-        if not found:
+        matching = [name for name in known if name == column or name.startswith(f"{column}.")]
+        if not matching:
             tops = dict.fromkeys(name.partition(".")[0] for name in known)
             raise ValueError(f"{column!r} is not a column; there are: {', '.join(tops)}")
-        wanted.update(found)
+        wanted.update(matching)
     return wanted

@@ -182,11 +182,11 @@ class InspectTable:
         return all_files.all_files(self._state, None, columns)
 
     def all_data_files(self, *, columns: Columns = None) -> DataFrame:
-        """The data files among `all_files`."""
+        """Return the data files among `all_files`."""
         return all_files.all_files(self._state, ContentType.DATA_MANIFEST, columns)
 
     def all_delete_files(self, *, columns: Columns = None) -> DataFrame:
-        """The delete files and deletion vectors among `all_files`."""
+        """Return the delete files and deletion vectors among `all_files`."""
         return all_files.all_files(self._state, ContentType.DELETE_MANIFEST, columns)
 
     def all_entries(self, *, columns: Columns = None) -> DataFrame:
@@ -197,7 +197,7 @@ class InspectTable:
 
     def _at(self, snapshot_id: int | None, ref: str | None, as_of: datetime | int | None) -> TableState:
         state = self._state
-        if sum(one is not None for one in (snapshot_id, ref, as_of)) > 1:
+        if sum(given is not None for given in (snapshot_id, ref, as_of)) > 1:
             raise ValueError("snapshot_id, ref and as_of each name a snapshot: give one of them")
         if ref is not None:
             snapshot_id = state.metadata_ref(ref).snapshot_id

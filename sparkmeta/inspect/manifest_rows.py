@@ -69,7 +69,7 @@ _SUMMARIES = pa.list_(
         ),
     )
 )
-_DELETE_COUNTS = [_required(f"{one}_delete_files_count", pa.int32()) for one in _COUNTS]
+_DELETE_COUNTS = [_required(f"{status}_delete_files_count", pa.int32()) for status in _COUNTS]
 
 MANIFESTS = pa.schema(
     [
@@ -78,7 +78,7 @@ MANIFESTS = pa.schema(
         _required("length", pa.int64()),
         _required("partition_spec_id", pa.int32()),
         _required("added_snapshot_id", pa.int64()),
-        *(_required(f"{one}_data_files_count", pa.int32()) for one in _COUNTS),
+        *(_required(f"{status}_data_files_count", pa.int32()) for status in _COUNTS),
         *_DELETE_COUNTS,
         _required("partition_summaries", _SUMMARIES),
     ]
@@ -90,7 +90,7 @@ ALL_MANIFESTS = pa.schema(
         _required("length", pa.int64()),
         pa.field("partition_spec_id", pa.int32()),
         pa.field("added_snapshot_id", pa.int64()),
-        *(pa.field(f"{one}_data_files_count", pa.int32()) for one in _COUNTS),
+        *(pa.field(f"{status}_data_files_count", pa.int32()) for status in _COUNTS),
         *_DELETE_COUNTS,
         pa.field("partition_summaries", _SUMMARIES),
         _required("reference_snapshot_id", pa.int64()),
@@ -100,13 +100,13 @@ ALL_MANIFESTS = pa.schema(
 
 
 def manifest_rows(manifests: pa.RecordBatch, specs: SpecTransforms, location: str) -> pa.RecordBatch:
-    """Rows of `MANIFEST_FILE_SCHEMA` as rows of `manifests`; what the list leaves out is null.
+    """Return rows of `MANIFEST_FILE_SCHEMA` as rows of `manifests`; what the list leaves out is null.
 
     Raises:
         CorruptFileError: a spec that the table does not have, or summaries that don't fit the manifest's spec.
     """
     is_data = pc.equal(manifests.column("content"), _DATA)
-    counts = {one: manifests.column(f"{one}_files_count") for one in _COUNTS}
+    counts = {status: manifests.column(f"{status}_files_count") for status in _COUNTS}
     none = pa.scalar(0, pa.int32())
     columns = [
         manifests.column("content"),
@@ -124,7 +124,7 @@ def manifest_rows(manifests: pa.RecordBatch, specs: SpecTransforms, location: st
 def all_manifests_rows(
     specs: SpecTransforms, manifests: pa.RecordBatch, snapshot_id: int, location: str
 ) -> pa.RecordBatch:
-    """Rows of one snapshot's list as rows of `all_manifests`.
+    """Return rows of one snapshot's list as rows of `all_manifests`.
 
     Raises:
         CorruptFileError: as `manifest_rows`; and a list that leaves out what is required.
@@ -141,7 +141,7 @@ def all_manifests_rows(
 
 
 def reachable_rows(specs: SpecTransforms, manifests: pa.RecordBatch, _: int, location: str) -> pa.RecordBatch:
-    """What is needed to open the manifests of one snapshot's list: `REACHABLE`."""
+    """Return what is needed to open the manifests of one snapshot's list: `REACHABLE`."""
     encrypted = manifests.filter(manifests.column("key_metadata").is_valid())
     if len(encrypted):
         path = encrypted.column("manifest_path")[0].as_py()
@@ -202,7 +202,11 @@ def _summaries(manifests: pa.RecordBatch, specs: SpecTransforms, location: str) 
                 texts.show(places, transform, type_name)
             except ValueError as error:
                 raise CorruptFileError(location, f"partitions.{name}", None, str(error)) from error
-    children = [values.field("contains_null"), values.field("contains_nan"), *(one.array() for one in shown.values())]
+    children = [
+        values.field("contains_null"),
+        values.field("contains_nan"),
+        *(summary.array() for summary in shown.values()),
+    ]
     structs = pa.StructArray.from_arrays(children, fields=list(_SUMMARIES.value_type))
     return pa.ListArray.from_arrays(partitions.offsets, structs, type=_SUMMARIES, mask=partitions.is_null())
 

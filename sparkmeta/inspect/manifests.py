@@ -49,7 +49,7 @@ def all_manifests(state: TableState) -> DataFrame:
 
 
 def listed_manifests(state: TableState, shape: ListShape, schema: pa.Schema) -> DataFrame:
-    """What `shape` makes of the manifest list of every snapshot of the table, as a lazy DataFrame of `schema`.
+    """Return what `shape` makes of the manifest list of every snapshot of the table, as a lazy DataFrame of `schema`.
 
     Raises:
         UnsupportedError: a snapshot that is encrypted.
@@ -60,12 +60,12 @@ def listed_manifests(state: TableState, shape: ListShape, schema: pa.Schema) -> 
     lists = pa.Table.from_pylist(
         [
             {
-                "reference_snapshot_id": one.snapshot_id,
-                "location": one.root_manifest or one.manifest_list,
-                "root_sequence_number": (one.sequence_number or 0) if one.root_manifest else None,
+                "reference_snapshot_id": snapshot.snapshot_id,
+                "location": snapshot.root_manifest or snapshot.manifest_list,
+                "root_sequence_number": (snapshot.sequence_number or 0) if snapshot.root_manifest else None,
             }
-            for one in state.metadata.snapshots
-            if one.root_manifest or one.manifest_list
+            for snapshot in state.metadata.snapshots
+            if snapshot.root_manifest or snapshot.manifest_list
         ],
         schema=LIST_SCHEMA,
     )
@@ -93,7 +93,11 @@ def spec_transforms(state: TableState) -> SpecTransforms:
 
 def _inline_lists(state: TableState) -> list[tuple[int, pa.RecordBatch]]:
     """(snapshot id, rows of MANIFEST_FILE_SCHEMA) of the v1 snapshots whose manifests the table metadata names."""
-    inline = [(one.snapshot_id, one.inline_manifests) for one in state.metadata.snapshots if one.inline_manifests]
+    inline = [
+        (snapshot.snapshot_id, snapshot.inline_manifests)
+        for snapshot in state.metadata.snapshots
+        if snapshot.inline_manifests
+    ]
     lengths = {path: 0 for _, paths in inline for path in paths}
     lengths.update((path, state.files.length(path)) for path in lengths)
     return [

@@ -58,15 +58,15 @@ def _snapshots(state: TableState) -> DataFrame:
     """Columns snapshot_id, committed_at, sequence_number."""
     snapshots = state.metadata.snapshots
     columns = {
-        "snapshot_id": pa.array([one.snapshot_id for one in snapshots], pa.int64()),
-        "committed_at": pa.array([one.timestamp_ms * 1000 for one in snapshots], pa.timestamp("us", "UTC")),
-        "sequence_number": pa.array([one.sequence_number for one in snapshots], pa.int64()),
+        "snapshot_id": pa.array([snapshot.snapshot_id for snapshot in snapshots], pa.int64()),
+        "committed_at": pa.array([snapshot.timestamp_ms * 1000 for snapshot in snapshots], pa.timestamp("us", "UTC")),
+        "sequence_number": pa.array([snapshot.sequence_number for snapshot in snapshots], pa.int64()),
     }
     return local_frame(state.spark, pa.table(columns))
 
 
 def _keys(state: TableState) -> list[Column]:
-    """What makes a partition: its values, -0.0 and 0.0 apart, which Spark's grouping takes for one."""
+    """Return what makes a partition: its values, -0.0 and 0.0 apart, which Spark's grouping takes for one."""
     keys = []
     for field in state.types.partition_type.fields:
         value = partition_value(field.field_id).column()
@@ -76,10 +76,10 @@ def _keys(state: TableState) -> list[Column]:
 
 
 def _number_of_fields(state: TableState) -> Column:
-    """How many of the shown partition fields the spec of an entry has."""
+    """Return how many of the shown partition fields the spec of an entry has."""
     shown = {field.field_id for field in state.types.partition_type.fields}
-    counts = {one: sum(field.field_id in shown for field in spec.fields) for one, spec in state.specs.items()}
-    return F.coalesce(*(F.when(F.col("partition_spec_id") == one, count) for one, count in counts.items()))
+    counts = {spec_id: sum(field.field_id in shown for field in spec.fields) for spec_id, spec in state.specs.items()}
+    return F.coalesce(*(F.when(F.col("partition_spec_id") == spec_id, count) for spec_id, count in counts.items()))
 
 
 def _aggregates(state: TableState) -> list[Column]:

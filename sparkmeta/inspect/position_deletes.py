@@ -56,7 +56,7 @@ def position_deletes(state: TableState) -> DataFrame:
 
 
 def position_deletes_type(state: TableState) -> SparkStructType:
-    """The row type of the table."""
+    """Return the row type of the table."""
     schema = SparkStructType().add("file_path", StringType(), False).add("pos", LongType(), False)
     schema.add("row", spark_type(state.metadata.schema().as_struct()))
     if state.types.partition_type.fields:
@@ -85,10 +85,10 @@ def delete_files(state: TableState) -> DataFrame:
 
 
 def row_field(field_id: int, kind: IcebergType, field: NestedField | None = None) -> RowField:
-    """A type as light `RowField`s."""
+    """Return a type as light `RowField`s."""
     match kind:
         case StructType():
-            children = [row_field(one.field_id, one.field_type, one) for one in kind.fields]
+            children = [row_field(field.field_id, field.field_type, field) for field in kind.fields]
             return RowField(field_id, "struct", tuple(children))
         case ListType():
             return RowField(field_id, "list", (row_field(kind.element_id, kind.element_type),))

@@ -29,7 +29,7 @@ _BOUNDS = ("lower_bound", "upper_bound")
 
 
 def leaf_columns(schema: Schema) -> dict[str, NestedField]:
-    """The columns that have metrics, by full name, in the order of Java's strings (UTF-16 code units)."""
+    """Return the columns that have metrics, by full name, in the order of Java's strings (UTF-16 code units)."""
     names = index_name_by_id(schema)
     leaves = {
         names[field_id]: field

@@ -132,7 +132,7 @@ def metadata_log_entries(state: TableState, metadata_location: str) -> DataFrame
 
 
 def ancestor_ids(metadata: TableMetadata, snapshot_id: int | None) -> Iterator[int]:
-    """A snapshot's id and those of its parents, as far back as the table still has them."""
+    """Yield a snapshot's id and those of its parents, as far back as the table still has them."""
     seen: set[int] = set()
     while snapshot_id is not None and snapshot_id not in seen:
         snapshot = metadata.snapshot_by_id(snapshot_id)

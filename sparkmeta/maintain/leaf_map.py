@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from sparkmeta.commit.base_root import base_root
-from sparkmeta.commit.compact.options import CompactionOptions, scope_of
-from sparkmeta.commit.compact.ranges import leaf_ranges
-from sparkmeta.commit.new_snapshot import branch_head, with_root
+from sparkmeta.compact.options import CompactionOptions, scope_of
+from sparkmeta.compact.ranges import leaf_ranges
+from sparkmeta.edit.base_root import base_root
+from sparkmeta.edit.new_snapshot import branch_head, with_root
 from sparkmeta.spec.entry import ContentType
 
 if TYPE_CHECKING:
@@ -57,26 +57,26 @@ class LeafMap:
             f'<svg xmlns="http://www.w3.org/2000/svg" {box} font-family="monospace" font-size="12">',
             f'<rect width="{_WIDTH}" height="{height}" fill="#ffffff"/>',
             f'<text x="{_MARGIN}" y="{_MARGIN + 8}" fill="{_INK}">{escape(text)}</text>',
-            *(_bar(one) for one in self.bars),
+            *(_bar(bar) for bar in self.bars),
             "</svg>",
         ]
         return "\n".join(parts)
 
     def save(self, path: str | Path) -> None:
-        """Writes the SVG."""
+        """Write the SVG."""
         Path(path).write_text(self.svg, encoding="utf-8")
 
     def _repr_svg_(self) -> str:
         return self.svg
 
 
-def _bar(one: LeafBar) -> str:
+def _bar(bar: LeafBar) -> str:
     space = _WIDTH - 2 * _MARGIN
-    x, width = _MARGIN + one.start * space, max(2.0, (one.end - one.start) * space - 1)
-    y = _MARGIN + 24 + one.row * (_BAR + 2)
-    share = one.masked / one.entries if one.entries else 0.0
+    x, width = _MARGIN + bar.start * space, max(2.0, (bar.end - bar.start) * space - 1)
+    y = _MARGIN + 24 + bar.row * (_BAR + 2)
+    share = bar.masked / bar.entries if bar.entries else 0.0
     colour = "#" + "".join(f"{round(a + (b - a) * share):02x}" for a, b in zip(_CLEAN, _MASKED, strict=True))
-    title = f"{one.location}: {one.entries} entries, {one.masked} masked"
+    title = f"{bar.location}: {bar.entries} entries, {bar.masked} masked"
     return (
         f'<rect x="{x:.1f}" y="{y}" width="{width:.1f}" height="{_BAR}" fill="{colour}"><title>{escape(title)}</title>'
         "</rect>"

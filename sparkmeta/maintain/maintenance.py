@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Generic
 
 from pyiceberg.expressions import AlwaysTrue
 
-from sparkmeta.commit.compact.options import CompactionOptions
-from sparkmeta.maintain.compact import CompactionPlan, plan_compaction
+from sparkmeta.compact.options import CompactionOptions
+from sparkmeta.compact.plan import CompactionPlan, plan_compaction
 from sparkmeta.maintain.leaf_map import LeafMap, leaf_map
-from sparkmeta.maintain.rewrite_manifests import ManifestRewriteOptions, ManifestRewritePlan, plan_rewrite
+from sparkmeta.maintain.rewrite_manifests.groups import ManifestRewriteOptions
+from sparkmeta.maintain.rewrite_manifests.plan import ManifestRewritePlan, plan_rewrite
 from sparkmeta.maintain.undo_upgrade import UndoUpgradePlan, plan_undo_upgrade
 from sparkmeta.maintain.upgrade import UpgradePlan, plan_upgrade
 from sparkmeta.operations.base_table import TableT
@@ -35,14 +36,14 @@ class Maintenance(Generic[TableT]):
         target_leaf_bytes: int | None = None,
         max_entries: int | None = None,
         max_bytes: int | None = None,
-        min_masked: float = 0.1,
-        small_leaf: float = 0.5,
+        min_masked_ratio: float = 0.1,
+        min_leaf_ratio: float = 0.5,
         max_overlap: int = 3,
-        root_files: int | None = 100,
+        max_root_files: int | None = 100,
         branch: str = "main",
         snapshot_properties: Mapping[str, str] | None = None,
     ) -> CompactionPlan[TableT]:
-        """A compaction of the tree's manifests: leaves are merged, freed of masked entries and put in order.
+        """Return a compaction of the tree's manifests: leaves are merged, freed of masked entries and put in order.
 
         Readers see the same table, with the same changes in every snapshot. Only what is worth it is rewritten; a
         tree in good shape has none, and its plan commits nothing.
@@ -54,11 +55,11 @@ class Maintenance(Generic[TableT]):
             target_leaf_bytes: of a leaf's file; by default the table's `write.tree.leaf-target-bytes`.
             max_entries: of data leaves that one run rewrites. What saves most goes first.
             max_bytes: likewise.
-            min_masked: a leaf of whose entries this share is masked is rewritten.
-            small_leaf: neighbours smaller than this share of the target are merged.
+            min_masked_ratio: a leaf is rewritten where this share of its entries is masked.
+            min_leaf_ratio: neighbouring leaves smaller than this share of the target are merged.
             max_overlap: leaves are put in order where one overlaps more others than this.
-            root_files: a root with more files of a kind, data or deletes, than this has them moved into leaves; None:
-                they stay.
+            max_root_files: files of a kind, data or deletes, that may stay in the root; where there are more, they move
+                into leaves. None: they stay.
             branch: to commit to.
             snapshot_properties: further keys of the snapshot's summary.
 
@@ -68,8 +69,8 @@ class Maintenance(Generic[TableT]):
             UnsupportedError: a table that is no metadata tree, or that was opened read-only.
         """
         options = CompactionOptions(
-            row_filter, cluster_by, target_leaf_bytes, max_entries, max_bytes, min_masked, small_leaf, max_overlap,
-            root_files,
+            row_filter, cluster_by, target_leaf_bytes, max_entries, max_bytes, min_masked_ratio, min_leaf_ratio,
+            max_overlap, max_root_files,
         )  # fmt: skip
         return plan_compaction(self.table, options, branch, dict(snapshot_properties or {}))
 
@@ -107,7 +108,7 @@ class Maintenance(Generic[TableT]):
         return plan_rewrite(self.table, options, branch, dict(snapshot_properties or {}))
 
     def leaf_map(self, cluster_by: Sequence[str] | None = None, branch: str = "main") -> LeafMap:
-        """Where the data leaves of the table's spec lie in the order of the clustering columns, and overlap.
+        """Return where the data leaves of the table's spec lie in the order of the clustering columns, and overlap.
 
         A notebook shows it as a picture; it has `.svg` and `.save(path)`. Reads the root only. cluster_by: as of
         `compact_manifests`.
@@ -131,7 +132,7 @@ class Maintenance(Generic[TableT]):
         return plan_upgrade(self.table, format_version)
 
     def undo_upgrade(self, format_version: int | None = None) -> UndoUpgradePlan[TableT]:
-        """The way back from the metadata tree, until the first commit of a snapshot makes a root.
+        """Return the way back from the metadata tree, until the first commit of a snapshot makes a root.
 
         The table is of the version that it had before the upgrade, and Iceberg's Java library reads and writes it.
         Changes of its schema, specs and properties since stay.

@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic
 
-from sparkmeta.commit.attempts import commit_steps
+from sparkmeta.edit.attempts import commit_steps
 from sparkmeta.errors import NotFoundError, ValidationError
 from sparkmeta.operations.base_table import TableT
 from sparkmeta.spec.metadata import parse_table_metadata
@@ -45,7 +45,7 @@ class UndoUpgradePlan(Generic[TableT]):
         return commit_steps(self.table, [self])
 
     def apply(self, state: TableState) -> TableMetadata:
-        """The metadata of the earlier version, of a state that other commits may have moved on. For `commit`."""
+        """Return the metadata of the earlier version, of a state that other commits may have moved on. For `commit`."""
         undone = undo_upgrade(_of_tree(state.metadata), self.to_version)
         now = max(int(time.time() * 1000), undone.last_updated_ms)
         return undone.model_copy(update={"last_updated_ms": now})
@@ -69,7 +69,7 @@ def _of_tree(metadata: TableMetadata) -> TableMetadataV4:
 
 
 def _version_before(state: TableState) -> int:
-    """The format version of the newest logged metadata file that has no tree."""
+    """Return the format version of the newest logged metadata file that has no tree."""
     for entry in reversed(state.metadata.metadata_log):
         try:
             logged = parse_table_metadata(state.files.read(entry.metadata_file), entry.metadata_file)

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyiceberg.table.refs import SnapshotRefType
 
-from sparkmeta.commit.attempts import commit_steps
+from sparkmeta.edit.attempts import commit_steps
 from sparkmeta.errors import UnsupportedError, ValidationError
 from sparkmeta.operations.base_table import TableT
 from sparkmeta.spec.metadata_model import TableMetadataV3, TableMetadataV4
@@ -72,15 +72,17 @@ class UpgradeSummary:
     branches: tuple[BranchSummary, ...]
 
     def __str__(self) -> str:
-        fields = [f"  expression {one.expr_id}: {_expression_text(one)}" for one in self.expressions]
-        kept = [f"  {branch}" for branch in self.branches]
+        fields = [
+            f"  expression {expression.expr_id}: {_expression_text(expression)}" for expression in self.expressions
+        ]
+        branches = [f"  {branch}" for branch in self.branches]
         return "\n".join(
             [
                 f"{self.table}: format version {self.from_version} becomes {self.to_version}, with a metadata tree",
                 f"{len(fields)} new expressions for {self.specs} partition specs",
                 *fields,
                 f"{self.snapshots} snapshots keep their manifest lists; no manifest is written anew",
-                *kept,
+                *branches,
                 "Iceberg's Java library refuses the table from then on",
             ]
         )
@@ -94,19 +96,19 @@ class UpgradePlan(Generic[TableT]):
     _table_uuid: uuid.UUID = field(default_factory=uuid.uuid4)
 
     def summary(self) -> UpgradeSummary:
-        """What will change and what stays. Reads the manifest lists of the branches' heads; starts no job."""
+        """Return what will change and what stays. Reads the manifest lists of the branches' heads; starts no job."""
         return self._summary
 
     @cached_property
     def _summary(self) -> UpgradeSummary:
         metadata, upgraded = self.table.metadata, self.apply(self.table.state)
-        known = {one.expr_id for one in getattr(metadata, "expressions", [])}
+        known = {expression.expr_id for expression in getattr(metadata, "expressions", [])}
         return UpgradeSummary(
             table=self.table.full_name,
             from_version=metadata.format_version,
             to_version=TREE_VERSION,
             specs=len(metadata.partition_specs),
-            expressions=tuple(one for one in upgraded.expressions if one.expr_id not in known),
+            expressions=tuple(expression for expression in upgraded.expressions if expression.expr_id not in known),
             snapshots=len(metadata.snapshots),
             branches=tuple(_branches(self.table.state)),
         )
@@ -122,7 +124,7 @@ class UpgradePlan(Generic[TableT]):
         return commit_steps(self.table, [self])
 
     def apply(self, state: TableState) -> TableMetadataV4:
-        """The upgraded metadata of a state of the table, which other commits may have moved on. For `commit`."""
+        """Return the upgraded metadata of a state of the table, which other commits may have moved on. For `commit`."""
         _refuse(state.metadata)
         upgraded = upgrade_metadata(state.metadata, self._table_uuid)
         now = max(int(time.time() * 1000), upgraded.last_updated_ms)
@@ -149,7 +151,7 @@ def _refuse(metadata: TableMetadata) -> None:
 def refuse_encrypted(metadata: TableMetadata, why: str) -> None:
     """UnsupportedError for an encrypted table. why: ends the sentence."""
     keys = metadata.encryption_keys if isinstance(metadata, TableMetadataV3) else []
-    encrypted = next((one for one in metadata.snapshots if one.key_id is not None), None)
+    encrypted = next((snapshot for snapshot in metadata.snapshots if snapshot.key_id is not None), None)
     if keys or encrypted is not None or _ENCRYPTION_KEY in metadata.properties:
         raise UnsupportedError(f"{metadata.location}: the table is encrypted, {why}")
 
@@ -172,7 +174,7 @@ def _branch(name: str, head: TableState) -> BranchSummary:
 
 
 def _live_files(manifests: pa.Table) -> int | None:
-    """How many files manifests hold that are not DELETED; None where one does not say."""
+    """Return how many files manifests hold that are not DELETED; None where one does not say."""
     stats = manifests.column("manifest_stats").combine_chunks()
     counts = pc.add(stats.field("added_files_count"), stats.field("existing_files_count"))
     return None if counts.null_count else int(pc.sum(counts.cast(pa.int64())).as_py() or 0)

@@ -36,12 +36,12 @@ class MetadataLocation(NamedTuple):
 
 
 def is_metadata_file(location: str) -> bool:
-    """Whether a location is by its name a metadata file, ``*.json`` or ``*.json.gz``, not a table's folder."""
+    """Return whether a location is by its name a metadata file, ``*.json`` or ``*.json.gz``, not a table's folder."""
     return _METADATA_FILE.fullmatch(location) is not None
 
 
 def latest_metadata(files: Files, folder: str) -> MetadataLocation:
-    """The current metadata file of the table in a folder.
+    """Return the current metadata file of the table in a folder.
 
     Of a file system table, ``v<N>.metadata.json``: the version that ``version-hint.text`` names, or the highest one
     where there is no such number, and from there on the last one before a gap, since the hint may lag. Of a table of
@@ -79,12 +79,12 @@ def version_of(location: str) -> int | None:
 
 
 def versioned_location(folder: str, version: int, compressed: bool) -> str:
-    """Where the metadata file of a version is written, in the table of a folder."""
+    """Return where the metadata file of a version is written, in the table of a folder."""
     return join(join(folder, METADATA), _SPELLINGS[1 if compressed else 0].format(version))
 
 
 def hinted_version(files: Files, folder: str) -> int | None:
-    """The number in the hint file; None where there is no file or no number, which a torn write may leave."""
+    """Return the number in the hint file; None where there is no file or no number, which a torn write may leave."""
     try:
         lines = files.read(join(join(folder, METADATA), VERSION_HINT)).splitlines()
     except NotFoundError:
@@ -108,10 +108,10 @@ def _versioned(files: Files, metadata: str, version: int) -> str | None:
     return next((location for location in locations if files.exists(location)), None)
 
 
-def _last_of(files: Files, metadata: str, found: MetadataLocation) -> MetadataLocation:
-    while (newer := _versioned(files, metadata, found.version + 1)) is not None:
-        found = MetadataLocation(newer, found.version + 1, read_only=False)
-    return found
+def _last_of(files: Files, metadata: str, newest: MetadataLocation) -> MetadataLocation:
+    while (newer := _versioned(files, metadata, newest.version + 1)) is not None:
+        newest = MetadataLocation(newer, newest.version + 1, read_only=False)
+    return newest
 
 
 def _highest(files: Files, folder: str, metadata: str) -> MetadataLocation:
@@ -128,7 +128,7 @@ def _highest(files: Files, folder: str, metadata: str) -> MetadataLocation:
 
 
 def _newest_version(metadata: str, names: Collection[str]) -> MetadataLocation | None:
-    """The file with the highest version of a file system table; None where none has one."""
+    """Return the file with the highest version of a file system table; None where none has one."""
     versions = [int(match[1]) for name in names if (match := _VERSIONED.fullmatch(name))]
     if not versions:
         return None

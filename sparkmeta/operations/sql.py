@@ -123,7 +123,7 @@ class SqlOperations:
             raise CommitFailedError(f"{attempt.base.metadata_location} is no longer the current version: {current} is")
 
     def _outcome(self, attempt: _Attempt) -> Outcome:
-        """What became of a transaction whose COMMIT was not answered."""
+        """Return what became of a transaction whose COMMIT was not answered."""
         # The lock waits for a COMMIT that is still under way.
         location = self._location(lock=True)
         if location == attempt.version.metadata_location:
@@ -159,7 +159,7 @@ class SqlOperations:
             return self._current(connection, lock=lock)
 
     def _current(self, connection: Connection, *, lock: bool = False) -> str | None:
-        """The location that the catalog has; None where it has no such table."""
+        """Return the location that the catalog has; None where it has no such table."""
         query = select(IcebergTables.metadata_location).where(*self._is_table())
         return connection.execute(query.with_for_update() if lock else query).scalar()
 

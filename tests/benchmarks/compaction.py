@@ -25,13 +25,13 @@ from rich.console import Console
 from rich.table import Table as RichTable
 
 import sparkmeta as sm
-from sparkmeta.commit.attempts import commit_steps
-from sparkmeta.commit.base_root import base_root
 from sparkmeta.commit.file_rows import file_rows
 from sparkmeta.commit.file_writer import leaf_format
-from sparkmeta.commit.new_snapshot import NewSnapshot, SnapshotNames
-from sparkmeta.commit.summary import ManifestCounts, Tally, snapshot_summary
-from sparkmeta.commit.tree import TreeChange
+from sparkmeta.edit.attempts import commit_steps
+from sparkmeta.edit.base_root import base_root
+from sparkmeta.edit.new_snapshot import NewSnapshot, SnapshotNames
+from sparkmeta.edit.next_root import TreeChange
+from sparkmeta.edit.summary import ManifestCounts, Tally, snapshot_summary
 from sparkmeta.manifests.v4.write import write_leaves
 from sparkmeta.session import spark_schema
 from tests.benchmarks.deletes import cloned

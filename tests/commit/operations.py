@@ -193,7 +193,7 @@ class Pointer:
 def apply(table: Table, change: Change, branch: str = "main", **properties: str) -> Table:
     """Commits a change to one of our tables. Raises ValidationError where it is refused."""
     if change.operation == "compact_manifests":
-        return table.maintenance.compact_manifests(min_masked=0.01, small_leaf=1.0, root_files=0).commit()
+        return table.maintenance.compact_manifests(min_masked_ratio=0.01, min_leaf_ratio=1.0, max_root_files=0).commit()
     with table.transaction() as tx:
         update = tx.update_snapshot(branch, properties)
         describe(update, change, table.state.spark)

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from sparkmeta.commit.base_root import base_root
-from sparkmeta.commit.tree import Stamp, TreeChange, next_root
+from sparkmeta.edit.base_root import base_root
+from sparkmeta.edit.next_root import Stamp, TreeChange, next_root
 from sparkmeta.errors import CorruptFileError, NoSuchSnapshotError, ValidationError
 from sparkmeta.manifests.v4.layout import tree_schema
 from sparkmeta.manifests.v4.root import write_root

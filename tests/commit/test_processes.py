@@ -158,7 +158,7 @@ def test_writers_and_compactors(request: pytest.FixtureRequest, tmp_path: Path, 
     assert 0 < len(of_compactors) <= compactions <= len(of_compactors) + len(told["unknown"]) + kills
     assert told["carried"] or not soak, "no compaction met removals from what it rewrote"
     with compactors.without_spark():
-        plan = table.maintenance.compact_manifests(min_masked=0.02, small_leaf=1.0, root_files=0)
+        plan = table.maintenance.compact_manifests(min_masked_ratio=0.02, min_leaf_ratio=1.0, max_root_files=0)
         last = plan.commit()
     check_history(last, authors + [None] * (not plan.summary().is_empty))
 

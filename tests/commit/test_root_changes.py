@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from sparkmeta.changes.root_changes import LeafKind, RootChanges, root_changes
-from sparkmeta.commit.tree import FileKey, Stamp, TreeChange, next_root
+from sparkmeta.edit.next_root import FileKey, Stamp, TreeChange, next_root
 from sparkmeta.manifests.v4.aggregate import leaf_row
 from sparkmeta.manifests.v4.layout import tree_schema
 from sparkmeta.manifests.v4.root import Root

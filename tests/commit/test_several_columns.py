@@ -94,7 +94,7 @@ def test_files_are_appended_planned_and_removed(table: sm.Table, spark: SparkSes
     assert [*planned(table)] == [name for name in planned(table) if not name.startswith("2")]
     assert len(planned(table)) == 3
     assert table.check().count() == 0
-    compacted = table.maintenance.compact_manifests(min_masked=0.01).commit()
+    compacted = table.maintenance.compact_manifests(min_masked_ratio=0.01).commit()
     assert planned(compacted) == planned(table)
     assert compacted.check().count() == 0
 

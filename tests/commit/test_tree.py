@@ -16,7 +16,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from sparkmeta.commit.tree import FileKey, NextRoot, Stamp, TreeChange, next_root
+from sparkmeta.edit.next_root import FileKey, NextRoot, Stamp, TreeChange, next_root
 from sparkmeta.errors import CommitConflictError, CorruptFileError
 from sparkmeta.manifests.v4.aggregate import leaf_row
 from sparkmeta.manifests.v4.layout import tree_schema

@@ -58,7 +58,7 @@ def _delete(*ids: int) -> Run:
 
 
 def _compact(table: sm.Table, _: SparkSession) -> None:
-    table.maintenance.compact_manifests(small_leaf=1.0).commit()
+    table.maintenance.compact_manifests(min_leaf_ratio=1.0).commit()
 
 
 def _names(*ids: int) -> set[str]:
@@ -156,9 +156,9 @@ def all_faults(stage: Stage, patch: pytest.MonkeyPatch) -> Iterator[tuple[str, F
 
 def use_writer(patch: pytest.MonkeyPatch, writer: Any) -> None:
     for name, module in list(sys.modules.items()):
-        if name.startswith("sparkmeta.commit.") and hasattr(module, "executor_writer"):
+        if name.startswith(("sparkmeta.commit.", "sparkmeta.edit.")) and hasattr(module, "executor_writer"):
             patch.setattr(module, "executor_writer", lambda _: writer)
-    for module in ("sparkmeta.state", "sparkmeta.commit.compact.job"):
+    for module in ("sparkmeta.state", "sparkmeta.edit.range_sort"):
         patch.setattr(f"{module}.executor_reader", lambda _: ExecutorReader())
 
 

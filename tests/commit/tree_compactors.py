@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 
-from sparkmeta.commit.tree import FileKey, file_keys
+from sparkmeta.edit.next_root import FileKey, file_keys
 from sparkmeta.errors import CommitConflictError, CommitFailedError, CommitStateUnknownError
 from sparkmeta.manifests.v4.layout import read_manifest
 from sparkmeta.manifests.v4.root import Root
@@ -27,8 +27,8 @@ from tests.commit import tree_committers as trees
 from tests.commit.compact.local_job import LocalJob
 
 if TYPE_CHECKING:
-    from sparkmeta.commit.compact.choose import Choice, Scope
-    from sparkmeta.commit.compact.job import Rewritten
+    from sparkmeta.compact.choose import Choice, Scope
+    from sparkmeta.compact.job import Rewritten
     from sparkmeta.operations.table_operations import TableOperations
     from sparkmeta.state import TableState
 
@@ -48,9 +48,9 @@ class Folder(LocalFiles):
 def without_spark() -> Iterator[None]:
     """The jobs of compactions run in this process."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("sparkmeta.commit.new_files.executor_writer", lambda _: None)
-        patch.setattr("sparkmeta.maintain.compact.rewrite", _rewrite)
-        patch.setattr("sparkmeta.commit.compact.fold._masks", _masks)
+        patch.setattr("sparkmeta.edit.leaves.executor_writer", lambda _: None)
+        patch.setattr("sparkmeta.compact.plan.rewrite", _rewrite)
+        patch.setattr("sparkmeta.compact.rebase._masks", _masks)
         yield
 
 
@@ -58,8 +58,7 @@ def _rewrite(state: TableState, scope: Scope, choice: Choice, name: str) -> list
     assert choice.deletes is None
     stand_in: Any = SimpleNamespace(
         metadata=state.metadata,
-        tuple_sources=state.types.tuple_sources,
-        stats_types=state.types.stats_types,
+        types=state.types,
         files=None,
         spark=SimpleNamespace(conf=SimpleNamespace(get=lambda *_: "2")),
     )
@@ -95,9 +94,9 @@ def work(swap: TableOperations, folder: Path, worker: int, writers: int, commits
             plan = table.maintenance.compact_manifests(
                 target_leaf_bytes=chance.choice((None, 6_000)),
                 max_entries=chance.choice((None, 50)),
-                min_masked=chance.choice((0.02, 0.1, 0.5)),
-                small_leaf=chance.choice((0.5, 1.0)),
-                root_files=chance.choice((0, 3, None)),
+                min_masked_ratio=chance.choice((0.02, 0.1, 0.5)),
+                min_leaf_ratio=chance.choice((0.5, 1.0)),
+                max_root_files=chance.choice((0, 3, None)),
                 snapshot_properties={"author": AUTHOR},
             )
             told = "nothing"

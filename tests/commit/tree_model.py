@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from sparkmeta.commit.tree import FileKey
+from sparkmeta.edit.next_root import FileKey
 from sparkmeta.spec.bitmap import read_inline_vector
 from sparkmeta.spec.entry import ContentType, Status
 

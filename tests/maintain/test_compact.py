@@ -120,7 +120,12 @@ def test_deletion_vectors_follow_their_files(table: sm.Table, tmp_path: Path) ->
     table = mask_rows(table, tmp_path, "b.puffin", f1=[1], f2=[2], f3=[3], f5=[4])
     owners = [row["referenced_file"] for row in delete_leaves(table)]
     assert len([one for one in owners if one is not None]) == 2
-    options = {"cluster_by": ["id"], "target_leaf_bytes": leaves(table)[0].length, "max_overlap": 0, "root_files": 0}
+    options = {
+        "cluster_by": ["id"],
+        "target_leaf_bytes": leaves(table)[0].length,
+        "max_overlap": 0,
+        "max_root_files": 0,
+    }
     table = compacted(table, **options)
     data = {row.path for row in leaves(table)}
     found = delete_leaves(table)
@@ -173,10 +178,10 @@ def untouched(spark_session: SparkSession, tmp_path_factory: pytest.TempPathFact
         ({"target_leaf_bytes": 0}, "target_leaf_bytes is 0"),
         ({"max_entries": -1}, "max_entries is -1"),
         ({"max_bytes": 0.5}, "max_bytes is 0.5"),
-        ({"min_masked": 0}, "min_masked is 0"),
-        ({"small_leaf": 2}, "small_leaf is 2"),
+        ({"min_masked_ratio": 0}, "min_masked_ratio is 0"),
+        ({"min_leaf_ratio": 2}, "min_leaf_ratio is 2"),
         ({"max_overlap": -1}, "max_overlap is -1"),
-        ({"root_files": True}, "root_files is True"),
+        ({"max_root_files": True}, "max_root_files is True"),
         ({"branch": "nope"}, "has no branch 'nope'"),
     ],
 )
@@ -212,7 +217,7 @@ def test_files_of_the_root_become_a_leaf(table: sm.Table, tmp_path: Path) -> Non
     table = append(table, *range(6))
     table = mask_rows(table, tmp_path, "v.puffin", f1=[1], f2=[2], f3=[5])
     assert leaves(table) == []
-    table = compacted(table, root_files=2)
+    table = compacted(table, max_root_files=2)
     data = leaves(table)
     assert [row["referenced_file"] for row in delete_leaves(table)] == [data[0].path]
     assert table.state.tree is not None
@@ -225,7 +230,7 @@ def test_another_compaction_was_first(table: sm.Table) -> None:
     first, second = table.maintenance.compact_manifests(), table.maintenance.compact_manifests()
     assert first.summary().data_leaves == 3
     after = first.commit()
-    with pytest.raises(CommitConflictError, match="plan the compaction again"):
+    with pytest.raises(CommitConflictError, match="plan again"):
         second.commit()
     assert seen(after.refresh()) == seen(table)
 
@@ -291,10 +296,10 @@ def test_vectors_that_a_flush_moved_come_to_belong_to_their_leaf(table: sm.Table
     for number in range(1, 5):
         table = mask_rows(table, tmp_path, f"v{number}", **{f"f{number}": [number]})
     assert [leaf["referenced_file"] for leaf in delete_leaves(table)] == [None]
-    after = compacted(table, root_files=None)
+    after = compacted(table, max_root_files=None)
     owner = leaves(after)[0].path
     assert [leaf["referenced_file"] for leaf in delete_leaves(after)] == [owner]
-    assert after.maintenance.compact_manifests(root_files=None).summary().is_empty
+    assert after.maintenance.compact_manifests(max_root_files=None).summary().is_empty
 
 
 def test_commits_merge_leaves_by_the_way(table: sm.Table) -> None:

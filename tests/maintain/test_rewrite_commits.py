@@ -16,14 +16,16 @@ from click.testing import CliRunner
 
 import sparkmeta as sm
 from sparkmeta.cli import main
-from sparkmeta.commit.manifests import with_row_ids
+from sparkmeta.edit import range_sort
+from sparkmeta.edit.lists import with_row_ids
 from sparkmeta.errors import (
     CommitConflictError,
     CommitStateUnknownError,
     UnsupportedError,
     ValidationError,
 )
-from sparkmeta.maintain import rewrite_manifests as module
+from sparkmeta.maintain.rewrite_manifests import job
+from sparkmeta.maintain.rewrite_manifests.groups import REWRITTEN
 from sparkmeta.manifests.manifest_list import MANIFEST_FILE_SCHEMA, write_manifest_list
 from sparkmeta.storage.executors import ExecutorReader, ExecutorWriter
 from tests.commit.test_tree_faults import attempt
@@ -184,7 +186,7 @@ def test_another_rewriting_meanwhile(spark: SparkSession, tmp_path: Path) -> Non
     late = table.maintenance.rewrite_manifests(target_manifest_bytes=2_000)
     table.maintenance.rewrite_manifests().commit()
     there = avro_files(tmp_path)
-    with pytest.raises(CommitConflictError, match="plan it again"):
+    with pytest.raises(CommitConflictError, match="plan again"):
         late.commit()
     assert avro_files(tmp_path) == there
 
@@ -206,7 +208,7 @@ def test_numbers_that_change_meanwhile(spark: SparkSession, tmp_path: Path, chan
         metadata["snapshots"][0]["manifest-list"] = f"file://{tmp_path}/metadata/other-list.avro"
     (tmp_path / "metadata" / "v2.metadata.json").write_text(json.dumps(metadata))
     there = avro_files(tmp_path)
-    with pytest.raises(CommitConflictError, match="plan it again"):
+    with pytest.raises(CommitConflictError, match="plan again"):
         plan.commit()
     assert avro_files(tmp_path) == there
 
@@ -235,7 +237,7 @@ def test_another_target_is_another_rewriting(spark: SparkSession, tmp_path: Path
     snapshot = small.current_snapshot()
     assert snapshot is not None
     assert snapshot.summary is not None
-    snapshot.summary.additional_properties[module.REWRITTEN] = "[no JSON"
+    snapshot.summary.additional_properties[REWRITTEN] = "[no JSON"
     assert not small.maintenance.rewrite_manifests(target_manifest_bytes=2_000).summary().is_empty
 
 
@@ -339,8 +341,8 @@ def test_each_fault_of_a_commit(
     interpreted: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int, soak: bool
 ) -> None:
     """The table has the old manifests or the new ones, and all of the files that it names."""
-    monkeypatch.setattr(module, "executor_writer", lambda _: ExecutorWriter({}))
-    monkeypatch.setattr(module, "executor_reader_of", lambda _: ExecutorReader())
+    monkeypatch.setattr(job, "executor_writer", lambda _: ExecutorWriter({}))
+    monkeypatch.setattr(range_sort, "executor_reader", lambda _: ExecutorReader())
     before = made(interpreted, tmp_path, manifests=2, files=5, properties={"commit.retry.min-wait-ms": "1"})
     kept = {path.name: path.read_bytes() for path in (tmp_path / "metadata").iterdir()}
     wanted = paths_of(before)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 
-from sparkmeta.commit.tree import vector_bitmap
+from sparkmeta.edit.next_root import vector_bitmap
 from sparkmeta.session import local_frame
 from sparkmeta.spec.entry import ContentType
 from tests.inspect.comparison import collected

@@ -180,7 +180,7 @@ def test_commits_carry_foreign_leaves_on(table: sm.Table, spark: SparkSession) -
     assert [name for name, day in days.items() if day is None] == ["f0-2"]
     assert [line for line in plan(theirs, "ratio is nan") if "f0-1" not in line] == []
     assert theirs.check().collect() == []
-    compacted = theirs.maintenance.compact_manifests(min_masked=0.01).commit()
+    compacted = theirs.maintenance.compact_manifests(min_masked_ratio=0.01).commit()
     assert plans(compacted) == plans(theirs)
 
 

@@ -6,18 +6,18 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sparkmeta.commit.compact import fold as folding
-from sparkmeta.commit.compact.choose import Choice, Group, Scope
-from sparkmeta.commit.compact.fold import Fold, fold
-from sparkmeta.commit.compact.job import RewriteJob, Rewritten
-from sparkmeta.commit.compact.tasks import BIN_SCHEMA, key_table
-from sparkmeta.commit.exchange import range_bounds
-from sparkmeta.commit.tree import FileKey
+from sparkmeta.compact import rebase as rebasing
+from sparkmeta.compact.choose import Choice, Group, Scope
+from sparkmeta.compact.job import RewriteJob, Rewritten
+from sparkmeta.compact.rebase import Rebased, rebase
+from sparkmeta.compact.tasks import BIN_SCHEMA, key_table
+from sparkmeta.edit.next_root import FileKey
+from sparkmeta.edit.range_sort import range_bounds
 from sparkmeta.manifests.v4.layout import read_manifest, write_manifest
 from sparkmeta.manifests.v4.root import Root
 from sparkmeta.manifests.v4.write import LeafFormat, encode_leaf, pieces, put_behind
@@ -31,6 +31,7 @@ class LocalFrame:
     """As much of a DataFrame as the jobs of data leaves need."""
 
     table: pa.Table
+    sparkSession: ClassVar[Any] = SimpleNamespace(conf=SimpleNamespace(get=lambda *_: "2"))  # noqa: N815
 
     def mapInArrow(self, function: Callable[[Iterable[pa.RecordBatch]], Any], _: Any) -> LocalFrame:  # noqa: N802
         batches = list(function(self.table.to_batches(max_chunksize=1)))
@@ -113,7 +114,7 @@ class LocalJob(RewriteJob):
         return self.rewritten(group, made)
 
     def _owners(self, dropped: set[str], data: Sequence[Rewritten]) -> dict[str, str]:
-        leaves = Root("", pa.concat_tables([one.made for one in data])) if data else None
+        leaves = Root("", pa.concat_tables([one.new_leaves for one in data])) if data else None
         made = [] if leaves is None else leaves.table.to_pylist()
         kept = [row for row in self.root.to_pylist() if row["content_type"] == 3 and row["location"] not in dropped]
         reading = Reading([*(row for row in self.root.to_pylist() if row["content_type"] == 5), *kept],
@@ -130,21 +131,19 @@ _OWNED = ["content_type", "referenced_file", "partition_spec_id"]
 def local_rewrite(scope: Scope, choice: Choice, store: Store, stats: Mapping[int, str], name: str) -> list[Rewritten]:
     """The groups of a choice rewritten."""
     memory = Memory(store, stats)
-    conf = SimpleNamespace(get=lambda *_: "2")
     metadata = SimpleNamespace(location="/t", properties={})
     state: Any = SimpleNamespace(
         metadata=metadata,
-        tuple_sources=dict.fromkeys(scope.sources, ()),
-        stats_types=stats,
+        types=SimpleNamespace(tuple_sources=dict.fromkeys(scope.sources, ()), stats_types=stats),
         files=None,
-        spark=SimpleNamespace(conf=conf),
+        spark=LocalFrame.sparkSession,
     )
     job = LocalJob(state, scope, memory, name, memory)  # type: ignore[arg-type]
     data = job.data(choice.data)
     return data if choice.deletes is None else [*data, job.deletes(choice.deletes, data)]
 
 
-def local_fold(base: Root, done: Sequence[Rewritten], store: Store, busy: Iterable[str] = ()) -> Fold:
+def local_fold(base: Root, done: Sequence[Rewritten], store: Store, busy: Iterable[str] = ()) -> Rebased:
     """`fold`, but for the job that finds removed entries in the new leaves, which is done by hand."""
 
     def masks(
@@ -161,8 +160,8 @@ def local_fold(base: Root, done: Sequence[Rewritten], store: Store, busy: Iterab
                 found[location] = PositionBitmap.of(places)
         return found
 
-    known, folding._masks = folding._masks, masks
+    known, rebasing._masks = rebasing._masks, masks
     try:
-        return fold(None, base, done, store.load, list(busy))  # type: ignore[arg-type]
+        return rebase(None, base, done, store.load, list(busy))  # type: ignore[arg-type]
     finally:
-        folding._masks = known
+        rebasing._masks = known

@@ -9,14 +9,15 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from sparkmeta.commit.compact.choose import Choice, Limits, Reason, Scope, choose, choose_merges
+from sparkmeta.compact.choose import Choice, Limits, Reason, Scope, choose, choose_merges
 from sparkmeta.manifests.v4.layout import tree_schema
 from sparkmeta.manifests.v4.root import Root
 from sparkmeta.spec.bitmap import PositionBitmap, write_deletion_vector
 
 SCHEMA = tree_schema({1: "long"})
 LIMITS = Limits(
-    target_bytes=1_000, min_masked=0.1, small_leaf=0.5, max_overlap=2, root_files=3, affiliated_deletes=10,
+    target_bytes=1_000, min_masked_ratio=0.1, min_leaf_ratio=0.5, max_overlap=2, max_root_files=3,
+    affiliated_deletes=10,
 )  # fmt: skip
 VERSION = {"status": 0, "snapshot_id": 1, "sequence_number": 1, "file_sequence_number": 1}
 
@@ -134,7 +135,7 @@ def test_a_full_root() -> None:
     found = scope(files, file("eq", 2))
     assert told(found, choose(found)) == [(["f0", "f1", "f2", "f3"], 1, False)]
     assert choose(scope(files[:3])) == Choice()
-    assert choose(scope(files, root_files=None)) == Choice()
+    assert choose(scope(files, max_root_files=None)) == Choice()
 
 
 def test_deletes_of_a_leaf_that_is_divided_follow() -> None:

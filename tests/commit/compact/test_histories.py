@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparkmeta.commit.compact.choose import Choice, Limits, Scope, choose, choose_merges
-from sparkmeta.commit.tree import Stamp, TreeChange, next_root
+from sparkmeta.compact.choose import Choice, Limits, Scope, choose, choose_merges
+from sparkmeta.edit.next_root import Stamp, TreeChange, next_root
 from sparkmeta.manifests.v4.root import FILES as KINDS
 from sparkmeta.manifests.v4.root import LEAVES as LEAF_KINDS
 from sparkmeta.manifests.v4.root import Root, check_root
@@ -27,7 +27,7 @@ from tests.commit.tree_model import LEAVES, Changes, Reading, change_set
 
 @pytest.fixture(autouse=True)
 def _no_writer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sparkmeta.commit.new_files.executor_writer", lambda _: None)
+    monkeypatch.setattr("sparkmeta.edit.leaves.executor_writer", lambda _: None)
 
 
 def random_scope(writer: Writer, **fixed: Any) -> Scope:
@@ -35,10 +35,10 @@ def random_scope(writer: Writer, **fixed: Any) -> Scope:
     rng, root = writer.rng, writer.root
     limits = {
         "target_bytes": rng.choice((1_500, 3_000, 6_000)),
-        "min_masked": rng.choice((0.01, 0.3, 1.0)),
-        "small_leaf": rng.choice((0.1, 0.5, 1.0)),
+        "min_masked_ratio": rng.choice((0.01, 0.3, 1.0)),
+        "min_leaf_ratio": rng.choice((0.1, 0.5, 1.0)),
         "max_overlap": rng.choice((0, 0, 1, 3)),
-        "root_files": rng.choice((None, 0, 2)),
+        "max_root_files": rng.choice((None, 0, 2)),
         "affiliated_deletes": rng.choice((1, 3)),
         "max_entries": rng.choice((None, None, 3, 10)),
         "max_bytes": rng.choice((None, None, 3_000)),

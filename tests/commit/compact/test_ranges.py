@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from sparkmeta.commit.compact.ranges import LeafRanges, leaf_ranges
+from sparkmeta.compact.ranges import LeafRanges, leaf_ranges
 from sparkmeta.manifests.v4.layout import tree_schema
 
 SCHEMA = tree_schema({1: "long", 2: "string"})

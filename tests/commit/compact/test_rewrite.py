@@ -9,10 +9,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from sparkmeta.commit.compact import job
-from sparkmeta.commit.compact.choose import Group
-from sparkmeta.commit.compact.job import RewriteJob
-from sparkmeta.commit.compact.tasks import Rewriting
+from sparkmeta.compact import job
+from sparkmeta.compact.choose import Group
+from sparkmeta.compact.job import RewriteJob
+from sparkmeta.compact.tasks import Rewriting
 from sparkmeta.errors import CorruptFileError
 from sparkmeta.manifests.v4.layout import tree_schema, write_manifest
 from sparkmeta.spec.entry import ContentType

@@ -13,8 +13,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sparkmeta.columns.bounds import bound_arrow_type
-from sparkmeta.commit.exchange import combined, cut, ordered, range_tables, task_rows
-from sparkmeta.commit.tree import restamped
+from sparkmeta.edit.next_root import restamped
+from sparkmeta.edit.range_sort import combined, cut, ordered, range_tables, task_rows
 from sparkmeta.errors import CorruptFileError
 from sparkmeta.manifests.arrays import kept_rows
 from sparkmeta.manifests.deletion_vectors import inlined, unmasked
@@ -95,7 +95,7 @@ class Rewriting:
                 yield row["group"], piece
 
     def read_bins(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """The live entries of bins as rows of `form.schema`."""
+        """Yield the live entries of bins as rows of `form.schema`."""
         for row in task_rows(batches):
             yield from self._entries(row).to_batches(max_chunksize=_BATCH_ROWS)
 
@@ -121,14 +121,14 @@ class Rewriting:
     # -- entries ----------------------------------------------------------------------------------------------------
 
     def _entries(self, row: Mapping[str, Any]) -> pa.Table:
-        """The live entries of a bin: EXISTING, with all their numbers."""
+        """Return the live entries of a bin: EXISTING, with all their numbers."""
         tables = self.live_entries(row["leaves"])
         if row["files"] is not None:
             tables.append(read_rows_stream(row["files"]))
         return combined(tables) if tables else self.form.schema.empty_table()
 
     def live_entries(self, leaves: Sequence[Mapping[str, Any]]) -> list[pa.Table]:
-        """The entries of each leaf that no deletion vector masks and that are not DELETED, as EXISTING ones.
+        """Return the entries of each leaf that no deletion vector masks and that are not DELETED, as EXISTING ones.
 
         Raises CorruptFileError for a leaf, or a vector, that is none, or a leaf of other entries than its root counts.
         """
@@ -155,7 +155,7 @@ class Rewriting:
         return ordered(table, self._key_table(table, spec_id))
 
     def _write(self, leaves: Iterable[tuple[int, pa.Table]]) -> Iterator[pa.RecordBatch]:
-        """The entries of leaves, each with the number of its group."""
+        """Yield the entries of leaves, each with the number of its group."""
         encoded = ((group, encode_leaf(piece, self.form)) for group, piece in leaves)
         for group, row in put_behind(encoded, self.form.writer):
             yield pa.RecordBatch.from_pydict({"group": [group], "leaf": [rows_stream(row)]}, schema=WRITTEN_SCHEMA)

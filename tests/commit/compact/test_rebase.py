@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from sparkmeta.commit.compact.choose import Choice, Group, Limits, Reason, Scope
-from sparkmeta.commit.tree import FileKey, Stamp, TreeChange, next_root
+from sparkmeta.compact.choose import Choice, Group, Limits, Reason, Scope
+from sparkmeta.edit.next_root import FileKey, Stamp, TreeChange, next_root
 from sparkmeta.manifests.v4.root import LEAVES, Root
 from sparkmeta.spec.bitmap import PositionBitmap
 from sparkmeta.spec.entry import ContentType, Status
@@ -22,7 +22,7 @@ NAMES = ("a", "b", "c", "d")
 
 @pytest.fixture(autouse=True)
 def _no_writer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sparkmeta.commit.new_files.executor_writer", lambda _: None)
+    monkeypatch.setattr("sparkmeta.edit.leaves.executor_writer", lambda _: None)
 
 
 class Table:
@@ -142,8 +142,8 @@ def test_a_vector_of_a_file_that_others_put_into_a_leaf_belongs_to_no_leaf() -> 
     )  # fmt: skip
     table.commit(added=[owned, other])
     done = table.compaction()
-    (data,) = (row["location"] for one in done for row in one.made.to_pylist() if row["content_type"] == 3)
-    assert {row["referenced_file"] for one in done for row in one.made.to_pylist()} == {None, data}
+    (data,) = (row["location"] for one in done for row in one.new_leaves.to_pylist() if row["content_type"] == 3)
+    assert {row["referenced_file"] for one in done for row in one.new_leaves.to_pylist()} == {None, data}
     flushed = table.writer.leaf([with_status(data_entry("e", 4, version_info=VERSION), Status.EXISTING)])
     moved = TreeChange(moved=frozenset({file_key("e")}), existing=table.writer.table([flushed]))
     assert table.apply(moved) == Changes(frozenset(), frozenset())

@@ -11,8 +11,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import functions as F
 
-from sparkmeta.commit.file_writer import leaf_format, partition_columns
-from sparkmeta.commit.tree import FileKey, TreeChange, file_keys, file_versions
+from sparkmeta.edit.leaves import leaf_format, partition_columns
+from sparkmeta.edit.next_root import FileKey, TreeChange, file_keys, file_versions
 from sparkmeta.manifests.v4.root import FILES, VECTORS, Root, is_live, one_of, version
 from sparkmeta.manifests.v4.write import write_leaves
 from sparkmeta.operations.table_operations import metadata_folder
@@ -24,7 +24,7 @@ from sparkmeta.storage.executors import ExecutorWriter
 from sparkmeta.storage.location import join
 
 if TYPE_CHECKING:
-    from sparkmeta.commit.options import TreeOptions
+    from sparkmeta.edit.options import TreeOptions
     from sparkmeta.state import TableState
 
 
@@ -41,11 +41,11 @@ class Flush:
     leaves: pa.Table | None = None
 
     def into(self, change: TreeChange) -> TreeChange:
-        """The change with the flush as part of it."""
+        """Return the change with the flush as part of it."""
         return replace(change, moved=frozenset(self.moved), existing=self.leaves) if self.moved else change
 
     def fits(self, base: Root | None, change: TreeChange) -> bool:
-        """Whether all that it moves is still to be moved, for an attempt on another root."""
+        """Return whether all that it moves is still to be moved, for an attempt on another root."""
         if base is None or not change.removed.isdisjoint(self.moved):
             return False
         versions = file_versions(base)
@@ -53,7 +53,7 @@ class Flush:
 
 
 def flush_of(base: Root | None, change: TreeChange, state: TableState, options: TreeOptions, name: str) -> Flush:
-    """The flush that a commit has to make, by the thresholds for data files and for delete files; may run a job.
+    """Return the flush that a commit has to make, by the thresholds for data files and for delete files; may run a job.
 
     What moves is what the commit carries over: new files stay in the root for now (semantics N10, N28).
     """
@@ -81,8 +81,8 @@ def flush_of(base: Root | None, change: TreeChange, state: TableState, options: 
 
 
 def existing(rows: pa.Table) -> pa.Table:
-    """Entries as they stand in a leaf that a flush or a compaction writes: EXISTING, with all their numbers."""
-    from sparkmeta.commit.tree import restamped
+    """Return entries as they stand in a leaf that a flush or a compaction writes: EXISTING, with all their numbers."""
+    from sparkmeta.edit.next_root import restamped
     from sparkmeta.spec.entry import Status
 
     return restamped(rows, status=Status.EXISTING)

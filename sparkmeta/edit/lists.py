@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sparkmeta.commit.new_snapshot import SnapshotNames, next_row_id, with_snapshot
+from sparkmeta.edit.new_snapshot import SnapshotNames, next_row_id, with_snapshot
 from sparkmeta.manifests.manifest_list import MANIFEST_FILE_SCHEMA, write_manifest_list
 from sparkmeta.operations.table_operations import metadata_folder
 from sparkmeta.storage.location import join
@@ -30,19 +30,25 @@ class NewList:
     names: SnapshotNames
 
     def commit(self, added: pa.Table, replaced: Collection[str], summary: Callable[[], Summary]) -> TableMetadata:
-        """Writes the list of the branch's manifests without those replaced, behind the added ones; the table's metadata
-        with the snapshot of it.
+        """Write the manifest list, and return the table's metadata with its snapshot.
 
-        added: rows of `MANIFEST_FILE_SCHEMA` without what only a commit knows (`write_manifest`).
+        The list has the added manifests, then the branch's without those replaced.
 
-        Raises ValidationError for a manifest without counts, which the format version requires.
+        Args:
+            added: rows of `MANIFEST_FILE_SCHEMA` without what only a commit knows (`write_manifest`).
+            replaced: locations.
+
+        Raises:
+            ValidationError: a manifest without counts, which the format version requires.
         """
         state, metadata = self.state, self.state.metadata
         version = metadata.format_version
         sequence_number = 0 if version == 1 else metadata.last_sequence_number + 1
-        kept = state.manifest_files
-        kept = kept.filter(pc.invert(pc.is_in(kept.column("manifest_path"), pa.array(list(replaced), pa.string()))))
-        rows = pa.concat_tables([_stamped(added, self.names.snapshot_id, sequence_number), kept])
+        carried = state.manifest_files
+        carried = carried.filter(
+            pc.invert(pc.is_in(carried.column("manifest_path"), pa.array(list(replaced), pa.string())))
+        )
+        rows = pa.concat_tables([_stamped(added, self.names.snapshot_id, sequence_number), carried])
         fields: dict[str, Any] = {
             "snapshot-id": self.names.snapshot_id,
             "sequence-number": sequence_number,
@@ -67,7 +73,7 @@ class NewList:
 
 
 def _stamped(added: pa.Table, snapshot_id: int, sequence_number: int) -> pa.Table:
-    """The manifests with their numbers (semantics 3.1-5)."""
+    """Return the manifests with their numbers (semantics 3.1-5)."""
     columns = {name: added.column(name) for name in added.column_names}
     columns["added_snapshot_id"] = pa.repeat(pa.scalar(snapshot_id, pa.int64()), len(added))
     columns["sequence_number"] = pa.repeat(pa.scalar(sequence_number, pa.int64()), len(added))
@@ -83,11 +89,11 @@ def with_row_ids(manifests: pa.Table, first_row_id: int) -> tuple[pa.Table, int]
     ids: list[int | None] = []
     following = first_row_id
     columns = ("content", "first_row_id", "added_rows_count", "existing_rows_count")
-    for content, known, *counts in zip(*(manifests.column(one).to_pylist() for one in columns), strict=True):
+    for content, known, *counts in zip(*(manifests.column(name).to_pylist() for name in columns), strict=True):
         if content != 0 or known is not None:
             ids.append(known if content == 0 else None)
             continue
         ids.append(following)
-        following += sum(one or 0 for one in counts)
+        following += sum(count or 0 for count in counts)
     place = manifests.column_names.index("first_row_id")
     return manifests.set_column(place, MANIFEST_FILE_SCHEMA.field(place), pa.array(ids, pa.int64())), following

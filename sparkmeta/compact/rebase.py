@@ -1,4 +1,4 @@
-"""A compaction folded into the next root, beside what other commits did since it read: they win, entry by entry."""
+"""A compaction rebased on a newer root: what other commits did since it read wins, entry by entry."""
 
 from __future__ import annotations
 
@@ -11,10 +11,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import functions as F
 
-from sparkmeta.commit.compact.job import Rewritten
-from sparkmeta.commit.new_leaves import leaf_frame
-from sparkmeta.commit.summary import ManifestCounts
-from sparkmeta.commit.tree import (
+from sparkmeta.compact.job import Rewritten
+from sparkmeta.edit.leaves import leaf_frame
+from sparkmeta.edit.next_root import (
     FileKey,
     LoadBlob,
     TreeChange,
@@ -23,6 +22,7 @@ from sparkmeta.commit.tree import (
     vector_bitmap,
     without_owners,
 )
+from sparkmeta.edit.summary import ManifestCounts
 from sparkmeta.manifests.deletion_vectors import DV_SCHEMA, dv_row, masked_ordinals
 from sparkmeta.manifests.projection import MANIFEST, ORDINAL, EntryProjection
 from sparkmeta.manifests.v4.root import LEAVES, Root, is_live, one_of
@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Fold:
-    """What of a compaction fits a root. See the fields of `TreeChange`; left_out: groups whose leaves are gone."""
+class Rebased:
+    """The part of a compaction that fits a root, as fields of `TreeChange`. left_out: groups whose leaves are gone."""
 
     dropped: frozenset[str]
     moved: frozenset[FileKey]
@@ -49,13 +49,13 @@ class Fold:
 
     @property
     def counts(self) -> ManifestCounts:
-        """What it does with leaves: none is kept that it drops."""
+        """What it does with leaves; `kept` takes off those that it drops."""
         entries = pc.sum(self.existing.column("record_count")).as_py() or 0
         return ManifestCounts(len(self.existing), -len(self.dropped), len(self.dropped), entries)
 
     def into(self, change: TreeChange) -> TreeChange:
-        """The change with the compaction as part of it."""
-        tables = [one for one in (change.existing, self.existing) if one is not None]
+        """Return the change with the compaction as part of it."""
+        tables = [table for table in (change.existing, self.existing) if table is not None]
         return replace(
             change,
             dropped=change.dropped | self.dropped,
@@ -66,16 +66,20 @@ class Fold:
         )
 
 
-def fold(state: TableState, base: Root, done: Sequence[Rewritten], load: LoadBlob, busy: Collection[str] = ()) -> Fold:
-    """The groups whose leaves are all still there, for a commit onto `base`, the root of `state`.
+def rebase(
+    state: TableState, base: Root, done: Sequence[Rewritten], load: LoadBlob, busy: Collection[str] = ()
+) -> Rebased:
+    """Return the groups whose leaves are all still there, for a commit onto `base`, the root of `state`.
 
     Entries that have been removed from their leaves meanwhile, and files that have left the root, are masked in the new
     leaves, found by their paths (semantics 8.5 G). A group is left out of which a leaf is gone, since another
     compaction has rewritten it, or has entries again that were masked, as after a rollback: the new leaves lack them.
-    busy: leaves that the commit itself deletes from, which are left alone.
 
-    A data file that has left the root may live on in a leaf that another commit wrote, its vector having stayed: then
-    the vector is not of the new data leaf, and its delete leaf must not be of that one either.
+    A data file that has left the root may live on in a leaf that another commit wrote, while its vector stayed: then
+    the vector does not belong to the new data leaf, and its delete leaf must not be affiliated to that leaf either.
+
+    Args:
+        busy: leaves that the commit itself deletes from, which are left alone.
     """
     leaves = {row["location"]: row for row in _leaf_rows(base)}
     versions = file_versions(base)
@@ -96,12 +100,12 @@ def fold(state: TableState, base: Root, done: Sequence[Rewritten], load: LoadBlo
         moved |= group.files.keys() - left
         lost += left
         if any(key.content_type == ContentType.DATA for key in left):
-            disowned.update(group.made.column("location").to_pylist())
-    made = pa.concat_tables([one.made for one in fit]) if fit else done[0].made.slice(0, 0)
-    masks = _masks(state, made, base, gone, lost) if gone or lost else {}
-    made = without_owners(made, disowned.intersection(masks))
-    dropped = frozenset(leaf for one in fit for leaf in one.leaves)
-    return Fold(dropped, frozenset(moved), made, masks, _affinity(fit, leaves), len(done) - len(fit))
+            disowned.update(group.new_leaves.column("location").to_pylist())
+    new_leaves = pa.concat_tables([group.new_leaves for group in fit] or [done[0].new_leaves.slice(0, 0)])
+    masks = _masks(state, new_leaves, base, gone, lost) if gone or lost else {}
+    new_leaves = without_owners(new_leaves, disowned.intersection(masks))
+    dropped = frozenset(leaf for group in fit for leaf in group.leaves)
+    return Rebased(dropped, frozenset(moved), new_leaves, masks, _affinity(fit, leaves), len(done) - len(fit))
 
 
 def _leaf_rows(base: Root) -> list[dict[str, Any]]:
@@ -112,22 +116,22 @@ def _leaf_rows(base: Root) -> list[dict[str, Any]]:
 def _changes(
     then: Mapping[str, Any] | None, now: Mapping[str, Any] | None, load: LoadBlob
 ) -> tuple[PositionBitmap, PositionBitmap]:
-    """What a leaf's deletion vector masks now and did not when the leaf was read, and what it did and does not."""
+    """Return what a leaf's deletion vector masks now and did not when it was read, and what it masked only then."""
     nothing = PositionBitmap({})
     if same_vector(then, now):
         return nothing, nothing
-    before, after = (nothing if one is None else vector_bitmap(one, load) for one in (then, now))
+    before, after = (nothing if vector is None else vector_bitmap(vector, load) for vector in (then, now))
     return after.difference(before), before.difference(after)
 
 
 def _affinity(fit: Sequence[Rewritten], leaves: Mapping[str, Mapping[str, Any]]) -> dict[str, str | None]:
-    """Kept delete leaves of data leaves that have become one: they belong to that one now."""
-    dropped = {leaf for one in fit for leaf in one.leaves}
+    """Return the remaining delete leaves of data leaves that were merged -> the leaf that they belong to now."""
+    dropped = {leaf for group in fit for leaf in group.leaves}
     merged = {
-        leaf: one.made.column("location")[0].as_py()
-        for one in fit
-        if len(one.made) == 1 and one.made.column("content_type")[0].as_py() == ContentType.DATA_MANIFEST
-        for leaf in one.leaves
+        leaf: group.new_leaves.column("location")[0].as_py()
+        for group in fit
+        if group.new_leaves.column("content_type").to_pylist() == [ContentType.DATA_MANIFEST]
+        for leaf in group.leaves
     }
     return {
         location: merged[row["referenced_file"]]
@@ -143,15 +147,15 @@ _BITMAPS = pa.schema([pa.field(MANIFEST, pa.int32()), pa.field("ordinals", pa.bi
 
 
 def _masks(
-    state: TableState, made: pa.Table, base: Root, gone: Mapping[str, PositionBitmap], lost: Sequence[FileKey]
+    state: TableState, new_leaves: pa.Table, base: Root, gone: Mapping[str, PositionBitmap], lost: Sequence[FileKey]
 ) -> dict[str, PositionBitmap]:
-    """Where the new leaves hold entries that are gone; runs a job over their paths."""
-    wanted = [*([_gone_keys(state, base, gone)] if gone else []), *([_lost_keys(state, lost)] if lost else [])]
-    keys = reduce(lambda left, right: left.unionByName(right), wanted)
-    entries = leaf_frame(state, made, EntryProjection.of(_KEY))
-    found = entries.select(*_key_columns(), MANIFEST, ORDINAL).join(keys, ["kind", "path", "offset"], "left_semi")
-    blobs = found.select(MANIFEST, ORDINAL).groupBy(MANIFEST).applyInArrow(_bitmap, spark_schema(_BITMAPS)).toArrow()
-    locations = made.column("location")
+    """Return where the new leaves hold entries that are gone; runs a job over their paths."""
+    frames = [*([_gone_keys(state, base, gone)] if gone else []), *([_lost_keys(state, lost)] if lost else [])]
+    keys = reduce(lambda left, right: left.unionByName(right), frames)
+    entries = leaf_frame(state, new_leaves, EntryProjection.of(_KEY))
+    masked = entries.select(*_key_columns(), MANIFEST, ORDINAL).join(keys, ["kind", "path", "offset"], "left_semi")
+    blobs = masked.select(MANIFEST, ORDINAL).groupBy(MANIFEST).applyInArrow(_bitmap, spark_schema(_BITMAPS)).toArrow()
+    locations = new_leaves.column("location")
     return {
         location: read_inline_vector(row["ordinals"], location)
         for row in blobs.to_pylist()
@@ -165,7 +169,7 @@ def _key_columns() -> list[Any]:
 
 
 def _gone_keys(state: TableState, base: Root, gone: Mapping[str, PositionBitmap]) -> DataFrame:
-    """The keys of the entries that have been removed from the leaves that were rewritten."""
+    """Return the keys of the entries that were removed from the rewritten leaves."""
     table = base.table.filter(pc.and_(one_of(base.table, LEAVES), is_live(base.table)))
     leaves = table.filter(pc.is_in(table.column("location"), pa.array(sorted(gone), pa.string())))
     rows = []
@@ -181,14 +185,14 @@ def _gone_keys(state: TableState, base: Root, gone: Mapping[str, PositionBitmap]
 
 def _lost_keys(state: TableState, lost: Sequence[FileKey]) -> DataFrame:
     columns = {
-        "kind": pa.array([one.content_type for one in lost], pa.int32()),
-        "path": pa.array([one.location for one in lost], pa.string()),
-        "offset": pa.array([-1 if one.offset is None else one.offset for one in lost], pa.int64()),
+        "kind": pa.array([key.content_type for key in lost], pa.int32()),
+        "path": pa.array([key.location for key in lost], pa.string()),
+        "offset": pa.array([-1 if key.offset is None else key.offset for key in lost], pa.int64()),
     }
     return local_frame(state.spark, pa.table(columns))
 
 
 def _bitmap(rows: pa.Table) -> pa.Table:
-    """The entries of one leaf as a bitmap."""
+    """Return the entries of one leaf as a bitmap."""
     blob = write_deletion_vector(PositionBitmap.of(rows.column(ORDINAL).to_numpy()))
     return pa.table({MANIFEST: rows.column(MANIFEST).slice(0, 1), "ordinals": pa.array([blob], pa.binary())})

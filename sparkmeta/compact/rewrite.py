@@ -12,10 +12,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import functions as F
 
-from sparkmeta.commit.affinity import DELETE_ENTRY_BYTES, live_owners, named_owners, with_owners, write_affiliated
-from sparkmeta.commit.compact.job import RewriteJob, executor_reader_of
-from sparkmeta.commit.file_writer import partition_columns
-from sparkmeta.commit.new_leaves import leaf_frame
+from sparkmeta.compact.job import RewriteJob
+from sparkmeta.edit.affinity import DELETE_ENTRY_BYTES, live_owners, named_owners, with_owners, write_affiliated
+from sparkmeta.edit.leaves import leaf_frame, partition_columns
+from sparkmeta.edit.range_sort import task_reader
 from sparkmeta.manifests.projection import MANIFEST, EntryProjection
 from sparkmeta.manifests.v4.write import leaf_count, write_owned_leaves
 from sparkmeta.session import materialize
@@ -23,8 +23,8 @@ from sparkmeta.session import materialize
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from sparkmeta.commit.compact.choose import Choice, Group, Scope
-    from sparkmeta.commit.compact.job import Rewritten
+    from sparkmeta.compact.choose import Choice, Group, Scope
+    from sparkmeta.compact.job import Rewritten
     from sparkmeta.state import TableState
 
 
@@ -37,7 +37,7 @@ def rewrite(state: TableState, scope: Scope, choice: Choice, name: str) -> list[
     Raises:
         UnsupportedError: executors can't open the table's files by themselves.
     """
-    job = RewriteJob(state, scope, executor_reader_of(state), name)
+    job = RewriteJob(state, scope, task_reader(state), name)
     data = job.data(choice.data)
     if choice.deletes is None:
         return data
@@ -53,7 +53,7 @@ def _rewrite_deletes(job: RewriteJob, group: Group, data: Sequence[Rewritten]) -
     owners = _owners(job, group, data)
     placed = materialize(with_owners(job.entries(group), owners))
     size = job.entry_bytes(group.leaves) if group.leaves else DELETE_ENTRY_BYTES
-    rest, made = write_affiliated(placed, job.form, job.scope.limits.affiliated_deletes, size)
+    rest, new_leaves = write_affiliated(placed, job.form, job.scope.limits.affiliated_deletes, size)
     count = rest.count()
     parts = leaf_count(count, int(count * size), job.scope.limits.target_bytes)
     if parts:
@@ -61,27 +61,27 @@ def _rewrite_deletes(job: RewriteJob, group: Group, data: Sequence[Rewritten]) -
         ordered = rest.repartitionByRange(parts, *keys, F.col("referenced_file")).sortWithinPartitions(
             *keys, "referenced_file", "location"
         )
-        made = pa.concat_tables([made, write_owned_leaves(ordered, job.form, size)])
-    return [made]
+        new_leaves = pa.concat_tables([new_leaves, write_owned_leaves(ordered, job.form, size)])
+    return [new_leaves]
 
 
 def _owners(job: RewriteJob, group: Group, data: Sequence[Rewritten]) -> DataFrame:
-    """The owners that deletes of the group may come to have: new data leaves, and kept ones where need be."""
+    """Return the data leaves that deletes of the group may belong to: new ones, and remaining ones where need be."""
     state = job.state
     projection = EntryProjection.of(("location", "version_info"))
-    made = pa.concat_tables([job.form.schema.empty_table(), *(one.made for one in data)])
-    kept = _kept(job, group, {location for one in data for location in one.leaves})
-    frames = [live_owners(state, kept)]
-    if len(made):
-        locations = dict(enumerate(made.column("location").to_pylist()))
-        frames.append(named_owners(state, leaf_frame(state, made, projection), locations))
+    new_leaves = pa.concat_tables([job.form.schema.empty_table(), *(each.new_leaves for each in data)])
+    remaining = _remaining(job, group, {location for each in data for location in each.leaves})
+    frames = [live_owners(state, remaining)]
+    if len(new_leaves):
+        locations = dict(enumerate(new_leaves.column("location").to_pylist()))
+        frames.append(named_owners(state, leaf_frame(state, new_leaves, projection), locations))
     return frames[0] if len(frames) == 1 else frames[0].unionByName(frames[1])
 
 
-def _kept(job: RewriteJob, group: Group, dropped: set[str]) -> pa.Table:
-    """The kept data leaves that may hold the files of the group's deletes, rows of `state.manifests`.
+def _remaining(job: RewriteJob, group: Group, dropped: set[str]) -> pa.Table:
+    """Return the data leaves that stay and may hold the files of the group's deletes, rows of `state.manifests`.
 
-    Of a delete leaf that belongs to a data leaf it is that one; all where a delete belongs to none.
+    Affiliated delete leaves need their own data leaves only; a delete of no data leaf needs all.
     """
     leaves = job.state.data_manifests
     leaves = leaves.filter(pc.is_in(leaves.column(MANIFEST), pa.array(sorted(job.scope.owners), pa.int32())))

@@ -32,7 +32,7 @@ _DATA_PATH = "data_path"
 
 
 def write_affiliated(placed: DataFrame, form: LeafFormat, few: int, entry_bytes: float) -> tuple[DataFrame, pa.Table]:
-    """Writes the delete leaves of data leaves that have at least `few` deletion vectors.
+    """Write the delete leaves of data leaves that have at least `few` deletion vectors.
 
     placed: entries and `owner`, computed already. Gives what is left, whose `owner` is null, and the root's entries.
     """
@@ -43,13 +43,15 @@ def write_affiliated(placed: DataFrame, form: LeafFormat, few: int, entry_bytes:
     known = F.broadcast(local_frame(placed.sparkSession, chosen))
     same = F.col(OWNER) == F.col("chosen")
     owned = placed.join(known, same, "left_semi").repartition(F.col(OWNER))
-    made = write_owned_leaves(owned.sortWithinPartitions(OWNER, "referenced_file", "location"), form, entry_bytes)
+    delete_leaves = write_owned_leaves(
+        owned.sortWithinPartitions(OWNER, "referenced_file", "location"), form, entry_bytes
+    )
     rest = placed.join(known, same, "left_anti").withColumn(OWNER, F.lit(None).cast("string"))
-    return rest, made
+    return rest, delete_leaves
 
 
 def with_owners(entries: DataFrame, owners: DataFrame) -> DataFrame:
-    """Entries with `owner`, the data leaf that holds a deletion vector's file. owners: `data_path`, `owner`."""
+    """Return entries with `owner`, the data leaf that holds a deletion vector's file. owners: `data_path`, `owner`."""
     position = F.col("content_type") == int(ContentType.POSITION_DELETES)
     return entries.join(owners, position & (F.col("referenced_file") == F.col(_DATA_PATH)), "left").drop(_DATA_PATH)
 
@@ -65,7 +67,7 @@ def _by_id(manifests: pa.Table) -> Mapping[int, str]:
 
 
 def named_owners(state: TableState, entries: DataFrame, locations: Mapping[int, str]) -> DataFrame:
-    """Entries as `data_path` and `owner`, by the names of their manifests."""
+    """Return entries as `data_path` and `owner`, by the names of their manifests."""
     columns = {MANIFEST: (list(locations), pa.int32()), OWNER: (list(locations.values()), pa.string())}
     table = pa.table({name: pa.array(values, kind) for name, (values, kind) in columns.items()})
     names = F.broadcast(local_frame(state.spark, table))

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from pyiceberg.table.update import AddSnapshotUpdate, SetSnapshotRefUpdate
 
-from sparkmeta.commit.flush import spill_vectors
-from sparkmeta.commit.options import TreeOptions
-from sparkmeta.commit.tree import LoadBlob, Stamp, TreeChange, next_root
+from sparkmeta.edit.flush import spill_vectors
+from sparkmeta.edit.next_root import LoadBlob, Stamp, TreeChange, next_root
+from sparkmeta.edit.options import TreeOptions
 from sparkmeta.errors import ValidationError
 from sparkmeta.manifests.v4.layout import tree_schema
 from sparkmeta.manifests.v4.root import write_root
@@ -23,7 +23,7 @@ from sparkmeta.storage.location import join
 from sparkmeta.storage.ranges import FileRange, read_ranges
 
 if TYPE_CHECKING:
-    from sparkmeta.commit.base_root import BaseRoot
+    from sparkmeta.edit.base_root import BaseRoot
     from sparkmeta.spec.metadata import TableMetadata
     from sparkmeta.spec.snapshot import Summary
     from sparkmeta.state import TableState
@@ -57,7 +57,7 @@ class SnapshotNames:
             self.ids.add(self.snapshot_id)
 
     def file(self, what: str) -> str:
-        """A name for this attempt's files; unique, since no two attempts may share one."""
+        """Return a name for this attempt's files; unique, since no two attempts may share one."""
         return f"{self.snapshot_id}-{self.attempts}-{what}-{uuid.uuid4()}"
 
 
@@ -71,7 +71,7 @@ class NewSnapshot:
     names: SnapshotNames
 
     def commit(self, change: TreeChange, summary: Callable[[], Summary]) -> TableMetadata:
-        """Writes the root that the change makes; the table's metadata with the snapshot of it."""
+        """Write the root that the change makes, and return the table's metadata with its snapshot."""
         state, base, metadata = self.state, self.base, self.state.metadata
         options = TreeOptions.of(metadata.properties)
         first_row_id = next_row_id(metadata)
@@ -97,25 +97,25 @@ class NewSnapshot:
 
     @staticmethod
     def _of_change(change: TreeChange) -> Iterator[str]:
-        """The leaves that a change brings."""
+        """Yield the leaves that a change brings."""
         for leaves in (change.added_leaves, change.existing):
             if leaves is not None:
                 yield from leaves.column("location").to_pylist()
 
 
 def with_snapshot(state: TableState, branch: str, fields: dict[str, Any]) -> TableMetadata:
-    """The table's metadata with a new snapshot as the head of a branch, whose head so far is that of the state.
+    """Return the table's metadata with a new snapshot as the head of a branch, whose head so far is that of the state.
 
     fields: of the snapshot, as in JSON, without its parent, time and schema.
     """
     metadata, parent = state.metadata, state.snapshot
-    own: dict[str, Any] = {
+    common: dict[str, Any] = {
         "timestamp-ms": max(int(time.time() * 1000), metadata.last_updated_ms),
         "schema-id": metadata.current_schema_id,
     }
     if parent is not None:
-        own["parent-snapshot-id"] = parent.snapshot_id
-    snapshot = Snapshot.model_validate(fields | own)
+        common["parent-snapshot-id"] = parent.snapshot_id
+    snapshot = Snapshot.model_validate(fields | common)
     set_ref = branch_update(metadata, branch, snapshot.snapshot_id)
     return update_table_metadata(metadata, (AddSnapshotUpdate(snapshot=snapshot), set_ref))
 
@@ -128,7 +128,7 @@ def branch_update(metadata: TableMetadata, branch: str, snapshot_id: int) -> Set
 
 
 def branch_head(state: TableState, branch: str) -> TableState:
-    """The state at a branch's head. Raises ValidationError for a branch that is not there, but main."""
+    """Return the state at a branch's head. Raises ValidationError for a branch that is not there, but main."""
     head = state.at(state.metadata.snapshot_by_name(branch))
     if head.snapshot is None and branch != "main" and state.metadata.current_snapshot() is not None:
         raise ValidationError(f"{state.metadata.location} has no branch {branch!r}")
@@ -136,7 +136,7 @@ def branch_head(state: TableState, branch: str) -> TableState:
 
 
 def with_root(head: TableState, base: BaseRoot) -> TableState:
-    """The state with the root that a commit edits as its own."""
+    """Return the state with the root that a commit edits as its own."""
     return head if base.root is None else replace(head, root=base.root)
 
 
@@ -163,14 +163,14 @@ def _range_of(location: str, place: Mapping[str, Any]) -> FileRange:
 
 
 def _new_snapshot_id(metadata: TableMetadata) -> int:
-    """A random positive 63-bit id that no snapshot has (semantics 3.3-1)."""
+    """Return a random positive 63-bit id that no snapshot has (semantics 3.3-1)."""
     while True:
         bits = uuid.uuid4().int
-        found = ((bits >> 64) ^ bits) & ((1 << 63) - 1)
-        if found and metadata.snapshot_by_id(found) is None:
-            return found
+        snapshot_id = ((bits >> 64) ^ bits) & ((1 << 63) - 1)
+        if snapshot_id and metadata.snapshot_by_id(snapshot_id) is None:
+            return snapshot_id
 
 
 def next_row_id(metadata: TableMetadata) -> int:
-    """The first row id that no row of the table has yet."""
+    """Return the first row id that no row of the table has yet."""
     return int(getattr(metadata, "next_row_id", None) or 0)

@@ -34,7 +34,7 @@ class TreeOptions:
 
     @staticmethod
     def of(properties: Mapping[str, str]) -> TreeOptions:
-        """The options that a table's properties set. Raises ValidationError for what is no whole number."""
+        """Return the options that a table's properties set. Raises ValidationError for what is no whole number."""
         values = {}
         for field in fields(TreeOptions):
             name = property_name(field.name)
@@ -44,7 +44,7 @@ class TreeOptions:
 
 
 def property_name(field: str) -> str:
-    """The table property of a field of TreeOptions."""
+    """Return the table property of a field of TreeOptions."""
     return "write.tree." + field.replace("_", "-")
 
 

@@ -1,4 +1,4 @@
-"""What a compaction is asked to do, checked before anything is read or written, and what of a root that concerns."""
+"""The options of a compaction, checked before anything is read or written, and the part of a root that they select."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ import pyarrow.compute as pc
 from pyiceberg.expressions import AlwaysTrue, BooleanExpression
 
 from sparkmeta.columns.predicate import bind_filter, parse_filter
-from sparkmeta.commit.compact.choose import Limits, Scope
-from sparkmeta.commit.options import TreeOptions
+from sparkmeta.compact.choose import Limits, Scope
+from sparkmeta.edit.leaves import partition_stats
+from sparkmeta.edit.options import TreeOptions
 from sparkmeta.errors import ValidationError, shown
 from sparkmeta.manifests.projection import MANIFEST, ORDINAL
 from sparkmeta.manifests.v4.root import FILES, Root, one_of, version
@@ -34,13 +35,13 @@ class CompactionOptions:
     target_leaf_bytes: int | None = None
     max_entries: int | None = None
     max_bytes: int | None = None
-    min_masked: float = 0.1
-    small_leaf: float = 0.5
+    min_masked_ratio: float = 0.1
+    min_leaf_ratio: float = 0.5
     max_overlap: int = 3
-    root_files: int | None = 100
+    max_root_files: int | None = 100
 
     def check(self) -> None:
-        """ValidationError for a value that is out of range."""
+        """Raise ValidationError for a value that is out of range."""
         for field in fields(self):
             value = getattr(self, field.name)
             if field.name in _LEAST and value is not None:
@@ -49,8 +50,8 @@ class CompactionOptions:
                 raise ValidationError(f"{field.name} is {shown(value)}: it takes a share above 0, up to 1")
 
 
-_LEAST = {"target_leaf_bytes": 1, "max_entries": 1, "max_bytes": 1, "max_overlap": 0, "root_files": 0}
-_SHARES = ("min_masked", "small_leaf")
+_LEAST = {"target_leaf_bytes": 1, "max_entries": 1, "max_bytes": 1, "max_overlap": 0, "max_root_files": 0}
+_SHARES = ("min_masked_ratio", "min_leaf_ratio")
 
 
 def _whole(name: str, value: Any, least: int) -> None:
@@ -65,9 +66,12 @@ def _number(value: Any) -> bool:
 def scope_of(
     state: TableState, root: Root, options: CompactionOptions, busy: Collection[str] = (), *, files: bool = True
 ) -> Scope:
-    """What of a state's root a compaction may rewrite, and how.
+    """Return the part of a state's root that a compaction may rewrite, and how.
 
-    root: the state's own. busy: leaves that are left alone. files: whether the root's own files may move.
+    Args:
+        root: the state's.
+        busy: leaves that are left alone.
+        files: whether the files of the root itself may move.
 
     Raises:
         ValidationError: an option that does not fit the table.
@@ -77,16 +81,16 @@ def scope_of(
     tree = TreeOptions.of(state.metadata.properties)
     limits = Limits(
         target_bytes=_target(options, tree, root, state),
-        min_masked=options.min_masked,
-        small_leaf=options.small_leaf,
+        min_masked_ratio=options.min_masked_ratio,
+        min_leaf_ratio=options.min_leaf_ratio,
         max_overlap=options.max_overlap,
-        root_files=options.root_files if files else None,
+        max_root_files=options.max_root_files if files else None,
         affiliated_deletes=tree.affiliated_deletes,
         max_entries=options.max_entries,
         max_bytes=options.max_bytes,
     )
     keys = cluster_keys(state, options.cluster_by)
-    sources = {spec_id: frozenset(one for _, one in fields) for spec_id, fields in state.types.tuple_sources.items()}
+    sources = partition_stats(state)
     ours = _tree_leaves(state)
     owners = ours.filter(one_of(ours, [ContentType.DATA_MANIFEST])).column(MANIFEST).to_pylist()
     usable = _usable(state, root, ours, options.row_filter, set(busy))
@@ -94,7 +98,7 @@ def scope_of(
 
 
 def _flushed(state: TableState, root: Root) -> frozenset[str]:
-    """The leaves of carried files whose snapshot is that of no compaction, as far as it is known still."""
+    """Return the leaves of carried files that no compaction wrote, as far as the table still has their snapshots."""
     writers = {snapshot.snapshot_id for snapshot in state.metadata.snapshots if snapshot.operation != "replace"}
     added = pc.greater(pc.struct_field(root.leaves.column("manifest_stats"), "added_files_count"), 0)
     carried = root.leaves.filter(pc.invert(added))
@@ -121,17 +125,23 @@ _MANY = 100
 
 
 def cluster_keys(state: TableState, names: Sequence[str] | None) -> dict[int, tuple[int, ...]]:
-    """Spec id -> ids of the stats that its leaves are clustered by.
+    """Return spec id -> ids of the stats that its leaves are clustered by.
 
-    names: columns and partition fields; by default a spec's partition fields, then the columns of the sort order.
+    Args:
+        names: columns and partition fields; by default a spec's partition fields, then the columns of the sort order.
 
-    Raises ValidationError for a name that is neither, and for a column without bounds.
+    Raises:
+        ValidationError: a name that is neither, or a column without bounds.
     """
     if names is not None:
         return _named_keys(state, names)
-    by = [one.source_id for one in state.metadata.sort_order().fields]
-    wanted = {one: [*(source for _, source in pairs), *by] for one, pairs in state.types.tuple_sources.items()}
-    return {one: tuple(key for key in dict.fromkeys(ids) if _has_bounds(state, key)) for one, ids in wanted.items()}
+    sort_columns = [field.source_id for field in state.metadata.sort_order().fields]
+    ids = {
+        spec_id: [source for _, source in pairs] + sort_columns for spec_id, pairs in state.types.tuple_sources.items()
+    }
+    return {
+        spec_id: tuple(key for key in dict.fromkeys(keys) if _has_bounds(state, key)) for spec_id, keys in ids.items()
+    }
 
 
 def _has_bounds(state: TableState, key: int) -> bool:
@@ -154,21 +164,21 @@ def _named_keys(state: TableState, names: Sequence[str]) -> dict[int, tuple[int,
                 f"{state.metadata.location}: cluster_by names {name!r}: the table has no such column or partition "
                 "field, or one without bounds"
             )
-    return {spec_id: tuple(dict.fromkeys(found)) for spec_id, found in keys.items()}
+    return {spec_id: tuple(dict.fromkeys(of_spec)) for spec_id, of_spec in keys.items()}
 
 
 def _key(state: TableState, spec_id: int, sources: dict[int, int], name: str) -> int | None:
-    """The stats of a column; else of a partition field of one spec."""
+    """Return the stats of a column; else of a partition field of one spec."""
     schema = state.metadata.schema()
-    column = next((one for one in schema.field_ids if schema.find_column_name(one) == name), None)
+    column = next((column for column in schema.field_ids if schema.find_column_name(column) == name), None)
     if column is not None:
         return column if _has_bounds(state, column) else None
-    field = next((one for one in state.specs[spec_id].fields if one.name == name), None)
+    field = next((field for field in state.specs[spec_id].fields if field.name == name), None)
     return None if field is None else sources.get(field.field_id)
 
 
 def _tree_leaves(state: TableState) -> pa.Table:
-    """The rows of `state.manifests` for leaves of the V4 layout."""
+    """Return the rows of `state.manifests` for leaves of the V4 layout."""
     assert state.tree is not None
     manifests = state.manifests
     leaves = manifests.filter(pc.not_equal(manifests.column("file_format"), IN_ROOT))
@@ -181,16 +191,18 @@ def _usable(
     """Places in the root of the leaves and files that the filter may match."""
     schema = state.metadata.schema()
     scan = ScanFilter(state, bind_filter(parse_filter(row_filter), schema, case_sensitive=True), schema)
-    kept = matching_manifests(leaves, scan)
+    matching = matching_manifests(leaves, scan)
     places = [
         place
-        for place, location in zip(kept.column(MANIFEST).to_pylist(), kept.column("location").to_pylist(), strict=True)
+        for place, location in zip(
+            matching.column(MANIFEST).to_pylist(), matching.column("location").to_pylist(), strict=True
+        )
         if location not in busy
     ]
     if scan.keeps_all:
         return frozenset([*places, *root.of(FILES).column("ordinal").to_pylist()])
-    own = state.manifests.filter(pc.equal(state.manifests.column("file_format"), IN_ROOT))
-    entries = matching_entries(state.entries(own, state.projection(_JUDGED, scan.undecided_ids)), scan)
+    in_root = state.manifests.filter(pc.equal(state.manifests.column("file_format"), IN_ROOT))
+    entries = matching_entries(state.entries(in_root, state.projection(_JUDGED, scan.undecided_ids)), scan)
     return frozenset([*places, *entries.select(ORDINAL).toArrow().column(ORDINAL).to_pylist()])
 
 

@@ -1,6 +1,6 @@
-"""Which leaves and files of a root a compaction rewrites, in which groups and why. Pure: no Spark, no I/O.
+"""Which leaves and files of a root a compaction rewrites, in which groups and why. No Spark, no I/O.
 
-All that is known of a leaf here is its entry in the root: its size, its bounds, how many of its entries are masked.
+A leaf is judged by its entry in the root alone: its size, its bounds, and how many of its entries are masked.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sparkmeta.commit.compact.ranges import LeafRanges, leaf_ranges
+from sparkmeta.compact.ranges import LeafRanges, leaf_ranges
 from sparkmeta.manifests.v4.root import Root, one_of
 from sparkmeta.manifests.v4.write import leaf_count
 from sparkmeta.spec.entry import ContentType
@@ -47,10 +47,10 @@ class Limits:
     """
 
     target_bytes: int
-    min_masked: float
-    small_leaf: float
+    min_masked_ratio: float
+    min_leaf_ratio: float
     max_overlap: int
-    root_files: int | None
+    max_root_files: int | None
     affiliated_deletes: int
     max_entries: int | None = None
     max_bytes: int | None = None
@@ -82,18 +82,18 @@ class Choice:
     reasons: Mapping[int, tuple[Reason, ...]] = field(default_factory=dict)
 
     def of(self, groups: Sequence[Group]) -> Choice:
-        """Some of the groups."""
-        chosen = {place for one in groups for place in (*one.leaves, *one.files)}
+        """Return some of the groups."""
+        chosen = {place for group in groups for place in (*group.leaves, *group.files)}
         return Choice(tuple(groups), {place: why for place, why in self.reasons.items() if place in chosen})
 
     @property
     def data(self) -> list[Group]:
-        return [one for one in self.groups if one.content == ContentType.DATA_MANIFEST]
+        return [group for group in self.groups if group.content == ContentType.DATA_MANIFEST]
 
     @property
     def deletes(self) -> Group | None:
         """All delete leaves and deletes of the root, which are rewritten together."""
-        return next((one for one in self.groups if one.content == ContentType.DELETE_MANIFEST), None)
+        return next((group for group in self.groups if group.content == ContentType.DELETE_MANIFEST), None)
 
 
 @dataclass(frozen=True)
@@ -128,9 +128,9 @@ class Scope:
         return _Leaves(table, self)
 
     def files(self, *kinds: ContentType) -> pa.Table:
-        """The root's own live files that may be rewritten, with their `ordinal`, their place."""
-        own = self.root.of(kinds)
-        return own.filter(pc.is_in(own.column("ordinal"), pa.array(sorted(self.usable), pa.int64())))
+        """Return the root's own live files that may be rewritten, with their `ordinal`, their place."""
+        files = self.root.of(kinds)
+        return files.filter(pc.is_in(files.column("ordinal"), pa.array(sorted(self.usable), pa.int64())))
 
 
 @dataclass(frozen=True)
@@ -166,7 +166,7 @@ class _Leaves:
 
     @cached_property
     def masked(self) -> _Array:
-        return np.asarray([self.scope.masked.get(one, 0) for one in self.locations], np.int64)
+        return np.asarray([self.scope.masked.get(location, 0) for location in self.locations], np.int64)
 
     @cached_property
     def records(self) -> _Array:
@@ -175,7 +175,7 @@ class _Leaves:
     @cached_property
     def live(self) -> _Array:
         stats = self.table.column("manifest_stats")
-        counts = [pc.struct_field(stats, f"{one}_files_count").to_pylist() for one in ("added", "existing")]
+        counts = [pc.struct_field(stats, f"{status}_files_count").to_pylist() for status in ("added", "existing")]
         return np.asarray(counts[0], np.int64) + np.asarray(counts[1], np.int64) - self.masked
 
     @cached_property
@@ -200,28 +200,28 @@ class _Leaves:
     @cached_property
     def is_masked(self) -> _Array:
         dead = self.records - self.live
-        return (dead > 0) & (dead >= self.scope.limits.min_masked * np.maximum(self.records, 1))
+        return (dead > 0) & (dead >= self.scope.limits.min_masked_ratio * np.maximum(self.records, 1))
 
     @cached_property
     def is_small(self) -> _Array:
-        return self.live_bytes < self.scope.limits.small_leaf * self.scope.limits.target_bytes
+        return self.live_bytes < self.scope.limits.min_leaf_ratio * self.scope.limits.target_bytes
 
     def parts(self, rows: _Array) -> int:
-        """How many leaves some of them become."""
+        """Return how many leaves some of them become."""
         return leaf_count(int(self.live[rows].sum()), int(self.live_bytes[rows].sum()), self.scope.limits.target_bytes)
 
 
 def choose(scope: Scope) -> Choice:
-    """What a compaction rewrites.
+    """Return what a compaction rewrites.
 
-    Where a cap does not let all of it in, what saves most leaves an entry goes first; another run does the rest.
+    Under a cap, the groups that save most leaves per entry go first; another run does the rest.
     """
     reasons: dict[int, list[Reason]] = {}
     units: list[Group] = []
     specs = scope.root.leaves.column("partition_spec_id").to_pylist()
-    own = _full_root(scope, ContentType.DATA)
-    for spec_id in sorted({*specs, *own.column("partition_spec_id").to_pylist()}):
-        of_spec = own.filter(pc.equal(own.column("partition_spec_id"), spec_id)).column("ordinal").to_pylist()
+    in_root = _full_root(scope, ContentType.DATA)
+    for spec_id in sorted({*specs, *in_root.column("partition_spec_id").to_pylist()}):
+        of_spec = in_root.filter(pc.equal(in_root.column("partition_spec_id"), spec_id)).column("ordinal").to_pylist()
         units += _SpecChoice(scope, spec_id, reasons).units(tuple(of_spec))
     taken = _within(units, scope)
     deletes = _deletes(scope, taken, reasons)
@@ -230,10 +230,10 @@ def choose(scope: Scope) -> Choice:
 
 
 def choose_merges(scope: Scope) -> Choice:
-    """What a commit compacts by the way: data leaves that become one, or none, so that no delete leaf has to follow."""
-    limits = replace(scope.limits, root_files=None, max_overlap=len(scope.root.table), fewest_merged=_FEWEST_MERGED)
+    """Return what a commit compacts besides: data leaves that become one or none: no delete leaf has to follow."""
+    limits = replace(scope.limits, max_root_files=None, max_overlap=len(scope.root.table), fewest_merged=_FEWEST_MERGED)
     choice = choose(replace(scope, limits=limits))
-    return choice.of([one for one in choice.data if not one.exchanged and one.parts <= 1])
+    return choice.of([group for group in choice.data if not group.exchanged and group.parts <= 1])
 
 
 # A commit that adds a leaf must not rewrite the last one each time.
@@ -241,8 +241,8 @@ _FEWEST_MERGED = 8
 
 
 def _full_root(scope: Scope, *kinds: ContentType) -> pa.Table:
-    """The root's files of these kinds, where they are too many to stay there; else none."""
-    files, most = scope.files(*kinds), scope.limits.root_files
+    """Return the root's files of these kinds where they are too many to stay there, else no rows."""
+    files, most = scope.files(*kinds), scope.limits.max_root_files
     return files if most is not None and len(files) > most else files.slice(0, 0)
 
 
@@ -279,26 +279,26 @@ class _SpecChoice:
         self.reasons.setdefault(place, []).append(reason)
 
     def _overlapping(self) -> list[_Array]:
-        """Leaves that overlap too many others, in groups that the cap allows.
+        """Return leaves that overlap too many others, in groups that the cap allows.
 
-        Of a leaf with files without bounds nothing is known: sorting can't have put it right if it was sorted.
+        A sorted leaf that still has files without bounds is left out: sorting it again changes nothing.
         """
         leaves, limits = self.leaves, self.scope.limits
         sorted_before = ~leaves.was_added & self.ranges.unknown
         fit = np.flatnonzero(leaves.usable & ~sorted_before & (leaves.live > 0))
         ranges = self.ranges.of(fit)
-        found = []
+        overlapping = []
         for component in ranges.components():
             if len(component) > 1 and ranges.overlaps[component].max() > limits.max_overlap:
                 rows = fit[self._affordable(component, ranges, fit)]
                 if len(rows) > 1:
-                    found.append(rows)
+                    overlapping.append(rows)
                     for row in rows:
                         self._give(int(leaves.places[row]), Reason.OVERLAP)
-        return found
+        return overlapping
 
     def _affordable(self, component: _Array, ranges: LeafRanges, fit: _Array) -> _Array:
-        """The component, or as much of it as a run may rewrite: leaves around the one that overlaps most."""
+        """Return the component, or as much of it as a run may rewrite: leaves around the one that overlaps most."""
         leaves, limits = self.leaves, self.scope.limits
         if _fits(leaves.live[fit[component]].sum(), leaves.bytes[fit[component]].sum(), limits):
             return component
@@ -307,24 +307,26 @@ class _SpecChoice:
                            & (ranges.upper[component] > ranges.lower[deepest])]  # fmt: skip
         around = around[np.argsort(-ranges.overlaps[around], kind="stable")]
         entries, sizes = np.cumsum(leaves.live[fit[around]]), np.cumsum(leaves.bytes[fit[around]])
-        fits = np.array([_fits(one, size, limits) for one, size in zip(entries, sizes, strict=True)], bool)
+        fits = np.array([_fits(count, size, limits) for count, size in zip(entries, sizes, strict=True)], bool)
         chosen: _Array = around[fits]
         return np.take(chosen, np.argsort(ranges.lower[chosen], kind="stable"))
 
     def _bins(self, busy: set[int]) -> list[_Array]:
-        """Neighbours that are small or masked, in runs of about a leaf's size, and no more than the cap allows."""
+        """Return neighbours that are small or masked, in runs of about a leaf's size, within the cap."""
         leaves, limits = self.leaves, self.scope.limits
-        wanted = leaves.usable & (leaves.is_small | leaves.is_masked)
+        worth = leaves.usable & (leaves.is_small | leaves.is_masked)
         bins: list[list[int]] = [[]]
         for row in self.ranges.order.tolist():
-            usable = wanted[row] and row not in busy
+            usable = worth[row] and row not in busy
             full = leaves.live_bytes[np.asarray(bins[-1], np.int64)].sum() >= limits.target_bytes
             both = np.asarray([*bins[-1], row])
             if not usable or full or not _fits(leaves.live[both].sum(), leaves.bytes[both].sum(), limits):
                 bins.append([])
             if usable:
                 bins[-1].append(row)
-        return [rows for one in bins if one and (rows := self._worthwhile(np.asarray(one))) is not None]
+        return [
+            rows for leaf_rows in bins if leaf_rows and (rows := self._worthwhile(np.asarray(leaf_rows))) is not None
+        ]
 
     def _worthwhile(self, rows: _Array) -> _Array | None:
         leaves = self.leaves
@@ -346,7 +348,7 @@ class _SpecChoice:
         gain = len(rows) - parts + freed
         if exchanged:
             gain += float(self.ranges.overlaps[rows].sum())
-        places = tuple(int(one) for one in leaves.places[rows])
+        places = tuple(leaves.places[rows].tolist())
         return Group(ContentType.DATA_MANIFEST, self.spec_id, places, (), parts, exchanged, gain)
 
 
@@ -356,21 +358,21 @@ def _fits(entries: int, size: int, limits: Limits) -> bool:
 
 
 def _within(units: Iterable[Group], scope: Scope) -> list[Group]:
-    """The groups that keep within the cap."""
+    """Return the groups that keep within the cap."""
     all_leaves = scope.leaves(ContentType.DATA_MANIFEST)
     entries = dict(zip(all_leaves.places.tolist(), all_leaves.live.tolist(), strict=True))
     sizes = dict(zip(all_leaves.places.tolist(), all_leaves.bytes.tolist(), strict=True))
 
     def cost(group: Group) -> int:
-        return int(sum(entries[one] for one in group.leaves)) + len(group.files)
+        return int(sum(entries[leaf] for leaf in group.leaves)) + len(group.files)
 
     taken: list[Group] = []
     total, size = 0, 0
-    for group in sorted(units, key=lambda one: (-one.gain / (cost(one) or 1e-9), one.leaves)):
-        own = sum(sizes[one] for one in group.leaves if entries[one])
-        if _fits(total + cost(group), size + own, scope.limits):
+    for group in sorted(units, key=lambda group: (-group.gain / (cost(group) or 1e-9), group.leaves)):
+        group_size = sum(sizes[leaf] for leaf in group.leaves if entries[leaf])
+        if _fits(total + cost(group), size + group_size, scope.limits):
             taken.append(group)
-            total, size = total + cost(group), size + own
+            total, size = total + cost(group), size + group_size
     return taken
 
 
@@ -378,7 +380,7 @@ def _within(units: Iterable[Group], scope: Scope) -> list[Group]:
 
 
 def _deletes(scope: Scope, data: Sequence[Group], reasons: dict[int, list[Reason]]) -> Group | None:
-    """The delete leaves to rewrite, and the root's deletes."""
+    """Return the delete leaves to rewrite, and the root's deletes."""
     leaves = scope.leaves(ContentType.DELETE_MANIFEST)
     chosen: dict[int, list[Reason]] = {}
 
@@ -398,32 +400,36 @@ def _deletes(scope: Scope, data: Sequence[Group], reasons: dict[int, list[Reason
         if leaves.parts(np.asarray(rows)) < len(rows):
             give(rows, Reason.SMALL)
     give(_scattered(scope, leaves), Reason.AFFINITY)
-    own = _full_root(scope, ContentType.POSITION_DELETES, ContentType.EQUALITY_DELETES).column("ordinal").to_pylist()
+    in_root = (
+        _full_root(scope, ContentType.POSITION_DELETES, ContentType.EQUALITY_DELETES).column("ordinal").to_pylist()
+    )
     for row, why in chosen.items():
         reasons.setdefault(int(leaves.places[row]), []).extend(why)
-    for place in own:
+    for place in in_root:
         reasons.setdefault(place, []).append(Reason.ROOT)
     taken = np.asarray(sorted(chosen), np.int64)
-    if not len(taken) and not own:
+    if not len(taken) and not in_root:
         return None
-    places = tuple(int(one) for one in leaves.places[taken])
+    places = tuple(leaves.places[taken].tolist())
     parts = leaves.parts(taken)
-    return Group(ContentType.DELETE_MANIFEST, None, places, tuple(own), parts, exchanged=True, gain=len(taken) - parts)
+    return Group(
+        ContentType.DELETE_MANIFEST, None, places, tuple(in_root), parts, exchanged=True, gain=len(taken) - parts
+    )
 
 
 def _divided(scope: Scope, data: Sequence[Group]) -> set[str]:
-    """The data leaves whose files come to stand in several leaves."""
+    """Return the data leaves whose files move to several leaves."""
     locations = scope.root.table.column("location")
-    several = [one for one in data if one.exchanged or one.parts > 1]
-    return {locations[place].as_py() for one in several for place in one.leaves}
+    several = [group for group in data if group.exchanged or group.parts > 1]
+    return {locations[place].as_py() for group in several for place in group.leaves}
 
 
 def _scattered(scope: Scope, leaves: _Leaves) -> list[int]:
-    """Delete leaves of no data leaf that have so many deletes that some data leaf must get one of its own.
+    """Return unaffiliated delete leaves with so many deletes that some data leaf must get a delete leaf of its own.
 
-    But for those of a compaction: what it left in them belongs there.
+    Leaves that a compaction wrote are left out: what it left unaffiliated stays so.
     """
-    found = []
+    scattered = []
     for spec_id, sources in scope.sources.items():
         data = scope.leaves(ContentType.DATA_MANIFEST, spec_id)
         of_spec = pc.equal(leaves.table.column("partition_spec_id"), spec_id).to_pylist()
@@ -439,5 +445,5 @@ def _scattered(scope: Scope, leaves: _Leaves) -> list[int]:
             )
             near = int((~apart).sum())
             if near and leaves.live[row] >= scope.limits.affiliated_deletes * near:
-                found.append(row)
-    return found
+                scattered.append(row)
+    return scattered

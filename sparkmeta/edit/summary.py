@@ -32,7 +32,7 @@ class KindCount:
     size: int = 0
 
     def plus(self, other: KindCount) -> KindCount:
-        """Both."""
+        """Return both."""
         return KindCount(self.files + other.files, self.records + other.records, self.size + other.size)
 
 
@@ -44,7 +44,7 @@ class Tally:
     partitions: frozenset[PartitionKey] | None = frozenset()
 
     def plus(self, other: Tally) -> Tally:
-        """Both."""
+        """Return both."""
         counts = dict(self.counts)
         for kind, count in other.counts.items():
             counts[kind] = counts.get(kind, KindCount()).plus(count)
@@ -62,14 +62,14 @@ class ManifestCounts:
     entries: int | None = None
 
     def plus(self, other: ManifestCounts) -> ManifestCounts:
-        """Both."""
-        known = [one for one in (self.entries, other.entries) if one is not None]
+        """Return both."""
+        known = [count for count in (self.entries, other.entries) if count is not None]
         counts = (self.created + other.created, self.kept + other.kept, self.replaced + other.replaced)
         return ManifestCounts(*counts, sum(known) if known else None)
 
 
 def file_kind(content_type: int, file_format: str) -> FileKind:
-    """What a file of a content type counts as."""
+    """Return what a file of a content type counts as."""
     if content_type == ContentType.DATA:
         return FileKind.DATA
     if content_type == ContentType.EQUALITY_DELETES:
@@ -79,13 +79,13 @@ def file_kind(content_type: int, file_format: str) -> FileKind:
 
 def tally_of(rows: pa.Table) -> dict[FileKind, KindCount]:
     """Rows with `content_type`, `file_format`, `record_count`, `file_size_in_bytes`, `deletion_vector`, by kind."""
-    found: dict[FileKind, KindCount] = {}
+    counts: dict[FileKind, KindCount] = {}
     keys = rows.select(["content_type", "file_format"]).group_by(["content_type", "file_format"]).aggregate([])
     for key in keys.to_pylist():
         same = pc.and_(*(pc.equal(rows.column(name), key[name]) for name in ("content_type", "file_format")))
         kind, count = file_kind(**key), _count(rows.filter(same))
-        found[kind] = found.get(kind, KindCount()).plus(count)
-    return found
+        counts[kind] = counts.get(kind, KindCount()).plus(count)
+    return counts
 
 
 def _count(rows: pa.Table) -> KindCount:
@@ -95,7 +95,7 @@ def _count(rows: pa.Table) -> KindCount:
 
 
 def tree_partitions(rows: pa.Table, sources: TupleSources) -> frozenset[PartitionKey]:
-    """The partitions of rows of `tree_schema`."""
+    """Return the partitions of rows of `tree_schema`."""
     fields = {field_id for pairs in sources.values() for field_id, _ in pairs}
     values = partition_tuples(rows, sorted(fields), sources, "the files to add")
     return partition_keys(rows.column("partition_spec_id").to_pylist(), values, sources)
@@ -104,7 +104,7 @@ def tree_partitions(rows: pa.Table, sources: TupleSources) -> frozenset[Partitio
 def partition_keys(
     spec_ids: list[int], values: Mapping[int, list[Any]], sources: TupleSources
 ) -> frozenset[PartitionKey]:
-    """The partitions of files, given their values by partition field id."""
+    """Return the partitions of files, given their values by partition field id."""
     return frozenset(
         (spec_id, tuple((field_id, values[field_id][row]) for field_id, _ in sources[spec_id]))
         for row, spec_id in enumerate(spec_ids)
@@ -121,7 +121,7 @@ def snapshot_summary(
     *,
     replaces_partitions: bool = False,
 ) -> Summary:
-    """The summary (semantics 3.2).
+    """Return the summary (semantics 3.2).
 
 
     Raises ValidationError for properties that are computed, and for a rewrite that adds more rows than it removes.

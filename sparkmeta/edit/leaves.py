@@ -1,4 +1,4 @@
-"""Entries of leaves that a commit has written and no root names yet."""
+"""Leaves that a commit writes: their format, and their entries before any root names them."""
 
 from __future__ import annotations
 
@@ -6,15 +6,20 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
+from pyspark.sql import functions as F
 
 from sparkmeta.manifests.decoder import EntryDecoder
 from sparkmeta.manifests.parts import whole_manifests
+from sparkmeta.manifests.projection import CONTENT_STATS
 from sparkmeta.manifests.v4.spark import read_leaf_entries
 from sparkmeta.manifests.v4.tree_manifests import leaf_manifests
+from sparkmeta.manifests.v4.write import LeafFormat
+from sparkmeta.operations.table_operations import metadata_folder
 from sparkmeta.session import map_on_driver
+from sparkmeta.storage.access import executor_writer
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import Column, DataFrame
 
     from sparkmeta.manifests.projection import EntryProjection
     from sparkmeta.state import TableState
@@ -35,3 +40,25 @@ def leaf_frame(state: TableState, leaves: pa.Table, projection: EntryProjection)
 
 def _units(leaves: pa.Table) -> pa.Table:
     return whole_manifests(leaf_manifests(leaves, pa.array(range(len(leaves)), pa.int32())))
+
+
+def leaf_format(state: TableState, name: str, target_bytes: int) -> LeafFormat:
+    """Return how this table's leaves are written.
+
+    Args:
+        name: the beginning of the names of one commit's files.
+    """
+    folder, writer = metadata_folder(state.metadata), executor_writer(state.files)
+    return LeafFormat(folder, name, state.types.stats_types, partition_stats(state), target_bytes, writer)
+
+
+def partition_stats(state: TableState) -> dict[int, frozenset[int]]:
+    """Return spec id -> ids of the stats that hold its partition values."""
+    sources = state.types.tuple_sources
+    return {spec_id: frozenset(source for _, source in fields) for spec_id, fields in sources.items()}
+
+
+def partition_columns(state: TableState) -> list[Column]:
+    """Return the partition values of entries, rows of `tree_schema`, of all specs."""
+    sources = dict.fromkeys(source for fields in state.types.tuple_sources.values() for _, source in fields)
+    return [F.col(f"{CONTENT_STATS}.`{source}`.lower_bound") for source in sources]

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import functions as F
 
-from sparkmeta.commit.tree import conform
+from sparkmeta.edit.next_root import conform
 from sparkmeta.manifests.arrays import whole
 from sparkmeta.manifests.manifest_list import SUMMARIES
 from sparkmeta.manifests.v4.layout import tree_schema
@@ -36,7 +36,7 @@ class BaseRoot:
 
 
 def base_root(head: TableState) -> BaseRoot:
-    """The root to edit for a commit onto `head`."""
+    """Return the root to edit for a commit onto `head`."""
     if head.snapshot is None:
         return BaseRoot(None)
     if head.tree is not None:
@@ -66,7 +66,7 @@ def _from_list(head: TableState) -> BaseRoot:
     first_row_ids, assigned = _row_ids(manifests, stats, int(getattr(head.metadata, "next_row_id", None) or 0))
     schema = tree_schema(head.types.stats_types)
     rows = len(manifests)
-    counts = [stats.field(f"{one}_files_count").cast(pa.int64()) for one in ("added", "existing", "deleted")]
+    counts = [stats.field(f"{status}_files_count").cast(pa.int64()) for status in ("added", "existing", "deleted")]
     info = schema.field("version_info").type
     existing = pa.repeat(pa.scalar(int(Status.EXISTING), pa.int32()), rows)
     columns: dict[str, Any] = {
@@ -84,8 +84,8 @@ def _from_list(head: TableState) -> BaseRoot:
         "first_row_id": first_row_ids,
         "content_stats": _stats(head, manifests, schema.field("content_stats").type),
     }
-    arrays = [columns.get(one.name, pa.nulls(rows, one.type)) for one in schema]
-    table = pa.Table.from_arrays([whole(one) for one in arrays], schema=schema)
+    arrays = [columns.get(field.name, pa.nulls(rows, field.type)) for field in schema]
+    table = pa.Table.from_arrays([whole(array) for array in arrays], schema=schema)
     properties = {UPGRADED_KEY: str(int(getattr(head.metadata, "last_sequence_number", 0) or 0))}
     location = head.snapshot.manifest_list if head.snapshot is not None else None
     return BaseRoot(Root(location or head.metadata.location, table, properties), properties, assigned)
@@ -118,11 +118,11 @@ def _count_entries(head: TableState, manifests: pa.Table) -> dict[int, dict[str,
     entries = head.entries(manifests, head.projection(("version_info", "record_count")))
     status = F.col("version_info.status")
     sums = []
-    for one, name in _NAMES.items():
-        sums.append(F.sum(F.when(status == int(one), 1).otherwise(0)).alias(f"{name}_files_count"))
-        sums.append(F.sum(F.when(status == int(one), F.col("record_count")).otherwise(0)).alias(f"{name}_rows_count"))
-    found = entries.groupBy("manifest").agg(*sums).toArrow().to_pylist()
-    return {row.pop("manifest"): row for row in found}
+    for value, name in _NAMES.items():
+        sums.append(F.sum(F.when(status == int(value), 1).otherwise(0)).alias(f"{name}_files_count"))
+        sums.append(F.sum(F.when(status == int(value), F.col("record_count")).otherwise(0)).alias(f"{name}_rows_count"))
+    counted = entries.groupBy("manifest").agg(*sums).toArrow().to_pylist()
+    return {row.pop("manifest"): row for row in counted}
 
 
 def _row_ids(manifests: pa.Table, stats: pa.StructArray, start: int) -> tuple[pa.Array, int]:
@@ -134,9 +134,9 @@ def _row_ids(manifests: pa.Table, stats: pa.StructArray, start: int) -> tuple[pa
         stats.to_pylist(),
         strict=True,
     )
-    for kind, own, counts in rows:
-        if kind != ContentType.DATA_MANIFEST or own is not None:
-            ids.append(own)
+    for kind, known, counts in rows:
+        if kind != ContentType.DATA_MANIFEST or known is not None:
+            ids.append(known)
             continue
         ids.append(start + assigned)
         assigned += counts["added_rows_count"] + counts["existing_rows_count"]
@@ -146,16 +146,16 @@ def _row_ids(manifests: pa.Table, stats: pa.StructArray, start: int) -> tuple[pa
 def _stats(head: TableState, manifests: pa.Table, kind: pa.StructType) -> pa.StructArray:
     """Aggregates of the partition fields from the list's summaries, under the ids of their columns or expressions."""
     rows = len(manifests)
-    found: dict[int, pa.StructArray] = {}
+    bounds: dict[int, pa.StructArray] = {}
     if SUMMARIES in manifests.column_names:
         summaries = manifests.column(SUMMARIES).combine_chunks()
         specs = manifests.column("partition_spec_id")
         for spec_id, sources in head.types.tuple_sources.items():
             of_spec = whole(pc.equal(specs, spec_id))
             for field_id, source in sources:
-                made = _of_summary(summaries.field(str(field_id)), kind.field(str(source)).type, of_spec)
-                found[source] = made if source not in found else pc.if_else(of_spec, made, found[source])
-    children = [found.get(int(one.name), pa.nulls(rows, one.type)) for one in kind]
+                of_field = _of_summary(summaries.field(str(field_id)), kind.field(str(source)).type, of_spec)
+                bounds[source] = of_field if source not in bounds else pc.if_else(of_spec, of_field, bounds[source])
+    children = [bounds.get(int(field.name), pa.nulls(rows, field.type)) for field in kind]
     return pa.StructArray.from_arrays(children, fields=list(kind)) if children else pa.array([{}] * rows, kind)
 
 
@@ -173,6 +173,8 @@ def _of_summary(summary: pa.StructArray, kind: pa.StructType, of_spec: pa.Array)
         "null_value_count": none_of("contains_null"),
         "nan_value_count": none_of("contains_nan"),
     }
-    children = [values[one.name].cast(one.type) if one.name in values else pa.nulls(rows, one.type) for one in kind]
+    children = [
+        values[field.name].cast(field.type) if field.name in values else pa.nulls(rows, field.type) for field in kind
+    ]
     absent = pc.invert(pc.and_(of_spec, summary.is_valid()))
     return pa.StructArray.from_arrays(children, fields=list(kind), mask=absent)

@@ -21,7 +21,7 @@ from sparkmeta.errors import (
 from sparkmeta.operations.table_operations import metadata_folder
 
 if TYPE_CHECKING:
-    from sparkmeta.commit.new_snapshot import SnapshotNames
+    from sparkmeta.edit.new_snapshot import SnapshotNames
     from sparkmeta.operations.base_table import BaseTable, TableT
     from sparkmeta.spec.metadata import TableMetadata
     from sparkmeta.state import TableState
@@ -75,7 +75,7 @@ def commit_steps(table: TableT, steps: Sequence[Step]) -> TableT:
                 raise
             time.sleep(retry.wait(attempt))
             table = table.refresh()
-        except (ValidationError, UnsupportedError, NoSuchTableError):
+        except (ValidationError, UnsupportedError, NoSuchTableError, OSError):
             _discard_attempts(table, steps)
             raise
         else:

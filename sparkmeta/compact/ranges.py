@@ -35,7 +35,7 @@ class LeafRanges:
     unknown: _Bools
 
     def of(self, rows: _Longs) -> LeafRanges:
-        """Some of the leaves."""
+        """Return some of the leaves."""
         return LeafRanges(self.lower[rows], self.upper[rows], self.unknown[rows])
 
     @cached_property
@@ -45,7 +45,7 @@ class LeafRanges:
 
     @cached_property
     def overlaps(self) -> _Longs:
-        """How many other leaves each one overlaps."""
+        """How many other leaves each leaf overlaps."""
         starts, ends = np.sort(self.lower), np.sort(self.upper)
         after = len(starts) - np.searchsorted(starts, self.upper, "left")
         before = np.searchsorted(ends, self.lower, "right")
@@ -53,11 +53,11 @@ class LeafRanges:
         points = np.sort(self.lower[is_point])
         same = np.searchsorted(points, self.lower, "right") - np.searchsorted(points, self.lower, "left")
         # A point is neither before nor after its equals, itself among them, and has been taken for both.
-        found = len(starts) - after - before + np.where(is_point, same, 0)
-        return np.where(is_point, found, found - 1)
+        overlaps = len(starts) - after - before + np.where(is_point, same, 0)
+        return np.where(is_point, overlaps, overlaps - 1)
 
     def components(self) -> list[_Longs]:
-        """The leaves in groups that overlap among themselves and no others; groups and leaves in order."""
+        """Return the leaves in groups that overlap among themselves and no others; groups and leaves in order."""
         if not len(self.lower):
             return []
         order = self.order
@@ -66,18 +66,19 @@ class LeafRanges:
         return np.split(order, np.flatnonzero(begins) + 1)
 
     def mean_overlaps(self) -> float:
-        """How many others a leaf overlaps, at the mean; 0.0 without leaves."""
+        """Return how many others a leaf overlaps, at the mean; 0.0 without leaves."""
         return float(np.mean(self.overlaps)) if len(self.lower) else 0.0
 
 
 def leaf_ranges(leaves: pa.Table, keys: Sequence[int], sources: frozenset[int] = frozenset()) -> LeafRanges:
-    """The ranges of a root's entries for leaves.
+    """Return the ranges of a root's entries for leaves.
 
-    keys: ids of the stats that leaves are clustered by. sources: those among them that are partition values, of which a
-    null is a value like others, behind all of them.
+    Args:
+        keys: ids of the stats that leaves are clustered by.
+        sources: those among them that are partition values, of which null is a value like others, after all of them.
     """
     stats = leaves.column(CONTENT_STATS)
-    bounds = [_ranks(_children(stats, one), one in sources) for one in keys if _has(stats, one)]
+    bounds = [_ranks(_children(stats, key), key in sources) for key in keys if _has(stats, key)]
     if not bounds:
         nothing = np.zeros(len(leaves), np.int64)
         return LeafRanges(nothing, nothing, nothing.astype(bool))
@@ -101,7 +102,7 @@ def _children(stats: pa.ChunkedArray, key: int) -> Mapping[str, pa.Array]:
 
 
 def _ranks(stats: Mapping[str, pa.Array], is_source: bool) -> tuple[_Longs, _Longs]:
-    """Ranks of the lower and upper bounds among all bounds; unknown ones reach to the ends."""
+    """Return ranks of the lower and upper bounds among all bounds; unknown ones reach to the ends."""
     lower, upper = stats["lower_bound"], stats["upper_bound"]
     nulls, values = stats["null_value_count"], stats["value_count"]
     known = pc.unique(pa.concat_arrays([lower, upper])).drop_null()
@@ -122,7 +123,7 @@ def _ranks(stats: Mapping[str, pa.Array], is_source: bool) -> tuple[_Longs, _Lon
 
 
 def _tuple_ranks(rows: np.ndarray[Any, np.dtype[np.int64]]) -> _Longs:
-    """Dense ranks of rows in lexicographic order."""
+    """Return dense ranks of rows in lexicographic order."""
     if not len(rows):
         return np.zeros(0, np.int64)
     order = np.lexsort(rows.T[::-1])

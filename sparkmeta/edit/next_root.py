@@ -69,7 +69,7 @@ class TreeChange:
     @cached_property
     def changes_data(self) -> bool:
         """Whether a reader sees another table after it."""
-        added = any(one is not None and len(one) > 0 for one in (self.added, self.added_leaves))
+        added = any(files is not None and len(files) > 0 for files in (self.added, self.added_leaves))
         return added or bool(self.removed) or bool(self.masks)
 
 
@@ -82,7 +82,7 @@ class NextRoot:
 
 
 def next_root(base: Root | None, change: TreeChange, stamp: Stamp, schema: pa.Schema, load: LoadBlob) -> NextRoot:
-    """The root that a change makes of the base root (None: the table is empty).
+    """Return the root that a change makes of the base root (None: the table is empty).
 
     schema: the `tree_schema` of the new root. load: for deletion vectors that stand in Puffin files.
 
@@ -122,25 +122,25 @@ _RANK = {3: 0, 4: 1, 5: 2, 0: 3, 2: 4, 1: 5}
 
 
 def conform(table: pa.Table, schema: pa.Schema) -> pa.Table:
-    """Rows of some `tree_schema` as rows of another: stats that it does not have are dropped, new ones null."""
+    """Return rows of some `tree_schema` as rows of another: stats that it does not have are dropped, new ones null."""
     if table.schema.equals(schema):
         return table
     columns = [
-        _conform_stats(table.column(one.name).combine_chunks(), one.type)
-        if pa.types.is_struct(one.type) and one.name == "content_stats"
-        else table.column(one.name)
-        for one in schema
+        _conform_stats(table.column(field.name).combine_chunks(), field.type)
+        if pa.types.is_struct(field.type) and field.name == "content_stats"
+        else table.column(field.name)
+        for field in schema
     ]
     return pa.Table.from_arrays(columns, schema=schema)
 
 
 def _conform_stats(values: pa.Array, kind: pa.StructType) -> pa.Array:
     values = whole(values)
-    present = {one.name: index for index, one in enumerate(values.type)}
+    present = {field.name: index for index, field in enumerate(values.type)}
     flat = values.flatten()
     children = [
-        flat[present[one.name]].cast(one.type) if one.name in present else pa.nulls(len(values), one.type)
-        for one in kind
+        flat[present[field.name]].cast(field.type) if field.name in present else pa.nulls(len(values), field.type)
+        for field in kind
     ]
     if not children:
         return pa.array([{}] * len(values), kind)
@@ -165,7 +165,7 @@ def _edited(base: Root, change: TreeChange, stamp: Stamp, schema: pa.Schema, loa
 
 
 def _edited_leaves(leaves: pa.Table, change: TreeChange) -> pa.Table:
-    """All leaves but those that a compaction replaces."""
+    """Return all leaves but those that a compaction replaces."""
     locations = leaves.column("location")
     for location in sorted({*change.dropped, *change.masks} - set(locations.to_pylist())):
         raise CommitConflictError(f"{location} is no live manifest of the table any more")
@@ -186,7 +186,7 @@ def _reaffiliated(leaves: pa.Table, affinity: Mapping[str, str | None]) -> pa.Ta
 
 
 def without_owners(leaves: pa.Table, owners: Collection[str]) -> pa.Table:
-    """The root's entries for leaves; delete leaves that belong to one of these data leaves belong to none.
+    """Return the root's entries for leaves; delete leaves that belong to one of these data leaves belong to none.
 
     For where a file may live elsewhere by now than in the data leaf: plans don't look for its vector there.
     """
@@ -203,9 +203,9 @@ def _without_lost_owners(table: pa.Table) -> pa.Table:
 
 
 def _disowned(table: pa.Table, rows: pa.Array | pa.ChunkedArray) -> pa.Table:
-    kept = pc.if_else(rows, pa.scalar(None, pa.string()), table.column("referenced_file"))
+    owners = pc.if_else(rows, pa.scalar(None, pa.string()), table.column("referenced_file"))
     index = table.column_names.index("referenced_file")
-    return table.set_column(index, table.schema.field("referenced_file"), kept)
+    return table.set_column(index, table.schema.field("referenced_file"), owners)
 
 
 def _vectors_of_existing(change: TreeChange, stamp: Stamp, schema: pa.Schema) -> pa.Table:
@@ -223,13 +223,13 @@ def _edited_vectors(
 ) -> list[pa.Table]:
     """Vectors of leaves that are deleted from are replaced by merged ones; those of compacted leaves go."""
     targets = vectors.column("referenced_file").to_pylist()
-    kept = [
+    carried = [
         index for index, target in enumerate(targets) if target not in change.masks and target not in change.dropped
     ]
     replaced = {target: index for index, target in enumerate(targets) if target in change.masks}
     tombstones = vectors.take(pa.array(list(replaced.values()), pa.int64()))
     parts = [
-        restamped(vectors.take(pa.array(kept, pa.int64())), status=Status.EXISTING),
+        restamped(vectors.take(pa.array(carried, pa.int64())), status=Status.EXISTING),
         restamped(tombstones, status=Status.DELETED, snapshot_id=stamp.snapshot_id),
     ]
     if change.masks:
@@ -246,7 +246,7 @@ _LEAF_COLUMNS = ["location", "record_count", "partition_spec_id"]
 
 
 def _merged(leaf: Mapping[str, Any], old: PositionBitmap, new: PositionBitmap, stamp: Stamp) -> dict[str, Any]:
-    """The entry of a leaf's deletion vector that masks both what was masked and what is removed now."""
+    """Return the entry of a leaf's deletion vector that masks both what was masked and what is removed now."""
     if not new.cardinality:
         raise ValueError(f"{leaf['location']}: nothing is removed from it")
     if (new.max() or 0) >= leaf["record_count"]:
@@ -275,7 +275,7 @@ def _bitmap(vectors: pa.Table, index: int | None, load: LoadBlob) -> PositionBit
 
 
 def vector_bitmap(row: Mapping[str, Any], load: LoadBlob) -> PositionBitmap:
-    """The ordinals of a row of content type 5."""
+    """Return the ordinals of a row of content type 5."""
     vector = row["deletion_vector"]
     blob = vector["inline_content"]
     if blob is None:
@@ -284,11 +284,11 @@ def vector_bitmap(row: Mapping[str, Any], load: LoadBlob) -> PositionBitmap:
     return read_inline_vector(blob, where, row["record_count"])
 
 
-def same_vector(one: Mapping[str, Any] | None, other: Mapping[str, Any] | None) -> bool:
-    """Whether two entries of content type 5, or none, are of one bitmap, told without reading it."""
-    if one is None or other is None:
-        return one is other
-    return all(one[name] == other[name] for name in ("location", "deletion_vector", "record_count"))
+def same_vector(vector: Mapping[str, Any] | None, other: Mapping[str, Any] | None) -> bool:
+    """Return whether two entries of content type 5, or none, share a bitmap, without reading it."""
+    if vector is None or other is None:
+        return vector is other
+    return all(vector[name] == other[name] for name in ("location", "deletion_vector", "record_count"))
 
 
 def _edited_files(files: pa.Table, change: TreeChange, stamp: Stamp) -> list[pa.Table]:
@@ -296,16 +296,16 @@ def _edited_files(files: pa.Table, change: TreeChange, stamp: Stamp) -> list[pa.
     gone = change.removed | change.moved
     for key in sorted(gone.difference(keys), key=str):
         raise CommitConflictError(f"{key.location} is no live file of the table's root any more")
-    kept = [index for index, key in enumerate(keys) if key not in gone]
+    carried = [index for index, key in enumerate(keys) if key not in gone]
     removed = [index for index, key in enumerate(keys) if key in change.removed]
     return [
-        restamped(files.take(pa.array(kept, pa.int64())), status=Status.EXISTING),
+        restamped(files.take(pa.array(carried, pa.int64())), status=Status.EXISTING),
         restamped(files.take(pa.array(removed, pa.int64())), status=Status.DELETED, snapshot_id=stamp.snapshot_id),
     ]
 
 
 def file_keys(files: pa.Table) -> list[FileKey]:
-    """The keys of rows of types 0, 1 and 2."""
+    """Return the keys of rows of types 0, 1 and 2."""
     kinds = files.column("content_type").to_pylist()
     offsets = pc.struct_field(files.column("deletion_vector"), "offset").to_pylist()
     rows = zip(kinds, files.column("location").to_pylist(), offsets, strict=True)
@@ -313,13 +313,13 @@ def file_keys(files: pa.Table) -> list[FileKey]:
 
 
 def file_versions(base: Root) -> dict[FileKey, int]:
-    """The root's own live files and their file sequence numbers: a path may have come back with other rows."""
+    """Return the root's own live files and their file sequence numbers: a path may have come back with other rows."""
     files = base.table.filter(pc.and_(one_of(base.table, FILES), is_live(base.table)))
     return dict(zip(file_keys(files), version(files, "file_sequence_number").to_pylist(), strict=True))
 
 
 def spent_leaves(base: Root) -> frozenset[str]:
-    """The leaves of a root none of whose entries is live: all are masked or DELETED.
+    """Return the leaves of a root none of whose entries is live: all are masked or DELETED.
 
     The next commit leaves them out: that they went was the change of the commit that masked the last of them.
     """
@@ -345,24 +345,24 @@ def _new_version(stamp: Stamp) -> dict[str, int]:
 
 
 def restamped(table: pa.Table, *, status: Status, snapshot_id: int | None = None) -> pa.Table:
-    """The rows with another status, and the snapshot that removed them; sequence numbers stay."""
-    own = version(table, "snapshot_id")
-    ids = own if snapshot_id is None else pa.repeat(pa.scalar(snapshot_id, pa.int64()), len(table))
+    """Return the rows with another status, and the snapshot that removed them; sequence numbers stay."""
+    known = version(table, "snapshot_id")
+    ids = known if snapshot_id is None else pa.repeat(pa.scalar(snapshot_id, pa.int64()), len(table))
     numbers = [version(table, name) for name in ("sequence_number", "file_sequence_number")]
     return _with_version(table, [pa.repeat(pa.scalar(int(status), pa.int32()), len(table)), ids, *numbers])
 
 
 def _of_commit(table: pa.Table, stamp: Stamp, status: Status) -> pa.Table:
-    """The rows with the commit's own snapshot id and sequence number."""
+    """Return the rows with the commit's own snapshot id and sequence number."""
     numbers = (stamp.snapshot_id, stamp.sequence_number, stamp.sequence_number)
-    children = [pa.repeat(pa.scalar(one, pa.int64()), len(table)) for one in numbers]
+    children = [pa.repeat(pa.scalar(number, pa.int64()), len(table)) for number in numbers]
     return _with_version(table, [pa.repeat(pa.scalar(int(status), pa.int32()), len(table)), *children])
 
 
 def _inheriting(table: pa.Table, stamp: Stamp) -> pa.Table:
-    """The rows with the least sequence number of leaves whose entries inherit the commit's."""
+    """Return the rows with the least sequence number of leaves whose entries inherit the commit's."""
     stats = whole(table.column("manifest_stats"))
-    names = [one.name for one in stats.type]
+    names = [field.name for field in stats.type]
     children = stats.flatten()
     least = names.index("min_sequence_number")
     filled = pc.coalesce(children[least], pa.scalar(stamp.sequence_number, pa.int64()))
@@ -383,7 +383,7 @@ def _row_ids(table: pa.Table, start: int) -> tuple[pa.Table, int]:
     kinds = table.column("content_type")
     is_file, is_leaf = one_of(table, [ContentType.DATA]), one_of(table, [ContentType.DATA_MANIFEST])
     stats = table.column("manifest_stats")
-    rows = reduce(pc.add, (pc.fill_null(pc.struct_field(stats, f"{one}_rows_count"), 0) for one in _WITH_ROWS))
+    rows = reduce(pc.add, (pc.fill_null(pc.struct_field(stats, f"{status}_rows_count"), 0) for status in _WITH_ROWS))
     taken = pc.if_else(is_file, table.column("record_count"), pc.if_else(is_leaf, rows, 0))
     counts = whole(taken).to_numpy(zero_copy_only=False)
     starts = pa.array(start + np.cumsum(counts) - counts, pa.int64())
@@ -410,5 +410,5 @@ def _check_locations(table: pa.Table) -> None:
 
 
 def referenced_vectors(table: pa.Table) -> pa.Table:
-    """The live deletion vectors of manifests in a root that is being made."""
+    """Return the live deletion vectors of manifests in a root that is being made."""
     return table.filter(pc.and_(one_of(table, VECTORS), is_live(table)))

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sparkmeta.columns.bounds import bound_arrow_type
-from sparkmeta.commit.exchange import cut, ordered, range_tables, task_rows
+from sparkmeta.edit.range_sort import cut, ordered, range_tables, task_rows
 from sparkmeta.manifests.avro.container import manifest_data
 from sparkmeta.manifests.avro.raw_entries import COLUMNS, encoded_entries
 from sparkmeta.manifests.avro.write import ENTRY, ManifestFormat, packed_size, write_manifest
@@ -37,7 +37,7 @@ class ManifestTasks:
     keys: tuple[int, ...]
 
     def cut_parts(self, bounds: pa.Table, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """The live entries of parts of manifests, rows of `PART_SCHEMA`, by range: rows of `RANGE_SCHEMA`.
+        """Yield the live entries of parts of manifests, rows of `PART_SCHEMA`, by range: rows of `RANGE_SCHEMA`.
 
         bounds: the keys of the last entry of each range.
         """
@@ -49,8 +49,8 @@ class ManifestTasks:
 
     def write_ranges(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Ranges, whose rows of `RANGE_SCHEMA` stand together, into manifests: rows of `MANIFEST_FILE_SCHEMA`."""
-        made = ((None, write_manifest(one, self.form)) for one in self._manifests(batches))
-        for _, row in put_behind(made, self.form.writer, "manifest_path"):
+        written = ((None, write_manifest(entries, self.form)) for entries in self._manifests(batches))
+        for _, row in put_behind(written, self.form.writer, "manifest_path"):
             yield from row.to_batches()
 
     def _manifests(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
@@ -75,7 +75,7 @@ def _joined(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
 
 
 def key_table(entries: pa.Table, keys: Sequence[int]) -> pa.Table:
-    """What entries are ordered by: their partition values `k0`, `k1`, ..., then where they came from."""
+    """Return what entries are ordered by: their partition values `k0`, `k1`, ..., then where they came from."""
     tuples = entries.column(PARTITION) if keys else None
     columns = {f"k{place}": pc.struct_field(tuples, [str(key)]) for place, key in enumerate(keys)}
     columns["sequence_number"] = pc.struct_field(entries.column("version_info"), "sequence_number")

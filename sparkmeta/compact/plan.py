@@ -1,0 +1,246 @@
+"""The plan of a compaction: what is rewritten and why, then the commit."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from sparkmeta.compact.choose import Choice, Reason, Scope, choose
+from sparkmeta.compact.job import Rewritten
+from sparkmeta.compact.options import CompactionOptions, scope_of
+from sparkmeta.compact.ranges import leaf_ranges
+from sparkmeta.compact.rebase import rebase
+from sparkmeta.compact.rewrite import rewrite
+from sparkmeta.edit.base_root import base_root
+from sparkmeta.edit.new_snapshot import NewSnapshot, blob_loader, branch_head, with_root
+from sparkmeta.edit.next_root import TreeChange
+from sparkmeta.edit.rewrite_plan import RewritePlan, RewriteStep, RewriteSummary, rewritten_by_others
+from sparkmeta.edit.summary import ManifestCounts
+from sparkmeta.errors import CommitConflictError
+from sparkmeta.operations.base_table import TableT
+from sparkmeta.session import local_frame
+from sparkmeta.spec.entry import ContentType
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from sparkmeta.spec.metadata import TableMetadata
+    from sparkmeta.state import TableState
+
+PLANNED = pa.schema(
+    [
+        pa.field("content", pa.string()),
+        pa.field("path", pa.string()),
+        pa.field("spec_id", pa.int32()),
+        pa.field("reasons", pa.list_(pa.string())),
+        pa.field("gain", pa.string()),
+        pa.field("group", pa.int32()),
+        pa.field("group_parts", pa.int32()),
+        pa.field("entries", pa.int64()),
+        pa.field("masked_entries", pa.int64()),
+        pa.field("overlaps", pa.int32()),
+        pa.field("file_size_in_bytes", pa.int64()),
+    ]
+)
+"""The columns of `CompactionPlan.files`."""
+
+_CONTENTS = {
+    ContentType.DATA: "data file",
+    ContentType.POSITION_DELETES: "delete file",
+    ContentType.EQUALITY_DELETES: "delete file",
+    ContentType.DATA_MANIFEST: "data leaf",
+    ContentType.DELETE_MANIFEST: "delete leaf",
+}
+
+
+@dataclass(frozen=True)
+class CompactionSummary(RewriteSummary):
+    """What a compaction rewrites, by the root alone.
+
+    Attributes:
+        leaves_after: of those that are rewritten, about.
+        entries: that are read.
+        masked: those among them that are left out.
+        overlaps: how many others a data leaf overlaps in the order of the clustering columns, at the mean of all.
+        reasons: how many leaves and files are rewritten for each.
+    """
+
+    data_leaves: int
+    delete_leaves: int
+    moved_files: int
+    leaves_after: int
+    entries: int
+    masked: int
+    bytes: int
+    overlaps: float
+    reasons: Mapping[str, int]
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to do."""
+        return not (self.data_leaves or self.delete_leaves or self.moved_files)
+
+    def __str__(self) -> str:
+        if self.is_empty:
+            return f"{self.table}: its manifests need no compaction"
+        why = ", ".join(f"{count} {reason}" for reason, count in sorted(self.reasons.items()))
+        before = f"{self.data_leaves} data leaves, {self.delete_leaves} delete leaves and {self.moved_files} root files"
+        return "\n".join(
+            [
+                f"{self.table}: {before} become about {self.leaves_after} leaves",
+                f"  {self.entries} entries in {self.bytes} bytes are read, {self.masked} of them masked",
+                f"  reasons: {why}",
+                f"  a data leaf overlaps {self.overlaps:.1f} others, at the mean",
+            ]
+        )
+
+
+@dataclass(frozen=True)
+class CompactionPlan(RewritePlan[TableT]):
+    """A compaction that happens when `commit` is called."""
+
+    options: CompactionOptions
+    _scope: Scope | None
+
+    def files(self) -> DataFrame:
+        """Return a row for each leaf, or file of the root, that is rewritten; starts no job.
+
+        Columns: content ("data leaf", "delete leaf", "data file", "delete file"), path, spec_id, reasons (of `Reason`),
+        gain (what comes of it, in words), group (what is rewritten together), group_parts (how many leaves it becomes,
+        about), entries, masked_entries, overlaps (other leaves in the order of the clustering columns),
+        file_size_in_bytes.
+        """
+        table = pa.Table.from_pylist(self._rows, schema=PLANNED)
+        return local_frame(self.table.state.spark, table)
+
+    def summary(self) -> CompactionSummary:
+        """Return all of it in numbers; starts no job."""
+        rows, choice = self._rows, self._choice
+        kinds = Counter(row["content"] for row in rows)
+        return CompactionSummary(
+            table=self.table.full_name,
+            snapshot_id=self._state.snapshot.snapshot_id if self._state.snapshot else None,
+            data_leaves=kinds["data leaf"],
+            delete_leaves=kinds["delete leaf"],
+            moved_files=kinds["data file"] + kinds["delete file"],
+            leaves_after=sum(group.parts for group in choice.groups),
+            entries=sum(row["entries"] for row in rows),
+            masked=sum(row["masked_entries"] for row in rows),
+            bytes=sum(row["file_size_in_bytes"] or 0 for row in rows if row["content"].endswith("leaf")),
+            overlaps=round(self._mean_overlaps, 2),
+            reasons=dict(Counter(reason for row in rows for reason in row["reasons"])),
+        )
+
+    def _step(self) -> RewriteStep | None:
+        if self._scope is None or not self._choice.groups:
+            return None
+        return _CompactionStep(self.branch, self.properties, self._state, self._scope, self._choice)
+
+    @cached_property
+    def _choice(self) -> Choice:
+        return Choice() if self._scope is None else choose(self._scope)
+
+    @property
+    def _mean_overlaps(self) -> float:
+        return sum(self._overlaps.values()) / len(self._overlaps) if self._overlaps else 0.0
+
+    @cached_property
+    def _overlaps(self) -> dict[int, int]:
+        """Place of a data leaf in the root -> how many others overlap it."""
+        scope, overlaps = self._scope, dict[int, int]()
+        if scope is None:
+            return overlaps
+        for spec_id in sorted(set(scope.root.leaves.column("partition_spec_id").to_pylist())):
+            leaves = scope.leaves(ContentType.DATA_MANIFEST, spec_id)
+            ranges = leaf_ranges(leaves.table, scope.keys[spec_id], scope.sources[spec_id])
+            overlaps.update(zip(leaves.places.tolist(), ranges.overlaps.tolist(), strict=True))
+        return overlaps
+
+    @cached_property
+    def _rows(self) -> list[dict[str, Any]]:
+        if self._scope is None:
+            return []
+        masked, root = self._scope.masked, self._scope.root.table
+        rows = []
+        for number, group in enumerate(self._choice.groups):
+            places = pa.array([*group.leaves, *group.files], pa.int64())
+            for place, row in zip(places.to_pylist(), root.select(_SHOWN).take(places).to_pylist(), strict=True):
+                is_leaf = row["content_type"] in (ContentType.DATA_MANIFEST, ContentType.DELETE_MANIFEST)
+                masked_entries = masked.get(row["location"], 0) if is_leaf else 0
+                reasons = self._choice.reasons.get(place, ())
+                overlaps = self._overlaps.get(place)
+                rows.append(
+                    {
+                        "content": _CONTENTS[ContentType(row["content_type"])],
+                        "path": row["location"],
+                        "spec_id": row["partition_spec_id"],
+                        "reasons": [str(reason) for reason in reasons],
+                        "gain": _gain(reasons, masked_entries, overlaps, len(group.leaves), group.parts),
+                        "group": number,
+                        "group_parts": group.parts,
+                        "entries": row["record_count"] if is_leaf else 1,
+                        "masked_entries": masked_entries,
+                        "overlaps": overlaps,
+                        "file_size_in_bytes": row["file_size_in_bytes"],
+                    }
+                )
+        return rows
+
+
+_SHOWN = ["content_type", "location", "partition_spec_id", "record_count", "file_size_in_bytes"]
+
+
+def _gain(reasons: tuple[Reason, ...], masked: int, overlaps: int | None, leaves: int, parts: int) -> str:
+    texts = {
+        Reason.MASKED: f"{masked} masked entries go",
+        Reason.SMALL: f"one of {leaves} leaves that become {parts}",
+        Reason.OVERLAP: f"overlaps {overlaps} other leaves",
+        Reason.ROOT: "leaves the root, which every commit copies",
+        Reason.AFFINITY: "its deletion vectors follow their data files",
+    }
+    return "; ".join(texts[reason] for reason in reasons)
+
+
+@dataclass
+class _CompactionStep(RewriteStep):
+    """Writes leaves once; each attempt rebases them on the root that it meets."""
+
+    planned_on: TableState
+    scope: Scope
+    choice: Choice
+    rewritten: list[Rewritten] | None = None
+
+    def apply_to(self, head: TableState) -> TableMetadata:
+        """See `RewriteStep.apply_to`."""
+        if self.rewritten is None:
+            self.rewritten = rewrite(self.planned_on, self.scope, self.choice, self.names.file("compact"))
+            self.names.written.update(*(group.new_leaves.column("location").to_pylist() for group in self.rewritten))
+        base = base_root(head)
+        if base.root is None:
+            raise CommitConflictError(f"{head.metadata.location}: the branch has no snapshot any more")
+        state = with_root(head, base)
+        rebased = rebase(state, base.root, self.rewritten, blob_loader(head))
+        if rebased.left_out == len(self.rewritten):
+            raise rewritten_by_others(head)
+        counts = rebased.counts.plus(ManifestCounts(kept=len(base.root.leaves)))
+        new = NewSnapshot(state, base, self.branch, self.names)
+        return new.commit(rebased.into(TreeChange()), self.summary(head, counts))
+
+
+def plan_compaction(
+    table: TableT, options: CompactionOptions, branch: str, properties: Mapping[str, str]
+) -> CompactionPlan[TableT]:
+    """See `Maintenance.compact_manifests`."""
+    table.refuse_lists()
+    table.refuse_read_only()
+    options.check()
+    head = branch_head(table.state, branch)
+    base = base_root(head)
+    state = with_root(head, base)
+    scope = None if base.root is None else scope_of(state, base.root, options)
+    return CompactionPlan(table, branch, properties, state, options, scope)

@@ -1,0 +1,152 @@
+"""A sort of entries among Spark's tasks: one task cuts them into ranges of their keys, another writes whole ranges.
+
+Entries stay in Arrow all the way: Spark moves them as blobs of many rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import groupby, pairwise
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sparkmeta.errors import UnsupportedError
+from sparkmeta.manifests.v4.write import read_rows_stream, rows_stream
+from sparkmeta.session import local_frame, read_tasks, spark_schema
+from sparkmeta.storage.access import executor_reader
+from sparkmeta.storage.executors import ExecutorReader
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pyspark.sql import DataFrame, SparkSession
+
+    from sparkmeta.state import TableState
+
+    Task = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
+
+RANGE_SCHEMA = pa.schema([pa.field("range", pa.int32()), pa.field("rows", pa.binary())])
+"""Entries of one range, as an Arrow stream."""
+
+
+def task_rows(batches: Iterable[pa.RecordBatch]) -> Iterator[dict[str, Any]]:
+    """Yield the units of work of a task, a row each."""
+    for batch in batches:
+        yield from batch.to_pylist()
+
+
+def combined(tables: Iterable[pa.Table]) -> pa.Table:
+    """Return all rows in one chunk: rows of many chunks take twice as long to take."""
+    return pa.concat_tables(tables).combine_chunks()
+
+
+def ordered(table: pa.Table, keys: pa.Table) -> pa.Table:
+    """Return the rows in the order of their keys, the columns of `keys` from the first to the last."""
+    order = pc.sort_indices(keys, sort_keys=_sort_keys(keys))
+    return table if pc.all(pc.equal(order, np.arange(len(table)))).as_py() else table.take(order)
+
+
+def range_bounds(sample: pa.Table, ranges: int) -> pa.Table:
+    """Return the keys that end each range but the last, so that ranges hold equal shares of a sample of keys."""
+    by_keys = ordered(sample, sample)
+    ends = sorted({len(by_keys) * number // ranges - 1 for number in range(1, ranges)} - {-1})
+    return by_keys.take(pa.array(ends, pa.int64()))
+
+
+def sampled_bounds(keys: DataFrame, more_keys: pa.Table, entries: int, ranges: int) -> pa.Table:
+    """Return the keys that end each range but the last; runs a job that samples the keys.
+
+    Args:
+        keys: of the entries in manifests.
+        more_keys: of other entries, on the driver; its schema is that of the keys.
+        entries: how many have `keys`, about.
+    """
+    if ranges < 2:
+        return more_keys.schema.empty_table()
+    share = min(_LARGEST_SAMPLE, max(_LEAST_SAMPLE, ranges * _SAMPLED)) / max(entries, 1)
+    sample = keys.sample(min(1.0, share), seed=7).toArrow().cast(more_keys.schema)
+    return range_bounds(pa.concat_tables([sample, more_keys]), ranges)
+
+
+# Keys of a range in a sample, and of all ranges.
+_SAMPLED = 60
+_LEAST_SAMPLE, _LARGEST_SAMPLE = 2_000, 100_000
+
+
+_IS_BOUND = "is_bound"
+
+
+def cut(table: pa.Table, keys: pa.Table, bounds: pa.Table) -> Iterator[pa.RecordBatch]:
+    """Sort rows and split them at the bounds: rows of `RANGE_SCHEMA`. What equals a bound is in the range it ends."""
+    rows = len(table)
+    if not rows:
+        return
+    both = pa.concat_tables([keys.cast(bounds.schema), bounds])
+    marked = both.append_column(_IS_BOUND, pa.array(np.arange(len(both)) >= rows).cast(pa.int8()))
+    order = pc.sort_indices(marked, sort_keys=_sort_keys(marked)).to_numpy()
+    is_bound = order >= rows
+    numbers = np.cumsum(is_bound)[~is_bound]
+    by_keys = table.take(pa.array(order[~is_bound]))
+    starts = np.concatenate([[0], np.flatnonzero(np.diff(numbers)) + 1, [rows]])
+    for start, end in pairwise(starts.tolist()):
+        blob = rows_stream(by_keys.slice(start, end - start), compression="lz4")
+        yield pa.RecordBatch.from_pydict({"range": [int(numbers[start])], "rows": [blob]}, schema=RANGE_SCHEMA)
+
+
+def sorted_among_tasks(
+    units: DataFrame, cut_units: Task, write_ranges: Task, written: pa.Schema, ranges: int
+) -> DataFrame:
+    """Sort the entries of units of work, and write them range by range.
+
+    Args:
+        cut_units: reads units and gives rows of `RANGE_SCHEMA`.
+        write_ranges: writes rows of `RANGE_SCHEMA`, those of a range together, and gives rows of `written`.
+    """
+    blobs = units.mapInArrow(cut_units, spark_schema(RANGE_SCHEMA))
+    by_range = blobs.repartition(min(ranges, most_tasks(units.sparkSession)), "range").sortWithinPartitions("range")
+    return by_range.mapInArrow(write_ranges, spark_schema(written))
+
+
+def spread(spark: SparkSession, units: pa.Table) -> DataFrame:
+    """Return units of work as a DataFrame; a task has one of them, or several where they are many."""
+    return local_frame(spark, units).repartition(min(len(units), most_tasks(spark)))
+
+
+def most_tasks(spark: SparkSession) -> int:
+    """Return the most tasks of a job: each has several manifests, since it makes one while another is on its way."""
+    return 8 * read_tasks(spark)
+
+
+def task_reader(state: TableState) -> ExecutorReader:
+    """Return how tasks open the table's files.
+
+    Raises:
+        UnsupportedError: they can't by themselves.
+    """
+    reader = executor_reader(state.files)
+    if reader is None:
+        raise UnsupportedError(
+            f"{state.metadata.location}: its executors can't open its files: open the table through a catalog, whose "
+            "FileIO they can use"
+        )
+    return reader
+
+
+def range_tables(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
+    """Yield the rows of one range after the other, unsorted; the blobs of a range are adjacent."""
+    for _, blobs in groupby(_blobs(batches), key=lambda row: row[0]):
+        yield combined(read_rows_stream(blob) for _, blob in blobs)
+
+
+def _blobs(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[int, pa.Buffer]]:
+    for batch in batches:
+        numbers = batch.column("range").to_pylist()
+        for number, blob in zip(numbers, batch.column("rows"), strict=True):
+            yield number, blob.as_buffer()
+
+
+def _sort_keys(keys: pa.Table) -> list[tuple[str, str]]:
+    return [(name, "ascending") for name in keys.column_names]

@@ -1,0 +1,127 @@
+"""Plans that rewrite manifests: a plan does nothing until its commit, which makes one snapshot of the same files."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any, Generic
+
+from sparkmeta.edit.attempts import commit_steps
+from sparkmeta.edit.new_snapshot import SnapshotNames, branch_head
+from sparkmeta.edit.summary import ManifestCounts, Tally, snapshot_summary
+from sparkmeta.errors import CommitConflictError
+from sparkmeta.operations.base_table import TableT
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from sparkmeta.spec.metadata import Snapshot, TableMetadata
+    from sparkmeta.spec.snapshot import Summary
+    from sparkmeta.state import TableState
+
+_COUNTS = ("manifests_created", "manifests_replaced", "manifests_kept", "entries_processed")
+
+
+@dataclass(frozen=True)
+class RewriteSummary(ABC):
+    """What a plan rewrites, in numbers; text for people by `str`."""
+
+    table: str
+    snapshot_id: int | None
+
+    @property
+    @abstractmethod
+    def is_empty(self) -> bool:
+        """Whether there is nothing to do."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the numbers by name, for JSON."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class RewritePlan(ABC, Generic[TableT]):
+    """A rewriting of a branch's manifests that happens when `commit` is called."""
+
+    table: TableT
+    branch: str
+    properties: Mapping[str, str]
+    _state: TableState
+    _committed: list[TableT] = field(default_factory=list, init=False, repr=False, compare=False)
+
+    @abstractmethod
+    def files(self) -> DataFrame:
+        """Return a row for each manifest that is rewritten; starts no job."""
+
+    @abstractmethod
+    def summary(self) -> RewriteSummary:
+        """Return all of it in numbers; starts no job."""
+
+    @abstractmethod
+    def _step(self) -> RewriteStep | None:
+        """Return the step that makes the snapshot; None where there is nothing to do."""
+
+    def commit(self) -> TableT:
+        """Write the manifests, make a snapshot of them, and return the table as it is then; itself for an empty plan.
+
+        What other commits add and remove meanwhile stays so. An attempt that meets them is made again with the
+        manifests that were written; only the root or the manifest list is written anew.
+
+        Raises:
+            CommitFailedError: other commits came first each time (`commit.retry.num-retries`).
+            CommitConflictError: other commits have rewritten all of the manifests: plan again.
+            CommitStateUnknownError: the rewriting may have been committed; nothing that it wrote is deleted.
+            ValidationError: manifests that hold other numbers of files than the table's metadata say.
+        """
+        if not self._committed:
+            step = self._step()
+            self._committed.append(self.table if step is None else commit_steps(self.table, [step]))
+        return self._committed[0]
+
+    def result(self) -> dict[str, Any]:
+        """Return the summary and, once it is committed, what came of it (else null), for JSON."""
+        after = self._committed[0].metadata.snapshot_by_name(self.branch) if self._committed else None
+        committed = _committed_counts(self._state.snapshot, after)
+        return {"table": self.table.metadata.location, "plan": self.summary().to_dict(), "committed": committed}
+
+
+def _committed_counts(before: Snapshot | None, after: Snapshot | None) -> dict[str, Any] | None:
+    """Return the new head of a branch by its id, and what it did with manifests; None where there is none."""
+    if after is None or after.summary is None or (before is not None and after.snapshot_id == before.snapshot_id):
+        return None
+    counts = {name: int(after.summary.additional_properties[name.replace("_", "-")]) for name in _COUNTS}
+    return {"snapshot_id": after.snapshot_id, **counts}
+
+
+@dataclass
+class RewriteStep(ABC):
+    """The step that a plan's commit makes: manifests are written once, each attempt puts them where it meets a head."""
+
+    branch: str
+    properties: Mapping[str, str]
+    names: SnapshotNames = field(default_factory=SnapshotNames, init=False)
+
+    @abstractmethod
+    def apply_to(self, head: TableState) -> TableMetadata:
+        """Return the metadata with the snapshot on a branch's head."""
+
+    def apply(self, state: TableState) -> TableMetadata:
+        """See `Step.apply`."""
+        head = branch_head(state, self.branch)
+        self.names.next_attempt(head.metadata)
+        return self.apply_to(head)
+
+    def summary(
+        self, head: TableState, counts: ManifestCounts, properties: Mapping[str, str] | None = None
+    ) -> Callable[[], Summary]:
+        """Return what makes the snapshot's summary: no file comes or goes."""
+        merged = {**self.properties, **(properties or {})}
+        return lambda: snapshot_summary("replace", Tally(), Tally(), head.snapshot, merged, counts)
+
+
+def rewritten_by_others(state: TableState) -> CommitConflictError:
+    """Return the error of a plan of which other commits left no manifest in place."""
+    return CommitConflictError(
+        f"{state.metadata.location}: other commits have rewritten the manifests that were to be rewritten: plan again"
+    )

@@ -1,0 +1,180 @@
+"""Which manifests of a v1-v3 table are rewritten together, in what order and into how many."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyiceberg.expressions import AlwaysTrue, BooleanExpression
+
+from sparkmeta.columns.bounds import ANY
+from sparkmeta.columns.predicate import bind_filter, parse_filter
+from sparkmeta.errors import UnsupportedError, ValidationError, shown
+from sparkmeta.manifests.avro.write import manifest_codec
+from sparkmeta.manifests.manifest_list import live_count
+from sparkmeta.plan.filter import ScanFilter
+from sparkmeta.plan.prune import matching_manifests
+from sparkmeta.spec.entry import ContentType
+
+if TYPE_CHECKING:
+    from sparkmeta.spec.metadata import TableMetadata
+    from sparkmeta.state import TableState
+
+CONTENTS = {ContentType.DATA_MANIFEST: "data", ContentType.DELETE_MANIFEST: "deletes"}
+
+REWRITTEN = "sparkmeta.rewritten-manifests"
+"""A key of the summary of a snapshot that rewrote manifests: how it did, as JSON.
+
+`target-bytes` of a manifest, and `sorted-by`: spec id -> ids of the partition fields in order.
+"""
+
+_TARGET = "commit.manifest.target-size-bytes"
+_TARGET_BYTES = 8 << 20
+# Of a manifest: one task holds its entries, uncompressed, as one array.
+_MOST_BYTES = 64 << 20
+# A single manifest is left alone up to so many times the target.
+_SURPLUS = 1.1
+
+
+@dataclass(frozen=True)
+class ManifestRewriteOptions:
+    """What to rewrite, and into what; see `Maintenance.rewrite_manifests`."""
+
+    row_filter: BooleanExpression | str = AlwaysTrue()  # noqa: RUF009  an immutable singleton
+    spec_id: int | None = None
+    sort_by: Sequence[str] | None = None
+    target_manifest_bytes: int | None = None
+
+
+@dataclass(frozen=True)
+class ManifestGroup:
+    """The manifests of one content and spec that are rewritten together, rows of `TableState.manifests`.
+
+    Attributes:
+        keys: ids of the partition fields that order the entries.
+        parts: how many manifests they become, about.
+    """
+
+    content: ContentType
+    spec_id: int
+    manifests: pa.Table
+    keys: tuple[int, ...]
+    parts: int
+
+    @property
+    def paths(self) -> set[str]:
+        return set(self.manifests.column("location").to_pylist())
+
+
+def manifest_groups(state: TableState, options: ManifestRewriteOptions) -> list[ManifestGroup]:
+    """Return the groups that are not in order yet.
+
+    Raises:
+        ValidationError: an option that does not fit the table.
+        UnsupportedError: manifests that can't be rewritten.
+    """
+    target = target_bytes(state.metadata, options)
+    manifest_codec(state.metadata.properties)
+    keys = _keys(state, options)
+    schema = state.metadata.schema()
+    scan = ScanFilter(state, bind_filter(parse_filter(options.row_filter), schema, case_sensitive=True), schema)
+    manifests = matching_manifests(state.manifests, scan)
+    groups = []
+    for content in CONTENTS:
+        of_content = manifests.filter(pc.equal(manifests.column("content_type"), int(content)))
+        for spec_id in sorted(set(of_content.column("partition_spec_id").to_pylist()) & keys.keys()):
+            of_spec = of_content.filter(pc.equal(of_content.column("partition_spec_id"), spec_id))
+            parts = max(1, min(-(-total_bytes(of_spec) // target), live_count(of_spec) or total_bytes(of_spec)))
+            group = ManifestGroup(content, spec_id, of_spec, keys[spec_id], parts)
+            if not _is_in_order(group, state, target):
+                _refuse_group(group, state)
+                groups.append(group)
+    return groups
+
+
+def _is_in_order(group: ManifestGroup, state: TableState, target: int) -> bool:
+    """Return whether a group is as a rewriting would leave it.
+
+    That is one manifest that is not too large, or manifests that one snapshot wrote in this order with this target.
+    """
+    count = len(group.manifests)
+    if count == 1 and total_bytes(group.manifests) <= _SURPLUS * target:
+        return True
+    writers = pc.struct_field(group.manifests.column("version_info"), "snapshot_id").unique().to_pylist()
+    writer = state.metadata.snapshot_by_id(writers[0]) if len(writers) == 1 and writers[0] is not None else None
+    if writer is None or writer.summary is None:
+        return False
+    try:
+        how = json.loads(writer.summary.additional_properties.get(REWRITTEN, "{}"))
+    except ValueError:  # of another writer's
+        return False
+    known = how.get("sorted-by", {}) if isinstance(how, dict) else {}
+    return known.get(str(group.spec_id)) == list(group.keys) and how.get("target-bytes") == target
+
+
+def _refuse_group(group: ManifestGroup, state: TableState) -> None:
+    unknown = [field_id for field_id, kind in state.types.spec_fields[group.spec_id] if kind == ANY]
+    if unknown:
+        raise UnsupportedError(
+            f"{state.metadata.location}: partition spec {group.spec_id} has a transform that is not known, of field "
+            f"{unknown[0]}: its manifests can't be rewritten"
+        )
+    encrypted = group.manifests.filter(group.manifests.column("key_metadata").is_valid())
+    if len(encrypted):
+        raise UnsupportedError(f"{encrypted.column('location')[0]} is encrypted: it can't be rewritten")
+    other = group.manifests.filter(pc.not_equal(group.manifests.column("file_format"), "AVRO"))
+    if len(other):
+        raise UnsupportedError(f"{other.column('location')[0]} is no Avro manifest: it can't be rewritten")
+
+
+def _keys(state: TableState, options: ManifestRewriteOptions) -> dict[int, tuple[int, ...]]:
+    """Return the specs whose manifests are rewritten -> the ids of the partition fields that order the entries."""
+    specs = state.specs
+    if options.spec_id is not None:
+        if options.spec_id not in specs:
+            known = ", ".join(map(str, sorted(specs)))
+            raise ValidationError(
+                f"{state.metadata.location} has no partition spec {options.spec_id!r}: it has {known}"
+            )
+        specs = {options.spec_id: specs[options.spec_id]}
+    default = {key: tuple(part.field_id for part in spec.fields) for key, spec in specs.items()}
+    names = options.sort_by
+    if names is None:
+        return default
+    if isinstance(names, str) or not names or len(set(names)) < len(names):
+        raise ValidationError(f"sort_by is {shown(names)}: it takes names of partition fields, each once")
+    by_name = {key: {part.name: part.field_id for part in spec.fields} for key, spec in specs.items()}
+    for name in names:
+        if not any(name in fields for fields in by_name.values()):
+            raise ValidationError(
+                f"{state.metadata.location}: sort_by names {name!r}: there is no such partition field"
+            )
+    named = {key: tuple(fields[name] for name in names if name in fields) for key, fields in by_name.items()}
+    return {key: chosen or default[key] for key, chosen in named.items()}
+
+
+def target_bytes(metadata: TableMetadata, options: ManifestRewriteOptions) -> int:
+    """Return the target size of a manifest.
+
+    Raises:
+        ValidationError: an option or a table property with a bad value.
+    """
+    asked: Any = options.target_manifest_bytes
+    if asked is not None:
+        if isinstance(asked, bool) or not isinstance(asked, int) or not 1 <= asked <= _MOST_BYTES:
+            problem = f"it takes a number of bytes from 1 to {_MOST_BYTES}"
+            raise ValidationError(f"target_manifest_bytes is {shown(asked)}: {problem}")
+        return int(asked)
+    text = metadata.properties.get(_TARGET, str(_TARGET_BYTES))
+    if not text.isdecimal() or not int(text):
+        raise ValidationError(f"the table property {_TARGET} is {shown(text)}: it takes a number of bytes")
+    return min(int(text), _MOST_BYTES)
+
+
+def total_bytes(manifests: pa.Table) -> int:
+    """Return the bytes of manifests."""
+    return pc.sum(manifests.column("file_size_in_bytes")).as_py() or 0

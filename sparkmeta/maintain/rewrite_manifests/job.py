@@ -1,0 +1,114 @@
+"""The Spark jobs that rewrite a group of Avro manifests."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.errors import PySparkException
+from pyspark.sql import functions as F
+
+from sparkmeta.edit.range_sort import sampled_bounds, sorted_among_tasks, spread, task_reader
+from sparkmeta.errors import ValidationError, from_spark
+from sparkmeta.maintain.rewrite_manifests.groups import CONTENTS, target_bytes, total_bytes
+from sparkmeta.maintain.rewrite_manifests.tasks import ManifestTasks, key_schema
+from sparkmeta.manifests.avro.write import ManifestFormat, entry_schema, manifest_codec, manifest_properties
+from sparkmeta.manifests.manifest_list import MANIFEST_FILE_SCHEMA, live_count
+from sparkmeta.manifests.parts import manifest_parts
+from sparkmeta.manifests.projection import MANIFEST, ORDINAL, PARTITION
+from sparkmeta.operations.table_operations import metadata_folder
+from sparkmeta.spec.entry import ContentType, Status
+from sparkmeta.spec.partitioning import spec_partition_type
+from sparkmeta.storage.access import executor_writer
+
+if TYPE_CHECKING:
+    from sparkmeta.maintain.rewrite_manifests.groups import ManifestGroup, ManifestRewriteOptions
+    from sparkmeta.state import TableState
+
+# More ranges are too many for the one task that cuts its entries into them.
+_MOST_RANGES = 16_384
+# Of an entry in a manifest that does not say how many it has.
+_ENTRY_BYTES = 200
+
+
+@dataclass(frozen=True)
+class ManifestJob:
+    """The Spark jobs that rewrite a group. name: the beginning of the names of its manifests."""
+
+    state: TableState
+    group: ManifestGroup
+    options: ManifestRewriteOptions
+    name: str
+
+    def run(self) -> pa.Table:
+        """Write the manifests, and return their rows of `MANIFEST_FILE_SCHEMA`.
+
+        Raises:
+            UnsupportedError: executors can't open the table's files by themselves.
+            CorruptFileError: a manifest that is none.
+            ValidationError: the manifests hold another number of files than the manifest list says.
+        """
+        state, group = self.state, self.group
+        tasks = ManifestTasks(task_reader(state), self._form, group.keys)
+        ranges = min(group.parts, _MOST_RANGES)
+        bounds = self._bounds(ranges)
+        projection = state.projection(("first_row_id",))
+        units = spread(state.spark, manifest_parts(group.manifests, projection, state.settings.split_manifest_bytes))
+        cut = partial(tasks.cut_parts, bounds)
+        written = sorted_among_tasks(units, cut, tasks.write_ranges, MANIFEST_FILE_SCHEMA, ranges)
+        try:
+            manifests = written.toArrow().cast(MANIFEST_FILE_SCHEMA)
+        except PySparkException as error:
+            raise from_spark(error) or error from error
+        self._check_count(manifests)
+        return manifests
+
+    def _check_count(self, written: pa.Table) -> None:
+        known, count = live_count(self.group.manifests), file_count(written)
+        if known is not None and known != count:
+            raise ValidationError(
+                f"{self.state.metadata.location}: the manifest list says that the {CONTENTS[self.group.content]} "
+                f"manifests of partition spec {self.group.spec_id} have {known} live files: they have {count}"
+            )
+
+    @cached_property
+    def _form(self) -> ManifestFormat:
+        state, group = self.state, self.group
+        metadata, spec = state.metadata, state.specs[group.spec_id]
+        version, content = metadata.format_version, int(group.content) - int(ContentType.DATA_MANIFEST)
+        codec, level = manifest_codec(metadata.properties)
+        kinds = spec_partition_type(spec, metadata.schemas, state.types.typing_schema)
+        return ManifestFormat(
+            version,
+            content,
+            group.spec_id,
+            tuple(state.types.spec_fields[group.spec_id]),
+            entry_schema(version, kinds),
+            manifest_properties(version, metadata.schema(), spec, content),
+            codec,
+            level,
+            metadata_folder(metadata),
+            self.name,
+            target_bytes(metadata, self.options),
+            executor_writer(state.files),
+        )
+
+    def _bounds(self, ranges: int) -> pa.Table:
+        """Return the keys that end the ranges; runs a job that reads nothing else."""
+        state, group = self.state, self.group
+        frame = state.entries(group.manifests, state.projection(("version_info",)))
+        live = frame.where(F.col("version_info.status") != int(Status.DELETED))
+        columns = [F.col(f"{PARTITION}.`{key}`").alias(f"k{place}") for place, key in enumerate(group.keys)]
+        keys = live.select(*columns, F.col("version_info.sequence_number").alias("sequence_number"), MANIFEST, ORDINAL)
+        entries = live_count(group.manifests)
+        entries = total_bytes(group.manifests) // _ENTRY_BYTES if entries is None else entries
+        no_keys = key_schema(dict(state.types.spec_fields[group.spec_id]), group.keys).empty_table()
+        return sampled_bounds(keys, no_keys, entries, ranges)
+
+
+def file_count(written: pa.Table) -> int:
+    """Return how many files manifests that were just written hold."""
+    return pc.sum(written.column("existing_files_count")).as_py() or 0
