@@ -1,8 +1,13 @@
-"""One immutable state of a table, and its relations as nouns: manifests and entries.
+"""One immutable state of a table: its metadata, a snapshot, and the manifests and entries of this snapshot.
 
     metadata, snapshot -> manifest list, or root of a metadata tree -> manifests -> entries
 
-The driver holds the metadata and the snapshot's manifests; entries are DataFrames.
+The driver holds the metadata and the manifest list or the root, as Arrow tables. What the manifests contain is a Spark
+DataFrame.
+
+Whatever the format version of the table, manifests and entries have the columns of the content entries that format
+version 4 proposes: `location`, `version_info`, `content_stats` and so on. Files that the root itself lists are the
+entries of a manifest of their own, whose `file_format` is `IN_ROOT`.
 """
 
 from __future__ import annotations
@@ -50,9 +55,9 @@ class TableState:
     Args:
         spark: the session that reads.
         files: opens the table's files on the driver.
-        metadata: of the table.
-        snapshot: None where the table is empty.
-        root: of the snapshot's V4 tree, where a commit has made one that is not written yet; read when it is None.
+        metadata: the table's metadata.
+        snapshot: the snapshot to read; None if the table is empty.
+        root: the root manifest of an uncommitted snapshot; if None, the root is read from storage.
     """
 
     spark: SparkSession
@@ -83,7 +88,7 @@ class TableState:
 
         Raises:
             NoSuchSnapshotError: the snapshot log begins later.
-            ValueError: it is no such time.
+            ValueError: it is neither.
         """
         if not isinstance(timestamp, datetime | int):
             what = "a datetime with a time zone, or milliseconds since 1970"  # type: ignore[unreachable]
@@ -108,7 +113,7 @@ class TableState:
 
     @cached_property
     def tree(self) -> Tree | None:
-        """The snapshot's metadata tree; None where a manifest list describes it, and for an empty table."""
+        """The snapshot's metadata tree; None if it has a manifest list, or the table is empty."""
         if self.root is not None:
             return Tree(self.root, self.types.tuple_sources)
         location = tree_location(self.files, self.metadata, self.snapshot)
@@ -125,14 +130,17 @@ class TableState:
 
     @cached_property
     def manifest_files(self) -> pa.Table:
-        """The snapshot's manifest list as the file has it, or a V4 root's leaves: `MANIFEST_FILE_SCHEMA`."""
+        """The manifest list in its own columns, `MANIFEST_FILE_SCHEMA`; of a tree, the root's leaves in them."""
         if self.tree is not None:
             return tree_manifest_files(self.tree.root, self.types.spec_fields, self.types.tuple_sources)
         return read_manifest_list(self.files, self.metadata, self.snapshot)
 
     @cached_property
     def manifests(self) -> pa.Table:
-        """The snapshot's manifests as content entries of types 3 and 4; see `manifests_of_list`."""
+        """The snapshot's manifests as content entries of the types `DATA_MANIFEST` and `DELETE_MANIFEST`.
+
+        See `manifests_of_list`; the column `manifest` is a small id of each.
+        """
         if self.tree is not None:
             return tree_manifests(self.tree)
         location = ""
@@ -164,13 +172,14 @@ class TableState:
     ) -> DataFrame:
         """Return the entries of some of `manifests` as a DataFrame of `projection.schema`.
 
-        Every physical row that no deletion vector of its manifest masks, DELETED ones included, with inheritance
-        applied (table spec, Manifests).
+        These are all entries, including those of status DELETED, except for entries that a deletion vector of their
+        manifest masks. Sequence numbers, snapshot ids and row ids are inherited (table spec, Manifests).
 
         Args:
             manifests: rows of `manifests`.
             projection: what to read.
-            placement: where to read them; by default few Avro manifests on the driver, at once, and all else lazily.
+            placement: where to read them; by default the driver decodes few Avro manifests immediately, and all else
+                is lazy.
         """
         return self.reader.entries(manifests, projection, placement)
 

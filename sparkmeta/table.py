@@ -245,13 +245,13 @@ class Table(BaseTable):
         return self.metadata.snapshot_log
 
     def snapshot_as_of_timestamp(self, timestamp_ms: int, inclusive: bool = True) -> Snapshot | None:
-        """The snapshot that was current at a time, or None.
+        """The snapshot that was current at a time, or None; see `Scan.as_of`.
 
         Args:
             timestamp_ms: milliseconds since 1970.
             inclusive: count a snapshot that became current at that very time.
         """
-        entries = (entry for entry in reversed(self.history()) if entry.timestamp_ms < timestamp_ms + inclusive)
+        entries = (entry for entry in self.history() if entry.timestamp_ms < timestamp_ms + inclusive)
         latest = max(entries, key=lambda entry: entry.timestamp_ms, default=None)
         return None if latest is None else self.snapshot_by_id(latest.snapshot_id)
 
