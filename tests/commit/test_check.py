@@ -4,9 +4,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from sparkmeta.changes.check import ENTRY_RULES, ROOT_RULES, TREE_RULES
 from sparkmeta.errors import NoSuchSnapshotError, UnsupportedError
 from sparkmeta.spec.bitmap import PositionBitmap, write_deletion_vector
 from sparkmeta.spec.entry import Status
+from sparkmeta.table import Table
 from tests.handmade import HandmadeTable
 from tests.trees import BY_PART, Entry, TreeTable, data, equality_deletes
 
@@ -15,8 +17,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from pyspark.sql import SparkSession
-
-    from sparkmeta.table import Table
 
 Broken = tuple[str, str, str]
 
@@ -268,6 +268,14 @@ def test_a_broken_tree(make: Callable[[TreeTable], Broken], tmp_path: Path, spar
     found = violations(tree.load(spark))
     assert expected in found
     assert {rule for rule, _, _ in found} - {expected[0]} <= ALSO.get(make, set())
+
+
+def test_every_rule_has_a_case_that_no_other_rule_catches(tmp_path: Path) -> None:
+    cases = [make for make in BROKEN if make not in ALSO]
+    rules = {rule for rule, _ in (*ROOT_RULES, *ENTRY_RULES, *TREE_RULES)}
+    assert {make(TreeTable(tmp_path / make.__name__, BY_PART))[0] for make in cases} == rules
+    documented = (Table.check.__doc__ or "").replace("\n", " ")
+    assert all(rule in documented for rule in rules)
 
 
 def test_a_vector_that_lists_what_goes_with_its_leaf(tmp_path: Path, spark: SparkSession) -> None:
