@@ -123,7 +123,7 @@ def main() -> None:
       sparkmeta upgrade /warehouse/db/events --format-version 4 --commit
 
     Exit codes: 0 success, 1 the table can't be read or the request is invalid (one line on stderr says why), 2 usage.
-    """  # noqa: D301  \\b keeps click from joining the lines
+    """  # noqa: D301  \b keeps click from joining the lines
 
 
 @main.command()

@@ -95,7 +95,7 @@ CONTENT_ENTRY = (
     FieldSpec(142, "first_row_id", pa.int64()),
 )
 
-# A field of data leaves that the proposal does not have (layout revision 1): the number of rows in preceding entries
+# A field of data leaves that is not in the proposal (layout revision 1): the number of rows in preceding entries
 # whose ids are inherited from the leaf's first_row_id. An entry's first row id is the sum of both, so that readers need
 # not count the rows of the leaf.
 ROW_ID_OFFSET = FieldSpec(9001, "row_id_offset", pa.int64())

@@ -91,7 +91,7 @@ def parse_json(data: bytes, location: str) -> JsonNode:
         return JsonNode(json.loads(data.decode()), location)
     except RecursionError:
         raise CorruptFileError(location, "document", data[:40], "it is nested too deeply") from None
-    except ValueError as error:  # also UnicodeDecodeError, JSONDecodeError and integers of too many digits
+    except ValueError as error:  # including UnicodeDecodeError, JSONDecodeError and the limit of integer digits
         raise CorruptFileError(location, "document", data[:40], f"not valid JSON: {error}") from None
 
 
