@@ -158,7 +158,7 @@ def use_writer(patch: pytest.MonkeyPatch, writer: Any) -> None:
     for name, module in list(sys.modules.items()):
         if name.startswith(("sparkmeta.commit.", "sparkmeta.edit.")) and hasattr(module, "executor_writer"):
             patch.setattr(module, "executor_writer", lambda _: writer)
-    for module in ("sparkmeta.state", "sparkmeta.edit.range_sort"):
+    for module in ("sparkmeta.storage.access", "sparkmeta.edit.range_sort"):
         patch.setattr(f"{module}.executor_reader", lambda _: ExecutorReader())
 
 

@@ -33,7 +33,7 @@ TEXTS, RATIOS = ("x", "y", None), (0.0, -0.0, NAN, OTHER_NAN)
 PARTITIONS = [(0, None, None), *((1, text, None) for text in TEXTS), *((2, None, ratio) for ratio in RATIOS)]
 SEQUENCES = (None, 1, 2, 3)
 KINDS = [(1, "PUFFIN", "a"), (1, "PUFFIN", None), (1, "PARQUET", "a"), (2, "PARQUET", None), (2, "PUFFIN", "a")]
-STATE: Any = SimpleNamespace(partition_fields={1000: "string", 1001: "double"})
+STATE: Any = SimpleNamespace(types=SimpleNamespace(partition_fields={1000: "string", 1001: "double"}))
 
 ENTRY = pa.schema(
     {
