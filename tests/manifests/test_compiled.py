@@ -259,12 +259,12 @@ class TestCompiler:
 
 
 def test_a_machine_that_was_compiled_is_known_to_be_kept() -> None:
-    from sparkmeta.manifests.avro import execute
+    from sparkmeta.manifests.avro import execute, machine
 
     execute.prepare()
     assert execute.is_kept()
-    for machine in (execute.run, execute.take_bytes, execute.take_pairs, execute.take_numbers):
-        assert len(machine.signatures) == 1
+    for compiled in (execute.run, machine.take_bytes, machine.take_pairs, machine.take_numbers):
+        assert len(compiled.signatures) == 1
 
 
 def test_where_numba_must_not_compile_fastavro_decodes_everything() -> None:

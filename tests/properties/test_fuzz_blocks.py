@@ -18,7 +18,7 @@ import pyarrow as pa
 import pytest
 
 from sparkmeta.errors import CorruptFileError
-from sparkmeta.manifests.avro import columnar, execute
+from sparkmeta.manifests.avro import columnar, execute, machine
 from sparkmeta.manifests.avro.container import Block, Header, read_header
 from sparkmeta.manifests.avro.program import Program, compile_program
 from sparkmeta.manifests.avro.schema import manifest_schema
@@ -42,7 +42,7 @@ class LastBytesOfAPage:
         assert ctypes.CDLL(None).mprotect(forbidden, mmap.PAGESIZE, 0) == 0
 
     def readable(self, buffer: Any, size: int) -> Any:
-        data = self._array[self.SIZE - size - execute.PADDING : self.SIZE]
+        data = self._array[self.SIZE - size - machine.PADDING : self.SIZE]
         data[:size] = buffer[:size]
         data[size:] = 0
         data.flags.writeable = False

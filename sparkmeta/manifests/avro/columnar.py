@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 
 from sparkmeta.columns.bounds import bound_arrow_type
 from sparkmeta.errors import CorruptFileError
-from sparkmeta.manifests.avro import execute
+from sparkmeta.manifests.avro import execute, machine
 from sparkmeta.manifests.avro.container import Block, Data, Header, inflate
 from sparkmeta.manifests.avro.program import Column, Program
 from sparkmeta.manifests.entries import field_name, typed_values
@@ -66,7 +66,7 @@ def _groups(
         if group and (records + block.count > most or size + len(inflated) > BATCH_BYTES):
             yield group, ends, _readable(buffer, size)
             group, ends, records, size = [], [], 0, 0
-        buffer = _with_room(buffer, size, size + len(inflated) + execute.PADDING)
+        buffer = _with_room(buffer, size, size + len(inflated) + machine.PADDING)
         buffer[size : size + len(inflated)] = np.frombuffer(inflated, np.uint8)
         size += len(inflated)
         records += block.count
@@ -86,8 +86,8 @@ def _with_room(buffer: _Array, used: int, size: int) -> _Array:
 
 def _readable(buffer: _Array, size: int) -> _Array:
     """So many bytes of the buffer, and what the machine may read beyond their end."""
-    buffer[size : size + execute.PADDING] = 0
-    data = buffer[: size + execute.PADDING]
+    buffer[size : size + machine.PADDING] = 0
+    data = buffer[: size + machine.PADDING]
     data.flags.writeable = False
     return data
 
@@ -150,10 +150,10 @@ class ColumnarRecords:
         """
         marks = np.ascontiguousarray(self._slots[list(self._program.marks), 0][:, places])
         slots = [(pc.fill_null(one, 0).to_numpy(), -one.is_null().to_numpy(False).astype(np.int64)) for one in numbers]
-        own = len(places) * (execute.ENTRY_BYTES + execute.NUMBER_BYTES * len(numbers) + zeros)
-        taken = np.empty(int((marks[3] - marks[0]).sum()) + own + execute.PADDING, np.uint8)
+        own = len(places) * (machine.ENTRY_BYTES + machine.NUMBER_BYTES * len(numbers) + zeros)
+        taken = np.empty(int((marks[3] - marks[0]).sum()) + own + machine.PADDING, np.uint8)
         offsets = np.empty(len(places) + 1, np.int64)
-        execute.copy_entries(self._data, marks, np.array(slots, np.int64), int(divided), zeros, taken, offsets)
+        machine.copy_entries(self._data, marks, np.array(slots, np.int64), int(divided), zeros, taken, offsets)
         buffers = [None, pa.py_buffer(offsets.astype(np.int32)), pa.py_buffer(taken[: offsets[-1]])]
         return pa.Array.from_buffers(pa.binary(), len(places), buffers)
 
@@ -180,8 +180,8 @@ class ColumnarRecords:
 
     def _bytes(self, starts: _Array, sizes: _Array, kind: pa.DataType) -> pa.Array:
         offsets = _offsets(sizes)
-        taken = np.empty(int(offsets[-1]) + execute.PADDING, np.uint8)
-        execute.take_bytes(self._data, starts, sizes, taken)
+        taken = np.empty(int(offsets[-1]) + machine.PADDING, np.uint8)
+        machine.take_bytes(self._data, starts, sizes, taken)
         buffers = [_bitmap(sizes), pa.py_buffer(offsets), pa.py_buffer(taken)]
         array = pa.Array.from_buffers(kind, len(starts), buffers)
         if pa.types.is_string(kind):
@@ -193,14 +193,14 @@ class ColumnarRecords:
         offsets = _offsets(sizes)
         words = np.empty(int(offsets[-1]), np.int64)
         if column.avro == "array":
-            taken = execute.take_numbers(self._data, starts, sizes, words)
+            taken = machine.take_numbers(self._data, starts, sizes, words)
             _check_taken(taken, words)
             items = _numbers(words, None, kind.value_type)
         else:
             keys, lengths = np.empty_like(words), np.empty_like(words)
-            taken = execute.take_pairs(self._data, starts, sizes, column.kinds, keys, words, lengths)
+            taken = machine.take_pairs(self._data, starts, sizes, column.kinds, keys, words, lengths)
             _check_taken(taken, words)
-            of_bytes = column.kinds & execute.BYTES_VALUE
+            of_bytes = column.kinds & machine.BYTES_VALUE
             values = self._bytes(words, lengths, kind.item_type) if of_bytes else _numbers(words, None, kind.item_type)
             fields = [pa.field("key", kind.key_type, nullable=False), kind.item_field]
             items = pa.StructArray.from_arrays([_numbers(keys, None, kind.key_type), values], fields=fields)

@@ -19,6 +19,7 @@ import pyarrow as pa
 
 from sparkmeta.columns.bounds import bound_arrow_type
 from sparkmeta.manifests.avro import execute as ops
+from sparkmeta.manifests.avro import machine
 from sparkmeta.manifests.avro.schema import ManifestSchema, field_id_of, fixed_sizes, smallest_size
 from sparkmeta.manifests.entries import field_type, wanted_fields
 from sparkmeta.manifests.projection import EntryProjection
@@ -142,7 +143,7 @@ class _Compiler:
         if field_id in self._wanted_outside:
             self._field(field_id, kind)
         elif field_id == DATA_FILE_FIELD_ID:
-            self._union_or(kind, self._data_file, ops.NULL_FILE)
+            self._union_or(kind, self._data_file, machine.NULL_FILE)
         else:
             self._skip(kind)
 
@@ -207,7 +208,7 @@ class _Compiler:
         avro, value = self._pair(kind)
         if value not in (_NUMBERS if METRICS_MAPS[map_id][1] == pa.int64() else {"bytes"}):
             raise NotCompilable(kind)
-        kinds = (ops.TEXT_KEY if avro == "map" else 0) | (ops.BYTES_VALUE if value == "bytes" else 0)
+        kinds = (machine.TEXT_KEY if avro == "map" else 0) | (machine.BYTES_VALUE if value == "bytes" else 0)
         keyed = self._keys if map_id in STATS_SOURCES.values() else []
         if map_id in self._whole:
             column = self._fields[map_id] = Column(self._column(), "map", kinds)
@@ -224,7 +225,7 @@ class _Compiler:
         return avro, self._name(kind["items"]["fields"][1]["type"])
 
     def _read_keys(self, map_id: int, keys: list[int], kinds: int) -> None:
-        value = "bytes" if kinds & ops.BYTES_VALUE else "long"
+        value = "bytes" if kinds & machine.BYTES_VALUE else "long"
         columns = {key: self._column() for key in keys}
         self._metrics.update({(map_id, key): Column(index, value) for key, index in columns.items()})
         size = 8
@@ -282,7 +283,7 @@ class _Compiler:
         if all(leaf in _NUMBERS for leaf in leaves):
             self._emit(ops.SKIP_ITEMS, ops.NUMBERS, len(leaves))
         elif len(leaves) == 2 and all(leaf in _NUMBERS | _BYTES for leaf in leaves):
-            kinds = ops.TEXT_KEY * (leaves[0] in _BYTES) | ops.BYTES_VALUE * (leaves[1] in _BYTES)
+            kinds = machine.TEXT_KEY * (leaves[0] in _BYTES) | machine.BYTES_VALUE * (leaves[1] in _BYTES)
             self._emit(ops.SKIP_ITEMS, ops.PAIRS, kinds)
         elif all(leaf == "fixed" or leaf in _FIXED_SIZES for leaf in leaves):
             size = sum(self._size(leaf) for kind in item for leaf in _leaves(kind))
