@@ -26,9 +26,9 @@ from rich.table import Table as RichTable
 
 import sparkmeta as sm
 from sparkmeta.commit.file_rows import file_rows
-from sparkmeta.commit.file_writer import leaf_format
 from sparkmeta.edit.attempts import commit_steps
 from sparkmeta.edit.base_root import base_root
+from sparkmeta.edit.leaves import leaf_format
 from sparkmeta.edit.new_snapshot import NewSnapshot, SnapshotNames
 from sparkmeta.edit.next_root import TreeChange
 from sparkmeta.edit.summary import ManifestCounts, Tally, snapshot_summary
