@@ -62,7 +62,7 @@ class Catalog(Protocol):
 
 
 def load_catalog(name: str | None = None, **properties: str) -> Catalog:
-    """A catalog by the name and properties that pyiceberg takes, from its configuration file and environment as well.
+    """Return a catalog by pyiceberg's names and properties, from its configuration file and environment as well.
 
     One type more: ``type="hadoop", warehouse=...`` are the tables in the folders of a warehouse, as Iceberg's Hadoop
     catalog lays them out. Raises ValueError where properties are missing.

@@ -150,7 +150,7 @@ def locate(catalog: PyIcebergCatalog, identifier: tuple[str, ...]) -> Located:
 
 
 def _locate_rest(catalog: RestCatalog, identifier: tuple[str, ...]) -> Located:
-    """What RestCatalog.load_table asks for, with the metadata in the answer left unread but for its properties."""
+    """Ask what RestCatalog.load_table asks, and read no more of the metadata in the answer than its properties."""
     from pyiceberg.catalog.rest import Capability, Endpoints
     from pyiceberg.catalog.rest.response import _handle_non_200_response
     from pyiceberg.catalog.rest.scan_planning import StorageCredential

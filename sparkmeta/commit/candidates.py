@@ -27,7 +27,7 @@ _SPEC = "partition_spec_id"
 
 
 def live_leaves(state: TableState, content: ContentType) -> pa.Table:
-    """The manifests of one content, rows of `state.manifests`, that hold live entries; the root's own files are one."""
+    """Return the manifests of one content that hold live entries, rows of `state.manifests`; the root's are one."""
     return live_manifests(state.data_manifests if content == ContentType.DATA_MANIFEST else state.delete_manifests)
 
 

@@ -36,7 +36,7 @@ def new_partitions(state: TableState, files: DataFrame) -> DataFrame:
 
 
 def replaced_partitions(state: TableState, files: DataFrame) -> DataFrame | None:
-    """The keys of the partitions of new files; None where one is unpartitioned: it replaces all (semantics 4.8)."""
+    """Return the keys of new files' partitions; None where a file is unpartitioned: it replaces all (semantics 4.8)."""
     partitions = new_partitions(state, files)
     unpartitioned = [spec_id for spec_id, spec in state.specs.items() if spec.is_unpartitioned()]
     of_those = partitions.where(F.col("partition_spec_id").isin(unpartitioned)).limit(1)

@@ -176,7 +176,7 @@ class SnapshotUpdate:
     # -- the commit -------------------------------------------------------------------------------------------------
 
     def apply(self, state: TableState) -> TableMetadata:
-        """The table's metadata with the new snapshot; writes its root, and what leaves it needs. For `Transaction`."""
+        """Write the root and its new leaves, and return the table's metadata with the snapshot. For `Transaction`."""
         if self.names.discarded:
             self._progress = _Progress()
         return _Attempt(self, branch_head(state, self._branch)).apply()
@@ -261,8 +261,10 @@ class _Attempt:
         return added
 
     def _still_owned(self, leaves: pa.Table | None, base: BaseRoot, removal: Removal) -> pa.Table | None:
-        """The new leaves. Of delete leaves whose data leaf loses files, by this commit or another since they were
-        written, no owner is kept: such a file may be in the table again, in another place."""
+        """Return the new leaves, without the owners of delete leaves whose data leaf has lost files since.
+
+        This commit or another one removed them: such a file may be in the table again, in another place.
+        """
         if leaves is None or base.root is None or leaves.column("referenced_file").null_count == len(leaves):
             return leaves
         owners = leaves.column("referenced_file").drop_null().to_pylist()

@@ -161,7 +161,7 @@ class RewriteJob:
     # -- entries that are sorted among tasks ------------------------------------------------------------------------
 
     def _exchange(self, group: Group) -> list[pa.Table]:
-        """The group in ranges of its clustering columns. Spark moves blobs of entries, one for a bin and range."""
+        """Sort a group by its clustering columns. Spark moves blobs of entries, one for each bin and range."""
         assert group.spec_id is not None
         rewriting = self.rewriting(group.leaves)
         ranges = min(group.parts, _MOST_RANGES)

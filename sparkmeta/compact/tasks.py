@@ -102,7 +102,7 @@ class Rewriting:
     # -- entries that change tasks ----------------------------------------------------------------------------------
 
     def cut_bins(self, spec_id: int, bounds: pa.Table, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """The entries of bins by range: rows of `RANGE_SCHEMA`. bounds: the keys of the last entry of each range."""
+        """Cut the entries of bins into ranges: rows of `RANGE_SCHEMA`. bounds: the last key of each range."""
         for row in task_rows(batches):
             table = self._entries(row)
             yield from cut(table, self._key_table(table, spec_id), bounds)
@@ -178,7 +178,7 @@ def _vector_row(place: int, leaf: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def key_table(table: pa.Table, keys: Sequence[int]) -> pa.Table:
-    """What entries are ordered by: `k0`, `k1`, ... are lower bounds, `location` parts files that are equal in them."""
+    """Return what entries are ordered by: lower bounds `k0`, `k1`, ..., then `location`."""
     stats = table.column(CONTENT_STATS)
     columns = {f"k{place}": pc.struct_field(stats, [str(key), "lower_bound"]) for place, key in enumerate(keys)}
     return pa.table({**columns, "location": table.column("location")})

@@ -55,7 +55,7 @@ def _conformed(root: Root, head: TableState) -> Root:
 
 
 def _from_list(head: TableState) -> BaseRoot:
-    """Every manifest of a manifest list as an EXISTING leaf (semantics N29, C31-C33); none of them is written anew.
+    """Return the manifests of a list as EXISTING leaves (semantics N29, C31-C33); none is written anew.
 
     Data manifests without first row ids get some, as the first commit of format version 3 would give them.
     """

@@ -142,7 +142,7 @@ def _write_vectors(
 
 
 def _too_large(sizes: list[int], options: TreeOptions) -> list[int]:
-    """Rows whose vectors leave the root: those above the limit of one, then the largest until the budget holds."""
+    """Return rows whose vectors leave the root: those above the limit, then the largest until the budget holds."""
     order = sorted((row for row, size in enumerate(sizes) if size), key=lambda row: -sizes[row])
     total, chosen = sum(sizes), []
     for row in order:

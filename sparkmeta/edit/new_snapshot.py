@@ -121,7 +121,7 @@ def with_snapshot(state: TableState, branch: str, fields: dict[str, Any]) -> Tab
 
 
 def branch_update(metadata: TableMetadata, branch: str, snapshot_id: int) -> SetSnapshotRefUpdate:
-    """What makes a snapshot the head of a branch, which keeps its retention; a new branch where there is none."""
+    """Return the update that makes a snapshot the head of a branch, which keeps its retention, or of a new branch."""
     ref = metadata.refs.get(branch)
     retention = {} if ref is None else ref.model_dump(exclude={"snapshot_id", "snapshot_ref_type"}, exclude_none=True)
     return SetSnapshotRefUpdate(**{**retention, "ref_name": branch, "type": "branch", "snapshot_id": snapshot_id})

@@ -78,7 +78,7 @@ def file_kind(content_type: int, file_format: str) -> FileKind:
 
 
 def tally_of(rows: pa.Table) -> dict[FileKind, KindCount]:
-    """Rows with `content_type`, `file_format`, `record_count`, `file_size_in_bytes`, `deletion_vector`, by kind."""
+    """Count entries by kind, from `content_type`, `file_format`, sizes, `record_count` and `deletion_vector`."""
     counts: dict[FileKind, KindCount] = {}
     keys = rows.select(["content_type", "file_format"]).group_by(["content_type", "file_format"]).aggregate([])
     for key in keys.to_pylist():

@@ -43,7 +43,7 @@ class Maintenance(Generic[TableT]):
         branch: str = "main",
         snapshot_properties: Mapping[str, str] | None = None,
     ) -> CompactionPlan[TableT]:
-        """Return a compaction of the tree's manifests: leaves are merged, freed of masked entries and put in order.
+        """Plan a compaction of the tree's manifests: leaves are merged, freed of masked entries and put in order.
 
         Readers see the same table, with the same changes in every snapshot. Only what is worth it is rewritten; a
         tree in good shape has none, and its plan commits nothing.
@@ -84,7 +84,7 @@ class Maintenance(Generic[TableT]):
         branch: str = "main",
         snapshot_properties: Mapping[str, str] | None = None,
     ) -> ManifestRewritePlan[TableT]:
-        """The Avro manifests of a table of format version 1 to 3 sorted anew by partition, and made of the right size.
+        """Plan to sort the Avro manifests of a v1-v3 table by partition, and to bring them to the right size.
 
         Data and delete manifests of each partition spec by themselves. Live files keep their snapshot ids, sequence
         numbers and row ids; entries of files that are gone are left out. Where one rewriting made all manifests of a
@@ -120,7 +120,7 @@ class Maintenance(Generic[TableT]):
         return leaf_map(self.table, cluster_by, branch)
 
     def upgrade(self, format_version: int) -> UpgradePlan[TableT]:
-        """The upgrade of a table of format version 1 to 3, or of one of version 4 with manifest lists, to the tree.
+        """Plan the upgrade of a table with manifest lists, of format version 1 to 4, to the metadata tree.
 
         In place: no manifest and no manifest list is written anew, and readers see the same table. From then on
         Iceberg's Java library refuses it.
@@ -132,7 +132,7 @@ class Maintenance(Generic[TableT]):
         return plan_upgrade(self.table, format_version)
 
     def undo_upgrade(self, format_version: int | None = None) -> UndoUpgradePlan[TableT]:
-        """Return the way back from the metadata tree, until the first commit of a snapshot makes a root.
+        """Plan the way back from the metadata tree, until the first commit of a snapshot makes a root.
 
         The table is of the version that it had before the upgrade, and Iceberg's Java library reads and writes it.
         Changes of its schema, specs and properties since stay.

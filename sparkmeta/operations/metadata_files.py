@@ -47,8 +47,10 @@ def latest_metadata(files: Files, folder: str) -> MetadataLocation:
     where there is no such number, and from there on the last one before a gap, since the hint may lag. Of a table of
     a catalog, ``<N>-<uuid>.metadata.json``: the highest number. Each also gzip.
 
-    Raises NoSuchTableError where there is none, CorruptFileError where the hinted version does not exist, nor one
-    above it, and ValidationError where two files have the highest number, since the commit of one was lost.
+    Raises:
+        NoSuchTableError: there is none.
+        CorruptFileError: the hinted version does not exist, nor one above it.
+        ValidationError: two files have the highest number, since the commit of one was lost.
     """
     metadata = join(folder, METADATA)
     hinted = hinted_version(files, folder)
@@ -60,9 +62,10 @@ def latest_metadata(files: Files, folder: str) -> MetadataLocation:
 
 
 def newest_listed(files: Files, folder: str) -> MetadataLocation:
-    """The current metadata file by a listing alone, which neither a hint that lags nor a gap between versions misleads.
+    """Return the current metadata file by a listing alone: no hint that lags and no gap between versions misleads it.
 
-    Raises as ``latest_metadata`` does.
+    Raises:
+        NoSuchTableError, ValidationError: see `latest_metadata`.
     """
     metadata = join(folder, METADATA)
     with suppress(NotFoundError):
@@ -73,7 +76,7 @@ def newest_listed(files: Files, folder: str) -> MetadataLocation:
 
 
 def version_of(location: str) -> int | None:
-    """The version of a file system table's metadata file, by its name; None for the name that a catalog gives."""
+    """Return the version in the name of a file system table's metadata file; None for a name that a catalog gave."""
     match = _VERSIONED.fullmatch(file_name(location))
     return None if match is None else int(match[1])
 
@@ -94,7 +97,7 @@ def hinted_version(files: Files, folder: str) -> int | None:
 
 
 def _above(files: Files, folder: str, hinted: int) -> MetadataLocation:
-    """The newest version, where the one that is hinted was deleted since: the hint of a slow writer came late."""
+    """Return the newest version where the hinted one has been deleted: the hint of a slow writer came late."""
     with suppress(NoSuchTableError, ValidationError):
         newest = _highest(files, folder, join(folder, METADATA))
         if newest.version > hinted and not newest.read_only:

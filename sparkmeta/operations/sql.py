@@ -195,7 +195,7 @@ class _Attempt:
     snapshot_ids: set[int]
 
     def outcome_in(self, current: TableMetadata) -> Outcome:
-        """Whether what the catalog has now, neither the base nor this, follows from this or from the base alone."""
+        """Return whether what the catalog has now, neither the base nor this, follows from this version."""
         logged = {entry.metadata_file for entry in current.metadata_log}
         if self.version.metadata_location in logged or has_any_snapshot(current, self.snapshot_ids):
             return Outcome.WON
