@@ -12,7 +12,7 @@ from pyiceberg.types import LongType, NestedField
 
 from sparkmeta.catalog import load_catalog
 from sparkmeta.catalog.iceberg import IcebergCatalog, locate
-from sparkmeta.errors import NoSuchTableError
+from sparkmeta.errors import NoSuchTableError, ValidationError
 from tests.spec.table_metadata import encoded, v4
 
 if TYPE_CHECKING:
@@ -47,6 +47,17 @@ def test_no_such_table(spark: SparkSession, catalog: IcebergCatalog) -> None:
     with pytest.raises(NoSuchTableError, match=r"ns\.none: Table does not exist") as caught:
         catalog.load_table(("ns", "none"), spark)
     assert isinstance(caught.value, PyIcebergNoSuchTableError)
+
+
+def test_refreshing(spark: SparkSession, catalog: IcebergCatalog) -> None:
+    table = catalog.load_table("ns.t", spark)
+    assert table.refresh() is table, "nothing has changed"
+    catalog.pyiceberg.load_table("ns.t").transaction().set_properties(owner="you").commit_transaction()
+    assert table.refresh().properties["owner"] == "you"
+    catalog.pyiceberg.drop_table("ns.t")
+    catalog.pyiceberg.create_table("ns.t", SCHEMA)
+    with pytest.raises(ValidationError, match=f"the table that was opened here is {table.metadata.table_uuid}"):
+        table.refresh()
 
 
 def test_what_pyiceberg_can_not_read(spark: SparkSession, catalog: IcebergCatalog) -> None:
