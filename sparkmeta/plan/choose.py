@@ -1,4 +1,7 @@
-"""How the deletes of a scan are matched: a choice that rests on counts and sizes alone, made here and nowhere else."""
+"""How a scan is read and its deletes are matched: a choice that rests on counts and sizes, made here and nowhere else.
+
+`costs` has what decides between ways of matching, `manifests.placement` what decides where manifests are read.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +13,14 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 import pyarrow as pa
 
 from sparkmeta.manifests.manifest_list import live_count
+from sparkmeta.manifests.placement import ManifestLoad, Placement
 from sparkmeta.plan import costs
-from sparkmeta.plan.deletes.kinds import all_dvs, dv_projection, only_dvs
+from sparkmeta.plan.deletes.kinds import all_dvs, delete_projection, dv_projection, only_dvs
 from sparkmeta.plan.filter import data_projection
 from sparkmeta.plan.pairs import Pairs, pairs_by_affinity, pairs_by_partition
 
 if TYPE_CHECKING:
+    from sparkmeta.manifests.projection import EntryProjection
     from sparkmeta.plan.prune import PrunedManifests
 
 Matching = Literal["join", "colocated"]
@@ -68,6 +73,27 @@ class Figures:
 
 
 @dataclass(frozen=True)
+class Reading:
+    """Where manifests are read, and the figures that this rests on.
+
+    Attributes:
+        placement: None: lazily, each manifest as suits its format: Parquet by Spark, others by tasks.
+        load: what decoding them takes.
+    """
+
+    placement: Placement | None
+    load: ManifestLoad
+
+    @property
+    def reason(self) -> str:
+        """Why they are read there, for people."""
+        where = "by format" if self.placement is None else self.placement.value
+        entries = "an unknown number of" if self.load.entries is None else f"{self.load.entries:,}"
+        few = "few enough" if self.placement is Placement.DRIVER else "not for the driver"
+        return f"{where}: {entries} entries in {self.load.size_in_bytes:,} bytes are {few}"
+
+
+@dataclass(frozen=True)
 class Coplanned:
     """Manifests whose deletes are matched by the tasks, or the driver, that read them with their data files.
 
@@ -76,10 +102,12 @@ class Coplanned:
         deletes: their delete manifests.
         partners: small id of a data manifest -> those of its delete manifests.
         dvs: the deletes, where the driver has read them.
+        reading: where they are read.
     """
 
     data: pa.Table
     deletes: pa.Table
+    reading: Reading
     partners: Mapping[int, Sequence[int]] = field(default_factory=dict)
     dvs: pa.Table | None = None
 
@@ -93,8 +121,11 @@ class Choice:
         figures: what the choice rests on.
         verdict: how deletes are matched.
         data: the data manifests that are read by themselves.
+        data_reading: where these are read.
         deletes: the delete manifests whose entries are joined.
-        broadcast: these are few enough to be broadcast.
+        delete_reading: where these are read.
+        driver_groups: the driver reads these, and groups them, as they are few.
+        broadcast: they are few enough to be broadcast.
         coplanned: the manifests that are read together.
         seconds: how long choosing took.
     """
@@ -103,7 +134,10 @@ class Choice:
     figures: Figures
     verdict: Verdict
     data: pa.Table
+    data_reading: Reading
     deletes: pa.Table
+    delete_reading: Reading
+    driver_groups: bool
     broadcast: bool
     coplanned: Coplanned | None = None
     seconds: float = 0.0
@@ -115,7 +149,7 @@ class Choice:
 
 
 def choose(pruned: PrunedManifests) -> Choice:
-    """Choose how deletes are matched.
+    """Choose where the manifests of a scan are read, and how deletes are matched.
 
     Opens delete manifests only where their kind decides, which is so for format version 3: on the driver, where they
     are few, else by one job.
@@ -132,16 +166,30 @@ def choose(pruned: PrunedManifests) -> Choice:
     if verdict.matching == "join":
         deletes = pairs.other_deletes if pairs is not None and not pairs.count else deletes
     elif dvs is not None:
-        coplanned = Coplanned(data, deletes, dvs=dvs)
+        coplanned = Coplanned(data, deletes, _together(pruned, data, deletes, driver=True), dvs=dvs)
         data, deletes = data.slice(0, 0), deletes.slice(0, 0)
     else:
         assert pairs is not None
-        coplanned = Coplanned(pairs.data, pairs.deletes, pairs.partners)
+        reading = _together(pruned, pairs.data, pairs.deletes, driver=False)
+        coplanned = Coplanned(pairs.data, pairs.deletes, reading, pairs.partners)
         data, deletes = pairs.other_data, pairs.other_deletes
     count = live_count(deletes)
     broadcast = count is not None and count <= costs.COSTS.broadcast_deletes
-    seconds = time.perf_counter() - started
-    return Choice(pruned, figures, verdict, data, deletes, broadcast, coplanned, seconds)
+    driver_groups = _driver_groups(pruned, deletes)
+    delete_reading = _reading(pruned, deletes, delete_projection(pruned.filter))
+    return Choice(
+        pruned=pruned,
+        figures=figures,
+        verdict=verdict,
+        data=data,
+        data_reading=_reading(pruned, data, data_projection(pruned.filter)),
+        deletes=deletes,
+        delete_reading=replace(delete_reading, placement=Placement.DRIVER) if driver_groups else delete_reading,
+        driver_groups=driver_groups,
+        broadcast=broadcast,
+        coplanned=coplanned,
+        seconds=time.perf_counter() - started,
+    )
 
 
 def matching(figures: Figures) -> Verdict | None:
@@ -194,6 +242,36 @@ def _by_partition(figures: Figures) -> Verdict | None:
         return Verdict("join", f"partitions tell too little of where {figures.deletes:,} deletion vectors belong")
     where = "beside the data manifests of their partitions"
     return Verdict("colocated", f"{figures.deletes:,} deletion vectors are read {where}")
+
+
+# -- where manifests are read ---------------------------------------------------------------------------------------
+
+
+def _reading(pruned: PrunedManifests, manifests: pa.Table, projection: EntryProjection) -> Reading:
+    """Return where manifests are read by themselves: few of a manifest list by the driver, unless a cache has them."""
+    state, load = pruned.filter.state, ManifestLoad.of(manifests, projection)
+    listed = state.tree is None and state.reader.manifest_cache is None
+    if listed and state.reader.fits_driver(manifests, projection):
+        return Reading(Placement.DRIVER, load)
+    if state.access.tasks is None:
+        return Reading(Placement.SPARK, load)
+    formats = manifests.column("file_format").unique().to_pylist()
+    return Reading(Placement.TASKS if formats == ["AVRO"] else None, load)
+
+
+def _together(pruned: PrunedManifests, data: pa.Table, deletes: pa.Table, *, driver: bool) -> Reading:
+    """Return where co-planned manifests are read. driver: the driver has read the deletes."""
+    state, projection, both = pruned.filter.state, data_projection(pruned.filter), pa.concat_tables([data, deletes])
+    on_driver = driver or (state.tree is not None and state.reader.fits_driver(both, projection))
+    return Reading(Placement.DRIVER if on_driver else Placement.TASKS, ManifestLoad.of(both, projection))
+
+
+def _driver_groups(pruned: PrunedManifests, deletes: pa.Table) -> bool:
+    """Tell whether the driver reads and groups the deletes; with a manifest cache, only what that has."""
+    reader, projection = pruned.filter.state.reader, delete_projection(pruned.filter)
+    if not reader.fits_driver(deletes, projection, costs.COSTS.driver_deletes):
+        return False
+    return reader.manifest_cache is None or reader.driver_parts(deletes, projection) is not None
 
 
 # -- figures --------------------------------------------------------------------------------------------------------

@@ -48,16 +48,15 @@ def coplanned_entries(scan_filter: ScanFilter, coplanned: Coplanned, data: Entry
         data: what to read of data entries.
     """
     state, dvs = scan_filter.state, coplanned.dvs
-    together = pa.concat_tables([coplanned.data, coplanned.deletes])
-    on_driver = dvs is not None or (state.tree is not None and state.reader.fits_driver(together, data))
-    decoder = state.reader.decoder(Placement.DRIVER if on_driver else Placement.TASKS)
-    task = CoplanTask(data, dv_projection(scan_filter), decoder)
+    placement = coplanned.reading.placement
+    assert placement is not None
+    task = CoplanTask(data, dv_projection(scan_filter), state.reader.decoder(placement))
     if dvs is not None:
         parts, join = state.reader.parts(coplanned.data, data), partial(join_known_dvs, task, one_dv_a_file(dvs))
     else:
         units = _leaf_units(state.tree, coplanned) if state.tree is not None else _part_units(state, coplanned, task)
         parts, join = pa.Table.from_pylist(units, schema=UNITS), partial(join_units, task)
-    if on_driver:
+    if placement is Placement.DRIVER:
         return selectable_frame(state.spark, map_on_driver(parts, join, task.schema))
     return map_by_tasks(state.spark, parts, join, task.schema)
 

@@ -1,4 +1,4 @@
-"""What decides how deletes are matched: the one set of costs of planning (tests/benchmarks/README.md measures them)."""
+"""The limits that decide how deletes are matched: the one set of costs of planning."""
 
 from __future__ import annotations
 

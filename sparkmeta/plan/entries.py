@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -14,6 +13,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame
 
+    from sparkmeta.manifests.placement import Placement
+    from sparkmeta.manifests.projection import EntryProjection
     from sparkmeta.plan.choose import Choice
 
 
@@ -36,17 +37,25 @@ def read_entries(choice: Choice) -> ScanEntries:
     """Read the entries of a scan: few manifests at once, on the driver; all else lazily, when Spark runs the plan."""
     deletes = delete_entries(choice)
     scan_filter, coplanned = choice.pruned.filter, choice.coplanned
+    projection, placement = data_projection(scan_filter, deletes.equality_ids), choice.data_reading.placement
     if coplanned is None:
-        return ScanEntries(choice, data_entries(scan_filter, choice.data, deletes.equality_ids), deletes)
-    together = coplanned_entries(scan_filter, coplanned, data_projection(scan_filter, deletes.equality_ids))
-    data = matching_entries(together, scan_filter)
+        return ScanEntries(choice, data_entries(scan_filter, choice.data, projection, placement), deletes)
+    data = matching_entries(coplanned_entries(scan_filter, coplanned, projection), scan_filter)
     if len(choice.data):
-        alone = data_entries(scan_filter, choice.data, deletes.equality_ids)
+        alone = data_entries(scan_filter, choice.data, projection, placement)
         data = data.unionByName(alone, allowMissingColumns=True)
     return ScanEntries(choice, data, deletes)
 
 
-def data_entries(scan_filter: ScanFilter, manifests: pa.Table, stats_ids: Iterable[int] = ()) -> DataFrame:
-    """Read the live data entries that may match, with stats of the undecided columns and of `stats_ids`."""
-    entries = scan_filter.state.entries(manifests, data_projection(scan_filter, stats_ids))
-    return matching_entries(entries, scan_filter)
+def data_entries(
+    scan_filter: ScanFilter, manifests: pa.Table, projection: EntryProjection, placement: Placement | None = None
+) -> DataFrame:
+    """Read the live data entries that may match.
+
+    Args:
+        scan_filter: the scan's filter.
+        manifests: the data manifests.
+        projection: what to read of them.
+        placement: where to read them; by default where their reader would.
+    """
+    return matching_entries(scan_filter.state.entries(manifests, projection, placement), scan_filter)

@@ -31,7 +31,7 @@ from pyspark.sql.types import ArrayType, DataType, IntegerType, LongType, String
 from sparkmeta.columns import sql
 from sparkmeta.columns.sql import Aliased
 from sparkmeta.plan.entries import data_entries, read_entries
-from sparkmeta.plan.filter import residual_json
+from sparkmeta.plan.filter import data_projection, residual_json
 from sparkmeta.plan.match import MatchedEntries, match_deletes
 from sparkmeta.plan.prune import PrunedManifests, live_files
 from sparkmeta.plan.rows import (
@@ -106,7 +106,9 @@ def count_files(pruned: PrunedManifests) -> int:
     is_known = counts.is_valid() if pruned.filter.keeps_all else pa.repeat(pa.scalar(False), len(pruned.data))
     count: int = pc.sum(counts.filter(is_known)).as_py() or 0
     uncounted = pruned.data.filter(pc.invert(is_known))
-    return count + data_entries(pruned.filter, uncounted).count() if len(uncounted) else count
+    if not len(uncounted):
+        return count
+    return count + data_entries(pruned.filter, uncounted, data_projection(pruned.filter)).count()
 
 
 def plan_schema(state: TableState) -> StructType:

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import pytest
 
 import sparkmeta as sm
+from sparkmeta.plan.choose import choose
+from sparkmeta.plan.prune import prune_manifests
 from sparkmeta.scan import Scan, table_scan
 from sparkmeta.storage import access
 from sparkmeta.storage.files import LocalFiles
@@ -142,6 +144,20 @@ def test_what_a_plan_reads_when_it_is_made_and_when_it_runs(
     assert watched.during(lambda: plans.append(watched.scan.plan_files())) == ({LIST} | made, jobs)
     opened, _ = watched.during(plans[0].collect)
     assert opened == run
+
+
+@pytest.mark.parametrize(("planning", "on_driver"), WAYS)
+def test_the_choice_says_where_manifests_are_read(
+    table: HandmadeTable, watch: Watch, planning: str, on_driver: bool
+) -> None:
+    choice = choose(prune_manifests(watch(table, planning, on_driver).scan._filter))
+    readings = [choice.data_reading, choice.delete_reading]
+    if planning == "auto":
+        assert choice.coplanned is not None
+        readings = [choice.coplanned.reading]
+    assert {reading.placement.value for reading in readings} == {"driver" if on_driver else "tasks"}
+    assert sum(reading.load.entries or 0 for reading in readings) == 8
+    assert all(f"{reading.load.entries} entries in" in reading.reason for reading in readings)
 
 
 def test_no_delete_manifest_means_no_job(table: HandmadeTable, watch: Watch) -> None:

@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F
 
-from sparkmeta.plan import costs
-from sparkmeta.plan.deletes.kinds import DV_COLUMNS, equality_ids, only_dvs
-from sparkmeta.plan.filter import entry_filter, matching_entries
+from sparkmeta.plan.deletes.kinds import delete_projection, equality_ids, only_dvs
+from sparkmeta.plan.filter import matching_entries
 from sparkmeta.session import local_frame
-from sparkmeta.spec.entry import DELETE_FILE_PATH_ID
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame
 
     from sparkmeta.plan.choose import Choice
-
-_DELETE_COLUMNS = (*DV_COLUMNS, "equality_ids")
 
 
 @dataclass(frozen=True)
@@ -59,9 +55,10 @@ def delete_entries(choice: Choice) -> DeleteEntries:
     compared = frozenset() if are_dvs else equality_ids(scan_filter, manifests)
     if are_dvs is None:
         are_dvs = not compared and only_dvs(state, manifests, by_job=not broadcast)
-    stats = {DELETE_FILE_PATH_ID, *compared, *scan_filter.undecided_ids}
-    projection = replace(state.projection(_DELETE_COLUMNS, stats), wanted=entry_filter(scan_filter))
-    decoded = state.reader.driver_table(manifests, projection, costs.COSTS.driver_deletes)
-    entries = state.entries(manifests, projection) if decoded is None else local_frame(state.spark, decoded)
+    projection = delete_projection(scan_filter, compared)
+    if choice.driver_groups:
+        entries = local_frame(state.spark, state.reader.table(manifests, projection))
+    else:
+        entries = state.entries(manifests, projection, choice.delete_reading.placement)
     matching = matching_entries(entries, scan_filter)
-    return DeleteEntries(matching, manifests, compared, broadcast, are_dvs, decoded is not None)
+    return DeleteEntries(matching, manifests, compared, broadcast, are_dvs, choice.driver_groups)

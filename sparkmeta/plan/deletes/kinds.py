@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,7 @@ from sparkmeta.plan import costs
 from sparkmeta.plan.deletes.rules import NOT_A_DV
 from sparkmeta.plan.deletes.views import arrow_entry_view, entry_view
 from sparkmeta.plan.filter import ScanFilter, entry_filter, is_live
+from sparkmeta.spec.entry import DELETE_FILE_PATH_ID
 
 if TYPE_CHECKING:
     from sparkmeta.state import TableState
@@ -31,6 +33,7 @@ DV_COLUMNS = (
     "file_size_in_bytes",
     "referenced_file",
 )
+_DELETE_COLUMNS = (*DV_COLUMNS, "equality_ids")
 
 
 def only_dvs(state: TableState, manifests: pa.Table, *, by_job: bool) -> bool:
@@ -60,6 +63,12 @@ def dv_projection(scan_filter: ScanFilter) -> EntryProjection:
     """Return what is read of deletion vectors: those that may be of use for the filter."""
     wanted = entry_filter(scan_filter, by_stats=False)
     return replace(scan_filter.state.projection(DV_COLUMNS), wanted=wanted)
+
+
+def delete_projection(scan_filter: ScanFilter, equality_ids: Iterable[int] = ()) -> EntryProjection:
+    """Return what is read of deletes that are joined. equality_ids: the columns that equality deletes compare."""
+    stats = {DELETE_FILE_PATH_ID, *equality_ids, *scan_filter.undecided_ids}
+    return replace(scan_filter.state.projection(_DELETE_COLUMNS, stats), wanted=entry_filter(scan_filter))
 
 
 def all_dvs(entries: pa.Table) -> bool:
