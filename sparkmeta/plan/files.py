@@ -1,23 +1,26 @@
-"""The engine on one page: which data files a scan must read, each with the deletes that apply to it.
+"""The engine on one page: which data files a scan reads, and which deletes apply to each.
 
-    filter -> pruned manifests -> choice -> entries -> matched entries -> rows of plan_files
+    ScanFilter -> PrunedManifests -> Choice    -> ScanEntries -> MatchedEntries -> rows of plan_files
+    filter.py     prune.py           choose.py    entries.py     match.py          files.py
 
-Each step is a module with one entry function, which takes the value before it: `filter.ScanFilter`,
-`prune.prune_manifests`, `choose.choose`, `entries.read_entries`, `match.match_deletes`, `planned_rows`. A scan makes
-each value once.
+Each step has one function that takes the value of the step before it. Each value holds that one, so that a
+`MatchedEntries` leads back to its choice, manifests and filter. `Scan` makes the first three values, each once;
+`plan_files` makes the others of a `Choice`.
 
 What runs when:
 
-- `prune_manifests` reads the manifest list or the V4 root, and runs no job. It opens no manifest.
-- `choose` opens none either, but for the delete manifests of an Avro list of format version 3 where tasks may match
-  (the setting `planning`): it has to know whether they hold deletion vectors alone. The driver reads them where they
-  and the data manifests are few (the setting `driver_manifest_bytes`), else one query does.
-- `plan_files` makes a DataFrame. What is read at once, on the driver, are few manifests (the same setting). A query of
-  local rows groups few deletes that are to be joined. Of many, one query looks for the columns of equality deletes,
-  unless the snapshot's summary says that there are none, and one for other kinds among what may be DVs alone. All else
-  runs when the DataFrame does.
-- `count_files` follows `prune_manifests` alone. Without a filter it opens no manifest that has counts, and runs no job;
-  with one, a query counts the entries of the data manifests that may match. It never looks for deletes.
+- `prune_manifests` reads the manifest list or the V4 root on the driver. It opens no manifest and runs no job.
+- `choose` does neither, with one exception. Tasks can match the deletes of a manifest list only if these are all
+  deletion vectors. In a table of format version 3, unless the setting `planning` is `join`, it therefore looks at the
+  delete manifests: on the driver if these and the data manifests are small (the setting `driver_manifest_bytes`), else
+  by a job.
+- `plan_files` builds a DataFrame. The driver decodes small manifests meanwhile. If deletes are to be joined, jobs run
+  too. If the driver has decoded the deletes, one job over these local rows groups them. If not, one job collects the
+  columns that equality deletes compare, unless the snapshot's summary counts no equality deletes, and one looks for
+  other deletes if the manifests may contain deletion vectors only. Everything else runs with the DataFrame.
+- `count_files` takes the `PrunedManifests`. Without a filter it adds up the counts of manifests: it opens only
+  manifests that have no counts, and runs no job where all have them. With a filter it counts matching entries by a job.
+  It never reads deletes.
 """
 
 from __future__ import annotations
@@ -67,22 +70,22 @@ _PLAN_TYPES: dict[str, DataType] = {
 
 
 def plan_files(choice: Choice, *extra: Aliased) -> DataFrame:
-    """Plan a scan: one row a data file that may hold matching rows.
+    """Plan a scan: one row per data file that may hold matching rows.
 
     Columns: file_path, file_format, spec_id, partition (where the table has any), record_count, file_size_in_bytes,
     split_offsets, sort_order_id, first_row_id, data_sequence_number, manifest_path, manifest_pos, deletes (the order of
     Iceberg's DeleteFileIndex: global equality, partition equality, then DV or position deletes; ascending sequence
     number in each), residual (Iceberg's expression JSON).
 
-    The frame fails, when it runs, for metadata of deletes that contradicts itself (`deletes.rules`), but for DVs in
-    manifests that have none of the file's partition: they may not be looked at.
+    The DataFrame fails, when it runs, if the deletes contradict each other or their data files (`deletes.rules`).
+    Deletes in manifests without entries of the file's partition may not be read, and are not checked then.
 
     Args:
         choice: how the scan's manifests are read and their deletes matched.
-        extra: further columns of the data entry to show after these.
+        extra: further columns of the data entry, to append to these.
 
     Raises:
-        ValidationError: such a contradiction, among manifests that the driver reads.
+        ValidationError: such a contradiction in manifests that the driver decodes.
     """
     return planned_rows(match_deletes(read_entries(choice)), *extra)
 
@@ -95,12 +98,11 @@ def planned_rows(matched: MatchedEntries, *extra: Aliased) -> DataFrame:
 
 
 def count_files(pruned: PrunedManifests) -> int:
-    """Count the rows of `plan_files`, without looking for deletes, or finding them to be wrong.
+    """Count the rows of `plan_files`, without reading or checking deletes.
 
-    Without a filter the counts of manifests tell, less what manifest DVs mask, since these mask live entries only
-    (semantics C19): no manifest is opened, and no job runs. Only manifests of v1 tables that have no counts are read.
-    With a filter a query counts the entries of the pruned data manifests that match; few manifests are read on the
-    driver for it.
+    Without a filter, add up the live files of the manifests, less those that manifest DVs mask (they mask live entries
+    only). Manifests without counts, which v1 tables may have, are read. With a filter, count the matching entries of
+    the data manifests; the driver decodes small manifests for it.
     """
     counts = live_files(pruned.data)
     is_known = counts.is_valid() if pruned.filter.keeps_all else pa.repeat(pa.scalar(False), len(pruned.data))
