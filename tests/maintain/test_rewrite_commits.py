@@ -70,7 +70,7 @@ def test_manifests_follow_each_other(spark: SparkSession, tmp_path: Path) -> Non
     size = sum(row["manifest_length"] for row in rows_of(before))
     plan = before.maintenance.rewrite_manifests(target_manifest_bytes=-(-size // 10))
     assert plan.summary().to_dict() | {"bytes": 0} == {
-        "table": before.name, "snapshot_id": 10, "data_manifests": 8, "delete_manifests": 0, "kept_manifests": 0,
+        "table": before.full_name, "snapshot_id": 10, "data_manifests": 8, "delete_manifests": 0, "kept_manifests": 0,
         "manifests_after": 10, "live_files": 288, "bytes": 0,
     }  # fmt: skip
     planned = plan.files().collect()
