@@ -171,11 +171,12 @@ def test_no_delete_manifest_means_no_job(table: HandmadeTable, watch: Watch) -> 
 def test_a_report_is_of_the_plan_that_was_made(
     table: HandmadeTable, watch: Watch, planning: str, on_driver: bool
 ) -> None:
-    """It neither reads the list again nor chooses again: the list, and what the choice rests on, are gone."""
-    watched = watch(table, planning, on_driver)
+    """It chooses nothing anew: deletes that the driver has read for the choice are not read again."""
+    watched, reports = watch(table, planning, on_driver), []
     planned = {row.file_path: len(row.deletes) for row in watched.scan.plan_files().collect()}
-    (table.folder / "metadata" / LIST).unlink()
-    report = watched.scan.report()
+    opened, _ = watched.during(lambda: reports.append(watched.scan.report()))
+    assert opened == (DATA if (planning, on_driver) == ("auto", True) else DATA | DELETES)
+    (report,) = reports
     assert report.data_entries.planned == len(planned) == 6
     assert report.files_with_deletes == sum(planned.values()) == 2
     assert report.strategy.startswith("join: the setting" if planning == "join" else "colocated: 2 deletion vectors")
