@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sparkmeta.columns.bound_tests import AllOf, Source
+from sparkmeta.columns.bound_tests import Source
 from sparkmeta.columns.bounds import decode_bounds
 from sparkmeta.errors import CorruptFileError
 from sparkmeta.manifests.arrays import kept_rows, whole
@@ -68,16 +68,16 @@ class RawRecords(Protocol):
         """The records at these places."""
 
 
-def wanted_fields(projection: EntryProjection) -> frozenset[int]:
-    """The ids of the entry's and data_file's fields that a projection needs."""
-    wanted = {0, *(METRICS_MAP_IDS[name] for name in projection.columns if name in METRICS_MAP_IDS)}
+def projected_fields(projection: EntryProjection) -> frozenset[int]:
+    """Return the ids of the entry's and data_file's fields that a projection needs."""
+    ids = {0, *(METRICS_MAP_IDS[name] for name in projection.columns if name in METRICS_MAP_IDS)}
     for column in projection.columns:
-        wanted.update(_IDS_BY_COLUMN.get(column, ()))
-    if "first_row_id" in projection.columns or projection.wanted is not None:
-        wanted.add(103)
+        ids.update(_IDS_BY_COLUMN.get(column, ()))
+    if "first_row_id" in projection.columns or projection.entry_filter is not None:
+        ids.add(103)
     if projection.stats:
-        wanted.update(STATS_SOURCES.values())
-    return frozenset(wanted)
+        ids.update(STATS_SOURCES.values())
+    return frozenset(ids)
 
 
 def field_name(field_id: int) -> str:
@@ -110,13 +110,13 @@ class EntryBuilder:
         self.row_ids = RowIdCounter(part.context.first_row_id)
 
     def batch(self, ordinals: pa.Array, records: RawRecords) -> pa.RecordBatch:
-        """Records at the given physical positions as a batch of `projection.schema`: the wanted ones.
+        """Records at the given physical positions as a batch of `projection.schema`: those that pass its filter.
 
         Raises:
             CorruptFileError: an unknown status, content or format, a required value that is null, a malformed bound.
         """
         row_ids = self._first_row_ids(records) if "first_row_id" in self.projection.columns else None
-        if (places := self._wanted_places(records)) is not None:
+        if (places := self._matching_places(records)) is not None:
             records, ordinals = records.taken(places), ordinals.take(pa.array(places))
             row_ids = row_ids.take(pa.array(places)) if row_ids is not None else None
         columns = [
@@ -193,22 +193,20 @@ class EntryBuilder:
             raise CorruptFileError(self.part.location, field_name(field_id), None, "the field is required")
         return values
 
-    def _wanted_places(self, records: RawRecords) -> np.ndarray[Any, Any] | None:
-        """Where the wanted entries are; None where all are wanted."""
-        wanted = self.projection.wanted
-        if wanted is None:
+    def _matching_places(self, records: RawRecords) -> np.ndarray[Any, Any] | None:
+        """Return where the entries are that pass the projection's filter; None where all do."""
+        if self.projection.entry_filter is None:
             return None
-        kept = pc.not_equal(self._status(records), int(Status.DELETED))
-        columns = _Compared(self, records)
-        tuples = dict(wanted.partitions).get(self.part.spec_id, AllOf()).passes(columns)
-        by_stats = wanted.stats.passes(columns)
-        if by_stats is not None:
-            # A negative count of records says that nothing is known of the file.
-            kept = pc.and_(kept, pc.or_(by_stats, pc.less(self.record_count(records), 0)))
-        if tuples is not None:
-            kept = pc.and_(kept, tuples)
-        mask = kept.to_numpy(zero_copy_only=False)
-        return None if mask.all() else np.flatnonzero(mask)
+
+        def values(source: Source, field_id: int, type_name: str) -> pa.Array:
+            if source == PARTITION:
+                return records.partition(field_id, type_name)
+            return self.bound(records, STATS_SOURCES[source], field_id, type_name)
+
+        status, spec_ids = self._status(records), self.partition_spec_id(records)
+        mask = _matching(self.projection, values, status, spec_ids, lambda: self.record_count(records))
+        places = mask.to_numpy(zero_copy_only=False)
+        return None if places.all() else np.flatnonzero(places)
 
     def _stats(self, records: RawRecords) -> pa.Array:
         """content_stats: a struct per wanted field, null children where nothing is known."""
@@ -233,59 +231,53 @@ class EntryBuilder:
         return _struct(children, self.projection.partition_type)
 
 
-class _Compared:
-    """What array tests compare, of some records; each column is made once."""
+def matching_rows(entries: pa.Table, projection: EntryProjection) -> pa.Table:
+    """Drop entries, rows of the projection's schema, that do not pass its filter.
 
-    def __init__(self, builder: EntryBuilder, records: RawRecords) -> None:
-        self._builder = builder
-        self._records = records
-        self._found: dict[tuple[str, int], pa.Array] = {}
-
-    def __call__(self, source: Source, field_id: int, type_name: str) -> pa.Array | None:
-        projection = self._builder.projection
-        known = projection.partition if source == PARTITION else projection.stats
-        if (field_id, type_name) not in known:
-            return None
-        if (source, field_id) not in self._found:
-            self._found[source, field_id] = as_numbers(self._values(source, field_id, type_name))
-        return self._found[source, field_id]
-
-    def _values(self, source: Source, field_id: int, type_name: str) -> pa.Array:
-        if source == PARTITION:
-            return self._records.partition(field_id, type_name)
-        return self._builder.bound(self._records, STATS_SOURCES[source], field_id, type_name)
-
-
-def wanted_rows(entries: pa.Table, projection: EntryProjection) -> pa.Table:
-    """Entries, rows of the projection's schema, without those that it surely has no use for.
-
-    They have `version_info`, `record_count` and `partition_spec_id`, unless all are wanted.
+    They have `version_info`, `record_count` and `partition_spec_id`, unless there is no filter.
     """
-    wanted = projection.wanted
-    if wanted is None:
+    if projection.entry_filter is None:
         return entries
-    parents = {one: whole(entries.column(one)) for one in (PARTITION, CONTENT_STATS) if one in entries.column_names}
-    found: dict[tuple[str, int], pa.Array] = {}
+    parents = {name: whole(entries.column(name)) for name in (PARTITION, CONTENT_STATS) if name in entries.column_names}
+
+    def values(source: Source, field_id: int, _: str) -> pa.Array:
+        if source == PARTITION:
+            return pc.struct_field(parents[PARTITION], [str(field_id)])
+        return pc.struct_field(parents[CONTENT_STATS], [str(field_id), source])
+
+    status = pc.struct_field(entries.column("version_info"), "status")
+    spec_ids = entries.column("partition_spec_id")
+    return kept_rows(entries, _matching(projection, values, status, spec_ids, lambda: entries.column("record_count")))
+
+
+def _matching(
+    projection: EntryProjection,
+    values: Callable[[Source, int, str], pa.Array],
+    status: pa.Array,
+    spec_ids: pa.Array,
+    record_counts: Callable[[], pa.Array],
+) -> pa.Array:
+    """Return which entries pass the filter of a projection. values: of a partition field, or of a column's bounds."""
+    compared: dict[tuple[str, int], pa.Array] = {}
 
     def columns(source: Source, field_id: int, type_name: str) -> pa.Array | None:
-        known = projection.partition if source == PARTITION else projection.stats
-        if (field_id, type_name) not in known:
+        if (field_id, type_name) not in (projection.partition if source == PARTITION else projection.stats):
             return None
-        if (source, field_id) not in found:
-            parent, path = (PARTITION, []) if source == PARTITION else (CONTENT_STATS, [source])
-            found[source, field_id] = as_numbers(pc.struct_field(parents[parent], [str(field_id), *path]))
-        return found[source, field_id]
+        if (source, field_id) not in compared:
+            compared[source, field_id] = as_numbers(values(source, field_id, type_name))
+        return compared[source, field_id]
 
-    kept = pc.not_equal(pc.struct_field(entries.column("version_info"), "status"), int(Status.DELETED))
-    by_stats = wanted.stats.passes(columns)
+    assert projection.entry_filter is not None
+    matching = pc.not_equal(status, int(Status.DELETED))
+    by_stats = projection.entry_filter.stats.passes(columns)
     if by_stats is not None:
-        kept = pc.and_(kept, pc.or_(by_stats, pc.less(entries.column("record_count"), 0)))
-    for spec_id, tests in wanted.partitions:
-        passed = tests.passes(columns)
-        if passed is not None:
-            of_others = pc.not_equal(entries.column("partition_spec_id"), spec_id)
-            kept = pc.and_(kept, pc.or_(passed, of_others))
-    return kept_rows(entries, kept)
+        # A negative count of records says that nothing is known of the file.
+        matching = pc.and_(matching, pc.or_(by_stats, pc.less(record_counts(), 0)))
+    for spec_id, tests in projection.entry_filter.partitions:
+        of_spec = pc.equal(spec_ids, spec_id)
+        if pc.any(of_spec).as_py() and (passed := tests.passes(columns)) is not None:
+            matching = pc.and_(matching, pc.or_(passed, pc.invert(of_spec)))
+    return matching
 
 
 def as_numbers(values: pa.Array) -> pa.Array:

@@ -75,7 +75,7 @@ class ManifestLoad:
             most_entries: that the driver may decode; by default as many as had better be brought into Spark.
         """
         if most_entries is None:
-            selective = projection.wanted is not None and projection.wanted.selective
+            selective = projection.entry_filter is not None and projection.entry_filter.selective
             most_entries = MOST_TESTED_ENTRIES if selective else MOST_ENTRIES
         maps = not METRICS_MAP_IDS.keys().isdisjoint(projection.columns)
         size = pc.sum(manifests.column("file_size_in_bytes")).as_py() or 0

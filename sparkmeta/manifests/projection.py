@@ -33,8 +33,12 @@ FILE_COLUMNS = tuple(name for name in _ENTRY_TYPES if name != "manifest_stats")
 class EntryFilter:
     """Which entries are of use: live ones, whose stats and partition tuple pass tests.
 
-    A reader leaves the others out or not, as suits it; row ids are counted over all. partitions: the tests by spec id;
-    of other specs every tuple passes. selective: the stats are of columns of which partitions don't tell everything.
+    A reader leaves the others out or not, as suits it; row ids are counted over all.
+
+    Args:
+        stats: the tests of statistics.
+        partitions: the tests of tuples by spec id; of other specs every tuple passes.
+        selective: the stats are of columns of which partitions don't tell everything.
     """
 
     stats: AllOf
@@ -46,30 +50,31 @@ class EntryFilter:
 class EntryProjection:
     """The columns, partition fields and stats that entries are read with.
 
-    columns: top-level names of the content entry, and any of the raw metrics maps (`column_sizes`, ...).
-    partition: (partition field id, Iceberg type name) of the `partition` struct's fields.
-    stats: (column field id, Iceberg type name) of the fields of `content_stats`.
-    wanted: which entries; None: all.
+    It travels to tasks.
 
-    Picklable and free of heavy imports, since it travels to executors.
+    Args:
+        columns: top-level names of the content entry, and any of the raw metrics maps (`column_sizes`, ...).
+        partition: (partition field id, Iceberg type name) of the `partition` struct's fields.
+        stats: (column field id, Iceberg type name) of the fields of `content_stats`.
+        entry_filter: which entries are of use; None: all.
     """
 
     columns: tuple[str, ...]
     partition: tuple[tuple[int, str], ...] = ()
     stats: tuple[tuple[int, str], ...] = ()
-    wanted: EntryFilter | None = None
+    entry_filter: EntryFilter | None = None
 
     @staticmethod
     def of(
         columns: Iterable[str], partition: Mapping[int, str] | None = None, stats: Mapping[int, str] | None = None
     ) -> EntryProjection:
-        """A projection in the content entry's own order, whatever the order of `columns`."""
-        wanted = set(columns)
+        """Return a projection in the content entry's own order, whatever the order of `columns`."""
+        names = set(columns)
         known = [*_ENTRY_TYPES, *_MAP_TYPES]
-        unknown = wanted.difference(known)
+        unknown = names.difference(known)
         if unknown:
             raise ValueError(f"not columns of a content entry: {sorted(unknown)}")
-        ordered = tuple(name for name in known if name in wanted)
+        ordered = tuple(name for name in known if name in names)
         return EntryProjection(ordered, tuple(sorted((partition or {}).items())), tuple(sorted((stats or {}).items())))
 
     @cached_property

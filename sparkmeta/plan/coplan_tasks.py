@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from sparkmeta.manifests.arrays import kept_rows, whole
 from sparkmeta.manifests.decoder import CACHED_LEAF, EntryDecoder
 from sparkmeta.manifests.deletion_vectors import DV_SCHEMA, inlined, unmasked
-from sparkmeta.manifests.entries import wanted_rows
+from sparkmeta.manifests.entries import matching_rows
 from sparkmeta.manifests.parts import PART_SCHEMA
 from sparkmeta.manifests.projection import MANIFEST, ORDINAL, EntryProjection
 from sparkmeta.manifests.v4.root import is_live
@@ -120,7 +120,7 @@ def _join_leaf(task: CoplanTask, leaf: Mapping[str, Any], load: Callable[[], pa.
         one_dv_a_file(dvs)
         _refuse_unknown_files(data, dvs)
     live = _live(_with_dvs(task, data, dvs, places), leaf)
-    yield from wanted_rows(live, task.data).to_batches()
+    yield from matching_rows(live, task.data).to_batches()
 
 
 def _join_part(task: CoplanTask, part: Mapping[str, Any], load: Callable[[], pa.Table]) -> Iterator[pa.RecordBatch]:

@@ -130,7 +130,7 @@ def matching_entries(entries: DataFrame, scan_filter: ScanFilter) -> DataFrame:
 def data_projection(scan_filter: ScanFilter, stats_ids: Iterable[int] = ()) -> EntryProjection:
     """Return what planning reads of data entries: stats of the undecided columns and of `stats_ids`."""
     projection = scan_filter.state.projection(_DATA_COLUMNS, {*scan_filter.undecided_ids, *stats_ids})
-    return replace(projection, wanted=entry_filter(scan_filter))
+    return replace(projection, entry_filter=entry_filter(scan_filter))
 
 
 def entry_filter(scan_filter: ScanFilter, *, by_stats: bool = True) -> EntryFilter:

@@ -132,7 +132,7 @@ def _bytes(manifests: pa.Table) -> int:
 def _count_entries(pruned: PrunedManifests) -> EntryCounts:
     """Count each entry for the first rule that skips it, by one aggregation."""
     scan_filter = pruned.filter
-    every_entry = replace(data_projection(scan_filter), wanted=None)
+    every_entry = replace(data_projection(scan_filter), entry_filter=None)
     entries = scan_filter.state.entries(pruned.data, every_entry)
     conditions = (is_live(), tuple_matches(scan_filter), stats_match(scan_filter))
     live, tuples, stats = (condition.column() for condition in conditions)

@@ -304,11 +304,11 @@ def test_a_leaf_has_the_entries_of_its_manifest(
         EntryProjection.of(["location"]),
         EntryProjection.of(["location", "first_row_id"], {1000: "string"}, {1: "long"}),
     ):
-        for one in (projection, replace(projection, wanted=wanted)):
+        for one in (projection, replace(projection, entry_filter=wanted)):
             expected = pa.Table.from_batches(decode_manifest(content, part, one), one.schema)
             found = pa.Table.from_batches(decode_leaf(leaf, part, one, "leaf"), one.schema)
             assert found.to_pylist() == expected.to_pylist()
-            assert len(found) == 6 if one.wanted is None else len(found) < 6
+            assert len(found) == 6 if one.entry_filter is None else len(found) < 6
 
 
 def test_a_broken_leaf_is_named(tmp_path: Path) -> None:

@@ -66,7 +66,7 @@ def found(batches: list[pa.RecordBatch]) -> dict[int, int | None]:
 def test_what_is_wanted(wanted: EntryFilter | None, ordinals: list[int], compiled: bool, manifest: bytes) -> None:
     all_ids = found(decoded(manifest, PROJECTION, compiled))
     assert all_ids[9] == 1000 + 10 + (-1) + 10 * 4
-    batches = decoded(manifest, replace(PROJECTION, wanted=wanted), compiled)
+    batches = decoded(manifest, replace(PROJECTION, entry_filter=wanted), compiled)
     assert found(batches) == {one: all_ids[one] for one in ordinals}
     assert all(len(batch) for batch in batches)
 
@@ -74,7 +74,7 @@ def test_what_is_wanted(wanted: EntryFilter | None, ordinals: list[int], compile
 @pytest.mark.parametrize("compiled", [False, True], ids=["fastavro", "compiled"])
 def test_bounds_of_another_type_decide_nothing(compiled: bool, manifest: bytes) -> None:
     of_dates = AllOf((replace(AT_LEAST_7.tests[0], type_name="date"),))
-    projection = replace(PROJECTION, wanted=EntryFilter(of_dates, ()))
+    projection = replace(PROJECTION, entry_filter=EntryFilter(of_dates, ()))
     assert len(found(decoded(manifest, projection, compiled))) == 7
 
 
@@ -91,7 +91,7 @@ def test_the_rest_is_as_without_a_filter(seed: int, compiled: bool) -> None:
         pytest.skip("a manifest that is refused")
     table = pa.Table.from_batches(batches, full.schema)
     live = pa.compute.not_equal(pa.compute.struct_field(table["version_info"], "status"), 2)
-    kept = pa.Table.from_batches(decoded(made.data, replace(full, wanted=EVERYTHING), compiled), full.schema)
+    kept = pa.Table.from_batches(decoded(made.data, replace(full, entry_filter=EVERYTHING), compiled), full.schema)
     assert values(kept) == values(table.filter(live))
 
 
@@ -103,7 +103,7 @@ def values(table: pa.Table) -> str:
 def test_records_in_arrow_are_taken_too() -> None:
     batch = pa.RecordBatch.from_pydict({"f0": pa.array([1, 2, 0], pa.int32()), "f103": [1, 2, 3], "f142": [None] * 3})
     projection = EntryProjection.of(["record_count", "first_row_id"])
-    builder = EntryBuilder(PART, replace(projection, wanted=EVERYTHING))
+    builder = EntryBuilder(PART, replace(projection, entry_filter=EVERYTHING))
     made = builder.batch(pa.array([5, 6, 7]), ArrowRecords(batch))
     assert made.select(["record_count", "first_row_id", "ordinal"]).to_pydict() == {
         "record_count": [1, 3],

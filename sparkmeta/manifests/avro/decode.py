@@ -24,7 +24,7 @@ from sparkmeta.columns.bounds import ANY, bound_arrow_type
 from sparkmeta.errors import CorruptFileError
 from sparkmeta.manifests.avro.container import Block, Data, Header, inflate, read_blocks, read_header
 from sparkmeta.manifests.avro.schema import ManifestSchema, bytes_for_fixed, manifest_schema
-from sparkmeta.manifests.entries import EntryBuilder, RawRecords, field_name, typed_values, wanted_fields
+from sparkmeta.manifests.entries import EntryBuilder, RawRecords, field_name, projected_fields, typed_values
 from sparkmeta.manifests.parts import ManifestPart
 from sparkmeta.manifests.projection import EntryProjection
 from sparkmeta.spec.entry import METRICS_MAP_IDS
@@ -176,9 +176,9 @@ def _decodes_maps(projection: EntryProjection) -> bool:
 
 def _narrow_schema(schema: ManifestSchema, projection: EntryProjection) -> dict[str, Any]:
     """The reader schema of only the wanted fields; the rest is skipped without being made."""
-    wanted = wanted_fields(projection)
+    ids = projected_fields(projection)
     partition_ids = {field_id for field_id, _ in projection.partition}
-    return schema.projected(wanted.__contains__, partition_ids.__contains__)
+    return schema.projected(ids.__contains__, partition_ids.__contains__)
 
 
 class AvroRecords:

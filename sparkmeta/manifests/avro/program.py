@@ -21,7 +21,7 @@ from sparkmeta.columns.bounds import bound_arrow_type
 from sparkmeta.manifests.avro import execute as ops
 from sparkmeta.manifests.avro import machine
 from sparkmeta.manifests.avro.schema import ManifestSchema, field_id_of, fixed_sizes, smallest_size
-from sparkmeta.manifests.entries import field_type, wanted_fields
+from sparkmeta.manifests.entries import field_type, projected_fields
 from sparkmeta.manifests.projection import EntryProjection
 from sparkmeta.spec.entry import DATA_FILE_FIELD_ID, METRICS_MAP_IDS, METRICS_MAPS, PARTITION_FIELD_ID, STATS_SOURCES
 
@@ -93,9 +93,9 @@ class _Compiler:
         self._schema = schema
         self._asked_marks = marks
         self._marks: list[int] = []
-        wanted = wanted_fields(projection)
-        self._wanted_outside = wanted & schema.fields - METRICS_MAPS.keys()
-        self._wanted = wanted - self._wanted_outside
+        projected = projected_fields(projection)
+        self._entry_fields = projected & schema.fields - METRICS_MAPS.keys()
+        self._file_fields = projected - self._entry_fields
         self._keys = [field_id for field_id, _ in projection.stats]
         self._whole = {METRICS_MAP_IDS[name] for name in projection.columns if name in METRICS_MAP_IDS}
         self._partition_types = {field_id: bound_arrow_type(name) for field_id, name in projection.partition}
@@ -140,7 +140,7 @@ class _Compiler:
     # What is wanted, from the outside to the inside
 
     def _entry_field(self, field_id: int, kind: Any) -> None:
-        if field_id in self._wanted_outside:
+        if field_id in self._entry_fields:
             self._field(field_id, kind)
         elif field_id == DATA_FILE_FIELD_ID:
             self._union_or(kind, self._data_file, machine.NULL_FILE)
@@ -153,9 +153,9 @@ class _Compiler:
             field_id, kind = field_id_of(field), field["type"]
             if field_id == PARTITION_FIELD_ID:
                 self._union_or(kind, self._partition_tuple)
-            elif field_id in METRICS_MAPS and field_id in self._wanted:
+            elif field_id in METRICS_MAPS and field_id in self._file_fields:
                 self._union_or(kind, partial(self._metrics_map, field_id))
-            elif field_id in self._wanted:
+            elif field_id in self._file_fields:
                 self._field(field_id, kind)
             else:
                 self._skip(kind)

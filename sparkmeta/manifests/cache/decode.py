@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 
 from sparkmeta.errors import CorruptFileError
 from sparkmeta.manifests.arrays import narrowed, whole
-from sparkmeta.manifests.entries import wanted_rows
+from sparkmeta.manifests.entries import matching_rows
 from sparkmeta.manifests.inherit import with_inherited_version
 from sparkmeta.manifests.parts import ManifestPart
 from sparkmeta.manifests.projection import (
@@ -40,9 +40,9 @@ def decode_leaf(data: bytes, part: ManifestPart, projection: EntryProjection, le
             if missing := {"location", *_TESTED, ORDINAL} - set(file.schema_arrow.names):
                 raise ValueError(f"it has no {sorted(missing)}")  # noqa: TRY301  one message for all that may be wrong
             for group in range(file.num_row_groups):
-                if _is_tested(projection) and not len(wanted_rows(_entries(file, group, part, tested), projection)):
+                if _is_tested(projection) and not len(matching_rows(_entries(file, group, part, tested), projection)):
                     continue
-                kept = wanted_rows(_entries(file, group, part, wide), projection)
+                kept = matching_rows(_entries(file, group, part, wide), projection)
                 batches += kept.select(projection.schema.names).to_batches(max_chunksize=_BATCH_ROWS)
     except (OSError, pa.ArrowException, ValueError, LookupError, AttributeError, MemoryError) as error:
         raise CorruptFileError(leaf, "file", data[:4].hex(), f"no leaf of the manifest cache: {error}"[:300]) from error
@@ -55,8 +55,8 @@ _TESTED = ("version_info", "partition_spec_id", "record_count")
 
 def _is_tested(projection: EntryProjection) -> bool:
     """Whether entries may be left out for what their stats or tuples are: then these are read first, and alone."""
-    wanted = projection.wanted
-    return wanted is not None and bool(wanted.stats.tests or any(tests.tests for _, tests in wanted.partitions))
+    tests = projection.entry_filter
+    return tests is not None and bool(tests.stats.tests or any(of_spec.tests for _, of_spec in tests.partitions))
 
 
 def _entries(file: pq.ParquetFile, group: int, part: ManifestPart, read: EntryProjection) -> pa.Table:

@@ -71,9 +71,9 @@ class CacheTypes:
 
         What the document doesn't name is in no manifest that it stands for, and so is null in the leaf too.
         """
-        wanted = ((self.stats, projection.stats), (self.partition, projection.partition))
+        projected = ((self.stats, projection.stats), (self.partition, projection.partition))
         return all(
-            kind != UNKNOWN_TYPE and types.get(one, kind) == kind for types, fields in wanted for one, kind in fields
+            kind != UNKNOWN_TYPE and types.get(one, kind) == kind for types, fields in projected for one, kind in fields
         )
 
 

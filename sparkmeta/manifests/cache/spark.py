@@ -33,10 +33,8 @@ def read_cached_entries(spark: SparkSession, parts: pa.Table, projection: EntryP
 
 
 def _read_schema(projection: EntryProjection) -> pa.Schema:
-    wanted = EntryProjection.of(
-        {*projection.columns, "version_info"}, dict(projection.partition), dict(projection.stats)
-    )
-    fields = [one.with_nullable(True) for one in wanted.schema if one.name != MANIFEST]
+    read = EntryProjection.of({*projection.columns, "version_info"}, dict(projection.partition), dict(projection.stats))
+    fields = [one.with_nullable(True) for one in read.schema if one.name != MANIFEST]
     if "first_row_id" in projection.columns:
         fields.append(pa.field(ROW_ID_OFFSET.name, ROW_ID_OFFSET.type))
     return pa.schema(fields)

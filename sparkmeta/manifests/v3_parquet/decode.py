@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 
 from sparkmeta.columns.bounds import bound_arrow_type
 from sparkmeta.errors import CorruptFileError
-from sparkmeta.manifests.entries import EntryBuilder, wanted_fields
+from sparkmeta.manifests.entries import EntryBuilder, projected_fields
 from sparkmeta.manifests.parts import ManifestPart
 from sparkmeta.manifests.projection import EntryProjection
 from sparkmeta.spec.entry import DATA_FILE_FIELD_ID, PARTITION_FIELD_ID
@@ -38,7 +38,7 @@ def decode_parquet_manifest(
     builder, ordinal = EntryBuilder(part, projection), 0
     try:
         file = pq.ParquetFile(pa.BufferReader(data))
-        columns = _wanted_columns(file.schema_arrow, projection, part.location)
+        columns = _projected_columns(file.schema_arrow, projection, part.location)
         for batch in file.iter_batches(BATCH_RECORDS, columns=columns):
             ordinals = pa.array(np.arange(ordinal, ordinal + len(batch)), pa.int64())
             yield builder.batch(ordinals, ParquetRecords(batch, part.location))
@@ -90,14 +90,14 @@ class ParquetRecords:
             raise CorruptFileError(self._location, f"field {field_id}", str(values.type), f"not {kind}") from error
 
 
-def _wanted_columns(schema: pa.Schema, projection: EntryProjection, location: str) -> list[str]:
+def _projected_columns(schema: pa.Schema, projection: EntryProjection, location: str) -> list[str]:
     """The paths of the wanted columns; the partition tuple as a whole, since its names may have dots."""
-    wanted = {*wanted_fields(projection), *([PARTITION_FIELD_ID] if projection.partition else [])}
+    ids = {*projected_fields(projection), *([PARTITION_FIELD_ID] if projection.partition else [])}
     file = next((field for field in schema if _id(field) == DATA_FILE_FIELD_ID), None)
     if file is None or not pa.types.is_struct(file.type):
         raise CorruptFileError(location, "schema", "data_file", "field 2 (data_file) is not a struct")
-    own = [field.name for field in schema if _id(field) in wanted]
-    return [*own, *(f"{file.name}.{field.name}" for field in file.type if _id(field) in wanted)]
+    own = [field.name for field in schema if _id(field) in ids]
+    return [*own, *(f"{file.name}.{field.name}" for field in file.type if _id(field) in ids)]
 
 
 def _by_id(fields: Any, columns: list[pa.Array]) -> dict[int, pa.Array]:

@@ -18,7 +18,7 @@ from pyspark.sql import functions as F
 
 from sparkmeta.columns.bounds import ANY, bound_arrow_type
 from sparkmeta.errors import CorruptFileError, UnsupportedError
-from sparkmeta.manifests.entries import EntryBuilder, wanted_fields
+from sparkmeta.manifests.entries import EntryBuilder, projected_fields
 from sparkmeta.manifests.parts import PART_SCHEMA, part_of
 from sparkmeta.manifests.projection import EntryProjection
 from sparkmeta.session import local_frame, spark_schema
@@ -102,21 +102,21 @@ def _read_spec(
 
 def _schema(projection: EntryProjection, partition: Mapping[str, str]) -> Any:
     """The read schema: only the wanted fields, and the tuple's own names for the wanted partition fields."""
-    wanted = wanted_fields(projection)
-    file = [pa.field(name, _TYPES[field_id]) for field_id, name in _FILE_NAMES.items() if field_id in wanted]
-    file += [pa.field(n, pa.map_(pa.int32(), value)) for i, (n, value) in METRICS_MAPS.items() if i in wanted]
+    ids = projected_fields(projection)
+    file = [pa.field(name, _TYPES[field_id]) for field_id, name in _FILE_NAMES.items() if field_id in ids]
+    file += [pa.field(n, pa.map_(pa.int32(), value)) for i, (n, value) in METRICS_MAPS.items() if i in ids]
     if partition:
         fields = [pa.field(name, bound_arrow_type(type_name)) for name, type_name in partition.items()]
         file.append(pa.field("partition", pa.struct(fields)))
-    entry = [pa.field(name, _TYPES[field_id]) for field_id, name in _ENTRY_NAMES.items() if field_id in wanted]
+    entry = [pa.field(name, _TYPES[field_id]) for field_id, name in _ENTRY_NAMES.items() if field_id in ids]
     return spark_schema(pa.schema([*entry, pa.field("data_file", pa.struct(file))] if file else entry))
 
 
 def _columns(projection: EntryProjection) -> list[Column]:
     """The wanted fields as `f<id>`, and of the metrics maps whole ones as `f<id>`, single keys as `m<id>_<key>`."""
-    wanted = wanted_fields(projection)
-    columns = [_field(name, f"f{field_id}") for field_id, name in _ENTRY_NAMES.items() if field_id in wanted]
-    columns += [_field(f"data_file.{n}", f"f{i}") for i, n in _FILE_NAMES.items() if i in wanted]
+    ids = projected_fields(projection)
+    columns = [_field(name, f"f{field_id}") for field_id, name in _ENTRY_NAMES.items() if field_id in ids]
+    columns += [_field(f"data_file.{n}", f"f{i}") for i, n in _FILE_NAMES.items() if i in ids]
     for name in projection.columns:
         if name in METRICS_MAP_IDS:
             columns.append(_field(f"data_file.{name}", f"f{METRICS_MAP_IDS[name]}"))

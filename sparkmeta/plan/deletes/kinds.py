@@ -61,14 +61,14 @@ def only_dvs(state: TableState, manifests: pa.Table, *, by_job: bool) -> bool:
 
 def dv_projection(scan_filter: ScanFilter) -> EntryProjection:
     """Return what is read of deletion vectors: those that may be of use for the filter."""
-    wanted = entry_filter(scan_filter, by_stats=False)
-    return replace(scan_filter.state.projection(DV_COLUMNS), wanted=wanted)
+    live = entry_filter(scan_filter, by_stats=False)
+    return replace(scan_filter.state.projection(DV_COLUMNS), entry_filter=live)
 
 
 def delete_projection(scan_filter: ScanFilter, equality_ids: Iterable[int] = ()) -> EntryProjection:
     """Return what is read of deletes that are joined. equality_ids: the columns that equality deletes compare."""
     stats = {DELETE_FILE_PATH_ID, *equality_ids, *scan_filter.undecided_ids}
-    return replace(scan_filter.state.projection(_DELETE_COLUMNS, stats), wanted=entry_filter(scan_filter))
+    return replace(scan_filter.state.projection(_DELETE_COLUMNS, stats), entry_filter=entry_filter(scan_filter))
 
 
 def all_dvs(entries: pa.Table) -> bool:
