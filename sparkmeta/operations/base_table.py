@@ -74,7 +74,7 @@ class BaseTable:
         if not isinstance(self.metadata, TableMetadataV4) or self.metadata.layout_revision is None:
             raise UnsupportedError(
                 f"{self.full_name}: it is a table of format version {self.metadata.format_version} with manifest "
-                "lists: commits need the metadata tree that `sparkmeta upgrade` or table.maintenance.upgrade(4) makes"
+                "lists: commits need a metadata tree, which `sparkmeta upgrade` or table.maintenance.upgrade(4) makes"
             )
 
 

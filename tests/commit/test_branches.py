@@ -237,7 +237,7 @@ def test_tables_of_every_version_are_fast_forwarded(version: int, spark: SparkSe
     table = fast_forward(table, "old", "main")
     assert snapshot_of(table.refresh(), "old") == snapshot_of(table) != old
     assert table.format_version == version
-    with pytest.raises(UnsupportedError, match="with manifest lists: commits need its metadata tree"):
+    with pytest.raises(UnsupportedError, match="with manifest lists: commits need a metadata tree"):
         cherry_pick(table, snapshot_of(table))
 
 
