@@ -58,16 +58,19 @@ def run(table: sm.Table, folder: Path, each: int, commits: int, kills: int) -> N
     """Runs the processes to their end; kills one of them again and again, when its writers are at work."""
     chance = random.Random(17)
     running = {number: start(table, folder, number, each, commits) for number in range(PROCESSES)}
-    for _ in range(kills):
-        number = chance.randrange(PROCESSES)
+    killed = 0
+    while killed < kills and (alive := [number for number, process in running.items() if process.poll() is None]):
+        number = chance.choice(alive)
         before = progress(folder, number, each)
         while running[number].poll() is None and progress(folder, number, each) <= before:
             time.sleep(0.02)
         time.sleep(chance.uniform(0, 2))
-        assert running[number].poll() is None, "the writers were done before they were killed"
-        running[number].kill()
-        running[number].wait()
-        running[number] = start(table, folder, number, each, commits)
+        if running[number].poll() is None:
+            running[number].kill()
+            running[number].wait()
+            running[number] = start(table, folder, number, each, commits)
+            killed += 1
+    assert killed, "the writers were done before one of them was killed"
     for number, process in running.items():
         assert process.wait(timeout=6 * 3600) == 0, (folder / f"process.{number}").read_text()[-3000:]
 
