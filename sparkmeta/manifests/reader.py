@@ -39,6 +39,8 @@ from sparkmeta.storage.files import SparkFiles
 from sparkmeta.storage.reading import with_content
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from pyspark.sql import DataFrame, SparkSession
 
     from sparkmeta.manifests.cache.folder import ManifestCache
@@ -72,6 +74,19 @@ class ManifestReader:
 
     # -- where ------------------------------------------------------------------------------------------------------
 
+    def placement(self, manifests: pa.Table, projection: EntryProjection) -> Placement | None:
+        """Return where `entries` reads manifests by default: few of a manifest list are for the driver.
+
+        None means lazily, each manifest as suits its format: Parquet by Spark, others by tasks.
+        """
+        is_list = self.tree is None and self.manifest_cache is None
+        if is_list and self.fits_driver(manifests, projection):
+            return Placement.DRIVER
+        if self.access.tasks is None:
+            return Placement.SPARK
+        is_avro = manifests.column("file_format").unique().to_pylist() == ["AVRO"]
+        return Placement.TASKS if is_avro and self.tree is None else None
+
     def fits_driver(self, manifests: pa.Table, projection: EntryProjection, most_entries: int | None = None) -> bool:
         """Return whether threads of this process read manifests sooner than Python tasks do; see `ManifestLoad`.
 
@@ -102,11 +117,9 @@ class ManifestReader:
         Args:
             manifests: the manifests.
             projection: what to read.
-            placement: where. By default few Avro manifests are read by the driver, Parquet ones by Spark, and others by
-                tasks where these can open files.
+            placement: where; see `placement` for the default.
         """
-        if placement is None and self.tree is None and self.manifest_cache is None:
-            placement = Placement.DRIVER if self.fits_driver(manifests, projection) else None
+        placement = placement or self.placement(manifests, projection)
         if self.tree is not None and has_metrics_maps(projection):
             stats = stats_for_maps(projection, self.types.column_types)
             fill = partial(with_metrics_maps, projection, frozenset(self.types.column_types))
@@ -139,11 +152,9 @@ class ManifestReader:
             masks = {row[MANIFEST]: row for row in inlined(self._dvs_of(manifests).to_pylist(), self.access.files)}
         decode = partial(self.decoder(Placement.DRIVER).decode_unmasked, projection, masks)
         tables = [map_on_driver(parts, decode, projection.schema)]
-        in_root = manifests.filter(pc.equal(manifests.column("file_format"), IN_ROOT))
-        for content in in_root.column("content_type").to_pylist():
+        for manifest, rows in self._root_files(manifests):
             assert self.tree is not None
             assert self.trees is not None
-            rows, manifest = self.tree.root.of(OWN_ENTRIES[ContentType(content)], live=False), self.tree.own_id(content)
             tables.append(root_entries(rows, manifest, self.tree.root.location, projection, self.trees))
         return pa.concat_tables(tables)
 
@@ -216,13 +227,17 @@ class ManifestReader:
     def _root_frames(self, manifests: pa.Table, projection: EntryProjection) -> list[DataFrame]:
         assert self.tree is not None
         frames = []
+        for manifest, rows in self._root_files(manifests):
+            with_manifest = rows.append_column(MANIFEST, pa.repeat(pa.scalar(manifest, pa.int32()), len(rows)))
+            frames.append(read_rows(self.spark, with_manifest, projection, self.tree.sources))
+        return frames
+
+    def _root_files(self, manifests: pa.Table) -> Iterator[tuple[int, pa.Table]]:
+        """Yield the small ids of those manifests that are the root's own files, with these, DELETED ones included."""
         in_root = manifests.filter(pc.equal(manifests.column("file_format"), IN_ROOT))
         for content in in_root.column("content_type").to_pylist():
-            rows = self.tree.root.of(OWN_ENTRIES[ContentType(content)], live=False)
-            manifest = pa.repeat(pa.scalar(self.tree.own_id(content), pa.int32()), len(rows))
-            rows = rows.append_column(MANIFEST, manifest)
-            frames.append(read_rows(self.spark, rows, projection, self.tree.sources))
-        return frames
+            assert self.tree is not None
+            yield self.tree.own_id(content), self.tree.root.of(OWN_ENTRIES[ContentType(content)], live=False)
 
     # -- parts ------------------------------------------------------------------------------------------------------
 

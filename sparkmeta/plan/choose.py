@@ -248,15 +248,9 @@ def _by_partition(figures: Figures) -> Verdict | None:
 
 
 def _reading(pruned: PrunedManifests, manifests: pa.Table, projection: EntryProjection) -> Reading:
-    """Return where manifests are read by themselves: few of a manifest list by the driver, unless a cache has them."""
-    state, load = pruned.filter.state, ManifestLoad.of(manifests, projection)
-    listed = state.tree is None and state.reader.manifest_cache is None
-    if listed and state.reader.fits_driver(manifests, projection):
-        return Reading(Placement.DRIVER, load)
-    if state.access.tasks is None:
-        return Reading(Placement.SPARK, load)
-    formats = manifests.column("file_format").unique().to_pylist()
-    return Reading(Placement.TASKS if formats == ["AVRO"] else None, load)
+    """Return where manifests are read by themselves."""
+    placement = pruned.filter.state.reader.placement(manifests, projection)
+    return Reading(placement, ManifestLoad.of(manifests, projection))
 
 
 def _together(pruned: PrunedManifests, data: pa.Table, deletes: pa.Table, *, driver: bool) -> Reading:
