@@ -24,6 +24,7 @@ FLOORS = [
     {"catalog"},
     {"table"},
     {"scan", "maintain"},
+    {"rows"},
     {"commit"},
     {"compact"},
     {"edit"},

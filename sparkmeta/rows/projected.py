@@ -1,0 +1,65 @@
+"""What a table's metadata say about the columns to read, as the values that tasks take."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pyiceberg.table.name_mapping import MappedField, NameMapping, parse_mapping_from_json
+from pyiceberg.transforms import IdentityTransform
+from pyiceberg.types import IcebergType, ListType, MapType, NestedField, StructType
+
+from sparkmeta.errors import ValidationError, shown
+from sparkmeta.rows.resolve import Column, MappedName
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from pyiceberg.partitioning import PartitionSpec
+
+    from sparkmeta.spec.metadata import TableMetadata
+
+_NAME_MAPPING = "schema.name-mapping.default"
+
+
+def projected_column(field: NestedField) -> Column:
+    """Return a field of a schema as a `Column`."""
+    name, children = _type(field.field_type)
+    return Column(field.name, field.field_id, name, children, field.required, field.initial_default)
+
+
+def _type(kind: IcebergType) -> tuple[str, tuple[Column, ...]]:
+    match kind:
+        case StructType():
+            return "struct", tuple(map(projected_column, kind.fields))
+        case ListType():
+            return "list", (projected_column(kind.element_field),)
+        case MapType():
+            return "map", (projected_column(kind.key_field), projected_column(kind.value_field))
+    return str(kind), ()
+
+
+def name_mapping(metadata: TableMetadata) -> tuple[MappedName, ...] | None:
+    """Return the table's name mapping; None if it has none.
+
+    Raises:
+        ValidationError: The table property is not a name mapping.
+    """
+    text = metadata.properties.get(_NAME_MAPPING)
+    if text is None:
+        return None
+    try:
+        mapping: NameMapping = parse_mapping_from_json(text)
+    except ValueError as error:
+        problem = str(error).splitlines()[0]
+        raise ValidationError(f"{metadata.location}: {_NAME_MAPPING} is {shown(text)}: {problem}") from error
+    return _mapped(mapping.root)
+
+
+def _mapped(fields: Iterable[MappedField]) -> tuple[MappedName, ...]:
+    return tuple(MappedName(tuple(field.names), field.field_id, _mapped(field.fields)) for field in fields)
+
+
+def identity_sources(spec: PartitionSpec) -> dict[int, int]:
+    """Return the ids of a spec's identity partition fields by the ids of the columns that they are of."""
+    identities = (field for field in spec.fields if isinstance(field.transform, IdentityTransform))
+    return {field.source_id: field.field_id for field in identities}

@@ -1,0 +1,261 @@
+"""Where each column of a scan comes from in one data file (table spec, Column Projection).
+
+A file's schema and the projected one are both trees of `Column`. Columns are looked up by field id, never by name. What
+a file lacks is, in this order, the value of an identity partition field, a column that the name mapping assigns the id
+to, the column's initial default, null.
+
+Pure functions. Spark tasks import this module, so it imports little.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from sparkmeta.columns.bounds import reads_as
+from sparkmeta.errors import CorruptFileError, UnsupportedError
+
+NESTED = ("struct", "list", "map")
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column, or a field, element, key or value inside of one.
+
+    Attributes:
+        name: `element` of a list, `key` and `value` of a map.
+        id: The field id; None if the file has none.
+        type: The Iceberg name of a primitive type, or one of `NESTED`. A type of a file that Iceberg does not have has
+            a name of its own.
+        children: Of a struct its fields, of a list its element, of a map key and value.
+        required: False in a file.
+        default: The initial default, in pyiceberg's representation.
+    """
+
+    name: str
+    id: int | None
+    type: str
+    children: tuple[Column, ...] = ()
+    required: bool = False
+    default: Any = None
+
+
+@dataclass(frozen=True)
+class MappedName:
+    """An entry of a name mapping (table spec, Column Projection): names that mean a field id in files without ids."""
+
+    names: tuple[str, ...]
+    id: int | None
+    children: tuple[MappedName, ...] = ()
+
+
+@dataclass(frozen=True)
+class FromFile:
+    """Values of a column of the file, widened to the projected type.
+
+    Attributes:
+        column: The projected column.
+        physical: The column of the file.
+        children: Sources of the projected column's children, in their order.
+    """
+
+    column: Column
+    physical: Column
+    children: tuple[Source, ...] = ()
+
+
+@dataclass(frozen=True)
+class FromPartition:
+    """The value of the identity partition field of the column; it is the same in all rows, and may be null."""
+
+    column: Column
+
+
+@dataclass(frozen=True)
+class FromDefault:
+    """The column's initial default, in all rows."""
+
+    column: Column
+
+
+@dataclass(frozen=True)
+class Null:
+    """Null, in all rows."""
+
+    column: Column
+
+
+Source = FromFile | FromPartition | FromDefault | Null
+
+
+def resolve(
+    file_columns: Sequence[Column],
+    projected: Iterable[Column],
+    location: str,
+    *,
+    names: Sequence[MappedName] | None = None,
+    partition_ids: Collection[int] = (),
+    by_position: bool = False,
+) -> tuple[Source, ...]:
+    """Return where each projected column comes from in a file.
+
+    Args:
+        file_columns: The columns of the file.
+        projected: The columns to read.
+        location: The file, for error messages.
+        names: The table's name mapping, for columns without ids. If it is None and no column has an id, Iceberg's
+            fallback applies: names of the projected columns, or their positions.
+        partition_ids: The ids of columns that the file's spec has an identity partition field for.
+        by_position: Whether the fallback assigns the ids 1, 2, 3 ... to the columns of the file, as it does for
+            Parquet.
+
+    Raises:
+        CorruptFileError: The file contradicts the schema: it has an id twice, a column of a type that is not promoted
+            to the projected one, or lacks a required column that has no default.
+        UnsupportedError: The fallback is by position, and a nested field is projected.
+    """
+    wanted = tuple(projected)
+    is_fallback = names is None and not has_ids(file_columns)
+    if is_fallback:
+        numbered = enumerate(file_columns, 1)
+        names = [MappedName((column.name,), place) for place, column in numbered] if by_position else own_names(wanted)
+    resolution = _Resolution(location, frozenset(partition_ids), is_fallback and by_position)
+    return resolution.fields(file_columns, wanted, names or (), ())
+
+
+def has_ids(columns: Iterable[Column]) -> bool:
+    """Return whether any column, nested ones included, has a field id."""
+    return any(column.id is not None or has_ids(column.children) for column in columns)
+
+
+def own_names(columns: Iterable[Column]) -> tuple[MappedName, ...]:
+    """Return the name mapping in which each column has its own name."""
+    return tuple(MappedName((column.name,), column.id, own_names(column.children)) for column in columns)
+
+
+@dataclass(frozen=True)
+class _Candidates:
+    """The columns of one struct of a file, by field id.
+
+    Attributes:
+        own: Those with ids of their own.
+        mapped: Those to which the name mapping assigns ids.
+        names: The name mapping of the children, by the column's name.
+    """
+
+    own: dict[int, Column] = field(default_factory=dict)
+    mapped: dict[int, Column] = field(default_factory=dict)
+    names: dict[str, Sequence[MappedName]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class _Resolution:
+    location: str
+    partition_ids: frozenset[int]
+    by_position: bool
+
+    def fields(
+        self,
+        file_columns: Sequence[Column],
+        wanted: Sequence[Column],
+        names: Sequence[MappedName],
+        path: tuple[str, ...],
+    ) -> tuple[Source, ...]:
+        """Resolve the fields of a struct.
+
+        Args:
+            file_columns: The fields of the struct in the file.
+            wanted: The projected fields.
+            names: The name mapping of the fields.
+            path: The names of the struct and those around it.
+        """
+        candidates = self._candidates(file_columns, names)
+        return tuple(self._field(column, candidates, path) for column in wanted)
+
+    def _candidates(self, file_columns: Sequence[Column], names: Sequence[MappedName]) -> _Candidates:
+        by_name = {name: entry for entry in names for name in entry.names}
+        candidates = _Candidates()
+        for column in file_columns:
+            if column.name in candidates.names:
+                raise CorruptFileError(self.location, "column name", column.name, "two columns have this name")
+            entry = by_name.get(column.name)
+            candidates.names[column.name] = entry.children if entry else ()
+            if column.id is not None:
+                self._add(candidates.own, column.id, column)
+            elif entry is not None and entry.id is not None:
+                self._add(candidates.mapped, entry.id, column)
+        return candidates
+
+    def _add(self, columns: dict[int, Column], field_id: int, column: Column) -> None:
+        if (other := columns.setdefault(field_id, column)) is not column:
+            raise CorruptFileError(
+                self.location, f"field id of column {column.name}", field_id, f"column {other.name} has the same id"
+            )
+
+    def _field(self, column: Column, candidates: _Candidates, path: tuple[str, ...]) -> Source:
+        assert column.id is not None
+        if (physical := candidates.own.get(column.id)) is not None:
+            return self._from_file(column, physical, candidates.names[physical.name], path)
+        if column.id in self.partition_ids:
+            return FromPartition(column)
+        if (physical := candidates.mapped.get(column.id)) is not None:
+            return self._from_file(column, physical, candidates.names[physical.name], path)
+        if column.default is not None:
+            return self._default(column, path)
+        if column.required:
+            name = ".".join((*path, column.name))
+            problem = f"the file lacks this required column (field id {column.id}), which has no default"
+            raise CorruptFileError(self.location, f"column {name}", None, problem)
+        return Null(column)
+
+    def _default(self, column: Column, path: tuple[str, ...]) -> FromDefault:
+        if column.type in NESTED:
+            name = ".".join((*path, column.name))
+            raise UnsupportedError(f"{self.location}: column {name} has an initial default of type {column.type}")
+        return FromDefault(column)
+
+    def _from_file(
+        self, column: Column, physical: Column, names: Sequence[MappedName], path: tuple[str, ...]
+    ) -> FromFile:
+        inside = (*path, column.name)
+        if not can_read(physical.type, column.type):
+            problem = f"the table has type {column.type} (field id {column.id})"
+            raise CorruptFileError(self.location, f"type of column {'.'.join(inside)}", physical.type, problem)
+        if column.type not in NESTED or physical.type == "unknown":
+            return FromFile(column, physical)
+        if column.type == "struct":
+            if self.by_position and not has_ids(physical.children):
+                raise UnsupportedError(
+                    f"{self.location}: the fields of column {'.'.join(inside)} have no ids in the file, and the table "
+                    "has no name mapping: set schema.name-mapping.default"
+                )
+            return FromFile(column, physical, self.fields(physical.children, column.children, names, inside))
+        # An element, key or value is the only one of its kind: it needs no id.
+        entries = {name: entry.children for entry in names for name in entry.names}
+        children = tuple(
+            self._from_file(child, physical_child, entries.get(child.name, ()), inside)
+            for child, physical_child in zip(column.children, physical.children, strict=True)
+        )
+        return FromFile(column, physical, children)
+
+
+_TIMESTAMPS = frozenset({"timestamp", "timestamptz", "timestamp_ns", "timestamptz_ns"})
+_LENGTHS = ("fixed", "uuid")
+_SAME = frozenset({("binary", "string"), ("long", "time"), ("struct", "variant")})
+
+
+def can_read(file_type: str, type_name: str) -> bool:
+    """Return whether values of a file's type can be those of a table's.
+
+    They can if the types are the same, or if the file's was promoted (table spec, Schema Evolution). They also can if
+    the format or the writer has fewer types than Iceberg: strings, UUIDs, fixed and shapes stored as bytes, times as
+    longs, timestamps of another unit or without the time zone. A value that does not fit is an error when it is read.
+    """
+    if reads_as(file_type, type_name) or (file_type, type_name) in _SAME:
+        return True
+    if file_type in _TIMESTAMPS:
+        return type_name in _TIMESTAMPS
+    if file_type == "binary" or file_type.startswith(_LENGTHS):
+        return type_name.startswith(("binary", *_LENGTHS, "geometry", "geography"))
+    return False
