@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 # Where Arrow's readers put the field ids: of Parquet, and of the attributes that Iceberg gives columns in ORC.
-_ID_KEYS = (b"PARQUET:field_id", b"iceberg.id", b"ICEBERG:iceberg.id")
+PARQUET_ID = b"PARQUET:field_id"
+_ID_KEYS = (PARQUET_ID, b"iceberg.id", b"ICEBERG:iceberg.id")
 
 _TYPES = {
     pa.null(): "unknown",

@@ -95,7 +95,7 @@ def resolve(
     location: str,
     *,
     names: Sequence[MappedName] | None = None,
-    partition_ids: Collection[int] = (),
+    partition_ids: Collection[int | None] = (),
     by_position: bool = False,
 ) -> tuple[Source, ...]:
     """Return where each projected column comes from in a file.
@@ -152,7 +152,7 @@ class _Candidates:
 @dataclass(frozen=True)
 class _Resolution:
     location: str
-    partition_ids: frozenset[int]
+    partition_ids: frozenset[int | None]
     by_position: bool
 
     def fields(

@@ -91,6 +91,18 @@ class PositionBitmap:
     def contains(self, position: int) -> bool:
         return position & 0xFFFFFFFF in self.bitmaps.get(position >> 32, ())
 
+    def flags(self, start: int, length: int) -> np.ndarray[Any, np.dtype[np.bool_]]:
+        """Return for each of the positions from `start` on whether it is in the bitmap."""
+        from pyroaring import BitMap
+
+        flags = np.zeros(length, np.bool_)
+        for key in range(start >> 32, (start + length - 1 >> 32) + 1):
+            offset = start - (key << 32)
+            window = BitMap(range(max(offset, 0), min(offset + length, 1 << 32)))
+            values = np.frombuffer((self.bitmaps.get(key, BitMap()) & window).to_array(), np.uint32)
+            flags[values.astype(np.int64) - offset] = True
+        return flags
+
     def max(self) -> int | None:
         """Return the largest position, or None if the bitmap is empty."""
         key = max(self.bitmaps, default=None)

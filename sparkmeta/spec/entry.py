@@ -147,6 +147,7 @@ DATA_FILE_FIELD_ID = 2
 # The `file_path` column of position delete files. If its bounds are equal, they name the only data file that the delete
 # file applies to.
 DELETE_FILE_PATH_ID = 2147483546
+DELETE_FILE_POS_ID = 2147483545
 
 LAYOUT_REVISION_KEY = "tree-layout-revision"
 """The key of the layout revision of a V4 metadata tree, in table metadata and in the key-value metadata of roots."""

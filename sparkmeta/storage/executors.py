@@ -6,10 +6,19 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from sparkmeta.storage import writing
-from sparkmeta.storage.content import io_length, local_length, read_io, read_io_range, read_local, read_local_range
-from sparkmeta.storage.location import is_local
+from sparkmeta.storage.content import (
+    io_length,
+    local_length,
+    missing,
+    read_io,
+    read_io_range,
+    read_local,
+    read_local_range,
+)
+from sparkmeta.storage.location import is_local, local_path
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from pyiceberg.io import FileIO
 
 
@@ -29,6 +38,18 @@ class ExecutorReader:
         if is_local(location):
             return read_local_range(location, offset, size)
         return read_io_range(self._opened(location), location, offset, size)
+
+    def open(self, location: str) -> pa.NativeFile:
+        """Open a file for reads at any place, in Arrow's form. Raises NotFoundError."""
+        import pyarrow as pa
+
+        try:
+            if is_local(location):
+                return pa.OSFile(local_path(location))
+            stream: Any = self._opened(location).new_input(location).open()
+        except FileNotFoundError:
+            missing(location)
+        return stream if isinstance(stream, pa.NativeFile) else pa.PythonFile(stream, mode="r")
 
     def length(self, location: str) -> int:
         """The length in bytes. Raises NotFoundError."""

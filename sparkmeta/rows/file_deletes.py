@@ -1,0 +1,247 @@
+"""The deletes of a data file, opened by the task that reads it: positions as a bitmap, equality deletes as keys.
+
+Spark tasks import this module, so it imports little.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial, reduce
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sparkmeta.errors import CorruptFileError
+from sparkmeta.rows.arrays import Leaf, column_values
+from sparkmeta.rows.data_file import open_data_file, translated
+from sparkmeta.rows.resolve import Column, FromFile, own_names, resolve
+from sparkmeta.spec.bitmap import PositionBitmap, read_deletion_vector
+from sparkmeta.spec.entry import DELETE_FILE_PATH_ID, DELETE_FILE_POS_ID, ContentType
+
+if TYPE_CHECKING:
+    from sparkmeta.storage.executors import ExecutorReader
+
+Flags = np.ndarray[Any, np.dtype[np.bool_]]
+Delete = Mapping[str, Any]
+"""An element of `deletes` in a row of `plan_files`."""
+
+_POSITION_LEAVES = (
+    Leaf(DELETE_FILE_PATH_ID, Column("file_path", DELETE_FILE_PATH_ID, "string", required=True), pa.string()),
+    Leaf(DELETE_FILE_POS_ID, Column("pos", DELETE_FILE_POS_ID, "long", required=True), pa.int64()),
+)
+# Positions and keys of delete files that a task keeps for the next data file.
+_KEPT_ROWS = 4_000_000
+
+
+class KeySet:
+    """Keys of equality deletes: rows of a few columns, null equal to null.
+
+    A key becomes a number, column by column: the place of its value among the distinct ones of the column, paired with
+    the number for the columns before.
+    """
+
+    def __init__(self, columns: Sequence[pa.Array]) -> None:
+        """Make a set of rows.
+
+        Args:
+            columns: The columns of the keys, at least one, with at least one row.
+        """
+        self._values = [pc.unique(column) for column in columns]
+        self._pairs: list[np.ndarray[Any, Any]] = []
+        numbers = _places(columns[0], self._values[0])
+        for column, values in zip(columns[1:], self._values[1:], strict=True):
+            pairs = numbers * len(values) + _places(column, values)
+            self._pairs.append(np.unique(pairs))
+            numbers = np.searchsorted(self._pairs[-1], pairs)
+
+    def contains(self, columns: Sequence[pa.Array]) -> Flags:
+        """Return for each row whether it is in the set.
+
+        Args:
+            columns: Of the types of the keys' columns.
+        """
+        numbers = _places(columns[0], self._values[0])
+        for column, values, known in zip(columns[1:], self._values[1:], self._pairs, strict=True):
+            places = _places(column, values)
+            pairs = np.where((numbers < 0) | (places < 0), -1, numbers * len(values) + places)
+            at = np.minimum(np.searchsorted(known, pairs), len(known) - 1)
+            numbers = np.where(known[at] == pairs, at, -1)
+        present: Flags = numbers >= 0
+        return present
+
+
+def _places(column: pa.Array, values: pa.Array) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """Return where each value is in an array of distinct ones; -1 if it is not."""
+    places = pc.fill_null(pc.index_in(column, value_set=values), -1)
+    return np.asarray(places, np.int64)
+
+
+@dataclass(frozen=True)
+class FileDeletes:
+    """The deletes that apply to a data file.
+
+    Attributes:
+        positions: Positions that are deleted.
+        keys: Sets of keys, each with the ids of its columns.
+    """
+
+    positions: PositionBitmap | None
+    keys: tuple[tuple[tuple[int, ...], KeySet], ...]
+
+    def deleted(self, start: int, length: int, columns: Mapping[int, pa.Array]) -> Flags:
+        """Return for each of some rows whether it is deleted.
+
+        Args:
+            start: The position of the first row.
+            length: How many rows there are.
+            columns: The columns of the keys in these rows, by their ids.
+        """
+        flags = np.zeros(length, np.bool_) if self.positions is None else self.positions.flags(start, length)
+        for ids, keys in self.keys:
+            flags |= keys.contains([columns[field_id] for field_id in ids])
+        return flags
+
+    def __bool__(self) -> bool:
+        return self.positions is not None or bool(self.keys)
+
+
+V = TypeVar("V")
+
+
+@dataclass
+class _Recent(Generic[V]):
+    """Values that were made last, as many as have a number of rows together, but at least one."""
+
+    most: int
+    _values: OrderedDict[Any, tuple[V, int]] = field(default_factory=OrderedDict)
+
+    def get(self, key: Any, make: Callable[[], tuple[V, int]]) -> V:
+        """Return the value of a key; if there is none yet, what `make` returns, with its rows."""
+        if key not in self._values:
+            self._values[key] = make()
+            while len(self._values) > 1 and sum(rows for _, rows in self._values.values()) > self.most:
+                self._values.popitem(last=False)
+        self._values.move_to_end(key)
+        return self._values[key][0]
+
+
+class DeleteReader:
+    """Opens delete files, and keeps some of what was in them: the next data file may have the same."""
+
+    def __init__(self, reader: ExecutorReader, keys: Iterable[Leaf]) -> None:
+        """Make a reader for a task.
+
+        Args:
+            reader: Opens files.
+            keys: The columns that equality deletes compare.
+        """
+        self._reader = reader
+        self._leaves = {leaf.id: leaf for leaf in keys}
+        self._positions: _Recent[dict[str, PositionBitmap]] = _Recent(_KEPT_ROWS)
+        self._keys: _Recent[list[pa.Array]] = _Recent(_KEPT_ROWS)
+        self._key_sets: _Recent[KeySet | None] = _Recent(_KEPT_ROWS)
+
+    def deletes_of(self, location: str, rows: int, deletes: Iterable[Delete]) -> FileDeletes:
+        """Open the deletes of a data file.
+
+        Args:
+            location: The data file.
+            rows: How many rows it has; -1 if that is not known.
+            deletes: Those that the plan has for it.
+
+        Raises:
+            CorruptFileError: A delete file or a deletion vector is not what it should be.
+            NotFoundError: One is missing.
+        """
+        bitmaps: list[PositionBitmap] = []
+        by_ids: dict[tuple[int, ...], list[Delete]] = {}
+        for delete in deletes:
+            if delete["content"] == ContentType.EQUALITY_DELETES:
+                by_ids.setdefault(tuple(sorted(delete["equality_ids"])), []).append(delete)
+            else:
+                is_vector = delete["file_format"].upper() == "PUFFIN"
+                bitmaps.append(self._vector(delete) if is_vector else self._deleted_positions(delete, location))
+                last = bitmaps[-1].max()
+                if last is not None and 0 <= rows <= last:
+                    raise CorruptFileError(delete["file_path"], "position", last, f"{location} has {rows} rows")
+        sets = [(ids, self._key_set(ids, files)) for ids, files in by_ids.items()]
+        keys = tuple((ids, keys) for ids, keys in sets if keys is not None)
+        return FileDeletes(reduce(PositionBitmap.union, bitmaps) if bitmaps else None, keys)
+
+    def _vector(self, delete: Delete) -> PositionBitmap:
+        location, offset, size = (delete[name] for name in ("file_path", "content_offset", "content_size_in_bytes"))
+        if offset is None or size is None:
+            raise CorruptFileError(location, "content_offset", offset, "a deletion vector's entry must say where it is")
+        blob = self._reader.read_range(location, offset, size)
+        if len(blob) < size:
+            raise CorruptFileError(location, "content_offset", offset, f"{size} bytes there are not all in the file")
+        return read_deletion_vector(blob, location, delete["record_count"])
+
+    def _deleted_positions(self, delete: Delete, data_file: str) -> PositionBitmap:
+        by_path = self._positions.get(delete["file_path"], lambda: self._read_positions(delete))
+        return by_path.get(data_file, PositionBitmap({}))
+
+    def _read_positions(self, delete: Delete) -> tuple[dict[str, PositionBitmap], int]:
+        location, referenced = delete["file_path"], delete["referenced_data_file"]
+        by_path: dict[str, PositionBitmap] = {}
+        rows = 0
+        for paths, positions in self._batches(delete, _POSITION_LEAVES):
+            rows += len(paths)
+            for path, of_path in _by_path(paths, positions):
+                if referenced is not None and path != referenced:
+                    problem = f"the manifest says that all deletes are of {referenced}"
+                    raise CorruptFileError(location, "file_path", path, problem)
+                bitmap = PositionBitmap.of(of_path)
+                by_path[path] = by_path[path].union(bitmap) if path in by_path else bitmap
+        return by_path, rows
+
+    def _key_set(self, ids: tuple[int, ...], deletes: Sequence[Delete]) -> KeySet | None:
+        def make() -> tuple[KeySet | None, int]:
+            files = [
+                self._keys.get((ids, delete["file_path"]), partial(self._read_keys, ids, delete)) for delete in deletes
+            ]
+            columns = [pa.concat_arrays(parts) for parts in zip(*files, strict=True)]
+            return (KeySet(columns) if len(columns[0]) else None), len(columns[0])
+
+        return self._key_sets.get((ids, *(delete["file_path"] for delete in deletes)), make)
+
+    def _read_keys(self, ids: tuple[int, ...], delete: Delete) -> tuple[list[pa.Array], int]:
+        if unknown := set(ids) - self._leaves.keys():
+            problem = "no schema of the table has such a primitive column"
+            raise CorruptFileError(delete["file_path"], "equality_ids", min(unknown), problem)
+        leaves = [self._leaves[field_id] for field_id in ids]
+        batches = self._batches(delete, leaves)
+        empty = [pa.nulls(0, leaf.alone().kind) for leaf in leaves]
+        columns = [pa.concat_arrays(parts) for parts in zip(empty, *batches, strict=True)]
+        return columns, len(columns[0])
+
+    def _batches(self, delete: Delete, leaves: Sequence[Leaf]) -> Iterator[list[pa.Array]]:
+        """Yield columns of a delete file, batch by batch."""
+        location = delete["file_path"]
+        file = open_data_file(self._reader, location, delete["file_format"])
+        at_top = {column.id for column in file.columns}
+        leaves = [leaf.alone() if leaf.id in at_top else leaf for leaf in leaves]
+        columns = [leaf.column for leaf in leaves]
+        sources = resolve(file.columns, columns, location, names=own_names(columns))
+        for leaf, source in zip(leaves, sources, strict=True):
+            if not isinstance(source, FromFile):
+                raise CorruptFileError(location, f"column {leaf.column.name}", None, "a delete file must have it")
+        with translated(location):
+            for _, batch in file.batches(sources, 0, None):
+                yield [
+                    leaf.values(column_values(batch, source, leaf.kind, {}))
+                    for leaf, source in zip(leaves, sources, strict=True)
+                ]
+
+
+def _by_path(paths: pa.StringArray, positions: pa.Int64Array) -> Iterator[tuple[str, np.ndarray[Any, Any]]]:
+    """Yield each path with its positions."""
+    encoded = paths.dictionary_encode()
+    codes = encoded.indices.to_numpy()
+    order = np.argsort(codes, kind="stable")
+    ends = np.cumsum(np.bincount(codes, minlength=len(encoded.dictionary)))
+    yield from zip(encoded.dictionary.to_pylist(), np.split(positions.to_numpy()[order], ends[:-1]), strict=True)

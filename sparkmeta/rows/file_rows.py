@@ -1,0 +1,213 @@
+"""Rows of planned data files, read by a Spark task: columns by field ids, deletes applied.
+
+A task holds a batch of one file's rows (`data_file`), the bitmap of the file's deleted positions and the keys of its
+equality deletes, and the positions and keys of some delete files, which the next file may need (`file_deletes`).
+
+Spark tasks import this module, so it imports little.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sparkmeta.errors import CorruptFileError
+from sparkmeta.rows.arrays import Leaf, Partition, column_values
+from sparkmeta.rows.data_file import DataFile, open_data_file, translated
+from sparkmeta.rows.file_deletes import DeleteReader, FileDeletes
+from sparkmeta.rows.resolve import Column, MappedName, Source, resolve
+from sparkmeta.storage.executors import ExecutorReader
+
+METADATA_COLUMNS = {
+    column.name: column
+    for column in (
+        Column("_file", 2147483646, "string"),
+        Column("_pos", 2147483645, "long"),
+        Column("_deleted", 2147483644, "boolean"),
+        Column("_spec_id", 2147483643, "int"),
+        Column("_partition", 2147483642, "struct"),
+        Column("_row_id", 2147483540, "long"),
+        Column("_last_updated_sequence_number", 2147483539, "long"),
+    )
+}
+"""Metadata columns, with their field ids (table spec, Reserved Field IDs)."""
+
+_FILE, _POS, _DELETED, _SPEC_ID, _PARTITION, _ROW_ID, _LAST_UPDATED = METADATA_COLUMNS.values()
+_STORED = (_ROW_ID, _LAST_UPDATED)
+
+START, END = "start", "end"
+
+
+@dataclass(frozen=True)
+class FileRows:
+    """What rows are read, and how.
+
+    Attributes:
+        reader: Opens files.
+        columns: The projected columns, metadata columns among them.
+        leaves: Fields that follow the columns in the result, those that a filter looks at.
+        keys: The columns that equality deletes compare.
+        schema: The Arrow schema of the result.
+        names: The table's name mapping.
+        identities: Spec id -> id of a column -> the place of its identity partition field in the tuple; None if the
+            tuple does not have it.
+    """
+
+    reader: ExecutorReader
+    columns: tuple[Column, ...]
+    leaves: tuple[Leaf, ...]
+    keys: tuple[Leaf, ...]
+    schema: pa.Schema
+    names: tuple[MappedName, ...] | None
+    identities: Mapping[int, Mapping[int, int | None]]
+
+    @property
+    def shows_deleted(self) -> bool:
+        """Whether deleted rows are in the result."""
+        return _DELETED in self.columns
+
+    def read(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Yield rows of data files without the deleted ones, or with all of them if `_deleted` is projected.
+
+        Args:
+            batches: A row for each part of a data file: columns of `plan_files`, and its `start` and `end` (see
+                `DataFile.batches`).
+
+        Raises:
+            CorruptFileError: A data file or a delete file is not what it should be.
+            NotFoundError: One is missing.
+        """
+        deletes = DeleteReader(self.reader, self.keys)
+        for batch in batches:
+            for index in range(len(batch)):
+                part = _Part(batch.slice(index, 1))
+                with translated(part.location):
+                    yield from self._rows(part, deletes)
+
+    def _rows(self, part: _Part, deletes: DeleteReader) -> Iterator[pa.RecordBatch]:
+        file = open_data_file(self.reader, part.location, part["file_format"])
+        part.check_rows(file.rows)
+        applied = deletes.deletes_of(part.location, part["record_count"], part["deletes"])
+        read = _FileRead(self, part, file, applied)
+        rows = 0
+        for first, batch in file.batches(read.sources, part[START], part[END]):
+            yield read.output(first, batch)
+            rows += len(batch)
+        if file.rows is None and part[START] == 0:
+            part.check_rows(rows)
+
+
+@dataclass(frozen=True)
+class _Part:
+    """A part of a planned data file: a batch of one row."""
+
+    row: pa.RecordBatch
+
+    def __getitem__(self, name: str) -> Any:
+        return self.row.column(name)[0].as_py()
+
+    @property
+    def location(self) -> str:
+        return str(self["file_path"])
+
+    def check_rows(self, rows: int | None) -> None:
+        """Compare the rows of the file with those that its manifest counts, which writers may not know (-1)."""
+        if rows is not None and rows != self["record_count"] >= 0:
+            raise CorruptFileError(self.location, "record_count", self["record_count"], f"the file has {rows} rows")
+
+
+class _FileRead:
+    """How the rows of a file become those of the result."""
+
+    def __init__(self, rows: FileRows, part: _Part, file: DataFile, deletes: FileDeletes) -> None:
+        self._rows, self._part, self._file, self._deletes = rows, part, file, deletes
+        self._columns = self._resolve(column for column in rows.columns if not _is_virtual(column))
+        self._leaves = self._resolve(leaf.column for leaf in rows.leaves)
+        compared = {field_id for ids, _ in deletes.keys for field_id in ids}
+        self._keys = [leaf for leaf in rows.keys if leaf.id in compared]
+        self._key_ids = [leaf.id for leaf in self._keys]
+        self._key_sources = self._resolve(leaf.column for leaf in self._keys)
+
+    @property
+    def sources(self) -> list[Source]:
+        """Everything to read."""
+        return [*self._columns, *self._leaves, *self._key_sources]
+
+    @cached_property
+    def _partition(self) -> Partition:
+        places = self._rows.identities[self._part["spec_id"]]
+        if not any(place is not None for place in places.values()):
+            return dict.fromkeys(places)
+        values = self._part.row.column("partition").flatten()
+        return {column_id: None if place is None else values[place][0] for column_id, place in places.items()}
+
+    def _resolve(self, columns: Iterable[Column]) -> tuple[Source, ...]:
+        return resolve(
+            self._file.columns,
+            columns,
+            self._part.location,
+            names=self._rows.names,
+            partition_ids=self._partition.keys(),
+            by_position=self._part["file_format"].upper() == "PARQUET",
+        )
+
+    def output(self, first: int, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Return rows of the result for rows of the file, of which the first has a position."""
+        flags = np.zeros(len(batch), np.bool_)
+        if self._deletes:
+            keys = self._values(batch, self._keys, self._key_sources)
+            flags = self._deletes.deleted(first, len(batch), dict(zip(self._key_ids, keys, strict=True)))
+        deleted = pa.array(flags)
+        sources = iter(self._columns)
+        columns = []
+        for column, kind in zip(self._rows.columns, self._rows.schema.types, strict=False):
+            if column == _DELETED:
+                columns.append(deleted)
+            elif _is_virtual(column):
+                columns.append(self._of_the_file(column, kind, first, len(batch)))
+            else:
+                columns.append(
+                    self._inherited(column, column_values(batch, next(sources), kind, self._partition), first)
+                )
+        columns += self._values(batch, self._rows.leaves, self._leaves)
+        result = pa.RecordBatch.from_arrays(columns, schema=self._rows.schema)
+        return result if self._rows.shows_deleted or not flags.any() else result.filter(pc.invert(deleted))
+
+    def _values(self, batch: pa.RecordBatch, leaves: Iterable[Leaf], sources: Iterable[Source]) -> list[pa.Array]:
+        return [
+            leaf.values(column_values(batch, source, leaf.kind, self._partition))
+            for leaf, source in zip(leaves, sources, strict=True)
+        ]
+
+    def _of_the_file(self, column: Column, kind: pa.DataType, first: int, length: int) -> pa.Array:
+        """Return a metadata column that files don't store."""
+        if column == _POS:
+            return pa.array(np.arange(first, first + length))
+        if column == _PARTITION:
+            return self._part.row.column("partition").take(pa.array(np.zeros(length, np.int64))).cast(kind)
+        return pa.repeat(pa.scalar(self._part["file_path" if column == _FILE else "spec_id"], kind), length)
+
+    def _inherited(self, column: Column, stored: pa.Array, first: int) -> pa.Array:
+        """Return a column of row lineage, in which rows inherit from the file what is null (table spec, Row Lineage).
+
+        Any other column has what is stored.
+        """
+        if column not in _STORED:
+            return stored
+        first_row_id = self._part["first_row_id"]
+        if first_row_id is None:
+            return pa.nulls(len(stored), stored.type)
+        if column == _LAST_UPDATED:
+            return pc.fill_null(stored, self._part["data_sequence_number"])
+        return pc.coalesce(stored, pa.array(np.arange(len(stored)) + (first_row_id + first)))
+
+
+def _is_virtual(column: Column) -> bool:
+    """Return whether the column is a metadata column that no file stores."""
+    return column in METADATA_COLUMNS.values() and column not in _STORED
