@@ -239,10 +239,16 @@ class JavaTable:
         Those over the whole history (all_*, and history, snapshots, refs, metadata_log_entries by their nature) are
         the same at every snapshot; Java refuses to travel in the all_* ones.
         """
+        iceberg = self.java.iceberg
+        kind_of_table = getattr(iceberg.MetadataTableType, kind.upper())
+        return self._frame(iceberg.MetadataTableUtils.createMetadataTableInstance(self.table, kind_of_table), at)
+
+    def rows(self, at: At = NOW) -> DataFrame:
+        """The rows of the table, as Java's Spark integration reads them."""
+        return self._frame(self.table, at)
+
+    def _frame(self, table: Any, at: At) -> DataFrame:
         java, iceberg = self.java, self.java.iceberg
-        table = iceberg.MetadataTableUtils.createMetadataTableInstance(
-            self.table, getattr(iceberg.MetadataTableType, kind.upper())
-        )
         spark_table = iceberg.spark.source.SparkTable
         read = spark_table(table) if at == NOW else spark_table.create(table, self._travel(at))
         none = java.jvm.scala.Option.empty()

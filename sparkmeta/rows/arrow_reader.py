@@ -1,0 +1,154 @@
+"""Rows of data files read by Spark tasks in Python: ORC, Avro, and what Spark's Parquet reader can't read.
+
+Lazy. Parquet files are cut into parts of `PART_BYTES`; an ORC or Avro file is read by one task.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+from pyiceberg.types import NestedField, StructType
+from pyspark.sql.pandas.types import from_arrow_type, to_arrow_schema, to_arrow_type
+from pyspark.sql.types import StructType as SparkStruct
+
+from sparkmeta.columns import sql
+from sparkmeta.columns.predicate import referenced_ids, row_predicate
+from sparkmeta.columns.types import spark_type
+from sparkmeta.errors import UnsupportedError
+from sparkmeta.plan.rows import DELETES, public_partition_type
+from sparkmeta.rows.arrays import Leaf
+from sparkmeta.rows.file_rows import END, METADATA_COLUMNS, START, FileRows
+from sparkmeta.rows.projected import identity_sources, name_mapping, projected_column
+from sparkmeta.session import read_tasks
+
+if TYPE_CHECKING:
+    from pyiceberg.schema import Schema
+    from pyspark.sql import DataFrame
+
+    from sparkmeta.columns.sql import Sql
+    from sparkmeta.plan.filter import ScanFilter
+    from sparkmeta.rows.resolve import Column
+    from sparkmeta.state import TableState
+
+PART_BYTES = 128 << 20
+
+_PLANNED = (
+    "file_path", "file_format", "spec_id", "record_count", "first_row_id", "data_sequence_number", DELETES,
+)  # fmt: skip
+
+
+def read_by_tasks(
+    scan_filter: ScanFilter, planned: DataFrame, projected: Schema, metadata_columns: Sequence[str] = ()
+) -> DataFrame:
+    """Return the rows of planned data files that match a filter and are not deleted.
+
+    Args:
+        scan_filter: The filter, and the table.
+        planned: Rows of `plan_files`, any of them.
+        projected: The columns of the table to read.
+        metadata_columns: Names of metadata columns, which follow those of the table. With `_deleted`, deleted rows are
+            in the result, too.
+
+    Raises:
+        UnsupportedError: Tasks can't open the table's files in this session.
+    """
+    state = scan_filter.state
+    if state.access.tasks is None:
+        raise UnsupportedError(
+            f"{state.metadata.location}: only Spark's own sources open files in this session, and they can't read all "
+            "data files of the table; if executors can open them, set spark.sparkmeta.executor-reads to direct"
+        )
+    by_id = leaves_of(scan_filter.schema)
+    leaves = tuple(by_id[field_id] for field_id in sorted(referenced_ids(scan_filter.row_filter)))
+    metadata = tuple(METADATA_COLUMNS[name] for name in metadata_columns)
+    columns = (*map(projected_column, projected.fields), *metadata)
+    row_type = _row_type(state, projected, metadata, leaves)
+    rows = FileRows(
+        state.access.tasks,
+        columns,
+        leaves,
+        tuple(_key_columns(state)),
+        to_arrow_schema(row_type),
+        name_mapping(state.metadata),
+        _identity_places(state),
+    )
+    read = _parts(planned).repartition(read_tasks(state.spark)).mapInArrow(rows.read, row_type)
+    matching = read.where(row_predicate(scan_filter.row_filter, _leaf_value(by_id)).text)
+    return matching.select(row_type.fieldNames()[: len(columns)]).toDF(*(column.name for column in columns))
+
+
+def _row_type(state: TableState, projected: Schema, metadata: Iterable[Column], leaves: Iterable[Leaf]) -> SparkStruct:
+    """Return the type of the rows that tasks give: names are of places, since those of columns may clash."""
+    row_type = SparkStruct()
+    for field in projected.fields:
+        row_type.add(f"c{len(row_type)}", spark_type(field.field_type), not field.required)
+    for column in metadata:
+        is_tuple = column is METADATA_COLUMNS["_partition"]
+        row_type.add(f"c{len(row_type)}", public_partition_type(state) if is_tuple else column.type)
+    for leaf in leaves:
+        row_type.add(_leaf_name(leaf.id), from_arrow_type(leaf.alone().kind, prefer_timestamp_ntz=True))
+    return row_type
+
+
+def leaves_of(schema: Schema) -> dict[int, Leaf]:
+    """Return the fields of a schema by their ids, but those inside of lists and maps."""
+    return {leaf.id: leaf for field in schema.fields for leaf in _leaves(field)}
+
+
+def _leaves(field: NestedField) -> Iterator[Leaf]:
+    """Yield a field and the fields inside of it; they are optional, since what is looked at is there or is null."""
+    column = replace(projected_column(field), required=False)
+    yield Leaf(field.field_id, column, to_arrow_type(spark_type(field.field_type)))
+    if isinstance(field.field_type, StructType):
+        for child in field.field_type.fields:
+            for leaf in _leaves(child):
+                inside = replace(column, children=(leaf.column,))
+                yield Leaf(leaf.id, inside, pa.struct([pa.field(child.name, leaf.kind)]))
+
+
+def _key_columns(state: TableState) -> Iterable[Leaf]:
+    """Return all columns that equality deletes may compare, dropped ones included; see `TableTypes.fields`."""
+    schemas = sorted(state.metadata.schemas, key=lambda schema: schema.schema_id)
+    by_id: dict[int, Leaf] = {}
+    for schema in [*schemas, state.types.typing_schema]:
+        by_id.update(leaves_of(schema))
+    return [leaf for leaf in by_id.values() if leaf.id in state.types.primitive_fields]
+
+
+def _identity_places(state: TableState) -> dict[int, dict[int, int | None]]:
+    """Return spec id -> id of a column -> the place of its identity partition field in `partition`.
+
+    None if plans don't show the field, since its column was dropped.
+    """
+    places = {field.field_id: place for place, field in enumerate(state.types.partition_type.fields)}
+    return {
+        spec_id: {column_id: places.get(field_id) for column_id, field_id in identity_sources(spec).items()}
+        for spec_id, spec in state.specs.items()
+    }
+
+
+def _parts(planned: DataFrame) -> DataFrame:
+    """Return a row for each part of the files; the last part of each has no end, whatever the manifest says."""
+    partition = ["partition"] if "partition" in planned.columns else []
+    last = f"IF(upper(file_format) = 'PARQUET', greatest(file_size_in_bytes - 1, 0) div {PART_BYTES}, 0L)"
+    numbered = planned.selectExpr(*_PLANNED, *partition, f"{last} AS last", f"explode(sequence(0L, {last})) AS part")
+    end = f"IF(part = last, NULL, (part + 1) * {PART_BYTES}) AS {END}"
+    return numbered.selectExpr(*_PLANNED, *partition, f"part * {PART_BYTES} AS {START}", end)
+
+
+def _leaf_name(field_id: int) -> str:
+    return f"leaf{field_id}"
+
+
+def _leaf_value(leaves: Mapping[int, Leaf]) -> Callable[[int], Sql]:
+    """Return what gives the SQL of a field's value in bound form, by its id."""
+
+    def value(field_id: int) -> Sql:
+        column = sql.col(_leaf_name(field_id))
+        is_uuid = leaves[field_id].alone().column.type == "uuid"
+        return sql.call("unhex", sql.call("replace", column, "-", "")) if is_uuid else column
+
+    return value

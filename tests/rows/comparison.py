@@ -1,0 +1,35 @@
+"""Rows of two DataFrames as texts that tell every value apart, in one order."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pyspark.sql.types import BinaryType, TimestampNTZType, TimestampType
+
+from sparkmeta.columns.sql import quoted
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+    from pyspark.sql.types import StructField
+
+
+def typed_columns(frame: DataFrame) -> list[tuple[str, str]]:
+    """The names and types of the columns."""
+    return [(field.name, field.dataType.simpleString()) for field in frame.schema]
+
+
+def row_texts(frame: DataFrame) -> list[tuple[str | None, ...]]:
+    """The rows, sorted; each value as a text, of any year."""
+    texts = [f"{_text(field)} AS t{place}" for place, field in enumerate(frame.schema)]
+    return sorted(map(tuple, frame.selectExpr(*texts).collect()), key=repr)
+
+
+def _text(field: StructField) -> str:
+    name = quoted(field.name)
+    if isinstance(field.dataType, BinaryType):
+        return f"hex({name})"
+    if isinstance(field.dataType, TimestampType):
+        return f"CAST(unix_micros({name}) AS STRING)"
+    if isinstance(field.dataType, TimestampNTZType):
+        return f"CAST({name} AS STRING)"
+    return f"CAST({name} AS STRING)"
