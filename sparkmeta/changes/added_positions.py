@@ -1,4 +1,4 @@
-"""The positions that an added deletion vector of a data file has, and the one removed with it had not."""
+"""The positions that a data file's new deletion vector adds to the one that it replaces."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ _POSITIONS = "_positions"
 def with_added_positions(state: TableState, deletes: DataFrame) -> DataFrame:
     """Add `added_positions` to changes of delete files.
 
-    Spark computes the column, and reads deletion vectors for it, only where it is selected. Where only Spark's sources
-    reach the store, a job lists the vectors' files at once.
+    Spark computes the column, and reads deletion vectors for it, only if it is selected. If only Spark's own sources
+    can read the files, a job lists them when this is called.
     """
     is_vector = F.col("deletion_vector.offset").isNotNull()
     with_positions = _positions(state, deletes, is_vector)
@@ -61,13 +61,13 @@ def _positions(state: TableState, deletes: DataFrame, is_vector: Column) -> Data
 
 @dataclass(frozen=True)
 class _PositionReader:
-    """Reads the positions of deletion vectors in a Spark task."""
+    """Reads the positions of deletion vectors in Spark tasks."""
 
     reader: ExecutorReader
 
-    # PySpark tells by the annotations what kind of function it is.
+    # PySpark infers the kind of function from the annotations.
     def of_batches(self, batches: Iterator[tuple[pa.Array, pa.Array, pa.Array, pa.Array]]) -> Iterator[pa.Array]:
-        """Return positions by location, offset, size and cardinality; null where there is no offset."""
+        """Return positions, given location, offset, size and cardinality; null without an offset."""
         for batch in batches:
             rows = [*zip(*(column.to_pylist() for column in batch), strict=True)]
             vectors = {place: _Vector(*row) for place, row in enumerate(rows) if row[1] is not None}
@@ -80,7 +80,7 @@ class _PositionReader:
             yield pa.array(positions, pa.list_(pa.int64()))
 
     def of_row(self, location: str, offset: int | None, size: int | None, count: int) -> list[int] | None:
-        """As `of_batches`, of one row."""
+        """Return the positions of one deletion vector; None without an offset."""
         if offset is None:
             return None
         blob = self.reader.read_range(location, offset, size or 0)
@@ -89,7 +89,7 @@ class _PositionReader:
 
 
 class _Vector(NamedTuple):
-    """A deletion vector of a data file: its place and its cardinality."""
+    """The place of a data file's deletion vector, and its cardinality."""
 
     location: str
     offset: int
@@ -97,7 +97,7 @@ class _Vector(NamedTuple):
     cardinality: int
 
     def positions(self, blob: bytes) -> np.ndarray[Any, Any]:
-        """Return the positions in a blob. Raises CorruptFileError for a blob that is not the vector."""
+        """Return the positions in a blob. Raises CorruptFileError if the blob is not this deletion vector."""
         if self.offset < 0 or len(blob) != self.size:
             problem = f"{self.size} bytes there are not all in the file"
             raise CorruptFileError(self.location, "content_offset", self.offset, problem)
@@ -108,7 +108,7 @@ _NO_POSITIONS = np.empty(0, np.int64)
 
 
 def _positions_by_file(state: TableState, deletes: DataFrame, is_vector: Column) -> DataFrame:
-    """See `_positions`, where only Spark reads files: each file once, with all of its vectors."""
+    """Return positions by location and offset, with Spark's own source. Each file is read once."""
     vector = F.struct("deletion_vector.offset", "deletion_vector.size_in_bytes", "record_count")
     by_file = deletes.where(is_vector).groupBy("location").agg(F.collect_set(vector).alias("vectors"))
     locations = by_file.select("location").toArrow().column("location").to_pylist()

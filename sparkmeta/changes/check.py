@@ -1,7 +1,7 @@
-"""The invariants of a metadata tree (semantics 8.5 E, C50), checked over the whole tree of a snapshot.
+"""Check the invariants of a snapshot's whole metadata tree (semantics 8.5 E, C50).
 
-Each rule is a function in one of three tables: the driver evaluates the rules of the root, one pass over the leaves
-evaluates the rules of single entries, and each rule of the tree is a query.
+There are three tables of rules. The driver evaluates those of the root, one pass over the leaves those of entries, and
+separate queries those of the tree.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ VIOLATIONS = pa.schema([pa.field(name, pa.string()) for name in ("rule", "locati
 
 _LEAF, _OFFSET = "_leaf", "_offset"
 _MATRIX = (*ENTRY_COLUMNS, "file_format", "record_count", "file_size_in_bytes", "manifest_stats", "equality_ids")
-# Sequence numbers of entries in leaves have a rule of their own: only ADDED ones may leave them out.
+# Sequence numbers of entries in leaves have a separate rule: only ADDED entries may lack them.
 _INHERITED = ("version_info.sequence_number", "version_info.file_sequence_number")
 
 _DATA, _POSITION = int(ContentType.DATA), int(ContentType.POSITION_DELETES)
@@ -49,7 +49,7 @@ def check(state: TableState) -> DataFrame:
 
     Raises:
         UnsupportedError: the snapshot has a manifest list.
-        CorruptFileError: its root is no manifest.
+        CorruptFileError: the root is not a manifest.
     """
     if state.snapshot is None:
         return local_frame(state.spark, VIOLATIONS.empty_table())
@@ -78,12 +78,14 @@ def _violations(tree: CheckedTree) -> DataFrame:
     frames += _entry_violations(tree)
     for rule, query in TREE_RULES:
         named = F.lit(rule).alias("rule")
-        frames += [broken.select(named, *(F.col(name).cast("string") for name in _FOUND)) for broken in query(tree)]
+        frames += [
+            broken.select(named, *(F.col(name).cast("string") for name in _BROKEN_COLUMNS)) for broken in query(tree)
+        ]
     return union(frames)
 
 
 def _entry_violations(tree: CheckedTree) -> Iterator[DataFrame]:
-    """Evaluate `ENTRY_RULES` in one pass over the leaves; of the root's own files, the rule about bounds."""
+    """Evaluate `ENTRY_RULES` in one pass over the leaves, and for the root's own files only the rule about bounds."""
     if len(tree.manifests):
         in_leaves = tree.marked.join(F.broadcast(tree.leaves), MANIFEST)
         yield _exploded(in_leaves, [_struct(rule, make()) for rule, make in ENTRY_RULES])
@@ -98,7 +100,7 @@ def _exploded(entries: DataFrame, violations: list[Column]) -> DataFrame:
 
 
 def _struct(rule: str, broken: EntryRule) -> Column:
-    """Return the violation of an entry as a struct of `VIOLATIONS`, null where it keeps the rule."""
+    """Return the violation of a rule as a struct of `VIOLATIONS`; null for valid entries."""
     values = (F.lit(rule), F.col("path"), broken.value.cast("string"), F.lit(broken.problem))
     columns = [value.alias(name) for value, name in zip(values, VIOLATIONS.names, strict=True)]
     return F.when(broken.condition, F.struct(*columns))
@@ -108,7 +110,7 @@ def _struct(rule: str, broken: EntryRule) -> Column:
 
 
 class Broken(NamedTuple):
-    """What breaks a rule: a field of what is at a location, and its value."""
+    """A violation of a rule: a field and value of the file or manifest at a location."""
 
     location: str | None
     field: str
@@ -138,9 +140,9 @@ def _masks_of_missing_leaves(tree: CheckedTree) -> Iterator[Broken]:
     problem = "a live deletion vector masks a manifest that the root does not hold, or has deleted"
     for location, masks in sorted(tree.masks_by_leaf.items()):
         live, leaf = [mask for mask in masks if mask["status"] != Status.DELETED], tree.leaf_by_location.get(location)
-        # A mask added to a leaf that goes in the same commit lists what goes (semantics C11).
-        goes = leaf is not None and leaf["status"] == Status.DELETED
-        if live and (leaf is None or (goes and any(mask["status"] != Status.ADDED for mask in live))):
+        # A mask that is added to a leaf removed in the same commit lists the removed entries (semantics C11).
+        is_removed = leaf is not None and leaf["status"] == Status.DELETED
+        if live and (leaf is None or (is_removed and any(mask["status"] != Status.ADDED for mask in live))):
             yield Broken(tree.root.location, "referenced_file", location, problem)
 
 
@@ -157,7 +159,7 @@ _OWNERS = {(status, ContentType.DATA_MANIFEST) for status in (Status.EXISTING, S
 
 
 def _leaves_without_bounds(tree: CheckedTree) -> Iterator[Broken]:
-    """Find stats of partition values that leaves, which were written for a tree, lack in the root."""
+    """Find leaves in the layout of trees whose root entries lack stats of partition values."""
     live = tree.root.table.filter(pc.and_(is_live(tree.root.table), one_of(tree.root.table, LEAVES)))
     if not len(live):
         return
@@ -185,7 +187,7 @@ ROOT_RULES: tuple[tuple[str, Callable[[CheckedTree], Iterator[Broken]]], ...] = 
 
 
 class EntryRule(NamedTuple):
-    """When an entry breaks a rule, and the value that breaks it."""
+    """The condition under which an entry breaks a rule, and the value that breaks it."""
 
     condition: Column
     value: Column
@@ -238,10 +240,10 @@ ENTRY_RULES: tuple[tuple[str, Callable[[], EntryRule]], ...] = (
 
 # -- rules of the tree, each a query ---------------------------------------------------------------------------------
 
-_FOUND = ("location", "value", "problem")
+_BROKEN_COLUMNS = ("location", "value", "problem")
 
 
-def _found(broken: DataFrame, location: str, value: Column | str, problem: Column | str) -> DataFrame:
+def _broken_rows(broken: DataFrame, location: str, value: Column | str, problem: Column | str) -> DataFrame:
     text = F.lit(problem) if isinstance(problem, str) else problem
     of_value = F.col(value) if isinstance(value, str) else value
     return broken.select(F.col(location).alias("location"), of_value.alias("value"), text.alias("problem"))
@@ -253,14 +255,16 @@ def _miscounted_leaves(tree: CheckedTree) -> Iterator[DataFrame]:
     status = F.col("version_info.status")
     sums = [F.count(F.when(status == int(value), 1)).alias(f"counted_{name}") for value, name in COUNTED.items()]
     counted = tree.leaf_files.groupBy(MANIFEST).agg(*sums, F.count("*").alias("counted_records"))
-    both = tree.leaves.join(counted, MANIFEST, "left")
+    compared = tree.leaves.join(counted, MANIFEST, "left")
     names = ("records", *COUNTED.values())
     differs = reduce(or_, (F.coalesce(f"counted_{name}", F.lit(0)) != F.col(name) for name in names))
     in_root, in_leaf = (
         F.to_json(F.struct(*(F.coalesce(f"{prefix}{name}", F.lit(0)).alias(name) for name in names)))
         for prefix in ("", "counted_")
     )
-    yield _found(both.where(differs), "path", in_root, F.concat(F.lit("the manifest's entries are "), in_leaf))
+    yield _broken_rows(
+        compared.where(differs), "path", in_root, F.concat(F.lit("the manifest's entries are "), in_leaf)
+    )
 
 
 def _unreadable_masks(tree: CheckedTree) -> Iterator[DataFrame]:
@@ -274,33 +278,33 @@ def _ordinals_out_of_range(tree: CheckedTree) -> Iterator[DataFrame]:
 def _broken_masks(tree: CheckedTree, condition: Column) -> Iterator[DataFrame]:
     if len(tree.masks):
         broken = tree.ordinals.where(F.col("problem").isNotNull() & condition)
-        yield _found(broken.join(F.broadcast(tree.leaves), MANIFEST), "path", "value", F.col("problem"))
+        yield _broken_rows(broken.join(F.broadcast(tree.leaves), MANIFEST), "path", "value", F.col("problem"))
 
 
 def _files_listed_twice(tree: CheckedTree) -> Iterator[DataFrame]:
     twice = tree.live.groupBy("location", _offset()).count().where("count > 1")
-    yield _found(twice, "location", "count", "the file has several live entries")
+    yield _broken_rows(twice, "location", "count", "the file has several live entries")
 
 
-def _files_with_several_vectors(tree: CheckedTree) -> Iterator[DataFrame]:
+def _files_with_several_dvs(tree: CheckedTree) -> Iterator[DataFrame]:
     if not len(tree.root.of([ContentType.POSITION_DELETES, ContentType.DELETE_MANIFEST])):
         return
-    vectors = tree.live.where(F.col("content_type") == _POSITION).where("deletion_vector.offset IS NOT NULL")
-    several = vectors.groupBy("referenced_file").count().where("count > 1")
-    yield _found(several, "referenced_file", "count", "the data file has several live deletion vectors")
+    dvs = tree.live.where(F.col("content_type") == _POSITION).where("deletion_vector.offset IS NOT NULL")
+    several = dvs.groupBy("referenced_file").count().where("count > 1")
+    yield _broken_rows(several, "referenced_file", "count", "the data file has several live deletion vectors")
 
 
-def _vectors_of_other_leaves(tree: CheckedTree) -> Iterator[DataFrame]:
-    """Find live deletion vectors in an affiliated leaf whose data file is not in the data leaf, or lives elsewhere.
+def _dvs_of_other_leaves(tree: CheckedTree) -> Iterator[DataFrame]:
+    """Find live deletion vectors in affiliated leaves whose data file is not in the data leaf, or is live elsewhere.
 
-    Plans match them with the files of that data leaf only.
+    Plans match them only with files of that data leaf.
     """
     if not pc.any(tree.manifests.column("referenced_file").is_valid()).as_py():
         return
     owners = F.broadcast(tree.leaves.select(F.col(MANIFEST).alias(_LEAF), F.col("path").alias("owner")))
     is_unmasked = entry_is_live().column() & ~F.col(IS_MASKED)
-    vectors = tree.marked.where(is_unmasked & (F.col("content_type") == _POSITION))
-    affiliated = vectors.join(F.broadcast(tree.leaves.drop("status", "kind")), MANIFEST).join(owners, "owner")
+    dvs = tree.marked.where(is_unmasked & (F.col("content_type") == _POSITION))
+    affiliated = dvs.join(F.broadcast(tree.leaves.drop("status", "kind")), MANIFEST).join(owners, "owner")
     file, key = F.col("location").alias("referenced_file"), [_LEAF, "referenced_file"]
     files = tree.marked.where(F.col("content_type") == _DATA)
     in_leaf, live_in_leaf = (
@@ -308,16 +312,19 @@ def _vectors_of_other_leaves(tree: CheckedTree) -> Iterator[DataFrame]:
     )
     lost = affiliated.join(in_leaf, key, "left_anti")
     problem = "the deletion vector's data file is not in the affiliated manifest "
-    yield _found(lost, "path", "referenced_file", F.concat(F.lit(problem), F.col("owner")))
+    yield _broken_rows(lost, "path", "referenced_file", F.concat(F.lit(problem), F.col("owner")))
     live = tree.live.where(F.col("content_type") == _DATA).select(file)
     moved = affiliated.join(in_leaf, key, "left_semi").join(live_in_leaf, key, "left_anti")
     moved = moved.join(live, "referenced_file", "left_semi")
     problem = "the deletion vector's data file lives elsewhere than in "
-    yield _found(moved, "path", "referenced_file", F.concat(F.lit(problem), F.col("owner")))
+    yield _broken_rows(moved, "path", "referenced_file", F.concat(F.lit(problem), F.col("owner")))
 
 
 def _entries_carried_from_nowhere(tree: CheckedTree) -> Iterator[DataFrame]:
-    """Find EXISTING entries of new leaves and of the root that were not live in the parent, unless that has expired."""
+    """Find EXISTING entries of new leaves and of the root that were not live in the parent snapshot.
+
+    Nothing is checked if the parent has expired.
+    """
     state, status = tree.state, F.col("version_info.status")
     assert state.snapshot is not None
     parent_id = state.snapshot.parent_snapshot_id
@@ -343,11 +350,11 @@ def _entries_carried_from_nowhere(tree: CheckedTree) -> Iterator[DataFrame]:
         entries = before.entries(before.manifests, before.projection(ENTRY_COLUMNS)).where(entry_is_live().text)
         unknown = unknown.join(entries.select(*keys), ["content_type", "location", _OFFSET], "left_anti")
     problem = "the file is carried over as EXISTING, and was not live in the parent snapshot"
-    yield _found(unknown, "location", "content_type", problem)
+    yield _broken_rows(unknown, "location", "content_type", problem)
 
 
 def _entries_with_broken_fields(tree: CheckedTree) -> Iterator[DataFrame]:
-    """Find entries in leaves that break the field matrix (semantics 8.4); older layouts have other rules."""
+    """Find entries that break the field matrix (semantics 8.4), in leaves with the layout of trees."""
     leaves = tree.manifests.filter(tree.tree.has_tree_layout(tree.manifests))
     if not len(leaves):
         return
@@ -372,7 +379,7 @@ def _broken_fields(
 
 
 def _offset() -> Column:
-    """Return what tells deletion vectors of one file apart."""
+    """Return the offset that distinguishes deletion vectors of one file, -1 for other files."""
     return F.coalesce("deletion_vector.offset", F.lit(-1).cast("long")).alias(_OFFSET)
 
 
@@ -381,8 +388,8 @@ TREE_RULES: tuple[tuple[str, Callable[[CheckedTree], Iterator[DataFrame]]], ...]
     ("vector-content", _unreadable_masks),
     ("ordinal-range", _ordinals_out_of_range),
     ("one-entry-per-file", _files_listed_twice),
-    ("one-vector-per-file", _files_with_several_vectors),
-    ("affinity-vector", _vectors_of_other_leaves),
+    ("one-vector-per-file", _files_with_several_dvs),
+    ("affinity-vector", _dvs_of_other_leaves),
     ("carried-entries", _entries_carried_from_nowhere),
     ("entry-fields", _entries_with_broken_fields),
 )

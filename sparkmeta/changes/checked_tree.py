@@ -1,4 +1,4 @@
-"""The relations of a metadata tree that `check` looks at: leaves, entries with what masks them, live files."""
+"""The relations of a metadata tree that `check` examines: leaves, masked entries and live files."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import functions as F
 
-from sparkmeta.changes.root_changes import Row, flat_rows, vectors_by_leaf
+from sparkmeta.changes.root_changes import Row, flat_rows, manifest_dvs_by_leaf
 from sparkmeta.manifests.deletion_vectors import DV_SCHEMA, checked_ordinals, dv_row
 from sparkmeta.manifests.projection import CONTENT_STATS, MANIFEST, ORDINAL, EntryProjection
 from sparkmeta.manifests.v4.root import FILES, LEAVES, Root, version
@@ -45,7 +45,7 @@ _LEAF_SCHEMA = pa.schema(
 
 @dataclass(frozen=True)
 class CheckedTree:
-    """A tree whose root's entries have the fields that they must have; nothing else about it is taken for granted."""
+    """A tree to check. Its root's entries are known to have the required fields; nothing else is assumed."""
 
     state: TableState
     root: Root
@@ -59,24 +59,24 @@ class CheckedTree:
 
     @cached_property
     def leaf_by_location(self) -> dict[str, Row]:
-        """The root's entries for leaves by location; a live one hides a DELETED one."""
+        """The root's entries for leaves by location; a live one takes precedence over a DELETED one."""
         rows = sorted(self.leaf_entries, key=lambda row: row["status"] != Status.DELETED)
         return {row["location"]: row for row in rows}
 
     @cached_property
     def masks_by_leaf(self) -> dict[str, list[Row]]:
-        """The deletion vectors of manifests, DELETED ones included, by the leaf that they mask."""
-        return vectors_by_leaf(self.root)
+        """The manifest DVs, DELETED ones included, by the leaf that they mask."""
+        return manifest_dvs_by_leaf(self.root)
 
     @cached_property
     def manifests(self) -> pa.Table:
-        """The live leaves as manifests; `manifest` is their place in the root."""
+        """The live leaves as manifests, with their row in the root as `manifest`."""
         leaves = self.root.leaves
         return leaf_manifests(leaves, leaves.column("ordinal").cast(pa.int32()))
 
     @cached_property
     def masks(self) -> pa.Table:
-        """The live deletion vectors of live leaves, all of them where there are several, as `DV_SCHEMA`."""
+        """All live manifest DVs of live leaves, even several per leaf, as `DV_SCHEMA`."""
         locations, ids = (self.manifests.column(name).to_pylist() for name in ("location", MANIFEST))
         id_of = dict(zip(locations, ids, strict=True))
         rows = [
@@ -97,7 +97,7 @@ class CheckedTree:
 
     @cached_property
     def leaves(self) -> DataFrame:
-        """The live leaves as the root describes them: `_LEAF_SCHEMA`."""
+        """The root's entries for the live leaves, as `_LEAF_SCHEMA`."""
         stats = self.manifests.column("manifest_stats")
         columns: dict[str, Any] = {
             MANIFEST: self.manifests.column(MANIFEST),
@@ -114,14 +114,14 @@ class CheckedTree:
 
     @cached_property
     def bound_types(self) -> dict[int, str]:
-        """Ids of the stats that hold partition values -> Iceberg types."""
+        """The ids of the stats that hold partition values -> Iceberg types."""
         ids = {source for fields in self.state.types.tuple_sources.values() for _, source in fields}
         return {field_id: self.state.types.stats_types[field_id] for field_id in sorted(ids)}
 
     def physical_entries(self, manifests: pa.Table) -> DataFrame:
-        """Return every physical entry of some leaves: `ENTRY_COLUMNS`, `manifest`, `ordinal` and `UNBOUND`.
+        """Return every physical entry of leaves: `ENTRY_COLUMNS`, `manifest`, `ordinal` and `UNBOUND`.
 
-        UNBOUND is the id of a partition value's stats that the entry lacks.
+        UNBOUND is the id of the first stats of a partition value that the entry lacks.
         """
         of_tree = self.tree.has_tree_layout(manifests)
         layouts: list[tuple[pa.Table, dict[int, str]]] = [
@@ -138,7 +138,7 @@ class CheckedTree:
         return union(frames) if frames else self.root_entries(FILES).where("false")
 
     def root_entries(self, kinds: Collection[ContentType]) -> DataFrame:
-        """Return the files of the root itself, as `physical_entries`; of no manifest."""
+        """Return the files of the root itself with the columns of `physical_entries`, without a manifest."""
         projection = EntryProjection.of(ENTRY_COLUMNS, None, self.bound_types)
         files = self.root.of(kinds, live=False)
         rows = files.append_column(MANIFEST, pa.nulls(len(files), pa.int32()))
@@ -150,7 +150,7 @@ class CheckedTree:
         return frame.select(*ENTRY_COLUMNS, MANIFEST, ORDINAL, unbound.alias(UNBOUND))
 
     def _unbound(self) -> Column:
-        """Return the first of the spec's stats that are missing, or have an upper bound and no lower one."""
+        """Return the id of the spec's first stats that are missing, or have an upper bound but no lower one."""
         cases = []
         for spec_id, fields in self.state.types.tuple_sources.items():
             for _, source in fields:
@@ -166,7 +166,7 @@ class CheckedTree:
 
     @cached_property
     def ordinals(self) -> DataFrame:
-        """The ordinals that the masks mask, and what is wrong with the masks: `CHECKED_SCHEMA`."""
+        """The ordinals that are masked, and the problems of masks, as `CHECKED_SCHEMA`."""
         return checked_ordinals(self.state.spark, self.masks, self.state.access.tasks)
 
     @cached_property
@@ -184,7 +184,7 @@ class CheckedTree:
 
     @cached_property
     def live(self) -> DataFrame:
-        """The files that a reader sees."""
+        """The live files, as readers see them."""
         in_leaves = self.marked.where(is_live().column() & ~F.col(IS_MASKED)).drop(IS_MASKED)
         return in_leaves.unionByName(self.root_entries(FILES).where(is_live().text))
 

@@ -1,7 +1,7 @@
-"""The entries that a range of snapshots added and removed: the driver decides from the roots, Spark reads the rest.
+"""Find the entries that a range of snapshots added and removed.
 
-Only leaves that a snapshot added or newly masked are opened (semantics 8.5 B), so that the cost follows the size of the
-change. Of snapshots with a manifest list, the manifests that they added are read.
+The driver compares roots; Spark reads only leaves that a snapshot added or masked (semantics 8.5 B), so the cost is
+proportional to the change. For snapshots with a manifest list, Spark reads the manifests that they added.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from sparkmeta.manifests.metrics_maps import stats_for_maps, with_metrics_maps
 from sparkmeta.manifests.projection import MANIFEST, ORDINAL, EntryProjection
 from sparkmeta.manifests.v4.root import Root, one_of, version
 from sparkmeta.manifests.v4.spark import narrowed_rows, read_rows
-from sparkmeta.manifests.v4.tree_manifests import leaf_manifests
+from sparkmeta.manifests.v4.tree_manifests import FILE_TYPES, leaf_manifests
 from sparkmeta.plan.filter import is_live
 from sparkmeta.session import local_frame, spark_schema
 from sparkmeta.spec.entry import METRICS_MAP_IDS, ContentType, Status
@@ -38,11 +38,11 @@ if TYPE_CHECKING:
 ADDED = "added"
 REMOVED = "removed"
 CHANGE, SNAPSHOT = "_change", "_snapshot"
-"""Columns beside those of an entry: ADDED or REMOVED, and the snapshot that made the change."""
+"""Columns in addition to an entry's: ADDED or REMOVED, and the id of the snapshot."""
 FILE_LOCATION, FILE_OFFSET = "_location", "_offset"
 
 _UNIT = "_unit"
-# What changes are told apart by, and deletion vectors are read by, whatever is shown.
+# Columns that identify changes and deletion vectors; they are always read.
 _NEEDED = (
     "content_type",
     "location",
@@ -52,10 +52,6 @@ _NEEDED = (
     "record_count",
     "referenced_file",
 )
-_CONTENTS = {
-    ContentType.DATA_MANIFEST: (ContentType.DATA,),
-    ContentType.DELETE_MANIFEST: (ContentType.POSITION_DELETES, ContentType.EQUALITY_DELETES),
-}
 _STATUS = {LeafKind.ADDED: Status.ADDED, LeafKind.UNMADE: Status.DELETED, LeafKind.CARRIED: Status.EXISTING}
 # Masked ordinals up to this many are broadcast; more are joined by hash.
 _BROADCAST_ORDINALS = 1_000_000
@@ -63,7 +59,11 @@ _BROADCAST_ORDINALS = 1_000_000
 
 @dataclass(frozen=True)
 class _Unit:
-    """A leaf to open for one snapshot. manifest: the small id of the leaf."""
+    """A leaf to open for one snapshot.
+
+    Attributes:
+        manifest: the small id of the leaf.
+    """
 
     id: int
     snapshot_id: int
@@ -74,11 +74,14 @@ class _Unit:
 
 @dataclass
 class EntryChanges:
-    """The entries that snapshots added and removed: collects, snapshot by snapshot, what to read, and opens no more.
+    """The entries that snapshots added and removed.
+
+    `add` compares the roots of a snapshot and its parent; the other methods return lazy DataFrames.
 
     Attributes:
-        shown: what is read of the entries.
-        keep: narrows rows of `leaf_manifests` to the leaves that may hold the entries sought.
+        shown: the columns and stats to return of entries.
+        lenient: see `root_changes`.
+        keep: filters rows of `leaf_manifests` to leaves that may hold relevant entries.
     """
 
     state: TableState
@@ -94,7 +97,7 @@ class EntryChanges:
     _newest: TableState | None = None
 
     def add(self, snapshot: Snapshot) -> None:
-        """Add the changes of a snapshot; its parent was added before it, or is the start of the range."""
+        """Add the changes of a snapshot. Snapshots are added in the order of their history."""
         is_current = self.state.snapshot is not None and self.state.snapshot.snapshot_id == snapshot.snapshot_id
         state = self.state if is_current else self.state.at(snapshot)
         if state.tree is None:
@@ -141,7 +144,7 @@ class EntryChanges:
 
     @cached_property
     def projection(self) -> EntryProjection:
-        """What is read of the entries: what is shown, and what changes are told apart by."""
+        """The columns that are returned: `shown`, and those that identify changes."""
         shown = self.shown
         return EntryProjection.of({*shown.columns, *_NEEDED}, dict(shown.partition), dict(shown.stats))
 
@@ -155,11 +158,11 @@ class EntryChanges:
 
     @cached_property
     def _read(self) -> EntryProjection:
-        """What trees are read with."""
+        """The projection with which trees are read."""
         return stats_for_maps(self.projection, self._column_types) if self._maps else self.projection
 
     def of_content(self, content: ContentType) -> list[DataFrame]:
-        """Return all changes of files of one content, DATA_MANIFEST's or DELETE_MANIFEST's, with what each is."""
+        """Return all changes of data files (DATA_MANIFEST) or delete files (DELETE_MANIFEST), with `CHANGE`."""
         frames = [frame.withColumn(CHANGE, F.lit(ADDED)) for frame in self._tree_added(content)]
         frames += [frame.withColumn(CHANGE, F.lit(REMOVED)) for frame in self._tree_removed(content)]
         of_trees = [self._with_maps(frame) if self._maps else frame for frame in at_most_one(frames)]
@@ -167,12 +170,12 @@ class EntryChanges:
         return [*of_trees, *(frame.withColumn(CHANGE, listed) for frame in self._listed_entries(content))]
 
     def added(self, content: ContentType) -> list[DataFrame]:
-        """Return the entries of files that were added, one frame for each way to read them; without metrics maps."""
+        """Return the entries of added files without metrics maps, in a DataFrame for each way to read them."""
         listed = F.col("version_info.status") == int(Status.ADDED)
         return [*self._tree_added(content), *(frame.where(listed) for frame in self._listed_entries(content))]
 
     def removed(self, content: ContentType) -> list[DataFrame]:
-        """As `added`, of files that were removed."""
+        """Return the entries of removed files, like `added`."""
         listed = F.col("version_info.status") == int(Status.DELETED)
         return [*self._tree_removed(content), *(frame.where(listed) for frame in self._listed_entries(content))]
 
@@ -191,12 +194,12 @@ class EntryChanges:
         return schema.add(CHANGE, StringType()).add(SNAPSHOT, LongType())
 
     def _with_maps(self, frame: DataFrame) -> DataFrame:
-        """Add the metrics maps that are shown."""
+        """Add the metrics maps that `shown` has."""
         fill = partial(_fill_maps, self.projection, frozenset(self._column_types))
         return frame.select(*self._read.schema.names, CHANGE, SNAPSHOT).mapInArrow(fill, self.schema)
 
     def _really_removed(self, removed: DataFrame, content: ContentType) -> DataFrame:
-        """Drop files that the snapshot carried elsewhere, and duplicates where a leaf and a DV both remove a file."""
+        """Drop files that only moved to another manifest, and duplicates of files removed by both a leaf and a DV."""
         carried = [*self._by_status(content, LeafKind.CARRIED), *self._root_frames(content, Status.EXISTING)]
         for keys in at_most_one(carried):
             carried_keys = keys.select(SNAPSHOT, *(column.alias(name) for name, column in file_key().items()))
@@ -208,11 +211,11 @@ class EntryChanges:
         return removed
 
     def _root_frames(self, content: ContentType, status: Status) -> list[DataFrame]:
-        """Return the files of one status that the roots themselves hold."""
+        """Return the roots' own files with one status."""
         tables = []
         for snapshot_id, changes in self._in_roots:
             table = changes.existing if status == Status.EXISTING else changes.files
-            rows = table.filter(pc.and_(one_of(table, _CONTENTS[content]), pc.equal(version(table, "status"), status)))
+            rows = table.filter(pc.and_(one_of(table, FILE_TYPES[content]), pc.equal(version(table, "status"), status)))
             if len(rows):
                 narrow = narrowed_rows(rows, self._read, self.state.types.tuple_sources)
                 ids = pa.repeat(pa.scalar(snapshot_id, pa.int64()), len(rows))
@@ -232,17 +235,17 @@ class EntryChanges:
 
     @cached_property
     def _leaves_to_open(self) -> set[int]:
-        """The leaves that may hold the entries sought."""
+        """The small ids of leaves that may hold relevant entries."""
         if self.keep is None or not self._leaves:
             return set(range(len(self._leaves)))
         return set(self.keep(self._leaf_manifests(range(len(self._leaves)))).column(MANIFEST).to_pylist())
 
     def _leaf_manifests(self, ids: Sequence[int]) -> pa.Table:
-        """Leaves by their small ids, as rows of `leaf_manifests`."""
+        """Return leaves by their small ids, as rows of `leaf_manifests`."""
         return leaf_manifests(pa.concat_tables([self._leaves[manifest] for manifest in ids]), pa.array(ids, pa.int32()))
 
     def _physical(self, units: Sequence[_Unit]) -> DataFrame:
-        """Return every entry of the units' leaves, each leaf once."""
+        """Return every entry of the units' leaves. Each leaf is read once."""
         assert self._newest is not None
         manifests = self._leaf_manifests(sorted({unit.manifest for unit in units}))
         return at_most_one(self._newest.reader.physical_frames(manifests, self._read))[0]
@@ -270,7 +273,7 @@ class EntryChanges:
         return [placed.drop(_UNIT)]
 
     def _masked(self, content: ContentType) -> list[DataFrame]:
-        """Return the entries that the snapshot's own deletion vectors mask, and no earlier ones."""
+        """Return the entries that the snapshot's own manifest DVs mask, and earlier ones don't."""
         units = self._of(content, LeafKind.MASKED)
         if not units:
             return []
@@ -283,7 +286,7 @@ class EntryChanges:
         return [entries.join(F.broadcast(newly_masked) if few else newly_masked, [MANIFEST, ORDINAL])]
 
     def _ordinals(self, units: Sequence[_Unit], which: str) -> list[DataFrame]:
-        """Return (unit, ordinal) of the units' `new` or `old` deletion vectors; no frame where there are none."""
+        """Return (unit, ordinal) of the units' `new` or `old` manifest DVs, in at most one DataFrame."""
         rows = [dv_row(unit.id, unit.change.leaf, row) for unit in units for row in getattr(unit.change, which)]
         if not rows:
             return []
@@ -293,7 +296,7 @@ class EntryChanges:
     # -- manifest lists ---------------------------------------------------------------------------------------------
 
     def _listed_entries(self, content: ContentType) -> list[DataFrame]:
-        """Return the changes that manifests of the v1-v3 layout record for the snapshots that added them."""
+        """Return the changes that manifests of versions 1 to 3 record for the snapshots that added them."""
         if not self._listed:
             return []
         manifests = pa.concat_tables(self._listed)
@@ -314,7 +317,7 @@ _PLACES = pa.schema([pa.field(_UNIT, pa.int32()), pa.field(MANIFEST, pa.int32())
 
 
 def at_most_one(frames: Sequence[DataFrame]) -> list[DataFrame]:
-    """Return the union of frames; no frame where there is none."""
+    """Return the union of frames as a list; empty for no frames."""
     return [reduce(lambda left, right: left.unionByName(right), frames)] if frames else []
 
 
@@ -322,7 +325,7 @@ _FILE_KEY = [SNAPSHOT, FILE_LOCATION, FILE_OFFSET]
 
 
 def file_key() -> dict[str, Column]:
-    """Return what identifies a file; a deletion vector by its offset too. Nulls equal nothing in a join."""
+    """Return the columns that identify a file: location, and offset (-1 if null, since nulls don't join)."""
     return {FILE_LOCATION: F.col("location"), FILE_OFFSET: F.coalesce(F.col("deletion_vector.offset"), F.lit(-1))}
 
 

@@ -1,4 +1,4 @@
-"""`Table.file_changes`: the files that a range of snapshots added and removed."""
+"""`Table.file_changes`: the files that snapshots added and removed."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def file_changes(
     *,
     lenient: bool = False,
 ) -> DataFrame:
-    """Return the files that the snapshots of a range added and removed; see `Table.file_changes`."""
+    """Return the files that a range of snapshots added and removed; see `Table.file_changes`."""
     selection = files_selection(state, columns)
     changes = EntryChanges(state, selection.projection, lenient)
     for snapshot in snapshots_between(state.metadata, from_snapshot_id, to_snapshot_id):
@@ -39,7 +39,7 @@ def file_changes(
 
 
 def _shown(changes: EntryChanges, selection: Selection) -> DataFrame:
-    """Return all changes as `Table.file_changes` shows them, lazy."""
+    """Return all changes with the columns of `Table.file_changes`, lazily."""
     state = changes.state
     data, deletes = changes.of_content(ContentType.DATA_MANIFEST), changes.of_content(ContentType.DELETE_MANIFEST)
     frames = [frame.withColumn(ADDED_POSITIONS, F.lit(None).cast(POSITIONS_TYPE)) for frame in at_most_one(data)]

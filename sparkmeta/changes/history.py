@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def snapshot_of(metadata: TableMetadata, snapshot_id: int) -> Snapshot:
-    """Return the snapshot of an id.
+    """Return the snapshot with an id.
 
     Raises:
         NoSuchSnapshotError: the table does not have it.
@@ -25,7 +25,7 @@ def snapshot_of(metadata: TableMetadata, snapshot_id: int) -> Snapshot:
 
 
 def lineage(metadata: TableMetadata, snapshot_id: int) -> Iterator[Snapshot]:
-    """Yield a snapshot and its ancestors that the table still has, the newest first.
+    """Yield a snapshot and its ancestors that the table still has, newest first.
 
     Raises:
         CorruptFileError: a snapshot is its own ancestor.
@@ -42,7 +42,7 @@ def lineage(metadata: TableMetadata, snapshot_id: int) -> Iterator[Snapshot]:
 
 
 def snapshots_since(head: TableState, start: int | None) -> list[Snapshot]:
-    """Return the snapshots of the head's history after `start`, the newest first.
+    """Return the snapshots of the head's history after `start`, newest first.
 
     Raises:
         ValidationError: the history does not go back to it.
@@ -63,14 +63,14 @@ def snapshots_since(head: TableState, start: int | None) -> list[Snapshot]:
 
 
 def snapshots_between(metadata: TableMetadata, from_exclusive: int | None, to_inclusive: int | None) -> list[Snapshot]:
-    """Return the snapshots after one up to another, the oldest first.
+    """Return the snapshots after one up to another, oldest first.
 
     Args:
-        from_exclusive: None for all since the table was empty; it may have expired if its child is there.
+        from_exclusive: None for the whole history. It may have expired if its child has not.
         to_inclusive: None for the current snapshot.
 
     Raises:
-        NoSuchSnapshotError: a snapshot that the table does not have.
+        NoSuchSnapshotError: the table does not have one of the snapshots.
         ValidationError: the first is no ancestor of the second, or the history between them has expired.
     """
     last = metadata.current_snapshot() if to_inclusive is None else metadata.snapshot_by_id(to_inclusive)

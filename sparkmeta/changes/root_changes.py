@@ -1,6 +1,6 @@
-"""What a snapshot changed by its root, and which leaves hold the rest of the answer. No Spark, no I/O.
+"""Compare a snapshot's root with its parent's: the changed files of the root, and the leaves to open for the others.
 
-The cost follows the size of the change: a leaf that was carried over is never opened.
+The cost is proportional to the change: leaves that were carried over are never opened. No Spark, no I/O.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sparkmeta.errors import CorruptFileError, NoSuchSnapshotError, ValidationError
-from sparkmeta.manifests.v4.root import FILES, LEAVES, VECTORS, Root, one_of, version
+from sparkmeta.manifests.v4.root import FILES, LEAVES, MANIFEST_DVS, Root, one_of, version
 from sparkmeta.spec.entry import LAYOUT_REVISION_KEY, Status
 
 ParentRoot = Callable[[], Root | None]
-"""Returns the parent snapshot's root, None where it has none. Raises NoSuchSnapshotError where it has expired."""
+"""Returns the parent snapshot's root, or None if it has none. Raises NoSuchSnapshotError if it has expired."""
 Row = Mapping[str, Any]
 
 
@@ -27,11 +27,11 @@ class LeafKind(StrEnum):
     """Which entries of a leaf to read.
 
     Attributes:
-        ADDED: the ADDED ones that `old` does not mask.
-        MASKED: the live ones that `new` masks, and `old` does not.
-        DROPPED: the live ones that `old` does not mask.
-        UNMADE: the DELETED ones of a leaf that the snapshot added.
-        CARRIED: the EXISTING ones, which are no change, wherever they were before.
+        ADDED: ADDED entries that `old` does not mask.
+        MASKED: live entries that `new` masks and `old` does not.
+        DROPPED: live entries that `old` does not mask.
+        UNMADE: DELETED entries of a leaf that the snapshot added.
+        CARRIED: EXISTING entries, which are no change even if another manifest held them before.
     """
 
     ADDED = "added"
@@ -43,7 +43,15 @@ class LeafKind(StrEnum):
 
 @dataclass(frozen=True)
 class LeafChange:
-    """A leaf to open. row: its place in the root. new, old: its deletion vectors, entries of content type 5."""
+    """A leaf to open.
+
+    Attributes:
+        kind: the entries to read.
+        row: the leaf's row in the root.
+        leaf: the root's entry for it.
+        new: the manifest DVs that the snapshot added for it.
+        old: its earlier manifest DVs.
+    """
 
     kind: LeafKind
     row: int
@@ -54,11 +62,11 @@ class LeafChange:
 
 @dataclass(frozen=True)
 class RootChanges:
-    """What a snapshot changed.
+    """The changes of a snapshot.
 
     Attributes:
         files: the ADDED and DELETED files of the root itself, rows of `tree_schema`.
-        existing: the EXISTING files of the root itself where removed files may be among them, else no rows.
+        existing: the EXISTING files of the root itself if removed files may be among them, else no rows.
         leaves: the leaves to open.
     """
 
@@ -68,18 +76,18 @@ class RootChanges:
 
 
 def root_changes(root: Root, snapshot_id: int, parent: ParentRoot, *, lenient: bool = False) -> RootChanges:
-    """Find the changes of a snapshot by its root (semantics 8.5 B).
+    """Return the changes of a snapshot by its root (semantics 8.5 B).
 
     Args:
-        lenient: read also what strict readers refuse (semantics C51): several live deletion vectors of one leaf, as if
-            they were one, and a leaf that was added with entries that it removes.
+        lenient: accept roots that strict readers refuse (semantics C51): with several live DVs of one leaf, which are
+            merged, or with an added leaf that has DELETED entries.
 
     Raises:
-        CorruptFileError: a root that contradicts itself.
-        ValidationError: the parent's deletion vectors are needed, and the parent has expired (semantics C52).
+        CorruptFileError: the root contradicts itself.
+        ValidationError: manifest DVs of the parent are needed, but it has expired (semantics C52).
     """
     if not lenient:
-        _ = root.vectors  # refuses two for one leaf
+        _ = root.manifest_dvs  # raises for two of one leaf
     leaves = tuple(_Finder(root, snapshot_id, parent, lenient).changes())
     is_file, is_existing = one_of(root.table, FILES), pc.equal(version(root.table, "status"), int(Status.EXISTING))
     files = root.table.filter(pc.and_not(is_file, is_existing))
@@ -97,7 +105,7 @@ class _Finder:
 
     def changes(self) -> Iterable[LeafChange]:
         leaves = flat_rows(self.root.table, LEAVES)
-        self._refuse_lost_vectors({leaf["location"] for _, leaf in leaves})
+        self._refuse_lost_dvs({leaf["location"] for _, leaf in leaves})
         drops = any(self._is_dropped(leaf) for _, leaf in leaves)
         for row, leaf in leaves:
             match leaf["status"]:
@@ -109,11 +117,11 @@ class _Finder:
                     yield from self._of_existing(row, leaf, drops)
 
     @cached_property
-    def _vectors(self) -> dict[str, list[Row]]:
-        return vectors_by_leaf(self.root)
+    def _dvs(self) -> dict[str, list[Row]]:
+        return manifest_dvs_by_leaf(self.root)
 
     def _of_added(self, row: int, leaf: Row) -> Iterable[LeafChange]:
-        live = tuple(vector for vector in self._vectors.get(leaf["location"], ()) if vector["status"] != Status.DELETED)
+        live = tuple(dv for dv in self._dvs.get(leaf["location"], ()) if dv["status"] != Status.DELETED)
         yield LeafChange(LeafKind.ADDED, row, leaf, old=live)
         if leaf["existing_files_count"]:
             yield LeafChange(LeafKind.CARRIED, row, leaf)
@@ -125,7 +133,7 @@ class _Finder:
             yield LeafChange(LeafKind.UNMADE, row, leaf)
 
     def _of_deleted(self, row: int, leaf: Row) -> LeafChange:
-        """Return the change of a leaf that goes; a vector added to it masks what goes, and nothing else (C11)."""
+        """Return the change of a removed leaf. If a DV is added to it, only the entries it masks are removed (C11)."""
         new = self._new(leaf)
         if new:
             return LeafChange(LeafKind.MASKED, row, leaf, new=new)
@@ -142,35 +150,35 @@ class _Finder:
         return leaf["status"] == Status.DELETED and not self._new(leaf)
 
     def _new(self, leaf: Row) -> tuple[Row, ...]:
-        return tuple(row for row in self._vectors.get(leaf["location"], ()) if row["status"] == Status.ADDED)
+        return tuple(row for row in self._dvs.get(leaf["location"], ()) if row["status"] == Status.ADDED)
 
     def _old(self, leaf: Row, *, dropped: bool) -> tuple[Row, ...]:
-        """Return the earlier vectors: those that this root carries or replaces, else those of the parent."""
+        """Return a leaf's earlier DVs: those that this root carries over or replaces, or else those of the parent."""
         location = leaf["location"]
-        earlier = tuple(row for row in self._vectors.get(location, ()) if row["status"] != Status.ADDED)
+        earlier = tuple(row for row in self._dvs.get(location, ()) if row["status"] != Status.ADDED)
         if earlier:
             return earlier
         try:
             parent = self.parent()
         except NoSuchSnapshotError as error:
-            # Roots that name their layout always keep the vector that was replaced: there was none.
+            # Roots that name their layout always keep a replaced DV, so there was none.
             if LAYOUT_REVISION_KEY in self.root.properties and not dropped:
                 return ()
             raise ValidationError(f"{self.root.location}: what was removed from {location} before: {error}") from error
-        vectors = vectors_by_leaf(parent).get(location, ()) if parent is not None else ()
-        return tuple(row for row in vectors if row["status"] != Status.DELETED)
+        dvs = manifest_dvs_by_leaf(parent).get(location, ()) if parent is not None else ()
+        return tuple(row for row in dvs if row["status"] != Status.DELETED)
 
-    def _refuse_lost_vectors(self, leaves: set[str]) -> None:
-        for location, vectors in self._vectors.items():
-            if location not in leaves and any(row["status"] == Status.ADDED for row in vectors):
+    def _refuse_lost_dvs(self, leaves: set[str]) -> None:
+        for location, dvs in self._dvs.items():
+            if location not in leaves and any(row["status"] == Status.ADDED for row in dvs):
                 problem = "a deletion vector was added to a manifest that the root does not have"
                 raise CorruptFileError(self.root.location, "referenced_file", location, problem)
 
 
-def vectors_by_leaf(root: Root) -> dict[str, list[Row]]:
-    """Return all deletion vectors of manifests, DELETED ones included, by the leaf that they mask."""
+def manifest_dvs_by_leaf(root: Root) -> dict[str, list[Row]]:
+    """Return all manifest DVs, DELETED ones included, by the leaf that they mask."""
     by_leaf: dict[str, list[Row]] = {}
-    for _, row in flat_rows(root.table, VECTORS):
+    for _, row in flat_rows(root.table, MANIFEST_DVS):
         by_leaf.setdefault(row["referenced_file"], []).append(row)
     return by_leaf
 
@@ -179,7 +187,7 @@ _COLUMNS = ["content_type", "location", "deletion_vector", "record_count", "refe
 
 
 def flat_rows(table: pa.Table, kinds: Iterable[Any]) -> list[tuple[int, dict[str, Any]]]:
-    """Return the entries of some content types as flat rows, each with its place in the root."""
+    """Return the entries of the given content types as flat rows, with their row in the root."""
     places = pc.indices_nonzero(one_of(table, kinds))
     some = table.take(places)
     flat = some.select(_COLUMNS)

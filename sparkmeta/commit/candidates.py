@@ -1,4 +1,4 @@
-"""Which leaves of a tree may hold an entry, by what is known of it: its manifest, or its partition."""
+"""Find the leaves of a tree that may hold an entry, by its manifest or its partition."""
 
 from __future__ import annotations
 
@@ -20,44 +20,54 @@ from sparkmeta.spec.stats import BOUNDS, COUNTS
 if TYPE_CHECKING:
     from sparkmeta.state import TableState
 
-# Pairs of a partition and a leaf that are compared at most; beyond that all leaves are candidates.
+# Most pairs of a partition and a leaf to compare; with more, all leaves of the spec are candidates.
 _MOST_PAIRS = 50_000_000
 
 _SPEC = "partition_spec_id"
 
 
 def live_leaves(state: TableState, content: ContentType) -> pa.Table:
-    """Return the manifests of one content that hold live entries, rows of `state.manifests`; the root's are one."""
+    """Return the manifests of one content type that hold live entries, the root included, as rows of `manifests`."""
     return live_manifests(state.data_manifests if content == ContentType.DATA_MANIFEST else state.delete_manifests)
 
 
+def root_manifests(state: TableState) -> pa.Table:
+    """Return the rows of `state.manifests` that describe files listed in the root itself."""
+    return state.manifests.filter(pc.equal(state.manifests.column("file_format"), IN_ROOT))
+
+
 def named_leaves(leaves: pa.Table, locations: Collection[str]) -> pa.Table:
-    """Return the leaves of these locations."""
+    """Return the leaves at the given locations."""
     return leaves.filter(pc.is_in(leaves.column("location"), pa.array(sorted(locations), pa.string())))
 
 
 def leaves_of_partitions(state: TableState, leaves: pa.Table, partitions: pa.Table) -> pa.Table:
-    """Return the leaves whose statistics do not rule out that they hold an entry of some partitions.
+    """Return the leaves that may hold entries of the given partitions, by their statistics.
 
     Args:
         leaves: rows of `state.manifests`.
-        partitions: `partition_spec_id` and, where the table has partition fields, `partition`, a struct of the values
-            by partition field id.
+        partitions: has `partition_spec_id` and, if the table has partition fields, `partition`, a struct of the values
+            by partition field id. Other columns are ignored.
     """
     distinct = _distinct(partitions)
     if not len(distinct) or not len(leaves):
         return leaves.slice(0, 0)
-    return _meeting(state, _as_files(state, distinct), leaves)
+    return leaves_sharing_partitions(state, leaves, _as_files(state, distinct))
 
 
-def leaves_meeting(state: TableState, leaves: pa.Table, others: pa.Table) -> pa.Table:
-    """Return the leaves whose statistics do not rule out that they share a partition with others.
+def leaves_sharing_partitions(state: TableState, leaves: pa.Table, entries: pa.Table) -> pa.Table:
+    """Return the leaves that may share a partition with other entries, by their statistics.
+
+    The root's own files may be of any partition.
 
     Args:
         leaves: rows of `state.manifests`.
-        others: root entries of leaves, rows of `tree_schema`.
+        entries: entries of files or of other leaves, rows of `tree_schema`.
     """
-    return _meeting(state, others, leaves)
+    if len(entries) * len(leaves) > _MOST_PAIRS:
+        return leaves.filter(pc.is_in(leaves.column(_SPEC), entries.column(_SPEC).combine_chunks()))
+    overlaps = leaf_overlaps(entries, leaves, state.types.spec_fields, state.types.tuple_sources).any(axis=0)
+    return leaves.filter(pc.or_(pa.array(overlaps), pc.equal(leaves.column("file_format"), IN_ROOT)))
 
 
 def _distinct(partitions: pa.Table) -> pa.Table:
@@ -73,7 +83,7 @@ def _distinct(partitions: pa.Table) -> pa.Table:
 
 
 def _as_files(state: TableState, partitions: pa.Table) -> pa.Table:
-    """Partitions as data files that are in them, with the stats that hold their values."""
+    """Return a data file for each partition, with the stats that hold the partition's values."""
     rows, specs = len(partitions), whole(partitions.column(_SPEC))
     values: dict[int, pa.Array] = {}
     for spec_id, fields in state.types.tuple_sources.items():
@@ -95,11 +105,3 @@ def _file_stats(values: pa.Array) -> pa.StructArray:
     none_if_bounded = pc.if_else(values.is_valid(), pa.scalar(0, pa.int64()), unknown)  # neither nulls nor NaNs
     counts = {"value_count": unknown, "null_value_count": none_if_bounded, "nan_value_count": none_if_bounded}
     return pa.StructArray.from_arrays([values, values, *map(counts.get, COUNTS)], names=[*BOUNDS, *COUNTS])
-
-
-def _meeting(state: TableState, files: pa.Table, leaves: pa.Table) -> pa.Table:
-    """Return the leaves that may share a partition with files or leaves; the root's own files are of any spec."""
-    if len(files) * len(leaves) > _MOST_PAIRS:
-        return leaves.filter(pc.is_in(leaves.column(_SPEC), files.column(_SPEC).combine_chunks()))
-    met = leaf_overlaps(files, leaves, state.types.spec_fields, state.types.tuple_sources).any(axis=0)
-    return leaves.filter(pc.or_(pa.array(met), pc.equal(leaves.column("file_format"), IN_ROOT)))

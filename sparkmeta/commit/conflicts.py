@@ -1,7 +1,7 @@
-"""What other commits did since an operation began, and whether the operation may still be committed (semantics 4).
+"""Detect conflicts of an operation with commits made since it began (semantics 4).
 
-Files are judged one by one, those that were added and those that were removed, by their own partition and stats. Only
-what the other commits wrote is read, and of that only the leaves that may hold what matters: never the whole table.
+Each added or removed file is compared by its own partition and stats. Only leaves that the other commits wrote and that
+may hold relevant files are read.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from sparkmeta.changes.history import snapshots_since
 from sparkmeta.columns import sql
 from sparkmeta.columns.predicate import bind_filter, parse_filter
 from sparkmeta.commit.partitions import PARTITION_KEY, replaced_partitions
-from sparkmeta.commit.search import FOUND_COLUMNS
+from sparkmeta.commit.search import SEARCH_COLUMNS
 from sparkmeta.errors import CommitConflictError
 from sparkmeta.manifests.v4.tree_manifests import IN_ROOT
 from sparkmeta.plan.deletes.attach import attach_deletes
@@ -42,14 +42,17 @@ if TYPE_CHECKING:
 Isolation = Literal["serializable", "snapshot"]
 
 _REPLACE = "replace"
-_COLUMNS = (*FOUND_COLUMNS, "equality_ids")
+_COLUMNS = (*SEARCH_COLUMNS, "equality_ids")
 
 
 @dataclass(frozen=True)
 class Validation:
-    """What must not have happened since the snapshot `start` (None: since the table was empty).
+    """A request to fail a commit that conflicts with concurrent ones.
 
-    row_filter: what was read; None: what the operation replaces. isolation: serializable minds new data, too.
+    Attributes:
+        start: the snapshot that the operation read; None for an empty table.
+        row_filter: the rows that it read; None for the files that it replaces.
+        isolation: "serializable" also treats added data as a conflict.
     """
 
     start: int | None
@@ -59,10 +62,13 @@ class Validation:
 
 @dataclass(frozen=True)
 class Operation:
-    """What an update does, as far as conflicts depend on it.
+    """The parts of an update that decide what conflicts with it.
 
-    filters: it removes the data files whose rows match. partitions_of: it removes those in the partitions of these
-    files. names_files: it removes files by name. adds_deletes: it adds deletes of rows.
+    Attributes:
+        filters: the update removes data files whose rows match one of these.
+        partitions_of: it removes the data files in the partitions of these files.
+        names_files: whether it removes files by name.
+        adds_deletes: whether it adds deletes of rows.
     """
 
     filters: Sequence[BooleanExpression | str] = ()
@@ -72,17 +78,17 @@ class Operation:
 
     @property
     def removes_by_rows(self) -> bool:
-        """Whether it removes whatever matches, so that what others removed or deleted from it is a conflict."""
+        """Whether it removes files by their rows, so that concurrent removals of matching rows conflict."""
         return bool(self.filters or self.partitions_of)
 
 
 def validate(head: TableState, validation: Validation, operation: Operation) -> None:
-    """Refuse an operation that other commits since the validation's start don't allow (semantics 4.7-4.9).
+    """Refuse an operation that conflicts with commits since the validation's start (semantics 4.7-4.9).
 
-    Deletes that apply to files which the operation names are for `refuse_new_deletes`.
+    `refuse_new_deletes` checks for deletes that apply to files removed by name.
 
     Raises:
-        CommitConflictError: another commit added or removed a file that matters.
+        CommitConflictError: another commit added or removed a relevant file.
         ValidationError: the table's history does not go back to the start.
     """
     history = snapshots_since(head, validation.start)
@@ -103,9 +109,10 @@ def validate(head: TableState, validation: Validation, operation: Operation) -> 
 
 
 def refuse_new_data(head: TableState, files: DataFrame, start: int | None) -> None:
-    """Refuse to overwrite the partitions of some files where data was added to them since the snapshot `start`.
+    """Refuse to overwrite the partitions of files if data was added to them since the snapshot `start`.
 
-    files: rows with the columns of `inspect.files`.
+    Args:
+        files: rows with the columns of `inspect.files`.
 
     Raises:
         CommitConflictError: another commit added a data file to one of the partitions.
@@ -122,40 +129,40 @@ def refuse_new_deletes(
     start: int | None,
     row_filter: BooleanExpression | str | None = None,
 ) -> None:
-    """Refuse to replace data files of which rows were deleted since the snapshot `start`: new files may hold the rows.
+    """Refuse to replace data files if rows of them were deleted since the snapshot `start`.
 
-    Deletes count where they apply to a file: deletion vectors by its path, equality deletes by partition, sequence
-    number and stats, as in plans.
+    The new files might contain these rows. As in plans, a deletion vector applies to a file by its path, an equality
+    delete by partition, sequence number and stats.
 
     Args:
         state: the state that the files are removed from.
-        files: rows with `file_path`.
-        removal: the same files.
+        files: the replaced files, rows with `file_path`.
+        removal: the entries of these files.
         start: the snapshot that was read.
-        row_filter: what was read: other deletes don't count.
+        row_filter: the rows that were read; deletes of other rows are no conflict.
 
     Raises:
-        CommitConflictError: a delete applies to one of the files.
+        CommitConflictError: a new delete applies to one of the files.
     """
     history = snapshots_since(state, start)
     if not history or not (removal.masks or removal.keys):
         return
     scope = _scope(state, history, AlwaysTrue() if row_filter is None else row_filter)
     paths = files.select(F.col("file_path").alias("replaced_path"))
-    is_vector = (F.col("content_type") == int(ContentType.POSITION_DELETES)) & (F.col("file_format") == "PUFFIN")
-    others = []
+    is_dv = (F.col("content_type") == int(ContentType.POSITION_DELETES)) & (F.col("file_format") == "PUFFIN")
+    compared_ids = []
     for added in scope.added(ContentType.DELETE_MANIFEST):
-        vectors, rest = added.where(is_vector), added.where(~is_vector)
-        if _any(vectors):
-            same = vectors.join(paths, F.col("referenced_file") == F.col("replaced_path"), "left_semi")
-            _refuse(state, [same], "deleted rows of a file to replace")
-        if _any(rest):
-            others.append(rest.select(F.explode("equality_ids").alias("id")))
-    if not others:
+        dvs, equality_deletes = added.where(is_dv), added.where(~is_dv)
+        if _any(dvs):
+            replaced = dvs.join(paths, F.col("referenced_file") == F.col("replaced_path"), "left_semi")
+            _refuse(state, [replaced], "deleted rows of a file to replace")
+        if _any(equality_deletes):
+            compared_ids.append(equality_deletes.select(F.explode("equality_ids").alias("id")))
+    if not compared_ids:
         return
-    ids = frozenset(row["id"] for row in _union(others).distinct().collect())
-    compared = replace(scope, more_stats=ids | {DELETE_FILE_PATH_ID})
-    new = _union([frame.where(~is_vector) for frame in compared.added(ContentType.DELETE_MANIFEST)])
+    ids = frozenset(row["id"] for row in _union(compared_ids).distinct().collect())
+    with_stats = replace(scope, more_stats=ids | {DELETE_FILE_PATH_ID})
+    new = _union([frame.where(~is_dv) for frame in with_stats.added(ContentType.DELETE_MANIFEST)])
     deletes = DeleteEntries(new, state.delete_manifests, ids)
     named = _named_entries(state, removal, ids).join(paths, F.col("location") == F.col("replaced_path"), "left_semi")
     applied = attach_deletes(named, deletes, state).where(F.size(DELETES) > 0)
@@ -163,7 +170,7 @@ def refuse_new_deletes(
 
 
 def _named_entries(state: TableState, removal: Removal, stats: Iterable[int]) -> DataFrame:
-    """Return the live data entries of the leaves that a removal is from, the root's own ones among them."""
+    """Return the live data entries of the root and of the leaves that files are removed from."""
     manifests = state.data_manifests
     masked = pc.is_in(manifests.column("location"), pa.array(sorted(removal.masks), pa.string()))
     manifests = manifests.filter(pc.or_(masked, pc.equal(manifests.column("file_format"), IN_ROOT)))
@@ -171,15 +178,18 @@ def _named_entries(state: TableState, removal: Removal, stats: Iterable[int]) ->
     return state.entries(manifests, state.projection(_COLUMNS, stats)).where(live)
 
 
-# -- what matters ---------------------------------------------------------------------------------------------------
+# -- relevant changes -----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class _Scope:
-    """What some snapshots changed of the files that matter.
+    """The changes of concurrent snapshots that are relevant to an operation.
 
-    history: the snapshots, the newest first. filter: files matter that may match it. partitions: and that are in one
-    of these, rows of `replaced_partitions`. more_stats: columns whose stats are read besides those of the filter.
+    Attributes:
+        history: the snapshots, newest first.
+        filter: relevant files may match it.
+        partitions: rows of `replaced_partitions`: relevant files are in one of these. None for all partitions.
+        more_stats: columns whose stats are read besides those of the filter.
     """
 
     head: TableState
@@ -197,16 +207,16 @@ class _Scope:
         return changes
 
     def added(self, content: ContentType) -> list[DataFrame]:
-        """Return the files that were added, but by rewrites: those hold rows that were there before."""
+        """Return the added files, except those of rewrites, which add no rows."""
         ids = {snapshot.snapshot_id for snapshot in self.history if snapshot.operation != _REPLACE}
         return [self._matching(frame) for frame in self._changes.of_snapshots(ids).added(content)]
 
     def removed(self, content: ContentType) -> list[DataFrame]:
-        """Return the files that were removed."""
+        """Return the removed files."""
         return [self._matching(frame) for frame in self._changes.removed(content)]
 
     def _matching(self, entries: DataFrame) -> DataFrame:
-        """Return the entries that matter, DELETED ones too."""
+        """Return the relevant entries, DELETED ones included."""
         matching = entries.where((tuple_matches(self.filter) & stats_match(self.filter)).text)
         if self.partitions is None or not _any(matching):
             return matching
@@ -220,7 +230,7 @@ def _scopes(
     row_filter: BooleanExpression | str | None,
     operation: Operation,
 ) -> list[_Scope]:
-    """Return what an operation is about: what was read, else what it replaces, else everything."""
+    """Return the scopes of an operation: what it read, or else what it replaces, or else the whole table."""
     if row_filter is not None:
         return [_scope(head, history, row_filter)]
     everything = _scope(head, history, AlwaysTrue())
@@ -240,16 +250,16 @@ def _union(frames: Sequence[DataFrame]) -> DataFrame:
     return reduce(lambda left, right: left.unionByName(right), frames)
 
 
-# -- the verdict ----------------------------------------------------------------------------------------------------
+# -- errors ---------------------------------------------------------------------------------------------------------
 
 
 def _any(frame: DataFrame) -> bool:
-    """Return whether a frame has rows. `collect` of local rows, as of a root's own files, starts no job."""
+    """Return whether a frame has rows. `collect` starts no job for local rows, such as those of a root."""
     return bool(frame.select("location").limit(1).collect())
 
 
-def _refuse(head: TableState, frames: Iterable[DataFrame], what: str) -> None:
+def _refuse(head: TableState, frames: Iterable[DataFrame], problem: str) -> None:
     for frame in frames:
         for row in frame.select("location").limit(1).collect():
             who = "another commit, or an earlier change of this transaction,"
-            raise CommitConflictError(f"{head.metadata.location}: {who} {what}: {row['location']}")
+            raise CommitConflictError(f"{head.metadata.location}: {who} {problem}: {row['location']}")

@@ -1,7 +1,7 @@
-"""Refuse files that a commit adds twice, or that are live in the table already.
+"""Refuse files that a commit adds twice, or that are already live in the table.
 
-A file is looked for in the table among the leaves that may hold its partition, by the statistics of the root, and
-inside a leaf by those of Parquet. A path that is live in another partition is found by `Table.check` alone.
+Only leaves that may hold the file's partition are searched. Statistics of the root select the leaves, and Parquet
+statistics the row groups. Only `Table.check` detects a path that is live in another partition.
 """
 
 from __future__ import annotations
@@ -13,13 +13,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import functions as F
 
-from sparkmeta.commit.candidates import leaves_meeting, leaves_of_partitions, live_leaves
-from sparkmeta.commit.named import root_manifests
+from sparkmeta.commit.candidates import leaves_of_partitions, leaves_sharing_partitions, live_leaves, root_manifests
 from sparkmeta.commit.removal import without, without_rows
-from sparkmeta.commit.search import FEW_FILES, FOUND_COLUMNS, names_of, search_all
+from sparkmeta.commit.search import FEW_FILES, live_entries, names_of, search_all
 from sparkmeta.errors import CommitConflictError, ValidationError
-from sparkmeta.manifests.projection import PARTITION
-from sparkmeta.plan.filter import is_live
+from sparkmeta.manifests.projection import MANIFEST
 from sparkmeta.spec.entry import ContentType
 
 if TYPE_CHECKING:
@@ -41,47 +39,45 @@ def refuse_duplicates(state: TableState, added: NewFiles, removal: Removal, sear
 
     Args:
         added: the new files.
-        removal: what the commit removes: a file may be replaced by its own path.
-        searches: those of the commit.
+        removal: the files that the commit removes; a new file may have the path of one of them.
+        searches: the commit's searches.
 
     Raises:
         ValidationError: the commit adds a file twice.
-        CommitConflictError: a file is in the table already.
+        CommitConflictError: a file is already in the table.
     """
     if not added.count:
         return
     if added.count <= FEW_FILES:
-        _few(state, added, removal, searches)
+        _check_few(state, added, removal, searches)
     else:
-        _many(state, added, removal)
+        _check_many(state, added, removal)
 
 
-def _few(state: TableState, added: NewFiles, removal: Removal, searches: Searches) -> None:
+def _check_few(state: TableState, added: NewFiles, removal: Removal, searches: Searches) -> None:
     entries = added.entries(state)
     names = names_of(entries)
     for name, count in Counter(names).items():
         if count > 1:
             raise ValidationError(f"{state.metadata.location}: {name.path} is to be added twice")
-    columns = ["partition_spec_id", *([PARTITION] if PARTITION in entries.column_names else [])]
     stages = [search_all(root_manifests(state))]
     for kinds, content in _KINDS:
         new = entries.filter(pc.is_in(entries.column("content_type"), pa.array(list(map(int, kinds)), pa.int32())))
         if len(new):
-            leaves = leaves_of_partitions(state, live_leaves(state, content), new.select(columns))
-            stages.append(search_all(leaves))
+            stages.append(search_all(leaves_of_partitions(state, live_leaves(state, content), new)))
     live = without_rows(searches.new_files.find(state, names, stages), removal, state)
-    again = set(names_of(live)).intersection(names)
-    if again:
-        raise _already_there(state, min(name.path for name in again))
+    duplicates = set(names_of(live)).intersection(names)
+    if duplicates:
+        raise _already_there(state, min(name.path for name in duplicates))
 
 
 def _already_there(state: TableState, path: str) -> CommitConflictError:
     return CommitConflictError(f"{state.metadata.location}: {path} is in the table already")
 
 
-def _many(state: TableState, added: NewFiles, removal: Removal) -> None:
+def _check_many(state: TableState, added: NewFiles, removal: Removal) -> None:
     keys = _keys(added.frame(state))
-    # A hash is shuffled in a fraction of the time that a path takes, and leaves next to none to compare.
+    # Shuffling hashes takes a fraction of the time that paths take, and few paths are left to compare.
     hashed = keys.select(F.xxhash64(*keys.columns).alias("hash"))
     suspects = hashed.groupBy("hash").count().where("count > 1")
     twice = keys.join(F.broadcast(suspects), F.xxhash64(*keys.columns) == F.col("hash"), "left_semi")
@@ -99,29 +95,26 @@ def _candidates(state: TableState, new: NewFiles, leaves: pa.Table) -> pa.Table:
     in_root = leaves.slice(0, 0)
     if new.rows is not None:
         entries = new.of([*ContentType], ContentType.MANIFEST_DELETION_VECTOR).entries(state)
-        columns = ["partition_spec_id", *([PARTITION] if PARTITION in entries.column_names else [])]
-        in_root = leaves_of_partitions(state, leaves, entries.select(columns))
+        in_root = leaves_of_partitions(state, leaves, entries)
     if new.leaves is None:
         return in_root
-    met = leaves_meeting(state, leaves, new.leaves)
-    both = pc.or_(
-        *(pc.is_in(leaves.column("manifest"), part.column("manifest").combine_chunks()) for part in (met, in_root))
-    )
-    return leaves.filter(both)
+    parts = (leaves_sharing_partitions(state, leaves, new.leaves), in_root)
+    in_parts = (pc.is_in(leaves.column(MANIFEST), part.column(MANIFEST).combine_chunks()) for part in parts)
+    return leaves.filter(pc.or_(*in_parts))
 
 
 def _refuse_live(state: TableState, new: NewFiles, leaves: pa.Table, removal: Removal) -> None:
     if not len(leaves):
         return
-    entries = state.entries(leaves, state.projection(FOUND_COLUMNS)).where(is_live().text)
+    entries = live_entries(state, leaves)
     if removal.masks or removal.keys:
         entries = without(entries, removal, state)
     keys = _keys(new.frame(state)).select(F.xxhash64("location", "offset").alias("hash"))
     live = _keys(entries)
     suspects = live.join(F.broadcast(keys), F.xxhash64("location", "offset") == F.col("hash"), "left_semi")
-    again = suspects.join(_keys(new.frame(state)), ["location", "offset"], "left_semi").limit(1).toArrow()
-    if len(again):
-        raise _already_there(state, again.column("location")[0].as_py())
+    duplicates = suspects.join(_keys(new.frame(state)), ["location", "offset"], "left_semi").limit(1).toArrow()
+    if len(duplicates):
+        raise _already_there(state, duplicates.column("location")[0].as_py())
 
 
 def _keys(entries: DataFrame) -> DataFrame:

@@ -1,4 +1,4 @@
-"""Files as users give them, rows with the columns of `inspect.files`, as entries of a V4 tree. Tasks import this."""
+"""Turn rows with the columns of `inspect.files`, as users pass them, into entries of a V4 tree. Tasks import this."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _FIELDS = {
     "sort_order_id": "sort_order_id",
     "referenced_data_file": "referenced_file",
 }
-# Fields of the content entry -> the columns that they come from.
+# Fields of the content entry -> the columns that they are made from.
 _COLUMNS = {field: column for column, field in _FIELDS.items()} | {
     "deletion_vector": "content_offset",
     "deletion_vector.offset": "content_offset",
@@ -51,10 +51,10 @@ class TupleField:
     """A field of a partition spec.
 
     Attributes:
-        field_id: of the partition field.
-        names: what it may be called in `partition`.
-        source: id of the stats that hold its values; None for a void transform.
-        type: Iceberg type name of its values.
+        field_id: the id of the partition field.
+        names: the names that it may have in `partition`.
+        source: the id of the stats that hold its values; None for a void transform.
+        type: the Iceberg type name of its values.
     """
 
     field_id: int
@@ -68,11 +68,11 @@ class FileRows:
     """Turns rows of files into entries of one table. Picklable.
 
     Attributes:
-        table: its location, for errors.
-        stats: ids that may have stats -> Iceberg types.
+        table: the table's location, for errors.
+        stats: ids that may have stats -> Iceberg type names.
         specs: spec id -> its fields.
-        default_spec: of files that name none.
-        columns: ids of all columns that the table's schemas ever had.
+        default_spec: the spec of rows without `spec_id`.
+        columns: ids of all columns that any schema of the table has had.
     """
 
     table: str
@@ -91,13 +91,14 @@ class FileRows:
             yield from self.entries(pa.Table.from_batches([batch])).combine_chunks().to_batches()
 
     def entries(self, files: pa.Table) -> pa.Table:
-        """Return rows of `tree_schema`: ADDED, of no snapshot and no sequence yet.
+        """Return the files as rows of `tree_schema` with status ADDED, without snapshot id and sequence numbers.
 
-        files: columns of `inspect.files`, in any order; absent ones are null, others are passed over.
+        Args:
+            files: columns of `inspect.files` in any order; missing ones are null, others are ignored.
 
         Raises:
-            ValidationError: a file without what a file must have, of an unknown spec, format or content, or without a
-                value for a field of its partition.
+            ValidationError: a file lacks a required field or a value of its partition, or has an unknown spec, format
+                or content.
         """
         rows = len(files)
         values = {field: self._values(files, column, field) for column, field in _FIELDS.items()}
@@ -121,19 +122,18 @@ class FileRows:
         return pa.Table.from_arrays(arrays, schema=self.schema)
 
     def partitions(self, files: pa.Table) -> pa.Table | None:
-        """Read the partitions of files that are to be found, where their rows tell.
+        """Return the partitions that rows name, as hints for a search.
 
         Returns:
-            `partition_spec_id` and `partition`, a struct by partition field id, of the rows that have a spec and a
-            partition; None where a column is missing or is of another type.
+            `partition_spec_id` and `partition`, a struct by partition field id, of the rows that have both. None if a
+            column is missing or has another type.
         """
         if PARTITION not in files.column_names or "spec_id" not in files.column_names:
             return None
         column = whole(files.column(PARTITION))
         if not pa.types.is_struct(column.type):
             return None
-        told = pc.and_(column.is_valid(), files.column("spec_id").is_valid())
-        files = files.filter(told)
+        files = files.filter(pc.and_(column.is_valid(), files.column("spec_id").is_valid()))
         specs = self._column(files, "spec_id", pa.int32())
         column = whole(files.column(PARTITION))
         values: dict[int, pa.Array] = {}
@@ -169,19 +169,19 @@ class FileRows:
     # -- checks -----------------------------------------------------------------------------------------------------
 
     def _check(self, values: Mapping[str, pa.Array]) -> None:
-        """ValidationError for the first file that a reader, or `Table.check`, would refuse."""
+        """Raise ValidationError for the first file that a reader or `Table.check` would refuse."""
         kinds = values["content_type"]
         for row in pc.indices_nonzero(pc.greater(kinds, int(ContentType.EQUALITY_DELETES))).to_pylist()[:1]:
             raise self._error(values, row, "content", kinds[row].as_py(), "this is the type of a manifest's entry")
         for broken in entry_problems(self._table(values), self.specs, self.columns):
-            # The commit gives the version.
+            # The commit sets version_info.
             if not broken.field.startswith("version_info."):
                 column = _COLUMNS.get(broken.field, broken.field)
                 raise self._error(values, broken.row, column, broken.value, broken.problem)
         unknown = [spec_id for spec_id, fields in self.specs.items() if any(field.type == ANY for field in fields)]
         of_unknown = pc.indices_nonzero(_in(values["partition_spec_id"], unknown)).to_pylist()
         for row in of_unknown[:1]:
-            problem = "the spec has a transform that is not known, and trees keep no values of such"
+            problem = "the spec has an unknown transform, whose values a tree can't hold"
             raise self._error(values, row, "spec_id", values["partition_spec_id"][row].as_py(), problem)
 
     def _error(
@@ -222,7 +222,7 @@ class FileRows:
         return pa.StructArray.from_arrays(structs, fields=list(kind)) if structs else pa.array([{}] * rows, kind)
 
     def _check_stats(self, stats: Mapping[int, Mapping[str, pa.Array]], values: Mapping[str, pa.Array]) -> None:
-        """ValidationError for counts and bounds that contradict each other: plans would leave files out by them."""
+        """Raise ValidationError for contradictory counts or bounds, by which plans would wrongly prune files."""
         for field_id, children in stats.items():
             total = children.get("value_count")
             for name in COUNTS:
@@ -253,7 +253,7 @@ class FileRows:
         mask: pa.Array,
         stats: dict[str, pa.Array],
     ) -> None:
-        """Write a partition value over the stats of its column or expression, for the rows of one spec."""
+        """Replace stats of a partition field's column or expression by its value, for the rows of one spec."""
         value = self._partition_value(field, files, values, mask)
         records = values["record_count"]
         nan = pc.fill_null(pc.is_nan(value), False) if pa.types.is_floating(value.type) else None
@@ -287,7 +287,7 @@ class FileRows:
         return self._as_bound(pc.struct_field(column, name), field, name)
 
     def _as_bound(self, value: pa.Array, field: TupleField, name: str) -> pa.Array:
-        """Cast partition values to the type that bounds in stats have."""
+        """Cast partition values to the type of bounds in stats."""
         kind = bound_arrow_type(field.type)
         if field.type == "uuid" and pa.types.is_string(value.type):
             value = _uuid_bytes(value)
@@ -315,7 +315,7 @@ def _any_valid(arrays: Iterable[pa.Array], rows: int) -> pa.Array:
 
 
 def _without_empty_lists(ids: pa.Array, kinds: pa.Array) -> pa.Array:
-    """Return equality ids with null for an empty list, which some writers give data files."""
+    """Replace empty lists by null, except for equality deletes: some writers give data files empty lists."""
     empty = pc.fill_null(pc.equal(pc.list_value_length(ids), 0), False)
     others = pc.fill_null(pc.not_equal(kinds, int(ContentType.EQUALITY_DELETES)), True)
     return pc.if_else(pc.and_(empty, others), pa.scalar(None, ids.type), ids)
@@ -331,7 +331,7 @@ def _uuid_bytes(values: pa.Array) -> pa.Array:
 
 
 def file_rows(state: TableState) -> FileRows:
-    """Return what turns rows of files into entries of this table."""
+    """Return the converter of a table's files."""
     names = {field.field_id: field.name for field in state.types.partition_type.fields}
     specs = {}
     for spec_id, spec in state.specs.items():

@@ -1,4 +1,4 @@
-"""New files become entries: a few rows of the root, or leaves that Spark tasks write."""
+"""Turn new files into entries: a few go into the root, others into leaves that Spark tasks write."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ if TYPE_CHECKING:
     from sparkmeta.state import TableState
 
 _MANIFEST_PATH = "manifest_path"
-# What DataFrame.limit() takes, but for the one row that tells that there are more.
+# The greatest argument of DataFrame.limit(), less one row that shows that there are more.
 _MOST_LIMIT = (1 << 31) - 2
 
 
 @dataclass(frozen=True)
 class FileWriter:
-    """Turns new files into entries: of the root up to `direct_files` of a commit, the rest in leaves.
+    """Turns the new files of a commit into entries: up to `direct_files` in the root, the rest in leaves.
 
-    Deletion vectors of one data leaf's files, `affiliated_deletes` of them or more, go to delete leaves affiliated to
-    it, however few they are altogether.
+    If a commit adds at least `affiliated_deletes` deletion vectors for files of one data leaf, they go to delete leaves
+    affiliated with it.
     """
 
     state: TableState
@@ -51,15 +51,15 @@ class FileWriter:
     searches: Searches
 
     def add(self, files: DataFrame, allowed: Collection[int], in_root: int) -> NewFiles:
-        """Add files; runs jobs where they are many.
+        """Return files as entries. Runs jobs for many files, which write leaves.
 
         Args:
-            files: columns of `inspect.files`. Deletion vectors may have the `manifest_path` of their data file.
-            allowed: their content types.
-            in_root: how many files the commit has put into the root already.
+            files: columns of `inspect.files`. Rows of deletion vectors may have the `manifest_path` of their data file.
+            allowed: the content types that the operation may add.
+            in_root: how many files the commit has put into the root so far.
 
         Raises:
-            ValidationError: a row that is no file of this table.
+            ValidationError: a row does not describe a file of this table.
         """
         known = files.select(*(name for name in FILE_COLUMNS if name in files.columns))
         room = max(0, self.options.direct_files - in_root)
@@ -78,12 +78,12 @@ class FileWriter:
         return write_leaves(_clustered(entries, self.state), self.form)
 
     def _direct(self, entries: pa.Table, allowed: Collection[int]) -> NewFiles:
-        """Make files entries of the root."""
+        """Return files as entries of the root."""
         _refuse_kinds(entries, allowed, self.state)
         return NewFiles(rows=entries, tally=_tally(entries, self.state)) if len(entries) else NewFiles()
 
     def _in_leaves(self, leaves: pa.Table, allowed: Collection[int]) -> NewFiles:
-        """Describe files by the leaves that have been written for them."""
+        """Return files by the leaves that have been written for them."""
         _refuse_leaf_kinds(self.state, leaves, allowed)
         return (
             NewFiles(leaves=leaves, tally=Tally(_counts_of_leaves(self.state, leaves), None)) if leaves else NewFiles()
@@ -92,7 +92,7 @@ class FileWriter:
     # -- deletes ----------------------------------------------------------------------------------------------------
 
     def _add_deletes(self, files: DataFrame, known: DataFrame, room: int, allowed: Collection[int]) -> NewFiles:
-        """Add deletes by the data leaves that hold their files; those of none are treated like any other file."""
+        """Add deletes, grouped by the data leaves of their files. Equality deletes are treated like data files."""
         hinted = [_MANIFEST_PATH] if _MANIFEST_PATH in files.columns else []
         head = files.select(*known.columns, *hinted).limit(FEW_FILES + 1).toArrow()
         if len(head) > FEW_FILES:
@@ -115,7 +115,7 @@ class FileWriter:
         return self._in_leaves(self._written(local_frame(self.state.spark, entries)), allowed)
 
     def _add_placed(self, entries: DataFrame, room: int, allowed: Collection[int]) -> NewFiles:
-        """Add deletes with `owner`."""
+        """Add deletes that have the column `owner`."""
         placed = materialize(entries)
         rest, owned = write_affiliated(placed, self.form, self.options.affiliated_deletes, DELETE_ENTRY_BYTES)
         rest = rest.drop(OWNER)
@@ -126,15 +126,15 @@ class FileWriter:
         return self._in_leaves(pa.concat_tables([owned, self._written(rest)]), allowed)
 
     def _owners(self, entries: pa.Table, named: Collection[str]) -> pa.Array:
-        """Return the data leaf that holds the file of each deletion vector; null for none, and for other deletes."""
+        """Return the data leaf of each deletion vector's file; null if there is none, and for other deletes."""
         state = self.state
-        vectors = new_entries(state, entries.filter(one_of(entries, [ContentType.POSITION_DELETES])))
-        targets = find_targets(state, vectors, named, self.searches)
+        dvs = new_entries(state, entries.filter(one_of(entries, [ContentType.POSITION_DELETES])))
+        targets = find_targets(state, dvs, named, self.searches)
         leaves = state.manifests.filter(self._may_own(state.manifests))
-        homes = pc.index_in(targets.column(MANIFEST), leaves.column(MANIFEST).combine_chunks())
-        owners = leaves.column("location").combine_chunks().take(homes.combine_chunks())
-        places = pc.index_in(entries.column("referenced_file"), targets.column("location").combine_chunks())
-        return owners.take(places.combine_chunks())
+        leaf_rows = pc.index_in(targets.column(MANIFEST), leaves.column(MANIFEST).combine_chunks())
+        owners = leaves.column("location").combine_chunks().take(leaf_rows.combine_chunks())
+        target_rows = pc.index_in(entries.column("referenced_file"), targets.column("location").combine_chunks())
+        return owners.take(target_rows.combine_chunks())
 
     def _may_own(self, manifests: pa.Table) -> pa.Array:
         assert self.state.tree is not None
@@ -142,7 +142,7 @@ class FileWriter:
 
 
 def _clustered(entries: DataFrame, state: TableState) -> DataFrame:
-    """In ranges of partition values, then of the sort order's columns, then of paths: each task writes neighbours."""
+    """Sort entries among tasks by partition values, then the sort order's columns, then paths."""
     keys = [F.col("content_type"), F.col("partition_spec_id"), *_cluster_columns(state), F.col("location")]
     return entries.repartitionByRange(*keys).sortWithinPartitions(*keys)
 
@@ -160,7 +160,7 @@ def _tally(entries: pa.Table, state: TableState) -> Tally:
 
 
 def _counts_of_leaves(state: TableState, leaves: pa.Table) -> dict[FileKind, KindCount]:
-    """Return what the leaves that were just written hold, by kind: a scan of some narrow columns."""
+    """Count the files in leaves that were just written, by kind. Runs a job that scans a few narrow columns."""
     counted = ("content_type int", "file_format string", "record_count bigint", "file_size_in_bytes bigint")
     schema = ", ".join([*counted, "deletion_vector struct<size_in_bytes: bigint>"])
     size = F.coalesce("deletion_vector.size_in_bytes", "file_size_in_bytes")
@@ -184,8 +184,8 @@ def _refuse_kinds(entries: pa.Table, allowed: Iterable[int], state: TableState) 
 
 
 def _refuse_leaf_kinds(state: TableState, leaves: pa.Table, allowed: Iterable[int]) -> None:
-    wanted = set(allowed)
+    kinds = set(allowed)
     deletes = ContentType.DELETE_MANIFEST in leaves.column("content_type").to_pylist()
     data = ContentType.DATA_MANIFEST in leaves.column("content_type").to_pylist()
-    if (deletes and not wanted - {0}) or (data and 0 not in wanted):
-        raise ValidationError(f"{state.metadata.location}: this operation adds only files of content {sorted(wanted)}")
+    if (deletes and not kinds - {0}) or (data and 0 not in kinds):
+        raise ValidationError(f"{state.metadata.location}: this operation adds only files of content {sorted(kinds)}")

@@ -18,13 +18,13 @@ from sparkmeta.columns.skipping import must_match
 from sparkmeta.columns.sql import Sql
 from sparkmeta.columns.transforms import projections
 from sparkmeta.commit.candidates import leaves_of_partitions, live_leaves
-from sparkmeta.commit.named import Searches, many_vectors_of, vectors_of
+from sparkmeta.commit.named import Searches, dvs_of, many_dvs_of
 from sparkmeta.commit.partitions import PARTITION_KEY, keys_of, new_partitions
 from sparkmeta.commit.removal import Removal, removal_of, removal_of_rows
-from sparkmeta.commit.search import FEW_FILES, FOUND_COLUMNS, LeafMemo
+from sparkmeta.commit.search import FEW_FILES, SEARCH_COLUMNS, LeafMemo, live_entries
 from sparkmeta.errors import ValidationError
 from sparkmeta.plan.deletes.views import partition_key
-from sparkmeta.plan.filter import ScanFilter, is_live, matching_entries
+from sparkmeta.plan.filter import ScanFilter, matching_entries
 from sparkmeta.plan.prune import matching_manifests
 from sparkmeta.plan.rows import entry_stats, partition_value
 from sparkmeta.session import local_frame, materialize
@@ -41,16 +41,16 @@ _ALL_MATCH = "all_match"
 
 @dataclass
 class FilteredFiles:
-    """The data files all of whose rows match a filter."""
+    """Finds the data files of which all rows match a filter."""
 
     row_filter: BooleanExpression | str
     _memo: LeafMemo = field(default_factory=LeafMemo)
 
     def find(self, state: TableState, searches: Searches) -> Removal:
-        """Find the live ones, and their deletion vectors.
+        """Find the live files that match, and their deletion vectors.
 
         Raises:
-            ValidationError: a file may hold rows that match, and others.
+            ValidationError: of a file, only some rows may match.
         """
         schema = state.metadata.schema()
         scan = ScanFilter(state, bind_filter(parse_filter(self.row_filter), schema, case_sensitive=True), schema)
@@ -59,17 +59,17 @@ class FilteredFiles:
         entries = judged.entries(leaves, lambda fresh: self._judged(scan, fresh))
         if isinstance(entries, pa.Table):
             self._refuse_partly(state, entries.filter(pc.invert(entries.column(_ALL_MATCH))))
-            return _with_vectors(state, entries.drop_columns([_ALL_MATCH]), searches)
+            return _with_dvs(state, entries.drop_columns([_ALL_MATCH]), searches)
         self._refuse_partly(state, entries.where(~F.col(_ALL_MATCH)).limit(1).toArrow())
-        return _many_with_vectors(state, entries.drop(_ALL_MATCH))
+        return _many_with_dvs(state, entries.drop(_ALL_MATCH))
 
     def _judged(self, scan: ScanFilter, leaves: pa.Table) -> DataFrame:
-        """Return the entries that may match, with whether all of their rows do."""
+        """Return the entries that may match, and whether all of their rows do."""
         state = scan.state
         top_level = {column.field_id for column in scan.schema.fields}
         rows = sql.col("record_count")
         all_match = must_match(scan.row_filter, entry_stats, rows, top_level, lambda leaf: _by_tuple(leaf, scan))
-        candidates = matching_entries(state.entries(leaves, state.projection(FOUND_COLUMNS, scan.filter_ids)), scan)
+        candidates = matching_entries(state.entries(leaves, state.projection(SEARCH_COLUMNS, scan.filter_ids)), scan)
         return candidates.selectExpr(*map(sql.quoted, _narrow(state).names), all_match.alias(_ALL_MATCH).selected)
 
     def _refuse_partly(self, state: TableState, partly: pa.Table) -> None:
@@ -81,7 +81,7 @@ class FilteredFiles:
 
 
 def _by_tuple(leaf: BoundPredicate, scan: ScanFilter) -> Sql:
-    """Return whether a file's partition tuple proves that all of its rows satisfy a predicate."""
+    """Return whether a file's partition tuple implies that all of its rows satisfy a predicate."""
     proven = sql.lit(False)
     for spec_id, spec in scan.state.specs.items():
         strict = projections(leaf, spec, scan.schema, strict=True)
@@ -92,47 +92,44 @@ def _by_tuple(leaf: BoundPredicate, scan: ScanFilter) -> Sql:
 
 @dataclass
 class ReplacedFiles:
-    """The data files in the partitions of new files.
+    """Finds the data files in the partitions of new files.
 
-    All files, whatever their specs, where a new file is of an unpartitioned spec (semantics 4.8).
+    If a new file is of an unpartitioned spec, these are all files of all specs (semantics 4.8).
     """
 
     files: DataFrame
     _memo: LeafMemo = field(default_factory=LeafMemo)
 
     def find(self, state: TableState, searches: Searches) -> Removal:
-        """Find the live ones, and their deletion vectors."""
+        """Find the live files in these partitions, and their deletion vectors."""
         leaves = live_leaves(state, ContentType.DATA_MANIFEST)
         partitions = materialize(new_partitions(state, self.files))
         unpartitioned = [spec_id for spec_id, spec in state.specs.items() if spec.is_unpartitioned()]
         head = partitions.limit(FEW_FILES + 1).toArrow()
         if pc.any(pc.is_in(head.column("partition_spec_id"), pa.array(unpartitioned, pa.int32()))).as_py():
-            matching = partial(_live, state)
+            matching = partial(live_entries, state)
         else:
             few = len(head) <= FEW_FILES
             leaves = leaves_of_partitions(state, leaves, head) if few else leaves
             matching = partial(_in_partitions, state, partitions=F.broadcast(partitions) if few else partitions)
         entries = _Matching(state, self._memo, _narrow(state)).entries(leaves, matching)
         if isinstance(entries, pa.Table):
-            return _with_vectors(state, entries, searches)
-        return _many_with_vectors(state, entries)
-
-
-def _live(state: TableState, leaves: pa.Table) -> DataFrame:
-    return state.entries(leaves, state.projection(FOUND_COLUMNS)).where(is_live().text)
+            return _with_dvs(state, entries, searches)
+        return _many_with_dvs(state, entries)
 
 
 def _in_partitions(state: TableState, leaves: pa.Table, partitions: DataFrame) -> DataFrame:
     same = partition_key(state).eqNullSafe(sql.col(PARTITION_KEY)).column()
-    return _live(state, leaves).join(keys_of(state, partitions), same, "left_semi")
+    return live_entries(state, leaves).join(keys_of(state, partitions), same, "left_semi")
 
 
 @dataclass(frozen=True)
 class _Matching:
-    """Entries that match: on the driver where they are few; kept for the next attempt there.
+    """Collects matching entries: on the driver if they are few, and remembered for the next attempt.
 
     Attributes:
-        schema: of the entries.
+        memo: the entries that earlier attempts found.
+        schema: the schema of the entries.
     """
 
     state: TableState
@@ -140,10 +137,11 @@ class _Matching:
     schema: pa.Schema
 
     def entries(self, leaves: pa.Table, matching: Callable[[pa.Table], DataFrame]) -> pa.Table | DataFrame:
-        """Return the entries of some leaves.
+        """Return the matching entries of leaves.
 
         Args:
-            matching: gives those of the leaves that are not known from an earlier attempt.
+            leaves: rows of `state.manifests`.
+            matching: reads the matching entries of leaves that no earlier attempt has searched.
         """
         known, fresh = self.memo.recall(self.state, leaves, self.schema)
         if not len(fresh):
@@ -158,14 +156,14 @@ class _Matching:
 
 
 def _narrow(state: TableState) -> pa.Schema:
-    return state.projection(FOUND_COLUMNS).schema
+    return state.projection(SEARCH_COLUMNS).schema
 
 
-def _with_vectors(state: TableState, data: pa.Table, searches: Searches) -> Removal:
-    """Data files with their deletion vectors as a removal."""
-    return removal_of_rows(pa.concat_tables([data, vectors_of(state, data, searches)]), state)
+def _with_dvs(state: TableState, data: pa.Table, searches: Searches) -> Removal:
+    """Return the removal of data files and their deletion vectors."""
+    return removal_of_rows(pa.concat_tables([data, dvs_of(state, data, searches)]), state)
 
 
-def _many_with_vectors(state: TableState, data: DataFrame) -> Removal:
-    vectors = many_vectors_of(state, data)
-    return removal_of(data.unionByName(vectors.select(*data.columns)), state)
+def _many_with_dvs(state: TableState, data: DataFrame) -> Removal:
+    dvs = many_dvs_of(state, data)
+    return removal_of(data.unionByName(dvs.select(*data.columns)), state)

@@ -1,4 +1,4 @@
-"""How branches are brought together: pyiceberg's builder of branches and tags, with fast-forwards and cherry-picks."""
+"""Manage branches and tags: pyiceberg's builder, extended by fast-forwards and cherry-picks."""
 
 from __future__ import annotations
 
@@ -46,36 +46,39 @@ class _Steps(Protocol):
 
 
 class ManageSnapshots(IcebergManageSnapshots):
-    """pyiceberg's builder of branches and tags, which also merges branches; `commit` or its context ends it."""
+    """pyiceberg's builder of branches and tags, which can also fast-forward and cherry-pick.
+
+    It ends with `commit`, or with its `with` block.
+    """
 
     _transaction: _Steps  # type: ignore[assignment]
 
     def fast_forward(self, branch: str, to: str) -> Self:
-        """Move a branch to the snapshot of another branch or of a tag, which must descend from the branch's head.
+        """Move a branch to the snapshot of another branch or tag, which must descend from the branch's head.
 
-        A branch that is not there is created. Only metadata changes, of tables of every format version.
+        A missing branch is created. Only table metadata changes; every format version is supported.
 
         Raises:
-            ValidationError: no such ref, `branch` is a tag, or its head is no ancestor of the snapshot.
+            ValidationError: `to` does not exist, `branch` is a tag, or its head is no ancestor of the snapshot.
         """
         self._commit_if_ref_updates_exist()
         self._transaction._add(FastForward(branch, to))
         return self
 
     def cherry_pick(self, snapshot_id: int) -> Self:
-        """Make the changes of a snapshot, one that main does not have, once more on main (semantics 4.15).
+        """Apply the changes of a snapshot that is not on main to main (semantics 4.15).
 
-        Main is fast-forwarded where its head is the snapshot's parent. Else an append adds its data files again, and a
-        dynamic partition overwrite replaces the same files, if it began at an ancestor of main and no data has been
-        added to its partitions since. The new snapshot's summary names the source as `source-snapshot-id`, and the
-        source's `wap.id` as `published-wap-id`.
+        If the head of main is the snapshot's parent, main is fast-forwarded. Otherwise an append adds its data files,
+        and a dynamic partition overwrite replaces the same files, provided that it started from an ancestor of main and
+        no data has been added to its partitions since. The summary of the new snapshot has `source-snapshot-id`, and
+        `published-wap-id` with the `wap.id` of the source.
 
         Raises:
             NoSuchSnapshotError: the table has no such snapshot.
-            UnsupportedError: the table is no V4 tree.
-            ValidationError: when the transaction commits: main has the snapshot or its `wap.id` already, or the
-                snapshot is of another kind.
-            CommitConflictError: when the transaction commits: what the snapshot replaced has changed.
+            UnsupportedError: the table has no metadata tree.
+            ValidationError: at commit: main already has the snapshot or its `wap.id`, or the snapshot has another
+                operation.
+            CommitConflictError: at commit: files or partitions that the snapshot replaced have changed.
         """
         self._commit_if_ref_updates_exist()
         snapshot_of(self._transaction.table_metadata, snapshot_id)
@@ -91,7 +94,7 @@ class FastForward:
     to: str
 
     def apply(self, state: TableState) -> TableMetadata:
-        """Return the metadata with the branch at its new head."""
+        """Return the table's metadata with the branch at its new head."""
         metadata = state.metadata
         ref, target = metadata.refs.get(self.branch), metadata.refs.get(self.to)
         if target is None:
@@ -118,11 +121,11 @@ class CherryPick:
 
     @property
     def names(self) -> SnapshotNames | None:
-        """The names of the files that it writes; None where it writes none. For `Transaction`."""
+        """The names of the files that the step writes; None if it writes none. For `Transaction`."""
         return None if self._copy is None else self._copy.update.names
 
     def apply(self, state: TableState) -> TableMetadata:
-        """Return the metadata with the changes on main. What a copy has written serves all attempts."""
+        """Return the table's metadata with the changes on main. Attempts share the files that a copy writes."""
         picked = snapshot_of(state.metadata, self.snapshot_id)
         head = branch_head(state, MAIN_BRANCH)
         history = [] if head.snapshot is None else [*lineage(state.metadata, head.snapshot.snapshot_id)]
@@ -145,7 +148,11 @@ class CherryPick:
 
 @dataclass
 class _Copy:
-    """An update of main that does what a snapshot did. added: the data files."""
+    """An update of main with the changes of a snapshot.
+
+    Attributes:
+        added: the data files that the snapshot added.
+    """
 
     picked: Snapshot
     update: SnapshotUpdate

@@ -1,7 +1,7 @@
-"""Find the files that a commit names, with the deletion vectors that go with data files.
+"""Find the files that a commit names, and the deletion vectors of the data files among them.
 
-A file is looked for by what its row tells, in this order: in the root itself, in the manifest that it names, in the
-manifests of its partition, in those of the partition that the folders of its path name, and only then in all.
+A search goes through the root, then the manifest that the file's row names, then the manifests of its partition, then
+those of the partition that the folders of its path name, and last through all manifests.
 """
 
 from __future__ import annotations
@@ -14,16 +14,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import functions as F
 
-from sparkmeta.commit.candidates import leaves_of_partitions, live_leaves, named_leaves
+from sparkmeta.commit.candidates import leaves_of_partitions, live_leaves, named_leaves, root_manifests
 from sparkmeta.commit.file_rows import file_rows
 from sparkmeta.commit.partition_folders import partitions_of_folders
 from sparkmeta.commit.removal import Removal, removal_of, removal_of_rows
-from sparkmeta.commit.search import FEW_FILES, FOUND_COLUMNS, Candidates, FileName, PathSearch, names_of, search_all
+from sparkmeta.commit.search import FEW_FILES, Candidates, FileName, PathSearch, live_entries, names_of, search_all
 from sparkmeta.errors import ValidationError
 from sparkmeta.manifests.arrays import whole
 from sparkmeta.manifests.projection import MANIFEST, ORDINAL, PARTITION
 from sparkmeta.manifests.v4.tree_manifests import IN_ROOT
-from sparkmeta.plan.filter import is_live
 from sparkmeta.plan.overlap import deletes_by_affinity, deletes_by_partition
 from sparkmeta.plan.prune import live_manifests
 from sparkmeta.session import materialize
@@ -42,7 +41,7 @@ _PATH, _OFFSET = "named_path", "named_offset"
 
 @dataclass
 class Searches:
-    """The searches of one commit, which its attempts share."""
+    """The searches of one commit, shared by its attempts."""
 
     files: PathSearch = field(default_factory=lambda: PathSearch("location"))
     new_files: PathSearch = field(default_factory=lambda: PathSearch("location"))
@@ -52,14 +51,14 @@ class Searches:
 def find_files(state: TableState, files: DataFrame, searches: Searches) -> Removal:
     """Find the live entries of data and equality delete files by path, and of deletion vectors by path and offset.
 
-    With a data file goes its deletion vector.
+    The deletion vectors of the data files are added to them.
 
     Args:
-        files: rows with `file_path`; `content_offset` for deletion vectors. `manifest_path`, and `spec_id` with
-            `partition`, tell where to look first.
+        files: rows with `file_path`, and `content_offset` for deletion vectors. `manifest_path`, and `spec_id` with
+            `partition`, are hints for the search.
 
     Raises:
-        ValidationError: a path that is null, is no live file of the table, or is there twice.
+        ValidationError: a path is null, is no live file of the table, or occurs twice.
     """
     named = [name for name in _COLUMNS if name in files.columns]
     if "file_path" not in named:
@@ -82,14 +81,14 @@ def _find_few(state: TableState, rows: pa.Table, searches: Searches) -> Removal:
     stages += [_by_folders(state, manifests) for manifests in leaves]
     stages += map(search_all, leaves)
     entries = searches.files.find(state, names, stages)
-    wanted = set(names)
-    entries = entries.filter(pa.array([name in wanted for name in names_of(entries)], pa.bool_()))
-    if missing := wanted.difference(names_of(entries)):
+    removed = set(names)
+    entries = entries.filter(pa.array([name in removed for name in names_of(entries)], pa.bool_()))
+    if missing := removed.difference(names_of(entries)):
         raise ValidationError(f"{state.metadata.location}: {min(missing).path} is no live file of the table")
     data_files = entries.filter(pc.equal(entries.column("content_type"), int(ContentType.DATA)))
-    vectors = vectors_of(state, data_files, searches)
-    others = vectors.filter(pa.array([name not in wanted for name in names_of(vectors)], pa.bool_()))
-    return removal_of_rows(pa.concat_tables([entries, others]), state)
+    dvs = dvs_of(state, data_files, searches)
+    unnamed = dvs.filter(pa.array([name not in removed for name in names_of(dvs)], pa.bool_()))
+    return removal_of_rows(pa.concat_tables([entries, unnamed]), state)
 
 
 def _names(state: TableState, rows: pa.Table) -> list[FileName]:
@@ -104,13 +103,8 @@ def _names(state: TableState, rows: pa.Table) -> list[FileName]:
     return names
 
 
-def root_manifests(state: TableState) -> pa.Table:
-    """Return the manifests, rows of `state.manifests`, that are the root's own files."""
-    return state.manifests.filter(pc.equal(state.manifests.column("file_format"), IN_ROOT))
-
-
 def _hinted(state: TableState, rows: pa.Table, leaves: pa.Table) -> list[Candidates]:
-    """Return the stages that rows tell of: the leaves that they name, then those of their partitions."""
+    """Return search stages from the hints of rows: the leaves that they name, then those of their partitions."""
     stages: list[Candidates] = []
     if "manifest_path" in rows.column_names:
         paths = rows.column("manifest_path").drop_null().unique().to_pylist()
@@ -129,44 +123,51 @@ def _by_folders(state: TableState, leaves: pa.Table) -> Candidates:
     return candidates
 
 
-def vectors_of(state: TableState, data: pa.Table, searches: Searches) -> pa.Table:
-    """Return the live deletion vectors of data files, entries of `FOUND_COLUMNS` as `data` are."""
+def dvs_of(state: TableState, data: pa.Table, searches: Searches) -> pa.Table:
+    """Return the live deletion vectors of data files. Both are entries of `SEARCH_COLUMNS`."""
     deletes = deletes_of(state, data, searches)
     return deletes.filter(pc.struct_field(deletes.column("deletion_vector"), "offset").is_valid())
 
 
 def deletes_of(state: TableState, data: pa.Table, searches: Searches) -> pa.Table:
-    """As `vectors_of`, with the position delete files of upgraded tables that name one data file."""
+    """Return the live deletion vectors of data files, and position delete files that name one of them.
+
+    Only upgraded tables have such position delete files.
+    """
     leaves = _delete_leaves(state, data)
     entries = searches.deletes.search(state, leaves, data.column("location").to_pylist())
     return entries.filter(pc.equal(entries.column("content_type"), int(ContentType.POSITION_DELETES)))
 
 
 def _delete_leaves(state: TableState, data: pa.Table) -> pa.Table:
-    """The delete manifests that may hold deletes of data files: those affiliated to the manifests that the files stand
-    in, and of the unaffiliated ones those of their partitions (table spec, Scan Planning)."""
+    """Return the delete manifests that may hold deletes of data files (table spec, Scan Planning).
+
+    These are the manifests affiliated with a manifest of the files, and unaffiliated ones that share their partitions.
+    """
     deletes = live_leaves(state, ContentType.DELETE_MANIFEST)
     if not len(deletes) or not len(data):
         return deletes.slice(0, 0)
-    homes = pc.is_in(state.manifests.column(MANIFEST), whole(data.column(MANIFEST)).unique())
-    consumed = deletes_by_affinity(state, state.manifests.filter(homes), deletes)
-    owned = consumed.column("referenced_file").is_valid()
-    unowned = consumed.filter(pc.invert(owned))
-    names = ["partition_spec_id", *([PARTITION] if PARTITION in data.column_names else [])]
-    return pa.concat_tables([consumed.filter(owned), leaves_of_partitions(state, unowned, data.select(names))])
+    relevant = deletes_by_affinity(state, _manifests_with(state, data.column(MANIFEST)), deletes)
+    affiliated = relevant.column("referenced_file").is_valid()
+    unaffiliated = leaves_of_partitions(state, relevant.filter(pc.invert(affiliated)), data)
+    return pa.concat_tables([relevant.filter(affiliated), unaffiliated])
+
+
+def _manifests_with(state: TableState, ids: pa.ChunkedArray) -> pa.Table:
+    return state.manifests.filter(pc.is_in(state.manifests.column(MANIFEST), whole(ids).unique()))
 
 
 # -- many -----------------------------------------------------------------------------------------------------------
 
 
 def _find_many(state: TableState, rows: DataFrame) -> Removal:
-    asked = materialize(rows)
-    keys = asked.select(*_key_columns(asked))
+    files = materialize(rows)
+    keys = files.select(*_key_columns(files))
     twice = keys.groupBy(_PATH, _OFFSET).count().where("count > 1").limit(1).toArrow().to_pylist()
     if twice:
         raise ValidationError(f"{state.metadata.location}: {twice[0][_PATH]} is to be removed twice")
     everywhere = live_manifests(state.manifests)
-    manifests = _named_manifests(asked, everywhere)
+    manifests = _named_manifests(files, everywhere)
     entries = materialize(_entries_of(state, manifests, keys))
     missing = _first_missing(keys, entries)
     if missing is not None and len(manifests) < len(everywhere):
@@ -174,22 +175,22 @@ def _find_many(state: TableState, rows: DataFrame) -> Removal:
         missing = _first_missing(keys, entries)
     if missing is not None:
         raise ValidationError(f"{state.metadata.location}: {missing} is no live file of the table")
-    vectors = many_vectors_of(state, entries.where(F.col("content_type") == int(ContentType.DATA)))
-    taken = entries.where(F.col("content_type") == int(ContentType.POSITION_DELETES))
-    others = vectors.join(taken.select(MANIFEST, ORDINAL), [MANIFEST, ORDINAL], "left_anti")
-    return removal_of(entries.unionByName(others), state)
+    dvs = many_dvs_of(state, entries.where(F.col("content_type") == int(ContentType.DATA)))
+    named = entries.where(F.col("content_type") == int(ContentType.POSITION_DELETES))
+    unnamed = dvs.join(named.select(MANIFEST, ORDINAL), [MANIFEST, ORDINAL], "left_anti")
+    return removal_of(entries.unionByName(unnamed), state)
 
 
-def _key_columns(asked: DataFrame) -> tuple[Column, Column]:
-    offset = F.col("content_offset") if "content_offset" in asked.columns else F.lit(None).cast("long")
+def _key_columns(files: DataFrame) -> tuple[Column, Column]:
+    offset = F.col("content_offset") if "content_offset" in files.columns else F.lit(None).cast("long")
     return F.col("file_path").alias(_PATH), offset.alias(_OFFSET)
 
 
-def _named_manifests(asked: DataFrame, manifests: pa.Table) -> pa.Table:
-    """Return the manifests that the files say they are in, and the root's own files, if all say so; else all."""
-    if "manifest_path" not in asked.columns:
+def _named_manifests(files: DataFrame, manifests: pa.Table) -> pa.Table:
+    """Return the root's files and the manifests that files name; all manifests if a file names none."""
+    if "manifest_path" not in files.columns:
         return manifests
-    paths = asked.select("manifest_path").distinct().toArrow().column("manifest_path")
+    paths = files.select("manifest_path").distinct().toArrow().column("manifest_path")
     if paths.null_count:
         return manifests
     in_root = pc.equal(manifests.column("file_format"), IN_ROOT)
@@ -201,8 +202,7 @@ def _same_file() -> Column:
 
 
 def _entries_of(state: TableState, manifests: pa.Table, keys: DataFrame) -> DataFrame:
-    entries = state.entries(manifests, state.projection(FOUND_COLUMNS)).where(is_live().text)
-    return entries.join(keys, _same_file(), "left_semi")
+    return live_entries(state, manifests).join(keys, _same_file(), "left_semi")
 
 
 def _first_missing(keys: DataFrame, entries: DataFrame) -> str | None:
@@ -210,20 +210,18 @@ def _first_missing(keys: DataFrame, entries: DataFrame) -> str | None:
     return str(missing[0][_PATH]) if missing else None
 
 
-def many_vectors_of(state: TableState, data: DataFrame) -> DataFrame:
-    """As `vectors_of`, of data entries that Spark holds."""
+def many_dvs_of(state: TableState, data: DataFrame) -> DataFrame:
+    """Return what `dvs_of` returns, for data entries in a DataFrame."""
     return many_deletes_of(state, data).where(F.col("deletion_vector.offset").isNotNull())
 
 
 def many_deletes_of(state: TableState, data: DataFrame) -> DataFrame:
-    """As `deletes_of`, of data entries that Spark holds; runs a job that tells their manifests."""
+    """Return what `deletes_of` returns, for data entries in a DataFrame. Runs a job that collects their manifests."""
     deletes = live_leaves(state, ContentType.DELETE_MANIFEST)
     if len(deletes):
-        ids = data.select(MANIFEST).distinct().toArrow().column(MANIFEST)
-        homes = state.manifests.filter(pc.is_in(state.manifests.column(MANIFEST), whole(ids)))
-        deletes = deletes_by_partition(state, homes, deletes_by_affinity(state, homes, deletes))
-    entries = state.entries(deletes, state.projection(FOUND_COLUMNS)).where(is_live().text)
-    position = entries.where(F.col("content_type") == int(ContentType.POSITION_DELETES))
+        manifests = _manifests_with(state, data.select(MANIFEST).distinct().toArrow().column(MANIFEST))
+        deletes = deletes_by_partition(state, manifests, deletes_by_affinity(state, manifests, deletes))
+    position = live_entries(state, deletes).where(F.col("content_type") == int(ContentType.POSITION_DELETES))
     return position.join(
         data.select(F.col("location").alias(_PATH)), F.col("referenced_file") == F.col(_PATH), "left_semi"
     )

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import functions as F
 
-from sparkmeta.commit.search import FOUND_COLUMNS, new_entries
+from sparkmeta.commit.search import SEARCH_COLUMNS, new_entries
 from sparkmeta.edit.leaves import few_entries, leaf_frame
 from sparkmeta.edit.summary import Tally
 from sparkmeta.manifests.projection import MANIFEST
@@ -26,13 +26,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class NewFiles:
-    """Files that are added.
+    """The files that a commit adds.
 
     Attributes:
-        rows: those for the root, rows of `tree_schema`.
-        leaves: the root's entries for leaves that hold the others.
-        tally: what they amount to.
-        named: locations of manifests that rows of deletion vectors name, as those of their data files.
+        rows: entries for the root, rows of `tree_schema`.
+        leaves: the root's entries for leaves with the other files.
+        tally: counts of the files, for the snapshot's summary.
+        named: locations of manifests that rows of deletion vectors give for their data files.
     """
 
     rows: pa.Table | None = None
@@ -41,7 +41,7 @@ class NewFiles:
     named: frozenset[str] = frozenset()
 
     def plus(self, other: NewFiles) -> NewFiles:
-        """Return both."""
+        """Return the files of both."""
         rows, leaves = (
             pa.concat_tables(tables) if (tables := [table for table in pair if table is not None]) else None
             for pair in ((self.rows, other.rows), (self.leaves, other.leaves))
@@ -50,24 +50,24 @@ class NewFiles:
 
     @property
     def in_root(self) -> int:
-        """How many of them are entries of the root."""
+        """The number of files that are entries of the root."""
         return 0 if self.rows is None else len(self.rows)
 
     @property
     def count(self) -> int:
-        """How many there are."""
+        """The number of files."""
         in_leaves = 0 if self.leaves is None else pc.sum(self.leaves.column("record_count")).as_py() or 0
         return self.in_root + int(in_leaves)
 
     def of(self, kinds: Collection[ContentType], leaves: ContentType) -> NewFiles:
-        """Return those of some content types; of leaves those of one type, which may hold others besides."""
+        """Return the files of the root that have one of `kinds`, and the leaves of one type, which may hold others."""
         rows = None if self.rows is None else self.rows.filter(one_of(self.rows, kinds))
         chosen = None if self.leaves is None else self.leaves.filter(one_of(self.leaves, [leaves]))
         return NewFiles(rows or None, chosen or None, named=self.named)
 
     def frame(self, state: TableState) -> DataFrame:
-        """Return them as entries of `FOUND_COLUMNS`; of no manifest of the table."""
-        projection = state.projection(FOUND_COLUMNS)
+        """Return the files as entries of `SEARCH_COLUMNS`, without a manifest."""
+        projection = state.projection(SEARCH_COLUMNS)
         rows = local_frame(state.spark, new_entries(state, self.rows)) if self.rows is not None else None
         in_leaves = leaf_frame(state, self.leaves, projection) if self.leaves is not None else None
         frames = [frame.drop(MANIFEST) for frame in (rows, in_leaves) if frame is not None]
@@ -77,8 +77,8 @@ class NewFiles:
         return union.withColumn(MANIFEST, F.lit(None).cast("int"))
 
     def entries(self, state: TableState) -> pa.Table:
-        """As `frame`, on the driver."""
-        projection = state.projection(FOUND_COLUMNS)
+        """Return the files as `frame` does, on the driver."""
+        projection = state.projection(SEARCH_COLUMNS)
         tables = [projection.schema.empty_table()]
         if self.rows is not None:
             tables.append(new_entries(state, self.rows))

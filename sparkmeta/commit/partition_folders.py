@@ -1,6 +1,6 @@
-"""Read partitions from the folders of paths, `.../day=2026-01-31/...`, as Hive and Iceberg's writers lay files out.
+"""Parse partitions from folder names such as `.../day=2026-01-31/...`, as Hive and Iceberg's writers lay out files.
 
-Nothing obliges a writer to name folders so: a partition that is read here tells where to look first, and no more.
+Writers may use other names, so these partitions are only hints for a search.
 """
 
 from __future__ import annotations
@@ -27,14 +27,11 @@ _EPOCH_YEAR = 1970
 
 
 def partitions_of_folders(state: TableState, paths: Iterable[str]) -> pa.Table:
-    """Return the partitions that the folders of some paths name.
-
-    Args:
-        paths: of data or delete files.
+    """Return the partitions that the folders of file paths name.
 
     Returns:
-        `partition_spec_id` and `partition`, a struct by partition field id, of each spec whose fields are all named,
-        without repeats.
+        The distinct `partition_spec_id` and `partition`, a struct by partition field id, of each spec whose fields are
+        all named.
     """
     types = {field_id: bound_arrow_type(name) for field_id, name in state.types.partition_fields.items() if name != ANY}
     folders = {path.rpartition("/")[0] for path in paths}
@@ -60,7 +57,7 @@ def _named(folder: str) -> tuple[str, str]:
 def _values(
     spec: PartitionSpec, texts: Mapping[str, str], types: Mapping[int, pa.DataType]
 ) -> tuple[tuple[int, Any], ...] | None:
-    """Return the values of a spec's fields by their ids; None where a folder is missing or holds no such value."""
+    """Return the values of a spec's fields by id; None if a folder is missing or its value can't be parsed."""
     try:
         return tuple(
             (field.field_id, _value(texts[field.name], field.transform, types[field.field_id])) for field in spec.fields

@@ -22,7 +22,7 @@ PARTITION_KEY = "key_of_new_files"
 
 
 def new_partitions(state: TableState, files: DataFrame) -> DataFrame:
-    """Return the distinct partitions of new files, as columns `partition_spec_id` and `partition` of entries.
+    """Return the distinct partitions of new files, as the columns `partition_spec_id` and `partition` of entries.
 
     Args:
         files: rows with the columns of `inspect.files`.
@@ -36,7 +36,7 @@ def new_partitions(state: TableState, files: DataFrame) -> DataFrame:
 
 
 def replaced_partitions(state: TableState, files: DataFrame) -> DataFrame | None:
-    """Return the keys of new files' partitions; None where a file is unpartitioned: it replaces all (semantics 4.8)."""
+    """Return the keys of new files' partitions; None if a file is unpartitioned, and replaces all (semantics 4.8)."""
     partitions = new_partitions(state, files)
     unpartitioned = [spec_id for spec_id, spec in state.specs.items() if spec.is_unpartitioned()]
     of_those = partitions.where(F.col("partition_spec_id").isin(unpartitioned)).limit(1)
@@ -46,5 +46,5 @@ def replaced_partitions(state: TableState, files: DataFrame) -> DataFrame | None
 
 
 def keys_of(state: TableState, partitions: DataFrame) -> DataFrame:
-    """Partitions as values that compare with `partition_key` of entries."""
+    """Return partitions as values that can be compared with the `partition_key` of entries."""
     return partitions.select(partition_key(state).alias(PARTITION_KEY).column())

@@ -1,4 +1,4 @@
-"""What a commit removes from a tree: entries of leaves by ordinal and files of the root by key, and their counts."""
+"""The entries that a commit removes from a tree: in leaves by ordinal, in the root by key."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import functions as F
 
+from sparkmeta.commit.candidates import root_manifests
 from sparkmeta.commit.search import rows_by_manifest
 from sparkmeta.edit.next_root import FileKey
 from sparkmeta.edit.summary import KindCount, PartitionKey, Tally, partition_keys, tally_of
 from sparkmeta.errors import ValidationError
 from sparkmeta.manifests.projection import MANIFEST, ORDINAL, PARTITION
-from sparkmeta.manifests.v4.tree_manifests import IN_ROOT
 from sparkmeta.session import local_frame, materialize, spark_schema
 from sparkmeta.spec.bitmap import PositionBitmap, read_inline_vector, write_deletion_vector
 from sparkmeta.spec.summary import FileKind
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from sparkmeta.state import TableState
 
-# One row for each manifest that entries are removed from, and kind of files (`FileKind`).
+# A row for each manifest and kind of files (`FileKind`) that entries are removed from.
 _GROUPS = pa.schema(
     [
         pa.field(MANIFEST, pa.int32()),
@@ -51,12 +51,12 @@ _KEY_COLUMNS = (
 
 @dataclass(frozen=True)
 class Removal:
-    """Entries that are removed.
+    """The entries that a commit removes.
 
     Attributes:
-        masks: leaf location -> ordinals of the entries that are removed from it.
-        keys: the root's own files that are removed.
-        tally: what they amount to, for the snapshot's summary.
+        masks: leaf location -> ordinals of its removed entries.
+        keys: the removed files of the root itself.
+        tally: counts of the removed files, for the snapshot's summary.
     """
 
     masks: Mapping[str, PositionBitmap] = field(default_factory=dict)
@@ -64,7 +64,7 @@ class Removal:
     tally: Tally = field(default_factory=Tally)
 
     def plus(self, other: Removal) -> Removal:
-        """Both; raises ValidationError where an entry is in both."""
+        """Return the entries of both. Raises ValidationError for an entry that is in both."""
         masks = dict(self.masks)
         for leaf, bitmap in other.masks.items():
             if leaf in masks and masks[leaf].intersects(bitmap):
@@ -76,7 +76,7 @@ class Removal:
 
 
 def without(entries: DataFrame, removal: Removal, state: TableState) -> DataFrame:
-    """Return the entries, rows of a projection of `FOUND_COLUMNS`, that a small removal does not have."""
+    """Return entries of `SEARCH_COLUMNS` without those of a small removal."""
     masked, keys = _removed_rows(removal, state)
     left = entries.join(F.broadcast(local_frame(state.spark, masked)), [MANIFEST, ORDINAL], "left_anti")
     named = F.broadcast(local_frame(state.spark, keys)).alias("removed")
@@ -87,7 +87,7 @@ def without(entries: DataFrame, removal: Removal, state: TableState) -> DataFram
 
 
 def _removed_rows(removal: Removal, state: TableState) -> tuple[pa.Table, pa.Table]:
-    """Return the entries of leaves as `manifest`, `ordinal`; those of the root as `location`, `offset`."""
+    """Return removed entries of leaves as `manifest`, `ordinal`, and those of the root as `location`, `offset`."""
     assert state.tree is not None
     ids = {location: place for place, location in enumerate(state.tree.root.table.column("location").to_pylist())}
     ordinals = {ids[leaf]: np.concatenate(list(bitmap.positions())) for leaf, bitmap in removal.masks.items()}
@@ -103,44 +103,42 @@ def _removed_rows(removal: Removal, state: TableState) -> tuple[pa.Table, pa.Tab
 
 
 def without_rows(entries: pa.Table, removal: Removal, state: TableState) -> pa.Table:
-    """As `without`, of entries that are on the driver."""
+    """Return what `without` returns, for entries on the driver."""
     if not len(entries) or not (removal.masks or removal.keys):
         return entries
     locations = dict(zip(*(state.manifests.column(name).to_pylist() for name in (MANIFEST, "location")), strict=True))
     places = zip(entries.column(MANIFEST).to_pylist(), entries.column(ORDINAL).to_pylist(), strict=True)
-    stay = []
+    stays = []
     for key, (manifest, ordinal) in zip(_keys(entries), places, strict=True):
         mask = removal.masks.get(locations[manifest])
-        stay.append(FileKey(*key) not in removal.keys and (mask is None or not mask.contains(ordinal)))
-    return entries.filter(pa.array(stay, pa.bool_()))
+        stays.append(FileKey(*key) not in removal.keys and (mask is None or not mask.contains(ordinal)))
+    return entries.filter(pa.array(stays, pa.bool_()))
 
 
 def removal_of(entries: DataFrame, state: TableState) -> Removal:
-    """Many entries, rows of a projection of `FOUND_COLUMNS`, as a removal; runs a job."""
-    own_ids = _own_ids(state).to_pylist()
+    """Return the removal of many entries of `SEARCH_COLUMNS`. Runs jobs."""
+    in_root = F.col(MANIFEST).isin(_root_ids(state).to_pylist())
     narrow = materialize(entries.select(MANIFEST, ORDINAL, *_KEY_COLUMNS))
-    rows = narrow.where(F.col(MANIFEST).isin(own_ids)).toArrow()
-    of_leaves = narrow.where(~F.col(MANIFEST).isin(own_ids))
+    rows = narrow.where(in_root).toArrow()
+    of_leaves = narrow.where(~in_root)
     groups = of_leaves.groupBy(MANIFEST).applyInArrow(_grouped, spark_schema(_GROUPS)).toArrow()
     return _removal(groups, rows, state)
 
 
 def removal_of_rows(rows: pa.Table, state: TableState) -> Removal:
-    """As `removal_of`, of entries that are on the driver, which tell their partitions as well."""
-    in_root = pc.is_in(rows.column(MANIFEST), _own_ids(state))
+    """Return the removal of entries on the driver, with their partitions in the tally."""
+    in_root = pc.is_in(rows.column(MANIFEST), _root_ids(state))
     leaves = [_grouped(group) for group in rows_by_manifest(rows.filter(pc.invert(in_root))).values()]
     removal = _removal(pa.concat_tables(leaves or [_GROUPS.empty_table()]), rows.filter(in_root), state)
     return replace(removal, tally=replace(removal.tally, partitions=_partitions(rows, state)))
 
 
-def _own_ids(state: TableState) -> pa.Array:
-    """Return the small ids of the manifests that are the root's own files."""
-    in_root = state.manifests.filter(pc.equal(state.manifests.column("file_format"), IN_ROOT))
-    return in_root.column(MANIFEST).combine_chunks().cast(pa.int32())
+def _root_ids(state: TableState) -> pa.Array:
+    return root_manifests(state).column(MANIFEST).combine_chunks().cast(pa.int32())
 
 
 def _grouped(rows: pa.Table) -> pa.Table:
-    """Return the entries of one manifest as rows of `_GROUPS`: the ordinals of all of them in the first."""
+    """Return the entries of one manifest as rows of `_GROUPS`, the first of which has all ordinals."""
     groups: list[dict[str, Any]] = []
     ordinals = np.asarray(rows.column(ORDINAL).to_numpy(), np.int64)
     for kind, count in tally_of(rows).items():

@@ -1,4 +1,4 @@
-"""One new snapshot of a V4 table: which files it adds and removes, and the root that comes of it."""
+"""Build a new snapshot of a V4 tree: the files that it adds and removes, and its root."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from sparkmeta.edit.base_root import BaseRoot, base_root
 from sparkmeta.edit.flush import Flush, flush_of
 from sparkmeta.edit.leaves import leaf_format
 from sparkmeta.edit.new_snapshot import NewSnapshot, SnapshotNames, blob_loader, branch_head, with_root
-from sparkmeta.edit.next_root import TreeChange, same_vector, spent_leaves, without_owners
+from sparkmeta.edit.next_root import TreeChange, same_manifest_dv, spent_leaves, without_owners
 from sparkmeta.edit.options import TreeOptions
 from sparkmeta.edit.summary import ManifestCounts, snapshot_summary
 from sparkmeta.errors import CommitConflictError, ValidationError
@@ -47,10 +47,10 @@ _DELETES = (int(ContentType.POSITION_DELETES), int(ContentType.EQUALITY_DELETES)
 
 @dataclass
 class SnapshotUpdate:
-    """Methods name files and chain; all that they say becomes one snapshot when the transaction commits.
+    """Collects changes of files, which become one snapshot when the transaction commits. Methods can be chained.
 
-    Files are DataFrames with the columns of `inspect.files`; to remove one, `file_path` is enough (with
-    `content_offset` for a deletion vector), and rows of `plan_files` are found quicker by their `manifest_path`.
+    Files are DataFrames with the columns of `inspect.files`. To remove a file, `file_path` is enough, with
+    `content_offset` for a deletion vector. Rows of `plan_files` are found faster, by their `manifest_path`.
     """
 
     _started: TableState
@@ -74,9 +74,9 @@ class SnapshotUpdate:
         return self
 
     def delete(self, files: DataFrame | None = None, row_filter: BooleanExpression | str | None = None) -> Self:
-        """Remove data and delete files: those given, or the data files all of whose rows match a filter.
+        """Remove the given data and delete files, or the data files of which all rows match a filter.
 
-        When it commits, a file of which some rows match, and others may not, is a ValidationError.
+        The commit raises ValidationError if some rows of a file match and others may not.
         """
         if (files is None) == (row_filter is None):
             raise ValidationError("delete takes either files or a row_filter")
@@ -92,7 +92,7 @@ class SnapshotUpdate:
         removed: DataFrame | None = None,
         row_filter: BooleanExpression | str | None = None,
     ) -> Self:
-        """Put data files in the place of others: of those given, or of those all of whose rows match a filter."""
+        """Replace the given files, or the data files of which all rows match a filter, with new data files."""
         self._overwrites = True
         self.append(added)
         return self.delete(removed, row_filter)
@@ -100,10 +100,9 @@ class SnapshotUpdate:
     def row_delta(
         self, added: DataFrame | None = None, deletes: DataFrame | None = None, removed: DataFrame | None = None
     ) -> Self:
-        """Add data files, and deletion vectors and equality deletes of rows.
+        """Add data files, deletion vectors and equality deletes, and remove files.
 
-        A deletion vector takes the place of its data file's earlier one, whose positions it must have as well. removed:
-        files that go.
+        A deletion vector replaces an earlier one of its data file, and must contain all of its positions.
         """
         if added is not None:
             self.append(added)
@@ -115,9 +114,9 @@ class SnapshotUpdate:
         return self
 
     def rewrite(self, removed: DataFrame, added: DataFrame) -> Self:
-        """Put files in the place of others that hold the same rows: the table is the same to its readers.
+        """Replace files with others that hold the same rows, so that readers see no change.
 
-        When it commits, rows of the replaced files that others deleted meanwhile are a CommitConflictError.
+        The commit raises CommitConflictError if others deleted rows of the replaced files meanwhile.
         """
         self._rewrites = True
         self._removed.append(removed)
@@ -126,7 +125,7 @@ class SnapshotUpdate:
         return self
 
     def replace_partitions(self, files: DataFrame) -> Self:
-        """Add data files, and remove all others of their partitions; of an unpartitioned table all others."""
+        """Add data files, and remove all other files of their partitions, or of an unpartitioned table."""
         self._overwrites = True
         self._partitions_of.append(ReplacedFiles(files))
         return self.append(files)
@@ -138,21 +137,25 @@ class SnapshotUpdate:
         from_snapshot_id: int | None = None,
         isolation: Isolation = "serializable",
     ) -> Self:
-        """Refuse to commit after other commits that changed what this one was made of (isolation; semantics 4.7-4.9).
+        """Fail the commit if other commits changed the data that this one is based on (semantics 4.7-4.9).
 
-        Conflicts are new deletes: of rows of the files that are removed by name, and of others that may match, where
-        files are removed by a filter or by their partitions or deletes are added. Where files are removed so, or none
-        are, data files that others removed and that may match are conflicts as well.
+        Conflicts are:
+
+        - new deletes that apply to files which this update removes by name;
+        - new deletes of rows that may match, unless this update removes files by name only and adds no deletes;
+        - removed data files that may match, if this update removes files by a filter or by partitions, or neither
+          removes files by name nor adds deletes;
+        - added data files that may match, if `isolation` is "serializable".
 
         Args:
-            row_filter: what was read to make this change; only what may match it counts. By default the filters or
-                partitions that the operation replaces, where it says no more than these; else everything.
-            from_snapshot_id: the snapshot that was read; by default the branch's head when the transaction began.
-            isolation: "serializable": data files that others added and that may match are conflicts, too. "snapshot":
-                they are not.
+            row_filter: the rows that were read to make this change; only changes that may match it are conflicts.
+                Defaults to the filters or partitions that the update replaces, or to the whole table if there are none.
+                Added data defaults to the whole table also if the update removes files by name or adds deletes.
+            from_snapshot_id: the snapshot that was read. Defaults to the branch's head when the transaction began.
+            isolation: "serializable" or "snapshot".
 
         Raises:
-            ValidationError: no such isolation.
+            ValidationError: an unknown isolation.
         """
         if isolation not in ("serializable", "snapshot"):
             raise ValidationError(f"isolation is {isolation!r}: it is serializable or snapshot")
@@ -167,7 +170,7 @@ class SnapshotUpdate:
 
     @property
     def _conflicting(self) -> Operation:
-        """What conflicts are judged by."""
+        """The parts of this update that decide what conflicts with it."""
         adds_deletes = any(kinds == _DELETES for _, kinds in self._added)
         filters = [matching.row_filter for matching in self._filters]
         partitions_of = [replaced.files for replaced in self._partitions_of]
@@ -176,19 +179,19 @@ class SnapshotUpdate:
     # -- the commit -------------------------------------------------------------------------------------------------
 
     def apply(self, state: TableState) -> TableMetadata:
-        """Write the root and its new leaves, and return the table's metadata with the snapshot. For `Transaction`."""
+        """Write the root and its new leaves. Return the table's metadata with the snapshot. For `Transaction`."""
         if self.names.discarded:
             self._progress = _Progress()
         return _Attempt(self, branch_head(state, self._branch)).apply()
 
     @property
     def names(self) -> SnapshotNames:
-        """The names of the files that it writes. For `Transaction`."""
+        """The names of the files that the update writes. For `Transaction`."""
         return self._progress.names
 
     @property
     def operation(self) -> str:
-        """The snapshot's operation by what was asked for (semantics 3.2-6)."""
+        """The operation of the snapshot's summary (semantics 3.2-6)."""
         if self._rewrites:
             return "replace"
         adds_data = any(_DATA[0] in kinds for _, kinds in self._added)
@@ -201,11 +204,16 @@ class SnapshotUpdate:
 
 @dataclass
 class _Progress:
-    """What attempts leave for the next one: ids, files that have been written, and what was found in leaves.
+    """The results of an attempt that the next one reuses.
 
     Attributes:
-        replaced: what told the deletes that the new deletion vectors replace from others, when they were first found.
-        masks: of the data leaves that new delete leaves belong to, as they were when these were written.
+        names: the snapshot id, and the files that have been written.
+        searches: the results of searches, by leaf.
+        added: the entries and leaves of new files.
+        replaced: identifies the deletes that the new deletion vectors replaced in the first attempt.
+        flush: the files moved from the root into leaves.
+        compacted: the leaves that a compaction wrote.
+        masks: the manifest DVs of affiliated data leaves when their delete leaves were written.
     """
 
     names: SnapshotNames = field(default_factory=SnapshotNames)
@@ -219,7 +227,7 @@ class _Progress:
 
 @dataclass
 class _Attempt:
-    """One try to make the snapshot on one state of the table."""
+    """An attempt to make the snapshot on one state of the table."""
 
     update: SnapshotUpdate
     head: TableState
@@ -241,7 +249,7 @@ class _Attempt:
         added = progress.added
         removal = self._removal(state, added)
         refuse_duplicates(state, added, removal, progress.searches)
-        leaves = self._still_owned(added.leaves, base, removal)
+        leaves = self._still_affiliated(added.leaves, base, removal)
         change = TreeChange(added.rows, leaves, removal.keys, removal.masks)
         if progress.flush is None or not progress.flush.fits(base.root, change):
             progress.flush = flush_of(base.root, change, state, options, progress.names.file("flush"))
@@ -260,28 +268,28 @@ class _Attempt:
             added = added.plus(writer.add(files, kinds, added.in_root))
         return added
 
-    def _still_owned(self, leaves: pa.Table | None, base: BaseRoot, removal: Removal) -> pa.Table | None:
-        """Return the new leaves, without the owners of delete leaves whose data leaf has lost files since.
+    def _still_affiliated(self, leaves: pa.Table | None, base: BaseRoot, removal: Removal) -> pa.Table | None:
+        """Return the new leaves, with delete leaves unaffiliated if files of their data leaf have been removed since.
 
-        This commit or another one removed them: such a file may be in the table again, in another place.
+        A removed file may have been added again in another manifest.
         """
         if leaves is None or base.root is None or leaves.column("referenced_file").null_count == len(leaves):
             return leaves
         owners = leaves.column("referenced_file").drop_null().to_pylist()
-        now = {owner: base.root.vector_of.get(owner) for owner in owners}
+        masks = {owner: base.root.manifest_dv_of.get(owner) for owner in owners}
         if self.progress.masks is None:
-            self.progress.masks = now
-        changed = {owner for owner in owners if not same_vector(self.progress.masks[owner], now[owner])}
+            self.progress.masks = masks
+        changed = {owner for owner in owners if not same_manifest_dv(self.progress.masks[owner], masks[owner])}
         return without_owners(leaves, changed.union(removal.masks))
 
     def _compacted(self, base: BaseRoot, state: TableState, change: TreeChange, options: TreeOptions) -> Rebased | None:
-        """Return the compaction that the table's properties let a commit make, of leaves that it does not touch."""
+        """Return the compaction that the table's properties request, of leaves that the change does not touch."""
         progress = self.progress
         if base.root is None or not options.compact_entries:
             return None
         if progress.compacted is None:
-            asked = CompactionOptions(max_entries=options.compact_entries)
-            scope = scope_of(state, base.root, asked, change.masks)
+            compaction = CompactionOptions(max_entries=options.compact_entries)
+            scope = scope_of(state, base.root, compaction, change.masks)
             progress.compacted = rewrite(state, scope, choose_merges(scope), progress.names.file("compact"))
             progress.names.written.update(
                 *(each.new_leaves.column("location").to_pylist() for each in progress.compacted)
@@ -307,7 +315,7 @@ class _Attempt:
         return removal.plus(deletes.removal)
 
     def _named(self, state: TableState, files: DataFrame) -> Removal:
-        """Files by name; CommitConflictError where others deleted rows of those that new files replace."""
+        """Find files by name. Raises CommitConflictError if others deleted rows of files that are replaced."""
         update, removal = self.update, find_files(state, files, self.progress.searches)
         if any(files is replaced for replaced in update._replaced):
             refuse_new_deletes(state, files, removal, update._start)

@@ -1,4 +1,4 @@
-"""Transactions: several changes of a table that one commit makes together."""
+"""Transactions: several changes of a table in one commit."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ if TYPE_CHECKING:
     from sparkmeta.spec.metadata import TableMetadata
     from sparkmeta.state import TableState
 
-# Changes of branches and tags: tables of every format version take them.
-_OF_REFS = (SetSnapshotRefUpdate, RemoveSnapshotRefUpdate)
+# Changes of branches and tags, which tables of every format version support.
+_REF_UPDATES = (SetSnapshotRefUpdate, RemoveSnapshotRefUpdate)
 
 
 @dataclass
 class _MetadataStep:
-    """Updates of pyiceberg's models, and what they require of the table's metadata."""
+    """Changes of table metadata, as pyiceberg's models of updates and their requirements."""
 
     updates: tuple[TableUpdate, ...]
     requirements: tuple[TableRequirement, ...]
@@ -49,14 +49,13 @@ class _MetadataStep:
 
 @dataclass
 class Transaction(Generic[TableT]):
-    """Changes that become visible together; used as `with table.transaction() as tx:`, or ended by `commit`.
+    """Changes of a table that one commit makes: `with table.transaction() as tx:`, or until `commit` is called.
 
-    Nothing is written before it ends. Files that a commit writes and does not use are deleted once its outcome is
-    known.
+    Nothing is written before the commit. Unused files of a commit are deleted once its outcome is known.
 
     Attributes:
         table: the version that the changes are based on.
-        autocommit: end with the first of pyiceberg's builders that does.
+        autocommit: whether the first pyiceberg builder that ends commits the transaction.
     """
 
     table: TableT
@@ -70,30 +69,31 @@ class Transaction(Generic[TableT]):
     def update_snapshot(
         self, branch: str = "main", snapshot_properties: Mapping[str, str] | None = None
     ) -> SnapshotUpdate:
-        """Begin a new snapshot of a branch. Its methods name files, and take effect when the transaction commits.
+        """Begin a new snapshot of a branch. Its changes of files take effect when the transaction commits.
 
-        Raises UnsupportedError for a table that is no V4 tree.
+        Raises:
+            UnsupportedError: the table has no metadata tree.
         """
         update = SnapshotUpdate(self.table.state, branch, dict(snapshot_properties or {}))
         self._add_snapshot(update)
         return update
 
     def update_schema(self, allow_incompatible_changes: bool = False, case_sensitive: bool = True) -> UpdateSchema:
-        """Return pyiceberg's builder of schema changes; its own `commit` or context ends it."""
+        """Return pyiceberg's builder of schema changes, which ends with its `commit` or its `with` block."""
         return UpdateSchema(self, allow_incompatible_changes, case_sensitive)  # type: ignore[arg-type]
 
     def update_spec(self, case_sensitive: bool = True) -> UpdateSpec:
-        """Return pyiceberg's builder of a partition spec; its own `commit` or context ends it."""
+        """Return pyiceberg's builder of a partition spec, which ends with its `commit` or its `with` block."""
         return UpdateSpec(self, case_sensitive)  # type: ignore[arg-type]
 
     def update_sort_order(self, case_sensitive: bool = True) -> UpdateSortOrder:
-        """Return pyiceberg's builder of a sort order; its own `commit` or context ends it."""
+        """Return pyiceberg's builder of a sort order, which ends with its `commit` or its `with` block."""
         return UpdateSortOrder(self, case_sensitive)  # type: ignore[arg-type]
 
     def manage_snapshots(self) -> ManageSnapshots:
-        """Return pyiceberg's builder of branches and tags; its own `commit` or context ends it.
+        """Return a builder of branches and tags: pyiceberg's, with `fast_forward` and `cherry_pick`.
 
-        It has `fast_forward` and `cherry_pick` as well.
+        It ends with its `commit` or its `with` block.
         """
         return ManageSnapshots(self)  # type: ignore[arg-type]
 
@@ -108,11 +108,11 @@ class Transaction(Generic[TableT]):
         self._apply((RemovePropertiesUpdate(removals=list(names)),))
         return self
 
-    # -- what pyiceberg's builders ask for ---------------------------------------------------------------------------
+    # -- the transaction that pyiceberg's builders expect ------------------------------------------------------------
 
     @property
     def table_metadata(self) -> TableMetadata:
-        """The metadata with the changes so far, without new snapshots."""
+        """The table's metadata with the changes so far, without new snapshots."""
         return self._metadata or self.table.metadata
 
     def _apply(self, updates: tuple[TableUpdate, ...], requirements: tuple[TableRequirement, ...] = ()) -> Self:
@@ -122,12 +122,12 @@ class Transaction(Generic[TableT]):
         return self
 
     def _stage(self, updates: tuple[TableUpdate, ...], requirements: tuple[TableRequirement, ...] = ()) -> Self:
-        if not all(isinstance(update, _OF_REFS) for update in updates):
+        if not all(isinstance(update, _REF_UPDATES) for update in updates):
             self.table.refuse_lists()
         return self._add(_MetadataStep(tuple(updates), tuple(requirements))) if updates else self
 
     def _add(self, step: Step) -> Self:
-        """Add a step that changes metadata only; later changes see it."""
+        """Add a step that changes only metadata. Later steps are based on it."""
         self._metadata = step.apply(replace(self.table.state, metadata=self.table_metadata))
         self._steps.append(step)
         return self
@@ -149,13 +149,13 @@ class Transaction(Generic[TableT]):
     # -- the end ----------------------------------------------------------------------------------------------------
 
     def commit(self) -> TableT:
-        """Make all changes as one commit, and return the table as it is then.
+        """Make all changes in one commit, and return the resulting table.
 
         Raises:
-            CommitFailedError: other commits came first each time (`commit.retry.num-retries`).
-            CommitConflictError: what was to change has been changed by another commit.
-            CommitStateUnknownError: the commit may have succeeded; nothing that it wrote is deleted.
-            ValidationError: a change that does not fit the table.
+            CommitFailedError: all attempts lost to concurrent commits (`commit.retry.num-retries`).
+            CommitConflictError: another commit changed the files that this one changes.
+            CommitStateUnknownError: the commit may have succeeded; none of its files are deleted.
+            ValidationError: a change is not valid for the table.
         """
         if self._done is None:
             self._done = commit_steps(self.table, self._steps) if self._steps else self.table

@@ -1,8 +1,8 @@
-"""Check new deletion vectors against the data files that they are of, and find the deletes that they replace.
+"""Check new deletion vectors against their data files, and find the deletes that they replace.
 
-A deletion vector that is lost, or that forgets a position, brings deleted rows back. So the rules about vectors hold
-before a commit: one for each data file, of the file's own partition, of a file that is live, with no more positions
-than the file has rows, and with all positions of the vector that it replaces (semantics 5.5, 8.5 E).
+A lost deletion vector or position brings deleted rows back. Each new deletion vector must be the only one of a live
+data file, have the file's partition, have no more positions than the file has rows, and have all positions of the
+deletion vector that it replaces (semantics 5.5, 8.5 E).
 """
 
 from __future__ import annotations
@@ -17,16 +17,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import functions as F
 
-from sparkmeta.commit.candidates import leaves_of_partitions, live_leaves, named_leaves
-from sparkmeta.commit.named import Searches, deletes_of, many_deletes_of, root_manifests
+from sparkmeta.commit.candidates import leaves_of_partitions, live_leaves, named_leaves, root_manifests
+from sparkmeta.commit.named import Searches, deletes_of, many_deletes_of
 from sparkmeta.commit.removal import Removal, removal_of, removal_of_rows, without, without_rows
-from sparkmeta.commit.search import FEW_FILES, FOUND_COLUMNS, FileName, names_of, search_all
+from sparkmeta.commit.search import FEW_FILES, SEARCH_COLUMNS, FileName, live_entries, names_of, search_all
 from sparkmeta.errors import CommitConflictError, CorruptFileError, NotFoundError, ValidationError
 from sparkmeta.manifests.arrays import whole
 from sparkmeta.manifests.placement import MOST_REQUESTS
 from sparkmeta.manifests.projection import MANIFEST, PARTITION
 from sparkmeta.plan.deletes.views import partition_key
-from sparkmeta.plan.filter import is_live
 from sparkmeta.session import local_frame, map_on_driver, materialize, spark_schema
 from sparkmeta.spec.bitmap import PositionBitmap, read_deletion_vector
 from sparkmeta.spec.entry import ContentType
@@ -40,8 +39,6 @@ if TYPE_CHECKING:
     from sparkmeta.storage.files import Files
 
 _POSITION = int(ContentType.POSITION_DELETES)
-# The driver compares so many pairs of deletion vectors sooner than a job does.
-
 # A new deletion vector and the one that it replaces.
 _PAIR_SCHEMA = pa.schema(
     [
@@ -59,11 +56,11 @@ _LOST_SCHEMA = pa.schema([pa.field("data_path", pa.string()), pa.field("position
 
 @dataclass(frozen=True)
 class ReplacedDeletes:
-    """The deletes whose place new deletion vectors take.
+    """The deletes that new deletion vectors replace.
 
     Attributes:
         removal: their entries, without those that the commit removes by name.
-        names: what tells this set of deletes from another, wherever in the tree they stand.
+        names: identifies the set of deletes, independent of their manifests.
     """
 
     removal: Removal
@@ -71,97 +68,96 @@ class ReplacedDeletes:
 
 
 def replaced_deletes(state: TableState, added: NewFiles, removal: Removal, searches: Searches) -> ReplacedDeletes:
-    """Check a commit's new deletion vectors against the files that they are of, and find the deletes that they replace.
+    """Check the new deletion vectors of a commit, and find the deletes that they replace.
 
     Raises:
-        CommitConflictError: a vector of a file that is not live.
-        ValidationError: any other broken rule.
+        CommitConflictError: the data file of a deletion vector is not live.
+        ValidationError: another rule is broken.
     """
     deletes = added.of([ContentType.POSITION_DELETES], ContentType.DELETE_MANIFEST)
     if deletes.count <= FEW_FILES:
         entries = deletes.entries(state)
-        vectors = entries.filter(pc.equal(entries.column("content_type"), _POSITION))
-        return _few(state, vectors, added, removal, searches)
-    return _many(state, deletes.frame(state).where(F.col("content_type") == _POSITION), added, removal)
+        dvs = entries.filter(pc.equal(entries.column("content_type"), _POSITION))
+        return _replaced_by_few(state, dvs, added, removal, searches)
+    return _replaced_by_many(state, deletes.frame(state).where(F.col("content_type") == _POSITION), added, removal)
 
 
 # -- few ------------------------------------------------------------------------------------------------------------
 
 
-def find_targets(state: TableState, vectors: pa.Table, named: Collection[str], searches: Searches) -> pa.Table:
-    """Find the live data files of few deletion vectors.
+def find_targets(state: TableState, dvs: pa.Table, named: Collection[str], searches: Searches) -> pa.Table:
+    """Find the live data files of deletion vectors on the driver.
 
     Args:
-        vectors: entries of `FOUND_COLUMNS`.
+        dvs: entries of `SEARCH_COLUMNS`.
         named: locations of manifests that may hold the files.
     """
     leaves = live_leaves(state, ContentType.DATA_MANIFEST)
-    columns = ["partition_spec_id", *([PARTITION] if PARTITION in vectors.column_names else [])]
     stages = [
         search_all(root_manifests(state)),
         search_all(named_leaves(leaves, named)),
-        lambda _: leaves_of_partitions(state, leaves, vectors.select(columns)),
+        lambda _: leaves_of_partitions(state, leaves, dvs),
         search_all(leaves),
     ]
-    paths = vectors.column("referenced_file").to_pylist()
+    paths = dvs.column("referenced_file").to_pylist()
     entries = searches.files.find(state, map(FileName, paths), stages)
     return entries.filter(pc.equal(entries.column("content_type"), int(ContentType.DATA)))
 
 
-def _few(
-    state: TableState, vectors: pa.Table, added: NewFiles, removal: Removal, searches: Searches
+def _replaced_by_few(
+    state: TableState, dvs: pa.Table, added: NewFiles, removal: Removal, searches: Searches
 ) -> ReplacedDeletes:
     table = state.metadata.location
-    paths = vectors.column("referenced_file")
+    paths = dvs.column("referenced_file")
     counts = paths.value_counts() if len(paths) else []
     for count in counts:
         if count["counts"].as_py() > 1:
             raise ValidationError(f"{table}: {count['values']} gets two deletion vectors in one commit")
-    before = find_targets(state, vectors, added.named, searches)
-    live = without_rows(before, removal, state)
+    current = find_targets(state, dvs, added.named, searches)
+    live = without_rows(current, removal, state)
     missing = set(paths.to_pylist()).difference(live.column("location").to_pylist())
     targets = pa.concat_tables([live, _new_data(state, added, missing)])
     places = pc.index_in(paths, whole(targets.column("location")))
     if places.null_count:
         path = paths.filter(places.is_null())[0]
-        if path.as_py() in before.column("location").to_pylist():
+        if path.as_py() in current.column("location").to_pylist():
             raise ValidationError(f"{table}: {path} gets a deletion vector and is removed in one commit")
         raise CommitConflictError(f"{table}: {path}, of a new deletion vector, is no live file")
-    _check_pairs(state, vectors, targets.take(places))
+    _check_pairs(state, dvs, targets.take(places))
     deletes = deletes_of(state, live, searches)
-    _check_replaced(state, vectors, deletes)
-    rest = without_rows(deletes, removal, state)
-    return ReplacedDeletes(removal_of_rows(rest, state), frozenset(names_of(deletes)))
+    _check_replaced(state, dvs, deletes)
+    unnamed = without_rows(deletes, removal, state)
+    return ReplacedDeletes(removal_of_rows(unnamed, state), frozenset(names_of(deletes)))
 
 
 def _new_data(state: TableState, added: NewFiles, paths: Collection[str]) -> pa.Table:
-    """Return the data files of these paths that the commit itself adds."""
+    """Return the data files at the given paths that the commit itself adds."""
     data = added.of([ContentType.DATA], ContentType.DATA_MANIFEST)
-    schema = state.projection(FOUND_COLUMNS).schema
+    schema = state.projection(SEARCH_COLUMNS).schema
     if not paths or not data.count:
         return schema.empty_table()
     if data.count <= FEW_FILES:
         added_data = data.entries(state)
         return added_data.filter(pc.is_in(added_data.column("location"), pa.array(sorted(paths), pa.string())))
-    wanted = F.broadcast(local_frame(state.spark, pa.table({_TARGET: sorted(paths)})))
-    entries = data.frame(state).join(wanted, F.col("location") == F.col(_TARGET), "left_semi")
+    targets = F.broadcast(local_frame(state.spark, pa.table({_TARGET: sorted(paths)})))
+    entries = data.frame(state).join(targets, F.col("location") == F.col(_TARGET), "left_semi")
     return entries.select(*schema.names).toArrow().cast(schema)
 
 
-def _check_pairs(state: TableState, vectors: pa.Table, targets: pa.Table) -> None:
-    """ValidationError for a vector of another partition than its file, or of more rows than that has."""
-    same = pc.equal(vectors.column("partition_spec_id"), targets.column("partition_spec_id"))
+def _check_pairs(state: TableState, dvs: pa.Table, targets: pa.Table) -> None:
+    """Raise ValidationError for a deletion vector whose partition is not its file's, or that has too many rows."""
+    same = pc.equal(dvs.column("partition_spec_id"), targets.column("partition_spec_id"))
     for field_id in state.types.partition_fields:
         left, right = (
-            _comparable(pc.struct_field(whole(side.column(PARTITION)), str(field_id))) for side in (vectors, targets)
+            _comparable(pc.struct_field(whole(side.column(PARTITION)), str(field_id))) for side in (dvs, targets)
         )
         both_null = pc.and_(left.is_null(), right.is_null())
         same = pc.and_(same, pc.or_(both_null, pc.fill_null(pc.equal(left, right), False)))
     for row in pc.indices_nonzero(pc.invert(same)).to_pylist()[:1]:
-        raise _wrong_partition(state, vectors.slice(row, 1), targets.slice(row, 1))
-    more = pc.greater(vectors.column("record_count"), targets.column("record_count"))
+        raise _wrong_partition(state, dvs.slice(row, 1), targets.slice(row, 1))
+    more = pc.greater(dvs.column("record_count"), targets.column("record_count"))
     for row in pc.indices_nonzero(more).to_pylist()[:1]:
-        path, records = vectors.column("referenced_file")[row], vectors.column("record_count")[row]
+        path, records = dvs.column("referenced_file")[row], dvs.column("record_count")[row]
         raise ValidationError(
             f"{state.metadata.location}: record_count of the deletion vector of {path} is {records}: the file has "
             f"{targets.column('record_count')[row]} rows"
@@ -169,20 +165,20 @@ def _check_pairs(state: TableState, vectors: pa.Table, targets: pa.Table) -> Non
 
 
 def _comparable(values: pa.Array) -> pa.Array:
-    """Floats as their bits, so that -0.0 differs from 0.0 and NaN is NaN; all else as it is."""
+    """Return floats as their bits, so that -0.0 differs from 0.0 and NaN equals NaN; other values unchanged."""
     if not pa.types.is_floating(values.type):
         return values
     size = values.type.bit_width
-    one_nan = pc.if_else(pc.fill_null(pc.is_nan(values), False), pa.scalar(float("nan"), values.type), values)
-    bits = one_nan.fill_null(0).to_numpy(zero_copy_only=False).view(f"int{size}")
+    canonical = pc.if_else(pc.fill_null(pc.is_nan(values), False), pa.scalar(float("nan"), values.type), values)
+    bits = canonical.fill_null(0).to_numpy(zero_copy_only=False).view(f"int{size}")
     return pc.if_else(values.is_valid(), pa.array(bits), pa.scalar(None, pa.from_numpy_dtype(bits.dtype)))
 
 
-def _wrong_partition(state: TableState, vector: pa.Table, target: pa.Table) -> ValidationError:
+def _wrong_partition(state: TableState, dv: pa.Table, target: pa.Table) -> ValidationError:
     places = [
         (side.column("partition_spec_id")[0].as_py(),
          side.column(PARTITION)[0].as_py() if PARTITION in side.column_names else {})
-        for side in (vector, target)
+        for side in (dv, target)
     ]  # fmt: skip
     shown = [f"{_partition_text(state, spec_id, values)} of spec {spec_id}" for spec_id, values in places]
     path = target.column("location")[0]
@@ -197,12 +193,12 @@ def _partition_text(state: TableState, spec_id: int, values: Mapping[str, Any]) 
     return "/".join(f"{field.name}={values.get(str(field.field_id))!r}" for field in fields) or "no partition"
 
 
-def _check_replaced(state: TableState, vectors: pa.Table, deletes: pa.Table) -> None:
-    """ValidationError for a vector that lacks a position of the one that it replaces."""
+def _check_replaced(state: TableState, dvs: pa.Table, deletes: pa.Table) -> None:
+    """Raise ValidationError for a deletion vector that lacks a position of the one that it replaces."""
     old = deletes.filter(pc.struct_field(deletes.column("deletion_vector"), "offset").is_valid())
     if not len(old):
         return
-    new = vectors.take(pc.index_in(old.column("referenced_file"), whole(vectors.column("referenced_file"))))
+    new = dvs.take(pc.index_in(old.column("referenced_file"), whole(dvs.column("referenced_file"))))
     columns = {"data_path": old.column("referenced_file"), **_pair_side("new", new), **_pair_side("old", old)}
     pairs = pa.table([columns[field.name] for field in _PAIR_SCHEMA], schema=_PAIR_SCHEMA)
     fewer = pairs.filter(pc.less(pairs.column("new_records"), pairs.column("old_records")))
@@ -217,13 +213,13 @@ def _check_replaced(state: TableState, vectors: pa.Table, deletes: pa.Table) -> 
         _check_bitmaps(state, local_frame(state.spark, pairs))
 
 
-def _pair_side(age: str, vectors: pa.Table) -> dict[str, Any]:
-    place = vectors.column("deletion_vector")
+def _pair_side(age: str, dvs: pa.Table) -> dict[str, Any]:
+    place = dvs.column("deletion_vector")
     return {
-        f"{age}_location": vectors.column("location"),
+        f"{age}_location": dvs.column("location"),
         f"{age}_offset": pc.struct_field(place, "offset"),
         f"{age}_size": pc.struct_field(place, "size_in_bytes"),
-        f"{age}_records": vectors.column("record_count"),
+        f"{age}_records": dvs.column("record_count"),
     }
 
 
@@ -249,14 +245,14 @@ def _refuse_lost(state: TableState, lost: pa.Table) -> None:
 
 
 def _lost_positions(files: ExecutorReader | Files, pairs: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """For each pair whose new vector lacks positions of the old one, the first of these."""
+    """Yield the first position that the new deletion vector of a pair lacks, for each pair that lacks any."""
     for batch in pairs:
         lost = []
         for pair in batch.to_pylist():
             new = _bitmap(files, pair, "new")
             try:
                 old = _bitmap(files, pair, "old")
-            except (NotFoundError, CorruptFileError):  # then its positions are lost to readers as well
+            except (NotFoundError, CorruptFileError):  # readers can't read its positions either
                 continue
             positions = next(old.difference(new).positions(), np.empty(0, np.int64))
             if len(positions):
@@ -274,10 +270,9 @@ def _bitmap(files: ExecutorReader | Files, pair: Mapping[str, Any], age: str) ->
 _TARGET, _TARGET_KEY, _TARGET_ROWS, _VECTOR_KEY = "target", "target_key", "target_rows", "vector_key"
 
 
-def _many(state: TableState, vectors: DataFrame, added: NewFiles, removal: Removal) -> ReplacedDeletes:
+def _replaced_by_many(state: TableState, dvs: DataFrame, added: NewFiles, removal: Removal) -> ReplacedDeletes:
     leaves = live_leaves(state, ContentType.DATA_MANIFEST)
-    live = state.entries(leaves, state.projection(FOUND_COLUMNS)).where(is_live().text)
-    data = live.where(F.col("content_type") == int(ContentType.DATA))
+    data = live_entries(state, leaves).where(F.col("content_type") == int(ContentType.DATA))
     if removal.masks or removal.keys:
         data = without(data, removal, state)
     new = added.of([ContentType.DATA], ContentType.DATA_MANIFEST)
@@ -287,7 +282,7 @@ def _many(state: TableState, vectors: DataFrame, added: NewFiles, removal: Remov
     targets = data.select(
         F.col("location").alias(_TARGET), MANIFEST, key.alias(_TARGET_KEY), F.col("record_count").alias(_TARGET_ROWS)
     )
-    narrow = vectors.select("referenced_file", "location", "deletion_vector", "record_count", key.alias(_VECTOR_KEY))
+    narrow = dvs.select("referenced_file", "location", "deletion_vector", "record_count", key.alias(_VECTOR_KEY))
     placed = materialize(narrow.join(targets, F.col("referenced_file") == F.col(_TARGET), "left"))
     _refuse_many(state, placed)
     live_targets = placed.where(F.col(MANIFEST).isNotNull()).select(F.col(_TARGET).alias("location"), MANIFEST)
@@ -301,8 +296,8 @@ def _many(state: TableState, vectors: DataFrame, added: NewFiles, removal: Remov
         raise _fewer_positions(state, row)
     if state.access.tasks is not None:
         _check_bitmaps(state, pairs)
-    rest = without(deletes, removal, state) if removal.masks or removal.keys else deletes
-    return ReplacedDeletes(removal_of(rest, state), _fingerprint(deletes))
+    unnamed = without(deletes, removal, state) if removal.masks or removal.keys else deletes
+    return ReplacedDeletes(removal_of(unnamed, state), _fingerprint(deletes))
 
 
 def _pair_columns(age: str) -> list[Column]:
@@ -313,7 +308,7 @@ def _pair_columns(age: str) -> list[Column]:
 
 
 def _refuse_many(state: TableState, placed: DataFrame) -> None:
-    """The rules of `_few`, of vectors with their targets."""
+    """Raise the errors of `_replaced_by_few`, for deletion vectors joined to their data files."""
     table, path = state.metadata.location, F.col("referenced_file")
     missing = placed.where(F.col(_TARGET).isNull()).select(path).limit(1).toArrow()
     if len(missing):
@@ -337,8 +332,7 @@ def _refuse_many(state: TableState, placed: DataFrame) -> None:
 
 
 def _fingerprint(deletes: DataFrame) -> tuple[Any, ...]:
-    """What tells one set of deletes from another; runs a job. A flush and a compaction move entries, and don't change
-    it."""
+    """Return a hash of a set of deletes, whatever manifests they are in. Runs a job."""
     offset = F.coalesce("deletion_vector.offset", F.lit(-1).cast("long"))
     hashes = F.sum(F.xxhash64("location", offset).cast("decimal(38,0)"))
     row = deletes.agg(F.count("*").alias("deletes"), F.coalesce(hashes, F.lit(0)).cast("decimal(38,0)").alias("hashes"))

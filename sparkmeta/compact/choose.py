@@ -115,7 +115,7 @@ class Scope:
 
     @cached_property
     def masked(self) -> Mapping[str, int]:
-        vectors = self.root.vectors
+        vectors = self.root.manifest_dvs
         return dict(
             zip(vectors.column("referenced_file").to_pylist(), vectors.column("record_count").to_pylist(), strict=True)
         )

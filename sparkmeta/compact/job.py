@@ -88,7 +88,7 @@ class RewriteJob:
         files = self.root.take(pa.array(group.files, pa.int64()))
         sequences = version(files, "file_sequence_number").to_pylist()
         return Rewritten(
-            {location: self.scope.root.vector_of.get(location) for location in locations},
+            {location: self.scope.root.manifest_dv_of.get(location) for location in locations},
             dict(zip(file_keys(files), sequences, strict=True)),
             pa.concat_tables([self.form.schema.empty_table(), *new_leaves]),
         )
@@ -112,7 +112,7 @@ class RewriteJob:
 
     def _leaf_sources(self, places: Sequence[int]) -> list[dict[str, Any]]:
         """Leaves as tasks take them: the structs of `BIN_SCHEMA`."""
-        vectors = self.scope.root.vector_of
+        vectors = self.scope.root.manifest_dv_of
         sources = []
         for row in self.root.select(_LEAF_COLUMNS).take(pa.array(places, pa.int64())).to_pylist():
             vector = vectors.get(row["location"])

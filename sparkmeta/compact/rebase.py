@@ -18,8 +18,8 @@ from sparkmeta.edit.next_root import (
     LoadBlob,
     TreeChange,
     file_versions,
-    same_vector,
-    vector_bitmap,
+    manifest_dv_bitmap,
+    same_manifest_dv,
     without_owners,
 )
 from sparkmeta.edit.summary import ManifestCounts
@@ -91,7 +91,7 @@ def rebase(
     for group in done:
         if any(leaf not in leaves or leaf in busy for leaf in group.leaves):
             continue
-        changes = {leaf: _changes(vector, base.vector_of.get(leaf), load) for leaf, vector in group.leaves.items()}
+        changes = {leaf: _changes(vector, base.manifest_dv_of.get(leaf), load) for leaf, vector in group.leaves.items()}
         if any(back.cardinality for _, back in changes.values()):
             continue
         fit.append(group)
@@ -118,9 +118,9 @@ def _changes(
 ) -> tuple[PositionBitmap, PositionBitmap]:
     """Return what a leaf's deletion vector masks now and did not when it was read, and what it masked only then."""
     nothing = PositionBitmap({})
-    if same_vector(then, now):
+    if same_manifest_dv(then, now):
         return nothing, nothing
-    before, after = (nothing if vector is None else vector_bitmap(vector, load) for vector in (then, now))
+    before, after = (nothing if vector is None else manifest_dv_bitmap(vector, load) for vector in (then, now))
     return after.difference(before), before.difference(after)
 
 

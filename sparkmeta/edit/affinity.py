@@ -1,7 +1,7 @@
-"""Which data leaf a deletion vector belongs to, and delete leaves of data leaves (semantics N24).
+"""Write delete leaves that are affiliated with one data leaf (semantics N24).
 
-A data leaf that many deletion vectors are for gets a delete leaf of its own, so that a plan which reads the one reads
-the other with it, and no other plan does. Where they are few, a file for each data leaf costs more than it saves.
+If a data leaf's files have many deletion vectors, these get a separate delete leaf, which only plans that read the data
+leaf read. For few deletion vectors, another file would cost more than it saves.
 """
 
 from __future__ import annotations
@@ -26,17 +26,23 @@ if TYPE_CHECKING:
     from sparkmeta.state import TableState
 
 DELETE_ENTRY_BYTES = 100.0
-"""What a deletion vector takes in a leaf, about, before one has been written."""
+"""An estimate of the size of a deletion vector's entry in a leaf, used until one has been written."""
 
 _DATA_PATH = "data_path"
 
 
-def write_affiliated(placed: DataFrame, form: LeafFormat, few: int, entry_bytes: float) -> tuple[DataFrame, pa.Table]:
-    """Write the delete leaves of data leaves that have at least `few` deletion vectors.
+def write_affiliated(placed: DataFrame, form: LeafFormat, least: int, entry_bytes: float) -> tuple[DataFrame, pa.Table]:
+    """Write the delete leaves of data leaves that have at least `least` deletion vectors.
 
-    placed: entries and `owner`, computed already. Gives what is left, whose `owner` is null, and the root's entries.
+    Args:
+        placed: materialized entries of deletes with `owner`.
+        least: the least number of deletion vectors that get a separate delete leaf.
+        entry_bytes: the expected size of an entry in a leaf.
+
+    Returns:
+        The other entries, with null as `owner`, and the root's entries for the new leaves.
     """
-    counts = placed.where(F.col(OWNER).isNotNull()).groupBy(OWNER).count().where(F.col("count") >= few)
+    counts = placed.where(F.col(OWNER).isNotNull()).groupBy(OWNER).count().where(F.col("count") >= least)
     chosen = counts.select(F.col(OWNER).alias("chosen")).toArrow()
     if not len(chosen):
         return placed.withColumn(OWNER, F.lit(None).cast("string")), form.schema.empty_table()
@@ -51,13 +57,17 @@ def write_affiliated(placed: DataFrame, form: LeafFormat, few: int, entry_bytes:
 
 
 def with_owners(entries: DataFrame, owners: DataFrame) -> DataFrame:
-    """Return entries with `owner`, the data leaf that holds a deletion vector's file. owners: `data_path`, `owner`."""
+    """Return entries with `owner`, the data leaf of a deletion vector's file.
+
+    Args:
+        owners: has `data_path` and `owner`.
+    """
     position = F.col("content_type") == int(ContentType.POSITION_DELETES)
     return entries.join(owners, position & (F.col("referenced_file") == F.col(_DATA_PATH)), "left").drop(_DATA_PATH)
 
 
 def live_owners(state: TableState, manifests: pa.Table) -> DataFrame:
-    """`data_path` and `owner` of the live data files in some leaves, rows of `state.manifests`."""
+    """Return `data_path` and `owner` of the live data files in leaves, rows of `state.manifests`."""
     projection = EntryProjection.of(("location", "version_info"))
     return named_owners(state, state.entries(manifests, projection).where(is_live().text), _by_id(manifests))
 
@@ -67,7 +77,7 @@ def _by_id(manifests: pa.Table) -> Mapping[int, str]:
 
 
 def named_owners(state: TableState, entries: DataFrame, locations: Mapping[int, str]) -> DataFrame:
-    """Return entries as `data_path` and `owner`, by the names of their manifests."""
+    """Return `data_path` and `owner` of entries, given the locations of their manifests by small id."""
     columns = {MANIFEST: (list(locations), pa.int32()), OWNER: (list(locations.values()), pa.string())}
     table = pa.table({name: pa.array(values, kind) for name, (values, kind) in columns.items()})
     names = F.broadcast(local_frame(state.spark, table))

@@ -1,5 +1,7 @@
-"""The attempts of a commit: steps are applied to the newest version of a table until one attempt is swapped in, and the
-files of the others are deleted (table spec, Optimistic Concurrency)."""
+"""Apply steps to the newest version of a table until an attempt is committed (table spec, Optimistic Concurrency).
+
+Files of unsuccessful attempts are deleted.
+"""
 
 from __future__ import annotations
 
@@ -31,25 +33,25 @@ _log = logging.getLogger(__name__)
 
 
 class Step(Protocol):
-    """A change that a commit makes, applied anew to each version of the table that the commit is attempted on.
+    """A change of a table, which each attempt of a commit applies to the newest version.
 
-    A step that writes files has `names`, a `SnapshotNames`.
+    A step that writes files has the attribute `names`, a `SnapshotNames`.
     """
 
     def apply(self, state: TableState) -> TableMetadata:
-        """Return the changed metadata of a state."""
+        """Return the changed metadata of a table's state."""
 
 
 def commit_steps(table: TableT, steps: Sequence[Step]) -> TableT:
-    """Apply steps to a table, one after the other, and commit the result; again while other commits come first.
+    """Apply steps to a table in order and commit the result, and retry when another commit came first.
 
     Returns:
-        The table as it is then.
+        The table after the commit.
 
     Raises:
-        CommitFailedError: other commits came first each time (`commit.retry.num-retries`).
-        CommitStateUnknownError: the commit may have succeeded; nothing that it wrote is deleted.
-        UnsupportedError: the table takes no commits.
+        CommitFailedError: all attempts lost to concurrent commits (`commit.retry.num-retries`).
+        CommitStateUnknownError: the commit may have succeeded; none of its files are deleted.
+        UnsupportedError: the table can't be committed to.
     """
     table.refuse_read_only()
     retry = _Retry.of(table.metadata.properties)
@@ -85,15 +87,15 @@ def commit_steps(table: TableT, steps: Sequence[Step]) -> TableT:
 
 
 def _discard_unused(table: BaseTable, steps: Sequence[Step]) -> None:
-    """Delete the files that attempts wrote and the commit does not name."""
+    """Delete the files of attempts that the commit does not use."""
     unused = [location for names in _names(steps) for location in sorted(names.written - names.used)]
     discard(table.state.files, unused)
 
 
 def _discard_attempts(table: BaseTable, steps: Sequence[Step]) -> None:
-    """Delete all files that attempts wrote, of which nothing was committed for certain.
+    """Delete all files of attempts, none of which has been committed.
 
-    Tasks of a failed job may have written files and not reported them, so the names decide.
+    Files are listed by name, since tasks of a failed job may have written files that they did not report.
     """
     files, folder = table.state.files, metadata_folder(table.metadata)
     for names in _names(steps):
@@ -101,7 +103,7 @@ def _discard_attempts(table: BaseTable, steps: Sequence[Step]) -> None:
         for snapshot_id in names.ids:
             try:
                 locations = [status.location for status in files.list(folder, f"{snapshot_id}-*")]
-            except Exception as error:  # noqa: BLE001 - a store that lists nothing leaves orphans
+            except Exception as error:  # noqa: BLE001 - unlisted files become orphans
                 _log.warning("%s: not listed: %s", folder, error)
                 locations = sorted(names.written)
             discard(files, locations)
@@ -115,7 +117,7 @@ def _names(steps: Sequence[Step]) -> Iterator[SnapshotNames]:
 
 
 def _discard_snapshots(table: BaseTable, failed: TableMetadata) -> None:
-    """Delete the roots and manifest lists of an attempt that was not committed for certain."""
+    """Delete the roots and manifest lists of an attempt that is known to have failed."""
     known = {snapshot.snapshot_id for snapshot in table.metadata.snapshots}
     new = (snapshot for snapshot in failed.snapshots if snapshot.snapshot_id not in known)
     locations = (snapshot.root_manifest or snapshot.manifest_list for snapshot in new)
@@ -123,11 +125,11 @@ def _discard_snapshots(table: BaseTable, failed: TableMetadata) -> None:
 
 
 def discard(files: Files, locations: Sequence[str]) -> None:
-    """Delete files that no snapshot names. A file that can't be deleted becomes an orphan, and no reason to fail."""
+    """Delete files that no snapshot names. Failures are logged; such files become orphans."""
     try:
         for failed in files.delete_many(locations) if locations else ():
             _log.warning("%s: not deleted: %s", *failed)
-    except Exception as error:  # noqa: BLE001 - whatever it is
+    except Exception as error:  # noqa: BLE001 - deleting is best effort
         _log.warning("%s: not deleted: %s", ", ".join(locations), error)
 
 
@@ -158,6 +160,6 @@ class _Retry:
         return _Retry(**values)
 
     def wait(self, attempt: int) -> float:
-        """Return the seconds to wait after an attempt: doubled each time, and random so that writers do not collide."""
+        """Return the seconds to wait after an attempt: exponential backoff with jitter."""
         longest: int = min(self.most_ms, self.least_ms * 2**attempt)
         return random.uniform(0.5, 1.0) * longest / 1000

@@ -1,4 +1,4 @@
-"""The root that a commit edits: the branch's own, or one made of the manifest list of a table that was upgraded."""
+"""Load the root that a commit edits, or convert the manifest list of an upgraded table to one."""
 
 from __future__ import annotations
 
@@ -25,9 +25,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class BaseRoot:
-    """root: None for a branch without snapshots. properties: what every root after it repeats in its metadata.
+    """The root that a commit edits.
 
-    assigned_row_ids: how many the conversion of a manifest list gave to manifests that had none.
+    Attributes:
+        root: None for a branch without snapshots.
+        properties: key-value metadata that all later roots repeat.
+        assigned_row_ids: the number of row ids that manifests got when a manifest list was converted.
     """
 
     root: Root | None
@@ -55,9 +58,9 @@ def _conformed(root: Root, head: TableState) -> Root:
 
 
 def _from_list(head: TableState) -> BaseRoot:
-    """Return the manifests of a list as EXISTING leaves (semantics N29, C31-C33); none is written anew.
+    """Return a root with the manifests of a list as EXISTING leaves (semantics N29, C31-C33). None is rewritten.
 
-    Data manifests without first row ids get some, as the first commit of format version 3 would give them.
+    Data manifests without first row ids get them, as in the first commit of format version 3.
     """
     manifests = head.manifests
     stats = _known_counts(head, manifests)
@@ -92,7 +95,7 @@ def _from_list(head: TableState) -> BaseRoot:
 
 
 def _known_counts(head: TableState, manifests: pa.Table) -> pa.StructArray:
-    """`manifest_stats` without unknown counts: manifests of version 1 that lack them are read (semantics C33)."""
+    """Return `manifest_stats` with all counts. Manifests of version 1 without counts are read (semantics C33)."""
     stats = manifests.column("manifest_stats").combine_chunks()
     unknown = pc.is_null(stats.field("added_files_count"))
     for field_spec in MANIFEST_STATS[:6]:
@@ -114,7 +117,7 @@ _NOTHING = {f"{name}_{kind}_count": 0 for name in _NAMES.values() for kind in ("
 
 
 def _count_entries(head: TableState, manifests: pa.Table) -> dict[int, dict[str, int]]:
-    """Files and rows by status, of each manifest."""
+    """Return the counts of files and rows by status, by manifest."""
     entries = head.entries(manifests, head.projection(("version_info", "record_count")))
     status = F.col("version_info.status")
     sums = []
@@ -126,7 +129,10 @@ def _count_entries(head: TableState, manifests: pa.Table) -> dict[int, dict[str,
 
 
 def _row_ids(manifests: pa.Table, stats: pa.StructArray, start: int) -> tuple[pa.Array, int]:
-    """First row ids of the data manifests, in the list's order; those without get the next ones."""
+    """Return first row ids of the manifests, in the list's order, and how many ids were assigned.
+
+    Data manifests without a first row id get the next ids, from `start`.
+    """
     ids, assigned = [], 0
     rows = zip(
         manifests.column("content_type").to_pylist(),
@@ -144,7 +150,7 @@ def _row_ids(manifests: pa.Table, stats: pa.StructArray, start: int) -> tuple[pa
 
 
 def _stats(head: TableState, manifests: pa.Table, kind: pa.StructType) -> pa.StructArray:
-    """Aggregates of the partition fields from the list's summaries, under the ids of their columns or expressions."""
+    """Return the list's partition summaries as stats, under the ids of the fields' columns or expressions."""
     rows = len(manifests)
     bounds: dict[int, pa.StructArray] = {}
     if SUMMARIES in manifests.column_names:
@@ -160,18 +166,18 @@ def _stats(head: TableState, manifests: pa.Table, kind: pa.StructType) -> pa.Str
 
 
 def _of_summary(summary: pa.StructArray, kind: pa.StructType, of_spec: pa.Array) -> pa.StructArray:
-    """One field's summary as stats: that there are no nulls is known, how many there are is not (semantics C32)."""
+    """Return a field's summary as stats. Null and NaN counts are 0 or unknown (semantics C32)."""
     rows = len(summary)
     zero, unknown = pa.scalar(0, pa.int64()), pa.scalar(None, pa.int64())
 
-    def none_of(name: str) -> pa.Array:
+    def zero_or_unknown(name: str) -> pa.Array:
         return pc.if_else(pc.fill_null(summary.field(name), True), unknown, zero)
 
     values = {
         "lower_bound": summary.field("lower_bound"),
         "upper_bound": summary.field("upper_bound"),
-        "null_value_count": none_of("contains_null"),
-        "nan_value_count": none_of("contains_nan"),
+        "null_value_count": zero_or_unknown("contains_null"),
+        "nan_value_count": zero_or_unknown("contains_nan"),
     }
     children = [
         values[field.name].cast(field.type) if field.name in values else pa.nulls(rows, field.type) for field in kind

@@ -1,4 +1,4 @@
-"""What makes room in a root: files that it carries move into leaves, large deletion vectors into a Puffin file."""
+"""Keep a root small: move its files into leaves, and large deletion vectors of manifests into a Puffin file."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import pyarrow.compute as pc
 from pyspark.sql import functions as F
 
 from sparkmeta.edit.leaves import leaf_format, partition_columns
-from sparkmeta.edit.next_root import FileKey, TreeChange, file_keys, file_versions
-from sparkmeta.manifests.v4.root import FILES, VECTORS, Root, is_live, one_of, version
+from sparkmeta.edit.next_root import FileKey, TreeChange, file_keys, file_versions, restamped
+from sparkmeta.manifests.v4.root import FILES, MANIFEST_DVS, Root, is_live, one_of, version
 from sparkmeta.manifests.v4.write import write_leaves
 from sparkmeta.operations.table_operations import metadata_folder
 from sparkmeta.session import local_frame, spark_schema
-from sparkmeta.spec.entry import ContentType
+from sparkmeta.spec.entry import ContentType, Status
 from sparkmeta.spec.puffin import deletion_vector_blob, write_puffin
 from sparkmeta.storage.access import executor_writer
 from sparkmeta.storage.executors import ExecutorWriter
@@ -30,10 +30,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Flush:
-    """Files that move from the root into leaves.
+    """The files that a commit moves from the root into leaves.
 
     Attributes:
-        moved: the files and their file sequence numbers: a path may come back with other rows.
+        moved: the files and their file sequence numbers, since a path may be added again with other rows.
         leaves: the root's entries for the leaves.
     """
 
@@ -41,11 +41,11 @@ class Flush:
     leaves: pa.Table | None = None
 
     def into(self, change: TreeChange) -> TreeChange:
-        """Return the change with the flush as part of it."""
+        """Return the change with the flush added to it."""
         return replace(change, moved=frozenset(self.moved), existing=self.leaves) if self.moved else change
 
     def fits(self, base: Root | None, change: TreeChange) -> bool:
-        """Return whether all that it moves is still to be moved, for an attempt on another root."""
+        """Return whether the flush, made for another root, can be applied to this one."""
         if base is None or not change.removed.isdisjoint(self.moved):
             return False
         versions = file_versions(base)
@@ -53,9 +53,9 @@ class Flush:
 
 
 def flush_of(base: Root | None, change: TreeChange, state: TableState, options: TreeOptions, name: str) -> Flush:
-    """Return the flush that a commit has to make, by the thresholds for data files and for delete files; may run a job.
+    """Return the flush that the thresholds for data and delete files require. May run a job.
 
-    What moves is what the commit carries over: new files stay in the root for now (semantics N10, N28).
+    Only carried-over files move; new files stay in the root for now (semantics N10, N28).
     """
     if base is None:
         return Flush()
@@ -81,31 +81,27 @@ def flush_of(base: Root | None, change: TreeChange, state: TableState, options: 
 
 
 def existing(rows: pa.Table) -> pa.Table:
-    """Return entries as they stand in a leaf that a flush or a compaction writes: EXISTING, with all their numbers."""
-    from sparkmeta.edit.next_root import restamped
-    from sparkmeta.spec.entry import Status
-
+    """Return entries for a leaf that a flush or a compaction writes: EXISTING, with their version numbers."""
     return restamped(rows, status=Status.EXISTING)
 
 
-def spill_vectors(
+def spill_manifest_dvs(
     table: pa.Table,
     state: TableState,
     options: TreeOptions,
     name: str,
     spilled: dict[tuple[str, bytes], Mapping[str, Any]],
 ) -> pa.Table:
-    """Put the largest inline deletion vectors of a new root into a Puffin file, so that the rest keep within their
-    budget.
+    """Move the largest inline manifest DVs of a new root into a Puffin file, so that the others fit their budget.
 
     Args:
         table: the new root.
-        name: begins the file's name.
-        spilled: by leaf and bitmap, where earlier attempts have put vectors; new places are added.
+        name: the beginning of the file's name.
+        spilled: (leaf, bitmap) -> columns of the entry of a DV that earlier attempts moved. New ones are added.
     """
-    vectors = pc.and_(one_of(table, VECTORS), is_live(table))
+    manifest_dvs = pc.and_(one_of(table, MANIFEST_DVS), is_live(table))
     blobs = pc.struct_field(table.column("deletion_vector"), "inline_content")
-    sizes = pc.if_else(vectors, pc.fill_null(pc.binary_length(blobs), 0), 0).to_pylist()
+    sizes = pc.if_else(manifest_dvs, pc.fill_null(pc.binary_length(blobs), 0), 0).to_pylist()
     chosen = _too_large(sizes, options)
     if not chosen:
         return table
@@ -114,7 +110,7 @@ def spill_vectors(
     fresh = [row for row, key in keys.items() if key not in spilled]
     if fresh:
         counts = [table.column("record_count")[row].as_py() for row in fresh]
-        spilled |= _write_vectors(state, name, [(*keys[row], count) for row, count in zip(fresh, counts, strict=True)])
+        spilled |= _write_puffin(state, name, [(*keys[row], count) for row, count in zip(fresh, counts, strict=True)])
     for column in ("location", "file_size_in_bytes", "deletion_vector"):
         values = table.column(column).to_pylist()
         for row, key in keys.items():
@@ -124,12 +120,12 @@ def spill_vectors(
     return table
 
 
-def _write_vectors(
-    state: TableState, name: str, vectors: list[tuple[str, bytes, int]]
+def _write_puffin(
+    state: TableState, name: str, dvs: list[tuple[str, bytes, int]]
 ) -> dict[tuple[str, bytes], Mapping[str, Any]]:
-    """Write (leaf, bitmap, cardinality) into one Puffin file: what the root says of each then."""
+    """Write DVs, as (leaf, bitmap, cardinality), to one Puffin file. Return the changed columns of their entries."""
     location = join(metadata_folder(state.metadata), f"{name}.puffin")
-    file = write_puffin([deletion_vector_blob(blob, target, count) for target, blob, count in vectors])
+    file = write_puffin([deletion_vector_blob(blob, target, count) for target, blob, count in dvs])
     _write_by_task(state, executor_writer(state.files), location, file.data)
     return {
         (target, blob): {
@@ -137,12 +133,12 @@ def _write_vectors(
             "file_size_in_bytes": len(file.data),
             "deletion_vector": {"offset": place.offset, "size_in_bytes": place.length, "inline_content": None},
         }
-        for (target, blob, _), place in zip(vectors, file.blobs, strict=True)
+        for (target, blob, _), place in zip(dvs, file.blobs, strict=True)
     }
 
 
 def _too_large(sizes: list[int], options: TreeOptions) -> list[int]:
-    """Return rows whose vectors leave the root: those above the limit, then the largest until the budget holds."""
+    """Return the rows of DVs to move: all above the limit, then the largest until the others fit the budget."""
     order = sorted((row for row, size in enumerate(sizes) if size), key=lambda row: -sizes[row])
     total, chosen = sum(sizes), []
     for row in order:
@@ -154,7 +150,7 @@ def _too_large(sizes: list[int], options: TreeOptions) -> list[int]:
 
 
 def _write_by_task(state: TableState, writer: ExecutorWriter, location: str, data: bytes) -> None:
-    """The driver writes roots and table metadata only."""
+    """Write a file by a Spark task, since the driver writes only roots and table metadata."""
     row = pa.table({"location": [location], "data": pa.array([data], pa.binary())})
     written = local_frame(state.spark, row).mapInArrow(partial(_write, writer), spark_schema(_WRITTEN))
     written.collect()

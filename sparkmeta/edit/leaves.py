@@ -1,4 +1,4 @@
-"""Leaves that a commit writes: their format, and their entries before any root names them."""
+"""The format of the leaves that a commit writes, and their entries before a root names them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def few_entries(state: TableState, leaves: pa.Table, projection: EntryProjection) -> pa.Table:
-    """Read every physical entry of a few leaves, rows of `tree_schema`, by threads of the driver where that may."""
+    """Read every physical entry of a few leaves, rows of `tree_schema`, on the driver if it can open them."""
     if state.access.driver is None:
         return leaf_frame(state, leaves, projection).toArrow().cast(projection.schema)
     decoder = EntryDecoder(state.access.driver, state.types.tree_types)
@@ -34,7 +34,7 @@ def few_entries(state: TableState, leaves: pa.Table, projection: EntryProjection
 
 
 def leaf_frame(state: TableState, leaves: pa.Table, projection: EntryProjection) -> DataFrame:
-    """As `few_entries`, by Spark and lazily; `manifest` is the leaf's place among the leaves."""
+    """Return every physical entry of leaves as a lazy DataFrame. `manifest` is the leaf's index among the leaves."""
     return read_leaf_entries(state.spark, _units(leaves), projection, state.types.tuple_sources)
 
 
@@ -43,22 +43,22 @@ def _units(leaves: pa.Table) -> pa.Table:
 
 
 def leaf_format(state: TableState, name: str, target_bytes: int) -> LeafFormat:
-    """Return how this table's leaves are written.
+    """Return the format of a table's leaves.
 
     Args:
-        name: the beginning of the names of one commit's files.
+        name: the beginning of the files' names.
     """
     folder, writer = metadata_folder(state.metadata), executor_writer(state.files)
     return LeafFormat(folder, name, state.types.stats_types, partition_stats(state), target_bytes, writer)
 
 
 def partition_stats(state: TableState) -> dict[int, frozenset[int]]:
-    """Return spec id -> ids of the stats that hold its partition values."""
+    """Return the ids of the stats that hold partition values, by spec id."""
     sources = state.types.tuple_sources
     return {spec_id: frozenset(source for _, source in fields) for spec_id, fields in sources.items()}
 
 
 def partition_columns(state: TableState) -> list[Column]:
-    """Return the partition values of entries, rows of `tree_schema`, of all specs."""
+    """Return the columns with partition values of entries, rows of `tree_schema`, of all specs."""
     sources = dict.fromkeys(source for fields in state.types.tuple_sources.values() for _, source in fields)
     return [F.col(f"{CONTENT_STATS}.`{source}`.lower_bound") for source in sources]

@@ -1,4 +1,4 @@
-"""A new snapshot of a table of format version 1 to 3: its manifest list, and the metadata that names it."""
+"""Write the manifest list and metadata of a new snapshot, for tables of format versions 1 to 3."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class NewList:
-    """Where a snapshot is made: on the snapshot of `state`, as the head of a branch."""
+    """A snapshot with a manifest list to commit to a branch, based on the snapshot of `state`."""
 
     state: TableState
     branch: str
@@ -32,14 +32,14 @@ class NewList:
     def commit(self, added: pa.Table, replaced: Collection[str], summary: Callable[[], Summary]) -> TableMetadata:
         """Write the manifest list, and return the table's metadata with its snapshot.
 
-        The list has the added manifests, then the branch's without those replaced.
+        The list has the added manifests, followed by those of the branch that are not replaced.
 
         Args:
-            added: rows of `MANIFEST_FILE_SCHEMA` without what only a commit knows (`write_manifest`).
-            replaced: locations.
+            added: rows of `MANIFEST_FILE_SCHEMA`, as `write_manifest` returns them.
+            replaced: locations of the replaced manifests.
 
         Raises:
-            ValidationError: a manifest without counts, which the format version requires.
+            ValidationError: a manifest lacks counts that the format version requires.
         """
         state, metadata = self.state, self.state.metadata
         version = metadata.format_version
@@ -73,7 +73,7 @@ class NewList:
 
 
 def _stamped(added: pa.Table, snapshot_id: int, sequence_number: int) -> pa.Table:
-    """Return the manifests with their numbers (semantics 3.1-5)."""
+    """Return the manifests with the commit's snapshot id and sequence number (semantics 3.1-5)."""
     columns = {name: added.column(name) for name in added.column_names}
     columns["added_snapshot_id"] = pa.repeat(pa.scalar(snapshot_id, pa.int64()), len(added))
     columns["sequence_number"] = pa.repeat(pa.scalar(sequence_number, pa.int64()), len(added))
@@ -82,9 +82,9 @@ def _stamped(added: pa.Table, snapshot_id: int, sequence_number: int) -> pa.Tabl
 
 
 def with_row_ids(manifests: pa.Table, first_row_id: int) -> tuple[pa.Table, int]:
-    """The rows of a list with the first row ids of data manifests that have none, and the next one (semantics 3.1-6).
+    """Return manifests with first row ids for data manifests that have none, and the next row id (semantics 3.1-6).
 
-    A manifest without counts takes none of them, since a list of version 3 has no such manifest.
+    A manifest without counts takes up no ids; lists of version 3 have no such manifest.
     """
     ids: list[int | None] = []
     following = first_row_id

@@ -1,4 +1,4 @@
-"""A new snapshot of a branch: its root, made of the branch's root and a change, and the metadata that names it."""
+"""Write the root and metadata of a new snapshot, from a branch's root and a change."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyiceberg.table.update import AddSnapshotUpdate, SetSnapshotRefUpdate
 
-from sparkmeta.edit.flush import spill_vectors
+from sparkmeta.edit.flush import spill_manifest_dvs
 from sparkmeta.edit.next_root import LoadBlob, Stamp, TreeChange, next_root
 from sparkmeta.edit.options import TreeOptions
 from sparkmeta.errors import ValidationError
@@ -31,14 +31,16 @@ if TYPE_CHECKING:
 
 @dataclass
 class SnapshotNames:
-    """The id of a snapshot that is being made, which all attempts share, and the files that these write.
+    """The id of a new snapshot and the files that attempts to commit it have written.
 
     Attributes:
-        written: locations of the files that attempts have written, but for roots.
-        used: those of them that the last attempt's root names.
-        ids: the snapshot ids of all attempts; the names of their files begin with them.
-        spilled: the deletion vectors of leaves that attempts have put into Puffin files.
-        discarded: whether what was written has been deleted, so that nothing can be built on it.
+        snapshot_id: the id, which attempts share unless the table has gained a snapshot with it.
+        attempts: the number of attempts.
+        written: locations of the files that attempts have written, except roots.
+        used: the written files that the last attempt's root names.
+        ids: the snapshot ids of all attempts, with which the names of their files begin.
+        spilled: manifest DVs that attempts have moved into Puffin files; see `spill_manifest_dvs`.
+        discarded: whether the written files have been deleted, so that no attempt may use them.
     """
 
     snapshot_id: int = 0
@@ -50,20 +52,20 @@ class SnapshotNames:
     discarded: bool = False
 
     def next_attempt(self, metadata: TableMetadata) -> None:
-        """A new attempt on these metadata; with another id where they have a snapshot of this one."""
+        """Begin an attempt on a version of the metadata, with a new id if a snapshot of it has the current one."""
         self.attempts += 1
         if not self.snapshot_id or metadata.snapshot_by_id(self.snapshot_id) is not None:
             self.snapshot_id = _new_snapshot_id(metadata)
             self.ids.add(self.snapshot_id)
 
     def file(self, what: str) -> str:
-        """Return a name for this attempt's files; unique, since no two attempts may share one."""
+        """Return a unique name for a file of this attempt."""
         return f"{self.snapshot_id}-{self.attempts}-{what}-{uuid.uuid4()}"
 
 
 @dataclass(frozen=True)
 class NewSnapshot:
-    """Where a snapshot is made: on `base`, the root of `state`, as the head of a branch."""
+    """A snapshot with a root to commit to a branch, based on `base`, the root of `state`."""
 
     state: TableState
     base: BaseRoot
@@ -71,7 +73,7 @@ class NewSnapshot:
     names: SnapshotNames
 
     def commit(self, change: TreeChange, summary: Callable[[], Summary]) -> TableMetadata:
-        """Write the root that the change makes, and return the table's metadata with its snapshot."""
+        """Write the root with the change applied, and return the table's metadata with its snapshot."""
         state, base, metadata = self.state, self.base, self.state.metadata
         options = TreeOptions.of(metadata.properties)
         first_row_id = next_row_id(metadata)
@@ -79,7 +81,7 @@ class NewSnapshot:
         new = next_root(
             base.root, change, stamp, tree_schema(state.types.stats_types), blob_loader(state, change.masks)
         )
-        table = spill_vectors(new.table, state, options, self.names.file("vectors"), self.names.spilled)
+        table = spill_manifest_dvs(new.table, state, options, self.names.file("vectors"), self.names.spilled)
         locations = frozenset(table.column("location").drop_null().to_pylist())
         self.names.written.update(self._of_change(change), (place["location"] for place in self.names.spilled.values()))
         self.names.used = locations.intersection(self.names.written)
@@ -97,16 +99,17 @@ class NewSnapshot:
 
     @staticmethod
     def _of_change(change: TreeChange) -> Iterator[str]:
-        """Yield the leaves that a change brings."""
+        """Yield the locations of new leaves in a change."""
         for leaves in (change.added_leaves, change.existing):
             if leaves is not None:
                 yield from leaves.column("location").to_pylist()
 
 
 def with_snapshot(state: TableState, branch: str, fields: dict[str, Any]) -> TableMetadata:
-    """Return the table's metadata with a new snapshot as the head of a branch, whose head so far is that of the state.
+    """Return the table's metadata with a new snapshot, a child of the state's, as the head of a branch.
 
-    fields: of the snapshot, as in JSON, without its parent, time and schema.
+    Args:
+        fields: the snapshot's JSON without its parent, time and schema.
     """
     metadata, parent = state.metadata, state.snapshot
     common: dict[str, Any] = {
@@ -121,14 +124,18 @@ def with_snapshot(state: TableState, branch: str, fields: dict[str, Any]) -> Tab
 
 
 def branch_update(metadata: TableMetadata, branch: str, snapshot_id: int) -> SetSnapshotRefUpdate:
-    """Return the update that makes a snapshot the head of a branch, which keeps its retention, or of a new branch."""
+    """Return the update that sets or creates a branch. An existing branch keeps its retention."""
     ref = metadata.refs.get(branch)
     retention = {} if ref is None else ref.model_dump(exclude={"snapshot_id", "snapshot_ref_type"}, exclude_none=True)
     return SetSnapshotRefUpdate(**{**retention, "ref_name": branch, "type": "branch", "snapshot_id": snapshot_id})
 
 
 def branch_head(state: TableState, branch: str) -> TableState:
-    """Return the state at a branch's head. Raises ValidationError for a branch that is not there, but main."""
+    """Return the state at a branch's head.
+
+    Raises:
+        ValidationError: the branch does not exist, and is not main.
+    """
     head = state.at(state.metadata.snapshot_by_name(branch))
     if head.snapshot is None and branch != "main" and state.metadata.current_snapshot() is not None:
         raise ValidationError(f"{state.metadata.location} has no branch {branch!r}")
@@ -136,19 +143,19 @@ def branch_head(state: TableState, branch: str) -> TableState:
 
 
 def with_root(head: TableState, base: BaseRoot) -> TableState:
-    """Return the state with the root that a commit edits as its own."""
+    """Return the state with the root that a commit edits."""
     return head if base.root is None else replace(head, root=base.root)
 
 
 def blob_loader(state: TableState, leaves: Collection[str] = ()) -> LoadBlob:
-    """Make what reads the blobs of deletion vectors of manifests.
+    """Return a function that reads the blobs of manifest DVs.
 
     Args:
-        leaves: those whose vectors are read at once, by few requests.
+        leaves: leaves whose DVs are read at once, by few requests.
     """
-    vectors = state.tree.root.vector_of if state.tree is not None and leaves else {}
-    stored = [vectors[leaf] for leaf in leaves if leaf in vectors and vectors[leaf]["location"]]
-    ranges = [_range_of(vector["location"], vector["deletion_vector"]) for vector in stored]
+    manifest_dvs = state.tree.root.manifest_dv_of if state.tree is not None and leaves else {}
+    stored = [manifest_dvs[leaf] for leaf in leaves if leaf in manifest_dvs and manifest_dvs[leaf]["location"]]
+    ranges = [_range_of(dv["location"], dv["deletion_vector"]) for dv in stored]
     blobs = {ranges[place]: blob for place, blob in read_ranges(state.files, ranges)} if ranges else {}
 
     def load(location: str, offset: int, size: int) -> bytes:
@@ -172,5 +179,5 @@ def _new_snapshot_id(metadata: TableMetadata) -> int:
 
 
 def next_row_id(metadata: TableMetadata) -> int:
-    """Return the first row id that no row of the table has yet."""
+    """Return the table's next row id."""
     return int(getattr(metadata, "next_row_id", None) or 0)

@@ -1,7 +1,7 @@
-"""The logic of V4 trees: a root and a change in, the next root out. Pure: no Spark, no I/O.
+"""Compute the next root of a V4 tree from a root and a change, without Spark and I/O.
 
-Rules are those of the V4 document ("Single file commits"): a commit edits the previous root. What it does to table data
-is ADDED or DELETED; everything else is carried over as EXISTING; tombstones live for one snapshot.
+A commit edits the previous root (proposal, "Single file commits"). Its changes of table data are ADDED or DELETED
+entries; all other entries are carried over as EXISTING. DELETED entries stay for one snapshot.
 """
 
 from __future__ import annotations
@@ -17,17 +17,21 @@ import pyarrow.compute as pc
 
 from sparkmeta.errors import CommitConflictError, CorruptFileError
 from sparkmeta.manifests.arrays import whole
-from sparkmeta.manifests.v4.root import FILES, LEAVES, VECTORS, Root, is_live, one_of, version
+from sparkmeta.manifests.v4.root import FILES, LEAVES, Root, is_live, one_of, version
 from sparkmeta.spec.bitmap import PositionBitmap, read_inline_vector, write_deletion_vector
 from sparkmeta.spec.entry import ContentType, Status
 
-# Loads the stored bytes of a manifest's deletion vector: (location, offset, size) -> blob.
+# Loads the stored bytes of a manifest DV: (location, offset, size) -> blob.
 LoadBlob = Callable[[str, int, int], bytes]
 
 
 @dataclass(frozen=True)
 class Stamp:
-    """What a commit writes into its entries. first_row_id: the table's next-row-id before the commit."""
+    """The version that a commit gives its entries.
+
+    Attributes:
+        first_row_id: the first row id that the commit assigns.
+    """
 
     snapshot_id: int
     sequence_number: int
@@ -36,7 +40,7 @@ class Stamp:
 
 @dataclass(frozen=True)
 class FileKey:
-    """A live file of the root: deletion vectors share a Puffin file, so their offset belongs to the key."""
+    """The identity of a live file of the root. Deletion vectors share a Puffin file, so they also have an offset."""
 
     content_type: int
     location: str
@@ -45,15 +49,18 @@ class FileKey:
 
 @dataclass(frozen=True)
 class TreeChange:
-    """What a commit does to a tree.
+    """The changes of a tree in one commit. Tables have rows of `tree_schema`.
 
-    added: files (types 0, 1, 2) to stand in the root. added_leaves: leaves whose entries are ADDED. Both rows of
-        `tree_schema`; their version_info and the data's first_row_id are the commit's to write.
-    removed: files of the root that are removed. masks: leaf location -> ordinals of the entries that are removed.
-    dropped: leaves that a compaction replaces. moved: files of the root that a flush or a compaction moves into leaves.
-    existing: what they are replaced by, rows with their versions: leaves of EXISTING entries.
-    affinity: leaf location -> the data manifest that a kept delete manifest now belongs to, or None.
-    existing_masks: location of a leaf in `existing` -> ordinals of entries that other commits have removed meanwhile.
+    Attributes:
+        added: new files for the root (content types 0, 1 and 2). The commit sets `version_info` and first row ids.
+        added_leaves: new leaves with ADDED entries. The commit sets `version_info` and first row ids.
+        removed: files of the root to remove.
+        masks: leaf location -> ordinals of entries to remove.
+        dropped: leaves that a compaction replaces.
+        moved: files of the root that a flush or a compaction moves into leaves.
+        existing: the leaves of EXISTING entries that replace `dropped` and `moved`.
+        affinity: location of a carried-over delete manifest -> the data manifest it is now affiliated with, or None.
+        existing_masks: location of a leaf in `existing` -> ordinals of entries that other commits removed meanwhile.
     """
 
     added: pa.Table | None = None
@@ -68,28 +75,30 @@ class TreeChange:
 
     @cached_property
     def changes_data(self) -> bool:
-        """Whether a reader sees another table after it."""
+        """Whether the change adds or removes files."""
         added = any(files is not None and len(files) > 0 for files in (self.added, self.added_leaves))
         return added or bool(self.removed) or bool(self.masks)
 
 
 @dataclass(frozen=True)
 class NextRoot:
-    """The root after a commit, and how many row ids it gave out."""
+    """The root after a commit, and the number of row ids that the commit assigned."""
 
     table: pa.Table
     assigned_row_ids: int
 
 
 def next_root(base: Root | None, change: TreeChange, stamp: Stamp, schema: pa.Schema, load: LoadBlob) -> NextRoot:
-    """Return the root that a change makes of the base root (None: the table is empty).
+    """Return the root that results from a change of the base root.
 
-    schema: the `tree_schema` of the new root. load: for deletion vectors that stand in Puffin files.
+    Args:
+        base: None for an empty table.
+        schema: the `tree_schema` of the new root.
+        load: reads manifest DVs from Puffin files.
 
     Raises:
-        CommitConflictError: a file, leaf or entry that the change is about is not live in the base: the commit has to
-            look for it again, or fails.
-        CorruptFileError: a base root that contradicts itself.
+        CommitConflictError: a file, leaf or entry of the change is not live in the base.
+        CorruptFileError: the base root contradicts itself.
     """
     parts: list[pa.Table] = []
     if base is not None:
@@ -99,7 +108,7 @@ def next_root(base: Root | None, change: TreeChange, stamp: Stamp, schema: pa.Sc
     assigned = 0
     if change.existing is not None and len(change.existing):
         parts.append(_of_commit(conform(change.existing, schema), stamp, Status.EXISTING))
-        parts.append(_vectors_of_existing(change, stamp, schema))
+        parts.append(_manifest_dvs_of_existing(change, stamp, schema))
     for new in (change.added, change.added_leaves):
         if new is not None and len(new):
             rows = _of_commit(_inheriting(conform(new, schema), stamp), stamp, Status.ADDED)
@@ -112,7 +121,7 @@ def next_root(base: Root | None, change: TreeChange, stamp: Stamp, schema: pa.Sc
 
 
 def in_order(table: pa.Table) -> pa.Table:
-    """Roots are sorted by content type: leaves first, then their vectors, then files; each as they came."""
+    """Sort the entries of a root: leaves, then their deletion vectors, then files. The sort is stable."""
     rank = pa.array([_RANK[kind] for kind in table.column("content_type").to_pylist()], pa.int32())
     order = np.argsort(rank.to_numpy(), kind="stable")
     return table.take(pa.array(order))
@@ -122,7 +131,7 @@ _RANK = {3: 0, 4: 1, 5: 2, 0: 3, 2: 4, 1: 5}
 
 
 def conform(table: pa.Table, schema: pa.Schema) -> pa.Table:
-    """Return rows of some `tree_schema` as rows of another: stats that it does not have are dropped, new ones null."""
+    """Convert rows of one `tree_schema` to another. Stats that it lacks are dropped, new ones are null."""
     if table.schema.equals(schema):
         return table
     columns = [
@@ -147,7 +156,7 @@ def _conform_stats(values: pa.Array, kind: pa.StructType) -> pa.Array:
     return pa.StructArray.from_arrays(children, fields=list(kind), mask=values.is_null())
 
 
-# -- what becomes of the base ---------------------------------------------------------------------------------------
+# -- edits of the base root -----------------------------------------------------------------------------------------
 
 
 def _edited(base: Root, change: TreeChange, stamp: Stamp, schema: pa.Schema, load: LoadBlob) -> list[pa.Table]:
@@ -156,16 +165,16 @@ def _edited(base: Root, change: TreeChange, stamp: Stamp, schema: pa.Schema, loa
     change = replace(change, dropped=change.dropped | spent)
     files = live.filter(one_of(live, FILES))
     leaves = live.filter(one_of(live, LEAVES))
-    vectors = conform(base.vectors.drop_columns(["ordinal"]), schema)
+    manifest_dvs = conform(base.manifest_dvs.drop_columns(["ordinal"]), schema)
     return [
         _edited_leaves(leaves, change),
-        *_edited_vectors(leaves, vectors, change, stamp, load),
+        *_edited_manifest_dvs(leaves, manifest_dvs, change, stamp, load),
         *_edited_files(files, change, stamp),
     ]
 
 
 def _edited_leaves(leaves: pa.Table, change: TreeChange) -> pa.Table:
-    """Return all leaves but those that a compaction replaces."""
+    """Return the leaves without those that a compaction replaces."""
     locations = leaves.column("location")
     for location in sorted({*change.dropped, *change.masks} - set(locations.to_pylist())):
         raise CommitConflictError(f"{location} is no live manifest of the table any more")
@@ -186,16 +195,16 @@ def _reaffiliated(leaves: pa.Table, affinity: Mapping[str, str | None]) -> pa.Ta
 
 
 def without_owners(leaves: pa.Table, owners: Collection[str]) -> pa.Table:
-    """Return the root's entries for leaves; delete leaves that belong to one of these data leaves belong to none.
+    """Return the root's entries for leaves, without affinity to the given data leaves.
 
-    For where a file may live elsewhere by now than in the data leaf: plans don't look for its vector there.
+    Plans look for a file's deletion vector only in delete leaves affiliated with the file's own leaf, so the affinity
+    must go if the file may now be in another leaf.
     """
-    is_one = pc.is_in(leaves.column("referenced_file"), pa.array(sorted(owners), pa.string()))
-    return _disowned(leaves, is_one)
+    return _disowned(leaves, pc.is_in(leaves.column("referenced_file"), pa.array(sorted(owners), pa.string())))
 
 
 def _without_lost_owners(table: pa.Table) -> pa.Table:
-    """Delete manifests of data manifests that the root does not hold belong to none from now on (semantics C40)."""
+    """Return the root's entries, without affinity to data manifests that the root does not hold (semantics C40)."""
     owners = table.column("referenced_file")
     held = table.filter(pc.and_(one_of(table, [ContentType.DATA_MANIFEST]), is_live(table))).column("location")
     lost = pc.and_(one_of(table, [ContentType.DELETE_MANIFEST]), pc.invert(pc.is_in(owners, held.combine_chunks())))
@@ -208,37 +217,37 @@ def _disowned(table: pa.Table, rows: pa.Array | pa.ChunkedArray) -> pa.Table:
     return table.set_column(index, table.schema.field("referenced_file"), owners)
 
 
-def _vectors_of_existing(change: TreeChange, stamp: Stamp, schema: pa.Schema) -> pa.Table:
-    """Masks of what earlier commits removed: no change of this one's, therefore EXISTING."""
+def _manifest_dvs_of_existing(change: TreeChange, stamp: Stamp, schema: pa.Schema) -> pa.Table:
+    """Return EXISTING manifest DVs that mask what earlier commits removed."""
     if not change.existing_masks or change.existing is None:
         return schema.empty_table()
     rows = {row["location"]: row for row in change.existing.select(_LEAF_COLUMNS).to_pylist()}
     nothing = PositionBitmap({})
-    vectors = [_merged(rows[leaf], nothing, mask, stamp) for leaf, mask in sorted(change.existing_masks.items())]
-    return _of_commit(pa.Table.from_pylist(vectors, schema=schema), stamp, Status.EXISTING)
+    dvs = [_merged(rows[leaf], nothing, mask, stamp) for leaf, mask in sorted(change.existing_masks.items())]
+    return _of_commit(pa.Table.from_pylist(dvs, schema=schema), stamp, Status.EXISTING)
 
 
-def _edited_vectors(
-    leaves: pa.Table, vectors: pa.Table, change: TreeChange, stamp: Stamp, load: LoadBlob
+def _edited_manifest_dvs(
+    leaves: pa.Table, dvs: pa.Table, change: TreeChange, stamp: Stamp, load: LoadBlob
 ) -> list[pa.Table]:
-    """Vectors of leaves that are deleted from are replaced by merged ones; those of compacted leaves go."""
-    targets = vectors.column("referenced_file").to_pylist()
+    """Return the manifest DVs of the next root: carried over, replaced by merged ones, or gone with their leaf."""
+    targets = dvs.column("referenced_file").to_pylist()
     carried = [
         index for index, target in enumerate(targets) if target not in change.masks and target not in change.dropped
     ]
     replaced = {target: index for index, target in enumerate(targets) if target in change.masks}
-    tombstones = vectors.take(pa.array(list(replaced.values()), pa.int64()))
+    tombstones = dvs.take(pa.array(list(replaced.values()), pa.int64()))
     parts = [
-        restamped(vectors.take(pa.array(carried, pa.int64())), status=Status.EXISTING),
+        restamped(dvs.take(pa.array(carried, pa.int64())), status=Status.EXISTING),
         restamped(tombstones, status=Status.DELETED, snapshot_id=stamp.snapshot_id),
     ]
     if change.masks:
         rows = {row["location"]: row for row in leaves.select(_LEAF_COLUMNS).to_pylist()}
         merged = [
-            _merged(rows[leaf], _bitmap(vectors, replaced.get(leaf), load), new, stamp)
+            _merged(rows[leaf], _bitmap(dvs, replaced.get(leaf), load), new, stamp)
             for leaf, new in sorted(change.masks.items())
         ]
-        parts.append(pa.Table.from_pylist(merged, schema=vectors.schema))
+        parts.append(pa.Table.from_pylist(merged, schema=dvs.schema))
     return parts
 
 
@@ -246,7 +255,7 @@ _LEAF_COLUMNS = ["location", "record_count", "partition_spec_id"]
 
 
 def _merged(leaf: Mapping[str, Any], old: PositionBitmap, new: PositionBitmap, stamp: Stamp) -> dict[str, Any]:
-    """Return the entry of a leaf's deletion vector that masks both what was masked and what is removed now."""
+    """Return the entry of a manifest DV with the ordinals of an old one and newly removed ones."""
     if not new.cardinality:
         raise ValueError(f"{leaf['location']}: nothing is removed from it")
     if (new.max() or 0) >= leaf["record_count"]:
@@ -254,41 +263,38 @@ def _merged(leaf: Mapping[str, Any], old: PositionBitmap, new: PositionBitmap, s
         raise CorruptFileError(leaf["location"], "ordinal", (new.max() or 0), problem)
     if old.intersects(new):
         raise CommitConflictError(f"{leaf['location']}: an entry that is to be removed was removed already")
-    both = old.union(new)
+    merged = old.union(new)
     return {
         "content_type": int(ContentType.MANIFEST_DELETION_VECTOR),
         "location": None,
         "file_format": "puffin",
         "version_info": _new_version(stamp),
-        "deletion_vector": {"offset": None, "size_in_bytes": None, "inline_content": write_deletion_vector(both)},
+        "deletion_vector": {"offset": None, "size_in_bytes": None, "inline_content": write_deletion_vector(merged)},
         "partition_spec_id": leaf["partition_spec_id"],
-        "record_count": both.cardinality,
+        "record_count": merged.cardinality,
         "referenced_file": leaf["location"],
     }
 
 
-def _bitmap(vectors: pa.Table, index: int | None, load: LoadBlob) -> PositionBitmap:
-    if index is None:
-        return PositionBitmap({})
-    row = vectors.slice(index, 1).to_pylist()[0]
-    return vector_bitmap(row, load)
+def _bitmap(dvs: pa.Table, index: int | None, load: LoadBlob) -> PositionBitmap:
+    return PositionBitmap({}) if index is None else manifest_dv_bitmap(dvs.slice(index, 1).to_pylist()[0], load)
 
 
-def vector_bitmap(row: Mapping[str, Any], load: LoadBlob) -> PositionBitmap:
-    """Return the ordinals of a row of content type 5."""
-    vector = row["deletion_vector"]
-    blob = vector["inline_content"]
+def manifest_dv_bitmap(row: Mapping[str, Any], load: LoadBlob) -> PositionBitmap:
+    """Return the ordinals of a manifest DV, an entry of content type 5."""
+    dv = row["deletion_vector"]
+    blob = dv["inline_content"]
     if blob is None:
-        blob = load(row["location"], vector["offset"], vector["size_in_bytes"])
+        blob = load(row["location"], dv["offset"], dv["size_in_bytes"])
     where = f"{row['location'] or 'inline deletion vector'} of manifest {row['referenced_file']}"
     return read_inline_vector(blob, where, row["record_count"])
 
 
-def same_vector(vector: Mapping[str, Any] | None, other: Mapping[str, Any] | None) -> bool:
-    """Return whether two entries of content type 5, or none, share a bitmap, without reading it."""
-    if vector is None or other is None:
-        return vector is other
-    return all(vector[name] == other[name] for name in ("location", "deletion_vector", "record_count"))
+def same_manifest_dv(dv: Mapping[str, Any] | None, other: Mapping[str, Any] | None) -> bool:
+    """Return whether two manifest DVs have the same stored bitmap, or both are None, without reading it."""
+    if dv is None or other is None:
+        return dv is other
+    return all(dv[name] == other[name] for name in ("location", "deletion_vector", "record_count"))
 
 
 def _edited_files(files: pa.Table, change: TreeChange, stamp: Stamp) -> list[pa.Table]:
@@ -305,7 +311,7 @@ def _edited_files(files: pa.Table, change: TreeChange, stamp: Stamp) -> list[pa.
 
 
 def file_keys(files: pa.Table) -> list[FileKey]:
-    """Return the keys of rows of types 0, 1 and 2."""
+    """Return the keys of entries of files."""
     kinds = files.column("content_type").to_pylist()
     offsets = pc.struct_field(files.column("deletion_vector"), "offset").to_pylist()
     rows = zip(kinds, files.column("location").to_pylist(), offsets, strict=True)
@@ -313,20 +319,20 @@ def file_keys(files: pa.Table) -> list[FileKey]:
 
 
 def file_versions(base: Root) -> dict[FileKey, int]:
-    """Return the root's own live files and their file sequence numbers: a path may have come back with other rows."""
+    """Return the file sequence numbers of the root's own live files."""
     files = base.table.filter(pc.and_(one_of(base.table, FILES), is_live(base.table)))
     return dict(zip(file_keys(files), version(files, "file_sequence_number").to_pylist(), strict=True))
 
 
 def spent_leaves(base: Root) -> frozenset[str]:
-    """Return the leaves of a root none of whose entries is live: all are masked or DELETED.
+    """Return the leaves of a root that have no live entry, since all are masked or DELETED.
 
-    The next commit leaves them out: that they went was the change of the commit that masked the last of them.
+    The next commit leaves them out. The commit that masked the last entry has recorded the change.
     """
     leaves = base.leaves
     stats = leaves.column("manifest_stats")
     live = pc.add(*(pc.struct_field(stats, f"{name}_files_count").cast(pa.int64()) for name in _WITH_ROWS))
-    masked = {target: vector["record_count"] for target, vector in base.vector_of.items()}
+    masked = {target: dv["record_count"] for target, dv in base.manifest_dv_of.items()}
     rows = zip(leaves.column("location").to_pylist(), live.to_pylist(), strict=True)
     return frozenset(location for location, count in rows if count is not None and count <= masked.get(location, 0))
 
@@ -345,7 +351,7 @@ def _new_version(stamp: Stamp) -> dict[str, int]:
 
 
 def restamped(table: pa.Table, *, status: Status, snapshot_id: int | None = None) -> pa.Table:
-    """Return the rows with another status, and the snapshot that removed them; sequence numbers stay."""
+    """Return the rows with another status and, if given, snapshot id. Sequence numbers stay the same."""
     known = version(table, "snapshot_id")
     ids = known if snapshot_id is None else pa.repeat(pa.scalar(snapshot_id, pa.int64()), len(table))
     numbers = [version(table, name) for name in ("sequence_number", "file_sequence_number")]
@@ -353,14 +359,14 @@ def restamped(table: pa.Table, *, status: Status, snapshot_id: int | None = None
 
 
 def _of_commit(table: pa.Table, stamp: Stamp, status: Status) -> pa.Table:
-    """Return the rows with the commit's own snapshot id and sequence number."""
+    """Return the rows with a status and the commit's snapshot id and sequence number."""
     numbers = (stamp.snapshot_id, stamp.sequence_number, stamp.sequence_number)
     children = [pa.repeat(pa.scalar(number, pa.int64()), len(table)) for number in numbers]
     return _with_version(table, [pa.repeat(pa.scalar(int(status), pa.int32()), len(table)), *children])
 
 
 def _inheriting(table: pa.Table, stamp: Stamp) -> pa.Table:
-    """Return the rows with the least sequence number of leaves whose entries inherit the commit's."""
+    """Return the rows with `min_sequence_number` set for leaves whose entries inherit the commit's."""
     stats = whole(table.column("manifest_stats"))
     names = [field.name for field in stats.type]
     children = stats.flatten()
@@ -379,7 +385,7 @@ def _with_version(table: pa.Table, children: list[Any]) -> pa.Table:
 
 
 def _row_ids(table: pa.Table, start: int) -> tuple[pa.Table, int]:
-    """First row ids of new data files and leaves of them, in order; how many ids they take."""
+    """Return the rows with first row ids for data files and data leaves, and the number of assigned ids."""
     kinds = table.column("content_type")
     is_file, is_leaf = one_of(table, [ContentType.DATA]), one_of(table, [ContentType.DATA_MANIFEST])
     stats = table.column("manifest_stats")
@@ -397,7 +403,7 @@ _WITH_ROWS = ("added", "existing")
 
 
 def _check_locations(table: pa.Table) -> None:
-    """One live entry for a file: a second one would be read twice."""
+    """Raise CommitConflictError if a file or leaf has two live entries."""
     live = table.filter(is_live(table))
     files = live.filter(one_of(live, [*FILES, *LEAVES]))
     keys = [
@@ -407,8 +413,3 @@ def _check_locations(table: pa.Table) -> None:
     if len(set(places)) < len(places):
         twice = next(place for place in places if places.count(place) > 1)
         raise CommitConflictError(f"{twice[0]} is in the table already")
-
-
-def referenced_vectors(table: pa.Table) -> pa.Table:
-    """Return the live deletion vectors of manifests in a root that is being made."""
-    return table.filter(pc.and_(one_of(table, VECTORS), is_live(table)))

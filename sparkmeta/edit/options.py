@@ -1,4 +1,4 @@
-"""The table properties that say how a V4 tree is kept: what stands in the root, and how large leaves are."""
+"""Table properties of V4 trees: how many files the root holds, and how large leaves are."""
 
 from __future__ import annotations
 
@@ -10,17 +10,18 @@ from sparkmeta.errors import ValidationError, shown
 
 @dataclass(frozen=True)
 class TreeOptions:
-    """Table properties `write.tree.*`; the names of the fields with dashes for underscores.
+    """Table properties `write.tree.*`, named like the fields with dashes.
 
-    direct_files: new files of one commit up to this many stand in the root; more become leaves.
-    flush_data_files, flush_delete_files: a root that carries more files of a kind has them moved into leaves.
-    leaf_target_bytes: of a leaf's file.
-    inline_vector_bytes: a larger deletion vector of a leaf goes into a Puffin file.
-    inline_vectors_bytes: of all inline deletion vectors of a root, which every commit copies.
-    affiliated_deletes: deletion vectors of one data leaf's files, new in a commit, that get a delete leaf which belongs
-        to the data leaf; fewer don't.
-    compact_entries: of data leaves that a commit may rewrite besides, to merge small ones and to leave out masked
-        entries; 0: none.
+    Attributes:
+        direct_files: most new files of a commit that the root holds; the others go into leaves.
+        flush_data_files: most carried-over data files of a root; more are moved into leaves.
+        flush_delete_files: most carried-over delete files of a root; more are moved into leaves.
+        leaf_target_bytes: target size of a leaf.
+        inline_vector_bytes: most bytes of an inline manifest DV; larger ones go into a Puffin file.
+        inline_vectors_bytes: most bytes of all inline manifest DVs of a root, since every commit copies them.
+        affiliated_deletes: least new deletion vectors for files of one data leaf that get an affiliated delete leaf.
+        compact_entries: most entries of data leaves that a commit may rewrite to merge small leaves and drop masked
+            entries; 0 for none.
     """
 
     direct_files: int = 500
@@ -34,7 +35,7 @@ class TreeOptions:
 
     @staticmethod
     def of(properties: Mapping[str, str]) -> TreeOptions:
-        """Return the options that a table's properties set. Raises ValidationError for what is no whole number."""
+        """Return the options of a table. Raises ValidationError for a value that is not a whole number."""
         values = {}
         for field in fields(TreeOptions):
             name = property_name(field.name)
@@ -44,11 +45,11 @@ class TreeOptions:
 
 
 def property_name(field: str) -> str:
-    """Return the table property of a field of TreeOptions."""
+    """Return the name of the table property of a field of TreeOptions."""
     return "write.tree." + field.replace("_", "-")
 
 
-# Digits: any number of so many is an int64, and int() refuses thousands of them with an error of its own.
+# Most digits that always fit an int64. int() raises its own error for thousands of digits.
 _LONGEST = 18
 
 

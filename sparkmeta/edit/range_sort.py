@@ -1,6 +1,6 @@
-"""A sort of entries among Spark's tasks: one task cuts them into ranges of their keys, another writes whole ranges.
+"""Sort entries with Spark: tasks cut them into ranges of keys, then other tasks write whole ranges.
 
-Entries stay in Arrow all the way: Spark moves them as blobs of many rows.
+Entries stay in Arrow: Spark shuffles them as blobs of many rows.
 """
 
 from __future__ import annotations
@@ -29,40 +29,40 @@ if TYPE_CHECKING:
     Task = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
 RANGE_SCHEMA = pa.schema([pa.field("range", pa.int32()), pa.field("rows", pa.binary())])
-"""Entries of one range, as an Arrow stream."""
+"""Entries of one range, as an Arrow IPC stream."""
 
 
 def task_rows(batches: Iterable[pa.RecordBatch]) -> Iterator[dict[str, Any]]:
-    """Yield the units of work of a task, a row each."""
+    """Yield the units of work of a task, one per row."""
     for batch in batches:
         yield from batch.to_pylist()
 
 
 def combined(tables: Iterable[pa.Table]) -> pa.Table:
-    """Return all rows in one chunk: rows of many chunks take twice as long to take."""
+    """Return all rows in one chunk, since `take` is twice as slow on many chunks."""
     return pa.concat_tables(tables).combine_chunks()
 
 
 def ordered(table: pa.Table, keys: pa.Table) -> pa.Table:
-    """Return the rows in the order of their keys, the columns of `keys` from the first to the last."""
+    """Return the rows sorted by the columns of `keys`."""
     order = pc.sort_indices(keys, sort_keys=_sort_keys(keys))
     return table if pc.all(pc.equal(order, np.arange(len(table)))).as_py() else table.take(order)
 
 
 def range_bounds(sample: pa.Table, ranges: int) -> pa.Table:
-    """Return the keys that end each range but the last, so that ranges hold equal shares of a sample of keys."""
+    """Return the last keys of all ranges but the last, so that ranges hold equal shares of a sample of keys."""
     by_keys = ordered(sample, sample)
     ends = sorted({len(by_keys) * number // ranges - 1 for number in range(1, ranges)} - {-1})
     return by_keys.take(pa.array(ends, pa.int64()))
 
 
 def sampled_bounds(keys: DataFrame, more_keys: pa.Table, entries: int, ranges: int) -> pa.Table:
-    """Return the keys that end each range but the last; runs a job that samples the keys.
+    """Return the last keys of all ranges but the last. Runs a job that samples the keys.
 
     Args:
-        keys: of the entries in manifests.
-        more_keys: of other entries, on the driver; its schema is that of the keys.
-        entries: how many have `keys`, about.
+        keys: the keys of entries in manifests.
+        more_keys: the keys of entries on the driver, with the same schema.
+        entries: the approximate number of `keys`.
     """
     if ranges < 2:
         return more_keys.schema.empty_table()
@@ -71,7 +71,7 @@ def sampled_bounds(keys: DataFrame, more_keys: pa.Table, entries: int, ranges: i
     return range_bounds(pa.concat_tables([sample, more_keys]), ranges)
 
 
-# Keys of a range in a sample, and of all ranges.
+# Sampled keys per range, and their least and largest total.
 _SAMPLED = 60
 _LEAST_SAMPLE, _LARGEST_SAMPLE = 2_000, 100_000
 
@@ -80,12 +80,12 @@ _IS_BOUND = "is_bound"
 
 
 def cut(table: pa.Table, keys: pa.Table, bounds: pa.Table) -> Iterator[pa.RecordBatch]:
-    """Sort rows and split them at the bounds: rows of `RANGE_SCHEMA`. What equals a bound is in the range it ends."""
+    """Sort rows and split them at the bounds into rows of `RANGE_SCHEMA`. A bound belongs to the range that it ends."""
     rows = len(table)
     if not rows:
         return
-    both = pa.concat_tables([keys.cast(bounds.schema), bounds])
-    marked = both.append_column(_IS_BOUND, pa.array(np.arange(len(both)) >= rows).cast(pa.int8()))
+    merged = pa.concat_tables([keys.cast(bounds.schema), bounds])
+    marked = merged.append_column(_IS_BOUND, pa.array(np.arange(len(merged)) >= rows).cast(pa.int8()))
     order = pc.sort_indices(marked, sort_keys=_sort_keys(marked)).to_numpy()
     is_bound = order >= rows
     numbers = np.cumsum(is_bound)[~is_bound]
@@ -99,11 +99,11 @@ def cut(table: pa.Table, keys: pa.Table, bounds: pa.Table) -> Iterator[pa.Record
 def sorted_among_tasks(
     units: DataFrame, cut_units: Task, write_ranges: Task, written: pa.Schema, ranges: int
 ) -> DataFrame:
-    """Sort the entries of units of work, and write them range by range.
+    """Sort the entries of units of work among tasks, and write them range by range.
 
     Args:
-        cut_units: reads units and gives rows of `RANGE_SCHEMA`.
-        write_ranges: writes rows of `RANGE_SCHEMA`, those of a range together, and gives rows of `written`.
+        cut_units: reads units and returns rows of `RANGE_SCHEMA`.
+        write_ranges: writes rows of `RANGE_SCHEMA`, grouped by range, and returns rows of `written`.
     """
     blobs = units.mapInArrow(cut_units, spark_schema(RANGE_SCHEMA))
     by_range = blobs.repartition(min(ranges, most_tasks(units.sparkSession)), "range").sortWithinPartitions("range")
@@ -111,20 +111,20 @@ def sorted_among_tasks(
 
 
 def spread(spark: SparkSession, units: pa.Table) -> DataFrame:
-    """Return units of work as a DataFrame; a task has one of them, or several where they are many."""
+    """Return units of work as a DataFrame with one unit per task, or several if there are many."""
     return local_frame(spark, units).repartition(min(len(units), most_tasks(spark)))
 
 
 def most_tasks(spark: SparkSession) -> int:
-    """Return the most tasks of a job: each has several manifests, since it makes one while another is on its way."""
+    """Return the most tasks of a job. A task with several manifests writes one while it reads the next."""
     return 8 * read_tasks(spark)
 
 
 def task_reader(state: TableState) -> ExecutorReader:
-    """Return how tasks open the table's files.
+    """Return the reader with which tasks open the table's files.
 
     Raises:
-        UnsupportedError: they can't by themselves.
+        UnsupportedError: tasks can't open them.
     """
     reader = executor_reader(state.files)
     if reader is None:
@@ -136,7 +136,7 @@ def task_reader(state: TableState) -> ExecutorReader:
 
 
 def range_tables(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
-    """Yield the rows of one range after the other, unsorted; the blobs of a range are adjacent."""
+    """Yield the unsorted rows of each range. The blobs of a range must be adjacent."""
     for _, blobs in groupby(_blobs(batches), key=lambda row: row[0]):
         yield combined(read_rows_stream(blob) for _, blob in blobs)
 

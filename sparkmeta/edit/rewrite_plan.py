@@ -1,4 +1,4 @@
-"""Plans that rewrite manifests: a plan does nothing until its commit, which makes one snapshot of the same files."""
+"""Plans that rewrite manifests. Nothing changes before the commit, which makes one snapshot of the same files."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _COUNTS = ("manifests_created", "manifests_replaced", "manifests_kept", "entries
 
 @dataclass(frozen=True)
 class RewriteSummary(ABC):
-    """What a plan rewrites, in numbers; text for people by `str`."""
+    """The numbers of a plan; `str` formats them."""
 
     table: str
     snapshot_id: int | None
@@ -36,13 +36,13 @@ class RewriteSummary(ABC):
         """Whether there is nothing to do."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the numbers by name, for JSON."""
+        """Return the numbers by name, as for JSON."""
         return asdict(self)
 
 
 @dataclass(frozen=True)
 class RewritePlan(ABC, Generic[TableT]):
-    """A rewriting of a branch's manifests that happens when `commit` is called."""
+    """A plan to rewrite manifests of a branch, carried out by `commit`."""
 
     table: TableT
     branch: str
@@ -52,27 +52,27 @@ class RewritePlan(ABC, Generic[TableT]):
 
     @abstractmethod
     def files(self) -> DataFrame:
-        """Return a row for each manifest that is rewritten; starts no job."""
+        """Return a row for each manifest to rewrite, without a job."""
 
     @abstractmethod
     def summary(self) -> RewriteSummary:
-        """Return all of it in numbers; starts no job."""
+        """Return the plan in numbers, without a job."""
 
     @abstractmethod
     def _step(self) -> RewriteStep | None:
-        """Return the step that makes the snapshot; None where there is nothing to do."""
+        """Return the step that makes the snapshot; None if there is nothing to do."""
 
     def commit(self) -> TableT:
-        """Write the manifests, make a snapshot of them, and return the table as it is then; itself for an empty plan.
+        """Write the manifests and commit a snapshot with them. Return the new table, or the same for an empty plan.
 
-        What other commits add and remove meanwhile stays so. An attempt that meets them is made again with the
-        manifests that were written; only the root or the manifest list is written anew.
+        Changes of concurrent commits are kept. After a conflict, the written manifests are reused, and only the root or
+        the manifest list is written again.
 
         Raises:
-            CommitFailedError: other commits came first each time (`commit.retry.num-retries`).
+            CommitFailedError: all attempts lost to concurrent commits (`commit.retry.num-retries`).
             CommitConflictError: other commits have rewritten all of the manifests: plan again.
-            CommitStateUnknownError: the rewriting may have been committed; nothing that it wrote is deleted.
-            ValidationError: manifests that hold other numbers of files than the table's metadata say.
+            CommitStateUnknownError: the commit may have succeeded; none of its files are deleted.
+            ValidationError: a manifest does not hold as many files as the table's metadata says.
         """
         if not self._committed:
             step = self._step()
@@ -80,14 +80,14 @@ class RewritePlan(ABC, Generic[TableT]):
         return self._committed[0]
 
     def result(self) -> dict[str, Any]:
-        """Return the summary and, once it is committed, what came of it (else null), for JSON."""
+        """Return the summary and the counts of the commit, null before it, as for JSON."""
         after = self._committed[0].metadata.snapshot_by_name(self.branch) if self._committed else None
         committed = _committed_counts(self._state.snapshot, after)
         return {"table": self.table.metadata.location, "plan": self.summary().to_dict(), "committed": committed}
 
 
 def _committed_counts(before: Snapshot | None, after: Snapshot | None) -> dict[str, Any] | None:
-    """Return the new head of a branch by its id, and what it did with manifests; None where there is none."""
+    """Return the id and the manifest counts of a branch's new head; None if the head is unchanged."""
     if after is None or after.summary is None or (before is not None and after.snapshot_id == before.snapshot_id):
         return None
     counts = {name: int(after.summary.additional_properties[name.replace("_", "-")]) for name in _COUNTS}
@@ -96,7 +96,7 @@ def _committed_counts(before: Snapshot | None, after: Snapshot | None) -> dict[s
 
 @dataclass
 class RewriteStep(ABC):
-    """The step that a plan's commit makes: manifests are written once, each attempt puts them where it meets a head."""
+    """The step of a plan's commit. Manifests are written once; each attempt applies them to a branch's head."""
 
     branch: str
     properties: Mapping[str, str]
@@ -104,7 +104,7 @@ class RewriteStep(ABC):
 
     @abstractmethod
     def apply_to(self, head: TableState) -> TableMetadata:
-        """Return the metadata with the snapshot on a branch's head."""
+        """Return the table's metadata with the snapshot on a branch's head."""
 
     def apply(self, state: TableState) -> TableMetadata:
         """See `Step.apply`."""
@@ -115,13 +115,13 @@ class RewriteStep(ABC):
     def summary(
         self, head: TableState, counts: ManifestCounts, properties: Mapping[str, str] | None = None
     ) -> Callable[[], Summary]:
-        """Return what makes the snapshot's summary: no file comes or goes."""
+        """Return a function that makes the snapshot's summary, which counts manifests but no files."""
         merged = {**self.properties, **(properties or {})}
         return lambda: snapshot_summary("replace", Tally(), Tally(), head.snapshot, merged, counts)
 
 
 def rewritten_by_others(state: TableState) -> CommitConflictError:
-    """Return the error of a plan of which other commits left no manifest in place."""
+    """Return the error of a plan whose manifests other commits have all rewritten."""
     return CommitConflictError(
         f"{state.metadata.location}: other commits have rewritten the manifests that were to be rewritten: plan again"
     )

@@ -1,4 +1,4 @@
-"""The summary of a commit's snapshot, out of what it adds and removes."""
+"""Make the summary of a commit's snapshot from the files that it adds and removes."""
 
 from __future__ import annotations
 
@@ -25,26 +25,26 @@ _REPLACE_PARTITIONS = {"replace-partitions": "true"}
 
 @dataclass(frozen=True)
 class KindCount:
-    """How many files of one kind, the records in them, and their bytes (a deletion vector's blob)."""
+    """The number of files of one kind, their records, and their bytes (of deletion vectors, those of the blobs)."""
 
     files: int = 0
     records: int = 0
     size: int = 0
 
     def plus(self, other: KindCount) -> KindCount:
-        """Return both."""
+        """Return the sum of both."""
         return KindCount(self.files + other.files, self.records + other.records, self.size + other.size)
 
 
 @dataclass(frozen=True)
 class Tally:
-    """Files by kind, and their partitions; None where they are too many to be known."""
+    """Counts of files by kind, and their partitions; None if there are too many files to tell."""
 
     counts: Mapping[FileKind, KindCount] = field(default_factory=dict)
     partitions: frozenset[PartitionKey] | None = frozenset()
 
     def plus(self, other: Tally) -> Tally:
-        """Return both."""
+        """Return the sum of both."""
         counts = dict(self.counts)
         for kind, count in other.counts.items():
             counts[kind] = counts.get(kind, KindCount()).plus(count)
@@ -54,7 +54,11 @@ class Tally:
 
 @dataclass(frozen=True)
 class ManifestCounts:
-    """What a commit did with leaves. entries: in those that a compaction made; None without one."""
+    """The numbers of leaves that a commit created, kept and replaced.
+
+    Attributes:
+        entries: entries in leaves that a compaction wrote; None without one.
+    """
 
     created: int = 0
     kept: int = 0
@@ -62,14 +66,14 @@ class ManifestCounts:
     entries: int | None = None
 
     def plus(self, other: ManifestCounts) -> ManifestCounts:
-        """Return both."""
+        """Return the sum of both."""
         known = [count for count in (self.entries, other.entries) if count is not None]
         counts = (self.created + other.created, self.kept + other.kept, self.replaced + other.replaced)
         return ManifestCounts(*counts, sum(known) if known else None)
 
 
 def file_kind(content_type: int, file_format: str) -> FileKind:
-    """Return what a file of a content type counts as."""
+    """Return the kind that a file counts as."""
     if content_type == ContentType.DATA:
         return FileKind.DATA
     if content_type == ContentType.EQUALITY_DELETES:
@@ -78,7 +82,7 @@ def file_kind(content_type: int, file_format: str) -> FileKind:
 
 
 def tally_of(rows: pa.Table) -> dict[FileKind, KindCount]:
-    """Count entries by kind, from `content_type`, `file_format`, sizes, `record_count` and `deletion_vector`."""
+    """Count entries by kind."""
     counts: dict[FileKind, KindCount] = {}
     keys = rows.select(["content_type", "file_format"]).group_by(["content_type", "file_format"]).aggregate([])
     for key in keys.to_pylist():
@@ -104,7 +108,7 @@ def tree_partitions(rows: pa.Table, sources: TupleSources) -> frozenset[Partitio
 def partition_keys(
     spec_ids: list[int], values: Mapping[int, list[Any]], sources: TupleSources
 ) -> frozenset[PartitionKey]:
-    """Return the partitions of files, given their values by partition field id."""
+    """Return the distinct partitions of files, given their values by partition field id."""
     return frozenset(
         (spec_id, tuple((field_id, values[field_id][row]) for field_id, _ in sources[spec_id]))
         for row, spec_id in enumerate(spec_ids)
@@ -123,8 +127,8 @@ def snapshot_summary(
 ) -> Summary:
     """Return the summary (semantics 3.2).
 
-
-    Raises ValidationError for properties that are computed, and for a rewrite that adds more rows than it removes.
+    Raises:
+        ValidationError: a property has the name of a computed one, or a rewrite adds more rows than it removes.
     """
     metrics = UpdateMetrics()
     for kind, count in added.counts.items():

@@ -20,7 +20,7 @@ from sparkmeta.errors import NoSuchSnapshotError
 from sparkmeta.inspect.drawing import Drawing
 from sparkmeta.inspect.excerpt import Entry, Node, counted, printable
 from sparkmeta.manifests.projection import MANIFEST, ORDINAL, EntryProjection
-from sparkmeta.manifests.v4.root import FILES, LEAVES, VECTORS, Root, one_of
+from sparkmeta.manifests.v4.root import FILES, LEAVES, MANIFEST_DVS, Root, one_of
 from sparkmeta.spec.bitmap import PositionBitmap, read_inline_vector
 from sparkmeta.spec.entry import ContentType, Status
 from sparkmeta.storage.location import file_name
@@ -105,12 +105,12 @@ def _of_root(state: TableState, snapshot: Snapshot, root: Root) -> Drawing:
     vectors = {
         row["ordinal"]: _Vector(row["label"], _status(row), row["referenced_file"], _bitmap(row, state.files))
         for row in excerpt.rows
-        if row["content_type"] in VECTORS
+        if row["content_type"] in MANIFEST_DVS
     }
     below = _leaf_rows(state, root, excerpt, list(vectors.values()))
     nodes = []
     for row in excerpt.rows:
-        if row["content_type"] in VECTORS:
+        if row["content_type"] in MANIFEST_DVS:
             nodes.append(Node(_vector_entry(row, vectors, excerpt.labels)))
         elif row["content_type"] in LEAVES:
             rows, left_out = below.get(row["location"], ((), ""))
@@ -250,7 +250,7 @@ def _leaf_rows(
 ) -> dict[str, tuple[tuple[Entry, ...], str]]:
     """By the location of each live leaf that is drawn: some of its entries, masked ones too, and what is left out."""
     leaves = {row["location"]: row for row in excerpt.rows if row["content_type"] in LEAVES}
-    unmasked = replace(root, table=root.table.filter(pc.invert(one_of(root.table, VECTORS))))
+    unmasked = replace(root, table=root.table.filter(pc.invert(one_of(root.table, MANIFEST_DVS))))
     whole = replace(state, root=unmasked)
     manifests = whole.manifests
     of_drawn = pc.is_in(manifests.column("location"), pa.array(list(leaves), pa.string()))

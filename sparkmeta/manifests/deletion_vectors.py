@@ -69,7 +69,7 @@ _Decode = Callable[[dict[str, Any], bytes], Iterator[pa.RecordBatch]]
 
 def manifest_dvs(root: Root) -> pa.Table:
     """Return the live deletion vectors of the root's leaves, as `DV_SCHEMA`; `manifest` is the leaf's ordinal."""
-    entries, leaves = root.vectors, root.leaves
+    entries, leaves = root.manifest_dvs, root.leaves
     places = pc.index_in(entries.column("referenced_file"), leaves.column("location").combine_chunks())
     blobs = entries.column("deletion_vector")
     columns = {

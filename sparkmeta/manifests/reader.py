@@ -32,7 +32,7 @@ from sparkmeta.manifests.projection import MANIFEST
 from sparkmeta.manifests.v3_parquet.spark import read_parquet_entries
 from sparkmeta.manifests.v4.decode import root_entries
 from sparkmeta.manifests.v4.spark import read_leaf_entries, read_rows
-from sparkmeta.manifests.v4.tree_manifests import IN_ROOT, OWN_ENTRIES
+from sparkmeta.manifests.v4.tree_manifests import FILE_TYPES, IN_ROOT
 from sparkmeta.session import local_frame, map_by_tasks, map_on_driver, selectable_frame, spark_schema
 from sparkmeta.spec.entry import ContentType
 from sparkmeta.storage.files import SparkFiles
@@ -237,7 +237,7 @@ class ManifestReader:
         in_root = manifests.filter(pc.equal(manifests.column("file_format"), IN_ROOT))
         for content in in_root.column("content_type").to_pylist():
             assert self.tree is not None
-            yield self.tree.own_id(content), self.tree.root.of(OWN_ENTRIES[ContentType(content)], live=False)
+            yield self.tree.root_id(content), self.tree.root.of(FILE_TYPES[ContentType(content)], live=False)
 
     # -- parts ------------------------------------------------------------------------------------------------------
 

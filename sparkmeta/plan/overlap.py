@@ -15,7 +15,7 @@ from sparkmeta.manifests.arrays import whole
 from sparkmeta.manifests.entries import as_numbers
 from sparkmeta.manifests.manifest_list import SUMMARIES
 from sparkmeta.manifests.projection import CONTENT_STATS, MANIFEST
-from sparkmeta.manifests.v4.tree_manifests import IN_ROOT, OWN_ENTRIES
+from sparkmeta.manifests.v4.tree_manifests import FILE_TYPES, IN_ROOT
 from sparkmeta.manifests.v4.types import TupleSources
 from sparkmeta.plan import costs
 from sparkmeta.spec.entry import ContentType
@@ -71,7 +71,7 @@ def deletes_by_partition(state: TableState, data: pa.Table, deletes: pa.Table) -
     in_leaves = pc.not_equal(data.column("file_format"), IN_ROOT)
     rows = [data.filter(in_leaves).select(columns)]
     if len(rows[0]) < len(data):
-        rows.append(state.tree.root.of(OWN_ENTRIES[ContentType.DATA_MANIFEST]).select(columns))
+        rows.append(state.tree.root.of(FILE_TYPES[ContentType.DATA_MANIFEST]).select(columns))
     files = pa.concat_tables(rows)
     if not len(candidates) or len(files) * len(candidates) > costs.COSTS.compared_pairs:
         return deletes

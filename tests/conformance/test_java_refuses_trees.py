@@ -40,7 +40,7 @@ def full(table: sm.Table) -> sm.Table:
         tx.update_snapshot().delete(local_frame(table.state.spark, gone))
     fresh = table.refresh()
     assert fresh.state.tree is not None
-    assert len(fresh.state.tree.root.vectors) == 1
+    assert len(fresh.state.tree.root.manifest_dvs) == 1
     return fresh
 
 

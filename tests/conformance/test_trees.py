@@ -129,7 +129,7 @@ def assert_layout(layout: str, table: sm.Table, files: DataFrame) -> None:
     in_root = [kind for kind in root.table.column("content_type").to_pylist() if kind < 3]
     assert bool(in_root) == (layout == "root")
     assert (root.leaves.num_rows > 0) == (layout != "root")
-    assert (root.vectors.num_rows > 0) == (layout == "masked")
+    assert (root.manifest_dvs.num_rows > 0) == (layout == "masked")
     if layout == "affiliated" and not files.where("content = 1 AND content_offset IS NOT NULL").isEmpty():
         assert root.leaves.column("referenced_file").null_count < root.leaves.num_rows
 

@@ -86,7 +86,7 @@ def test_small_leaves_become_one(table: sm.Table) -> None:
     assert {reason for row in rows for reason in row.reasons} == {"small", "masked"}
     table = compacted(table, everything=True)
     assert len(leaves(table)) == 1
-    assert not table.state.tree.root.vectors
+    assert not table.state.tree.root.manifest_dvs
     summary = table.current_snapshot().summary.additional_properties
     kept = {key: summary[key] for key in ("manifests-created", "manifests-replaced", "entries-processed")}
     assert kept == {"manifests-created": "1", "manifests-replaced": "4", "entries-processed": "6"}

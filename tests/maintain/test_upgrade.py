@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 
-from sparkmeta.edit.next_root import vector_bitmap
+from sparkmeta.edit.next_root import manifest_dv_bitmap
 from sparkmeta.session import local_frame
 from sparkmeta.spec.entry import ContentType
 from tests.inspect.comparison import collected
@@ -147,8 +147,10 @@ def masks_of(table: sm.Table) -> dict[str, set[int]]:
     """Manifest -> the ordinals that its live deletion vector masks."""
     assert table.state.tree is not None
     found = {}
-    for row in table.state.tree.root.vectors.drop_columns(["ordinal"]).to_pylist():
-        bitmap = vector_bitmap(row, lambda location, offset, size: table.state.files.read(location)[offset:][:size])
+    for row in table.state.tree.root.manifest_dvs.drop_columns(["ordinal"]).to_pylist():
+        bitmap = manifest_dv_bitmap(
+            row, lambda location, offset, size: table.state.files.read(location)[offset:][:size]
+        )
         found[row["referenced_file"]] = {int(one) for part in bitmap.positions() for one in part}
     return found
 

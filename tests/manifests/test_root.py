@@ -131,7 +131,7 @@ def test_formats_in_capitals_are_known() -> None:
 
 def test_an_empty_root() -> None:
     root = read_root(write_root(entry_table()), STATS, SPECS, ROOT, (1, 1))
-    assert len(root.table) == len(root.leaves) == len(root.vectors) == 0
+    assert len(root.table) == len(root.leaves) == len(root.manifest_dvs) == 0
 
 
 def test_a_leaf_is_no_root() -> None:
@@ -172,7 +172,7 @@ def test_entries_by_kind_keep_their_ordinals() -> None:
     gone = file_row(location="/t/gone", version_info=version(2))
     root = Root(ROOT, entry_table(gone, leaf_row(), file_row(), vector_row()))
     assert root.leaves.column("ordinal").to_pylist() == [1]
-    assert root.vectors.column("ordinal").to_pylist() == [3]
+    assert root.manifest_dvs.column("ordinal").to_pylist() == [3]
     assert root.of([ContentType.DATA]).column("ordinal").to_pylist() == [2]
     assert root.of([ContentType.DATA], live=False).column("ordinal").to_pylist() == [0, 2]
 
@@ -182,13 +182,13 @@ def test_vectors_are_those_of_live_leaves() -> None:
     other = leaf_row(location="/t/other", version_info=version(2))
     rows = [leaf_row(), other, tombstone, vector_row((1,)), vector_row(referenced_file="/t/other")]
     root = Root(ROOT, entry_table(*rows))
-    assert root.vectors.column("ordinal").to_pylist() == [3]
+    assert root.manifest_dvs.column("ordinal").to_pylist() == [3]
 
 
 def test_two_live_vectors_of_one_leaf() -> None:
     root = Root(ROOT, entry_table(leaf_row(), vector_row(), vector_row((1,))))
     with pytest.raises(CorruptFileError, match=f"{LEAF}.*two live deletion vectors"):
-        _ = root.vectors
+        _ = root.manifest_dvs
 
 
 # -- any bytes ------------------------------------------------------------------------------------------------------

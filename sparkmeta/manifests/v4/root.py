@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 LEAVES = (ContentType.DATA_MANIFEST, ContentType.DELETE_MANIFEST)
 FILES = (ContentType.DATA, ContentType.POSITION_DELETES, ContentType.EQUALITY_DELETES)
-VECTORS = (ContentType.MANIFEST_DELETION_VECTOR,)
+MANIFEST_DVS = (ContentType.MANIFEST_DELETION_VECTOR,)
 
 _FORMATS = {
     ContentType.DATA: ("avro", "orc", "parquet"),
@@ -63,13 +63,13 @@ class Root:
         return self.of(LEAVES)
 
     @cached_property
-    def vectors(self) -> pa.Table:
-        """The live deletion vectors of live leaves, one a leaf.
+    def manifest_dvs(self) -> pa.Table:
+        """The live manifest DVs of live leaves, at most one per leaf.
 
         Raises:
-            CorruptFileError: two for one leaf.
+            CorruptFileError: a leaf has two.
         """
-        live = self.of(VECTORS)
+        live = self.of(MANIFEST_DVS)
         masked = live.filter(pc.is_in(live.column("referenced_file"), self.leaves.column("location").combine_chunks()))
         counts = masked.column("referenced_file").value_counts() if len(masked) else []
         for count in counts:
@@ -79,9 +79,9 @@ class Root:
         return masked
 
     @cached_property
-    def vector_of(self) -> Mapping[str, Mapping[str, Any]]:
-        """`vectors` by the leaf that each masks. Raises CorruptFileError as `vectors` does."""
-        return {row["referenced_file"]: row for row in self.vectors.drop_columns(["ordinal"]).to_pylist()}
+    def manifest_dv_of(self) -> Mapping[str, Mapping[str, Any]]:
+        """The `manifest_dvs` by the leaf that they mask."""
+        return {row["referenced_file"]: row for row in self.manifest_dvs.drop_columns(["ordinal"]).to_pylist()}
 
 
 def one_of(table: pa.Table, kinds: Iterable[ContentType]) -> pa.Array:
@@ -249,11 +249,11 @@ def _check_deletes(check: _Checks) -> None:
     inline = check.vector("inline_content")
     problem = "deletion vectors of data files stand in Puffin files"
     check.refuse("deletion_vector.inline_content", inline, pc.and_(position, inline.is_valid()), problem)
-    check.absent(("deletion_vector",), pc.invert(one_of(check.table, [ContentType.POSITION_DELETES, *VECTORS])))
+    check.absent(("deletion_vector",), pc.invert(one_of(check.table, [ContentType.POSITION_DELETES, *MANIFEST_DVS])))
 
 
 def _check_vectors(check: _Checks) -> None:
-    vectors = one_of(check.table, VECTORS)
+    vectors = one_of(check.table, MANIFEST_DVS)
     check.present(("deletion_vector", "referenced_file"), vectors)
     inline, offset = check.vector("inline_content"), check.vector("offset")
     located = pc.not_equal(pc.fill_null(check.table.column("location"), ""), "")
@@ -276,7 +276,9 @@ def _check_written(check: _Checks, columns: Collection[int]) -> None:
     known = set(columns)
     unknown = [each is not None and not known.issuperset(each) for each in ids.to_pylist()]
     check.refuse("equality_ids", ids, pa.array(unknown, pa.bool_()), "no schema of the table has such a column")
-    not_vector = pc.invert(one_of(check.table, [ContentType.POSITION_DELETES, ContentType.DELETE_MANIFEST, *VECTORS]))
+    not_vector = pc.invert(
+        one_of(check.table, [ContentType.POSITION_DELETES, ContentType.DELETE_MANIFEST, *MANIFEST_DVS])
+    )
     check.absent(("referenced_file",), not_vector)
     offset, size = check.vector("offset"), check.vector("size_in_bytes")
     negative = pc.or_kleene(pc.less(offset, 0), pc.less(size, 0))

@@ -36,7 +36,7 @@ another library, which names their statistics in its own way."""
 
 MASKED = "masked"
 
-OWN_ENTRIES = {
+FILE_TYPES = {
     ContentType.DATA_MANIFEST: (ContentType.DATA,),
     ContentType.DELETE_MANIFEST: (ContentType.POSITION_DELETES, ContentType.EQUALITY_DELETES),
 }
@@ -87,7 +87,7 @@ class Tree:
         between = pc.and_(pc.greater(sequence, after), pc.less_equal(sequence, until))
         return pc.fill_null(pc.and_(parquet, between), False)
 
-    def own_id(self, content: ContentType) -> int:
+    def root_id(self, content: ContentType) -> int:
         """The small id of the root's own entries of one content, behind those of all leaves."""
         return len(self.root.table) + int(content) - int(ContentType.DATA_MANIFEST)
 
@@ -110,7 +110,7 @@ def tree_manifests(tree: Tree) -> pa.Table:
     ordinals = leaves.column("ordinal").to_pylist()
     of_leaves = leaf_manifests(leaves, leaves.column("ordinal").cast(pa.int32()))
     table = of_leaves.append_column(MASKED, pa.array([masked.get(one, 0) for one in ordinals], pa.int64()))
-    own = [_own_row(tree, content) for content in OWN_ENTRIES]
+    own = [_own_row(tree, content) for content in FILE_TYPES]
     rows = [row for row in own if row is not None]
     return pa.concat_tables([table, pa.Table.from_pylist(rows, schema=table.schema)]).combine_chunks()
 
@@ -136,11 +136,11 @@ def leaf_manifests(leaves: pa.Table, ids: Any) -> pa.Table:
 
 
 def _own_row(tree: Tree, content: ContentType) -> dict[str, Any] | None:
-    files = tree.root.of(OWN_ENTRIES[content], live=False)
+    files = tree.root.of(FILE_TYPES[content], live=False)
     if not len(files):
         return None
     return {
-        MANIFEST: tree.own_id(content),
+        MANIFEST: tree.root_id(content),
         "content_type": int(content),
         "location": tree.root.location,
         "file_format": IN_ROOT,
@@ -188,7 +188,7 @@ def tree_manifest_files(
     }
     arrays = [narrowed(columns[field.name], field.type) for field in MANIFEST_FILE_SCHEMA]
     table = pa.Table.from_arrays(arrays, schema=MANIFEST_FILE_SCHEMA)
-    rows = [_own_file(root, content) for content in OWN_ENTRIES] if own else []
+    rows = [_own_file(root, content) for content in FILE_TYPES] if own else []
     return pa.concat_tables([table, pa.Table.from_pylist([row for row in rows if row], schema=MANIFEST_FILE_SCHEMA)])
 
 
@@ -210,7 +210,7 @@ def listed_root(data: bytes, location: str, snapshot: tuple[int, int], types: Tr
 
 
 def _own_file(root: Root, content: ContentType) -> dict[str, Any] | None:
-    files = root.of(OWN_ENTRIES[content], live=False)
+    files = root.of(FILE_TYPES[content], live=False)
     if not len(files):
         return None
     return {
