@@ -1,1 +1,1 @@
-"""Manifest files as DataFrames of one entry schema, a format's reader beside its writer."""
+"""Readers and writers of manifests in all formats, with one schema of entries."""

@@ -1,4 +1,4 @@
-"""Arrow columns and tables made to fit: whole, of another type, without some rows. Free of Spark."""
+"""Helpers for Arrow columns and tables. Without Spark."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pyarrow.compute as pc
 
 
 def whole(values: pa.ChunkedArray | pa.Array) -> pa.Array:
-    """All values of a column as one array, also where it has no chunk."""
+    """Return all values of a column as one array, even if it has no chunk."""
     if not isinstance(values, pa.ChunkedArray):
         return values
     if values.num_chunks == 1:
@@ -16,12 +16,12 @@ def whole(values: pa.ChunkedArray | pa.Array) -> pa.Array:
 
 
 def kept_rows(table: pa.Table, rows: pa.Array | pa.ChunkedArray) -> pa.Table:
-    """The rows that a mask keeps: the table itself where these are all."""
+    """Return the rows that a mask selects; the table itself if these are all."""
     return table if pc.all(rows, skip_nulls=False).as_py() else table.filter(rows)
 
 
 def narrowed(values: pa.ChunkedArray | pa.Array, kind: pa.DataType) -> pa.Array:
-    """A column as another type; of structs only the children that this has, by name."""
+    """Cast a column. Of structs, only children that the type has are kept, by name."""
     return _narrow(whole(values), kind)
 
 

@@ -1,4 +1,4 @@
-"""Manifests of every format decoded from their bytes: by tasks, and by the driver where they are few. Free of Spark."""
+"""Decode manifests of every format from their bytes, in tasks or on the driver. Without Spark: tasks import this."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ if TYPE_CHECKING:
     from sparkmeta.storage.files import Files
 
 CACHED_LEAF = "cached_leaf"
-"""A column that rows of `PART_SCHEMA` may have: the location of the leaf in the manifest cache that has the entries."""
+"""A column that rows of `PART_SCHEMA` may have: the location of the part's leaf in the manifest cache."""
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class EntryDecoder:
-    """Opens parts of manifests, rows of `PART_SCHEMA`, and decodes their entries; it travels to tasks.
+    """Opens parts of manifests, rows of `PART_SCHEMA`, and decodes their entries. Picklable.
 
-    Args:
+    Attributes:
         files: opens manifests.
-        trees: the types of the table's V4 manifests; None where it has none.
+        trees: the types of the table's V4 manifests; None if it has none.
         cached: opens leaves of the manifest cache.
-        writer: keeps in the manifest cache what has been read to its end.
+        writer: stores parts that have been decoded completely in the manifest cache.
     """
 
     files: Files | ExecutorReader
@@ -50,13 +50,13 @@ class EntryDecoder:
     writer: CacheWriter | None = None
 
     def entries(self, part: Mapping[str, Any], projection: EntryProjection) -> Iterator[pa.RecordBatch]:
-        """Decode the entries that the projection wants, in physical order, inheritance applied.
+        """Decode the entries of a part in physical order, with inheritance applied.
 
-        A cached leaf that is gone, or that can't be read from here, means decoding the manifest.
+        If a cached leaf can't be read, the manifest is decoded.
 
         Raises:
-            NotFoundError: there is no such manifest.
-            CorruptFileError: it is none.
+            NotFoundError: the manifest does not exist.
+            CorruptFileError: it is not a manifest.
         """
         leaf = part.get(CACHED_LEAF)
         if leaf is not None and (content := self._cached(leaf)) is not None:
@@ -68,7 +68,7 @@ class EntryDecoder:
             self.writer.keep(data, part_of(part))
 
     def table(self, part: Mapping[str, Any], projection: EntryProjection) -> pa.Table:
-        """As `entries`, in one table."""
+        """Decode the entries of a part into one table."""
         return pa.Table.from_batches(self.entries(part, projection), projection.schema).combine_chunks()
 
     def decode_parts(self, projection: EntryProjection, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -82,7 +82,7 @@ class EntryDecoder:
             return None
         try:
             return self.cached.read(leaf)
-        except Exception as error:  # noqa: BLE001  each store's client has errors of its own
+        except Exception as error:  # noqa: BLE001  each store's client has its own errors
             _log.warning("the manifest cache's leaf %s can't be read: %s", leaf, error)
             return None
 
@@ -92,7 +92,11 @@ class EntryDecoder:
         masks: Mapping[int, Mapping[str, Any]],
         batches: Iterable[pa.RecordBatch],
     ) -> Iterator[pa.RecordBatch]:
-        """As `decode_parts`, without the entries that masks, bitmaps by the small id of a leaf, hide."""
+        """Decode the unmasked entries of parts, rows of the batches.
+
+        Args:
+            masks: small id of a leaf -> its deletion vector, `inlined`.
+        """
         for batch in batches:
             for part in batch.to_pylist():
                 mask = masks.get(part[MANIFEST])

@@ -1,8 +1,8 @@
-"""Deletion vectors of manifests: bitmaps, in a root or in Puffin files, of the entries that a leaf no longer has.
+"""Apply deletion vectors of manifests: bitmaps of removed entries of a leaf, in a root or in Puffin files.
 
-They are applied in one of four ways. Where leaves are decoded from their bytes, a bitmap becomes flags (`mask_flags`).
-Where Spark reads leaves, few bitmaps are broadcast as bits; of many, tasks open those that their entries need; and
-where tasks can't, the masked ordinals are rows of an anti-join (`without_masked`).
+If leaves are decoded from their bytes, a bitmap becomes an array of flags (`mask_flags`). If Spark reads the leaves
+(`without_masked`), few bitmaps are broadcast as bits; of many, tasks open those that their entries need; if tasks
+can't, masked ordinals are rows of an anti-join.
 """
 
 from __future__ import annotations
@@ -22,9 +22,8 @@ from sparkmeta.manifests.placement import MOST_REQUESTS
 from sparkmeta.manifests.projection import MANIFEST, ORDINAL
 from sparkmeta.session import local_frame, spark_schema
 from sparkmeta.spec.bitmap import read_inline_vector
-from sparkmeta.storage.location import spark_path_key
 from sparkmeta.storage.ranges import FileRange, RangeReader, read_ranges
-from sparkmeta.storage.reading import binary_files
+from sparkmeta.storage.reading import with_content
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
     from sparkmeta.storage.executors import ExecutorReader
     from sparkmeta.storage.files import Files
 
-# A leaf's deletion vector: the leaf, where the bitmap is, how many positions it has and how many the leaf has.
+# A manifest DV: the leaf, the place of the bitmap, its cardinality, and the number of the leaf's entries.
 DV_SCHEMA = pa.schema(
     [
         pa.field(MANIFEST, pa.int32()),
@@ -50,17 +49,17 @@ DV_SCHEMA = pa.schema(
 
 MASKED_SCHEMA = pa.schema([pa.field(MANIFEST, pa.int32()), pa.field(ORDINAL, pa.int64())])
 
-# As MASKED_SCHEMA; or a deletion vector that can't be read, or an ordinal that its leaf does not have.
+# MASKED_SCHEMA, or the problem of an unreadable deletion vector or an ordinal out of range.
 CHECKED_SCHEMA = pa.schema([*MASKED_SCHEMA, pa.field("value", pa.string()), pa.field("problem", pa.string())])
 
 _MASK, _MASKED_LEAF = "mask", "_masked_leaf"
-# Masks of more bytes are not made on the driver.
+# Most bytes of masks that the driver makes.
 _DRIVER_MASKS = 1 << 20
-# Spark's version since which there are Arrow UDFs; bytes of deletion vectors, inline bitmaps included, that each task
-# gets.
+# The first version of Spark with Arrow UDFs.
 _ARROW_UDFS = (4, 1)
+# Most bytes of deletion vectors, with inline bitmaps, that are sent to each task.
 _MOST_SENT = 16 << 20
-# Batches of entries whose masks a task asks for together.
+# Batches of entries whose masks a task reads together.
 _BATCHES_AHEAD = 16
 
 # Turns a deletion vector, a row of `DV_SCHEMA`, and its blob into rows.
@@ -68,7 +67,7 @@ _Decode = Callable[[dict[str, Any], bytes], Iterator[pa.RecordBatch]]
 
 
 def manifest_dvs(root: Root) -> pa.Table:
-    """Return the live deletion vectors of the root's leaves, as `DV_SCHEMA`; `manifest` is the leaf's ordinal."""
+    """Return the live manifest DVs of a root as `DV_SCHEMA`; `manifest` is the leaf's ordinal."""
     entries, leaves = root.manifest_dvs, root.leaves
     places = pc.index_in(entries.column("referenced_file"), leaves.column("location").combine_chunks())
     blobs = entries.column("deletion_vector")
@@ -83,7 +82,7 @@ def manifest_dvs(root: Root) -> pa.Table:
 
 
 def dv_row(manifest: int, leaf: Mapping[str, Any], entry: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an entry of content type 5 and that of its leaf as a row of `DV_SCHEMA`; `manifest` is any id."""
+    """Return a row of `DV_SCHEMA` with any id as `manifest`, from the entries of a leaf and its deletion vector."""
     return {
         MANIFEST: manifest,
         "referenced_file": leaf["location"],
@@ -98,19 +97,19 @@ def dv_row(manifest: int, leaf: Mapping[str, Any], entry: Mapping[str, Any]) -> 
 
 
 def few_masks(dvs: pa.Table, access: FileAccess) -> bool:
-    """Return whether the driver makes the masks sooner than tasks do."""
+    """Return whether the driver makes masks faster than tasks would."""
     stored = dvs.column("inline_content").null_count
     mask_bytes = int(pc.sum(dvs.column("leaf_entries")).as_py() or 0) // 8
     return mask_bytes <= _DRIVER_MASKS and stored <= (MOST_REQUESTS if access.driver is not None else 0)
 
 
 def without_masked(entries: DataFrame, dvs: pa.Table, access: FileAccess) -> DataFrame:
-    """Leave out the entries that deletion vectors, rows of `DV_SCHEMA`, mask.
+    """Return entries without those that deletion vectors, rows of `DV_SCHEMA`, mask.
 
-    Few masks are made at once, by the driver; else this is lazy.
+    The driver makes few masks when this is called; otherwise it is lazy.
 
     Raises:
-        CorruptFileError: as `masked_ordinals`; at once for few masks.
+        CorruptFileError: see `masked_ordinals`; for few masks, when this is called.
     """
     spark = entries.sparkSession
     if few_masks(dvs, access):
@@ -125,7 +124,7 @@ def without_masked(entries: DataFrame, dvs: pa.Table, access: FileAccess) -> Dat
 
 
 def _masks(dvs: pa.Table, reader: RangeReader | None) -> pa.Table:
-    """Return a row for each leaf: `mask` has 64-bit words, the lowest bit first; masked ordinals are bits set."""
+    """Return a row for each leaf. `mask` has 64-bit words, lowest bit first, with the bits of masked ordinals set."""
     masks = [(row[MANIFEST], _flags(row, blob)) for row, blob in _with_blobs(dvs.to_pylist(), reader)]
     words = [np.packbits(flags, bitorder="little").view("<i8") for _, flags in masks]
     leaves = pa.array([manifest for manifest, _ in masks], pa.int32())
@@ -133,13 +132,13 @@ def _masks(dvs: pa.Table, reader: RangeReader | None) -> pa.Table:
 
 
 def masked_by_tasks(spark: SparkSession, dvs: pa.Table, reader: ExecutorReader) -> Column | None:
-    """Return whether an entry is masked, over rows with `manifest` and `ordinal`.
+    """Return a column that tells whether an entry is masked, over rows with `manifest` and `ordinal`.
 
-    A task opens the deletion vectors of the leaves whose entries come to it, and no others. None where Spark has no
-    Arrow UDFs, and where the deletion vectors themselves are too much for every task to have.
+    A task opens only the deletion vectors of leaves whose entries it gets. None if Spark has no Arrow UDFs, or if the
+    deletion vectors are too large to be sent to every task.
     """
 
-    # PySpark tells by the annotations what kind of function it is.
+    # PySpark infers the kind of function from the annotations.
     def masked(places: Iterator[tuple[pa.Array, pa.Array]]) -> Iterator[pa.Array]:
         return _look_up(dvs, reader, places)
 
@@ -148,7 +147,7 @@ def masked_by_tasks(spark: SparkSession, dvs: pa.Table, reader: ExecutorReader) 
 
 
 def arrow_udf(spark: SparkSession, function: Callable[..., Any], kind: Any) -> Callable[..., Column] | None:
-    """Return a function of Arrow arrays for columns; None where the client or the server is too old to have such."""
+    """Return a UDF over Arrow arrays; None if the client or the server is too old."""
     if not hasattr(F, "arrow_udf") or tuple(map(int, spark.version.split(".")[:2])) < _ARROW_UDFS:
         return None
     udf: Callable[..., Column] = F.arrow_udf(function, kind)
@@ -156,9 +155,9 @@ def arrow_udf(spark: SparkSession, function: Callable[..., Any], kind: Any) -> C
 
 
 def _look_up(dvs: pa.Table, reader: RangeReader, batches: Iterator[tuple[pa.Array, pa.Array]]) -> Iterator[pa.Array]:
-    """Yield whether entries are masked, for batches of `manifest` and `ordinal` in which a leaf's entries adjoin."""
+    """Yield whether entries are masked, for batches of `manifest` and `ordinal` with adjacent entries of a leaf."""
     rows = {row[MANIFEST]: row for row in dvs.to_pylist()}
-    # The next batches go on with the leaf that the last ones end in.
+    # The flags of the last leaf, with which the next batches may continue.
     last: dict[int, np.ndarray[Any, Any]] = {}
     while ahead := list(islice(batches, _BATCHES_AHEAD)):
         leaves, ordinals = (
@@ -179,7 +178,7 @@ _NOWHERE = np.empty(0, np.int64)
 
 
 def _places_of(values: np.ndarray[Any, Any]) -> dict[int, np.ndarray[Any, Any]]:
-    """Return the places of each value."""
+    """Return the indices of each value."""
     order = np.argsort(values, kind="stable")
     distinct, starts = np.unique(values[order], return_index=True)
     return dict(zip(distinct.tolist(), np.split(order, starts[1:]), strict=False))
@@ -194,17 +193,17 @@ def masked_ordinals(spark: SparkSession, dvs: pa.Table, reader: ExecutorReader |
     Args:
         spark: the session.
         dvs: rows of `DV_SCHEMA`.
-        reader: opens Puffin files in tasks; None where only Spark's sources can.
+        reader: opens Puffin files in tasks; None if only Spark's sources can.
 
     Raises:
-        CorruptFileError: when it runs: a bitmap that is none, has another cardinality than its entry says, or masks
-            an entry that the leaf does not have.
+        CorruptFileError: when it runs: a bitmap is invalid, has another cardinality than its entry says, or masks an
+            entry that the leaf does not have.
     """
     return _exploded(spark, dvs, reader, _ordinals, MASKED_SCHEMA)
 
 
 def checked_ordinals(spark: SparkSession, dvs: pa.Table, reader: ExecutorReader | Files | None) -> DataFrame:
-    """As `masked_ordinals`, but what is wrong is a row with a `problem`: `CHECKED_SCHEMA`."""
+    """Return masked entries, and rows with a `problem` instead of errors, as `CHECKED_SCHEMA`."""
     return _exploded(spark, dvs, reader, _checked_ordinals, CHECKED_SCHEMA)
 
 
@@ -225,7 +224,7 @@ def _exploded(
 
 
 def _with_content(spark: SparkSession, dvs: pa.Table) -> DataFrame:
-    """Return a row for each Puffin file: `content`, its bytes, and `dvs`, the deletion vectors that it holds."""
+    """Return a row for each Puffin file, with `content` and its deletion vectors, `dvs`."""
     by_file = dvs.sort_by("location").combine_chunks()
     locations = by_file.column("location").unique().to_pylist()
     counts = by_file.column("location").value_counts()
@@ -233,10 +232,7 @@ def _with_content(spark: SparkSession, dvs: pa.Table) -> DataFrame:
     lists = pa.ListArray.from_arrays(
         pa.array(np.concatenate([[0], ends]), pa.int32()), by_file.to_struct_array().combine_chunks()
     )
-    paths = [spark_path_key(location) for location in locations]
-    files = local_frame(spark, pa.table({"path": paths, "dvs": lists}))
-    # `binary_files` raises an error for a file that Spark does not read: none is lost in the join.
-    return binary_files(spark, locations).join(F.broadcast(files), "path").select("content", "dvs")
+    return with_content(spark, pa.table({"location": locations, "dvs": lists})).select("content", "dvs")
 
 
 def _explode(
@@ -269,19 +265,19 @@ def _checked_ordinals(row: dict[str, Any], blob: bytes) -> Iterator[pa.RecordBat
 
 
 def inlined(dvs: Sequence[Mapping[str, Any]], reader: RangeReader) -> list[dict[str, Any]]:
-    """Return deletion vectors, rows of `DV_SCHEMA`, with all bitmaps inline: of as many as memory holds."""
+    """Return deletion vectors, rows of `DV_SCHEMA`, with all bitmaps read into memory."""
     return [{**row, "inline_content": blob} for row, blob in _with_blobs(dvs, reader)]
 
 
 def unmasked(entries: int, dv: Mapping[str, Any]) -> pa.Array:
-    """Return which entries of a leaf its deletion vector leaves.
+    """Return which entries of a leaf its deletion vector does not mask.
 
     Args:
-        entries: the number of entries that the leaf has.
+        entries: the number of the leaf's entries.
         dv: the deletion vector, `inlined`.
 
     Raises:
-        CorruptFileError: as `masked_ordinals`.
+        CorruptFileError: see `masked_ordinals`.
     """
     flags = _flags(dv, dv["inline_content"])
     masked = np.concatenate([flags, np.zeros(max(0, entries - len(flags)), np.bool_)])
@@ -292,7 +288,7 @@ def unmasked(entries: int, dv: Mapping[str, Any]) -> pa.Array:
 
 
 def mask_flags(dv: Mapping[str, Any], reader: RangeReader) -> np.ndarray[Any, Any]:
-    """Return for each ordinal of a leaf whether its deletion vector, a row of `DV_SCHEMA`, masks it."""
+    """Return whether each ordinal of a leaf is masked by its deletion vector, a row of `DV_SCHEMA`."""
     ((_, blob),) = _with_blobs([dv], reader)
     return _flags(dv, blob)
 
@@ -301,7 +297,11 @@ _DV = TypeVar("_DV", bound=Mapping[str, Any])
 
 
 def _with_blobs(dvs: Sequence[_DV], reader: RangeReader | None) -> Iterator[tuple[_DV, bytes]]:
-    """Yield deletion vectors with their bitmaps as bytes, the inline ones first. reader: None where all are inline."""
+    """Yield deletion vectors with their bitmaps as bytes, the inline ones first.
+
+    Args:
+        reader: None if all are inline.
+    """
     stored = [row for row in dvs if row["inline_content"] is None]
     yield from ((row, row["inline_content"]) for row in dvs if row["inline_content"] is not None)
     if stored:
@@ -311,7 +311,7 @@ def _with_blobs(dvs: Sequence[_DV], reader: RangeReader | None) -> Iterator[tupl
 
 
 def _flags(row: Mapping[str, Any], blob: bytes) -> np.ndarray[Any, Any]:
-    """Return for each ordinal of a leaf whether it is masked; there are at least one more, and 64 words' worth."""
+    """Return whether each ordinal of a leaf is masked, padded to a multiple of 64 with at least one more flag."""
     flags = np.zeros((row["leaf_entries"] // 64 + 1) * 64, np.bool_)
     for batch in _ordinals(row, blob):
         flags[batch.column(ORDINAL).to_numpy()] = True

@@ -1,6 +1,6 @@
-"""Records of v1-v3 manifests as content entries: the one place where raw columns get types, checks, inheritance.
+"""Turn records of v1 to v3 manifests into content entries: type and check raw columns, and apply inheritance.
 
-A reader of a format offers its records as `RawRecords`, columns by field id; `EntryBuilder` makes the batches.
+The reader of a format provides `RawRecords`, columns by field id; `EntryBuilder` makes batches from them.
 """
 
 from __future__ import annotations
@@ -44,32 +44,32 @@ _COLUMN_TYPES = {field.name: field.type for field in CONTENT_ENTRY}
 
 
 class RawRecords(Protocol):
-    """Some neighbouring records of one manifest, in physical order, read by field ids.
+    """Adjacent records of one manifest in physical order, by field id.
 
-    Every method gives an array of `len()` values, nulls where the file has no such field, and raises CorruptFileError
-    for values that don't fit the type.
+    Methods return arrays of `len()` values, nulls if the file has no such field. They raise CorruptFileError for values
+    that don't fit the type.
     """
 
     def __len__(self) -> int: ...
 
     def values(self, field_id: int, kind: pa.DataType) -> pa.Array:
-        """A field of the entry or of its data_file."""
+        """Return a field of the entry or of its data_file."""
 
     def partition(self, field_id: int, type_name: str) -> pa.Array:
-        """A field of the partition tuple, of the Iceberg type's `bound_arrow_type`."""
+        """Return a field of the partition tuple, with the `bound_arrow_type` of the Iceberg type."""
 
     def metrics_map(self, map_id: int, kind: pa.MapType) -> pa.Array:
-        """A metrics map, whole."""
+        """Return a whole metrics map."""
 
     def metric(self, map_id: int, key: int, kind: pa.DataType) -> pa.Array:
-        """One key's values of a metrics map."""
+        """Return the values of one key of a metrics map."""
 
     def taken(self, places: np.ndarray[Any, Any]) -> RawRecords:
-        """The records at these places."""
+        """Return the records at the given indices."""
 
 
 def projected_fields(projection: EntryProjection) -> frozenset[int]:
-    """Return the ids of the entry's and data_file's fields that a projection needs."""
+    """Return the ids of fields of the entry and data_file that a projection needs."""
     ids = {0, *(METRICS_MAP_IDS[name] for name in projection.columns if name in METRICS_MAP_IDS)}
     for column in projection.columns:
         ids.update(_IDS_BY_COLUMN.get(column, ()))
@@ -81,28 +81,32 @@ def projected_fields(projection: EntryProjection) -> frozenset[int]:
 
 
 def field_name(field_id: int) -> str:
-    """A field's name for an error message."""
+    """Return a field's name for an error message."""
     return METRICS_MAPS[field_id][0] if field_id in METRICS_MAPS else ".".join(V3_ENTRY_PATHS[field_id])
 
 
 def field_type(field_id: int) -> pa.DataType:
-    """The Arrow type of a field of the entry or data_file that is no metrics map, as `EntryBuilder` asks for it."""
+    """Return the Arrow type in which `EntryBuilder` reads a field that is not a metrics map."""
     column, *child = V3_ENTRY_PATHS[field_id]
     kind = _COLUMN_TYPES[column]
     return kind.field(child[0]).type if child else kind
 
 
 def typed_values(raw: pa.Array, type_name: str, location: str, field: str) -> pa.Array:
-    """Single-value serialized binaries (table spec, appendix D) as values; CorruptFileError for malformed ones."""
+    """Decode single-value serialized binaries (table spec, appendix D).
+
+    Raises:
+        CorruptFileError: a malformed value.
+    """
     try:
         return decode_bounds(raw, type_name)
     except ValueError as error:
-        value = next((one.as_py() for one in raw if one.is_valid), None)
+        value = next((scalar.as_py() for scalar in raw if scalar.is_valid), None)
         raise CorruptFileError(location, field, value, str(error)) from error
 
 
 class EntryBuilder:
-    """Makes content-entry batches of one manifest's records, which must come in physical order."""
+    """Makes batches of content entries from a manifest's records, which must come in physical order."""
 
     def __init__(self, part: ManifestPart, projection: EntryProjection) -> None:
         self.part = part
@@ -110,10 +114,13 @@ class EntryBuilder:
         self.row_ids = RowIdCounter(part.context.first_row_id)
 
     def batch(self, ordinals: pa.Array, records: RawRecords) -> pa.RecordBatch:
-        """Records at the given physical positions as a batch of `projection.schema`: those that pass its filter.
+        """Return the records that pass the projection's filter as a batch of `projection.schema`.
+
+        Args:
+            ordinals: the records' ordinals in the manifest.
 
         Raises:
-            CorruptFileError: an unknown status, content or format, a required value that is null, a malformed bound.
+            CorruptFileError: an unknown status, content or format, a missing required value, or a malformed bound.
         """
         row_ids = self._first_row_ids(records) if "first_row_id" in self.projection.columns else None
         if (places := self._matching_places(records)) is not None:
@@ -173,17 +180,17 @@ class EntryBuilder:
         return pa.repeat(pa.scalar(self.part.spec_id, pa.int32()), len(records))
 
     def _first_row_ids(self, records: RawRecords) -> pa.Array:
-        own, counts = records.values(142, pa.int64()), records.values(103, pa.int64())
-        return self.row_ids.assign(own, self._status(records), counts)
+        ids, counts = records.values(142, pa.int64()), records.values(103, pa.int64())
+        return self.row_ids.assign(ids, self._status(records), counts)
 
     def _status(self, records: RawRecords) -> pa.Array:
         return self._checked(records.values(0, pa.int32()), "status", tuple(Status))
 
     def _checked(self, values: pa.Array, field: str, allowed: Sequence[Any]) -> pa.Array:
-        """The values, if all are known ones: an unknown status, content or format is never guessed at."""
+        """Return the values. Raises CorruptFileError for one that is not allowed."""
         unknown = values.filter(pc.invert(pc.is_in(values, pa.array(allowed, values.type))))
         if len(unknown):
-            known = ", ".join(str(getattr(one, "value", one)) for one in allowed)
+            known = ", ".join(str(getattr(value, "value", value)) for value in allowed)
             raise CorruptFileError(self.part.location, field, unknown[0].as_py(), f"not one of {known}")
         return values
 
@@ -194,7 +201,7 @@ class EntryBuilder:
         return values
 
     def _matching_places(self, records: RawRecords) -> np.ndarray[Any, Any] | None:
-        """Return where the entries are that pass the projection's filter; None where all do."""
+        """Return the indices of entries that pass the projection's filter; None if all do."""
         if self.projection.entry_filter is None:
             return None
 
@@ -209,7 +216,7 @@ class EntryBuilder:
         return None if places.all() else np.flatnonzero(places)
 
     def _stats(self, records: RawRecords) -> pa.Array:
-        """content_stats: a struct per wanted field, null children where nothing is known."""
+        """Return `content_stats`: a struct per projected field, with null children for unknown values."""
         structs = []
         for field_id, type_name in self.projection.stats:
             children = [
@@ -222,7 +229,7 @@ class EntryBuilder:
         return _struct(structs, self.projection.stats_type)
 
     def bound(self, records: RawRecords, map_id: int, field_id: int, type_name: str) -> pa.Array:
-        """A column's lower or upper bounds, by the id of their metrics map."""
+        """Return a column's lower or upper bounds, given the id of their metrics map."""
         raw = records.metric(map_id, field_id, pa.binary())
         return typed_values(raw, type_name, self.part.location, f"{field_name(map_id)}[{field_id}]")
 
@@ -232,9 +239,9 @@ class EntryBuilder:
 
 
 def matching_rows(entries: pa.Table, projection: EntryProjection) -> pa.Table:
-    """Drop entries, rows of the projection's schema, that do not pass its filter.
+    """Return the entries, rows of the projection's schema, that pass its filter.
 
-    They have `version_info`, `record_count` and `partition_spec_id`, unless there is no filter.
+    If there is a filter, they must have `version_info`, `record_count` and `partition_spec_id`.
     """
     if projection.entry_filter is None:
         return entries
@@ -257,7 +264,11 @@ def _matching(
     spec_ids: pa.Array,
     record_counts: Callable[[], pa.Array],
 ) -> pa.Array:
-    """Return which entries pass the filter of a projection. values: of a partition field, or of a column's bounds."""
+    """Return which entries pass the filter of a projection.
+
+    Args:
+        values: returns the values of a partition field, or a column's bounds.
+    """
     compared: dict[tuple[str, int], pa.Array] = {}
 
     def columns(source: Source, field_id: int, type_name: str) -> pa.Array | None:
@@ -271,7 +282,7 @@ def _matching(
     matching = pc.not_equal(status, int(Status.DELETED))
     by_stats = projection.entry_filter.stats.passes(columns)
     if by_stats is not None:
-        # A negative count of records says that nothing is known of the file.
+        # Stats of a file with a negative record count are unknown.
         matching = pc.and_(matching, pc.or_(by_stats, pc.less(record_counts(), 0)))
     for spec_id, tests in projection.entry_filter.partitions:
         of_spec = pc.equal(spec_ids, spec_id)
@@ -281,7 +292,7 @@ def _matching(
 
 
 def as_numbers(values: pa.Array) -> pa.Array:
-    """Dates and times as the numbers that they are stored as."""
+    """Return dates and times as the numbers that represent them."""
     if not pa.types.is_temporal(values.type):
         return values
     return values.view(pa.int32() if pa.types.is_date32(values.type) else pa.int64())

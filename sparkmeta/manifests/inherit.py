@@ -1,5 +1,7 @@
-"""Nulls of an entry filled from the manifest that holds it (table spec, Sequence Number Inheritance and First Row ID
-Inheritance), before any filter: a row id counts every physical row before it."""
+"""Fill nulls of entries from their manifest (table spec, Sequence Number Inheritance and First Row ID Inheritance).
+
+This comes before any filter, since first row ids depend on every physical row before.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ from sparkmeta.spec.entry import Status
 
 @dataclass(frozen=True)
 class ManifestContext:
-    """What entries inherit: the manifest's own row in the manifest list. None: nothing."""
+    """The values of a manifest's row in the manifest list that entries inherit; None for no value."""
 
     snapshot_id: int | None
     sequence_number: int | None
@@ -22,28 +24,28 @@ class ManifestContext:
 
 
 def inherited_snapshot_ids(snapshot_id: pa.Array, context: ManifestContext) -> pa.Array:
-    """Null snapshot ids become the manifest's added snapshot id, whatever the status."""
+    """Replace null snapshot ids with the manifest's added snapshot id, for entries of any status."""
     if context.snapshot_id is None:
         return snapshot_id
     return pc.fill_null(snapshot_id, pa.scalar(context.snapshot_id, pa.int64()))
 
 
 def inherited_sequence_numbers(sequence_number: pa.Array, status: pa.Array, context: ManifestContext) -> pa.Array:
-    """Null sequence numbers become the manifest's, for ADDED entries and in manifests of sequence number 0 (v1).
+    """Replace null sequence numbers with the manifest's, for ADDED entries and in manifests of sequence number 0 (v1).
 
-    Elsewhere they stay null: older writers dropped them, and a number must not be invented.
+    Other nulls, which older writers left, stay unknown.
     """
     if context.sequence_number is None:
         return sequence_number
-    own = pa.scalar(context.sequence_number, pa.int64())
+    inherited = pa.scalar(context.sequence_number, pa.int64())
     if context.sequence_number == 0:
-        return pc.fill_null(sequence_number, own)
+        return pc.fill_null(sequence_number, inherited)
     added = pc.equal(status, int(Status.ADDED))
-    return pc.coalesce(sequence_number, pc.if_else(added, own, pa.scalar(None, pa.int64())))
+    return pc.coalesce(sequence_number, pc.if_else(added, inherited, pa.scalar(None, pa.int64())))
 
 
 def with_inherited_version(info: pa.StructArray, context: ManifestContext) -> pa.StructArray:
-    """A `version_info` with what it leaves out from the manifest."""
+    """Return `version_info` with inheritance applied."""
     fields = dict(zip(info.type.names, info.flatten(), strict=True))
     fields["snapshot_id"] = inherited_snapshot_ids(fields["snapshot_id"], context)
     for name in ("sequence_number", "file_sequence_number"):
@@ -52,17 +54,17 @@ def with_inherited_version(info: pa.StructArray, context: ManifestContext) -> pa
 
 
 class RowIdCounter:
-    """Assigns first row ids to the entries of one manifest, given in physical order.
+    """Assigns first row ids to the entries of one manifest, in physical order.
 
-    The counter starts at the manifest's first_row_id; every entry that is not DELETED and has none of its own takes the
-    counter, which then moves by its record count. A manifest without first_row_id blanks the ids of its entries.
+    The counter starts at the manifest's first row id. Every entry that is not DELETED and has no first row id gets the
+    counter, which then advances by its record count. If the manifest has no first row id, no entry has one.
     """
 
     def __init__(self, first_row_id: int | None) -> None:
         self._next = first_row_id
 
     def assign(self, first_row_id: pa.Array, status: pa.Array, record_count: pa.Array) -> pa.Array:
-        """The first row ids of the next entries (int64)."""
+        """Return the first row ids of the next entries (int64)."""
         if self._next is None:
             return pa.nulls(len(status), pa.int64())
         assigned = first_row_id.is_null().to_numpy(False) & (status.to_numpy(False) != Status.DELETED)

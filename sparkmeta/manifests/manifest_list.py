@@ -1,6 +1,6 @@
-"""Manifest lists of v1-v3 snapshots, read and written: a row a manifest, its partition summaries typed for pruning.
+"""Read and write the manifest lists of v1 to v3 snapshots, with typed partition summaries for pruning.
 
-`decode_manifest_list` is free of heavy imports: executors read the lists of many snapshots with it.
+Without Spark: tasks import this to read the lists of many snapshots.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ SUMMARY_TYPE = pa.struct(
     ]
 )
 
-# The table spec's manifest_file struct, in the order of format version 3.
+# The manifest_file struct of the table spec, in the order of format version 3.
 MANIFEST_FILE = (
     FieldSpec(500, "manifest_path", pa.string(), required=True),
     FieldSpec(501, "manifest_length", pa.int64(), required=True),
@@ -54,16 +54,16 @@ MANIFEST_FILE = (
 )
 MANIFEST_FILE_SCHEMA = pa.schema([field.arrow for field in MANIFEST_FILE])
 
-# What v1 lists leave out (table spec, Manifest Lists): data manifests of sequence number 0.
+# Values that v1 lists omit (table spec, Manifest Lists).
 _DEFAULTS = {"content": 0, "sequence_number": 0, "min_sequence_number": 0}
 _SUMMARY_KEYS = {"f509": "contains_null", "f518": "contains_nan", "f510": "lower_bound", "f511": "upper_bound"}
 
 
 def decode_manifest_list(data: bytes, location: str) -> pa.RecordBatch:
-    """A manifest list's rows, in its order, as `MANIFEST_FILE_SCHEMA`; v1 defaults filled, unknown counts null.
+    """Return the rows of a manifest list as `MANIFEST_FILE_SCHEMA`, with v1 defaults; unknown counts are null.
 
     Raises:
-        CorruptFileError: not a manifest list, a required field that is null, or an unknown content.
+        CorruptFileError: not a manifest list, a required field is null, or an unknown content.
     """
     records = list(_records(data, location))
     columns = [_column(field, records, location) for field in MANIFEST_FILE]
@@ -75,7 +75,7 @@ def decode_manifest_list(data: bytes, location: str) -> pa.RecordBatch:
 
 
 def inline_manifest_list(paths: Sequence[str], lengths: Sequence[int], snapshot_id: int) -> pa.RecordBatch:
-    """The rows for a v1 snapshot that lists its manifests' paths in the table metadata: spec 0, unknown counts."""
+    """Return the rows of a v1 snapshot whose manifests the table metadata lists: spec 0, unknown counts."""
     known = {
         "manifest_path": list(paths),
         "manifest_length": list(lengths),
@@ -87,7 +87,7 @@ def inline_manifest_list(paths: Sequence[str], lengths: Sequence[int], snapshot_
     return pa.RecordBatch.from_arrays(columns, schema=MANIFEST_FILE_SCHEMA)
 
 
-# The fields of a list's rows in the order in which they are written, by format version (semantics 3.1-3).
+# The fields of a list in the order in which they are written, by format version (semantics 3.1-3).
 _V2 = (500, 501, 502, 517, 515, 516, 503, 504, 505, 506, 512, 513, 514, 507, 519)
 _LIST_FIELDS = {1: (500, 501, 502, 503, 504, 505, 506, 507, 512, 513, 514, 519), 2: _V2, 3: (*_V2, 520)}
 
@@ -95,16 +95,21 @@ _LIST_FIELDS = {1: (500, 501, 502, 503, 504, 505, 506, 507, 512, 513, 514, 519),
 def write_manifest_list(
     manifests: pa.Table, format_version: int, properties: Mapping[str, str], location: str
 ) -> bytes:
-    """A manifest list of rows of `MANIFEST_FILE_SCHEMA`, in their order. properties: of the file.
+    """Return the bytes of a manifest list with rows of `MANIFEST_FILE_SCHEMA`, in their order.
 
-    Raises ValidationError for a manifest without what the format version requires of it, such as its counts.
+    Args:
+        properties: the file's key-value metadata.
+        location: the file's location, for errors.
+
+    Raises:
+        ValidationError: a manifest lacks a value that the format version requires, such as its counts.
     """
     from pyiceberg.manifest import MANIFEST_LIST_FILE_SCHEMAS
     from pyiceberg.schema import Schema
     from pyiceberg.utils.schema_conversion import AvroSchemaConversion
 
     known = {field.field_id: field for field in MANIFEST_LIST_FILE_SCHEMAS[format_version].fields}
-    fields = [known[one] for one in _LIST_FIELDS[format_version]]
+    fields = [known[field_id] for field_id in _LIST_FIELDS[format_version]]
     rows = manifests.to_pylist()
     for field in fields:
         for row in rows if field.required else ():
@@ -135,7 +140,7 @@ def _column(field: FieldSpec, records: list[dict[str, Any]], location: str) -> p
     if field.name in _DEFAULTS:
         values = [_DEFAULTS[field.name] if value is None else value for value in values]
     if field.name == "partitions":
-        values = [value and [_summary(one) for one in value] for value in values]
+        values = [value and [_summary(record) for record in value] for value in values]
     if field.required and None in values:
         raise CorruptFileError(location, field.name, None, "the field is required")
     try:
@@ -152,18 +157,22 @@ def _summary(record: dict[str, Any]) -> dict[str, Any]:
 def manifests_of_list(
     manifests: pa.Table, spec_fields: Mapping[int, Sequence[tuple[int, str]]], location: str
 ) -> pa.Table:
-    """The manifests of a snapshot as content entries of types 3 and 4, with typed partition summaries.
+    """Return the manifests of a snapshot as content entries of types 3 and 4, with typed partition summaries.
 
-    manifests: rows of `MANIFEST_FILE_SCHEMA`. spec_fields: spec id -> its fields' (partition field id, type name), in
-    the spec's order, as summaries are positional. location names the list in errors.
+    Args:
+        manifests: rows of `MANIFEST_FILE_SCHEMA`.
+        spec_fields: spec id -> (partition field id, type name) of its fields in the spec's order, since summaries are
+            positional.
+        location: the list's location, for errors.
 
-    Returns the columns manifest (small id: the row's position), content_type, location, file_format,
-    version_info<snapshot_id, sequence_number>, partition_spec_id, file_size_in_bytes, manifest_stats, key_metadata,
-    first_row_id, and partition_summaries: a struct of one struct<contains_null, contains_nan, lower_bound, upper_bound>
-    per partition field id, null where the manifest has no summaries or its spec no such field.
+    Returns:
+        The columns manifest (small id: the row's position), content_type, location, file_format,
+        version_info<snapshot_id, sequence_number>, partition_spec_id, file_size_in_bytes, manifest_stats, key_metadata,
+        first_row_id, and partition_summaries: a struct with a struct<contains_null, contains_nan, lower_bound,
+        upper_bound> per partition field id, null if the manifest has no summaries or its spec has no such field.
 
     Raises:
-        CorruptFileError: a manifest of a spec that the table does not have, or summaries that don't fit the spec.
+        CorruptFileError: the table does not have a manifest's spec, or summaries don't fit the spec.
     """
     _check_specs(manifests, spec_fields, location)
     paths = manifests.column("manifest_path")
@@ -242,17 +251,17 @@ def _typed_summary(
 
 
 def live_counts(manifests: pa.Table) -> pa.Array:
-    """How many entries each of some manifests, rows of `manifests_of_list`, has that are not DELETED; null: unknown."""
+    """Return the number of entries of each manifest that are not DELETED; null if unknown."""
     return _counts(manifests, "added_files_count", "existing_files_count")
 
 
 def live_count(manifests: pa.Table) -> int | None:
-    """How many entries of some manifests are not DELETED; None where one does not say."""
+    """Return the total number of entries that are not DELETED; None if a manifest has no counts."""
     return _total(live_counts(manifests))
 
 
 def entry_count(manifests: pa.Table) -> int | None:
-    """How many entries some manifests have; None where one does not say."""
+    """Return the total number of entries of manifests; None if one has no counts."""
     return _total(_counts(manifests, "added_files_count", "existing_files_count", "deleted_files_count"))
 
 

@@ -1,4 +1,4 @@
-"""Entries written as a Parquet file: encodings and statistics chosen for what readers skip. Free of Spark."""
+"""Write entries as a Parquet file with suitable encodings and statistics. Without Spark: tasks import this."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ import pyarrow.parquet as pq
 from sparkmeta.manifests import arrays
 from sparkmeta.spec.entry import METRICS_MAP_IDS
 
-# Parquet's own statistics of these prune nothing and fill footers.
+# Columns whose Parquet statistics would prune nothing and bloat footers.
 _NO_STATISTICS = ("key_metadata", "split_offsets", "equality_ids", "inline_content", *METRICS_MAP_IDS)
 _ROW_GROUP_ROWS = 20_000
 
 
 def parquet_bytes(table: pa.Table, metadata: Mapping[str, str], *, whole: bool = False) -> bytes:
-    """Entries as a Parquet file, laid out so that filters of bounds and partition values skip row groups of it.
+    """Return the bytes of a Parquet file with entries, whose row groups can be skipped by bounds and partition values.
 
-    metadata: its key-value metadata. whole: it is only ever read as a whole, and every commit writes it anew, so that
-    bytes count alone.
+    Args:
+        metadata: the file's key-value metadata.
+        whole: optimize for size, since the file is always read as a whole, and rewritten by every commit.
     """
     leaves = list(_leaf_columns(table.schema))
-    unskipped = [
-        one.path for one in leaves if one.path.split(".")[0] in _NO_STATISTICS or one.path.endswith("inline_content")
-    ]
-    encodings = {one.path: _DELTA[one.path] for one in leaves if one.path in _DELTA}
+    paths = [leaf.path for leaf in leaves]
+    encodings = {path: _DELTA[path] for path in paths if path in _DELTA}
     if whole:
-        encodings |= {one.path: "DELTA_BINARY_PACKED" for one in leaves if one.physical_type in ("INT32", "INT64")}
+        encodings |= {leaf.path: "DELTA_BINARY_PACKED" for leaf in leaves if leaf.physical_type in ("INT32", "INT64")}
+    with_statistics = [] if whole else [path for path in paths if not _lacks_statistics(path)]
     plain = set() if whole else {*_DELTA, *_distinct(table)}
     sink = io.BytesIO()
     with pq.ParquetWriter(
@@ -38,8 +38,8 @@ def parquet_bytes(table: pa.Table, metadata: Mapping[str, str], *, whole: bool =
         table.schema,
         compression="zstd",
         store_schema=False,
-        write_statistics=False if whole else [one.path for one in leaves if one.path not in unskipped],
-        use_dictionary=False if whole else [one.path for one in leaves if one.path not in plain],
+        write_statistics=False if whole else with_statistics,
+        use_dictionary=False if whole else [path for path in paths if path not in plain],
         column_encoding=encodings,
         write_page_checksum=True,
     ) as writer:
@@ -49,12 +49,16 @@ def parquet_bytes(table: pa.Table, metadata: Mapping[str, str], *, whole: bool =
     return sink.getvalue()
 
 
-# Sorted or slowly growing values.
+def _lacks_statistics(path: str) -> bool:
+    return path.partition(".")[0] in _NO_STATISTICS or path.endswith("inline_content")
+
+
+# Columns with sorted or slowly growing values.
 _DELTA = {"location": "DELTA_BYTE_ARRAY", "referenced_file": "DELTA_BYTE_ARRAY"}
 
 
 def _distinct(table: pa.Table) -> Iterator[str]:
-    """Columns whose values hardly repeat, by their first rows: a dictionary of them takes time and adds bytes."""
+    """Yield the columns whose first values hardly repeat, for which a dictionary takes time and adds bytes."""
     rows = table.slice(0, _SAMPLE)
     for path, values in _flat((name, arrays.whole(rows.column(name))) for name in rows.column_names):
         countable = not pa.types.is_nested(values.type) and not pa.types.is_null(values.type)
@@ -66,7 +70,7 @@ _SAMPLE = 1_000
 
 
 def _flat(columns: Iterable[tuple[str, pa.Array]]) -> Iterator[tuple[str, pa.Array]]:
-    """Columns by their paths in Parquet, the children of structs in the place of these."""
+    """Yield columns by their paths in Parquet, with structs replaced by their children."""
     for path, values in columns:
         if pa.types.is_struct(values.type):
             names = (f"{path}.{field.name}" for field in values.type)

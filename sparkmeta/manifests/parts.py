@@ -1,4 +1,4 @@
-"""The parts of manifests that tasks read. Free of Spark: tasks import this."""
+"""The parts of manifests that tasks read. Without Spark: tasks import this."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ PART_SCHEMA = pa.schema(
 
 @dataclass(frozen=True)
 class ManifestPart:
-    """One task's share of a manifest, part `part` of `parts`, and the manifest's own row of the manifest list."""
+    """A task's share of a manifest, part `part` of `parts`, and the values that its entries inherit."""
 
     manifest: int
     location: str
@@ -49,16 +49,16 @@ def part_of(row: Mapping[str, Any]) -> ManifestPart:
 
 
 def whole_manifests(manifests: pa.Table) -> pa.Table:
-    """Return manifests, rows of `TableState.manifests`, as rows of `PART_SCHEMA`, one part each."""
+    """Return manifests, rows of `TableState.manifests`, as rows of `PART_SCHEMA`, one per manifest."""
     return _parts(manifests, np.ones(len(manifests), np.int64))
 
 
 def manifest_parts(manifests: pa.Table, projection: EntryProjection, split_bytes: int | None) -> pa.Table:
     """Split manifests, rows of `TableState.manifests`, into parts for tasks: rows of `PART_SCHEMA`.
 
-    An Avro manifest longer than `split_bytes` has several parts, which decode different blocks of it; not where first
-    row ids are read, whose counter runs over the whole manifest. Any run of neighbours holds large and small manifests
-    alike, since Spark deals rows to tasks in runs.
+    An Avro manifest longer than `split_bytes` has several parts, which decode different blocks, unless first row ids
+    are read, which are counted over the whole manifest. Rows are ordered so that any run has large and small manifests,
+    since Spark gives tasks runs of rows.
     """
     ordered = manifests.sort_by([("file_size_in_bytes", "descending")])
     sizes = ordered.column("file_size_in_bytes").to_numpy()
@@ -86,7 +86,7 @@ def _parts(manifests: pa.Table, counts: np.ndarray[Any, Any]) -> pa.Table:
 
 
 def _scattered(size: int) -> list[int]:
-    """0..size-1 in bit-reversed order: every run of neighbours samples the whole range evenly."""
+    """Return 0..size-1 in bit-reversed order, so that every run samples the whole range evenly."""
     width = max(1, (size - 1).bit_length())
     reversed_bits = (int(format(index, f"0{width}b")[::-1], 2) for index in range(1 << width))
     return [index for index in reversed_bits if index < size]

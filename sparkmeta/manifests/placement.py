@@ -1,7 +1,7 @@
-"""Where manifests are read, and what the driver reads sooner than a job would.
+"""Where manifests are read: limits up to which the driver is faster than a Spark job.
 
-Starting a Spark job that runs Python takes some 50 to 100 ms, whatever it reads. Threads of the driver read what they
-get done in that time; what they have decoded then has to be brought into Spark, row by row.
+A Spark job that runs Python takes 50 to 100 ms to start. Threads of the driver can decode small manifests in this time,
+but their entries then have to be converted to Spark rows.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pyarrow.compute as pc
 
 from sparkmeta.manifests.manifest_list import entry_count
-from sparkmeta.spec.entry import METRICS_MAP_IDS
+from sparkmeta.manifests.metrics_maps import has_metrics_maps
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -21,16 +21,16 @@ if TYPE_CHECKING:
     from sparkmeta.manifests.projection import EntryProjection
 
 MOST_ENTRIES = 10_000
-"""Decoded entries that had better be brought into Spark from the driver."""
+"""Most entries that the driver decodes and converts to Spark rows."""
 
 MOST_TESTED_ENTRIES = 150_000
-"""Decoded entries of which tests of statistics leave few, or that stay on the driver."""
+"""Most entries that the driver decodes if filters on statistics drop most of them, or if they stay on the driver."""
 
 MOST_REQUESTS = 64
-"""Files or ranges of files of which the driver reads a little each: leaves to search, bitmaps."""
+"""Most small reads of files or ranges by the driver: leaves to search, bitmaps."""
 
-# An entry with metrics maps, or with more than `_WIDE_STATS` columns of statistics, takes `_WIDE` times as long to
-# decode; where the manifest list does not count entries, they may be `_UNCOUNTED` times as many as usual.
+# An entry with metrics maps, or with stats of more than `_WIDE_STATS` columns, takes `_WIDE` times as long to decode.
+# If the manifest list does not count entries, there may be `_UNCOUNTED` times as many as usual.
 _WIDE_STATS = 16
 _WIDE = 16
 _UNCOUNTED = 8
@@ -40,7 +40,7 @@ class Placement(Enum):
     """Where manifests are opened and decoded."""
 
     DRIVER = "driver"
-    """By threads of this process, when the read is made."""
+    """In threads of the driver, when the plan is made."""
 
     TASKS = "tasks"
     """By Python in Spark tasks, when the DataFrame runs."""
@@ -51,13 +51,13 @@ class Placement(Enum):
 
 @dataclass(frozen=True)
 class ManifestLoad:
-    """What decoding some manifests takes.
+    """The amount of work to decode manifests.
 
-    Args:
-        size_in_bytes: of their files.
-        entries: that they have; None where the manifest list does not tell.
-        wide: whether metrics maps, or very many statistics, are decoded.
-        most_entries: that the driver may decode.
+    Attributes:
+        size_in_bytes: the total size of the files.
+        entries: the number of entries; None if the manifest list does not count them.
+        wide: whether metrics maps or stats of many columns are decoded.
+        most_entries: the most entries that the driver may decode.
     """
 
     size_in_bytes: int
@@ -71,18 +71,19 @@ class ManifestLoad:
 
         Args:
             manifests: the manifests.
-            projection: what is read of their entries.
-            most_entries: that the driver may decode; by default as many as had better be brought into Spark.
+            projection: the columns to read.
+            most_entries: the most entries that the driver may decode. By default `MOST_ENTRIES`, or
+                `MOST_TESTED_ENTRIES` for a selective filter.
         """
         if most_entries is None:
             selective = projection.entry_filter is not None and projection.entry_filter.selective
             most_entries = MOST_TESTED_ENTRIES if selective else MOST_ENTRIES
-        maps = not METRICS_MAP_IDS.keys().isdisjoint(projection.columns)
         size = pc.sum(manifests.column("file_size_in_bytes")).as_py() or 0
-        return ManifestLoad(size, entry_count(manifests), maps or len(projection.stats) > _WIDE_STATS, most_entries)
+        wide = has_metrics_maps(projection) or len(projection.stats) > _WIDE_STATS
+        return ManifestLoad(size, entry_count(manifests), wide, most_entries)
 
     def fits_driver(self, driver_bytes: int) -> bool:
-        """Return whether threads of the driver decode the manifests sooner than tasks do.
+        """Return whether the driver decodes the manifests faster than tasks would.
 
         Args:
             driver_bytes: the setting `driver_manifest_bytes`.

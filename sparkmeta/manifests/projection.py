@@ -1,4 +1,4 @@
-"""What a reader of manifests is asked for, and the row type that it then gives."""
+"""Projections: the columns and entries to read from manifests, and the resulting row type."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _MAP_TYPES = {
     name: pa.map_(pa.int32(), pa.field("value", value, nullable=False)) for name, value in METRICS_MAPS.values()
 }
 
-# What every file's entry has, whatever the manifest: readers refuse one without.
+# Fields that every file's entry must have.
 _ALWAYS_THERE = frozenset({"location", "file_format", "version_info", "record_count", "file_size_in_bytes"})
 
 # Columns of the entries of v1-v3 manifests; manifest_stats belongs to roots only.
@@ -31,14 +31,14 @@ FILE_COLUMNS = tuple(name for name in _ENTRY_TYPES if name != "manifest_stats")
 
 @dataclass(frozen=True)
 class EntryFilter:
-    """Which entries are of use: live ones, whose stats and partition tuple pass tests.
+    """A filter of entries: live ones whose stats and partition tuple pass tests.
 
-    A reader leaves the others out or not, as suits it; row ids are counted over all.
+    Readers may also return other entries. First row ids are counted over all.
 
-    Args:
-        stats: the tests of statistics.
-        partitions: the tests of tuples by spec id; of other specs every tuple passes.
-        selective: the stats are of columns of which partitions don't tell everything.
+    Attributes:
+        stats: tests of stats.
+        partitions: tests of partition tuples by spec id; tuples of other specs pass.
+        selective: whether the tested stats are of columns that partitions don't determine.
     """
 
     stats: AllOf
@@ -48,15 +48,13 @@ class EntryFilter:
 
 @dataclass(frozen=True)
 class EntryProjection:
-    """The columns, partition fields and stats that entries are read with.
+    """The columns, partition fields and stats to read of entries. Picklable.
 
-    It travels to tasks.
-
-    Args:
-        columns: top-level names of the content entry, and any of the raw metrics maps (`column_sizes`, ...).
+    Attributes:
+        columns: top-level names of the content entry, and of metrics maps (`column_sizes`, ...).
         partition: (partition field id, Iceberg type name) of the `partition` struct's fields.
         stats: (column field id, Iceberg type name) of the fields of `content_stats`.
-        entry_filter: which entries are of use; None: all.
+        entry_filter: the entries to read; None for all.
     """
 
     columns: tuple[str, ...]
@@ -68,7 +66,7 @@ class EntryProjection:
     def of(
         columns: Iterable[str], partition: Mapping[int, str] | None = None, stats: Mapping[int, str] | None = None
     ) -> EntryProjection:
-        """Return a projection in the content entry's own order, whatever the order of `columns`."""
+        """Return a projection with `columns` in the order of the content entry."""
         names = set(columns)
         known = [*_ENTRY_TYPES, *_MAP_TYPES]
         unknown = names.difference(known)
@@ -79,7 +77,7 @@ class EntryProjection:
 
     @cached_property
     def schema(self) -> pa.Schema:
-        """The rows' Arrow schema: the columns, `partition`, `content_stats` where asked for, `manifest`, `ordinal`."""
+        """The Arrow schema of rows: the columns, projected `partition` and `content_stats`, `manifest`, `ordinal`."""
         types = _ENTRY_TYPES | _MAP_TYPES
         fields = [pa.field(name, types[name], nullable=name not in _ALWAYS_THERE) for name in self.columns]
         if self.partition:
@@ -100,7 +98,7 @@ class EntryProjection:
 
 
 def stats_struct(bound: pa.DataType) -> pa.StructType:
-    """The struct of one field's stats in `content_stats`."""
+    """Return the struct type of one field's stats in `content_stats`."""
     counts = ("value_count", "null_value_count", "nan_value_count")
     return pa.struct(
         [

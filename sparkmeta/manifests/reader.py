@@ -1,7 +1,7 @@
-"""The entries of manifests, whatever their format and wherever they are read.
+"""Read the entries of manifests of any format.
 
-A format says how a manifest becomes Arrow from its bytes (`EntryDecoder`) and, where Spark can read it, how it becomes
-a DataFrame; `Placement` says which of the two is used, and where.
+Each format can be decoded from bytes to Arrow (`EntryDecoder`), and some can be read by Spark. `Placement` decides
+which of the two is used, and where.
 
     format                    from bytes, on the driver or in tasks    by Spark's sources
     Avro                      avro.decode                              whole files (binaryFile), then as in tasks
@@ -56,13 +56,13 @@ if TYPE_CHECKING:
 class ManifestReader:
     """Reads the entries of manifests, rows of `TableState.manifests`.
 
-    Args:
+    Attributes:
         spark: the session.
-        settings: of the session.
+        settings: the session's settings.
         access: opens manifests on the driver and in tasks.
-        types: of the table.
-        tree: the snapshot's metadata tree; None where a manifest list describes it.
-        trees: the types of V4 manifests; None for a table that has none.
+        types: the table's types.
+        tree: the snapshot's metadata tree; None if it has a manifest list.
+        trees: the types of V4 manifests; None if the table has none.
     """
 
     spark: SparkSession
@@ -75,9 +75,9 @@ class ManifestReader:
     # -- where ------------------------------------------------------------------------------------------------------
 
     def placement(self, manifests: pa.Table, projection: EntryProjection) -> Placement | None:
-        """Return where `entries` reads manifests by default: few of a manifest list are for the driver.
+        """Return where `entries` reads manifests by default: few manifests of a manifest list on the driver.
 
-        None means lazily, each manifest as suits its format: Parquet by Spark, others by tasks.
+        None means that each manifest is read lazily by its format: Parquet by Spark, others by tasks.
         """
         is_list = self.tree is None and self.manifest_cache is None
         if is_list and self.fits_driver(manifests, projection):
@@ -88,9 +88,9 @@ class ManifestReader:
         return Placement.TASKS if is_avro and self.tree is None else None
 
     def fits_driver(self, manifests: pa.Table, projection: EntryProjection, most_entries: int | None = None) -> bool:
-        """Return whether threads of this process read manifests sooner than Python tasks do; see `ManifestLoad`.
+        """Return whether the driver reads manifests faster than Python tasks would; see `ManifestLoad`.
 
-        False where the driver does not open files, and for manifests that only Spark reads.
+        False if the driver can't open files, or if only Spark can read a manifest.
         """
         if self.access.driver is None or pc.all(self._decodable(manifests)).as_py() is False:
             return False
@@ -98,7 +98,7 @@ class ManifestReader:
         return load.fits_driver(self.settings.driver_manifest_bytes)
 
     def _decodable(self, manifests: pa.Table) -> pa.Array:
-        """Return which manifests the driver may decode, or has already."""
+        """Return which manifests the driver can decode, or holds already."""
         if self.tree is None:
             return pc.equal(manifests.column("file_format"), "AVRO")
         in_root = pc.equal(manifests.column("file_format"), IN_ROOT)
@@ -109,15 +109,15 @@ class ManifestReader:
     def entries(
         self, manifests: pa.Table, projection: EntryProjection, placement: Placement | None = None
     ) -> DataFrame:
-        """Return the entries of manifests as a DataFrame of `projection.schema`, inheritance applied.
+        """Return the entries of manifests as a DataFrame of `projection.schema`, with inheritance applied.
 
-        Every physical row that no deletion vector of its manifest masks, DELETED ones included. Lazy but for what the
-        driver reads: all by `Placement.DRIVER`, else few small deletion vectors.
+        These are all physical rows, DELETED ones included, that no deletion vector masks. The DataFrame is lazy except
+        for what the driver reads: everything by `Placement.DRIVER`, else only small deletion vectors.
 
         Args:
             manifests: the manifests.
-            projection: what to read.
-            placement: where; see `placement` for the default.
+            projection: the columns to read.
+            placement: where to read; see `placement` for the default.
         """
         placement = placement or self.placement(manifests, projection)
         if self.tree is not None and has_metrics_maps(projection):
@@ -132,7 +132,7 @@ class ManifestReader:
         return self._union(frames, projection)
 
     def table(self, manifests: pa.Table, projection: EntryProjection) -> pa.Table:
-        """As `entries`, read by threads of this process into Arrow: for manifests that fit the driver."""
+        """Return the entries of manifests that fit the driver as Arrow, read by threads of the driver."""
         parts = self.driver_parts(manifests, projection)
         assert parts is not None
         return self._table(manifests, parts, projection)
@@ -140,7 +140,7 @@ class ManifestReader:
     def driver_table(
         self, manifests: pa.Table, projection: EntryProjection, most_entries: int = MOST_TESTED_ENTRIES
     ) -> pa.Table | None:
-        """As `table`; None where tasks read the manifests sooner (`fits_driver`, `driver_parts`)."""
+        """Return what `table` returns; None if tasks read the manifests faster (`fits_driver`, `driver_parts`)."""
         if not self.fits_driver(manifests, projection, most_entries):
             return None
         parts = self.driver_parts(manifests, projection)
@@ -161,9 +161,9 @@ class ManifestReader:
     def physical_frames(
         self, manifests: pa.Table, projection: EntryProjection, placement: Placement | None = None
     ) -> list[DataFrame]:
-        """Return every entry of leaves of a tree, masked and DELETED ones included: a DataFrame a layout.
+        """Return every entry of a tree's leaves, masked and DELETED ones included, in a DataFrame per layout.
 
-        Without metrics maps: these are made of stats (`stats_for_maps`, `with_metrics_maps`).
+        The projection has no metrics maps; see `stats_for_maps` and `with_metrics_maps`.
         """
         assert self.tree is not None
         is_ours, is_foreign = self.tree.has_tree_layout(manifests), self.tree.is_foreign(manifests)
@@ -181,7 +181,7 @@ class ManifestReader:
         return frames
 
     def without_tree(self) -> ManifestReader:
-        """Return a reader of manifests of the v1-v3 layout, which tables have that became trees."""
+        """Return a reader of the v1 to v3 manifests that upgraded tables have."""
         return replace(self, tree=None)
 
     def _listed_frames(
@@ -211,7 +211,7 @@ class ManifestReader:
         dvs = self._dvs_of(leaves)
         if not len(dvs):
             return self.physical_frames(leaves, projection, placement)
-        if few_masks(dvs, self.access):  # one relation is planned sooner than two
+        if few_masks(dvs, self.access):  # Spark plans one relation faster than two
             frames = self.physical_frames(leaves, projection, placement)
             return [without_masked(frame, dvs, self.access) for frame in frames]
         is_masked = pc.is_in(leaves.column(MANIFEST), dvs.column(MANIFEST).combine_chunks())
@@ -233,7 +233,7 @@ class ManifestReader:
         return frames
 
     def _root_files(self, manifests: pa.Table) -> Iterator[tuple[int, pa.Table]]:
-        """Yield the small ids of those manifests that are the root's own files, with these, DELETED ones included."""
+        """Yield the small ids and files, DELETED ones included, of manifests that represent the root's own files."""
         in_root = manifests.filter(pc.equal(manifests.column("file_format"), IN_ROOT))
         for content in in_root.column("content_type").to_pylist():
             assert self.tree is not None
@@ -242,7 +242,7 @@ class ManifestReader:
     # -- parts ------------------------------------------------------------------------------------------------------
 
     def decoder(self, placement: Placement) -> EntryDecoder:
-        """Return what decodes parts of manifests on the driver, or in tasks."""
+        """Return the decoder of manifests for the driver, or for tasks."""
         cache = self.manifest_cache
         if placement is Placement.DRIVER:
             return EntryDecoder(self.access.files, self.trees, None if cache is None else cache.files)
@@ -251,12 +251,12 @@ class ManifestReader:
         return EntryDecoder(self.access.tasks, self.trees, self.access.tasks, writer)
 
     def parts(self, manifests: pa.Table, projection: EntryProjection, *, split: bool = False) -> pa.Table:
-        """Return manifests as parts to decode: rows of `PART_SCHEMA` with `CACHED_LEAF`; none for the root's own files.
+        """Return the parts of manifests to decode, rows of `PART_SCHEMA` with `CACHED_LEAF`, without the root's files.
 
         Args:
             manifests: the manifests.
-            projection: what is read of them.
-            split: whether several tasks may read one manifest. The manifest cache has manifests in such parts always.
+            projection: the columns to read.
+            split: whether several tasks may read one manifest. Parts in the manifest cache are always split.
         """
         cache = self.manifest_cache
         split_bytes = self.settings.split_manifest_bytes if split or cache is not None else None
@@ -267,17 +267,14 @@ class ManifestReader:
         return parts.append_column(CACHED_LEAF, leaves)
 
     def driver_parts(self, manifests: pa.Table, projection: EntryProjection) -> pa.Table | None:
-        """As `parts`, for the driver; None where the manifest cache has not all of them.
-
-        It is tasks that keep what they decode.
-        """
+        """Return the parts for the driver; None if the manifest cache lacks one, since only tasks fill the cache."""
         parts, cache = self.parts(manifests, projection), self.manifest_cache
         if self.tree is None and cache is not None:
             return None if parts.column(CACHED_LEAF).null_count or isinstance(cache.files, SparkFiles) else parts
         return parts
 
     def _decoded(self, parts: pa.Table, projection: EntryProjection, placement: Placement | None) -> DataFrame:
-        """Return the entries of parts, decoded by tasks; these or Spark open the files."""
+        """Return the entries of parts, decoded by tasks. Tasks or Spark's sources open the files."""
         if self.access.tasks is None or placement is Placement.SPARK:
             files = with_content(self.spark, parts)
             if len(parts) > len(parts.column("location").unique()):
@@ -289,7 +286,7 @@ class ManifestReader:
 
     @cached_property
     def manifest_cache(self) -> ManifestCache | None:
-        """The cache of decoded Avro manifests; None where the session names no folder for it."""
+        """The cache of decoded Avro manifests; None if the session has no folder for it."""
         if not self.settings.manifest_cache:
             return None
         return open_cache(self.spark, self.settings.manifest_cache, self.access, self.types)

@@ -1,4 +1,4 @@
-"""Where the manifests of a snapshot are listed: in a manifest list, in the table metadata, or in a V4 root."""
+"""Find a snapshot's list of manifests: a manifest list, the table metadata, or a V4 root."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _PARQUET_MAGIC = b"PAR1"
 
 
 def read_manifest_list(files: Files, metadata: TableMetadata, snapshot: Snapshot | None) -> pa.Table:
-    """Read a snapshot's manifest list, as `MANIFEST_FILE_SCHEMA`; no rows for a table without snapshot.
+    """Read a snapshot's manifest list as `MANIFEST_FILE_SCHEMA`; no rows for a table without snapshots.
 
     Raises:
         NotFoundError: the list is missing.
-        CorruptFileError: it is no manifest list.
-        UnsupportedError: an encrypted table, or a snapshot whose metadata tree is not a manifest list.
+        CorruptFileError: not a manifest list.
+        UnsupportedError: the table is encrypted, or the snapshot has a metadata tree of another draft.
     """
     if snapshot is None:
         return pa.Table.from_batches([inline_manifest_list([], [], 0)])
@@ -44,9 +44,9 @@ def read_manifest_list(files: Files, metadata: TableMetadata, snapshot: Snapshot
 
 
 def tree_location(files: Files, metadata: TableMetadata, snapshot: Snapshot | None) -> str | None:
-    """Return the location of a snapshot's V4 root; None where it has a manifest list.
+    """Return the location of a snapshot's V4 root; None if it has a manifest list.
 
-    A root is named as `root-manifest`; `manifest-list` is accepted for one in a table of format version 4.
+    Snapshots name a root as `root-manifest`. In tables of format version 4, `manifest-list` is accepted as well.
     """
     if snapshot is None:
         return None

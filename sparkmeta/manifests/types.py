@@ -1,4 +1,4 @@
-"""How the values in a table's manifests are typed, over every schema and partition spec that the table ever had."""
+"""The types of values in a table's manifests, over all schemas and partition specs of the table."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ if TYPE_CHECKING:
 
     from sparkmeta.spec.metadata import Snapshot, TableMetadata
 
-# Columns of metadata files that have no place in a table's schema: field id -> Iceberg type name.
+# Reserved columns of delete files: field id -> Iceberg type name.
 _METADATA_FIELDS = {DELETE_FILE_PATH_ID: "string"}
 
 
 @dataclass(frozen=True)
 class TableTypes:
-    """The types of columns, partition values and statistics, as a snapshot's manifests are read.
+    """The types of columns, partition values and stats in a snapshot's manifests.
 
-    Args:
-        metadata: of the table.
-        snapshot: whose manifests are read; None for an empty table.
+    Attributes:
+        metadata: the table's metadata.
+        snapshot: the snapshot; None for an empty table.
     """
 
     metadata: TableMetadata
@@ -45,21 +45,21 @@ class TableTypes:
 
     @cached_property
     def schemas(self) -> dict[int, Schema]:
-        """The table's schemas by their ids."""
+        """The table's schemas by id."""
         return {schema.schema_id: schema for schema in self.metadata.schemas}
 
     @cached_property
     def snapshot_schema(self) -> Schema:
-        """The schema that the snapshot was written with; the table's where the snapshot names none."""
+        """The schema that the snapshot was written with, or the table's if the snapshot names none."""
         schema_id = self.snapshot.schema_id if self.snapshot else None
         return self.metadata.schema() if schema_id is None else self.schemas[schema_id]
 
     @cached_property
     def typing_schema(self) -> Schema:
-        """The schema by which values in manifests are read.
+        """The schema that types values in manifests.
 
-        It is the table's, which has every promotion; the snapshot's where the table's uses a column's id for a column
-        of another type, as a replaced table may.
+        This is the table's schema, which has every type promotion. It is the snapshot's if the table's schema reuses
+        the id of a column for another type, as a replaced table may.
         """
         current, schema_id = self.metadata.schema(), self.snapshot.schema_id if self.snapshot else None
         written = self.schemas.get(current.schema_id if schema_id is None else schema_id, current)
@@ -72,7 +72,7 @@ class TableTypes:
 
     @cached_property
     def fields(self) -> Mapping[int, NestedField]:
-        """Every column that any schema of the table ever had, by field id; the form of `typing_schema` wins."""
+        """Every column that any schema of the table has had, by field id; `typing_schema` takes precedence."""
         fields: dict[int, NestedField] = {}
         schemas = sorted(self.metadata.schemas, key=lambda schema: schema.schema_id)
         for schema in [*schemas, self.typing_schema]:
@@ -81,7 +81,7 @@ class TableTypes:
 
     @cached_property
     def primitive_fields(self) -> dict[int, NestedField]:
-        """Those of `fields` that have metrics."""
+        """The columns in `fields` that have metrics."""
         return _primitives(self.fields)
 
     @cached_property
@@ -91,19 +91,19 @@ class TableTypes:
 
     @cached_property
     def cached_types(self) -> dict[int, str]:
-        """The types of all columns that manifests may have metrics of, delete files' own ones among them."""
+        """The types of all columns that manifests may have metrics of, including reserved ones of delete files."""
         return self.column_types | _METADATA_FIELDS
 
     def field_type(self, field_id: int) -> str:
-        """Return the Iceberg type name of a column, dropped ones included: the newest schema that has it decides."""
+        """Return the Iceberg type name of a current or dropped column, from the newest schema that has it."""
         if field_id in _METADATA_FIELDS:
             return _METADATA_FIELDS[field_id]
         return str(self.fields[field_id].field_type)
 
     def always_required(self, field_id: int) -> bool:
-        """Return whether every schema that has the column requires it, so that no file of any age holds a null.
+        """Return whether every schema that has a column requires it, so that no file holds a null.
 
-        True of top-level columns only: a required field of a null struct is null.
+        False for nested columns, since a required field of a null struct is null.
         """
         schemas = [schema for schema in self.metadata.schemas if field_id in schema.field_ids]
         top_level = [{field.field_id: field.required for field in schema.fields} for schema in schemas]
@@ -113,19 +113,19 @@ class TableTypes:
 
     @property
     def specs(self) -> dict[int, PartitionSpec]:
-        """The table's partition specs by their ids."""
+        """The table's partition specs by id."""
         return self.metadata.specs()
 
     @cached_property
     def partition_type(self) -> StructType:
-        """The table's partition tuple as its metadata tables show it: the union over all specs."""
+        """The type of `partition` in metadata tables: the union of the fields of all specs."""
         return partition_type(self.specs.values(), self.metadata.schemas, self.typing_schema, active_only=True)
 
     @cached_property
     def spec_fields(self) -> dict[int, list[tuple[int, str]]]:
-        """Spec id -> its fields' (partition field id, Iceberg type name), in the spec's order.
+        """Spec id -> (partition field id, Iceberg type name) of its fields, in the spec's order.
 
-        A field has one type in all specs: where a spec made it void, that of the specs where it has values.
+        A field has the same type in all specs. Specs in which it is void use the type of the others.
         """
         fields = [field for spec in self.specs.values() for field in spec.fields]
         unknown = {field.field_id for field in fields if has_unknown_values(field.transform)}
@@ -137,7 +137,7 @@ class TableTypes:
 
     @cached_property
     def partition_types(self) -> dict[int, IcebergType]:
-        """Partition field id -> the type of its values, string where the transform is unknown; see `spec_fields`."""
+        """Partition field id -> the type of its values, string for unknown transforms; see `spec_fields`."""
         voids: dict[int, IcebergType] = {}
         valued: dict[int, IcebergType] = {}
         for spec in self.specs.values():
@@ -149,15 +149,15 @@ class TableTypes:
 
     @cached_property
     def partition_fields(self) -> dict[int, str]:
-        """The fields of the engine's partition struct: partition field id -> Iceberg type name.
+        """The fields of `partition` in entries: partition field id -> Iceberg type name.
 
-        Values of unknown transforms are text (`ANY`): they tell partitions apart and say nothing else.
+        Values of unknown transforms are text (`ANY`), which can only be compared for equality.
         """
         return dict(field for _, fields in sorted(self.spec_fields.items()) for field in fields)
 
     @cached_property
     def partition_names(self) -> dict[int, list[tuple[int, str]]]:
-        """Spec id -> its fields' (partition field id, name in manifests)."""
+        """Spec id -> (partition field id, name in manifests) of its fields."""
         return {
             spec_id: [(field.field_id, avro_name(field.name)) for field in spec.fields]
             for spec_id, spec in self.specs.items()
@@ -167,7 +167,7 @@ class TableTypes:
 
     @cached_property
     def stats_types(self) -> dict[int, str]:
-        """What `content_stats` may hold: ids of columns and of expressions -> Iceberg type names."""
+        """The ids of columns and expressions that may have stats -> Iceberg type names."""
         return self.column_types | {
             source: self.partition_fields[field_id]
             for fields in self.tuple_sources.values()
@@ -177,7 +177,7 @@ class TableTypes:
 
     @cached_property
     def tuple_sources(self) -> dict[int, tuple[tuple[int, int], ...]]:
-        """Spec id -> its fields' (partition field id, id of the stats that hold the value); without void ones."""
+        """Spec id -> (partition field id, id of the stats that hold the value) of its fields, except void ones."""
         expressions = self.metadata.expressions if isinstance(self.metadata, TableMetadataV4) else []
         return {
             spec_id: tuple(
@@ -193,17 +193,18 @@ class TableTypes:
 
     @cached_property
     def tree_types(self) -> TreeTypes:
-        """What tasks need to read V4 manifests."""
+        """The types that tasks need to read V4 manifests."""
         return TreeTypes(self.stats_types, frozenset(self.primitive_fields), self.spec_fields, self.tuple_sources)
 
     def projection(self, columns: Iterable[str] = FILE_COLUMNS, stats: Iterable[int] = ()) -> EntryProjection:
-        """Return what to read of entries.
+        """Return a projection with the whole partition tuple.
 
         Args:
-            columns: top-level fields of the content entry; the whole partition tuple comes with them.
-            stats: ids of the columns to read statistics of.
+            columns: top-level fields of the content entry.
+            stats: ids of the columns to read stats of.
         """
-        return EntryProjection.of(columns, self.partition_fields, {one: self.field_type(one) for one in stats})
+        types = {field_id: self.field_type(field_id) for field_id in stats}
+        return EntryProjection.of(columns, self.partition_fields, types)
 
 
 def _primitives(fields: Mapping[int, NestedField]) -> dict[int, NestedField]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from sparkmeta.manifests.placement import MOST_ENTRIES
+
 
 @dataclass(frozen=True)
 class Costs:
@@ -23,7 +25,7 @@ class Costs:
     """
 
     broadcast_deletes: int = 100_000
-    driver_deletes: int = 10_000
+    driver_deletes: int = MOST_ENTRIES
     few_entries: int = 250_000
     entries_per_dv: int = 10
     held_dvs: int = 250_000

@@ -1,1 +1,1 @@
-"""The manifest cache: Avro manifests decoded once and kept as Parquet leaves."""
+"""The manifest cache: decoded Avro manifests, stored as Parquet leaves."""

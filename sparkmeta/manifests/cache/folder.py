@@ -1,4 +1,4 @@
-"""A folder of the manifest cache, as the driver looks into it."""
+"""Look up leaves in a folder of the manifest cache, on the driver."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class ManifestCache:
-    """A cache folder as the driver looks into it.
+    """A folder of the manifest cache.
 
-    Args:
-        folder: its location.
-        files: opens what is in it.
-        writer: writes leaves in tasks, typed as the table's columns are; None where tasks can't.
+    Attributes:
+        folder: the folder's location.
+        files: opens the files in it.
+        writer: writes leaves in tasks, with the types of the table's columns; None if tasks can't write.
     """
 
     folder: str
@@ -53,36 +53,36 @@ class ManifestCache:
     _types: dict[str, CacheTypes | None] = field(default_factory=dict, repr=False, compare=False)
 
     def leaves(self, manifests: str) -> list[CachedLeaf]:
-        """The leaves of the manifests of a folder (`manifests_folder`); of one key some may be for other types."""
+        """Return the leaves for a folder of manifests (`manifests_folder`), of any types."""
         try:
-            found = self.files.list(leaf_folder(self.folder, manifests), f"*{LEAF_SUFFIX}")
+            statuses = self.files.list(leaf_folder(self.folder, manifests), f"*{LEAF_SUFFIX}")
         except NotFoundError:
             return []
-        return [leaf for status in found if (leaf := CachedLeaf.of(status)) is not None]
+        return [leaf for status in statuses if (leaf := CachedLeaf.of(status)) is not None]
 
     def types(self, name: str) -> CacheTypes | None:
-        """The types of a name; None where nothing says what it stands for, or not in the words that it is made of."""
+        """Return the types with a name; None if their document is missing or damaged."""
         if name not in self._types:
             with suppress(NotFoundError):
                 self._types[name] = _checked(self.files.read(join(self.folder, f"{name}{TYPES_SUFFIX}")), name)
         return self._types.get(name)
 
     def leaves_of(self, parts: pa.Table, projection: EntryProjection) -> pa.Array:
-        """Return for each part, a row of `PART_SCHEMA`, the location of the leaf that has its entries, or null.
+        """Return the location of each part's leaf, or null. Parts are rows of `PART_SCHEMA`.
 
-        A cache that can't be looked into holds nothing.
+        A cache that can't be read counts as empty.
         """
         try:
             return pa.array(self._serving(parts, projection), pa.string())
-        except Exception as error:  # noqa: BLE001  each store's client has errors of its own
+        except Exception as error:  # noqa: BLE001  each store's client has its own errors
             _log.warning("the manifest cache in %s can't be read: %s", self.folder, error)
             return pa.nulls(len(parts), pa.string())
 
     def _serving(self, parts: pa.Table, projection: EntryProjection) -> list[str | None]:
-        """A manifest that is listed twice has no leaf: Spark would read it twice, and not tell the rows apart."""
+        """Return the leaf of each part; None for manifests listed twice, whose rows Spark could not tell apart."""
         folders = sorted({manifests_folder(location) for location in parts.column("location").to_pylist()})
         leaves: dict[str, str] = {}
-        for leaf in sorted((leaf for one in folders for leaf in self.leaves(one)), key=lambda leaf: leaf.status):
+        for leaf in sorted((leaf for folder in folders for leaf in self.leaves(folder)), key=lambda leaf: leaf.status):
             types = self.types(leaf.types) if leaf.whole else None
             if types is not None and types.serves(projection):
                 leaves.setdefault(leaf.key, leaf.status.location)
@@ -95,7 +95,7 @@ class ManifestCache:
 
 
 def _checked(document: bytes, name: str) -> CacheTypes | None:
-    """None for a document that is not the one that was named so."""
+    """Return the types in a document; None if it is not the one with this name."""
     with suppress(ValueError):
         types = CacheTypes.parse(document)
         return types if types.name == name else None
@@ -103,16 +103,16 @@ def _checked(document: bytes, name: str) -> CacheTypes | None:
 
 
 def open_cache(spark: SparkSession, folder: str, access: FileAccess, types: TableTypes) -> ManifestCache:
-    """Return the cache in a folder, which the table's FileIO opens where it is on no disk of this machine.
+    """Return the cache in a folder. The table's FileIO opens it, unless it is on a local disk.
 
     Args:
         spark: the session.
         folder: the setting `manifest_cache`.
-        access: opens the table's files. Leaves are written where tasks open files themselves.
-        types: of the table.
+        access: opens the table's files. Leaves are written only if tasks can open them.
+        types: the table's types.
 
     Raises:
-        SettingError: a relative path, which would be another folder on each machine.
+        SettingError: the path is relative, and would be a different folder on each machine.
     """
     if not scheme(folder) and not folder.startswith("/"):
         problem = "it takes an absolute path, or a location with a scheme"

@@ -1,14 +1,14 @@
-"""The manifest cache: Avro manifests decoded once, and kept as Parquet leaves, of which plans read what they need.
+"""The layout of the manifest cache: decoded Avro manifests as Parquet leaves. Without Spark: tasks import this.
 
     <cache>/<types>.json                                          the types of stats and partition values
     <cache>/<folder>/<key>-<types>-<digest>-<size>.parquet        a leaf: a manifest, or a task's part of one
 
-A key stands for the manifest's location, its length, its partition spec and the part, so that no other manifest's leaf
-is taken for it. `types` is a digest of the document of that name: a leaf serves a plan only if that wants every value
-as it is typed there. `size` is the leaf's own length; one of another length is torn, and passed over. Nobody writes two
-contents under one name, so it does not matter who writes when, and nothing is ever changed.
+The key is a digest of the manifest's location, length, partition spec and part. `types` is a digest of the document
+with this name; a leaf serves only plans that read every value as it is typed there. `size` is the leaf's length; a leaf
+of another length is torn, and ignored. The content decides the name, so files are never changed, and concurrent writers
+write the same.
 
-What is in a leaf is what the manifest has, before inheritance. Free of Spark: tasks import this.
+A leaf holds the manifest's entries before inheritance.
 """
 
 from __future__ import annotations
@@ -24,20 +24,25 @@ from sparkmeta.storage.listing import FileStatus
 from sparkmeta.storage.location import file_name, join, normalize
 
 LAYOUT = 1
-"""Of the leaves. Another one gives other keys."""
+"""The version of the leaves' layout, which is part of keys."""
 
 LEAF_SUFFIX, TYPES_SUFFIX = ".parquet", ".json"
 _DIGITS, _FEW_DIGITS = 32, 16
 
 UNKNOWN_TYPE = "unknown"
-"""Of columns that have no values, for which Parquet has no column that Spark reads."""
+"""The type of columns without values, for which Parquet has no type that Spark reads."""
 
 
 @dataclass(frozen=True)
 class CacheTypes:
-    """The Iceberg types by which the values in a leaf are typed, by id of the column and of the partition field.
+    """The Iceberg types of the values in a leaf.
 
-    manifests: the folder of the manifests. None for a type: manifests have such values, and the leaf does not.
+    A type is None if manifests have values of the field, but the leaf does not.
+
+    Attributes:
+        manifests: the folder of the manifests.
+        stats: column id -> type.
+        partition: partition field id -> type.
     """
 
     manifests: str
@@ -46,7 +51,7 @@ class CacheTypes:
 
     @property
     def document(self) -> bytes:
-        """What stands in the file of types."""
+        """The content of the file of types."""
         types = {"stats": _by_text(self.stats), "partition": _by_text(self.partition)}
         return json.dumps({"manifests": self.manifests, **types}, sort_keys=True).encode()
 
@@ -56,29 +61,31 @@ class CacheTypes:
 
     @staticmethod
     def parse(document: bytes) -> CacheTypes:
-        """Raises ValueError for what is no document of types."""
+        """Parse a document of types. Raises ValueError if it is not one."""
         known: Any = json.loads(document)
         try:
             stats, partition = (
-                {int(one): kind for one, kind in known[part].items()} for part in ("stats", "partition")
+                {int(field_id): kind for field_id, kind in known[part].items()} for part in ("stats", "partition")
             )
             return CacheTypes(str(known["manifests"]), stats, partition)
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"no document of types: {error!r}") from error
 
     def serves(self, projection: EntryProjection) -> bool:
-        """Whether a leaf of these types has every value that is wanted, as it is wanted.
+        """Return whether a leaf of these types has all values of a projection, with its types.
 
-        What the document doesn't name is in no manifest that it stands for, and so is null in the leaf too.
+        Fields that the document does not name have no values in the manifest, and are null in the leaf.
         """
         projected = ((self.stats, projection.stats), (self.partition, projection.partition))
         return all(
-            kind != UNKNOWN_TYPE and types.get(one, kind) == kind for types, fields in projected for one, kind in fields
+            kind != UNKNOWN_TYPE and types.get(field_id, kind) == kind
+            for types, fields in projected
+            for field_id, kind in fields
         )
 
 
 def _by_text(types: Mapping[int, str | None]) -> dict[str, str | None]:
-    return {str(one): kind for one, kind in types.items()}
+    return {str(field_id): kind for field_id, kind in types.items()}
 
 
 def _digest(content: bytes) -> str:
@@ -86,28 +93,32 @@ def _digest(content: bytes) -> str:
 
 
 def short_digest(content: bytes) -> str:
-    """What stands in a leaf's name for its content."""
+    """Return the digest of a leaf's content that its name has."""
     return _digest(content)[:_FEW_DIGITS]
 
 
 def manifests_folder(location: str) -> str:
-    """The folder of a manifest, in a form that is equal for all spellings of it."""
+    """Return the normalized folder of a manifest."""
     return normalize(location).rpartition("/")[0]
 
 
 def leaf_folder(cache: str, manifests: str) -> str:
-    """Where the leaves of the manifests in a folder are."""
+    """Return the cache's folder with the leaves of a folder of manifests."""
     return join(cache, short_digest(manifests.encode()))
 
 
 def leaf_key(location: str, length: int, spec_id: int, part: int, parts: int) -> str:
-    """What names the leaf of a manifest's part, or of a whole one (part 0 of 1)."""
+    """Return the key of the leaf for a manifest's part; a whole manifest is part 0 of 1."""
     return _digest(json.dumps([LAYOUT, normalize(location), length, spec_id, part, parts]).encode())
 
 
 @dataclass(frozen=True)
 class CachedLeaf:
-    """A leaf by its name. size: as the name says it."""
+    """A leaf, described by its name.
+
+    Attributes:
+        size: the length of the file, according to its name.
+    """
 
     key: str
     types: str
@@ -120,7 +131,7 @@ class CachedLeaf:
 
     @staticmethod
     def of(status: FileStatus) -> CachedLeaf | None:
-        """None for a file with no leaf's name."""
+        """Return the leaf that a file is; None if its name is not that of a leaf."""
         parts = file_name(status.location).removesuffix(LEAF_SUFFIX).split("-")
         if len(parts) != 4 or not parts[3].isdecimal():
             return None

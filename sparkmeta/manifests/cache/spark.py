@@ -1,4 +1,4 @@
-"""Leaves of the manifest cache read by Spark's own Parquet reader."""
+"""Read leaves of the manifest cache with Spark's Parquet reader."""
 
 from __future__ import annotations
 
@@ -19,22 +19,26 @@ if TYPE_CHECKING:
 
 
 def read_cached_entries(spark: SparkSession, parts: pa.Table, projection: EntryProjection) -> DataFrame:
-    """Return the entries of parts, rows of `PART_SCHEMA` with their `CACHED_LEAF`, as a lazy DataFrame.
+    """Return every physical entry of parts, rows of `PART_SCHEMA` with their `CACHED_LEAF`, as a lazy DataFrame.
 
-    It has every physical row. A leaf that was damaged after it was written is an error of Spark's that names it.
+    For a leaf that was damaged after it was written, Spark raises an error that names it.
     """
     leaves = parts.set_column(parts.column_names.index("location"), "location", parts.column(CACHED_LEAF))
     read = read_leaves(spark, leaves, spark_schema(_read_schema(projection)), ORDINAL)
     columns = [_column(name, read.inherited).alias(name) for name in projection.columns]
     for name, fields in ((PARTITION, projection.partition), (CONTENT_STATS, projection.stats)):
         if fields:
-            columns.append(sql.struct(*(sql.col(f"{name}.`{one}`").alias(str(one)) for one, _ in fields)).alias(name))
+            columns.append(
+                sql.struct(*(sql.col(f"{name}.`{field_id}`").alias(str(field_id)) for field_id, _ in fields)).alias(
+                    name
+                )
+            )
     return read.frame.selectExpr(*sql.texts([*columns, read.manifest.alias(MANIFEST)]), ORDINAL)
 
 
 def _read_schema(projection: EntryProjection) -> pa.Schema:
     read = EntryProjection.of({*projection.columns, "version_info"}, dict(projection.partition), dict(projection.stats))
-    fields = [one.with_nullable(True) for one in read.schema if one.name != MANIFEST]
+    fields = [field.with_nullable(True) for field in read.schema if field.name != MANIFEST]
     if "first_row_id" in projection.columns:
         fields.append(pa.field(ROW_ID_OFFSET.name, ROW_ID_OFFSET.type))
     return pa.schema(fields)
@@ -47,6 +51,6 @@ def _column(name: str, inherited: Sql) -> Sql:
 
 
 def _row_id(inherited: Sql) -> Sql:
-    """As `RowIdCounter` has it: a manifest without a first row id leaves its entries none."""
+    """Return the first row id that `RowIdCounter` assigns: null if the manifest has none."""
     start, offset = inherited["first_row_id"], sql.col(ROW_ID_OFFSET.name)
     return sql.when(start.isNotNull(), sql.coalesce(sql.col("first_row_id"), start + offset))

@@ -1,4 +1,4 @@
-"""What is in a manifest cache, and what of it may go: anything may, since manifests can be decoded again."""
+"""List the contents of a manifest cache, and delete files from it. Deleted manifests are decoded again."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DAY_MS = 86_400_000
 
 @dataclass(frozen=True)
 class CachedFolder:
-    """The leaves of the manifests of one folder, and all files that are among them. Times are ms since 1970."""
+    """The leaves for one folder of manifests, and all files in the same folder of the cache."""
 
     manifests: str
     leaves: tuple[CachedLeaf, ...]
@@ -29,41 +29,50 @@ class CachedFolder:
 
     @property
     def written_ms(self) -> tuple[int, int] | None:
-        """When the first and the last leaf were written."""
+        """The times when the first and the last leaf were written, in ms since 1970."""
         times = [leaf.status.modified_ms for leaf in self.leaves]
         return (min(times), max(times)) if times else None
 
 
 @dataclass(frozen=True)
 class CacheContents:
-    """A whole cache. types: the files that say how leaves are typed."""
+    """The contents of a cache.
+
+    Attributes:
+        folders: the leaves by folder of manifests.
+        types: the documents with the types of leaves.
+    """
 
     folders: tuple[CachedFolder, ...]
     types: tuple[FileStatus, ...]
 
     def superfluous(self, before_ms: int, now_ms: int) -> list[FileStatus]:
-        """What nobody misses: leaves written up to a time, torn ones, and those that say what another says.
+        """Return the files to delete: leaves written up to a time, and torn or duplicate ones.
 
-        And what a crash left behind, and types of no leaf that stays, which only go when they are a day old, or
-        everything goes: writers write them before the leaf.
+        Temporary files and unused documents of types are included when they are a day old, since writers create them
+        before the leaf. Unused documents are also included if all leaves are.
         """
-        gone = [status for folder in self.folders for status in _superfluous(folder, before_ms, now_ms - DAY_MS)]
-        leaving = set(gone)
-        kept = {leaf.types for folder in self.folders for leaf in folder.leaves if leaf.status not in leaving}
-        types = [one for one in self.types if file_name(one.location).removesuffix(TYPES_SUFFIX) not in kept]
-        return [*gone, *(one for one in types if one.modified_ms < now_ms - DAY_MS or before_ms >= now_ms)]
+        deleted = [status for folder in self.folders for status in _superfluous(folder, before_ms, now_ms - DAY_MS)]
+        skipped = set(deleted)
+        used = {leaf.types for folder in self.folders for leaf in folder.leaves if leaf.status not in skipped}
+        unused = [status for status in self.types if _types_name(status) not in used]
+        return deleted + [file for file in unused if file.modified_ms < now_ms - DAY_MS or before_ms >= now_ms]
+
+
+def _types_name(status: FileStatus) -> str:
+    return file_name(status.location).removesuffix(TYPES_SUFFIX)
 
 
 def cache_contents(cache: ManifestCache) -> CacheContents:
-    """Lists the cache. Raises NotFoundError where there is no such folder."""
-    types = cache.files.list(cache.folder, f"*{TYPES_SUFFIX}")
-    known = [cache.types(file_name(one.location).removesuffix(TYPES_SUFFIX)) for one in types]
-    manifests = sorted({one.manifests for one in known if one is not None})
-    return CacheContents(tuple(_folder(cache, one) for one in manifests), tuple(types))
+    """List the contents of a cache. Raises NotFoundError if its folder does not exist."""
+    documents = cache.files.list(cache.folder, f"*{TYPES_SUFFIX}")
+    known = [cache.types(_types_name(status)) for status in documents]
+    folders = sorted({types.manifests for types in known if types is not None})
+    return CacheContents(tuple(_folder(cache, folder) for folder in folders), tuple(documents))
 
 
 def delete_cached(cache: ManifestCache, files: list[FileStatus]) -> list[DeleteFailure]:
-    """Deletes files of the cache; gives those that could not be."""
+    """Delete files of the cache. Return those that could not be deleted."""
     return list(cache.files.delete_many(status.location for status in files))
 
 
@@ -84,4 +93,4 @@ def _superfluous(folder: CachedFolder, before_ms: int, crashed_ms: int) -> Itera
             yield leaf.status
         else:
             seen.add(known)
-    yield from (one for one in folder.files if is_temporary(one.location) and one.modified_ms < crashed_ms)
+    yield from (file for file in folder.files if is_temporary(file.location) and file.modified_ms < crashed_ms)

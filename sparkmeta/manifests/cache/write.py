@@ -1,8 +1,7 @@
-"""Leaves of the manifest cache as the tasks write them that decode manifests. Free of Spark.
+"""Write leaves of the manifest cache in the tasks that decode manifests. Without Spark: tasks import this.
 
-A leaf has the columns of a content entry without what entries inherit, the metrics maps, `partition` and
-`content_stats` with a child for each field id, `ordinal`, and `row_id_offset`: how many rows of the entries before take
-row ids.
+A leaf has the columns of a content entry before inheritance, the metrics maps, `partition` and `content_stats` with a
+child for each field id, `ordinal`, and `row_id_offset`, the number of row ids that the entries before it take.
 """
 
 from __future__ import annotations
@@ -49,10 +48,10 @@ from sparkmeta.storage.executors import ExecutorReader, ExecutorWriter
 from sparkmeta.storage.location import join
 
 MOST_BYTES = 32 << 20
-"""A part of a manifest that is longer is not kept: to make a leaf, a task holds some ten times as much."""
+"""Longer parts of manifests are not cached, since encoding a leaf takes about ten times as much memory."""
 
 _FIRST_ROW_ID = 142
-# No snapshot id or sequence number is handed down, and row ids are counted from zero.
+# Entries inherit no snapshot id or sequence number, and row ids are counted from zero.
 _NOTHING_INHERITED = ManifestContext(None, None, 0)
 
 _log = logging.getLogger(__name__)
@@ -60,7 +59,11 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class CacheWriter:
-    """Writes leaves to a cache folder; travels to executors. types: those of the table, for manifests of any folder."""
+    """Writes leaves to a cache folder. Picklable.
+
+    Attributes:
+        types: the table's types, for manifests in any folder.
+    """
 
     folder: str
     types: CacheTypes
@@ -68,12 +71,12 @@ class CacheWriter:
     writer: ExecutorWriter
 
     def keep(self, data: Data, part: ManifestPart) -> None:
-        """Writes the leaf of a manifest's part. Whatever keeps it from being written is logged, and harms nobody."""
+        """Write the leaf of a manifest's part. Errors are logged and ignored."""
         if len(data) > MOST_BYTES * part.parts:
             return
         try:
             self._write(data, part)
-        except Exception as error:  # noqa: BLE001  a full disk, a store's refusal, a manifest with a value that can't be
+        except Exception as error:  # noqa: BLE001  a full disk, a store's refusal, an invalid value
             _log.warning("%s is not kept in the manifest cache: %s", part.location, error)
 
     def _write(self, data: Data, part: ManifestPart) -> None:
@@ -84,11 +87,11 @@ class CacheWriter:
         self._put(join(leaf_folder(self.folder, types.manifests), name), content)
 
     def _put(self, location: str, content: bytes) -> None:
-        """Makes a file have the content that its name stands for: one that has another is damaged, and not read."""
+        """Write a file unless it has the content already. A file with other content is damaged, and overwritten."""
         try:
             present = self.reader.read(location)
         except NotFoundError:
-            with suppress(FileAlreadyExistsError):  # another task's, and the same
+            with suppress(FileAlreadyExistsError):  # written by another task, with the same content
                 self.writer.write_new(location, content)
             return
         if present != content:
@@ -96,10 +99,10 @@ class CacheWriter:
 
 
 def encode_leaf(data: Data, part: ManifestPart, types: CacheTypes) -> tuple[bytes, CacheTypes]:
-    """A manifest's part as a leaf, and the types that it has: those given, and None for other fields that it holds.
+    """Return the leaf of a manifest's part, and its types: those given, and None for other fields of the manifest.
 
     Raises:
-        CorruptFileError: as decoding does, of any field; a bound that is no value of its column's type.
+        CorruptFileError: a field can't be decoded, or a bound is not a value of its column's type.
     """
     table, ids = _decoded(data, part, _known(types.partition))
     maps = {name: whole(table.column(name)) for name in METRICS_MAP_IDS}
@@ -109,37 +112,37 @@ def encode_leaf(data: Data, part: ManifestPart, types: CacheTypes) -> tuple[byte
     if part.parts == 1:
         table = table.append_column(ROW_ID_OFFSET.name, ids)
     schema = manifest_schema(read_header(data, part.location).schema, part.location)
-    found = CacheTypes(
+    leaf_types = CacheTypes(
         manifests_folder(part.location),
-        _with_strangers(types.stats, _keys(maps.values())),
-        _with_strangers(types.partition, schema.partition_fields),
+        _with_untyped(types.stats, _keys(maps.values())),
+        _with_untyped(types.partition, schema.partition_fields),
     )
-    return parquet_bytes(table, {}), found
+    return parquet_bytes(table, {}), leaf_types
 
 
 def _decoded(data: Data, part: ManifestPart, partition: Mapping[int, str]) -> tuple[pa.Table, pa.ChunkedArray]:
-    """The entries with their own first row ids only, and row id offsets of those that have none."""
+    """Return entries without inherited first row ids, and the row id offsets of those without one."""
     projection = EntryProjection.of([*FILE_COLUMNS, *METRICS_MAP_IDS], partition)
     builder = EntryBuilder(replace(part, context=_NOTHING_INHERITED), projection)
     batches, offsets = [], []
     for ordinals, records in decode_records(data, part, projection):
         batch = builder.batch(ordinals, records)
         place = batch.schema.get_field_index("first_row_id")
-        own = records.values(_FIRST_ROW_ID, pa.int64())
-        offsets.append(pc.if_else(own.is_null(), batch.column(place), pa.scalar(None, pa.int64())))
-        batches.append(batch.set_column(place, "first_row_id", own))
+        ids = records.values(_FIRST_ROW_ID, pa.int64())
+        offsets.append(pc.if_else(ids.is_null(), batch.column(place), pa.scalar(None, pa.int64())))
+        batches.append(batch.set_column(place, "first_row_id", ids))
     table = pa.Table.from_batches(batches, projection.schema).drop_columns([MANIFEST])
     return table, pa.chunked_array(offsets, pa.int64())
 
 
 def _known(types: Mapping[int, str | None]) -> dict[int, str]:
-    return {one: kind for one, kind in types.items() if kind is not None and kind != UNKNOWN_TYPE}
+    return {field_id: kind for field_id, kind in types.items() if kind is not None and kind != UNKNOWN_TYPE}
 
 
-def _with_strangers(types: Mapping[int, str | None], ids: Iterable[int]) -> dict[int, str | None]:
-    """The types, and None for ids that have none or that of no values."""
+def _with_untyped(types: Mapping[int, str | None], ids: Iterable[int]) -> dict[int, str | None]:
+    """Return the types, and None for ids without a known type."""
     known = _known(types)
-    return {**types, **{one: None for one in sorted(ids) if one not in known}}
+    return {**types, **{field_id: None for field_id in sorted(ids) if field_id not in known}}
 
 
 def _keys(maps: Iterable[pa.MapArray]) -> set[int]:

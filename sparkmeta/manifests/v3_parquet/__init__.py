@@ -1,1 +1,1 @@
-"""Parquet manifests of the v1-v3 entry layout, as Iceberg 1.12 writes them for format version 4."""
+"""Parquet manifests with the entry layout of versions 1 to 3, as Iceberg 1.12 writes them for format version 4."""

@@ -1,7 +1,7 @@
-"""A Parquet manifest of the v1-v3 entry layout, decoded by the task that opened it.
+"""Decode a Parquet manifest with the entry layout of versions 1 to 3 from its bytes.
 
-For manifests whose locations are not known when the plan is made, as those of a table's whole history; where they are
-known, Spark's own reader is quicker (`spark.py`). Columns are resolved by field id.
+For manifests whose locations are unknown when a plan is made, such as those of a table's whole history. Otherwise
+Spark's reader is faster (`spark.py`). Columns are resolved by field id.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ _FIELD_ID = b"PARQUET:field_id"
 def decode_parquet_manifest(
     data: bytes | memoryview, part: ManifestPart, projection: EntryProjection
 ) -> Iterator[pa.RecordBatch]:
-    """The entries of a manifest as batches of `projection.schema`, in physical order, inheritance applied.
+    """Yield the entries of a manifest as batches of `projection.schema` in physical order, with inheritance applied.
 
     Raises:
-        CorruptFileError: bytes that are no Parquet file, or none of manifest entries.
+        CorruptFileError: not a Parquet file, or not a manifest.
     """
     builder, ordinal = EntryBuilder(part, projection), 0
     try:
@@ -74,9 +74,9 @@ class ParquetRecords:
         return self._cast(self._fields.get(map_id), kind, map_id)
 
     def metric(self, map_id: int, key: int, kind: pa.DataType) -> pa.Array:
-        values = self._fields.get(map_id)
-        found = None if values is None else pc.map_lookup(values, pa.scalar(key, values.type.key_type), "first")
-        return self._cast(found, kind, map_id)
+        maps = self._fields.get(map_id)
+        values = None if maps is None else pc.map_lookup(maps, pa.scalar(key, maps.type.key_type), "first")
+        return self._cast(values, kind, map_id)
 
     def taken(self, places: np.ndarray[Any, Any]) -> ParquetRecords:
         return ParquetRecords(self._batch.take(pa.array(places)), self._location)
@@ -91,13 +91,13 @@ class ParquetRecords:
 
 
 def _projected_columns(schema: pa.Schema, projection: EntryProjection, location: str) -> list[str]:
-    """The paths of the wanted columns; the partition tuple as a whole, since its names may have dots."""
+    """Return the paths of the projected columns, and of the whole partition tuple, since its names may have dots."""
     ids = {*projected_fields(projection), *([PARTITION_FIELD_ID] if projection.partition else [])}
     file = next((field for field in schema if _id(field) == DATA_FILE_FIELD_ID), None)
     if file is None or not pa.types.is_struct(file.type):
         raise CorruptFileError(location, "schema", "data_file", "field 2 (data_file) is not a struct")
-    own = [field.name for field in schema if _id(field) in ids]
-    return [*own, *(f"{file.name}.{field.name}" for field in file.type if _id(field) in ids)]
+    of_entry = [field.name for field in schema if _id(field) in ids]
+    return [*of_entry, *(f"{file.name}.{field.name}" for field in file.type if _id(field) in ids)]
 
 
 def _by_id(fields: Any, columns: list[pa.Array]) -> dict[int, pa.Array]:

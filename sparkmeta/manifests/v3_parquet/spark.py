@@ -1,7 +1,7 @@
-"""Parquet manifests of the v1-v3 entry layout, as Iceberg 1.12 writes them for format version 4.
+"""Read Parquet manifests with the entry layout of versions 1 to 3, as Iceberg 1.12 writes them for format version 4.
 
-Spark's own Parquet reader gives the columns that are asked for; one Arrow pass types the bounds and fills what entries
-inherit, by the code that Avro manifests go through.
+Spark's Parquet reader reads the projected columns. One pass in Arrow types bounds and applies inheritance, with the
+code for Avro manifests.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from sparkmeta.storage.reading import passed_over, read_parquet
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
-# The layout's names, which Parquet keeps as they are: field id -> name, those of the entry and those of data_file.
+# Field id -> the name in the file, of fields of the entry and of data_file.
 _ENTRY_NAMES = {0: "status", 1: "snapshot_id", 3: "sequence_number", 4: "file_sequence_number"}
 _FILE_NAMES = {
     134: "content",
@@ -55,16 +55,17 @@ _TYPES = {
     135: pa.list_(pa.int32()),
 }
 
-# spec id -> its fields' (partition field id, name in the manifest's partition struct).
+# Spec id -> (partition field id, name in the manifest's partition struct) of its fields.
 PartitionNames = Mapping[int, Sequence[tuple[int, str]]]
 
 
 def read_parquet_entries(
     spark: SparkSession, parts: pa.Table, projection: EntryProjection, names: PartitionNames
 ) -> DataFrame:
-    """The entries of Parquet manifests as a lazy DataFrame of `projection.schema`, every physical row included.
+    """Return every physical entry of Parquet manifests as a lazy DataFrame of `projection.schema`.
 
-    parts: rows of `PART_SCHEMA`, one a manifest. Manifests of one spec are one read, since specs differ in their tuple.
+    Args:
+        parts: rows of `PART_SCHEMA`, one per manifest. Manifests of each spec are read together, since tuples differ.
     """
     if unknown := [field_id for field_id, type_name in projection.partition if type_name == ANY]:
         path = parts.column("location")[0].as_py()
@@ -87,7 +88,7 @@ def _read_spec(
     locations = parts.column("location").to_pylist()
     partition = {field_id: names[field_id] for field_id, _ in projection.partition if field_id in names}
     types = dict(projection.partition)
-    schema = _schema(projection, {names[one]: types[one] for one in partition})
+    schema = _schema(projection, {name: types[field_id] for field_id, name in partition.items()})
     files = read_parquet(spark, locations, schema)
     keys = pa.array([spark_path_key(location) for location in locations])
     units = F.broadcast(local_frame(spark, parts.append_column("path", keys)))
@@ -101,7 +102,7 @@ def _read_spec(
 
 
 def _schema(projection: EntryProjection, partition: Mapping[str, str]) -> Any:
-    """The read schema: only the wanted fields, and the tuple's own names for the wanted partition fields."""
+    """Return the schema to read: the projected fields, and partition fields by their names in the file."""
     ids = projected_fields(projection)
     file = [pa.field(name, _TYPES[field_id]) for field_id, name in _FILE_NAMES.items() if field_id in ids]
     file += [pa.field(n, pa.map_(pa.int32(), value)) for i, (n, value) in METRICS_MAPS.items() if i in ids]
@@ -113,7 +114,7 @@ def _schema(projection: EntryProjection, partition: Mapping[str, str]) -> Any:
 
 
 def _columns(projection: EntryProjection) -> list[Column]:
-    """The wanted fields as `f<id>`, and of the metrics maps whole ones as `f<id>`, single keys as `m<id>_<key>`."""
+    """Return the projected fields and metrics maps as `f<id>`, and single keys of metrics maps as `m<id>_<key>`."""
     ids = projected_fields(projection)
     columns = [_field(name, f"f{field_id}") for field_id, name in _ENTRY_NAMES.items() if field_id in ids]
     columns += [_field(f"data_file.{n}", f"f{i}") for i, n in _FILE_NAMES.items() if i in ids]
@@ -132,7 +133,7 @@ def _field(path: str, alias: str) -> Column:
 
 
 def _build(projection: EntryProjection, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Batches by runs of one manifest; a manifest's row-id counter goes on from batch to batch."""
+    """Yield batches of entries of one manifest. A manifest's row id counter continues from batch to batch."""
     builder: EntryBuilder | None = None
     for batch in batches:
         for run in _runs(batch):

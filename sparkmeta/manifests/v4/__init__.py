@@ -1,1 +1,1 @@
-"""V4 manifests, roots and leaves: their layout, and how they are read, searched and written."""
+"""Reading, searching and writing V4 manifests: roots and leaves."""

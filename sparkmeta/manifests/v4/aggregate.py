@@ -1,4 +1,4 @@
-"""The root's entry for a leaf: what is known of all its files together. Free of Spark, for the tasks that write."""
+"""Aggregate the entries of a leaf to the root's entry for it. Without Spark: tasks import this."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 
 from sparkmeta.manifests.arrays import kept_rows, whole
 from sparkmeta.manifests.projection import CONTENT_STATS
-from sparkmeta.manifests.v4.root import is_live, one_of, version
+from sparkmeta.manifests.v4.root import is_live, version
 from sparkmeta.spec.entry import ContentType, Status
 from sparkmeta.spec.stats import COUNTS
 
@@ -21,13 +21,17 @@ _STATUS_NAMES = {Status.ADDED: "added", Status.EXISTING: "existing", Status.DELE
 def leaf_row(
     entries: pa.Table, location: str, size: int, sources: Collection[int], unordered: Collection[int] = ()
 ) -> pa.Table:
-    """One row of the entries' own `tree_schema`: the root's entry for a leaf that holds them.
+    """Return the root's entry for a leaf, a row of `tree_schema`.
 
-    entries: all of one partition spec; types 0 only, or 1 and 2 only. size: of the file, in bytes. sources: ids of the
-    stats that are partition values of the spec, where a null upper bound is equal to the lower one, and two nulls mean
-    the value null. unordered: ids of stats whose bounds have no one order (UUIDs): aggregated only where all are equal.
+    The commit sets its version, affinity and first row id.
 
-    Its version, affinity and first_row_id are left to the commit.
+    Args:
+        entries: the leaf's entries, rows of `tree_schema`. They have one partition spec, and are either data files or
+            delete files.
+        size: the leaf's file size in bytes.
+        sources: ids of the stats that hold the spec's partition values. A null upper bound of these equals the lower
+            one; if both are null, the value is null.
+        unordered: ids of stats whose bounds have no agreed order (UUIDs). They are aggregated only if all are equal.
     """
     live = kept_rows(entries, is_live(entries))
     data = bool(len(entries)) and entries.column("content_type")[0].as_py() == ContentType.DATA
@@ -54,8 +58,8 @@ def leaf_row(
 def _manifest_stats(entries: pa.Table, live: pa.Table) -> dict[str, int | None]:
     status, records = version(entries, "status"), entries.column("record_count")
     stats: dict[str, int | None] = {}
-    for one, name in _STATUS_NAMES.items():
-        of_status = pc.equal(status, int(one))
+    for value, name in _STATUS_NAMES.items():
+        of_status = pc.equal(status, int(value))
         stats[f"{name}_files_count"] = pc.sum(of_status).as_py() or 0
         stats[f"{name}_rows_count"] = pc.sum(records.filter(of_status)).as_py() or 0
     known = pc.min(version(live, "sequence_number")).as_py()
@@ -65,7 +69,7 @@ def _manifest_stats(entries: pa.Table, live: pa.Table) -> dict[str, int | None]:
 
 
 def _aggregate(stats: pa.StructArray, kind: pa.StructType, is_source: bool, unordered: bool) -> pa.StructArray:
-    """One column's stats over all files, a struct array of one row; null where no file has any."""
+    """Return a column's stats over all files, a struct array of one row; null if no file has any."""
     values = dict(zip((field.name for field in kind), stats.flatten(), strict=True))
     if stats.null_count == len(stats):
         return pa.nulls(1, kind)
@@ -74,12 +78,13 @@ def _aggregate(stats: pa.StructArray, kind: pa.StructType, is_source: bool, unor
         upper = pc.coalesce(upper, lower)
     counts = {name: _total(values[name]) for name in COUNTS}
     contributes = pc.invert(_without_values(values, lower, stats, is_source))
-    both = [_extreme(one, contributes, unordered, smallest) for one, smallest in ((lower, True), (upper, False))]
-    if unordered and both[0] != both[1]:
-        both = [pa.scalar(None, lower.type)] * 2
+    least = _extreme(lower, contributes, unordered, smallest=True)
+    greatest = _extreme(upper, contributes, unordered, smallest=False)
+    if unordered and least != greatest:
+        least = greatest = pa.scalar(None, lower.type)
     tight = values["tight_bounds"].filter(contributes)
     all_tight = len(tight) > 0 and tight.null_count == 0 and pc.all(tight).as_py()
-    row = {"lower_bound": both[0], "upper_bound": both[1], "tight_bounds": pa.scalar(all_tight or None, pa.bool_())}
+    row = {"lower_bound": least, "upper_bound": greatest, "tight_bounds": pa.scalar(all_tight or None, pa.bool_())}
     row |= counts
     children = [
         pa.array([row[field.name].as_py()], field.type) if field.name in row else pa.nulls(1, field.type)
@@ -93,7 +98,7 @@ def _total(counts: pa.Array) -> pa.Scalar:
 
 
 def _without_values(values: dict[str, pa.Array], lower: pa.Array, stats: pa.StructArray, is_source: bool) -> pa.Array:
-    """The files that are known to hold nothing but null and NaN: they leave bounds as they are."""
+    """Return which files hold only nulls and NaNs. They do not contribute to bounds."""
     missing = reduce(pc.add, (pc.fill_null(values[name], 0) for name in COUNTS[1:]))
     empty = pc.fill_null(pc.equal(missing, values["value_count"]), False)
     if is_source:
@@ -101,7 +106,7 @@ def _without_values(values: dict[str, pa.Array], lower: pa.Array, stats: pa.Stru
     return pc.and_(empty, lower.is_null())
 
 
-def _extreme(bounds: pa.Array, contributes: pa.Array, unordered: bool, smallest: bool) -> pa.Scalar:
+def _extreme(bounds: pa.Array, contributes: pa.Array, unordered: bool, *, smallest: bool) -> pa.Scalar:
     chosen = bounds.filter(contributes)
     nan = pa.types.is_floating(chosen.type) and pc.any(pc.is_nan(chosen)).as_py()
     unknown = pa.scalar(None, chosen.type)
@@ -115,13 +120,8 @@ def _extreme(bounds: pa.Array, contributes: pa.Array, unordered: bool, smallest:
 
 
 def _signed_zero(bounds: pa.Array, smallest: bool) -> pa.Scalar:
-    """The extreme of floats, -0.0 below 0.0: Iceberg orders them so."""
-    found = (pc.min(bounds) if smallest else pc.max(bounds)).as_py()
-    if found == 0:
-        found = -0.0 if smallest else 0.0
-    return pa.scalar(found, bounds.type)
-
-
-def leaf_kind(table: pa.Table) -> pa.Array:
-    """Which rows belong into data leaves; the others into delete leaves."""
-    return one_of(table, [ContentType.DATA])
+    """Return the least or greatest float, with -0.0 less than 0.0, as Iceberg orders them."""
+    extreme = (pc.min(bounds) if smallest else pc.max(bounds)).as_py()
+    if extreme == 0:
+        extreme = -0.0 if smallest else 0.0
+    return pa.scalar(extreme, bounds.type)

@@ -1,6 +1,6 @@
-"""V4 manifests decoded from their bytes, and the root's own files as entries. Free of Spark: tasks import this.
+"""Decode V4 manifests from their bytes. Without Spark: tasks import this.
 
-Roots count as manifests of the files that are in them.
+A root is decoded as a manifest of the files that it lists itself.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ _BATCH_ROWS = 8_192
 def decode_tree_manifest(
     data: bytes | memoryview, part: ManifestPart, projection: EntryProjection, types: TreeTypes
 ) -> Iterator[pa.RecordBatch]:
-    """The entries of a leaf, or the files that stand in a root, as batches of `projection.schema`; inheritance applied.
+    """Yield the entries of a leaf, or the files of a root, as batches of `projection.schema` with inheritance applied.
 
     Raises:
-        CorruptFileError: no V4 manifest, or an entry without the stats that its partition value is derived from.
+        CorruptFileError: not a V4 manifest, or an entry lacks stats that hold its partition values.
     """
     if not has_metrics_maps(projection):
         yield from tree_entries(data, part, projection, types).to_batches()
@@ -45,7 +45,7 @@ def decode_tree_manifest(
 def tree_entries(
     data: bytes | memoryview, part: ManifestPart, projection: EntryProjection, types: TreeTypes
 ) -> pa.Table:
-    """As `decode_tree_manifest`, in one chunk, of a projection without metrics maps."""
+    """Return what `decode_tree_manifest` yields in one chunk, for a projection without metrics maps."""
     read, columns = types.stats_of(projection), {*projection.columns, *types.ALWAYS_READ}
     table, properties = read_manifest(data, read, part.location, columns, stats_of_fields(types.sources))
     ordinals = pa.array(np.arange(len(table)), pa.int64())
@@ -58,13 +58,16 @@ def tree_entries(
 def entries_of_rows(
     rows: pa.Table, ordinals: pa.Array, part: ManifestPart, projection: EntryProjection, types: TreeTypes
 ) -> pa.Table:
-    """Rows of `tree_schema`, with their ordinals in a leaf, as `tree_entries` gives them: inheritance applied.
+    """Return rows of `tree_schema` as entries of `projection.schema` with inheritance applied.
 
-    Row ids are right only where the rows are all that the leaf has.
+    First row ids are correct only if the rows are all rows of the leaf.
+
+    Args:
+        ordinals: the rows' ordinals in the leaf.
     """
     columns = _columns(rows, part, types, projection)
     columns |= {MANIFEST: pa.repeat(pa.scalar(part.manifest, pa.int32()), len(rows)), ORDINAL: ordinals}
-    arrays = [narrowed(columns[one.name], one.type) for one in projection.schema]
+    arrays = [narrowed(columns[field.name], field.type) for field in projection.schema]
     return pa.Table.from_arrays(arrays, schema=projection.schema)
 
 
@@ -74,20 +77,21 @@ def root_entries(
     """Return the root's own files as entries of a manifest, without metrics maps.
 
     Args:
-        rows: of the root, with their `ordinal`; they leave nothing to be inherited.
+        rows: rows of the root with their `ordinal`. They inherit nothing.
         manifest: the manifest's small id.
-        location: of the root.
-        projection: what to read.
-        types: of the table's V4 manifests.
+        location: the root's location.
+        projection: the columns to return.
+        types: the types of the table's V4 manifests.
     """
     part = ManifestPart(manifest, location, 0, ManifestContext(None, None, None))
     return entries_of_rows(rows, rows.column(ORDINAL), part, projection, types)
 
 
 def leaf_entries(data: bytes, part: ManifestPart, stats: Mapping[int, str]) -> pa.Table:
-    """Every physical entry of a leaf as rows of `tree_schema`, inheritance applied.
+    """Return every physical entry of a leaf as rows of `tree_schema` with inheritance applied.
 
-    Raises CorruptFileError: no V4 manifest, or an entry without a status.
+    Raises:
+        CorruptFileError: not a V4 manifest, or an entry without a status.
     """
     table, _ = read_manifest(data, stats, part.location)
     info = _version_info(table, part)
@@ -114,11 +118,11 @@ def _version_info(table: pa.Table, part: ManifestPart) -> pa.StructArray:
     return with_inherited_version(whole(table.column("version_info")), part.context)
 
 
-def _row_ids(own: pa.Array, info: pa.StructArray, counts: pa.Array, part: ManifestPart) -> pa.Array:
-    """As the manifest's counter gives them; one without leaves those that entries have of their own."""
+def _row_ids(ids: pa.Array, info: pa.StructArray, counts: pa.Array, part: ManifestPart) -> pa.Array:
+    """Return inherited first row ids; those of the entries if the manifest has none."""
     if part.context.first_row_id is None:
-        return own
-    return RowIdCounter(part.context.first_row_id).assign(own, info.field("status"), counts)
+        return ids
+    return RowIdCounter(part.context.first_row_id).assign(ids, info.field("status"), counts)
 
 
 def _tuple(
@@ -136,21 +140,25 @@ def _tuple(
 def partition_tuples(
     rows: pa.Table, field_ids: Sequence[int], sources: TupleSources, location: str
 ) -> dict[int, list[Any]]:
-    """The partition values of rows of `tree_schema`, by partition field id; None where a spec has no such field.
+    """Return the partition values of rows of `tree_schema` by partition field id; None if a row's spec lacks the field.
 
-    Raises CorruptFileError, naming `location`, for a row without the stats that a value is derived from.
+    Raises:
+        CorruptFileError: a row lacks the stats that hold a value.
     """
     specs, stats = whole(rows.column("partition_spec_id")), whole(rows.column(CONTENT_STATS))
-    values = {one: _values_of(one, specs, stats, sources, location) for one in field_ids}
-    return {one: [None] * len(rows) if found is None else found.to_pylist() for one, found in values.items()}
+    tuples: dict[int, list[Any]] = {}
+    for field_id in field_ids:
+        values = _values_of(field_id, specs, stats, sources, location)
+        tuples[field_id] = [None] * len(rows) if values is None else values.to_pylist()
+    return tuples
 
 
 def _values_of(
     field_id: int, specs: pa.Array, stats: pa.StructArray, sources: TupleSources, location: str
 ) -> pa.Array | None:
-    """One partition field's values, by the stats that each row's spec names for it; None where no spec names any."""
-    by_id = {int(one.name): values for one, values in zip(stats.type, stats.flatten(), strict=True)}
-    found: pa.Array | None = None
+    """Return the values of a partition field from the stats that hold them; None if no spec has the field."""
+    by_id = {int(child.name): values for child, values in zip(stats.type, stats.flatten(), strict=True)}
+    merged: pa.Array | None = None
     for spec_id, fields in sources.items():
         source = dict(fields).get(field_id)
         if source is None:
@@ -158,8 +166,8 @@ def _values_of(
         of_spec = pc.equal(specs, spec_id)
         values = _derived(by_id[source], of_spec, source, location)
         nothing = pa.nulls(len(specs), values.type)
-        found = pc.if_else(of_spec, values, nothing if found is None else found.cast(values.type))
-    return found
+        merged = pc.if_else(of_spec, values, nothing if merged is None else merged.cast(values.type))
+    return merged
 
 
 def _derived(stats: pa.StructArray, of_spec: pa.Array, source: int, location: str) -> pa.Array:

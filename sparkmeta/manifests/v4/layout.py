@@ -1,7 +1,7 @@
-"""The Parquet layout of V4 manifests, roots and leaves: Arrow tables in memory, to files with field ids and back.
+"""Convert V4 manifests between Parquet files with field ids and Arrow tables. Without Spark: tasks import this.
 
-In memory every V4 entry is a row of `tree_schema`: all fields of the content entry, and stats of the table's columns.
-A file leaves out what its kind of manifest can't hold, and stats that no row has. Free of Spark: tasks import this.
+In memory, every V4 entry is a row of `tree_schema`: all fields of the content entry, and stats of the table's columns.
+Files omit fields that their kind of manifest can't have, and stats that no row has.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ DELETE = "delete"
 FORMAT_VERSION_KEY = "format-version"
 CONTENT_KEY = "content"
 
-# Stats by the id of the column or expression: its Iceberg type name.
+# Id of a column or expression with stats -> its Iceberg type name.
 StatsTypes = Mapping[int, str]
 
 _STRUCTS = {"version_info": VERSION_INFO, "deletion_vector": DELETION_VECTOR, "manifest_stats": MANIFEST_STATS}
@@ -53,13 +53,13 @@ _NEVER_IN = {
 
 
 def tree_schema(stats: StatsTypes) -> pa.Schema:
-    """The row type of V4 entries in memory: the content entry, and `content_stats` of these ids."""
+    """Return the row type of V4 entries in memory: the content entry, and `content_stats` with the given ids."""
     fields = [pa.field(field.name, _nullable(field.type)) for field in CONTENT_ENTRY]
     return pa.schema([*fields, pa.field(CONTENT_STATS, tree_stats_type(stats))])
 
 
 def _nullable(kind: pa.DataType) -> pa.DataType:
-    """The type with nothing required in it: Spark, which rows pass through, can't be told."""
+    """Return a type without required fields, as Spark returns rows."""
     if pa.types.is_struct(kind):
         return pa.struct([pa.field(child.name, _nullable(child.type)) for child in kind])
     if pa.types.is_list(kind):
@@ -68,15 +68,17 @@ def _nullable(kind: pa.DataType) -> pa.DataType:
 
 
 def tree_stats_type(stats: StatsTypes) -> pa.StructType:
-    """The type of `content_stats` in memory: every child of every struct, in order of the ids."""
+    """Return the type of `content_stats` in memory: structs with all children, in order of their ids."""
     structs = {field_id: full_stats_struct(bound_arrow_type(stats[field_id])) for field_id in sorted(stats)}
     return pa.struct([pa.field(str(field_id), kind) for field_id, kind in structs.items()])
 
 
 def write_manifest(table: pa.Table, content: str, properties: Mapping[str, str] | None = None) -> bytes:
-    """Rows of `tree_schema` as the bytes of a V4 manifest: `content` is ROOT, DATA or DELETE.
+    """Return the bytes of a V4 manifest with rows of `tree_schema`.
 
-    properties: further key-value metadata of the file.
+    Args:
+        content: ROOT, DATA or DELETE.
+        properties: further key-value metadata of the file.
     """
     columns, fields = [], []
     for spec in CONTENT_ENTRY:
@@ -96,10 +98,10 @@ def write_manifest(table: pa.Table, content: str, properties: Mapping[str, str] 
 
 
 def _row_id_offsets(table: pa.Table) -> pa.Array | None:
-    """What stands between the leaf's first row id and each entry's; None where all entries have their own."""
-    own = whole(table.column("first_row_id"))
+    """Return each entry's offset from the leaf's first row id; None if all entries have first row ids."""
+    ids = whole(table.column("first_row_id"))
     status = pc.struct_field(whole(table.column("version_info")), "status")
-    counted = pc.and_(own.is_null(), pc.not_equal(status, int(Status.DELETED)))
+    counted = pc.and_(ids.is_null(), pc.not_equal(status, int(Status.DELETED)))
     if not pc.any(counted).as_py():
         return None
     rows = pc.if_else(counted, whole(table.column("record_count")), 0)
@@ -114,21 +116,21 @@ def read_manifest(
     columns: Collection[str] | None = None,
     fields: Mapping[int, int] | None = None,
 ) -> tuple[pa.Table, dict[str, str]]:
-    """A V4 manifest as rows of `tree_schema`, resolved by field ids, and its key-value metadata.
+    """Return a V4 manifest as rows of `tree_schema`, and its key-value metadata.
 
-    What the file leaves out is null; columns and stats that are not known are passed over. Stats without the ids that
-    we write are known by their names, those of the proposal's examples too (semantics C49).
+    Columns are resolved by field id. Missing fields are null, unknown ones are ignored. Stats without field ids are
+    resolved by name, including the names in the proposal's examples (semantics C49).
 
     Args:
-        data: the file.
+        data: the content of the file.
         stats: the ids of the stats to read, and their types.
-        location: for errors.
-        columns: the fields of the content entry to read, all by default; others are null.
-        fields: partition field id -> id of its stats. Where a file has no such stats, the source column's may hold the
-            values, as `partition_<partition field id>_<name>` (semantics 8.2-20 b).
+        location: the file's location, for errors.
+        columns: the fields of the content entry to read; others are null. Defaults to all.
+        fields: partition field id -> id of its stats. If a file lacks these stats, those of the source column may hold
+            the values as `partition_<partition field id>_<name>` (semantics 8.2-20 b).
 
     Raises:
-        CorruptFileError: no Parquet file, no V4 manifest, or a field of another type.
+        CorruptFileError: not a Parquet file, not a V4 manifest, or a field has another type.
     """
     with open_manifest(pa.BufferReader(data), location) as manifest:
         return manifest.rows(None, stats, columns, fields), manifest.properties
@@ -136,15 +138,15 @@ def read_manifest(
 
 @contextmanager
 def open_manifest(source: Any, location: str, *, coalesce: bool = False) -> Iterator[OpenManifest]:
-    """Open a V4 manifest whose parts are read one by one.
+    """Open a V4 manifest to read parts of it.
 
     Args:
-        source: the file, as pyarrow takes it.
-        location: of the file, for errors.
-        coalesce: whether to read neighbouring columns by one request, for a source that is no memory.
+        source: a file that pyarrow accepts.
+        location: the file's location, for errors.
+        coalesce: whether to read neighbouring columns with one request; for sources that are not in memory.
 
     Raises:
-        CorruptFileError: no Parquet file, or no V4 manifest.
+        CorruptFileError: not a Parquet file, or not a V4 manifest.
     """
     with _parquet_errors(location):
         file = pq.ParquetFile(source, page_checksum_verification=True, pre_buffer=coalesce)
@@ -159,7 +161,7 @@ def open_manifest(source: Any, location: str, *, coalesce: bool = False) -> Iter
 
 @contextmanager
 def _parquet_errors(location: str) -> Iterator[None]:
-    """Raise CorruptFileError for what pyarrow says of a file that is no sound Parquet file."""
+    """Turn pyarrow's errors for invalid Parquet files into CorruptFileError."""
     try:
         yield
     except (OSError, pa.ArrowException, ValueError, MemoryError) as error:
@@ -170,7 +172,11 @@ def _parquet_errors(location: str) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class OpenManifest:
-    """A V4 manifest that is open for reading. properties: its key-value metadata."""
+    """A V4 manifest opened for reading.
+
+    Attributes:
+        properties: the file's key-value metadata.
+    """
 
     file: pq.ParquetFile
     location: str
@@ -178,15 +184,15 @@ class OpenManifest:
 
     @property
     def row_groups(self) -> int:
-        """How many row groups the file has."""
+        """The number of row groups in the file."""
         return int(self.file.metadata.num_row_groups)
 
     def first_row(self, group: int) -> int:
-        """The ordinal of a row group's first entry."""
+        """Return the ordinal of a row group's first entry."""
         return sum(self.file.metadata.row_group(before).num_rows for before in range(group))
 
     def bounds(self, group: int, column: str) -> tuple[str, str] | None:
-        """The least and greatest value of a text field in a row group; None where the file does not tell."""
+        """Return the bounds of a text field in a row group; None if they are unknown."""
         (name,) = _paths(self.file.schema_arrow, {column}, {}, {}) or (None,)
         chunks = self.file.metadata.row_group(group)
         for index in range(chunks.num_columns if name is not None else 0):
@@ -203,7 +209,7 @@ class OpenManifest:
         columns: Collection[str] | None,
         fields: Mapping[int, int] | None = None,
     ) -> pa.Table:
-        """The entries of some row groups (None: of all) as `read_manifest` gives them."""
+        """Return the entries of row groups, by default all, as `read_manifest` does."""
         with _parquet_errors(self.location):
             names = None if columns is None else _paths(self.file.schema_arrow, columns, stats, fields or {})
             if groups is None:
@@ -215,9 +221,9 @@ class OpenManifest:
 
 
 def _paths(schema: pa.Schema, columns: Collection[str], stats: StatsTypes, fields: Mapping[int, int]) -> list[str]:
-    """The file's names of fields of the content entry, and of stats of these ids, found by their field ids."""
-    wanted = {spec.id for spec in CONTENT_ENTRY if spec.name in columns}
-    paths = [field.name for field in schema if _field_id(field) in wanted]
+    """Return the paths in the file of the given fields of the content entry and stats, resolved by field id."""
+    ids = {spec.id for spec in CONTENT_ENTRY if spec.name in columns}
+    paths = [field.name for field in schema if _field_id(field) in ids]
     for field in schema:
         if _field_id(field) == CONTENT_STATS_ID and pa.types.is_struct(field.type):
             structs = _stats_places(field.type, stats)
@@ -231,7 +237,7 @@ def _paths(schema: pa.Schema, columns: Collection[str], stats: StatsTypes, field
 
 
 def _stats_places(kind: pa.StructType, stats: StatsTypes) -> dict[int, int]:
-    """Id of stats -> which child of `content_stats` they are: by field id, else by name."""
+    """Return the index in `content_stats` of stats by their id, resolved by field id or else by name."""
     by_id = {_field_id(child): place for place, child in enumerate(kind)}
     by_name = {child.name: place for place, child in enumerate(kind)}
     places = {stats_id: by_id.get(stats_struct_id(stats_id), by_name.get(str(stats_id))) for stats_id in stats}
@@ -239,9 +245,9 @@ def _stats_places(kind: pa.StructType, stats: StatsTypes) -> dict[int, int]:
 
 
 def _values_in_sources(kind: pa.StructType, fields: Mapping[int, int]) -> dict[int, dict[str, str]]:
-    """Id of stats -> the paths of the partition values in the stats of source columns: of a file's (""), or of bounds.
+    """Return the paths of partition values that the stats of source columns hold, by the id of the fields' stats.
 
-    fields: as of `read_manifest`.
+    A path has the key "" for a file's value, or else the name of a bound. See `read_manifest` for `fields`.
     """
     paths: dict[int, dict[str, str]] = {}
     for struct in kind:
@@ -256,7 +262,7 @@ _VALUE_IN_SOURCE = re.compile(r"partition_(\d{1,9})_.+?(?:_(lower_bound|upper_bo
 
 
 def is_tree_manifest(data: bytes | memoryview, location: str) -> bool:
-    """Whether a Parquet manifest has the V4 layout, not that of v1-v3 entries; raises CorruptFileError."""
+    """Return whether a Parquet manifest has the V4 layout, and not the entry layout of versions 1 to 3."""
     try:
         names = pq.read_schema(pa.BufferReader(data)).names
     except (OSError, pa.ArrowException, ValueError) as error:
@@ -268,8 +274,8 @@ def _canonical(table: pa.Table, stats: StatsTypes, location: str, fields: Mappin
     present = {_field_id(field): index for index, field in enumerate(table.schema) if _field_id(field) is not None}
     columns = []
     for spec in CONTENT_ENTRY:
-        found = whole(table.column(present[spec.id])) if spec.id in present else None
-        columns.append(_read_field(found, spec, len(table), location))
+        values = whole(table.column(present[spec.id])) if spec.id in present else None
+        columns.append(_read_field(values, spec, len(table), location))
     raw = whole(table.column(present[CONTENT_STATS_ID])) if CONTENT_STATS_ID in present else None
     columns.append(_read_stats(raw, stats, len(table), location, fields))
     return pa.Table.from_arrays(columns, schema=tree_schema(stats))
@@ -293,7 +299,7 @@ def _read_struct(
     *,
     named: bool = False,
 ) -> pa.StructArray:
-    """A struct's children by their ids, else by their names if they are `named`; a null struct has null children."""
+    """Return a struct with its children resolved by id or, if `named`, else by name. Null structs stay null."""
     if not pa.types.is_struct(values.type):
         raise CorruptFileError(location, prefix.rstrip("."), values.type, "it is no struct")
     places = {_field_id(field): index for index, field in enumerate(values.type)}
@@ -310,7 +316,7 @@ def _read_struct(
     return pa.StructArray.from_arrays(arrays, fields=list(kind), mask=values.is_null())
 
 
-# What the proposal's examples call children of stats (semantics C49).
+# Names of stats in the proposal's examples (semantics C49).
 _SEEDS_NAMES = {
     "null_count": "null_value_count",
     "nan_count": "nan_value_count",
@@ -331,22 +337,24 @@ def _read_stats(
     flat = values.flatten()
     structs = []
     for field_id in sorted(stats):
-        own = kind.field(str(field_id)).type
+        struct_type = kind.field(str(field_id)).type
         index = places.get(field_id)
         if index is None:
             paths = in_sources.get(field_id)
-            structs.append(pa.nulls(rows, own) if paths is None else _of_source(values, paths, own, location))
+            structs.append(
+                pa.nulls(rows, struct_type) if paths is None else _of_source(values, paths, struct_type, location)
+            )
             continue
         children = stats_children(field_id, bound_arrow_type(stats[field_id]))
         prefix = f"{CONTENT_STATS}.{field_id}."
-        structs.append(_read_struct(flat[index], own, children, prefix, location, named=True))
+        structs.append(_read_struct(flat[index], struct_type, children, prefix, location, named=True))
     if not structs:
         return pa.array([{}] * rows, kind)
     return pa.StructArray.from_arrays(structs, fields=list(kind), mask=values.is_null())
 
 
 def _of_source(values: pa.StructArray, paths: Mapping[str, str], kind: pa.StructType, location: str) -> pa.StructArray:
-    """Stats of a partition field from those of its source column. paths: as of `_values_in_sources`."""
+    """Return the stats of a partition field from values at paths of `_values_in_sources`."""
     bound, nothing = kind.field("lower_bound").type, pa.nulls(len(values), kind.field("lower_bound").type)
 
     def read(which: str) -> pa.Array:
@@ -391,7 +399,7 @@ def _file_field(spec: FieldSpec) -> pa.Field:
 
 
 def _file_stats(stats: pa.StructArray) -> pa.StructArray | None:
-    """The stats that some row has, with their ids; None where there are none."""
+    """Return the stats that any row has, with field ids; None if there are none."""
     structs, fields = [], []
     for field, values in zip(stats.type, stats.flatten(), strict=True):
         field_id = int(field.name)
@@ -399,20 +407,20 @@ def _file_stats(stats: pa.StructArray) -> pa.StructArray | None:
             continue
         flat = dict(zip((child.name for child in field.type), values.flatten(), strict=True))
         specs = stats_children(field_id, field.type.field("lower_bound").type)
-        kept = [spec for spec in specs if flat[spec.name].null_count < len(values) or spec.name in _ALWAYS_WRITTEN]
-        kind = pa.struct([_with_id(spec.arrow, spec.id) for spec in kept])
-        arrays = [flat[spec.name] for spec in kept]
+        written = [spec for spec in specs if flat[spec.name].null_count < len(values) or spec.name in _ALWAYS_WRITTEN]
+        kind = pa.struct([_with_id(spec.arrow, spec.id) for spec in written])
+        arrays = [flat[spec.name] for spec in written]
         structs.append(pa.StructArray.from_arrays(arrays, fields=list(kind), mask=values.is_null()))
         fields.append(_with_id(pa.field(field.name, kind), stats_struct_id(field_id)))
     return pa.StructArray.from_arrays(structs, fields=fields, mask=stats.is_null()) if structs else None
 
 
-# A struct that is there has these, so that readers tell a null partition value from a missing one.
+# Written structs have these children, so that readers can tell a null partition value from a missing one.
 _ALWAYS_WRITTEN = ("lower_bound", "value_count", "null_value_count")
 
 
 def _conformed(values: pa.Array, field: pa.Field) -> pa.Array:
-    """The values as the field's own type, whose nested fields carry ids."""
+    """Cast values to a field's type, whose nested fields have ids."""
     if pa.types.is_struct(field.type):
         return pa.StructArray.from_arrays(values.flatten(), fields=list(field.type), mask=values.is_null())
     return values if values.type == field.type and not pa.types.is_list(field.type) else values.cast(field.type)

@@ -1,7 +1,7 @@
-"""Root manifests of V4 trees, whole, on the driver: the one file that says what a snapshot is made of.
+"""Read, check and write root manifests of V4 trees, on the driver.
 
-A root holds data and delete files directly, leaf manifests, and the deletion vectors of leaf manifests. It stays small:
-what grows with the table stands in leaves.
+A root lists a snapshot's leaf manifests, their deletion vectors, and data and delete files. It stays small, since
+commits move files into leaves.
 """
 
 from __future__ import annotations
@@ -40,9 +40,11 @@ _COUNTS = ("added_files_count", "existing_files_count", "deleted_files_count")
 
 @dataclass(frozen=True)
 class Root:
-    """A root manifest as it was read: `table` has the rows of `tree_schema` in the file's order.
+    """A root manifest.
 
-    A row's position is its ordinal, and names a leaf within the engine.
+    Attributes:
+        table: its entries as rows of `tree_schema`, in the file's order. A leaf's row number is its small id.
+        properties: its key-value metadata.
     """
 
     location: str
@@ -50,7 +52,7 @@ class Root:
     properties: Mapping[str, str] = field(default_factory=dict)
 
     def of(self, kinds: Iterable[ContentType], *, live: bool = True) -> pa.Table:
-        """The entries of these content types, with their `ordinal`; `live`: without DELETED ones."""
+        """Return the entries of content types with their `ordinal`; with `live`, without DELETED ones."""
         mask = one_of(self.table, kinds)
         if live:
             mask = pc.and_(mask, is_live(self.table))
@@ -59,7 +61,7 @@ class Root:
 
     @cached_property
     def leaves(self) -> pa.Table:
-        """The live leaf manifests."""
+        """The entries of live leaf manifests."""
         return self.of(LEAVES)
 
     @cached_property
@@ -85,23 +87,22 @@ class Root:
 
 
 def one_of(table: pa.Table, kinds: Iterable[ContentType]) -> pa.Array:
-    """Which rows are of these content types."""
-    wanted = pa.array([int(kind) for kind in kinds], pa.int32())
-    return pc.is_in(table.column("content_type"), wanted)
+    """Return which rows have one of the content types."""
+    return pc.is_in(table.column("content_type"), pa.array([int(kind) for kind in kinds], pa.int32()))
 
 
 def version(table: pa.Table, name: str) -> pa.ChunkedArray:
-    """A field of `version_info`."""
+    """Return a field of `version_info`."""
     return pc.struct_field(table.column("version_info"), name)
 
 
 def is_live(table: pa.Table) -> pa.Array:
-    """Which rows are not DELETED."""
+    """Return which rows are not DELETED."""
     return pc.not_equal(version(table, "status"), int(Status.DELETED))
 
 
 def write_root(table: pa.Table, properties: Mapping[str, str] | None = None) -> bytes:
-    """Rows of `tree_schema` as a root manifest."""
+    """Return the bytes of a root manifest with rows of `tree_schema`."""
     return write_manifest(table, ROOT, {LAYOUT_REVISION_KEY: str(LAYOUT_REVISION), **(properties or {})})
 
 
@@ -113,14 +114,16 @@ def read_root(
     snapshot: tuple[int, int],
     fields: Mapping[int, int] | None = None,
 ) -> Root:
-    """A root manifest, with what its ADDED entries leave to the snapshot filled in; checked.
+    """Read and check a root manifest, with inheritance applied.
 
-    stats: the Iceberg types of the columns and expressions that have stats. specs: the table's partition spec ids.
-    snapshot: the id and the sequence number of the snapshot that names the root. fields: as of `read_manifest`.
+    Args:
+        stats: the Iceberg types of columns and expressions that have stats.
+        specs: the ids of the table's partition specs.
+        snapshot: the id and sequence number of the root's snapshot.
+        fields: see `read_manifest`.
 
     Raises:
-        CorruptFileError: no root, or an entry that breaks the rules of its type (see the field matrix in the layout's
-            documentation); it names the field, its value and the entry.
+        CorruptFileError: not a root, or an entry breaks a rule of the field matrix (see docs/layout.md).
     """
     root = read_unchecked_root(data, stats, location, snapshot, fields)
     check_root(root.table, specs, location)
@@ -130,7 +133,7 @@ def read_root(
 def read_unchecked_root(
     data: bytes, stats: StatsTypes, location: str, snapshot: tuple[int, int], fields: Mapping[int, int] | None = None
 ) -> Root:
-    """As `read_root`, whatever its entries say."""
+    """Read a root manifest without checking its entries."""
     table, properties = read_manifest(data, stats, location, fields=fields)
     content = properties.get(CONTENT_KEY)
     if content != ROOT:
@@ -140,13 +143,14 @@ def read_unchecked_root(
 
 def _inherited(table: pa.Table, snapshot_id: int, sequence_number: int) -> pa.Table:
     info = table.column("version_info").combine_chunks()
-    status, own, *sequences = info.flatten()
+    status, snapshot_ids, *sequences = info.flatten()
     added = pc.equal(status, int(Status.ADDED))
-    filled = [
-        pc.coalesce(one, pc.if_else(added, pa.scalar(sequence_number, pa.int64()), pa.scalar(None, pa.int64())))
-        for one in sequences
+    inherited = pc.if_else(added, pa.scalar(sequence_number, pa.int64()), pa.scalar(None, pa.int64()))
+    children = [
+        status,
+        pc.fill_null(snapshot_ids, pa.scalar(snapshot_id, pa.int64())),
+        *(pc.coalesce(sequence, inherited) for sequence in sequences),
     ]
-    children = [status, pc.fill_null(own, pa.scalar(snapshot_id, pa.int64())), *filled]
     struct = pa.StructArray.from_arrays(children, fields=list(info.type), mask=info.is_null())
     return table.set_column(table.column_names.index("version_info"), table.schema.field("version_info"), struct)
 
@@ -155,20 +159,21 @@ def _inherited(table: pa.Table, snapshot_id: int, sequence_number: int) -> pa.Ta
 
 
 def check_root(table: pa.Table, specs: Collection[int], location: str) -> None:
-    """CorruptFileError for the first entry that its content type does not allow, or that lacks what it must have."""
+    """Raise CorruptFileError for the first entry that breaks a rule of the field matrix."""
     for problem in entry_problems(table, specs):
         raise problem.error(location)
 
 
 @dataclass(frozen=True)
 class EntryProblem:
-    """What is wrong with an entry.
+    """A rule that an entry breaks.
 
     Attributes:
-        row: its place among those that were checked.
-        content_type: of the entry.
-        field, value: what breaks the rule; a dotted path for a child of a struct.
-        problem: why.
+        row: the entry's index among the checked entries.
+        content_type: the entry's content type.
+        field: the field that breaks the rule, a dotted path for a child of a struct.
+        value: the value of the field.
+        problem: the reason.
     """
 
     row: int
@@ -178,7 +183,7 @@ class EntryProblem:
     problem: str
 
     def error(self, location: str) -> CorruptFileError:
-        """The error for an entry of this manifest."""
+        """Return the error for an entry of a manifest."""
         text = f"in entry {self.row}, of content type {self.content_type}: {self.problem}"
         return CorruptFileError(location, self.field, self.value, text)
 
@@ -186,12 +191,13 @@ class EntryProblem:
 def entry_problems(
     table: pa.Table, specs: Collection[int], columns: Collection[int] | None = None
 ) -> list[EntryProblem]:
-    """Every entry, rows of `tree_schema`, that breaks a rule of the field matrix (semantics 8.4), rule by rule.
+    """Return the entries that break a rule of the field matrix (semantics 8.4), rule by rule.
 
     Args:
+        table: entries, rows of `tree_schema`.
         specs: ids of the table's partition specs.
-        columns: ids of all columns that the table's schemas ever had. With them come the rules for writers, which
-            readers do without: fields of columns that exist, and numbers that can be.
+        columns: ids of all columns that any schema of the table has had. If given, rules that only writers must follow
+            are checked as well, such as existing columns and valid offsets.
     """
     check = _Checks(table)
     check.known("content_type", tuple(int(kind) for kind in ContentType))
@@ -209,7 +215,7 @@ def entry_problems(
     check.not_negative("record_count")
     _check_leaves(check)
     _check_deletes(check)
-    _check_vectors(check)
+    _check_manifest_dvs(check)
     if columns is not None:
         _check_written(check, columns)
     return check.problems
@@ -252,23 +258,23 @@ def _check_deletes(check: _Checks) -> None:
     check.absent(("deletion_vector",), pc.invert(one_of(check.table, [ContentType.POSITION_DELETES, *MANIFEST_DVS])))
 
 
-def _check_vectors(check: _Checks) -> None:
-    vectors = one_of(check.table, MANIFEST_DVS)
-    check.present(("deletion_vector", "referenced_file"), vectors)
+def _check_manifest_dvs(check: _Checks) -> None:
+    dvs = one_of(check.table, MANIFEST_DVS)
+    check.present(("deletion_vector", "referenced_file"), dvs)
     inline, offset = check.vector("inline_content"), check.vector("offset")
     located = pc.not_equal(pc.fill_null(check.table.column("location"), ""), "")
-    both = pc.equal(inline.is_valid(), pc.and_(offset.is_valid(), located))
+    ambiguous = pc.equal(inline.is_valid(), pc.and_(offset.is_valid(), located))
     problem = "a manifest's deletion vector is either inline or at an offset of a Puffin file"
-    check.refuse("deletion_vector", check.table.column("deletion_vector"), pc.and_(vectors, both), problem)
-    stored = pc.and_(vectors, offset.is_valid())
+    check.refuse("deletion_vector", check.table.column("deletion_vector"), pc.and_(dvs, ambiguous), problem)
+    stored = pc.and_(dvs, offset.is_valid())
     size = check.vector("size_in_bytes")
     check.refuse("deletion_vector.size_in_bytes", size, pc.and_(stored, size.is_null()), "it is missing")
     records = check.table.column("record_count")
-    check.refuse("record_count", records, pc.and_(vectors, pc.less(records, 1)), "it masks nothing")
+    check.refuse("record_count", records, pc.and_(dvs, pc.less(records, 1)), "it masks nothing")
 
 
 def _check_written(check: _Checks, columns: Collection[int]) -> None:
-    """Rules for writers."""
+    """Check the rules that only writers must follow."""
     check.not_negative("file_size_in_bytes")
     location = check.table.column("location")
     check.refuse("location", location, pc.and_(one_of(check.table, FILES), pc.equal(location, "")), "it is empty")
@@ -276,10 +282,8 @@ def _check_written(check: _Checks, columns: Collection[int]) -> None:
     known = set(columns)
     unknown = [each is not None and not known.issuperset(each) for each in ids.to_pylist()]
     check.refuse("equality_ids", ids, pa.array(unknown, pa.bool_()), "no schema of the table has such a column")
-    not_vector = pc.invert(
-        one_of(check.table, [ContentType.POSITION_DELETES, ContentType.DELETE_MANIFEST, *MANIFEST_DVS])
-    )
-    check.absent(("referenced_file",), not_vector)
+    referring = one_of(check.table, [ContentType.POSITION_DELETES, ContentType.DELETE_MANIFEST, *MANIFEST_DVS])
+    check.absent(("referenced_file",), pc.invert(referring))
     offset, size = check.vector("offset"), check.vector("size_in_bytes")
     negative = pc.or_kleene(pc.less(offset, 0), pc.less(size, 0))
     outside = pc.greater(pc.add(offset, size), check.table.column("file_size_in_bytes"))
@@ -288,7 +292,7 @@ def _check_written(check: _Checks, columns: Collection[int]) -> None:
 
 
 class _Checks:
-    """Rules over entries; each one broken is an `EntryProblem`."""
+    """Evaluates rules over entries, and collects an `EntryProblem` for each entry that breaks one."""
 
     def __init__(self, table: pa.Table) -> None:
         self.table = table

@@ -1,6 +1,6 @@
-"""Find entries of V4 leaves by the value of one column, reading as little of each leaf as its statistics allow.
+"""Find entries of V4 leaves by the values of one column, reading only row groups that may hold them.
 
-Runs in Spark tasks, or in threads of the driver where the leaves are few; free of Spark.
+It runs in Spark tasks or, for few leaves, in threads of the driver. Without Spark: tasks import this.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class LeafSearch:
-    """Finds the unmasked entries of leaves whose `column` has one of some values. Picklable.
+    """Finds unmasked entries of leaves by the values of a column. Picklable.
 
-    Args:
-        column: a field of the content entry that holds text: `location` or `referenced_file`.
-        values: sorted, without repeats and nulls.
-        projection: what to read of the entries; without metrics maps.
-        types: of the table's V4 manifests.
+    Attributes:
+        column: a text field of the content entry: `location` or `referenced_file`.
+        values: the values to find, sorted and distinct.
+        projection: the columns to return, without metrics maps.
+        types: the types of the table's V4 manifests.
         masks: small id of a leaf -> its deletion vector, a row of `DV_SCHEMA`.
-        files: opens leaves and the Puffin files of their deletion vectors.
+        files: opens leaves, and Puffin files with their deletion vectors.
     """
 
     column: str
@@ -49,7 +49,7 @@ class LeafSearch:
     files: ExecutorReader | Files
 
     def __call__(self, units: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """The entries found in leaves, rows of `PART_SCHEMA`, as batches of the projection's schema."""
+        """Yield the entries found in leaves, rows of `PART_SCHEMA`, as batches of the projection's schema."""
         for unit in units:
             for row in unit.to_pylist():
                 yield from self._in_leaf(row).to_batches()
@@ -73,13 +73,15 @@ class LeafSearch:
         return place < len(self.values) and self.values[place] <= bounds[1]
 
     def _matching(self, manifest: OpenManifest, groups: list[int]) -> tuple[pa.Table, np.ndarray[Any, Any]]:
-        """The rows that match, as rows of `tree_schema`, and their ordinals. Reads the other columns of those row
-        groups only that hold a match."""
-        wanted = pa.array(self.values, pa.string())
+        """Return the matching rows of `tree_schema` and their ordinals.
+
+        Other columns are read only from row groups with a match.
+        """
+        values = pa.array(self.values, pa.string())
         matches: dict[int, np.ndarray[Any, Any]] = {}
         for group in groups:
             column = whole(manifest.rows([group], {}, {self.column}).column(self.column))
-            places = np.flatnonzero(pc.is_in(column, wanted).to_numpy(zero_copy_only=False))
+            places = np.flatnonzero(pc.is_in(column, values).to_numpy(zero_copy_only=False))
             if len(places):
                 matches[group] = places
         stats, fields = self.types.stats_of(self.projection), stats_of_fields(self.types.sources)
@@ -92,7 +94,7 @@ class LeafSearch:
 
 
 class RangedFile(io.RawIOBase):
-    """A file read by ranges, as pyarrow takes it."""
+    """A file object for pyarrow that reads ranges of a stored file."""
 
     def __init__(self, files: ExecutorReader | Files, location: str, size: int) -> None:
         super().__init__()

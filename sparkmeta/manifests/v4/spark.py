@@ -1,6 +1,6 @@
-"""V4 leaf manifests read by Spark's own Parquet reader: columns pruned, filters pushed, no Python per entry.
+"""Read V4 leaf manifests with Spark's Parquet reader, which prunes columns and pushes filters down.
 
-The rows come out as those of any other manifest: inheritance applied, the partition tuple derived from stats.
+Entries are like those of other manifests: inheritance is applied, and the partition tuple is derived from stats.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 _ENTRY = {field.name: field for field in CONTENT_ENTRY}
 _UNIT, _KEY, _UNIT_KEY, _UNIT_HASH = "_unit", "_key", "_unit_key", "_unit_hash"
-# Up to so many leaves are told apart by their names alone, which spares a short plan a job.
+# Most leaves that are identified by an expression over their names; more take a join, which costs a job.
 _NAMED = 8
 
 _INHERITED = "_inherited"
@@ -40,11 +40,12 @@ _MANIFEST = sql.col(MANIFEST)
 def read_leaf_entries(
     spark: SparkSession, leaves: pa.Table, projection: EntryProjection, tuples: TupleSources
 ) -> DataFrame:
-    """The entries of V4 leaves as a lazy DataFrame of `projection.schema`, every physical row included.
+    """Return every physical entry of V4 leaves as a lazy DataFrame of `projection.schema`.
 
-    leaves: rows of `PART_SCHEMA`, one a leaf.
+    The DataFrame fails, when it runs, if Spark reads a file whose path is none of the leaves'.
 
-    Raises, when it runs: an error that names the file for a leaf that Spark spells as no leaf of the root.
+    Args:
+        leaves: rows of `PART_SCHEMA`, one per leaf.
     """
     fields = _read_fields(projection, tuples)
     if "first_row_id" in projection.columns:
@@ -60,10 +61,10 @@ def read_rows(
 
     Args:
         spark: the session.
-        rows: with `manifest`, `ordinal` and `others`; they leave nothing to be inherited.
-        projection: what to read, without metrics maps.
-        tuples: where partition values are.
-        others: further columns to keep.
+        rows: rows with `manifest`, `ordinal` and `others`. They inherit nothing.
+        projection: the columns to return, without metrics maps.
+        tuples: the stats that hold partition values.
+        others: further columns to return.
     """
     table = narrowed_rows(rows, projection, tuples)
     for name in (MANIFEST, ORDINAL, *others):
@@ -72,7 +73,7 @@ def read_rows(
 
 
 def narrowed_rows(rows: pa.Table, projection: EntryProjection, tuples: TupleSources) -> pa.Table:
-    """Return rows of `tree_schema` with the fields only that a projection needs."""
+    """Return rows of `tree_schema` with only the fields that a projection needs."""
     schema = _read_fields(projection, tuples)
     return pa.Table.from_arrays([narrowed(rows.column(field.name), field.type) for field in schema], schema=schema)
 
@@ -80,21 +81,23 @@ def narrowed_rows(rows: pa.Table, projection: EntryProjection, tuples: TupleSour
 def entry_columns(
     projection: EntryProjection, tuples: TupleSources, inherited: Sql | None, manifest: Sql = _MANIFEST
 ) -> list[Aliased]:
-    """Return the columns of `projection` over rows of the V4 layout that have `ordinal`.
+    """Return the columns of `projection`, over rows of the V4 layout with `ordinal`.
 
     Args:
-        projection: without metrics maps.
-        tuples: where partition values are.
-        inherited: a struct<snapshot_id, sequence_number, first_row_id> of the manifest, for what its entries leave
-            out; None where they leave out nothing.
+        projection: the columns to return, without metrics maps.
+        tuples: the stats that hold partition values.
+        inherited: a struct<snapshot_id, sequence_number, first_row_id> of the manifest, which entries inherit; None if
+            they inherit nothing.
         manifest: the small id of the rows' manifest.
     """
     columns = [_column(name, inherited).alias(name) for name in projection.columns]
     if projection.partition:
-        fields = [_partition_value(one, kind, tuples).alias(str(one)) for one, kind in projection.partition]
+        fields = [
+            _partition_value(field_id, kind, tuples).alias(str(field_id)) for field_id, kind in projection.partition
+        ]
         columns.append(sql.struct(*fields).alias(PARTITION))
     if projection.stats:
-        structs = [sql.col(f"{CONTENT_STATS}.`{one}`").alias(str(one)) for one, _ in projection.stats]
+        structs = [sql.col(f"{CONTENT_STATS}.`{field_id}`").alias(str(field_id)) for field_id, _ in projection.stats]
         columns.append(sql.struct(*structs).alias(CONTENT_STATS))
     return [*columns, manifest.alias(MANIFEST), sql.col(ORDINAL).alias(ORDINAL)]
 
@@ -110,25 +113,26 @@ def _column(name: str, inherited: Sql | None) -> Sql:
 
 
 def _file_format(name: Sql) -> Sql:
-    """In upper case. The usual ones are compared, which makes no new text for each entry."""
+    """Return the format in upper case. For common formats, Spark creates no string per entry."""
     usual = sql.when(name == "parquet", "PARQUET").when(name == "puffin", "PUFFIN")
     return usual.otherwise(sql.call("upper", name))
 
 
 def _row_id(inherited: Sql) -> Sql:
-    """An entry's own first row id, else the leaf's and the entry's offset from it; a leaf without one gives none."""
-    own, start, offset = sql.col("first_row_id"), inherited["first_row_id"], sql.col(ROW_ID_OFFSET.name)
-    counts = own.isNull() & start.isNotNull() & (sql.col("version_info.status") != int(Status.DELETED))
+    """Return an entry's first row id, or else the leaf's plus the entry's offset; null if the leaf has none."""
+    row_id, start, offset = sql.col("first_row_id"), inherited["first_row_id"], sql.col(ROW_ID_OFFSET.name)
+    inherits = row_id.isNull() & start.isNotNull() & (sql.col("version_info.status") != int(Status.DELETED))
     message = sql.concat("there is no row_id_offset in the manifest's entry for ", sql.col("location"))
     missing = sql.raise_error(message).cast("bigint")
-    return sql.when(counts & offset.isNull(), missing).when(counts, start + offset).otherwise(own)
+    return sql.when(inherits & offset.isNull(), missing).when(inherits, start + offset).otherwise(row_id)
 
 
 def version_info(inherited: Sql, *, of_version_1: bool = False) -> Sql:
-    """An entry's version, with what it leaves out from its manifest.
+    """Return an entry's version with inheritance applied.
 
-    of_version_1: manifests may have the sequence number 0, which all of their entries inherit (table spec, Sequence
-    Number Inheritance).
+    Args:
+        of_version_1: whether manifests may have the sequence number 0, which all of their entries inherit (table spec,
+            Sequence Number Inheritance).
     """
     status = sql.col("version_info.status")
     inherits = status == int(Status.ADDED)
@@ -136,8 +140,8 @@ def version_info(inherited: Sql, *, of_version_1: bool = False) -> Sql:
         inherits = inherits | (inherited["sequence_number"] == 0)
 
     def sequence(name: str) -> Aliased:
-        own = sql.col(f"version_info.{name}")
-        return sql.coalesce(own, sql.when(inherits, inherited["sequence_number"])).alias(name)
+        number = sql.col(f"version_info.{name}")
+        return sql.coalesce(number, sql.when(inherits, inherited["sequence_number"])).alias(name)
 
     return sql.struct(
         status.alias("status"),
@@ -148,11 +152,11 @@ def version_info(inherited: Sql, *, of_version_1: bool = False) -> Sql:
 
 
 def _partition_value(field_id: int, type_name: str, tuples: TupleSources) -> Sql:
-    """A value of the tuple: the lower bound of the stats that the entry's spec names for it."""
+    """Return a partition value: the lower bound of the stats that hold it for the entry's spec."""
     by_source: dict[int, list[int]] = {}
     for spec_id, fields in tuples.items():
-        for one, source in fields:
-            if one == field_id:
+        for spec_field_id, source in fields:
+            if spec_field_id == field_id:
                 by_source.setdefault(source, []).append(spec_id)
     nothing = sql.lit(None).cast(from_arrow_type(bound_arrow_type(type_name), prefer_timestamp_ntz=True))
     of_spec = sql.col("partition_spec_id")
@@ -161,10 +165,10 @@ def _partition_value(field_id: int, type_name: str, tuples: TupleSources) -> Sql
 
 
 def _derived(source: int, type_name: str) -> Sql:
-    """The lower bound; NaN where all values are, as NaN is no bound.
+    """Return the lower bound, or NaN if the value is NaN, which is never a bound.
 
-    That an entry has the struct is for `Table.check` to tell: an error raised here would keep Spark from pushing
-    filters of the tuple below its joins.
+    `Table.check` detects entries without the struct. An error raised here would keep Spark from pushing filters of the
+    tuple below joins.
     """
     stats = sql.col(f"{CONTENT_STATS}.`{source}`")
     value = stats["lower_bound"]
@@ -175,8 +179,13 @@ def _derived(source: int, type_name: str) -> Sql:
 
 
 class LeafRows(NamedTuple):
-    """Rows of leaves with `ordinal`, and over them the small id of a row's leaf and what it inherits from that: a
-    struct<snapshot_id, sequence_number, first_row_id>."""
+    """Rows of leaves, and expressions over them.
+
+    Attributes:
+        frame: the rows, with `ordinal`.
+        manifest: the small id of a row's leaf.
+        inherited: a struct<snapshot_id, sequence_number, first_row_id> of the leaf, which the row inherits.
+    """
 
     frame: DataFrame
     manifest: Sql
@@ -184,19 +193,22 @@ class LeafRows(NamedTuple):
 
 
 def read_leaves(spark: SparkSession, leaves: pa.Table, schema: Any, ordinal: str) -> LeafRows:
-    """The rows of leaves (`PART_SCHEMA`), read as Spark's type `schema`.
+    """Return the rows of leaves.
 
-    ordinal: what it is, in SQL.
+    Args:
+        leaves: rows of `PART_SCHEMA`.
+        schema: the Spark type to read them as.
+        ordinal: the SQL expression of `ordinal`.
     """
     locations = leaves.column("location").to_pylist()
     files = read_parquet(spark, locations, schema)
-    keys, found = [spark_name_key(location) for location in locations], "_metadata.file_name"
+    keys, file_key = [spark_name_key(location) for location in locations], "_metadata.file_name"
     if len(set(keys)) < len(keys):
-        keys, found = [spark_path_key(location) for location in locations], PATH_KEY
+        keys, file_key = [spark_path_key(location) for location in locations], PATH_KEY
     names = [sql.quoted(name) for name in schema.names if name != ORDINAL]
-    read = files.selectExpr(*names, f"{found} AS {_KEY}", f"{ordinal} AS {ORDINAL}")
+    read = files.selectExpr(*names, f"{file_key} AS {_KEY}", f"{ordinal} AS {ORDINAL}")
     if len(keys) <= _NAMED:
-        # Over the rows, not beside them: a selection of its own would keep Spark from pruning what it reads.
+        # Expressions over the rows, not columns: a separate projection would keep Spark from pruning columns.
         place = _place(keys)
         manifest = sql.call("get", sql.array(*leaves.column(MANIFEST).to_pylist()), place)
         return LeafRows(read, _known(manifest, place), sql.call("get", _inherited(leaves), place))
@@ -206,43 +218,44 @@ def read_leaves(spark: SparkSession, leaves: pa.Table, schema: Any, ordinal: str
         f"{MANIFEST} AS {_UNIT}",
         f"struct({', '.join(_INHERITED_FIELDS)}) AS {_INHERITED}",
     )
-    # Spark finds a number in a fraction of the time that it takes to find a text. Were the texts' equality a key of
-    # the join too, it would look for both.
+    # Spark looks up numbers much faster than texts. `IS TRUE` keeps the equality of texts from becoming a join key.
     same = f"xxhash64({_KEY}) = {_UNIT_HASH} AND ({_KEY} = {_UNIT_KEY}) IS TRUE"
     joined = read.join(F.broadcast(rows), F.expr(same), "left")
     return LeafRows(joined, _known(sql.col(_UNIT), sql.col(_UNIT)), sql.col(_INHERITED))
 
 
-def _known(manifest: Sql, found: Sql) -> Sql:
-    """`manifest`; an error where no leaf was `found` to be of the row's key."""
+def _known(manifest: Sql, leaf: Sql) -> Sql:
+    """Return `manifest`, or raise an error when Spark runs if `leaf` is null, as the row's key is of no leaf."""
     unknown = sql.raise_error(sql.concat("Spark read a file that no manifest names: ", sql.col(_KEY))).cast("int")
-    return sql.when(found.isNull(), unknown).otherwise(manifest)
+    return sql.when(leaf.isNull(), unknown).otherwise(manifest)
 
 
 def _place(keys: Sequence[str]) -> Sql:
-    """Which of the keys a row's is; null for another."""
+    """Return the index of a row's key among the keys; null for another key."""
     first, *others = [(sql.col(_KEY) == key, place) for place, key in enumerate(keys)]
     return reduce(lambda chosen, case: chosen.when(*case), others, sql.when(*first))
 
 
 def _inherited(leaves: pa.Table) -> Sql:
-    """What the entries of each leaf inherit, as a literal array."""
+    """Return what the entries of each leaf inherit, as a literal array."""
     rows = leaves.select(_INHERITED_FIELDS).to_pylist()
     return sql.array(
-        *(sql.struct(*(sql.lit(row[one]).cast("bigint").alias(one) for one in _INHERITED_FIELDS)) for row in rows)
+        *(sql.struct(*(sql.lit(row[name]).cast("bigint").alias(name) for name in _INHERITED_FIELDS)) for row in rows)
     )
 
 
 def _read_fields(projection: EntryProjection, tuples: TupleSources) -> pa.Schema:
-    """The fields of the V4 layout that a projection needs, `content_stats` with those of the partition tuple."""
+    """Return the fields of the V4 layout that a projection needs, including stats that hold partition values."""
     names = {*projection.columns, "version_info", "partition_spec_id", "location"}
     fields = [_file_field(_ENTRY[name]) for name in _ENTRY if name in names]
     stats = dict(projection.stats)
     types = dict(projection.partition)
     for sources in tuples.values():
-        stats |= {source: types[one] for one, source in sources if one in types and source not in stats}
+        stats |= {source: types[field] for field, source in sources if field in types and source not in stats}
     if stats:
-        structs = [pa.field(str(one), stats_struct(bound_arrow_type(kind))) for one, kind in sorted(stats.items())]
+        structs = [
+            pa.field(str(source), stats_struct(bound_arrow_type(kind))) for source, kind in sorted(stats.items())
+        ]
         fields.append(pa.field(CONTENT_STATS, pa.struct(structs)))
     return pa.schema(fields)
 

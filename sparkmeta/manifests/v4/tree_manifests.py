@@ -1,7 +1,7 @@
-"""A V4 root in the forms that the engine knows: manifests to prune, and the entries of those that are left.
+"""Convert a V4 root to rows of manifests, as planning and metadata tables use them.
 
-The files that stand in the root itself are treated as manifests of their own, one of data and one of deletes, which are
-never opened: their entries are on the driver already.
+The root's own files are represented as one data and one delete manifest. These are never opened, since their entries
+are on the driver.
 """
 
 from __future__ import annotations
@@ -25,17 +25,18 @@ from sparkmeta.manifests.v4.types import TreeTypes, TupleSources, stats_of_field
 from sparkmeta.spec.entry import LAYOUT_REVISION_KEY, MANIFEST_STATS, ContentType, Status
 
 IN_ROOT = "ROOT"
-"""The file format of the manifests that are the root's own entries."""
+"""The file format of manifests that represent the root's own files."""
 
 UPGRADED_KEY = "sparkmeta.upgraded-sequence-number"
-"""Key-value metadata of a root: manifests of this sequence number and older ones have the layout of v1-v3."""
+"""Key-value metadata of a root: manifests up to this sequence number have the layout of versions 1 to 3."""
 
 FOREIGN_KEY = "sparkmeta.foreign-sequence-number"
-"""Key-value metadata of a root: leaves of this sequence number and older ones, if not older than the tree, may be of
-another library, which names their statistics in its own way."""
+"""Key-value metadata of a root: leaves of the tree up to this sequence number may be written by another library, which
+may name their statistics differently."""
 
 MASKED = "masked"
 
+# Content type of a manifest -> those of its files.
 FILE_TYPES = {
     ContentType.DATA_MANIFEST: (ContentType.DATA,),
     ContentType.DELETE_MANIFEST: (ContentType.POSITION_DELETES, ContentType.EQUALITY_DELETES),
@@ -44,42 +45,46 @@ FILE_TYPES = {
 
 @dataclass(frozen=True)
 class Tree:
-    """A root, and where the partition values of its entries stand."""
+    """The metadata tree of a snapshot.
+
+    Attributes:
+        sources: the stats that hold partition values.
+    """
 
     root: Root
     sources: TupleSources
 
     @cached_property
     def upgraded_sequence_number(self) -> int:
-        """Manifests up to this sequence number were written before the table became a tree; -1: none."""
+        """Manifests up to this sequence number were written before the upgrade to a tree; -1 for none."""
         return int(self.root.properties.get(UPGRADED_KEY, -1))
 
     @property
     def is_upgraded(self) -> bool:
-        """Whether some of the manifests may be older than the tree."""
+        """Whether manifests may be older than the tree."""
         return self.upgraded_sequence_number >= 0
 
     @cached_property
     def foreign_sequence_number(self) -> int:
-        """Leaves up to this sequence number may be of another library; -1: none. Roots of ours name their layout."""
+        """Leaves up to this sequence number may be written by another library; -1 for none."""
         properties = self.root.properties
-        ours = LAYOUT_REVISION_KEY in properties or UPGRADED_KEY in properties
-        return int(properties.get(FOREIGN_KEY, -1 if ours else sys.maxsize))
+        names_layout = LAYOUT_REVISION_KEY in properties or UPGRADED_KEY in properties
+        return int(properties.get(FOREIGN_KEY, -1 if names_layout else sys.maxsize))
 
     @cached_property
     def manifest_dvs(self) -> pa.Table:
-        """The live deletion vectors of the leaves, as `DV_SCHEMA`."""
+        """The live manifest DVs, as `DV_SCHEMA`."""
         return manifest_dvs(self.root)
 
     def has_tree_layout(self, leaves: pa.Table) -> pa.Array:
-        """Which leaves, rows of `leaf_manifests`, are V4 ones of our layout, which Spark reads by the names in it.
+        """Return which leaves, rows of `leaf_manifests`, have this package's V4 layout, which Spark reads by name.
 
         Others are older than the tree, foreign, or the root's own files.
         """
         return self._is_parquet(leaves, max(self.upgraded_sequence_number, self.foreign_sequence_number), sys.maxsize)
 
     def is_foreign(self, leaves: pa.Table) -> pa.Array:
-        """Which leaves, rows of `leaf_manifests`, are V4 ones that may be of another library."""
+        """Return which leaves, rows of `leaf_manifests`, are V4 leaves that another library may have written."""
         return self._is_parquet(leaves, self.upgraded_sequence_number, self.foreign_sequence_number)
 
     def _is_parquet(self, leaves: pa.Table, after: int, until: int) -> pa.Array:
@@ -88,16 +93,15 @@ class Tree:
         return pc.fill_null(pc.and_(parquet, between), False)
 
     def root_id(self, content: ContentType) -> int:
-        """The small id of the root's own entries of one content, behind those of all leaves."""
+        """Return the small id of the manifest that represents the root's own files of one content."""
         return len(self.root.table) + int(content) - int(ContentType.DATA_MANIFEST)
 
 
 def tree_manifests(tree: Tree) -> pa.Table:
-    """The manifests of a tree as `manifests_of_list` gives those of a manifest list, so that planning takes both.
+    """Return the manifests of a tree, like those of `manifests_of_list`.
 
-    Columns: those of `manifests_of_list`, with `content_stats` for partition summaries, and `masked`, how
-    many entries a deletion vector masks. The root's own files are a manifest of data and one of deletes, of format
-    `IN_ROOT`.
+    `content_stats` replaces partition summaries, and `masked` counts the entries that a deletion vector masks. The
+    root's own files are a data and a delete manifest of format `IN_ROOT`.
     """
     leaves = tree.root.leaves
     masked = dict(
@@ -107,16 +111,15 @@ def tree_manifests(tree: Tree) -> pa.Table:
             strict=True,
         )
     )
-    ordinals = leaves.column("ordinal").to_pylist()
+    counts = [masked.get(ordinal, 0) for ordinal in leaves.column("ordinal").to_pylist()]
     of_leaves = leaf_manifests(leaves, leaves.column("ordinal").cast(pa.int32()))
-    table = of_leaves.append_column(MASKED, pa.array([masked.get(one, 0) for one in ordinals], pa.int64()))
-    own = [_own_row(tree, content) for content in FILE_TYPES]
-    rows = [row for row in own if row is not None]
-    return pa.concat_tables([table, pa.Table.from_pylist(rows, schema=table.schema)]).combine_chunks()
+    table = of_leaves.append_column(MASKED, pa.array(counts, pa.int64()))
+    of_root = [row for content in FILE_TYPES if (row := _root_row(tree, content)) is not None]
+    return pa.concat_tables([table, pa.Table.from_pylist(of_root, schema=table.schema)]).combine_chunks()
 
 
 def leaf_manifests(leaves: pa.Table, ids: Any) -> pa.Table:
-    """Leaves, rows of `tree_schema`, as manifests with these small ids: `tree_manifests` without `masked`."""
+    """Return leaves, rows of `tree_schema`, as rows of `tree_manifests` with the given small ids, without `masked`."""
     columns: dict[str, Any] = {
         MANIFEST: ids,
         "content_type": leaves.column("content_type"),
@@ -135,7 +138,7 @@ def leaf_manifests(leaves: pa.Table, ids: Any) -> pa.Table:
     return pa.table(columns)
 
 
-def _own_row(tree: Tree, content: ContentType) -> dict[str, Any] | None:
+def _root_row(tree: Tree, content: ContentType) -> dict[str, Any] | None:
     files = tree.root.of(FILE_TYPES[content], live=False)
     if not len(files):
         return None
@@ -147,18 +150,18 @@ def _own_row(tree: Tree, content: ContentType) -> dict[str, Any] | None:
         "partition_spec_id": files.column("partition_spec_id")[0].as_py(),
         "record_count": len(files),
         "file_size_in_bytes": 0,
-        "manifest_stats": _own_counts(files),
+        "manifest_stats": _root_counts(files),
         MASKED: 0,
     }
 
 
-def _own_counts(files: pa.Table) -> dict[str, int]:
+def _root_counts(files: pa.Table) -> dict[str, int]:
     status, records = version(files, "status"), files.column("record_count")
     stats: dict[str, int] = {"min_sequence_number": pc.min(version(files, "sequence_number")).as_py()}
-    for one in Status:
-        mask = pc.equal(status, int(one))
-        stats[f"{one.name.lower()}_files_count"] = pc.sum(mask).as_py() or 0
-        stats[f"{one.name.lower()}_rows_count"] = pc.sum(records.filter(mask)).as_py() or 0
+    for value in Status:
+        mask = pc.equal(status, int(value))
+        stats[f"{value.name.lower()}_files_count"] = pc.sum(mask).as_py() or 0
+        stats[f"{value.name.lower()}_rows_count"] = pc.sum(records.filter(mask)).as_py() or 0
     return stats
 
 
@@ -166,11 +169,12 @@ def _own_counts(files: pa.Table) -> dict[str, int]:
 
 
 def tree_manifest_files(
-    root: Root, spec_fields: Mapping[int, Sequence[tuple[int, str]]], sources: TupleSources, *, own: bool = False
+    root: Root, spec_fields: Mapping[int, Sequence[tuple[int, str]]], sources: TupleSources, *, with_root: bool = False
 ) -> pa.Table:
-    """The live leaves of a root as rows of a manifest list: `MANIFEST_FILE_SCHEMA`.
+    """Return the live leaves of a root as rows of a manifest list, `MANIFEST_FILE_SCHEMA`.
 
-    own: with the root itself as one more data or delete manifest, where files stand in it.
+    Args:
+        with_root: whether to add the root itself as a data or delete manifest if it has files.
     """
     leaves = root.leaves
     stats = leaves.column("manifest_stats")
@@ -188,28 +192,28 @@ def tree_manifest_files(
     }
     arrays = [narrowed(columns[field.name], field.type) for field in MANIFEST_FILE_SCHEMA]
     table = pa.Table.from_arrays(arrays, schema=MANIFEST_FILE_SCHEMA)
-    rows = [_own_file(root, content) for content in FILE_TYPES] if own else []
+    rows = [_root_file(root, content) for content in FILE_TYPES] if with_root else []
     return pa.concat_tables([table, pa.Table.from_pylist([row for row in rows if row], schema=MANIFEST_FILE_SCHEMA)])
 
 
 def listed_root(data: bytes, location: str, snapshot: tuple[int, int], types: TreeTypes) -> pa.RecordBatch:
-    """Return a root as rows of a manifest list: its leaves, and itself for the files that are in it.
+    """Return a root as rows of a manifest list: its leaves, and the root itself if it has files.
 
     Args:
-        data: the file.
-        location: of the file.
-        snapshot: the id and the sequence number of the snapshot that names it.
-        types: of the table's V4 manifests.
+        data: the content of the file.
+        location: the file's location.
+        snapshot: the id and sequence number of the root's snapshot.
+        types: the types of the table's V4 manifests.
 
     Raises:
-        CorruptFileError: it is no root.
+        CorruptFileError: not a root.
     """
     root = read_root(data, types.stats, types.spec_fields, location, snapshot, stats_of_fields(types.sources))
-    table = tree_manifest_files(root, types.spec_fields, types.sources, own=True)
+    table = tree_manifest_files(root, types.spec_fields, types.sources, with_root=True)
     return table.combine_chunks().to_batches()[0] if len(table) else pa.RecordBatch.from_pylist([], table.schema)
 
 
-def _own_file(root: Root, content: ContentType) -> dict[str, Any] | None:
+def _root_file(root: Root, content: ContentType) -> dict[str, Any] | None:
     files = root.of(FILE_TYPES[content], live=False)
     if not len(files):
         return None
@@ -219,25 +223,23 @@ def _own_file(root: Root, content: ContentType) -> dict[str, Any] | None:
         "partition_spec_id": files.column("partition_spec_id")[0].as_py(),
         "content": int(content) - int(ContentType.DATA_MANIFEST),
         "sequence_number": pc.max(version(files, "sequence_number")).as_py(),
-        **_own_counts(files),
+        **_root_counts(files),
     }
 
 
 def _partitions(
     leaves: pa.Table, spec_fields: Mapping[int, Sequence[tuple[int, str]]], sources: TupleSources
 ) -> pa.Array:
-    """Partition summaries by leaf, in the order of its spec's fields."""
+    """Return the partition summaries of leaves, in the order of their spec's fields."""
     stats = leaves.column(CONTENT_STATS)
     flat = whole(stats)
     by_id = {int(field.name): values for field, values in zip(stats.type, flat.flatten(), strict=True)}
     encoded: dict[tuple[int, str], list[bytes | None]] = {}
-    for source in {one for fields in sources.values() for _, one in fields if one in by_id}:
+    used = {source for fields in sources.values() for _, source in fields}
+    for source in used.intersection(by_id):
         for name in ("lower_bound", "upper_bound"):
             encoded[source, name] = encode_bounds(pc.struct_field(by_id[source], name)).to_pylist()
-    counts = {
-        one: by_id[one].to_pylist() if one in by_id else None
-        for one in {source for fields in sources.values() for _, source in fields}
-    }
+    counts = {source: by_id[source].to_pylist() if source in by_id else None for source in used}
     rows = []
     for row, spec_id in enumerate(leaves.column("partition_spec_id").to_pylist()):
         places = dict(sources[spec_id])

@@ -1,4 +1,4 @@
-"""How values in the V4 manifests of a table are typed. Free of Spark: tasks import this."""
+"""The types of values in a table's V4 manifests. Without Spark: tasks import this."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from sparkmeta.manifests.projection import EntryProjection
 
-# Spec id -> its fields' (partition field id, id of the stats that hold the value); fields without values left out.
+# Spec id -> (partition field id, id of the stats that hold the value) of its fields, except void ones.
 TupleSources = Mapping[int, Sequence[tuple[int, int]]]
 
 
@@ -19,13 +19,13 @@ def stats_of_fields(sources: TupleSources) -> dict[int, int]:
 
 @dataclass(frozen=True)
 class TreeTypes:
-    """The types of a table's V4 manifests; it travels to tasks.
+    """The types of a table's V4 manifests. Picklable.
 
-    Args:
-        stats: ids of columns and expressions that have statistics -> Iceberg type names.
-        columns: those of them that are columns of a schema.
-        spec_fields: spec id -> its fields' (partition field id, Iceberg type name).
-        sources: spec id -> (partition field id, id of its statistics).
+    Attributes:
+        stats: ids of columns and expressions that may have stats -> Iceberg type names.
+        columns: the ids in `stats` that are columns of a schema.
+        spec_fields: spec id -> (partition field id, Iceberg type name) of its fields.
+        sources: see `TupleSources`.
     """
 
     stats: Mapping[int, str]
@@ -41,10 +41,10 @@ class TreeTypes:
         "partition_spec_id",
         "record_count",
     )
-    """Fields of entries that are read whatever the projection names."""
+    """Fields of entries that are read for every projection."""
 
     def stats_of(self, projection: EntryProjection) -> dict[int, str]:
-        """Return the statistics to read for a projection: those it names, and those of its partition values."""
+        """Return the stats to read for a projection: those that it names, and those that hold partition values."""
         ids, partition = set(dict(projection.stats)), dict(projection.partition)
         for fields in self.sources.values():
             ids.update(source for field_id, source in fields if field_id in partition)

@@ -1,10 +1,10 @@
-"""V4 leaf manifests written by Spark tasks: entries in, files of a target size out, and the root's entry for each."""
+"""Write entries as V4 leaves of a target size in Spark tasks, and return the root's entries for them."""
 
 from __future__ import annotations
 
 import uuid
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from functools import cache, cached_property, partial
@@ -28,22 +28,30 @@ if TYPE_CHECKING:
 # The bytes of a leaf, and the root's entry for it.
 EncodedLeaf = tuple[bytes, pa.Table]
 
+_WriteTask = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
+
 T = TypeVar("T")
 
-# Files that a task puts at a time, beside the leaf that it makes.
+# Files that a task writes at a time while it encodes the next leaf.
 _PUTS = 2
 
-# What an entry takes in a file before one has been written: its own fields, and each column's stats.
+# Estimated bytes of an entry's fields and of a column's stats, used until a leaf has been written.
 _ENTRY_BYTES, _STATS_BYTES = 40, 8
 _SMALLEST_LEAF = 1_000
 
 
 @dataclass(frozen=True)
 class LeafFormat:
-    """How a table's leaves are written; it travels to executors.
+    """The format of a table's leaves. Picklable.
 
-    folder: of the table's metadata files. name: begins the names of one commit's files. stats: ids with stats -> their
-    Iceberg types. sources: spec id -> ids of the stats that hold its partition values. target_bytes: of a leaf.
+    Attributes:
+        folder: the folder of the table's metadata files.
+        name: the beginning of the files' names.
+        stats: ids of columns and expressions that may have stats -> Iceberg type names.
+        sources: spec id -> ids of the stats that hold its partition values.
+        target_bytes: the target size of a leaf.
+        writer: writes the files.
+        properties: further key-value metadata of the files.
     """
 
     folder: str
@@ -56,45 +64,48 @@ class LeafFormat:
 
     @cached_property
     def schema(self) -> pa.Schema:
-        """The rows of entries, and of the root's entries for leaves."""
+        """The row type of entries, and of the root's entries for leaves."""
         return tree_schema(self.stats)
 
     @property
     def unordered(self) -> frozenset[int]:
-        return frozenset(one for one, name in self.stats.items() if name == "uuid")
+        """Ids of stats whose bounds have no agreed order; see `leaf_row`."""
+        return frozenset(field_id for field_id, name in self.stats.items() if name == "uuid")
 
 
 def write_leaves(entries: DataFrame, form: LeafFormat) -> pa.Table:
-    """Writes entries as leaves, each task its own, and gives the root's entries for them; runs a job.
+    """Write entries as leaves, and return the root's entries for them. Runs a job.
 
-    entries: rows of `form.schema` in the order in which they are to stand, partitioned as tasks shall take them.
+    Args:
+        entries: sorted rows of `form.schema`. Each partition is written by one task.
     """
+    return _run(entries, partial(_write, form), form)
+
+
+def _run(entries: DataFrame, write: _WriteTask, form: LeafFormat) -> pa.Table:
     from sparkmeta.session import spark_schema
 
-    written = entries.mapInArrow(partial(_write, form), spark_schema(_WRITTEN)).toArrow()
-    rows = [read_rows_stream(one) for one in written.column("leaf").to_pylist()]
+    written = entries.mapInArrow(write, spark_schema(_WRITTEN)).toArrow()
+    rows = [read_rows_stream(stream) for stream in written.column("leaf").to_pylist()]
     return pa.concat_tables(rows) if rows else form.schema.empty_table()
 
 
-# The root's entry for a leaf, as an Arrow stream: Spark would have to be told its type.
+# The root's entry for a leaf, as an Arrow stream, so that Spark needs no schema of entries.
 _WRITTEN = pa.schema([pa.field("leaf", pa.binary())])
 
 
 OWNER = "owner"
-"""A column beside those of entries: the data leaf that the delete leaf of a row belongs to; null for none."""
+"""A column in addition to an entry's: the data leaf that the row's delete leaf is affiliated with, or null."""
 
 
 def write_owned_leaves(entries: DataFrame, form: LeafFormat, entry_bytes: float) -> pa.Table:
-    """Writes entries as leaves of their owners, and gives the root's entries for them; runs a job.
+    """Write entries as leaves affiliated with their owners, and return the root's entries for them. Runs a job.
 
-    entries: rows of `form.schema` and `owner`; those of one owner, spec and kind stand together, in one task.
-    entry_bytes: what one takes in a file, about: an owner's entries fill as many leaves as that makes, equally.
+    Args:
+        entries: rows of `form.schema` and `owner`. Rows of one owner, spec and kind are adjacent in one partition.
+        entry_bytes: the expected size of an entry, by which an owner's entries are divided into leaves of equal length.
     """
-    from sparkmeta.session import spark_schema
-
-    written = entries.mapInArrow(partial(_write_owned, form, entry_bytes), spark_schema(_WRITTEN)).toArrow()
-    rows = [read_rows_stream(one) for one in written.column("leaf").to_pylist()]
-    return pa.concat_tables(rows) if rows else form.schema.empty_table()
+    return _run(entries, partial(_write_owned, form, entry_bytes), form)
 
 
 def _write_owned(form: LeafFormat, entry_bytes: float, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -107,7 +118,7 @@ def _write_owned(form: LeafFormat, entry_bytes: float, batches: Iterable[pa.Reco
 def _encoded_owned(
     form: LeafFormat, entry_bytes: float, batches: Iterable[pa.RecordBatch]
 ) -> Iterator[tuple[str | None, EncodedLeaf]]:
-    for (owner, *_), parts in groupby(_owned(form, batches), key=lambda one: one[0]):
+    for (owner, *_), parts in groupby(_owned(form, batches), key=lambda run: run[0]):
         table = pa.concat_tables([rows for _, rows in parts])
         for piece in pieces(table, leaf_count(len(table), int(len(table) * entry_bytes), form.target_bytes)):
             yield owner, encode_leaf(piece, form)
@@ -116,7 +127,7 @@ def _encoded_owned(
 def _owned(
     form: LeafFormat, batches: Iterable[pa.RecordBatch]
 ) -> Iterator[tuple[tuple[str | None, tuple[int, bool]], pa.Table]]:
-    """Runs of rows with one owner, spec and kind, and these."""
+    """Yield runs of rows of one owner, spec and kind, with these as key."""
     for batch in batches:
         table = pa.Table.from_batches([batch])
         owners = table.column(OWNER).combine_chunks()
@@ -128,13 +139,13 @@ def _owned(
 
 
 def leaf_count(entries: int, size: int, target_bytes: int) -> int:
-    """How many leaves entries of this size in bytes fill; none for no entries."""
+    """Return the number of leaves that entries with a total size in bytes fill, 0 for no entries."""
     return min(entries, max(1, round(size / target_bytes))) if entries else 0
 
 
 def pieces(table: pa.Table, count: int) -> Iterator[pa.Table]:
-    """The rows in this many parts of equal length."""
-    ends = [len(table) * one // count for one in range(count + 1)] if count else []
+    """Yield the rows in parts of equal length."""
+    ends = [len(table) * number // count for number in range(count + 1)] if count else []
     for start, end in pairwise(ends):
         yield table.slice(start, end - start).combine_chunks()
 
@@ -142,9 +153,10 @@ def pieces(table: pa.Table, count: int) -> Iterator[pa.Table]:
 def put_behind(
     leaves: Iterable[tuple[T, EncodedLeaf]], writer: ExecutorWriter, location: str = "location"
 ) -> Iterator[tuple[T, pa.Table]]:
-    """Writes leaves, and gives the parent's row for each once its file is there. For tasks.
+    """Write leaves in background threads, and yield the parent's row for each after its file is written. For tasks.
 
-    location: the row's column that names the file. While one is on its way to the disk or store the next leaf is made.
+    Args:
+        location: the row's column with the file's location.
     """
     pending: deque[tuple[T, pa.Table, Future[None]]] = deque()
 
@@ -162,23 +174,23 @@ def put_behind(
         while pending:
             yield first()
     finally:
-        # After an error: what has begun is waited for, and nothing more is written.
+        # After an error, wait for writes that have begun, and write nothing more.
         wait([put for _, _, put in pending if not put.cancel()])
 
 
 @cache
 def _threads() -> ThreadPoolExecutor:
-    """The same ones for all tasks of a worker, since some FileIOs keep connections by thread."""
+    """Return the threads that all tasks of a worker share, since some FileIOs keep connections by thread."""
     return ThreadPoolExecutor(_PUTS, "leaves")
 
 
 def _write(form: LeafFormat, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    for _, row in put_behind(((None, one) for one in _leaves(form, batches)), form.writer):
+    for _, row in put_behind(((None, leaf) for leaf in _leaves(form, batches)), form.writer):
         yield pa.RecordBatch.from_pydict({"leaf": [rows_stream(row)]}, schema=_WRITTEN)
 
 
 def rows_stream(rows: pa.Table, compression: str | None = None) -> bytes:
-    """Entries as an Arrow stream, in which Spark moves them without knowing their type."""
+    """Return entries as an Arrow IPC stream, in which Spark moves them without a schema of entries."""
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, rows.schema, options=pa.ipc.IpcWriteOptions(compression=compression)) as stream:
         stream.write_table(rows)
@@ -187,12 +199,12 @@ def rows_stream(rows: pa.Table, compression: str | None = None) -> bytes:
 
 
 def read_rows_stream(data: bytes | pa.Buffer) -> pa.Table:
-    """What `rows_stream` made."""
+    """Return the entries of a stream that `rows_stream` made."""
     return pa.ipc.open_stream(data).read_all()
 
 
 def _leaves(form: LeafFormat, batches: Iterable[pa.RecordBatch]) -> Iterator[EncodedLeaf]:
-    """Leaves of one task: one open at a time for each spec and kind."""
+    """Yield the leaves of one task. For each spec and kind, one leaf is open at a time."""
     open_leaves: dict[tuple[int, bool], _Leaf] = {}
     for batch in batches:
         table = pa.Table.from_batches([batch]).cast(form.schema)
@@ -204,7 +216,7 @@ def _leaves(form: LeafFormat, batches: Iterable[pa.RecordBatch]) -> Iterator[Enc
 
 
 def _kinds(table: pa.Table) -> Iterator[tuple[tuple[int, bool], pa.Table]]:
-    """The rows by spec and by whether they are data: each combination has leaves of its own."""
+    """Yield rows by spec and by whether they are data files. Each combination has separate leaves."""
     data = one_of(table, [ContentType.DATA])
     for spec_id in table.column("partition_spec_id").unique().to_pylist():
         of_spec = pc.equal(table.column("partition_spec_id"), spec_id)
@@ -215,7 +227,7 @@ def _kinds(table: pa.Table) -> Iterator[tuple[tuple[int, bool], pa.Table]]:
 
 
 class _Leaf:
-    """Rows on their way into leaves of one spec and kind."""
+    """Buffers rows for leaves of one spec and kind."""
 
     def __init__(self, form: LeafFormat) -> None:
         self._form = form
@@ -226,16 +238,16 @@ class _Leaf:
     def take(self, rows: pa.Table) -> Iterator[EncodedLeaf]:
         self._rows.append(rows)
         self._count += len(rows)
-        while self._count >= (wanted := self._wanted()):
+        while self._count >= (size := self._target_rows()):
             table = pa.concat_tables(self._rows)
-            self._rows, self._count = [table.slice(wanted)], self._count - wanted
-            yield self._encoded(table.slice(0, wanted))
+            self._rows, self._count = [table.slice(size)], self._count - size
+            yield self._encoded(table.slice(0, size))
 
     def close(self) -> Iterator[EncodedLeaf]:
         if self._count:
             yield self._encoded(pa.concat_tables(self._rows))
 
-    def _wanted(self) -> int:
+    def _target_rows(self) -> int:
         return max(_SMALLEST_LEAF, int(self._form.target_bytes / self._entry_bytes))
 
     def _encoded(self, table: pa.Table) -> EncodedLeaf:
@@ -245,7 +257,7 @@ class _Leaf:
 
 
 def encode_leaf(table: pa.Table, form: LeafFormat) -> EncodedLeaf:
-    """Entries of one spec and kind as the bytes of a leaf, and the root's entry for it, its new location in it."""
+    """Return entries of one spec and kind as the bytes of a leaf, and the root's entry for it with a new location."""
     is_data = table.column("content_type")[0].as_py() == ContentType.DATA
     content = DATA if is_data else DELETE
     data = write_manifest(table, content, form.properties)
