@@ -1,4 +1,4 @@
-"""A scan: which rows of which state of a table, immutable and refinable; its results are DataFrames."""
+"""`Scan`: an immutable description of the rows to read from a table, with plans as DataFrames."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 ALL_FIELDS = ("*",)
 
-# Iceberg's read options, by the table property that each stands above.
+# Iceberg's read options, and the table properties that they override.
 _SPLIT_OPTIONS = {
     "target_size": ("split-size", "read.split.target-size"),
     "lookback": ("lookback", "read.split.planning-lookback"),
@@ -41,14 +41,14 @@ _SPLIT_OPTIONS = {
 
 @dataclass(frozen=True)
 class Scan:
-    """What to read of a table. Every method that changes it returns another scan.
+    """A description of the rows to read from a table. Methods that refine it return a new scan.
 
     Attributes:
         state: the table.
         row_filter: a filter expression.
         selected_fields: the columns to read.
-        case_sensitive: how names in both are looked up.
-        snapshot_id: None for the current one.
+        case_sensitive: how names in the filter and the columns are looked up.
+        snapshot_id: None for the current snapshot.
         ref: the branch or tag that named the snapshot.
         options: Iceberg's read options `split-size`, `lookback`, `file-open-cost`.
     """
@@ -67,19 +67,19 @@ class Scan:
         """Return this scan with a further condition.
 
         Raises:
-            InvalidFilterError: the text is no filter.
+            InvalidFilterError: the filter is invalid.
         """
         return replace(self, row_filter=And(self.row_filter, parse_filter(row_filter)))
 
     def select(self, *field_names: str) -> Scan:
-        """Return this scan of only these columns (of those it has, if it was narrowed before)."""
+        """Return this scan with only the given columns of those that it has."""
         if self.selected_fields == ALL_FIELDS:
             return replace(self, selected_fields=field_names)
         common = tuple(name for name in self.selected_fields if name in field_names)
         return replace(self, selected_fields=common)
 
     def with_case_sensitive(self, case_sensitive: bool = True) -> Scan:
-        """Return this scan with names looked up with or without regard to case."""
+        """Return this scan with case-sensitive or case-insensitive names."""
         return replace(self, case_sensitive=case_sensitive)
 
     def use_ref(self, name: str) -> Scan:
@@ -99,23 +99,23 @@ class Scan:
             timestamp: a datetime with zone, or milliseconds since 1970.
 
         Raises:
-            NoSuchSnapshotError: the table's log goes back less far.
+            NoSuchSnapshotError: the table's log does not go back as far.
             ValidationError: the scan has a snapshot already.
         """
         self._refuse_second("a time")
         return replace(self, snapshot_id=self.state.snapshot_id_at(timestamp))
 
-    def _refuse_second(self, what: str) -> None:
+    def _refuse_second(self, choice: str) -> None:
         if self.snapshot_id is not None:
-            raise ValidationError(f"the scan has snapshot {self.snapshot_id} already: it can't take {what} too")
+            raise ValidationError(f"the scan has snapshot {self.snapshot_id} already: it can't take {choice} too")
 
     # -- what it means ----------------------------------------------------------------------------------------------
 
     def snapshot(self) -> Snapshot | None:
-        """Return the snapshot that is read; None for an empty table.
+        """Return the snapshot to read; None for an empty table.
 
         Raises:
-            NoSuchSnapshotError: the table has no snapshot of the scan's id.
+            NoSuchSnapshotError: the table does not have the scan's snapshot.
         """
         if self.snapshot_id is None:
             return self.state.metadata.current_snapshot()
@@ -125,14 +125,14 @@ class Scan:
         return snapshot
 
     def schema(self) -> Schema:
-        """Return what the scan is bound to: a snapshot's or tag's own schema, else the table's."""
+        """Return the schema of the scan: that of a given snapshot or tag, or else the table's."""
         by_branch = self.ref is not None and self.state.metadata_ref(self.ref).snapshot_ref_type == "branch"
         if self.snapshot_id is None or by_branch:
             return self.state.metadata.schema()
         return self.state.at(self.snapshot()).types.snapshot_schema
 
     def projection(self) -> Schema:
-        """Return the schema of the rows that the scan gives.
+        """Return the schema of the rows to read.
 
         Raises:
             ValueError: the schema has no such column.
@@ -159,38 +159,37 @@ class Scan:
     # -- results ----------------------------------------------------------------------------------------------------
 
     def plan_files(self) -> DataFrame:
-        """Plan the data files to read, one row each, with their deletes and residual filter.
+        """Plan the data files to read: a row for each, with its deletes and residual filter.
 
-        See `plan.files` for the columns, and for what is read at once: the manifest list, and few manifests (the
-        setting `driver_manifest_bytes`). Everything else is lazy, and done by Spark.
+        See `plan.files` for the columns. When this is called, the driver reads the manifest list and small manifests
+        (see the setting `driver_manifest_bytes`). Everything else is lazy, and done by Spark.
         """
         return plan_files(self._choice)
 
     def count_files(self) -> int:
-        """Count the rows of `plan_files`; deletes are not looked for, nor found to be wrong.
+        """Count the rows of `plan_files`, without reading or checking deletes.
 
-        Without a filter no manifest is opened: their counts, less what deletion vectors mask of them, tell it (all but
-        those of v1 tables have them). With one, the entries of the manifests that may match are counted.
+        Without a filter, no manifest is opened that has counts, which only v1 manifests may lack. With a filter, the
+        entries of manifests that may match are counted.
         """
         return count_files(self._pruned)
 
     def iter_files(self) -> Iterator[Row]:
-        """Yield the rows of `plan_files`, for callers that must have Python objects.
+        """Yield the rows of `plan_files`, for callers that need Python objects.
 
-        Spark plans and sends one partition after the other: the driver holds two of them at most, however many files
-        there are.
+        Spark sends one partition after the other; the driver holds at most two of them.
         """
         return self.plan_files().toLocalIterator(prefetchPartitions=True)
 
     def plan_tasks(self) -> DataFrame:
-        """Pack the planned files, cut into splits, into tasks: see `plan.tasks.plan_tasks`; lazy.
+        """Cut the planned files into splits and pack them into tasks, lazily; see `plan.tasks.plan_tasks`.
 
-        Sizes come from the options, else from the table properties read.split.*.
+        Sizes come from the options, or else from the table properties read.split.*.
         """
         return plan_tasks(self.plan_files(), plan_schema(self._filter.state), self._splitting())
 
     def plan_task_json(self) -> DataFrame:
-        """Return the splits as File Scan Task JSON, for Iceberg's libraries: a row a split, a column `task`; lazy."""
+        """Return splits as File Scan Task JSON for Iceberg's libraries, lazily: a row per split, a column `task`."""
         state = self._filter.state
         named = partition_json(state).alias(PARTITION_JSON)
         planned = plan_files(self._choice, named)
@@ -198,7 +197,7 @@ class Scan:
         return task_json(packed.selectExpr("inline(tasks)"), state, self.projection())
 
     def report(self) -> ScanReport:
-        """Tell what the plan of this scan scans and skips, and why; runs Spark jobs, among them the plan itself."""
+        """Report what the plan of this scan reads and skips, and why. Runs Spark jobs, including the plan itself."""
         return scan_report(self._choice)
 
     def _splitting(self) -> SplitPlanning:
@@ -215,7 +214,7 @@ class Scan:
         return f"Scan({self.state.metadata.location}, {text})"
 
     def _repr_html_(self) -> str:
-        """Show the scan in a notebook; starts no job."""
+        """Describe the scan in a notebook, without a job."""
         return f"<code>{escape(repr(self)[:500])}</code>"
 
 

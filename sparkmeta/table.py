@@ -1,4 +1,4 @@
-"""A table: what a notebook holds. Metadata as pyiceberg names it, bulk results as DataFrames."""
+"""`Table`: pyiceberg's names for metadata, and DataFrames for bulk results."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Table(BaseTable):
-    """One version of a table's metadata, and what can be asked of it and done to it."""
+    """One version of a table."""
 
     @staticmethod
     def from_pyiceberg(table: PyIcebergTable, spark: SparkSession | None = None) -> Table:
-        """The table that pyiceberg loaded, read through its FileIO."""
+        """Return a table that pyiceberg loaded, read through its FileIO."""
         return open_metadata(table.metadata_location, spark, io=table.io, identifier=table.name())
 
     # -- reading ----------------------------------------------------------------------------------------------------
@@ -63,11 +63,11 @@ class Table(BaseTable):
         snapshot_id: int | None = None,
         options: Mapping[str, Any] | None = None,
     ) -> Scan:
-        """A scan of the rows that match the filter: `table.scan("ts >= '2026-01-01' and id = 7").plan_files()`.
+        """Return a scan of the rows that match a filter: `table.scan("ts >= '2026-01-01' and id = 7").plan_files()`.
 
         Raises:
-            InvalidFilterError: the filter is no filter.
-            NoSuchSnapshotError: the table has no snapshot of that id.
+            InvalidFilterError: the filter is invalid.
+            NoSuchSnapshotError: the table has no such snapshot.
         """
         return table_scan(self.state, row_filter, selected_fields, case_sensitive, snapshot_id, options or {})
 
@@ -84,46 +84,49 @@ class Table(BaseTable):
         columns: Sequence[str] | None = None,
         lenient: bool = False,
     ) -> DataFrame:
-        """The data and delete files that the snapshots after one, up to another, added and removed; lazy.
+        """Return the data and delete files that the snapshots after one, up to another, added and removed, lazily.
 
-        Snapshots are followed along their parents. A compaction that changes no data is no change. A file that came and
-        went within the range is there twice. Only manifests that a snapshot added or newly masked are opened.
+        Snapshots are followed along their parents. A compaction of metadata is not a change. A file that was added and
+        removed within the range has two rows. Only manifests that a snapshot added or masked are opened.
 
         Args:
-            from_snapshot_id_exclusive: an ancestor of the other, which may have expired if its child is there; None:
-                all changes since the table was empty.
-            to_snapshot_id_inclusive: None: the current snapshot.
-            columns: of `inspect.files`, as it takes them; all by default.
-            lenient: read also trees that strict readers refuse, as drafts of format version 4 had them: several live
-                deletion vectors of one manifest, as if they were one, and an added manifest with removed files.
+            from_snapshot_id_exclusive: an ancestor of the other snapshot, which may have expired if its child has not.
+                Defaults to the whole history.
+            to_snapshot_id_inclusive: defaults to the current snapshot.
+            columns: the columns of `inspect.files` to return. Defaults to all.
+            lenient: accept trees of drafts of format version 4 that strict readers refuse: several live deletion
+                vectors of a manifest, which are merged, and added manifests with removed files.
 
-        Columns: change_type string (added, removed), snapshot_id long (the one that made the change), the columns of
-        `inspect.files`, and added_positions array<long>: of an added deletion vector the positions that the one removed
-        with it did not have (all of them where none was), else null. A deletion vector that changes is a removed and an
-        added row; one that goes with its data file is a removed row.
+        Returns:
+            Columns: change_type string (added, removed), snapshot_id long (of the change), the columns of
+            `inspect.files`, and added_positions array<long>: the positions that an added deletion vector has and the
+            removed one of the same data file, if any, does not; null for other rows. A replaced deletion vector has a
+            removed and an added row; one that is removed with its data file has a removed row.
 
         Raises:
-            NoSuchSnapshotError: a snapshot that the table does not have.
-            ValidationError: the first is no ancestor of the second, or what is needed to tell has expired.
-            CorruptFileError: a root that contradicts itself, and, when it runs, a file that is not what it should be.
+            NoSuchSnapshotError: the table does not have one of the snapshots.
+            ValidationError: the first is no ancestor of the second, or required history has expired.
+            CorruptFileError: a root contradicts itself, or, when it runs, a file is damaged.
         """
         ids = (from_snapshot_id_exclusive, to_snapshot_id_inclusive)
         return file_changes(self.state, *ids, columns, lenient=lenient)
 
     def check(self, snapshot_id: int | None = None) -> DataFrame:
-        """Every invariant of a snapshot's metadata tree that does not hold, over the whole tree; lazy. No row: sound.
+        """Check the invariants of a snapshot's whole metadata tree. Return the violations, lazily.
 
-        Columns: rule string, location string (of the manifest, file or root), value string, problem string. The rules:
-        entry-fields (an entry lacks what its content type must have; where the root itself does, nothing else is
-        looked at), leaf-content, manifest-counts, added-manifest, sequence-numbers, partition-bound,
-        one-entry-per-file, one-vector-per-file, one-vector-per-manifest, vector-target, vector-content, ordinal-range,
-        ordinal-deleted, carried-entries (left out where the parent snapshot has expired), affinity-target,
-        affinity-vector, affinity-equality-deletes.
+        The rules are entry-fields (required fields of a content type; if the root breaks it, no other rule is checked),
+        leaf-content, manifest-counts, added-manifest, sequence-numbers, partition-bound, one-entry-per-file,
+        one-vector-per-file, one-vector-per-manifest, vector-target, vector-content, ordinal-range, ordinal-deleted,
+        carried-entries (not checked if the parent snapshot has expired), affinity-target, affinity-vector,
+        affinity-equality-deletes.
+
+        Returns:
+            Columns: rule string, location string (of the manifest, file or root), value string, problem string.
 
         Raises:
-            NoSuchSnapshotError: the table has no snapshot of that id.
-            UnsupportedError: a snapshot that a manifest list describes.
-            CorruptFileError: its root is no manifest; and, when it runs, errors for leaves that can't be read.
+            NoSuchSnapshotError: the table has no such snapshot.
+            UnsupportedError: the snapshot has a manifest list.
+            CorruptFileError: the root is not a manifest. When it runs, leaves that can't be read raise errors.
         """
         if snapshot_id is None:
             return check(self.state)
@@ -133,35 +136,37 @@ class Table(BaseTable):
         return check(self.state.at(snapshot))
 
     def draw(self, snapshot_id: int | None = None) -> Drawing:
-        """The metadata tree of a snapshot, by default of the current one, as a notebook shows it and `print` gives it.
+        """Draw the metadata tree of a snapshot, by default the current one, for a notebook or `print`.
 
-        Root, leaves, files and deletion vectors, with their statuses; of a large tree an excerpt, what the snapshot
-        changed first. Runs one small job, for the leaves that are drawn. Has `.svg`, `.text` and `.save(path)`.
+        The drawing shows the root, leaves, files and deletion vectors with their statuses. Of a large tree it shows an
+        excerpt, preferring changes of the snapshot. Runs one small job that reads the drawn leaves. The result has
+        `.svg`, `.text` and `.save(path)`.
 
         Raises:
-            NoSuchSnapshotError: the table has no snapshot of that id.
-            CorruptFileError: a file of the tree is not what it should be.
+            NoSuchSnapshotError: the table has no such snapshot.
+            CorruptFileError: a file of the tree is damaged.
         """
         return draw(self.state, snapshot_id)
 
     # -- changing ---------------------------------------------------------------------------------------------------
 
     def transaction(self) -> Transaction[Table]:
-        """Several changes that one commit makes: `with table.transaction() as tx: tx.update_snapshot().append(files)`.
+        """Begin changes that one commit makes: `with table.transaction() as tx: tx.update_snapshot().append(files)`.
 
-        The table is not changed by it: `refresh()`, or what `commit()` returns, is the table as it is then.
+        This object does not change. `refresh()` or `commit()` returns the new version.
         """
         return Transaction(self)
 
     @cached_property
     def maintenance(self) -> Maintenance[Table]:
-        """What keeps the table in shape: `table.maintenance.upgrade(4)`; plans that do nothing before `commit()`."""
+        """The maintenance operations: `table.maintenance.upgrade(4)`. Each returns a plan, which `commit()` applies."""
         return Maintenance(self)
 
     def update_schema(self, allow_incompatible_changes: bool = False, case_sensitive: bool = True) -> UpdateSchema:
         """Return pyiceberg's builder of schema changes: `with table.update_schema() as update: update.add_column(...)`.
 
-        Its end commits the change. `refresh()` returns the table with it; the same holds for the builders below.
+        The change is committed when the builder ends, and `refresh()` returns the new version of the table. The same
+        holds for the builders below.
         """
         return self._change().update_schema(allow_incompatible_changes, case_sensitive)
 
@@ -174,7 +179,7 @@ class Table(BaseTable):
         return self._change().update_sort_order(case_sensitive)
 
     def manage_snapshots(self) -> ManageSnapshots:
-        """Return pyiceberg's builder of branches and tags, which has `fast_forward` and `cherry_pick` as well."""
+        """Return pyiceberg's builder of branches and tags, extended by `fast_forward` and `cherry_pick`."""
         return self._change().manage_snapshots()
 
     def _change(self) -> Transaction[Table]:
@@ -183,12 +188,12 @@ class Table(BaseTable):
     # -- metadata ---------------------------------------------------------------------------------------------------
 
     def name(self) -> tuple[str, ...]:
-        """Return the names by which a catalog knows the table; else its folder or metadata file, as the one name."""
+        """Return the table's identifier in its catalog, or else its folder or metadata file as a single name."""
         return self.identifier
 
     @property
     def read_only(self) -> bool:
-        """Whether the table takes no commits, since it was opened by the path of a metadata file."""
+        """Whether the table can't be committed to, since it was opened by the path of a metadata file."""
         return self.operations.read_only
 
     @property
@@ -200,78 +205,78 @@ class Table(BaseTable):
         return self.metadata.properties
 
     def location(self) -> str:
-        """The table's base location."""
+        """Return the table's base location."""
         return self.metadata.location
 
     def schema(self) -> Schema:
-        """The current schema."""
+        """Return the current schema."""
         return self.metadata.schema()
 
     def schemas(self) -> dict[int, Schema]:
-        """All schemas by id."""
+        """Return all schemas by id."""
         return self.state.types.schemas
 
     def spec(self) -> PartitionSpec:
-        """The default partition spec."""
+        """Return the default partition spec."""
         return self.metadata.spec()
 
     def specs(self) -> dict[int, PartitionSpec]:
-        """All partition specs by id."""
+        """Return all partition specs by id."""
         return self.metadata.specs()
 
     def sort_order(self) -> SortOrder:
-        """The default sort order."""
+        """Return the default sort order."""
         return self.metadata.sort_order()
 
     def sort_orders(self) -> dict[int, SortOrder]:
-        """All sort orders by id."""
+        """Return all sort orders by id."""
         return {order.order_id: order for order in self.metadata.sort_orders}
 
     @property
     def last_sequence_number(self) -> int:
-        """The highest sequence number that a snapshot of the table had; 0 in format version 1."""
+        """The highest sequence number of the table's snapshots; 0 in format version 1."""
         return self.metadata.last_sequence_number
 
     def refs(self) -> dict[str, SnapshotRef]:
-        """Branches and tags by name."""
+        """Return branches and tags by name."""
         return self.metadata.refs
 
     def snapshots(self) -> list[Snapshot]:
-        """All snapshots that the table still has."""
+        """Return all snapshots that have not expired."""
         return self.metadata.snapshots
 
     def history(self) -> list[SnapshotLogEntry]:
-        """When which snapshot became the current one, the oldest first."""
+        """Return the log of current snapshots and when they became current, oldest first."""
         return self.metadata.snapshot_log
 
     def snapshot_as_of_timestamp(self, timestamp_ms: int, inclusive: bool = True) -> Snapshot | None:
-        """The snapshot that was current at a time, or None; see `Scan.as_of`.
+        """Return the snapshot that was current at a time, or None; see `Scan.as_of`.
 
         Args:
             timestamp_ms: milliseconds since 1970.
-            inclusive: count a snapshot that became current at that very time.
+            inclusive: whether a snapshot that became current at exactly this time counts.
         """
         entries = (entry for entry in self.history() if entry.timestamp_ms < timestamp_ms + inclusive)
         latest = max(entries, key=lambda entry: entry.timestamp_ms, default=None)
         return None if latest is None else self.snapshot_by_id(latest.snapshot_id)
 
     def current_snapshot(self) -> Snapshot | None:
-        """The head of main; None for an empty table."""
+        """Return the head of main; None for an empty table."""
         return self.metadata.current_snapshot()
 
     def snapshot_by_id(self, snapshot_id: int) -> Snapshot | None:
-        """The snapshot of that id, or None."""
+        """Return the snapshot with an id, or None."""
         return self.metadata.snapshot_by_id(snapshot_id)
 
     def snapshot_by_name(self, name: str) -> Snapshot | None:
-        """The head of a branch, or a tag's snapshot, or None."""
+        """Return the head of a branch or the snapshot of a tag, or None."""
         return self.metadata.snapshot_by_name(name)
 
     def __repr__(self) -> str:
         return f"Table({self.full_name}, v{self.format_version}, {self.metadata_location})"
 
     def _repr_html_(self) -> str:
-        """The table for a notebook: facts of its metadata file only; starts no job."""
+        """Describe the table in a notebook by its metadata file, without a job."""
         snapshot = self.current_snapshot()
         summary = snapshot.summary.additional_properties if snapshot and snapshot.summary else {}
         facts = {
@@ -291,13 +296,16 @@ class Table(BaseTable):
 
 
 def load_table(location: str, spark: SparkSession | None = None) -> Table:
-    """The table in a folder, or at a metadata file (`.metadata.json`, also gzip) of any name.
+    """Load the table in a folder, or of a metadata file (`.metadata.json`, possibly gzip) with any name.
 
-    spark: any session, classic or Connect; None takes the active one.
+    Args:
+        location: the folder or the file.
+        spark: a session, classic or Connect. Defaults to the active one.
 
     Raises:
-        NoSuchTableError: nothing there is a table.
-        CorruptFileError: its metadata contradicts itself, or two files claim to be the newest.
+        NoSuchTableError: there is no table.
+        CorruptFileError: the metadata contradicts itself.
+        ValidationError: two metadata files have the highest version.
         SessionError: no session is active.
     """
     session = resolve_session(spark)
@@ -314,7 +322,7 @@ def open_table(folder: str, spark: SparkSession, files: Files | None = None) -> 
 
 
 def open_metadata(location: str, spark: SparkSession | None, io: Any = None, identifier: tuple[str, ...] = ()) -> Table:
-    """Open a table as one metadata file describes it, through a pyiceberg FileIO where one is given."""
+    """Open a table at one metadata file, with a pyiceberg FileIO if given."""
     session = resolve_session(spark)
     files = files_for(session, location, io)
     version = load_version(files, location)
@@ -325,6 +333,6 @@ def open_metadata(location: str, spark: SparkSession | None, io: Any = None, ide
 def table_of(
     version: TableVersion, spark: SparkSession, files: Files, identifier: tuple[str, ...], operations: TableOperations
 ) -> Table:
-    """Return the table at a version that has been loaded."""
+    """Return the table at a loaded version."""
     location, metadata = version
     return Table(TableState(spark, files, metadata, metadata.current_snapshot()), location, identifier, operations)

@@ -1,4 +1,4 @@
-"""Catalogs: pyiceberg's, by its configuration and names, and folders of tables."""
+"""Catalogs: pyiceberg's, with its configuration, and folders of tables."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ __all__ = ["Catalog", "load_catalog"]
 
 
 class Catalog(Protocol):
-    """Tables by name: a text with dots, or a tuple of names. ``spark`` None takes the active session."""
+    """Tables by identifier: text with dots, or a tuple of names. ``spark`` defaults to the active session."""
 
     @property
     def name(self) -> str:
-        """What the catalog was loaded as."""
+        """The name that the catalog was loaded with."""
 
     def load_table(self, identifier: str | tuple[str, ...], spark: SparkSession | None = None) -> Table:
-        """Return the table of a name. Raises NoSuchTableError."""
+        """Load a table. Raises NoSuchTableError."""
 
     def create_table(
         self,
@@ -46,12 +46,12 @@ class Catalog(Protocol):
         """Create an empty table.
 
         Args:
-            format_version: 2, which all engines read, 3, or 4 (the metadata tree); by default what the property
-                `format-version` says, else 2.
+            format_version: 2, which all engines read, 3, or 4 (the metadata tree). Defaults to the property
+                `format-version`, or else to 2.
 
         Raises:
-            TableAlreadyExistsError: there is a table of this name.
-            UnsupportedError: the catalog can't hold such tables, or the format version is another.
+            TableAlreadyExistsError: the table exists.
+            UnsupportedError: the catalog can't hold such tables, or an unsupported format version.
         """
 
     def list_tables(self, namespace: str | tuple[str, ...]) -> list[tuple[str, ...]]:
@@ -62,10 +62,13 @@ class Catalog(Protocol):
 
 
 def load_catalog(name: str | None = None, **properties: str) -> Catalog:
-    """Return a catalog by pyiceberg's names and properties, from its configuration file and environment as well.
+    """Load a catalog by pyiceberg's configuration: its file, environment variables and properties.
 
-    One type more: ``type="hadoop", warehouse=...`` are the tables in the folders of a warehouse, as Iceberg's Hadoop
-    catalog lays them out. Raises ValueError where properties are missing.
+    There is one additional type: ``type="hadoop", warehouse=...`` has the tables in the folders of a warehouse, like
+    Iceberg's Hadoop catalog.
+
+    Raises:
+        ValueError: properties are missing.
     """
     config = Config()
     known = name or config.get_default_catalog_name()

@@ -1,4 +1,4 @@
-"""Catalogs of tables that are folders of a warehouse, as Iceberg's Hadoop catalog lays them out."""
+"""Catalogs of tables in the folders of a warehouse, like Iceberg's Hadoop catalog."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ if TYPE_CHECKING:
 
     from sparkmeta.table import Table
 
-# How deep below a warehouse a namespace may hold its tables.
+# Most levels of namespaces below a warehouse.
 _DEEPEST = 3
 
 
 @dataclass(frozen=True)
 class FileSystemCatalog:
-    """The tables in the folders of a warehouse: ``<warehouse>/<namespace>/<table>``, a level for each name."""
+    """The tables in the folders of a warehouse: ``<warehouse>/<namespace>/<table>``, with a level for each name."""
 
     name: str
     warehouse: str
 
     def load_table(self, identifier: str | tuple[str, ...], spark: SparkSession | None = None) -> Table:
-        """Return the table of a name; raises NoSuchTableError."""
+        """Load a table. Raises NoSuchTableError."""
         names = as_names(identifier)
         return replace(open_table(self._folder(names), resolve_session(spark)), identifier=names)
 
@@ -51,7 +51,7 @@ class FileSystemCatalog:
         format_version: int | None = None,
         spark: SparkSession | None = None,
     ) -> Table:
-        """Create an empty table: see `Catalog.create_table`."""
+        """Create an empty table; see `Catalog.create_table`."""
         names = as_names(identifier)
         folder, session = self._folder(names), resolve_session(spark)
         metadata = new_metadata(folder, schema, partition_spec, sort_order, properties or {}, format_version)
@@ -59,14 +59,14 @@ class FileSystemCatalog:
         return self.load_table(names, session)
 
     def list_tables(self, namespace: str | tuple[str, ...], spark: SparkSession | None = None) -> list[tuple[str, ...]]:
-        """Return the names of the tables right in a namespace, in order."""
+        """Return the sorted identifiers of the tables directly in a namespace."""
         names = as_names(namespace)
         return [(*names, table) for table in self._first_names(names, 1, spark)]
 
     def list_namespaces(
         self, namespace: str | tuple[str, ...] = (), spark: SparkSession | None = None
     ) -> list[tuple[str, ...]]:
-        """Return the namespaces right in a namespace that hold tables, up to three levels down, in order."""
+        """Return the sorted namespaces directly in a namespace that hold tables at up to three levels."""
         names = as_names(namespace)
         names_below = {name for depth in range(2, _DEEPEST + 2) for name in self._first_names(names, depth, spark)}
         return [(*names, name) for name in sorted(names_below - set(self._first_names(names, 1, spark)))]
@@ -86,5 +86,5 @@ class FileSystemCatalog:
 
 
 def as_names(identifier: str | tuple[str, ...]) -> tuple[str, ...]:
-    """Return the names of an identifier that is one text with dots, or already a tuple."""
+    """Return the names of an identifier, which is text with dots or already a tuple."""
     return tuple(identifier.split(".") if identifier else ()) if isinstance(identifier, str) else identifier

@@ -1,4 +1,4 @@
-"""Catalogs of pyiceberg's: asked where a table's metadata file is, never to read it, so that none is refused."""
+"""pyiceberg's catalogs. They only locate metadata files, since pyiceberg can't read all of them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 class Located(NamedTuple):
-    """Where a table's current metadata file is, and what opens the table's files."""
+    """The location of a table's current metadata file, and the FileIO for the table's files."""
 
     metadata_location: str
     io: FileIO
@@ -49,7 +49,7 @@ class IcebergCatalog:
 
     @staticmethod
     def load(name: str, properties: Mapping[str, str]) -> IcebergCatalog:
-        """Return the catalog by pyiceberg's configuration and ``properties``."""
+        """Load a catalog by pyiceberg's configuration and ``properties``."""
         return IcebergCatalog(load_catalog(name, **properties))
 
     @property
@@ -57,7 +57,7 @@ class IcebergCatalog:
         return self.pyiceberg.name
 
     def load_table(self, identifier: str | tuple[str, ...], spark: SparkSession | None = None) -> Table:
-        """Return the table of a name, read by the FileIO that the catalog gives for it. Raises NoSuchTableError."""
+        """Load a table, with the FileIO that the catalog provides for it. Raises NoSuchTableError."""
         names = as_names(identifier)
         try:
             located = locate(self.pyiceberg, names)
@@ -79,15 +79,15 @@ class IcebergCatalog:
         location: str | None = None,
         spark: SparkSession | None = None,
     ) -> Table:
-        """Create an empty table in a SQL catalog: see `Catalog.create_table`.
+        """Create an empty table in a SQL catalog; see `Catalog.create_table`.
 
         Args:
-            location: the folder of its files; by default where the catalog puts a table of that name.
+            location: the folder of its files. Defaults to the catalog's location for the table.
 
         Raises:
             NoSuchNamespaceError: the catalog has no such namespace.
-            UnsupportedError: a catalog of another kind, which can't hold tables of version 4, and whose own tools
-                create the others.
+            UnsupportedError: not a SQL catalog. Others can't hold tables of version 4; create the others with their own
+                tools.
         """
         names = as_names(identifier)
         folder = location or self._default_location(names)
@@ -110,7 +110,7 @@ class IcebergCatalog:
     def _operations(
         self, names: tuple[str, ...], files: Files, table_uuid: UUID | None = None
     ) -> TableOperations | None:
-        """Return what commits to a table of this catalog; None where pyiceberg's own way would refuse or spoil it."""
+        """Return the operations of a table in this catalog; None if the catalog's commits can't be used."""
         try:
             from pyiceberg.catalog.sql import SqlCatalog
 
@@ -131,10 +131,10 @@ class IcebergCatalog:
 
 
 def locate(catalog: PyIcebergCatalog, identifier: tuple[str, ...]) -> Located:
-    """Return where the catalog says that a table's metadata file is.
+    """Return the location of a table's metadata file in a catalog.
 
-    pyiceberg's ``load_table`` reads the file with models that refuse what they don't know (format version 4, variant
-    columns, new operations); ours don't.
+    pyiceberg's ``load_table`` would also read the file, with models that refuse format version 4, variant columns and
+    new operations.
     """
     from pyiceberg.catalog.rest import RestCatalog
 
@@ -144,13 +144,13 @@ def locate(catalog: PyIcebergCatalog, identifier: tuple[str, ...]) -> Located:
     probe.properties = {**catalog.properties, "py-io-impl": f"{__name__}.{_Locating.__name__}"}
     try:
         table = probe.load_table(identifier)
-    except _FoundError as located:
+    except _LocatedError as located:
         return Located(located.location, catalog._load_file_io(location=located.location))
     return Located(table.metadata_location, catalog._load_file_io(table.metadata.properties, table.metadata_location))
 
 
 def _locate_rest(catalog: RestCatalog, identifier: tuple[str, ...]) -> Located:
-    """Ask what RestCatalog.load_table asks, and read no more of the metadata in the answer than its properties."""
+    """Send the request of RestCatalog.load_table, and read only the properties of the metadata in the answer."""
     from pyiceberg.catalog.rest import Capability, Endpoints
     from pyiceberg.catalog.rest.response import _handle_non_200_response
     from pyiceberg.catalog.rest.scan_planning import StorageCredential
@@ -182,8 +182,8 @@ def _locate_rest(catalog: RestCatalog, identifier: tuple[str, ...]) -> Located:
     )
 
 
-class _FoundError(Exception):
-    """Carries the location of the file that was asked for."""
+class _LocatedError(Exception):
+    """Carries the location of the file to be opened."""
 
     def __init__(self, location: str) -> None:
         super().__init__(location)
@@ -191,10 +191,10 @@ class _FoundError(Exception):
 
 
 class _Locating(FileIO):
-    """A FileIO that opens nothing: it tells which file it was asked for."""
+    """A FileIO that opens no file, but raises its location."""
 
     def new_input(self, location: str) -> InputFile:
-        raise _FoundError(location)
+        raise _LocatedError(location)
 
     def new_output(self, location: str) -> OutputFile:
         self._refuse(location)

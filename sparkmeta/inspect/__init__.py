@@ -1,1 +1,1 @@
-"""Iceberg's metadata tables as DataFrames, one module a family, and drawings of metadata trees."""
+"""Iceberg's metadata tables as DataFrames, and drawings of metadata trees."""

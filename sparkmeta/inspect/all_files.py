@@ -1,4 +1,4 @@
-"""The metadata tables of files and entries over the whole history: each manifest is read once."""
+"""The metadata tables of files and entries of all snapshots. Each manifest is read once."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ _OTHERS = [name for name in REACHABLE.names if name not in ("manifest_path", "co
 
 
 def all_files(state: TableState, content: ContentType | None, columns: Sequence[str] | None) -> DataFrame:
-    """One row a live file of each manifest of any snapshot; only of manifests of one content, if it is given."""
+    """Return a row for each live file in each manifest of any snapshot, or only in manifests of one content."""
     selection = files_selection(state, columns)
     return files_of(all_entries_of(state, content, selection.projection), selection)
 
 
 def all_entries(state: TableState, columns: Sequence[str] | None) -> DataFrame:
-    """One row an entry of each manifest of any snapshot."""
+    """Return a row for each entry of each manifest of any snapshot."""
     selection = entries_selection(state, columns)
     return entries_of(all_entries_of(state, None, selection.projection), selection)
 
@@ -44,8 +44,7 @@ def all_entries(state: TableState, columns: Sequence[str] | None) -> DataFrame:
 def all_entries_of(state: TableState, content: ContentType | None, projection: EntryProjection) -> DataFrame:
     """Return the entries of all manifests that any snapshot lists, as a DataFrame of `projection.schema`.
 
-    Lazy where executors open files themselves. Where only Spark's own sources may, the paths have to be known to the
-    plan, so that a Spark job lists them at once.
+    It is lazy if tasks can open files. If only Spark's own sources can, a job collects the paths when this is called.
     """
     manifests = reachable_manifests(state, content)
     if state.access.tasks is not None:
@@ -66,10 +65,10 @@ def all_entries_of(state: TableState, content: ContentType | None, projection: E
 
 
 def reachable_manifests(state: TableState, content: ContentType | None) -> DataFrame:
-    """Return the manifests of all snapshots, each once, as `REACHABLE`.
+    """Return the distinct manifests of all snapshots, as `REACHABLE`.
 
-    A manifest of which snapshots say different things, as they do when a table gets row ids, is as the one with the
-    highest first_row_id has it.
+    If lists differ about a manifest, as they do after a table gets row ids, the row with the highest first_row_id is
+    returned.
 
         SELECT manifest_path, max(struct(first_row_id, ...)).* FROM listed GROUP BY manifest_path
     """
@@ -81,7 +80,7 @@ def reachable_manifests(state: TableState, content: ContentType | None) -> DataF
 
 
 def _parts(state: TableState, manifests: DataFrame, projection: EntryProjection) -> DataFrame:
-    """The tasks' shares of the manifests, as `PART_SCHEMA`, spread over as many tasks as the session shuffles into."""
+    """Return the parts of manifests for tasks, as `PART_SCHEMA`, distributed among tasks."""
     counted = F.lit("first_row_id" in projection.columns) & F.col("first_row_id").isNotNull()
     is_parquet = F.lower("manifest_path").endswith(".parquet")
     needed = F.ceil(F.col("manifest_length") / state.settings.split_manifest_bytes)

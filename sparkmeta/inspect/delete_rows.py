@@ -1,4 +1,4 @@
-"""Position delete files and deletion vectors, opened by Spark tasks: one row a deleted position.
+"""Read position delete files and deletion vectors in Spark tasks: a row for each deleted position.
 
 Light: Spark tasks import this.
 """
@@ -24,7 +24,7 @@ from sparkmeta.storage.executors import ExecutorReader
 
 BATCH_ROWS = 1 << 16
 
-# The reserved field ids of a position delete file (table spec, Position Delete Files), and the names for files without.
+# Reserved field ids of position delete files (table spec, Position Delete Files), and names for files without ids.
 _IDS = {"file_path": 2147483546, "pos": 2147483545, "row": 2147483544}
 
 Columns = dict[str, pa.Array]
@@ -32,24 +32,28 @@ Columns = dict[str, pa.Array]
 
 @dataclass(frozen=True)
 class DeleteRows:
-    """What the rows look like. schema: the result's. row: the table's columns, of which `row` is a struct.
+    """Reads deleted positions of delete files.
 
-    Each input row is a delete file: location, file_format, and `deletes`, the entries that the manifests have of it, a
-    list of struct<record_count, referenced_data_file, content_offset, content_size_in_bytes, spec_id>, and partition
-    where the table has any. A Puffin file has many entries, one for each deletion vector.
+    Each input row is a delete file: location, file_format, and `deletes`, its entries in manifests, a list of
+    struct<record_count, referenced_data_file, content_offset, content_size_in_bytes, spec_id>, and partition if the
+    table has any. A Puffin file has an entry for each deletion vector.
+
+    Attributes:
+        schema: the schema of the result.
+        row: the table's columns, as the type of the column `row`.
     """
 
     schema: pa.Schema
     row: RowField
 
     def read(self, reader: ExecutorReader, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yield the deleted positions of the delete files, which the task opens."""
+        """Yield the deleted positions of delete files, which the task opens."""
         for batch in batches:
             for index, location in enumerate(batch.column("location").to_pylist()):
                 yield from self._rows(batch, index, reader.read(location))
 
     def read_contents(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """As `read`, of rows that have the files' bytes in `content`."""
+        """Yield the deleted positions of delete files that have their bytes as `content`."""
         for batch in batches:
             for index, location in enumerate(batch.column("location").to_pylist()):
                 if location is None:
@@ -94,7 +98,7 @@ class DeleteRows:
         return self._batch({"file_path": referenced, "pos": positions, "row": rows}, chosen, location)
 
     def _batch(self, columns: Columns, entries: pa.StructArray, location: str) -> pa.RecordBatch:
-        """Return the columns of the file beside those of its entry, one entry a row."""
+        """Return columns of the file together with those of its entries, which have as many rows."""
         paths = pa.repeat(pa.scalar(location, pa.string()), len(entries))
         known = columns | {"delete_file_path": paths}
         arrays = [known[field.name] if field.name in known else entries.field(field.name) for field in self.schema]
@@ -105,7 +109,7 @@ class DeleteRows:
 
 @dataclass
 class _Pending:
-    """Positions of several deletion vectors on their way into one batch."""
+    """Buffers positions of several deletion vectors for one batch."""
 
     entries: list[int] = field(default_factory=list)
     positions: list[np.ndarray[Any, Any]] = field(default_factory=list)
@@ -129,7 +133,7 @@ def _blob(data: bytes, entry: dict[str, Any], location: str) -> bytes:
 
 
 def _read(data: bytes, file_format: str, location: str, row: RowField, row_type: pa.DataType) -> Iterator[Columns]:
-    """file_path, pos and row of a position delete file, by batches."""
+    """Yield file_path, pos and row of a position delete file in batches."""
     try:
         for batch in _READERS[file_format](data, location):
             yield _columns(batch, location, row, row_type)

@@ -1,7 +1,7 @@
-"""The deleted rows that a position delete file may keep, in the shape of the table's present schema.
+"""Convert the deleted rows in position delete files to the table's current schema. Light: Spark tasks import this.
 
-Columns are resolved by field id, as the table spec's Column Projection has it: a missing one is its initial default or
-null, a promoted one is widened. Light: Spark tasks import this.
+Columns are resolved by field id (table spec, Column Projection): missing ones have their initial default or null, and
+promoted ones are widened.
 """
 
 from __future__ import annotations
@@ -13,13 +13,17 @@ import pyarrow as pa
 
 from sparkmeta.columns.bounds import decode_bounds
 
-# Where readers find a field's id: Parquet's own, and the attribute that Iceberg gives ORC columns.
+# Metadata keys with a field's id, in Parquet files and in ORC files of Iceberg.
 _ID_KEYS = (b"PARQUET:field_id", b"iceberg.id", b"ICEBERG:iceberg.id")
 
 
 @dataclass(frozen=True)
 class RowField:
-    """A field of the table's schema: of a primitive type its name, else `struct`, `list` or `map` and its children."""
+    """A field of the table's schema.
+
+    Attributes:
+        type: the name of a primitive type, or `struct`, `list` or `map`.
+    """
 
     id: int
     type: str
@@ -27,19 +31,16 @@ class RowField:
     default: Any = None
 
 
-def projected(array: pa.Array, wanted: RowField, kind: pa.DataType) -> pa.Array:
-    """Return an array as it was read, as `kind`, which is the Arrow type of the wanted field.
-
-    Raises ValueError for values that don't fit.
-    """
+def projected(array: pa.Array, target: RowField, kind: pa.DataType) -> pa.Array:
+    """Convert an array from a file to a field of Arrow type `kind`. Raises ValueError if values don't fit."""
     if pa.types.is_null(array.type) or pa.types.is_null(kind):
         return pa.nulls(len(array), kind)
-    shape = {"struct": _struct, "list": _list, "map": _map}.get(wanted.type)
-    return _primitive(array, wanted.type, kind) if shape is None else shape(array, wanted, kind)
+    shape = {"struct": _struct, "list": _list, "map": _map}.get(target.type)
+    return _primitive(array, target.type, kind) if shape is None else shape(array, target, kind)
 
 
 def field_id(field: pa.Field) -> int | None:
-    """Return the id that a file gives one of its fields, if it does; Avro's records are read with ids for names."""
+    """Return the field id in a file's schema, if it has one. Records of Avro files have ids as names."""
     metadata = field.metadata or {}
     stored = next((metadata[key] for key in _ID_KEYS if key in metadata), None)
     if stored is not None:
@@ -47,30 +48,30 @@ def field_id(field: pa.Field) -> int | None:
     return int(field.name[1:]) if field.name[:1] == "f" and field.name[1:].isdecimal() else None
 
 
-def _struct(array: pa.StructArray, wanted: RowField, kind: pa.StructType) -> pa.StructArray:
-    there = {field_id(field): child for field, child in zip(array.type, array.flatten(), strict=True)}
+def _struct(array: pa.StructArray, target: RowField, kind: pa.StructType) -> pa.StructArray:
+    by_id = {field_id(field): child for field, child in zip(array.type, array.flatten(), strict=True)}
     children = [
-        projected(there[child.id], child, field.type) if child.id in there else _default(child, field.type, len(array))
-        for child, field in zip(wanted.children, kind, strict=True)
+        projected(by_id[child.id], child, field.type) if child.id in by_id else _default(child, field.type, len(array))
+        for child, field in zip(target.children, kind, strict=True)
     ]
     if not children:
         return pa.array([None if valid is None else {} for valid in array.is_valid().to_pylist()], kind)
     return pa.StructArray.from_arrays(children, fields=list(kind), mask=array.is_null())
 
 
-def _default(wanted: RowField, kind: pa.DataType, length: int) -> pa.Array:
-    return pa.nulls(length, kind) if wanted.default is None else pa.repeat(pa.scalar(wanted.default, kind), length)
+def _default(target: RowField, kind: pa.DataType, length: int) -> pa.Array:
+    return pa.nulls(length, kind) if target.default is None else pa.repeat(pa.scalar(target.default, kind), length)
 
 
-def _list(array: pa.ListArray, wanted: RowField, kind: pa.ListType) -> pa.ListArray:
-    values = projected(array.values, wanted.children[0], kind.value_type)
+def _list(array: pa.ListArray, target: RowField, kind: pa.ListType) -> pa.ListArray:
+    values = projected(array.values, target.children[0], kind.value_type)
     return pa.ListArray.from_arrays(array.offsets, values, type=kind, mask=array.is_null())
 
 
-def _map(array: pa.Array, wanted: RowField, kind: pa.MapType) -> pa.MapArray:
-    """Return a map, or Avro's list of pairs that stands for one."""
+def _map(array: pa.Array, target: RowField, kind: pa.MapType) -> pa.MapArray:
+    """Convert a map, which Avro files may have as a list of pairs."""
     keys, items = array.values.flatten() if pa.types.is_list(array.type) else (array.keys, array.items)
-    of_keys, of_items = wanted.children
+    of_keys, of_items = target.children
     pairs = projected(keys, of_keys, kind.key_type), projected(items, of_items, kind.item_type)
     return pa.MapArray.from_arrays(array.offsets, *pairs, type=kind, mask=array.is_null())
 
@@ -81,7 +82,7 @@ def _primitive(array: pa.Array, type_name: str, kind: pa.DataType) -> pa.Array:
     if type_name == "uuid":
         return _uuid_texts(array.cast(pa.binary()))
     if pa.types.is_decimal(kind) and pa.types.is_binary(array.type):
-        return decode_bounds(array, type_name)  # Avro's, in the same form as bounds
+        return decode_bounds(array, type_name)  # Avro stores these like bounds
     if pa.types.is_date(kind) and pa.types.is_integer(array.type):
         return array.cast(pa.int32()).cast(kind)
     if pa.types.is_integer(kind) and not pa.types.is_integer(array.type):

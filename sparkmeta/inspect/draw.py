@@ -1,7 +1,7 @@
-"""`table.draw()`: a snapshot's metadata tree, read as far as it is drawn.
+"""`table.draw()`: select the parts of a snapshot's metadata tree to draw.
 
-The root is on the driver already. Of the leaves at most `_LEAVES` are opened, by one job that brings at most `_ROWS`
-entries of each; a tree of any size makes a drawing of the same, limited size.
+The root is on the driver. One job reads at most `_ROWS` entries of at most `_LEAVES` leaves, so the size of a drawing
+is limited for trees of any size.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ _LABELS = {
 
 
 def draw(state: TableState, snapshot_id: int | None = None) -> Drawing:
-    """Return the metadata tree of a snapshot, by default of the state's own.
+    """Return a drawing of the metadata tree of a snapshot, by default the state's.
 
     Raises:
-        NoSuchSnapshotError: the table has no snapshot of that id.
-        UnsupportedError: an encrypted table.
-        CorruptFileError: a root, or a deletion vector that is drawn, is not what it should be.
+        NoSuchSnapshotError: the table has no such snapshot.
+        UnsupportedError: the table is encrypted.
+        CorruptFileError: the root, or a deletion vector that is drawn, is damaged.
     """
     if snapshot_id is not None:
         snapshot = state.metadata.snapshot_by_id(snapshot_id)
@@ -80,7 +80,7 @@ def _title(snapshot: Snapshot) -> str:
 
 @dataclass(frozen=True)
 class _Vector:
-    """A manifest's deletion vector that is drawn."""
+    """A manifest's deletion vector to draw."""
 
     label: str
     status: Status
@@ -90,7 +90,7 @@ class _Vector:
 
 @dataclass(frozen=True)
 class _Excerpt:
-    """The entries of a root that are drawn, as rows of the root's own columns with `ordinal` and `label`."""
+    """The entries of a root to draw, as rows with the root's columns, `ordinal` and `label`."""
 
     rows: list[dict[str, Any]]
     left_out: tuple[str, ...]
@@ -121,7 +121,7 @@ def _of_root(state: TableState, snapshot: Snapshot, root: Root) -> Drawing:
 
 
 def _excerpt(root: Root) -> _Excerpt:
-    """Return what is drawn of a root: what the snapshot changed comes first, then what stands at the beginning."""
+    """Return the entries of a root to draw: those that the snapshot changed, then the first others."""
     names = ("content_type", "location", "version_info", "record_count", "referenced_file", "file_size_in_bytes")
     table = root.table.select(names)
     kinds, targets = table.column("content_type").to_pylist(), table.column("referenced_file").to_pylist()
@@ -163,7 +163,7 @@ def _excerpt(root: Root) -> _Excerpt:
 
 
 def _first(places: Sequence[int], changed: Sequence[bool], most: int) -> list[int]:
-    """At most so many of the places, those of changes before others."""
+    """Return at most `most` of the places, preferring changed ones."""
     return sorted(sorted(places, key=lambda place: not changed[place])[:most])
 
 
@@ -212,7 +212,7 @@ def _leaf_entry(row: Mapping[str, Any], vectors: Iterable[_Vector], labels: Mapp
 
 
 def _file_entry(row: Mapping[str, Any], ordinal: int, masked_by: tuple[str, ...] = ()) -> Entry:
-    """Return a data or delete file, of a root or a leaf."""
+    """Return the entry of a data or delete file in a root or a leaf."""
     kind = ContentType(row["content_type"])
     label, note = "", _count(row["record_count"], "row", "rows")
     if kind == ContentType.POSITION_DELETES:
@@ -228,7 +228,7 @@ def _entry(row: Mapping[str, Any], ordinal: int, notes: tuple[str, ...], refers:
 
 
 def _ordinals(bitmap: PositionBitmap) -> str:
-    """`{0, 7}`, or `{0, 1, 2, 3, 4, 5, … 1,200 in all}`."""
+    """Return `{0, 7}`, or `{0, 1, 2, 3, 4, 5, … 1,200 in all}`."""
     shown = [f"{ordinal}" for ordinal in islice(_positions(bitmap), _ORDINALS)]
     more = [f"… {bitmap.cardinality:,} in all"] if bitmap.cardinality > _ORDINALS else []
     return "{" + ", ".join([*shown, *more]) + "}"
@@ -238,8 +238,8 @@ def _positions(bitmap: PositionBitmap) -> Iterator[int]:
     return (int(position) for part in bitmap.positions() for position in part)
 
 
-def _count(number: int | None, one: str, many: str) -> str:
-    return f"an unknown number of {many}" if number is None else f"{number:,} {one if number == 1 else many}"
+def _count(number: int | None, singular: str, plural: str) -> str:
+    return f"an unknown number of {plural}" if number is None else f"{number:,} {singular if number == 1 else plural}"
 
 
 # -- entries of leaves ----------------------------------------------------------------------------------------------
@@ -248,27 +248,27 @@ def _count(number: int | None, one: str, many: str) -> str:
 def _leaf_rows(
     state: TableState, root: Root, excerpt: _Excerpt, vectors: Sequence[_Vector]
 ) -> dict[str, tuple[tuple[Entry, ...], str]]:
-    """By the location of each live leaf that is drawn: some of its entries, masked ones too, and what is left out."""
+    """Return entries of each drawn leaf, including masked ones, and a line about the others, by the leaf's location."""
     leaves = {row["location"]: row for row in excerpt.rows if row["content_type"] in LEAVES}
     unmasked = replace(root, table=root.table.filter(pc.invert(one_of(root.table, MANIFEST_DVS))))
     whole = replace(state, root=unmasked)
     manifests = whole.manifests
     of_drawn = pc.is_in(manifests.column("location"), pa.array(list(leaves), pa.string()))
-    wanted = {
-        location: _wanted(row["record_count"], [vector for vector in vectors if vector.target == location])
+    ordinals = {
+        location: _drawn_ordinals(row["record_count"], [vector for vector in vectors if vector.target == location])
         for location, row in leaves.items()
     }
     return _read(
         whole,
         manifests.filter(of_drawn),
-        wanted,
+        ordinals,
         vectors,
         {location: row["record_count"] for location, row in leaves.items()},
     )
 
 
-def _wanted(count: int | None, vectors: Sequence[_Vector]) -> list[int]:
-    """Return the ordinals of a leaf that are drawn: some that are masked, newly masked ones first, and the first."""
+def _drawn_ordinals(count: int | None, vectors: Sequence[_Vector]) -> list[int]:
+    """Return the ordinals of a leaf to draw: some masked ones, preferring newly masked ones, and the first others."""
     replaced = [vector.bitmap for vector in vectors if vector.status == Status.DELETED]
     live = [vector.bitmap for vector in vectors if vector.status != Status.DELETED]
     new = [reduce(PositionBitmap.difference, replaced, vector) for vector in live]
@@ -281,7 +281,7 @@ def _wanted(count: int | None, vectors: Sequence[_Vector]) -> list[int]:
 def _read(
     state: TableState,
     manifests: pa.Table,
-    wanted: Mapping[str, Sequence[int]],
+    ordinals: Mapping[str, Sequence[int]],
     vectors: Sequence[_Vector],
     counts: Mapping[str, int | None],
 ) -> dict[str, tuple[tuple[Entry, ...], str]]:
@@ -291,7 +291,7 @@ def _read(
     if not names:
         return {}
     conditions = [
-        (F.col(MANIFEST) == manifest) & F.col(ORDINAL).isin(list(wanted[location]))
+        (F.col(MANIFEST) == manifest) & F.col(ORDINAL).isin(list(ordinals[location]))
         for manifest, location in names.items()
     ]
     projection = EntryProjection.of(_ENTRY_COLUMNS)
@@ -318,7 +318,7 @@ def _more(count: int | None, drawn: int) -> str:
 
 
 def _of_list(state: TableState, snapshot: Snapshot) -> Drawing:
-    """Return a manifest list and its manifests: those that the snapshot wrote are drawn as ADDED."""
+    """Return the drawing of a manifest list. Manifests that the snapshot wrote are drawn as ADDED."""
     manifests = state.manifests
     kinds = manifests.column("content_type").to_pylist()
     written = pc.struct_field(manifests.column("version_info"), "snapshot_id").to_pylist()
@@ -328,8 +328,8 @@ def _of_list(state: TableState, snapshot: Snapshot) -> Drawing:
     stats = shown.column("manifest_stats").to_pylist()
     locations = shown.column("location").to_pylist()
     counts = {location: _entries(stat) for location, stat in zip(locations, stats, strict=True)}
-    wanted = {location: _wanted(count, []) for location, count in counts.items()}
-    below = _read(state, shown, wanted, [], counts)
+    ordinals = {location: _drawn_ordinals(count, []) for location, count in counts.items()}
+    below = _read(state, shown, ordinals, [], counts)
     labels = _numbered(kinds)
     nodes = []
     for place, location in zip(chosen, locations, strict=True):
@@ -352,6 +352,6 @@ def _numbered(kinds: Sequence[int]) -> list[str]:
 
 
 def _entries(stats: Mapping[str, Any]) -> int | None:
-    """Return how many entries a manifest has; None where a v1 list does not say."""
+    """Return the number of a manifest's entries; None if a v1 list does not count them."""
     counts = [stats[f"{status.name.lower()}_files_count"] for status in Status]
     return None if None in counts else sum(counts)

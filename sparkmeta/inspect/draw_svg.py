@@ -1,8 +1,8 @@
-"""A drawing as SVG, in the manner of the V4 document's figures.
+"""Draw an excerpt as SVG, in the style of the V4 proposal's figures.
 
-The root is a table of its entries. Below it stand boxes in columns: a manifest, with what belongs to it underneath, and
-the files that the root holds. Solid lines lead from the root to its entries, dashed ones from a deletion vector or an
-affiliated manifest to what it is about. Plain attributes only, no style sheet, no ids: drawings share a page.
+The root is a table of its entries. Below it are columns of boxes: manifests with the manifests and deletion vectors
+that refer to them, and the root's files. Solid lines lead from the root to its entries, dashed ones from a deletion
+vector or affiliated manifest to its target. There are no style sheets and ids, since several drawings may share a page.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _MARGIN, _BUS = 24, 14
 _COLUMNS, _STACK = 4, 8
 _TEXT_COLUMNS = int((_WIDTH - 2 * _PAD) / _CHARACTER)
 
-# Fill and stroke: those of the document's figures.
+# Fill and stroke, as in the proposal's figures.
 _BOXES = {
     ContentType.DATA: ("#fff8e1", "#f57f17"),
     ContentType.POSITION_DELETES: ("#fce4ec", "#ad1457"),
@@ -41,7 +41,7 @@ _INK, _FAINT, _MASKED = "#1f2328", "#57606a", "#bc4c00"
 
 @dataclass
 class _Line:
-    """A line of a box: text at its left, and a status at its right."""
+    """A line of a box, with text at the left and a status at the right."""
 
     text: str
     colour: str = _INK
@@ -53,7 +53,11 @@ class _Line:
 
 @dataclass
 class _Box:
-    """A box with its place, once it has one. rows: the lines that other boxes may point to, by location."""
+    """A box, and its position once it is placed.
+
+    Attributes:
+        rows: the lines that other boxes may point to, by location.
+    """
 
     lines: list[_Line]
     paint: tuple[str, str]
@@ -75,7 +79,7 @@ class _Box:
 
 
 def svg_of(excerpt: Excerpt) -> str:
-    """Return the excerpt as an SVG document; every text of the table's is escaped."""
+    """Return the excerpt as an SVG document. All texts from the table are escaped."""
     snapshot = _Box([_Line(middle_out(excerpt.title, 110), bold=True)], _SNAPSHOT, x=_MARGIN, y=_MARGIN)
     snapshot.width = max(_WIDTH, columns(snapshot.lines[0].text) * _CHARACTER + 2 * _PAD)
     if not excerpt.root:
@@ -149,7 +153,7 @@ def _add_row(box: _Box, row: Entry) -> None:
 
 
 def _wrapped(notes: Sequence[str]) -> list[str]:
-    """Notes side by side, as many as go on a line."""
+    """Join notes to lines that fit the box."""
     lines: list[str] = []
     for note in notes:
         if lines and columns(lines[-1]) + columns(note) + 3 <= _TEXT_COLUMNS:
@@ -190,7 +194,7 @@ def _text(x: float, y: float, line: _Line, anchor: str = "start") -> str:
 
 
 def _stacks(nodes: Sequence[Node]) -> list[list[_Box]]:
-    """Boxes in columns: a manifest with what belongs to it, then files with their deletion vectors."""
+    """Return columns of boxes: manifests with the nodes that refer to them, then files with their deletion vectors."""
     owners = {node.entry.location for node in nodes if node.entry.location and not _is_vector(node)}
     below: dict[str, list[Node]] = {}
     free: list[Node] = []
@@ -200,8 +204,8 @@ def _stacks(nodes: Sequence[Node]) -> list[list[_Box]]:
             below.setdefault(owner, []).append(node)
         else:
             free.append(node)
-    groups = [list(_with_own(node, below)) for node in free]
-    groups += [[node] for nodes in below.values() for node in nodes]  # that refer to each other, in a circle
+    groups = [list(_with_referring(node, below)) for node in free]
+    groups += [[node] for nodes in below.values() for node in nodes]  # nodes in a cycle of references
     stacks: list[list[_Box]] = []
     packed: list[_Box] = []
     for group in groups:
@@ -217,20 +221,20 @@ def _stacks(nodes: Sequence[Node]) -> list[list[_Box]]:
 
 
 def _is_vector(node: Node) -> bool:
-    """Return whether others can't refer to it: deletion vectors share the locations of Puffin files."""
+    """Return whether a node is a deletion vector. Others can't refer to it, since Puffin files are shared."""
     return node.entry.kind in (ContentType.MANIFEST_DELETION_VECTOR, ContentType.POSITION_DELETES)
 
 
-def _with_own(node: Node, below: dict[str, list[Node]]) -> Iterable[Node]:
+def _with_referring(node: Node, below: dict[str, list[Node]]) -> Iterable[Node]:
     yield node
     if not _is_vector(node):
         for affiliated in below.pop(node.entry.location, []):
-            yield from _with_own(affiliated, below)
+            yield from _with_referring(affiliated, below)
 
 
 @dataclass
 class _Shelf:
-    """A row of columns, and the height of the line that leads to them."""
+    """A row of columns, and the y coordinate of the line that leads to them."""
 
     y: float
     stacks: list[list[_Box]]
@@ -256,7 +260,7 @@ def _place(stacks: Sequence[list[_Box]], y: float) -> tuple[float, list[_Shelf]]
 
 
 def _branches(root: _Box, shelves: Sequence[_Shelf]) -> list[str]:
-    """From the root to each of its entries: a trunk, a branch to each row of columns, and a twig to each box."""
+    """Draw lines from the root to its entries: a trunk, a branch to each row of columns, and a twig to each box."""
     if not shelves:
         return []
     parts = [_path(f"M{_MARGIN + 4} {root.y + root.height:.1f}V{shelves[-1].y:.1f}", _FAINT)]
@@ -271,13 +275,13 @@ def _branches(root: _Box, shelves: Sequence[_Shelf]) -> list[str]:
 
 
 def _references(boxes: Sequence[_Box]) -> list[str]:
-    """Dashed lines from what is about something to that, where both are drawn."""
+    """Draw dashed lines from boxes to the boxes that they refer to."""
     whole = {box.location: box for box in boxes if box.location}
     rows = {location: (box, index) for box in boxes for location, index in box.rows.items()}
     parts: list[str] = []
     for box in boxes:
-        wanted = [(0, box.refers), *box.row_references] if box.refers else list(box.row_references)
-        for index, location in wanted:
+        references = [(0, box.refers), *box.row_references] if box.refers else list(box.row_references)
+        for index, location in references:
             target, line = rows.get(location, (whole.get(location), 0))
             if target is not None and target is not box:
                 parts.append(_reference(box, index, target, line, len(parts)))

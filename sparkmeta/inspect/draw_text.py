@@ -1,4 +1,4 @@
-"""A drawing as lines of text."""
+"""Draw an excerpt as lines of text."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _LAST, _OTHER = ("└─ ", "   "), ("├─ ", "│  ")
 
 
 def text_of(excerpt: Excerpt) -> str:
-    """Return the tree, an entry a line, each below its manifest."""
+    """Return the tree with a line for each entry, below its manifest."""
     if not excerpt.root:
         return excerpt.title
     name = middle_out(printable(file_name(excerpt.location)), _LONGEST_NAME)

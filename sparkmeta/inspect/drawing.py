@@ -1,4 +1,4 @@
-"""Drawings of metadata trees: an excerpt as a notebook shows it and `print` gives it."""
+"""Drawings of metadata trees for notebooks and `print`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sparkmeta.inspect.excerpt import Excerpt
 
 @dataclass(frozen=True, repr=False)
 class Drawing(Excerpt):
-    """The metadata tree of one snapshot, as a notebook shows it."""
+    """A drawing of the metadata tree of a snapshot."""
 
     @cached_property
     def text(self) -> str:
@@ -23,11 +23,11 @@ class Drawing(Excerpt):
 
     @cached_property
     def svg(self) -> str:
-        """The tree as an SVG document, in the manner of the V4 document's figures."""
+        """The tree as an SVG document, in the style of the V4 proposal's figures."""
         return svg_of(self)
 
     def save(self, path: str | Path) -> None:
-        """Write the drawing to a local file: text where its name ends with `.txt`, else SVG."""
+        """Write the drawing to a local file: text if its name ends with `.txt`, else SVG."""
         content = f"{self.text}\n" if str(path).endswith(".txt") else self.svg
         Path(path).write_text(content, encoding="utf-8")
 
@@ -41,5 +41,5 @@ class Drawing(Excerpt):
         return self.svg
 
     def _repr_html_(self) -> str:
-        """Return the SVG, to be scrolled where it is wider than the notebook."""
+        """Return the SVG in an element that scrolls if it is wider than the notebook."""
         return f'<div style="overflow-x: auto" title="{escape(self.title)}">{self.svg}</div>'

@@ -1,7 +1,6 @@
-"""The excerpt of a metadata tree that a drawing shows, apart from how: a snapshot, its root and some entries below.
+"""The excerpt of a metadata tree that a drawing shows: a snapshot, its root and some of its entries.
 
-All of it is text that anybody may have put into a table's metadata, so names are made printable here, and escaped where
-they are drawn.
+Texts in metadata can't be trusted: this module makes names printable, and the drawings escape them.
 """
 
 from __future__ import annotations
@@ -29,13 +28,13 @@ _LONGEST_LOCATION = 300
 
 @dataclass(frozen=True)
 class Entry:
-    """An entry of a manifest, as it is drawn.
+    """An entry of a manifest to draw.
 
     Attributes:
-        ordinal: its row in its manifest.
-        label: its short name in this drawing; empty for a file, which goes by its own name.
+        ordinal: its ordinal in the manifest.
+        label: its short name in the drawing; empty for a file, which is shown by its file name.
         notes: facts about it.
-        refers: the location of the file or manifest that it is about.
+        refers: the location of the file or manifest that it refers to.
         masked_by: labels of the deletion vectors that mask it.
     """
 
@@ -54,14 +53,14 @@ class Entry:
 
     @property
     def what(self) -> str:
-        """Its kind in words."""
+        """The kind in words."""
         if self.kind == ContentType.POSITION_DELETES and self.label:
             return "deletion vector"
         return KINDS[self.kind]
 
     @cached_property
     def file(self) -> str:
-        """The name of its file, without the folders."""
+        """The name of the file without its folders."""
         return printable(file_name(self.location)) if self.location else ""
 
     @property
@@ -70,14 +69,18 @@ class Entry:
 
     @property
     def where(self) -> str:
-        """The whole location, for a reader who wants to find it."""
+        """The full location, for tooltips."""
         text = printable(self.location[:_LONGEST_LOCATION])
         return text if len(self.location) <= _LONGEST_LOCATION else f"{text}…"
 
 
 @dataclass(frozen=True)
 class Node:
-    """An entry of the root and, of a manifest, some of its entries. left_out: a line about the others."""
+    """An entry of the root and, for a manifest, some of its entries.
+
+    Attributes:
+        left_out: a line about the manifest's other entries.
+    """
 
     entry: Entry
     rows: tuple[Entry, ...] = ()
@@ -86,14 +89,15 @@ class Node:
 
 @dataclass(frozen=True)
 class Excerpt:
-    """The metadata tree of one snapshot, cut to what is drawn.
+    """The part of a snapshot's metadata tree to draw.
 
     Attributes:
-        title: the snapshot, in a line.
-        root: the kind of file at the root of the tree, a root manifest or a manifest list; empty for a table without
-            snapshot.
-        nodes: the entries that are drawn, in the root's order.
-        left_out: the other entries, a line for each kind.
+        title: a line about the snapshot.
+        root: "root manifest" or "manifest list"; empty for a table without snapshots.
+        location: the location of the root.
+        entries: the number of its entries.
+        nodes: the entries to draw, in the root's order.
+        left_out: a line about the others, for each kind.
     """
 
     title: str
@@ -105,7 +109,7 @@ class Excerpt:
 
 
 def counted(kinds: Iterable[tuple[ContentType, Status]]) -> tuple[str, ...]:
-    """Describe the entries left out, a line for each kind: `9,992 more data manifests: 2 added, 9,990 existing`."""
+    """Describe omitted entries, in a line for each kind: `9,992 more data manifests: 2 added, 9,990 existing`."""
     by_kind: dict[ContentType, Counter[Status]] = {}
     for kind, status in kinds:
         by_kind.setdefault(kind, Counter())[status] += 1
@@ -138,12 +142,12 @@ def _by_status(counts: Counter[Status]) -> str:
 
 
 def printable(text: str) -> str:
-    """Escape the characters that could move a cursor or turn the direction of writing."""
+    """Escape characters that could move the cursor or change the writing direction."""
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
 
 
 def columns(text: str) -> int:
-    """Return how many columns of a fixed-width font a text takes."""
+    """Return the number of columns that a text takes in a fixed-width font."""
     return sum(map(_columns, text))
 
 
@@ -154,7 +158,7 @@ def _columns(char: str) -> int:
 
 
 def middle_out(text: str, most: int) -> str:
-    """Cut a text to at most so many columns, at its middle: the ends tell files apart."""
+    """Shorten a text to at most `most` columns in the middle, since the ends distinguish files."""
     if columns(text) <= most:
         return text
     half = (most - 1) // 2

@@ -1,7 +1,7 @@
 """The metadata tables of manifest entries: entries, files, data_files, delete_files, and all_* over all snapshots.
 
-Their rows are content entries under Iceberg's names. Only what is shown is read: a `Selection` is both the projection
-that manifests are read with and the columns that are made of it.
+Rows are content entries with Iceberg's column names. A `Selection` has both the projection with which manifests are
+read and the columns that are made from it, so that only selected columns are read.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 PARTITION = "partition"
 DATA_FILE = "data_file"
 
-# The columns of `files`, and of `entries.data_file`: name -> where its value stands in a content entry.
+# The columns of `files` and of `entries.data_file` -> their field in a content entry.
 _FILE_COLUMNS = {
     "content": "content_type",
     "file_path": "location",
@@ -60,7 +60,13 @@ _ALWAYS_READ = ("version_info", "location")
 
 @dataclass(frozen=True)
 class Selection:
-    """What is shown of entries: columns of the entry, columns of its file, and leaf columns in readable_metrics."""
+    """The selected columns.
+
+    Attributes:
+        entry: columns of `entries`.
+        file: columns of `files`.
+        metrics: fields of `readable_metrics` by the full names of columns.
+    """
 
     state: TableState
     entry: tuple[str, ...]
@@ -69,7 +75,7 @@ class Selection:
 
     @property
     def projection(self) -> EntryProjection:
-        """What to read of the manifests."""
+        """The projection with which manifests are read."""
         sources = {_FILE_COLUMNS[name].partition(".")[0] for name in self.file} - {PARTITION}
         sizes = {SOURCE} if self.metrics else set()
         stats = [field.field_id for field in self.metrics.values()]
@@ -89,37 +95,38 @@ class Selection:
 
 
 def files_selection(state: TableState, columns: Sequence[str] | None) -> Selection:
-    """What `files` shows: all columns, or those asked for; `readable_metrics.<column>` is one field of that struct.
+    """Return the selected columns of `files`, by default all. `readable_metrics.<column>` selects one field.
 
-    Raises ValueError for a name that is no column.
+    Raises:
+        ValueError: a name is not a column.
     """
     return _selection(state, columns, {name: name for name in _file_names(state)}, ())
 
 
 def entries_selection(state: TableState, columns: Sequence[str] | None) -> Selection:
-    """Return what `entries` shows, as `files_selection`; `data_file.<column>` is one field of that struct."""
+    """Return the selected columns of `entries`, like `files_selection`. `data_file.<column>` selects one field."""
     return _selection(state, columns, {f"{DATA_FILE}.{name}": name for name in _file_names(state)}, (*_ENTRY_COLUMNS,))
 
 
 def files_of(entries: DataFrame, selection: Selection) -> DataFrame:
-    """Content entries as rows of `files`: the live ones."""
+    """Return live content entries as rows of `files`."""
     return entries.where(is_live().text).select(*selection.file_columns(), *selection.metrics_columns())
 
 
 def entries_of(entries: DataFrame, selection: Selection) -> DataFrame:
-    """Content entries as rows of `entries`: those of deleted files too."""
+    """Return content entries, DELETED ones included, as rows of `entries`."""
     data_file = [F.struct(*selection.file_columns()).alias(DATA_FILE)] if selection.file else []
     return entries.select(*selection.entry_columns(), *data_file, *selection.metrics_columns())
 
 
 def files(state: TableState, manifests: pa.Table, columns: Sequence[str] | None) -> DataFrame:
-    """One row a live file in some of the snapshot's manifests (rows of `state.manifests`)."""
+    """Return a row for each live file in manifests, rows of `state.manifests`."""
     selection = files_selection(state, columns)
     return files_of(state.entries(live_manifests(manifests), selection.projection), selection)
 
 
 def entries(state: TableState, columns: Sequence[str] | None) -> DataFrame:
-    """One row an entry in the snapshot's manifests."""
+    """Return a row for each entry in the snapshot's manifests."""
     selection = entries_selection(state, columns)
     return entries_of(state.entries(state.manifests, selection.projection), selection)
 
@@ -133,22 +140,22 @@ def _selection(
 ) -> Selection:
     leaves = leaf_columns(state.types.typing_schema)
     metrics = {f"{READABLE_METRICS}.{name}": name for name in leaves}
-    wanted = {*entry, *file, *metrics} if columns is None else _expanded(columns, [*entry, *file, *metrics])
+    selected = {*entry, *file, *metrics} if columns is None else _expanded(columns, [*entry, *file, *metrics])
     return Selection(
         state,
-        tuple(name for name in entry if name in wanted),
-        tuple(name for full, name in file.items() if full in wanted),
-        {name: leaves[name] for full, name in metrics.items() if full in wanted},
+        tuple(name for name in entry if name in selected),
+        tuple(name for full, name in file.items() if full in selected),
+        {name: leaves[name] for full, name in metrics.items() if full in selected},
     )
 
 
 def _expanded(columns: Sequence[str], known: Sequence[str]) -> set[str]:
-    """Names of columns, with the fields of a struct for the struct."""
-    wanted: set[str] = set()
+    """Return names of columns, with structs replaced by their fields."""
+    selected: set[str] = set()
     for column in columns:
         matching = [name for name in known if name == column or name.startswith(f"{column}.")]
         if not matching:
             tops = dict.fromkeys(name.partition(".")[0] for name in known)
             raise ValueError(f"{column!r} is not a column; there are: {', '.join(tops)}")
-        wanted.update(matching)
-    return wanted
+        selected.update(matching)
+    return selected

@@ -1,7 +1,4 @@
-"""Partition values as text, in the form in which Iceberg's Java library shows them (Transform.toHumanString).
-
-Light: Spark tasks import this.
-"""
+"""Format partition values like Iceberg's Java library (Transform.toHumanString). Light: Spark tasks import this."""
 
 from __future__ import annotations
 
@@ -22,14 +19,18 @@ _DAY_MICROS: Final = 86_400_000_000
 
 
 def human_strings(values: pa.BinaryArray, transform: str, type_name: str) -> pa.StringArray:
-    """Single-value serialized partition values as text; null values are the text `null`.
+    """Format single-value serialized partition values as text, nulls as `null`.
 
-    transform: the partition field's, as the table spec writes it. type_name: the Iceberg type of its result.
-    Raises ValueError for bytes that are no value of that type.
+    Args:
+        transform: the name of the partition field's transform.
+        type_name: the Iceberg type of its result.
+
+    Raises:
+        ValueError: bytes are not a value of the type.
     """
     decoded = decode_bounds(values, type_name)
     if (storage := _STORAGE.get(decoded.type.id)) is not None:
-        decoded = decoded.cast(storage)  # Python's own dates end with the year 9999
+        decoded = decoded.cast(storage)  # Python's dates end with the year 9999
     show = _BY_TRANSFORM.get(transform) or _shown_as(type_name)
     return pa.array([NULL if value is None else show(value) for value in decoded.to_pylist()], pa.string())
 
@@ -55,7 +56,7 @@ def _hour(ordinal: int) -> str:
 
 
 def _time(micros: int) -> str:
-    """As java.time.LocalTime: seconds only where there are any, decimals by threes."""
+    """Format a time like java.time.LocalTime: seconds only if not zero, decimals in groups of three."""
     clock, seconds, fraction = _clock(micros)
     if not seconds and not fraction:
         return clock
@@ -81,7 +82,7 @@ def _timestamptz_ns(nanos: int) -> str:
 
 
 def _double(value: float) -> str:
-    """As java.lang.Double: the shortest digits that give the value back, scientific below 0.001 and from 10^7."""
+    """Format a number like java.lang.Double: shortest round-trip digits, scientific below 0.001 and from 10^7."""
     return _number(value, repr(value))
 
 
@@ -102,7 +103,7 @@ def _binary(value: bytes) -> str:
 
 
 def _iso(micros: int, fraction: str) -> str:
-    """ISO-8601 with the seconds always and no trailing zeros; years beyond 9999 have a sign."""
+    """Format as ISO-8601 with seconds and without trailing zeros. Years beyond 9999 have a sign."""
     year_number, month_number, day_number = _civil(micros // _DAY_MICROS)
     sign = "+" if year_number > 9999 else "-" if year_number < 0 else ""
     clock, seconds, _ = _clock(micros % _DAY_MICROS)
@@ -116,7 +117,7 @@ def _clock(micros: int) -> tuple[str, int, int]:
 
 
 def _civil(days: int) -> tuple[int, int, int]:
-    """Year, month and day of the proleptic Gregorian calendar, for any number of days from 1970-01-01."""
+    """Return year, month and day in the proleptic Gregorian calendar, for days since 1970-01-01."""
     cycle, day_of_cycle = divmod(days + 719_468, 146_097)
     year_of_cycle = (day_of_cycle - day_of_cycle // 1460 + day_of_cycle // 36_524 - day_of_cycle // 146_096) // 365
     day_of_year = day_of_cycle - (365 * year_of_cycle + year_of_cycle // 4 - year_of_cycle // 100)

@@ -20,18 +20,17 @@ Columns = Sequence[str] | None
 
 
 class InspectTable:
-    """The metadata tables of a table, each a lazy DataFrame that Spark computes.
+    """The metadata tables of a table, as lazy DataFrames.
 
-    Those of one snapshot take it as `snapshot_id`, as `ref` (the name of a branch or tag) or as `as_of` (the time at
-    which it was current: a datetime with zone, or milliseconds since 1970); the current one is meant by none of them.
-    They show the table's present schema and partition fields, whatever the snapshot's were. The others show the whole
-    history.
+    Tables of one snapshot take `snapshot_id`, `ref` (the name of a branch or tag) or `as_of` (the time at which it was
+    current: a datetime with zone, or milliseconds since 1970), by default the current snapshot. They use the table's
+    current schema and partition fields, not the snapshot's. The other tables show the whole history.
 
-    Those of files and entries decode only the `columns` that are asked for, which makes them much cheaper: fields of
-    structs by a dot, as in `readable_metrics.id`. Spark can't leave out by itself what a query does not use.
+    Tables of files and entries take the `columns` to return; name fields of structs with a dot, as in
+    `readable_metrics.id`. Selecting columns makes them much faster, since Spark can't prune unused columns here.
 
-    All raise NoSuchSnapshotError for a snapshot, ref or time that the table does not have, UnsupportedError for an
-    encrypted table, and, when they run, CorruptFileError for a file that is not what it should be.
+    All raise NoSuchSnapshotError for an unknown snapshot, ref or time, UnsupportedError for an encrypted table, and,
+    when they run, CorruptFileError for a damaged file.
     """
 
     def __init__(self, state: TableState, metadata_location: str) -> None:
@@ -47,7 +46,7 @@ class InspectTable:
         as_of: datetime | int | None = None,
         columns: Columns = None,
     ) -> DataFrame:
-        """One row an entry of the snapshot's manifests, also of deleted files.
+        """Return a row for each entry of the snapshot's manifests, including deleted files.
 
         Columns: status int (0 existing, 1 added, 2 deleted), snapshot_id long, sequence_number long,
         file_sequence_number long, data_file struct (the columns of `files`), readable_metrics struct.
@@ -62,7 +61,7 @@ class InspectTable:
         as_of: datetime | int | None = None,
         columns: Columns = None,
     ) -> DataFrame:
-        """One row a live file, data files and delete files.
+        """Return a row for each live data or delete file.
 
         Columns: content int (0 data, 1 position deletes, 2 equality deletes), file_path string, file_format string,
         spec_id int, partition struct (where the table has any), record_count long, file_size_in_bytes long,
@@ -83,7 +82,7 @@ class InspectTable:
         as_of: datetime | int | None = None,
         columns: Columns = None,
     ) -> DataFrame:
-        """One row a live data file, with the columns of `files`."""
+        """Return a row for each live data file, with the columns of `files`."""
         state = self._at(snapshot_id, ref, as_of)
         return files.files(state, state.data_manifests, columns)
 
@@ -95,14 +94,14 @@ class InspectTable:
         as_of: datetime | int | None = None,
         columns: Columns = None,
     ) -> DataFrame:
-        """One row a live delete file or deletion vector, with the columns of `files`."""
+        """Return a row for each live delete file or deletion vector, with the columns of `files`."""
         state = self._at(snapshot_id, ref, as_of)
         return files.files(state, state.delete_manifests, columns)
 
     def manifests(
         self, snapshot_id: int | None = None, *, ref: str | None = None, as_of: datetime | int | None = None
     ) -> DataFrame:
-        """One row a manifest of the snapshot.
+        """Return a row for each manifest of the snapshot.
 
         Columns: content int (0 data, 1 deletes), path string, length long, partition_spec_id int, added_snapshot_id
         long, added_, existing_, deleted_data_files_count int, added_, existing_, deleted_delete_files_count int,
@@ -114,7 +113,7 @@ class InspectTable:
     def partitions(
         self, snapshot_id: int | None = None, *, ref: str | None = None, as_of: datetime | int | None = None
     ) -> DataFrame:
-        """One row a partition that has live files.
+        """Return a row for each partition that has live files.
 
         Columns: partition struct, spec_id int (both where the table has partitions), record_count long, file_count int,
         total_data_file_size_in_bytes long, position_delete_record_count long, position_delete_file_count int (deletion
@@ -126,7 +125,7 @@ class InspectTable:
     def position_deletes(
         self, snapshot_id: int | None = None, *, ref: str | None = None, as_of: datetime | int | None = None
     ) -> DataFrame:
-        """One row a deleted position, of position delete files and deletion vectors.
+        """Return a row for each deleted position in position delete files and deletion vectors.
 
         Columns: file_path string (of the data file), pos long, row struct (the deleted row, where the file keeps it),
         partition struct (where the table has any), spec_id int, delete_file_path string, and from format version 3 on
@@ -137,7 +136,7 @@ class InspectTable:
     # -- of the whole history ---------------------------------------------------------------------------------------
 
     def snapshots(self) -> DataFrame:
-        """One row a snapshot that the table still has.
+        """Return a row for each snapshot that has not expired.
 
         Columns: committed_at timestamp, snapshot_id long, parent_id long, operation string, manifest_list string,
         summary map<string, string>.
@@ -145,14 +144,14 @@ class InspectTable:
         return snapshots.snapshots(self._state)
 
     def history(self) -> DataFrame:
-        """One row a change of the current snapshot.
+        """Return a row for each change of the current snapshot.
 
         Columns: made_current_at timestamp, snapshot_id long, parent_id long, is_current_ancestor boolean.
         """
         return snapshots.history(self._state)
 
     def refs(self) -> DataFrame:
-        """One row a branch or tag.
+        """Return a row for each branch or tag.
 
         Columns: name string, type string (BRANCH, TAG), snapshot_id long, max_reference_age_in_ms long,
         min_snapshots_to_keep int, max_snapshot_age_in_ms long.
@@ -160,7 +159,7 @@ class InspectTable:
         return snapshots.refs(self._state)
 
     def metadata_log_entries(self) -> DataFrame:
-        """One row a metadata file that the table had, the present one too.
+        """Return a row for each metadata file in the log, including the current one.
 
         Columns: timestamp timestamp, file string, latest_snapshot_id long, latest_schema_id int,
         latest_sequence_number long.
@@ -168,16 +167,16 @@ class InspectTable:
         return snapshots.metadata_log_entries(self._state, self._metadata_location)
 
     def all_manifests(self) -> DataFrame:
-        """One row for each snapshot and manifest of it: a manifest stands there once for every snapshot that has it.
+        """Return a row for each manifest of each snapshot.
 
         Columns: those of `manifests`, reference_snapshot_id long, key_metadata binary.
         """
         return manifests.all_manifests(self._state)
 
     def all_files(self, *, columns: Columns = None) -> DataFrame:
-        """One row a live file of each manifest of any snapshot, with the columns of `files`.
+        """Return a row for each live file in each manifest of any snapshot, with the columns of `files`.
 
-        A manifest is read once, whatever the number of its snapshots; a file that several manifests list is repeated.
+        Each manifest is read once. A file that several manifests list is repeated.
         """
         return all_files.all_files(self._state, None, columns)
 
@@ -190,7 +189,7 @@ class InspectTable:
         return all_files.all_files(self._state, ContentType.DELETE_MANIFEST, columns)
 
     def all_entries(self, *, columns: Columns = None) -> DataFrame:
-        """One row an entry of each manifest of any snapshot, with the columns of `entries`; a manifest is read once."""
+        """Return a row for each entry of each manifest of any snapshot, with the columns of `entries`."""
         return all_files.all_entries(self._state, columns)
 
     # -----------------------------------------------------------------------------------------------------------------

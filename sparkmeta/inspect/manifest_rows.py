@@ -1,6 +1,6 @@
-"""Rows of manifest lists in the form of the metadata tables `manifests` and `all_manifests`.
+"""Convert rows of manifest lists to the metadata tables `manifests` and `all_manifests`.
 
-Light: Spark tasks import this, since the lists of all snapshots are read by them.
+Light: Spark tasks import this to read the lists of all snapshots.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from sparkmeta.manifests.v4.tree_manifests import listed_root
 from sparkmeta.manifests.v4.types import TreeTypes
 from sparkmeta.storage.executors import ExecutorReader
 
-# Spec id -> its fields' (transform, Iceberg type name of the result), in the spec's order.
+# Spec id -> (transform, Iceberg type name of the result) of its fields, in the spec's order.
 SpecTransforms = Mapping[int, Sequence[tuple[str, str]]]
-# What to make of one snapshot's manifest list: (rows of MANIFEST_FILE_SCHEMA, snapshot id, the list's location).
+# Converts a snapshot's manifest list: (rows of MANIFEST_FILE_SCHEMA, snapshot id, the list's location) -> rows.
 ListShape = Callable[[pa.RecordBatch, int, str], pa.RecordBatch]
 
 _DATA = 0
@@ -55,7 +55,7 @@ def _required(name: str, kind: pa.DataType) -> pa.Field:
     return pa.field(name, kind, nullable=False)
 
 
-# Iceberg calls contains_nan of all_manifests required, and yet shows null where a list does not say.
+# Iceberg declares contains_nan of all_manifests as required, but shows null if a list lacks it.
 _SUMMARIES = pa.list_(
     _required(
         "element",
@@ -100,10 +100,10 @@ ALL_MANIFESTS = pa.schema(
 
 
 def manifest_rows(manifests: pa.RecordBatch, specs: SpecTransforms, location: str) -> pa.RecordBatch:
-    """Return rows of `MANIFEST_FILE_SCHEMA` as rows of `manifests`; what the list leaves out is null.
+    """Return rows of `MANIFEST_FILE_SCHEMA` as rows of `manifests`. Values that the list lacks are null.
 
     Raises:
-        CorruptFileError: a spec that the table does not have, or summaries that don't fit the manifest's spec.
+        CorruptFileError: the table does not have a manifest's spec, or summaries don't fit the spec.
     """
     is_data = pc.equal(manifests.column("content"), _DATA)
     counts = {status: manifests.column(f"{status}_files_count") for status in _COUNTS}
@@ -127,7 +127,7 @@ def all_manifests_rows(
     """Return rows of one snapshot's list as rows of `all_manifests`.
 
     Raises:
-        CorruptFileError: as `manifest_rows`; and a list that leaves out what is required.
+        CorruptFileError: see `manifest_rows`; also if the list lacks a required value.
     """
     manifests = manifests.filter(pc.not_equal(manifests.column("manifest_path"), location))  # a root is no leaf
     rows = manifest_rows(manifests, specs, location)
@@ -141,7 +141,7 @@ def all_manifests_rows(
 
 
 def reachable_rows(specs: SpecTransforms, manifests: pa.RecordBatch, _: int, location: str) -> pa.RecordBatch:
-    """Return what is needed to open the manifests of one snapshot's list: `REACHABLE`."""
+    """Return the manifests of one snapshot's list as `REACHABLE`."""
     encrypted = manifests.filter(manifests.column("key_metadata").is_valid())
     if len(encrypted):
         path = encrypted.column("manifest_path")[0].as_py()
@@ -155,9 +155,10 @@ def reachable_rows(specs: SpecTransforms, manifests: pa.RecordBatch, _: int, loc
 def read_lists(
     reader: ExecutorReader, shape: ListShape, trees: TreeTypes | None, batches: Iterable[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
-    """The manifest lists that rows of `LIST_SCHEMA` name, opened by the task, in the form that `shape` gives them.
+    """Read the manifest lists that rows of `LIST_SCHEMA` name in a task, and convert them by `shape`.
 
-    trees: to read V4 roots with; None where there are none.
+    Args:
+        trees: the types of V4 roots; None if there are none.
     """
     for batch in batches:
         for row in batch.to_pylist():
@@ -174,7 +175,7 @@ def _listed(data: bytes, row: dict[str, Any], trees: TreeTypes | None) -> pa.Rec
 def read_list_contents(
     shape: ListShape, trees: TreeTypes | None, batches: Iterable[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
-    """As `read_lists`, of rows that have the lists' bytes in `content`."""
+    """Convert manifest lists like `read_lists`, of rows that have their bytes as `content`."""
     for batch in batches:
         for row in batch.to_pylist():
             location = row["location"]
@@ -214,7 +215,7 @@ def _summaries(manifests: pa.RecordBatch, specs: SpecTransforms, location: str) 
 def _field_places(
     manifests: pa.RecordBatch, specs: SpecTransforms, location: str
 ) -> Iterator[tuple[np.ndarray[Any, Any], str, str]]:
-    """For each partition field of each spec its summaries' places among all, its transform and its result's type."""
+    """Yield the indices of a partition field's summaries, its transform and its result type, for each field."""
     partitions = manifests.column("partitions")
     offsets, present = partitions.offsets.to_numpy(), partitions.is_valid().to_numpy(False)
     for spec_id, rows in _spec_rows(manifests, specs, location).items():
@@ -225,7 +226,7 @@ def _field_places(
 
 
 class _Texts:
-    """The texts of bounds, filled in by the places that one partition field has among them."""
+    """Formats bounds as text, field by field."""
 
     def __init__(self, bounds: pa.BinaryArray) -> None:
         self._bounds = bounds

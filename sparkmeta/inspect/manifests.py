@@ -1,4 +1,4 @@
-"""The metadata tables of manifest lists: manifests, and over all snapshots all_manifests."""
+"""The metadata tables of manifest lists: manifests, and all_manifests over all snapshots."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ if TYPE_CHECKING:
 
 
 def manifests(state: TableState) -> DataFrame:
-    """One row a manifest of the snapshot, with its partition summaries as text.
+    """Return a row for each manifest of the snapshot, with partition summaries as text.
 
-    A column that Iceberg requires may be null here where an old list does not say how many files a manifest has.
+    Counts, which Iceberg requires, are null if an old list lacks them.
     """
     location = (state.snapshot.manifest_list or state.snapshot.root_manifest or "") if state.snapshot else ""
     rows = (manifest_rows(batch, spec_transforms(state), location) for batch in state.manifest_files.to_batches())
@@ -44,15 +44,15 @@ def manifests(state: TableState) -> DataFrame:
 
 
 def all_manifests(state: TableState) -> DataFrame:
-    """One row for each snapshot and manifest of its list; the lists are read by Spark tasks."""
+    """Return a row for each manifest of each snapshot. Spark tasks read the lists."""
     return listed_manifests(state, partial(all_manifests_rows, spec_transforms(state)), ALL_MANIFESTS)
 
 
 def listed_manifests(state: TableState, shape: ListShape, schema: pa.Schema) -> DataFrame:
-    """Return what `shape` makes of the manifest list of every snapshot of the table, as a lazy DataFrame of `schema`.
+    """Return the manifest lists of all snapshots, converted by `shape`, as a lazy DataFrame of `schema`.
 
     Raises:
-        UnsupportedError: a snapshot that is encrypted.
+        UnsupportedError: a snapshot is encrypted.
     """
     for snapshot in state.metadata.snapshots:
         refuse_unreadable(state.metadata, snapshot)
@@ -81,7 +81,7 @@ def listed_manifests(state: TableState, shape: ListShape, schema: pa.Schema) -> 
 
 
 def spec_transforms(state: TableState) -> SpecTransforms:
-    """Spec id -> its fields' (transform, Iceberg type name), to show summaries by; of unknown transforms text."""
+    """Return transforms and types by which summaries are formatted; as text for unknown transforms."""
     return {
         spec_id: tuple(
             (str(field.transform), "string" if has_unknown_values(field.transform) else type_name)
@@ -92,7 +92,7 @@ def spec_transforms(state: TableState) -> SpecTransforms:
 
 
 def _inline_lists(state: TableState) -> list[tuple[int, pa.RecordBatch]]:
-    """(snapshot id, rows of MANIFEST_FILE_SCHEMA) of the v1 snapshots whose manifests the table metadata names."""
+    """Return (snapshot id, rows of MANIFEST_FILE_SCHEMA) of v1 snapshots whose manifests the table metadata lists."""
     inline = [
         (snapshot.snapshot_id, snapshot.inline_manifests)
         for snapshot in state.metadata.snapshots

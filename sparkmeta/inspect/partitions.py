@@ -1,4 +1,4 @@
-"""The metadata table partitions: an aggregation of the live entries, by Spark."""
+"""The metadata table partitions: an aggregation of the live entries."""
 
 from __future__ import annotations
 
@@ -34,18 +34,18 @@ _FIELDS = "number_of_fields"
 
 
 def partitions(state: TableState) -> DataFrame:
-    """One row a partition, with counts of its live files and rows, and when it was changed last.
+    """Return a row for each partition, with counts of its live files and rows, and its last update.
 
-    Tuples of two specs are one partition where their values are equal and the specs have as many fields. spec_id is the
-    spec of the files that were added last. last_updated_* are of the newest snapshot, among those that the table still
-    has, that added one of the live files.
+    Tuples of two specs are the same partition if their values are equal and the specs have the same number of fields.
+    spec_id is the spec of the files that were added last. last_updated_* are of the newest unexpired snapshot that
+    added one of the live files.
 
         SELECT first(partition), max(update).spec_id, sum(record_count) FILTER (WHERE content_type = 0), ...
         FROM entries LEFT JOIN snapshots USING (snapshot_id) WHERE status <> 2
         GROUP BY partition, number of fields of the spec
 
     Raises:
-        UnsupportedError: a partition transform that is not known.
+        UnsupportedError: an unknown partition transform.
     """
     _refuse_unknown_transforms(state)
     manifests = live_manifests(state.manifests)
@@ -55,7 +55,7 @@ def partitions(state: TableState) -> DataFrame:
 
 
 def _snapshots(state: TableState) -> DataFrame:
-    """Columns snapshot_id, committed_at, sequence_number."""
+    """Return snapshot_id, committed_at and sequence_number of the snapshots."""
     snapshots = state.metadata.snapshots
     columns = {
         "snapshot_id": pa.array([snapshot.snapshot_id for snapshot in snapshots], pa.int64()),
@@ -66,7 +66,7 @@ def _snapshots(state: TableState) -> DataFrame:
 
 
 def _keys(state: TableState) -> list[Column]:
-    """Return what makes a partition: its values, -0.0 and 0.0 apart, which Spark's grouping takes for one."""
+    """Return the columns that identify a partition, with -0.0 and 0.0 different, unlike in Spark's grouping."""
     keys = []
     for field in state.types.partition_type.fields:
         value = partition_value(field.field_id).column()
@@ -76,7 +76,7 @@ def _keys(state: TableState) -> list[Column]:
 
 
 def _number_of_fields(state: TableState) -> Column:
-    """Return how many of the shown partition fields the spec of an entry has."""
+    """Return the number of partition fields that the spec of an entry has."""
     shown = {field.field_id for field in state.types.partition_type.fields}
     counts = {spec_id: sum(field.field_id in shown for field in spec.fields) for spec_id, spec in state.specs.items()}
     return F.coalesce(*(F.when(F.col("partition_spec_id") == spec_id, count) for spec_id, count in counts.items()))

@@ -5,7 +5,6 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-import pyarrow as pa
 from pyiceberg.types import IcebergType, ListType, MapType, StructType
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import to_arrow_schema
@@ -18,10 +17,9 @@ from sparkmeta.inspect.deleted_row import RowField
 from sparkmeta.plan.filter import is_live
 from sparkmeta.plan.prune import live_manifests
 from sparkmeta.plan.rows import public_partition, public_partition_type
-from sparkmeta.session import local_frame, read_tasks
+from sparkmeta.session import read_tasks
 from sparkmeta.spec.entry import ContentType
-from sparkmeta.storage.location import spark_path_key
-from sparkmeta.storage.reading import binary_files
+from sparkmeta.storage.reading import with_content
 
 if TYPE_CHECKING:
     from pyiceberg.types import NestedField
@@ -42,21 +40,21 @@ _COLUMNS = (
 
 
 def position_deletes(state: TableState) -> DataFrame:
-    """One row a deleted position of the snapshot's live position delete files and deletion vectors.
+    """Return a row for each position in the snapshot's live position delete files and deletion vectors.
 
-    Every file is opened once, by a Spark task. Lazy where executors open files themselves; where only Spark's own
-    sources may, the paths have to be known to the plan, so that a Spark job lists the delete files at once.
+    Spark tasks open each file once. It is lazy if tasks can open files. If only Spark's own sources can, a job collects
+    the paths when this is called.
     """
     schema = position_deletes_type(state)
     rows = DeleteRows(to_arrow_schema(schema), row_field(0, state.metadata.schema().as_struct()))
     files = delete_files(state)
     if state.access.tasks is not None:
         return files.repartition(read_tasks(state.spark)).mapInArrow(partial(rows.read, state.access.tasks), schema)
-    return _with_content(state, files).mapInArrow(rows.read_contents, schema)
+    return with_content(state.spark, files.toArrow()).mapInArrow(rows.read_contents, schema)
 
 
 def position_deletes_type(state: TableState) -> SparkStructType:
-    """Return the row type of the table."""
+    """Return the row type of position_deletes."""
     schema = SparkStructType().add("file_path", StringType(), False).add("pos", LongType(), False)
     schema.add("row", spark_type(state.metadata.schema().as_struct()))
     if state.types.partition_type.fields:
@@ -68,7 +66,7 @@ def position_deletes_type(state: TableState) -> SparkStructType:
 
 
 def delete_files(state: TableState) -> DataFrame:
-    """The live position delete files: location, file_format, deletes array<struct>, as `DeleteRows` takes them."""
+    """Return the live position delete files as input of `DeleteRows`: location, file_format, deletes array<struct>."""
     manifests = live_manifests(state.delete_manifests)
     entries = state.entries(manifests, state.projection(_COLUMNS))
     positional = entries.where(is_live().text).where(F.col("content_type") == int(ContentType.POSITION_DELETES))
@@ -85,7 +83,7 @@ def delete_files(state: TableState) -> DataFrame:
 
 
 def row_field(field_id: int, kind: IcebergType, field: NestedField | None = None) -> RowField:
-    """Return a type as light `RowField`s."""
+    """Convert an Iceberg type to a `RowField`, which is light to import."""
     match kind:
         case StructType():
             children = [row_field(field.field_id, field.field_type, field) for field in kind.fields]
@@ -96,11 +94,3 @@ def row_field(field_id: int, kind: IcebergType, field: NestedField | None = None
             pair = (row_field(kind.key_id, kind.key_type), row_field(kind.value_id, kind.value_type))
             return RowField(field_id, "map", pair)
     return RowField(field_id, str(kind), default=field.initial_default if field else None)
-
-
-def _with_content(state: TableState, files: DataFrame) -> DataFrame:
-    listed = files.toArrow()
-    locations = listed["location"].to_pylist()
-    keys = pa.array([spark_path_key(location) for location in locations], pa.string())
-    units = local_frame(state.spark, listed.append_column("path", keys))
-    return binary_files(state.spark, locations).select("path", "content").join(F.broadcast(units), "path", "left")

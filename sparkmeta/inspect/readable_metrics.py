@@ -1,4 +1,4 @@
-"""The column readable_metrics: for every leaf column of the table's schema its metrics, with typed bounds."""
+"""The column readable_metrics: the metrics of every leaf column of the table's schema, with typed bounds."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 READABLE_METRICS = "readable_metrics"
 SOURCE = "column_sizes"
-"""The column that entries are read with, beside content_stats of the leaf columns."""
+"""The column that is read in addition to content_stats of the leaf columns."""
 
 _COUNTS = ("column_size", "value_count", "null_value_count", "nan_value_count")
 _BOUNDS = ("lower_bound", "upper_bound")
@@ -40,9 +40,9 @@ def leaf_columns(schema: Schema) -> dict[str, NestedField]:
 
 
 def readable_metrics(leaves: Mapping[str, NestedField]) -> Column:
-    """A struct of one struct for each leaf column, of entries that were read with their stats and `column_sizes`."""
+    """Return a struct with a struct for each leaf column, from an entry's stats and `column_sizes`."""
     metrics = F.struct(*(_metrics(field).alias(name) for name, field in leaves.items()))
-    # Iceberg calls the column optional, though it is never null.
+    # Iceberg declares the column as optional, though it is never null.
     return F.when(F.col("location").isNotNull(), metrics.cast(_type(leaves))).alias(READABLE_METRICS)
 
 

@@ -1,4 +1,4 @@
-"""The metadata tables that the table metadata JSON holds whole: snapshots, history, refs, metadata_log_entries."""
+"""The metadata tables that are read from table metadata alone: snapshots, history, refs, metadata_log_entries."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ _METADATA_LOG_ENTRIES = pa.schema(
 
 
 def snapshots(state: TableState) -> DataFrame:
-    """One row a snapshot that the table still has."""
+    """Return a row for each snapshot that has not expired."""
     rows = (
         {
             "committed_at": _micros(snapshot.timestamp_ms),
@@ -80,7 +80,7 @@ def snapshots(state: TableState) -> DataFrame:
 
 
 def history(state: TableState) -> DataFrame:
-    """One row a change of the table's current snapshot; parent_id is null where the snapshot has expired."""
+    """Return a row for each change of the current snapshot. parent_id is null for expired snapshots."""
     ancestors = set(ancestor_ids(state.metadata, state.metadata.current_snapshot_id))
     rows = []
     for entry in state.metadata.snapshot_log:
@@ -97,7 +97,7 @@ def history(state: TableState) -> DataFrame:
 
 
 def refs(state: TableState) -> DataFrame:
-    """One row a branch or tag; retention is null where the table's own holds."""
+    """Return a row for each branch or tag. Retention is null if the table's applies."""
     rows = (
         {
             "name": name,
@@ -113,7 +113,7 @@ def refs(state: TableState) -> DataFrame:
 
 
 def metadata_log_entries(state: TableState, metadata_location: str) -> DataFrame:
-    """One row a metadata file, the present one last, with the snapshot that was current at its time."""
+    """Return a row for each metadata file, the current one last, with the snapshot that was current at its time."""
     logged = [(entry.timestamp_ms, entry.metadata_file) for entry in state.metadata.metadata_log]
     rows = []
     for timestamp_ms, file in [*logged, (state.metadata.last_updated_ms, metadata_location)]:
@@ -132,7 +132,7 @@ def metadata_log_entries(state: TableState, metadata_location: str) -> DataFrame
 
 
 def ancestor_ids(metadata: TableMetadata, snapshot_id: int | None) -> Iterator[int]:
-    """Yield a snapshot's id and those of its parents, as far back as the table still has them."""
+    """Yield the ids of a snapshot and its ancestors, as far as these have not expired."""
     seen: set[int] = set()
     while snapshot_id is not None and snapshot_id not in seen:
         snapshot = metadata.snapshot_by_id(snapshot_id)

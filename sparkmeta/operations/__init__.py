@@ -1,1 +1,1 @@
-"""How a table's metadata is loaded and swapped: folders of files, SQL catalogs, single metadata files."""
+"""Load and commit table metadata: in folders, in SQL catalogs, or from single metadata files."""

@@ -1,4 +1,4 @@
-"""A table as commits, metadata tables and maintenance take it: a state, and the operations that replace it."""
+"""`BaseTable`: a table for commits, metadata tables and maintenance, with its state and operations."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class BaseTable:
     Attributes:
         state: the version's metadata and current snapshot.
         metadata_location: the metadata file that the version was read from.
-        identifier: the names by which a catalog knows the table; else its folder or metadata file.
-        operations: how newer versions are loaded and committed.
+        identifier: the table's identifier in its catalog, or else its folder or metadata file.
+        operations: load and commit newer versions.
     """
 
     state: TableState
@@ -42,7 +42,7 @@ class BaseTable:
 
     @property
     def version(self) -> TableVersion:
-        """The metadata and their file: the base of the next commit."""
+        """The metadata and its file, which is the base of the next commit."""
         return TableVersion(self.metadata_location, self.metadata)
 
     def at(self, version: TableVersion) -> Self:
@@ -52,7 +52,7 @@ class BaseTable:
         return replace(self, state=state, metadata_location=location)
 
     def refresh(self) -> Self:
-        """Return the current version of the table; itself where it was opened by the path of one metadata file.
+        """Return the current version of the table, or the same one if it was opened by the path of a metadata file.
 
         Raises:
             NoSuchTableError: the table is gone.
@@ -62,7 +62,7 @@ class BaseTable:
         return self if current == self.version else self.at(current)
 
     def refuse_read_only(self) -> None:
-        """Raise UnsupportedError for a table that takes no commits."""
+        """Raise UnsupportedError if the table can't be committed to."""
         if self.operations.read_only:
             raise UnsupportedError(
                 f"{self.full_name}: {self.metadata_location} was opened by its path: a table is committed to through "
@@ -70,7 +70,7 @@ class BaseTable:
             )
 
     def refuse_lists(self) -> None:
-        """Raise UnsupportedError for a table without a metadata tree, whose snapshots are manifest lists."""
+        """Raise UnsupportedError if the table has manifest lists, not a metadata tree."""
         if not isinstance(self.metadata, TableMetadataV4) or self.metadata.layout_revision is None:
             raise UnsupportedError(
                 f"{self.full_name}: it is a table of format version {self.metadata.format_version} with manifest "

@@ -1,4 +1,4 @@
-"""File system tables: a commit publishes the next `v<N>.metadata.json` whole, and only if it is absent."""
+"""File system tables, in which a commit publishes the next `v<N>.metadata.json` only if it is absent."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from sparkmeta.spec.metadata import TableMetadata
     from sparkmeta.storage.files import Files
 
-# A version that was listed is deleted before it is read only where others make several commits in between.
+# Attempts to load the newest version. A listed version is deleted before it is read only after several other commits.
 _LOADS = 20
 
 _log = logging.getLogger(__name__)
@@ -54,14 +54,14 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class FileSystemOperations:
-    """The table in a folder.
+    """The operations of a table in a folder.
 
-    The codec of the base, not of the new metadata, names the next file, so that all commits on one base contend for one
-    name: a new `write.metadata.compression-codec` takes effect with the commit after the one that sets it.
+    The next file's name has the codec of the base, so that all commits on one base compete for one name. A new
+    `write.metadata.compression-codec` takes effect with the commit after the one that sets it.
 
     Attributes:
-        table_uuid: of the table that is expected in the folder; None for any.
-        read_only: whether the folder's table belongs to a catalog, which alone can commit to it.
+        table_uuid: the expected table; None for any.
+        read_only: whether the table belongs to a catalog, and only the catalog can commit to it.
     """
 
     files: Files
@@ -70,15 +70,15 @@ class FileSystemOperations:
     read_only: bool = False
 
     def refresh(self) -> TableVersion:
-        """See `TableOperations.refresh`. Lists the folder, so that neither a hint that lags nor a gap misleads it."""
+        """See `TableOperations.refresh`. Lists the folder, since hints may be outdated and versions may have gaps."""
         for _ in range(_LOADS - 1):
-            # A version that was the newest one when listed may be deleted before it is read.
+            # The newest listed version may be deleted before it is read.
             with suppress(NotFoundError):
                 return self._load_newest()
         return self._load_newest()
 
     def commit(self, base: TableVersion | None, new: TableMetadata) -> TableVersion:
-        """See `TableOperations.commit`. Raises UnsupportedError also where the table would move, or is a catalog's."""
+        """See `TableOperations.commit`. Also raises UnsupportedError if the table would move, or is a catalog's."""
         _refuse_move(self.folder, base, new)
         metadata, dropped = next_version(base, new)
         version = 1 if base is None else _version(base.metadata_location) + 1
@@ -97,9 +97,9 @@ class FileSystemOperations:
         return load_version(self.files, newest_listed(self.files, self.folder).location, self.table_uuid)
 
     def _refuse_stale(self, base: TableVersion | None) -> None:
-        """Raise CommitFailedError where the base is not the newest version.
+        """Raise CommitFailedError if the base is not the newest version.
 
-        The publication decides who wins, but not for a base so old that the version after it has been deleted.
+        Publishing does not detect a base so old that the next version has been deleted.
         """
         try:
             newest = newest_listed(self.files, self.folder).location
@@ -124,10 +124,10 @@ class FileSystemOperations:
             self.files.publish(attempt.version.metadata_location, attempt.data)
             if self._is_newest(attempt.version.metadata_location):
                 return
-            # Others have committed since: on this version, or on an older one of the same name, which was deleted.
+            # Others have committed since, on this version or on an older, deleted one with the same name.
         except UnsupportedError:
             raise
-        except Exception as error:  # noqa: BLE001 - of whatever kind, the file may have been written
+        except Exception as error:  # noqa: BLE001 - after any error, the file may have been written
             cause = error
         outcome = outcome_of(lambda: self._outcome(attempt), attempt.version.metadata.properties)
         if outcome is Outcome.LOST:
@@ -136,7 +136,7 @@ class FileSystemOperations:
             raise failure(outcome, attempt.version.metadata_location, cause) from cause
 
     def _is_newest(self, location: str) -> bool:
-        """Return whether there is no later version, by the hint too: a listing may miss what comes while it is made."""
+        """Return whether there is no later version, also by the hint, since a listing may miss concurrent changes."""
         listed = newest_listed(self.files, self.folder)
         return listed.location == location and (hinted_version(self.files, self.folder) or 0) <= listed.version
 
@@ -152,26 +152,26 @@ class FileSystemOperations:
         if attempt.is_in(newest, ours is True):
             return Outcome.WON
         if ours is None:
-            # A disk has answered before it is asked again; a request to a store may still be under way.
+            # A write to a disk has ended, but a request to a store may still be under way.
             unmoved = attempt.base is not None and newest.metadata_location == attempt.base.metadata_location
             return Outcome.LOST if unmoved and is_local(self.folder) else Outcome.UNKNOWN
         return Outcome.LOST if attempt.snapshot_ids else Outcome.UNKNOWN
 
     def _is_ours(self, attempt: _Attempt) -> bool | None:
-        """Return whether the file of the attempt is its own; None where there is no file."""
+        """Return whether the attempt wrote the file at its location; None if there is no file."""
         try:
             return self.files.read(attempt.version.metadata_location) == attempt.data
         except NotFoundError:
             return None
 
     def _withdraw(self, attempt: _Attempt) -> None:
-        """Delete the file of an attempt that was lost although it was written, since its name had been free again."""
+        """Delete the file of a lost attempt, which could be written because an old version had been deleted."""
         with suppress(Exception):
             if self._is_ours(attempt):
                 self.files.delete_many([attempt.version.metadata_location])
 
     def _tidy(self, version: int, dropped: Sequence[str]) -> None:
-        """Write the hint and delete old metadata files. May fail after the commit: the hint may lag."""
+        """Write the hint and delete old metadata files. Failures are logged, since the hint may be outdated."""
         try:
             hinted = hinted_version(self.files, self.folder)
             if hinted is None or hinted < version:
@@ -185,7 +185,7 @@ class FileSystemOperations:
 
 @dataclass(frozen=True)
 class _Attempt:
-    """One try to commit: its base, what it writes, and the snapshots that it adds."""
+    """An attempt to commit: its base, the version that it writes, and the snapshots that it adds."""
 
     base: TableVersion | None
     version: TableVersion
@@ -195,10 +195,11 @@ class _Attempt:
     def is_in(self, newest: TableVersion, ours: bool) -> bool:
         """Return whether a later version follows from this one.
 
-        The new snapshots say so; without any, the name and time in the log, since a name may be another's.
+        It does if it has the new snapshots. Without any, its metadata log must have both name and time of this version,
+        since another version may have had the name.
 
         Args:
-            ours: whether the attempt's file is there and its own, not gone.
+            ours: whether the file at the attempt's location exists and was written by it.
         """
         if ours and newest.metadata_location == self.version.metadata_location:
             return True

@@ -1,4 +1,4 @@
-"""Which metadata file of a table's folder is the current one, by the hint file or by a listing."""
+"""Find the current metadata file in a table's folder, by the hint file or by a listing."""
 
 from __future__ import annotations
 
@@ -22,13 +22,17 @@ VERSIONED_FILES = "v*.metadata.json*"
 # In the order in which Iceberg's Java library looks for them.
 _SPELLINGS = ("v{}.metadata.json", "v{}.gz.metadata.json", "v{}.metadata.json.gz")
 _VERSIONED = re.compile(r"v(0|[1-9]\d*)(?:\.metadata\.json|\.gz\.metadata\.json|\.metadata\.json\.gz)")
-# Not the name that is a UUID alone, of a commit under way.
+# Excludes names with only a UUID, which unfinished commits have.
 _METASTORE = re.compile(r"(?!\w{8}-\w{4}-\w{4}-\w{4}-\w{12}\.)(\d+)-.+\.metadata\.json(?:\.gz)?")
 _METADATA_FILE = re.compile(r".*\.json(?:\.gz)?", re.DOTALL)
 
 
 class MetadataLocation(NamedTuple):
-    """A table's current metadata file. ``read_only``: only the table's catalog can say that it is the current one."""
+    """A table's current metadata file.
+
+    Attributes:
+        read_only: whether only the table's catalog knows which file is current.
+    """
 
     location: str
     version: int
@@ -36,21 +40,21 @@ class MetadataLocation(NamedTuple):
 
 
 def is_metadata_file(location: str) -> bool:
-    """Return whether a location is by its name a metadata file, ``*.json`` or ``*.json.gz``, not a table's folder."""
+    """Return whether a location is a metadata file, ``*.json`` or ``*.json.gz``, not a table's folder."""
     return _METADATA_FILE.fullmatch(location) is not None
 
 
 def latest_metadata(files: Files, folder: str) -> MetadataLocation:
     """Return the current metadata file of the table in a folder.
 
-    Of a file system table, ``v<N>.metadata.json``: the version that ``version-hint.text`` names, or the highest one
-    where there is no such number, and from there on the last one before a gap, since the hint may lag. Of a table of
-    a catalog, ``<N>-<uuid>.metadata.json``: the highest number. Each also gzip.
+    For a file system table, ``v<N>.metadata.json``, it is the version in ``version-hint.text``, or the highest one
+    without a hint, or a later one without a gap, since the hint may be outdated. For a table of a catalog,
+    ``<N>-<uuid>.metadata.json``, it is the highest number. Files may be gzip.
 
     Raises:
-        NoSuchTableError: there is none.
-        CorruptFileError: the hinted version does not exist, nor one above it.
-        ValidationError: two files have the highest number, since the commit of one was lost.
+        NoSuchTableError: there is no metadata file.
+        CorruptFileError: neither the hinted version nor a later one exists.
+        ValidationError: two files have the highest number.
     """
     metadata = join(folder, METADATA)
     hinted = hinted_version(files, folder)
@@ -62,7 +66,7 @@ def latest_metadata(files: Files, folder: str) -> MetadataLocation:
 
 
 def newest_listed(files: Files, folder: str) -> MetadataLocation:
-    """Return the current metadata file by a listing alone: no hint that lags and no gap between versions misleads it.
+    """Return the current metadata file by a listing alone, despite outdated hints and gaps between versions.
 
     Raises:
         NoSuchTableError, ValidationError: see `latest_metadata`.
@@ -76,18 +80,18 @@ def newest_listed(files: Files, folder: str) -> MetadataLocation:
 
 
 def version_of(location: str) -> int | None:
-    """Return the version in the name of a file system table's metadata file; None for a name that a catalog gave."""
+    """Return the version in the name of a file system table's metadata file; None for names given by catalogs."""
     match = _VERSIONED.fullmatch(file_name(location))
     return None if match is None else int(match[1])
 
 
 def versioned_location(folder: str, version: int, compressed: bool) -> str:
-    """Return where the metadata file of a version is written, in the table of a folder."""
+    """Return the location of a version's metadata file."""
     return join(join(folder, METADATA), _SPELLINGS[1 if compressed else 0].format(version))
 
 
 def hinted_version(files: Files, folder: str) -> int | None:
-    """Return the number in the hint file; None where there is no file or no number, which a torn write may leave."""
+    """Return the number in the hint file; None if there is no file, or no number after a torn write."""
     try:
         lines = files.read(join(join(folder, METADATA), VERSION_HINT)).splitlines()
     except NotFoundError:
@@ -97,7 +101,7 @@ def hinted_version(files: Files, folder: str) -> int | None:
 
 
 def _above(files: Files, folder: str, hinted: int) -> MetadataLocation:
-    """Return the newest version where the hinted one has been deleted: the hint of a slow writer came late."""
+    """Return the newest version if the hinted one has been deleted, as happens after a late hint of a slow writer."""
     with suppress(NoSuchTableError, ValidationError):
         newest = _highest(files, folder, join(folder, METADATA))
         if newest.version > hinted and not newest.read_only:
@@ -131,7 +135,7 @@ def _highest(files: Files, folder: str, metadata: str) -> MetadataLocation:
 
 
 def _newest_version(metadata: str, names: Collection[str]) -> MetadataLocation | None:
-    """Return the file with the highest version of a file system table; None where none has one."""
+    """Return a file system table's file with the highest version; None if there is none."""
     versions = [int(match[1]) for name in names if (match := _VERSIONED.fullmatch(name))]
     if not versions:
         return None

@@ -1,4 +1,4 @@
-"""Tables of a SQL catalog: one row of `iceberg_tables`, as Iceberg's JDBC catalog and pyiceberg lay it out."""
+"""Tables of a SQL catalog: rows of `iceberg_tables`, as in Iceberg's JDBC catalog and pyiceberg."""
 
 from __future__ import annotations
 
@@ -43,12 +43,13 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class SqlOperations:
-    """A table of a SQL catalog of pyiceberg's; the last name of the identifier is the table's.
+    """The operations of a table in a pyiceberg SQL catalog.
 
-    Of any format version: the catalog keeps a location and does not look into the file.
+    Every format version is supported, since the catalog stores only the location of the metadata file.
 
     Attributes:
-        table_uuid: of the table that is expected under the name; None for any.
+        identifier: the names of the namespace, and the table's name.
+        table_uuid: the expected table; None for any.
     """
 
     read_only: ClassVar[bool] = False
@@ -63,7 +64,7 @@ class SqlOperations:
         try:
             location = self._location()
         except DBAPIError as error:
-            # The server has closed a connection that was idle: all that the pool holds are now renewed.
+            # The server has closed an idle connection. The pool has renewed its connections.
             if not error.connection_invalidated:
                 raise
             location = self._location()
@@ -72,7 +73,7 @@ class SqlOperations:
         return load_version(self.files, location, self.table_uuid)
 
     def commit(self, base: TableVersion | None, new: TableMetadata) -> TableVersion:
-        """See `TableOperations.commit`. Raises NoSuchNamespaceError for a new table outside of every namespace."""
+        """See `TableOperations.commit`. Also raises NoSuchNamespaceError for a new table in an unknown namespace."""
         if base is None and not self.catalog.namespace_exists(self.identifier[:-1]):
             raise NoSuchNamespaceError(f"{'.'.join(self.identifier)}: there is no such namespace")
         metadata, dropped = next_version(base, new)
@@ -89,7 +90,7 @@ class SqlOperations:
         return attempt.version
 
     def _move(self, attempt: _Attempt) -> None:
-        """Point the catalog to the attempt's file; delete the file where it is certain that the catalog does not."""
+        """Point the catalog to the attempt's file. Delete the file if the catalog certainly does not point to it."""
         committing = False
         try:
             with self.catalog.engine.connect() as connection:
@@ -97,7 +98,7 @@ class SqlOperations:
                 committing = True
                 _commit(connection)
         except Exception as error:
-            # Before its COMMIT was sent, a transaction that breaks is rolled back.
+            # A transaction that fails before its COMMIT was sent is rolled back.
             outcome = outcome_of(lambda: self._outcome(attempt), _properties(attempt)) if committing else Outcome.LOST
             if outcome is Outcome.LOST:
                 self._discard([attempt.version.metadata_location])
@@ -105,7 +106,7 @@ class SqlOperations:
                 raise self._failure(attempt, outcome, error) from error
 
     def _execute(self, connection: Connection, attempt: _Attempt) -> None:
-        """The statement of a commit, not yet committed. Raises where the base is no longer what the catalog has."""
+        """Execute the statement of a commit. Raises CommitFailedError if the base is no longer the current version."""
         location = attempt.version.metadata_location
         if attempt.base is None:
             connection.execute(self._insert(location))
@@ -118,18 +119,18 @@ class SqlOperations:
         current = self._current(connection)
         if current is None:
             raise self._no_such_table()
-        # Not every database's driver counts rows: those say -1.
+        # Drivers that don't count rows return -1.
         if count >= 0 or current != location:
             raise CommitFailedError(f"{attempt.base.metadata_location} is no longer the current version: {current} is")
 
     def _outcome(self, attempt: _Attempt) -> Outcome:
-        """Return what became of a transaction whose COMMIT was not answered."""
-        # The lock waits for a COMMIT that is still under way.
+        """Return the outcome of a transaction whose COMMIT got no answer."""
+        # The lock waits for an unfinished COMMIT.
         location = self._location(lock=True)
         if location == attempt.version.metadata_location:
             return Outcome.WON
         if location is None:
-            # A row that is not there can't be locked; sqlite has nothing under way.
+            # A missing row can't be locked. sqlite has no unfinished COMMIT.
             is_settled = attempt.base is None and self.catalog.engine.dialect.name == "sqlite"
             return Outcome.LOST if is_settled else Outcome.UNKNOWN
         if attempt.base is not None and location == attempt.base.metadata_location:
@@ -149,7 +150,7 @@ class SqlOperations:
         )
 
     def _discard(self, locations: Sequence[str]) -> None:
-        """Delete files that no table names any more. One that stays is harmless."""
+        """Delete files that no table names any more. Failures are harmless."""
         with suppress(Exception):
             for failed in self.files.delete_many(locations) if locations else ():
                 _log.warning("%s: not deleted: %s", *failed)
@@ -159,7 +160,7 @@ class SqlOperations:
             return self._current(connection, lock=lock)
 
     def _current(self, connection: Connection, *, lock: bool = False) -> str | None:
-        """Return the location that the catalog has; None where it has no such table."""
+        """Return the location in the catalog; None if it has no such table."""
         query = select(IcebergTables.metadata_location).where(*self._is_table())
         return connection.execute(query.with_for_update() if lock else query).scalar()
 
@@ -188,14 +189,14 @@ class SqlOperations:
 
 @dataclass(frozen=True)
 class _Attempt:
-    """One try to commit: its base, what it writes, and the snapshots that it adds."""
+    """An attempt to commit: its base, the version that it writes, and the snapshots that it adds."""
 
     base: TableVersion | None
     version: TableVersion
     snapshot_ids: set[int]
 
     def outcome_in(self, current: TableMetadata) -> Outcome:
-        """Return whether what the catalog has now, neither the base nor this, follows from this version."""
+        """Return the outcome if the catalog has a third version: won if that follows from this one."""
         logged = {entry.metadata_file for entry in current.metadata_log}
         if self.version.metadata_location in logged or has_any_snapshot(current, self.snapshot_ids):
             return Outcome.WON
@@ -205,7 +206,7 @@ class _Attempt:
 
 
 def _commit(connection: Connection) -> None:
-    """COMMIT; a connection that has failed to is not used again, since it may still show its own changes."""
+    """Commit. After a failure, the connection is not used again, since it may still show its uncommitted changes."""
     try:
         connection.commit()
     except BaseException:
@@ -219,7 +220,7 @@ def _properties(attempt: _Attempt) -> dict[str, str]:
 
 
 def _next_location(base: TableVersion | None, metadata: TableMetadata, compressed: bool) -> str:
-    """Return `<version>-<uuid>.metadata.json`: one more than the version of the base, or 0 where that has none."""
+    """Return `<version>-<uuid>.metadata.json` with the version after the base's, or 0 if that has none."""
     number = file_name("" if base is None else base.metadata_location).partition("-")[0]
     version = int(number) + 1 if number.isdecimal() else 0
     extension = ".gz.metadata.json" if compressed else ".metadata.json"

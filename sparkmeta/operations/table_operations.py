@@ -1,5 +1,7 @@
-"""How table metadata is loaded and swapped: the protocol, and what its implementations share (table spec, Optimistic
-Concurrency)."""
+"""The protocol to load and commit table metadata, and helpers of its implementations.
+
+See Optimistic Concurrency in the table spec.
+"""
 
 from __future__ import annotations
 
@@ -28,18 +30,18 @@ _STATUS_CHECK = "commit.status-check."
 
 
 class TableVersion(NamedTuple):
-    """One version of a table: its metadata file and the metadata in it."""
+    """A version of a table: its metadata file, and the metadata in it."""
 
     metadata_location: str
     metadata: TableMetadata
 
 
 class TableOperations(Protocol):
-    """A table's pointer to its current metadata file, which one committer at a time moves."""
+    """A table's pointer to its current metadata file, which one committer at a time can move."""
 
     @property
     def read_only(self) -> bool:
-        """Whether the table takes no commits."""
+        """Whether the table can't be committed to."""
 
     def refresh(self) -> TableVersion:
         """Load the current version.
@@ -50,7 +52,7 @@ class TableOperations(Protocol):
         """
 
     def commit(self, base: TableVersion | None, new: TableMetadata) -> TableVersion:
-        """Replace `base` by `new`, if the base is still the current version.
+        """Replace `base` with `new`, if the base is still the current version.
 
         With `write.metadata.delete-after-commit.enabled`, the files that the metadata log drops
         (`write.metadata.previous-versions-max`) are deleted after a success, never otherwise.
@@ -60,21 +62,20 @@ class TableOperations(Protocol):
             new: the metadata to commit.
 
         Returns:
-            The version that was written: `new` with a metadata log that ends with the base's file. The base of the
-            next commit.
+            The version that was written, with the base's file at the end of its metadata log.
 
         Raises:
-            CommitFailedError: nothing was committed, since another commit came first or the write failed: refresh
-                and try again.
-            CommitStateUnknownError: the commit may have succeeded. Nothing that it names may be deleted.
-            TableAlreadyExistsError: there is a table, and no base.
-            NoSuchTableError, ValidationError, UnsupportedError, OSError: nothing was committed, nor will it be.
+            CommitFailedError: nothing was committed, since another commit came first or the write failed. Refresh and
+                try again.
+            CommitStateUnknownError: the commit may have succeeded. None of its files may be deleted.
+            TableAlreadyExistsError: the table to create exists.
+            NoSuchTableError, ValidationError, UnsupportedError, OSError: nothing was committed, and retries are futile.
         """
 
 
 @dataclass(frozen=True)
 class StaticOperations:
-    """One metadata file, opened by its path: nothing but a catalog or a folder knows newer versions of its table."""
+    """The operations of a metadata file opened by its path, for which newer versions are unknown."""
 
     version: TableVersion
 
@@ -103,19 +104,19 @@ class Outcome(Enum):
 
 
 class NextVersion(NamedTuple):
-    """The metadata that a commit writes, and the metadata files that its log drops: to delete after a success."""
+    """The metadata that a commit writes, and the files that its log drops, to delete after a success."""
 
     metadata: TableMetadata
     dropped: list[str]
 
 
 def next_version(base: TableVersion | None, new: TableMetadata) -> NextVersion:
-    """Append the base's file to the metadata log of `new`, and cut the log to its last entries.
+    """Append the base's file to the metadata log of `new`, and truncate the log.
 
-    `write.metadata.previous-versions-max` entries stay, at least one.
+    The last `write.metadata.previous-versions-max` entries stay, at least one.
 
     Raises:
-        ValidationError: a property with a bad value, or base and new are different tables.
+        ValidationError: a property has an invalid value, or base and new are different tables.
     """
     if base is None:
         return NextVersion(new.model_copy(update={"metadata_log": []}), [])
@@ -134,7 +135,7 @@ def next_version(base: TableVersion | None, new: TableMetadata) -> NextVersion:
 def metadata_folder(metadata: TableMetadata) -> str:
     """Return the folder of a table's metadata files, roots and manifests.
 
-    That is the property `write.metadata.path`, which no file system table may have, or the folder `metadata`.
+    This is the property `write.metadata.path`, which file system tables can't have, or the folder `metadata`.
     """
     return metadata.properties.get(METADATA_PATH) or join(metadata.location, "metadata")
 
@@ -148,7 +149,7 @@ def is_compressed(properties: Mapping[str, str]) -> bool:
 
 
 def encoded(metadata: TableMetadata, compressed: bool) -> bytes:
-    """Return the bytes of a metadata file: the same bytes for the same metadata."""
+    """Return the bytes of a metadata file. They are deterministic."""
     text = serialize_table_metadata(metadata).encode()
     return gzip.compress(text, mtime=0) if compressed else text
 
@@ -165,28 +166,28 @@ def load_version(files: Files, location: str, table_uuid: UUID | None = None) ->
 
 
 def refuse_other_table(location: str, table_uuid: UUID | None, expected: UUID | None) -> None:
-    """Raise ValidationError where a table was dropped and another one created in its place."""
+    """Raise ValidationError if a table was dropped and another one created in its place."""
     if expected is not None and table_uuid is not None and table_uuid != expected:
         raise ValidationError(f"{location}: table-uuid is {table_uuid}: the table that was opened here is {expected}")
 
 
 def new_snapshot_ids(base: TableVersion | None, new: TableMetadata) -> set[int]:
-    """Return the ids of the snapshots that a commit adds: no other commit has them."""
+    """Return the ids of the snapshots that a commit adds, which no other commit has."""
     before = {snapshot.snapshot_id for snapshot in base.metadata.snapshots} if base is not None else set()
     return {snapshot.snapshot_id for snapshot in new.snapshots} - before
 
 
 def has_any_snapshot(metadata: TableMetadata, snapshot_ids: set[int]) -> bool:
-    """Return whether one of these snapshots is in a table's metadata, or was its current one."""
+    """Return whether the table has one of the snapshots, or had it as its current one."""
     logged = (entry.snapshot_id for entry in metadata.snapshot_log)
     return bool(snapshot_ids.intersection(logged) or any(map(metadata.snapshot_by_id, snapshot_ids)))
 
 
 def outcome_of(check: Callable[[], Outcome], properties: Mapping[str, str]) -> Outcome:
-    """Repeat a check of a commit whose answer was lost, until its outcome is known or the retries are used up.
+    """Repeat the check of a commit that got no answer, until its outcome is known or the retries are used up.
 
     A check that fails leaves the outcome unknown. The table properties `commit.status-check.num-retries`,
-    `.min-wait-ms`, `.max-wait-ms` and `.total-timeout-ms` say how often it is repeated, and how long it waits.
+    `.min-wait-ms`, `.max-wait-ms` and `.total-timeout-ms` control retries and waits.
     """
     wait = _integer(properties, f"{_STATUS_CHECK}min-wait-ms", 1_000)
     longest = _integer(properties, f"{_STATUS_CHECK}max-wait-ms", 60_000)
@@ -203,7 +204,7 @@ def outcome_of(check: Callable[[], Outcome], properties: Mapping[str, str]) -> O
 def failure(
     outcome: Outcome, location: str, cause: BaseException | None
 ) -> CommitFailedError | CommitStateUnknownError:
-    """Return the error of an attempt to commit the metadata file `location` that was not won."""
+    """Return the error of an unsuccessful attempt to commit the metadata file at `location`."""
     reason = f": {cause}" if cause is not None else ""
     if outcome is Outcome.LOST:
         return CommitFailedError(f"{location} was not committed{reason}")
@@ -213,7 +214,7 @@ def failure(
 def _checked(check: Callable[[], Outcome]) -> Outcome:
     try:
         return check()
-    except Exception:  # noqa: BLE001 - whatever keeps the check from an answer, there is none
+    except Exception:  # noqa: BLE001 - after any error, the outcome stays unknown
         return Outcome.UNKNOWN
 
 

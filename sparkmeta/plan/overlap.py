@@ -37,10 +37,10 @@ _Summaries = Callable[[pa.Table, int, int], pa.StructArray]
 
 
 def deletes_by_affinity(state: TableState, data: pa.Table, deletes: pa.Table) -> pa.Table:
-    """Return the delete manifests but for those that are affiliated to other live data leaves than `data`.
+    """Return the delete manifests without those affiliated with live data leaves other than `data`.
 
-    One that is affiliated to no live leaf is as good as unaffiliated: affinity is a hint of the writer's (V4 proposal),
-    and a lost one must not bring rows back.
+    A delete manifest whose data leaf is not live counts as unaffiliated: affinity is only a hint (V4 proposal), and an
+    outdated one must not bring rows back.
     """
     if state.tree is None or not len(deletes):
         return deletes

@@ -1,1 +1,1 @@
-"""Every byte that is not a DataFrame: locations, reading, listing."""
+"""File access other than DataFrames: locations, reading, writing and listing."""

@@ -1,4 +1,4 @@
-"""Who opens files: on the driver, and in Spark tasks."""
+"""Choose how files are opened on the driver and in Spark tasks."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 
 def files_for(spark: SparkSession, location: str, io: FileIO | None = None) -> Files:
-    """Who reads a location for the driver: Python what is local, ``io`` where a catalog gave one, else Spark.
+    """Return the driver's access to a location: Python for local files, else ``io`` if given, else Spark.
 
-    With Spark Connect what is local lies on the server, so there Spark reads it.
+    With Spark Connect, local files are on the server, so Spark reads them.
     """
     if is_local(location) and not is_connect(spark):
         return LocalFiles()
@@ -29,16 +29,17 @@ def files_for(spark: SparkSession, location: str, io: FileIO | None = None) -> F
 
 
 def executor_reader(files: Files) -> ExecutorReader | None:
-    """Who reads the same files in a Spark task; None where only Spark's own sources can."""
+    """Return the reader of the same files in Spark tasks; None if only Spark's own sources can read them."""
     if isinstance(files, LocalFiles):
         return ExecutorReader()
     return ExecutorReader(_io_properties(files.io)) if isinstance(files, IOFiles) else None
 
 
 def executor_writer(files: Files) -> ExecutorWriter:
-    """Who writes files in a Spark task.
+    """Return the writer of files in Spark tasks.
 
-    Raises UnsupportedError where only Spark's own sources reach the store: they write no single file.
+    Raises:
+        UnsupportedError: only Spark's own sources can access the files, and these can't write single files.
     """
     reader = executor_reader(files)
     if reader is None:
@@ -47,19 +48,19 @@ def executor_writer(files: Files) -> ExecutorWriter:
 
 
 def _io_properties(io: FileIO) -> dict[str, str]:
-    """What makes the same FileIO in another process."""
+    """Return the properties that create the same FileIO in another process."""
     texts = {key: value for key, value in io.properties.items() if isinstance(value, str)}
     return texts | {"py-io-impl": f"{type(io).__module__}.{type(io).__qualname__}"}
 
 
 @dataclass(frozen=True)
 class FileAccess:
-    """Who opens the files of a table, by the session's settings.
+    """The access to a table's files, by the session's settings.
 
-    Args:
-        files: opens any file on the driver, if need be by a job.
-        tasks: opens files in Spark tasks; None where only Spark's own sources may.
-        driver: opens files on the driver in less time than a job takes; None where Spark should read them.
+    Attributes:
+        files: opens any file on the driver, by a job if necessary.
+        tasks: opens files in Spark tasks; None if only Spark's own sources may.
+        driver: opens files on the driver without a job; None if Spark should read them.
     """
 
     files: Files
@@ -68,7 +69,7 @@ class FileAccess:
 
     @staticmethod
     def of(files: Files, settings: Settings) -> FileAccess:
-        """Return who opens what `files` opens."""
+        """Return the access to the files that `files` opens."""
         tasks = None if settings.executor_reads == "spark" else executor_reader(files)
         if tasks is None and settings.executor_reads == "direct":
             tasks = ExecutorReader({})

@@ -1,6 +1,6 @@
-"""What files hold, opened by Python on this machine or by a FileIO of pyiceberg. Light: Spark tasks import this.
+"""Read local files, or files of a pyiceberg FileIO. Light: Spark tasks import this.
 
-Every function raises NotFoundError where the file is missing.
+Every function raises NotFoundError if the file is missing.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def read_local(location: str) -> bytes:
-    """Read a file of this machine."""
+    """Read a local file."""
     try:
         return Path(local_path(location)).read_bytes()
     except FileNotFoundError:
@@ -25,7 +25,7 @@ def read_local(location: str) -> bytes:
 
 
 def read_local_range(location: str, offset: int, size: int) -> bytes:
-    """Read a part of a file of this machine; fewer bytes where the file ends before."""
+    """Read a range of a local file, up to its end."""
     try:
         with Path(local_path(location)).open("rb") as file:
             start, end = within(offset, size, os.fstat(file.fileno()).st_size)
@@ -36,7 +36,7 @@ def read_local_range(location: str, offset: int, size: int) -> bytes:
 
 
 def local_length(location: str) -> int:
-    """Return the length of a file of this machine in bytes."""
+    """Return the length of a local file in bytes."""
     try:
         return Path(local_path(location)).stat().st_size
     except FileNotFoundError:
@@ -53,7 +53,7 @@ def read_io(io: FileIO, location: str) -> bytes:
 
 
 def read_io_range(io: FileIO, location: str, offset: int, size: int) -> bytes:
-    """Read a part of a file through a FileIO; fewer bytes where the file ends before."""
+    """Read a range of a file through a FileIO, up to its end."""
     try:
         file = io.new_input(location)
         start, end = within(offset, size, len(file))
@@ -73,10 +73,7 @@ def io_length(io: FileIO, location: str) -> int:
 
 
 def within(offset: int, size: int, length: int) -> tuple[int, int]:
-    """Return the part of a range that a file of `length` bytes has; empty where there is none.
-
-    Metadata may give any numbers.
-    """
+    """Return the part of a range that a file of `length` bytes has, possibly empty. The range may be invalid."""
     start = min(max(offset, 0), length)
     return (start, min(start + max(size, 0), length)) if offset >= 0 else (0, 0)
 

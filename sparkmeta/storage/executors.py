@@ -1,4 +1,4 @@
-"""Files read and written inside Spark tasks. Light: tasks import this."""
+"""Read and write files in Spark tasks. Light: tasks import this."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ExecutorReader:
-    """Reads a file inside a Spark task: a local one by ``open``, others by a FileIO of these properties."""
+    """Reads files in Spark tasks: local ones by ``open``, others by a FileIO with the given properties."""
 
     io_properties: dict[str, str] | None = None
     _io: list[Any] = field(default_factory=list, repr=False, compare=False)
 
     def read(self, location: str) -> bytes:
-        """The whole content. Raises NotFoundError."""
+        """Return the content of a file. Raises NotFoundError."""
         return read_local(location) if is_local(location) else read_io(self._opened(location), location)
 
     def read_range(self, location: str, offset: int, size: int) -> bytes:
-        """Bytes from an offset on; fewer where the file ends before. Raises NotFoundError."""
+        """Return a range of a file, up to its end. Raises NotFoundError."""
         if is_local(location):
             return read_local_range(location, offset, size)
         return read_io_range(self._opened(location), location, offset, size)
@@ -52,7 +52,7 @@ class ExecutorReader:
         return stream if isinstance(stream, pa.NativeFile) else pa.PythonFile(stream, mode="r")
 
     def length(self, location: str) -> int:
-        """The length in bytes. Raises NotFoundError."""
+        """Return the length of a file in bytes. Raises NotFoundError."""
         return local_length(location) if is_local(location) else io_length(self._opened(location), location)
 
     def __reduce__(self) -> tuple[type[ExecutorReader], tuple[dict[str, str] | None]]:
@@ -69,20 +69,19 @@ class ExecutorReader:
 
 @dataclass(frozen=True)
 class ExecutorWriter:
-    """Writes files inside a Spark task."""
+    """Writes files in Spark tasks."""
 
     io_properties: dict[str, str] | None = None
 
     def write_new(self, location: str, data: bytes) -> None:
-        """The whole file, under a name that nobody else uses; what a crash leaves behind has a name that
-        ``writing.is_temporary`` knows."""
+        """Write a file with a unique name. A crash leaves only files for which ``writing.is_temporary`` is true."""
         if is_local(location):
             writing.write_new_local(location, data)
         else:
             writing.write_io(self._io(location), location, data)
 
     def overwrite(self, location: str, data: bytes) -> None:
-        """The whole file, in the place of the one that may be there; readers see either."""
+        """Write a file atomically, replacing an existing one."""
         if is_local(location):
             writing.overwrite_local(location, data)
         else:

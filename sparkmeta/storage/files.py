@@ -1,4 +1,4 @@
-"""Files, read and written: by Python on this machine, by a pyiceberg FileIO, or read by Spark with its credentials.
+"""Read and write files on the driver: local ones, with a pyiceberg FileIO, or read-only with Spark's credentials.
 
 `sparkmeta.storage.executors` opens the same files in Spark tasks.
 """
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from pyiceberg.io import FileIO
     from pyspark.sql import Row, SparkSession
 
-# Stores answer a deletion in some 20 ms, and take many at a time.
+# Threads that delete files: stores take about 20 ms per deletion, and accept many at a time.
 _DELETERS = 16
 
 
@@ -54,51 +54,53 @@ class DeleteFailure(NamedTuple):
 
 
 class Files(Protocol):
-    """Where the driver reads and writes files. What is to be read and is not there raises NotFoundError.
+    """The driver's access to files. Reading a missing file raises NotFoundError.
 
-    A file that is written appears whole or not at all: what a crash leaves behind has a name that
-    ``writing.is_temporary`` knows (a store without such a step, HDFS, may show a part of it under its own name).
-    Where a write raises anything but FileAlreadyExistsError or UnsupportedError, it may have taken place.
+    Writes are atomic. A crash leaves only files for which ``writing.is_temporary`` is true, except on stores without
+    atomic writes, such as HDFS. After a write that raises anything but FileAlreadyExistsError or UnsupportedError, the
+    file may exist.
     """
 
     def read(self, location: str) -> bytes:
-        """The whole content."""
+        """Return the content of a file."""
 
     def read_range(self, location: str, offset: int, size: int) -> bytes:
-        """Bytes from an offset on; fewer where the file ends before."""
+        """Return a range of a file, up to its end."""
 
     def exists(self, location: str) -> bool:
-        """Whether there is a file."""
+        """Return whether a file exists."""
 
     def length(self, location: str) -> int:
-        """The length in bytes."""
+        """Return the length of a file in bytes."""
 
     def list(self, folder: str, pattern: str = "*") -> list[FileStatus]:
-        """The files right in a folder whose names match; a name takes ``*`` and ``?`` for patterns."""
+        """Return the files directly in a folder whose names match a pattern with ``*`` and ``?``."""
 
     def glob(self, folder: str, pattern: str) -> Sequence[str]:
-        """Locations of the files below a folder at a path of names, of which any takes patterns (``*/metadata/*``)."""
+        """Return the locations of files below a folder whose relative path matches (``*/metadata/*``)."""
 
     def write_new(self, location: str, data: bytes) -> None:
-        """Writes a file under a name that nobody else uses, such as one with a UUID in it."""
+        """Write a file with a unique name, such as one with a UUID."""
 
     def publish(self, location: str, data: bytes) -> None:
-        """Writes a file under a name that others may be about to take: of all who publish there, one succeeds.
+        """Write a file only if it is absent. Of concurrent publishers, only one succeeds.
 
-        Raises FileAlreadyExistsError where there is a file: another's, or one's own, where a store's client repeats a
-        request whose answer was lost. UnsupportedError where the store, or its client, has no such write.
+        Raises:
+            FileAlreadyExistsError: the file exists. It may be this writer's, if a store's client repeated a request
+                whose answer was lost.
+            UnsupportedError: the store, or its client, has no such write.
         """
 
     def overwrite(self, location: str, data: bytes) -> None:
-        """Writes a file in the place of the one that may be there; readers see either, whole."""
+        """Write a file atomically, replacing an existing one."""
 
     def delete_many(self, locations: Iterable[str]) -> Sequence[DeleteFailure]:
-        """Deletes the files that are there, in order on a disk; tries each, and tells which are still there and why."""
+        """Delete files, in order on a disk. Missing ones are ignored. Return those that could not be deleted."""
 
 
 @dataclass(frozen=True)
 class LocalFiles:
-    """Files on a disk of this machine."""
+    """Local files."""
 
     def read(self, location: str) -> bytes:
         return read_local(location)
@@ -139,7 +141,7 @@ class LocalFiles:
 
 @dataclass(frozen=True)
 class IOFiles:
-    """Files that a FileIO of pyiceberg's opens, with the credentials that a catalog gave it."""
+    """Files of a pyiceberg FileIO, with the credentials of its catalog."""
 
     io: FileIO
 
@@ -184,9 +186,9 @@ class IOFiles:
 
 @dataclass(frozen=True)
 class SparkFiles:
-    """Files that Spark's binaryFile source reads: with Spark's credentials, and on Spark Connect as well.
+    """Files that Spark's binaryFile source reads, with Spark's credentials, also on Spark Connect.
 
-    Spark's sources have no row for an empty file: ``list`` and ``glob`` leave it out, the others know of it.
+    Spark's sources have no rows for empty files: ``list`` and ``glob`` omit these, other methods handle them.
     """
 
     spark: SparkSession
@@ -241,7 +243,7 @@ class SparkFiles:
         return [DeleteFailure(location, "Spark's sources delete no files") for location in locations]
 
     def _only(self, location: str, column: str) -> Row | None:
-        """The row of a file; None for one that is there, and empty."""
+        """Return the row of a file; None if it is empty."""
         refuse_hidden([location])
         name = spark_name_key(location)
         rows = self._rows(escape_glob(location), "_metadata.file_name", column)
@@ -272,7 +274,7 @@ def _failures(outcomes: Iterable[tuple[str, Exception | None]]) -> list[DeleteFa
 
 
 def _file_status(folder: str, entry: os.DirEntry[str]) -> FileStatus | None:
-    """None for what is no file, and for one that was deleted since the folder was read."""
+    """Return the status of a directory entry; None if it is not a file, or was deleted after the folder was read."""
     try:
         if not entry.is_file():
             return None

@@ -1,7 +1,4 @@
-"""Listing a folder through a FileIO of pyiceberg's.
-
-Light: Spark tasks import this.
-"""
+"""List a folder through a pyiceberg FileIO. Light: Spark tasks import this."""
 
 from __future__ import annotations
 
@@ -17,7 +14,7 @@ if TYPE_CHECKING:
     from pyiceberg.io.fsspec import FsspecFileIO
     from pyiceberg.io.pyarrow import PyArrowFileIO
 
-# What s3fs, gcsfs, adlfs and fsspec's own file systems call the time of the last change.
+# Names of the modification time in s3fs, gcsfs, adlfs and fsspec's own file systems.
 _MODIFIED = ("LastModified", "mtime", "updated", "last_modified", "created")
 
 
@@ -30,35 +27,39 @@ class FileStatus(NamedTuple):
 
 
 def by_pyarrow(io: PyArrowFileIO, folder: str, pattern: str) -> list[FileStatus]:
-    """The files right in a folder whose names match. Raises NotFoundError where there is no folder."""
+    """Return the files directly in a folder whose names match. Raises NotFoundError if the folder is missing."""
     from pyarrow.fs import FileSelector, FileType
 
     kind, authority, path = io.parse_location(folder, io.properties)
     try:
-        found = io.fs_by_scheme(kind, authority).get_file_info(FileSelector(path))
+        infos = io.fs_by_scheme(kind, authority).get_file_info(FileSelector(path))
     except FileNotFoundError:
         raise NotFoundError(f"{folder}: there is no such file") from None
     return [
         FileStatus(join(folder, info.base_name), info.size, (info.mtime_ns or 0) // 1_000_000)
-        for info in found
+        for info in infos
         if info.type == FileType.File and fnmatchcase(info.base_name, pattern)
     ]
 
 
 def by_fsspec(io: FsspecFileIO, folder: str, pattern: str) -> list[FileStatus]:
-    """As ``by_pyarrow``. The store is asked for names with the pattern's beginning only."""
+    """Return the files directly in a folder whose names match, listing only names with the pattern's prefix.
+
+    Raises:
+        NotFoundError: the folder is missing.
+    """
     store: Any = io.new_input(join(folder, "x"))._fs
-    # fsspec answers from a cache of its own, of listings that this process has seen.
+    # fsspec caches listings in this process.
     store.invalidate_cache()
     beginning = re.split(r"[*?\[]", pattern, maxsplit=1)[0]
     prefix = {"prefix": beginning} if beginning else {"maxdepth": 1}
-    found: dict[str, dict[str, Any]] = store.find(folder, detail=True, **prefix)
+    infos: dict[str, dict[str, Any]] = store.find(folder, detail=True, **prefix)
     root = store._strip_protocol(folder).rstrip("/")
-    if not found and not store.exists(folder):
+    if not infos and not store.exists(folder):
         raise NotFoundError(f"{folder}: there is no such file")
     return [
         FileStatus(join(folder, file_name(path)), int(info["size"] or 0), _modified_ms(info))
-        for path, info in found.items()
+        for path, info in infos.items()
         if path.rpartition("/")[0] == root and fnmatchcase(file_name(path), pattern)
     ]
 

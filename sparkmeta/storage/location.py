@@ -1,7 +1,6 @@
-"""Locations of files: their parts, their comparable forms, and how Spark spells them.
+"""Locations of files: their parts, comparable forms, and their spelling in Spark. Light: Spark tasks import this.
 
-A location is what metadata writes: text that is not percent-encoded, with a scheme or an absolute path of this
-machine. Light: Spark tasks import this.
+A location is written as in metadata: not percent-encoded, with a scheme or as an absolute local path.
 """
 
 from __future__ import annotations
@@ -18,40 +17,40 @@ _QUOTED = frozenset(' "#%<>?[\\]^`{|}')
 
 
 def scheme(location: str) -> str:
-    """The scheme in lower case, without the colon; empty where there is none."""
+    """Return the scheme in lower case without the colon, or an empty string."""
     match = _SCHEME.match(location)
     return match[1].lower() if match else ""
 
 
 def is_local(location: str) -> bool:
-    """Whether the location is on a disk of the machine that opens it: of scheme ``file``, or of none."""
+    """Return whether a location is on a local disk: its scheme is ``file``, or it has none."""
     return scheme(location) in {"", "file"}
 
 
 def local_path(location: str) -> str:
-    """The path that ``open`` takes, of a local location."""
+    """Return the path of a local location for ``open``."""
     return _parts(location)[2]
 
 
 def file_name(location: str) -> str:
-    """What stands behind the last slash."""
+    """Return the name after the last slash."""
     return location.rpartition("/")[2]
 
 
 def join(folder: str, name: str) -> str:
-    """The location of a name in a folder."""
+    """Return the location of a name in a folder."""
     return f"{folder.rstrip('/')}/{name}"
 
 
 def path_of(location: str) -> str:
-    """The comparable path, without scheme and authority."""
+    """Return the comparable path, without scheme and authority."""
     return _hadoop_path(_parts(location)[2])
 
 
 def normalize(location: str) -> str:
-    """A form that is equal for locations of one file: s3a is s3, ``file:/a``, ``file:///a`` and ``/a`` are one.
+    """Return a form that is equal for all locations of a file: s3a becomes s3, and ``file:/a`` equals ``/a``.
 
-    For comparison only: files are opened by the location as it was written.
+    It is only for comparison; files are opened by the location as it was written.
     """
     kind, authority, path = _parts(location)
     authority = "" if kind == "file" else authority
@@ -60,21 +59,21 @@ def normalize(location: str) -> str:
 
 
 def spark_path_key(location: str) -> str:
-    """What ``PATH_KEY`` is for the file in a DataFrame that Spark read from the location."""
+    """Return the value of ``PATH_KEY`` for a file that Spark reads from a location."""
     return _quoted(normalize(location))
 
 
 def spark_name_key(location: str) -> str:
-    """What ``_metadata.file_name`` is for the file in a DataFrame that Spark read from the location."""
+    """Return the value of ``_metadata.file_name`` for a file that Spark reads from a location."""
     return file_name(spark_path_key(location))
 
 
 PATH_KEY = "regexp_replace(_metadata.file_path, '^s3[an]:', 's3:')"
-"""The comparable form of the path of the file that a row was read from, in SQL: see ``spark_path_key``."""
+"""The comparable path of the file that a row was read from, in SQL; see ``spark_path_key``."""
 
 
 def escape_glob(location: str) -> str:
-    r"""The location for ``spark.read.load`` and its like, which take ``{ } [ ] * ? \`` for patterns."""
+    r"""Escape a location for ``spark.read.load`` and similar methods, which treat ``{ } [ ] * ? \`` as patterns."""
     return _GLOB.sub(r"\\\1", location)
 
 
@@ -86,12 +85,12 @@ def _parts(location: str) -> tuple[str, str, str]:
 
 
 def _hadoop_path(path: str) -> str:
-    """As org.apache.hadoop.fs.Path writes it: no empty or dot segments, no slash at the end."""
+    """Return a path as org.apache.hadoop.fs.Path writes it: no empty or dot segments, no trailing slash."""
     return posixpath.normpath(re.sub("/+", "/", path)) if path else ""
 
 
 def _quoted(text: str) -> str:
-    """As java.net.URI quotes a path: what is illegal in ASCII, control characters and every kind of space."""
+    """Quote a path like java.net.URI: illegal ASCII characters, control characters and all spaces."""
     return "".join("".join(f"%{byte:02X}" for byte in c.encode()) if _is_quoted(c) else c for c in text)
 
 

@@ -1,4 +1,4 @@
-"""Many ranges of files at once: neighbours are read by one request, and several requests run at a time.
+"""Read many ranges of files, with one request for neighbours and several requests at a time.
 
 Light: Spark tasks import this.
 """
@@ -12,22 +12,22 @@ from dataclasses import dataclass
 from functools import cache
 from typing import NamedTuple, Protocol
 
-# A request takes a store some 30 ms, in which it could have sent this many bytes more.
+# Bytes that a store could send in the 30 ms or so that another request takes.
 _LARGEST_GAP = 1 << 18
-# Requests of more bytes are left apart, so that several run at a time and memory stays bounded.
+# Most bytes of a merged request, so that several run at a time and memory stays bounded.
 _LARGEST_REQUEST = 4 << 20
 _THREADS = 16
 
 
 class RangeReader(Protocol):
-    """Whoever reads a part of a file: `Files` on the driver, `ExecutorReader` in tasks."""
+    """Reads ranges of files: `Files` on the driver, `ExecutorReader` in tasks."""
 
     def read_range(self, location: str, offset: int, size: int) -> bytes:
-        """Bytes from an offset on; fewer where the file ends before."""
+        """Return a range of a file, up to its end."""
 
 
 class FileRange(NamedTuple):
-    """A part of a file."""
+    """A range of a file."""
 
     location: str
     offset: int
@@ -35,16 +35,16 @@ class FileRange(NamedTuple):
 
 
 def read_ranges(reader: RangeReader, ranges: Sequence[FileRange]) -> Iterator[tuple[int, bytes]]:
-    """Read parts of files, with few requests and several at a time.
+    """Read ranges of files, with few requests and several at a time.
 
-    At most `_THREADS` requests run or wait to be consumed, so that the bytes held don't grow with the ranges.
+    At most `_THREADS` requests run or wait to be consumed, so that memory does not grow with the ranges.
 
     Args:
         reader: used by several threads.
         ranges: in any order; they may overlap.
 
     Yields:
-        The place of each range in `ranges` and its bytes, fewer where the file ends before; by file and offset.
+        The index of each range in `ranges` and its bytes, up to the end of the file, ordered by file and offset.
 
     Raises:
         NotFoundError: a file is missing.
@@ -68,7 +68,7 @@ def read_ranges(reader: RangeReader, ranges: Sequence[FileRange]) -> Iterator[tu
 
 @dataclass
 class _Request:
-    """Ranges of one file, by their places, that are read together."""
+    """Ranges of a file, with their indices, that are read together."""
 
     location: str
     start: int
@@ -100,7 +100,7 @@ def _requests(ranges: Sequence[FileRange]) -> list[_Request]:
 
 
 def _joins(request: _Request, part: FileRange) -> bool:
-    """Whether a request should read the part too. Metadata may name what is no range: that is asked for alone."""
+    """Return whether a request should include a range. Invalid ranges, which metadata may name, are read alone."""
     is_range = request.start >= 0 and request.end >= request.start and part.size >= 0
     near = part.offset - request.end <= _LARGEST_GAP
     return is_range and near and max(request.end, part.offset + part.size) - request.start <= _LARGEST_REQUEST
@@ -113,5 +113,5 @@ def _finished(running: deque[tuple[_Request, Future[bytes]]]) -> Iterator[tuple[
 
 @cache
 def _threads() -> ThreadPoolExecutor:
-    """The same ones for all, since some FileIOs keep connections by thread."""
+    """Return shared threads, since some FileIOs keep connections by thread."""
     return ThreadPoolExecutor(_THREADS, "sparkmeta-ranges")

@@ -1,6 +1,6 @@
-"""Metadata files that Spark's own sources read: strictly, whatever the session's settings let other reads pass over.
+"""Read metadata files with Spark's own sources, strictly: session settings can't make them skip files.
 
-Every read by Spark of a file that metadata names goes through here.
+Spark reads all files that metadata names through this module.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 MISSING = ("PATH_NOT_FOUND", "FAILED_READ_FILE.FILE_NOT_EXIST")
-"""The conditions of Spark's errors for a file that is not there."""
+"""The conditions of Spark's errors for missing files."""
 
-# Options win over the settings of the session, which may pass over files and what is damaged in them.
+# Options take precedence over session settings, which may ignore missing or damaged files.
 _STRICT = {"ignoreMissingFiles": "false", "ignoreCorruptFiles": "false"}
-# Dates and timestamps before 1582 are of the proleptic Gregorian calendar, whoever wrote them.
+# Dates and timestamps before 1582 are in the proleptic Gregorian calendar, whatever the writer.
 _STRICT_PARQUET = {
     **_STRICT,
     "mergeSchema": "false",
@@ -38,11 +38,12 @@ _STRICT_PARQUET = {
 
 
 def read_parquet(spark: SparkSession, locations: Iterable[str], schema: StructType | str) -> DataFrame:
-    """The rows of Parquet files, lazily; files are resolved by the names in `schema`.
+    """Return the rows of Parquet files, lazily. Columns are resolved by the names in `schema`.
 
-    Raises NotFoundError where one is missing (with Spark Connect: an error of Spark's when the DataFrame is used),
-    CorruptFileError for an empty one on a disk of this machine, UnsupportedError for a name that begins with ``_`` or
-    ``.``.
+    Raises:
+        NotFoundError: a file is missing. With Spark Connect, Spark raises an error when the DataFrame is used.
+        CorruptFileError: a local file is empty.
+        UnsupportedError: a name begins with ``_`` or ``.``.
     """
     paths = list(locations)
     refuse_hidden(paths)
@@ -53,28 +54,29 @@ def read_parquet(spark: SparkSession, locations: Iterable[str], schema: StructTy
 
 
 def read_binary(spark: SparkSession, paths: Iterable[str], pattern: str = "*") -> DataFrame:
-    """Files as Spark's binaryFile source shows them, lazily.
+    """Return the rows of Spark's binaryFile source, lazily.
 
     Args:
         spark: the session.
-        paths: of files or folders, as Spark takes them (``escape_glob``).
-        pattern: of the names of the files to read.
+        paths: escaped paths of files or folders (``escape_glob``).
+        pattern: the pattern of the names of files to read.
 
-    Raises NotFoundError as `read_parquet` does.
+    Raises:
+        NotFoundError: see `read_parquet`.
     """
     options = {**_STRICT, "recursiveFileLookup": "true", "pathGlobFilter": pattern}
     return _loaded(lambda: spark.read.format("binaryFile").options(**options).load([*paths]))
 
 
 def refuse_hidden(locations: Iterable[str]) -> None:
-    """UnsupportedError for a file that Spark's sources pass over by its name."""
+    """Raise UnsupportedError for a file that Spark's sources ignore because of its name."""
     for location in locations:
         if file_name(location).startswith(("_", ".")):
             raise UnsupportedError(f"{location}: Spark reads no file whose name begins with _ or .")
 
 
 def _refuse_empty(locations: Iterable[str]) -> None:
-    """Spark has no row for an empty file, and no error. A crash leaves such ones on disks; stores have files whole."""
+    """Raise CorruptFileError for an empty local file, which a crash may leave, and which Spark ignores."""
     for location in locations:
         if is_local(location) and (path := Path(local_path(location))).exists() and not path.stat().st_size:
             raise CorruptFileError(location, "length", 0, "an empty file is no Parquet file")
@@ -90,23 +92,25 @@ def _loaded(load: Callable[[], DataFrame]) -> DataFrame:
 
 
 def binary_files(spark: SparkSession, locations: Sequence[str]) -> DataFrame:
-    """Whole files by Spark's binaryFile source, one row each.
+    """Return a row for each file with its content, by Spark's binaryFile source.
 
-    Columns: path string (``spark_path_key`` of the location), length long, content binary. A file that Spark passes
-    over in silence, such as an empty one, raises an error that names it when the DataFrame is used.
-    Raises NotFoundError where one is missing (with Spark Connect: when the DataFrame is used), UnsupportedError for a
-    name that begins with ``_`` or ``.``.
+    Columns: path string (``spark_path_key`` of the location), length long, content binary. The DataFrame fails, when it
+    runs, for a file that Spark skips silently, such as an empty one.
+
+    Raises:
+        NotFoundError: a file is missing. With Spark Connect, it is raised when the DataFrame is used.
+        UnsupportedError: a name begins with ``_`` or ``.``.
     """
     if not locations:
         return spark.range(0).selectExpr("'' AS path", "id AS length", "X'' AS content")
-    found = _listed(spark, locations).select(_path_key(), "length", "content")
-    return found.unionByName(passed_over(spark, locations, "path string, length bigint, content binary"))
+    files = _listed(spark, locations).select(_path_key(), "length", "content")
+    return files.unionByName(passed_over(spark, locations, "path string, length bigint, content binary"))
 
 
 def with_content(spark: SparkSession, files: pa.Table) -> DataFrame:
-    """Return rows for files, with a column `location`, together with `path` and `content`, read by `binary_files`.
+    """Join rows that have a `location` with `path` and `content` from `binary_files`.
 
-    An outer join: a file whose path Spark spells in a way that matches no row is seen, with nulls, not dropped.
+    A file whose path matches no row has nulls.
     """
     locations = files.column("location").to_pylist()
     keys = pa.array([spark_path_key(location) for location in locations], pa.string())
@@ -115,13 +119,13 @@ def with_content(spark: SparkSession, files: pa.Table) -> DataFrame:
 
 
 def passed_over(spark: SparkSession, locations: Sequence[str], schema: StructType | str) -> DataFrame:
-    """No rows of ``schema``, to be united with what Spark read of these files; an error, when it runs, that names a
-    file for which Spark's sources have no row although they were asked for it: an empty one.
+    """Return a DataFrame without rows that fails, when it runs, for a file that Spark's sources skip, an empty one.
 
-    Costs a listing, and reads no file. Python raises the error, where no optimizer moves a filter past it.
+    It is for a union with what Spark read of the files. It costs a listing, and reads no file. Python raises the error,
+    so that the optimizer can't move a filter past it.
     """
-    asked = spark.createDataFrame(pa.table({"path": sorted({*map(spark_path_key, locations)})}))
-    missing = asked.join(_listed(spark, locations).select(_path_key()), "path", "left_anti")
+    expected = spark.createDataFrame(pa.table({"path": sorted({*map(spark_path_key, locations)})}))
+    missing = expected.join(_listed(spark, locations).select(_path_key()), "path", "left_anti")
     return missing.mapInArrow(_refuse_passed_over, schema)
 
 

@@ -1,7 +1,4 @@
-"""Writing files: whole or not at all, and under a name that others want only if none has it yet.
-
-Light: Spark tasks import this.
-"""
+"""Write files atomically, and publish a file only if it is absent. Light: Spark tasks import this."""
 
 from __future__ import annotations
 
@@ -21,28 +18,27 @@ if TYPE_CHECKING:
 
     from pyiceberg.io import FileIO
 
-# What a crash may leave behind, beside the file that was being written. The name neither hides (_ and . do) nor looks
-# like metadata, and no two writers share it.
+# The unique name of a file that a crash may leave. It is not hidden, as by _ or ., and does not look like metadata.
 TEMPORARY_NAME = "{}.tmp"
 _TEMPORARY = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\.tmp")
 
-# How file systems without hard links refuse one.
+# Errors of file systems without hard links.
 _NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
 
-# The stores whose fsspec clients (s3fs, gcsfs, adlfs) know a PUT that fails where an object is: If-None-Match: * on
-# S3 and Azure, ifGenerationMatch=0 on Google's.
+# Stores whose fsspec clients (s3fs, gcsfs, adlfs) support a PUT that fails if the object exists: If-None-Match: * on
+# S3 and Azure, ifGenerationMatch=0 on Google Cloud Storage.
 _CONDITIONAL = {"s3", "s3a", "s3n", "gs", "gcs", "abfs", "abfss", "wasb", "wasbs"}
-# Buckets that were seen to refuse a second PUT: S3's imitators may accept the header and ignore it.
+# Buckets that are known to refuse a second PUT. Stores compatible with S3 may ignore the header.
 _proven: set[str] = set()
 
 
 def is_temporary(location: str) -> bool:
-    """Whether a file is by its name one that a write makes on its way: part of no table, and an orphan when old."""
+    """Return whether a file has the name of an unfinished write. Such a file is no part of a table."""
     return _TEMPORARY.fullmatch(file_name(location)) is not None
 
 
 def write_new_local(location: str, data: bytes) -> None:
-    """A new file, on the disk when this returns. Raises FileAlreadyExistsError where there is one."""
+    """Write a new file and sync it to disk. Raises FileAlreadyExistsError if it exists."""
     target = Path(local_path(location))
     with _temporary(target, data) as temporary:
         try:
@@ -55,9 +51,11 @@ def write_new_local(location: str, data: bytes) -> None:
 
 
 def publish_local(location: str, data: bytes) -> None:
-    """A new file, on the disk when this returns; one of all who publish there succeeds.
+    """Write a file only if it is absent, and sync it to disk. Of concurrent publishers, only one succeeds.
 
-    Raises FileAlreadyExistsError for the others, UnsupportedError on a file system without hard links.
+    Raises:
+        FileAlreadyExistsError: the file exists.
+        UnsupportedError: the file system has no hard links.
     """
     target = Path(local_path(location))
     with _temporary(target, data) as temporary:
@@ -66,7 +64,7 @@ def publish_local(location: str, data: bytes) -> None:
 
 
 def overwrite_local(location: str, data: bytes) -> None:
-    """A file that takes the place of the one that may be there."""
+    """Write a file, replacing an existing one."""
     target = Path(local_path(location))
     with _temporary(target, data) as temporary:
         temporary.replace(target)
@@ -74,7 +72,7 @@ def overwrite_local(location: str, data: bytes) -> None:
 
 
 def delete_local(location: str) -> tuple[str, Exception | None]:
-    """The location, and the error that kept its file from being deleted; a file that is not there is none."""
+    """Delete a file. Return its location, and the error if it could not be deleted; a missing file is no error."""
     try:
         Path(local_path(location)).unlink(missing_ok=True)
     except OSError as error:
@@ -83,15 +81,15 @@ def delete_local(location: str) -> tuple[str, Exception | None]:
 
 
 def write_io(io: FileIO, location: str, data: bytes) -> None:
-    """A file through a FileIO, in the place of the one that may be there."""
+    """Write a file through a FileIO, replacing an existing one."""
     _refuse_url(io, location)
-    # With overwrite=False a FileIO looks first and writes then, which excludes nobody.
+    # With overwrite=False, a FileIO checks before it writes, which excludes no concurrent writer.
     with io.new_output(location).create(overwrite=True) as stream:
         stream.write(data)
 
 
 def publish_io(io: FileIO, location: str, data: bytes) -> None:
-    """A new object, by a conditional PUT; see ``Files.publish``."""
+    """Write a new object by a conditional PUT; see ``Files.publish``."""
     store = _conditional_store(io, location)
     bucket = "/".join(location.split("/", 3)[:3])
     if bucket not in _proven:
@@ -101,26 +99,26 @@ def publish_io(io: FileIO, location: str, data: bytes) -> None:
 
 
 def delete_io(io: FileIO, location: str) -> tuple[str, Exception | None]:
-    """As ``delete_local``, through a FileIO."""
+    """Delete a file through a FileIO, like ``delete_local``."""
     from pyiceberg.io.fsspec import FsspecFileIO
 
     try:
         _refuse_url(io, location)
         if isinstance(io, FsspecFileIO):
-            # FsspecFileIO.delete takes * ? [ of a location for patterns, and deletes what they match.
+            # FsspecFileIO.delete treats * ? [ in a location as patterns, and deletes all matches.
             _store(io, location).rm_file(location)
         else:
             io.delete(location)
     except FileNotFoundError:
         return location, None
-    except Exception as error:  # noqa: BLE001 - each store's client has errors of its own, and the rest is to be tried
+    except Exception as error:  # noqa: BLE001 - each store's client has its own errors, and other files are still to be deleted
         return location, error
     return location, None
 
 
 @contextmanager
 def _temporary(target: Path, data: bytes) -> Iterator[Path]:
-    """A file beside the target with the data, on the disk; gone afterwards."""
+    """Write a temporary file next to the target and sync it. It is deleted at the end."""
     _make_folder(target.parent)
     temporary = target.parent / TEMPORARY_NAME.format(uuid.uuid4())
     try:
@@ -153,7 +151,7 @@ def _make_folder(folder: Path) -> None:
 
 
 def _sync(folder: Path) -> None:
-    """Puts a folder's names on the disk, which a file's own fsync does not."""
+    """Sync the names in a folder to disk, which the fsync of a file does not."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -162,7 +160,7 @@ def _sync(folder: Path) -> None:
 
 
 def _conditional_store(io: FileIO, location: str) -> Any:
-    """The fsspec file system of a store that knows a conditional PUT. Raises UnsupportedError for all others."""
+    """Return the fsspec file system of a store with conditional PUTs. Raises UnsupportedError for others."""
     from inspect import signature
 
     from pyiceberg.io.fsspec import FsspecFileIO
@@ -204,7 +202,7 @@ def _put_absent(store: Any, location: str, data: bytes) -> None:
 
 
 def _says_exists(error: BaseException) -> bool:
-    """s3fs has no error class of its own for a failed condition; beneath is botocore's answer."""
+    """Return whether an error means that the object exists. s3fs has no error for it, but wraps botocore's."""
     response = getattr(error.__cause__, "response", None)
     code = response.get("Error", {}).get("Code") if isinstance(response, dict) else None
     return isinstance(error, FileExistsError) or code in {"PreconditionFailed", "412"}

@@ -20,15 +20,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class DeleteEntries:
-    """The live delete entries that a scan may need.
+    """The live delete entries of a scan.
 
     Attributes:
-        entries: None where the scan opens no delete manifest.
-        manifests: the manifests that they come from.
-        equality_ids: every column that some equality delete compares, so that data stats are read for them.
-        broadcast: they are few enough to be broadcast.
-        only_dvs: all of them are deletion vectors that name their data file.
-        on_driver: they are few rows on the driver, which groups them sooner than a job does.
+        entries: None if the scan opens no delete manifest.
+        manifests: the manifests of the entries.
+        equality_ids: every column that an equality delete compares; data stats are read for these.
+        broadcast: whether the entries are few enough to be broadcast.
+        only_dvs: whether all are deletion vectors that name their data file.
+        on_driver: whether they are few rows on the driver, which groups them faster than a job would.
     """
 
     entries: DataFrame | None
@@ -39,14 +39,14 @@ class DeleteEntries:
     on_driver: bool = False
 
     def sized(self, frame: DataFrame) -> DataFrame:
-        """Return a relation of deletes with the join that fits its size: Spark knows no size of what Python decodes."""
+        """Return a relation of deletes with a join hint, since Spark does not know the size of what Python decodes."""
         return F.broadcast(frame) if self.broadcast else frame.hint("shuffle_hash")
 
 
 def delete_entries(choice: Choice) -> DeleteEntries:
-    """Read the live entries of the delete manifests that are joined: on the driver where they are few, else lazily.
+    """Read the live entries of the delete manifests that are joined: on the driver if they are few, else lazily.
 
-    Their stats describe deleted rows, so the row filter prunes equality deletes as it prunes data files.
+    Stats of equality deletes describe deleted rows, so the row filter prunes them like data files.
     """
     manifests, scan_filter, broadcast = choice.deletes, choice.pruned.filter, choice.broadcast
     if not len(manifests):

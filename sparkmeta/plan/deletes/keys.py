@@ -1,7 +1,7 @@
-"""What a delete is about: one data file, a partition, or the whole table; and the keys by which the two are joined.
+"""The scope of a delete (a data file, a partition or the whole table), and the keys by which deletes are joined.
 
-A key is a hash, which Spark groups and joins in a fraction of the time that paths and tuples take. So whatever a key
-finds is compared in full afterwards.
+Keys are hashes, which Spark groups and joins much faster than paths and tuples. Joined rows are therefore compared in
+full afterwards.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 KEY: Final = "delete_key"
 
-# What deletes are about, each the name of the column that holds a data file's group of them.
+# The scopes of deletes. Each is also the name of the column with a data file's group of them.
 OF_FILE: Final = "deletes_of_file"
 OF_PARTITION: Final = "deletes_of_partition"
 OF_TABLE: Final = "deletes_of_table"
@@ -47,7 +47,7 @@ def table_key() -> Sql:
 
 
 def delete_key(deletes: DeleteEntries, state: TableState) -> Sql:
-    """Return the key of a delete entry, which fails where there can be no such entry among the deletes."""
+    """Return the key of a delete entry. It fails for an entry that contradicts what is known of the deletes."""
     if deletes.only_dvs:
         return file_key(dv_path())
     path = data_path()
@@ -60,18 +60,18 @@ def delete_key(deletes: DeleteEntries, state: TableState) -> Sql:
 
 
 def is_of_file(delete: Sql) -> Sql:
-    """Whether a delete of a group is about the data entry's file alone."""
+    """Return whether a delete of a group applies only to the data entry's file."""
     return delete["data_path"] == sql.col("location")
 
 
 def is_of_partition(delete: Sql, state: TableState) -> Sql:
-    """Whether a delete of a group is about the data entry's partition."""
+    """Return whether a delete of a group applies to the data entry's partition."""
     return (
         delete["data_path"].isNull() & ~delete["is_global"] & delete["partition_key"].eqNullSafe(partition_key(state))
     )
 
 
 def dv_path() -> Sql:
-    """Return the data file of a deletion vector; it fails for another delete, which would be lost."""
+    """Return the data file of a deletion vector. It fails for other deletes, which would be lost."""
     refused = NOT_A_DV.raised(sql.col("location"), as_type="string")
     return sql.when(~NOT_A_DV.broken({}, entry_view()), sql.col("referenced_file")).otherwise(refused)

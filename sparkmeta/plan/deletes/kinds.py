@@ -1,4 +1,4 @@
-"""Of what kinds the deletes of a scan are: it decides how they are matched, and what is read of data files."""
+"""Determine the kinds of a scan's deletes, which decide how they are matched and what is read of data files."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ _DELETE_COLUMNS = (*DV_COLUMNS, "equality_ids")
 
 
 def only_dvs(state: TableState, manifests: pa.Table, *, by_job: bool) -> bool:
-    """Tell whether all live deletes are deletion vectors that name their data file.
+    """Return whether all live deletes are deletion vectors that name their data file.
 
-    Those of trees are, but for equality deletes. Else nothing tells but the entries: the driver looks at few.
+    In trees, all deletes but equality deletes are. Otherwise the entries are read, few manifests on the driver.
 
     Args:
         state: the table.
         manifests: its delete manifests.
-        by_job: whether a job looks at many; without, these pass for deletes of any kind.
+        by_job: whether to read many manifests by a job, or to return False for these.
     """
     if state.tree is not None and not state.tree.is_upgraded:
         return True
@@ -60,28 +60,32 @@ def only_dvs(state: TableState, manifests: pa.Table, *, by_job: bool) -> bool:
 
 
 def dv_projection(scan_filter: ScanFilter) -> EntryProjection:
-    """Return what is read of deletion vectors: those that may be of use for the filter."""
+    """Return the projection of deletion vectors, with a filter for those that may be needed."""
     live = entry_filter(scan_filter, by_stats=False)
     return replace(scan_filter.state.projection(DV_COLUMNS), entry_filter=live)
 
 
 def delete_projection(scan_filter: ScanFilter, equality_ids: Iterable[int] = ()) -> EntryProjection:
-    """Return what is read of deletes that are joined. equality_ids: the columns that equality deletes compare."""
+    """Return the projection of deletes that are joined.
+
+    Args:
+        equality_ids: the columns that equality deletes compare.
+    """
     stats = {DELETE_FILE_PATH_ID, *equality_ids, *scan_filter.undecided_ids}
     return replace(scan_filter.state.projection(_DELETE_COLUMNS, stats), entry_filter=entry_filter(scan_filter))
 
 
 def all_dvs(entries: pa.Table) -> bool:
-    """Tell whether the live ones of some delete entries are all deletion vectors that name their data file."""
+    """Return whether all live delete entries are deletion vectors that name their data file."""
     others = NOT_A_DV.broken({}, arrow_entry_view(entries)).array
     return not pc.any(pc.and_(others, live_rows(entries))).as_py()
 
 
 def equality_ids(scan_filter: ScanFilter, manifests: pa.Table) -> frozenset[int]:
-    """Return the distinct equality ids of the deletes, at most one for each column; no job where there are none.
+    """Return the columns that equality deletes compare. Runs a job unless the summary counts no equality deletes.
 
     Raises:
-        ValidationError: an id that no schema of the table ever had.
+        ValidationError: no schema of the table has had a column with an id.
     """
     state = scan_filter.state
     projection = state.projection(("version_info", "equality_ids"))

@@ -1,8 +1,8 @@
-"""The contradictions between deletes and data files that make a plan fail: each is written once, for SQL and Arrow.
+"""The contradictions between deletes and data files that make a plan fail, each written once for SQL and Arrow.
 
-A rule is a condition on a data file and a delete. Both are given as views: mappings of a column's name to its values,
-which are either `Sql` or `ArrowValues`, since both have the operators that the conditions use. A view
-has the columns `sequence_number` and `partition_key`, of a delete also `is_dv`, `content_type` and `data_path`.
+A rule is a condition on a data file and a delete. Both are views: mappings from column names to values, either `Sql` or
+`ArrowValues`, which have the same operators. A view has `sequence_number` and `partition_key`; that of a delete also
+has `is_dv`, `content_type` and `data_path`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class View(Protocol):
-    """A data file or a delete: column name -> Sql or ArrowValues. A Sql of struct type is one."""
+    """A data file or a delete: column name -> Sql or ArrowValues. A Sql of struct type is a view."""
 
     def __getitem__(self, name: str, /) -> Any: ...
 
@@ -34,20 +34,20 @@ class Rule:
     """A contradiction in metadata, which is an error wherever deletes are matched.
 
     Attributes:
-        text: what is wrong, ending before the location of the file that it is about.
-        broken: (data file, delete) -> whether they contradict each other; a rule about one of them ignores the other.
+        text: the error message up to the location of the file.
+        broken: (data file, delete) -> whether they contradict each other. A rule about one of them ignores the other.
     """
 
     text: str
     broken: Callable[[View, View], Any]
 
     def message(self, *locations: Sql) -> Sql:
-        """Return the error message in SQL. locations: of the files that the message names."""
+        """Return the error message, which names files by their locations, in SQL."""
         first, *others = (sql.coalesce(location, "") for location in locations)
         return sql.concat(self.text, first, *(part for other in others for part in (" ", other)))
 
     def raised(self, *locations: Sql, as_type: str | DataType = "boolean") -> Sql:
-        """Return a SQL expression that fails with the message; the optimizer takes it for a value of `as_type`."""
+        """Return a SQL expression of type `as_type` that fails with the message."""
         return sql.raise_error(self.message(*locations)).cast(as_type)
 
     def refuse(self, broken: pa.Array, locations: Callable[[int], tuple[Any, ...]]) -> None:
@@ -67,7 +67,7 @@ def _is_older_dv(data: View, delete: View) -> Any:
 
 
 def _is_foreign(data: View, delete: View) -> Any:
-    """Position deletes that are older than the data file do not apply, wherever they are from."""
+    # Position deletes that are older than the data file do not apply, whatever their partition.
     applies = delete["is_dv"] | (delete["sequence_number"] >= data["sequence_number"])
     return applies & ~delete["partition_key"].eqNullSafe(data["partition_key"])
 
@@ -92,9 +92,9 @@ NO_COLUMNS: Final = Rule(
 )
 RULES: Final = (DATA_WITHOUT_SEQUENCE, DELETE_WITHOUT_SEQUENCE, OLDER_DV, FOREIGN_DELETE, NOT_A_DV, NO_COLUMNS)
 
-# About several deletes: `second_dv` and `repeated_paths` find them.
+# A rule about several deletes, which `second_dv` and `repeated_paths` find.
 TWO_DVS: Final = Rule("two deletion vectors for ", lambda _, delete: delete["is_dv"])
-# About an affiliated delete leaf and its data leaf.
+# A rule about an affiliated delete leaf and its data leaf.
 UNKNOWN_FILE: Final = Rule(
     "a deletion vector in a delete manifest affiliated to a data manifest that does not have its file: ",
     lambda data, _: data["location"].isNull(),
@@ -106,7 +106,7 @@ Check = tuple[Rule, Sql, tuple[Sql, ...]]
 
 
 def consistent(*checks: Check) -> Sql:
-    """Return a SQL condition that is true, or fails for the first check that finds something wrong."""
+    """Return a SQL condition that is true, or fails for the first broken check."""
     (rule, broken, locations), *others = checks
     verdict = sql.when(broken, rule.raised(*locations))
     for rule, broken, locations in others:
@@ -115,7 +115,7 @@ def consistent(*checks: Check) -> Sql:
 
 
 def second_dv(group: Sql) -> Sql:
-    """Return the data file of which an array of deletes has two deletion vectors; null where there is none."""
+    """Return the data file that has two deletion vectors in an array of deletes; null if there is none."""
 
     def has_another(delete: Sql) -> Sql:
         same = sql.filter(group, lambda other: other["is_dv"] & (other["data_path"] == delete["data_path"]))
@@ -126,7 +126,7 @@ def second_dv(group: Sql) -> Sql:
 
 
 def repeated_paths(paths: pa.Array) -> pa.Array:
-    """Return the data files that several deletion vectors are of, given the file of each."""
+    """Return the data files with several deletion vectors, given the file of each deletion vector."""
     if pc.count_distinct(paths).as_py() == len(paths):
         return paths.slice(0, 0)
     counts = pc.value_counts(paths)
@@ -134,7 +134,7 @@ def repeated_paths(paths: pa.Array) -> pa.Array:
 
 
 class ArrowValues:
-    """An Arrow array with the operators of `Sql` that rules use, with the same results."""
+    """An Arrow array with the operators of `Sql` that rules use."""
 
     __slots__ = ("array",)
     __hash__ = None  # type: ignore[assignment]
@@ -160,7 +160,7 @@ class ArrowValues:
     def __invert__(self) -> ArrowValues:
         return ArrowValues(pc.invert(self.array))
 
-    def isNull(self) -> ArrowValues:  # noqa: N802  as Sql spells it, and so below
+    def isNull(self) -> ArrowValues:  # noqa: N802  named like Sql's, and so below
         return ArrowValues(self.array.is_null())
 
     def isNotNull(self) -> ArrowValues:  # noqa: N802
@@ -171,7 +171,7 @@ class ArrowValues:
 
 
 def _same(left: pa.Array, right: pa.Array) -> pa.Array:
-    """Null equals null and NaN equals NaN; -0.0 and 0.0 are different partitions."""
+    """Compare values where null equals null, NaN equals NaN, and -0.0 differs from 0.0, as in partitions."""
     if pa.types.is_struct(left.type):
         same = pc.equal(left.is_null(), right.is_null())
         for left_field, right_field in zip(left.flatten(), right.flatten(), strict=True):

@@ -1,4 +1,4 @@
-"""Whether an equality delete file and a data file may have a row in common, by the stats of one compared column."""
+"""Compare stats of equality deletes and data files: can they have a value of a column in common?"""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 
 def may_share_values(delete: Sql, field_id: int, state: TableState) -> Sql:
-    """False only where the column's stats prove that no value, null included, is in both files.
+    """Return false only if stats of a column prove that the files have no value, including null, in common.
 
     Args:
-        delete: a delete of a group; the data file's stats are columns of the row.
+        delete: a delete of a group. The data file's stats are columns of the row.
         field_id: the column.
         state: the table.
     """
@@ -42,7 +42,7 @@ def data_stats(field_id: int) -> Sql:
 
 
 def extremes_decide(deletes: Sql, field_id: int, state: TableState) -> Sql:
-    """Whether `extreme_bounds` says as much of some deletes as their own stats do."""
+    """Return whether `extreme_bounds` of deletes is as selective as their own stats."""
     if isinstance(state.types.primitive_fields[field_id].field_type, FloatType | DoubleType):
         return ~sql.exists(deletes, lambda _: sql.lit(True))
     required = state.types.always_required(field_id)
@@ -50,9 +50,9 @@ def extremes_decide(deletes: Sql, field_id: int, state: TableState) -> Sql:
 
 
 def extreme_bounds(deletes: Sql, field_id: int, state: TableState) -> Sql:
-    """Return struct<lower: the greatest lower bound, upper: the least upper one>, of the deletes that have both.
+    """Return struct<lower, upper> with the greatest lower and least upper bound of the deletes that have both.
 
-    Null where bounds prove nothing.
+    Null if bounds prove nothing.
     """
     if not _is_ordered(state.types.primitive_fields[field_id].field_type):
         return sql.struct(sql.lit(None).alias("lower"), sql.lit(None).alias("upper"))
@@ -61,14 +61,14 @@ def extreme_bounds(deletes: Sql, field_id: int, state: TableState) -> Sql:
         return lambda delete: delete[CONTENT_STATS][str(field_id)][name]
 
     lower, upper = bound("lower_bound"), bound("upper_bound")
-    both = sql.filter(deletes, lambda delete: lower(delete).isNotNull() & upper(delete).isNotNull())
-    greatest = sql.call("array_max", sql.transform(both, lower))
-    least = sql.call("array_min", sql.transform(both, upper))
+    bounded = sql.filter(deletes, lambda delete: lower(delete).isNotNull() & upper(delete).isNotNull())
+    greatest = sql.call("array_max", sql.transform(bounded, lower))
+    least = sql.call("array_min", sql.transform(bounded, upper))
     return sql.struct(greatest.alias("lower"), least.alias("upper"))
 
 
 def meets_all(extremes: Sql, field_id: int, state: TableState) -> list[Sql]:
-    """Return conditions under which a data file may share values with each delete whose extreme bounds are given."""
+    """Return conditions, all true if a data file may share values with every delete, given their extreme bounds."""
     data = data_stats(field_id)
     conditions = [~_all_null(data, state.types.always_required(field_id))]
     if _is_ordered(state.types.primitive_fields[field_id].field_type):
@@ -78,7 +78,7 @@ def meets_all(extremes: Sql, field_id: int, state: TableState) -> list[Sql]:
 
 
 def _is_ordered(kind: IcebergType) -> bool:
-    """Whether ranges of bounds prove something: Java and Parquet order UUIDs differently."""
+    """Return whether ranges of bounds are meaningful. Java and Parquet order UUIDs differently."""
     return not isinstance(kind, UUIDType)
 
 

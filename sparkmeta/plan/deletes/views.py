@@ -1,4 +1,4 @@
-"""Data files and deletes as rules and groups see them, in SQL and in Arrow."""
+"""Views of data files and deletes for rules and groups, in SQL and in Arrow."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _FLOATS: Final = ("float", "double")
 
 
 def data_view(state: TableState) -> View:
-    """Return a data entry as rules see it."""
+    """Return the view of a data entry."""
     return {
         "sequence_number": sql.col(SEQUENCE),
         "partition_key": partition_key(state),
@@ -34,7 +34,7 @@ def data_view(state: TableState) -> View:
 
 
 def entry_view() -> View:
-    """Return a delete entry as rules see it that look at nothing but its kind and its data file."""
+    """Return a view of a delete entry with its kind and its data file only."""
     return {
         "sequence_number": sql.col(SEQUENCE),
         "content_type": sql.col("content_type"),
@@ -44,7 +44,7 @@ def entry_view() -> View:
 
 
 def arrow_data_view(entries: pa.Table) -> dict[str, ArrowValues]:
-    """As `data_view`, of entries in Arrow; those of deletes have the same columns in `delete_struct`."""
+    """Return the view of data entries in Arrow. `delete_struct` has the same columns for deletes."""
     return {
         "sequence_number": ArrowValues(whole(entries.column("version_info")).field("sequence_number")),
         "partition_key": ArrowValues(_arrow_partition_key(entries)),
@@ -52,7 +52,7 @@ def arrow_data_view(entries: pa.Table) -> dict[str, ArrowValues]:
 
 
 def arrow_entry_view(entries: pa.Table) -> dict[str, ArrowValues]:
-    """As `entry_view`, of delete entries in Arrow."""
+    """Return the view of `entry_view` for delete entries in Arrow."""
     content = whole(entries.column("content_type"))
     is_position = pc.equal(content, int(ContentType.POSITION_DELETES))
     return {
@@ -65,7 +65,7 @@ def arrow_entry_view(entries: pa.Table) -> dict[str, ArrowValues]:
 def partition_key(state: TableState) -> Sql:
     """Return (spec id, partition tuple) of an entry as one comparable value.
 
-    Floats go by their text: -0.0 and 0.0 are different partitions, which Spark takes for one.
+    Floats are compared by their text, since -0.0 and 0.0 are different partitions but equal in Spark.
     """
     values = [
         (partition_value(field_id).cast("string") if name in _FLOATS else partition_value(field_id)).alias(
@@ -83,9 +83,9 @@ def _arrow_partition_key(entries: pa.Table) -> pa.StructArray:
 
 
 def delete_struct(state: TableState) -> Sql:
-    """Return a delete entry as groups hold it: the sequence number first, so that arrays sort by it.
+    """Return a delete entry as a struct for groups. The sequence number comes first, so that arrays sort by it.
 
-    It is a view for rules. It fails, when it runs, for a delete without a sequence number.
+    The struct is a view. It fails, when it runs, for a delete without a sequence number.
     """
     unknown = DELETE_WITHOUT_SEQUENCE.raised(sql.col("location"), as_type="bigint")
     stats = sql.when(sql.col("content_type") != int(ContentType.POSITION_DELETES), sql.col(CONTENT_STATS))
@@ -107,15 +107,15 @@ def delete_struct(state: TableState) -> Sql:
 
 
 def is_dv() -> Sql:
-    """Whether a delete entry is a deletion vector."""
+    """Return whether a delete entry is a deletion vector."""
     position = sql.col("content_type") == int(ContentType.POSITION_DELETES)
     return position & (sql.col("file_format") == "PUFFIN")
 
 
 def data_path() -> Sql:
-    """Return the one data file that a position delete file or DV is about; null for partition-scoped ones.
+    """Return the data file of a DV or a file-scoped position delete file; null for partition-scoped ones.
 
-    Either the file says so, or its bounds of `file_path` are equal, which position deletes never truncate.
+    The entry names the file, or has equal bounds of `file_path`, which are never truncated in position deletes.
     """
     bounds = f"{CONTENT_STATS}.`{DELETE_FILE_PATH_ID}`"
     lower, upper = sql.col(f"{bounds}.lower_bound"), sql.col(f"{bounds}.upper_bound")
@@ -124,12 +124,12 @@ def data_path() -> Sql:
 
 
 def is_global_delete(state: TableState) -> Sql:
-    """Whether a delete entry is an equality delete of the whole table."""
+    """Return whether a delete entry is an equality delete of the whole table."""
     everywhere = [spec_id for spec_id, spec in state.specs.items() if is_global(spec)]
     equality = sql.col("content_type") == int(ContentType.EQUALITY_DELETES)
     return equality & sql.col("partition_spec_id").isin(everywhere)
 
 
 def is_global(spec: PartitionSpec) -> bool:
-    """Whether equality deletes of this spec apply to every file: it has no fields, or only void ones."""
+    """Return whether equality deletes of a spec apply to every file, since it has only void fields, or none."""
     return all(isinstance(field.transform, VoidTransform) for field in spec.fields)
