@@ -1,6 +1,6 @@
-"""Which leaves and files of a root a compaction rewrites, in which groups and why. No Spark, no I/O.
+"""Choose the leaves and files of a root that a compaction rewrites, in groups, with reasons. No Spark, no I/O.
 
-A leaf is judged by its entry in the root alone: its size, its bounds, and how many of its entries are masked.
+Leaves are chosen by their root entry alone: size, bounds, and the number of masked entries.
 """
 
 from __future__ import annotations
@@ -24,11 +24,14 @@ _Array = np.ndarray[Any, np.dtype[Any]]
 
 
 class Reason(StrEnum):
-    """Why something is rewritten.
+    """Why a leaf or a file of the root is rewritten.
 
-    MASKED: many of its entries are masked. SMALL: it is merged with its neighbours. OVERLAP: too many leaves overlap it
-    in the order of the clustering columns. ROOT: the root holds too many files. AFFINITY: the data leaf that it belongs
-    to is divided, or the data files of its deletion vectors stand in few leaves.
+    Attributes:
+        MASKED: many of its entries are masked.
+        SMALL: it is merged with its neighbours.
+        OVERLAP: too many leaves overlap it in the order of the clustering columns.
+        ROOT: the root holds too many files.
+        AFFINITY: its data leaf is split, or the data files of its deletion vectors are in few leaves.
     """
 
     MASKED = "masked"
@@ -40,10 +43,10 @@ class Reason(StrEnum):
 
 @dataclass(frozen=True)
 class Limits:
-    """When something is worth rewriting, and how much of it. See `CompactionOptions`, and `TreeOptions` for the rest.
+    """The limits of a compaction. See `CompactionOptions`, and `TreeOptions` for `affiliated_deletes`.
 
-    affiliated_deletes: deletion vectors of one data leaf's files that get a delete leaf of their own. fewest_merged:
-    small leaves that are worth merging.
+    Attributes:
+        fewest_merged: the least number of small leaves that are merged.
     """
 
     target_bytes: int
@@ -59,10 +62,14 @@ class Limits:
 
 @dataclass(frozen=True)
 class Group:
-    """What is rewritten together: leaves and files of one spec and kind; for deletes of all specs.
+    """Leaves and files that are rewritten together: data of one spec, or deletes of all specs.
 
-    leaves, files: places in the root's table; leaves as they lie. parts: how many leaves come of it. exchanged: its
-    entries are sorted among tasks; else one task reads all of it.
+    Attributes:
+        leaves: row numbers in the root's table, in the order of the clustering columns.
+        files: row numbers in the root's table.
+        parts: the expected number of new leaves.
+        exchanged: whether entries are sorted among tasks; otherwise one task reads the whole group.
+        gain: the benefit of rewriting the group, for comparisons.
     """
 
     content: ContentType
@@ -76,13 +83,17 @@ class Group:
 
 @dataclass(frozen=True)
 class Choice:
-    """The groups of a run. reasons: place in the root's table -> why it is in one."""
+    """The groups that a compaction rewrites.
+
+    Attributes:
+        reasons: row number in the root's table -> why it is rewritten.
+    """
 
     groups: tuple[Group, ...] = ()
     reasons: Mapping[int, tuple[Reason, ...]] = field(default_factory=dict)
 
     def of(self, groups: Sequence[Group]) -> Choice:
-        """Return some of the groups."""
+        """Return the choice of only the given groups."""
         chosen = {place for group in groups for place in (*group.leaves, *group.files)}
         return Choice(tuple(groups), {place: why for place, why in self.reasons.items() if place in chosen})
 
@@ -98,11 +109,14 @@ class Choice:
 
 @dataclass(frozen=True)
 class Scope:
-    """What of a root may be rewritten.
+    """The part of a root that may be rewritten.
 
-    usable: places in the root's table of the leaves and files that may be. owners: those of data leaves that delete
-    leaves may belong to. keys: spec id -> ids of the stats that its leaves are clustered by. sources: spec id -> those
-    that are partition values. flushed: leaves that a flush wrote, which gives deletes to no data leaf.
+    Attributes:
+        usable: row numbers in the root's table of leaves and files that may be rewritten.
+        owners: row numbers of data leaves with which delete leaves may be affiliated.
+        keys: spec id -> ids of the stats by which its leaves are clustered.
+        sources: spec id -> ids of the stats that hold partition values.
+        flushed: leaves that a flush wrote, which does not affiliate deletes.
     """
 
     root: Root
@@ -115,10 +129,7 @@ class Scope:
 
     @cached_property
     def masked(self) -> Mapping[str, int]:
-        vectors = self.root.manifest_dvs
-        return dict(
-            zip(vectors.column("referenced_file").to_pylist(), vectors.column("record_count").to_pylist(), strict=True)
-        )
+        return {location: dv["record_count"] for location, dv in self.root.manifest_dv_of.items()}
 
     def leaves(self, content: ContentType, spec_id: int | None = None) -> _Leaves:
         table = self.root.leaves
@@ -128,14 +139,14 @@ class Scope:
         return _Leaves(table, self)
 
     def files(self, *kinds: ContentType) -> pa.Table:
-        """Return the root's own live files that may be rewritten, with their `ordinal`, their place."""
+        """Return the root's own live files that may be rewritten, with their row number as `ordinal`."""
         files = self.root.of(kinds)
         return files.filter(pc.is_in(files.column("ordinal"), pa.array(sorted(self.usable), pa.int64())))
 
 
 @dataclass(frozen=True)
 class _Leaves:
-    """Leaves of one kind as arrays."""
+    """Columns of leaves as arrays."""
 
     table: pa.Table
     scope: Scope
@@ -188,7 +199,7 @@ class _Leaves:
 
     @cached_property
     def was_added(self) -> _Array:
-        """Whether a commit wrote it for its new files: no flush and no compaction has looked at their order."""
+        """Whether a commit wrote a leaf for its new files, so that no flush or compaction has sorted it."""
         counts = pc.struct_field(self.table.column("manifest_stats"), "added_files_count")
         return np.asarray(counts.to_pylist(), np.int64) > 0
 
@@ -207,14 +218,14 @@ class _Leaves:
         return self.live_bytes < self.scope.limits.min_leaf_ratio * self.scope.limits.target_bytes
 
     def parts(self, rows: _Array) -> int:
-        """Return how many leaves some of them become."""
+        """Return the number of leaves that rows become."""
         return leaf_count(int(self.live[rows].sum()), int(self.live_bytes[rows].sum()), self.scope.limits.target_bytes)
 
 
 def choose(scope: Scope) -> Choice:
-    """Return what a compaction rewrites.
+    """Return the groups that a compaction rewrites.
 
-    Under a cap, the groups that save most leaves per entry go first; another run does the rest.
+    If there are more than the limits allow, those that save most leaves per entry are chosen.
     """
     reasons: dict[int, list[Reason]] = {}
     units: list[Group] = []
@@ -230,7 +241,10 @@ def choose(scope: Scope) -> Choice:
 
 
 def choose_merges(scope: Scope) -> Choice:
-    """Return what a commit compacts besides: data leaves that become one or none: no delete leaf has to follow."""
+    """Return the groups that a commit may also compact: data leaves that become one leaf or none.
+
+    No delete leaf has to be rewritten with these.
+    """
     limits = replace(scope.limits, max_root_files=None, max_overlap=len(scope.root.table), fewest_merged=_FEWEST_MERGED)
     choice = choose(replace(scope, limits=limits))
     return choice.of([group for group in choice.data if not group.exchanged and group.parts <= 1])
@@ -241,14 +255,14 @@ _FEWEST_MERGED = 8
 
 
 def _full_root(scope: Scope, *kinds: ContentType) -> pa.Table:
-    """Return the root's files of these kinds where they are too many to stay there, else no rows."""
+    """Return the root's files of the given kinds if there are too many, else no rows."""
     files, most = scope.files(*kinds), scope.limits.max_root_files
     return files if most is not None and len(files) > most else files.slice(0, 0)
 
 
 @dataclass(frozen=True)
 class _SpecChoice:
-    """The data leaves of one spec."""
+    """Chooses groups of one spec's data leaves."""
 
     scope: Scope
     spec_id: int
@@ -279,9 +293,9 @@ class _SpecChoice:
         self.reasons.setdefault(place, []).append(reason)
 
     def _overlapping(self) -> list[_Array]:
-        """Return leaves that overlap too many others, in groups that the cap allows.
+        """Return leaves that overlap too many others, in groups within the limits.
 
-        A sorted leaf that still has files without bounds is left out: sorting it again changes nothing.
+        Sorted leaves that have files without bounds are left out, since sorting them again would not help.
         """
         leaves, limits = self.leaves, self.scope.limits
         sorted_before = ~leaves.was_added & self.ranges.unknown
@@ -298,7 +312,7 @@ class _SpecChoice:
         return overlapping
 
     def _affordable(self, component: _Array, ranges: LeafRanges, fit: _Array) -> _Array:
-        """Return the component, or as much of it as a run may rewrite: leaves around the one that overlaps most."""
+        """Return the part of a component that the limits allow: leaves around the one that overlaps most."""
         leaves, limits = self.leaves, self.scope.limits
         if _fits(leaves.live[fit[component]].sum(), leaves.bytes[fit[component]].sum(), limits):
             return component
@@ -312,15 +326,15 @@ class _SpecChoice:
         return np.take(chosen, np.argsort(ranges.lower[chosen], kind="stable"))
 
     def _bins(self, busy: set[int]) -> list[_Array]:
-        """Return neighbours that are small or masked, in runs of about a leaf's size, within the cap."""
+        """Return runs of small or masked neighbours of about a leaf's size, within the limits."""
         leaves, limits = self.leaves, self.scope.limits
         worth = leaves.usable & (leaves.is_small | leaves.is_masked)
         bins: list[list[int]] = [[]]
         for row in self.ranges.order.tolist():
             usable = worth[row] and row not in busy
             full = leaves.live_bytes[np.asarray(bins[-1], np.int64)].sum() >= limits.target_bytes
-            both = np.asarray([*bins[-1], row])
-            if not usable or full or not _fits(leaves.live[both].sum(), leaves.bytes[both].sum(), limits):
+            extended = np.asarray([*bins[-1], row])
+            if not usable or full or not _fits(leaves.live[extended].sum(), leaves.bytes[extended].sum(), limits):
                 bins.append([])
             if usable:
                 bins[-1].append(row)
@@ -358,7 +372,7 @@ def _fits(entries: int, size: int, limits: Limits) -> bool:
 
 
 def _within(units: Iterable[Group], scope: Scope) -> list[Group]:
-    """Return the groups that keep within the cap."""
+    """Return the groups that fit the limits together, by gain per entry."""
     all_leaves = scope.leaves(ContentType.DATA_MANIFEST)
     entries = dict(zip(all_leaves.places.tolist(), all_leaves.live.tolist(), strict=True))
     sizes = dict(zip(all_leaves.places.tolist(), all_leaves.bytes.tolist(), strict=True))
@@ -380,7 +394,7 @@ def _within(units: Iterable[Group], scope: Scope) -> list[Group]:
 
 
 def _deletes(scope: Scope, data: Sequence[Group], reasons: dict[int, list[Reason]]) -> Group | None:
-    """Return the delete leaves to rewrite, and the root's deletes."""
+    """Return the group of delete leaves and the root's deletes to rewrite."""
     leaves = scope.leaves(ContentType.DELETE_MANIFEST)
     chosen: dict[int, list[Reason]] = {}
 
@@ -418,16 +432,16 @@ def _deletes(scope: Scope, data: Sequence[Group], reasons: dict[int, list[Reason
 
 
 def _divided(scope: Scope, data: Sequence[Group]) -> set[str]:
-    """Return the data leaves whose files move to several leaves."""
+    """Return the data leaves whose files may move to several leaves."""
     locations = scope.root.table.column("location")
     several = [group for group in data if group.exchanged or group.parts > 1]
     return {locations[place].as_py() for group in several for place in group.leaves}
 
 
 def _scattered(scope: Scope, leaves: _Leaves) -> list[int]:
-    """Return unaffiliated delete leaves with so many deletes that some data leaf must get a delete leaf of its own.
+    """Return unaffiliated delete leaves with enough deletes for at least one affiliated delete leaf.
 
-    Leaves that a compaction wrote are left out: what it left unaffiliated stays so.
+    Leaves that a compaction left unaffiliated are left out.
     """
     scattered = []
     for spec_id, sources in scope.sources.items():
@@ -437,8 +451,8 @@ def _scattered(scope: Scope, leaves: _Leaves) -> list[int]:
         rows = [row for row, yes in enumerate(of_spec) if yes and unplaced[row] and leaves.owners[row] is None]
         if not rows or not len(data):
             continue
-        both = pa.concat_tables([data.table, leaves.table.take(pa.array(rows, pa.int64()))])
-        ranges = leaf_ranges(both, sorted(sources), sources)
+        merged = pa.concat_tables([data.table, leaves.table.take(pa.array(rows, pa.int64()))])
+        ranges = leaf_ranges(merged, sorted(sources), sources)
         for number, row in enumerate(rows, len(data)):
             apart = (ranges.lower[: len(data)] > ranges.upper[number]) | (
                 ranges.upper[: len(data)] < ranges.lower[number]

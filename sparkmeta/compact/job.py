@@ -1,4 +1,4 @@
-"""The Spark jobs of a compaction: they turn groups of leaves and files into leaves of EXISTING entries."""
+"""The Spark jobs of a compaction, which turn groups of leaves and files into leaves of EXISTING entries."""
 
 from __future__ import annotations
 
@@ -35,21 +35,21 @@ if TYPE_CHECKING:
     from sparkmeta.state import TableState
     from sparkmeta.storage.executors import ExecutorReader
 
-# More ranges are too many streams for one task to cut its entries into.
+# Most ranges into which a task cuts its entries.
 _MOST_RANGES = 1_024
-# What a task cuts into ranges at once: bytes of leaves, which are several times as many in memory, and entries, of
-# which very many are in few bytes where their columns hardly differ.
+# Most bytes of leaves and most entries that a task cuts into ranges at once. Leaves take several times their size in
+# memory, and very compressible ones have many entries in few bytes.
 _CUT_BYTES, _CUT_ENTRIES = 64 << 20, 400_000
 
 
 @dataclass(frozen=True)
 class Rewritten:
-    """A group as it was rewritten.
+    """A rewritten group.
 
     Attributes:
-        leaves: location -> the root's entry for its deletion vector when it was read, or None.
-        files: of the root, with their sequence numbers.
-        new_leaves: the root's entries for the leaves that take their place.
+        leaves: location of a replaced leaf -> its manifest DV when it was read, or None.
+        files: the replaced files of the root, with their file sequence numbers.
+        new_leaves: the root's entries for the new leaves.
     """
 
     leaves: Mapping[str, Mapping[str, Any] | None]
@@ -59,7 +59,11 @@ class Rewritten:
 
 @dataclass(frozen=True)
 class RewriteJob:
-    """What the jobs of one compaction share."""
+    """The jobs of one compaction.
+
+    Attributes:
+        name: the beginning of the names of new leaves.
+    """
 
     state: TableState
     scope: Scope
@@ -94,16 +98,16 @@ class RewriteJob:
         )
 
     def rewriting(self, places: Sequence[int]) -> Rewriting:
-        """Return what tasks need to rewrite some leaves."""
+        """Return the parameters of tasks that rewrite leaves."""
         return Rewriting(self.reader, self.form, self.scope.keys, self.entry_bytes(places))
 
     @cached_property
     def form(self) -> LeafFormat:
-        """How the new leaves are written."""
+        """The format of the new leaves."""
         return leaf_format(self.state, self.name, self.scope.limits.target_bytes)
 
     def entry_bytes(self, places: Sequence[int]) -> float:
-        """Return the mean size of an entry in some leaves; an estimate where there are none."""
+        """Return the mean size of an entry in leaves, or an estimate if there are none."""
         leaves = self.root.take(pa.array(places, pa.int64()))
         entries, size = (pc.sum(leaves.column(name)).as_py() or 0 for name in ("record_count", "file_size_in_bytes"))
         return size / entries if entries else 40.0 + 8 * len(self.state.types.stats_types)
@@ -111,12 +115,12 @@ class RewriteJob:
     # -- bins -------------------------------------------------------------------------------------------------------
 
     def _leaf_sources(self, places: Sequence[int]) -> list[dict[str, Any]]:
-        """Leaves as tasks take them: the structs of `BIN_SCHEMA`."""
-        vectors = self.scope.root.manifest_dv_of
+        """Return leaves as structs of `BIN_SCHEMA`."""
+        dvs = self.scope.root.manifest_dv_of
         sources = []
         for row in self.root.select(_LEAF_COLUMNS).take(pa.array(places, pa.int64())).to_pylist():
-            vector = vectors.get(row["location"])
-            place = vector["deletion_vector"] if vector else {}
+            dv = dvs.get(row["location"])
+            place = dv["deletion_vector"] if dv else {}
             sources.append(
                 {
                     "location": row["location"],
@@ -124,11 +128,11 @@ class RewriteJob:
                     "sequence_number": row["version_info"]["sequence_number"],
                     "first_row_id": row["first_row_id"],
                     "record_count": row["record_count"],
-                    "vector_location": vector["location"] if vector else None,
-                    "vector_offset": place.get("offset"),
-                    "vector_size": place.get("size_in_bytes"),
-                    "vector_content": place.get("inline_content"),
-                    "masked": vector["record_count"] if vector else 0,
+                    "dv_location": dv["location"] if dv else None,
+                    "dv_offset": place.get("offset"),
+                    "dv_size": place.get("size_in_bytes"),
+                    "dv_content": place.get("inline_content"),
+                    "masked": dv["record_count"] if dv else 0,
                 }
             )
         return sources
@@ -143,7 +147,7 @@ class RewriteJob:
         }
 
     def files(self, group: Group) -> pa.Table:
-        """Return the group's files of the root, EXISTING."""
+        """Return the group's files of the root as EXISTING entries."""
         return existing(self.root.take(pa.array(group.files, pa.int64())))
 
     def entries(self, group: Group) -> DataFrame:
@@ -151,7 +155,7 @@ class RewriteJob:
         return self._frame(self._chunks(group)).mapInArrow(self.rewriting([]).read_bins, spark_schema(self.form.schema))
 
     def _frame(self, rows: list[dict[str, Any]]) -> DataFrame:
-        """Return bins, each the work of one task."""
+        """Return bins as a DataFrame with one bin per task."""
         return spread(self.state.spark, pa.Table.from_pylist(rows, schema=BIN_SCHEMA))
 
     def _write_bins(self, rows: list[dict[str, Any]]) -> dict[int, list[pa.Table]]:
@@ -161,7 +165,7 @@ class RewriteJob:
     # -- entries that are sorted among tasks ------------------------------------------------------------------------
 
     def _exchange(self, group: Group) -> list[pa.Table]:
-        """Sort a group by its clustering columns. Spark moves blobs of entries, one for each bin and range."""
+        """Sort a group by its clustering columns. Spark shuffles a blob of entries for each bin and range."""
         assert group.spec_id is not None
         rewriting = self.rewriting(group.leaves)
         ranges = min(group.parts, _MOST_RANGES)
@@ -176,7 +180,7 @@ class RewriteJob:
         return written_leaves(written).get(0, [])
 
     def _chunks(self, group: Group) -> list[dict[str, Any]]:
-        """Return the group's leaves in bins of what a task takes at once."""
+        """Return the group's leaves in bins that a task processes at once."""
         names = ("file_size_in_bytes", "record_count")
         sizes, counts = (self.root.column(name).take(pa.array(group.leaves, pa.int64())).to_pylist() for name in names)
         chunks: list[list[int]] = [[]]
@@ -190,7 +194,7 @@ class RewriteJob:
         return [self._bin(0, group, leaves, files=not number) for number, leaves in enumerate(chunks)]
 
     def _bounds(self, group: Group, ranges: int) -> pa.Table:
-        """Return the keys that end the ranges; runs a job that reads nothing else."""
+        """Return the last keys of the ranges. Runs a job that reads only keys."""
         assert group.spec_id is not None
         keys, stats = self.scope.keys[group.spec_id], self.state.types.stats_types
         leaves = self.root.take(pa.array(group.leaves, pa.int64()))

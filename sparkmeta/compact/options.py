@@ -1,4 +1,4 @@
-"""The options of a compaction, checked before anything is read or written, and the part of a root that they select."""
+"""The options of a compaction, and the part of a root that they select."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class CompactionOptions:
     max_root_files: int | None = 100
 
     def check(self) -> None:
-        """Raise ValidationError for a value that is out of range."""
+        """Raise ValidationError for a value out of range."""
         for field in fields(self):
             value = getattr(self, field.name)
             if field.name in _LEAST and value is not None:
@@ -66,16 +66,16 @@ def _number(value: Any) -> bool:
 def scope_of(
     state: TableState, root: Root, options: CompactionOptions, busy: Collection[str] = (), *, files: bool = True
 ) -> Scope:
-    """Return the part of a state's root that a compaction may rewrite, and how.
+    """Return the part of a state's root that a compaction may rewrite, and the limits.
 
     Args:
-        root: the state's.
-        busy: leaves that are left alone.
-        files: whether the files of the root itself may move.
+        root: the state's root.
+        busy: leaves not to rewrite.
+        files: whether files of the root itself may move.
 
     Raises:
-        ValidationError: an option that does not fit the table.
-        InvalidFilterError: a filter that does not.
+        ValidationError: an option is not valid for the table.
+        InvalidFilterError: the filter is not valid for the table.
     """
     options.check()
     tree = TreeOptions.of(state.metadata.properties)
@@ -91,14 +91,14 @@ def scope_of(
     )
     keys = cluster_keys(state, options.cluster_by)
     sources = partition_stats(state)
-    ours = _tree_leaves(state)
-    owners = ours.filter(one_of(ours, [ContentType.DATA_MANIFEST])).column(MANIFEST).to_pylist()
-    usable = _usable(state, root, ours, options.row_filter, set(busy))
+    leaves = _tree_leaves(state)
+    owners = leaves.filter(one_of(leaves, [ContentType.DATA_MANIFEST])).column(MANIFEST).to_pylist()
+    usable = _usable(state, root, leaves, options.row_filter, set(busy))
     return Scope(root, usable, frozenset(owners), keys, sources, limits, _flushed(state, root))
 
 
 def _flushed(state: TableState, root: Root) -> frozenset[str]:
-    """Return the leaves of carried files that no compaction wrote, as far as the table still has their snapshots."""
+    """Return the leaves of carried-over files that no compaction wrote, if their snapshots have not expired."""
     writers = {snapshot.snapshot_id for snapshot in state.metadata.snapshots if snapshot.operation != "replace"}
     added = pc.greater(pc.struct_field(root.leaves.column("manifest_stats"), "added_files_count"), 0)
     carried = root.leaves.filter(pc.invert(added))
@@ -120,18 +120,18 @@ def _target(options: CompactionOptions, tree: TreeOptions, root: Root, state: Ta
     return target
 
 
-# Of leaves with fewer entries the footer is most.
+# Leaves with fewer entries consist mostly of their footer.
 _MANY = 100
 
 
 def cluster_keys(state: TableState, names: Sequence[str] | None) -> dict[int, tuple[int, ...]]:
-    """Return spec id -> ids of the stats that its leaves are clustered by.
+    """Return the ids of the stats by which leaves are clustered, by spec id.
 
     Args:
-        names: columns and partition fields; by default a spec's partition fields, then the columns of the sort order.
+        names: columns and partition fields. Defaults to a spec's partition fields and the columns of the sort order.
 
     Raises:
-        ValidationError: a name that is neither, or a column without bounds.
+        ValidationError: a name is neither a column nor a partition field, or the column has no bounds.
     """
     if names is not None:
         return _named_keys(state, names)
@@ -168,7 +168,7 @@ def _named_keys(state: TableState, names: Sequence[str]) -> dict[int, tuple[int,
 
 
 def _key(state: TableState, spec_id: int, sources: dict[int, int], name: str) -> int | None:
-    """Return the stats of a column; else of a partition field of one spec."""
+    """Return the id of the stats of a column, or else of a partition field of one spec."""
     schema = state.metadata.schema()
     column = next((column for column in schema.field_ids if schema.find_column_name(column) == name), None)
     if column is not None:
@@ -188,7 +188,7 @@ def _tree_leaves(state: TableState) -> pa.Table:
 def _usable(
     state: TableState, root: Root, leaves: pa.Table, row_filter: BooleanExpression | str, busy: set[str]
 ) -> frozenset[int]:
-    """Places in the root of the leaves and files that the filter may match."""
+    """Return the row numbers in the root of leaves and files that the filter may match."""
     schema = state.metadata.schema()
     scan = ScanFilter(state, bind_filter(parse_filter(row_filter), schema, case_sensitive=True), schema)
     matching = matching_manifests(leaves, scan)

@@ -1,4 +1,4 @@
-"""The plan of a compaction: what is rewritten and why, then the commit."""
+"""The plan of a compaction, and the step that commits it."""
 
 from __future__ import annotations
 
@@ -60,14 +60,18 @@ _CONTENTS = {
 
 @dataclass(frozen=True)
 class CompactionSummary(RewriteSummary):
-    """What a compaction rewrites, by the root alone.
+    """The numbers of a compaction, computed from the root alone.
 
     Attributes:
-        leaves_after: of those that are rewritten, about.
-        entries: that are read.
-        masked: those among them that are left out.
-        overlaps: how many others a data leaf overlaps in the order of the clustering columns, at the mean of all.
-        reasons: how many leaves and files are rewritten for each.
+        data_leaves: the data leaves to rewrite.
+        delete_leaves: the delete leaves to rewrite.
+        moved_files: the files that move from the root into leaves.
+        leaves_after: the expected number of new leaves.
+        entries: the entries to read.
+        masked: the masked entries, which are dropped.
+        bytes: the bytes to read.
+        overlaps: the mean number of others that a data leaf overlaps in the order of the clustering columns.
+        reasons: the number of leaves and files by reason.
     """
 
     data_leaves: int
@@ -102,24 +106,24 @@ class CompactionSummary(RewriteSummary):
 
 @dataclass(frozen=True)
 class CompactionPlan(RewritePlan[TableT]):
-    """A compaction that happens when `commit` is called."""
+    """A plan to compact manifests, carried out by `commit`."""
 
     options: CompactionOptions
     _scope: Scope | None
 
     def files(self) -> DataFrame:
-        """Return a row for each leaf, or file of the root, that is rewritten; starts no job.
+        """Return a row for each leaf, or file of the root, to rewrite, without a job.
 
-        Columns: content ("data leaf", "delete leaf", "data file", "delete file"), path, spec_id, reasons (of `Reason`),
-        gain (what comes of it, in words), group (what is rewritten together), group_parts (how many leaves it becomes,
-        about), entries, masked_entries, overlaps (other leaves in the order of the clustering columns),
-        file_size_in_bytes.
+        Columns: content ("data leaf", "delete leaf", "data file", "delete file"), path, spec_id, reasons (see
+        `Reason`), gain (the benefit, in words), group (rows with the same number are rewritten together), group_parts
+        (the expected number of new leaves), entries, masked_entries, overlaps (the number of overlapping leaves in the
+        order of the clustering columns), file_size_in_bytes.
         """
         table = pa.Table.from_pylist(self._rows, schema=PLANNED)
         return local_frame(self.table.state.spark, table)
 
     def summary(self) -> CompactionSummary:
-        """Return all of it in numbers; starts no job."""
+        """Return the plan in numbers, without a job."""
         rows, choice = self._rows, self._choice
         kinds = Counter(row["content"] for row in rows)
         return CompactionSummary(
@@ -151,7 +155,7 @@ class CompactionPlan(RewritePlan[TableT]):
 
     @cached_property
     def _overlaps(self) -> dict[int, int]:
-        """Place of a data leaf in the root -> how many others overlap it."""
+        """Row number of a data leaf in the root -> the number of others that overlap it."""
         scope, overlaps = self._scope, dict[int, int]()
         if scope is None:
             return overlaps
@@ -208,7 +212,7 @@ def _gain(reasons: tuple[Reason, ...], masked: int, overlaps: int | None, leaves
 
 @dataclass
 class _CompactionStep(RewriteStep):
-    """Writes leaves once; each attempt rebases them on the root that it meets."""
+    """Writes leaves once; each attempt rebases them on the newest root."""
 
     planned_on: TableState
     scope: Scope

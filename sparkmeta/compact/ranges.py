@@ -1,4 +1,4 @@
-"""Where leaves lie along their clustering columns, by the bounds in the root. Pure: no Spark, no I/O."""
+"""The ranges of leaves in the order of their clustering columns, by the bounds in the root. No Spark, no I/O."""
 
 from __future__ import annotations
 
@@ -21,13 +21,15 @@ _LEAST, _MOST = -1, 1 << 40
 
 @dataclass(frozen=True)
 class LeafRanges:
-    """Leaves as intervals of one order: `lower` and `upper` are ranks; a leaf whose two are one is a point.
+    """Leaves as intervals of ranks in the lexicographic order of the clustering columns.
 
-    unknown: which reach to an end of the order because some of their files have no bounds.
+    A leaf with equal ranks is a point. Intervals that only touch, and equal points, don't overlap, since no order of
+    the files would separate them.
 
-    The order is that of the clustering columns, one after the other: a leaf with a single value of the first lies by
-    the second, and so on. Intervals that only touch, and points that are equal, don't overlap: no order of the files
-    would part them.
+    Attributes:
+        lower: rank of each leaf's lower bounds.
+        upper: rank of each leaf's upper bounds.
+        unknown: whether a leaf extends to an end of the order because some of its files have no bounds.
     """
 
     lower: _Longs
@@ -35,29 +37,29 @@ class LeafRanges:
     unknown: _Bools
 
     def of(self, rows: _Longs) -> LeafRanges:
-        """Return some of the leaves."""
+        """Return the ranges of the given rows."""
         return LeafRanges(self.lower[rows], self.upper[rows], self.unknown[rows])
 
     @cached_property
     def order(self) -> _Longs:
-        """The leaves by where they begin."""
+        """The rows sorted by the beginning of their intervals."""
         return np.lexsort((self.upper, self.lower))
 
     @cached_property
     def overlaps(self) -> _Longs:
-        """How many other leaves each leaf overlaps."""
+        """The number of other leaves that each leaf overlaps."""
         starts, ends = np.sort(self.lower), np.sort(self.upper)
         after = len(starts) - np.searchsorted(starts, self.upper, "left")
         before = np.searchsorted(ends, self.lower, "right")
         is_point = self.lower == self.upper
         points = np.sort(self.lower[is_point])
         same = np.searchsorted(points, self.lower, "right") - np.searchsorted(points, self.lower, "left")
-        # A point is neither before nor after its equals, itself among them, and has been taken for both.
+        # A point is neither before nor after equal points and itself, but has been counted as both.
         overlaps = len(starts) - after - before + np.where(is_point, same, 0)
         return np.where(is_point, overlaps, overlaps - 1)
 
     def components(self) -> list[_Longs]:
-        """Return the leaves in groups that overlap among themselves and no others; groups and leaves in order."""
+        """Return groups of leaves that overlap no leaf of another group; groups and leaves are sorted."""
         if not len(self.lower):
             return []
         order = self.order
@@ -66,7 +68,7 @@ class LeafRanges:
         return np.split(order, np.flatnonzero(begins) + 1)
 
     def mean_overlaps(self) -> float:
-        """Return how many others a leaf overlaps, at the mean; 0.0 without leaves."""
+        """Return the mean number of other leaves that a leaf overlaps; 0.0 without leaves."""
         return float(np.mean(self.overlaps)) if len(self.lower) else 0.0
 
 
@@ -74,8 +76,8 @@ def leaf_ranges(leaves: pa.Table, keys: Sequence[int], sources: frozenset[int] =
     """Return the ranges of a root's entries for leaves.
 
     Args:
-        keys: ids of the stats that leaves are clustered by.
-        sources: those among them that are partition values, of which null is a value like others, after all of them.
+        keys: ids of the stats by which leaves are clustered.
+        sources: ids of stats that hold partition values, of which null is a value after all others.
     """
     stats = leaves.column(CONTENT_STATS)
     bounds = [_ranks(_children(stats, key), key in sources) for key in keys if _has(stats, key)]
@@ -102,7 +104,7 @@ def _children(stats: pa.ChunkedArray, key: int) -> Mapping[str, pa.Array]:
 
 
 def _ranks(stats: Mapping[str, pa.Array], is_source: bool) -> tuple[_Longs, _Longs]:
-    """Return ranks of the lower and upper bounds among all bounds; unknown ones reach to the ends."""
+    """Return ranks of the lower and upper bounds among all bounds. Unknown bounds extend to the ends."""
     lower, upper = stats["lower_bound"], stats["upper_bound"]
     nulls, values = stats["null_value_count"], stats["value_count"]
     known = pc.unique(pa.concat_arrays([lower, upper])).drop_null()

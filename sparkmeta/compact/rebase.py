@@ -1,4 +1,4 @@
-"""A compaction rebased on a newer root: what other commits did since it read wins, entry by entry."""
+"""Rebase a compaction on a newer root. Changes of other commits take precedence, entry by entry."""
 
 from __future__ import annotations
 
@@ -38,7 +38,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Rebased:
-    """The part of a compaction that fits a root, as fields of `TreeChange`. left_out: groups whose leaves are gone."""
+    """The part of a compaction that fits a root, with fields of `TreeChange`.
+
+    Attributes:
+        left_out: the number of groups that don't fit.
+    """
 
     dropped: frozenset[str]
     moved: frozenset[FileKey]
@@ -49,12 +53,12 @@ class Rebased:
 
     @property
     def counts(self) -> ManifestCounts:
-        """What it does with leaves; `kept` takes off those that it drops."""
+        """The numbers of leaves. `kept` is negative, for the dropped leaves."""
         entries = pc.sum(self.existing.column("record_count")).as_py() or 0
         return ManifestCounts(len(self.existing), -len(self.dropped), len(self.dropped), entries)
 
     def into(self, change: TreeChange) -> TreeChange:
-        """Return the change with the compaction as part of it."""
+        """Return the change with the compaction added to it."""
         tables = [table for table in (change.existing, self.existing) if table is not None]
         return replace(
             change,
@@ -69,17 +73,17 @@ class Rebased:
 def rebase(
     state: TableState, base: Root, done: Sequence[Rewritten], load: LoadBlob, busy: Collection[str] = ()
 ) -> Rebased:
-    """Return the groups whose leaves are all still there, for a commit onto `base`, the root of `state`.
+    """Return the groups that fit `base`, the root of `state`.
 
-    Entries that have been removed from their leaves meanwhile, and files that have left the root, are masked in the new
-    leaves, found by their paths (semantics 8.5 G). A group is left out of which a leaf is gone, since another
-    compaction has rewritten it, or has entries again that were masked, as after a rollback: the new leaves lack them.
+    Entries that have been removed from their leaves since, and files that have left the root, are masked in the new
+    leaves, by path (semantics 8.5 G). A group is left out if one of its leaves is gone, as after another compaction, or
+    has regained entries that were masked, as after a rollback, since the new leaves lack these.
 
-    A data file that has left the root may live on in a leaf that another commit wrote, while its vector stayed: then
-    the vector does not belong to the new data leaf, and its delete leaf must not be affiliated to that leaf either.
+    A data file that has left the root may have moved to a leaf of another commit, while its deletion vector has not.
+    New delete leaves are then not affiliated with the data leaf in which the file is masked.
 
     Args:
-        busy: leaves that the commit itself deletes from, which are left alone.
+        busy: leaves that the commit itself removes entries from, and which are not replaced.
     """
     leaves = {row["location"]: row for row in _leaf_rows(base)}
     versions = file_versions(base)
@@ -91,7 +95,7 @@ def rebase(
     for group in done:
         if any(leaf not in leaves or leaf in busy for leaf in group.leaves):
             continue
-        changes = {leaf: _changes(vector, base.manifest_dv_of.get(leaf), load) for leaf, vector in group.leaves.items()}
+        changes = {leaf: _changes(dv, base.manifest_dv_of.get(leaf), load) for leaf, dv in group.leaves.items()}
         if any(back.cardinality for _, back in changes.values()):
             continue
         fit.append(group)
@@ -114,18 +118,18 @@ def _leaf_rows(base: Root) -> list[dict[str, Any]]:
 
 
 def _changes(
-    then: Mapping[str, Any] | None, now: Mapping[str, Any] | None, load: LoadBlob
+    old: Mapping[str, Any] | None, new: Mapping[str, Any] | None, load: LoadBlob
 ) -> tuple[PositionBitmap, PositionBitmap]:
-    """Return what a leaf's deletion vector masks now and did not when it was read, and what it masked only then."""
+    """Return the ordinals that only the new manifest DV of a leaf masks, and those that only the old one does."""
     nothing = PositionBitmap({})
-    if same_manifest_dv(then, now):
+    if same_manifest_dv(old, new):
         return nothing, nothing
-    before, after = (nothing if vector is None else manifest_dv_bitmap(vector, load) for vector in (then, now))
+    before, after = (nothing if dv is None else manifest_dv_bitmap(dv, load) for dv in (old, new))
     return after.difference(before), before.difference(after)
 
 
 def _affinity(fit: Sequence[Rewritten], leaves: Mapping[str, Mapping[str, Any]]) -> dict[str, str | None]:
-    """Return the remaining delete leaves of data leaves that were merged -> the leaf that they belong to now."""
+    """Return the new data leaves of remaining delete leaves whose data leaves were merged."""
     dropped = {leaf for group in fit for leaf in group.leaves}
     merged = {
         leaf: group.new_leaves.column("location")[0].as_py()
@@ -149,7 +153,7 @@ _BITMAPS = pa.schema([pa.field(MANIFEST, pa.int32()), pa.field("ordinals", pa.bi
 def _masks(
     state: TableState, new_leaves: pa.Table, base: Root, gone: Mapping[str, PositionBitmap], lost: Sequence[FileKey]
 ) -> dict[str, PositionBitmap]:
-    """Return where the new leaves hold entries that are gone; runs a job over their paths."""
+    """Return the ordinals of removed entries in the new leaves. Runs a job over their paths."""
     frames = [*([_gone_keys(state, base, gone)] if gone else []), *([_lost_keys(state, lost)] if lost else [])]
     keys = reduce(lambda left, right: left.unionByName(right), frames)
     entries = leaf_frame(state, new_leaves, EntryProjection.of(_KEY))
@@ -169,15 +173,15 @@ def _key_columns() -> list[Any]:
 
 
 def _gone_keys(state: TableState, base: Root, gone: Mapping[str, PositionBitmap]) -> DataFrame:
-    """Return the keys of the entries that were removed from the rewritten leaves."""
+    """Return the keys of entries that were removed from the rewritten leaves."""
     table = base.table.filter(pc.and_(one_of(base.table, LEAVES), is_live(base.table)))
     leaves = table.filter(pc.is_in(table.column("location"), pa.array(sorted(gone), pa.string())))
     rows = []
     for number, leaf in enumerate(leaves.select(["location", "record_count"]).to_pylist()):
         bitmap = gone[leaf["location"]]
         place = {"offset": None, "size_in_bytes": None, "inline_content": write_deletion_vector(bitmap)}
-        vector = {"location": None, "deletion_vector": place, "record_count": bitmap.cardinality}
-        rows.append(dv_row(number, leaf, vector))
+        dv = {"location": None, "deletion_vector": place, "record_count": bitmap.cardinality}
+        rows.append(dv_row(number, leaf, dv))
     ordinals = masked_ordinals(state.spark, pa.Table.from_pylist(rows, schema=DV_SCHEMA), None)
     entries = leaf_frame(state, leaves, EntryProjection.of(_KEY))
     return entries.join(ordinals, [MANIFEST, ORDINAL], "left_semi").select(*_key_columns())
@@ -193,6 +197,6 @@ def _lost_keys(state: TableState, lost: Sequence[FileKey]) -> DataFrame:
 
 
 def _bitmap(rows: pa.Table) -> pa.Table:
-    """Return the entries of one leaf as a bitmap."""
+    """Return the ordinals of one leaf's entries as a bitmap."""
     blob = write_deletion_vector(PositionBitmap.of(rows.column(ORDINAL).to_numpy()))
     return pa.table({MANIFEST: rows.column(MANIFEST).slice(0, 1), "ordinals": pa.array([blob], pa.binary())})

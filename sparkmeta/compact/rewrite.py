@@ -1,6 +1,6 @@
-"""A compaction's leaves: data leaves first, then delete leaves, affiliated to the data leaves that hold their files.
+"""Write the leaves of a compaction: data leaves, then delete leaves affiliated with the data leaves of their files.
 
-Where a data leaf has few deletion vectors, they go to unaffiliated leaves, as equality deletes do.
+If the files of a data leaf have few deletion vectors, these go to unaffiliated leaves, like equality deletes.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ if TYPE_CHECKING:
 
 
 def rewrite(state: TableState, scope: Scope, choice: Choice, name: str) -> list[Rewritten]:
-    """Write the leaves of all groups; runs jobs.
+    """Write the leaves of all groups. Runs jobs.
 
     Args:
-        name: the beginning of their files' names.
+        name: the beginning of the files' names.
 
     Raises:
-        UnsupportedError: executors can't open the table's files by themselves.
+        UnsupportedError: tasks can't open the table's files.
     """
     job = RewriteJob(state, scope, task_reader(state), name)
     data = job.data(choice.data)
@@ -45,10 +45,10 @@ def rewrite(state: TableState, scope: Scope, choice: Choice, name: str) -> list[
 
 
 def _rewrite_deletes(job: RewriteJob, group: Group, data: Sequence[Rewritten]) -> list[pa.Table]:
-    """Write the deletes of a group into new leaves, and return the root's entries for them; runs jobs.
+    """Write the deletes of a group to new leaves, and return the root's entries for them. Runs jobs.
 
     Args:
-        data: the data leaves that the same run has rewritten.
+        data: the rewritten data leaves of the same compaction.
     """
     owners = _owners(job, group, data)
     placed = materialize(with_owners(job.entries(group), owners))
@@ -66,7 +66,7 @@ def _rewrite_deletes(job: RewriteJob, group: Group, data: Sequence[Rewritten]) -
 
 
 def _owners(job: RewriteJob, group: Group, data: Sequence[Rewritten]) -> DataFrame:
-    """Return the data leaves that deletes of the group may belong to: new ones, and remaining ones where need be."""
+    """Return the live files of new and remaining data leaves with which deletes may be affiliated."""
     state = job.state
     projection = EntryProjection.of(("location", "version_info"))
     new_leaves = pa.concat_tables([job.form.schema.empty_table(), *(each.new_leaves for each in data)])
@@ -79,9 +79,9 @@ def _owners(job: RewriteJob, group: Group, data: Sequence[Rewritten]) -> DataFra
 
 
 def _remaining(job: RewriteJob, group: Group, dropped: set[str]) -> pa.Table:
-    """Return the data leaves that stay and may hold the files of the group's deletes, rows of `state.manifests`.
+    """Return the remaining data leaves that may hold files of the group's deletes, rows of `state.manifests`.
 
-    Affiliated delete leaves need their own data leaves only; a delete of no data leaf needs all.
+    These are the data leaves of affiliated delete leaves, or all if there are unaffiliated deletes.
     """
     leaves = job.state.data_manifests
     leaves = leaves.filter(pc.is_in(leaves.column(MANIFEST), pa.array(sorted(job.scope.owners), pa.int32())))

@@ -1,6 +1,6 @@
-"""What Spark tasks do in a compaction: read leaves, leave out what is masked, sort, and write leaves. Free of Spark.
+"""The tasks of a compaction: read leaves, drop masked entries, sort, and write leaves. Without Spark.
 
-Entries stay in Arrow all the way: where tasks exchange entries, Spark moves them as blobs of many rows.
+Entries stay in Arrow: Spark shuffles them as blobs of many rows.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from sparkmeta.manifests.v4.write import (
 from sparkmeta.spec.entry import Status
 from sparkmeta.storage.executors import ExecutorReader
 
-# A leaf to read: what its entries inherit, and its deletion vector, if it has one.
+# A leaf to read: the values that its entries inherit, and its manifest DV, if any.
 _LEAF = pa.struct(
     [
         pa.field("location", pa.string()),
@@ -43,16 +43,16 @@ _LEAF = pa.struct(
         pa.field("sequence_number", pa.int64()),
         pa.field("first_row_id", pa.int64()),
         pa.field("record_count", pa.int64()),
-        pa.field("vector_location", pa.string()),
-        pa.field("vector_offset", pa.int64()),
-        pa.field("vector_size", pa.int64()),
-        pa.field("vector_content", pa.binary()),
+        pa.field("dv_location", pa.string()),
+        pa.field("dv_offset", pa.int64()),
+        pa.field("dv_size", pa.int64()),
+        pa.field("dv_content", pa.binary()),
         pa.field("masked", pa.int64()),
     ]
 )
 
-# What one task reads together. group: in the list of groups. parts: how many leaves come of it, where it writes them.
-# files: entries of the root, as an Arrow stream.
+# Leaves and files that one task reads. group: the number of the group. parts: the number of leaves that the task
+# writes. files: entries of the root, as an Arrow stream.
 BIN_SCHEMA = pa.schema(
     [
         pa.field("group", pa.int32()),
@@ -63,7 +63,7 @@ BIN_SCHEMA = pa.schema(
     ]
 )
 
-# The root's entry for a leaf that was written, as an Arrow stream.
+# The root's entry for a written leaf, as an Arrow stream.
 WRITTEN_SCHEMA = pa.schema([pa.field("group", pa.int32()), pa.field("leaf", pa.binary())])
 
 _BATCH_ROWS = 8_192
@@ -71,10 +71,11 @@ _BATCH_ROWS = 8_192
 
 @dataclass(frozen=True)
 class Rewriting:
-    """How entries are read, sorted and written; it travels to executors.
+    """Reads, sorts and writes entries. Picklable.
 
-    keys: spec id -> ids of the stats whose lower bounds order the entries; then their paths do. entry_bytes: of an
-    entry in a leaf, at the mean.
+    Attributes:
+        keys: spec id -> ids of the stats by whose lower bounds entries are sorted, before their paths.
+        entry_bytes: the mean size of an entry in a leaf.
     """
 
     reader: ExecutorReader
@@ -85,7 +86,7 @@ class Rewriting:
     # -- whole bins -------------------------------------------------------------------------------------------------
 
     def write_bins(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Each bin, a row of `BIN_SCHEMA`, into leaves of its own: rows of `WRITTEN_SCHEMA`."""
+        """Write each bin, a row of `BIN_SCHEMA`, to leaves, and yield rows of `WRITTEN_SCHEMA`."""
         yield from self._write(self._of_bins(batches))
 
     def _of_bins(self, batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[int, pa.Table]]:
@@ -102,13 +103,13 @@ class Rewriting:
     # -- entries that change tasks ----------------------------------------------------------------------------------
 
     def cut_bins(self, spec_id: int, bounds: pa.Table, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Cut the entries of bins into ranges: rows of `RANGE_SCHEMA`. bounds: the last key of each range."""
+        """Cut the entries of bins into ranges, rows of `RANGE_SCHEMA`, given the last key of each range."""
         for row in task_rows(batches):
             table = self._entries(row)
             yield from cut(table, self._key_table(table, spec_id), bounds)
 
     def write_ranges(self, spec_id: int, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Ranges, whose rows of `RANGE_SCHEMA` stand together, into leaves: rows of `WRITTEN_SCHEMA`."""
+        """Write ranges, adjacent rows of `RANGE_SCHEMA`, to leaves, and yield rows of `WRITTEN_SCHEMA`."""
         yield from self._write(self._of_ranges(spec_id, batches))
 
     def _of_ranges(self, spec_id: int, batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[int, pa.Table]]:
@@ -121,19 +122,20 @@ class Rewriting:
     # -- entries ----------------------------------------------------------------------------------------------------
 
     def _entries(self, row: Mapping[str, Any]) -> pa.Table:
-        """Return the live entries of a bin: EXISTING, with all their numbers."""
+        """Return the live entries of a bin as EXISTING ones, with their sequence numbers."""
         tables = self.live_entries(row["leaves"])
         if row["files"] is not None:
             tables.append(read_rows_stream(row["files"]))
         return combined(tables) if tables else self.form.schema.empty_table()
 
     def live_entries(self, leaves: Sequence[Mapping[str, Any]]) -> list[pa.Table]:
-        """Return the entries of each leaf that no deletion vector masks and that are not DELETED, as EXISTING ones.
+        """Return the live, unmasked entries of each leaf as EXISTING ones.
 
-        Raises CorruptFileError for a leaf, or a vector, that is none, or a leaf of other entries than its root counts.
+        Raises:
+            CorruptFileError: a leaf or a manifest DV is damaged, or a leaf has not as many entries as its root says.
         """
-        vectors = [_vector_row(place, leaf) for place, leaf in enumerate(leaves) if leaf["masked"]]
-        masks = {vector[MANIFEST]: vector for vector in inlined(vectors, self.reader)}
+        dvs = [_dv_row(place, leaf) for place, leaf in enumerate(leaves) if leaf["masked"]]
+        masks = {dv[MANIFEST]: dv for dv in inlined(dvs, self.reader)}
         return [self._live_entries(leaf, masks.get(place)) for place, leaf in enumerate(leaves)]
 
     def _live_entries(self, leaf: Mapping[str, Any], mask: Mapping[str, Any] | None) -> pa.Table:
@@ -143,10 +145,10 @@ class Rewriting:
         if len(table) != leaf["record_count"]:
             problem = f"the root's entry for the leaf counts {leaf['record_count']} entries"
             raise CorruptFileError(leaf["location"], "entries", len(table), problem)
-        wanted = is_live(table)
+        live = is_live(table)
         if mask is not None:
-            wanted = pc.and_(wanted, unmasked(len(table), mask))
-        return restamped(kept_rows(table, wanted), status=Status.EXISTING).cast(self.form.schema)
+            live = pc.and_(live, unmasked(len(table), mask))
+        return restamped(kept_rows(table, live), status=Status.EXISTING).cast(self.form.schema)
 
     def _key_table(self, table: pa.Table, spec_id: int) -> pa.Table:
         return key_table(table, self.keys[spec_id])
@@ -155,20 +157,20 @@ class Rewriting:
         return ordered(table, self._key_table(table, spec_id))
 
     def _write(self, leaves: Iterable[tuple[int, pa.Table]]) -> Iterator[pa.RecordBatch]:
-        """Yield the entries of leaves, each with the number of its group."""
+        """Write leaves, and yield the root's entries for them with the numbers of their groups."""
         encoded = ((group, encode_leaf(piece, self.form)) for group, piece in leaves)
         for group, row in put_behind(encoded, self.form.writer):
             yield pa.RecordBatch.from_pydict({"group": [group], "leaf": [rows_stream(row)]}, schema=WRITTEN_SCHEMA)
 
 
-def _vector_row(place: int, leaf: Mapping[str, Any]) -> dict[str, Any]:
+def _dv_row(place: int, leaf: Mapping[str, Any]) -> dict[str, Any]:
     return {
         MANIFEST: place,
         "referenced_file": leaf["location"],
-        "location": leaf["vector_location"],
-        "offset": leaf["vector_offset"],
-        "size_in_bytes": leaf["vector_size"],
-        "inline_content": leaf["vector_content"],
+        "location": leaf["dv_location"],
+        "offset": leaf["dv_offset"],
+        "size_in_bytes": leaf["dv_size"],
+        "inline_content": leaf["dv_content"],
         "record_count": leaf["masked"],
         "leaf_entries": leaf["record_count"],
     }
@@ -178,13 +180,13 @@ def _vector_row(place: int, leaf: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def key_table(table: pa.Table, keys: Sequence[int]) -> pa.Table:
-    """Return what entries are ordered by: lower bounds `k0`, `k1`, ..., then `location`."""
+    """Return the sort keys of entries: lower bounds `k0`, `k1`, ..., then `location`."""
     stats = table.column(CONTENT_STATS)
     columns = {f"k{place}": pc.struct_field(stats, [str(key), "lower_bound"]) for place, key in enumerate(keys)}
     return pa.table({**columns, "location": table.column("location")})
 
 
 def key_schema(keys: Sequence[int], stats: Mapping[int, str]) -> pa.Schema:
-    """Of `key_table`."""
+    """Return the schema of `key_table`."""
     fields = [pa.field(f"k{place}", bound_arrow_type(stats[key])) for place, key in enumerate(keys)]
     return pa.schema([*fields, pa.field("location", pa.string())])

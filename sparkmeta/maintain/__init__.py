@@ -1,1 +1,1 @@
-"""What keeps a table in shape, each as a plan that changes nothing until its `commit()`."""
+"""Maintenance operations. Each returns a plan that changes nothing before its `commit()`."""

@@ -1,4 +1,4 @@
-"""A map of data leaves along the order of the clustering columns: bars above each other are leaves that overlap."""
+"""A map of data leaves in the order of the clustering columns, where overlapping leaves are bars above each other."""
 
 from __future__ import annotations
 
@@ -26,7 +26,13 @@ _CLEAN, _MASKED, _INK = (46, 125, 50), (239, 108, 0), "#1f2328"
 
 @dataclass(frozen=True)
 class LeafBar:
-    """A leaf: its begin and end in the order, from 0 to 1, the row that it is drawn in, and what of it is masked."""
+    """A leaf on the map.
+
+    Attributes:
+        start: its beginning in the order, from 0 to 1.
+        end: its end in the order, from 0 to 1.
+        row: the row in which it is drawn.
+    """
 
     location: str
     start: float
@@ -38,7 +44,13 @@ class LeafBar:
 
 @dataclass(frozen=True)
 class LeafMap:
-    """The leaves of one partition spec, of which some are drawn. overlaps: of a leaf with others, at the mean."""
+    """A map of the leaves of one partition spec.
+
+    Attributes:
+        bars: the leaves that are drawn.
+        overlaps: the mean number of others that a leaf overlaps.
+        leaves: the number of all leaves.
+    """
 
     title: str
     bars: tuple[LeafBar, ...]
@@ -47,7 +59,7 @@ class LeafMap:
 
     @property
     def svg(self) -> str:
-        """The map as an SVG document. Green leaves have no masked entries; the more masked, the more orange."""
+        """The map as an SVG document. Leaves without masked entries are green; masked entries turn them orange."""
         rows = max((bar.row for bar in self.bars), default=0) + 1
         height = 2 * _MARGIN + 24 + rows * (_BAR + 2)
         shown = f", {len(self.bars)} of them drawn" if len(self.bars) < self.leaves else ""
@@ -63,7 +75,7 @@ class LeafMap:
         return "\n".join(parts)
 
     def save(self, path: str | Path) -> None:
-        """Write the SVG."""
+        """Write the SVG document to a local file."""
         Path(path).write_text(self.svg, encoding="utf-8")
 
     def _repr_svg_(self) -> str:

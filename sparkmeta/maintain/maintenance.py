@@ -1,4 +1,4 @@
-"""The maintenance of a table by name: `table.maintenance.upgrade(4)`."""
+"""`Maintenance`: the maintenance operations of a table, `table.maintenance`."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Maintenance(Generic[TableT]):
-    """What can be done to keep a table in shape. Every method gives a plan: nothing happens before its `commit()`."""
+    """The maintenance operations of a table. Each returns a plan, and nothing changes before its `commit()`."""
 
     table: TableT
 
-    def compact_manifests(  # noqa: PLR0913  every one by name
+    def compact_manifests(  # noqa: PLR0913  keyword arguments
         self,
         row_filter: BooleanExpression | str = AlwaysTrue(),  # noqa: B008  an immutable singleton
         *,
@@ -43,30 +43,30 @@ class Maintenance(Generic[TableT]):
         branch: str = "main",
         snapshot_properties: Mapping[str, str] | None = None,
     ) -> CompactionPlan[TableT]:
-        """Plan a compaction of the tree's manifests: leaves are merged, freed of masked entries and put in order.
+        """Plan a compaction of a tree's manifests, which merges leaves, drops masked entries and sorts entries.
 
-        Readers see the same table, with the same changes in every snapshot. Only what is worth it is rewritten; a
-        tree in good shape has none, and its plan commits nothing.
+        The table's rows, and the changes of every snapshot, stay the same. Only leaves that benefit are rewritten. If
+        there are none, the plan commits nothing.
 
         Args:
-            row_filter: only leaves that may hold files for it are rewritten, and files of the root that match it.
-            cluster_by: columns and partition fields by which entries are ordered; by default a spec's partition fields,
-                then the columns of the table's sort order.
-            target_leaf_bytes: of a leaf's file; by default the table's `write.tree.leaf-target-bytes`.
-            max_entries: of data leaves that one run rewrites. What saves most goes first.
-            max_bytes: likewise.
-            min_masked_ratio: a leaf is rewritten where this share of its entries is masked.
-            min_leaf_ratio: neighbouring leaves smaller than this share of the target are merged.
-            max_overlap: leaves are put in order where one overlaps more others than this.
-            max_root_files: files of a kind, data or deletes, that may stay in the root; where there are more, they move
-                into leaves. None: they stay.
-            branch: to commit to.
-            snapshot_properties: further keys of the snapshot's summary.
+            row_filter: rewrite only leaves that may hold matching files, and matching files of the root.
+            cluster_by: columns and partition fields by which entries are sorted. Defaults to a spec's partition fields
+                and the columns of the table's sort order.
+            target_leaf_bytes: target size of a leaf. Defaults to the table's `write.tree.leaf-target-bytes`.
+            max_entries: most entries of data leaves to rewrite. Groups that save most leaves come first.
+            max_bytes: most bytes of data leaves to rewrite.
+            min_masked_ratio: rewrite leaves with at least this share of masked entries.
+            min_leaf_ratio: merge neighbouring leaves that are smaller than this share of the target size.
+            max_overlap: sort leaves if one overlaps more than this number of others.
+            max_root_files: most files of a kind, data or deletes, in the root; more are moved into leaves. None to move
+                no files.
+            branch: the branch to commit to.
+            snapshot_properties: further properties of the snapshot's summary.
 
         Raises:
-            ValidationError: an option that is out of range, a column that the table does not have, or a branch.
-            InvalidFilterError: a filter that does not fit the table.
-            UnsupportedError: a table that is no metadata tree, or that was opened read-only.
+            ValidationError: an option out of range, or an unknown column or branch.
+            InvalidFilterError: the filter is not valid for the table.
+            UnsupportedError: the table has no metadata tree, or is read-only.
         """
         options = CompactionOptions(
             row_filter, cluster_by, target_leaf_bytes, max_entries, max_bytes, min_masked_ratio, min_leaf_ratio,
@@ -84,65 +84,67 @@ class Maintenance(Generic[TableT]):
         branch: str = "main",
         snapshot_properties: Mapping[str, str] | None = None,
     ) -> ManifestRewritePlan[TableT]:
-        """Plan to sort the Avro manifests of a v1-v3 table by partition, and to bring them to the right size.
+        """Plan to sort the Avro manifests of a v1 to v3 table by partition, and to write them in a target size.
 
-        Data and delete manifests of each partition spec by themselves. Live files keep their snapshot ids, sequence
-        numbers and row ids; entries of files that are gone are left out. Where one rewriting made all manifests of a
-        spec in the order and size that are asked for, and no other commit has added to them, there is nothing to do.
+        Data and delete manifests of each partition spec are rewritten separately. Live files keep their snapshot ids,
+        sequence numbers and row ids; entries of deleted files are dropped. Manifests are left alone if one rewrite has
+        written all manifests of a spec in the same order and size, and no other commit has added any.
 
         Args:
-            row_filter: only manifests that may hold files for it are rewritten, by their partition summaries.
-            spec_id: only those of this partition spec.
-            sort_by: names of partition fields by which files are sorted; by default a spec's, in its order.
-            target_manifest_bytes: of a manifest; by default the table's `commit.manifest.target-size-bytes` (8 MiB).
-            branch: to commit to.
-            snapshot_properties: further keys of the snapshot's summary.
+            row_filter: rewrite only manifests that may hold matching files, by their partition summaries.
+            spec_id: rewrite only manifests of this partition spec.
+            sort_by: names of partition fields by which files are sorted. Defaults to a spec's fields.
+            target_manifest_bytes: target size of a manifest. Defaults to the table's
+                `commit.manifest.target-size-bytes` (8 MiB).
+            branch: the branch to commit to.
+            snapshot_properties: further properties of the snapshot's summary.
 
         Raises:
-            ValidationError: an option that is out of range, a spec, partition field or branch that is not there.
-            InvalidFilterError: a filter that does not fit the table.
-            UnsupportedError: a table of version 4, or encrypted, or of a transform that is not known, or one that was
-                opened read-only.
+            ValidationError: an option out of range, or an unknown spec, partition field or branch.
+            InvalidFilterError: the filter is not valid for the table.
+            UnsupportedError: the table is of version 4, encrypted or read-only, or a transform is unknown.
         """
         options = ManifestRewriteOptions(row_filter, spec_id, sort_by, target_manifest_bytes)
         return plan_rewrite(self.table, options, branch, dict(snapshot_properties or {}))
 
     def leaf_map(self, cluster_by: Sequence[str] | None = None, branch: str = "main") -> LeafMap:
-        """Return where the data leaves of the table's spec lie in the order of the clustering columns, and overlap.
+        """Return a map of the data leaves of the default spec and their overlaps, for a notebook. Reads only the root.
 
-        A notebook shows it as a picture; it has `.svg` and `.save(path)`. Reads the root only. cluster_by: as of
-        `compact_manifests`.
+        It has `.svg` and `.save(path)`.
+
+        Args:
+            cluster_by: see `compact_manifests`.
 
         Raises:
-            ValidationError: a column that the table does not have, or a branch.
-            UnsupportedError: a table that is no metadata tree.
+            ValidationError: an unknown column or branch.
+            UnsupportedError: the table has no metadata tree.
         """
         return leaf_map(self.table, cluster_by, branch)
 
     def upgrade(self, format_version: int) -> UpgradePlan[TableT]:
-        """Plan the upgrade of a table with manifest lists, of format version 1 to 4, to the metadata tree.
+        """Plan the upgrade of a table with manifest lists, of format versions 1 to 4, to the metadata tree.
 
-        In place: no manifest and no manifest list is written anew, and readers see the same table. From then on
-        Iceberg's Java library refuses it.
+        No manifest and no manifest list is rewritten, and the table's rows stay the same. Iceberg's Java library
+        refuses the table afterwards.
 
         Raises:
-            ValidationError: a format version other than 4, or a table that has the tree already.
-            UnsupportedError: a table that is encrypted, or that was opened read-only.
+            ValidationError: a format version other than 4, or the table already has a tree.
+            UnsupportedError: the table is encrypted or read-only.
         """
         return plan_upgrade(self.table, format_version)
 
     def undo_upgrade(self, format_version: int | None = None) -> UndoUpgradePlan[TableT]:
-        """Plan the way back from the metadata tree, until the first commit of a snapshot makes a root.
+        """Plan to revert an upgrade to the metadata tree, if no snapshot with a root has been committed.
 
-        The table is of the version that it had before the upgrade, and Iceberg's Java library reads and writes it.
-        Changes of its schema, specs and properties since stay.
+        The table gets its former format version, with which Iceberg's Java library reads and writes it. Later changes
+        of schema, specs and properties stay.
 
         Args:
-            format_version: of the table before the upgrade; by default what the newest metadata file before it says.
+            format_version: the version before the upgrade. Defaults to that of the newest metadata file before it.
 
         Raises:
-            ValidationError: a table that has no tree, a snapshot that has a root, or a column or partition field that
-                the version has no place for.
-            UnsupportedError: a table that was opened read-only.
+            ValidationError: the table has no tree, a snapshot has a root, or the version does not support a column or
+                partition field.
+            UnsupportedError: the table is read-only.
         """
         return plan_undo_upgrade(self.table, format_version)

@@ -1,4 +1,4 @@
-"""The way back from the metadata tree, as long as no commit has made a root: the metadata are as before the upgrade."""
+"""Revert an upgrade to the metadata tree, as long as no commit has written a root."""
 
 from __future__ import annotations
 
@@ -20,7 +20,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class UndoUpgradePlan(Generic[TableT]):
-    """The undoing of an upgrade, which happens when `commit` is called. to_version: of the table before the upgrade."""
+    """A plan to revert an upgrade, carried out by `commit`.
+
+    Attributes:
+        to_version: the format version before the upgrade.
+    """
 
     table: TableT
     to_version: int
@@ -35,17 +39,17 @@ class UndoUpgradePlan(Generic[TableT]):
         )
 
     def commit(self) -> TableT:
-        """Swaps in the metadata of the earlier version; the table as it is then.
+        """Commit the metadata in the earlier version, and return the new table.
 
         Raises:
-            CommitFailedError: other commits came first each time (`commit.retry.num-retries`).
+            CommitFailedError: all attempts lost to concurrent commits (`commit.retry.num-retries`).
             CommitStateUnknownError: the commit may have succeeded.
-            ValidationError: a commit has made a root in the meantime.
+            ValidationError: another commit has written a root.
         """
         return commit_steps(self.table, [self])
 
     def apply(self, state: TableState) -> TableMetadata:
-        """Return the metadata of the earlier version, of a state that other commits may have moved on. For `commit`."""
+        """Return the metadata of a state in the earlier version. For `commit`."""
         undone = undo_upgrade(_of_tree(state.metadata), self.to_version)
         now = max(int(time.time() * 1000), undone.last_updated_ms)
         return undone.model_copy(update={"last_updated_ms": now})
@@ -69,7 +73,7 @@ def _of_tree(metadata: TableMetadata) -> TableMetadataV4:
 
 
 def _version_before(state: TableState) -> int:
-    """Return the format version of the newest logged metadata file that has no tree."""
+    """Return the format version of the newest metadata file in the log that has no tree."""
     for entry in reversed(state.metadata.metadata_log):
         try:
             logged = parse_table_metadata(state.files.read(entry.metadata_file), entry.metadata_file)

@@ -1,7 +1,7 @@
-"""The upgrade of a live table to the metadata tree of format version 4 (semantics N29, N30; examples 17 and 18).
+"""Upgrade a table to the metadata tree of format version 4 (semantics N29, N30; examples 17 and 18).
 
-Only the table metadata is replaced: by one that says the same, with an expression for every partition field. Snapshots
-keep their manifest lists, and are read by them. The first commit to a branch makes a root of the list of its head.
+Only table metadata is replaced, with an expression for every partition field. Snapshots keep their manifest lists. The
+first commit to a branch converts the list of its head to a root.
 """
 
 from __future__ import annotations
@@ -33,9 +33,11 @@ _ENCRYPTION_KEY = "encryption.key-id"
 
 @dataclass(frozen=True)
 class BranchSummary:
-    """The head of a branch, whose manifests stay as they are.
+    """The head of a branch, whose manifests stay unchanged.
 
-    data_files, delete_files: live ones; None where a list of format version 1 leaves them open.
+    Attributes:
+        data_files: live data files; None if a list of format version 1 does not count them.
+        delete_files: live delete files; None if a list of format version 1 does not count them.
     """
 
     name: str
@@ -58,9 +60,11 @@ class BranchSummary:
 
 @dataclass(frozen=True)
 class UpgradeSummary:
-    """What an upgrade changes, and what it leaves as it is; text for people by `str`.
+    """What an upgrade changes and what it keeps; `str` formats it.
 
-    expressions: that are new. snapshots: all that the table has; each keeps its manifest list.
+    Attributes:
+        expressions: the new expressions.
+        snapshots: the number of snapshots, which keep their manifest lists.
     """
 
     table: str
@@ -90,13 +94,13 @@ class UpgradeSummary:
 
 @dataclass(frozen=True)
 class UpgradePlan(Generic[TableT]):
-    """An upgrade that happens when `commit` is called."""
+    """A plan to upgrade a table, carried out by `commit`."""
 
     table: TableT
     _table_uuid: uuid.UUID = field(default_factory=uuid.uuid4)
 
     def summary(self) -> UpgradeSummary:
-        """Return what will change and what stays. Reads the manifest lists of the branches' heads; starts no job."""
+        """Return what changes and what stays, without a job. Reads the manifest lists of the branches' heads."""
         return self._summary
 
     @cached_property
@@ -114,17 +118,17 @@ class UpgradePlan(Generic[TableT]):
         )
 
     def commit(self) -> TableT:
-        """Swaps in the upgraded metadata; the table as it is then.
+        """Commit the upgraded metadata, and return the new table.
 
         Raises:
-            CommitFailedError: other commits came first each time (`commit.retry.num-retries`).
+            CommitFailedError: all attempts lost to concurrent commits (`commit.retry.num-retries`).
             CommitStateUnknownError: the upgrade may have succeeded.
-            ValidationError: the table has been upgraded in the meantime.
+            ValidationError: the table has been upgraded meanwhile.
         """
         return commit_steps(self.table, [self])
 
     def apply(self, state: TableState) -> TableMetadataV4:
-        """Return the upgraded metadata of a state of the table, which other commits may have moved on. For `commit`."""
+        """Return the upgraded metadata of a state. For `commit`."""
         _refuse(state.metadata)
         upgraded = upgrade_metadata(state.metadata, self._table_uuid)
         now = max(int(time.time() * 1000), upgraded.last_updated_ms)
@@ -149,7 +153,7 @@ def _refuse(metadata: TableMetadata) -> None:
 
 
 def refuse_encrypted(metadata: TableMetadata, why: str) -> None:
-    """UnsupportedError for an encrypted table. why: ends the sentence."""
+    """Raise UnsupportedError for an encrypted table, with a message that ends with `why`."""
     keys = metadata.encryption_keys if isinstance(metadata, TableMetadataV3) else []
     encrypted = next((snapshot for snapshot in metadata.snapshots if snapshot.key_id is not None), None)
     if keys or encrypted is not None or _ENCRYPTION_KEY in metadata.properties:
@@ -174,7 +178,7 @@ def _branch(name: str, head: TableState) -> BranchSummary:
 
 
 def _live_files(manifests: pa.Table) -> int | None:
-    """Return how many files manifests hold that are not DELETED; None where one does not say."""
+    """Return the number of live files in manifests; None if one does not count them."""
     stats = manifests.column("manifest_stats").combine_chunks()
     counts = pc.add(stats.field("added_files_count"), stats.field("existing_files_count"))
     return None if counts.null_count else int(pc.sum(counts.cast(pa.int64())).as_py() or 0)

@@ -1,1 +1,1 @@
-"""The Avro manifests of a v1-v3 table sorted anew by partition: the plan, its groups, and the Spark jobs."""
+"""Sort the Avro manifests of a v1 to v3 table by partition."""

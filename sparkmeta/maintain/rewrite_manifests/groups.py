@@ -1,4 +1,4 @@
-"""Which manifests of a v1-v3 table are rewritten together, in what order and into how many."""
+"""Group the manifests of a v1 to v3 table that are rewritten together."""
 
 from __future__ import annotations
 
@@ -27,22 +27,22 @@ if TYPE_CHECKING:
 CONTENTS = {ContentType.DATA_MANIFEST: "data", ContentType.DELETE_MANIFEST: "deletes"}
 
 REWRITTEN = "sparkmeta.rewritten-manifests"
-"""A key of the summary of a snapshot that rewrote manifests: how it did, as JSON.
+"""A key in the summary of a snapshot that rewrote manifests. Its value is JSON with the parameters.
 
-`target-bytes` of a manifest, and `sorted-by`: spec id -> ids of the partition fields in order.
+`target-bytes` is the target size of a manifest, `sorted-by` maps spec ids to ids of partition fields in order.
 """
 
 _TARGET = "commit.manifest.target-size-bytes"
 _TARGET_BYTES = 8 << 20
-# Of a manifest: one task holds its entries, uncompressed, as one array.
+# Most bytes of a manifest, since a task holds its uncompressed entries as one array.
 _MOST_BYTES = 64 << 20
-# A single manifest is left alone up to so many times the target.
+# A single manifest is left alone up to this multiple of the target size.
 _SURPLUS = 1.1
 
 
 @dataclass(frozen=True)
 class ManifestRewriteOptions:
-    """What to rewrite, and into what; see `Maintenance.rewrite_manifests`."""
+    """See `Maintenance.rewrite_manifests`."""
 
     row_filter: BooleanExpression | str = AlwaysTrue()  # noqa: RUF009  an immutable singleton
     spec_id: int | None = None
@@ -55,8 +55,8 @@ class ManifestGroup:
     """The manifests of one content and spec that are rewritten together, rows of `TableState.manifests`.
 
     Attributes:
-        keys: ids of the partition fields that order the entries.
-        parts: how many manifests they become, about.
+        keys: ids of the partition fields by which entries are sorted.
+        parts: the expected number of new manifests.
     """
 
     content: ContentType
@@ -74,8 +74,8 @@ def manifest_groups(state: TableState, options: ManifestRewriteOptions) -> list[
     """Return the groups that are not in order yet.
 
     Raises:
-        ValidationError: an option that does not fit the table.
-        UnsupportedError: manifests that can't be rewritten.
+        ValidationError: an option is not valid for the table.
+        UnsupportedError: a manifest can't be rewritten.
     """
     target = target_bytes(state.metadata, options)
     manifest_codec(state.metadata.properties)
@@ -97,9 +97,9 @@ def manifest_groups(state: TableState, options: ManifestRewriteOptions) -> list[
 
 
 def _is_in_order(group: ManifestGroup, state: TableState, target: int) -> bool:
-    """Return whether a group is as a rewriting would leave it.
+    """Return whether a group need not be rewritten.
 
-    That is one manifest that is not too large, or manifests that one snapshot wrote in this order with this target.
+    It is one manifest that is not too large, or manifests that one rewrite wrote in the same order and size.
     """
     count = len(group.manifests)
     if count == 1 and total_bytes(group.manifests) <= _SURPLUS * target:
@@ -110,7 +110,7 @@ def _is_in_order(group: ManifestGroup, state: TableState, target: int) -> bool:
         return False
     try:
         how = json.loads(writer.summary.additional_properties.get(REWRITTEN, "{}"))
-    except ValueError:  # of another writer's
+    except ValueError:  # written by another library
         return False
     known = how.get("sorted-by", {}) if isinstance(how, dict) else {}
     return known.get(str(group.spec_id)) == list(group.keys) and how.get("target-bytes") == target
@@ -132,7 +132,7 @@ def _refuse_group(group: ManifestGroup, state: TableState) -> None:
 
 
 def _keys(state: TableState, options: ManifestRewriteOptions) -> dict[int, tuple[int, ...]]:
-    """Return the specs whose manifests are rewritten -> the ids of the partition fields that order the entries."""
+    """Return the ids of the partition fields by which entries are sorted, for each spec to rewrite."""
     specs = state.specs
     if options.spec_id is not None:
         if options.spec_id not in specs:
@@ -161,14 +161,14 @@ def target_bytes(metadata: TableMetadata, options: ManifestRewriteOptions) -> in
     """Return the target size of a manifest.
 
     Raises:
-        ValidationError: an option or a table property with a bad value.
+        ValidationError: an option or a table property has an invalid value.
     """
-    asked: Any = options.target_manifest_bytes
-    if asked is not None:
-        if isinstance(asked, bool) or not isinstance(asked, int) or not 1 <= asked <= _MOST_BYTES:
+    size: Any = options.target_manifest_bytes
+    if size is not None:
+        if isinstance(size, bool) or not isinstance(size, int) or not 1 <= size <= _MOST_BYTES:
             problem = f"it takes a number of bytes from 1 to {_MOST_BYTES}"
-            raise ValidationError(f"target_manifest_bytes is {shown(asked)}: {problem}")
-        return int(asked)
+            raise ValidationError(f"target_manifest_bytes is {shown(size)}: {problem}")
+        return int(size)
     text = metadata.properties.get(_TARGET, str(_TARGET_BYTES))
     if not text.isdecimal() or not int(text):
         raise ValidationError(f"the table property {_TARGET} is {shown(text)}: it takes a number of bytes")
@@ -176,5 +176,5 @@ def target_bytes(metadata: TableMetadata, options: ManifestRewriteOptions) -> in
 
 
 def total_bytes(manifests: pa.Table) -> int:
-    """Return the bytes of manifests."""
+    """Return the total size of manifests in bytes."""
     return pc.sum(manifests.column("file_size_in_bytes")).as_py() or 0

@@ -28,15 +28,19 @@ if TYPE_CHECKING:
     from sparkmeta.maintain.rewrite_manifests.groups import ManifestGroup, ManifestRewriteOptions
     from sparkmeta.state import TableState
 
-# More ranges are too many for the one task that cuts its entries into them.
+# Most ranges into which a task cuts its entries.
 _MOST_RANGES = 16_384
-# Of an entry in a manifest that does not say how many it has.
+# Estimated bytes of an entry, for manifests without counts.
 _ENTRY_BYTES = 200
 
 
 @dataclass(frozen=True)
 class ManifestJob:
-    """The Spark jobs that rewrite a group. name: the beginning of the names of its manifests."""
+    """The Spark jobs that rewrite a group.
+
+    Attributes:
+        name: the beginning of the names of new manifests.
+    """
 
     state: TableState
     group: ManifestGroup
@@ -47,9 +51,9 @@ class ManifestJob:
         """Write the manifests, and return their rows of `MANIFEST_FILE_SCHEMA`.
 
         Raises:
-            UnsupportedError: executors can't open the table's files by themselves.
-            CorruptFileError: a manifest that is none.
-            ValidationError: the manifests hold another number of files than the manifest list says.
+            UnsupportedError: tasks can't open the table's files.
+            CorruptFileError: a manifest is damaged.
+            ValidationError: the manifests don't hold as many files as the manifest list says.
         """
         state, group = self.state, self.group
         tasks = ManifestTasks(task_reader(state), self._form, group.keys)
@@ -97,7 +101,7 @@ class ManifestJob:
         )
 
     def _bounds(self, ranges: int) -> pa.Table:
-        """Return the keys that end the ranges; runs a job that reads nothing else."""
+        """Return the last keys of the ranges. Runs a job that reads only keys."""
         state, group = self.state, self.group
         frame = state.entries(group.manifests, state.projection(("version_info",)))
         live = frame.where(F.col("version_info.status") != int(Status.DELETED))
@@ -110,5 +114,5 @@ class ManifestJob:
 
 
 def file_count(written: pa.Table) -> int:
-    """Return how many files manifests that were just written hold."""
+    """Return the number of files in written manifests."""
     return pc.sum(written.column("existing_files_count")).as_py() or 0

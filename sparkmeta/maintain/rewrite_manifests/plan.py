@@ -1,4 +1,4 @@
-"""The plan of a rewriting of Avro manifests: what is rewritten and into how much, then the commit."""
+"""The plan to rewrite Avro manifests, and the step that commits it."""
 
 from __future__ import annotations
 
@@ -51,12 +51,12 @@ PLANNED = pa.schema(
 
 @dataclass(frozen=True)
 class ManifestRewriteSummary(RewriteSummary):
-    """What is rewritten, by the manifest list alone.
+    """The numbers of a rewrite, computed from the manifest list alone.
 
     Attributes:
-        manifests_after: about.
-        live_files: entries that are written; None where a manifest does not say.
-        bytes: of the manifests that are read.
+        manifests_after: the expected number of new manifests.
+        live_files: entries to write; None if a manifest does not count them.
+        bytes: bytes of manifests to read.
     """
 
     data_manifests: int
@@ -86,16 +86,16 @@ class ManifestRewriteSummary(RewriteSummary):
 
 @dataclass(frozen=True)
 class ManifestRewritePlan(RewritePlan[TableT]):
-    """A rewriting that happens when `commit` is called."""
+    """A plan to rewrite Avro manifests, carried out by `commit`."""
 
     options: ManifestRewriteOptions
     _groups: tuple[ManifestGroup, ...]
 
     def files(self) -> DataFrame:
-        """Return a row for each manifest that is rewritten; starts no job.
+        """Return a row for each manifest to rewrite, without a job.
 
-        Columns: content ("data", "deletes"), path, spec_id, live_files and deleted_files (null: the list does not say),
-        file_size_in_bytes.
+        Columns: content ("data", "deletes"), path, spec_id, live_files and deleted_files (null if the list does not
+        count them), file_size_in_bytes.
         """
         tables = [PLANNED.empty_table()]
         for group in self._groups:
@@ -113,7 +113,7 @@ class ManifestRewritePlan(RewritePlan[TableT]):
         return local_frame(self._state.spark, pa.concat_tables(tables))
 
     def summary(self) -> ManifestRewriteSummary:
-        """Return all of it in numbers; starts no job."""
+        """Return the plan in numbers, without a job."""
         counts = dict.fromkeys(CONTENTS, 0)
         for group in self._groups:
             counts[group.content] += len(group.manifests)
@@ -137,7 +137,7 @@ class ManifestRewritePlan(RewritePlan[TableT]):
 
 @dataclass
 class _ManifestStep(RewriteStep):
-    """Writes manifests once; each attempt puts them into the manifest list that it meets."""
+    """Writes manifests once; each attempt adds them to the newest manifest list."""
 
     planned_on: TableState
     options: ManifestRewriteOptions
@@ -174,7 +174,7 @@ class _ManifestStep(RewriteStep):
 
 
 def _inherited(state: TableState) -> dict[str, tuple[Any, ...]]:
-    """Return what entries inherit from each manifest of a snapshot, and what it is, by its path."""
+    """Return the content, spec and inherited values of each manifest of a snapshot, by path."""
     names = ("manifest_path", "partition_spec_id", "content", "added_snapshot_id", "sequence_number", "first_row_id")
     rows = zip(*(state.manifest_files.column(name).to_pylist() for name in names), strict=True)
     return {path: tuple(values) for path, *values in rows}

@@ -1,6 +1,6 @@
-"""What Spark tasks do when Avro manifests are rewritten: read live entries as bytes, sort them, and write manifests.
+"""The tasks that rewrite Avro manifests: read live entries as bytes, sort them, and write manifests. Without Spark.
 
-Free of Spark. Entries stay in Arrow all the way: where tasks exchange them, Spark moves them as blobs of many rows.
+Entries stay in Arrow: Spark shuffles them as blobs of many rows.
 """
 
 from __future__ import annotations
@@ -27,9 +27,10 @@ _CUT_BYTES = 64 << 20
 
 @dataclass(frozen=True)
 class ManifestTasks:
-    """How the entries of one partition spec are read, sorted and written; it travels to executors.
+    """Reads, sorts and writes the entries of one partition spec. Picklable.
 
-    keys: ids of the partition fields that order the entries; then their sequence numbers and places do.
+    Attributes:
+        keys: ids of the partition fields by which entries are sorted, before sequence numbers and former places.
     """
 
     reader: ExecutorReader
@@ -37,9 +38,10 @@ class ManifestTasks:
     keys: tuple[int, ...]
 
     def cut_parts(self, bounds: pa.Table, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yield the live entries of parts of manifests, rows of `PART_SCHEMA`, by range: rows of `RANGE_SCHEMA`.
+        """Cut the live entries of parts of manifests, rows of `PART_SCHEMA`, into ranges, rows of `RANGE_SCHEMA`.
 
-        bounds: the keys of the last entry of each range.
+        Args:
+            bounds: the last keys of the ranges.
         """
         projection = EntryProjection.of(COLUMNS, dict(self.form.partition), {})
         for row in task_rows(batches):
@@ -48,7 +50,7 @@ class ManifestTasks:
                 yield from cut(table, key_table(table, self.keys), bounds)
 
     def write_ranges(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Ranges, whose rows of `RANGE_SCHEMA` stand together, into manifests: rows of `MANIFEST_FILE_SCHEMA`."""
+        """Write ranges, adjacent rows of `RANGE_SCHEMA`, to manifests, and yield rows of `MANIFEST_FILE_SCHEMA`."""
         written = ((None, write_manifest(entries, self.form)) for entries in self._manifests(batches))
         for _, row in put_behind(written, self.form.writer, "manifest_path"):
             yield from row.to_batches()
@@ -61,7 +63,7 @@ class ManifestTasks:
 
 
 def _joined(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
-    """Batches of entries put together to some that are worth to be cut."""
+    """Merge batches of entries into larger tables."""
     pending: list[pa.RecordBatch] = []
     size = 0
     for batch in batches:
@@ -75,7 +77,7 @@ def _joined(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
 
 
 def key_table(entries: pa.Table, keys: Sequence[int]) -> pa.Table:
-    """Return what entries are ordered by: their partition values `k0`, `k1`, ..., then where they came from."""
+    """Return the sort keys of entries: partition values `k0`, `k1`, ..., then their former place."""
     tuples = entries.column(PARTITION) if keys else None
     columns = {f"k{place}": pc.struct_field(tuples, [str(key)]) for place, key in enumerate(keys)}
     columns["sequence_number"] = pc.struct_field(entries.column("version_info"), "sequence_number")
@@ -83,7 +85,11 @@ def key_table(entries: pa.Table, keys: Sequence[int]) -> pa.Table:
 
 
 def key_schema(partition: Mapping[int, str], keys: Sequence[int]) -> pa.Schema:
-    """Of `key_table`. partition: partition field id -> type name."""
+    """Return the schema of `key_table`.
+
+    Args:
+        partition: partition field id -> type name.
+    """
     fields = [pa.field(f"k{place}", bound_arrow_type(partition[key])) for place, key in enumerate(keys)]
     numbers = [pa.field("sequence_number", pa.int64()), pa.field(MANIFEST, pa.int32()), pa.field(ORDINAL, pa.int64())]
     return pa.schema([*fields, *numbers])
