@@ -217,7 +217,7 @@ class TestCompiler:
         def prepare() -> None:
             state["prepared"] += 1
 
-        fake = SimpleNamespace(is_kept=lambda: state["kept"], prepare=prepare)
+        fake = SimpleNamespace(is_cached=lambda: state["kept"], prepare=prepare)
         monkeypatch.setattr(avro, "execute", fake, raising=False)
         monkeypatch.setitem(sys.modules, "sparkmeta.manifests.avro.execute", fake)
         return state
@@ -258,11 +258,11 @@ class TestCompiler:
         )["location"].to_pylist() == ["file:///t/0.parquet"]
 
 
-def test_a_machine_that_was_compiled_is_known_to_be_kept() -> None:
+def test_a_compiled_machine_is_known_to_be_cached() -> None:
     from sparkmeta.manifests.avro import execute, machine
 
     execute.prepare()
-    assert execute.is_kept()
+    assert execute.is_cached()
     for compiled in (execute.run, machine.take_bytes, machine.take_pairs, machine.take_numbers):
         assert len(compiled.signatures) == 1
 

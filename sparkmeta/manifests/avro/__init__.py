@@ -1,1 +1,1 @@
-"""Avro manifests of v1-v3 tables: container framing, schema by field ids, decoding to Arrow, distributed reading."""
+"""Read and write the Avro manifests of v1 to v3 tables."""

@@ -1,7 +1,7 @@
-"""Avro manifest blocks to Arrow columns without a Python object per entry: a compiled program over inflated blocks.
+"""Decode Avro manifest blocks to Arrow columns by a compiled program, without a Python object per entry.
 
-Neighbouring blocks are inflated into one run of bytes, the program fills the slots of a batch from it, and the slots
-become Arrow arrays. A large block fills the slots more than once, so arrays are copies of what they hold.
+Neighbouring blocks are inflated into one buffer. The program fills the slots of a batch from it, and the slots become
+Arrow arrays. A large block fills the slots more than once, so arrays copy their values.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from sparkmeta.manifests.avro.program import Column, Program
 from sparkmeta.manifests.entries import field_name, typed_values
 
 BATCH_BYTES = 4 * 1024 * 1024
-"""Inflated bytes of a batch, but for those of its last record. The most that a batch holds beside its blocks."""
+"""Inflated bytes of a batch, without its last record. A batch holds at most as much in addition to its blocks."""
 
 SLOT_BYTES = 32 * 1024 * 1024
 _SLOT = 16
@@ -33,11 +33,10 @@ _Array = np.ndarray[Any, Any]
 def compiled_records(
     data: Data, blocks: Iterable[Block], header: Header, program: Program, location: str, batch_records: int
 ) -> Iterator[tuple[int, ColumnarRecords]]:
-    """(ordinal of the first, records) of the blocks, which must be neighbours; records are valid until the next are
-    asked for.
+    """Yield (ordinal of the first record, records) of adjacent blocks. Records are valid until the next iteration.
 
     Raises:
-        CorruptFileError: a block that can't be inflated, or that the writer's schema does not fit.
+        CorruptFileError: a block can't be inflated, or does not match the writer's schema.
     """
     most = max(_LEAST_RECORDS, min(batch_records, SLOT_BYTES // (_SLOT * max(1, program.columns))))
     for group, ends, inflated in _groups(data, blocks, header, program, location, most):
@@ -50,9 +49,9 @@ def compiled_records(
 def _groups(
     data: Data, blocks: Iterable[Block], header: Header, program: Program, location: str, most: int
 ) -> Iterator[tuple[list[Block], list[int], _Array]]:
-    """Neighbours that fill a batch, where each one ends, and their bytes: some writers make a block of every record.
+    """Yield groups of adjacent blocks that fill a batch, with their ends and their inflated bytes.
 
-    The bytes are in memory that the next group is inflated to.
+    Some writers write a block per record. The bytes are valid until the next iteration.
     """
     buffer = np.empty(0, np.uint8)
     group: list[Block] = []
@@ -85,7 +84,7 @@ def _with_room(buffer: _Array, used: int, size: int) -> _Array:
 
 
 def _readable(buffer: _Array, size: int) -> _Array:
-    """So many bytes of the buffer, and what the machine may read beyond their end."""
+    """Return bytes of the buffer with the padding that the machine may read."""
     buffer[size : size + machine.PADDING] = 0
     data = buffer[: size + machine.PADDING]
     data.flags.writeable = False
@@ -143,15 +142,21 @@ class ColumnarRecords:
         return ColumnarRecords(self._program, self._data, slots, len(places), self._location)
 
     def copied(self, places: _Array, numbers: Sequence[pa.Array], *, divided: bool, zeros: int) -> pa.BinaryArray:
-        """The records at some places as EXISTING entries, their data_file copied as it is encoded (`copy_entries`).
+        """Return records as EXISTING entries with their encoded data_file copied (`copy_entries`).
 
-        numbers: of each record at a place: those that stand before the data_file, and the one that it may be divided
-        for. The program has four marks.
+        The program must have four marks.
+
+        Args:
+            places: the indices of the records.
+            numbers: the numbers before the data_file of each record, and the one to insert into it if `divided`.
         """
         marks = np.ascontiguousarray(self._slots[list(self._program.marks), 0][:, places])
-        slots = [(pc.fill_null(one, 0).to_numpy(), -one.is_null().to_numpy(False).astype(np.int64)) for one in numbers]
-        own = len(places) * (machine.ENTRY_BYTES + machine.NUMBER_BYTES * len(numbers) + zeros)
-        taken = np.empty(int((marks[3] - marks[0]).sum()) + own + machine.PADDING, np.uint8)
+        slots = [
+            (pc.fill_null(column, 0).to_numpy(), -column.is_null().to_numpy(False).astype(np.int64))
+            for column in numbers
+        ]
+        added_bytes = len(places) * (machine.ENTRY_BYTES + machine.NUMBER_BYTES * len(numbers) + zeros)
+        taken = np.empty(int((marks[3] - marks[0]).sum()) + added_bytes + machine.PADDING, np.uint8)
         offsets = np.empty(len(places) + 1, np.int64)
         machine.copy_entries(self._data, marks, np.array(slots, np.int64), int(divided), zeros, taken, offsets)
         buffers = [None, pa.py_buffer(offsets.astype(np.int32)), pa.py_buffer(taken[: offsets[-1]])]
@@ -209,13 +214,13 @@ class ColumnarRecords:
 
 
 def _bitmap(sizes: _Array) -> pa.Buffer | None:
-    """Arrow's validity of slots with such second words: null where that is negative."""
+    """Return Arrow's validity bitmap of slots from their second words, which are negative for null."""
     valid = sizes >= 0
     return None if valid.all() else pa.py_buffer(np.packbits(valid, bitorder="little"))
 
 
 def _check_taken(taken: int, places: _Array) -> None:
-    """Raises ValueError where not all items were taken: the places of the rest hold anything."""
+    """Raise ValueError if not all items were taken."""
     if taken != len(places):
         raise ValueError("a key that is no number, or a number longer than 10 bytes")
 
@@ -231,7 +236,7 @@ def _fixed_width(kind: pa.DataType, length: int, valid: pa.Buffer | None, values
 
 
 def _numbers(words: _Array, valid: pa.Buffer | None, kind: pa.DataType) -> pa.Array:
-    """Numbers as a type of 64 or 32 bits. Raises ArrowInvalid for one that 32 bits can't hold."""
+    """Return numbers as a type of 64 or 32 bits. Raises ArrowInvalid for a number that does not fit."""
     if kind.bit_width == 64:
         return _fixed_width(kind, len(words), valid, words.copy())
     return _fixed_width(pa.int64(), len(words), valid, words).cast(pa.int32()).view(kind)
@@ -243,5 +248,5 @@ def _floats(words: _Array, avro: str, kind: pa.DataType) -> _Array:
     floats = words.astype(np.uint32).view(np.float32)
     if pa.types.is_float32(kind):
         return floats
-    with np.errstate(invalid="ignore"):  # some of the values that are no number
+    with np.errstate(invalid="ignore"):  # some NaN values
         return floats.astype(np.float64)

@@ -1,7 +1,7 @@
-"""The Avro object container: header, block frames and inflating, every length checked before it is trusted.
+"""Read the Avro object container: header, block frames and compressed blocks. Every length is checked.
 
-Blocks are found without decoding a record, so that a large manifest can be shared out among tasks at its blocks, and so
-that a record's ordinal is known from the counts of the blocks before it.
+Blocks are found without decoding records, so that tasks can decode parts of a large manifest, and know the ordinals of
+their records from the counts of the blocks before.
 """
 
 from __future__ import annotations
@@ -24,9 +24,10 @@ if TYPE_CHECKING:
 
 
 class Windows:
-    """The bytes of a file that is too long to be held, read a window at a time as they are asked for, in their order.
+    """The bytes of a file that is too large for memory, read sequentially in windows.
 
-    read: bytes by offset and size.
+    Args:
+        read: returns the bytes at an offset.
     """
 
     SIZE = 8 << 20
@@ -39,7 +40,7 @@ class Windows:
         return self._length
 
     def __getitem__(self, place: int | slice) -> Any:
-        """As of bytes; a slice is a memoryview. Raises CorruptFileError where the file has become shorter."""
+        """Return a byte, or a slice as a memoryview. Raises CorruptFileError if the file has become shorter."""
         if isinstance(place, int):
             return self._slice(place, place + 1)[0]
         start, end, _ = place.indices(self._length)
@@ -57,12 +58,12 @@ class Windows:
 
 Data = bytes | memoryview | Windows
 
-# A longer manifest is never held as a whole.
+# Longer manifests are read in windows.
 _LONG_BYTES = 32 << 20
 
 
 def manifest_data(files: Files | ExecutorReader, part: Mapping[str, Any]) -> Data:
-    """Open a manifest, a row of `PART_SCHEMA`: all its bytes, or of a long Avro one a window at a time."""
+    """Return the bytes of a manifest, a row of `PART_SCHEMA`; of a long Avro manifest, `Windows`."""
     location = part["location"]
     if part["file_format"] == "PARQUET" or (part["file_size_in_bytes"] or 0) <= _LONG_BYTES:
         return files.read(location)
@@ -72,11 +73,11 @@ def manifest_data(files: Files | ExecutorReader, part: Mapping[str, Any]) -> Dat
 MAGIC = b"Obj\x01"
 SYNC_SIZE = 16
 MAX_BLOCK_BYTES = 64 * 1024 * 1024
-"""An inflated block above this is refused. Iceberg's writers close a block at 64 KB."""
+"""Most inflated bytes of a block. Iceberg's writers close a block at 64 KB."""
 
 _MAX_VARINT_BYTES = 10
 
-# A byte of deflated data stands for no more bytes than these: 258 for two bits.
+# The maximum compression ratio of deflate: 258 bytes for two bits.
 _DEFLATE_MOST = 1032
 _DEFLATE_BUFFER = 72 * 1024
 
@@ -90,7 +91,7 @@ def _fastest_zlib() -> Any:
 
 
 def _libdeflate() -> tuple[Callable[[Any, int], bytearray] | None, type[Exception]]:
-    """What inflates a block that is not too large in three quarters of the time, and its error."""
+    """Return libdeflate's function to inflate blocks of limited size, which is faster than zlib's, and its error."""
     try:
         from deflate import DeflateError, deflate_decompress
     except ImportError:
@@ -104,7 +105,14 @@ _INFLATE, _InflateError = _libdeflate()
 
 @dataclass(frozen=True)
 class Header:
-    """The container's header: writer schema (JSON), codec, user metadata, sync marker, and where the blocks begin."""
+    """The container's header.
+
+    Attributes:
+        schema: the writer's schema, as JSON.
+        metadata: user metadata.
+        sync: the sync marker.
+        end: the offset of the first block.
+    """
 
     schema: dict[str, Any]
     codec: str
@@ -115,7 +123,14 @@ class Header:
 
 @dataclass(frozen=True)
 class Block:
-    """One block's frame: where its bytes are, how many records it holds, and the ordinal of its first record."""
+    """The frame of a block.
+
+    Attributes:
+        offset: the offset of its compressed bytes.
+        size: the size of its compressed bytes.
+        count: the number of its records.
+        first_ordinal: the ordinal of its first record.
+    """
 
     offset: int
     size: int
@@ -124,7 +139,7 @@ class Block:
 
 
 class Cursor:
-    """Reads Avro primitives from bytes; any read past the end raises `CorruptFileError`."""
+    """Reads Avro primitives from bytes. Reading past the end raises `CorruptFileError`."""
 
     def __init__(self, data: Data, location: str, position: int = 0) -> None:
         self.data = data
@@ -145,7 +160,7 @@ class Cursor:
         raise CorruptFileError(self.location, field, self.position, "a number longer than 10 bytes")
 
     def text(self, field: str) -> bytes:
-        """A length and so many bytes, as Avro writes bytes and strings."""
+        """Read a length and as many bytes, as Avro encodes bytes and strings."""
         size = self.long(field)
         if size > MAX_BLOCK_BYTES:
             raise CorruptFileError(self.location, field, size, f"more than {MAX_BLOCK_BYTES} bytes")
@@ -159,7 +174,7 @@ class Cursor:
 
 
 def read_header(data: Data, location: str) -> Header:
-    """The header of an Avro container file.
+    """Read the header of an Avro container file.
 
     Raises:
         CorruptFileError: not an Avro container, a truncated header, or a schema that is not JSON.
@@ -196,10 +211,10 @@ def _schema_json(metadata: dict[str, bytes], location: str) -> dict[str, Any]:
 
 
 def read_blocks(data: Data, header: Header, location: str) -> Iterator[Block]:
-    """The frames of all blocks, in order, each with the ordinal of its first record.
+    """Yield the frames of all blocks in order.
 
     Raises:
-        CorruptFileError: a count or size that can't be, a wrong sync marker, or a file that ends inside a block.
+        CorruptFileError: an impossible count or size, a wrong sync marker, or a truncated block.
     """
     cursor = Cursor(data, location, header.end)
     ordinal = 0
@@ -217,11 +232,11 @@ def read_blocks(data: Data, header: Header, location: str) -> Iterator[Block]:
 
 
 def inflate(data: Data, block: Block, header: Header, location: str) -> bytes | bytearray:
-    """A block's records, uncompressed.
+    """Return the uncompressed records of a block.
 
     Raises:
-        CorruptFileError: bytes that the codec can't read, more than `MAX_BLOCK_BYTES`, or fewer bytes than records.
-        UnsupportedError: a codec that is none of null, deflate, snappy, zstandard, bzip2.
+        CorruptFileError: invalid compressed data, more than `MAX_BLOCK_BYTES`, or fewer bytes than records.
+        UnsupportedError: a codec other than null, deflate, snappy, zstandard and bzip2.
     """
     if block.size > MAX_BLOCK_BYTES:
         raise CorruptFileError(location, "block size", block.size, f"more than {MAX_BLOCK_BYTES} bytes")
@@ -246,9 +261,10 @@ def _inflaters(codec: str, location: str) -> Any:
 
 
 def deflater(codec: str, level: int | None) -> Callable[[Any], bytes]:
-    """What packs the records of a block by a codec of Avro's: null, deflate, snappy, zstandard.
+    """Return a function that compresses blocks with an Avro codec: null, deflate, snappy or zstandard.
 
-    level: the codec's; by default one that is quick, of deflate by another library than that of levels.
+    Args:
+        level: the compression level. Defaults to a fast one, for deflate in a faster library.
     """
     if codec == "deflate":
         if level is None and _ZLIB is not zlib:
@@ -262,13 +278,13 @@ def deflater(codec: str, level: int | None) -> Callable[[Any], bytes]:
     return bytes
 
 
-# Ten times as fast as the level 9 of zlib, which Java's library takes, for 2 % more bytes.
+# Ten times as fast as level 9 of zlib, which Iceberg's Java library uses, for 2 % more bytes.
 _QUICK_LEVEL = 2
 
 
 def _deflate(packed: memoryview) -> bytes | bytearray:
     if _INFLATE is not None and len(packed) <= _DEFLATE_BUFFER:
-        with suppress(_InflateError):  # it may be more than so many bytes, or none of the codec: the other one tells
+        with suppress(_InflateError):  # too large for it, or invalid: zlib decides
             return _INFLATE(packed, _DEFLATE_BUFFER)
     if len(packed) * _DEFLATE_MOST <= MAX_BLOCK_BYTES:
         whole: bytes = _ZLIB.decompress(packed, -15, _DEFLATE_BUFFER)
@@ -281,7 +297,7 @@ def _deflate(packed: memoryview) -> bytes | bytearray:
 
 
 def _snappy(packed: memoryview) -> bytes:
-    """Snappy's own length prefix, the data, and a CRC-32 of the inflated bytes (Avro specification, snappy codec)."""
+    """Inflate snappy data, which a CRC-32 of the inflated bytes follows (Avro specification, snappy codec)."""
     if len(packed) < 5:
         raise ValueError("too short")
     body, checksum = packed[:-4], int.from_bytes(packed[-4:], "big")

@@ -1,9 +1,8 @@
-"""Avro manifest blocks to Arrow record batches of content entries, by either of two decoders.
+"""Decode Avro manifests to Arrow batches of content entries, by one of two decoders.
 
-A compiled program (`program`, `execute`, `columnar`) makes Arrow columns of the bytes; numba stands behind it, which
-takes a while to load. So fastavro decodes where there is little to decode, and the few types that no program reads:
-some thousand records at a time, whose columns become Arrow arrays before the next are read. Either passes over fields
-that nobody asked for, and of the metrics maps only the wanted keys become columns.
+A program compiled by numba (`program`, `execute`, `columnar`) turns bytes into Arrow columns. Since numba takes a while
+to load, fastavro decodes small manifests, and the few types that no program supports, some thousand records at a time.
+Both skip fields that are not projected, and read only projected keys of metrics maps.
 """
 
 from __future__ import annotations
@@ -33,25 +32,25 @@ if TYPE_CHECKING:
     from sparkmeta.manifests.avro.program import Program
 
 BATCH_RECORDS = 8192
-# Of inflated records that fastavro makes Python objects of, which take up to forty times as much.
+# Inflated bytes that fastavro decodes at once. Its Python objects take up to forty times as much memory.
 BATCH_BYTES = 4 << 20
 
-# Bytes of manifests, as they are in files, that fastavro decodes while the machine of `execute` is loaded, or compiled.
+# Compressed bytes that fastavro decodes in the time that loading or compiling the machine of `execute` takes.
 LOADING_BYTES = 1 << 20
 COMPILING_BYTES = 24 << 20
-# Below this, fastavro is done before a program is compiled.
+# Most bytes of manifests that fastavro decodes before a program could be compiled.
 SMALL_BYTES = 4096
 
-# Up to so many keys, searching the pairs of a map for each is quicker than a dict of them.
+# Most keys for which searching the pairs of a map is faster than making a dict.
 FEW_KEYS = 4
 
 
 class Compiler:
-    """Decides who decodes a manifest in this process: fastavro, or a compiled program.
+    """Decides whether fastavro or a compiled program decodes manifests in this process.
 
-    Importing numba and loading what it compiled takes as long as fastavro takes for `LOADING_BYTES`; compiling, which
-    is done once on a machine, as long as for `COMPILING_BYTES`. So a process pays that when it has been given as much
-    to decode: never for a few small manifests, at once for a large one, and at most double what was best.
+    Importing numba and loading compiled code takes as long as fastavro needs for `LOADING_BYTES`; compiling, which
+    happens once per machine, as long as for `COMPILING_BYTES`. A process uses compiled programs once it has been given
+    as many bytes to decode, so it takes at most twice the optimal time.
     """
 
     def __init__(self) -> None:
@@ -60,7 +59,7 @@ class Compiler:
         self._lock = Lock()
 
     def pays_for(self, size: int) -> bool:
-        """Whether to decode so many bytes with a compiled program; if so, everything for that is loaded."""
+        """Return whether to decode the given number of bytes with a compiled program, and load it if so."""
         with self._lock:
             self._given += size
             if self._ready is None and self._given >= LOADING_BYTES:
@@ -68,12 +67,12 @@ class Compiler:
         return bool(self._ready) and size >= SMALL_BYTES
 
     def _prepared(self) -> bool | None:
-        """None where it may pay later; never where numba is not installed, or does not work here."""
+        """Return whether compiled programs work, and load them; None if this may pay off later."""
         try:
             from sparkmeta.manifests.avro import execute
         except ImportError:
             return False
-        if self._given < COMPILING_BYTES and not execute.is_kept():
+        if self._given < COMPILING_BYTES and not execute.is_cached():
             return None
         execute.prepare()
         return True
@@ -83,12 +82,11 @@ compiler = Compiler()
 
 
 def decode_manifest(data: Data, part: ManifestPart, projection: EntryProjection) -> Iterator[pa.RecordBatch]:
-    """The entries of a manifest's part, as batches of `projection.schema`, in physical order, inheritance applied: all
-    that the projection wants.
+    """Yield the projected entries of a manifest's part in physical order, with inheritance applied.
 
     Raises:
-        CorruptFileError: bytes, lengths, types or enum values that no v1-v3 manifest has.
-        UnsupportedError: an Avro codec that is not supported.
+        CorruptFileError: the file is not a valid v1 to v3 manifest.
+        UnsupportedError: an unsupported Avro codec.
     """
     builder = EntryBuilder(part, projection)
     for ordinals, records in decode_records(data, part, projection):
@@ -100,9 +98,11 @@ def decode_manifest(data: Data, part: ManifestPart, projection: EntryProjection)
 def decode_records(
     data: Data, part: ManifestPart, projection: EntryProjection
 ) -> Iterator[tuple[pa.Int64Array, RawRecords]]:
-    """As `decode_manifest`, before anything is made of the records: their ordinals, and the fields of the projection.
+    """Yield the ordinals and raw records of a manifest's part. Records are valid until the next iteration.
 
-    Records are valid until the next are asked for.
+    Raises:
+        CorruptFileError: see `decode_manifest`.
+        UnsupportedError: an unsupported Avro codec.
     """
     header = read_header(data, part.location)
     schema = schema_that_fits(data, header, part.location)
@@ -111,26 +111,26 @@ def decode_records(
 
 
 def schema_that_fits(data: Data, header: Header, location: str) -> ManifestSchema:
-    """The writer's schema, or where its first block is not of it, the one with bytes for fixed partition values."""
+    """Return the writer's schema, or `bytes_for_fixed` of it if only that matches the first block."""
     schema = manifest_schema(header.schema, location)
     other = bytes_for_fixed(header.schema)
     block = next(read_blocks(data, header, location), None) if other is not None else None
     if other is None or block is None:
         return schema
     inflated = inflate(data, block, header, location)
-    for one in (schema, manifest_schema(other, location)):
+    for candidate in (schema, manifest_schema(other, location)):
         try:
-            deque(_decode_block(inflated, block, one, None), maxlen=0)
+            deque(_decode_block(inflated, block, candidate, None), maxlen=0)
         except CorruptFileError:
             continue
-        return one
+        return candidate
     return schema
 
 
 def _records(
     data: Data, part: ManifestPart, header: Header, schema: ManifestSchema, projection: EntryProjection
 ) -> Iterator[tuple[int, RawRecords]]:
-    """(ordinal of the first, records), some thousands at a time."""
+    """Yield (ordinal of the first record, records), some thousands at a time."""
     blocks = part_blocks(data, part, header)
     compiled = None
     if compiler.pays_for(len(data) // part.parts):
@@ -141,7 +141,7 @@ def _records(
 def _compiled_records(
     data: Data, blocks: Iterator[Block], header: Header, schema: ManifestSchema, projection: EntryProjection
 ) -> Iterator[tuple[int, RawRecords]] | None:
-    """None where the schema has a type that can't be compiled."""
+    """Return the records that a compiled program decodes; None if the schema can't be compiled."""
     from sparkmeta.manifests.avro.columnar import compiled_records
 
     program = program_of(schema, projection)
@@ -151,7 +151,7 @@ def _compiled_records(
 
 
 def program_of(schema: ManifestSchema, projection: EntryProjection, marks: Sequence[int] = ()) -> Program | None:
-    """See `compile_program`; None where the schema has a type that can't be compiled."""
+    """Return the compiled program; None if the schema can't be compiled. See `compile_program`."""
     from sparkmeta.manifests.avro.program import NotCompilable, compile_program
 
     try:
@@ -170,19 +170,23 @@ def _fastavro_records(
 
 
 def _decodes_maps(projection: EntryProjection) -> bool:
-    """Whether metrics maps are wanted: fastavro resolves those against a reader schema slower than it reads all."""
+    """Return whether metrics maps are projected, for which fastavro is slower with a reader schema than without."""
     return bool(projection.stats) or not METRICS_MAP_IDS.keys().isdisjoint(projection.columns)
 
 
 def _narrow_schema(schema: ManifestSchema, projection: EntryProjection) -> dict[str, Any]:
-    """The reader schema of only the wanted fields; the rest is skipped without being made."""
+    """Return the reader schema with only the projected fields, so that fastavro skips the others."""
     ids = projected_fields(projection)
     partition_ids = {field_id for field_id, _ in projection.partition}
     return schema.projected(ids.__contains__, partition_ids.__contains__)
 
 
 class AvroRecords:
-    """`RawRecords` over what fastavro decoded. few_keys: maps are searched for a key, not made into dicts first."""
+    """`RawRecords` over records of fastavro.
+
+    Args:
+        few_keys: search maps for keys instead of making dicts.
+    """
 
     def __init__(self, records: list[dict[str, Any]], schema: ManifestSchema, few_keys: bool) -> None:
         self._records = records
@@ -228,7 +232,7 @@ class AvroRecords:
         if self._few_keys:
             values = [_value_of(file[f"f{map_id}"], key) for file in self._files]
         else:
-            values = [one.get(key) for one in self._lookups(map_id)]
+            values = [lookup.get(key) for lookup in self._lookups(map_id)]
         return self._array(values, kind, f"{field_name(map_id)}[{key}]")
 
     def taken(self, places: np.ndarray[Any, Any]) -> AvroRecords:
@@ -252,7 +256,7 @@ class AvroRecords:
             raise CorruptFileError(self._schema.location, field, wrong, f"not {kind}: {error}"[:200]) from error
 
 
-# Avro's plain numbers behind types that Arrow would otherwise build from Python dates and times.
+# The number types of Avro dates and times, so that Arrow does not build these from Python objects.
 _STORAGE = {pa.date32().id: pa.int32(), pa.timestamp("us").id: pa.int64()}
 
 
@@ -261,14 +265,14 @@ def _as_text(value: Any) -> str:
 
 
 def _value_of(value: Any, key: int) -> Any:
-    """One key's value in a metrics map of either encoding; None where it has none."""
+    """Return the value of a key in a metrics map of either encoding; None if it is missing."""
     if isinstance(value, dict):
         return value.get(str(key))
     return next((pair["v"] for pair in reversed(value or ()) if pair["k"] == key), None)
 
 
 def map_items(value: Any) -> list[tuple[int, Any]] | None:
-    """The items of a metrics map in either of Avro's encodings: an array of pairs, or a map with decimal keys."""
+    """Return the items of a metrics map in either encoding: an array of pairs, or a map with decimal keys."""
     if value is None:
         return None
     if isinstance(value, dict):
@@ -279,7 +283,7 @@ def map_items(value: Any) -> list[tuple[int, Any]] | None:
 def record_batches(
     data: Data, blocks: Iterable[Block], header: Header, schema: ManifestSchema, reader_schema: dict[str, Any] | None
 ) -> Iterator[tuple[int, list[dict[str, Any]]]]:
-    """(ordinal of the first, records), neighbouring small blocks joined: some writers make a block of every record."""
+    """Yield (ordinal of the first record, records). Small blocks are joined: some writers write a block per record."""
     ordinal = size = 0
     pending: list[dict[str, Any]] = []
     for block in blocks:
@@ -301,7 +305,7 @@ def record_batches(
 
 
 def part_blocks(data: Data, part: ManifestPart, header: Header) -> Iterator[Block]:
-    """The blocks that begin in the part's share of the file."""
+    """Yield the blocks that begin in the part's share of the file."""
     start, end = (len(data) * edge // part.parts for edge in (part.part, part.part + 1))
     until = itertools.takewhile(lambda block: block.offset < end, read_blocks(data, header, part.location))
     return (block for block in until if start <= block.offset)

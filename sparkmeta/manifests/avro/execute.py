@@ -1,17 +1,15 @@
-"""The instructions that records of Avro are read by, and the machine that executes them, compiled by numba.
+"""The instructions that read Avro records, and the machine that executes them, compiled by numba.
 
 A program is a flat array of integers: instructions of `WIDTH` words (operation and three operands), then the tables
-that instructions point to. It runs once for every record, in one pass over the bytes of a block, and leaves what is
-wanted in slots: two words for every column and record.
+that instructions point to. It runs once per record, in one pass over the bytes of a block, and stores projected values
+in slots, two words for each column and record.
 
-- A slot's first word is a number, or the place in the data where bytes, a list or a map begin. Its second word is -1
-  for null, else a length or number of items (of a number 0). `take_bytes`, `take_pairs` and `take_numbers` copy what is
-  at those places.
-- Positions, of data, code and slots, are addresses, and are checked after every step: a step that fails answers with
-  one behind any end (see `machine`).
+- A slot's first word is a number, or the offset at which bytes, a list or a map begin. Its second word is -1 for null,
+  or else a length or number of items (0 for numbers). `take_bytes`, `take_pairs` and `take_numbers` copy the values.
+- Positions of data, code and slots are addresses, and are checked after every step. A step that fails returns a
+  position after any end (see `machine`).
 
-The operations are defined with the code that executes them, so that code that numba keeps never meets a program made
-for another.
+The operations are defined together with the code that executes them, so that cached code of numba always matches them.
 """
 
 from __future__ import annotations
@@ -45,7 +43,7 @@ from sparkmeta.manifests.avro.machine import (
     word_at,
 )
 from sparkmeta.manifests.avro.machine import (
-    is_kept as is_kept,  # noqa: PLC0414  decoders ask `execute`
+    is_cached as is_cached,  # noqa: PLC0414  decoders ask `execute`
 )
 from sparkmeta.manifests.avro.machine import (
     prepare as prepare,  # noqa: PLC0414
@@ -53,26 +51,25 @@ from sparkmeta.manifests.avro.machine import (
 
 WIDTH = 4
 
-# Control. The operands of an instruction, in order, are in parentheses. Targets and tables are given by their distance
-# from the instruction, in bytes.
+# Control. Operands are in parentheses, in order. Targets and tables are distances from the instruction in bytes.
 END = 0
 JUMP = 1  # (target)
 UNION = 2  # (branches, table of their targets)
-LOOP = 3  # (target behind the loop, bytes of the smallest item, items left): begins every block of items
+LOOP = 3  # (target after the loop, bytes of the smallest item, items left): begins every block of items
 LOOP_END = 4  # (its LOOP)
 FAIL = 5  # (reason)
-# Values that nobody wants.
+# Values that are not projected.
 SKIP_NUMBER = 6
 SKIP_FIXED = 7  # (size)
 SKIP_BYTES = 8
 SKIP_ITEMS = 9  # (shape, shape's parameter)
-# Values that are wanted.
+# Projected values.
 READ_NUMBER = 10  # (column)
 READ_BITS = 11  # (column, size): little-endian, up to 8 bytes
 READ_BYTES = 12  # (column)
 READ_FIXED = 13  # (column, size)
 READ_ITEMS = 14  # (column, shape, parameter)
-BACK = 15  # (column): to where that column's items begin, to read them once more
+BACK = 15  # (column): back to the beginning of the column's items, to read them again
 READ_KEYS = 16  # (mask of a table of (key, column or -1), table, kinds of key and value as in PAIRS)
 
 _LAST_CONTROL, _LAST_SKIP = FAIL, SKIP_ITEMS
@@ -93,7 +90,7 @@ PROBLEMS = {
     LEFT_OVER: "there are bytes after its last record",
 }
 
-# Places of `state`, by which a run continues where the one before it stopped.
+# Indices of `state`, with which a run continues the previous one.
 BLOCK, POSITION, LEFT, REASON = range(4)
 
 _ONES = 0x0101010101010101
@@ -101,7 +98,7 @@ _ONES = 0x0101010101010101
 
 @piece
 def _skip_numbers(p, end, count):  # type: ignore[no-untyped-def]
-    """Passes over numbers by counting their last bytes, those below 128, eight at a time."""
+    """Skip numbers by counting their last bytes, which are below 128, eight at a time."""
     while count > 8 and p <= end:
         longer = (word_at(p) >> 7) & _ONES
         count -= 8 - ((longer * _ONES) >> 56)
@@ -147,9 +144,9 @@ def _skip_block(shape, parameter, p, end, count):  # type: ignore[no-untyped-def
 
 @piece
 def _skip_items(shape, parameter, p, end, by_size):  # type: ignore[no-untyped-def]
-    """Passes over a list or map, by the size of its blocks where they have one and `by_size` allows that.
+    """Skip a list or map, by the size of its blocks if they have one and `by_size` is set.
 
-    Gives the number of items and the position behind.
+    Return the number of items and the position after it.
     """
     smallest = 2 if shape == PAIRS else parameter
     total = 0
@@ -176,7 +173,7 @@ def _skip(op, pc, p, end):  # type: ignore[no-untyped-def]
 
 @piece
 def _control(op, pc, p, end):  # type: ignore[no-untyped-def]
-    """The next instruction and position."""
+    """Return the next instruction and position."""
     if op == UNION:
         branch, p = read_number(p)
         if branch < 0 or branch >= word_at(pc + 8):
@@ -216,8 +213,10 @@ def _bits(p, end, size):  # type: ignore[no-untyped-def]
 
 @piece
 def _read(op, pc, p, end, base, row, capacity):  # type: ignore[no-untyped-def]
-    """Reads a value into the slot of its column. row: the record's slot of column 0, whose second word is `capacity`
-    words further; the next column is as far again."""
+    """Read a value into the slot of its column.
+
+    `row` is the record's slot of column 0. Its second word is `capacity` words further, the next column as far again.
+    """
     slot = row + 16 * capacity * word_at(pc + 8)
     if op == BACK:
         return base + word_at(slot)
@@ -241,7 +240,7 @@ def _read(op, pc, p, end, base, row, capacity):  # type: ignore[no-untyped-def]
 
 @piece
 def _column_of(table, mask, key):  # type: ignore[no-untyped-def]
-    """The column of a wanted key, or -1: a table of open addresses, never more than half full."""
+    """Return the column of a key, or -1, from a hash table with open addressing that is at most half full."""
     place = key & mask
     while True:
         column = word_at(table + 16 * place + 8)
@@ -252,7 +251,7 @@ def _column_of(table, mask, key):  # type: ignore[no-untyped-def]
 
 @piece
 def _read_keys(pc, p, end, base, row, capacity):  # type: ignore[no-untyped-def]
-    """Reads the values of wanted keys, each into the slot of its column. Of two values of one key the last stays."""
+    """Read the values of projected keys into the slots of their columns. Of a repeated key, the last value stays."""
     mask, table, kinds = word_at(pc + 8), pc + word_at(pc + 16), word_at(pc + 24)
     if not kinds & BYTES_VALUE:
         base = 0
@@ -273,7 +272,7 @@ def _read_keys(pc, p, end, base, row, capacity):  # type: ignore[no-untyped-def]
 
 @piece
 def _record(pc, p, end, base, row, capacity):  # type: ignore[no-untyped-def]
-    """Executes the program on the record at p. Gives the position behind it."""
+    """Execute the program on the record at p. Return the position after it."""
     while True:
         op = word_at(pc)
         if op == END:
@@ -294,11 +293,11 @@ def _record(pc, p, end, base, row, capacity):  # type: ignore[no-untyped-def]
 
 @entry_point(types.int64(LONGS, DATA, LONGS, LONGS, LONGS, types.int64, SLOTS))
 def run(code, data, ends, counts, state, until, slots):  # type: ignore[no-untyped-def]
-    """Executes a program on records of neighbouring blocks, from where `state` says, and gives their number.
+    """Execute a program on records of adjacent blocks, from `state` on. Return the number of records.
 
-    It stops where the slots are full, and before a record that begins at `until` or later. ends, counts: where every
-    block ends in the data, and how many records it has. slots: by column, word of the slot, record.
-    state[REASON] is not 0 where a block, state[BLOCK], is corrupt.
+    It stops when the slots are full, or before a record that begins at `until` or later. `ends` and `counts` are the
+    end in the data and the number of records of each block. `slots` are indexed by column, word and record. If a block,
+    state[BLOCK], is corrupt, state[REASON] is not 0.
     """
     base, start, first = data.ctypes.data, code.ctypes.data, slots.ctypes.data
     base, start, first = types.int64(base), types.int64(start), types.int64(first)

@@ -1,12 +1,12 @@
-"""What compiled code is made of: pieces that read Avro's bytes, and functions that copy what a program found.
+"""The parts of compiled code: pieces that read Avro's bytes, and functions that copy values a program has located.
 
-numba compiles them. Inside, all positions of data are addresses: arrays would be counted as references at every call.
-Python hands over arrays, and gets no address.
+numba compiles them. Internally, positions of data are addresses, since numba would count references of arrays at every
+call. Python passes arrays, and gets no addresses.
 
-- A piece that fails answers with a position behind any end (`FAILED` plus the reason).
-- A piece reads no more than `PADDING` bytes beyond the end, and data ends with as many to spare.
-- Lengths are compared with the bytes that are left before they are added to a position, and numbers of items before
-  they are looped over: an item takes at least a byte.
+- A piece that fails returns a position after any end (`FAILED` plus the reason).
+- A piece reads at most `PADDING` bytes after the end; data has as much padding.
+- Lengths are compared with the remaining bytes before they are added to a position, and numbers of items before a loop,
+  as an item takes at least a byte.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if numba.config.DISABLE_JIT:  # type: ignore[attr-defined]
 
 PADDING = 16
 
-# Kinds of a map's keys and values, or-ed: numbers where they are neither.
+# Kinds of a map's keys and values, or-ed; numbers if neither is set.
 TEXT_KEY = 1
 BYTES_VALUE = 2
 
@@ -35,10 +35,10 @@ TOO_SHORT, LONG_NUMBER, BAD_LENGTH, BAD_COUNT, BAD_BRANCH, BAD_KEY, NULL_FILE, L
 FAILED = 1 << 62
 
 _MAX_LONG = (1 << 63) - 1
-# The bits of a number and a length that are not both of one byte and at least zero.
+# A mask that is not zero for a number and a length unless both take one byte and are not negative.
 LONG_PAIR = 0x8181
 
-# What `copy_entries` adds to an entry: the status, and a number of a union.
+# Most bytes that `copy_entries` adds to an entry: for the status, and for an optional number.
 ENTRY_BYTES, NUMBER_BYTES = 1, 11
 _EXISTING = 0
 
@@ -61,16 +61,17 @@ def piece(function: Machine) -> Machine:
 
 
 def entry_point(signature: Any) -> Callable[[Machine], Machine]:
-    """Compile a function that Python calls: of one signature, and kept where numba finds a folder to write to.
+    """Compile a function for Python with one signature, and cache it if numba finds a writable folder.
 
-    numba keeps it by the time and size of the file that defines it; what was kept before this file changed is dropped.
+    numba's cache depends on the time and size of the file that defines the function. Entries older than this file are
+    dropped.
     """
 
     def declared(function: Machine) -> Machine:
         compiled: Machine
         try:
             compiled = numba.njit(function, nogil=True, cache=True)
-        except RuntimeError:  # neither the folder of the function's file nor the user's cache folder can be written
+        except RuntimeError:  # neither the folder of the function's file nor the user's cache folder is writable
             compiled = numba.njit(function, nogil=True)
         _drop_older(compiled)
         _MACHINES.append((compiled, signature))
@@ -79,27 +80,27 @@ def entry_point(signature: Any) -> Callable[[Machine], Machine]:
     return declared
 
 
-def _kept(compiled: Any) -> list[Path]:
-    """Return the index files of the compiled code that numba keeps of a function."""
+def _cached(compiled: Any) -> list[Path]:
+    """Return the index files of a function's code in numba's cache."""
     folder = compiled.stats.cache_path
     return [*Path(folder).glob(f"*.{compiled.__name__}-*.nbi")] if folder else []
 
 
 def _drop_older(compiled: Any) -> None:
     changed = Path(__file__).stat().st_mtime
-    for index in _kept(compiled):
+    for index in _cached(compiled):
         with suppress(OSError):
             if index.stat().st_mtime < changed:
                 index.unlink()
 
 
-def is_kept() -> bool:
-    """Return whether all machines were compiled before and kept: `prepare` takes hundredths of a second then."""
-    return all(_kept(compiled) for compiled, _ in _MACHINES)
+def is_cached() -> bool:
+    """Return whether all machines are in numba's cache, so that `prepare` takes hundredths of a second."""
+    return all(_cached(compiled) for compiled, _ in _MACHINES)
 
 
 def prepare() -> None:
-    """Load the machines, or compile and keep them."""
+    """Load the machines from numba's cache, or compile them."""
     for compiled, signature in _MACHINES:
         if not compiled.signatures:
             compiled.compile(signature)
@@ -108,7 +109,7 @@ def prepare() -> None:
 
 @_intrinsic
 def byte_at(_typing, _address):  # type: ignore[no-untyped-def]
-    """The byte at an address."""
+    """Return the byte at an address."""
 
     def generate(_context, builder, _signature, arguments):  # type: ignore[no-untyped-def]
         place = builder.inttoptr(arguments[0], ir.IntType(8).as_pointer())
@@ -119,7 +120,7 @@ def byte_at(_typing, _address):  # type: ignore[no-untyped-def]
 
 @_intrinsic
 def word_at(_typing, _address):  # type: ignore[no-untyped-def]
-    """The eight bytes at an address, the first one lowest."""
+    """Return the eight bytes at an address, in little-endian order."""
 
     def generate(_context, builder, _signature, arguments):  # type: ignore[no-untyped-def]
         place = builder.inttoptr(arguments[0], ir.IntType(64).as_pointer())
@@ -130,7 +131,7 @@ def word_at(_typing, _address):  # type: ignore[no-untyped-def]
 
 @_intrinsic
 def put(_typing, _address, _value):  # type: ignore[no-untyped-def]
-    """Sets the eight bytes at an address."""
+    """Set the eight bytes at an address."""
 
     def generate(context, builder, _signature, arguments):  # type: ignore[no-untyped-def]
         place = builder.inttoptr(arguments[0], ir.IntType(64).as_pointer())
@@ -153,7 +154,7 @@ def _long_number(p):  # type: ignore[no-untyped-def]
 
 @piece
 def read_number(p):  # type: ignore[no-untyped-def]
-    """A number in Avro's zigzag form, and the position behind it."""
+    """Return a number in Avro's zigzag form, and the position after it."""
     byte = byte_at(p)
     if byte < 0x80:
         return (byte >> 1) ^ -(byte & 1), p + 1
@@ -162,7 +163,7 @@ def read_number(p):  # type: ignore[no-untyped-def]
 
 @piece
 def read_size(p, end):  # type: ignore[no-untyped-def]
-    """The length of bytes or text, and where they begin; fails where there are not so many."""
+    """Return the length and the beginning of bytes or text. Fails if fewer bytes remain."""
     size, p = read_number(p)
     if p > end:
         return 0, p
@@ -173,7 +174,7 @@ def read_size(p, end):  # type: ignore[no-untyped-def]
 
 @piece
 def read_block(p, end, smallest):  # type: ignore[no-untyped-def]
-    """The head of a block of items: their number, their size in bytes (-1 if unknown) and where they begin."""
+    """Return the number of items in a block, their size in bytes (-1 if unknown) and their beginning."""
     size = -1
     count, p = read_number(p)
     if count < 0 and p <= end:
@@ -186,7 +187,7 @@ def read_block(p, end, smallest):  # type: ignore[no-untyped-def]
 
 @piece
 def _text_key(p, end):  # type: ignore[no-untyped-def]
-    """A map's key that is text, as the number that it writes, as Java and Python write an int."""
+    """Return the number that a map's text key spells, like Java and Python format an int."""
     size, p = read_size(p, end)
     if p > end:
         return 0, p
@@ -211,7 +212,7 @@ def _key(text, p, end):  # type: ignore[no-untyped-def]
 
 @piece
 def read_pair(kinds, p, end):  # type: ignore[no-untyped-def]
-    """A map's next key, its value (or where that begins), the value's size, and the position behind."""
+    """Return a map's next key, its value or the value's beginning, the value's size, and the position after it."""
     if kinds == BYTES_VALUE:
         word = word_at(p)
         if word & LONG_PAIR == 0:
@@ -232,7 +233,7 @@ def read_pair(kinds, p, end):  # type: ignore[no-untyped-def]
 
 @entry_point(types.void(DATA, LONGS, LONGS, BYTES))
 def take_bytes(data, starts, sizes, taken):  # type: ignore[no-untyped-def]
-    """Copies slices of the data side by side to `taken`, which has `PADDING` bytes more than they need."""
+    """Copy slices of the data to `taken`, one after the other. It has `PADDING` bytes more than they need."""
     base, p = types.int64(data.ctypes.data), types.int64(taken.ctypes.data)
     for row in range(len(starts)):
         start = base + starts[row]
@@ -241,7 +242,7 @@ def take_bytes(data, starts, sizes, taken):  # type: ignore[no-untyped-def]
 
 @piece
 def _copy(source, end, p):  # type: ignore[no-untyped-def]
-    """Copies the bytes up to an end to p. Gives the position behind them; up to 7 bytes there are overwritten too."""
+    """Copy the bytes up to an end to p. Return the position after them. Up to 7 bytes there are overwritten."""
     for place in range(0, end - source, 8):
         put(p + place, word_at(source + place))
     return p + (end - source)
@@ -249,19 +250,19 @@ def _copy(source, end, p):  # type: ignore[no-untyped-def]
 
 @piece
 def _put_number(p, value):  # type: ignore[no-untyped-def]
-    """Writes a number in Avro's zigzag form. Gives the position behind it."""
-    rest = (value << 1) ^ (value >> 63)
-    while rest & ~0x7F:
-        put(p, rest & 0x7F | 0x80)
-        rest = rest >> 7 & _MAX_LONG >> 6
+    """Write a number in Avro's zigzag form. Return the position after it."""
+    remaining = (value << 1) ^ (value >> 63)
+    while remaining & ~0x7F:
+        put(p, remaining & 0x7F | 0x80)
+        remaining = remaining >> 7 & _MAX_LONG >> 6
         p += 1
-    put(p, rest)
+    put(p, remaining)
     return p + 1
 
 
 @piece
 def _put_optional(p, value, size):  # type: ignore[no-untyped-def]
-    """Writes a number or null, a slot's words, as a union of null and number."""
+    """Write a slot, a number or null, as a union of null and number."""
     if size < 0:
         put(p, 0)
         return p + 1
@@ -271,12 +272,12 @@ def _put_optional(p, value, size):  # type: ignore[no-untyped-def]
 
 @entry_point(types.void(DATA, ROWS, SLOTS, types.int64, types.int64, BYTES, LONGS))
 def copy_entries(data, marks, numbers, divided, zeros, taken, offsets):  # type: ignore[no-untyped-def]
-    """Writes EXISTING entries whose data_file is copied, side by side, and where each one begins to `offsets`.
+    """Write EXISTING entries with their data_file copied to `taken`, one after the other, and their offsets.
 
-    marks: of each entry, where its data_file begins, where it may be divided, where it goes on then, and where it ends.
-    numbers: slots of what stands before the data_file, null or a number; the last one where it is divided, if
-    `divided` is not 0. zeros: so many bytes of 0 are put behind it. taken: has `PADDING` bytes more than
-    entries need, which take `ENTRY_BYTES` and `NUMBER_BYTES` for each number besides what is copied.
+    `marks` are four positions of each entry: where its data_file begins, where a number may be inserted, where it
+    continues after that, and where it ends. `numbers` are slots of the numbers before the data_file and, if `divided`
+    is not 0, of the inserted one, which is the last. `zeros` bytes of 0 are appended. `taken` has room for the copied
+    bytes, `ENTRY_BYTES` per entry, `NUMBER_BYTES` per number, and `PADDING`.
     """
     base, first = types.int64(data.ctypes.data), types.int64(taken.ctypes.data)
     last = len(numbers) - 1
@@ -298,8 +299,10 @@ def copy_entries(data, marks, numbers, divided, zeros, taken, offsets):  # type:
 
 @entry_point(types.int64(DATA, LONGS, LONGS, types.int64, LONGS, LONGS, LONGS))
 def take_pairs(data, starts, sizes, kinds, keys, words, lengths):  # type: ignore[no-untyped-def]
-    """The keys and values of maps that READ_ITEMS has passed over, side by side: values that are bytes by place and
-    length. Gives their number, which is less than it should be where a key is no number."""
+    """Copy the keys and values of maps that READ_ITEMS has located; bytes as their position and length.
+
+    Return the number of items, which is too small if a key is not a number.
+    """
     base = types.int64(data.ctypes.data)
     end = base + len(data) - PADDING
     item = 0
@@ -322,7 +325,7 @@ def take_pairs(data, starts, sizes, kinds, keys, words, lengths):  # type: ignor
 
 @entry_point(types.int64(DATA, LONGS, LONGS, LONGS))
 def take_numbers(data, starts, sizes, words):  # type: ignore[no-untyped-def]
-    """The numbers of lists that READ_ITEMS has passed over, side by side. Gives how many they are."""
+    """Copy the numbers of lists that READ_ITEMS has located. Return their number."""
     base = types.int64(data.ctypes.data)
     end = base + len(data) - PADDING
     item = 0

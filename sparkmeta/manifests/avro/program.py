@@ -1,10 +1,10 @@
-"""A manifest's writer schema and what is wanted of it, compiled to a program for the machine of `execute`.
+"""Compile a manifest's writer schema and a projection to a program for the machine of `execute`.
 
-One instruction or a few stand for every field, in the order of the schema: most pass over their bytes, those of wanted
-fields leave them in the slots of a column. A union jumps to the instructions of its branch. Of a metrics map of which
-some keys are wanted, each wanted key has a column of its own.
+Each field has one or several instructions, in the order of the schema. Those of projected fields store values in the
+slots of a column; others skip bytes. A union jumps to the instructions of its branch. Each projected key of a metrics
+map has a separate column.
 
-What the machine has no instruction for raises `NotCompilable`: such manifests are decoded by fastavro.
+Types that the machine does not support raise `NotCompilable`; fastavro decodes such manifests.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _FIXED_SIZES = {"boolean": 1, "float": 4, "double": 8}
 _NUMBERS = frozenset({"int", "long"})
 _BYTES = frozenset({"bytes", "string"})
 
-# Avro types whose values are read for an Arrow type, by Arrow's type id.
+# Avro types that can be read as an Arrow type, by Arrow's type id.
 _READABLE: dict[int, frozenset[str]] = {
     pa.int32().id: _NUMBERS,
     pa.int64().id: _NUMBERS,
@@ -46,14 +46,17 @@ _READABLE: dict[int, frozenset[str]] = {
 }
 
 
-class NotCompilable(Exception):  # noqa: N818  no error: the caller has another way
-    """A type that the machine has no instruction for."""
+class NotCompilable(Exception):  # noqa: N818  not an error, since the caller has an alternative
+    """A type that the machine does not support."""
 
 
 class Column(NamedTuple):
-    """Where a wanted value is: the row of its slots, and the Avro type of what is in them.
+    """The column of a projected value.
 
-    kinds: of maps, which have the type `map` in either encoding, the kinds of key and value.
+    Attributes:
+        slot: the row of its slots.
+        avro: the Avro type of the values; `map` for maps in either encoding.
+        kinds: the kinds of a map's keys and values.
     """
 
     slot: int
@@ -63,7 +66,16 @@ class Column(NamedTuple):
 
 @dataclass(frozen=True)
 class Program:
-    """The code for `execute.run`, the columns that it fills by what they hold, and the fewest bytes of a record."""
+    """The code for `execute.run`, and the columns that it fills.
+
+    Attributes:
+        columns: the number of columns.
+        smallest_record: the least size of a record in bytes.
+        fields: field id -> column.
+        partition: partition field id -> column.
+        metrics: (map id, key) -> column.
+        marks: the columns of marks; see `compile_program`.
+    """
 
     code: np.ndarray[Any, Any]
     columns: int
@@ -75,19 +87,20 @@ class Program:
 
 
 def compile_program(schema: ManifestSchema, projection: EntryProjection, marks: Sequence[int] = ()) -> Program:
-    """The program that reads what `EntryBuilder` will ask for.
+    """Return the program that reads the values that `EntryBuilder` needs.
 
-    marks: numbers of fields of the data_file, in rising order, or how many it has. The slots of `Program.marks` say
-    where in the data these begin, or where the data_file ends.
+    Args:
+        marks: ascending indices of fields of the data_file, or the number of its fields. The slots of `Program.marks`
+            have the offsets at which these begin, or at which the data_file ends.
 
     Raises:
-        NotCompilable: a wanted field has a type that is read by fastavro only.
+        NotCompilable: the machine does not support the type of a projected field.
     """
     return _Compiler(schema, projection, marks).program()
 
 
 class _Compiler:
-    """Emits instructions for one type after the other; tables come behind the last, when it is known which that is."""
+    """Emits instructions for one type after the other, then tables after the last instruction."""
 
     def __init__(self, schema: ManifestSchema, projection: EntryProjection, marks: Sequence[int]) -> None:
         self._schema = schema
@@ -112,11 +125,11 @@ class _Compiler:
             self._entry_field(field_id_of(field), field["type"])
         self._emit(ops.END)
         smallest = smallest_size(self._schema.entry, self._sizes)
-        found = (self._fields, self._partition, self._metrics, tuple(self._marks))
-        return Program(self._linked(), self._columns, smallest, *found)
+        by_field = (self._fields, self._partition, self._metrics, tuple(self._marks))
+        return Program(self._linked(), self._columns, smallest, *by_field)
 
     def _linked(self) -> np.ndarray[Any, Any]:
-        """The code with its tables behind it."""
+        """Return the code followed by its tables."""
         flat = [word for instruction in self._code for word in instruction]
         for number, table in self._tables:
             place = number * ops.WIDTH
@@ -125,11 +138,11 @@ class _Compiler:
         return np.array(flat, np.int64)
 
     def _emit(self, op: int, *operands: int) -> int:
-        """The number of the instruction."""
+        """Append an instruction, and return its number."""
         self._code.append([op, *operands, *[0] * (ops.WIDTH - 1 - len(operands))])
         return len(self._code) - 1
 
-    def _jump_here(self, *numbers: int) -> None:
+    def _set_targets(self, *numbers: int) -> None:
         for number in numbers:
             self._code[number][1] = _distance(number, len(self._code))
 
@@ -137,7 +150,7 @@ class _Compiler:
         self._columns += 1
         return self._columns - 1
 
-    # What is wanted, from the outside to the inside
+    # Projected fields, from the outside to the inside
 
     def _entry_field(self, field_id: int, kind: Any) -> None:
         if field_id in self._entry_fields:
@@ -237,7 +250,7 @@ class _Compiler:
     # Any type
 
     def _union_or(self, kind: Any, read: Callable[[Any], object], null: int = 0) -> None:
-        """A type of which one branch is read, and at most null is there besides."""
+        """Emit a type that is read, or a union of it and null."""
         _present(kind)
         if isinstance(kind, list):
             self._union(kind, read, null)
@@ -245,7 +258,12 @@ class _Compiler:
             read(kind)
 
     def _union(self, branches: list[Any], each: Callable[[Any], object], null: int = 0) -> None:
-        """null: the reason to fail in that branch; 0 if nothing happens there."""
+        """Emit a union.
+
+        Args:
+            each: emits a branch.
+            null: the reason to fail in the null branch; 0 to continue.
+        """
         number = self._emit(ops.UNION, len(branches))
         targets = [-1] * len(branches)
         jumps: list[int] = []
@@ -258,7 +276,7 @@ class _Compiler:
                 self._emit(ops.FAIL, null)
             else:
                 each(branches[place])
-        self._jump_here(*jumps)
+        self._set_targets(*jumps)
         behind = len(self._code)
         self._tables.append((number, [_distance(number, behind if at < 0 else at) for at in targets]))
 
@@ -296,7 +314,7 @@ class _Compiler:
         for kind in item:
             self._skip(kind)
         self._emit(ops.LOOP_END, _distance(len(self._code), loop))
-        self._jump_here(loop)
+        self._set_targets(loop)
 
     def _name(self, kind: Any) -> str:
         if isinstance(kind, list):
@@ -306,19 +324,19 @@ class _Compiler:
         return "fixed" if kind in self._sizes else str(kind)
 
     def _size(self, kind: Any) -> int:
-        """The bytes of a type that always takes as many; null takes none."""
+        """Return the size of a type of fixed size; 0 for null."""
         if isinstance(kind, dict):
             return int(kind["size"])
         return _FIXED_SIZES.get(kind) or self._sizes.get(kind, 0)
 
 
 def _distance(number: int, target: int) -> int:
-    """From one instruction to another, as the machine wants it."""
+    """Return the distance from one instruction to another in bytes."""
     return (target - number) * ops.WIDTH * _WORD
 
 
 def _present(kind: Any) -> Any:
-    """The type, or the one branch of a union that is not null."""
+    """Return the type, or the branch of a union that is not null."""
     if not isinstance(kind, list):
         return kind
     branches = [branch for branch in kind if branch != "null"]
@@ -328,7 +346,7 @@ def _present(kind: Any) -> Any:
 
 
 def _leaves(kind: Any) -> Iterator[Any]:
-    """The types that values of a type consist of, in order: records give way to their fields."""
+    """Yield the types of a type's values in order, with records replaced by their fields."""
     if isinstance(kind, dict) and kind["type"] == "record":
         for field in kind["fields"]:
             yield from _leaves(field["type"])
@@ -337,7 +355,7 @@ def _leaves(kind: Any) -> Iterator[Any]:
 
 
 def _hash_table(columns: dict[int, int], size: int) -> list[int]:
-    """(key, column) pairs, a key at its lowest bits' place or the next free one; no column is -1."""
+    """Return a hash table of (key, column) pairs by a key's lowest bits, with linear probing; -1 for no column."""
     table = [0, -1] * size
     for key, column in columns.items():
         place = key & (size - 1)

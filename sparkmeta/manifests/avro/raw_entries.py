@@ -1,8 +1,8 @@
-"""Live entries of v1-v3 manifests, each with its bytes as a new manifest has them.
+"""Read live entries of v1 to v3 manifests as bytes for a new manifest.
 
-What a rewriting changes of an entry stands before its data_file, but for the first row id: the rest is copied as it is
-encoded, where the writer's schema encodes a data_file as the new manifest does. Fields that it has not yet, and that
-come last, are null there. Entries of other schemas are read by fastavro and encoded anew.
+A rewrite changes only the fields before an entry's data_file, and the first row id. The encoded data_file is copied if
+the writer's schema encodes it like the new manifest; missing fields at its end become null. Entries of other schemas
+are decoded by fastavro and encoded again.
 """
 
 from __future__ import annotations
@@ -37,25 +37,28 @@ from sparkmeta.manifests.v4.root import is_live
 from sparkmeta.spec.entry import DATA_FILE_FIELD_ID, METRICS_MAPS, PARTITION_FIELD_ID, Status
 
 COLUMNS = ("version_info", "record_count", "first_row_id")
-"""What is read of entries to encode them, besides the partition tuple."""
+"""The columns that are needed to encode entries, in addition to the partition tuple."""
 
 _ROW_ID = 142
 _CONTENT, _BLOCK_SIZE = 134, 105
-# What required fields that a writer did not know get (semantics 2.2-2, 3.1-2).
+# Defaults of required fields that a writer did not know (semantics 2.2-2, 3.1-2).
 _DEFAULTS = {_CONTENT: 0, _BLOCK_SIZE: 67_108_864}
 
 
 def encoded_entries(
     data: Data, part: ManifestPart, projection: EntryProjection, form: ManifestFormat
 ) -> Iterator[pa.RecordBatch]:
-    """The entries of a manifest's part that are not DELETED, in physical order: rows of the projection, and `entry`.
+    """Yield the live entries of a manifest's part in physical order: rows of the projection, and `entry`.
 
-    projection: has `COLUMNS`; without a filter. Inheritance is applied, and `entry` is EXISTING with all its numbers
-    (table spec, Sequence Number Inheritance, First Row ID Inheritance).
+    Inheritance is applied, and `entry` is EXISTING with its numbers (table spec, Sequence Number Inheritance, First Row
+    ID Inheritance).
+
+    Args:
+        projection: has `COLUMNS`, and no filter.
 
     Raises:
-        CorruptFileError: as `decode_manifest`, and a value that the new manifest has no place for.
-        UnsupportedError: an Avro codec that is not supported.
+        CorruptFileError: see `decode_manifest`; also a value that the new manifest can't hold.
+        UnsupportedError: an unsupported Avro codec.
     """
     header = read_header(data, part.location)
     schema = schema_that_fits(data, header, part.location)
@@ -78,7 +81,7 @@ def encoded_entries(
 
 
 def _live(builder: EntryBuilder, first: int, records: Any) -> tuple[pa.RecordBatch, np.ndarray[Any, Any]]:
-    """Some records as entries, without DELETED ones, and the places of the others."""
+    """Return live records as entries, and their indices."""
     batch = builder.batch(pa.array(np.arange(first, first + len(records))), records)
     places = np.flatnonzero(is_live(batch).to_numpy(False))
     return batch if len(places) == len(batch) else batch.take(pa.array(places)), places
@@ -88,14 +91,19 @@ _NUMBERS = {1: "snapshot_id", 3: "sequence_number", 4: "file_sequence_number"}
 
 
 def _numbers(batch: pa.RecordBatch, form: ManifestFormat) -> list[pa.Array]:
-    """What stands before each data_file, and its first row id."""
+    """Return the numbers before each data_file, and its first row id."""
     info = batch.column("version_info")
-    return [*(pc.struct_field(info, _NUMBERS[one]) for one in form.numbers), batch.column("first_row_id")]
+    return [*(pc.struct_field(info, _NUMBERS[field_id]) for field_id in form.numbers), batch.column("first_row_id")]
 
 
 class _Copying(NamedTuple):
-    """How a data_file is copied: the numbers of the fields where it is divided (`compile_program`), whether a row id
-    is put there, and how many fields that come last are null."""
+    """How a data_file is copied.
+
+    Attributes:
+        marks: the indices of fields at which it is divided (`compile_program`).
+        divided: whether a row id is inserted.
+        zeros: the number of null fields to append.
+    """
 
     marks: tuple[int, int, int, int]
     divided: bool
@@ -103,23 +111,23 @@ class _Copying(NamedTuple):
 
 
 def _copying(schema: ManifestSchema, form: ManifestFormat) -> _Copying | None:
-    """None where the writer's schema encodes a data_file in another way than the new manifest."""
-    wanted, known = (_shapes(one, schema.location) for one in (form.encoded, schema.entry))
-    ids, own = [one for one, _ in wanted], [one for one, _ in known]
-    divided = _ROW_ID in ids
-    place = ids.index(_ROW_ID) if divided else len(own)
-    behind = place + (own[place : place + 1] == [_ROW_ID])
-    end = len(own)
-    without = [one for one in wanted if one[0] != _ROW_ID]
-    rest = without[len(known) - (behind - place) :]
-    copied = [*known[:place], *known[behind:]]
-    if len(own) < place or without[: len(copied)] != copied or any(not _is_optional(kind) for _, kind in rest):
+    """Return how to copy a data_file; None if the writer's schema encodes it differently from the new manifest."""
+    new, old = (_shapes(entry, schema.location) for entry in (form.encoded, schema.entry))
+    new_ids, old_ids = [field_id for field_id, _ in new], [field_id for field_id, _ in old]
+    divided = _ROW_ID in new_ids
+    place = new_ids.index(_ROW_ID) if divided else len(old)
+    behind = place + (old_ids[place : place + 1] == [_ROW_ID])
+    without_row_id = [field for field in new if field[0] != _ROW_ID]
+    appended = without_row_id[len(old) - (behind - place) :]
+    copied = [*old[:place], *old[behind:]]
+    is_prefix = len(old) >= place and without_row_id[: len(copied)] == copied
+    if not is_prefix or any(not _is_optional(kind) for _, kind in appended):
         return None
-    return _Copying((0, place, behind, end), divided, len(rest))
+    return _Copying((0, place, behind, len(old)), divided, len(appended))
 
 
 def _shapes(entry: Mapping[str, Any], location: str) -> list[tuple[int, Any]]:
-    """The ids of a data_file's fields, and their types by what their bytes look like."""
+    """Return the ids of a data_file's fields, and a comparable form of their encodings."""
     record, sizes = record_of(entry, DATA_FILE_FIELD_ID, location), fixed_sizes(entry)
     assert record is not None
     return [(field_id_of(field), _shape(field["type"], sizes)) for field in record["fields"]]
@@ -127,7 +135,7 @@ def _shapes(entry: Mapping[str, Any], location: str) -> list[tuple[int, Any]]:
 
 def _shape(kind: Any, sizes: Mapping[str, int]) -> Any:
     if isinstance(kind, list):
-        return [_shape(one, sizes) for one in kind]
+        return [_shape(branch, sizes) for branch in kind]
     if not isinstance(kind, dict):
         return sizes.get(kind) or {"int": "long"}.get(kind, kind)
     if kind["type"] == "record":
@@ -138,16 +146,16 @@ def _shape(kind: Any, sizes: Mapping[str, int]) -> Any:
 
 
 def _is_optional(shape: Any) -> bool:
-    """Whether a byte of 0 is its null."""
+    """Return whether the byte 0 encodes null."""
     return isinstance(shape, list) and shape[0] == "null"
 
 
 class _Encoder:
-    """Encodes what fastavro decoded of one manifest by the new manifest's schema."""
+    """Encodes entries that fastavro decoded with the new manifest's schema."""
 
     def __init__(self, schema: ManifestSchema, form: ManifestFormat) -> None:
         self._location = schema.location
-        self._numbers = [f"f{one}" for one in form.numbers]
+        self._numbers = [f"f{field_id}" for field_id in form.numbers]
         self._writer = parse(form.encoded, schema.location)
         record = record_of(form.encoded, DATA_FILE_FIELD_ID, schema.location)
         assert record is not None
@@ -157,7 +165,7 @@ class _Encoder:
         self._partition = {field["name"]: _fixed_size(field["type"], sizes) for field in partition["fields"]}
 
     def entries(self, records: Sequence[Mapping[str, Any]], numbers: Sequence[pa.Array]) -> pa.BinaryArray:
-        columns = [one.to_pylist() for one in numbers]
+        columns = [column.to_pylist() for column in numbers]
         return pa.array([self._entry(*row) for row in zip(records, *columns, strict=True)], pa.binary())
 
     def _entry(self, record: Mapping[str, Any], *numbers: int | None) -> bytes:
@@ -172,7 +180,7 @@ class _Encoder:
         return stream.getvalue()
 
     def _data_file(self, file: Mapping[str, Any], row_id: int | None) -> dict[str, Any]:
-        return {f"f{one}": self._value(one, file, row_id) for one in self._fields}
+        return {f"f{field_id}": self._value(field_id, file, row_id) for field_id in self._fields}
 
     def _value(self, field_id: int, file: Mapping[str, Any], row_id: int | None) -> Any:
         value = file.get(f"f{field_id}")
@@ -196,7 +204,7 @@ def _fixed_size(kind: Any, sizes: Mapping[str, int]) -> int | None:
 
 
 def _widened(value: Any, size: int | None) -> Any:
-    """A value of a fixed type in so many bytes: the decimals of a wider type have more."""
+    """Return a value of a fixed type with the given size, to which decimals of lower precision are extended."""
     if size is None or not isinstance(value, bytes) or len(value) >= size:
         return value
     return (b"\xff" if value[:1] >= b"\x80" else b"\0") * (size - len(value)) + value

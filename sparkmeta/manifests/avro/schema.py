@@ -1,8 +1,7 @@
-"""The writer schema of a v1-v3 manifest, resolved by field ids.
+"""Resolve the writer's schema of a v1 to v3 manifest by field ids.
 
-Names in a manifest are informational (the table spec resolves columns by id, and names that Avro can't hold are
-sanitized), and Avro's bytes don't hold names. So every field is renamed to its id, `f<id>`, and from there on names
-*are* ids. Logical types are stripped: values come out raw, as ints and bytes, and Arrow gives them their types.
+Names in a manifest are only informational, and Avro's encoding has no names. Every field is therefore renamed to its
+id, `f<id>`. Logical types are removed: values are read as ints and bytes, and Arrow gives them their types.
 """
 
 from __future__ import annotations
@@ -27,8 +26,15 @@ Keep = Callable[[int], bool]
 
 @dataclass(frozen=True)
 class ManifestSchema:
-    """A record schema whose fields are named by id (`entry`; `writer` is fastavro's parsed form), and the field ids
-    that its structs hold."""
+    """The schema of a manifest's entries.
+
+    Attributes:
+        entry: the record schema with fields named by id.
+        writer: fastavro's parsed form of it.
+        fields: field ids of the entry.
+        file_fields: field ids of data_file.
+        partition_fields: field ids of the partition tuple.
+    """
 
     entry: dict[str, Any]
     writer: dict[str, Any]
@@ -38,21 +44,23 @@ class ManifestSchema:
     location: str
 
     def projected(self, keep: Keep, keep_partition: Keep) -> dict[str, Any]:
-        """The schema with only the fields of the entry and data file for which `keep` holds, and partition fields of
-        `keep_partition`; the rest is skipped without being materialised."""
+        """Return a reader schema with the fields of the entry and data_file that `keep` selects.
+
+        Partition fields are selected by `keep_partition`.
+        """
 
         def prune(record: dict[str, Any], test: Keep) -> dict[str, Any]:
             return {**record, "fields": [field for field in record["fields"] if test(field_id_of(field))]}
 
         def prune_file(record: dict[str, Any]) -> dict[str, Any]:
-            kept = prune(record, lambda field_id: keep(field_id) or field_id == PARTITION_FIELD_ID)
+            pruned = prune(record, lambda field_id: keep(field_id) or field_id == PARTITION_FIELD_ID)
             fields = []
-            for field in kept["fields"]:
+            for field in pruned["fields"]:
                 if field_id_of(field) != PARTITION_FIELD_ID:
                     fields.append(field)
                 elif self.partition_fields and any(map(keep_partition, self.partition_fields)):
                     fields.append({**field, "type": _map_record(field["type"], lambda r: prune(r, keep_partition))})
-            return {**kept, "fields": fields}
+            return {**pruned, "fields": fields}
 
         entry = prune(self.entry, lambda field_id: keep(field_id) or field_id == DATA_FILE_FIELD_ID)
         fields = [
@@ -65,7 +73,7 @@ class ManifestSchema:
 
 
 def manifest_schema(schema: dict[str, Any], location: str) -> ManifestSchema:
-    """The schema of manifest entries, by field ids.
+    """Resolve the schema of manifest entries by field ids.
 
     Raises:
         CorruptFileError: a field without an id, nesting deeper than `MAX_DEPTH`, no data_file, or not an Avro schema.
@@ -90,10 +98,10 @@ def manifest_schema(schema: dict[str, Any], location: str) -> ManifestSchema:
 
 
 def bytes_for_fixed(schema: dict[str, Any]) -> dict[str, Any] | None:
-    """The schema with partition fields of type fixed as bytes; None where there are none.
+    """Return the schema with partition fields of type fixed as bytes; None if there are none.
 
-    Iceberg's Java library declares such fields as fixed, and writes and reads them with a length, as bytes are.
-    Decimals and UUIDs, which are fixed with a logical type, it writes as Avro says.
+    Iceberg's Java library declares such fields as fixed, but writes and reads them with a length, like bytes. Decimals
+    and UUIDs, which are fixed with a logical type, are written as declared.
     """
 
     def of_tuple(record: dict[str, Any]) -> dict[str, Any]:
@@ -108,7 +116,11 @@ def bytes_for_fixed(schema: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def _bytes_for_fixed(kind: Any, names: set[str]) -> Any:
-    """names: of the fixed types met so far, by which later fields may refer to them."""
+    """Return a type with fixed types as bytes.
+
+    Args:
+        names: names of fixed types so far, by which later fields may refer to them. New ones are added.
+    """
     if isinstance(kind, list):
         return [_bytes_for_fixed(branch, names) for branch in kind]
     if isinstance(kind, dict) and kind.get("type") == "fixed" and "logicalType" not in kind:
@@ -118,7 +130,7 @@ def _bytes_for_fixed(kind: Any, names: set[str]) -> Any:
 
 
 def _with_types(record: dict[str, Any], change: Callable[[Any], Any], field_id: int | None = None) -> dict[str, Any]:
-    """A record schema as files have it, with other types of its fields, or of the one with an id."""
+    """Return a record schema with changed types of its fields, or of the field with an id."""
     fields = [
         {**field, "type": change(field.get("type"))} if field_id in (None, field.get("field-id")) else field
         for field in record.get("fields") or ()
@@ -128,7 +140,7 @@ def _with_types(record: dict[str, Any], change: Callable[[Any], Any], field_id: 
 
 
 def by_field_ids(schema: dict[str, Any], location: str) -> dict[str, Any]:
-    """An Avro record schema with every field named `f<field id>`, the records of maps `k` and `v`, no logical types."""
+    """Return a record schema with fields named `f<field id>`, `k` and `v` in map records, without logical types."""
     if schema.get("type") != "record":
         raise CorruptFileError(location, "avro.schema", schema.get("type"), "not a record schema")
     renamed: dict[str, Any] = _rename(schema, location, 0)
@@ -139,7 +151,7 @@ def by_field_ids(schema: dict[str, Any], location: str) -> dict[str, Any]:
 
 
 def parse(schema: dict[str, Any], location: str) -> dict[str, Any]:
-    """fastavro's parsed form of a schema; a schema that it refuses is a `CorruptFileError`."""
+    """Return fastavro's parsed form of a schema. Raises CorruptFileError if it is invalid."""
     try:
         parsed = fastavro.parse_schema(schema)
     except Exception as error:
@@ -157,20 +169,20 @@ def _rename(schema: Any, location: str, depth: int) -> Any:
         return [_rename(branch, location, depth + 1) for branch in schema]
     if not isinstance(schema, dict):
         raise CorruptFileError(location, "avro.schema", schema, "not an Avro schema")
-    kept = {key: schema[key] for key in _KEPT if key in schema}
+    attributes = {key: schema[key] for key in _KEPT if key in schema}
     kind = schema.get("type")
     if kind == "record":
-        return {**kept, "fields": _rename_fields(schema, location, depth)}
+        return {**attributes, "fields": _rename_fields(schema, location, depth)}
     if kind == "array":
-        return {**kept, "items": _rename_items(schema.get("items"), location, depth)}
+        return {**attributes, "items": _rename_items(schema.get("items"), location, depth)}
     if kind == "map":
-        return {**kept, "values": _rename(schema.get("values"), location, depth + 1)}
+        return {**attributes, "values": _rename(schema.get("values"), location, depth + 1)}
     if kind == "fixed" and not (isinstance(schema.get("size"), int) and schema["size"] > 0):
         raise CorruptFileError(location, "avro.schema", schema.get("size"), "a fixed type needs a positive size")
     if isinstance(kind, (dict, list)):
         return _rename(kind, location, depth + 1)
-    # An enum's bytes are those of an int.
-    return {"fixed": kept, "enum": "int"}.get(str(kind), kind)
+    # Enums are encoded like ints.
+    return {"fixed": attributes, "enum": "int"}.get(str(kind), kind)
 
 
 def _rename_fields(record: dict[str, Any], location: str, depth: int) -> list[dict[str, Any]]:
@@ -187,7 +199,7 @@ def _rename_fields(record: dict[str, Any], location: str, depth: int) -> list[di
 
 
 def _rename_items(items: Any, location: str, depth: int) -> Any:
-    """Array items: a map with int keys is an array of two-field records (key, value), told by their names."""
+    """Rename the items of an array. A map with int keys is an array of records with fields named key and value."""
     if isinstance(items, dict) and items.get("type") == "record":
         fields = _fields(items, location)
         if [field.get("name") for field in fields] == ["key", "value"]:
@@ -200,7 +212,7 @@ def _rename_items(items: Any, location: str, depth: int) -> Any:
 
 
 def fixed_sizes(schema: Any) -> dict[str, int]:
-    """The sizes of the fixed types of a schema of `by_field_ids`, by their names."""
+    """Return the sizes of fixed types in a schema of `by_field_ids`, by name."""
     sizes: dict[str, int] = {}
     for part in _parts(schema):
         if isinstance(part, dict) and part.get("type") == "fixed":
@@ -210,7 +222,7 @@ def fixed_sizes(schema: Any) -> dict[str, int]:
 
 
 def smallest_size(kind: Any, sizes: Mapping[str, int]) -> int:
-    """The fewest bytes that a value of a type takes. sizes: of the fixed types that are referred to by name."""
+    """Return the least size of a value in bytes, given the sizes of fixed types by name."""
     if isinstance(kind, list):
         return 1 + min((smallest_size(branch, sizes) for branch in kind), default=0)
     if not isinstance(kind, dict):
@@ -221,7 +233,7 @@ def smallest_size(kind: Any, sizes: Mapping[str, int]) -> int:
 
 
 def _check_references(schema: Any, fixed: Collection[str], location: str) -> None:
-    """A name may stand only for a fixed type: a record that names itself would nest without end."""
+    """Raise CorruptFileError for a reference to another type than a fixed one, which could be recursive."""
     for part in _parts(schema):
         if isinstance(part, str) and part not in _PRIMITIVES and part not in fixed:
             raise CorruptFileError(location, "avro.schema", part, "not a type")
@@ -229,7 +241,7 @@ def _check_references(schema: Any, fixed: Collection[str], location: str) -> Non
 
 
 def _check_items(schema: Any, sizes: Mapping[str, int], location: str) -> None:
-    """Items of an array must take bytes: of those that take none, a few bytes could claim any number."""
+    """Raise CorruptFileError for an array whose items take no bytes, of which a few bytes could claim any number."""
     if isinstance(schema, dict) and schema.get("type") == "array" and not smallest_size(schema["items"], sizes):
         raise CorruptFileError(location, "avro.schema", schema["items"], "an array of nothing has no end")
     for part in _parts(schema):
@@ -237,7 +249,7 @@ def _check_items(schema: Any, sizes: Mapping[str, int], location: str) -> None:
 
 
 def _parts(schema: Any) -> list[Any]:
-    """The types that a type is made of."""
+    """Return the types that a type consists of."""
     if isinstance(schema, list):
         return schema
     if not isinstance(schema, dict):
@@ -256,12 +268,12 @@ def _fields(record: dict[str, Any], location: str) -> list[dict[str, Any]]:
 
 
 def field_id_of(field: dict[str, Any]) -> int:
-    """The id of a field that `by_field_ids` has named."""
+    """Return the id of a field that `by_field_ids` has renamed."""
     return int(field["name"][1:])
 
 
 def _is_metrics_map(kind: Any) -> bool:
-    """An array of pairs with an int key, or an Avro map; or null instead."""
+    """Return whether a type is an array of pairs with an int key or an Avro map, optionally null."""
     branches = [branch for branch in (kind if isinstance(kind, list) else [kind]) if branch != "null"]
     if len(branches) != 1 or not isinstance(branches[0], dict):
         return False
@@ -272,9 +284,10 @@ def _is_metrics_map(kind: Any) -> bool:
 
 
 def record_of(record: Mapping[str, Any], field_id: int, location: str) -> dict[str, Any] | None:
-    """The record that a field of a record of `by_field_ids` holds; None without the field.
+    """Return the record type of a field; None if there is no such field.
 
-    Raises CorruptFileError for a field that is no record.
+    Raises:
+        CorruptFileError: the field is not a record.
     """
     for field in record["fields"]:
         if field_id_of(field) == field_id:
@@ -283,8 +296,8 @@ def record_of(record: Mapping[str, Any], field_id: int, location: str) -> dict[s
             records = [branch for branch in branches if isinstance(branch, dict) and branch.get("type") == "record"]
             if len(records) != 1:
                 raise CorruptFileError(location, "avro.schema", field_id, "the field is not a record")
-            found: dict[str, Any] = records[0]
-            return found
+            nested: dict[str, Any] = records[0]
+            return nested
     return None
 
 

@@ -1,6 +1,6 @@
-"""Manifests of v1-v3 written: the schema of their entries, and entries that are encoded already put into a file.
+"""Write v1 to v3 manifests from encoded entries.
 
-Layouts and field orders are those that Iceberg's Java library writes (semantics 3.1-1, 3.1-2).
+Layouts and field orders are like those of Iceberg's Java library (semantics 3.1-1, 3.1-2).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from sparkmeta.storage.executors import ExecutorWriter
 
 ENTRY = "entry"
-"""A column beside those of entries: an entry as bytes of a `ManifestFormat`'s schema."""
+"""A column in addition to an entry's: the entry encoded with a `ManifestFormat`'s schema."""
 
 # The fields of data_file in the order in which they are written, by format version.
 _V2 = (134, 100, 101, 102, 103, 104, 108, 109, 110, 137, 125, 128, 131, 132, 135, 140)
@@ -44,14 +44,14 @@ _FILE_FIELDS = {
 }
 _ENTRY_FIELDS = {1: (0, 1), 2: (0, 1, 3, 4), 3: (0, 1, 3, 4)}
 
-# Inflated bytes of a block: a reader shares out a manifest at its blocks.
+# Inflated bytes of a block. Readers split a manifest at its blocks.
 _BLOCK_BYTES = 64_000
 
 _CODECS = {"gzip": "deflate", "uncompressed": "null", "snappy": "snappy", "zstd": "zstandard"}
 
 
 def entry_schema(format_version: int, partition: StructType) -> dict[str, Any]:
-    """The Avro schema of entries (table spec, Manifests). partition: the spec's tuple."""
+    """Return the Avro schema of entries with a partition tuple (table spec, Manifests)."""
     from pyiceberg.manifest import DATA_FILE_TYPE, MANIFEST_ENTRY_SCHEMAS
     from pyiceberg.schema import Schema
     from pyiceberg.types import IntegerType, ListType, NestedField, StructType
@@ -61,9 +61,9 @@ def entry_schema(format_version: int, partition: StructType) -> dict[str, Any]:
     known[102] = known[102].model_copy(update={"field_type": partition})
     ids = ListType(element_id=136, element=IntegerType(), element_required=True)  # pyiceberg's are longs
     known[135] = known[135].model_copy(update={"field_type": ids})
-    data_file = StructType(*(known[one] for one in _FILE_FIELDS[format_version]))
+    data_file = StructType(*(known[field_id] for field_id in _FILE_FIELDS[format_version]))
     outside = {field.field_id: field for field in MANIFEST_ENTRY_SCHEMAS[3].fields}
-    fields = [outside[one] for one in _ENTRY_FIELDS[format_version]]
+    fields = [outside[field_id] for field_id in _ENTRY_FIELDS[format_version]]
     whole = Schema(*fields, NestedField(2, "data_file", data_file, required=True))
     schema: dict[str, Any] = _named_once(AvroSchemaConversion().iceberg_to_avro(whole, "manifest_entry"), set())
     parse(by_field_ids(schema, "manifest_entry"), "manifest_entry")
@@ -71,8 +71,7 @@ def entry_schema(format_version: int, partition: StructType) -> dict[str, Any]:
 
 
 def _named_once(schema: Any, known: set[str]) -> Any:
-    """An Avro schema as Avro has it: a fixed type is defined where it is met first, and named from there on; a type
-    that is null itself is no union."""
+    """Return a valid Avro schema: fixed types are defined once and then named, and a union of nulls is null."""
     if isinstance(schema, list):
         branches = [_named_once(branch, known) for branch in schema]
         return "null" if branches == ["null", "null"] else branches
@@ -82,12 +81,12 @@ def _named_once(schema: Any, known: set[str]) -> Any:
         if schema["name"] in known:
             return schema["name"]
         known.add(schema["name"])
-    kept = {key: value for key, value in schema.items() if key not in _NESTED}
-    return kept | {
-        key: [_named_once(one, known) for one in schema[key]] if key == "fields" else _named_once(schema[key], known)
-        for key in _NESTED
-        if key in schema
-    }
+    named = {key: value for key, value in schema.items() if key not in _NESTED}
+    for key in _NESTED:
+        if key in schema:
+            value = schema[key]
+            named[key] = [_named_once(f, known) for f in value] if key == "fields" else _named_once(value, known)
+    return named
 
 
 _NESTED = ("type", "items", "values", "fields")
@@ -95,11 +94,19 @@ _NESTED = ("type", "items", "values", "fields")
 
 @dataclass(frozen=True)
 class ManifestFormat:
-    """How the manifests of one partition spec are written; it travels to executors.
+    """The format of the manifests of one partition spec. Picklable.
 
-    content: 0 (data) or 1 (deletes). partition: the spec's (partition field id, type name), in its order. schema: of
-    entries. properties: of the file. codec, level: as table properties name them; without a level the fastest. folder,
-    name: of the files. target_bytes: of a manifest.
+    Attributes:
+        content: 0 (data) or 1 (deletes).
+        partition: (partition field id, type name) of the spec's fields, in order.
+        schema: the Avro schema of entries.
+        properties: key-value metadata of the files.
+        codec: the codec's name in table properties.
+        level: the compression level; None for a fast one.
+        folder: the folder of the files.
+        name: the beginning of the files' names.
+        target_bytes: the target size of a manifest.
+        writer: writes the files.
     """
 
     format_version: int
@@ -117,7 +124,7 @@ class ManifestFormat:
 
     @cached_property
     def encoded(self) -> dict[str, Any]:
-        """The schema by field ids, as entries are encoded by it; Java's library encodes fixed values as bytes."""
+        """The schema with which entries are encoded, by field ids. Fixed values are bytes, as in Java's library."""
         schema = dict(self.schema)
         return by_field_ids(bytes_for_fixed(schema) or schema, "manifest_entry")
 
@@ -131,7 +138,7 @@ _CONTENTS = ("data", "deletes")
 
 
 def manifest_properties(format_version: int, schema: Schema, spec: PartitionSpec, content: int) -> dict[str, str]:
-    """What a manifest says of itself (semantics 2.2-9)."""
+    """Return the key-value metadata of a manifest (semantics 2.2-9)."""
     from sparkmeta.spec.partitioning import partition_spec_to_json
 
     fields = partition_spec_to_json(spec)["fields"]
@@ -145,9 +152,10 @@ def manifest_properties(format_version: int, schema: Schema, spec: PartitionSpec
 
 
 def manifest_codec(properties: Mapping[str, str]) -> tuple[str, int | None]:
-    """The table properties `write.manifest.compression-codec` and `write.manifest.compression-level`.
+    """Return the table properties `write.manifest.compression-codec` and `write.manifest.compression-level`.
 
-    Raises ValidationError for a codec that Iceberg does not have, and a level that is no number or not the codec's.
+    Raises:
+        ValidationError: an unknown codec, or an invalid level.
     """
     name, key = properties.get("write.manifest.compression-codec", "gzip"), "write.manifest.compression-level"
     codec, text = name.lower(), properties.get(key)
@@ -163,11 +171,14 @@ def manifest_codec(properties: Mapping[str, str]) -> tuple[str, int | None]:
 
 
 def write_manifest(entries: pa.Table, form: ManifestFormat) -> tuple[bytes, pa.Table]:
-    """EXISTING entries as the bytes of a manifest, and its row of the manifest list, its new location in it.
+    """Return EXISTING entries as the bytes of a manifest, and its row in the manifest list with a new location.
 
-    entries: in the order in which they are to stand, with the columns `entry`, `record_count`, `version_info` and
-    `partition` (a struct by partition field id). The row leaves to the commit what only that knows: its sequence
-    number, the snapshot's id, and the first row id; the lowest sequence number where no entry has one.
+    The commit sets the row's sequence number, snapshot id and first row id, and the least sequence number if no entry
+    has one.
+
+    Args:
+        entries: sorted entries with `entry`, `record_count`, `version_info` and `partition` (a struct by partition
+            field id).
     """
     whole = entries.combine_chunks()
     data = b"".join(_container(whole.column(ENTRY).combine_chunks(), form))
@@ -188,14 +199,14 @@ def write_manifest(entries: pa.Table, form: ManifestFormat) -> tuple[bytes, pa.T
 
 
 def packed_size(entries: pa.Table, form: ManifestFormat) -> int:
-    """The bytes that entries take in a manifest, about: as the first block of them does."""
+    """Estimate the bytes that entries take in a manifest from the first block."""
     lengths = pc.binary_length(entries.column(ENTRY)).to_numpy()
     count, data = next(_blocks(entries.column(ENTRY).chunk(0), form))
     return int(lengths.sum() * len(data) / lengths[:count].sum())
 
 
 def _summaries(entries: pa.Table, form: ManifestFormat) -> list[dict[str, Any]] | None:
-    """The summaries of the partition fields; none of any where one has UUIDs that readers order in different ways."""
+    """Return the summaries of the partition fields; None if readers may order a field's UUIDs differently."""
     summaries = []
     for field_id, kind in form.partition:
         values = pc.struct_field(entries.column(PARTITION), [str(field_id)]).combine_chunks()
@@ -206,19 +217,19 @@ def _summaries(entries: pa.Table, form: ManifestFormat) -> list[dict[str, Any]] 
 
 
 def _one_order(uuids: pa.BinaryArray) -> bool:
-    """Whether UUIDs are in one order by their bytes and by two signed numbers, as Java compares them."""
-    halves = ((one[0] & 0x80, one[8] & 0x80) for one in uuids.unique().drop_null().to_pylist())
+    """Return whether UUIDs have the same order by bytes and by two signed numbers, as Java compares them."""
+    halves = ((value[0] & 0x80, value[8] & 0x80) for value in uuids.unique().drop_null().to_pylist())
     return len(set(halves)) < 2
 
 
 def _summary(values: pa.Array) -> dict[str, Any]:
-    """A partition field's summary (table spec, Manifest Lists, field_summary)."""
+    """Return a partition field's summary (table spec, Manifest Lists, field_summary)."""
     present = values.drop_null()
     if not len(present):
         return {"contains_null": True, "contains_nan": False, "lower_bound": None, "upper_bound": None}
     nan = pc.is_nan(present) if pa.types.is_floating(values.type) else None
     extremes = pc.min_max(present if nan is None else present.filter(pc.invert(nan)))
-    lower, upper = (encode_bounds(pa.array([extremes[one].as_py()], values.type))[0].as_py() for one in ("min", "max"))
+    lower, upper = encode_bounds(pa.array([extremes[name].as_py() for name in ("min", "max")], values.type)).to_pylist()
     contains_nan = nan is not None and bool(pc.any(nan).as_py())
     return {
         "contains_null": values.null_count > 0,
@@ -229,7 +240,7 @@ def _summary(values: pa.Array) -> dict[str, Any]:
 
 
 def _container(entries: pa.BinaryArray, form: ManifestFormat) -> Iterator[bytes]:
-    """An Avro file whose blocks are runs of the entries' bytes, which stand side by side in Arrow already."""
+    """Yield the parts of an Avro file. Blocks are runs of the entries' bytes, which are adjacent in Arrow."""
     properties = {"avro.schema": json.dumps(form.schema), "avro.codec": _CODECS[form.codec], **form.properties}
     yield MAGIC + _long(len(properties))
     for key, value in properties.items():
@@ -241,7 +252,7 @@ def _container(entries: pa.BinaryArray, form: ManifestFormat) -> Iterator[bytes]
 
 
 def _blocks(entries: pa.BinaryArray, form: ManifestFormat) -> Iterator[tuple[int, bytes]]:
-    """How many entries each block has, and their bytes as the codec packs them."""
+    """Yield the number of entries in each block, and their compressed bytes."""
     pack = deflater(_CODECS[form.codec], form.level)
     offsets = np.frombuffer(entries.buffers()[1], np.int32)[entries.offset : entries.offset + len(entries) + 1]
     data = memoryview(entries.buffers()[2])
@@ -257,9 +268,9 @@ def _text(value: str) -> bytes:
 
 
 def _long(value: int) -> bytes:
-    """A number that is not negative, in Avro's zigzag form."""
-    rest, found = value << 1, bytearray()
-    while rest > 0x7F:
-        found.append(rest & 0x7F | 0x80)
-        rest >>= 7
-    return bytes([*found, rest])
+    """Encode a non-negative number in Avro's zigzag form."""
+    remaining, encoded = value << 1, bytearray()
+    while remaining > 0x7F:
+        encoded.append(remaining & 0x7F | 0x80)
+        remaining >>= 7
+    return bytes([*encoded, remaining])
