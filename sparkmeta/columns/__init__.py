@@ -1,1 +1,1 @@
-"""Iceberg expressions as Spark SQL, and as quick tests of Arrow arrays. No I/O."""
+"""Iceberg expressions as Spark SQL, and as fast tests of Arrow arrays. No I/O."""

@@ -1,8 +1,7 @@
-"""Comparisons of bounds and partition values that a filter implies: one value, which Arrow and SQL evaluate.
+"""Comparisons of bounds and partition values that a filter implies.
 
-Made on the driver (`implied_tests`) and pickled for tasks; free of Spark and of pyiceberg. On Arrow arrays a test is
-evaluated here: what surely matches nothing need not reach Spark. In SQL `ColumnStats.passes` evaluates it. What can't
-be decided passes.
+They are made on the driver (`implied_tests`), and pickled for tasks; this module imports neither Spark nor pyiceberg.
+It evaluates tests on Arrow arrays, and `ColumnStats.passes` evaluates them in SQL. Undecidable values pass.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 Source = Literal["partition", "lower_bound", "upper_bound", "contains_null"]
-# (source, field id, Iceberg type name) -> the values, dates and times as numbers; None where they are of another type.
+# (source, field id, Iceberg type name) -> the values, dates and times as numbers; None if they have another type.
 Columns = Callable[[Source, int, str], pa.Array | None]
 
 # (upward, inclusive) -> the comparison of a value with the limit.
@@ -36,17 +35,17 @@ _ARROW: Final[dict[Any, Callable[..., pa.BooleanArray]]] = {
 
 @dataclass(frozen=True)
 class BoundTest:
-    """`value >= limit` (upward) or `value <= limit`, without the equals sign where it is not inclusive.
+    """A comparison `value >= limit` (upward) or `value <= limit`, or `>` and `<` if not inclusive.
 
     Attributes:
-        source: what is compared.
-        field_id: of the column or partition field.
-        type_name: the Iceberg type of the limit; dates and times are the numbers that they are stored as.
+        source: the kind of value that is compared.
+        field_id: the id of the column or partition field.
+        type_name: the Iceberg type of the limit. Dates and times are compared as numbers.
         upward: see above.
         inclusive: see above.
         limit: a literal, or in SQL an expression.
-        waived_by: where that is null of the same field, everything passes.
-        null_passes: null does.
+        waived_by: a source of the same field; if it is null, everything passes.
+        null_passes: whether null passes.
     """
 
     source: Source
@@ -60,16 +59,16 @@ class BoundTest:
 
     @property
     def operation(self) -> Callable[[Any, Any], Any]:
-        """The comparison, as one of the operator module's."""
+        """The comparison, a function of the operator module."""
         return _OPERATIONS[self.upward, self.inclusive]
 
     @property
     def key(self) -> tuple[Any, ...]:
-        """Equal for tests that differ in the limit alone."""
+        """A key that is equal for tests which differ only in the limit."""
         return self.source, self.field_id, self.upward, self.waived_by, self.null_passes
 
     def passes(self, columns: Columns) -> pa.BooleanArray | None:
-        """Return which values pass; None: all of them."""
+        """Return which values pass; None if all do."""
         values = columns(self.source, self.field_id, self.type_name)
         waiver = None if self.waived_by is None else columns(self.waived_by, self.field_id, self.type_name)
         if values is None or (self.waived_by is not None and waiver is None):
@@ -84,12 +83,12 @@ class BoundTest:
 
 @dataclass(frozen=True)
 class AllOf:
-    """Every one of some tests; none: anything passes."""
+    """A conjunction of tests. Without tests, everything passes."""
 
     tests: tuple[BoundTest | AnyOf, ...] = ()
 
     def passes(self, columns: Columns) -> pa.BooleanArray | None:
-        """Return which rows pass; None: all of them."""
+        """Return which rows pass; None if all do."""
         passed: pa.BooleanArray | None = None
         for test in self.tests:
             of_test = test.passes(columns)
@@ -100,12 +99,12 @@ class AllOf:
 
 @dataclass(frozen=True)
 class AnyOf:
-    """At least one of several."""
+    """A disjunction of conjunctions."""
 
     choices: tuple[AllOf, ...]
 
     def passes(self, columns: Columns) -> pa.BooleanArray | None:
-        """Return which rows pass; None: all of them."""
+        """Return which rows pass; None if all do."""
         passed: pa.BooleanArray | None = None
         for choice in self.choices:
             of_choice = choice.passes(columns)

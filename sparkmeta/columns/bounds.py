@@ -1,6 +1,6 @@
-"""Single-value binary serialization, read a whole Arrow array at a time (table spec, Appendix D).
+"""Single-value binary serialization of Arrow arrays (table spec, Appendix D).
 
-Imports nothing but numpy and pyarrow, so that Spark tasks can use it.
+It imports only numpy and pyarrow, so that Spark tasks can use it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from decimal import Decimal
 
 ANY: Final = "any"
-"""Stands for the type of values that nothing is known of, those of unknown transforms: they are read as text."""
+"""The type name for values of unknown transforms, which are read as text."""
 
 _ARROW_TYPES: Final = {
     "boolean": pa.bool_(),
@@ -41,7 +41,7 @@ _BINARY_WITH_PARAMETERS: Final = ("fixed", "geometry", "geography")
 _DECIMAL: Final = re.compile(r"decimal\(\s*(\d+)\s*,\s*(\d+)\s*\)")
 _DAY_MICROS: Final = 86_400_000_000
 
-# Bounds that a type promotion left behind: the narrow type, its form, and what one of its units is in the wide one.
+# Promoted types: the narrow type, its form, and the size of its unit in the wide type.
 _PROMOTED: Final = {
     "long": ("int", "<i4", 1),
     "double": ("float", "<f4", 1),
@@ -51,10 +51,13 @@ _PROMOTED: Final = {
 
 
 def bound_arrow_type(name: str) -> pa.DataType:
-    """The Arrow type of values and bounds of an Iceberg primitive type, given by its name.
+    """Return the Arrow type of values and bounds of an Iceberg primitive type.
 
-    UUIDs, geometries and variants are binary; time and nanosecond timestamps are 64-bit integers of their own unit;
-    the rest is as in Spark. Raises ValueError for a name that is no primitive type.
+    UUIDs, geometries and variants are binary. Times and nanosecond timestamps are 64-bit integers. Other types are as
+    in Spark.
+
+    Raises:
+        ValueError: not a primitive type.
     """
     if decimal := _DECIMAL.fullmatch(name):
         return pa.decimal128(int(decimal[1]), int(decimal[2]))
@@ -66,15 +69,18 @@ def bound_arrow_type(name: str) -> pa.DataType:
 
 
 def decode_bounds(values: pa.BinaryArray, type_name: str) -> pa.Array:
-    """The values that lower_bounds, upper_bounds and partition summaries hold as bytes.
+    """Decode the bytes of lower_bounds, upper_bounds and partition summaries.
 
     Args:
         values: serialized values; null stays null.
-        type_name: the column's present Iceberg type. Shorter values of a type that was promoted are widened: int to
-            long, float to double, decimal to a higher precision, date to timestamp or timestamp_ns.
+        type_name: the column's current Iceberg type. Values of types before a promotion are widened: int to long, float
+            to double, decimal to a higher precision, date to timestamp or timestamp_ns.
 
-    Returns an array of ``bound_arrow_type(type_name)``; nulls for the type `ANY`, whose bytes can't be read. Raises
-    ValueError that names the value and the type where the bytes are not a value of that type.
+    Returns:
+        An array of ``bound_arrow_type(type_name)``; nulls for the type `ANY`, which can't be decoded.
+
+    Raises:
+        ValueError: bytes are not a value of the type; the message names both.
     """
     arrow_type = bound_arrow_type(type_name)
     if len(values) == 0 or pa.types.is_null(arrow_type) or type_name == ANY:
@@ -92,7 +98,7 @@ def decode_bounds(values: pa.BinaryArray, type_name: str) -> pa.Array:
 
 
 def reads_as(name: str, later: str) -> bool:
-    """Whether `decode_bounds` reads values of a type as those of a later one: the same, or what it was promoted to."""
+    """Return whether `decode_bounds` reads values of a type as a later type: the same, or one it was promoted to."""
     decimals = [_DECIMAL.fullmatch(type_name) for type_name in (name, later)]
     if decimals[0] and decimals[1]:
         (digits, scale), (most, later_scale) = (map(int, match.groups()) for match in decimals if match)
@@ -103,7 +109,7 @@ def reads_as(name: str, later: str) -> bool:
 
 
 def encode_bounds(values: pa.Array) -> pa.BinaryArray:
-    """Values of a `bound_arrow_type` as single-value serialized bytes, as decode_bounds reads; null stays null."""
+    """Encode values of a `bound_arrow_type` as bytes for `decode_bounds`; null stays null."""
     kind = values.type
     if pa.types.is_null(kind):
         return pa.nulls(len(values), pa.binary())
@@ -125,7 +131,7 @@ def encode_bounds(values: pa.Array) -> pa.BinaryArray:
 
 
 def _decimal_bytes(value: Decimal) -> bytes:
-    """The unscaled value, big-endian two's complement in as few bytes as hold it."""
+    """Return the unscaled value in big-endian two's complement with the fewest bytes."""
     sign, digits, _ = value.as_tuple()
     unscaled = int("".join(map(str, digits))) * (-1 if sign else 1)
     size = (unscaled if unscaled >= 0 else ~unscaled).bit_length() // 8 + 1
@@ -159,13 +165,13 @@ def _only(values: pa.BinaryArray, mask: pa.BooleanArray) -> pa.BinaryArray:
 
 
 def _fixed_width(values: pa.BinaryArray, type_name: str, dtype: str) -> np.ndarray:
-    """Values of one width as numpy; nulls are zero."""
+    """Return values of fixed width as a numpy array; nulls are zero."""
     width = np.dtype(dtype).itemsize
     starts, lengths, data = _layout(values)
     valid = ~_null_mask(values)
     _refuse(values, valid & (lengths != width), type_name, f"it should be {width} bytes long")
     rows = np.zeros((len(values), width), np.uint8)
-    if lengths.sum() == width * valid.sum():  # no bytes behind a null: the values stand side by side
+    if lengths.sum() == width * valid.sum():  # nulls have no bytes, so the values are adjacent
         rows[valid] = data[starts[0] : starts[0] + lengths.sum()].reshape(-1, width)
     else:
         rows[valid] = data[starts[valid, None] + np.arange(width)]
@@ -173,7 +179,7 @@ def _fixed_width(values: pa.BinaryArray, type_name: str, dtype: str) -> np.ndarr
 
 
 def _decimals(values: pa.BinaryArray, type_name: str, arrow_type: pa.Decimal128Type) -> pa.Array:
-    """Big-endian two's complement of any length, widened to Arrow's little-endian 16 bytes."""
+    """Convert big-endian two's complement of any length to Arrow's little-endian 16 bytes."""
     starts, lengths, data = _layout(values)
     valid = ~_null_mask(values)
     _refuse(values, valid & ((lengths == 0) | (lengths > 16)), type_name, "it should be 1 to 16 bytes long")
@@ -227,7 +233,7 @@ def _binary(values: pa.BinaryArray, type_name: str) -> pa.BinaryArray:
 
 
 def _layout(values: pa.BinaryArray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Where each value starts, how long it is, and all bytes."""
+    """Return the start and length of each value, and all bytes."""
     _, offset_buffer, data_buffer = values.buffers()
     offset_type = np.int64 if pa.types.is_large_binary(values.type) else np.int32
     offsets = np.frombuffer(offset_buffer, offset_type)[values.offset : values.offset + len(values) + 1]

@@ -1,4 +1,4 @@
-"""Comparisons of columns in bound form with literals, safe to be pushed into Parquet."""
+"""Comparisons of columns in bound form with literals, which are safe for Spark to push into Parquet."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 Comparison = Callable[[Any, Any], Any]
 
-# Spark hands dates and instants to Parquet as java.sql.Date and Timestamp, whose calendar skips ten days of 1582 and
-# overflows near the ends of the range: before 1900 a pushed comparison may drop rows or fail.
+# Spark passes dates and instants to Parquet as java.sql.Date and Timestamp, whose calendar skips ten days of 1582 and
+# overflows near the ends of the range. Before 1900, a pushed comparison may drop rows or fail.
 _PUSHED_FROM_DAY: Final = -25_567
 _DAY_MICROS: Final = 86_400_000_000
 
@@ -32,7 +32,7 @@ _LAST_CODE_POINT: Final = 0x10FFFF
 
 
 def is_floating(field_type: IcebergType) -> bool:
-    """Whether values of the type may be NaN."""
+    """Return whether values of a type may be NaN."""
     return isinstance(field_type, FloatType | DoubleType)
 
 
@@ -44,11 +44,11 @@ def compare(
     *,
     strict: bool = False,
 ) -> Sql:
-    """A column in bound form compared with a literal, or another column: ``operation`` is one of the operator module's.
+    """Compare a column in bound form with a literal or another column, by a function of the operator module.
 
-    Null where the column is null. Floating point numbers are ordered as in Spark: NaN is the greatest, -0.0 equals 0.0.
-    UUIDs have two orders in use, by unsigned bytes and by java.util.UUID's two signed halves: the result is true where
-    the comparison holds in either of them, or with ``strict`` in both.
+    The result is null if the column is null. Floating point numbers are ordered as in Spark: NaN is the greatest, and
+    -0.0 equals 0.0. Two orders of UUIDs are in use, by unsigned bytes and by the two signed halves of java.util.UUID:
+    the result is true if the comparison holds in either order, or with ``strict`` in both.
     """
     left, (right,) = _sides(column, [value], primitive)
     compared: Sql = operation(left, right)
@@ -59,13 +59,13 @@ def compare(
 
 
 def one_of(column: Sql, values: Collection[Any], primitive: PrimitiveType) -> Sql:
-    """Whether a column in bound form is one of the literals; null where the column is null."""
+    """Return whether a column in bound form equals one of the literals; null if the column is null."""
     left, literals = _sides(column, values, primitive)
     return left.isin(literals)
 
 
 def _sides(column: Sql, values: Collection[Any], primitive: PrimitiveType) -> tuple[Sql, list[Sql]]:
-    """A column and what to compare it with, written so that Spark pushes that into Parquet where it loses no row."""
+    """Return a column and the literals, written so that Spark pushes comparisons into Parquet only if that is safe."""
     if any(isinstance(value, Sql) for value in values):
         return _unsigned_zero(column, primitive) if is_floating(primitive) else column, list(values)
     match str(primitive):
@@ -79,12 +79,12 @@ def _sides(column: Sql, values: Collection[Any], primitive: PrimitiveType) -> tu
 
 
 def _unsigned_zero(column: Sql, primitive: PrimitiveType) -> Sql:
-    """Turn -0.0 into 0.0; keep what follows out of Parquet, whose statistics leave out NaN and tell the zeros apart."""
+    """Replace -0.0 by 0.0, which also keeps Spark from using Parquet statistics, which ignore NaN and order zeros."""
     return column + sql.lit(0.0).cast(bound_type(primitive))
 
 
 def _signed(column: Sql) -> Sql:
-    """A text that sorts as java.util.UUID does."""
+    """Return a text that sorts like java.util.UUID."""
     digits = sql.call("hex", column)
     return sql.concat(
         *(
@@ -105,7 +105,7 @@ def _signed_text(value: bytes) -> str:
 
 
 def prefix_end(prefix: str) -> str | None:
-    """The smallest string that is greater than every string with the prefix; None if there is none."""
+    """Return the least string that is greater than every string with a prefix; None if there is none."""
     for end in range(len(prefix), 0, -1):
         code_point = ord(prefix[end - 1])
         if code_point < _LAST_CODE_POINT:

@@ -1,7 +1,7 @@
 """Conditions of filters as SQL: constants are folded, chains become balanced trees, and wide filters become lambdas.
 
-Spark analyses, optimizes and compiles a condition term by term; thousands of terms take it minutes and gigabytes. So
-operands that differ in nothing but their literals become one lambda over an array of these.
+Spark takes minutes and gigabytes to compile a condition with thousands of terms. Operands that differ only in their
+literals therefore become a lambda over an array of literals.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from sparkmeta.columns.types import literal_array
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-# A condition as SQL, or known already.
+# A condition as SQL, or a constant.
 Truth = Sql | bool
 
 _WORTHWHILE: Final = 16
 
 
 def all_of(*conditions: Truth) -> Truth:
-    """Whether all of the conditions hold."""
+    """Return whether all conditions hold."""
     if any(condition is False for condition in conditions):
         return False
     columns = [condition for condition in conditions if isinstance(condition, Sql)]
@@ -45,7 +45,7 @@ def all_of(*conditions: Truth) -> Truth:
 
 
 def any_of(*conditions: Truth) -> Truth:
-    """Whether any of the conditions holds."""
+    """Return whether any condition holds."""
     if any(condition is True for condition in conditions):
         return True
     columns = [condition for condition in conditions if isinstance(condition, Sql)]
@@ -53,12 +53,12 @@ def any_of(*conditions: Truth) -> Truth:
 
 
 def negated(condition: Truth) -> Truth:
-    """Whether the condition does not hold; it must not be null."""
+    """Return whether a condition, which must not be null, does not hold."""
     return not condition if isinstance(condition, bool) else ~condition
 
 
 def as_column(condition: Truth) -> Sql:
-    """The condition as a boolean Sql."""
+    """Return a condition as a boolean Sql."""
     return sql.lit(condition) if isinstance(condition, bool) else condition
 
 
@@ -67,7 +67,7 @@ def fold_truth(bound: BooleanExpression, leaf: Callable[[BooleanExpression], Tru
 
     Args:
         bound: the expression.
-        leaf: tells it for a predicate or constant. Comparisons may come with a Sql as the value of their literal.
+        leaf: returns whether a predicate or constant holds. The literal of a comparison may have a Sql as its value.
     """
     shapes: dict[Any, int] = {}
 
@@ -78,10 +78,10 @@ def fold_truth(bound: BooleanExpression, leaf: Callable[[BooleanExpression], Tru
 
 
 class ColumnLiteral(Literal[Any]):
-    """A literal whose value is an expression: the element of an array that a lambda is given."""
+    """A literal whose value is an expression, an element of an array in a lambda."""
 
     def __init__(self, column: Sql) -> None:
-        super(Literal, self).__init__(column)  # past the check that the value is of a Python type
+        super(Literal, self).__init__(column)  # skips the check of the value's type
 
     def to(self, type_var: object) -> Literal[Any]:
         raise TypeError(f"a literal in an array is bound already, not to be converted to {type_var}")
@@ -89,18 +89,18 @@ class ColumnLiteral(Literal[Any]):
 
 @dataclass(frozen=True)
 class _Part:
-    """A part of the expression; what is not built yet still has its own literals.
+    """A part of an expression.
 
     Attributes:
-        shape: equal for parts that differ in their literals only.
-        content: a predicate or constant, a junction with its parts, or the condition, where it has been built.
+        shape: a number that is equal for parts which differ only in their literals.
+        content: a predicate or constant, a junction with its parts, or the condition if it has been built.
     """
 
     shape: int
     content: BooleanExpression | tuple[Junction, list[_Part]] | Truth
 
     def truth(self, leaf: Callable[[BooleanExpression], Truth], literals: Iterator[Sql] | None = None) -> Truth:
-        """Return the condition, with `literals` in the places of its own where there are any."""
+        """Return the condition, with its literals replaced by `literals` if given."""
         match self.content:
             case (junction, parts):
                 return _junction_truth(junction, [part.truth(leaf, literals) for part in parts])
@@ -126,7 +126,7 @@ def _junction_truth(junction: Junction, truths: list[Truth]) -> Truth:
 
 
 def _shape_of_leaf(leaf: BooleanExpression, shapes: dict[Any, int]) -> int:
-    """Null tests and comparisons of one column have one shape for each operator; other predicates have their own."""
+    """Return the shape of a leaf: one for each operator and column of null tests and comparisons, else a new one."""
     if not isinstance(leaf, BoundLiteralPredicate | BoundUnaryPredicate):
         return _number(shapes, object())
     if isinstance(leaf, BoundStartsWith | BoundNotStartsWith):

@@ -1,4 +1,4 @@
-"""Bound expressions as Iceberg's expression JSON, which its ExpressionParser reads."""
+"""Write bound expressions as Iceberg's expression JSON, which its ExpressionParser reads."""
 
 from __future__ import annotations
 
@@ -60,23 +60,23 @@ FALSE_JSON: Final = "false"
 
 
 def expression_to_json(bound: BooleanExpression) -> str:
-    """A bound, NOT-free expression in Iceberg's expression JSON, literals by the table spec's Appendix D."""
+    """Return Iceberg's expression JSON of a bound, NOT-free expression (literals: table spec, Appendix D)."""
     return fold(bound, lambda leaf, _negated: leaf_to_json(leaf), junction_to_json)
 
 
 def junction_parts(junction: Junction) -> tuple[str, str, str]:
-    """The texts before, between and after the two operands of AND or OR."""
+    """Return the texts before, between and after the operands of AND or OR."""
     return f'{{"type":"{"and" if junction is And else "or"}","left":', ',"right":', "}"
 
 
 def junction_to_json(junction: Junction, operands: Sequence[str]) -> str:
-    """The JSON of operands, given as JSON, joined pairwise."""
+    """Return the JSON of operands, given as JSON, joined pairwise."""
     before, between, after = junction_parts(junction)
     return balanced(operands, lambda left, right: f"{before}{left}{between}{right}{after}")
 
 
 def leaf_to_json(leaf: BooleanExpression) -> str:
-    """The JSON of one predicate, or of TRUE or FALSE."""
+    """Return the JSON of a predicate, TRUE or FALSE."""
     if not isinstance(leaf, BoundPredicate):
         return TRUE_JSON if isinstance(leaf, AlwaysTrue) else FALSE_JSON
     reference = leaf.term.ref()

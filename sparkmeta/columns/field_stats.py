@@ -1,4 +1,4 @@
-"""What the stats of a column in a file say about its values, and the summary of a partition field in a manifest."""
+"""Conclusions from the stats of a column in a file, and from the summary of a partition field in a manifest."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _UNBOUNDED: Final = ("unknown", "variant", "geometry", "geography")
 
 
 class FieldStats(NamedTuple):
-    """Stats of one column in one file, bounds in bound form; None or null where a stat is not known."""
+    """Stats of a column in a file, with bounds in bound form; None or null if unknown."""
 
     lower_bound: Sql | None
     upper_bound: Sql | None
@@ -37,7 +37,7 @@ class FieldStats(NamedTuple):
 
 
 class FieldSummary(NamedTuple):
-    """The summary of one partition field in one manifest, bounds in bound form; all null where there is no summary."""
+    """The summary of a partition field in a manifest, with bounds in bound form; all null if there is none."""
 
     contains_null: Sql
     contains_nan: Sql
@@ -46,10 +46,10 @@ class FieldSummary(NamedTuple):
 
 
 class Bound:
-    """A lower or upper bound that may be missing, or NaN, which is no bound either.
+    """A lower or upper bound, which is unknown if it is missing or NaN.
 
     Args:
-        column: the bound; None where there is none.
+        column: the bound; None if there is none.
         field_type: the column's type.
     """
 
@@ -74,13 +74,13 @@ class Bound:
         return True if self.column is None else any_of(self.column.isNull(), self.nan)
 
     def allows(self, operation: Comparison, value: Any) -> Truth:
-        """Whether the bound is unknown, or compares so with a literal."""
+        """Return whether the bound is unknown, or the comparison with a literal may hold."""
         if self.column is None:
             return True
         return any_of(self.unknown, compare(operation, self.column, value, self.primitive))
 
     def proves(self, operation: Comparison, value: Any) -> Truth:
-        """Whether the bound is known and certainly compares so with a literal."""
+        """Return whether the bound is known, and the comparison with a literal certainly holds."""
         if self.column is None:
             return False
         return all_of(
@@ -95,11 +95,11 @@ class Bound:
 
 
 class ColumnStats:
-    """Everything that can be concluded from the stats of one column; no conclusion is ever null.
+    """Conclusions from the stats of a column. They are never null.
 
     Args:
-        stats: of the column.
-        record_count: rows in the file.
+        stats: the column's stats.
+        record_count: the number of rows in the file.
         field_type: the column's type.
     """
 
@@ -116,7 +116,7 @@ class ColumnStats:
 
     @cached_property
     def no_null(self) -> Truth:
-        """Rows whose parent struct is null may be left out of the counts; they are null too."""
+        """Whether no row is null. Rows with a null parent struct are null, and may be missing in the counts."""
         return all_of(_known_zero(self.stats.null_value_count), negated(self._some_uncounted))
 
     @cached_property
@@ -144,17 +144,17 @@ class ColumnStats:
         return _certainly(self.stats.value_count < self.record_count)
 
     def may_hold(self, leaf: BoundPredicate) -> Truth:
-        """Whether there may be a value for a comparison, an IN or a prefix to be true of."""
+        """Return whether there may be a value for which a comparison, an IN or a prefix is true."""
         return negated(self.all_null) if isinstance(leaf, BoundStartsWith) else self.has_values
 
     def passes(self, test: BoundTest) -> Truth:
-        """Whether a bound passes a test, or is unknown."""
+        """Return whether a bound passes a test, or is unknown."""
         waived = False if test.waived_by is None else self.lower.unknown
         bound = self.lower if test.source == "lower_bound" else self.upper
         return any_of(waived, bound.allows(test.operation, test.limit))
 
     def range_has(self, values: Collection[Any]) -> Truth:
-        """Whether one of the literals lies within the bounds; an unknown lower bound allows all of them."""
+        """Return whether one of the literals is within the bounds. An unknown lower bound allows all of them."""
         lower, upper = self.lower, self.upper
         if lower.column is None:
             return True
@@ -168,11 +168,11 @@ class ColumnStats:
         return any_of(lower.unknown, within)
 
     def single_value(self, values: Collection[Any]) -> Truth:
-        """Whether every row certainly holds one and the same value, and that is one of the literals."""
+        """Return whether every row certainly has the same value, and it is one of the literals."""
         return all_of(self.no_null, self.no_nan, self.one_value(values))
 
     def one_value(self, values: Collection[Any]) -> Truth:
-        """Whether the bounds are equal, and one of the literals: nulls and NaNs aside, that is every value."""
+        """Return whether the bounds are equal, and one of the literals. Rows may also be null or NaN."""
         return all_of(self._equal_bounds, self.lower.is_one_of(values))
 
     @cached_property
@@ -182,17 +182,17 @@ class ColumnStats:
         return _certainly(self.lower.column == self.upper.column)
 
     def range_lacks(self, values: Collection[Any]) -> Truth:
-        """Whether every literal certainly lies outside of the bounds."""
+        """Return whether every literal is certainly outside the bounds."""
         return all_of(
             *(any_of(self.lower.proves(operator.gt, value), self.upper.proves(operator.lt, value)) for value in values)
         )
 
 
 class SummaryStats(ColumnStats):
-    """What the summary of a partition field concludes about the tuples of a manifest; null where there is none.
+    """Conclusions from the summary of a partition field; null if there is none.
 
     Args:
-        summary: of the field.
+        summary: the field's summary.
         field_type: the field's type.
     """
 
@@ -210,12 +210,12 @@ class SummaryStats(ColumnStats):
         return True if not is_floating(self.field_type) else self.summary.contains_nan.eqNullSafe(False)
 
     def may_hold(self, leaf: BoundPredicate) -> Truth:
-        """Whether there is a value that is neither null nor NaN: without a bound there is none."""
+        """Return whether there is a value that is neither null nor NaN. Without bounds, there is none."""
         upward = isinstance(leaf, BoundGreaterThan | BoundGreaterThanOrEqual)
         return (self.summary.upper_bound if upward else self.summary.lower_bound).isNotNull()
 
     def passes(self, test: BoundTest) -> Truth:
-        """Whether a bound passes a test: a summary has both bounds or none."""
+        """Return whether a bound passes a test. A summary has both bounds or none."""
         return super().passes(replace(test, waived_by=None))
 
 

@@ -1,4 +1,4 @@
-"""Fields of a schema, found by name for filters."""
+"""Look up fields of a schema by name, for filters."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
     from pyiceberg.schema import Schema
 
 
-# How many columns an error names that is about an unknown one.
+# Most columns that an error about an unknown column names.
 _NAMED = 20
 
 
 class FieldReference(BoundReference):
     """A bound reference that knows its field's full name.
 
-    Its field is optional where the field itself or a struct around it is.
+    Its field is optional if the field itself or a parent struct is.
     """
 
     def __init__(self, field: NestedField, accessor: Accessor, name: str) -> None:
@@ -37,8 +37,8 @@ class SchemaFields:
     """All fields of a schema that a filter can name.
 
     Args:
-        schema: the fields' schema.
-        case_sensitive: whether upper and lower case differ in names.
+        schema: the schema.
+        case_sensitive: whether names are case-sensitive.
     """
 
     def __init__(self, schema: Schema, case_sensitive: bool = True) -> None:
@@ -50,8 +50,8 @@ class SchemaFields:
     def _key(self, name: str) -> str:
         return name if self.case_sensitive else name.lower()
 
-    def _what_there_is(self, name: str) -> str:
-        """Return names that may have been meant, as the end of an error's message."""
+    def _hint(self, name: str) -> str:
+        """Return a hint at existing names, for the end of an error message."""
         known = [matches[0][0].name for matches in self.by_name.values() if matches[0][1] is None]
         near = [other for other in known if other.lower() == name.lower()] or get_close_matches(name, known)
         if near:
@@ -60,14 +60,14 @@ class SchemaFields:
         return f", which has {', '.join(map(shown, known[:_NAMED]))}{more}" if known else ""
 
     def find(self, name: str) -> FieldReference:
-        """Return the field of a full name.
+        """Return the field with a full name.
 
         Raises:
-            InvalidFilterError: there is no such field, or there are several.
+            InvalidFilterError: the field does not exist, is ambiguous, or is inside a list or map.
         """
         matches = self.by_name.get(self._key(name), [])
         if not matches:
-            raise InvalidFilterError(f"no column {shown(name)} in the schema{self._what_there_is(name)}")
+            raise InvalidFilterError(f"no column {shown(name)} in the schema{self._hint(name)}")
         if len(matches) > 1:
             names = ", ".join(f"{reference.name} (id {reference.field.field_id})" for reference, _ in matches)
             raise InvalidFilterError(f"column {shown(name)} is ambiguous: {names}")
@@ -80,7 +80,7 @@ class SchemaFields:
 def _references(
     struct: StructType, names: tuple[str, ...], positions: tuple[int, ...], optional: bool, container: str | None
 ) -> Iterator[tuple[FieldReference, str | None]]:
-    """Every field in a struct with the list or map that it is in, if any."""
+    """Yield every field in a struct, with the name of the list or map that contains it, or None."""
     for position, field in enumerate(struct.fields):
         path, places = (*names, field.name), (*positions, position)
         nullable = optional or not field.required

@@ -1,4 +1,4 @@
-"""Filter strings: pyiceberg's syntax, read without recursion so that long and deep filters work."""
+"""Parse filter strings in pyiceberg's syntax, without recursion, so that long and deep filters work."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 
     from pyiceberg.expressions.literals import Literal
 
-# Literals as pyiceberg's grammar has them, but for truth values and strings with backslashes, and what they mean. Its
-# lists hold literals of one kind; a kind is tried where none before it fits.
+# Literals of pyiceberg's grammar, except truth values and strings with backslashes, and their conversions. Lists have
+# literals of one kind; kinds are tried in order.
 _SPACE: Final = r"[ \t\n\r]*+"
 _LITERALS: Final[dict[str, Callable[[str], Literal[Any]]]] = {
     r"'(?:[^'\n\r\\]|'')*+'": lambda text: StringLiteral(text[1:-1].replace("''", "'")),
@@ -73,12 +73,12 @@ _EXPECTED: Final = (
 
 
 def parse_text(text: str) -> BooleanExpression:
-    """The expression that a filter string means; raises InvalidFilterError that names the text."""
+    """Parse a filter string. Raises InvalidFilterError, which names the text."""
     return _Parser(text).parse()
 
 
 class _Parser:
-    """Operator precedence parsing: operators wait on a stack until one comes that binds less."""
+    """An operator-precedence parser: operators stay on a stack until one with lower precedence follows."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -119,7 +119,7 @@ class _Parser:
         return parsed
 
     def _reduce(self, binding: int) -> None:
-        """Apply the waiting operators that bind more than the next one."""
+        """Apply operators on the stack that have a higher precedence than the next one."""
         while self.operators and _BINDING[self.operators[-1]] > binding:
             operator = self.operators.pop()
             if operator == "not":
@@ -151,7 +151,7 @@ class _Parser:
 
 
 def _comparison(text: str) -> BooleanExpression | None:
-    """A column's comparison with a literal, read in a tenth of the time of pyiceberg's grammar; None for others."""
+    """Parse a column's comparison with a literal ten times as fast as pyiceberg's grammar; None for others."""
     if not (match := _COMPARISON.fullmatch(text)):
         return None
     comparison: BooleanExpression = _OPERATORS[match["operator"]](
@@ -165,7 +165,7 @@ def _literal(text: str) -> Literal[Any]:
 
 
 def _in_list(text: str, literals: str) -> BooleanExpression | None:
-    """A predicate that ends in a list of literals in parentheses: pyiceberg reads it with only the first of them."""
+    """Parse a predicate with a list of literals, of which pyiceberg's grammar gets only the first."""
     kind = next(kind for kind in _LITERALS if re.match(rf"\({_SPACE}{kind}{_SPACE},", literals))
     values = re.findall(kind, literals)
     short = predicate_syntax.parse_string(f"{text.removesuffix(literals)}({values[0]})", parse_all=True)[0]
@@ -177,7 +177,7 @@ def _in_list(text: str, literals: str) -> BooleanExpression | None:
 
 
 class _Tokens:
-    """Keywords and parentheses in lower case, and the text of whole predicates."""
+    """A stream of keywords and parentheses in lower case, and of the texts of predicates."""
 
     def __init__(self, parser: _Parser) -> None:
         self.parser = parser
@@ -203,8 +203,7 @@ class _Tokens:
         return token
 
     def predicate(self) -> tuple[str, str | None]:
-        """The text up to the AND, OR or closing parenthesis that ends a predicate, and the list that stands last in it,
-        if one does."""
+        """Return the text of a predicate, up to an AND, OR or closing parenthesis, and the list at its end, if any."""
         start = self.place
         depth, between = 0, False
         while (token := self.peek()) is not None:

@@ -1,4 +1,4 @@
-"""The tests of bounds, partition values and partition summaries that a filter implies: few and simple ones."""
+"""Derive simple tests of bounds, partition values and partition summaries from a filter."""
 
 from __future__ import annotations
 
@@ -46,37 +46,40 @@ if TYPE_CHECKING:
     from sparkmeta.columns.bound_tests import Source
     from sparkmeta.columns.junctions import Junction
 
-# Of one order for everyone, and compared in Arrow as in Spark. Floating point numbers and UUIDs are not.
+# Types with one order in all writers, in Arrow and in Spark, unlike floating point numbers and UUIDs.
 _ORDERED: Final = (
     BooleanType, IntegerType, LongType, DecimalType, DateType, TimeType, TimestampType, TimestamptzType,
     TimestampNanoType, TimestamptzNanoType, StringType, BinaryType, FixedType,
 )  # fmt: skip
-# Of more alternatives the loosest limits are tested.
+# Most alternatives that are tested; of more, only the loosest limits are.
 FEW: Final = 8
 IN_LIMIT: Final = 200
-"""More literals than this in an IN are not compared with bounds, as in Iceberg."""
+"""Most literals of an IN that are compared with bounds, as in Iceberg."""
 
-# Of a test: upward, inclusive, limit.
+# (upward, inclusive, limit) of a test.
 _Range = tuple[bool, bool, Any]
 
 
 def stats_tests(bound: BooleanExpression) -> AllOf:
-    """Return what the bounds of a file satisfy that holds a row for which a filter, bound and free of NOT, is true.
+    """Return tests of bounds that every file with a matching row passes.
 
-    No more than ``might_match`` rules out.
+    They rule out no more than ``might_match``.
+
+    Args:
+        bound: a bound filter without NOT.
     """
     return fold(bound, partial(_of_ordered, tests=leaf_tests), _join)
 
 
 def partition_tests(bound: BooleanExpression) -> AllOf:
-    """Return what a partition tuple satisfies for which a predicate of its values, bound and free of NOT, is true."""
+    """Return tests that every partition tuple passes which satisfies a bound predicate without NOT."""
     return fold(bound, partial(_of_ordered, tests=_value_tests), _join)
 
 
 def leaf_tests(leaf: BooleanExpression) -> tuple[BoundTest, ...]:
-    """Return what the bounds of a file satisfy that may hold a row for which a predicate is true, of any type.
+    """Return tests of bounds that every file with a row passes for which a predicate, of any type, is true.
 
-    A file without a lower bound is not judged by an IN or a prefix.
+    A file without a lower bound passes the tests of an IN or a prefix.
     """
     if not isinstance(leaf, BoundPredicate) or (isinstance(leaf, BoundIn) and len(leaf.value_set) > IN_LIMIT):
         return ()
@@ -110,7 +113,7 @@ def _field(leaf: BoundPredicate) -> tuple[int, str]:
 
 
 def _ranges(leaf: BoundPredicate) -> Iterator[_Range]:
-    """Yield the limits of the values that satisfy a predicate; none where it has none."""
+    """Yield the limits of the values that satisfy a predicate, if any."""
     match leaf:
         case BoundEqualTo():
             yield from ((upward, True, leaf.literal.value) for upward in (False, True))
@@ -130,10 +133,10 @@ def _ranges(leaf: BoundPredicate) -> Iterator[_Range]:
 
 
 def summary_tests(bound: BooleanExpression) -> AllOf | None:
-    """Return what the partition summaries of a manifest satisfy that ``summary_might_match`` keeps, and of no other.
+    """Return tests of partition summaries that are equivalent to ``summary_might_match``.
 
-    None where the predicate, an inclusive projection onto the manifest's own spec, has more to it than few comparisons
-    of values with an order.
+    None if the predicate, an inclusive projection onto the manifest's spec, is more than a few comparisons of ordered
+    values.
     """
     return fold(bound, lambda leaf, _negated: _of_summary(leaf), _join_summaries)
 
@@ -155,7 +158,7 @@ def _of_summary(leaf: BooleanExpression) -> AllOf | None:
 
 
 def _summary_test(leaf: BoundPredicate, limits: _Range) -> BoundTest:
-    """A summary without bounds is of a manifest without values; one that is not there says nothing."""
+    """Return the test of a summary. One without bounds has no values; a missing summary passes."""
     decisive = not limits[0] or isinstance(leaf, BoundGreaterThan | BoundGreaterThanOrEqual)
     return BoundTest(_bound_of(limits), *_field(leaf), *limits, "contains_null", null_passes=not decisive)
 
@@ -171,7 +174,7 @@ def _join_summaries(junction: Junction, operands: Sequence[AllOf | None]) -> All
 
 
 def _join(junction: Junction, operands: Sequence[AllOf]) -> AllOf:
-    """Return what AND or OR of tests implies; of many alternatives it is one range for each column."""
+    """Return the tests that AND or OR of tests implies; for many alternatives, one range per column."""
     if junction is And:
         tests = [test for operand in operands for test in operand.tests]
         tightest = (_extreme(same, tightest=True) for same in _by_key(tests).values())
@@ -197,7 +200,7 @@ def _by_key(tests: Iterable[BoundTest | AnyOf]) -> dict[Any, list[BoundTest]]:
 
 
 def _extreme(tests: Sequence[BoundTest], *, tightest: bool) -> BoundTest:
-    """Return the tightest or the loosest of tests of one bound."""
+    """Return the tightest or the loosest of several tests of a bound."""
     upward = tests[0].upward
     limits = [(test.limit, test.inclusive != upward) for test in tests]
     limit, inclusive = max(limits) if upward == tightest else min(limits)

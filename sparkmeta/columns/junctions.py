@@ -1,4 +1,4 @@
-"""Boolean expression trees of any depth and width, walked without recursion."""
+"""Traverse boolean expression trees of any depth and width without recursion."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def fold(
 
     Args:
         expression: any pyiceberg expression.
-        leaf: is given each predicate or constant, and whether it is negated.
-        join: is given ``And`` or ``Or`` and the results of all operands of one chain of it (two or more).
+        leaf: called with each predicate or constant, and whether it is negated.
+        join: called with ``And`` or ``Or``, and the results of all operands of a chain of it (two or more).
     """
     pending: list[tuple[BooleanExpression, bool] | tuple[Junction, int]] = [(expression, False)]
     results: list[T] = []
@@ -44,7 +44,7 @@ def fold(
 
 
 def _chain(node: And | Or, negated: bool) -> tuple[Junction, list[tuple[BooleanExpression, bool]]]:
-    """Return all operands, from left to right, of nested ANDs (or ORs) that are a chain once NOT is pushed down."""
+    """Return all operands, from left to right, of nested ANDs (or ORs) that are a chain after NOT is pushed down."""
     junction = _junction(node, negated)
     operands: list[tuple[BooleanExpression, bool]] = []
     pending: list[tuple[BooleanExpression, bool]] = [(node, negated)]
@@ -64,7 +64,7 @@ def _junction(node: And | Or, negated: bool) -> Junction:
 
 
 def balanced(operands: Sequence[T], join: Callable[[T, T], T]) -> T:
-    """Join the operands pairwise, in their order, into a tree of logarithmic depth."""
+    """Join operands pairwise, in order, to a tree of logarithmic depth."""
     level = list(operands)
     while len(level) > 1:
         pairs = [join(left, right) for left, right in zip(level[::2], level[1::2], strict=False)]
@@ -82,5 +82,5 @@ def junction_of(junction: Junction, operands: Sequence[BooleanExpression]) -> Bo
 
 
 def depth(expression: BooleanExpression) -> int:
-    """Return how deep ANDs and ORs alternate: 0 for a single predicate, 1 for a chain of them."""
+    """Return the number of alternating levels of AND and OR: 0 for a predicate, 1 for a chain of predicates."""
     return fold(expression, lambda _leaf, _negated: 0, lambda _junction, operands: 1 + max(operands))

@@ -1,4 +1,4 @@
-"""Filter literals converted to a column's type, exactly or not at all."""
+"""Convert filter literals to a column's type, exactly or not at all."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ _ISO_TIMESTAMP: Final = re.compile(f"{_DATE}(?:[T ]{_TIME}{_OFFSET}?)?", re.ASCI
 
 
 class Place(enum.Enum):
-    """Where a literal lies among the values of a column's type."""
+    """The place of a literal among the values of a column's type."""
 
     AT = enum.auto()
     JUST_ABOVE = enum.auto()
@@ -60,21 +60,22 @@ class Place(enum.Enum):
 
 
 class Placed(NamedTuple):
-    """A value of a type, as pyiceberg's literals hold it, and how a literal lies to it."""
+    """A value of a type, as in pyiceberg's literals, and the place of a literal relative to it."""
 
     value: Any
     place: Place = Place.AT
 
 
 def place_literal(literal: Literal[Any], primitive: PrimitiveType) -> Placed:
-    """Find a literal's place among the values of a column's type.
+    """Return a literal's place among the values of a column's type.
 
-    Converts what Iceberg converts: numbers to numbers, integers to dates (days), times and timestamps (micros),
-    timestamps to dates, ISO 8601 strings to dates, times and timestamps (an offset is needed for timestamptz and
-    refused for timestamp), hexadecimal strings to fixed and binary. Floating point literals are rounded to the scale
-    of a decimal and to the precision of a float; integers and decimals are never rounded, but placed between values.
+    Conversions are Iceberg's: numbers to numbers, integers to dates (days), times and timestamps (micros), timestamps
+    to dates, ISO 8601 strings to dates, times and timestamps (with an offset for timestamptz, without one for
+    timestamp), hexadecimal strings to fixed and binary. Floating point literals are rounded to the scale of a decimal
+    and to the precision of a float. Integers and decimals are never rounded, but placed between values.
 
-    Raises ValueError that says why, where the literal is not of a kind that converts.
+    Raises:
+        ValueError: the literal can't be converted to the type.
     """
     convert = _CONVERSIONS.get(_kind(primitive))
     if convert is None:
@@ -111,7 +112,7 @@ def _integer(low: int, high: int) -> Callable[[Literal[Any], PrimitiveType], Pla
 
 
 def _on_grid(number: Decimal, scale: int, low: int, high: int) -> Placed:
-    """Place a number among the multiples of 10^-scale whose unscaled value is from low to high."""
+    """Place a number among the multiples of 10^-scale with an unscaled value from low to high."""
     if number > (top := _scaled(high, scale)):
         return Placed(top, Place.ABOVE_MAX)
     if number < (bottom := _scaled(low, scale)):
@@ -304,7 +305,7 @@ _CONVERSIONS: Final[dict[str, Callable[[Literal[Any], PrimitiveType], Placed | N
 
 
 def iso_date(days: int) -> str:
-    """The date that many days after 1970-01-01 in ISO 8601; years before 0 and after 9999 carry a sign."""
+    """Return the date of days since 1970-01-01 in ISO 8601. Years before 0 and after 9999 have a sign."""
     cycles, day_of_cycle = divmod(days + _EPOCH - date(2000, 1, 1).toordinal(), _CYCLE_DAYS)
     within = date.fromordinal(date(2000, 1, 1).toordinal() + day_of_cycle)
     year = within.year + cycles * _CYCLE_YEARS
@@ -313,13 +314,13 @@ def iso_date(days: int) -> str:
 
 
 def iso_time(ticks: int, per_second: int = 1_000_000) -> str:
-    """The time of day in ISO 8601, with as many digits of the second as it needs."""
+    """Return the time of day in ISO 8601, with as few digits of the second as possible."""
     seconds, fraction = divmod(ticks, per_second)
     digits = f"{fraction:0{len(str(per_second)) - 1}}".rstrip("0")
     return f"{seconds // 3600:02}:{seconds // 60 % 60:02}:{seconds % 60:02}" + (f".{digits}" if digits else "")
 
 
 def iso_timestamp(ticks: int, per_second: int = 1_000_000) -> str:
-    """The time that many ticks after 1970-01-01T00:00:00 in ISO 8601."""
+    """Return the time of ticks since 1970-01-01T00:00:00 in ISO 8601."""
     days, ticks_of_day = divmod(ticks, 86_400 * per_second)
     return f"{iso_date(days)}T{iso_time(ticks_of_day, per_second)}"

@@ -1,4 +1,4 @@
-"""Row filters: read, bound to a schema, and evaluated on values."""
+"""Parse row filters, bind them to a schema, and evaluate them on values."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ if TYPE_CHECKING:
 __all__ = ["bind_filter", "expression_to_json", "parse_filter", "referenced_ids", "row_predicate"]
 
 MAX_DEPTH: Final = 100
-"""How deep ANDs and ORs may alternate: Spark's own analysis is recursive."""
+"""Most alternating levels of AND and OR, since Spark's analysis is recursive."""
 
 COMPARISONS: Final[dict[type[BoundLiteralPredicate], Comparison]] = {
     BoundLessThan: operator.lt,
@@ -75,9 +75,10 @@ _DOWNWARD: Final = (BoundLessThan, BoundLessThanOrEqual)
 
 
 def parse_filter(row_filter: str | BooleanExpression) -> BooleanExpression:
-    """The expression that a filter string in pyiceberg's syntax means; an expression is given back as it is.
+    """Parse a filter string in pyiceberg's syntax; return an expression unchanged.
 
-    Raises InvalidFilterError, which names the text and what is wrong with it.
+    Raises:
+        InvalidFilterError: invalid text; the message names the text and the problem.
     """
     return parse_text(row_filter) if isinstance(row_filter, str) else row_filter
 
@@ -86,14 +87,17 @@ def bind_filter(row_filter: BooleanExpression, schema: Schema, case_sensitive: b
     """Bind a filter's columns and literals to a schema, with NOT pushed to the predicates (table spec, Scan Planning).
 
     Args:
-        row_filter: unbound; columns are named by their full names (``struct.field``).
-        schema: finds the columns, and gives their types.
-        case_sensitive: whether upper and lower case differ in names.
+        row_filter: an unbound filter, with full names of columns (``struct.field``).
+        schema: the schema.
+        case_sensitive: whether names are case-sensitive.
 
-    Returns bound predicates over ``FieldReference`` terms, joined by ANDs and ORs in balanced trees. Null tests that
-    the schema decides and comparisons with literals beyond the type's range have become TRUE or FALSE.
-    Raises InvalidFilterError for an unknown or ambiguous column, a literal that does not convert to the column's type,
-    an operator that the type does not have, or a filter nested too deeply.
+    Returns:
+        Bound predicates over ``FieldReference`` terms, joined by balanced trees of ANDs and ORs. Null tests that the
+        schema decides, and comparisons with literals out of the type's range, are replaced by TRUE or FALSE.
+
+    Raises:
+        InvalidFilterError: an unknown or ambiguous column, a literal that can't be converted to the column's type, an
+            operator that the type does not support, or a filter nested too deeply.
     """
     fields = SchemaFields(schema, case_sensitive)
     bound = fold(row_filter, lambda leaf, negated: _bind(leaf, negated, fields), junction_of)
@@ -155,13 +159,13 @@ def _bind_set(predicate: In | NotIn, field: FieldReference) -> BooleanExpression
 
 
 def _literal(written: Literal[Any], value: Any) -> Literal[Any]:
-    """The literal of a value: the written one where that says the same, since making many takes time."""
+    """Return the literal of a value, reusing the written one if it is the same, since making many takes time."""
     same = isinstance(written, LongLiteral | StringLiteral) and written.value is value
     return written if same else literal(value)
 
 
 def _bound(kind: Any, *arguments: Any) -> BooleanExpression:
-    """A bound predicate, or the simpler one or the constant that pyiceberg makes of it."""
+    """Return a bound predicate, or the simpler predicate or constant to which pyiceberg reduces it."""
     bound: BooleanExpression = kind(*arguments)
     return bound
 
@@ -173,7 +177,7 @@ def _primitive(field: FieldReference) -> PrimitiveType:
 
 
 def referenced_ids(bound: BooleanExpression) -> set[int]:
-    """The ids of all fields that a bound expression looks at."""
+    """Return the ids of all fields in a bound expression."""
     ids: set[int] = set()
 
     def visit(leaf: BooleanExpression, _negated: bool) -> None:
@@ -185,16 +189,16 @@ def referenced_ids(bound: BooleanExpression) -> set[int]:
 
 
 def row_predicate(bound: BooleanExpression, value: Callable[[int], Sql], *, strict: bool = False) -> Sql:
-    """Whether a row, or a partition tuple, satisfies a bound filter: true or false, never null.
+    """Return whether a row, or a partition tuple, satisfies a bound filter; never null.
 
-    A null satisfies IS NULL, NOT IN and the negated comparisons !=, NOT LIKE and NOT NAN, and no other. Numbers are
-    compared as in Spark: NaN is greater than all others, -0.0 equals 0.0.
+    A null satisfies only IS NULL, NOT IN, !=, NOT LIKE and NOT NAN. Numbers are compared as in Spark: NaN is greater
+    than all others, and -0.0 equals 0.0.
 
     Args:
-        bound: bound and free of NOT.
+        bound: a bound filter without NOT.
         value: field id -> the field's value in bound form.
-        strict: how what is not certain comes out. Ranges of UUIDs hold in one of the two orders in use, or with
-            ``strict`` in both; NaN is not greater than a number with ``strict``.
+        strict: whether uncertain comparisons are false. Ranges of UUIDs must then hold in both orders in use, not only
+            in one, and NaN is not greater than a number.
     """
     return as_column(fold_truth(bound, lambda leaf: _row_truth(leaf, value, strict)))
 
@@ -218,7 +222,7 @@ def _row_truth(predicate: BooleanExpression, value: Callable[[int], Sql], strict
 
 
 def _holds(predicate: BooleanExpression, column: Sql, strict: bool) -> Sql:
-    """Whether a value that is not null satisfies a predicate with literals."""
+    """Return whether a non-null value satisfies a predicate with literals."""
     match predicate:
         case BoundStartsWith():
             return column.startswith(predicate.literal.value)
@@ -234,7 +238,7 @@ def _holds(predicate: BooleanExpression, column: Sql, strict: bool) -> Sql:
 
 
 def field_type(predicate: BoundPredicate) -> PrimitiveType:
-    """The type of the field that a predicate with literals is about."""
+    """Return the type of the field in a predicate with literals."""
     primitive = predicate.term.ref().field.field_type
     assert isinstance(primitive, PrimitiveType)
     return primitive

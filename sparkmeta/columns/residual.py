@@ -1,4 +1,4 @@
-"""What is left of a filter for the rows of one partition."""
+"""Residual filters: the part of a filter that a partition tuple does not decide."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from pyiceberg.schema import Schema
 
 Text = Sql | str
-"""Expression JSON: SQL where the partition tuple decides on it."""
+"""Expression JSON, or SQL for it if it depends on the partition tuple."""
 
 Literal = Callable[[str], Sql]
 
@@ -46,19 +46,20 @@ def residual(
     value: Callable[[int], Sql],
     literal: Literal = sql.lit,
 ) -> Sql:
-    """What is left of a filter for the rows of a partition (Iceberg's ResidualEvaluator).
+    """Return the residual of a filter for the rows of a partition (Iceberg's ResidualEvaluator).
 
     Args:
-        bound: bound to ``schema`` and free of NOT.
+        bound: a filter bound to ``schema``, without NOT.
         spec: the partition spec of the tuple.
-        schema: the table's.
+        schema: the table's schema.
         value: partition field id -> the field's value in bound form.
-        literal: a constant text -> the Sql that stands for it.
+        literal: returns the Sql of a constant text.
 
-    Returns a string Sql: the residual in Iceberg's expression JSON. For rows of that partition it is true where
-    the filter is. Predicates that the tuple decides are gone; ``true`` where all rows match. A filter with more than
-    200 predicates on source columns of the spec, or whose ANDs and ORs alternate over more than 20 levels, is given
-    back whole.
+    Returns:
+        A string Sql with Iceberg's expression JSON, which is equivalent to the filter for rows of the partition.
+        Predicates that the tuple decides are removed; it is ``true`` if all rows match. A filter with more than 200
+        predicates on source columns of the spec, or with more than 20 alternating levels of AND and OR, is returned
+        unchanged.
     """
     if _decided(bound, spec) > _DECIDED_LIMIT or depth(bound) > _DEPTH_LIMIT:
         return literal(expression_to_json(bound))
@@ -67,7 +68,7 @@ def residual(
 
 
 def _decided(bound: BooleanExpression, spec: PartitionSpec) -> int:
-    """How many predicates a tuple may decide on."""
+    """Return the number of predicates that a tuple may decide."""
     sources = {field.source_id for field in spec.fields}
 
     def count(leaf: BooleanExpression, _negated: bool) -> int:
@@ -124,7 +125,7 @@ def _merge_constants(junction: Junction, operands: list[Text]) -> list[Text]:
 
 
 def _join_columns(literal: Literal, junction: Junction, operands: Sequence[Text]) -> Text:
-    """Operands joined by a fold over an array, which names each of them once."""
+    """Join operands by a fold over an array, so that each occurs once in the SQL."""
     if len(operands) == 1:
         return operands[0]
     neutral, absorbing = (TRUE_JSON, FALSE_JSON) if junction is And else (FALSE_JSON, TRUE_JSON)

@@ -1,4 +1,4 @@
-"""Whether a file can hold rows that match a filter, or nothing but such rows: decided from its column stats."""
+"""Decide from column stats whether a file may have matching rows, or has only matching rows."""
 
 from __future__ import annotations
 
@@ -42,21 +42,21 @@ if TYPE_CHECKING:
 
 
 def might_match(bound: BooleanExpression, stats: Callable[[int], FieldStats], record_count: Sql) -> Sql:
-    """Whether a file may hold a row that satisfies a filter (Iceberg's InclusiveMetricsEvaluator).
+    """Return whether a file may have a row that satisfies a filter (Iceberg's InclusiveMetricsEvaluator).
 
     Args:
-        bound: bound and free of NOT.
-        stats: field id -> what is known of the field's values in the file.
-        record_count: rows in the file; null or negative where that is not known, which keeps the file.
+        bound: a bound filter without NOT.
+        stats: field id -> the stats of the field in the file.
+        record_count: the number of rows in the file. If it is null or negative, which is unknown, the file may match.
 
-    Returns a Sql that is never null, and false only where no row matches. NaN is not counted as greater than a
-    number here. Tests of bounds also stand in conjuncts of their own, ``bound IS NULL OR bound <= literal``, which
-    Spark pushes into Parquet.
+    Returns:
+        A Sql that is never null, and false only if no row matches. NaN is not greater than a number here. Tests of
+        bounds are also separate conjuncts, ``bound IS NULL OR bound <= literal``, which Spark pushes into Parquet.
     """
     known = _KnownStats(stats, record_count)
     may_hold = fold_truth(bound, lambda leaf: _might(leaf, known.of))
     counted = sql.coalesce(record_count, sql.lit(-1))
-    # Spark draws out what these conditions have in common, and then pushes none, unless one can't be looked into.
+    # Spark would extract common parts of these conditions, and then push none. `coalesce` hides one of them.
     exact = sql.coalesce(as_column(any_of(counted < 0, may_hold)), sql.lit(False))
     tests = _pushed(stats_tests(bound), known)
     pushed = (any_of(record_count.isNull(), record_count < 0, test) for test in tests)
@@ -64,13 +64,14 @@ def might_match(bound: BooleanExpression, stats: Callable[[int], FieldStats], re
 
 
 def summary_might_match(bound_partition_predicate: BooleanExpression, summary: Callable[[int], FieldSummary]) -> Sql:
-    """Whether a manifest may list a file whose partition tuple satisfies a predicate (Iceberg's ManifestEvaluator).
+    """Return whether a manifest may list a file whose tuple satisfies a predicate (Iceberg's ManifestEvaluator).
 
     Args:
-        bound_partition_predicate: an inclusive projection onto the manifest's own spec.
-        summary: partition field id -> the field's summary. A field without summary (null contains_null) might match.
+        bound_partition_predicate: an inclusive projection onto the manifest's spec.
+        summary: partition field id -> the field's summary. A field without one (null contains_null) may match.
 
-    Returns a Sql that is never null. A summary without bounds says that all values are null or NaN.
+    Returns:
+        A Sql that is never null. A summary without bounds means that all values are null or NaN.
     """
 
     def of_leaf(leaf: BooleanExpression) -> Truth:
@@ -90,12 +91,17 @@ def must_match(
     top_level_ids: Container[int],
     proven: Callable[[BoundPredicate], Sql] | None = None,
 ) -> Sql:
-    """Whether all rows of a file satisfy a filter (Iceberg's StrictMetricsEvaluator).
+    """Return whether all rows of a file satisfy a filter (Iceberg's StrictMetricsEvaluator).
 
-    Arguments are as for ``might_match``; ``top_level_ids`` are the fields that are not inside of a struct: of others
-    nothing but NaN tests can be proven. ``proven``: what else proves a predicate of all rows, such as the partition
-    tuple. Returns a Sql that is never null, and true only where every row matches.
-    Null and NaN counts that are not known prove nothing, and neither does a negative record count.
+    Args:
+        bound: see ``might_match``.
+        stats: see ``might_match``.
+        record_count: see ``might_match``.
+        top_level_ids: the fields that are not inside a struct. For other fields, only NaN tests can be proven.
+        proven: returns whether a predicate is known to be true of all rows, such as by the partition tuple.
+
+    Returns:
+        A Sql that is never null, and true only if every row matches. Unknown counts prove nothing.
     """
     known = _KnownStats(stats, record_count)
 
@@ -123,19 +129,19 @@ class _KnownStats:
         """Return the stats of a predicate's column."""
         field = predicate.term.ref().field
         if field.field_id not in self._by_id:
-            # Files have no stats of structs, lists and maps themselves.
+            # Structs, lists and maps themselves have no stats.
             unknown = FieldStats(*[None] * len(FieldStats._fields))
             known = self._stats(field.field_id) if isinstance(field.field_type, PrimitiveType) else unknown
             self._by_id[field.field_id] = ColumnStats(known, self._record_count, field.field_type)
         return self._by_id[field.field_id]
 
     def by_id(self, field_id: int) -> ColumnStats:
-        """Return the stats of a column that some predicate was asked about."""
+        """Return the stats of a column by the id of its field."""
         return self._by_id[field_id]
 
 
 def _pushed(tests: AllOf, known: _KnownStats) -> list[Truth]:
-    """Return tests of bounds as conditions that Spark pushes into Parquet, not too many of them."""
+    """Return a limited number of tests of bounds as conditions that Spark pushes into Parquet."""
     simple = [test for test in tests.tests if isinstance(test, BoundTest)]
     choices = [test.choices for test in tests.tests if isinstance(test, AnyOf)]
     conditions = [known.by_id(test.field_id).passes(test) for test in simple]
@@ -193,7 +199,7 @@ def _must(leaf: BooleanExpression, known: _KnownStats, top_level_ids: Container[
 
 
 def _must_hold(leaf: BoundPredicate, stats: ColumnStats) -> Truth:
-    """Whether all values satisfy a predicate, if none is null or NaN."""
+    """Return whether all values satisfy a predicate, provided that none is null or NaN."""
     match leaf:
         case BoundLessThan() | BoundLessThanOrEqual():
             return stats.upper.proves(COMPARISONS[type(leaf)], leaf.literal.value)
@@ -210,7 +216,7 @@ def _must_hold(leaf: BoundPredicate, stats: ColumnStats) -> Truth:
 
 
 def _must_not_hold(leaf: BoundPredicate, stats: ColumnStats) -> Truth:
-    """Whether no value equals the literals, or starts with the prefix; nulls and NaNs never do."""
+    """Return whether no value equals the literals, or starts with the prefix. Nulls and NaNs never do."""
     match leaf:
         case BoundNotStartsWith():
             prefix, end = leaf.literal.value, prefix_end(leaf.literal.value)

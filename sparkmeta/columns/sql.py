@@ -1,7 +1,7 @@
 """Columns as SQL text, with the operators and functions of pyspark's Column.
 
-On classic Spark each operation on a Column is a call into the JVM, and a plan takes thousands: these are strings until
-the whole expression is handed over.
+On classic Spark, each operation on a Column is a call into the JVM, and a plan takes thousands. These stay strings
+until the whole expression is passed to Spark.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _NAMES: Final = re.compile(r"`(?:[^`]|``)+`|[^.`]+")
 
 
 class Sql:
-    """An expression of Spark SQL: what `expr` takes, the same under any session's settings."""
+    """An expression of Spark SQL, as for `expr`, that does not depend on session settings."""
 
     __slots__ = ("text",)
 
@@ -30,7 +30,7 @@ class Sql:
         self.text = text
 
     def column(self) -> Column:
-        """As a Column of the session's kind, classic or Connect."""
+        """Return a Column for the session, classic or Connect."""
         from pyspark.sql import functions as F
 
         return F.expr(self.text)
@@ -80,10 +80,10 @@ class Sql:
         return Sql(f"({self.text} {operator} {_text(other)})")
 
     def __getitem__(self, key: str | int | Sql) -> Sql:
-        """A field of a struct, or the element of an array at an index from 0."""
+        """Return a field of a struct, or the element of an array at an index from 0."""
         return Sql(f"{self.text}.{quoted(key)}" if isinstance(key, str) else f"{self.text}[{_text(key)}]")
 
-    def isNull(self) -> Sql:  # noqa: N802  as Column spells it, and so below
+    def isNull(self) -> Sql:  # noqa: N802  named like Column's, and so below
         return Sql(f"({self.text} IS NULL)")
 
     def isNotNull(self) -> Sql:  # noqa: N802
@@ -104,7 +104,7 @@ class Sql:
 
 
 class Aliased(Sql):
-    """An expression with the name that it has in a struct or a selection."""
+    """An expression with a name in a struct or a selection."""
 
     __slots__ = ("name",)
 
@@ -117,12 +117,12 @@ class Aliased(Sql):
 
     @property
     def selected(self) -> str:
-        """As `selectExpr` takes it."""
+        """The text for `selectExpr`."""
         return f"{self.text} AS {quoted(self.name)}"
 
 
 class Case(Sql):
-    """CASE WHEN ... THEN ...; null where no condition holds, unless `otherwise` says more."""
+    """CASE WHEN ... THEN ...; null if no condition holds, unless `otherwise` is called."""
 
     __slots__ = ("branches",)
 
@@ -138,23 +138,23 @@ class Case(Sql):
 
 
 def col(path: str) -> Sql:
-    """A column, or a field in it, named as for pyspark's `col`: with dots between names, backticks around odd ones."""
+    """Return a column or a nested field, named as for pyspark's `col`: with dots, and backticks around odd names."""
     names = _NAMES.findall(path)
     return Sql(".".join(name if name[0] == "`" else quoted(name) for name in names))
 
 
 def texts(columns: Iterable[Aliased]) -> list[str]:
-    """Columns with their names, as `selectExpr` takes them."""
+    """Return named columns as texts for `selectExpr`."""
     return [column.selected for column in columns]
 
 
 def quoted(name: str) -> str:
-    """A name in backticks."""
+    """Quote a name with backticks."""
     return f"`{name.replace('`', '``')}`"
 
 
 def lit(value: bool | str | float | None) -> Sql:
-    """A literal: of int where an integer fits, else bigint."""
+    """Return a literal. Integers are int if they fit, else bigint."""
     match value:
         case None:
             return Sql("NULL")
@@ -170,22 +170,22 @@ def lit(value: bool | str | float | None) -> Sql:
 
 
 def string_literal(text: str) -> str:
-    """A string in SQL, whatever settings say of escapes."""
+    """Return a SQL string literal that does not depend on settings for escapes."""
     return f"'{text}'" if _PLAIN.issuperset(text) else f"CAST(X'{text.encode().hex()}' AS STRING)"
 
 
 def call(name: str, *arguments: object) -> Sql:
-    """A function of Spark SQL."""
+    """Return a call of a function of Spark SQL."""
     return Sql(f"{name}({', '.join(map(_text, arguments))})")
 
 
 def when(condition: Sql, value: object) -> Case:
-    """The first branch of a CASE."""
+    """Return a CASE with its first branch."""
     return Case(f" WHEN {condition.text} THEN {_text(value)}")
 
 
 def struct(*fields: Aliased) -> Sql:
-    """A struct of these fields."""
+    """Return a struct of fields."""
     return Sql(f"named_struct({', '.join(f'{string_literal(field.name)}, {field.text}' for field in fields)})")
 
 
@@ -199,37 +199,37 @@ size: Final = partial(call, "size")
 
 
 def empty_array(element: Sql) -> Sql:
-    """An array without elements, of the type of `element`: `array()` is of strings under a legacy setting."""
+    """Return an empty array with the type of `element`, since `array()` has strings under a legacy setting."""
     return call("slice", array(element), 1, 0)
 
 
 def exists(values: Sql, holds: Callable[[Sql], Sql]) -> Sql:
-    """Whether a condition holds for an element of an array."""
+    """Return whether a condition holds for an element of an array."""
     return _higher("exists", values, holds)
 
 
 def forall(values: Sql, holds: Callable[[Sql], Sql]) -> Sql:
-    """Whether a condition holds for all elements of an array."""
+    """Return whether a condition holds for all elements of an array."""
     return _higher("forall", values, holds)
 
 
-def filter(values: Sql, holds: Callable[[Sql], Sql]) -> Sql:  # noqa: A001  as pyspark calls it
-    """The elements of an array for which a condition holds."""
+def filter(values: Sql, holds: Callable[[Sql], Sql]) -> Sql:  # noqa: A001  named like pyspark's
+    """Return the elements of an array for which a condition holds."""
     return _higher("filter", values, holds)
 
 
 def transform(values: Sql, change: Callable[[Sql], Sql]) -> Sql:
-    """An array with each element changed."""
+    """Return an array with each element changed."""
     return _higher("transform", values, change)
 
 
 def let(value: Sql, use: Callable[[Sql], Sql]) -> Sql:
-    """An expression of a value that is computed once, however often the expression names it."""
+    """Return an expression over a value that is computed once, even if it occurs several times."""
     return call("get", transform(call("array", value), use), 0)
 
 
 def aggregate(values: Sql, start: Sql, join: Callable[[Sql, Sql], Sql]) -> Sql:
-    """An array folded from the left."""
+    """Return a fold of an array from the left."""
     with _Scope() as (left, right):
         body = join(left, right)
     return Sql(f"aggregate({values.text}, {start.text}, ({left.text}, {right.text}) -> {body.text})")
@@ -242,7 +242,7 @@ def _higher(function: str, values: Sql, of_element: Callable[[Sql], Sql]) -> Sql
 
 
 class _Scope:
-    """The variables of a lambda, named by how many lambdas are around it, so that equal ones have equal texts."""
+    """The variables of a lambda, named by its nesting level, so that equal lambdas have equal texts."""
 
     _open = threading.local()
 

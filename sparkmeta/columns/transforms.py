@@ -1,4 +1,4 @@
-"""Row predicates projected onto partition tuples (table spec, Partition Transforms and Scan Planning)."""
+"""Project row predicates onto partition tuples (table spec, Partition Transforms and Scan Planning)."""
 
 from __future__ import annotations
 
@@ -65,36 +65,39 @@ _TICKS_PER_SECOND: Final = {
 
 
 def inclusive_projection(bound: BooleanExpression, spec: PartitionSpec, schema: Schema) -> BooleanExpression:
-    """What a filter implies for the partition tuple of a row: where it is false, no row of the partition matches.
+    """Return what a filter implies for the partition tuples of matching rows.
+
+    If it is false of a tuple, no row of the partition matches.
 
     Args:
-        bound: a filter bound to ``schema``, free of NOT.
+        bound: a filter bound to ``schema``, without NOT.
         spec: the partition spec of the tuples.
-        schema: the table's, for the types of the spec's source columns.
+        schema: the table's schema, for the types of the spec's source columns.
 
-    Returns an expression whose references carry partition field ids; TRUE where the tuple says nothing.
+    Returns:
+        An expression over partition field ids; TRUE if the filter implies nothing.
     """
     return _project(bound, spec, schema, strict=False)
 
 
 def strict_projection(bound: BooleanExpression, spec: PartitionSpec, schema: Schema) -> BooleanExpression:
-    """What a partition tuple must satisfy so that all rows of the partition match a filter.
+    """Return a condition on partition tuples under which all rows of the partition match a filter.
 
-    Arguments and result are as for ``inclusive_projection``; FALSE where the tuple says nothing.
+    Arguments and result are as for ``inclusive_projection``; it is FALSE if no tuple guarantees a match.
     """
     return _project(bound, spec, schema, strict=True)
 
 
 def undecided(bound: BooleanExpression, identities: Collection[int]) -> BooleanExpression:
-    """Return what a filter says of the rows of a partition beyond its inclusive projection; TRUE where that is all.
+    """Return the part of a filter that its inclusive projection does not decide; TRUE if it decides everything.
 
-    Left out are terms of the filter's AND that only look at identity partitioned columns: a tuple that satisfies the
-    projection makes them true of every row. Comparisons of floating point numbers and UUIDs are kept: what is not
-    certain of these passes the projection too.
+    Terms of the filter's AND are removed that use only identity-partitioned columns, since they are true of every row
+    if the tuple satisfies the projection. Comparisons of floating point numbers and UUIDs stay, since uncertain values
+    pass the projection.
 
     Args:
-        bound: bound and free of NOT.
-        identities: the ids of the columns whose values the tuple has.
+        bound: a bound filter without NOT.
+        identities: the ids of identity-partitioned columns.
     """
 
     def split(leaf: BooleanExpression, _negated: bool) -> tuple[BooleanExpression, BooleanExpression]:
@@ -132,7 +135,7 @@ def _project(bound: BooleanExpression, spec: PartitionSpec, schema: Schema, *, s
 def projections(
     predicate: BoundPredicate, spec: PartitionSpec, schema: Schema, *, strict: bool
 ) -> list[BooleanExpression]:
-    """Return the projections of a predicate onto the partition fields of its column, those that there are."""
+    """Return the existing projections of a predicate onto the partition fields of its column."""
     source_id = predicate.term.ref().field.field_id
     projected = (
         _on_field(predicate, field, _reference(field, position, schema), strict)
@@ -188,7 +191,7 @@ def _predicate(kind: Any, target: FieldReference, value: Any = None) -> BooleanE
 def _on_bucket(
     predicate: BoundPredicate, transform: BucketTransform[Any], target: FieldReference, strict: bool
 ) -> BooleanExpression | None:
-    """Equal values are in equal buckets, and values of different buckets differ; nothing else is known."""
+    """Project a predicate onto buckets: equal values have equal buckets, and nothing else is known."""
     bucket = transform.transform(field_type(predicate))
     if isinstance(predicate, BoundNotEqualTo if strict else BoundEqualTo):
         return _predicate(type(predicate), target, bucket(predicate.literal.value))
@@ -197,7 +200,7 @@ def _on_bucket(
     return None
 
 
-# The projection of a comparison with n onto numbers in steps: how the partition compares with the step of n + shift.
+# Projections of a comparison with n onto a step function: the comparison of the partition with the step of n + shift.
 _INCLUSIVE: Final[dict[type[BoundPredicate], tuple[type[BoundPredicate], int]]] = {
     BoundLessThan: (BoundLessThanOrEqual, -1),
     BoundLessThanOrEqual: (BoundLessThanOrEqual, 0),
@@ -237,7 +240,7 @@ def _on_number(
 
 
 def _with_wrong_negatives(kind: type[BoundPredicate], steps: set[int]) -> set[int]:
-    """Old writers gave times before 1970 a partition value that may be one too great."""
+    """Add steps for old writers, whose partition values of times before 1970 may be one too great."""
     if issubclass(kind, BoundSetPredicate):
         return steps | {step + 1 for step in steps if step < 0}
     if kind is BoundLessThanOrEqual:
@@ -248,7 +251,7 @@ def _with_wrong_negatives(kind: type[BoundPredicate], steps: set[int]) -> set[in
 
 
 def _on_prefix(predicate: BoundPredicate, width: int, target: FieldReference, strict: bool) -> BooleanExpression | None:
-    """Truncation to the first characters or bytes."""
+    """Project a predicate onto truncated strings or bytes."""
     if isinstance(predicate, BoundStartsWith | BoundNotStartsWith):
         return _on_prefix_of_prefix(predicate, width, target, strict)
     projected = (_STRICT if strict else _INCLUSIVE).get(type(predicate))
@@ -279,11 +282,11 @@ def _on_prefix_of_prefix(
 
 
 class OrderedTransform:
-    """A transform that keeps the order of a column type whose values are integers in disguise.
+    """An order-preserving transform of a column type whose values can be represented by integers.
 
     Args:
         transform: truncate, year, month, day or hour.
-        source: the column's type: int, long, decimal (its unscaled value), date (days) or a timestamp (its ticks).
+        source: the column's type: int, long, decimal (by unscaled value), date (by days) or a timestamp (by ticks).
     """
 
     def __init__(self, transform: TruncateTransform[Any] | TimeTransform[Any], source: PrimitiveType) -> None:
@@ -294,11 +297,11 @@ class OrderedTransform:
         self.wrote_negatives_wrong = isinstance(transform, TimeTransform) and not of_day
 
     def ordinal(self, value: Any) -> int:
-        """The integer that a literal of the column stands for."""
+        """Return the integer that represents a literal."""
         return int(value.scaleb(self.scale, _EXACT)) if self.scale is not None else value
 
     def step(self, ordinal: int) -> int:
-        """The transform of an integer; the integer need not be within the column type's range."""
+        """Return the transform of an integer, which may be out of the column type's range."""
         if isinstance(self.transform, TruncateTransform):
             return ordinal - ordinal % self.transform.width
         if isinstance(self.source, DateType):
@@ -315,12 +318,12 @@ class OrderedTransform:
         return int(np.datetime64(day, "D").astype(f"datetime64[{unit}]").astype(np.int64))
 
     def holds(self, step: int) -> bool:
-        """Whether the partition's type can hold a step; writers have wrapped around where it can't."""
+        """Return whether the partition's type can hold a step. Otherwise values of writers have wrapped around."""
         if isinstance(self.source, DecimalType):
             return abs(step) < int(10**self.source.precision)
         bits = 63 if isinstance(self.transform, TruncateTransform) and isinstance(self.source, LongType) else 31
         return -(1 << bits) <= step < 1 << bits
 
     def result(self, step: int) -> int | Decimal:
-        """The partition value that a step is."""
+        """Return the partition value of a step."""
         return step if self.scale is None else Decimal(step).scaleb(-self.scale, _EXACT)

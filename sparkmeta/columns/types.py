@@ -1,4 +1,4 @@
-"""Iceberg types as Spark types, and Iceberg literals as Spark literals."""
+"""Convert Iceberg types and literals to Spark's."""
 
 from __future__ import annotations
 
@@ -44,10 +44,13 @@ _UUID: Final = "^(.{8})(.{4})(.{4})(.{4})(.{12})$"
 
 
 def spark_type(iceberg_type: IcebergType) -> spark.DataType:
-    """The Spark type in which Iceberg's Spark integration shows a type.
+    """Return the Spark type that Iceberg's Spark integration uses for a type.
 
-    What Spark has no type for: UUIDs are strings; times and nanosecond timestamps are 64-bit integers of their own
-    unit; fixed, geometry and geography are binary. Raises ValueError for a type that is none of Iceberg's.
+    UUIDs are strings, times and nanosecond timestamps 64-bit integers, and fixed, geometry and geography binary, since
+    Spark has no types for these.
+
+    Raises:
+        ValueError: not an Iceberg type.
     """
     match iceberg_type:
         case StructType():
@@ -67,7 +70,7 @@ def spark_type(iceberg_type: IcebergType) -> spark.DataType:
 
 
 def bound_type(primitive: PrimitiveType) -> spark.DataType:
-    """The Spark type of values and bounds inside the engine: as ``spark_type``, but UUIDs and variants are binary."""
+    """Return the Spark type of values in bound form: ``spark_type``, but binary for UUIDs and variants."""
     return _primitive(primitive, _BOUND_TYPES)
 
 
@@ -83,20 +86,24 @@ def _primitive(primitive: IcebergType, types: dict[str, spark.DataType]) -> spar
 
 
 def typed_literal(value: Any, primitive: PrimitiveType) -> Sql:
-    """A literal in bound form, exact over the type's whole range and the same in every session time zone.
+    """Return a literal in bound form, exact over the type's whole range, and independent of the session time zone.
 
     Args:
-        value: as pyiceberg's bound literals hold it: days for dates, micros (or nanos) for times and timestamps,
-            bytes for UUIDs, fixed and binary, a Decimal, or a Python value. A Sql is given back as it is.
-        primitive: the Iceberg type that the value is of.
+        value: a value as in pyiceberg's bound literals: days for dates, micros (or nanos) for times and timestamps,
+            bytes for UUIDs, fixed and binary, a Decimal, or a Python value. A Sql is returned unchanged.
+        primitive: the value's Iceberg type.
 
-    Returns a foldable Sql of ``bound_type(primitive)``. Raises ArithmeticError for a Decimal of a finer scale.
+    Returns:
+        A foldable Sql of ``bound_type(primitive)``.
+
+    Raises:
+        ArithmeticError: a Decimal has a finer scale than the type.
     """
     return value if isinstance(value, Sql) else Sql(literal_sql(value, primitive))
 
 
 def literal_array(rows: Iterable[Sequence[tuple[Any, PrimitiveType]]]) -> Sql:
-    """A foldable array: of literals where the rows have one value each, else of structs of them, ``_0`` and so on."""
+    """Return a foldable array of literals, or of structs with fields ``_0``, ``_1``, ... if rows have several values."""
     texts = [[literal_sql(value, primitive) for value, primitive in row] for row in rows]
     elements = [row[0] if len(row) == 1 else f"named_struct({_named(row)})" for row in texts]
     return Sql(f"array({', '.join(elements)})")
@@ -107,7 +114,7 @@ def _named(texts: Sequence[str]) -> str:
 
 
 def literal_sql(value: Any, primitive: PrimitiveType) -> str:
-    """``typed_literal`` as SQL, which no session setting reads differently."""
+    """Return ``typed_literal`` as SQL that does not depend on session settings."""
     if isinstance(primitive, DecimalType):
         exact = value.quantize(Decimal((0, (1,), -primitive.scale)), context=_EXACT)
         return f"CAST('{exact:f}' AS DECIMAL({primitive.precision}, {primitive.scale}))"
@@ -136,7 +143,7 @@ _LITERALS: Final[dict[str, Callable[[Any], str]]] = {
 
 
 def public_value(column: Sql, primitive: PrimitiveType) -> Sql:
-    """A value in bound form as ``spark_type`` shows it: UUIDs as text."""
+    """Convert a value in bound form to ``spark_type``: UUIDs to text."""
     if str(primitive) == "uuid":
         return sql.call("regexp_replace", sql.call("lower", sql.call("hex", column)), _UUID, "$1-$2-$3-$4-$5")
     return column
