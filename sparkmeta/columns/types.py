@@ -103,7 +103,7 @@ def typed_literal(value: Any, primitive: PrimitiveType) -> Sql:
 
 
 def literal_array(rows: Iterable[Sequence[tuple[Any, PrimitiveType]]]) -> Sql:
-    """Return a foldable array of literals, or of structs with fields ``_0``, ``_1``, ... if rows have several values."""
+    """Return a foldable array of literals, or of structs ``_0``, ``_1``, ... if rows have several values."""
     texts = [[literal_sql(value, primitive) for value, primitive in row] for row in rows]
     elements = [row[0] if len(row) == 1 else f"named_struct({_named(row)})" for row in texts]
     return Sql(f"array({', '.join(elements)})")

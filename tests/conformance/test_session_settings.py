@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,12 +13,13 @@ from pyspark.sql import functions as F
 
 import sparkmeta as sm
 from sparkmeta.errors import SettingError, SparkmetaError, from_spark
+from tests.conftest import configured
 from tests.peers.java import Java
 from tests.peers.slices import SOAK
 from tests.peers.workshop import MERGE_ON_READ, Workshop
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable
 
     from pyspark.sql import DataFrame, SparkSession
 
@@ -158,21 +158,6 @@ def tree_of(source: sm.Table, folder: Path) -> str:
     return table.metadata_location
 
 
-@contextmanager
-def under(spark: SparkSession, settings: Mapping[str, str]) -> Iterator[None]:
-    before = {name: spark.conf.get(name, None) for name in settings}
-    for name, value in settings.items():
-        spark.conf.set(name, value)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                spark.conf.unset(name)
-            else:
-                spark.conf.set(name, value)
-
-
 def frames(spark: SparkSession, location: str) -> dict[str, Callable[[], DataFrame]]:
     table = sm.load_table(location, spark=spark)
     return {
@@ -203,7 +188,7 @@ def test_settings_change_no_result(
     settings: str, spark: SparkSession, tables: dict[str, str], expected: dict[tuple[str, str], list[str]]
 ) -> None:
     assert {len(expected[name, "plan"]) for name in TABLES} == {2}
-    with under(spark, BY_TASKS | CASES[settings]):
+    with configured(spark, BY_TASKS | CASES[settings]):
         for name, location in tables.items():
             for kind, make in frames(spark, location).items():
                 assert rows(make()) == expected[name, kind], f"{kind} of {name} under {settings}"
@@ -235,7 +220,7 @@ def test_no_setting_hides_a_lost_manifest(
             path.write_bytes(content[:middle] + bytes(byte ^ 0x5A for byte in content[middle:-500]) + content[-500:])
         elif damage == "empty":
             path.touch()
-        with under(spark, BY_SPARK | CASES[settings]):
+        with configured(spark, BY_SPARK | CASES[settings]):
             for kind, make in frames(spark, tables[name]).items():
                 error = _raised_by(make)
                 assert error is not None, kind
@@ -257,5 +242,5 @@ def _raised_by(make: Callable[[], DataFrame]) -> SparkmetaError | None:
 
 def test_a_setting_by_which_spark_repeats_rows_is_refused(spark: SparkSession, tables: dict[str, str]) -> None:
     name = "spark.sql.execution.arrow.maxRecordsPerOutputBatch"
-    with under(spark, {name: "1"}), pytest.raises(SettingError, match=f"{name} is 1: Spark repeats rows"):
+    with configured(spark, {name: "1"}), pytest.raises(SettingError, match=f"{name} is 1: Spark repeats rows"):
         sm.load_table(tables["v2"], spark=spark).scan().plan_files()

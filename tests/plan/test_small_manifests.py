@@ -1,4 +1,4 @@
-"""Few Avro manifests are decoded on the driver, by threads; many, and large ones, by tasks."""
+"""Few small Avro manifests are decoded by threads of the driver, others by tasks."""
 
 from __future__ import annotations
 
@@ -18,24 +18,27 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 FILES = 40
-HERE, TASKS = "here", "tasks"
+DRIVER, TASKS = "driver", "tasks"
 BYTES, PLANNING = "spark.sparkmeta.driver-manifest-bytes", "spark.sparkmeta.planning"
 
 
 @pytest.fixture
 def table(tmp_path: Path, spark: SparkSession) -> Iterator[HandmadeTable]:
-    made = HandmadeTable(tmp_path, summaries=True)
+    table = HandmadeTable(tmp_path, summaries=True)
     for part in "ab":
-        of = {"partition": {"part": part}}
-        made.add(0, 1, *(data(f"file:///t/{part}{one}", **of, **long_bounds(one, one)) for one in range(FILES // 2)))
-    made.specs = (made.specs[1],) * 2
-    yield made
+        files = (
+            data(f"file:///t/{part}{number}", partition={"part": part}, **long_bounds(number, number))
+            for number in range(FILES // 2)
+        )
+        table.add(0, 1, *files)
+    table.specs = (table.specs[1],) * 2
+    yield table
     for setting in (BYTES, PLANNING):
         spark.conf.unset(setting)
 
 
 def decoded(frame: DataFrame) -> str:
-    return TASKS if "MapInArrow" in frame._jdf.queryExecution().optimizedPlan().toString() else HERE  # type: ignore[operator]
+    return TASKS if "MapInArrow" in frame._jdf.queryExecution().optimizedPlan().toString() else DRIVER  # type: ignore[operator]
 
 
 def scanned(table: HandmadeTable, spark: SparkSession, row_filter: str = "true") -> tuple[str, int]:
@@ -43,15 +46,15 @@ def scanned(table: HandmadeTable, spark: SparkSession, row_filter: str = "true")
     return decoded(planned), len(planned.collect())
 
 
-def test_the_setting_says_how_many_bytes(table: HandmadeTable, spark: SparkSession) -> None:
-    assert scanned(table, spark) == (HERE, FILES)
-    size = sum(one.stat().st_size for one in (table.folder / "metadata").glob("m*.avro"))
-    for most, where in ((0, TASKS), (size - 1, TASKS), (size, HERE)):
+def test_the_setting_limits_the_bytes_that_the_driver_decodes(table: HandmadeTable, spark: SparkSession) -> None:
+    assert scanned(table, spark) == (DRIVER, FILES)
+    size = sum(path.stat().st_size for path in (table.folder / "metadata").glob("m*.avro"))
+    for most, placement_of_plan in ((0, TASKS), (size - 1, TASKS), (size, DRIVER)):
         spark.conf.set(BYTES, str(most))
-        assert scanned(table, spark) == (where, FILES)
+        assert scanned(table, spark) == (placement_of_plan, FILES)
 
 
-def test_what_spark_is_to_read_is_not_read_here(table: HandmadeTable, spark: SparkSession) -> None:
+def test_manifests_that_spark_reads_are_not_decoded_by_the_driver(table: HandmadeTable, spark: SparkSession) -> None:
     spark.conf.set("spark.sparkmeta.executor-reads", "spark")
     try:
         assert scanned(table, spark) == (TASKS, FILES)
@@ -59,33 +62,33 @@ def test_what_spark_is_to_read_is_not_read_here(table: HandmadeTable, spark: Spa
         spark.conf.unset("spark.sparkmeta.executor-reads")
 
 
-def test_many_entries_are_for_tasks_but_where_stats_leave_few(
+def test_tasks_decode_many_entries_unless_stats_drop_most(
     table: HandmadeTable, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(placement, "MOST_ENTRIES", FILES // 2 - 1)
     monkeypatch.setattr(placement, "MOST_TESTED_ENTRIES", FILES // 2)
     assert scanned(table, spark) == (TASKS, FILES)
     assert scanned(table, spark, "id = 3") == (TASKS, 2)
-    assert scanned(table, spark, "part = 'a'") == (TASKS, FILES // 2)  # partitions have told all of that
-    assert scanned(table, spark, "part = 'a' and id = 3") == (HERE, 1)
+    assert scanned(table, spark, "part = 'a'") == (TASKS, FILES // 2)  # partitions decide all of it
+    assert scanned(table, spark, "part = 'a' and id = 3") == (DRIVER, 1)
     monkeypatch.setattr(placement, "MOST_ENTRIES", FILES // 2)
-    assert scanned(table, spark, "part = 'a'") == (HERE, FILES // 2)
+    assert scanned(table, spark, "part = 'a'") == (DRIVER, FILES // 2)
 
 
 def test_large_entries_and_uncounted_ones_count_for_more(table: HandmadeTable, spark: SparkSession) -> None:
     files = sm.load_table(table.write(), spark=spark).inspect.files()
-    size = sum(one.stat().st_size for one in (table.folder / "metadata").glob("m*.avro"))
-    assert (decoded(files), files.count()) == (HERE, FILES)
+    size = sum(path.stat().st_size for path in (table.folder / "metadata").glob("m*.avro"))
+    assert (decoded(files), files.count()) == (DRIVER, FILES)
     for times, of_files, of_plan, uncounted in (
-        (15, TASKS, HERE, HERE),
-        (16, HERE, HERE, HERE),
-        (7, TASKS, HERE, TASKS),
+        (15, TASKS, DRIVER, DRIVER),
+        (16, DRIVER, DRIVER, DRIVER),
+        (7, TASKS, DRIVER, TASKS),
     ):
         spark.conf.set(BYTES, str(times * size))
         table.summaries = True
         assert decoded(sm.load_table(table.write(), spark=spark).inspect.files()) == of_files
         assert scanned(table, spark)[0] == of_plan
-        table.summaries = False  # nor are there counts then
+        table.summaries = False  # then there are no counts either
         assert scanned(table, spark)[0] == uncounted
 
 
@@ -94,12 +97,12 @@ def test_deletes_and_data_are_counted_together(
 ) -> None:
     spark.conf.set(PLANNING, "auto")
     table.add(1, 1, deletion_vector("file:///t/a1", partition={"part": "a"}))
-    assert scanned(table, spark) == (HERE, FILES)
+    assert scanned(table, spark) == (DRIVER, FILES)
     monkeypatch.setattr(placement, "MOST_ENTRIES", FILES)
     assert scanned(table, spark) == (TASKS, FILES)
 
 
-def test_what_is_selected_of_many_rows_is_computed_by_tasks(
+def test_tasks_compute_columns_of_many_rows(
     table: HandmadeTable, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def plan() -> tuple[str, list[str]]:
@@ -110,12 +113,12 @@ def test_what_is_selected_of_many_rows_is_computed_by_tasks(
     few, expected = plan()
     assert few.startswith("LocalRelation")
     monkeypatch.setattr(session, "_INTERPRETED_ROWS", FILES - 1)
-    many, found = plan()
+    many, paths = plan()
     assert many.startswith("Project")
-    assert found == expected
+    assert paths == expected
 
 
-def test_a_manifest_that_can_not_be_read_is_named(table: HandmadeTable, spark: SparkSession) -> None:
+def test_an_unreadable_manifest_is_named(table: HandmadeTable, spark: SparkSession) -> None:
     location = table.write()
     (table.folder / "metadata" / "m1.avro").unlink()
     with pytest.raises(sm.NotFoundError, match=r"m1\.avro"):
