@@ -15,7 +15,7 @@ from pyspark.sql.types import ArrayType, LongType, StringType, StructType
 from sparkmeta.changes.entry_changes import ADDED, CHANGE, FILE_LOCATION, FILE_OFFSET, REMOVED, SNAPSHOT, file_key
 from sparkmeta.errors import CorruptFileError
 from sparkmeta.manifests.deletion_vectors import arrow_udf
-from sparkmeta.session import local_frame
+from sparkmeta.session import local_frame, map_arrow
 from sparkmeta.spec.bitmap import read_deletion_vector
 from sparkmeta.storage.location import spark_path_key
 from sparkmeta.storage.ranges import FileRange, read_ranges
@@ -118,7 +118,7 @@ def _positions_by_file(state: TableState, deletes: DataFrame, is_vector: Column)
     read = by_file.join(contents, "location").select("location", "vectors", "content")
     schema = StructType().add(FILE_LOCATION, StringType()).add(FILE_OFFSET, LongType()).add(_POSITIONS, POSITIONS_TYPE)
     # The keys are distinct, so Spark drops the join where nothing selects the positions.
-    positions = read.mapInArrow(_positions_in_files, schema).dropDuplicates([FILE_LOCATION, FILE_OFFSET])
+    positions = map_arrow(read, _positions_in_files, schema).dropDuplicates([FILE_LOCATION, FILE_OFFSET])
     joined = deletes.withColumns(file_key()).join(positions, [FILE_LOCATION, FILE_OFFSET], "left")
     return joined.drop(FILE_LOCATION, FILE_OFFSET)
 

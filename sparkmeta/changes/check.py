@@ -25,7 +25,7 @@ from sparkmeta.manifests.v4.root import FILES, LEAVES, entry_problems, is_live, 
 from sparkmeta.manifests.v4.tree_manifests import leaf_manifests
 from sparkmeta.manifests.v4.types import stats_of_fields
 from sparkmeta.plan.filter import is_live as entry_is_live
-from sparkmeta.session import local_frame, spark_schema
+from sparkmeta.session import local_frame, map_arrow
 from sparkmeta.spec.entry import ContentType, Status
 
 if TYPE_CHECKING:
@@ -361,7 +361,7 @@ def _entries_with_broken_fields(tree: CheckedTree) -> Iterator[DataFrame]:
     paths = dict(zip(leaves.column(MANIFEST).to_pylist(), leaves.column("location").to_pylist(), strict=True))
     fields = partial(_broken_fields, paths, frozenset(tree.state.specs), frozenset(tree.state.types.primitive_fields))
     for frame in tree.state.reader.physical_frames(leaves, EntryProjection.of(_MATRIX)):
-        yield frame.mapInArrow(fields, spark_schema(VIOLATIONS))
+        yield map_arrow(frame, fields, VIOLATIONS)
 
 
 def _broken_fields(

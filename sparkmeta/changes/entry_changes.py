@@ -25,7 +25,7 @@ from sparkmeta.manifests.v4.root import Root, one_of, version
 from sparkmeta.manifests.v4.spark import narrowed_rows, read_rows
 from sparkmeta.manifests.v4.tree_manifests import FILE_TYPES, leaf_manifests
 from sparkmeta.plan.filter import is_live
-from sparkmeta.session import local_frame, spark_schema
+from sparkmeta.session import local_frame, map_arrow, spark_schema
 from sparkmeta.spec.entry import METRICS_MAP_IDS, ContentType, Status
 
 if TYPE_CHECKING:
@@ -196,7 +196,7 @@ class EntryChanges:
     def _with_maps(self, frame: DataFrame) -> DataFrame:
         """Add the metrics maps that `shown` has."""
         fill = partial(_fill_maps, self.projection, frozenset(self._column_types))
-        return frame.select(*self._read.schema.names, CHANGE, SNAPSHOT).mapInArrow(fill, self.schema)
+        return map_arrow(frame.select(*self._read.schema.names, CHANGE, SNAPSHOT), fill, self.schema)
 
     def _really_removed(self, removed: DataFrame, content: ContentType) -> DataFrame:
         """Drop files that only moved to another manifest, and duplicates of files removed by both a leaf and a DV."""

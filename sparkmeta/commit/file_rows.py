@@ -86,7 +86,7 @@ class FileRows:
         return tree_schema(self.stats)
 
     def batches(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """For `mapInArrow`."""
+        """For `map_arrow`."""
         for batch in batches:
             yield from self.entries(pa.Table.from_batches([batch])).combine_chunks().to_batches()
 

@@ -20,7 +20,7 @@ from sparkmeta.errors import ValidationError
 from sparkmeta.manifests.projection import CONTENT_STATS, MANIFEST
 from sparkmeta.manifests.v4.root import one_of
 from sparkmeta.manifests.v4.write import OWNER, LeafFormat, write_leaves
-from sparkmeta.session import local_frame, materialize, spark_schema
+from sparkmeta.session import local_frame, map_arrow, materialize
 from sparkmeta.spec.entry import ContentType
 from sparkmeta.spec.summary import FileKind
 from sparkmeta.storage.reading import read_parquet
@@ -72,7 +72,7 @@ class FileWriter:
 
     def _entries(self, files: DataFrame) -> DataFrame:
         rows = file_rows(self.state)
-        return files.mapInArrow(rows.batches, spark_schema(rows.schema))
+        return map_arrow(files, rows.batches, rows.schema)
 
     def _written(self, entries: DataFrame) -> pa.Table:
         return write_leaves(_clustered(entries, self.state), self.form)

@@ -11,7 +11,7 @@ from sparkmeta.commit.file_rows import FILE_COLUMNS, file_rows
 from sparkmeta.manifests.projection import MANIFEST, ORDINAL
 from sparkmeta.manifests.v4.spark import entry_columns
 from sparkmeta.plan.deletes.views import partition_key
-from sparkmeta.session import spark_schema
+from sparkmeta.session import map_arrow
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -29,7 +29,7 @@ def new_partitions(state: TableState, files: DataFrame) -> DataFrame:
     """
     rows = file_rows(state)
     known = files.select(*(name for name in FILE_COLUMNS if name in files.columns))
-    entries = known.mapInArrow(rows.batches, spark_schema(rows.schema))
+    entries = map_arrow(known, rows.batches, rows.schema)
     placed = entries.withColumns({MANIFEST: F.lit(0), ORDINAL: F.lit(0).cast("long")})
     columns = entry_columns(state.projection(("partition_spec_id",)), state.types.tuple_sources, None)
     return placed.selectExpr(*sql.texts(columns)).drop(MANIFEST, ORDINAL).distinct()

@@ -26,7 +26,7 @@ from sparkmeta.manifests.arrays import whole
 from sparkmeta.manifests.placement import MOST_REQUESTS
 from sparkmeta.manifests.projection import MANIFEST, PARTITION
 from sparkmeta.plan.deletes.views import partition_key
-from sparkmeta.session import local_frame, map_on_driver, materialize, spark_schema
+from sparkmeta.session import local_frame, map_arrow, map_on_driver, materialize
 from sparkmeta.spec.bitmap import PositionBitmap, read_deletion_vector
 from sparkmeta.spec.entry import ContentType
 
@@ -232,7 +232,7 @@ def _fewer_positions(state: TableState, pair: Mapping[str, Any]) -> ValidationEr
 
 def _check_bitmaps(state: TableState, pairs: DataFrame) -> None:
     assert state.access.tasks is not None
-    lost = pairs.mapInArrow(partial(_lost_positions, state.access.tasks), spark_schema(_LOST_SCHEMA))
+    lost = map_arrow(pairs, partial(_lost_positions, state.access.tasks), _LOST_SCHEMA)
     _refuse_lost(state, lost.limit(1).toArrow())
 
 

@@ -26,7 +26,7 @@ from sparkmeta.edit.range_sort import sampled_bounds, sorted_among_tasks, spread
 from sparkmeta.manifests.projection import CONTENT_STATS, EntryProjection
 from sparkmeta.manifests.v4.root import version
 from sparkmeta.manifests.v4.write import read_rows_stream, rows_stream
-from sparkmeta.session import spark_schema
+from sparkmeta.session import map_arrow
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -152,14 +152,14 @@ class RewriteJob:
 
     def entries(self, group: Group) -> DataFrame:
         """Return the live entries of a group as rows of `tree_schema`."""
-        return self._frame(self._chunks(group)).mapInArrow(self.rewriting([]).read_bins, spark_schema(self.form.schema))
+        return map_arrow(self._frame(self._chunks(group)), self.rewriting([]).read_bins, self.form.schema)
 
     def _frame(self, rows: list[dict[str, Any]]) -> DataFrame:
         """Return bins as a DataFrame with one bin per task."""
         return spread(self.state.spark, pa.Table.from_pylist(rows, schema=BIN_SCHEMA))
 
     def _write_bins(self, rows: list[dict[str, Any]]) -> dict[int, list[pa.Table]]:
-        written = self._frame(rows).mapInArrow(self.rewriting([]).write_bins, spark_schema(WRITTEN_SCHEMA))
+        written = map_arrow(self._frame(rows), self.rewriting([]).write_bins, WRITTEN_SCHEMA)
         return written_leaves(written)
 
     # -- entries that are sorted among tasks ------------------------------------------------------------------------

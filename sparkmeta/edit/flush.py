@@ -16,7 +16,7 @@ from sparkmeta.edit.next_root import FileKey, TreeChange, file_keys, file_versio
 from sparkmeta.manifests.v4.root import FILES, MANIFEST_DVS, Root, is_live, one_of, version
 from sparkmeta.manifests.v4.write import write_leaves
 from sparkmeta.operations.table_operations import metadata_folder
-from sparkmeta.session import local_frame, spark_schema
+from sparkmeta.session import local_frame, map_arrow
 from sparkmeta.spec.entry import ContentType, Status
 from sparkmeta.spec.puffin import deletion_vector_blob, write_puffin
 from sparkmeta.storage.access import executor_writer
@@ -152,7 +152,7 @@ def _too_large(sizes: list[int], options: TreeOptions) -> list[int]:
 def _write_by_task(state: TableState, writer: ExecutorWriter, location: str, data: bytes) -> None:
     """Write a file by a Spark task, since the driver writes only roots and table metadata."""
     row = pa.table({"location": [location], "data": pa.array([data], pa.binary())})
-    written = local_frame(state.spark, row).mapInArrow(partial(_write, writer), spark_schema(_WRITTEN))
+    written = map_arrow(local_frame(state.spark, row), partial(_write, writer), _WRITTEN)
     written.collect()
 
 

@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 
 from sparkmeta.errors import UnsupportedError
 from sparkmeta.manifests.v4.write import read_rows_stream, rows_stream
-from sparkmeta.session import local_frame, read_tasks, spark_schema
+from sparkmeta.session import local_frame, map_arrow, read_tasks
 from sparkmeta.storage.access import executor_reader
 from sparkmeta.storage.executors import ExecutorReader
 
@@ -105,9 +105,9 @@ def sorted_among_tasks(
         cut_units: reads units and returns rows of `RANGE_SCHEMA`.
         write_ranges: writes rows of `RANGE_SCHEMA`, grouped by range, and returns rows of `written`.
     """
-    blobs = units.mapInArrow(cut_units, spark_schema(RANGE_SCHEMA))
+    blobs = map_arrow(units, cut_units, RANGE_SCHEMA)
     by_range = blobs.repartition(min(ranges, most_tasks(units.sparkSession)), "range").sortWithinPartitions("range")
-    return by_range.mapInArrow(write_ranges, spark_schema(written))
+    return map_arrow(by_range, write_ranges, written)
 
 
 def spread(spark: SparkSession, units: pa.Table) -> DataFrame:

@@ -15,7 +15,7 @@ from sparkmeta.inspect.manifests import listed_manifests, spec_transforms
 from sparkmeta.manifests.decoder import EntryDecoder
 from sparkmeta.manifests.manifest_list import MANIFEST_FILE_SCHEMA, manifests_of_list
 from sparkmeta.manifests.parts import PART_SCHEMA
-from sparkmeta.session import read_tasks, spark_schema
+from sparkmeta.session import map_arrow, read_tasks
 from sparkmeta.spec.entry import ContentType
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def all_entries_of(state: TableState, content: ContentType | None, projection: E
     if state.access.tasks is not None:
         decoder = EntryDecoder(state.access.tasks, state.types.tree_types if state.has_trees else None)
         decode = partial(decoder.decode_parts, projection)
-        return _parts(state, manifests, projection).mapInArrow(decode, spark_schema(projection.schema))
+        return map_arrow(_parts(state, manifests, projection), decode, projection.schema)
     if state.has_trees:
         raise UnsupportedError(
             f"{state.metadata.location}: Spark's sources alone can't read the files of all snapshots of a metadata tree"

@@ -21,7 +21,7 @@ from sparkmeta.inspect.manifest_rows import (
 )
 from sparkmeta.manifests.manifest_list import inline_manifest_list
 from sparkmeta.manifests.snapshot_manifests import refuse_unreadable
-from sparkmeta.session import local_frame
+from sparkmeta.session import local_frame, map_arrow
 from sparkmeta.spec.partitioning import has_unknown_values
 from sparkmeta.storage.reading import with_content
 
@@ -56,7 +56,7 @@ def listed_manifests(state: TableState, shape: ListShape, schema: pa.Schema) -> 
     """
     for snapshot in state.metadata.snapshots:
         refuse_unreadable(state.metadata, snapshot)
-    spark_schema = from_arrow_schema(schema)
+    row_type = from_arrow_schema(schema)
     lists = pa.Table.from_pylist(
         [
             {
@@ -71,11 +71,11 @@ def listed_manifests(state: TableState, shape: ListShape, schema: pa.Schema) -> 
     )
     trees = state.types.tree_types if state.has_trees else None
     if state.access.tasks is not None:
-        read = local_frame(state.spark, lists).mapInArrow(
-            partial(read_lists, state.access.tasks, shape, trees), spark_schema
+        read = map_arrow(
+            local_frame(state.spark, lists), partial(read_lists, state.access.tasks, shape, trees), row_type
         )
     else:
-        read = with_content(state.spark, lists).mapInArrow(partial(read_list_contents, shape, trees), spark_schema)
+        read = map_arrow(with_content(state.spark, lists), partial(read_list_contents, shape, trees), row_type)
     inline = [shape(batch, snapshot_id, f"snapshot {snapshot_id}") for snapshot_id, batch in _inline_lists(state)]
     return read.union(local_frame(state.spark, pa.Table.from_batches(inline, schema))) if inline else read
 

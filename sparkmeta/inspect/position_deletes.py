@@ -17,7 +17,7 @@ from sparkmeta.inspect.deleted_row import RowField
 from sparkmeta.plan.filter import is_live
 from sparkmeta.plan.prune import live_manifests
 from sparkmeta.plan.rows import public_partition, public_partition_type
-from sparkmeta.session import read_tasks
+from sparkmeta.session import map_arrow, read_tasks
 from sparkmeta.spec.entry import ContentType
 from sparkmeta.storage.reading import with_content
 
@@ -49,8 +49,8 @@ def position_deletes(state: TableState) -> DataFrame:
     rows = DeleteRows(to_arrow_schema(schema), row_field(0, state.metadata.schema().as_struct()))
     files = delete_files(state)
     if state.access.tasks is not None:
-        return files.repartition(read_tasks(state.spark)).mapInArrow(partial(rows.read, state.access.tasks), schema)
-    return with_content(state.spark, files.toArrow()).mapInArrow(rows.read_contents, schema)
+        return map_arrow(files.repartition(read_tasks(state.spark)), partial(rows.read, state.access.tasks), schema)
+    return map_arrow(with_content(state.spark, files.toArrow()), rows.read_contents, schema)
 
 
 def position_deletes_type(state: TableState) -> SparkStructType:

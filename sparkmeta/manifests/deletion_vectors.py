@@ -20,7 +20,7 @@ from pyspark.sql import functions as F
 from sparkmeta.errors import CorruptFileError
 from sparkmeta.manifests.placement import MOST_REQUESTS
 from sparkmeta.manifests.projection import MANIFEST, ORDINAL
-from sparkmeta.session import local_frame, spark_schema
+from sparkmeta.session import local_frame, map_arrow, spark_schema
 from sparkmeta.spec.bitmap import read_inline_vector
 from sparkmeta.storage.ranges import FileRange, RangeReader, read_ranges
 from sparkmeta.storage.reading import with_content
@@ -213,13 +213,13 @@ def _exploded(
     row_type = spark_schema(schema)
     if reader is not None:
         by_place = dvs.sort_by([("location", "ascending"), ("offset", "ascending")])
-        return local_frame(spark, by_place).mapInArrow(partial(_explode, reader, decode), row_type)
+        return map_arrow(local_frame(spark, by_place), partial(_explode, reader, decode), row_type)
     is_inline = dvs.column("inline_content").is_valid()
     inline, stored = dvs.filter(is_inline), dvs.filter(pc.invert(is_inline))
-    exploded = local_frame(spark, inline).mapInArrow(partial(_explode, None, decode), row_type)
+    exploded = map_arrow(local_frame(spark, inline), partial(_explode, None, decode), row_type)
     if not len(stored):
         return exploded
-    files = _with_content(spark, stored).mapInArrow(partial(_explode_files, decode), row_type)
+    files = map_arrow(_with_content(spark, stored), partial(_explode_files, decode), row_type)
     return exploded.unionByName(files) if len(inline) else files
 
 

@@ -33,7 +33,7 @@ from sparkmeta.manifests.v3_parquet.spark import read_parquet_entries
 from sparkmeta.manifests.v4.decode import root_entries
 from sparkmeta.manifests.v4.spark import read_leaf_entries, read_rows
 from sparkmeta.manifests.v4.tree_manifests import FILE_TYPES, IN_ROOT
-from sparkmeta.session import local_frame, map_by_tasks, map_on_driver, selectable_frame, spark_schema
+from sparkmeta.session import local_frame, map_arrow, map_by_tasks, map_on_driver, selectable_frame
 from sparkmeta.spec.entry import ContentType
 from sparkmeta.storage.files import SparkFiles
 from sparkmeta.storage.reading import with_content
@@ -123,7 +123,7 @@ class ManifestReader:
         if self.tree is not None and has_metrics_maps(projection):
             stats = stats_for_maps(projection, self.types.column_types)
             fill = partial(with_metrics_maps, projection, frozenset(self.types.column_types))
-            return self.entries(manifests, stats, placement).mapInArrow(fill, spark_schema(projection.schema))
+            return map_arrow(self.entries(manifests, stats, placement), fill, projection.schema)
         if placement is Placement.DRIVER:
             return selectable_frame(self.spark, self.table(manifests, projection))
         if self.tree is None:
@@ -280,7 +280,7 @@ class ManifestReader:
             if len(parts) > len(parts.column("location").unique()):
                 files = files.repartition(len(parts), MANIFEST, "part")
             decode = partial(decode_contents, projection, self.trees)
-            return files.mapInArrow(decode, spark_schema(projection.schema))
+            return map_arrow(files, decode, projection.schema)
         decode = partial(self.decoder(Placement.TASKS).decode_parts, projection)
         return map_by_tasks(self.spark, parts, decode, projection.schema)
 

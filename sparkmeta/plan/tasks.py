@@ -16,6 +16,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from sparkmeta.session import map_arrow
+
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.types import StructType
@@ -46,7 +48,7 @@ def plan_tasks(planned: DataFrame, row_type: StructType, splitting: SplitPlannin
         F.lit(0).cast("bigint").alias("files_count"),
         F.array(row).alias("tasks"),
     )
-    return whole.mapInArrow(partial(_pack_partition, splitting), task_type(row_type))
+    return map_arrow(whole, partial(_pack_partition, splitting), task_type(row_type))
 
 
 def task_type(row_type: StructType) -> StructType:

@@ -13,7 +13,7 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import functions as F
 
 from sparkmeta.errors import CorruptFileError, NotFoundError, UnsupportedError
-from sparkmeta.session import is_connect, local_frame
+from sparkmeta.session import is_connect, local_frame, map_arrow
 from sparkmeta.storage.location import PATH_KEY, escape_glob, file_name, is_local, local_path, spark_path_key
 
 if TYPE_CHECKING:
@@ -126,7 +126,7 @@ def passed_over(spark: SparkSession, locations: Sequence[str], schema: StructTyp
     """
     expected = spark.createDataFrame(pa.table({"path": sorted({*map(spark_path_key, locations)})}))
     missing = expected.join(_listed(spark, locations).select(_path_key()), "path", "left_anti")
-    return missing.mapInArrow(_refuse_passed_over, schema)
+    return map_arrow(missing, _refuse_passed_over, schema)
 
 
 def _refuse_passed_over(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -21,7 +21,7 @@ from sparkmeta.errors import CorruptFileError, UnsupportedError
 from sparkmeta.manifests.entries import EntryBuilder, projected_fields
 from sparkmeta.manifests.parts import PART_SCHEMA, part_of
 from sparkmeta.manifests.projection import EntryProjection
-from sparkmeta.session import local_frame, spark_schema
+from sparkmeta.session import local_frame, map_arrow, spark_schema
 from sparkmeta.spec.entry import METRICS_MAP_IDS, METRICS_MAPS, STATS_SOURCES
 from sparkmeta.storage.location import PATH_KEY, spark_path_key
 from sparkmeta.storage.reading import passed_over, read_parquet
@@ -77,7 +77,7 @@ def read_parquet_entries(
     raw = reduce(lambda left, right: left.unionByName(right, allowMissingColumns=True), reads)
     if "first_row_id" in projection.columns:
         raw = raw.repartition("manifest").sortWithinPartitions("manifest", "ordinal")
-    entries = raw.mapInArrow(partial(_build, projection), spark_schema(projection.schema))
+    entries = map_arrow(raw, partial(_build, projection), projection.schema)
     locations = parts.column("location").to_pylist()
     return entries.unionByName(passed_over(spark, locations, spark_schema(projection.schema)))
 

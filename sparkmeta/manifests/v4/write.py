@@ -83,9 +83,9 @@ def write_leaves(entries: DataFrame, form: LeafFormat) -> pa.Table:
 
 
 def _run(entries: DataFrame, write: _WriteTask, form: LeafFormat) -> pa.Table:
-    from sparkmeta.session import spark_schema
+    from sparkmeta.session import map_arrow
 
-    written = entries.mapInArrow(write, spark_schema(_WRITTEN)).toArrow()
+    written = map_arrow(entries, write, _WRITTEN).toArrow()
     rows = [read_rows_stream(stream) for stream in written.column("leaf").to_pylist()]
     return pa.concat_tables(rows) if rows else form.schema.empty_table()
 
