@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from tests.benchmarks.workload import Query, Workload
 
 VARIANTS = ("cold", "cached", "tree")
-LONG = 10.0
-"""Seconds from which a plan has no further warm-up, and two repeats less."""
+LONG = 2.0
+"""Seconds from which a plan is repeated two times less, without further warm-up."""
 
 
 @dataclass(frozen=True)
