@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 from pyiceberg.types import NestedField, StructType
 from pyspark.sql.pandas.types import from_arrow_type, to_arrow_schema, to_arrow_type
+from pyspark.sql.types import BooleanType, IntegerType, LongType, StringType
 from pyspark.sql.types import StructType as SparkStruct
 
 from sparkmeta.columns import sql
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
     from sparkmeta.state import TableState
 
 PART_BYTES = 128 << 20
+
+_METADATA_TYPES = {"string": StringType(), "long": LongType(), "int": IntegerType(), "boolean": BooleanType()}
 
 _PLANNED = (
     "file_path", "file_format", "spec_id", "record_count", "first_row_id", "data_sequence_number", DELETES,
@@ -86,8 +89,7 @@ def _row_type(state: TableState, projected: Schema, metadata: Iterable[Column], 
     for field in projected.fields:
         row_type.add(f"c{len(row_type)}", spark_type(field.field_type), not field.required)
     for column in metadata:
-        is_tuple = column is METADATA_COLUMNS["_partition"]
-        row_type.add(f"c{len(row_type)}", public_partition_type(state) if is_tuple else column.type)
+        row_type.add(f"c{len(row_type)}", _METADATA_TYPES.get(column.type) or public_partition_type(state))
     for leaf in leaves:
         row_type.add(_leaf_name(leaf.id), from_arrow_type(leaf.alone().kind, prefer_timestamp_ntz=True))
     return row_type

@@ -6,8 +6,8 @@ Spark tasks import this module, so it imports little.
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import fastavro
 import pyarrow as pa
@@ -34,8 +34,10 @@ _LOGICAL = {
     ("long", "local-timestamp-millis"): pa.timestamp("ms"),
     ("long", "local-timestamp-micros"): pa.timestamp("us"),
     ("long", "local-timestamp-nanos"): pa.timestamp("ns"),
+    ("long", "timestamp-millis"): pa.timestamp("ms", "UTC"),
+    ("long", "timestamp-micros"): pa.timestamp("us", "UTC"),
+    ("long", "timestamp-nanos"): pa.timestamp("ns", "UTC"),
 }
-_INSTANTS = {"timestamp-millis": "ms", "timestamp-micros": "us", "timestamp-nanos": "ns"}
 _DEEPEST = 64
 
 
@@ -61,11 +63,9 @@ class AvroFile:
         self._header = read_header(data, location)
         try:
             self._writer_schema = fastavro.parse_schema(_raw(self._header.schema))
-            columns = _Types(location).of(self._header.schema)
+            self.schema = pa.schema(list(_Types(location).of(self._header.schema)))
         except (KeyError, TypeError, fastavro.schema.SchemaParseException, fastavro.schema.UnknownType) as error:
             raise CorruptFileError(location, "avro.schema", type(error).__name__, str(error)[:200]) from error
-        self.schema = pa.schema(list(columns.kind))
-        self._converted = columns.convert
 
     def batches(self, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
         """Yield some columns, block by block.
@@ -77,22 +77,16 @@ class AvroFile:
         for block in read_blocks(self._data, self._header, self._location):
             stream = io.BytesIO(inflate(self._data, block, self._header, self._location))
             try:
-                records = [fastavro.schemaless_reader(stream, self._writer_schema, None) for _ in range(block.count)]
+                records: list[Any] = [
+                    fastavro.schemaless_reader(stream, self._writer_schema, None) for _ in range(block.count)
+                ]
             except Exception as error:
                 problem = f"a record can't be decoded: {type(error).__name__} {error}"[:200]
                 raise CorruptFileError(self._location, "block", block.offset, problem) from error
             if stream.read(1):
                 raise CorruptFileError(self._location, "block", block.offset, "bytes are left after its last record")
-            rows: list[Any] = list(map(self._converted, records)) if self._converted else records
-            columns = [pa.array([row[field.name] for row in rows], field.type) for field in schema]
+            columns = [pa.array([record[field.name] for record in records], field.type) for field in schema]
             yield pa.RecordBatch.from_arrays(columns, schema=schema)
-
-
-class _Type(NamedTuple):
-    """The Arrow type of an Avro type, and how values that fastavro reads become values that Arrow takes."""
-
-    kind: pa.DataType
-    convert: Callable[[Any], Any] | None = None
 
 
 class _Types:
@@ -100,74 +94,60 @@ class _Types:
 
     def __init__(self, location: str) -> None:
         self._location = location
-        self._named: dict[str, _Type] = {}
+        self._named: dict[str, pa.DataType] = {}
 
-    def of(self, schema: Any, depth: int = 0) -> _Type:
+    def of(self, schema: Any, depth: int = 0) -> pa.DataType:
         if depth > _DEEPEST:
             raise CorruptFileError(self._location, "avro.schema", depth, "its types are nested too deeply")
         if isinstance(schema, list):
             return self._union(schema, depth)
         if isinstance(schema, str):
-            return self._named[schema] if schema in self._named else _Type(_PRIMITIVES[schema])
+            return self._named[schema] if schema in self._named else _PRIMITIVES[schema]
         kind = schema["type"]
         if isinstance(kind, (dict, list)):
             return self.of(kind, depth + 1)
-        made = self._complex(kind, schema, depth)
+        arrow_type = self._complex(kind, schema, depth)
         if "name" in schema:
-            self._named[schema["name"]] = made
-        return made
+            self._named[schema["name"]] = arrow_type
+        return arrow_type
 
-    def _complex(self, kind: str, schema: dict[str, Any], depth: int) -> _Type:
+    def _complex(self, kind: str, schema: dict[str, Any], depth: int) -> pa.DataType:
         match kind:
             case "record":
-                return self._record(schema, depth)
+                return pa.struct([self._field(field, depth) for field in schema["fields"]])
             case "array":
                 return self._array(schema, depth)
             case "map":
-                values = self.of(schema["values"], depth + 1)
-                keys = _field("key", pa.string(), schema.get("key-id"), nullable=False)
-                pairs = pa.map_(keys, _field("value", values.kind, schema.get("value-id")))
-                return _Type(pairs, _of_map(values.convert) if values.convert else None)
+                key = _with_id(pa.field("key", pa.string(), nullable=False), schema.get("key-id"))
+                value = self.of(schema["values"], depth + 1)
+                return pa.map_(key, _with_id(pa.field("value", value), schema.get("value-id")))
             case "enum":
-                return _Type(pa.string())
+                return pa.string()
         if schema.get("logicalType") == "decimal":
-            return _Type(pa.decimal128(schema["precision"], schema.get("scale", 0)))
+            return pa.decimal128(schema["precision"], schema.get("scale", 0))
         if kind == "fixed":
-            return _Type(pa.binary(schema["size"]))
-        return _Type(_logical(kind, schema))
+            return pa.binary(schema["size"])
+        return _LOGICAL.get((kind, str(schema.get("logicalType"))), _PRIMITIVES[kind])
 
-    def _union(self, branches: list[Any], depth: int) -> _Type:
+    def _union(self, branches: list[Any], depth: int) -> pa.DataType:
         others = [branch for branch in branches if branch != "null"]
         if len(others) > 1:
             raise UnsupportedError(f"{self._location}: a column is a union of {len(others)} Avro types")
-        made = self.of(others[0] if others else "null", depth + 1)
-        return made._replace(convert=_of_optional(made.convert)) if made.convert else made
+        return self.of(others[0] if others else "null", depth + 1)
 
-    def _record(self, schema: dict[str, Any], depth: int) -> _Type:
-        types = {field["name"]: self.of(field["type"], depth + 1) for field in schema["fields"]}
-        fields = [_field(field["name"], types[field["name"]].kind, field.get("field-id")) for field in schema["fields"]]
-        converted = {name: made.convert for name, made in types.items() if made.convert}
-        return _Type(pa.struct(fields), _of_record(converted) if converted else None)
-
-    def _array(self, schema: dict[str, Any], depth: int) -> _Type:
+    def _array(self, schema: dict[str, Any], depth: int) -> pa.DataType:
         """An array; or a map whose keys are not strings, as an array of pairs."""
         items = self.of(schema["items"], depth + 1)
         if schema.get("logicalType") == "map":
-            key, value = items.kind.field("key"), items.kind.field("value")
-            return _Type(pa.map_(key.with_nullable(False), value), _of_pairs(items.convert))
-        element = _field("element", items.kind, schema.get("element-id"))
-        return _Type(pa.list_(element), _of_list(items.convert) if items.convert else None)
+            return pa.map_(items.field("key").with_nullable(False), items.field("value"))
+        return pa.list_(_with_id(pa.field("element", items), schema.get("element-id")))
+
+    def _field(self, field: dict[str, Any], depth: int) -> pa.Field:
+        return _with_id(pa.field(field["name"], self.of(field["type"], depth + 1)), field.get("field-id"))
 
 
-def _field(name: str, kind: pa.DataType, field_id: int | None, *, nullable: bool = True) -> pa.Field:
-    return pa.field(name, kind, nullable, None if field_id is None else {PARQUET_ID: str(field_id)})
-
-
-def _logical(kind: str, schema: dict[str, Any]) -> pa.DataType:
-    logical = schema.get("logicalType")
-    if kind == "long" and logical in _INSTANTS:
-        return pa.timestamp(_INSTANTS[logical], "UTC" if schema.get("adjust-to-utc", True) else None)
-    return _LOGICAL.get((kind, str(logical)), _PRIMITIVES[kind])
+def _with_id(field: pa.Field, field_id: int | None) -> pa.Field:
+    return field if field_id is None else field.with_metadata({PARQUET_ID: str(field_id)})
 
 
 def _raw(schema: Any) -> Any:
@@ -181,27 +161,3 @@ def _raw(schema: Any) -> Any:
 
 
 _PARTS = ("type", "items", "values", "fields")
-
-
-def _of_optional(convert: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    return lambda value: None if value is None else convert(value)
-
-
-def _of_list(convert: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    return lambda values: list(map(convert, values))
-
-
-def _of_map(convert: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    return lambda pairs: {key: convert(value) for key, value in pairs.items()}
-
-
-def _of_record(converted: dict[str, Callable[[Any], Any]]) -> Callable[[Any], Any]:
-    return lambda record: record | {name: convert(record[name]) for name, convert in converted.items()}
-
-
-def _of_pairs(convert: Callable[[Any], Any] | None) -> Callable[[Any], Any]:
-    def pairs(records: list[Any]) -> list[Any]:
-        converted = map(convert, records) if convert else records
-        return [(record["key"], record["value"]) for record in converted]
-
-    return pairs

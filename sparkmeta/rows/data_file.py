@@ -189,15 +189,12 @@ class _OrcFile:
     def _stripe(self, stripe: int, sources: Sequence[Source]) -> pa.RecordBatch:
         """Read whole columns: Arrow's reader aborts the process if it is to read a part of a map."""
         names = _names(self.columns, sources)
-        # The reader takes dots in names for paths.
-        is_plain = not any("." in column.name for column in self.columns)
-        selected = names if is_plain else None
         try:
-            return self._file.read_stripe(stripe, selected)
+            return self._file.read_stripe(stripe, names)
         except pa.ArrowInvalid as error:
             if "out of range for nanosecond" not in str(error):
                 raise
-        return self._with_seconds.read_stripe(stripe, selected, self._file.schema)
+        return self._with_seconds.read_stripe(stripe, names, self._file.schema)
 
     @cached_property
     def _with_seconds(self) -> OrcSeconds:

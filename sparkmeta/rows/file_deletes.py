@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from sparkmeta.errors import CorruptFileError
 from sparkmeta.rows.arrays import Leaf, column_values
 from sparkmeta.rows.data_file import open_data_file, translated
-from sparkmeta.rows.resolve import Column, FromFile, own_names, resolve
+from sparkmeta.rows.resolve import Column, FromFile, resolve
 from sparkmeta.spec.bitmap import PositionBitmap, read_deletion_vector
 from sparkmeta.spec.entry import DELETE_FILE_PATH_ID, DELETE_FILE_POS_ID, ContentType
 
@@ -226,7 +226,7 @@ class DeleteReader:
         at_top = {column.id for column in file.columns}
         leaves = [leaf.alone() if leaf.id in at_top else leaf for leaf in leaves]
         columns = [leaf.column for leaf in leaves]
-        sources = resolve(file.columns, columns, location, names=own_names(columns))
+        sources = resolve(file.columns, columns, location)
         for leaf, source in zip(leaves, sources, strict=True):
             if not isinstance(source, FromFile):
                 raise CorruptFileError(location, f"column {leaf.column.name}", None, "a delete file must have it")

@@ -72,12 +72,12 @@ class OrcSeconds:
         tail = footer + _encoded(script) + bytes([len(_encoded(script))])
         self._file = orc.ORCFile(pa.PythonFile(_Patched(source, footer_start, tail), mode="r"))
 
-    def read_stripe(self, number: int, names: list[str] | None, schema: pa.Schema) -> pa.RecordBatch:
+    def read_stripe(self, number: int, names: list[str], schema: pa.Schema) -> pa.RecordBatch:
         """Read columns of a stripe.
 
         Args:
             number: Of the stripe.
-            names: Of the columns; None for all.
+            names: Of the columns.
             schema: The columns of the file as Arrow shows them.
 
         Raises:
@@ -364,8 +364,6 @@ def _patched(data: bytes, place: int, code: int, count: int) -> tuple[Numbers, i
     base_size, gap_width, patches = (data[place] >> 5) + 1, (data[place + 1] >> 5) + 1, data[place + 1] & 31
     place += 2
     base = int.from_bytes(data[place : place + base_size], "big")
-    sign = 1 << (8 * base_size - 1)
-    base = -(base & ~sign) if base & sign else base
     values, place = _unpacked(data, place + base_size, width, count)
     entry_width = next(fixed for fixed in _WIDTHS if fixed >= gap_width + patch_width)
     entries, place = _unpacked(data, place, entry_width, patches)

@@ -173,16 +173,23 @@ def ided(name: str, kind: pa.DataType, field_id: int) -> pa.Field:
     return pa.field(name, kind, metadata={"PARQUET:field_id": str(field_id)})
 
 
-def test_nested_columns_in_small_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def write_nested(path: Path, table: pa.Table) -> Path:
+    """Write a file, with the ids that the schema has."""
+    (orc if path.suffix == ".orc" else pq).write_table(table, path)
+    return path
+
+
+@pytest.mark.parametrize("kind", ["parquet", "orc"])
+def test_nested_columns_in_small_batches(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Batches are slices of what was read: offsets must not be taken for those of whole arrays."""
-    pq.write_table(nested_table(), path := tmp_path / "f.parquet")
+    path = write_nested(tmp_path / f"f.{kind}", nested_table())
     inner = (Column("Y", 12, "string"), Column("z", 16, "int"), Column("x", 11, "long"))
-    kind = pa.struct([("Y", pa.string()), ("z", pa.int32()), ("x", pa.int64())])
+    struct = pa.struct([("Y", pa.string()), ("z", pa.int32()), ("x", pa.int64())])
     element, key = Column("element", 13, "struct", inner), Column("key", 14, "string", required=True)
     columns = (
-        (Column("s", 1, "struct", inner), kind),
-        (Column("l", 2, "list", (element,)), pa.list_(kind)),
-        (Column("m", 3, "map", (key, Column("value", 15, "struct", inner))), pa.map_(pa.string(), kind)),
+        (Column("s", 1, "struct", inner), struct),
+        (Column("l", 2, "list", (element,)), pa.list_(struct)),
+        (Column("m", 3, "map", (key, Column("value", 15, "struct", inner))), pa.map_(pa.string(), struct)),
     )
     x, nulls = {"Y": "y", "z": None, "x": 1}, {"Y": None, "z": None, "x": None}
     expected = [
@@ -207,7 +214,7 @@ def test_a_struct_of_new_fields_only(tmp_path: Path) -> None:
 def test_hostile_names(tmp_path: Path) -> None:
     """A name with a dot is not a path."""
     names = ["a", "a.b", "`", "B", "b"]
-    struct = pa.array([{"b": 1}], pa.struct([ided("b", pa.int64(), 20)]))
+    struct = pa.array([[("k", {"b": 1})]], pa.map_(pa.string(), pa.struct([ided("b", pa.int64(), 20)])))
     table = pa.table([struct, *(pa.array([place]) for place in range(2, 6))], names=names)
     for kind in ("parquet", "orc"):
         path = write(tmp_path / f"f.{kind}", table)
@@ -329,11 +336,19 @@ def test_avro_types(
     assert read_values.to_pylist() == expected
 
 
+def test_avro_types_by_name(tmp_path: Path) -> None:
+    fields = [{"name": name, "type": kind, "field-id": n} for n, (name, kind) in enumerate([("a", _UUID), ("b", "u")])]
+    path = avro_file(tmp_path / "f.avro", fields, [{"a": UUID(int=5).bytes, "b": UUID(int=6).bytes}])
+    rows = read(reading((Column("b", 1, "uuid"), pa.string())), part(path))
+    assert rows == [{"b": str(UUID(int=6))}]
+
+
 # -- metadata columns -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", FORMATS)
-def test_metadata_columns(kind: str, tmp_path: Path) -> None:
+def test_metadata_columns(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(data_file, "BATCH_ROWS", 2)
     path = numbers(tmp_path / f"f.{kind}", 3)
     names = ("_file", "_pos", "_spec_id", "_deleted", "_row_id", "_last_updated_sequence_number", "_partition")
     kinds = (pa.string(), pa.int64(), pa.int32(), pa.bool_(), pa.int64(), pa.int64(), pa.struct([("p", pa.string())]))
@@ -346,6 +361,12 @@ def test_metadata_columns(kind: str, tmp_path: Path) -> None:
         for n in range(3)
     ]  # fmt: skip
     assert {row["_row_id"] for row in read(reader, part(path, 3))} == {None}
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_nothing_but_metadata_columns(kind: str, tmp_path: Path) -> None:
+    rows = read(reading((METADATA_COLUMNS["_pos"], pa.int64())), part(numbers(tmp_path / f"f.{kind}", 3)))
+    assert rows == [{"_pos": 0}, {"_pos": 1}, {"_pos": 2}]
 
 
 def test_stored_lineage_wins(tmp_path: Path) -> None:
@@ -416,12 +437,13 @@ def test_equality_deletes(tmp_path: Path) -> None:
     assert read(reader, part(without_a, 1, deletes=[two])) == []
 
 
-def test_nested_equality_deletes(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["parquet", "orc"])
+def test_nested_equality_deletes(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(data_file, "BATCH_ROWS", 1)
     struct = pa.struct([ided("x", pa.int64(), 2)])
     schema = pa.schema([ided("s", struct, 1)])
-    pq.write_table(
-        pa.table([pa.array([{"x": 1}, {"x": 2}, None], struct)], schema=schema), path := tmp_path / "f.parquet"
-    )
+    table = pa.table([pa.array([{"x": 1}, {"x": 2}, None], struct)], schema=schema)
+    path = write_nested(tmp_path / f"f.{kind}", table)
     key = Leaf(2, Column("s", 1, "struct", (Column("x", 2, "long"),)), pa.struct([("x", pa.int64())]))
     reader = reading((METADATA_COLUMNS["_pos"], pa.int64()), keys=(key,))
     nested = pa.table([pa.array([{"x": 2}], struct)], schema=schema)
@@ -430,6 +452,24 @@ def test_nested_equality_deletes(tmp_path: Path) -> None:
     assert [row["_pos"] for row in read(reader, part(path, deletes=[delete]))] == [0, 2]
     flat = equality_delete(tmp_path / "flat.parquet", pa.table({"s.x": pa.array([None, 1], pa.int64())}), {"s.x": 2})
     assert [row["_pos"] for row in read(reader, part(path, deletes=[flat]))] == [1]
+
+
+def test_a_field_of_a_null_struct_has_no_default(tmp_path: Path) -> None:
+    struct = pa.struct([ided("y", pa.int64(), 3)])
+    table = pa.table([pa.array([{"y": 1}, None], struct)], schema=pa.schema([ided("s", struct, 1)]))
+    path = write_nested(tmp_path / "f.parquet", table)
+    key = Leaf(2, Column("s", 1, "struct", (Column("x", 2, "long", default=5),)), pa.struct([("x", pa.int64())]))
+    reader = reading((METADATA_COLUMNS["_pos"], pa.int64()), keys=(key,))
+    fives = equality_delete(tmp_path / "d.parquet", pa.table({"x": [5]}), {"x": 2})
+    assert [row["_pos"] for row in read(reader, part(path, deletes=[fives]))] == [1]
+
+
+def test_uuids_in_small_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(data_file, "BATCH_ROWS", 2)
+    path = write(tmp_path / "f.orc", pa.table({"u": pa.array([UUID(int=n).bytes for n in range(5)], pa.binary())}))
+    assert [row["u"] for row in read(reading((Column("u", 1, "uuid"), pa.string())), part(path))] == [
+        str(UUID(int=n)) for n in range(5)
+    ]
 
 
 VALUE = st.none() | st.integers(0, 3)
@@ -676,11 +716,19 @@ def test_orc_timestamps(tmp_path_factory: pytest.TempPathFactory, micros: list[i
 
 @pytest.mark.parametrize("codec", ["uncompressed", "zlib", "snappy", "zstd"])
 def test_orc_timestamps_of_every_encoding(codec: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Runs of the same fraction, of rising ones, of any, and of small ones with a few large ones in between."""
+    """Runs of equal, rising, falling and random fractions, and of small ones with a few large ones in between."""
     year_9999 = 253_370_764_800_000_000
     random = Random(7)
     small = [1000 + random.randrange(30) if random.random() < 0.97 else random.randrange(10**6) for _ in range(2000)]
-    fractions = [[5] * 8 + [random.randrange(10**6) for _ in range(3)] * 3, range(100_000, 104_000), small, [0] * 100]
+    # Fractions that have as many digits: in order they are stored in order.
+    falling = [place * 10 + 1 for place in sorted(random.sample(range(10**5), 600), reverse=True)]
+    fractions = [
+        falling,
+        [5] * 8 + [random.randrange(10**6) for _ in range(3)] * 3,
+        range(100_000, 104_000),
+        small,
+        [0] * 100,
+    ]
     used: list[int] = []
     runs = orc_timestamps._runs
 
