@@ -19,10 +19,14 @@ from sparkmeta.plan.prune import PrunedManifests, prune_manifests
 from sparkmeta.plan.report import ScanReport, scan_report
 from sparkmeta.plan.task_json import PARTITION_JSON, partition_json, task_json
 from sparkmeta.plan.tasks import SplitPlanning, plan_tasks
+from sparkmeta.rows.count import count_rows
+from sparkmeta.rows.file_rows import METADATA_COLUMNS
+from sparkmeta.rows.read import RowScan, read_rows
 
 if TYPE_CHECKING:
     from datetime import datetime
 
+    import pyarrow as pa
     from pyiceberg.schema import Schema
     from pyspark.sql import DataFrame, Row
 
@@ -51,6 +55,7 @@ class Scan:
         snapshot_id: None for the current snapshot.
         ref: the branch or tag that named the snapshot.
         options: Iceberg's read options `split-size`, `lookback`, `file-open-cost`.
+        row_limit: how many rows to read at most; None for all.
     """
 
     state: TableState
@@ -60,6 +65,7 @@ class Scan:
     snapshot_id: int | None = None
     ref: str | None = None
     options: Mapping[str, str] = field(default_factory=dict)
+    row_limit: int | None = None
 
     # -- refining ---------------------------------------------------------------------------------------------------
 
@@ -81,6 +87,16 @@ class Scan:
     def with_case_sensitive(self, case_sensitive: bool = True) -> Scan:
         """Return this scan with case-sensitive or case-insensitive names."""
         return replace(self, case_sensitive=case_sensitive)
+
+    def limit(self, rows: int) -> Scan:
+        """Return this scan of at most so many rows, whichever Spark reads first.
+
+        Raises:
+            ValidationError: the number is negative.
+        """
+        if rows < 0:
+            raise ValidationError(f"limit is {rows}: it takes a whole number from 0")
+        return replace(self, row_limit=rows if self.row_limit is None else min(rows, self.row_limit))
 
     def use_ref(self, name: str) -> Scan:
         """Return this scan of a branch's head or of a tag.
@@ -132,14 +148,22 @@ class Scan:
         return self.state.at(self.snapshot()).types.snapshot_schema
 
     def projection(self) -> Schema:
-        """Return the schema of the rows to read.
+        """Return the schema of the rows to read, without metadata columns.
 
         Raises:
             ValueError: the schema has no such column.
         """
         if ALL_FIELDS[0] in self.selected_fields:
             return self.schema()
-        return self.schema().select(*self.selected_fields, case_sensitive=self.case_sensitive)
+        names = [name for name in self.selected_fields if name not in self.metadata_columns]
+        return self.schema().select(*names, case_sensitive=self.case_sensitive)
+
+    @property
+    def metadata_columns(self) -> tuple[str, ...]:
+        """The selected metadata columns: `_file`, `_pos`, `_partition`, `_spec_id`, `_deleted`, `_row_id`,
+        `_last_updated_sequence_number`. A column of the table of such a name hides them."""
+        own = {field.name for field in self.schema().fields}
+        return tuple(name for name in self.selected_fields if name in METADATA_COLUMNS and name not in own)
 
     @cached_property
     def _filter(self) -> ScanFilter:
@@ -156,7 +180,46 @@ class Scan:
     def _choice(self) -> Choice:
         return choose(self._pruned)
 
-    # -- results ----------------------------------------------------------------------------------------------------
+    # -- rows -------------------------------------------------------------------------------------------------------
+
+    def to_df(self) -> DataFrame:
+        """Return the rows that match the filter, without deleted ones: the selected columns, then metadata columns.
+
+        The plan runs at once (see `rows.read`), the rows are read when the DataFrame runs. With `_deleted` selected
+        deleted rows are there too, and it tells which they are.
+
+        Raises:
+            ValidationError: metadata or deletes contradict each other.
+            NotFoundError: a manifest or file of deletes is missing.
+        """
+        rows = read_rows(RowScan(self._choice, self.projection(), self.metadata_columns))
+        return rows if self.row_limit is None else rows.limit(self.row_limit)
+
+    def count(self) -> int:
+        """Count the rows that match the filter and are not deleted; see `rows.count`.
+
+        Raises:
+            ValidationError: as `to_df`.
+        """
+        rows = count_rows(self._choice)
+        return rows if self.row_limit is None else min(rows, self.row_limit)
+
+    def to_arrow(self) -> pa.Table:
+        """Return the rows of `to_df` as an Arrow table in memory."""
+        return self.to_df().toArrow()
+
+    def to_pandas(self) -> Any:
+        """Return the rows of `to_df` as a pandas DataFrame in memory."""
+        return self.to_arrow().to_pandas()
+
+    def create_temp_view(self, name: str) -> None:
+        """Name the rows of `to_df` for Spark SQL, in place of any temporary view of that name.
+
+        The view shows the table as it is now, whatever is committed later.
+        """
+        self.to_df().createOrReplaceTempView(name)
+
+    # -- plans ------------------------------------------------------------------------------------------------------
 
     def plan_files(self) -> DataFrame:
         """Plan the data files to read: a row for each, with its deletes and residual filter.

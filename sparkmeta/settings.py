@@ -50,6 +50,12 @@ class Settings:
         "partitions (Avro), auto = colocated unless join is estimated to be faster.",
         choices=("auto", "join", "colocated"),
     )
+    file_handover: Literal["auto", "log", "paths"] = _knob(
+        "auto",
+        "How Spark gets the data files of a scan: log = as the log of a streaming sink, so that it lists no file, "
+        "paths = as a list of paths, auto = log where a check of the session shows that Spark understands it.",
+        choices=("auto", "log", "paths"),
+    )
     manifest_cache: str = _knob(
         "", "A folder, on any file system, for decoded Avro manifests that later plans read. Empty: no cache."
     )

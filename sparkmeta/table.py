@@ -71,6 +71,10 @@ class Table(BaseTable):
         """
         return table_scan(self.state, row_filter, selected_fields, case_sensitive, snapshot_id, options or {})
 
+    def create_temp_view(self, name: str) -> None:
+        """Name the table's rows, as they are now, for Spark SQL; see `Scan.create_temp_view`."""
+        self.scan().create_temp_view(name)
+
     @cached_property
     def inspect(self) -> InspectTable:
         """The metadata tables: `table.inspect.files()`, `.partitions()`, ..."""

@@ -100,7 +100,7 @@ class Sql:
         return Sql(f"({self.text} IN ({listed}))") if listed else lit(False)
 
     def cast(self, kind: str | DataType) -> Sql:
-        return Sql(f"CAST({self.text} AS {kind if isinstance(kind, str) else kind.simpleString()})")
+        return Sql(f"CAST({self.text} AS {kind if isinstance(kind, str) else _type_text(kind)})")
 
 
 class Aliased(Sql):
@@ -253,6 +253,21 @@ class _Scope:
 
     def __exit__(self, *_: object) -> None:
         self._open.depth -= 1
+
+
+def _type_text(kind: DataType) -> str:
+    """Return a type as SQL spells it: `simpleString` leaves names unquoted, and fields out where there are many."""
+    from pyspark.sql.types import ArrayType, MapType, StructType
+
+    match kind:
+        case StructType():
+            fields = (f"{quoted(field.name)}: {_type_text(field.dataType)}" for field in kind.fields)
+            return f"struct<{', '.join(fields)}>"
+        case ArrayType():
+            return f"array<{_type_text(kind.elementType)}>"
+        case MapType():
+            return f"map<{_type_text(kind.keyType)}, {_type_text(kind.valueType)}>"
+    return kind.simpleString()
 
 
 def _text(value: Any) -> str:

@@ -6,8 +6,9 @@ Light: Spark tasks import this.
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import fastavro
@@ -132,35 +133,75 @@ def _blob(data: bytes, entry: dict[str, Any], location: str) -> bytes:
     return data[offset : offset + size]
 
 
+def deleted_positions(data: bytes, file_format: str, location: str) -> Iterator[tuple[pa.DictionaryArray, pa.Array]]:
+    """Yield file_path and pos of a position delete file, by batches.
+
+    Raises:
+        CorruptFileError: it is no position delete file.
+    """
+    for columns in _columns_of(data, file_format, location, _position_columns, _POSITION_READERS):
+        paths = columns["file_path"]
+        yield paths if pa.types.is_dictionary(paths.type) else paths.dictionary_encode(), columns["pos"]
+
+
 def _read(data: bytes, file_format: str, location: str, row: RowField, row_type: pa.DataType) -> Iterator[Columns]:
     """Yield file_path, pos and row of a position delete file in batches."""
+    columns = partial(_row_columns, row=row, row_type=row_type)
+    yield from _columns_of(data, file_format, location, columns, _READERS)
+
+
+def _columns_of(
+    data: bytes,
+    file_format: str,
+    location: str,
+    columns: Callable[[pa.RecordBatch, str], Columns],
+    readers: Mapping[str, _Reader],
+) -> Iterator[Columns]:
+    if file_format not in readers:
+        raise CorruptFileError(location, "file_format", file_format, "no format of position delete files")
     try:
-        for batch in _READERS[file_format](data, location):
-            yield _columns(batch, location, row, row_type)
+        for batch in readers[file_format](data, location):
+            yield columns(batch, location)
     except (pa.ArrowException, OSError, ValueError) as error:
         if isinstance(error, CorruptFileError):
             raise
         raise CorruptFileError(location, "position deletes", data[:4].hex(), f"not readable: {error}"[:300]) from error
 
 
-def _columns(batch: pa.RecordBatch, location: str, row: RowField, row_type: pa.DataType) -> Columns:
-    there = {
+def _row_columns(batch: pa.RecordBatch, location: str, row: RowField, row_type: pa.DataType) -> Columns:
+    deleted = _by_id(batch).get(_IDS["row"])
+    rows = pa.nulls(len(batch), row_type) if deleted is None else projected(deleted, row, row_type)
+    return _position_columns(batch, location) | {"row": rows}
+
+
+def _by_id(batch: pa.RecordBatch) -> dict[int | None, pa.Array]:
+    return {
         field_id(field) or _IDS.get(field.name): column
         for field, column in zip(batch.schema, batch.columns, strict=True)
     }
-    required = {}
+
+
+def _position_columns(batch: pa.RecordBatch, location: str) -> Columns:
+    there, required = _by_id(batch), {}
     for name, kind in (("file_path", pa.string()), ("pos", pa.int64())):
         column = there.get(_IDS[name])
         if column is None or column.null_count:
             raise CorruptFileError(location, name, None, "a position delete file must have it")
-        required[name] = column.cast(kind)
-    deleted = there.get(_IDS["row"])
-    rows = pa.nulls(len(batch), row_type) if deleted is None else projected(deleted, row, row_type)
-    return required | {"row": rows}
+        required[name] = column if pa.types.is_dictionary(column.type) else column.cast(kind)
+    return required
 
 
 def _parquet(data: bytes, _: str) -> Iterator[pa.RecordBatch]:
     yield from pq.ParquetFile(pa.BufferReader(data)).iter_batches(BATCH_ROWS)
+
+
+def _parquet_positions(data: bytes, _: str) -> Iterator[pa.RecordBatch]:
+    """As `_parquet`, without the deleted rows; paths are dictionary-encoded, as they are in the file."""
+    schema = pq.read_schema(pa.BufferReader(data))
+    names = {field_id(field) or _IDS.get(field.name): field.name for field in schema}
+    columns = [names[column] for column in (_IDS["file_path"], _IDS["pos"]) if column in names]
+    file = pq.ParquetFile(pa.BufferReader(data), read_dictionary=columns[:1])
+    yield from file.iter_batches(BATCH_ROWS, columns=columns)
 
 
 def _orc(data: bytes, _: str) -> Iterator[pa.RecordBatch]:
@@ -184,8 +225,6 @@ def _avro(data: bytes, location: str) -> Iterator[pa.RecordBatch]:
         yield pa.RecordBatch.from_pylist(records)
 
 
-_READERS: dict[str, Callable[[bytes, str], Iterator[pa.RecordBatch]]] = {
-    "PARQUET": _parquet,
-    "ORC": _orc,
-    "AVRO": _avro,
-}
+_Reader = Callable[[bytes, str], Iterator[pa.RecordBatch]]
+_READERS: dict[str, _Reader] = {"PARQUET": _parquet, "ORC": _orc, "AVRO": _avro}
+_POSITION_READERS = _READERS | {"PARQUET": _parquet_positions}

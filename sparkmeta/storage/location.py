@@ -68,6 +68,13 @@ def spark_name_key(location: str) -> str:
     return file_name(spark_path_key(location))
 
 
+def spark_uri(location: str) -> str:
+    """The location as Hadoop takes a URI: percent-encoded; a path without a scheme is on a disk of this machine."""
+    match = _PARTS.fullmatch(location)
+    assert match is not None
+    return f"{match[1] or 'file'}://{match[2] or ''}{_quoted(match[3])}"
+
+
 PATH_KEY = "regexp_replace(_metadata.file_path, '^s3[an]:', 's3:')"
 """The comparable path of the file that a row was read from, in SQL; see ``spark_path_key``."""
 

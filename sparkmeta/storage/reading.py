@@ -28,7 +28,7 @@ MISSING = ("PATH_NOT_FOUND", "FAILED_READ_FILE.FILE_NOT_EXIST")
 # Options take precedence over session settings, which may ignore missing or damaged files.
 _STRICT = {"ignoreMissingFiles": "false", "ignoreCorruptFiles": "false"}
 # Dates and timestamps before 1582 are in the proleptic Gregorian calendar, whatever the writer.
-_STRICT_PARQUET = {
+STRICT_PARQUET = {
     **_STRICT,
     "mergeSchema": "false",
     "datetimeRebaseMode": "CORRECTED",
@@ -49,7 +49,7 @@ def read_parquet(spark: SparkSession, locations: Iterable[str], schema: StructTy
     refuse_hidden(paths)
     if not is_connect(spark):
         _refuse_empty(paths)
-    reader = spark.read.format("parquet").options(**_STRICT_PARQUET).schema(schema)
+    reader = spark.read.format("parquet").options(**STRICT_PARQUET).schema(schema)
     return _loaded(lambda: reader.load([escape_glob(path) for path in paths]))
 
 

@@ -1,0 +1,234 @@
+"""The columns that a scan needs of data files, and how Spark's Parquet reader sees them."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Final
+
+from pyiceberg.schema import Schema, prune_columns
+from pyiceberg.types import (
+    BinaryType,
+    IcebergType,
+    ListType,
+    MapType,
+    NestedField,
+    PrimitiveType,
+    StructType,
+    UUIDType,
+)
+from pyspark.sql import types as spark
+
+from sparkmeta.columns import sql
+from sparkmeta.columns.bounds import reads_as
+from sparkmeta.columns.sql import Sql
+from sparkmeta.columns.types import public_value, spark_type
+from sparkmeta.rows.handover import ROW_INDEX, column_name
+from sparkmeta.rows.projected import name_mapping
+from sparkmeta.spec.avro_name import avro_name
+
+if TYPE_CHECKING:
+    from sparkmeta.state import TableState
+
+# Types that Spark's Parquet reader does not read.
+_UNREAD: Final = ("unknown", "variant")
+
+# Field ids from here on are those of metadata columns.
+_RESERVED: Final = 2147483447
+
+
+def needed_fields(projection: Schema, schema: Schema, others: Iterable[int]) -> tuple[NestedField, ...]:
+    """Return the top-level columns that a scan needs, nested ones without the fields that nobody needs.
+
+    Args:
+        projection: the columns of the result.
+        schema: of the table, which the projection is of.
+        others: ids of further fields of the schema.
+    """
+    leaves = {field_id for field in projection.fields for field_id in _leaves(field)}
+    ids = leaves.union(others)
+    return (projection if ids == leaves else prune_columns(schema, ids)).fields
+
+
+@dataclass(frozen=True)
+class ReadColumns:
+    """Columns of a table, and how they come from what Spark reads of Parquet files.
+
+    Attributes:
+        fields: the columns.
+        schema: what Spark reads, by the names in the files; values are in bound form.
+        sources: for each of the fields its value, in terms of the columns of `read_files` and the file's `partition`.
+        has_partition_values: whether a source is a partition value.
+    """
+
+    fields: tuple[NestedField, ...]
+    schema: spark.StructType
+    sources: tuple[Sql, ...]
+    has_partition_values: bool = False
+
+    @staticmethod
+    def by_names(fields: tuple[NestedField, ...]) -> ReadColumns:
+        """Return columns that have in the files the names that the table gives them."""
+        read = [spark.StructField(field.name, read_type(field.field_type)) for field in fields]
+        return ReadColumns(fields, spark.StructType(read), tuple(sql.col(column_name(at)) for at in range(len(fields))))
+
+    @cached_property
+    def values(self) -> Mapping[int, Sql]:
+        """The values of the columns, and of fields of structs, by field id; in bound form."""
+        pairs = zip(self.fields, self.sources, strict=True)
+        return {field_id: value for field, source in pairs for field_id, value in _values(field, source)}
+
+    @cached_property
+    def types(self) -> Mapping[int, IcebergType]:
+        """The types of the columns by field id."""
+        return {field.field_id: field.field_type for field in self.fields}
+
+    def shown(self, field: NestedField) -> Sql:
+        """Return the value of a column as the scan's result shows it, with the fields that its type has there."""
+        return shaped(self.values[field.field_id], self.types[field.field_id], field.field_type)
+
+
+def _leaves(field: NestedField) -> Iterator[int]:
+    children = _children(field.field_type)
+    if not children:
+        yield field.field_id
+    for child in children:
+        yield from _leaves(child)
+
+
+def _children(kind: IcebergType) -> tuple[NestedField, ...]:
+    match kind:
+        case StructType():
+            return kind.fields
+        case ListType():
+            return (kind.element_field,)
+        case MapType():
+            return kind.key_field, kind.value_field
+    return ()
+
+
+def _values(field: NestedField, value: Sql) -> Iterator[tuple[int, Sql]]:
+    yield field.field_id, value
+    if isinstance(field.field_type, StructType):
+        for child in field.field_type.fields:
+            yield from _values(child, value[child.name])
+
+
+def read_type(kind: IcebergType) -> spark.DataType:
+    """Return the Spark type of values as Spark's Parquet reader gives them: `spark_type`, but UUIDs are binary."""
+    match kind:
+        case StructType():
+            return spark.StructType([spark.StructField(each.name, read_type(each.field_type)) for each in kind.fields])
+        case ListType():
+            return spark.ArrayType(read_type(kind.element_type))
+        case MapType():
+            return spark.MapType(read_type(kind.key_type), read_type(kind.value_type))
+    return spark_type(BinaryType() if isinstance(kind, UUIDType) else kind)
+
+
+def shaped(value: Sql, kind: IcebergType, wanted: IcebergType) -> Sql:
+    """Return a value as it was read in public form, and without the fields that the wanted type does not have."""
+    if not _changes(kind, wanted):
+        return value
+    match kind, wanted:
+        case StructType(), StructType():
+            by_id = {field.field_id: field for field in kind.fields}
+            fields = [
+                shaped(value[by_id[field.field_id].name], by_id[field.field_id].field_type, field.field_type)
+                .alias(field.name)
+                for field in wanted.fields
+            ]  # fmt: skip
+            return sql.when(value.isNotNull(), sql.struct(*fields))
+        case ListType(), ListType():
+            return sql.transform(value, lambda element: shaped(element, kind.element_type, wanted.element_type))
+        case MapType(), MapType():
+            keys = sql.transform(sql.call("map_keys", value), lambda key: shaped(key, kind.key_type, wanted.key_type))
+            items = sql.transform(
+                sql.call("map_values", value), lambda item: shaped(item, kind.value_type, wanted.value_type)
+            )
+            return sql.call("map_from_arrays", keys, items)
+    assert isinstance(wanted, PrimitiveType)
+    return public_value(value, wanted)
+
+
+def _changes(kind: IcebergType, wanted: IcebergType) -> bool:
+    if isinstance(kind, UUIDType):
+        return True
+    children = {field.field_id: field for field in _children(kind)}
+    same = [field for field in _children(wanted) if field.field_id in children]
+    return len(same) < len(children) or any(
+        _changes(children[field.field_id].field_type, field.field_type) for field in same
+    )
+
+
+# -- whether names tell the columns -----------------------------------------------------------------------------------
+
+
+def names_tell(state: TableState, fields: Iterable[NestedField]) -> bool:
+    """Return whether every file of the table has some columns by the names that they have now, or not at all.
+
+    They do where no column was renamed and no name was used again, whatever its case, and where names are stored as
+    they are. A column with an initial default may be missing, in a table with a name mapping files may have no ids;
+    and Spark does not read all types and promotions. There, the footers of the files have to be looked at; and where
+    schemas were removed from the metadata, since files may have been written with them.
+    """
+    schema_ids = {schema.schema_id for schema in state.metadata.schemas}
+    if name_mapping(state.metadata) is not None or len(schema_ids) <= max(schema_ids):
+        return False
+    history = _History(defaultdict(set), defaultdict(set), defaultdict(set))
+    for schema in state.metadata.schemas:
+        for field in schema.fields:
+            history.add(field, ())
+    return all(history.tells(field, ()) for field in fields if field.field_id < _RESERVED)
+
+
+@dataclass(frozen=True)
+class _History:
+    """What the schemas of a table ever called its fields.
+
+    Attributes:
+        paths: names from the top-level column to the field, by field id.
+        ids: field ids by such paths in lower case.
+        types: by field id.
+    """
+
+    paths: dict[int, set[tuple[str, ...]]]
+    ids: dict[tuple[str, ...], set[int]]
+    types: dict[int, set[str]]
+
+    def add(self, field: NestedField, parents: tuple[str, ...]) -> None:
+        path = (*parents, field.name)
+        self.paths[field.field_id].add(path)
+        self.ids[tuple(name.lower() for name in path)].add(field.field_id)
+        self.types[field.field_id].add(_type_name(field.field_type))
+        for child in _children(field.field_type):
+            self.add(child, path)
+
+    def tells(self, field: NestedField, parents: tuple[str, ...]) -> bool:
+        path = (*parents, field.name)
+        of_path = self.ids[tuple(name.lower() for name in path)]
+        kind = _type_name(field.field_type)
+        return (
+            self.paths[field.field_id] == {path}
+            and of_path == {field.field_id}
+            and avro_name(field.name) == field.name
+            and field.name.lower() != ROW_INDEX
+            and field.initial_default is None
+            and kind not in _UNREAD
+            and not (kind == "struct" and not _children(field.field_type))
+            and all(earlier != "unknown" and reads_as(earlier, kind) for earlier in self.types[field.field_id])
+            and all(self.tells(child, path) for child in _children(field.field_type))
+        )
+
+
+def _type_name(kind: IcebergType) -> str:
+    match kind:
+        case StructType():
+            return "struct"
+        case ListType():
+            return "list"
+        case MapType():
+            return "map"
+    return str(kind)

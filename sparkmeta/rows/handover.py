@@ -1,0 +1,157 @@
+"""Parquet data files handed over to Spark, each with a number of the caller's choice that its rows can tell.
+
+Spark lists the files that it is given as paths, which takes longer than planning them. It does not list those of the
+log of a streaming sink: a file `_spark_metadata/0` in a folder, one line of JSON for each data file. The log also gives
+each file a time of modification, which Spark shows as `_metadata.file_modification_time` and uses for nothing else, so
+that it can hold the number. Spark reads the log when the DataFrame is made; the folder is removed right after.
+
+Both the log and the column `_tmp_metadata_row_index` are internals of Spark. `understands_logs` tries them; where they
+do not work, and on Spark Connect, whose server does not see this machine's folders, files are given as paths, numbers
+come by a join on the path, and positions from the public `_metadata.row_index`.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+from weakref import WeakKeyDictionary
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import functions as F
+from pyspark.sql.types import LongType, StructField, StructType
+
+from sparkmeta.columns.sql import quoted
+from sparkmeta.session import is_connect, local_frame
+from sparkmeta.storage.location import spark_path_key, spark_uri
+from sparkmeta.storage.reading import STRICT_PARQUET, read_parquet
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping
+
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+    from sparkmeta.settings import Settings
+
+NUMBER: Final = "number"
+POSITION: Final = "pos"
+
+FILES: Final = pa.schema(
+    [pa.field("file_path", pa.string()), pa.field("file_size_in_bytes", pa.int64()), pa.field(NUMBER, pa.int64())]
+)
+"""Files to hand over, with numbers from 0 to 2**53 - 1."""
+
+_LAST_NUMBER: Final = (1 << 53) - 1
+
+ROW_INDEX: Final = "_tmp_metadata_row_index"
+"""Spark's name for the position of a row: it reads no column of a file that has this name."""
+
+_LOG: Final = "_spark_metadata"
+# Where Spark does not read the log it reads the folder: this file makes that an error instead of no rows.
+_DECOY: Final = "the-log-was-not-read.parquet"
+# What is the same in JSON and as a URI.
+_PLAIN: Final = r"^[a-z][a-z0-9]*://[A-Za-z0-9_./=:@+,-]*$"
+
+
+def column_name(place: int) -> str:
+    """Return the name of a column of `read_files`, by its place in the schema."""
+    return f"c{place}"
+
+
+def read_files(
+    spark: SparkSession, files: pa.Table, schema: StructType, settings: Settings, extra: Collection[str] = ()
+) -> DataFrame:
+    """Return the rows of Parquet files.
+
+    Columns: `c0`, `c1` ... the fields of the schema, `number`, the file's, and `pos`, the row's position in the file.
+
+    Args:
+        spark: the session.
+        files: of `FILES`, no path twice, no name that Spark passes over.
+        schema: columns by the names that they have in the files, none of them `ROW_INDEX`; nulls where a file has no
+            column of that name.
+        settings: of the session.
+        extra: which of `NUMBER` and `POSITION` to add. They cost something, even if nothing selects them.
+
+    Raises:
+        NotFoundError: a file is missing; if it is in a log, that is an error of Spark's when the DataFrame runs.
+    """
+    way = settings.file_handover
+    by_log = way == "log" or (way == "auto" and understands_logs(spark, files))
+    return (_by_log if by_log else _by_paths)(spark, files, schema, extra)
+
+
+def understands_logs(spark: SparkSession, files: pa.Table) -> bool:
+    """Return whether the session reads files of a log, and rows tell their number and position.
+
+    Runs a job that reads three rows of the first file, until that has told it for the session. Returns False where it
+    does not tell: the file has no rows, or can't be read.
+    """
+    if is_connect(spark) or not len(files):
+        return False
+    if spark not in _understood and (rows := _first_rows(spark, files)):
+        _understood[spark] = rows == [(_LAST_NUMBER, place) for place in range(len(rows))]
+    return _understood.get(spark, False)
+
+
+_understood: WeakKeyDictionary[SparkSession, bool] = WeakKeyDictionary()
+
+
+def _first_rows(spark: SparkSession, files: pa.Table) -> list[tuple[int, int]]:
+    place = FILES.get_field_index(NUMBER)
+    first = files.slice(0, 1).set_column(place, FILES.field(NUMBER), pa.array([_LAST_NUMBER], pa.int64()))
+    try:
+        rows = _by_log(spark, first, StructType(), (NUMBER, POSITION)).limit(3).collect()
+    except Exception:  # noqa: BLE001  whatever fails, paths may do
+        return []
+    return [(row[NUMBER], row[POSITION]) for row in rows]
+
+
+def _by_log(spark: SparkSession, files: pa.Table, schema: StructType, extra: Collection[str]) -> DataFrame:
+    index = [StructField(ROW_INDEX, LongType())] if POSITION in extra else []
+    with tempfile.TemporaryDirectory(prefix="sparkmeta-rows-") as folder:
+        (Path(folder) / _LOG).mkdir()
+        (Path(folder) / _DECOY).write_bytes(b"no Parquet file")
+        (Path(folder) / _LOG / "0").write_bytes(b"v1" + _log_lines(files))
+        reader = spark.read.options(**STRICT_PARQUET, recursiveFileLookup="true")
+        frame = reader.schema(StructType([*schema.fields, *index])).parquet(Path(folder).as_uri())
+    values = {NUMBER: F.unix_millis(_metadata(frame, "file_modification_time")), POSITION: F.col(ROW_INDEX)}
+    return _named(frame, schema, {name: values[name] for name in extra})
+
+
+def _by_paths(spark: SparkSession, files: pa.Table, schema: StructType, extra: Collection[str]) -> DataFrame:
+    locations = files.column("file_path").to_pylist()
+    frame = read_parquet(spark, locations, schema)
+    path = F.regexp_replace(_metadata(frame, "file_path"), "^s3[an]:", "s3:")
+    values = {NUMBER: path, POSITION: _metadata(frame, "row_index")}
+    named = _named(frame, schema, {name: values[name] for name in extra})
+    if NUMBER not in extra:
+        return named
+    keys = pa.table({"path": [*map(spark_path_key, locations)], "of_path": files.column(NUMBER)})
+    joined = named.join(F.broadcast(local_frame(spark, keys)), F.col(NUMBER) == F.col("path"), "left")
+    unknown = F.raise_error(F.concat(F.col(NUMBER), F.lit(": Spark read a file that no plan names"))).cast("bigint")
+    return joined.withColumn(NUMBER, F.coalesce("of_path", unknown)).drop("path", "of_path")
+
+
+def _named(frame: DataFrame, schema: StructType, extra: Mapping[str, Column]) -> DataFrame:
+    columns = [F.col(quoted(name)).alias(column_name(place)) for place, name in enumerate(schema.fieldNames())]
+    return frame.select(*columns, *(value.alias(name) for name, value in extra.items()))
+
+
+def _metadata(frame: DataFrame, field: str) -> Column:
+    """Return a field of Spark's metadata of files, also where a column of the files has their name."""
+    return frame.metadataColumn("_metadata").getField(field)
+
+
+def _log_lines(files: pa.Table) -> bytes:
+    """Return the lines of a log, without a Python object for each file unless a path is an odd one."""
+    if not len(files):
+        return b""
+    paths, sizes, numbers = (column.combine_chunks() for column in files.select(FILES.names).columns)
+    if not pc.all(pc.match_substring_regex(paths, _PLAIN)).as_py():
+        paths = pa.array(map(spark_uri, paths.to_pylist()), pa.string())
+    parts = ('\n{"path":"', paths, '","size":', sizes.cast(pa.string()), ',"isDir":false,"modificationTime":',
+             numbers.cast(pa.string()), ',"blockReplication":1,"blockSize":134217728,"action":"add"}')  # fmt: skip
+    lines = pc.binary_join_element_wise(*parts, "")
+    return bytes(lines.buffers()[2])  # in it the strings stand one after another

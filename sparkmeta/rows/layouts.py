@@ -1,0 +1,214 @@
+"""Files in groups of one layout: the same columns by the same names, as their footers say.
+
+Where names don't tell what a column is, footers do: they have field ids. Files of one layout are read together, by the
+names that they have. A layout that Spark's Parquet reader can't read, or not by name, has no columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Final, cast
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyspark.sql import functions as F
+from pyspark.sql import types as spark
+
+from sparkmeta.columns import sql
+from sparkmeta.columns.bounds import reads_as
+from sparkmeta.columns.sql import Sql
+from sparkmeta.columns.types import typed_literal
+from sparkmeta.errors import CorruptFileError
+from sparkmeta.manifests.placement import MOST_REQUESTS
+from sparkmeta.rows.columns import ReadColumns, read_type
+from sparkmeta.rows.file_schema import file_columns
+from sparkmeta.rows.handover import ROW_INDEX, column_name
+from sparkmeta.rows.planned import PARTITION, Indices, PlannedFiles, translated_errors
+from sparkmeta.rows.projected import identity_sources, name_mapping, projected_column
+from sparkmeta.rows.resolve import Column, FromDefault, FromFile, FromPartition, Null, Source, resolve
+from sparkmeta.session import local_frame, map_on_driver, spark_schema
+
+if TYPE_CHECKING:
+    from pyiceberg.types import NestedField, PrimitiveType
+
+    from sparkmeta.state import TableState
+    from sparkmeta.storage.executors import ExecutorReader
+
+_PLACE: Final = "place"
+_SCHEMA: Final = "schema"
+_FOOTERS: Final = pa.schema([pa.field(_PLACE, pa.int64()), pa.field(_SCHEMA, pa.binary())])
+
+
+def layouts(
+    state: TableState, files: PlannedFiles, rows: Indices, fields: tuple[NestedField, ...]
+) -> Iterator[tuple[ReadColumns | None, Indices]]:
+    """Group files by their layout; the footers are read by threads of the driver if they are few, else by tasks.
+
+    Args:
+        state: the table.
+        files: the planned files.
+        rows: of the files to group.
+        fields: the columns to read.
+
+    Yields:
+        How to read the columns, None where Spark can't, and the rows of the files.
+
+    Raises:
+        CorruptFileError: a footer contradicts the table.
+        NotFoundError: a file is missing.
+    """
+    names, projected = name_mapping(state.metadata), tuple(map(projected_column, fields))
+    spec_ids = files.numbers("spec_id")
+    for schema, places in _by_schema(state, files, rows):
+        columns = file_columns(pa.ipc.read_schema(pa.py_buffer(schema)))
+        for spec_id in sorted(set(spec_ids[places].tolist())):
+            of_spec = places[spec_ids[places] == spec_id]
+            location = files.table.column("file_path")[int(of_spec[0])].as_py()
+            identities = identity_sources(state.specs[spec_id])
+            sources = resolve(columns, projected, location, names=names, partition_ids=identities, by_position=True)
+            partition = {field.field_id: field.name for field in state.types.partition_type.fields}
+            values = {source: partition[field_id] for source, field_id in identities.items() if field_id in partition}
+            yield _read_columns(columns, fields, sources, values), of_spec
+
+
+def _by_schema(state: TableState, files: PlannedFiles, rows: Indices) -> Iterator[tuple[bytes, Indices]]:
+    units = pa.table({_PLACE: rows, "location": files.table.column("file_path").take(pa.array(rows))})
+    reader = state.access.tasks
+    assert reader is not None
+    read = partial(_footers, reader)
+    if state.access.driver is not None and len(units) <= MOST_REQUESTS:
+        footers = map_on_driver(units, read, _FOOTERS).group_by(_SCHEMA).aggregate([(_PLACE, "list")])
+        grouped = footers.select([_SCHEMA, f"{_PLACE}_list"])
+    else:
+        frame = local_frame(state.spark, units).mapInArrow(read, spark_schema(_FOOTERS))
+        with translated_errors():
+            grouped = frame.groupBy(_SCHEMA).agg(F.collect_list(_PLACE).alias(_PLACE)).toArrow()
+    for schema, places in zip(*grouped.columns, strict=True):
+        yield schema.as_py(), places.values.sort().to_numpy()
+
+
+def _footers(reader: ExecutorReader, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        schemas = [_schema(reader, location) for location in batch.column("location").to_pylist()]
+        yield pa.RecordBatch.from_arrays([batch.column(_PLACE), pa.array(schemas, pa.binary())], schema=_FOOTERS)
+
+
+def _schema(reader: ExecutorReader, location: str) -> bytes:
+    """Return the fields of a file's schema, with their ids, and nothing else that differs from file to file."""
+    try:
+        with reader.open(location) as file:
+            schema = pq.read_schema(file)
+    except (pa.ArrowException, OSError) as error:
+        if isinstance(error, FileNotFoundError):
+            raise
+        raise CorruptFileError(location, "footer", None, f"not readable: {error}"[:300]) from error
+    return bytes(schema.remove_metadata().serialize())
+
+
+# -- reading by names -------------------------------------------------------------------------------------------------
+
+
+class _UnreadError(Exception):
+    """Spark's Parquet reader can't read a column by its name."""
+
+
+def _read_columns(
+    columns: Sequence[Column], fields: tuple[NestedField, ...], sources: Sequence[Source], partition: dict[int, str]
+) -> ReadColumns | None:
+    """Return how Spark reads columns of files of one layout.
+
+    Args:
+        columns: of the files.
+        fields: the columns to read.
+        sources: where each comes from.
+        partition: the names of identity partition fields by the ids of their columns.
+    """
+    read: list[spark.StructField] = []
+    values: list[Sql] = []
+    try:
+        for field, source in zip(fields, sources, strict=True):
+            match source:
+                case FromFile(physical=physical):
+                    _refuse_ambiguous(physical, columns)
+                    kind = read_type(field.field_type)
+                    stored = _stored_type(source, kind)
+                    value = sql.col(column_name(len(read)))
+                    values.append(value if stored == kind else value.cast(kind))
+                    read.append(spark.StructField(physical.name, stored))
+                case FromPartition():
+                    values.append(_partition_value(field, partition))
+                case FromDefault(column=column):
+                    kind = read_type(field.field_type)
+                    values.append(typed_literal(column.default, cast("PrimitiveType", field.field_type)).cast(kind))
+                case Null():
+                    values.append(sql.lit(None).cast(read_type(field.field_type)))
+    except _UnreadError:
+        return None
+    names = [field.name.lower() for field in read]
+    if len(set(names)) < len(names) or ROW_INDEX in names:
+        return None
+    has_partition_values = any(isinstance(source, FromPartition) for source in sources)
+    return ReadColumns(fields, spark.StructType(read), tuple(values), has_partition_values)
+
+
+def _partition_value(field: NestedField, partition: dict[int, str]) -> Sql:
+    if field.field_id not in partition or str(field.field_type) == "uuid":
+        raise _UnreadError
+    return sql.col(PARTITION)[partition[field.field_id]].cast(read_type(field.field_type))
+
+
+def _refuse_ambiguous(column: Column, siblings: Sequence[Column]) -> None:
+    """Refuse a name that another column has in a different case: Spark may look names up without regard to it."""
+    if sum(sibling.name.lower() == column.name.lower() for sibling in siblings) > 1:
+        raise _UnreadError
+
+
+def _stored_type(source: FromFile, kind: spark.DataType) -> spark.DataType:
+    """Return the type by which Spark reads a column of a file: the wanted one, with the file's names of fields."""
+    column, physical = source.column, source.physical
+    match kind:
+        case spark.StructType():
+            return _stored_struct(source, kind)
+        case spark.ArrayType():
+            return spark.ArrayType(_stored_type(_child(source, 0), kind.elementType))
+        case spark.MapType():
+            key, value = (_child(source, place) for place in range(2))
+            return spark.MapType(_stored_type(key, kind.keyType), _stored_type(value, kind.valueType))
+    if column.type in ("unknown", "variant") or physical.type == "unknown" or not _is_promoted(physical, column):
+        raise _UnreadError
+    return kind
+
+
+def _child(source: FromFile, place: int) -> FromFile:
+    child = source.children[place]
+    if not isinstance(child, FromFile):
+        raise _UnreadError
+    return child
+
+
+def _is_promoted(physical: Column, column: Column) -> bool:
+    """Return whether Spark reads values of a file's type as those of the table's."""
+    if column.type == "uuid":
+        return physical.type in ("uuid", "fixed[16]")
+    if column.type.startswith(("geometry", "geography")):
+        return physical.type == "binary"
+    return reads_as(physical.type, column.type) or (physical.type, column.type) == ("long", "time")
+
+
+def _stored_struct(source: FromFile, kind: spark.StructType) -> spark.StructType:
+    names = {child.name.lower() for child in source.physical.children}
+    fields: list[spark.StructField] = []
+    for child, field in zip(source.children, kind.fields, strict=True):
+        match child:
+            case FromFile(physical=physical):
+                _refuse_ambiguous(physical, source.physical.children)
+                fields.append(spark.StructField(physical.name, _stored_type(child, field.dataType)))
+            case Null(column=column) if f"missing_{column.id}" not in names:
+                fields.append(spark.StructField(f"missing_{column.id}", field.dataType))
+            case _:
+                raise _UnreadError
+    # Spark takes a struct of which it reads no field for null.
+    if not any(isinstance(child, FromFile) for child in source.children):
+        raise _UnreadError
+    return spark.StructType(fields)

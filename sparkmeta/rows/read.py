@@ -1,0 +1,278 @@
+"""Rows of a scan as a DataFrame: planned files, handed over to a reader, without deleted rows, filtered and projected.
+
+    Choice -> PlannedFiles -> files that are read together -> a DataFrame of each -> their union
+
+See docs/rows.md for what runs when, and what is bounded by what.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cached_property, reduce
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyiceberg.schema import Schema
+from pyiceberg.types import LongType, NestedField
+from pyspark.sql import functions as F
+from pyspark.sql.types import StructType
+
+from sparkmeta.columns import sql
+from sparkmeta.columns.predicate import referenced_ids, row_predicate
+from sparkmeta.columns.sql import Sql
+from sparkmeta.columns.types import spark_type
+from sparkmeta.plan.rows import public_partition_type
+from sparkmeta.rows import masks
+from sparkmeta.rows.arrow_reader import read_by_tasks
+from sparkmeta.rows.columns import ReadColumns, names_tell, needed_fields
+from sparkmeta.rows.equality import IS_DELETED, equality_deletes, id_lists, in_order, with_equal, without_equal
+from sparkmeta.rows.file_rows import METADATA_COLUMNS
+from sparkmeta.rows.handover import FILES, NUMBER, POSITION, read_files
+from sparkmeta.rows.layouts import layouts
+from sparkmeta.rows.planned import PARTITION, Indices, PlannedFiles, plan_rows
+from sparkmeta.session import local_frame
+from sparkmeta.spec.entry import ContentType
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from sparkmeta.plan.choose import Choice
+    from sparkmeta.plan.filter import ScanFilter
+    from sparkmeta.rows.equality import EqualityDeletes
+    from sparkmeta.state import TableState
+
+Flags = np.ndarray[Any, np.dtype[np.bool_]]
+
+_DELETED: Final = "_deleted"
+# Metadata columns of which rewritten files have values (table spec, Reserved Field IDs).
+_LINEAGE: Final = {
+    "_row_id": NestedField(2147483540, "_row_id", LongType(), required=False),
+    "_last_updated_sequence_number": NestedField(
+        2147483539, "_last_updated_sequence_number", LongType(), required=False
+    ),
+}
+# What metadata columns show of the file: columns of `PlannedFiles`.
+_OF_FILE: Final = {
+    "_file": ("file_path",),
+    "_partition": (PARTITION,),
+    "_spec_id": ("spec_id",),
+    "_row_id": ("first_row_id",),
+    "_last_updated_sequence_number": ("first_row_id", "data_sequence_number"),
+}
+_VALUES: Final = {
+    "_file": sql.col("file_path"),
+    "_pos": sql.col(POSITION),
+    "_deleted": sql.col(IS_DELETED),
+    "_spec_id": sql.col("spec_id"),
+    "_partition": sql.col(PARTITION),
+    "_row_id": sql.col("first_row_id") + sql.col(POSITION),
+    "_last_updated_sequence_number": sql.col("data_sequence_number"),
+}
+# Spark's sources pass over files of such names.
+_HIDDEN: Final = r"(^|/)([_.][^/]*|[^/]*\._COPYING_)$"
+
+
+@dataclass(frozen=True)
+class RowScan:
+    """What to read.
+
+    Attributes:
+        choice: how the files are planned.
+        projection: the table's columns in the result.
+        metadata_columns: keys of `METADATA_COLUMNS`, behind the others.
+    """
+
+    choice: Choice
+    projection: Schema
+    metadata_columns: tuple[str, ...] = ()
+
+    @property
+    def filter(self) -> ScanFilter:
+        return self.choice.pruned.filter
+
+    @property
+    def state(self) -> TableState:
+        return self.filter.state
+
+
+def read_rows(scan: RowScan) -> DataFrame:
+    """Plan a scan, and return its rows.
+
+    The plan runs at once, and bitmaps of deletes are decoded; the rows are read when the DataFrame runs.
+
+    Raises:
+        ValidationError: metadata or deletes contradict each other.
+        CorruptFileError: a file is not what it should be.
+        NotFoundError: a manifest or file of deletes is missing.
+    """
+    return rows_of(scan, PlannedFiles.of(plan_rows(scan.choice), scan.state))
+
+
+def rows_of(scan: RowScan, files: PlannedFiles) -> DataFrame:
+    """Return the rows of planned files; see `read_rows`."""
+    counts = masks.word_counts(files)
+    by_spark = np.flatnonzero(_spark_reads(files) & masks.fits(counts))
+    frames: list[DataFrame] = []
+    for columns, group in _grouped(scan, files, by_spark):
+        for apart in _without_repeats(files, group):
+            for rows in masks.batches(in_order(files, apart, counts), counts):
+                part = _Part(scan, files, columns, rows, masks.numbers(counts[rows]))
+                frames.append(part.frame())
+                counts[rows] = -1
+    others = files.table.filter(pa.array(counts >= 0))
+    if len(others):
+        planned = local_frame(scan.state.spark, others)
+        frames.append(read_by_tasks(scan.filter, planned, scan.projection, scan.metadata_columns))
+    if not frames:
+        return scan.state.spark.createDataFrame([], _row_type(scan))
+    return reduce(lambda left, right: left.union(right), frames)
+
+
+def _row_type(scan: RowScan) -> StructType:
+    row_type = StructType()
+    for field in scan.projection.fields:
+        row_type.add(field.name, spark_type(field.field_type))
+    for name in scan.metadata_columns:
+        is_tuple = name == "_partition"
+        row_type.add(name, public_partition_type(scan.state) if is_tuple else METADATA_COLUMNS[name].type)
+    return row_type
+
+
+def _grouped(scan: RowScan, files: PlannedFiles, rows: Indices) -> Iterator[tuple[ReadColumns, Indices]]:
+    """Yield files that Spark can read, by the layout of their columns; what is missing has to be read by tasks.
+
+    Args:
+        scan: what to read.
+        files: the planned files.
+        rows: of files of a format and name that Spark reads.
+    """
+    state, schema = scan.state, scan.filter.schema
+    deletes = files.deletes_of(ContentType.EQUALITY_DELETES)
+    compared = {int(field_id) for ids in id_lists(deletes).unique().to_pylist() for field_id in ids.split(",")}
+    others = referenced_ids(scan.filter.row_filter) | (compared & schema.field_ids)
+    dropped = [state.types.fields[field_id] for field_id in sorted(compared - schema.field_ids)]
+    lineage = [_LINEAGE[name] for name in scan.metadata_columns if name in _LINEAGE]
+    fields = (*needed_fields(scan.projection, schema, others), *dropped, *lineage)
+    if names_tell(state, fields):
+        if len(rows):
+            yield ReadColumns.by_names(fields), rows
+        return
+    if state.access.tasks is None:
+        return
+    if compared and not names_tell(state, _compared(fields, compared)):
+        rows = np.setdiff1d(rows, deletes.column("owner").to_numpy())
+    for columns, group in layouts(state, files, rows, fields) if len(rows) else ():
+        if columns is not None:
+            yield columns, group
+
+
+def _compared(fields: tuple[NestedField, ...], field_ids: Iterable[int]) -> tuple[NestedField, ...]:
+    """Return what of some columns equality deletes compare."""
+    ids = set(field_ids)
+    return tuple(part for field in fields for part in needed_fields(Schema(), Schema(field), ids))
+
+
+def _spark_reads(files: PlannedFiles) -> Flags:
+    """Return which files are of a format, name and length that Spark's Parquet reader reads, or refuses aloud."""
+    is_parquet = pc.equal(pc.utf8_upper(files.table.column("file_format")), "PARQUET")
+    is_hidden = pc.match_substring_regex(files.table.column("file_path"), _HIDDEN)
+    has_bytes = pc.greater(files.table.column("file_size_in_bytes"), 0)
+    return np.asarray(pc.and_(pc.and_not(is_parquet, is_hidden), has_bytes))
+
+
+def _without_repeats(files: PlannedFiles, rows: Indices) -> list[Indices]:
+    """Cut files into parts without a path twice: a table may list a file several times, and has its rows as often."""
+    codes = files.table.column("file_path").combine_chunks().dictionary_encode().indices.to_numpy()[rows]
+    order = np.argsort(codes, kind="stable")
+    starts = np.flatnonzero(np.diff(codes[order], prepend=-1))
+    occurrence = np.empty(len(rows), np.int64)
+    occurrence[order] = np.arange(len(rows)) - np.repeat(starts, np.diff(starts, append=len(rows)))
+    return [rows[occurrence == number] for number in range(int(occurrence.max(initial=-1)) + 1)]
+
+
+@dataclass(frozen=True)
+class _Part:
+    """Files that Spark reads together.
+
+    Attributes:
+        scan: what to read.
+        files: the planned files.
+        columns: what to read of the files.
+        rows: the files' rows in `files`, in the order of their numbers.
+        numbers: the files' numbers.
+    """
+
+    scan: RowScan
+    files: PlannedFiles
+    columns: ReadColumns
+    rows: Indices
+    numbers: Indices
+
+    def frame(self) -> DataFrame:
+        """Return the rows of the files that are in the scan's result, as its columns."""
+        scan, state = self.scan, self.scan.state
+        words = masks.masked_words(state, self.files, self.rows, self.numbers)
+        equality = equality_deletes(self.files, self.rows, self.numbers)
+        extra = self._extra(words, equality)
+        frame = read_files(state.spark, self._handed_over(), self.columns.schema, state.settings, extra)
+        frame = self._with_file_columns(frame)
+        if not scan.filter.keeps_all:
+            frame = frame.where(row_predicate(scan.filter.row_filter, self._value).text)
+        if _DELETED in scan.metadata_columns:
+            frame = masks.with_masked(frame, words, IS_DELETED)
+            for deletes in equality:
+                frame = with_equal(frame, deletes, state, self._compared(deletes), self._value)
+        else:
+            frame = masks.without_masked(frame, words)
+            for deletes in equality:
+                frame = without_equal(frame, deletes, state, self._compared(deletes), self._value)
+        return frame.selectExpr(*sql.texts(self._shown()))
+
+    def _extra(self, words: masks.Words, equality: list[EqualityDeletes]) -> set[str]:
+        """Return which of number and position the rows need."""
+        shows_position = not {"_pos", "_row_id"}.isdisjoint(self.scan.metadata_columns)
+        extra = {NUMBER} if len(words) or equality or self._file_columns else set()
+        return extra | ({POSITION} if len(words) or shows_position else set())
+
+    def _compared(self, deletes: EqualityDeletes) -> ReadColumns:
+        return ReadColumns.by_names(_compared(self.columns.fields, deletes.field_ids))
+
+    def _value(self, field_id: int) -> Sql:
+        return self.columns.values[field_id]
+
+    def _handed_over(self) -> pa.Table:
+        taken = self.files.table.select(FILES.names[:2]).take(pa.array(self.rows))
+        return taken.append_column(NUMBER, pa.array(self.numbers)).cast(FILES)
+
+    def _shown(self) -> list[sql.Aliased]:
+        return [
+            *(self.columns.shown(field).alias(field.name) for field in self.scan.projection.fields),
+            *(self._metadata_value(name).alias(name) for name in self.scan.metadata_columns),
+        ]
+
+    def _metadata_value(self, name: str) -> Sql:
+        if name not in _LINEAGE:
+            return _VALUES[name]
+        # Rows of a file without a first row id have no lineage, whatever the file has stored (table spec, Row Lineage).
+        lineage = sql.coalesce(self._value(_LINEAGE[name].field_id), _VALUES[name])
+        return sql.when(sql.col("first_row_id").isNotNull(), lineage)
+
+    def _with_file_columns(self, frame: DataFrame) -> DataFrame:
+        """Add what rows of a file have in common, where something shows it."""
+        if not self._file_columns:
+            return frame
+        of_files = self.files.table.select(self._file_columns).take(pa.array(self.rows))
+        of_files = of_files.append_column("of_number", pa.array(self.numbers))
+        of_number = F.broadcast(local_frame(frame.sparkSession, of_files))
+        return frame.join(of_number, F.col(NUMBER) == F.col("of_number"), "left").drop("of_number")
+
+    @cached_property
+    def _file_columns(self) -> list[str]:
+        """What is shown of the file: columns of `files`."""
+        shown = {column for name in self.scan.metadata_columns for column in _OF_FILE.get(name, ())}
+        if self.columns.has_partition_values:
+            shown.add(PARTITION)
+        return [name for name in self.files.table.column_names if name in shown]
