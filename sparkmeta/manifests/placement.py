@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 import pyarrow.compute as pc
 
 from sparkmeta.manifests.manifest_list import entry_count
-from sparkmeta.manifests.metrics_maps import has_metrics_maps
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -28,12 +27,6 @@ MOST_TESTED_ENTRIES = 150_000
 
 MOST_REQUESTS = 64
 """Most small reads of files or ranges by the driver: leaves to search, bitmaps."""
-
-# An entry with metrics maps, or with stats of more than `_WIDE_STATS` columns, takes `_WIDE` times as long to decode.
-# If the manifest list does not count entries, there may be `_UNCOUNTED` times as many as usual.
-_WIDE_STATS = 16
-_WIDE = 16
-_UNCOUNTED = 8
 
 
 class Placement(Enum):
@@ -56,13 +49,11 @@ class ManifestLoad:
     Attributes:
         size_in_bytes: the total size of the files.
         entries: the number of entries; None if the manifest list does not count them.
-        wide: whether metrics maps or stats of many columns are decoded.
         most_entries: the most entries that the driver may decode.
     """
 
     size_in_bytes: int
     entries: int | None
-    wide: bool
     most_entries: int
 
     @staticmethod
@@ -79,8 +70,7 @@ class ManifestLoad:
             selective = projection.entry_filter is not None and projection.entry_filter.selective
             most_entries = MOST_TESTED_ENTRIES if selective else MOST_ENTRIES
         size = pc.sum(manifests.column("file_size_in_bytes")).as_py() or 0
-        wide = has_metrics_maps(projection) or len(projection.stats) > _WIDE_STATS
-        return ManifestLoad(size, entry_count(manifests), wide, most_entries)
+        return ManifestLoad(size, entry_count(manifests), most_entries)
 
     def fits_driver(self, driver_bytes: int) -> bool:
         """Return whether the driver decodes the manifests faster than tasks would.
@@ -88,5 +78,4 @@ class ManifestLoad:
         Args:
             driver_bytes: the setting `driver_manifest_bytes`.
         """
-        factor = (_WIDE if self.wide else 1) * (_UNCOUNTED if self.entries is None else 1)
-        return self.size_in_bytes <= driver_bytes // factor and (self.entries or 0) <= self.most_entries
+        return self.size_in_bytes <= driver_bytes and (self.entries or 0) <= self.most_entries

@@ -75,21 +75,18 @@ def test_tasks_decode_many_entries_unless_stats_drop_most(
     assert scanned(table, spark, "part = 'a'") == (DRIVER, FILES // 2)
 
 
-def test_large_entries_and_uncounted_ones_count_for_more(table: HandmadeTable, spark: SparkSession) -> None:
-    files = sm.load_table(table.write(), spark=spark).inspect.files()
+def test_only_bytes_count_where_entries_are_not_counted(
+    table: HandmadeTable, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(placement, "MOST_ENTRIES", FILES - 1)
+    assert scanned(table, spark) == (TASKS, FILES)
+    table.summaries = False  # then there are no counts either
+    assert scanned(table, spark) == (DRIVER, FILES)
     size = sum(path.stat().st_size for path in (table.folder / "metadata").glob("m*.avro"))
-    assert (decoded(files), files.count()) == (DRIVER, FILES)
-    for times, of_files, of_plan, uncounted in (
-        (15, TASKS, DRIVER, DRIVER),
-        (16, DRIVER, DRIVER, DRIVER),
-        (7, TASKS, DRIVER, TASKS),
-    ):
-        spark.conf.set(BYTES, str(times * size))
-        table.summaries = True
-        assert decoded(sm.load_table(table.write(), spark=spark).inspect.files()) == of_files
-        assert scanned(table, spark)[0] == of_plan
-        table.summaries = False  # then there are no counts either
-        assert scanned(table, spark)[0] == uncounted
+    spark.conf.set(BYTES, str(size))
+    assert scanned(table, spark) == (DRIVER, FILES)
+    spark.conf.set(BYTES, str(size - 1))
+    assert scanned(table, spark) == (TASKS, FILES)
 
 
 def test_deletes_and_data_are_counted_together(
