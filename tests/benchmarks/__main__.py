@@ -1,4 +1,4 @@
-"""`python -m tests.benchmarks`: run everything, print tables, write build/bench/results-<date>.json."""
+"""Run all benchmarks, print tables and write build/bench/results-<date>.json: `python -m tests.benchmarks`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.benchmarks.decode import compare_decoders, data_manifests
 from tests.benchmarks.deletes import compare_deletes
 from tests.benchmarks.growth import Growth
 from tests.benchmarks.growth import measure as measure_growth
-from tests.benchmarks.memory import measure_in_process_of_its_own
+from tests.benchmarks.memory import measure_in_new_process
 from tests.benchmarks.report import Results, print_decodings, print_deletes, print_growth, print_memory, print_plans
 from tests.benchmarks.session import bench_session
 from tests.benchmarks.timing import Plan, Timer
@@ -28,14 +28,14 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 PEER_SCALE = 1 / 15
-"""100,000 files: what pyiceberg plans in some seconds."""
+"""100,000 files, which pyiceberg plans in a few seconds."""
 DELETE_SCALE = 2 / 3
 """A million files."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """What is measured, and how often."""
+    """Which parts of the benchmark run, with which sizes and how often."""
 
     scale: float = 1.0
     peer_scale: float = PEER_SCALE
@@ -67,7 +67,7 @@ console = Console(width=None if sys.stdout.isatty() else 150)
 
 
 @click.command()
-@click.option("--quick", is_flag=True, help="A tenth of the files, one run each, cold only: some minutes.")
+@click.option("--quick", is_flag=True, help="A tenth of the files, one run each, cold only: a few minutes.")
 @click.option("--scale", type=float, help="1 is 1.5 million data files.")
 @click.option("--warmups", type=int, help="Runs of each plan before it is measured.")
 @click.option("--repeats", type=int, help="Measured runs of each plan; the median counts.")
@@ -85,7 +85,7 @@ def main(quick: bool, parts: tuple[str, ...], **options: float | str | None) -> 
 
 
 def measure(run: Run, results: Results) -> Iterator[None]:
-    """All parts of a run; a step ends when something was printed and added to `results`."""
+    """Run the parts one after the other; yield after each table that was printed and added to `results`."""
     if {"plan", "peer", "deletes"} & set(run.parts):
         spark = bench_session(run.heap)
         for plans in compare_planners(spark, run):
@@ -113,34 +113,34 @@ def measure(run: Run, results: Results) -> Iterator[None]:
         spark.stop()
     if "memory" in run.parts:
         locations = [table(Workload(3, "dv", scale)) for scale in run.memory_scales]
-        results.memory = [measure_in_process_of_its_own(location, run.memory_heap) for location in locations]
+        results.memory = [measure_in_new_process(location, run.memory_heap) for location in locations]
         print_memory(console, results.memory)
         yield
 
 
 def compare_planners(spark: SparkSession, run: Run) -> Iterator[list[Plan]]:
-    """The plans of one table after the other."""
+    """Yield the plans of one table after the other."""
     trees: dict[str, str] = {}
     ours, java = planners.Sparkmeta(spark), planners.IcebergJava(spark)
     tree = planners.SparkmetaTree(spark, trees)
     cached = planners.SparkmetaCached(spark, str(BUILD / "cache"))
-    all_of_them = [java, planners.IcebergJavaDistributed(spark), ours, tree, cached]
+    contenders = [java, planners.IcebergJavaDistributed(spark), ours, tree, cached]
     if run.keepers:
-        all_of_them += [planners.IcebergJavaCached(spark), planners.SparkmetaOpen(spark)]
+        contenders += [planners.IcebergJavaCached(spark), planners.SparkmetaOpen(spark)]
     timer = Timer(spark, run.warmups, run.repeats)
     if "plan" in run.parts:
         for version, deletes in WORKLOADS:
             workload = Workload(version, deletes, run.scale)
             with console.status(f"making the tree of {workload.name}, {workload.files:,} files"):
                 trees[table(workload)] = tree_location(spark, workload)
-            yield plans_of(timer, all_of_them, workload)
+            yield plans_of(timer, contenders, workload)
     if "peer" in run.parts:
         for version, deletes in WORKLOADS[:2]:
             yield plans_of(timer, [planners.Pyiceberg(), java, ours], Workload(version, deletes, run.peer_scale))
 
 
 def plans_of(timer: Timer, contenders: Sequence[planners.Contender], workload: Workload) -> list[Plan]:
-    """Every query on one table by every contender."""
+    """Plan every query on one table with every contender."""
     location = table(workload)
     plans: list[Plan] = []
     for query in QUERIES:
@@ -150,7 +150,7 @@ def plans_of(timer: Timer, contenders: Sequence[planners.Contender], workload: W
 
 
 def table(workload: Workload) -> str:
-    """The table's metadata JSON, made now where it does not exist yet."""
+    """Return the location of the table's metadata JSON; write the table if it does not exist yet."""
     with console.status(f"making the table {workload.name}, {workload.files:,} files"):
         start = time.perf_counter()
         location = metadata_location(workload)

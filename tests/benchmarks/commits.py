@@ -1,9 +1,9 @@
-"""What one commit costs, by the size of the table: seconds, and bytes that all of Spark's processes read.
+"""Measure single commits by the size of the table: seconds, and bytes that all of Spark's processes read.
 
     python -m tests.benchmarks.commits [1000000 10000000 100000000]
 
-Each commit is made on a tree of `growth.py`, clustered by partition and id, which is put back to its one snapshot
-before the next. Files are named as users name them: by a row of a plan, by path and partition, by path, by a filter.
+Each commit runs on a tree of `growth.py`, which is clustered by partition and id and is reset to its only snapshot
+before each run. Commits name files by a row of a plan, by path and partition, by path, or by a filter.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from sparkmeta import Table
 
 SIZES = (1_000_000, 10_000_000, 100_000_000)
-MANY_VECTORS = 1_000
+MANY_DVS = 1_000
 NAMED_FILES = 20_000
 
 _PARTITION = pa.struct([("part", pa.int32())])
@@ -42,12 +42,12 @@ _PARTITION = pa.struct([("part", pa.int32())])
 
 @dataclass(frozen=True)
 class Cost:
-    """The median of some runs of one commit.
+    """The median cost of a commit over several runs.
 
     Attributes:
-        entries: of the tree.
-        read: bytes that the processes of this run read, cached or not.
-        driver: bytes that the driver's Python process has in memory after it.
+        entries: Number of entries of the tree.
+        read: Bytes that the driver and its child processes read, from the page cache or not.
+        driver: Resident set of the driver's Python process after the commit, in bytes.
     """
 
     entries: int
@@ -59,7 +59,7 @@ class Cost:
 
 @dataclass(frozen=True)
 class Bench:
-    """Commits to one tree."""
+    """The commits to measure on one tree."""
 
     spark: SparkSession
     growth: Growth
@@ -70,23 +70,23 @@ class Bench:
         return sm.load_table(f"file://{self.growth.folder}", spark=self.spark)
 
     def commits(self) -> dict[str, Callable[[Table, Any], Callable[[Any], Any]]]:
-        """Name -> what prepares the arguments of a commit, and gives what is timed."""
+        """Return, by name, functions that prepare a commit and return the change to time."""
         return {
             "append of one file": self._append,
-            "one DV, by plan row": self._vector_of_plan_row,
-            "one DV, by path and partition": lambda _, run: self._vectors(np.array([run * 11 + 5])),
+            "one DV, by plan row": self._dv_of_plan_row,
+            "one DV, by path and partition": lambda _, run: self._dvs(np.array([run * 11 + 5])),
             "delete of one file, by plan row": self._delete_plan_row,
-            "delete of one file, by path": lambda _, run: self._delete_paths(self._some(1, run)),
+            "delete of one file, by path": lambda _, run: self._delete_paths(self._spread(1, run)),
             "delete(row_filter) of one partition": self._delete_partition,
             "overwrite of one partition": self._overwrite_partition,
-            f"{MANY_VECTORS:,} DVs over the table": lambda _, run: self._vectors(self._some(MANY_VECTORS, run)),
+            f"{MANY_DVS:,} DVs over the table": lambda _, run: self._dvs(self._spread(MANY_DVS, run)),
             f"delete of {NAMED_FILES:,} plan rows": self._delete_plan_rows,
         }
 
     # -- files ------------------------------------------------------------------------------------------------------
 
-    def _some(self, count: int, run: int) -> np.ndarray[Any, Any]:
-        """Numbers of entries spread over the table."""
+    def _spread(self, count: int, run: int) -> np.ndarray[Any, Any]:
+        """Return the numbers of entries that are spread over the table."""
         return np.linspace(run + 3, self.growth.entries - 100 + run, count).astype(np.int64)
 
     def _path(self, number: int) -> str:
@@ -107,7 +107,7 @@ class Bench:
                             ("file_size_in_bytes", pa.int64())])  # fmt: skip
         return local_frame(self.spark, pa.Table.from_pylist(rows, schema=schema))
 
-    def _vector_frame(self, paths: list[str], parts: list[int], manifests: list[str] | None = None) -> DataFrame:
+    def _dv_frame(self, paths: list[str], parts: list[int], manifests: list[str] | None = None) -> DataFrame:
         blob = write_deletion_vector(PositionBitmap.of([1]))
         file = write_puffin([deletion_vector_blob(blob, path, 1) for path in paths])
         location = self.growth.folder / "metadata" / "new-vectors.puffin"
@@ -134,13 +134,13 @@ class Bench:
         new = self._new_files([self._part(self.growth.entries // 2)], run)
         return lambda update: update.append(new)
 
-    def _vectors(self, numbers: np.ndarray[Any, Any]) -> Callable[[Any], Any]:
+    def _dvs(self, numbers: np.ndarray[Any, Any]) -> Callable[[Any], Any]:
         chosen = numbers.tolist()
-        frame = self._vector_frame([*map(self._path, chosen)], [*map(self._part, chosen)])
+        frame = self._dv_frame([*map(self._path, chosen)], [*map(self._part, chosen)])
         return lambda update: update.row_delta(deletes=frame)
 
     def _planned(self, table: Table, row_filter: str) -> DataFrame:
-        """Rows of a plan, computed before the commit is timed."""
+        """Return rows of a plan as a local frame, so that the timed commit does not compute them."""
         rows = table.scan(row_filter).plan_files().select("file_path", "manifest_path", "manifest_pos", "partition")
         return local_frame(self.spark, rows.toArrow())
 
@@ -148,9 +148,9 @@ class Bench:
         number = self.growth.entries // 2 + run * 7
         return self._planned(table, f"id = {number * 10}")
 
-    def _vector_of_plan_row(self, table: Table, run: int) -> Callable[[Any], Any]:
+    def _dv_of_plan_row(self, table: Table, run: int) -> Callable[[Any], Any]:
         (row,) = self._plan_row(table, run).collect()
-        frame = self._vector_frame([row.file_path], [row.partition.part], [row.manifest_path])
+        frame = self._dv_frame([row.file_path], [row.partition.part], [row.manifest_path])
         return lambda update: update.row_delta(deletes=frame)
 
     def _delete_plan_row(self, table: Table, run: int) -> Callable[[Any], Any]:
@@ -188,7 +188,7 @@ class Bench:
                 before = bytes_read()
                 seconds.append(timed(lambda: self._commit(change)))  # noqa: B023
                 read.append(bytes_read() - before)
-            # The first run meets cold code.
+            # The first run is a warm-up.
             middle = statistics.median(seconds[1:]), int(statistics.median(read[1:]))
             yield Cost(self.growth.entries, name, *middle, resident())
 
@@ -198,7 +198,7 @@ class Bench:
 
 
 def bytes_read() -> int:
-    """What this process and those below it have read by system calls so far."""
+    """Return the bytes that this process and its descendants have read by system calls so far."""
     total, parents = 0, {os.getpid()}
     processes = {int(path.name): path for path in Path("/proc").iterdir() if path.name.isdigit()}
     grown = True
@@ -215,7 +215,7 @@ def bytes_read() -> int:
 
 
 def resident() -> int:
-    """The memory of this process that is not swapped, in bytes."""
+    """Return the resident set of this process in bytes."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
@@ -228,7 +228,7 @@ def _parent(process: Path) -> int:
 
 @click.command()
 @click.argument("sizes", type=int, nargs=-1)
-@click.option("--repeats", default=3, show_default=True, help="Runs of each commit, after one that is not counted.")
+@click.option("--repeats", default=3, show_default=True, help="Runs of each commit, after a warm-up.")
 @click.option("--only", default="", help="Measure the commits whose names contain this text.")
 @click.option("--heap", default="4g", show_default=True, help="Of the JVM, e.g. 4g.")
 def main(sizes: tuple[int, ...], repeats: int, only: str, heap: str) -> None:

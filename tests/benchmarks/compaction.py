@@ -1,14 +1,15 @@
-"""`python -m tests.benchmarks.compaction`: manifests compacted, beside Iceberg's Spark action on the same files.
+"""Compare the compaction of manifests with Iceberg's Spark action: `python -m tests.benchmarks.compaction`.
 
-A table of format version 2 (see `workload`) is rewritten by Iceberg's `rewrite_manifests` and by ours; the same files
-as a V4 tree by `compact_manifests`, in two shapes: `in order`, small leaves that have to be merged only, and `random`,
-leaves with files in random order and 5 % of the entries masked, which have to be sorted. Before and after it a query
-for one file is planned. Each rewriting has a fresh table. Prints a table, writes build/bench/compaction-<time>.json.
+Rewrite the manifests of a table of format version 2 (see `workload`) with `rewrite_manifests` of Iceberg and sparkmeta,
+and the same files as a V4 tree with `compact_manifests`. The tree has two shapes: `in order`, with small leaves that
+only need to be merged, and `random`, with files in random order and 5 % of the entries masked, which need to be sorted.
+Plan a query for one file before and after. Each run rewrites a new table. Print a table and write
+build/bench/compaction-<time>.json.
 
     python -m tests.benchmarks.compaction --grown 100000000
 
-sorts a tree of so many entries instead (see `growth`; 5 % are masked), by a column that is spread over all leaves, and
-says what memory that took.
+sorts a masked tree of 100 million entries (see `growth`) by a column that is spread over all leaves, and shows the
+memory that this takes.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ console = Console(width=None if sys.stdout.isatty() else 150)
 
 @dataclass
 class Measured:
-    """One rewriting. needle: a plan for one file of one partition, the leaves that it opens and its seconds."""
+    """A rewrite of manifests; the leaves and seconds of a plan for one file (`needle`) before and after it."""
 
     contender: str
     shape: str
@@ -73,8 +74,15 @@ class Measured:
 
 @dataclass
 class Memory:
-    """In MiB: peaks of the driver's Python, of one worker, of all workers at a time, and of the JVM's heap, and what
-    was left of that after a collection. In local mode the heap is that of driver and executors."""
+    """Memory of a rewrite in MiB.
+
+    Attributes:
+        driver_python: Peak resident set of the driver's Python process.
+        worker: Peak resident set of a single Python worker.
+        workers: Peak of the sum over all Python workers.
+        heap_peak: Peak of the JVM's heap, which driver and executors share in local mode.
+        heap_after: The JVM's heap after a garbage collection.
+    """
 
     driver_python: int
     worker: int
@@ -85,10 +93,10 @@ class Memory:
 
 @click.command()
 @click.option("--scale", type=float, default=1.0, show_default=True, help="1 is 1.5 million data files.")
-@click.option("--leaves", type=int, default=1_000, show_default=True, help="Leaves of the tree before.")
-@click.option("--heap", default="4g", show_default=True, help="Of the one JVM, e.g. 4g.")
-@click.option("--repeats", type=int, default=1, show_default=True, help="Rewritings of each; all are written down.")
-@click.option("--grown", type=int, help="Sort a tree of so many entries, and nothing else.")
+@click.option("--leaves", type=int, default=1_000, show_default=True, help="Leaves of the tree before the compaction.")
+@click.option("--heap", default="4g", show_default=True, help="Heap of the JVM, e.g. 4g.")
+@click.option("--repeats", type=int, default=1, show_default=True, help="Runs of each rewrite; the JSON has all.")
+@click.option("--grown", type=int, help="Only sort a tree of this many entries.")
 def main(scale: float, leaves: int, heap: str, repeats: int, grown: int | None) -> None:
     """Rewrite the manifests of a table of 1.5 million files with Iceberg's Spark action and with sparkmeta."""
     if grown is not None:
@@ -113,7 +121,7 @@ def finish(results: list[Measured]) -> None:
 
 
 def rewrite_by_java(spark: SparkSession, location: str, workload: Workload) -> Measured:
-    """Iceberg's RewriteManifestsSparkAction with its defaults, on a table of its own that shares the manifests."""
+    """Run Iceberg's RewriteManifestsSparkAction with its defaults on a clone of the table."""
     folder = cloned(location, BUILD / "clones" / str(uuid.uuid4()))
     jvm: Any = spark._jvm
     table = jvm.org.apache.iceberg.hadoop.HadoopTables(spark._jsc.hadoopConfiguration()).load(folder.as_uri())  # type: ignore[attr-defined]
@@ -127,7 +135,7 @@ def rewrite_by_java(spark: SparkSession, location: str, workload: Workload) -> M
 
 
 def rewrite_by_spark(spark: SparkSession, location: str, workload: Workload) -> Measured:
-    """`rewrite_manifests` with its defaults, on a table of its own that shares the manifests."""
+    """Run sparkmeta's `rewrite_manifests` with its defaults on a clone of the table."""
     folder = cloned(location, BUILD / "clones" / str(uuid.uuid4()))
     table = sm.load_table(folder.as_uri(), spark=spark)
     before, plan = len(table.state.manifests), table.maintenance.rewrite_manifests()
@@ -140,7 +148,7 @@ def rewrite_by_spark(spark: SparkSession, location: str, workload: Workload) -> 
 
 
 def tree(spark: SparkSession, location: str, workload: Workload, leaves: int, shape: str) -> sm.Table:
-    """The files as a V4 tree in a folder of its own, written anew each time."""
+    """Write the table's files as a new V4 tree."""
     folder = BUILD / "trees" / f"{shape.replace(' ', '-')}-{workload.files}"
     shutil.rmtree(folder, ignore_errors=True)
     source = sm.load_table(location, spark=spark)
@@ -158,7 +166,7 @@ def tree(spark: SparkSession, location: str, workload: Workload, leaves: int, sh
 
 @dataclass
 class _Leaves:
-    """A commit that adds all files of another table as so many leaves, in order or not."""
+    """A commit that adds all files of another table in a given number of leaves."""
 
     source: sm.Table
     leaves: int
@@ -168,13 +176,13 @@ class _Leaves:
     def apply(self, state: TableState) -> TableMetadata:
         names = SnapshotNames()
         names.next_attempt(state.metadata)
-        made = self._written(state, names.file("leaf"))
-        counts = ManifestCounts(created=len(made))
+        leaves = self._written(state, names.file("leaf"))
+        counts = ManifestCounts(created=len(leaves))
 
         def summary() -> Any:
             return snapshot_summary("append", Tally(), Tally(), state.snapshot, {}, counts)
 
-        return NewSnapshot(state, base_root(state), "main", names).commit(TreeChange(added_leaves=made), summary)
+        return NewSnapshot(state, base_root(state), "main", names).commit(TreeChange(added_leaves=leaves), summary)
 
     def _written(self, state: TableState, name: str) -> pa.Table:
         rows = file_rows(state)
@@ -190,37 +198,37 @@ class _Leaves:
 
 
 def compact(table: sm.Table, shape: str, entries: int, query: str, **options: Any) -> Measured:
-    """One compaction. query: that of the needle. options: of the compaction, its defaults otherwise."""
-    before, count = needle(table, query), len(table.state.manifests)
+    """Compact the manifests of a tree with `options`; plan `query` before and after."""
+    before, manifests_before = needle(table, query), len(table.state.manifests)
     with Workers() as workers:
         seconds = timed(lambda: table.maintenance.compact_manifests(**options).commit())
-    memory, after = _memory(table.state.spark, workers), table.refresh()
-    found = needle(after, query)
-    counts = count, len(after.state.manifests)
-    needles = before[0], found[0], before[1], found[1]
+    memory, compacted = _memory(table.state.spark, workers), table.refresh()
+    after = needle(compacted, query)
+    counts = manifests_before, len(compacted.state.manifests)
+    needles = before[0], after[0], before[1], after[1]
     return Measured("sparkmeta compact_manifests", shape, entries, seconds, *counts, *needles, memory)
 
 
 def sort_grown(spark: SparkSession, entries: int) -> Measured:
-    """A tree of `growth`, masked, is clustered by a column that has nothing to do with the order it is in."""
+    """Cluster a masked tree of `growth` by a column whose values are random with respect to the tree's order."""
     growth = Growth(entries, masked=True)
     growth.location()
     growth.rewind()
     table = sm.load_table(f"file://{growth.folder}", spark=spark)
     query = questions(growth)["needle, unclustered"][0]
-    found = compact(table, "masked, sorted anew", entries, query, cluster_by=["needle"])
+    measured = compact(table, "masked, sorted anew", entries, query, cluster_by=["needle"])
     growth.rewind()
-    return found
+    return measured
 
 
 def _memory(spark: SparkSession, workers: Workers) -> Memory:
     peak, after = heap_use(spark)
-    found = peak_resident_set(), workers.largest, workers.together, peak, after
-    return Memory(*(one // MIB for one in found))
+    sizes = peak_resident_set(), workers.largest, workers.together, peak, after
+    return Memory(*(size // MIB for size in sizes))
 
 
 def needle(table: sm.Table, row_filter: str) -> tuple[int, float]:
-    """The leaves that a plan for a few files opens, and its seconds."""
+    """Return the number of leaves that a plan of a few files opens, and its seconds."""
     scan = table.scan(row_filter)
     scan.plan_files().count()
     seconds = timed(lambda: consume(scan.plan_files()))
@@ -228,18 +236,18 @@ def needle(table: sm.Table, row_filter: str) -> tuple[int, float]:
 
 
 def show(results: list[Measured]) -> None:
-    java = next((one.seconds for one in results if one.contender.startswith("Iceberg")), None)
+    java = next((run.seconds for run in results if run.contender.startswith("Iceberg")), None)
     shown = RichTable(title=f"{results[0].entries:,} entries", title_justify="left")
     names = ("contender", "shape", "seconds", "times faster", "manifests", "needle opens", "needle seconds", "MiB")
     for name in names:
         shown.add_column(name, justify="left" if name in ("contender", "shape") else "right")
-    for one in results:
-        opens = f"{one.needle_leaves_before} -> {one.needle_leaves_after}" if one.needle_leaves_before else ""
-        took = f"{one.needle_seconds_before:.2f} -> {one.needle_seconds_after:.2f}" if one.needle_seconds_after else ""
-        manifests = f"{one.manifests_before} -> {one.manifests_after}"
-        times = f"{java / one.seconds:.1f}x" if java else ""
-        memory = ", ".join(f"{name} {size}" for name, size in asdict(one.memory).items()) if one.memory else ""
-        shown.add_row(one.contender, one.shape, f"{one.seconds:.1f}", times, manifests, opens, took, memory)
+    for run in results:
+        opens = f"{run.needle_leaves_before} -> {run.needle_leaves_after}" if run.needle_leaves_before else ""
+        took = f"{run.needle_seconds_before:.2f} -> {run.needle_seconds_after:.2f}" if run.needle_seconds_after else ""
+        manifests = f"{run.manifests_before} -> {run.manifests_after}"
+        times = f"{java / run.seconds:.1f}x" if java else ""
+        memory = ", ".join(f"{name} {size}" for name, size in asdict(run.memory).items()) if run.memory else ""
+        shown.add_row(run.contender, run.shape, f"{run.seconds:.1f}", times, manifests, opens, took, memory)
     console.print(shown)
 
 

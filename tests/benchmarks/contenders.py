@@ -1,4 +1,4 @@
-"""The planners that are compared: each plans a table fully, and its totals tell whether they planned the same."""
+"""The planners that the benchmark compares. Their totals must be equal."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Totals(NamedTuple):
-    """What a plan adds up to: equal totals of two planners mean equal plans on these tables."""
+    """Sums over a plan. Two planners with equal totals planned the same files of these tables."""
 
     files: int
     deletes: int
@@ -25,10 +25,13 @@ class Totals(NamedTuple):
 
 
 class Contender(ABC):
-    """A planner. `plan` is what is timed; `totals` may do more.
+    """A planner. The benchmark times `plan`; `totals` may do more.
 
-    keeps: the table stays open from one plan to the next, until `release`. saves_opening: that is all it saves over the
-    contender of this name, so that long plans show nothing of it. max_repeats: it is slow, and needs no warm-up.
+    Attributes:
+        keeps: Whether the table stays open between plans, until `release`.
+        saves_opening: Name of the contender that differs only by opening the table in each plan. If that contender's
+            plans are long, this one is not measured.
+        max_repeats: Limit on the measured runs of a slow planner, which is not warmed up either.
     """
 
     name: str
@@ -39,21 +42,26 @@ class Contender(ABC):
 
     @abstractmethod
     def plan(self, location: str, query: Query) -> Totals | None:
-        """Plan the table at a metadata JSON and consume every planned file; totals where they cost nothing more."""
+        """Plan a table and consume every planned file; return the totals if they cost nothing extra.
+
+        Args:
+            location: Location of the table's metadata JSON.
+            query: Filter of the plan.
+        """
 
     def totals(self, location: str, query: Query) -> Totals:
-        """The plan's totals."""
+        """Plan a table and return the totals of the plan."""
         totals = self.plan(location, query)
         assert totals is not None, f"{self.name} gives no totals"
         return totals
 
     def release(self) -> None:
-        """Let go of what was kept."""
+        """Close the table that was kept open."""
         self.opened = None
 
 
 class IcebergJava(Contender):
-    """`table.newScan().filter(..).planFiles()`, iterated inside the JVM; the table is opened by each plan."""
+    """`table.newScan().filter(..).planFiles()`, iterated in the JVM. Each plan opens the table."""
 
     name = "Iceberg Java, local"
 
@@ -69,7 +77,7 @@ class IcebergJava(Contender):
 
 
 class IcebergJavaCached(IcebergJava):
-    """The same on a table that stays open, with Iceberg's manifest cache (the manifests' bytes) on."""
+    """Iceberg's local planner on a table that stays open, with Iceberg's cache of manifest bytes."""
 
     name = "Iceberg Java, local, cached"
     keeps = True
@@ -86,7 +94,7 @@ class IcebergJavaCached(IcebergJava):
 
 
 class IcebergJavaDistributed(IcebergJava):
-    """SparkDistributedDataScan with data and deletes planned by Spark jobs."""
+    """`SparkDistributedDataScan`, which plans data files and deletes in Spark jobs."""
 
     name = "Iceberg Java, distributed"
 
@@ -113,7 +121,7 @@ class Pyiceberg(Contender):
 
 
 class Sparkmeta(Contender):
-    """Every column of `plan_files()`, written to Spark's noop sink; the table is opened by each plan."""
+    """Every column of `plan_files()`, written to Spark's noop sink. Each plan opens the table."""
 
     name = "sparkmeta"
 
@@ -141,7 +149,11 @@ class Sparkmeta(Contender):
 
 
 class SparkmetaTree(Sparkmeta):
-    """The same files and deletes as a V4 tree. trees: the metadata JSON of a table -> that of its tree."""
+    """sparkmeta on V4 trees with the same files and deletes.
+
+    Attributes:
+        trees: Location of the tree's metadata JSON, by location of the table's.
+    """
 
     name = "sparkmeta, V4 tree"
 
@@ -154,7 +166,7 @@ class SparkmetaTree(Sparkmeta):
 
 
 class SparkmetaOpen(Sparkmeta):
-    """The same on a table that stays open."""
+    """sparkmeta on a table that stays open."""
 
     name = "sparkmeta, table open"
     keeps = True
@@ -167,7 +179,7 @@ class SparkmetaOpen(Sparkmeta):
 
 
 class SparkmetaCached(Sparkmeta):
-    """The same from the manifest cache in a folder, which the first plan of a table fills."""
+    """sparkmeta with a manifest cache in a folder, which the first plan of a table fills."""
 
     name = "sparkmeta, manifest cache"
     setting = "spark.sparkmeta.manifest-cache"

@@ -1,4 +1,4 @@
-"""Entries decoded per second by one core: data manifests of 23 columns of stats, already in memory."""
+"""Measure decoders of data manifests in entries per second of one core. The manifests have stats of 23 columns."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ALL_STATS = {number: "int" if number in {1, 2, 3, PARTITION_COLUMN_ID} else "str
 
 @dataclass(frozen=True)
 class Decoding:
-    """A decoder's pace over all passes, garbage collection included; seconds of CPU."""
+    """What a decoder decoded, and the seconds of CPU that this took, including garbage collection."""
 
     decoder: str
     entries: int
@@ -39,11 +39,11 @@ class Decoding:
 
 
 def data_manifests(metadata: str, limit: int) -> dict[str, bytes]:
-    """The first data manifests of a table, by location."""
+    """Return the bytes of at most `limit` data manifests of a table, by location."""
     import json
 
     table = json.loads(local_path(metadata).read_bytes())
-    current = next(one for one in table["snapshots"] if one["snapshot-id"] == table["current-snapshot-id"])
+    current = next(s for s in table["snapshots"] if s["snapshot-id"] == table["current-snapshot-id"])
     with local_path(current["manifest-list"]).open("rb") as file:
         rows = [row for row in fastavro.reader(file) if isinstance(row, dict) and row["content"] == 0]
     paths = sorted(str(row["manifest_path"]) for row in rows)[:limit]
@@ -55,22 +55,22 @@ def local_path(location: str) -> Path:
 
 
 def compare_decoders(manifests: dict[str, bytes], repeats: int) -> list[Decoding]:
-    """Every decoder over the same manifests, `repeats` times. Raises AssertionError for unequal counts."""
-    found = [_measure(name, decoder, manifests, repeats) for name, decoder in decoders().items()]
-    counts = Counter(one.entries for one in found)
-    assert len(counts) == 1, f"decoders found different numbers of entries: {found}"
-    return found
+    """Decode the same manifests `repeats` times with every decoder; require equal numbers of entries."""
+    decodings = [_measure(name, decoder, manifests, repeats) for name, decoder in decoders().items()]
+    counts = Counter(decoding.entries for decoding in decodings)
+    assert len(counts) == 1, f"decoders found different numbers of entries: {decodings}"
+    return decodings
 
 
 def _measure(name: str, decoder: Decoder, manifests: dict[str, bytes], repeats: int) -> Decoding:
-    decoder(*next(iter(manifests.items())))  # a first run imports and compiles
+    decoder(*next(iter(manifests.items())))  # imports and compiles
     start = time.process_time()
-    entries = sum(decoder(*one) for _ in range(repeats) for one in manifests.items())
+    entries = sum(decoder(*manifest) for _ in range(repeats) for manifest in manifests.items())
     return Decoding(name, entries, time.process_time() - start)
 
 
 def decoders() -> dict[str, Decoder]:
-    """Decoders by name; each gives the number of entries that it decoded."""
+    """Return the decoders by name. A decoder returns the number of entries that it decoded."""
     scan = ["location", "file_format", "version_info", "record_count", "file_size_in_bytes"]
     projections: dict[str, dict[int, str]] = {
         "what a plan needs": {},

@@ -1,6 +1,6 @@
-"""What it writes to delete one file of a large table: Iceberg's Java library on version 3, and a metadata tree.
+"""Compare the bytes that a delete of one file writes: Iceberg's Java library on version 3, and a metadata tree.
 
-Both hold the same files with the same stats. Bytes are those of all files that the commit leaves in the table's folder.
+Both tables hold the same files with the same stats. All files that the commit adds to the table's folder count.
 """
 
 from __future__ import annotations
@@ -21,7 +21,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Written:
-    """What a commit wrote: file -> bytes. manifests: that the table has, of its files."""
+    """What a commit wrote to a table.
+
+    Attributes:
+        manifests: Number of manifests or leaves of the table.
+        files: Sizes in bytes of the files that the commit added, by name.
+    """
 
     table: str
     data_files: int
@@ -37,25 +42,29 @@ class Written:
 
 
 def compare_deletes(spark: SparkSession, location: str, folder: Path, leaves: int = 100) -> list[Written]:
-    """Deletes one file of the table at a metadata JSON of version 3, and of a tree of the same files.
+    """Delete the same file from a table of version 3 and from a tree of its files.
 
-    folder: to be made anew, for both tables; the manifests of version 3 stay where they are.
+    Args:
+        spark: Session of both commits.
+        location: Location of the version 3 table's metadata JSON.
+        folder: Folder of both tables, which is replaced. The version 3 table shares the manifests of `location`.
+        leaves: Number of partitions that write the tree's leaves.
     """
     shutil.rmtree(folder, ignore_errors=True)
     peer = cloned(location, folder / "v3")
     source = sm.load_table(f"file://{folder}/v3", spark=spark)
     victim = source.inspect.files(columns=["file_path"]).limit(1).collect()[0].file_path
-    counted = [source.inspect.files(columns=["file_path"]).count(), source.inspect.manifests().count()]
-    by_java = Written("Iceberg Java, v3", *counted, added_files(peer, lambda: _delete_by_java(spark, peer, victim)))
+    counts = [source.inspect.files(columns=["file_path"]).count(), source.inspect.manifests().count()]
+    by_java = Written("Iceberg Java, v3", *counts, added_files(peer, lambda: _delete_by_java(spark, peer, victim)))
     tree = _tree(spark, source, folder / "v4", leaves)
     gone = local_frame(spark, _paths(victim))
     ours = added_files(Path(tree.location().removeprefix("file:")), lambda: _delete(tree, gone))
     assert tree.state.tree is not None
-    return [by_java, Written("sparkmeta, v4", counted[0], len(tree.state.tree.root.leaves), ours)]
+    return [by_java, Written("sparkmeta, v4", counts[0], len(tree.state.tree.root.leaves), ours)]
 
 
 def cloned(location: str, folder: Path) -> Path:
-    """A file system table whose first metadata is that of another one."""
+    """Create a file system table whose first metadata is that of another table, and return its folder."""
     (folder / "metadata").mkdir(parents=True)
     metadata = json.loads(Path(location.removeprefix("file:")).read_text())
     (folder / "metadata" / "v1.metadata.json").write_text(json.dumps(metadata | {"location": f"file://{folder}"}))
@@ -63,7 +72,7 @@ def cloned(location: str, folder: Path) -> Path:
 
 
 def _tree(spark: SparkSession, source: sm.Table, folder: Path, leaves: int) -> sm.Table:
-    """The source's files as a tree of about so many leaves."""
+    """Write the source's files as a tree of about `leaves` leaves."""
     catalog: Any = sm.load_catalog("bench", type="hadoop", warehouse=str(folder))
     files = source.inspect.files()
     sizes = {"write.tree.leaf-target-bytes": str(8 << 20)}
@@ -96,12 +105,12 @@ def _delete(table: sm.Table, files: Any) -> None:
 def _delete_by_java(spark: SparkSession, folder: Path, path: str) -> None:
     jvm: Any = spark._jvm
     tables = jvm.org.apache.iceberg.hadoop.HadoopTables(jvm.org.apache.hadoop.conf.Configuration())
-    # Given a Java String, py4j calls another method of that name, which deletes the file.
+    # With a String, py4j would call an overload of `deleteFile` that deletes the file from storage.
     tables.load(f"file://{folder}").newDelete().deleteFile(jvm.java.lang.StringBuilder(path)).commit()
 
 
 def added_files(folder: Path, commit: Callable[[], None]) -> dict[str, int]:
-    """The files that a commit adds below a folder, and their sizes; checksum files of Hadoop's are not counted."""
+    """Return the sizes of the files that a commit adds below a folder, by name, without Hadoop's checksum files."""
     before = set(folder.rglob("*"))
     commit()
     new = [path for path in folder.rglob("*") if path not in before and path.is_file() and path.suffix != ".crc"]

@@ -1,10 +1,9 @@
-"""V4 trees of a million to a billion files, made without Spark and kept in build/bench, and what it takes to ask them.
+"""Measure V4 trees of a million to a billion files, which are written without Spark and kept in build/bench.
 
     python -m tests.benchmarks.growth 1000000 [--masked] [--columns 500] [--leaf-entries 100000]
 
-makes a tree, says how long that took, and measures it: each query beside Spark's own reading of the same columns of the
-same leaves under the same predicate. A million entries take about 26 MB of disk; a masked tree has the leaves of the
-other.
+writes a tree and compares each query with Spark's own reading of the same columns of the same leaves under the same
+predicate. A million entries take about 26 MB of disk. A masked tree shares the leaves of the tree without masks.
 """
 
 from __future__ import annotations
@@ -51,13 +50,18 @@ PARTITIONS = 100
 RECORDS = 100
 MASKED_SHARE = 0.05
 
-_OWN_FILES = ("root.parquet", "masks.puffin", "v1.metadata.json", "version-hint.text")
+_TREE_FILES = ("root.parquet", "masks.puffin", "v1.metadata.json", "version-hint.text")
 _SPEC = PartitionSpec(PartitionField(1, 1000, IdentityTransform(), "part"))
 
 
 @dataclass(frozen=True)
 class Growth:
-    """A tree of so many entries. masked: 5 % of every leaf's entries are. columns: that have stats, three at least."""
+    """A generated tree.
+
+    Attributes:
+        masked: Whether a manifest deletion vector masks 5 % of every leaf's entries.
+        columns: Number of columns that have stats, at least three.
+    """
 
     entries: int
     masked: bool = False
@@ -83,22 +87,22 @@ class Growth:
     def schema(self) -> Schema:
         named = {1: "part", 2: "id", 3: "needle"}
         types = {"int": IntegerType(), "long": LongType()}
-        return Schema(*(NestedField(one, named.get(one, f"c{one}"), types[kind]) for one, kind in self.stats.items()))
+        return Schema(*(NestedField(id_, named.get(id_, f"c{id_}"), types[kind]) for id_, kind in self.stats.items()))
 
     def partition(self, leaf: int) -> int:
         return leaf * PARTITIONS // self.leaves
 
     def ids(self, leaf: int) -> np.ndarray[Any, Any]:
-        """The entries' numbers: columns are made of them."""
+        """Return the numbers of a leaf's entries, from which the stats are computed."""
         size = min(self.leaf_entries, self.entries)
         return np.arange(leaf * size, (leaf + 1) * size, dtype=np.int64)
 
     def needles(self, leaf: int) -> np.ndarray[Any, Any]:
-        """Spread over all integers, whatever the leaf."""
+        """Return a value for each entry of a leaf. Each leaf's values spread over all integers."""
         return ((self.ids(leaf) * 2_654_435_761) % (1 << 31)).astype(np.int32)
 
     def location(self) -> str:
-        """The table's metadata JSON; made now where no earlier run has left it."""
+        """Return the location of the table's metadata JSON; write the tree if it does not exist yet."""
         done = self.folder / "v1.metadata.json"
         if not done.exists():
             shutil.rmtree(self.folder, ignore_errors=True)
@@ -107,18 +111,18 @@ class Growth:
         return f"file://{done}"
 
     def rewind(self) -> None:
-        """Back to the one snapshot, without the files of later ones."""
+        """Reset the table to its first snapshot and delete the files of later snapshots."""
         metadata = self.folder / "metadata"
         for file in metadata.iterdir():
-            if file.name not in _OWN_FILES and not file.name.startswith("leaf-"):
+            if file.name not in _TREE_FILES and not file.name.startswith("leaf-"):
                 file.unlink()
         (metadata / "version-hint.text").write_text("1")
 
     def _write(self, done: Path) -> None:
         rows = self._leaf_rows()
-        vectors = self._vectors(rows.column("location").to_pylist()) if self.masked else []
+        masks = self._manifest_dvs(rows.column("location").to_pylist()) if self.masked else []
         root = f"file://{self.folder}/metadata/root.parquet"
-        Path(root.removeprefix("file://")).write_bytes(write_root(pa.concat_tables([rows, *vectors])))
+        Path(root.removeprefix("file://")).write_bytes(write_root(pa.concat_tables([rows, *masks])))
         document = {
             "snapshot-id": 1, "sequence-number": 1, "timestamp-ms": 1_700_000_000_000, "root-manifest": root,
             "summary": {"operation": "append", "total-equality-deletes": "0"}, "schema-id": 0,
@@ -137,25 +141,25 @@ class Growth:
         (self.folder / "metadata" / "version-hint.text").write_text("1")
 
     def _leaf_rows(self) -> pa.Table:
-        """The root's entries for the leaves, which are written where they are not there yet."""
-        kept = self.folder / "leaves.arrow"
+        """Return the root's entries of the leaves; write the leaves if they do not exist yet."""
+        stream = self.folder / "leaves.arrow"
         if self.masked:
             unmasked = replace(self, masked=False)
             unmasked.location()
             return unmasked._leaf_rows()
-        if not kept.exists():
+        if not stream.exists():
             with ProcessPoolExecutor(2) as pool:
-                rows = [read_rows_stream(one) for one in pool.map(_leaf, ((self, i) for i in range(self.leaves)))]
-            kept.write_bytes(rows_stream(pa.concat_tables(rows)))
-        return read_rows_stream(kept.read_bytes())
+                rows = [read_rows_stream(row) for row in pool.map(_leaf, ((self, i) for i in range(self.leaves)))]
+            stream.write_bytes(rows_stream(pa.concat_tables(rows)))
+        return read_rows_stream(stream.read_bytes())
 
-    def _vectors(self, leaves: list[str]) -> list[pa.Table]:
-        """A deletion vector for every leaf, all in one Puffin file."""
+    def _manifest_dvs(self, leaves: list[str]) -> list[pa.Table]:
+        """Write a manifest deletion vector for every leaf into one Puffin file, and return their entries."""
         size = min(self.leaf_entries, self.entries)
         count = int(size * MASKED_SHARE)
         random = np.random.default_rng(1)
         masks = [np.sort(random.choice(size, count, replace=False)) for _ in leaves]
-        blobs = [write_deletion_vector(PositionBitmap.of(one)) for one in masks]
+        blobs = [write_deletion_vector(PositionBitmap.of(mask)) for mask in masks]
         file = write_puffin([deletion_vector_blob(b, leaf, count) for b, leaf in zip(blobs, leaves, strict=True)])
         location = f"file://{self.folder}/metadata/masks.puffin"
         Path(location.removeprefix("file://")).write_bytes(file.data)
@@ -176,7 +180,7 @@ def _version() -> dict[str, int]:
 
 
 def _leaf(task: tuple[Growth, int]) -> bytes:
-    """Writes one leaf; the root's entry for it, as an Arrow stream."""
+    """Write one leaf and return the root's entry for it as an Arrow stream."""
     growth, leaf = task
     table = _entries(growth, leaf)
     data = write_manifest(table, DATA)
@@ -208,9 +212,9 @@ def _entries(growth: Growth, leaf: int) -> pa.Table:
         fields=list(types.field("version_info").type),
     )
     bounds = {1: (np.full(rows, part), np.full(rows, part)), 2: (ids * 10, ids * 10 + 9), 3: (needles, needles)}
-    bounds |= {one: (ids * one, ids * one + one) for one in range(4, growth.columns + 1)}
+    bounds |= {column: (ids * column, ids * column + column) for column in range(4, growth.columns + 1)}
     kind = types.field("content_stats").type
-    structs = [_stats(kind.field(str(one)).type, *bounds[one]) for one in sorted(bounds)]
+    structs = [_stats(kind.field(str(column)).type, *bounds[column]) for column in sorted(bounds)]
     columns["content_stats"] = pa.StructArray.from_arrays(structs, fields=list(kind))
     arrays = [columns[f.name].cast(f.type) if f.name in columns else pa.nulls(rows, f.type) for f in types]
     return pa.Table.from_arrays(arrays, schema=types)
@@ -230,16 +234,21 @@ def _stats(kind: pa.StructType, lower: np.ndarray[Any, Any], upper: np.ndarray[A
 
 COUNT = "live count"
 CONSUMED = 100_000_000
-"""Of more entries not every file is planned, but for counting: it takes a quarter of an hour for each billion."""
+"""Entries up to which a plan of every file is consumed. Larger trees are only counted."""
 COMMITS = 5
-"""Of a kind; the first ones meet a cold JVM."""
+"""Commits of each kind, so many that a cold JVM does not affect the median."""
 BUDGET = 120.0
-"""Seconds after which a question is not asked again."""
+"""Seconds after which a question is not repeated."""
 
 
 @dataclass(frozen=True)
 class Measured:
-    """Seconds, the median of some runs, of one question to one tree; peer: of Spark's own reading."""
+    """The median of the seconds that a question to a tree takes.
+
+    Attributes:
+        rows: Number of rows of the answer.
+        peer: Median of the seconds of Spark's own reading, if it was measured.
+    """
 
     entries: int
     masked: bool
@@ -250,9 +259,9 @@ class Measured:
 
 
 def questions(growth: Growth) -> dict[str, tuple[str, str]]:
-    """Name -> the filter, and the predicate on stats that Spark's own reading has."""
+    """Return, by name, the filter of a question and the predicate on stats that Spark's own reading uses."""
     leaf = growth.leaves // 2
-    needle, one = int(growth.needles(leaf)[7]), int(growth.ids(leaf)[7]) * 10
+    needle, number = int(growth.needles(leaf)[7]), int(growth.ids(leaf)[7]) * 10
     within = "content_stats.`{0}`.lower_bound <= {1} AND content_stats.`{0}`.upper_bound >= {1}"
     part = growth.partition(leaf)
     every = {"every file": ("true", "true")} if growth.entries <= CONSUMED else {}
@@ -260,58 +269,58 @@ def questions(growth: Growth) -> dict[str, tuple[str, str]]:
         COUNT: ("true", "true"),
         **every,
         "needle, unclustered": (f"needle = {needle}", within.format(3, needle)),
-        "needle, clustered": (f"id = {one}", within.format(2, one)),
+        "needle, clustered": (f"id = {number}", within.format(2, number)),
         "one partition": (f"part = {part}", f"content_stats.`1`.lower_bound = {part}"),
     }
 
 
 def measure(spark: SparkSession, growth: Growth, repeats: int) -> list[Measured]:
-    """Every question, then a commit of one file and a delete of one."""
+    """Measure every question, then appends and deletes of one file."""
     import sparkmeta as sm
 
-    location, found = growth.location(), []
+    location, results = growth.location(), []
 
     def add(question: str, rows: int, ours: list[float], peer: list[float]) -> None:
         other = statistics.median(peer) if peer else None
-        found.append(Measured(growth.entries, growth.masked, question, rows, statistics.median(ours), other))
+        results.append(Measured(growth.entries, growth.masked, question, rows, statistics.median(ours), other))
 
     for name, (row_filter, predicate) in questions(growth).items():
         answer, ours, peer = (methodcaller("count") if name == COUNT else consume), [], []
         rows = sm.load_table(location, spark=spark).scan(row_filter).plan_files().count()
         while len(ours) < repeats and sum(ours) < BUDGET:
             ours.append(timed(lambda: answer(sm.load_table(location, spark=spark).scan(row_filter).plan_files())))  # noqa: B023
-            peer.append(timed(lambda: answer(_own_reading(spark, location, row_filter, predicate))))  # noqa: B023
+            peer.append(timed(lambda: answer(_spark_reading(spark, location, row_filter, predicate))))  # noqa: B023
         add(name, rows, ours, peer)
         if name == COUNT:
-            told = [timed(lambda: sm.load_table(location, spark=spark).scan().count_files()) for _ in range(repeats)]
-            add("count_files()", rows, told, [])
+            times = [timed(lambda: sm.load_table(location, spark=spark).scan().count_files()) for _ in range(repeats)]
+            add("count_files()", rows, times, [])
     growth.rewind()
     for name in ("a file is appended", "a file is deleted"):
         add(name, 1, [timed(lambda: _commit(growth, spark, name, run)) for run in range(COMMITS)], [])  # noqa: B023
-    return found
+    return results
 
 
-def _own_reading(spark: SparkSession, location: str, row_filter: str, predicate: str) -> DataFrame:
-    """The columns that our plan reads, of the leaves that it opens."""
+def _spark_reading(spark: SparkSession, location: str, row_filter: str, predicate: str) -> DataFrame:
+    """Read with Spark the columns that a plan reads, from the leaves that it opens."""
     import sparkmeta as sm
 
     scan = sm.load_table(location, spark=spark).scan(row_filter)
     leaves = scan._pruned.data.column("location").to_pylist()
     stats = {"1": "int", "2": "bigint", "3": "int"}
     counts = "value_count: bigint, null_value_count: bigint"
-    asked = [f"`{one}`: struct<lower_bound: {kind}, upper_bound: {kind}, {counts}>" for one, kind in stats.items()
-             if one == "1" or f"`{one}`" in predicate]  # fmt: skip
+    read = [f"`{column}`: struct<lower_bound: {kind}, upper_bound: {kind}, {counts}>" for column, kind in stats.items()
+            if column == "1" or f"`{column}`" in predicate]  # fmt: skip
     columns = [
         "location string", "file_format string", "version_info struct<status: int, sequence_number: bigint>",
         "partition_spec_id int", "sort_order_id int", "record_count bigint", "file_size_in_bytes bigint",
         "split_offsets array<bigint>", "first_row_id bigint", "row_id_offset bigint",
-        f"content_stats struct<{', '.join(asked)}>",
+        f"content_stats struct<{', '.join(read)}>",
     ]  # fmt: skip
     return spark.read.schema(", ".join(columns)).parquet(*leaves).where(f"version_info.status <> 2 AND {predicate}")
 
 
 def _commit(growth: Growth, spark: SparkSession, name: str, run: int) -> None:
-    """One commit; of a file to delete the filter is known that finds it."""
+    """Append a file, or delete the file of a plan."""
     import sparkmeta as sm
 
     table: Table = sm.load_table(f"file://{growth.folder}", spark=spark)
@@ -323,8 +332,8 @@ def _commit(growth: Growth, spark: SparkSession, name: str, run: int) -> None:
                 spark.range(1).selectExpr(*new, "1L AS record_count", "1L AS file_size_in_bytes")
             )
         else:
-            one = int(growth.ids(growth.leaves // 2)[100 + run]) * 10
-            tx.update_snapshot().delete(table.scan(f"id = {one}").plan_files())
+            number = int(growth.ids(growth.leaves // 2)[100 + run]) * 10
+            tx.update_snapshot().delete(table.scan(f"id = {number}").plan_files())
 
 
 @click.command()
@@ -333,9 +342,9 @@ def _commit(growth: Growth, spark: SparkSession, name: str, run: int) -> None:
 @click.option("--columns", default=3, show_default=True, help="Columns that have stats.")
 @click.option("--leaf-entries", default=LEAF_ENTRIES, show_default=True, help="Entries of a leaf.")
 @click.option("--repeats", default=3, show_default=True, help="Runs of each question; the median counts.")
-@click.option("--heap", default="4g", show_default=True, help="Of the JVM, e.g. 4g.")
+@click.option("--heap", default="4g", show_default=True, help="Heap of the JVM, e.g. 4g.")
 def main(entries: int, masked: bool, columns: int, leaf_entries: int, repeats: int, heap: str) -> None:
-    """Make a tree of so many entries, and measure it."""
+    """Write a tree of ENTRIES entries, and measure it."""
     from rich.console import Console
 
     from tests.benchmarks.report import print_growth
@@ -345,11 +354,11 @@ def main(entries: int, masked: bool, columns: int, leaf_entries: int, repeats: i
     disk = entries * (26 + 24 * (columns - 3)) // 1_000_000
     sys.stdout.write(f"{entries:,} entries in {growth.leaves:,} leaves: about {disk:,} MB of disk\n")
     seconds = timed(growth.location)
-    sys.stdout.write(f"made in {seconds:.0f} s\n")
-    found = measure(bench_session(heap), growth, repeats)
-    print_growth(Console(width=None if sys.stdout.isatty() else 150), found)
+    sys.stdout.write(f"written in {seconds:.0f} s\n")
+    results = measure(bench_session(heap), growth, repeats)
+    print_growth(Console(width=None if sys.stdout.isatty() else 150), results)
     path = BUILD / f"growth-{growth.folder.name}.json"
-    path.write_text(json.dumps([asdict(one) for one in found], indent=1) + "\n")
+    path.write_text(json.dumps([asdict(result) for result in results], indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""`python -m tests.benchmarks.limits`: what a commit and a plan take with how much in the root.
+"""Measure commits and plans by the size of the root: `python -m tests.benchmarks.limits`.
 
-The measurement behind the defaults of `write.tree.flush-data-files` and `write.tree.inline-vectors-bytes`: a tree of
-the workload's files is given a root with so many data files in it, then one that masks so many entries of the leaves,
-by inline vectors and by vectors in a Puffin file. Each is committed to by appends of one file, and planned. Prints two
-tables, writes build/bench/limits-<time>.json.
+The defaults of `write.tree.flush-data-files` and `write.tree.inline-vectors-bytes` come from this measurement. It plans
+a tree of the workload's files and appends single files to it: with more and more data files in the root, then with more
+and more masked entries of the leaves, whose manifest deletion vectors are inline or in a Puffin file. It prints two
+tables and writes build/bench/limits-<time>.json.
 """
 
 from __future__ import annotations
@@ -36,10 +36,9 @@ if TYPE_CHECKING:
 
 FILES = (0, 500, 1_000, 2_000, 4_000, 16_000)
 MASKED = (0, 10_000, 150_000)
-# Nothing leaves the root.
-_ALL = "1000000000"
-KEPT = dict.fromkeys(("write.tree.direct-files", "write.tree.flush-data-files"), _ALL)
-INLINE = dict.fromkeys(("write.tree.inline-vector-bytes", "write.tree.inline-vectors-bytes"), _ALL)
+_NO_LIMIT = "1000000000"
+FILES_IN_ROOT = dict.fromkeys(("write.tree.direct-files", "write.tree.flush-data-files"), _NO_LIMIT)
+INLINE = dict.fromkeys(("write.tree.inline-vector-bytes", "write.tree.inline-vectors-bytes"), _NO_LIMIT)
 IN_PUFFIN = {"write.tree.inline-vectors-bytes": "0"}
 
 console = Console(width=None if sys.stdout.isatty() else 150)
@@ -47,10 +46,16 @@ console = Console(width=None if sys.stdout.isatty() else 150)
 
 @dataclass(frozen=True)
 class Measured:
-    """A tree whose root holds `files` data files, and masks `masked` entries of leaves by vectors of `kind`.
+    """Sizes of one tree, and medians of the seconds of its commits and plans.
 
-    root_bytes: of the root before the commits. commit_bytes: of all that an append of one file writes. Seconds are
-    medians: of the append, of a plan of few files, of one of all.
+    Attributes:
+        files: Number of data files in the root.
+        masked: Number of entries of leaves that the root masks.
+        kind: Where the manifest deletion vectors are: `inline`, `Puffin`, or empty without masks.
+        root_bytes: Size of the root before the commits.
+        commit_bytes: Bytes of all files that an append of one file writes.
+        needle_seconds: Seconds of a plan of a few files.
+        plan_seconds: Seconds of a plan of all files.
     """
 
     files: int
@@ -65,10 +70,10 @@ class Measured:
 
 @click.command()
 @click.option("--scale", type=float, default=1.0, show_default=True, help="1 is 1.5 million data files.")
-@click.option("--heap", default="4g", show_default=True, help="Of the one JVM, e.g. 4g.")
-@click.option("--repeats", type=int, default=5, show_default=True, help="Commits and plans of each; after two more.")
+@click.option("--heap", default="4g", show_default=True, help="Heap of the JVM, e.g. 4g.")
+@click.option("--repeats", type=int, default=5, show_default=True, help="Commits and plans, after two warm-ups.")
 def main(scale: float, heap: str, repeats: int) -> None:
-    """Commit to trees with more and more in the root, and plan them."""
+    """Commit to trees with larger and larger roots, and plan them."""
     spark = bench_session(heap)
     location = tree_location(spark, Workload(2, "none", scale))
     folder = BUILD / "limits"
@@ -79,13 +84,13 @@ def main(scale: float, heap: str, repeats: int) -> None:
     kinds: tuple[tuple[str, Mapping[str, str]], ...] = (("inline", INLINE), ("Puffin", IN_PUFFIN))
     results = []
     for count in FILES:
-        table = with_properties(spark, location, folder, KEPT)
+        table = with_properties(spark, location, folder, FILES_IN_ROOT)
         if count:
             append(table, others(files, count, "carried"))
         results.append(measured(table, folder, files, (count, 0, ""), repeats))
     for count in MASKED:
         for kind, properties in kinds:
-            table = with_properties(spark, location, folder, KEPT | properties)
+            table = with_properties(spark, location, folder, FILES_IN_ROOT | properties)
             if count:
                 with table.transaction() as tx:
                     tx.update_snapshot().delete(gone.limit(count))
@@ -104,12 +109,12 @@ def with_properties(spark: SparkSession, location: str, folder: Path, properties
 
 
 def others(files: DataFrame, count: int, name: str) -> DataFrame:
-    """Data files like the table's own, at other paths."""
+    """Return `count` of the table's data files with new paths."""
     return files.limit(count).withColumn("file_path", F.concat("file_path", F.lit(f".{name}")))
 
 
 def measured(table: sm.Table, folder: Path, files: DataFrame, what: tuple[int, int, str], repeats: int) -> Measured:
-    """Plans first, then commits. what: data files in the root, masked entries, and the vectors' kind."""
+    """Plan the table, then commit to it. what: `files`, `masked` and `kind` of `Measured`."""
     table = table.refresh()
     assert table.state.tree is not None
     snapshot = table.current_snapshot()
@@ -142,18 +147,18 @@ def plan_seconds(table: sm.Table, row_filter: str, repeats: int) -> float:
 
 
 def show(results: list[Measured]) -> None:
-    """Two tables: by files in the root, by masked entries."""
+    """Print a table by files in the root and a table by masked entries."""
     for title, rows in (
-        ("data files in the root", [one for one in results if not one.kind]),
-        ("masked entries of leaves", [one for one in results if one.kind]),
+        ("data files in the root", [run for run in results if not run.kind]),
+        ("masked entries of leaves", [run for run in results if run.kind]),
     ):
         shown = RichTable(title=title, title_justify="left")
         for name in ("count", "vectors", "root bytes", "bytes of a commit", "commit", "plan of few files", "of all"):
             shown.add_column(name, justify="right")
-        for one in rows:
-            counts = f"{one.masked if one.kind else one.files:,}", one.kind, f"{one.root_bytes:,}"
-            times = (f"{each:.2f} s" for each in (one.commit_seconds, one.needle_seconds, one.plan_seconds))
-            shown.add_row(*counts, f"{one.commit_bytes:,}", *times)
+        for run in rows:
+            counts = f"{run.masked if run.kind else run.files:,}", run.kind, f"{run.root_bytes:,}"
+            times = (f"{seconds:.2f} s" for seconds in (run.commit_seconds, run.needle_seconds, run.plan_seconds))
+            shown.add_row(*counts, f"{run.commit_bytes:,}", *times)
         console.print(shown)
 
 

@@ -1,4 +1,4 @@
-"""The driver's memory while sparkmeta plans, each table in a process of its own with a small heap.
+"""Measure the driver's memory while sparkmeta plans a table in a new process with a small heap.
 
     python -m tests.benchmarks.memory <metadata JSON> <heap, e.g. 1g>
 
@@ -28,9 +28,12 @@ MIB = 1 << 20
 
 @dataclass(frozen=True)
 class DriverMemory:
-    """In MiB: the Python driver's largest resident set, and of the JVM's heap the peak and what was left after a GC.
+    """Memory of the driver in MiB.
 
-    In local mode the JVM's heap is the executors' too, so its peak is an upper bound of the driver's own.
+    Attributes:
+        python_rss: Peak resident set of the driver's Python process.
+        jvm_peak: Peak of the JVM's heap. In local mode driver and executors share the heap, so this is an upper bound.
+        jvm_after_gc: The JVM's heap after a garbage collection.
     """
 
     files: int
@@ -40,8 +43,8 @@ class DriverMemory:
     jvm_after_gc: int
 
 
-def measure_in_process_of_its_own(location: str, heap: str) -> DriverMemory:
-    """Plan and list the files of a table with `-Xmx<heap>` and say what memory the driver took."""
+def measure_in_new_process(location: str, heap: str) -> DriverMemory:
+    """Plan and list the files of a table in a new process with `-Xmx<heap>`."""
     command = [sys.executable, "-m", "tests.benchmarks.memory", location, heap]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=Path(__file__).parents[2])
     if done.returncode:
@@ -50,7 +53,7 @@ def measure_in_process_of_its_own(location: str, heap: str) -> DriverMemory:
 
 
 def measure(spark: SparkSession, location: str, heap: str) -> DriverMemory:
-    """Plan and list every file of the table, then look at this process and its JVM."""
+    """Plan and list the files of a table in this process."""
     import sparkmeta as sm
 
     table = sm.load_table(location, spark=spark)
@@ -62,13 +65,13 @@ def measure(spark: SparkSession, location: str, heap: str) -> DriverMemory:
 
 
 def peak_resident_set() -> int:
-    """The largest resident set of this process so far, in bytes."""
+    """Return the peak resident set of this process in bytes."""
     match = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text()) if sys.platform == "linux" else None
     return int(match.group(1)) * 1024 if match else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
 def heap_use(spark: SparkSession) -> tuple[int, int]:
-    """Bytes of the JVM's heap that were in use at its peak, and those that are after a collection."""
+    """Return the peak of the JVM's heap and its use after a garbage collection, in bytes."""
     jvm: Any = spark._jvm
     factory = jvm.java.lang.management.ManagementFactory
     pools = [pool for pool in factory.getMemoryPoolMXBeans() if pool.getType().name() == "HEAP"]
@@ -79,9 +82,11 @@ def heap_use(spark: SparkSession) -> tuple[int, int]:
 
 @dataclass
 class Workers:
-    """Looks at Spark's Python workers each 50 ms while it is entered. Linux only; elsewhere all stays 0.
+    """A context manager that samples the memory of Spark's Python workers every 50 ms (on Linux only).
 
-    largest: resident set of one worker, in bytes. together: of all at one time.
+    Attributes:
+        largest: Peak resident set of a single worker, in bytes.
+        together: Peak of the sum over all workers, in bytes.
     """
 
     largest: int = 0
@@ -99,13 +104,13 @@ class Workers:
 
     def _watch(self) -> None:
         while not self._done.wait(0.05):
-            sizes = [_resident(one) for one in Path("/proc").glob("[0-9]*")]
+            sizes = [_resident(process) for process in Path("/proc").glob("[0-9]*")]
             self.largest = max([self.largest, *sizes])
             self.together = max(self.together, sum(sizes))
 
 
 def _resident(process: Path) -> int:
-    """Of a Python worker, in bytes; 0 for any other process, and for one that has ended."""
+    """Return the resident set of a Python worker in bytes, 0 for other processes."""
     try:
         command = (process / "cmdline").read_bytes()
         pages = int((process / "statm").read_text().split()[1])

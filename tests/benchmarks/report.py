@@ -1,4 +1,4 @@
-"""What was measured, as tables on the terminal and as JSON."""
+"""Print measurements as tables and write them as JSON."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ OURS = ("sparkmeta", "sparkmeta, V4 tree", "sparkmeta, manifest cache")
 
 @dataclass
 class Results:
-    """All figures of one run."""
+    """All measurements of one run."""
 
     settings: dict[str, Any]
     started: datetime = field(default_factory=lambda: datetime.now(UTC))
@@ -47,23 +47,23 @@ class Results:
             "machine": machine(),
             "load_before": round(self.load_before, 2),
             "settings": self.settings,
-            "plans": [one.to_json() for one in self.plans],
-            "decoding": [one.to_json() for one in self.decodings],
-            "growth": [asdict(one) for one in self.growth],
-            "driver_memory": [asdict(one) for one in self.memory],
-            "delete_of_one_file": [one.to_json() for one in self.deletes],
+            "plans": [plan.to_json() for plan in self.plans],
+            "decoding": [decoding.to_json() for decoding in self.decodings],
+            "growth": [asdict(measured) for measured in self.growth],
+            "driver_memory": [asdict(memory) for memory in self.memory],
+            "delete_of_one_file": [written.to_json() for written in self.deletes],
         }
 
     def write(self, folder: Path) -> Path:
-        """The run's file, results-<date>T<time>.json."""
+        """Write the run to results-<date>T<time>.json and return the path."""
         folder.mkdir(parents=True, exist_ok=True)
         return _write(folder / f"results-{self.started:%Y-%m-%dT%H%M%S}.json", self.to_json())
 
 
 def write_runs(folder: Path, name: str, runs: Sequence[Any]) -> Path:
-    """The file of a benchmark of its own, <name>-<date>T<time>.json. runs: dataclasses."""
+    """Write dataclasses to <name>-<date>T<time>.json and return the path."""
     path = folder / f"{name}-{datetime.now(UTC):%Y-%m-%dT%H%M%S}.json"
-    return _write(path, {"machine": machine(), "runs": [asdict(one) for one in runs]})
+    return _write(path, {"machine": machine(), "runs": [asdict(run) for run in runs]})
 
 
 def _write(path: Path, content: Any) -> Path:
@@ -89,7 +89,7 @@ def _version(package: str) -> str | None:
 
 
 def print_plans(console: Console, plans: Sequence[Plan]) -> None:
-    """A table a workload: a row a query, a column a contender; beside each peer how many times our time it took."""
+    """Print a table for each workload, with a row for each query and a column for each contender."""
     groups: dict[str, list[Plan]] = defaultdict(list)
     for plan in plans:
         groups[f"{plan.workload.name}: {plan.workload.files:,} data files"].append(plan)
@@ -118,15 +118,15 @@ def plan_table(title: str, plans: Sequence[Plan]) -> RichTable:
 
 def _cell(plan: Plan, ours: Sequence[Plan]) -> str:
     seconds = f"{plan.median:.2f}"
-    times = " | ".join(f"{plan.median / one.median:.2g}x" for one in ours)
+    times = " | ".join(f"{plan.median / our.median:.2g}x" for our in ours)
     return seconds if not ours or plan in ours else f"{seconds} ({times})"
 
 
 def print_decodings(console: Console, decodings: Sequence[Decoding]) -> None:
     table = RichTable("decoder", title="entries decoded per second by one core", title_justify="left")
     table.add_column("entries/s", justify="right")
-    for one in decodings:
-        table.add_row(one.decoder, f"{one.entries_per_second:,.0f}")
+    for decoding in decodings:
+        table.add_row(decoding.decoder, f"{decoding.entries_per_second:,.0f}")
     console.print(table)
 
 
@@ -134,10 +134,10 @@ def print_growth(console: Console, growth: Sequence[Measured]) -> None:
     table = RichTable(title="V4 trees (seconds, median; Spark's own reading of the same leaves)", title_justify="left")
     for name in ("files", "5 % masked", "question", "found", "sparkmeta", "Spark"):
         table.add_column(name, justify="left" if name == "question" else "right")
-    for one in growth:
-        peer = "" if one.peer is None else f"{one.peer:.2f} ({one.peer / one.seconds:.2g}x)"
-        masked = "yes" if one.masked else "no"
-        table.add_row(f"{one.entries:,}", masked, one.question, f"{one.rows:,}", f"{one.seconds:.2f}", peer)
+    for run in growth:
+        peer = "" if run.peer is None else f"{run.peer:.2f} ({run.peer / run.seconds:.2g}x)"
+        masked = "yes" if run.masked else "no"
+        table.add_row(f"{run.entries:,}", masked, run.question, f"{run.rows:,}", f"{run.seconds:.2f}", peer)
     console.print(table)
 
 
@@ -145,8 +145,8 @@ def print_memory(console: Console, memory: Sequence[DriverMemory]) -> None:
     table = RichTable(title="driver memory of plan_files() and inspect.files(), MiB", title_justify="left")
     for name in ("data files", "heap", "Python peak RSS", "JVM heap peak", "JVM heap after GC"):
         table.add_column(name, justify="right")
-    for one in memory:
-        table.add_row(f"{one.files:,}", one.heap, str(one.python_rss), str(one.jvm_peak), str(one.jvm_after_gc))
+    for run in memory:
+        table.add_row(f"{run.files:,}", run.heap, str(run.python_rss), str(run.jvm_peak), str(run.jvm_after_gc))
     console.print(table)
 
 
@@ -154,7 +154,7 @@ def print_deletes(console: Console, deletes: Sequence[Written]) -> None:
     table = RichTable(title="bytes written to delete one data file", title_justify="left")
     for name in ("table", "data files", "manifests", "files written", "bytes", "largest"):
         table.add_column(name, justify="left" if name == "table" else "right")
-    for one in deletes:
-        cells = (one.data_files, one.manifests, len(one.files), one.total, max(one.files.values()))
-        table.add_row(one.table, *(f"{cell:,}" for cell in cells))
+    for written in deletes:
+        cells = (written.data_files, written.manifests, len(written.files), written.total, max(written.files.values()))
+        table.add_row(written.table, *(f"{cell:,}" for cell in cells))
     console.print(table)

@@ -1,4 +1,4 @@
-"""The one Spark session in which all contenders run."""
+"""The Spark session in which all contenders run."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def bench_session(heap: str) -> SparkSession:
-    """A local session as users get it, and beside it what Iceberg's planning needs and its own benchmark sets."""
+    """Return a local session with the settings that Iceberg's planning needs and its PlanningBenchmark uses."""
     iceberg = {
         "spark.driver.extraClassPath": class_path(),
         "spark.serializer": "org.apache.spark.serializer.KryoSerializer",
@@ -20,7 +20,7 @@ def bench_session(heap: str) -> SparkSession:
         "spark.sql.iceberg.data-planning-mode": "distributed",
         "spark.sql.iceberg.delete-planning-mode": "distributed",
         "spark.ui.showConsoleProgress": "false",
-        # The heap is collected before each run, and would shrink by that: the next one would grow it again first.
+        # Keep the heap from shrinking when it is collected before each run.
         "spark.driver.extraJavaOptions": f"-Xms{heap}",
     }
     spark = local_session("sparkmeta benchmarks", memory=heap, config=iceberg)

@@ -1,4 +1,4 @@
-"""The benchmark's own arithmetic: a run must fail where contenders disagree."""
+"""The benchmark's arithmetic. A run must fail if contenders disagree."""
 
 from __future__ import annotations
 
@@ -59,10 +59,10 @@ def test_json_keeps_every_measurement() -> None:
 
 
 @pytest.mark.parametrize(
-    ("seconds", "limit", "wanted"),
+    ("seconds", "limit", "expected"),
     [([], None, 3), ([19.0], None, 3), ([31.0], None, 1), ([20.0], 2, 2), ([31.0], 2, 1)],
 )
-def test_long_plans_are_measured_less_often(seconds: list[float], limit: int | None, wanted: int) -> None:
+def test_long_plans_are_measured_less_often(seconds: list[float], limit: int | None, expected: int) -> None:
     planner = Pyiceberg()
     planner.max_repeats = limit
-    assert Clock(planner, "", BOTH, seconds).runs_wanted(repeats=3, budget=60.0) == wanted
+    assert Clock(planner, "", BOTH, seconds).allowed_runs(repeats=3, budget=60.0) == expected

@@ -1,4 +1,4 @@
-"""A checked run, warm-ups, then rounds in which every contender runs once: a machine's slow minute meets them all."""
+"""Time contenders in rounds, in which each runs once, so that a slow minute of the machine affects all of them."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ if TYPE_CHECKING:
 
 
 def timed(work: Callable[[], Any]) -> float:
-    """Seconds that it takes."""
+    """Return the seconds that `work` takes."""
     start = time.perf_counter()
     work()
     return time.perf_counter() - start
 
 
 def consume(frame: DataFrame) -> None:
-    """Every column of every row, into nothing."""
+    """Compute every column of every row and discard the rows."""
     frame.write.format("noop").mode("overwrite").save()
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What one contender took for one query on one table: seconds of the measured runs, and the plan's totals."""
+    """A contender's plan of a query: the seconds of each measured run, and the totals of the plan."""
 
     workload: Workload
     query: Query
@@ -49,7 +49,7 @@ class Plan:
             "files": self.workload.files,
             "query": self.query.name,
             "contender": self.contender,
-            "seconds": [round(one, 4) for one in self.seconds],
+            "seconds": [round(run, 4) for run in self.seconds],
             "median": round(self.median, 4),
             "totals": self.totals._asdict(),
         }
@@ -61,7 +61,12 @@ class UnequalPlansError(AssertionError):
 
 @dataclass
 class Clock:
-    """One contender's runs of one query."""
+    """The runs of a query by one contender.
+
+    Attributes:
+        seconds: Seconds of each measured run.
+        first: Seconds of the first run, which computes the totals and is not measured.
+    """
 
     contender: Contender
     location: str
@@ -70,7 +75,7 @@ class Clock:
     first: float = 0.0
 
     def check(self) -> Totals:
-        """The plan's totals; its time, with all that a first run pays for, is kept apart."""
+        """Run the query for the first time and return its totals."""
         start = time.perf_counter()
         totals = self.contender.totals(self.location, self.query)
         self.first = time.perf_counter() - start
@@ -81,18 +86,21 @@ class Clock:
         self.contender.plan(self.location, self.query)
         self.seconds.append(time.perf_counter() - start)
 
-    def runs_wanted(self, repeats: int, budget: float) -> int:
-        """No more than the contender's own limit, and but one where the next would exceed the budget."""
+    def allowed_runs(self, repeats: int, budget: float) -> int:
+        """Return the number of measured runs: the contender's limit at most, one if another would exceed the budget."""
         spent = sum(self.seconds) + (self.seconds[-1] if self.seconds else 0.0)
         return min(self.contender.max_repeats or repeats, repeats if spent <= budget else 1)
 
 
 @dataclass(frozen=True)
 class Timer:
-    """Times contenders; the heap is collected before every measured run.
+    """Times contenders. The JVM's heap is collected before every measured run.
 
-    budget: seconds that one contender's measured runs of one query may take together. One run is measured whatever it
-    takes, and plans longer than a quarter of the budget have no warm-up but the run that is checked.
+    Attributes:
+        warmups: Runs of each plan before the measured runs.
+        repeats: Measured runs of each plan.
+        budget: Seconds that a contender's measured runs of a query may take in total. One run is always measured.
+            Plans that take longer than a quarter of the budget have no warm-ups.
     """
 
     spark: SparkSession
@@ -101,14 +109,17 @@ class Timer:
     budget: float = 60.0
 
     def compare(self, contenders: Sequence[Contender], workload: Workload, location: str, query: Query) -> list[Plan]:
-        """One plan a contender. Raises UnequalPlansError unless all of them plan what the table was made with.
+        """Return a plan of each contender.
 
-        Contenders that keep nothing take turns; then each that keeps something has its runs alone, so that what it
-        keeps burdens nobody else's heap.
+        Contenders that keep nothing take turns. The others run alone, so that what they keep does not fill the heap of
+        the next contender.
+
+        Raises:
+            UnequalPlansError: A contender did not plan the files that the table was written with.
         """
-        plans = self._take_turns([one for one in contenders if not one.keeps], workload, location, query)
+        plans = self._take_turns([other for other in contenders if not other.keeps], workload, location, query)
         long = {plan.contender for plan in plans if plan.median > self.budget / 4}
-        for keeper in [one for one in contenders if one.keeps and one.saves_opening not in long]:
+        for keeper in [other for other in contenders if other.keeps and other.saves_opening not in long]:
             plans += self._take_turns([keeper], workload, location, query)
             keeper.release()
         require_equal({plan.contender: plan.totals for plan in plans}, workload, query)
@@ -117,20 +128,18 @@ class Timer:
     def _take_turns(
         self, contenders: Sequence[Contender], workload: Workload, location: str, query: Query
     ) -> list[Plan]:
-        clocks = [Clock(one, location, query) for one in contenders]
-        totals = [clock.check() for clock in clocks]
-        require_equal({clock.contender.name: one for clock, one in zip(clocks, totals, strict=True)}, workload, query)
+        clocks = [Clock(contender, location, query) for contender in contenders]
+        totals = {clock.contender.name: clock.check() for clock in clocks}
+        require_equal(totals, workload, query)
         for clock in clocks:
             self._warm_up(clock)
         for repeat in range(self.repeats):
             for clock in clocks:
-                if repeat < clock.runs_wanted(self.repeats, self.budget):
+                if repeat < clock.allowed_runs(self.repeats, self.budget):
                     self._collect()
                     clock.measure()
-        return [
-            Plan(workload, query, clock.contender.name, tuple(clock.seconds), one)
-            for clock, one in zip(clocks, totals, strict=True)
-        ]
+        seconds = {clock.contender.name: tuple(clock.seconds) for clock in clocks}
+        return [Plan(workload, query, name, seconds[name], totals[name]) for name in totals]
 
     def _warm_up(self, clock: Clock) -> None:
         if clock.contender.max_repeats is None and clock.first < self.budget / 4:
@@ -144,11 +153,11 @@ class Timer:
 
 
 def require_equal(totals: dict[str, Totals], workload: Workload, query: Query) -> None:
-    """Raises UnequalPlansError unless all totals are equal and what the table was made with."""
+    """Raise UnequalPlansError unless all totals are equal and match the files that the table was written with."""
     expected = workload.expected(query)
-    wrong = {name: one for name, one in totals.items() if (one.files, one.deletes) != expected}
+    wrong = {name: planned for name, planned in totals.items() if (planned.files, planned.deletes) != expected}
     if wrong or len(set(totals.values())) > 1:
-        seen = "; ".join(f"{name}: {tuple(one)}" for name, one in totals.items())
+        seen = "; ".join(f"{name}: {tuple(planned)}" for name, planned in totals.items())
         raise UnequalPlansError(
             f"{workload.name}, {query.name}: expected (files, deletes) {expected}; "
             f"planned (files, deletes, records, deleted records) {seen}"

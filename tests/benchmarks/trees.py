@@ -1,4 +1,4 @@
-"""The tables of the workload as V4 trees: the same files and deletes, committed by sparkmeta, kept in build/bench."""
+"""Write the tables of the workload as V4 trees, which are kept in build/bench."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ NAME = "bench.tree"
 
 
 def tree_location(spark: SparkSession, workload: Workload) -> str:
-    """The metadata JSON of the workload's table as a tree; made where no earlier run has left it.
+    """Return the location of the tree's metadata JSON; write the tree if it does not exist yet.
 
-    A tree holds no position delete files, so equality deletes of the partitions stand in their place.
+    A tree cannot hold position delete files: it has equality deletes of the same partitions instead.
     """
     import sparkmeta as sm
 
@@ -34,7 +34,7 @@ def tree_location(spark: SparkSession, workload: Workload) -> str:
         table = catalog.create_table(NAME, source.schema(), partition_spec=source.spec(), format_version=4, spark=spark)
         _commit(table, lambda update: update.append(source.inspect.data_files()))
         if workload.deletes != "none":
-            deletes = _as_tree_has_them(source.inspect.delete_files(), workload.deletes)
+            deletes = _tree_deletes(source.inspect.delete_files(), workload.deletes)
             _commit(table.refresh(), lambda update: update.row_delta(deletes=deletes))
         done.write_text(table.refresh().metadata_location)
     return done.read_text()
@@ -45,7 +45,7 @@ def _commit(table: Table, change: Callable[[SnapshotUpdate], object]) -> None:
         change(tx.update_snapshot())
 
 
-def _as_tree_has_them(deletes: DataFrame, kind: str) -> DataFrame:
+def _tree_deletes(deletes: DataFrame, kind: str) -> DataFrame:
     from pyspark.sql import functions as F
 
     if kind == "dv":

@@ -1,4 +1,4 @@
-"""The tables of Iceberg's PlanningBenchmark, written by Iceberg's own Java library and kept in build/bench."""
+"""Write the tables of Iceberg's PlanningBenchmark with Iceberg's Java library. They are kept in build/bench."""
 
 from __future__ import annotations
 
@@ -50,12 +50,12 @@ QUERIES = (
 )
 
 NEEDLE = QUERIES[3].row_filter
-"""Finds one file of one partition."""
+"""Selects one file of one partition."""
 
 
 @dataclass(frozen=True)
 class Workload:
-    """One state of a generated table; `scale` 1 is 1.5 million data files."""
+    """A generated table. `scale` 1 is 1.5 million data files."""
 
     format_version: int
     deletes: Deletes
@@ -75,9 +75,9 @@ class Workload:
         return PARTITIONS * (self.files_per_partition + 1)
 
     def expected(self, query: Query) -> tuple[int, int]:
-        """How many data files a plan has, and how many deletes they have in all.
+        """Return the number of data files of a plan, and the number of their deletes.
 
-        One file a partition holds what the min/max filter looks for; no DV belongs to it.
+        One file of each partition matches the min/max filter. It has no DV.
         """
         partitions = 1 if "ss_ticket_number" in query.row_filter else PARTITIONS
         others = 0 if "ss_sold_date_sk" in query.row_filter else partitions * self.files_per_partition
@@ -89,7 +89,7 @@ WORKLOADS: tuple[tuple[int, Deletes], ...] = ((2, "none"), (2, "partition"), (3,
 
 
 def metadata_location(workload: Workload) -> str:
-    """The table's metadata JSON; the table is made where no earlier run has left it."""
+    """Return the location of the table's metadata JSON; write the table if it does not exist yet."""
     folder = BUILD / "tables" / f"v{workload.format_version}-{workload.files}"
     result = folder / "states.txt"
     if not result.exists():
@@ -99,7 +99,7 @@ def metadata_location(workload: Workload) -> str:
 
 
 def class_path() -> str:
-    """What the Java side needs besides Spark's own jars: the compiled classes and Iceberg's runtime."""
+    """Return the class path of the Java programs without Spark's jars: their classes and Iceberg's runtime."""
     return os.pathsep.join([str(_compiled()), str(_iceberg())])
 
 
@@ -108,7 +108,7 @@ def _generate(workload: Workload, folder: Path, result: Path) -> None:
     folder.mkdir(parents=True)
     arguments = [str(workload.format_version), f"file://{folder}/table", str(PARTITIONS)]
     arguments += [str(workload.files_per_partition), "partition" if workload.format_version == 2 else "dv"]
-    # The number of writer threads decides how the files are shared among manifests: a table is the same on any machine.
+    # A fixed number of writer threads distributes the files to manifests in the same way on every machine.
     java = ["java", "-Xmx3g", "-Diceberg.worker.num-threads=2", "-cp", f"{class_path()}{os.pathsep}{_spark_jars()}"]
     unfinished = folder / "states.unfinished"
     _run([*java, "PlanningWorkload", *arguments, str(unfinished)])
@@ -119,7 +119,7 @@ def _compiled() -> Path:
     sources = sorted(JAVA.glob("*.java"))
     classes = [CLASSES / f"{source.stem}.class" for source in sources]
     newest = max(source.stat().st_mtime for source in sources)
-    if not all(one.exists() and one.stat().st_mtime >= newest for one in classes):
+    if not all(path.exists() and path.stat().st_mtime >= newest for path in classes):
         CLASSES.mkdir(parents=True, exist_ok=True)
         jars = f"{_iceberg()}{os.pathsep}{_spark_jars()}"
         _run(["javac", "-nowarn", "-Xlint:none", "-d", str(CLASSES), "-cp", jars, *map(str, sources)])
