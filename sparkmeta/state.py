@@ -6,8 +6,8 @@ The driver holds the metadata and the manifest list or the root, as Arrow tables
 DataFrame.
 
 Whatever the format version of the table, manifests and entries have the columns of the content entries that format
-version 4 proposes: `location`, `version_info`, `content_stats` and so on. Files that the root itself lists are the
-entries of a manifest of their own, whose `file_format` is `IN_ROOT`.
+version 4 proposes: `location`, `version_info`, `content_stats` and so on. The files that a V4 root lists itself appear
+as the entries of one more manifest, which is no file and has the `file_format` `IN_ROOT`.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class TableState:
 
         Raises:
             NoSuchSnapshotError: the snapshot log begins later.
-            ValueError: it is neither.
+            ValueError: the timestamp is of another type, or a datetime without a zone.
         """
         if not isinstance(timestamp, datetime | int):
             what = "a datetime with a time zone, or milliseconds since 1970"  # type: ignore[unreachable]

@@ -11,7 +11,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import functions as F
 
-from sparkmeta.compact.choose import Group, Scope
+from sparkmeta.compact.choose import Scope
+from sparkmeta.compact.groups import Group
 from sparkmeta.compact.tasks import (
     BIN_SCHEMA,
     WRITTEN_SCHEMA,

@@ -11,7 +11,8 @@ import pyarrow.compute as pc
 from pyiceberg.expressions import AlwaysTrue, BooleanExpression
 
 from sparkmeta.columns.predicate import bind_filter, parse_filter
-from sparkmeta.compact.choose import Limits, Scope
+from sparkmeta.compact.choose import Scope
+from sparkmeta.compact.groups import Limits
 from sparkmeta.edit.leaves import partition_stats
 from sparkmeta.edit.options import TreeOptions
 from sparkmeta.errors import ValidationError, shown

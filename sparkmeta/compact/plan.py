@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from sparkmeta.compact.choose import Choice, Reason, Scope, choose
+from sparkmeta.compact.choose import Scope, choose
+from sparkmeta.compact.groups import Choice, Reason
 from sparkmeta.compact.job import Rewritten
 from sparkmeta.compact.options import CompactionOptions, scope_of
 from sparkmeta.compact.ranges import leaf_ranges

@@ -23,7 +23,8 @@ from sparkmeta.session import materialize
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from sparkmeta.compact.choose import Choice, Group, Scope
+    from sparkmeta.compact.choose import Scope
+    from sparkmeta.compact.groups import Choice, Group
     from sparkmeta.compact.job import Rewritten
     from sparkmeta.state import TableState
 

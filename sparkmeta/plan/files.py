@@ -9,18 +9,21 @@ Each step has one function that takes the value of the step before it. Each valu
 
 What runs when:
 
+- Making a `Scan` reads nothing. Its methods make the values above, the first three once for each scan.
 - `prune_manifests` reads the manifest list or the V4 root on the driver. It opens no manifest and runs no job.
-- `choose` does neither, with one exception. Tasks can match the deletes of a manifest list only if these are all
-  deletion vectors. In a table of format version 3, unless the setting `planning` is `join`, it therefore looks at the
-  delete manifests: on the driver if these and the data manifests are small (the setting `driver_manifest_bytes`), else
-  by a job.
-- `plan_files` builds a DataFrame. The driver decodes small manifests meanwhile. If deletes are to be joined, jobs run
-  too. If the driver has decoded the deletes, one job over these local rows groups them. If not, one job collects the
-  columns that equality deletes compare, unless the snapshot's summary counts no equality deletes, and one looks for
-  other deletes if the manifests may contain deletion vectors only. Everything else runs with the DataFrame.
-- `count_files` takes the `PrunedManifests`. Without a filter it adds up the counts of manifests: it opens only
-  manifests that have no counts, and runs no job where all have them. With a filter it counts matching entries by a job.
-  It never reads deletes.
+- `choose` opens delete manifests in one case: a snapshot of format version 3 with a manifest list of Avro manifests,
+  executors that can open files, and a setting `planning` other than `join`. Tasks match the deletes of such a snapshot
+  if all of them are deletion vectors. To learn that, the driver reads the delete manifests if these and the data
+  manifests are small (the setting `driver_manifest_bytes`), else a job does. A V4 root tells without.
+- `plan_files` returns a lazy DataFrame, with these exceptions. The driver decodes small manifests at once. If it has
+  decoded all deletes that are to be joined, a query over these local rows groups them. Before other deletes are joined,
+  up to two jobs look at them: one collects the columns that equality deletes compare, unless the snapshot's summary
+  counts no equality deletes; if it finds none, one asks whether all deletes are deletion vectors.
+- The DataFrame does everything else when it runs: it opens the other manifests, matches deletes, and checks them.
+- `count_files` takes the `PrunedManifests`. Without a filter it adds up the counts of manifests; it opens only those
+  that have no counts, and runs no job if all have them. With a filter it counts the matching entries: a job, unless
+  the driver decodes the manifests or none is left. It never reads deletes.
+- `report` runs the DataFrame of `plan_files`, and a job that counts the entries of the opened manifests.
 """
 
 from __future__ import annotations
@@ -77,8 +80,8 @@ def plan_files(choice: Choice, *extra: Aliased) -> DataFrame:
     Iceberg's DeleteFileIndex: global equality, partition equality, then DV or position deletes; ascending sequence
     number in each), residual (Iceberg's expression JSON).
 
-    The DataFrame fails, when it runs, if the deletes contradict each other or their data files (`deletes.rules`).
-    Deletes in manifests without entries of the file's partition may not be read, and are not checked then.
+    The DataFrame fails, when it runs, if the deletes contradict each other or their data files (`plan.deletes.rules`).
+    Deletes of manifests that pruning leaves out are not checked.
 
     Args:
         choice: how the scan's manifests are read and their deletes matched.

@@ -27,7 +27,8 @@ from tests.commit import tree_committers as trees
 from tests.commit.compact.local_job import LocalJob
 
 if TYPE_CHECKING:
-    from sparkmeta.compact.choose import Choice, Scope
+    from sparkmeta.compact.choose import Scope
+    from sparkmeta.compact.groups import Choice
     from sparkmeta.compact.job import Rewritten
     from sparkmeta.operations.table_operations import TableOperations
     from sparkmeta.state import TableState

@@ -12,7 +12,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sparkmeta.compact import rebase as rebasing
-from sparkmeta.compact.choose import Choice, Group, Scope
+from sparkmeta.compact.choose import Scope
+from sparkmeta.compact.groups import Choice, Group
 from sparkmeta.compact.job import RewriteJob, Rewritten
 from sparkmeta.compact.rebase import Rebased, rebase
 from sparkmeta.compact.tasks import BIN_SCHEMA, key_table

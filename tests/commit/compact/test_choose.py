@@ -9,7 +9,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from sparkmeta.compact.choose import Choice, Limits, Reason, Scope, choose, choose_merges
+from sparkmeta.compact.choose import Scope, choose, choose_merges
+from sparkmeta.compact.groups import Choice, Limits, Reason
 from sparkmeta.manifests.v4.layout import tree_schema
 from sparkmeta.manifests.v4.root import Root
 from sparkmeta.spec.bitmap import PositionBitmap, write_deletion_vector

@@ -13,7 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparkmeta.compact.choose import Choice, Limits, Scope, choose, choose_merges
+from sparkmeta.compact.choose import Scope, choose, choose_merges
+from sparkmeta.compact.groups import Choice, Limits
 from sparkmeta.edit.next_root import Stamp, TreeChange, next_root
 from sparkmeta.manifests.v4.root import FILES as KINDS
 from sparkmeta.manifests.v4.root import LEAVES as LEAF_KINDS

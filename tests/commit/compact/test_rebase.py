@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from sparkmeta.compact.choose import Choice, Group, Limits, Reason, Scope
+from sparkmeta.compact.choose import Scope
+from sparkmeta.compact.groups import Choice, Group, Limits, Reason
 from sparkmeta.edit.next_root import FileKey, Stamp, TreeChange, next_root
 from sparkmeta.manifests.v4.root import LEAVES, Root
 from sparkmeta.spec.bitmap import PositionBitmap

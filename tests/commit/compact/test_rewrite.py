@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from sparkmeta.compact import job
-from sparkmeta.compact.choose import Group
+from sparkmeta.compact.groups import Group
 from sparkmeta.compact.job import RewriteJob
 from sparkmeta.compact.tasks import Rewriting
 from sparkmeta.errors import CorruptFileError
