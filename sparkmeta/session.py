@@ -90,8 +90,8 @@ def local_config(cores: int | str, memory: str | None) -> dict[str, str]:
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.shuffle.partitions": str(max(2, tasks)),
         "spark.sql.execution.arrow.pyspark.enabled": "true",
-        # With it PySpark tells the JVM before each operation on a Column which line it stands in: ten calls in place of
-        # two, and hundreds of operations make a plan. Sessions that use it first have decided on it for the process.
+        # With it PySpark sends the line of each operation on a Column to the JVM: ten calls instead of two, and
+        # a plan has hundreds of operations. The session that uses it first decides for the process.
         "spark.python.sql.dataFrameDebugging.enabled": "false",
         # Spark lists thousands of Parquet manifests with as many tasks as this; its default of 10,000 takes longer to
         # start than to list.

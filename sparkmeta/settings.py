@@ -76,9 +76,9 @@ def settings(spark: SparkSession) -> Settings:
     if spark not in _looked_through:
         conf = spark.conf.getAll.items()
         known |= {key.removeprefix(PREFIX): value for key, value in conf if key.startswith(PREFIX)}
-    found = from_conf(known)
+    parsed = from_conf(known)
     _looked_through.add(spark)
-    return found
+    return parsed
 
 
 # Sessions without settings of unknown names. The check is not repeated because listing a session's whole configuration

@@ -90,7 +90,7 @@ def test_a_decimal_is_never_rounded() -> None:
 def test_bound_types_agree_with_decoded_bounds(spark: SparkSession) -> None:
     kinds = list(VALUES)
     table = pa.table([decode_bounds(pa.array([None], pa.binary()), str(kind)) for kind in kinds], list(map(str, kinds)))
-    # Spark takes timestamps without time zone from Arrow for such only where it is told to.
+    # Spark infers TIMESTAMP_NTZ from Arrow only with this setting.
     spark.conf.set("spark.sql.timestampType", "TIMESTAMP_NTZ")
     try:
         found = [field.dataType for field in spark.createDataFrame(table).schema]

@@ -263,7 +263,7 @@ def test_each_fault_of_a_commit(swap_in: Any, tmp_path: Path, properties: dict[s
 
 
 def attempt(commit: Callable[[], object]) -> str:
-    """What a committer is told."""
+    """Return the outcome of a commit: killed, unknown, failed or committed."""
     try:
         commit()
     except Killed:

@@ -23,7 +23,7 @@ SCHEMA = tree_schema(STATS)
 
 @dataclass
 class Model:
-    """A table whose files are names; a leaf is what stands in it, and what is masked."""
+    """A table whose files are names. A leaf is a list of entries and a set of masked positions."""
 
     random: Random
     root: Root | None = None

@@ -373,7 +373,7 @@ def test_a_commit_that_is_still_under_way(server: SqlOperations, monkeypatch: py
 
 
 def test_the_server_ends_the_session(server: SqlOperations) -> None:
-    """For real: its process is told to end while the transaction is open, and again when it is not."""
+    """The server terminates the process of a pooled connection, and a later commit succeeds."""
     base = create(server)
     for _ in range(2):
         with server.catalog.engine.connect() as pooled, server.catalog.engine.connect() as other:

@@ -213,7 +213,7 @@ def random_deletes(
 
 
 def delete_leaves(writer: Writer, rows: list[Row], places: dict[FileKey, Place]) -> list[Row]:
-    """The deletes as a leaf of their own, which belongs to a data leaf where all of their files stand in one."""
+    """Write deletes to a delete leaf, which is affiliated to a data leaf if that leaf has all of their files."""
     owners = {places.get(FileKey(DATA, row["referenced_file"]), Place(None, 0)).leaf for row in rows}
     only = next(iter(owners)) if len(owners) == 1 and all(row["content_type"] == PD for row in rows) else None
     return [writer.leaf(rows, only)]

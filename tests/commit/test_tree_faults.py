@@ -203,7 +203,7 @@ def some_of(found: list[tuple[str, Fault]], name: str) -> list[tuple[str, Fault]
 
 
 def attempt(stage: Stage, driver: FaultyFiles) -> str:
-    """What a committer is told."""
+    """Return the outcome of a commit: killed, unknown, failed or committed."""
     try:
         stage.commit(driver)
     except Killed:

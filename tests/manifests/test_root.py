@@ -76,7 +76,7 @@ BAD: list[tuple[Row, str, Any, str]] = [
     (file_row(PD), "deletion_vector", None, "deletion_vector.*missing"),
     (file_row(PD), "deletion_vector.offset", None, "deletion_vector.offset.*missing"),
     (file_row(PD), "deletion_vector.size_in_bytes", None, "deletion_vector.size_in_bytes.*missing"),
-    (file_row(PD), "deletion_vector.inline_content", b"x", "stand in Puffin files"),
+    (file_row(PD), "deletion_vector.inline_content", b"x", "are in Puffin files"),
     (file_row(PD), "referenced_file", None, "referenced_file.*missing"),
     (file_row(), "deletion_vector", file_row(PD)["deletion_vector"], "deletion_vector.*no such field"),
     (file_row(EQ), "deletion_vector", file_row(PD)["deletion_vector"], "deletion_vector.*no such field"),

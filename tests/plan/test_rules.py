@@ -75,7 +75,7 @@ def entry(sequence: int | None, partition: tuple[int, Any, Any], kind: tuple[int
 
 
 def facts(row: dict[str, Any]) -> SimpleNamespace:
-    """What the model looks at. Floats are told apart by their text."""
+    """Return the values that the model compares. The text of floats distinguishes -0.0 from 0.0."""
     is_vector = (row["content_type"], row["file_format"]) == (1, "PUFFIN")
     return SimpleNamespace(
         sequence=row["version_info"]["sequence_number"],

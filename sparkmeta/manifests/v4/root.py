@@ -253,7 +253,7 @@ def _check_deletes(check: _Checks) -> None:
         values = check.vector(name)
         check.refuse(f"deletion_vector.{name}", values, pc.and_(position, values.is_null()), "it is missing")
     inline = check.vector("inline_content")
-    problem = "deletion vectors of data files stand in Puffin files"
+    problem = "deletion vectors of data files are in Puffin files"
     check.refuse("deletion_vector.inline_content", inline, pc.and_(position, inline.is_valid()), problem)
     check.absent(("deletion_vector",), pc.invert(one_of(check.table, [ContentType.POSITION_DELETES, *MANIFEST_DVS])))
 
