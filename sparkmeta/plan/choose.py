@@ -214,7 +214,7 @@ def _by_affinity(figures: Figures) -> Verdict | None:
     if figures.planning == "auto" and dvs <= limits.broadcast_deletes and many:
         return Verdict("join", f"{dvs:,} deletion vectors are few enough to be broadcast")
     where = f"{figures.pairs:,} delete leaves affiliated to data leaves"
-    return Verdict("colocated", f"{dvs:,} deletion vectors stand in {where}")
+    return Verdict("colocated", f"{dvs:,} deletion vectors are in {where}")
 
 
 def _by_partition(figures: Figures) -> Verdict | None:

@@ -59,7 +59,7 @@ def test_what_decides_in_every_layout(figures: Figures, changes: dict[str, Any],
     ("changes", "how", "why"),
     [
         ({"pairs": 0}, JOIN, "no delete leaf is affiliated"),
-        ({"paired_entries": ENTRIES + PER_DV * 1000}, COLOCATED, "1,000 deletion vectors stand in 2 delete leaves"),
+        ({"paired_entries": ENTRIES + PER_DV * 1000}, COLOCATED, "1,000 deletion vectors are in 2 delete leaves"),
         ({"paired_entries": ENTRIES + PER_DV * 1000 + 1}, JOIN, "1,000 deletion vectors are few enough"),
         ({"paired_entries": None}, JOIN, "few enough to be broadcast"),
         ({"paired_entries": None, "planning": "colocated"}, COLOCATED, "1,000 deletion vectors stand"),

@@ -79,7 +79,7 @@ def test_vectors_of_an_affiliated_leaf_stand_beside_their_files(tree: TreeTable,
     assert planned["d1"][0]["manifest_path"] == d1.location
     assert planned["d1"][0]["referenced_data_file"] == "d1"
     assert set(plans(table, spark, "part = 'b'")) == {"d3"}
-    assert chosen(table, spark, "colocated").startswith("colocated: 2 deletion vectors stand in 1 delete leaves")
+    assert chosen(table, spark, "colocated").startswith("colocated: 2 deletion vectors are in 1 delete leaves")
     assert chosen(table, spark, "join") == "join: the setting planning says so"
 
 

@@ -103,7 +103,7 @@ def cases(spark: SparkSession) -> dict[str, dict[str, list[bool]]]:
     """Rule -> where it is broken, by the model, by Arrow and by SQL."""
     data, deletes = pairs()
     of_data, of_deletes = (pa.Table.from_pylist(rows, schema=ENTRY) for rows in (data, deletes))
-    # The data file's columns stand in the row, a delete's in a struct, as in a join with groups.
+    # The data file's columns are in the row, a delete's in a struct, as in a join with groups.
     frame = local_frame(spark, of_deletes.append_column("place", pa.array(range(len(deletes)))))
     kinds = entry_view()
     seen = {name: kinds[name] for name in ("sequence_number", "content_type", "is_dv", "data_path")}

@@ -22,7 +22,7 @@ from numba import types
 from numba.extending import intrinsic
 
 if numba.config.DISABLE_JIT:  # type: ignore[attr-defined]
-    raise ImportError("numba is told not to compile (NUMBA_DISABLE_JIT): addresses are for compiled code only")
+    raise ImportError("NUMBA_DISABLE_JIT keeps numba from compiling: addresses are for compiled code only")
 
 PADDING = 16
 

@@ -97,7 +97,7 @@ def _attach_dvs(data: DataFrame, deletes: DeleteEntries, entries: DataFrame, sta
 
 
 def _files_with_two_dvs(dvs: DataFrame) -> DataFrame:
-    """Count DVs by hash first, which leaves next to none to count by path."""
+    """Count DVs by hash first; few remain to be counted by path."""
     path = sql.col("referenced_file")
     hashed = dvs.selectExpr(path.alias(_PATH).selected, file_key(path).alias(KEY).selected)
     suspects = hashed.groupBy(KEY).count().where("count > 1").select(KEY)
