@@ -60,7 +60,13 @@ def column_name(place: int) -> str:
 
 
 def read_files(
-    spark: SparkSession, files: pa.Table, schema: StructType, settings: Settings, extra: Collection[str] = ()
+    spark: SparkSession,
+    files: pa.Table,
+    schema: StructType,
+    settings: Settings,
+    extra: Collection[str] = (),
+    *,
+    filtered: bool = False,
 ) -> DataFrame:
     """Return the rows of Parquet files.
 
@@ -73,13 +79,16 @@ def read_files(
             column of that name.
         settings: of the session.
         extra: which of `NUMBER` and `POSITION` to add. They cost something, even if nothing selects them.
+        filtered: whether a filter uses all of `extra`, whatever is selected of the result. Positions cost less then.
 
     Raises:
         NotFoundError: a file is missing; if it is in a log, that is an error of Spark's when the DataFrame runs.
     """
     way = settings.file_handover
     by_log = way == "log" or (way == "auto" and understands_logs(spark, files))
-    return (_by_log if by_log else _by_paths)(spark, files, schema, extra)
+    if not by_log:
+        return _by_paths(spark, files, schema, extra)
+    return _by_log(spark, files, schema, extra, internal_index=filtered or NUMBER not in extra)
 
 
 def understands_logs(spark: SparkSession, files: pa.Table) -> bool:
@@ -102,21 +111,30 @@ def _first_rows(spark: SparkSession, files: pa.Table) -> list[tuple[int, int]]:
     place = FILES.get_field_index(NUMBER)
     first = files.slice(0, 1).set_column(place, FILES.field(NUMBER), pa.array([_LAST_NUMBER], pa.int64()))
     try:
-        rows = _by_log(spark, first, StructType(), (NUMBER, POSITION)).limit(3).collect()
+        frame = _by_log(spark, first, StructType(), (NUMBER, POSITION), internal_index=True)
+        rows = frame.where(f"{NUMBER} + {POSITION} >= 0").limit(3).collect()
     except Exception:  # noqa: BLE001  whatever fails, paths may do
         return []
     return [(row[NUMBER], row[POSITION]) for row in rows]
 
 
-def _by_log(spark: SparkSession, files: pa.Table, schema: StructType, extra: Collection[str]) -> DataFrame:
-    index = [StructField(ROW_INDEX, LongType())] if POSITION in extra else []
+def _by_log(
+    spark: SparkSession, files: pa.Table, schema: StructType, extra: Collection[str], *, internal_index: bool
+) -> DataFrame:
+    """Read the files of a log.
+
+    Spark refuses a query with both its internal index and the public one. It reads all metadata of files, the public
+    index among them, where a query uses none of the metadata columns that were selected.
+    """
+    index = [StructField(ROW_INDEX, LongType())] if POSITION in extra and internal_index else []
     with tempfile.TemporaryDirectory(prefix="sparkmeta-rows-") as folder:
         (Path(folder) / _LOG).mkdir()
         (Path(folder) / _DECOY).write_bytes(b"no Parquet file")
         (Path(folder) / _LOG / "0").write_bytes(b"v1" + _log_lines(files))
         reader = spark.read.options(**STRICT_PARQUET, recursiveFileLookup="true")
         frame = reader.schema(StructType([*schema.fields, *index])).parquet(Path(folder).as_uri())
-    values = {NUMBER: F.unix_millis(_metadata(frame, "file_modification_time")), POSITION: F.col(ROW_INDEX)}
+    position = F.col(ROW_INDEX) if index else _metadata(frame, "row_index")
+    values = {NUMBER: F.unix_millis(_metadata(frame, "file_modification_time")), POSITION: position}
     return _named(frame, schema, {name: values[name] for name in extra})
 
 

@@ -217,7 +217,10 @@ class _Part:
         words = masks.masked_words(state, self.files, self.rows, self.numbers)
         equality = equality_deletes(self.files, self.rows, self.numbers)
         extra = self._extra(words, equality)
-        frame = read_files(state.spark, self._handed_over(), self.columns.schema, state.settings, extra)
+        filtered = bool(len(words)) and not scan.metadata_columns
+        frame = read_files(
+            state.spark, self._handed_over(), self.columns.schema, state.settings, extra, filtered=filtered
+        )
         frame = self._with_file_columns(frame)
         if not scan.filter.keeps_all:
             frame = frame.where(row_predicate(scan.filter.row_filter, self._value).text)

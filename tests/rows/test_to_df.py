@@ -78,6 +78,15 @@ def test_rows_without_those_that_are_flagged(name: str, corpus: Corpus, spark: S
     assert flagged.where("_deleted").count()
 
 
+@pytest.mark.parametrize("name", DELETES)
+def test_metadata_columns_that_are_not_used(name: str, corpus: Corpus, spark: SparkSession) -> None:
+    rows = load(spark, corpus, name).scan(selected_fields=("id", *METADATA_COLUMNS)).to_df()
+    all_ids = row_texts(rows.select("id"))
+    assert all_ids == row_texts(rows.select("id", "_deleted").drop("_deleted"))
+    assert row_texts(rows.select("id").distinct()) == sorted(set(all_ids), key=repr)
+    assert rows.count() == len(all_ids)
+
+
 def test_stored_row_ids_win(shop: Workshop) -> None:
     shop.create("id INT, x INT", version=3, properties=MERGE_ON_READ)
     shop.insert("1, 1", "2, 2", "3, 3")
@@ -325,6 +334,13 @@ def test_an_empty_table(corpus: Corpus, spark: SparkSession) -> None:
     scan = load(spark, corpus, "empty_v2").scan()
     assert_same(scan.to_df(), corpus.table("empty_v2").java.rows())
     assert scan.count() == 0
+
+
+@pytest.mark.parametrize("size", ["64m", "0"])
+@pytest.mark.parametrize("name", ["types_v2", "data_rewritten_v2", "imported_v1"])
+def test_counts_without_deletes(name: str, size: str, corpus: Corpus, spark: SparkSession) -> None:
+    with configured(spark, {"spark.sparkmeta.driver-manifest-bytes": size}):
+        assert load(spark, corpus, name).scan().count() == corpus.table(name).java.rows().count()
 
 
 COUNTED: dict[str, Callable[[sm.Scan], sm.Scan]] = {
