@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import pyarrow.compute as pc
 from pyiceberg.schema import Schema
 from pyspark.sql import functions as F
 
@@ -17,6 +18,7 @@ from sparkmeta.columns.expression_json import TRUE_JSON
 from sparkmeta.plan.rows import DELETES
 from sparkmeta.rows.planned import PlannedFiles, plan_rows, translated_errors
 from sparkmeta.rows.read import RowScan, rows_of
+from sparkmeta.spec.entry import Status
 
 if TYPE_CHECKING:
     from sparkmeta.columns.sql import Sql
@@ -24,11 +26,16 @@ if TYPE_CHECKING:
 
 
 def count_rows(choice: Choice) -> int:
-    """Count the rows of a scan. One job over the plan; a second one over rows, if files have to be read.
+    """Count the rows of a scan.
+
+    No job, if nothing is filtered or deleted and the manifests are small; else one over the plan, and a second one over
+    rows if files have to be read.
 
     Raises:
         ValidationError: as `read_rows`.
     """
+    if (rows_in_manifests := _count_on_driver(choice)) is not None:
+        return rows_in_manifests
     planned = plan_rows(choice)
     is_exact, deletes = _is_exact(), sql.col(DELETES)
     deleted = sql.aggregate(deletes, sql.lit(0).cast("bigint"), lambda rows, delete: rows + delete["record_count"])
@@ -41,6 +48,21 @@ def count_rows(choice: Choice) -> int:
             return int(known)
         files = PlannedFiles.of(planned.where((~is_exact).text), choice.pruned.filter.state)
         return int(known) + rows_of(RowScan(choice, Schema(), ("_pos",)), files).count()
+
+
+def _count_on_driver(choice: Choice) -> int | None:
+    """Add up the live entries of manifests that the driver decodes; None where these don't tell."""
+    pruned = choice.pruned
+    if not pruned.filter.keeps_all or len(pruned.deletes):
+        return None
+    state = pruned.filter.state
+    entries = state.reader.driver_table(pruned.data, state.projection(("version_info", "record_count")))
+    if entries is None:
+        return None
+    status = pc.struct_field(entries.column("version_info"), "status")
+    counts = entries.filter(pc.not_equal(status, int(Status.DELETED))).column("record_count")
+    is_known = pc.all(pc.greater_equal(counts, 0), min_count=0).as_py()
+    return int(pc.sum(counts, min_count=0).as_py()) if is_known else None
 
 
 def _is_exact() -> Sql:
