@@ -116,6 +116,11 @@ class SessionError(SparkmetaError, RuntimeError):
     """A Spark session is missing, can't be started, or lacks something that sparkmeta requires."""
 
 
+def is_access_problem(message: str) -> bool:
+    """Return whether an error says that a file could not be reached, not that its content is invalid."""
+    return _ACCESS_PROBLEM.search(message) is not None
+
+
 def from_spark(error: BaseException) -> SparkmetaError | None:
     """Translate an exception of Spark into an error of this module.
 
@@ -150,7 +155,7 @@ def _from_file_reader(text: str) -> SparkmetaError | None:
         return NotFoundError(f"{location}: there is no such file")
     cause = _CAUSE.search(text, failed.end())
     reason = cause.group(2).strip() if cause else text[failed.end() :].partition("SQLSTATE")[0].strip()
-    kind = FileAccessError if cause and _ACCESS_PROBLEM.search(" ".join(cause.groups())) else ValidationError
+    kind = FileAccessError if cause and is_access_problem(" ".join(cause.groups())) else ValidationError
     return kind(f"{location}: Spark can't read the file: {reason or condition}")
 
 

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow import orc
 
-from sparkmeta.errors import CorruptFileError, SparkmetaError, UnsupportedError
+from sparkmeta.errors import CorruptFileError, FileAccessError, SparkmetaError, UnsupportedError, is_access_problem
 from sparkmeta.manifests.avro.container import Windows
 from sparkmeta.rows.avro_file import AvroFile
 from sparkmeta.rows.file_schema import file_columns
@@ -85,7 +85,7 @@ _DAMAGE = (pa.ArrowException, OSError, ValueError, LookupError, zlib.error)
 
 
 class translated:  # noqa: N801  used like a function
-    """Raise what readers raise in the block as a CorruptFileError."""
+    """Raise what readers raise in the block as a CorruptFileError; as a FileAccessError if it is the store's."""
 
     def __init__(self, location: str) -> None:
         self._location = location
@@ -96,6 +96,8 @@ class translated:  # noqa: N801  used like a function
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _trace: object) -> None:
         if isinstance(error, _DAMAGE) and not isinstance(error, SparkmetaError):
             message = " ".join(str(error).split())[:300]
+            if isinstance(error, PermissionError) or (isinstance(error, OSError) and is_access_problem(message)):
+                raise FileAccessError(f"{self._location}: {message}") from error
             raise CorruptFileError(self._location, "content", type(error).__name__, message) from error
 
 

@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyarrow import orc
 
-from sparkmeta.errors import CorruptFileError, NotFoundError, UnsupportedError
+from sparkmeta.errors import CorruptFileError, FileAccessError, NotFoundError, UnsupportedError
 from sparkmeta.rows import data_file, orc_timestamps
 from sparkmeta.rows.arrays import Leaf
 from sparkmeta.rows.file_deletes import KeySet
@@ -591,6 +591,21 @@ def test_a_wrong_count_of_rows(kind: str, tmp_path: Path) -> None:
 def test_a_missing_file(kind: str, tmp_path: Path) -> None:
     with pytest.raises(NotFoundError, match=rf"f\.{kind}: there is no such file"):
         read(ROWS, part(tmp_path / f"f.{kind}"))
+
+
+@pytest.mark.parametrize(
+    "error", [PermissionError(13, "denied"), OSError("AWS Error NETWORK_CONNECTION during HeadObject: timeout")]
+)
+def test_a_store_that_does_not_answer(error: OSError, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is known of the content of the file."""
+    path = numbers(tmp_path / "f.orc")
+
+    def fail(_: ExecutorReader, __: str) -> None:
+        raise error
+
+    monkeypatch.setattr(ExecutorReader, "open", fail)
+    with pytest.raises(FileAccessError, match=str(path)):
+        read(ROWS, part(path))
 
 
 def test_an_unknown_format(tmp_path: Path) -> None:
