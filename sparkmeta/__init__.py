@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from sparkmeta.maintain.undo_upgrade import UndoUpgradePlan
     from sparkmeta.maintain.upgrade import UpgradePlan, UpgradeSummary
     from sparkmeta.plan.report import ScanReport
-    from sparkmeta.scan import Scan
+    from sparkmeta.scan import IncrementalScan, Scan
     from sparkmeta.session import local_session, materialize
     from sparkmeta.settings import Settings
     from sparkmeta.table import Table, load_table
@@ -63,6 +63,7 @@ __all__ = [
     "Drawing",
     "FileAccessError",
     "FileAlreadyExistsError",
+    "IncrementalScan",
     "InspectTable",
     "InvalidFilterError",
     "LeafMap",
@@ -101,6 +102,7 @@ _HOMES = {
     "CompactionPlan": "compact.plan",
     "CompactionSummary": "compact.plan",
     "Drawing": "inspect.drawing",
+    "IncrementalScan": "scan",
     "InspectTable": "inspect.inspect_table",
     "LeafMap": "maintain.leaf_map",
     "Maintenance": "maintain.maintenance",

@@ -19,6 +19,7 @@ from sparkmeta.plan.prune import PrunedManifests, prune_manifests
 from sparkmeta.plan.report import ScanReport, scan_report
 from sparkmeta.plan.task_json import PARTITION_JSON, partition_json, task_json
 from sparkmeta.plan.tasks import SplitPlanning, plan_tasks
+from sparkmeta.rows.appended import read_appended
 from sparkmeta.rows.count import count_rows
 from sparkmeta.rows.file_rows import METADATA_COLUMNS
 from sparkmeta.rows.read import RowScan, read_rows
@@ -180,6 +181,10 @@ class Scan:
     def _choice(self) -> Choice:
         return choose(self._pruned)
 
+    @property
+    def _rows(self) -> RowScan:
+        return RowScan(self._filter, self.projection(), self.metadata_columns)
+
     # -- rows -------------------------------------------------------------------------------------------------------
 
     def to_df(self) -> DataFrame:
@@ -192,7 +197,7 @@ class Scan:
             ValidationError: metadata or deletes contradict each other.
             NotFoundError: a manifest or file of deletes is missing.
         """
-        rows = read_rows(RowScan(self._choice, self.projection(), self.metadata_columns))
+        rows = read_rows(self._rows, self._choice)
         return rows if self.row_limit is None else rows.limit(self.row_limit)
 
     def count(self) -> int:
@@ -279,6 +284,41 @@ class Scan:
     def _repr_html_(self) -> str:
         """Describe the scan in a notebook, without a job."""
         return f"<code>{escape(repr(self)[:500])}</code>"
+
+
+@dataclass(frozen=True)
+class IncrementalScan:
+    """What snapshots appended. Every method that changes it returns another one.
+
+    Attributes:
+        scan: the columns to read, and the filter, of the table's schema.
+        from_exclusive: the snapshot to begin after; None for the whole history.
+        to_inclusive: the last snapshot; None for the current one.
+    """
+
+    scan: Scan
+    from_exclusive: int | None
+    to_inclusive: int | None
+
+    def filter(self, row_filter: str | BooleanExpression) -> IncrementalScan:
+        """Return this scan with a further condition; see `Scan.filter`."""
+        return replace(self, scan=self.scan.filter(row_filter))
+
+    def select(self, *field_names: str) -> IncrementalScan:
+        """Return this scan of only these columns; see `Scan.select`."""
+        return replace(self, scan=self.scan.select(*field_names))
+
+    def to_df(self) -> DataFrame:
+        """Return the rows that snapshots of the operation `append` appended, whether they were deleted since or not.
+
+        As in Iceberg's Java library, other operations are passed over: nothing that an overwrite or a compaction wrote
+        is a new row. Planned at once, as `Scan.to_df`; lazy.
+
+        Raises:
+            NoSuchSnapshotError: the table does not have one of the snapshots.
+            ValidationError: the first is no ancestor of the second, or the history between them has expired.
+        """
+        return read_appended(self.scan._rows, self.from_exclusive, self.to_inclusive)
 
 
 def table_scan(

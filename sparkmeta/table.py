@@ -21,7 +21,7 @@ from sparkmeta.operations.base_table import BaseTable
 from sparkmeta.operations.filesystem import FileSystemOperations
 from sparkmeta.operations.metadata_files import is_metadata_file, latest_metadata
 from sparkmeta.operations.table_operations import StaticOperations, load_version
-from sparkmeta.scan import ALL_FIELDS, Scan, table_scan
+from sparkmeta.scan import ALL_FIELDS, IncrementalScan, Scan, table_scan
 from sparkmeta.session import resolve_session
 from sparkmeta.state import TableState
 from sparkmeta.storage.access import files_for
@@ -70,6 +70,18 @@ class Table(BaseTable):
             NoSuchSnapshotError: the table has no such snapshot.
         """
         return table_scan(self.state, row_filter, selected_fields, case_sensitive, snapshot_id, options or {})
+
+    def incremental(
+        self, from_snapshot_id_exclusive: int | None, to_snapshot_id_inclusive: int | None = None
+    ) -> IncrementalScan:
+        """Return a scan of the rows that snapshots appended: `table.incremental(1234).filter("id > 7").to_df()`.
+
+        Args:
+            from_snapshot_id_exclusive: an ancestor of the other snapshot, which may have expired if its child has not.
+                None for the whole history.
+            to_snapshot_id_inclusive: defaults to the current snapshot.
+        """
+        return IncrementalScan(self.scan(), from_snapshot_id_exclusive, to_snapshot_id_inclusive)
 
     def create_temp_view(self, name: str) -> None:
         """Name the table's rows, as they are now, for Spark SQL; see `Scan.create_temp_view`."""

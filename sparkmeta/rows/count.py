@@ -47,7 +47,7 @@ def count_rows(choice: Choice) -> int:
         if not unknown:
             return int(known)
         files = PlannedFiles.of(planned.where((~is_exact).text), choice.pruned.filter.state)
-        return int(known) + rows_of(RowScan(choice, Schema(), ("_pos",)), files).count()
+        return int(known) + rows_of(RowScan(choice.pruned.filter, Schema(), ("_pos",)), files).count()
 
 
 def _count_on_driver(choice: Choice) -> int | None:

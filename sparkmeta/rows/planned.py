@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sparkmeta.columns import sql
-from sparkmeta.columns.sql import Sql
+from sparkmeta.columns.sql import Aliased, Sql
 from sparkmeta.errors import SparkmetaError, from_spark
 from sparkmeta.plan.deletes.views import partition_key
 from sparkmeta.plan.files import plan_files
@@ -46,7 +46,12 @@ Indices = np.ndarray[Any, np.dtype[np.int64]]
 
 def plan_rows(choice: Choice) -> DataFrame:
     """Return the rows of `plan_files`, with what tells files of one partition."""
-    return plan_files(choice, partition_key(choice.pruned.filter.state).alias(_PARTITION_KEY))
+    return plan_files(choice, partition_column(choice.pruned.filter.state))
+
+
+def partition_column(state: TableState) -> Aliased:
+    """Return what tells files of one partition, as a further column of `plan_files`."""
+    return partition_key(state).alias(_PARTITION_KEY)
 
 
 @dataclass(frozen=True)

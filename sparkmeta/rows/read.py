@@ -80,35 +80,35 @@ class RowScan:
     """What to read.
 
     Attributes:
-        choice: how the files are planned.
+        filter: the filter, bound to the table.
         projection: the table's columns in the result.
         metadata_columns: keys of `METADATA_COLUMNS`, behind the others.
     """
 
-    choice: Choice
+    filter: ScanFilter
     projection: Schema
     metadata_columns: tuple[str, ...] = ()
-
-    @property
-    def filter(self) -> ScanFilter:
-        return self.choice.pruned.filter
 
     @property
     def state(self) -> TableState:
         return self.filter.state
 
 
-def read_rows(scan: RowScan) -> DataFrame:
+def read_rows(scan: RowScan, choice: Choice) -> DataFrame:
     """Plan a scan, and return its rows.
 
     The plan runs at once, and bitmaps of deletes are decoded; the rows are read when the DataFrame runs.
+
+    Args:
+        scan: what to read.
+        choice: how its files are planned.
 
     Raises:
         ValidationError: metadata or deletes contradict each other.
         CorruptFileError: a file is not what it should be.
         NotFoundError: a manifest or file of deletes is missing.
     """
-    return rows_of(scan, PlannedFiles.of(plan_rows(scan.choice), scan.state))
+    return rows_of(scan, PlannedFiles.of(plan_rows(choice), scan.state))
 
 
 def rows_of(scan: RowScan, files: PlannedFiles) -> DataFrame:
