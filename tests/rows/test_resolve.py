@@ -109,6 +109,7 @@ MAP = col("m", 8, "map", col("key", 9, "string"), struct("value", 10, col("x", 1
             id="nested names",
         ),
         pytest.param([struct("v", 1, B)], [col("v", 1, "variant")], {}, "v<-v", id="a variant"),
+        pytest.param([col("s", 3, "unknown")], [struct("s", 3, A)], {}, "s<-s", id="a struct that was always null"),
     ],
 )
 def test_source(file: list[Column], projected: list[Column], more: dict[str, Any], expected: str) -> None:
