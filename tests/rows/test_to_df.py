@@ -78,11 +78,16 @@ def test_rows_without_those_that_are_flagged(name: str, corpus: Corpus, spark: S
     assert flagged.where("_deleted").count()
 
 
+@pytest.mark.parametrize("columns", [METADATA_COLUMNS, ("_pos", "_deleted")], ids=["all", "two"])
 @pytest.mark.parametrize("name", DELETES)
-def test_metadata_columns_that_are_not_used(name: str, corpus: Corpus, spark: SparkSession) -> None:
-    rows = load(spark, corpus, name).scan(selected_fields=("id", *METADATA_COLUMNS)).to_df()
+def test_metadata_columns_that_are_not_used(
+    name: str, columns: tuple[str, ...], corpus: Corpus, spark: SparkSession
+) -> None:
+    rows = load(spark, corpus, name).scan(selected_fields=("id", *columns)).to_df()
     all_ids = row_texts(rows.select("id"))
     assert all_ids == row_texts(rows.select("id", "_deleted").drop("_deleted"))
+    assert row_texts(rows.select("id", "_pos").drop("_pos")) == all_ids
+    assert rows.where("_pos >= 0").select("id").count() == len(all_ids)
     assert row_texts(rows.select("id").distinct()) == sorted(set(all_ids), key=repr)
     assert rows.count() == len(all_ids)
 
@@ -232,6 +237,14 @@ def test_a_file_that_is_listed_twice_has_its_rows_twice(shop: Workshop) -> None:
     for _ in range(2):
         shop.table.newFastAppend().appendFile(file).commit()
     assert sorted(row.id for row in table_of(shop).scan().to_df().collect()) == [1, 1, 2, 2]
+
+
+@pytest.mark.parametrize("file_name", ["_x.parquet", ".x.parquet", "x._COPYING_"], ids=["underscore", "dot", "copying"])
+def test_files_that_spark_passes_over(file_name: str, shop: Workshop) -> None:
+    shop.create("id BIGINT")
+    shop.insert("1")
+    shop.table.newFastAppend().appendFile(shop.data_file(file_name, {"id": [2]})).commit()
+    assert_same(table_of(shop).scan().to_df(), shop.sql("SELECT * FROM {t}"))
 
 
 def test_filters_and_columns(corpus: Corpus, spark: SparkSession) -> None:
