@@ -89,7 +89,7 @@ def test_deletes() -> None:
         (file(file_size_in_bytes=-1), "file_size_in_bytes.*negative"),
         (file(content=3), "content of file.* is 3: this is the type of a manifest"),
         (file(spec_id=9), "spec_id.*9.*not one of 0, 1"),
-        (file(spec_id=4, partition={"zorder": "x"}), "spec_id.*4.*a transform that is not known"),
+        (file(spec_id=4, partition={"zorder": "x"}), "spec_id.*4.*an unknown transform"),
         (file(file_format="csv"), "file_format.*csv"),
         (file(content=1, referenced_data_file="/d/x"), "position deletes of format version 4"),
         (file(file_format="puffin"), "file_format.*puffin.*has one of avro, orc, parquet"),
