@@ -23,7 +23,7 @@ from sparkmeta.plan.rows import DELETES, public_partition_type
 from sparkmeta.rows.arrays import Leaf
 from sparkmeta.rows.file_rows import END, METADATA_COLUMNS, START, FileRows
 from sparkmeta.rows.projected import identity_sources, name_mapping, projected_column
-from sparkmeta.session import read_tasks
+from sparkmeta.session import map_arrow, read_tasks
 
 if TYPE_CHECKING:
     from pyiceberg.schema import Schema
@@ -78,7 +78,7 @@ def read_by_tasks(
         name_mapping(state.metadata),
         _identity_places(state),
     )
-    read = _parts(planned).repartition(read_tasks(state.spark)).mapInArrow(rows.read, row_type)
+    read = map_arrow(_parts(planned).repartition(read_tasks(state.spark)), rows.read, row_type)
     matching = read.where(row_predicate(scan_filter.row_filter, _leaf_value(by_id)).text)
     return matching.select(row_type.fieldNames()[: len(columns)]).toDF(*(column.name for column in columns))
 

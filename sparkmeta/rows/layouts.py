@@ -27,7 +27,7 @@ from sparkmeta.rows.handover import ROW_INDEX, column_name
 from sparkmeta.rows.planned import PARTITION, Indices, PlannedFiles, translated_errors
 from sparkmeta.rows.projected import identity_sources, name_mapping, projected_column
 from sparkmeta.rows.resolve import Column, FromDefault, FromFile, FromPartition, Null, Source, resolve
-from sparkmeta.session import local_frame, map_on_driver, spark_schema
+from sparkmeta.session import local_frame, map_arrow, map_on_driver
 
 if TYPE_CHECKING:
     from pyiceberg.types import NestedField, PrimitiveType
@@ -81,7 +81,7 @@ def _by_schema(state: TableState, files: PlannedFiles, rows: Indices) -> Iterato
         footers = map_on_driver(units, read, _FOOTERS).group_by(_SCHEMA).aggregate([(_PLACE, "list")])
         grouped = footers.select([_SCHEMA, f"{_PLACE}_list"])
     else:
-        frame = local_frame(state.spark, units).mapInArrow(read, spark_schema(_FOOTERS))
+        frame = map_arrow(local_frame(state.spark, units), read, _FOOTERS)
         with translated_errors():
             grouped = frame.groupBy(_SCHEMA).agg(F.collect_list(_PLACE).alias(_PLACE)).toArrow()
     for schema, places in zip(*grouped.columns, strict=True):

@@ -25,7 +25,7 @@ from sparkmeta.inspect.delete_rows import deleted_positions
 from sparkmeta.manifests.placement import MOST_REQUESTS
 from sparkmeta.rows.handover import NUMBER, POSITION
 from sparkmeta.rows.planned import Indices, PlannedFiles, translated_errors
-from sparkmeta.session import local_frame, spark_schema
+from sparkmeta.session import local_frame, map_arrow
 from sparkmeta.spec.bitmap import read_deletion_vector
 from sparkmeta.spec.entry import ContentType
 from sparkmeta.storage.location import spark_path_key
@@ -199,16 +199,15 @@ def _decoded(state: TableState, units: pa.Table) -> Iterable[pa.RecordBatch]:
     total_bytes = pc.sum(units.column("size_in_bytes")).as_py()
     if access.driver is not None and requests <= MOST_REQUESTS and total_bytes <= state.settings.driver_manifest_bytes:
         return _decode(access.driver, units.to_batches())
-    row_type = spark_schema(_WORDS)
     with translated_errors():
         if access.tasks is not None:
-            decoded = local_frame(spark, units).mapInArrow(partial(_decode, access.tasks), row_type).toArrow()
+            decoded = map_arrow(local_frame(spark, units), partial(_decode, access.tasks), _WORDS).toArrow()
             return list(decoded.to_batches())
         locations = units.column("location").unique().to_pylist()
         grouped = _by_location(units)
         keys = pa.table({"path": [*map(spark_path_key, locations)], "units": grouped})
         contents = binary_files(spark, locations).join(F.broadcast(local_frame(spark, keys)), "path")
-        decoded = contents.select("content", "units").mapInArrow(_decode_contents, row_type).toArrow()
+        decoded = map_arrow(contents.select("content", "units"), _decode_contents, _WORDS).toArrow()
         return list(decoded.to_batches())
 
 
