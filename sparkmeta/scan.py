@@ -163,8 +163,8 @@ class Scan:
     def metadata_columns(self) -> tuple[str, ...]:
         """The selected metadata columns: `_file`, `_pos`, `_partition`, `_spec_id`, `_deleted`, `_row_id`,
         `_last_updated_sequence_number`. A column of the table of such a name hides them."""
-        own = {field.name for field in self.schema().fields}
-        return tuple(name for name in self.selected_fields if name in METADATA_COLUMNS and name not in own)
+        columns = {field.name for field in self.schema().fields}
+        return tuple(name for name in self.selected_fields if name in METADATA_COLUMNS and name not in columns)
 
     @cached_property
     def _filter(self) -> ScanFilter:

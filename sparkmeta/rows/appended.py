@@ -54,7 +54,9 @@ def read_appended(scan: RowScan, from_exclusive: int | None, to_inclusive: int |
 def _plan_appended(scan_filter: ScanFilter, snapshots: Iterable[Snapshot]) -> DataFrame:
     """Return rows of `plan_rows` for the files that snapshots added and that may hold matching rows."""
     state = scan_filter.state
-    frames = [_plan_added(replace(scan_filter, state=state.at(one)), one.snapshot_id) for one in snapshots]
+    frames = [
+        _plan_added(replace(scan_filter, state=state.at(snapshot)), snapshot.snapshot_id) for snapshot in snapshots
+    ]
     return reduce(DataFrame.unionByName, frames or [_plan_added(scan_filter, _NO_SNAPSHOT)])
 
 

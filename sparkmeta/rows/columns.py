@@ -26,7 +26,7 @@ from sparkmeta.columns.bounds import reads_as
 from sparkmeta.columns.sql import Sql
 from sparkmeta.columns.types import public_value, spark_type
 from sparkmeta.rows.handover import ROW_INDEX, column_name
-from sparkmeta.rows.projected import name_mapping
+from sparkmeta.rows.projected import child_fields, name_mapping, type_name
 from sparkmeta.spec.avro_name import avro_name
 
 if TYPE_CHECKING:
@@ -91,22 +91,11 @@ class ReadColumns:
 
 
 def _leaves(field: NestedField) -> Iterator[int]:
-    children = _children(field.field_type)
+    children = child_fields(field.field_type)
     if not children:
         yield field.field_id
     for child in children:
         yield from _leaves(child)
-
-
-def _children(kind: IcebergType) -> tuple[NestedField, ...]:
-    match kind:
-        case StructType():
-            return kind.fields
-        case ListType():
-            return (kind.element_field,)
-        case MapType():
-            return kind.key_field, kind.value_field
-    return ()
 
 
 def _values(field: NestedField, value: Sql) -> Iterator[tuple[int, Sql]]:
@@ -156,8 +145,8 @@ def shaped(value: Sql, kind: IcebergType, wanted: IcebergType) -> Sql:
 def _changes(kind: IcebergType, wanted: IcebergType) -> bool:
     if isinstance(kind, UUIDType):
         return True
-    children = {field.field_id: field for field in _children(kind)}
-    same = [field for field in _children(wanted) if field.field_id in children]
+    children = {field.field_id: field for field in child_fields(kind)}
+    same = [field for field in child_fields(wanted) if field.field_id in children]
     return len(same) < len(children) or any(
         _changes(children[field.field_id].field_type, field.field_type) for field in same
     )
@@ -202,14 +191,14 @@ class _History:
         path = (*parents, field.name)
         self.paths[field.field_id].add(path)
         self.ids[tuple(name.lower() for name in path)].add(field.field_id)
-        self.types[field.field_id].add(_type_name(field.field_type))
-        for child in _children(field.field_type):
+        self.types[field.field_id].add(type_name(field.field_type))
+        for child in child_fields(field.field_type):
             self.add(child, path)
 
     def tells(self, field: NestedField, parents: tuple[str, ...]) -> bool:
         path = (*parents, field.name)
         of_path = self.ids[tuple(name.lower() for name in path)]
-        kind = _type_name(field.field_type)
+        kind = type_name(field.field_type)
         return (
             self.paths[field.field_id] == {path}
             and of_path == {field.field_id}
@@ -217,18 +206,7 @@ class _History:
             and field.name.lower() != ROW_INDEX
             and field.initial_default is None
             and kind not in _UNREAD
-            and not (kind == "struct" and not _children(field.field_type))
+            and not (kind == "struct" and not child_fields(field.field_type))
             and all(earlier != "unknown" and reads_as(earlier, kind) for earlier in self.types[field.field_id])
-            and all(self.tells(child, path) for child in _children(field.field_type))
+            and all(self.tells(child, path) for child in child_fields(field.field_type))
         )
-
-
-def _type_name(kind: IcebergType) -> str:
-    match kind:
-        case StructType():
-            return "struct"
-        case ListType():
-            return "list"
-        case MapType():
-            return "map"
-    return str(kind)

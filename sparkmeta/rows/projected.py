@@ -23,19 +23,33 @@ _NAME_MAPPING = "schema.name-mapping.default"
 
 def projected_column(field: NestedField) -> Column:
     """Return a field of a schema as a `Column`."""
-    name, children = _type(field.field_type)
-    return Column(field.name, field.field_id, name, children, field.required, field.initial_default)
+    kind = field.field_type
+    children = tuple(map(projected_column, child_fields(kind)))
+    return Column(field.name, field.field_id, type_name(kind), children, field.required, field.initial_default)
 
 
-def _type(kind: IcebergType) -> tuple[str, tuple[Column, ...]]:
+def type_name(kind: IcebergType) -> str:
+    """Return the name of a type as `Column` has it."""
     match kind:
         case StructType():
-            return "struct", tuple(map(projected_column, kind.fields))
+            return "struct"
         case ListType():
-            return "list", (projected_column(kind.element_field),)
+            return "list"
         case MapType():
-            return "map", (projected_column(kind.key_field), projected_column(kind.value_field))
-    return str(kind), ()
+            return "map"
+    return str(kind)
+
+
+def child_fields(kind: IcebergType) -> tuple[NestedField, ...]:
+    """Return the fields of a nested type; none of a primitive one."""
+    match kind:
+        case StructType():
+            return kind.fields
+        case ListType():
+            return (kind.element_field,)
+        case MapType():
+            return kind.key_field, kind.value_field
+    return ()
 
 
 def name_mapping(metadata: TableMetadata) -> tuple[MappedName, ...] | None:
