@@ -15,10 +15,10 @@ from pyspark.sql import functions as F
 
 from sparkmeta.columns import sql
 from sparkmeta.columns.expression_json import TRUE_JSON
+from sparkmeta.manifests.v4.root import is_live
 from sparkmeta.plan.rows import DELETES
 from sparkmeta.rows.planned import PlannedFiles, plan_rows, translated_errors
 from sparkmeta.rows.read import RowScan, rows_of
-from sparkmeta.spec.entry import Status
 
 if TYPE_CHECKING:
     from sparkmeta.columns.sql import Sql
@@ -59,8 +59,7 @@ def _count_on_driver(choice: Choice) -> int | None:
     entries = state.reader.driver_table(pruned.data, state.projection(("version_info", "record_count")))
     if entries is None:
         return None
-    status = pc.struct_field(entries.column("version_info"), "status")
-    counts = entries.filter(pc.not_equal(status, int(Status.DELETED))).column("record_count")
+    counts = entries.filter(is_live(entries)).column("record_count")
     is_known = pc.all(pc.greater_equal(counts, 0), min_count=0).as_py()
     return int(pc.sum(counts, min_count=0).as_py()) if is_known else None
 

@@ -426,15 +426,15 @@ def test_equality_deletes(tmp_path: Path) -> None:
     """Sets of columns, nulls, a promoted and a dropped column, a column that is not projected."""
     table = pa.table({"a": pa.array([1, 2, None, 3, 1], pa.int32()), "b": ["x", None, "x", "y", "z"]})
     path = write(tmp_path / "f.parquet", table)
-    one = equality_delete(tmp_path / "1.parquet", pa.table({"a": pa.array([3, 9], pa.int64())}), {"a": 1})
+    by_a = equality_delete(tmp_path / "1.parquet", pa.table({"a": pa.array([3, 9], pa.int64())}), {"a": 1})
     both = pa.table({"b": ["x", None, "q"], "a": pa.array([None, 2, 1], pa.int64())})
-    two = equality_delete(tmp_path / "2.parquet", both, {"b": 2, "a": 1})
+    by_both = equality_delete(tmp_path / "2.parquet", both, {"b": 2, "a": 1})
     reader = reading((Column("c", 3, "int"), pa.int32()), (A, pa.int64()), keys=KEYS)
-    rows = read(reader, part(path, 5, deletes=[one, two]))
+    rows = read(reader, part(path, 5, deletes=[by_a, by_both]))
     assert rows == [{"c": None, "a": 1}, {"c": None, "a": 1}]
     without_a = write(tmp_path / "g.parquet", pa.table({"a": [1]}).select([]).append_column("b", [["x"]]))
     pq.write_table(pa.table([["x"]], schema=with_ids(pa.schema([("b", pa.string())]), {"b": 2})), without_a)
-    assert read(reader, part(without_a, 1, deletes=[two])) == []
+    assert read(reader, part(without_a, 1, deletes=[by_both])) == []
 
 
 @pytest.mark.parametrize("kind", ["parquet", "orc"])

@@ -337,8 +337,8 @@ def test_small_results_and_views(corpus: Corpus, spark: SparkSession) -> None:
     table.create_temp_view("rows_of_all")
     table.scan("id < 10").create_temp_view("rows_of_some")
     assert spark.sql("SELECT count(*) FROM rows_of_all").collect() == [(len(ids),)]
-    found = spark.sql("SELECT id FROM rows_of_all WHERE id IN (SELECT id FROM rows_of_some) ORDER BY id").collect()
-    assert [row.id for row in found] == [number for number in ids if number < 10]
+    rows = spark.sql("SELECT id FROM rows_of_all WHERE id IN (SELECT id FROM rows_of_some) ORDER BY id").collect()
+    assert [row.id for row in rows] == [number for number in ids if number < 10]
     with pytest.raises(ValidationError, match="limit is -1"):
         table.scan().limit(-1)
 
