@@ -1,10 +1,11 @@
 """`python -m tests.benchmarks.rows`: rows read by sparkmeta and by Iceberg's Spark runtime, in one session, in turns.
 
-Tables of 11 columns in 10 partitions, written by Iceberg's runtime and kept in build/bench/rows: without deletes; with
-5 % of the rows deleted by deletion vectors, and by position delete files of both granularities; with equality deletes
-of 10,000 keys; and after renames, promotions and columns dropped and added. Each run opens, plans and reads the table.
-Before the first one both must give the same sums. Prints Iceberg's seconds, wall and CPU, divided by ours, and writes
-build/bench/rows-<time>.json.
+Tables of 11 columns, written by Iceberg's runtime and kept in build/bench/rows. Those of 100 files in 10 partitions are
+without deletes; with 5 % of the rows deleted by deletion vectors, and by position delete files of both granularities;
+with equality deletes of 10,000 keys; and after renames, promotions and columns dropped and added. Each run opens, plans
+and reads the table. Another table has 100,000 files of 20 rows, which are planned and handed over to tasks that do not
+run. Before the first run both must give the same sums, or counts. Prints Iceberg's seconds, wall and CPU, divided by
+ours, and writes build/bench/rows-<time>.json.
 """
 
 from __future__ import annotations
@@ -32,14 +33,15 @@ from tests.peers.java import Java
 from tests.peers.workshop import MERGE_ON_READ, Workshop
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping, Sequence
 
     from pyspark.sql import DataFrame, SparkSession
 
-ROWS = 4_000_000
+ROWS = 20_000_000
 PARTITIONS = 10
-LOADS = 2
+LOADS = 10
 KEYS = 10_000
+ROWS_PER_SMALL_FILE = 20
 COLUMNS = {
     "id": ("BIGINT", "id"),
     "grp": ("INT", f"CAST(pmod(xxhash64(id, 1), {PARTITIONS}) AS INT)"),
@@ -74,20 +76,42 @@ class Measured:
 
 
 def make_table(shop: Workshop, kind: str, rows: int) -> None:
-    """Create one of the tables."""
+    """Create one of the tables; those with deletes have the data files of the one without."""
+    if kind == SMALL_FILES:
+        make_small_files(shop, rows // 10)
+        return
     version = 3 if kind in ("no deletes", "deletion vectors", "evolved") else 2
     granularity = {"write.delete.granularity": "partition" if kind.startswith("positions of partitions") else "file"}
-    columns = ", ".join(f"{name} {kind_of}" for name, (kind_of, _) in COLUMNS.items())
-    properties = MERGE_ON_READ | granularity | {"write.distribution-mode": "hash"}
-    shop.create(columns, "grp", version=version, properties=properties)
-    for load in range(LOADS):
-        if kind == "evolved" and load:
-            evolve(shop)
-        insert(shop, rows * load // LOADS, rows * (load + 1) // LOADS)
+    create(shop, "grp", version=version, properties=MERGE_ON_READ | granularity)
+    if kind == "no deletes":
+        insert(shop, 0, rows, LOADS)
+    elif kind == "evolved":
+        insert(shop, 0, rows // 2, LOADS // 2)
+        evolve(shop)
+        insert(shop, rows // 2, rows, LOADS // 2)
+    else:
+        append_files_of(shop, table_of("no deletes", shop.java, rows))
     if kind in ("deletion vectors", "evolved") or kind.startswith("positions"):
         shop.sql(f"DELETE FROM {{t}} WHERE {DELETED}")
     if kind == "equality deletes":
         delete_keys(shop, rows)
+
+
+def create(shop: Workshop, partitioned: str, *, version: int, properties: Mapping[str, str]) -> None:
+    columns = ", ".join(f"{name} {kind_of}" for name, (kind_of, _) in COLUMNS.items())
+    shop.create(columns, partitioned, version=version, properties=properties)
+
+
+def append_files_of(shop: Workshop, other: Workshop) -> None:
+    append = shop.table.newAppend()
+    for task in other.table.newScan().planFiles():
+        append.appendFile(task.file())
+    append.commit()
+
+
+def make_small_files(shop: Workshop, rows: int) -> None:
+    create(shop, "bucket(1000, id)", version=3, properties={"write.spark.fanout.enabled": "false"})
+    insert(shop, 0, rows, rows // (1000 * ROWS_PER_SMALL_FILE))
 
 
 def evolve(shop: Workshop) -> None:
@@ -99,10 +123,11 @@ def evolve(shop: Workshop) -> None:
         shop.sql(f"ALTER TABLE {{t}} {change}")
 
 
-def insert(shop: Workshop, start: int, end: int) -> None:
+def insert(shop: Workshop, start: int, end: int, tasks: int) -> None:
+    """Append rows; each task writes a file to each partition."""
     names = [field.name for field in shop.sql("SELECT * FROM {t}").schema]
     selected = ", ".join(COLUMNS[name][1] for name in names)
-    shop.sql(f"INSERT INTO {{t}} SELECT {selected} FROM range({start}, {end}, 1, 4)")
+    shop.sql(f"INSERT INTO {{t}} SELECT {selected} FROM range({start}, {end}, 1, {tasks})")
 
 
 def delete_keys(shop: Workshop, rows: int) -> None:
@@ -120,8 +145,20 @@ def delete_keys(shop: Workshop, rows: int) -> None:
     )
 
 
+def table_of(kind: str, java: Java, rows: int) -> Workshop:
+    """Return one of the tables, made if it does not exist yet."""
+    shop = Workshop(java, f"{kind.replace(' ', '_')}_{rows}", catalog_name="bench")
+    if not (BUILD / "rows" / "peers" / shop.name / "complete").exists():
+        shop.spark.sql(f"DROP TABLE IF EXISTS {shop.sql_name}")
+        make_table(shop, kind, rows)
+        (shop.folder / "complete").touch()
+    return shop
+
+
+SMALL_FILES = "small files"
 KINDS = (
     "no deletes", "deletion vectors", "positions of files", "positions of partitions", "equality deletes", "evolved",
+    SMALL_FILES,
 )  # fmt: skip
 
 
@@ -137,12 +174,22 @@ class Query:
     columns: tuple[str, ...]
     action: Callable[[DataFrame], object]
 
+    def is_for(self, kind: str) -> bool:
+        return (self.name == HAND_OVER) == (kind == SMALL_FILES)
 
+
+def make_tasks(rows: DataFrame) -> object:
+    """Plan a query down to its tasks, and run none."""
+    return rows._jdf.queryExecution().toRdd().getNumPartitions()
+
+
+HAND_OVER = "planned, handed over"
 QUERIES = (
     Query("all columns", "", (), consume),
     Query("sum of one column", "", ("n",), lambda rows: rows.agg(F.sum("n")).collect()),
     Query("1 %, pushed", "n < 1000", (), consume),
     Query("count", "", (), lambda rows: rows.count()),
+    Query(HAND_OVER, "", (), make_tasks),
 )
 
 
@@ -165,11 +212,14 @@ def by_iceberg(shop: Workshop, query: Query) -> object:
 CONTENDERS = {"Iceberg": by_iceberg, "sparkmeta": by_sparkmeta}
 
 
-def require_equal_rows(shop: Workshop) -> None:
-    """Compare sums over all columns."""
+def require_equal_rows(shop: Workshop, kind: str) -> None:
+    """Compare sums over all columns; of small files, which take minutes to read, counts."""
     sums = (F.count("*"), F.sum("id"), F.bit_xor(F.xxhash64("*")))
-    ours = sm.load_table(f"file://{shop.folder}", spark=shop.spark).scan().to_df().agg(*sums).collect()
-    theirs = shop.spark.table(shop.sql_name).agg(*sums).collect()
+    scan, rows = sm.load_table(f"file://{shop.folder}", spark=shop.spark).scan(), shop.spark.table(shop.sql_name)
+    if kind == SMALL_FILES:
+        ours, theirs = [(scan.count(),)], [(rows.count(),)]
+    else:
+        ours, theirs = scan.to_df().agg(*sums).collect(), rows.agg(*sums).collect()
     if ours != theirs:
         raise AssertionError(f"{shop.name}: sparkmeta reads {ours}, Iceberg {theirs}")
 
@@ -196,11 +246,11 @@ def _stat(process: Path) -> list[str]:
         return []
 
 
-def compare(shop: Workshop, kind: str, rows: int, rounds: int) -> list[Measured]:
-    """Measure all queries, each by both in turns after a run that does not count."""
-    require_equal_rows(shop)
+def compare(shop: Workshop, kind: str, rows: int, rounds: int, queries: Sequence[Query]) -> list[Measured]:
+    """Measure queries, each by both in turns after a run that does not count."""
+    require_equal_rows(shop, kind)
     measured: list[Measured] = []
-    for query in QUERIES:
+    for query in queries:
         results = [Measured(kind, query.name, rows, name, [], []) for name in CONTENDERS]
         for number in range(rounds + 1):
             for result in results:
@@ -219,7 +269,7 @@ def compare(shop: Workshop, kind: str, rows: int, rounds: int) -> list[Measured]
 
 def show(results: list[Measured]) -> None:
     theirs, ours = results
-    cells = [f"{ours.table:24}", f"{ours.query:18}"]
+    cells = [f"{ours.table:24}", f"{ours.query:20}"]
     for name in ("wall", "cpu"):
         medians = [statistics.median(getattr(result, name)) for result in (theirs, ours)]
         cells.append(f"{name} {medians[0]:6.2f} / {medians[1]:6.2f} s = {medians[0] / max(medians[1], 0.01):5.2f}x")
@@ -244,18 +294,18 @@ def session(heap: str) -> SparkSession:
 @click.option("--rounds", type=int, default=5, show_default=True, help="Measured runs of each query.")
 @click.option("--heap", default="3g", show_default=True, help="Of the one JVM, e.g. 4g.")
 @click.option("--table", "kinds", multiple=True, type=click.Choice(KINDS), help="Only this table; repeatable.")
-def main(rows: int, rounds: int, heap: str, kinds: tuple[str, ...]) -> None:
+@click.option(
+    "--query", "names", multiple=True, type=click.Choice([query.name for query in QUERIES]), help="As --table."
+)
+def main(rows: int, rounds: int, heap: str, kinds: tuple[str, ...], names: tuple[str, ...]) -> None:
     """Read tables with Iceberg's Spark runtime and with sparkmeta, in one run."""
     spark = session(heap)
     java = Java(spark)
     measured: list[Measured] = []
     for kind in kinds or KINDS:
-        shop = Workshop(java, f"{kind.replace(' ', '_')}_{rows}", catalog_name="bench")
-        if not (BUILD / "rows" / "peers" / shop.name / "complete").exists():
-            spark.sql(f"DROP TABLE IF EXISTS {shop.sql_name}")
-            make_table(shop, kind, rows)
-            (shop.folder / "complete").touch()
-        measured += compare(shop, kind, rows, rounds)
+        shop = table_of(kind, java, rows)
+        queries = [query for query in QUERIES if query.is_for(kind) and (not names or query.name in names)]
+        measured += compare(shop, kind, rows, rounds, queries)
     console.print(f"written: {write_runs(BUILD, 'rows', measured)}")
 
 
