@@ -6,6 +6,7 @@ STAMP := .venv/.ready
 ICEBERG := org.apache.iceberg:iceberg-spark-runtime-4.1_2.13:1.12.0
 JAR := build/jars/iceberg-spark-runtime-4.1_2.13-1.12.0.jar
 NEWEST := build/newest
+OLDEST := build/oldest
 # The number of processes that run tests, each with its own Spark of 4 GB. All tests of a file run in one process.
 WORKERS ?= 2
 PARALLEL := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
@@ -13,7 +14,7 @@ PARALLEL := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 PLAN := tests/plan tests/conformance tests/commit tests/inspect tests/maintain tests/test_engine.py tests/test_cli.py
 
 .DEFAULT_GOAL := help
-.PHONY: help setup jars demo test connect newest check bench bench-billion soak clean
+.PHONY: help setup jars demo test connect newest oldest check bench bench-billion soak clean
 
 help: ## List all targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -53,6 +54,13 @@ newest: jars ## Run the tests that need no Iceberg runtime with the newest PySpa
 	$(NEWEST)/bin/python -m pip install --quiet --disable-pip-version-check --upgrade --editable '.[test]' 'pyspark>4.1'
 	$(NEWEST)/bin/python -c 'import pyspark; print("PySpark", pyspark.__version__)'
 	$(NEWEST)/bin/python -m pytest $(PARALLEL) -m 'not java and not benchmark'
+	$(NEWEST)/bin/python -m pytest -m connect --spark_connect_url 'local[2]' tests/rows
+
+oldest: ## Run the tests of plans and rows that need no Iceberg runtime with PySpark 4.0
+	test -x $(OLDEST)/bin/python || $(PYTHON) -m venv $(OLDEST)
+	$(OLDEST)/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[test]' 'pyspark==4.0.*'
+	SPARKMETA_JARS=none $(OLDEST)/bin/python -m pytest $(PARALLEL) -m 'not java and not benchmark' tests/plan tests/rows
+	SPARKMETA_JARS=none $(OLDEST)/bin/python -m pytest -m connect --spark_connect_url 'local[2]' tests/rows
 
 check: setup ## Run ruff and mypy
 	$(PY) -m ruff check

@@ -107,6 +107,7 @@ class HandmadeTable:
     """A table of one snapshot. Each manifest is (content 0 or 1, spec id, entries); spec ids as in `_PARTITIONS`.
 
     summaries: the manifest list has partition summaries, and counts of every status.
+    schemas: the columns of each schema; the last is the current one.
     """
 
     folder: Path
@@ -117,6 +118,7 @@ class HandmadeTable:
     block_bytes: int = 16_000
     summaries: bool = False
     row_ids: bool = True
+    schemas: tuple[tuple[dict[str, Any], ...], ...] = (COLUMNS,)
 
     def add(self, content: int, spec_id: int, *entries: dict[str, Any]) -> HandmadeTable:
         self.manifests.append((content, spec_id, list(entries)))
@@ -168,10 +170,13 @@ class HandmadeTable:
             "location": f"file://{self.folder}",
             "last-sequence-number": SEQUENCE,
             "last-updated-ms": 1,
-            "last-column-id": 3,
+            "last-column-id": 100,
             "next-row-id": 1000,
-            "schemas": [{"type": "struct", "schema-id": 0, "fields": list(COLUMNS)}],
-            "current-schema-id": 0,
+            "schemas": [
+                {"type": "struct", "schema-id": number, "fields": list(fields)}
+                for number, fields in enumerate(self.schemas)
+            ],
+            "current-schema-id": len(self.schemas) - 1,
             "partition-specs": [
                 {"spec-id": number, "fields": list(fields)} for number, fields in enumerate(self.specs)
             ],
@@ -188,7 +193,7 @@ class HandmadeTable:
                     "timestamp-ms": 1,
                     "manifest-list": f"file://{self.folder}/metadata/snap.avro",
                     "summary": {"operation": "append"},
-                    "schema-id": 0,
+                    "schema-id": len(self.schemas) - 1,
                 }
             ],
             "refs": {"main": {"snapshot-id": SNAPSHOT_ID, "type": "branch"}},

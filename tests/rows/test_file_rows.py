@@ -23,8 +23,9 @@ from sparkmeta.rows.arrays import Leaf
 from sparkmeta.rows.file_deletes import KeySet
 from sparkmeta.rows.file_rows import METADATA_COLUMNS, FileRows
 from sparkmeta.rows.resolve import Column
-from sparkmeta.spec.bitmap import PositionBitmap, write_deletion_vector
+from sparkmeta.spec.bitmap import PositionBitmap
 from sparkmeta.storage.executors import ExecutorReader
+from tests.rows.files import with_ids, write, write_position_deletes, write_vector
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -79,43 +80,9 @@ def reading(*columns: tuple[Column, pa.DataType], **more: Any) -> FileRows:
     return replace(ROWS, columns=tuple(column for column, _ in columns), schema=schema, **more)
 
 
-def with_ids(schema: pa.Schema, ids: dict[str, int], key: str = "PARQUET:field_id") -> pa.Schema:
-    return pa.schema([field.with_metadata({key: str(ids[field.name])}) for field in schema])
-
-
-def write(path: Path, table: pa.Table, **options: Any) -> Path:
-    """Write a file whose columns have the ids 1, 2, 3 ..."""
-    kind = path.suffix[1:]
-    ids = {name: place for place, name in enumerate(table.column_names, 1)}
-    if kind == "parquet":
-        pq.write_table(table.cast(with_ids(table.schema, ids)), path, **options)
-    elif kind == "orc":
-        orc.write_table(table.cast(with_ids(table.schema, ids, "iceberg.id")), path, **options)
-    else:
-        names = {pa.int32(): "int", pa.int64(): "long", pa.string(): "string", pa.float32(): "float"}
-        fields = [
-            {"name": field.name, "type": ["null", names[field.type]], "field-id": ids[field.name]}
-            for field in table.schema
-        ]
-        with path.open("wb") as file:
-            fastavro.writer(file, {"type": "record", "name": "t", "fields": fields}, table.to_pylist(), **options)
-    return path
-
-
 def numbers(path: Path, count: int = 5, **options: Any) -> Path:
     """Write a file of the ids from 0 on."""
     return write(path, pa.table({"id": pa.array(range(count), pa.int64())}), **options)
-
-
-def position_deletes(path: Path, pairs: list[tuple[str, int]]) -> Path:
-    paths, positions = zip(*pairs, strict=True)
-    table = pa.table({"file_path": pa.array(paths), "pos": pa.array(positions, pa.int64())})
-    schema = with_ids(table.schema, {"file_path": 2147483546, "pos": 2147483545})
-    if path.suffix == ".parquet":
-        pq.write_table(table.cast(schema), path)
-    else:
-        orc.write_table(table, path)
-    return path
 
 
 def delete_of(path: Path, **more: Any) -> dict[str, Any]:
@@ -124,10 +91,7 @@ def delete_of(path: Path, **more: Any) -> dict[str, Any]:
 
 def vector(path: Path, positions: list[int], **more: Any) -> dict[str, Any]:
     """Write a deletion vector behind other bytes, and return its entry."""
-    blob = write_deletion_vector(PositionBitmap.of(positions))
-    path.write_bytes(b"PFA1" + blob)
-    stored = {"content_offset": 4, "content_size_in_bytes": len(blob), "record_count": len(positions)}
-    return delete_of(path, **stored) | {"file_format": "PUFFIN"} | more
+    return delete_of(path, **write_vector(path, positions)) | {"file_format": "PUFFIN"} | more
 
 
 # -- columns ----------------------------------------------------------------------------------------------------------
@@ -394,7 +358,7 @@ def test_positions(kind: str, delete_kind: str, tmp_path: Path) -> None:
         records = [{"file_path": one, "pos": position} for one, position in pairs]
         deletes = avro_file(tmp_path / "d.avro", fields, records)
     else:
-        deletes = position_deletes(tmp_path / f"d.{delete_kind}", pairs)
+        deletes = write_position_deletes(tmp_path / f"d.{delete_kind}", pairs)
     rows = read(ROWS, part(path, 5, deletes=[delete_of(deletes), vector(tmp_path / "dv.puffin", [4])]))
     assert [row["id"] for row in rows] == [0, 2]
 
@@ -519,7 +483,7 @@ class Counting(ExecutorReader):
 
 def test_delete_files_are_opened_once_for_many_data_files(tmp_path: Path) -> None:
     paths = [numbers(tmp_path / f"{n}.parquet") for n in range(3)]
-    positions = delete_of(position_deletes(tmp_path / "p.parquet", [(str(path), 1) for path in paths]))
+    positions = delete_of(write_position_deletes(tmp_path / "p.parquet", [(str(path), 1) for path in paths]))
     keys = equality_delete(tmp_path / "e.parquet", pa.table({"id": [2]}), {"id": 1})
     reader = Counting()
     object.__setattr__(reader, "opened", [])
@@ -631,7 +595,7 @@ def test_damaged_vectors(tmp_path: Path) -> None:
 
 def test_position_deletes_of_another_file(tmp_path: Path) -> None:
     path = numbers(tmp_path / "f.parquet")
-    foreign = position_deletes(tmp_path / "d.parquet", [("other", 1)])
+    foreign = write_position_deletes(tmp_path / "d.parquet", [("other", 1)])
     assert len(read(ROWS, part(path, 5, deletes=[delete_of(foreign)]))) == 5
     with pytest.raises(CorruptFileError, match="file_path is 'other'"):
         read(ROWS, part(path, 5, deletes=[delete_of(foreign, referenced_data_file=str(path))]))

@@ -1,0 +1,259 @@
+"""Rows of tables of every kind, made without Iceberg's runtime: on each PySpark, and on Spark Connect.
+
+Where files of several formats are in a table, Spark's Parquet reader and tasks with Arrow read it together.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+
+import sparkmeta as sm
+from sparkmeta.session import is_connect
+from tests.conftest import configured
+from tests.handmade import BY_PART
+from tests.rows.row_table import RowTable
+from tests.small_table import ROWS, write_small_table
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from pyspark.sql import DataFrame, SparkSession
+
+PART_X, PART_Y = {"partition": {"part": "x"}}, {"partition": {"part": "y"}}
+EXTENSIONS = ("parquet", "orc", "avro")
+
+pytestmark = pytest.mark.connect
+
+
+@pytest.fixture(autouse=True)
+def _tasks_open_files(spark: SparkSession) -> Iterator[None]:
+    """On Spark Connect, tasks read with Arrow only where a setting says that they can open files."""
+    with configured(spark, {"spark.sparkmeta.executor-reads": "direct"}):
+        yield
+
+
+@pytest.fixture
+def rows(tmp_path: Path) -> RowTable:
+    return RowTable(tmp_path / "a b%20[c]{d}")
+
+
+def numbered(start: int, stop: int, part: str = "x") -> pa.Table:
+    """Rows of the columns id, part and ratio."""
+    ids = range(start, stop)
+    return pa.table({"id": pa.array(ids, pa.int64()), "part": [part] * len(ids), "ratio": [n / 2 for n in ids]})
+
+
+def tuples(frame: DataFrame) -> list[tuple[Any, ...]]:
+    return sorted((tuple(row) for row in frame.collect()), key=repr)
+
+
+def ids_of(table: sm.Table) -> set[int]:
+    """The ids of all rows, none of which is there twice."""
+    ids = [row.id for row in table.scan().to_df().collect()]
+    assert len(ids) == len(set(ids)) == table.scan().count() == table.scan(selected_fields=("ratio",)).to_df().count()
+    return set(ids)
+
+
+# -- deletes ----------------------------------------------------------------------------------------------------------
+
+
+def test_deletion_vectors(rows: RowTable, spark: SparkSession) -> None:
+    files = [rows.data(f"{n}.{kind}", numbered(n * 200, n * 200 + 200)) for n, kind in enumerate(EXTENSIONS)]
+    rows.add(0, 0, *files, rows.data("whole.parquet", numbered(600, 700)))
+    rows.add(1, 0, *(rows.vector(file, [0, 63, 64, 190 + n]) for n, file in enumerate(files)))
+    deleted = {n * 200 + position for n in range(3) for position in (0, 63, 64, 190 + n)}
+    assert ids_of(rows.load(spark)) == set(range(700)) - deleted
+
+
+def test_position_deletes(rows: RowTable, spark: SparkSession) -> None:
+    """Of a partition, and of a file; what is about older files than itself does not apply to newer ones."""
+    files = [rows.data(f"{n}.{kind}", numbered(n * 10, n * 10 + 10), **PART_X) for n, kind in enumerate(EXTENSIONS)]
+    rows.add(0, 1, *files, rows.data("late.parquet", numbered(30, 40), sequence=9, **PART_X))
+    pairs = [(files[0], 3), (files[1], 0), (files[2], 2), ("file:///gone.parquet", 5)]
+    about_one = {"referenced_data_file": files[0]["data_file"]["file_path"]}
+    of_file = rows.positions("f.orc", (files[0], 9), **about_one, **PART_X)
+    rows.add(1, 1, rows.positions("p.parquet", *pairs, **PART_X), of_file)
+    assert ids_of(rows.load(spark)) == set(range(40)) - {3, 9, 10, 22}
+
+
+def test_equality_deletes(rows: RowTable, spark: SparkSession) -> None:
+    """Two sets of columns, with nulls; a column that is not read, another partition, and rows that came later."""
+    rows.add(
+        0, 1, *(rows.data(f"{n}.{kind}", numbered(n * 6, n * 6 + 6), **PART_X) for n, kind in enumerate(EXTENSIONS))
+    )
+    rows.add(0, 1, rows.data("y.parquet", numbered(50, 53, "y"), **PART_Y))
+    with_null = pa.table({"id": [97, 97, 98], "part": pa.array([None] * 3, pa.string()), "ratio": [1.0, None, None]})
+    late = numbered(0, 2)
+    rows.add(0, 0, rows.data("n.parquet", with_null), rows.data("late.parquet", late, sequence=9))
+    by_id = rows.keys("id.parquet", pa.table({"id": pa.array([1, 7, 16, 50], pa.int64())}), [1], **PART_X)
+    pairs = pa.table({"id": pa.array([97, 15], pa.int64()), "ratio": pa.array([None, 7.5], pa.float64())})
+    rows.add(1, 1, by_id).add(1, 0, rows.keys("pair.parquet", pairs, [1, 3]))
+    table = rows.load(spark)
+    expected = sorted([*set(range(18)) - {1, 7, 15, 16}, 50, 51, 52, 97, 98, 0, 1])
+    assert sorted(row.id for row in table.scan(selected_fields=("id",)).to_df().collect()) == expected
+    assert table.scan().count() == table.scan(selected_fields=("part",)).to_df().count() == len(expected)
+
+
+def test_every_delete_of_one_file(rows: RowTable, spark: SparkSession) -> None:
+    files = [rows.data("a.parquet", numbered(0, 100)), rows.data("a.orc", numbered(100, 110))]
+    rows.add(0, 0, *files, rows.data("b.parquet", numbered(110, 120)))
+    by_id = rows.keys("id.parquet", pa.table({"id": pa.array([6, 105, 115], pa.int64())}), [1])
+    rows.add(1, 0, *(rows.vector(file, [1, 2], sequence=4) for file in files), by_id)
+    table = rows.load(spark)
+    assert ids_of(table) == set(range(120)) - {1, 2, 6, 101, 102, 105, 115}
+    flagged = table.scan("id < 9", selected_fields=("id", "_deleted")).to_df()
+    assert tuples(flagged) == [(number, number in (1, 2, 6)) for number in range(9)]
+
+
+# -- evolution --------------------------------------------------------------------------------------------------------
+
+
+def column(field_id: int, name: str, kind: Any, **more: Any) -> dict[str, Any]:
+    return {"id": field_id, "name": name, "required": False, "type": kind, **more}
+
+
+def struct(*fields: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "struct", "fields": list(fields)}
+
+
+EVOLVED = (
+    (column(1, "id", "int"), column(2, "part", "string"), column(3, "ratio", "float"), column(4, "old", "long")),
+    (
+        column(3, "old", "double"), column(1, "id", "long"), column(2, "Part", "string"),
+        column(5, "added", "long", **{"initial-default": 5}), column(6, "ratio", "string"),
+    ),
+)  # fmt: skip
+
+
+def test_an_evolved_schema(rows: RowTable, spark: SparkSession) -> None:
+    """Columns that were moved, widened, renamed to a name that was another's, dropped, and added with a default."""
+    rows.schemas = EVOLVED
+    old = pa.table(
+        {"id": pa.array([1, 2], pa.int32()), "part": ["x", None], "ratio": pa.array([0.5, 1.5], pa.float32()),
+         "old": pa.array([8, 9], pa.int64())}
+    )  # fmt: skip
+    new = pa.table({"ratio": ["r"], "old": [2.5], "id": pa.array([3], pa.int64())})
+    for kind in EXTENSIONS:
+        rows.add(0, 0, rows.data(f"old.{kind}", old), rows.data(f"new.{kind}", new, [6, 3, 1]))
+        rows.add(0, 1, rows.data(f"part.{kind}", old.drop_columns("part").slice(0, 1), [1, 3, 4], **PART_Y))
+    table = rows.load(spark)
+    expected = [(0.5, 1, "x", 5, None), (0.5, 1, "y", 5, None), (1.5, 2, None, 5, None), (2.5, 3, None, 5, "r")]
+    assert tuples(table.scan().to_df()) == [row for row in expected for _ in EXTENSIONS]
+    selected = table.scan("old >= 1.5 and added = 5", selected_fields=("ratio", "id")).to_df()
+    assert tuples(selected) == [row for row in [(2, None), (3, "r")] for _ in EXTENSIONS]
+
+
+@pytest.mark.parametrize("kind", EXTENSIONS[:2])
+def test_nested_fields(kind: str, rows: RowTable, spark: SparkSession) -> None:
+    before = column(1, "s", struct(column(2, "x", "int"), column(3, "y", "string")))
+    after = column(1, "s", struct(column(3, "z", "string"), column(4, "new", "long"), column(2, "x", "long")))
+    rows.schemas = ((before,), (after,))
+    inner = pa.struct([ided("x", pa.int32(), 2, kind), ided("y", pa.string(), 3, kind)])
+    rows.add(0, 0, rows.data(f"a.{kind}", pa.table({"s": pa.array([{"x": 1, "y": "a"}, None], inner)})))
+    assert tuples(rows.load(spark).scan().to_df()) == [(None,), (("a", None, 1),)]
+
+
+def ided(name: str, kind: pa.DataType, field_id: int, extension: str) -> pa.Field:
+    key = "iceberg.id" if extension == "orc" else "PARQUET:field_id"
+    return pa.field(name, kind, metadata={key: str(field_id)})
+
+
+# -- metadata columns -------------------------------------------------------------------------------------------------
+
+
+def test_metadata_columns(rows: RowTable, spark: SparkSession) -> None:
+    files = [rows.data(f"{n}.{kind}", numbered(n * 10, n * 10 + 3), **PART_X) for n, kind in enumerate(EXTENSIONS)]
+    rows.add(0, 1, *files).add(0, 0, rows.data("late.parquet", numbered(50, 51), sequence=4))
+    rows.add(1, 1, *(rows.vector(file, [1]) for file in files))
+    names = ("_file", "_pos", "_spec_id", "_row_id", "_last_updated_sequence_number", "_partition")
+    shown = rows.load(spark).scan(selected_fields=("id", *names)).to_df()
+    paths = [file["data_file"]["file_path"] for file in files]
+    assert sorted(map(tuple, shown.where("id < 50").collect())) == [
+        (n * 10 + position, path, position, 1, n * 3 + position, 1, ("x", None))
+        for n, path in enumerate(paths) for position in (0, 2)
+    ]  # fmt: skip
+    assert tuples(shown.where("id = 50").drop("_file", "_row_id")) == [(50, 0, 0, 4, (None, None))]
+
+
+# -- scans ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def table(tmp_path: Path, spark: SparkSession) -> sm.Table:
+    """Three appends of pyiceberg's."""
+    return sm.Table.from_pyiceberg(write_small_table(tmp_path), spark)
+
+
+def test_filters_and_columns(table: sm.Table) -> None:
+    read = table.scan("country = 'SE' and id >= 10", selected_fields=("id", "note", "_pos", "_spec_id")).to_df()
+    assert tuples(read) == sorted(
+        ((number, f"note {number}", number // 2 % 5, 1) for number in range(10, 3 * ROWS, 2)), key=repr
+    )
+
+
+def test_counts_limits_and_small_results(table: sm.Table) -> None:
+    assert table.scan().count() == 3 * ROWS
+    assert table.scan("id < 7").count() == 7
+    assert table.scan("id < 7").limit(3).to_df().count() == table.scan().limit(3).count() == 3
+    assert table.scan().use_ref("first").to_arrow().num_rows == ROWS
+    assert sorted(table.scan("id < 3").to_pandas()["id"]) == [0, 1, 2]
+
+
+def test_views(table: sm.Table, spark: SparkSession) -> None:
+    table.scan("id < 7").create_temp_view("few")
+    assert spark.sql("SELECT sum(id) FROM few").collect() == [(21,)]
+
+
+def test_what_was_appended(table: sm.Table) -> None:
+    first, _, last = table.metadata.snapshots
+    assert {row.id for row in table.incremental(first.snapshot_id).to_df().collect()} == set(range(ROWS, 3 * ROWS))
+    assert table.incremental(last.snapshot_id).to_df().collect() == []
+
+
+def test_snapshots_in_their_schemas(tmp_path: Path, spark: SparkSession) -> None:
+    source = write_small_table(tmp_path)
+    with source.update_schema() as update:
+        update.rename_column("note", "remark").move_first("country")
+    source.append(pa.table({"country": ["SE"], "id": pa.array([99], pa.int64()), "remark": ["late"]}))
+    table = sm.Table.from_pyiceberg(source, spark)
+    assert tuples(table.scan("id >= 29").to_df()) == [("NO", 29, "note 29"), ("SE", 99, "late")]
+    before = table.scan("id >= 29", snapshot_id=table.metadata.snapshots[-2].snapshot_id).to_df()
+    assert tuples(before) == [(29, "NO", "note 29")]
+    assert before.columns == ["id", "country", "note"]
+
+
+def test_a_tree(tmp_path: Path, spark: SparkSession) -> None:
+    """A table after a commit of our own, with a deletion vector from before."""
+    if is_connect(spark):
+        pytest.skip("the machine of a Spark Connect client writes no tree into a folder of the server")
+    rows = RowTable(tmp_path / "n" / "t")
+    first, last = rows.data("a.parquet", numbered(0, 5)), rows.data("c.parquet", numbered(9, 12))
+    rows.add(0, 0, first, rows.data("b.orc", numbered(5, 9)), last).add(1, 0, rows.vector(first, [0, 3]))
+    rows.write()
+    catalog = sm.load_catalog("trees", type="hadoop", warehouse=f"file://{tmp_path}", spark=spark)
+    table = catalog.load_table("n.t").maintenance.upgrade(4).commit()
+    with table.transaction() as tx:
+        tx.update_snapshot().delete(table.inspect.data_files().where("file_path like '%c.parquet'"))
+    table = table.refresh()
+    assert table.state.tree is not None
+    assert ids_of(table) == {1, 2, 4, 5, 6, 7, 8}
+
+
+def test_names_that_spark_passes_over(rows: RowTable, spark: SparkSession) -> None:
+    rows.add(0, 0, rows.data("_a.parquet", numbered(0, 2)), rows.data(".b.parquet", numbered(2, 4)))
+    assert ids_of(rows.load(spark)) == {0, 1, 2, 3}
+
+
+def test_partition_values_that_files_lack(rows: RowTable, spark: SparkSession) -> None:
+    assert rows.specs[1] == BY_PART
+    rows.properties["schema.name-mapping.default"] = '[{"field-id": 1, "names": ["key"]}]'
+    path = rows.path("no-ids.parquet")
+    pa.parquet.write_table(pa.table({"key": pa.array([4], pa.int64())}), path)
+    file = rows.data("other.parquet", numbered(0, 1), **PART_X)
+    file["data_file"] |= {"file_path": f"file://{path}", "file_size_in_bytes": path.stat().st_size}
+    rows.add(0, 1, file)
+    assert tuples(rows.load(spark).scan().to_df()) == [(4, "x", None)]
