@@ -143,6 +143,11 @@ class Choice:
     seconds: float = 0.0
 
     @property
+    def driver_joins(self) -> bool:
+        """Whether the driver has read all entries that are joined."""
+        return self.driver_groups and self.coplanned is None and self.data_reading.placement is Placement.DRIVER
+
+    @property
     def strategy(self) -> str:
         """The matching and its reason, for people."""
         return f"{self.verdict.matching}: {self.verdict.reason}"

@@ -14,6 +14,8 @@ class Costs:
     Attributes:
         broadcast_deletes: groups of at most this many delete files are broadcast; more are joined by hash.
         driver_deletes: at most this many delete files are read, and grouped, by the driver.
+        driver_pairs: the driver joins data files and deletes that it has read if the groups of all data files have at
+            most this many deletes in sum: each file gets a copy of its groups.
         few_entries: DVs that can be broadcast are co-planned with at most this many data entries of a tree, and
             `entries_per_dv` more for each DV: a task takes longer for an entry than Spark's reader, and a join takes
             longer for a DV, and at all.
@@ -26,6 +28,7 @@ class Costs:
 
     broadcast_deletes: int = 100_000
     driver_deletes: int = MOST_ENTRIES
+    driver_pairs: int = 10_000
     few_entries: int = 250_000
     entries_per_dv: int = 10
     held_dvs: int = 250_000

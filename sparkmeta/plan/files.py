@@ -16,9 +16,11 @@ What runs when:
   if all of them are deletion vectors. To learn that, the driver reads the delete manifests if these and the data
   manifests are small (the setting `driver_manifest_bytes`), else a job does. A V4 root tells without.
 - `plan_files` returns a lazy DataFrame, with these exceptions. The driver decodes small manifests at once. If it has
-  decoded all deletes that are to be joined, a query over these local rows groups them. Before other deletes are joined,
-  up to two jobs look at them: one collects the columns that equality deletes compare, unless the snapshot's summary
-  counts no equality deletes; if it finds none, one asks whether all deletes are deletion vectors.
+  decoded all deletes that are to be joined, a query over these local rows gives each its key, and the driver groups
+  them; if it has decoded all data files too, another query gives these their keys, and the driver joins them. Before
+  other deletes are joined, up to two jobs look at them: one collects the columns that equality deletes compare, unless
+  the snapshot's summary counts no equality deletes; if it finds none, one asks whether all deletes are deletion
+  vectors.
 - The DataFrame does everything else when it runs: it opens the other manifests, matches deletes, and checks them.
 - `count_files` takes the `PrunedManifests`. Without a filter it adds up the counts of manifests; it opens only those
   that have no counts, and runs no job if all have them. With a filter it counts the matching entries: a job, unless

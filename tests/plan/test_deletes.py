@@ -143,10 +143,11 @@ def test_a_filter_drops_equality_deletes_that_only_delete_other_rows(table: Hand
     assert deletes(table, spark, "id > 15") == {A: ["high"]}
 
 
+@pytest.mark.parametrize("others", [[], [position_deletes("pos")]], ids=["alone", "among others"])
 def test_two_dvs_of_one_file_are_an_error_even_where_nobody_reads_them(
-    table: HandmadeTable, spark: SparkSession
+    table: HandmadeTable, spark: SparkSession, others: list[dict[str, Any]]
 ) -> None:
-    table.add(0, 0, data(A)).add(1, 0, deletion_vector(A), deletion_vector(A))
+    table.add(0, 0, data(A)).add(1, 0, deletion_vector(A), deletion_vector(A), *others)
     scan = sm.load_table(table.write(), spark=spark).scan()
     with pytest.raises(Exception, match=f"two deletion vectors for {A}"):
         scan.plan_files().count()
@@ -196,7 +197,10 @@ def test_a_sequence_number_that_nobody_knows_is_not_invented(table: HandmadeTabl
         scan.plan_files().count()
 
 
-def test_both_joins_read_the_delete_manifests_once(table: HandmadeTable, spark: SparkSession) -> None:
+def test_both_joins_read_the_delete_manifests_once(
+    table: HandmadeTable, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limit(monkeypatch, driver_pairs=-1)
     table.add(0, 0, data(A)).add(1, 0, deletion_vector(A), position_deletes("pos"))
     planned = sm.load_table(table.write(), spark=spark).scan().plan_files()
     planned.collect()

@@ -128,10 +128,10 @@ class Model:
         self.add(1, 1, *(position_deletes(name, sequence, **tuples) for name, sequence in positions.items()))
 
 
-FEW, BY_SPARK, MANY = "few", "by Spark", "many"
+FEW, BROADCAST, BY_SPARK, MANY = "few", "broadcast", "by Spark", "many"
 
 
-@pytest.mark.parametrize("size", [FEW, BY_SPARK, MANY])
+@pytest.mark.parametrize("size", [FEW, BROADCAST, BY_SPARK, MANY])
 @pytest.mark.parametrize(
     ("seed", "kinds"),
     [*((seed, KINDS) for seed in range(3)), *enumerate([(one,) for one in KINDS], 3), (8, (EVERYWHERE, OF_FILES))],
@@ -145,8 +145,10 @@ def test_random_groups(
     size: str,
     soak: bool,
 ) -> None:
-    """Grouped on the driver and broadcast; grouped by a job; joined by hash."""
-    if size != FEW:
+    """Joined on the driver; grouped there and broadcast; grouped by a job; joined by hash."""
+    if size == BROADCAST:
+        limit(monkeypatch, driver_pairs=-1)
+    if size in (BY_SPARK, MANY):
         limit(monkeypatch, driver_deletes=-1)
     if size == MANY:
         limit(monkeypatch, broadcast_deletes=0)
@@ -166,6 +168,7 @@ def test_a_group_that_applies_as_a_whole_is_not_looked_at(
     tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch, place: tuple[int, dict[str, Any]]
 ) -> None:
     spec_id, tuples = place
+    limit(monkeypatch, driver_pairs=-1)
     looked_at = sql.raise_error("a delete is looked at").cast("boolean")
     monkeypatch.setattr(attach, "may_share_values", lambda *_: looked_at)
     table = HandmadeTable(tmp_path).add(0, spec_id, data("a", 1, **long_bounds(1, 9), **tuples))
@@ -183,6 +186,7 @@ def test_a_group_that_is_older_than_a_file_is_not_looked_at(
 ) -> None:
     """An equality delete applies to older files, a position delete to those of its own sequence number too."""
     spec_id, tuples = place
+    limit(monkeypatch, driver_pairs=-1)
     looked_at = sql.raise_error("a delete is looked at").cast("boolean")
     monkeypatch.setattr(attach, "_overlapping", lambda group, *_: sql.filter(group, lambda _: looked_at))
     table = HandmadeTable(tmp_path).add(0, spec_id, data("old", 2, **tuples), data("new", 4, **tuples))
@@ -193,12 +197,14 @@ def test_a_group_that_is_older_than_a_file_is_not_looked_at(
         deletes(table, spark)
 
 
-@pytest.mark.parametrize("size", [FEW, MANY])
+@pytest.mark.parametrize("size", [FEW, BROADCAST, MANY])
 @pytest.mark.parametrize("everywhere", [False, True])
 def test_groups_of_one_hash(
     tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch, everywhere: bool, size: str
 ) -> None:
     """As if every key had the same one: of a partition, and of the whole table."""
+    if size == BROADCAST:
+        limit(monkeypatch, driver_pairs=-1)
     if size == MANY:
         limit(monkeypatch, broadcast_deletes=0)
     monkeypatch.setattr(keys, "_hash", lambda _: sql.lit(1).cast("bigint"))

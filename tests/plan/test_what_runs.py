@@ -125,7 +125,7 @@ def test_counting_a_list_without_counts_opens_its_data_manifests(table: Handmade
     [
         ("auto", True, DATA | DELETES, 0, set()),
         ("auto", False, DELETES, 2, DATA | DELETES),
-        ("join", True, DATA | DELETES, 1, set()),
+        ("join", True, DATA | DELETES, 2, set()),
         ("join", False, DELETES, 2, DATA | DELETES),
     ],
 )
@@ -138,7 +138,10 @@ def test_what_a_plan_reads_when_it_is_made_and_when_it_runs(
     jobs: int,
     run: set[str],
 ) -> None:
-    """A query of two jobs finds out of what kinds many deletes are; few, which are local rows, take a job to group."""
+    """A query of two jobs finds out of what kinds many deletes are.
+
+    Few, which are local rows, are brought to the driver with their keys, and so are the data files.
+    """
     watched = watch(table, planning, on_driver)
     plans: list[Any] = []
     assert watched.during(lambda: plans.append(watched.scan.plan_files())) == ({LIST} | made, jobs)

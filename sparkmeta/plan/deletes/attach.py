@@ -12,13 +12,17 @@ from functools import reduce
 from operator import and_, or_
 from typing import TYPE_CHECKING, Final
 
+import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql import functions as F
 
 from sparkmeta.columns import sql
 from sparkmeta.columns.sql import Aliased, Sql
+from sparkmeta.manifests.arrays import whole
 from sparkmeta.manifests.projection import EntryProjection
+from sparkmeta.plan import costs
 from sparkmeta.plan.deletes.facts import FACTS, all_apply, compared_ids, compares, none_applies
-from sparkmeta.plan.deletes.groups import GROUP, delete_groups
+from sparkmeta.plan.deletes.groups import GROUP, delete_groups, refuse_second_dvs
 from sparkmeta.plan.deletes.keys import (
     KEY,
     OF_FILE,
@@ -44,6 +48,7 @@ from sparkmeta.plan.deletes.stats import may_share_values
 from sparkmeta.plan.deletes.views import SEQUENCE, data_view, delete_struct
 from sparkmeta.plan.filter import is_live
 from sparkmeta.plan.rows import DELETES, DELETES_TYPE, NO_DELETES, public_delete, shown_deletes
+from sparkmeta.session import selectable_frame
 from sparkmeta.spec.entry import ContentType
 
 if TYPE_CHECKING:
@@ -52,6 +57,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from sparkmeta.plan.deletes.entries import DeleteEntries
+    from sparkmeta.plan.deletes.groups import DeleteGroups
     from sparkmeta.state import TableState
 
 _PATH: Final = "delete_path"
@@ -118,17 +124,21 @@ def _attach_groups(data: DataFrame, deletes: DeleteEntries, entries: DataFrame, 
     """
     groups = delete_groups(entries, deletes, state)
     columns = [*map(sql.quoted, data.columns)]
-    members = groups.frame.select(KEY, GROUP)
     joined, is_consistent, has_own_deletes = data, _consistent_data(state), sql.lit(False)
     of_file = [scope for scope in groups.scopes if scope == OF_FILE]
     shared_scopes = [scope for scope in groups.scopes if scope != OF_FILE]
     if of_file:
-        joined = _join(joined, deletes, members, data_key(OF_FILE, state), OF_FILE)
         is_consistent, has_own_deletes = _consistent_group(sql.col(OF_FILE), state), sql.col(OF_FILE).isNotNull()
+    applied = _applied_members(deletes, state, groups.scopes)
+    if deletes.data_on_driver and (with_groups := _joined_on_driver(data, groups, state)) is not None:
+        return with_groups.where(is_consistent.text).selectExpr(*columns, shown_deletes(applied))
+    grouped = groups.frame(deletes, state)
+    members = grouped.select(KEY, GROUP)
+    if of_file:
+        joined = _join(joined, deletes, members, data_key(OF_FILE, state), OF_FILE)
     if not shared_scopes:
-        applied = _applied_members(deletes, state, groups.scopes)
         return joined.where(is_consistent.text).selectExpr(*columns, shown_deletes(applied))
-    facts = groups.frame.select(KEY, FACTS)
+    facts = grouped.select(KEY, FACTS)
     for scope in shared_scopes:
         joined = _join(joined, deletes, facts, data_key(scope, state), scope)
     needed = _needed_groups(shared_scopes, has_own_deletes, deletes, state)
@@ -142,10 +152,10 @@ def _attach_groups(data: DataFrame, deletes: DeleteEntries, entries: DataFrame, 
     # It looks at the last of the joins too, or Spark would move it, and with it the end of a stage, before the others.
     last = sql.col(shared_scopes[-1])
     checked = sql.when(is_consistent, last.isNull() | (sql.size(last) > 0))
-    attached = shown_deletes(_applied_members(deletes, state, groups.scopes))
+    attached = shown_deletes(applied)
     wholes = [_whole(scope) for scope in shared_scopes]
     joined = joined.where(checked.text).selectExpr(*columns, *map(_needed_key, wholes), _FILLER_KEY, attached)
-    shared = groups.frame.where(f"{FACTS} IS NOT NULL")
+    shared = grouped.where(f"{FACTS} IS NOT NULL")
     public = _public(sql.col(GROUP), deletes).cast(DELETES_TYPE)
     shared = shared.selectExpr(KEY, public.alias(GROUP).selected)
     shown = sql.col(DELETES)
@@ -153,6 +163,29 @@ def _attach_groups(data: DataFrame, deletes: DeleteEntries, entries: DataFrame, 
         joined = _join(joined, deletes, shared, _or_filler(_needed_key(name)), scope, name)
         shown = sql.when(sql.col(_needed_key(name)).isNotNull(), sql.col(name)).otherwise(shown)
     return joined.selectExpr(*columns, shown_deletes(shown))
+
+
+def _joined_on_driver(data: DataFrame, groups: DeleteGroups, state: TableState) -> DataFrame | None:
+    """Join data entries and groups that the driver has: a join of local rows by Spark takes several jobs.
+
+    Returns:
+        The data entries, each with its groups in columns named by their scopes; None if that were too many deletes.
+
+    Raises:
+        ValidationError: two DVs of one file.
+    """
+    assert isinstance(groups.grouped, pa.Table)
+    keys = [data_key(scope, state).alias(_key_of(scope)).selected for scope in groups.scopes]
+    rows = data.selectExpr("*", *keys).toArrow()
+    grouped = whole(groups.grouped.column(GROUP))
+    places = [pc.index_in(rows.column(_key_of(scope)), whole(groups.grouped.column(KEY))) for scope in groups.scopes]
+    lengths = pc.list_value_length(grouped)
+    if sum(pc.sum(lengths.take(place)).as_py() or 0 for place in places) > costs.COSTS.driver_pairs:
+        return None
+    refuse_second_dvs(groups.grouped)
+    for scope, place in zip(groups.scopes, places, strict=True):
+        rows = rows.append_column(scope, grouped.take(place))
+    return selectable_frame(state.spark, rows)
 
 
 def _join(

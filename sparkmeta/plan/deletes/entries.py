@@ -29,6 +29,7 @@ class DeleteEntries:
         broadcast: whether the entries are few enough to be broadcast.
         only_dvs: whether all are deletion vectors that name their data file.
         on_driver: whether they are few rows on the driver, which groups them faster than a job would.
+        data_on_driver: whether the data entries are there too.
     """
 
     entries: DataFrame | None
@@ -37,6 +38,7 @@ class DeleteEntries:
     broadcast: bool = False
     only_dvs: bool = False
     on_driver: bool = False
+    data_on_driver: bool = False
 
     def sized(self, frame: DataFrame) -> DataFrame:
         """Return a relation of deletes with a join hint, since Spark does not know the size of what Python decodes."""
@@ -61,4 +63,5 @@ def delete_entries(choice: Choice) -> DeleteEntries:
     else:
         entries = state.entries(manifests, projection, choice.delete_reading.placement)
     matching = matching_entries(entries, scan_filter)
-    return DeleteEntries(matching, manifests, compared, broadcast, are_dvs, choice.driver_groups)
+    on_driver = (choice.driver_groups, choice.driver_joins)
+    return DeleteEntries(matching, manifests, compared, broadcast, are_dvs, *on_driver)

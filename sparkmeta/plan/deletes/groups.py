@@ -14,7 +14,7 @@ from sparkmeta.columns import sql
 from sparkmeta.manifests.arrays import whole
 from sparkmeta.plan.deletes.facts import FACTS, group_facts
 from sparkmeta.plan.deletes.keys import KEY, OF_FILE, OF_PARTITION, OF_TABLE, delete_key
-from sparkmeta.plan.deletes.rules import TWO_DVS, second_dv
+from sparkmeta.plan.deletes.rules import TWO_DVS, repeated_paths, second_dv
 from sparkmeta.plan.deletes.views import delete_struct, is_global
 from sparkmeta.session import local_frame
 
@@ -32,36 +32,45 @@ class DeleteGroups:
     """The deletes of a scan, grouped.
 
     Attributes:
-        frame: the columns `KEY`, `GROUP`, and where there are others than of files `FACTS`.
+        grouped: the columns `KEY` and `GROUP`; an Arrow table where the driver has the deletes.
         scopes: what some deletes are, or may be, about: of `OF_FILE`, `OF_PARTITION` and `OF_TABLE`.
     """
 
-    frame: DataFrame
+    grouped: DataFrame | pa.Table
     scopes: Sequence[str]
+
+    def frame(self, deletes: DeleteEntries, state: TableState) -> DataFrame:
+        """Return the groups with their `FACTS`, where there are others than of files.
+
+        The frame fails, when it runs, for two DVs of one file: the check is part of the key, which no optimizer drops.
+        """
+        rows = local_frame(state.spark, self.grouped) if isinstance(self.grouped, pa.Table) else self.grouped
+        group = sql.col(GROUP)
+        second = second_dv(group)
+        key = sql.when(second.isNotNull(), TWO_DVS.raised(second, as_type="bigint")).otherwise(sql.col(KEY))
+        facts = [] if self.scopes == [OF_FILE] else [group_facts(group, deletes, state).alias(FACTS).selected]
+        return rows.selectExpr(key.alias(KEY).selected, GROUP, *facts)
 
 
 def delete_groups(entries: DataFrame, deletes: DeleteEntries, state: TableState) -> DeleteGroups:
-    """Group the delete entries by what they are about: on the driver where they are there, else lazily by a job.
-
-    The frame fails, when it runs, for two DVs of one file: the check is part of the key, which no optimizer drops.
-    """
+    """Group the delete entries by what they are about: on the driver where they are there, else lazily by a job."""
     keyed = entries.selectExpr(
         delete_key(deletes, state).alias(KEY).selected, delete_struct(state).alias("delete").selected
     )
     if deletes.on_driver:
         rows = keyed.toArrow()
-        scopes = _scopes(rows.column("delete"))
-        grouped = local_frame(state.spark, _grouped(rows))
-    else:
-        scopes = [OF_FILE] if deletes.only_dvs else [OF_FILE, OF_PARTITION]
-        if deletes.equality_ids and any(map(is_global, state.specs.values())):
-            scopes.append(OF_TABLE)
-        grouped = keyed.groupBy(KEY).agg(F.expr(f"sort_array(collect_list(delete)) AS {GROUP}"))
-    group = sql.col(GROUP)
-    second = second_dv(group)
-    key = sql.when(second.isNotNull(), TWO_DVS.raised(second, as_type="bigint")).otherwise(sql.col(KEY))
-    facts = [] if scopes == [OF_FILE] else [group_facts(group, deletes, state).alias(FACTS).selected]
-    return DeleteGroups(grouped.selectExpr(key.alias(KEY).selected, GROUP, *facts), scopes)
+        return DeleteGroups(_grouped(rows), _scopes(rows.column("delete")))
+    scopes = [OF_FILE] if deletes.only_dvs else [OF_FILE, OF_PARTITION]
+    if deletes.equality_ids and any(map(is_global, state.specs.values())):
+        scopes.append(OF_TABLE)
+    return DeleteGroups(keyed.groupBy(KEY).agg(F.expr(f"sort_array(collect_list(delete)) AS {GROUP}")), scopes)
+
+
+def refuse_second_dvs(groups: pa.Table) -> None:
+    """Raise ValidationError for two DVs of one file in groups on the driver."""
+    deletes = whole(groups.column(GROUP)).flatten()
+    repeated = repeated_paths(deletes.field("data_path").filter(deletes.field("is_dv")))
+    TWO_DVS.refuse(repeated.is_valid(), lambda row: (repeated[row],))
 
 
 def _scopes(deletes: pa.ChunkedArray) -> list[str]:
