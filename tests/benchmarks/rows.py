@@ -104,8 +104,9 @@ def create(shop: Workshop, partitioned: str, *, version: int, properties: Mappin
 
 def append_files_of(shop: Workshop, other: Workshop) -> None:
     append = shop.table.newAppend()
-    for task in other.table.newScan().planFiles():
-        append.appendFile(task.file())
+    tasks = other.table.newScan().planFiles().iterator()
+    while tasks.hasNext():
+        append.appendFile(tasks.next().file())
     append.commit()
 
 
