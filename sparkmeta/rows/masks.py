@@ -22,24 +22,27 @@ from pyspark.sql import functions as F
 
 from sparkmeta.errors import CorruptFileError
 from sparkmeta.inspect.delete_rows import deleted_positions
-from sparkmeta.manifests.placement import MOST_REQUESTS
+from sparkmeta.manifests.placement import MOST_ENTRIES
 from sparkmeta.rows.handover import NUMBER, POSITION
 from sparkmeta.rows.planned import Indices, PlannedFiles, translated_errors
 from sparkmeta.session import local_frame, map_arrow
 from sparkmeta.spec.bitmap import read_deletion_vector
 from sparkmeta.spec.entry import ContentType
 from sparkmeta.storage.location import spark_path_key
-from sparkmeta.storage.ranges import FileRange, read_ranges
+from sparkmeta.storage.ranges import FileRange, read_ranges, request_count
 from sparkmeta.storage.reading import binary_files
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
+    from sparkmeta.settings import Settings
     from sparkmeta.state import TableState
     from sparkmeta.storage.ranges import RangeReader
 
 Words = np.ndarray[Any, np.dtype[np.int64]]
 
+# Most requests by the driver: its threads take half a second for them, a job that runs Python as long.
+_DRIVER_REQUESTS: Final = 256
 _COUNT_BITS: Final = 24
 _MASK, _MASKED = "mask", "is_masked"
 _UNITS: Final = pa.schema(
@@ -194,10 +197,7 @@ def _decoded(state: TableState, units: pa.Table) -> Iterable[pa.RecordBatch]:
     if not len(units):
         return []
     access, spark = state.access, state.spark
-    vectors = pc.sum(pc.equal(units.column("file_format"), "PUFFIN")).as_py()
-    requests = vectors + pc.count_distinct(units.column("location")).as_py()
-    total_bytes = pc.sum(units.column("size_in_bytes")).as_py()
-    if access.driver is not None and requests <= MOST_REQUESTS and total_bytes <= state.settings.driver_manifest_bytes:
+    if access.driver is not None and _are_few(units, state.settings):
         return _decode(access.driver, units.to_batches())
     with translated_errors():
         if access.tasks is not None:
@@ -209,6 +209,13 @@ def _decoded(state: TableState, units: pa.Table) -> Iterable[pa.RecordBatch]:
         contents = binary_files(spark, locations).join(F.broadcast(local_frame(spark, keys)), "path")
         decoded = map_arrow(contents.select("content", "units"), _decode_contents, _WORDS).toArrow()
         return list(decoded.to_batches())
+
+
+def _are_few(units: pa.Table, limits: Settings) -> bool:
+    """Return whether the driver decodes units faster than a job would."""
+    if len(units) > MOST_ENTRIES or pc.sum(units.column("size_in_bytes")).as_py() > limits.driver_manifest_bytes:
+        return False
+    return request_count([*_by_range(units.to_pylist())]) <= _DRIVER_REQUESTS
 
 
 def _by_location(units: pa.Table) -> pa.ListArray:
@@ -240,18 +247,28 @@ def _decode_contents(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBat
 
 def _decode(reader: RangeReader, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     for batch in batches:
-        is_vector = pc.equal(batch.column("file_format"), "PUFFIN")
-        vectors, others = batch.filter(is_vector).to_pylist(), batch.filter(pc.invert(is_vector)).to_pylist()
-        ranges = [FileRange(unit["location"], _offset(unit), unit["size_in_bytes"]) for unit in vectors]
-        for place, blob in read_ranges(reader, ranges) if ranges else ():
-            yield _row(vectors[place], _vector_words(vectors[place], blob))
-        by_location: dict[str, list[dict[str, Any]]] = {}
-        for unit in others:
-            by_location.setdefault(unit["location"], []).append(unit)
-        for location, units in by_location.items():
-            data = reader.read_range(location, 0, units[0]["size_in_bytes"])
-            for unit, words in _file_words(data, location, {unit["data_file"]: unit for unit in units}):
-                yield _row(unit, words)
+        by_range = _by_range(batch.to_pylist())
+        ranges = [*by_range]
+        for place, data in read_ranges(reader, ranges):
+            units = by_range[ranges[place]]
+            if _is_vector(units[0]):
+                yield from (_row(unit, _vector_words(unit, data)) for unit in units)
+            else:
+                masked = _file_words(data, ranges[place].location, {unit["data_file"]: unit for unit in units})
+                yield from (_row(unit, words) for unit, words in masked)
+
+
+def _by_range(units: Iterable[dict[str, Any]]) -> dict[FileRange, list[dict[str, Any]]]:
+    """Return units by what has to be read for them: a deletion vector, or the whole of another delete file."""
+    by_range: dict[FileRange, list[dict[str, Any]]] = {}
+    for unit in units:
+        offset = _offset(unit) if _is_vector(unit) else 0
+        by_range.setdefault(FileRange(unit["location"], offset, unit["size_in_bytes"]), []).append(unit)
+    return by_range
+
+
+def _is_vector(unit: Mapping[str, Any]) -> bool:
+    return bool(unit["file_format"] == "PUFFIN")
 
 
 def _row(unit: Mapping[str, Any], words: Words) -> pa.RecordBatch:

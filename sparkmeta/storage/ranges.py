@@ -6,7 +6,7 @@ Light: Spark tasks import this.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
@@ -37,7 +37,8 @@ class FileRange(NamedTuple):
 def read_ranges(reader: RangeReader, ranges: Sequence[FileRange]) -> Iterator[tuple[int, bytes]]:
     """Read ranges of files, with few requests and several at a time.
 
-    At most `_THREADS` requests run or wait to be consumed, so that memory does not grow with the ranges.
+    At most `_THREADS` requests run or wait to be consumed, with `_LARGEST_REQUEST` bytes each on average, so that
+    memory does not grow with the ranges. A larger request runs alone.
 
     Args:
         reader: used by several threads.
@@ -56,7 +57,7 @@ def read_ranges(reader: RangeReader, ranges: Sequence[FileRange]) -> Iterator[tu
     running: deque[tuple[_Request, Future[bytes]]] = deque()
     try:
         for request in requests:
-            if len(running) == _THREADS:
+            while running and not _fits(request, running):
                 yield from _finished(running)
             running.append((request, _threads().submit(request.read, reader)))
         while running:
@@ -64,6 +65,11 @@ def read_ranges(reader: RangeReader, ranges: Sequence[FileRange]) -> Iterator[tu
     finally:
         for _, future in running:
             future.cancel()
+
+
+def request_count(ranges: Sequence[FileRange]) -> int:
+    """Return how many requests `read_ranges` makes."""
+    return len(_requests(ranges))
 
 
 @dataclass
@@ -104,6 +110,11 @@ def _joins(request: _Request, part: FileRange) -> bool:
     is_range = request.start >= 0 and request.end >= request.start and part.size >= 0
     near = part.offset - request.end <= _LARGEST_GAP
     return is_range and near and max(request.end, part.offset + part.size) - request.start <= _LARGEST_REQUEST
+
+
+def _fits(request: _Request, running: Collection[tuple[_Request, Future[bytes]]]) -> bool:
+    held = sum(other.end - other.start for other, _ in running)
+    return len(running) < _THREADS and held + request.end - request.start <= _THREADS * _LARGEST_REQUEST
 
 
 def _finished(running: deque[tuple[_Request, Future[bytes]]]) -> Iterator[tuple[int, bytes]]:

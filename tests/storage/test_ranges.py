@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from sparkmeta.errors import NotFoundError
 from sparkmeta.storage import ranges
 from sparkmeta.storage.files import LocalFiles
-from sparkmeta.storage.ranges import FileRange, read_ranges
+from sparkmeta.storage.ranges import FileRange, read_ranges, request_count
 
 GAP, LARGEST = 10, 50
 CONTENT = bytes(range(200))
@@ -34,6 +34,7 @@ class Memory:
 
 def read(reader: Memory, wanted: list[FileRange]) -> list[bytes]:
     contents = dict(read_ranges(reader, wanted))
+    assert len(reader.requests) == request_count(wanted)
     assert [*range(len(wanted))] == sorted(contents)
     return [contents[place] for place in range(len(wanted))]
 
@@ -82,12 +83,13 @@ def test_requests_run_side_by_side() -> None:
     assert read(Memory(Barrier(16)), wanted) == [CONTENT[:3]] * 16
 
 
-def test_requests_wait_for_their_bytes_to_be_taken() -> None:
+@pytest.mark.parametrize(("size", "running"), [(3, 16), (300, 2), (900, 1)])
+def test_requests_wait_for_their_bytes_to_be_taken(size: int, running: int) -> None:
     reader = Memory()
-    wanted = [FileRange(str(number), 0, 3) for number in range(100)]
+    wanted = [FileRange(str(number), 0, size) for number in range(100)]
     taken = read_ranges(reader, wanted)
     next(taken)
-    assert len(reader.requests) <= 16
+    assert len(reader.requests) <= running
     taken.close()
 
 
