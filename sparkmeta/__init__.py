@@ -47,13 +47,14 @@ if TYPE_CHECKING:
     from sparkmeta.maintain.undo_upgrade import UndoUpgradePlan
     from sparkmeta.maintain.upgrade import UpgradePlan, UpgradeSummary
     from sparkmeta.plan.report import ScanReport
-    from sparkmeta.scan import IncrementalScan, Scan
+    from sparkmeta.scan import ChangelogScan, IncrementalScan, Scan
     from sparkmeta.session import local_session, materialize
     from sparkmeta.settings import Settings
     from sparkmeta.table import Table, load_table
 
 __all__ = [
     "Catalog",
+    "ChangelogScan",
     "CommitConflictError",
     "CommitFailedError",
     "CommitStateUnknownError",
@@ -99,6 +100,7 @@ __all__ = [
 # The modules of the names that are no errors.
 _HOMES = {
     "Catalog": "catalog",
+    "ChangelogScan": "scan",
     "CompactionPlan": "compact.plan",
     "CompactionSummary": "compact.plan",
     "Drawing": "inspect.drawing",

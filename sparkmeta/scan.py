@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from html import escape
@@ -20,6 +20,7 @@ from sparkmeta.plan.report import ScanReport, scan_report
 from sparkmeta.plan.task_json import PARTITION_JSON, partition_json, task_json
 from sparkmeta.plan.tasks import SplitPlanning, plan_tasks
 from sparkmeta.rows.appended import read_appended
+from sparkmeta.rows.changelog import Changelog, read_changelog
 from sparkmeta.rows.count import count_rows
 from sparkmeta.rows.file_rows import METADATA_COLUMNS
 from sparkmeta.rows.read import RowScan, read_rows
@@ -319,6 +320,80 @@ class IncrementalScan:
             ValidationError: the first is no ancestor of the second, or the history between them has expired.
         """
         return read_appended(self.scan._rows, self.from_exclusive, self.to_inclusive)
+
+
+@dataclass(frozen=True)
+class ChangelogScan:
+    """The rows that snapshots inserted and deleted. Every method that changes it returns another one.
+
+    Attributes:
+        scan: the columns to read, and the filter, of the table's schema.
+        from_exclusive: the snapshot to begin after; None for the whole history.
+        to_inclusive: the last snapshot; None for the current one.
+        net_changes: leave out rows that come and go within the range.
+        identifier_columns: columns by which a deleted and an inserted row are an update; none for no updates.
+    """
+
+    scan: Scan
+    from_exclusive: int | None
+    to_inclusive: int | None
+    net_changes: bool = False
+    identifier_columns: tuple[str, ...] = ()
+
+    def filter(self, row_filter: str | BooleanExpression) -> ChangelogScan:
+        """Return this scan with a further condition on rows, old and new ones; see `Scan.filter`."""
+        return replace(self, scan=self.scan.filter(row_filter))
+
+    def select(self, *field_names: str) -> ChangelogScan:
+        """Return this scan of only these columns; whether a row has changed rests on all. See `Scan.select`."""
+        return replace(self, scan=self.scan.select(*field_names))
+
+    def to_df(self) -> DataFrame:
+        """Return the changes of rows: the columns, `_change_type`, `_change_ordinal`, `_commit_snapshot_id`.
+
+        The ordinal counts the snapshots of the range, from 0. The plans are made at once, rows are read when the
+        DataFrame runs; see `rows.changed_files`.
+
+        Raises:
+            NoSuchSnapshotError: the table does not have one of the snapshots; or one of them removed files or changed
+                deletes, and its parent has expired.
+            ValidationError: the first is no ancestor of the second, or the history between them has expired. If the
+                DataFrame raises it when it runs, several changes of a snapshot have the same identifier.
+        """
+        scan = self.scan
+        if scan.metadata_columns:
+            raise ValidationError(f"a changelog has no column {scan.metadata_columns[0]}")
+        ids = tuple(self._field_id(name) for name in self.identifier_columns)
+        return read_changelog(Changelog(scan._rows, self.from_exclusive, self.to_inclusive, self.net_changes, ids))
+
+    def create_temp_view(self, name: str) -> None:
+        """Name the changes for Spark SQL; see `Scan.create_temp_view`."""
+        self.to_df().createOrReplaceTempView(name)
+
+    def _field_id(self, name: str) -> int:
+        try:
+            return self.scan.schema().find_field(name, self.scan.case_sensitive).field_id
+        except ValueError as error:
+            raise ValidationError(f"identifier column {name}: {error}") from error
+
+
+def changelog_scan(
+    scan: Scan,
+    from_exclusive: int | None,
+    to_inclusive: int | None,
+    net_changes: bool,
+    compute_updates: bool,
+    identifier_columns: Iterable[str],
+) -> ChangelogScan:
+    """Return the scan that `Table.changelog` starts from."""
+    names = tuple(identifier_columns)
+    if not names and compute_updates:
+        names = tuple(sorted(scan.schema().identifier_field_names()))
+        if not names:
+            raise ValidationError("updates need identifier_columns: the table's schema names no identifier fields")
+    if names and net_changes:
+        raise ValidationError("net changes have no updates: give either net_changes or identifier_columns")
+    return ChangelogScan(scan, from_exclusive, to_inclusive, net_changes, names)
 
 
 def table_scan(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from html import escape
@@ -21,7 +21,7 @@ from sparkmeta.operations.base_table import BaseTable
 from sparkmeta.operations.filesystem import FileSystemOperations
 from sparkmeta.operations.metadata_files import is_metadata_file, latest_metadata
 from sparkmeta.operations.table_operations import StaticOperations, load_version
-from sparkmeta.scan import ALL_FIELDS, IncrementalScan, Scan, table_scan
+from sparkmeta.scan import ALL_FIELDS, ChangelogScan, IncrementalScan, Scan, changelog_scan, table_scan
 from sparkmeta.session import resolve_session
 from sparkmeta.state import TableState
 from sparkmeta.storage.access import files_for
@@ -82,6 +82,37 @@ class Table(BaseTable):
             to_snapshot_id_inclusive: defaults to the current snapshot.
         """
         return IncrementalScan(self.scan(), from_snapshot_id_exclusive, to_snapshot_id_inclusive)
+
+    def changelog(
+        self,
+        from_snapshot_id_exclusive: int | None,
+        to_snapshot_id_inclusive: int | None = None,
+        *,
+        net_changes: bool = False,
+        compute_updates: bool = False,
+        identifier_columns: Iterable[str] = (),
+    ) -> ChangelogScan:
+        """Return a scan of the rows that snapshots inserted and deleted: `table.changelog(1234).to_df()`.
+
+        Each snapshot's changes are the difference of the table's rows after and before it: deletes of all kinds are
+        understood, and rows that were carried over from one file to another are no change. Snapshots of the operation
+        `replace`, such as compactions, are passed over. Rows are read with the table's schema.
+
+        Args:
+            from_snapshot_id_exclusive: an ancestor of the other snapshot, or None for the whole history.
+            to_snapshot_id_inclusive: defaults to the current snapshot.
+            net_changes: leave out rows that come and go within the range. What is left has the ordinal of the first
+                change that no later one has undone.
+            compute_updates: name a deleted and an inserted row of one snapshot `UPDATE_BEFORE` and `UPDATE_AFTER` if
+                they have the same identifier.
+            identifier_columns: what identifies rows, by default the schema's identifier fields. Names imply
+                `compute_updates`.
+
+        Raises:
+            ValidationError: updates are asked for together with net changes, or without identifier columns.
+        """
+        ids = (from_snapshot_id_exclusive, to_snapshot_id_inclusive)
+        return changelog_scan(self.scan(), *ids, net_changes, compute_updates, identifier_columns)
 
     def create_temp_view(self, name: str) -> None:
         """Name the table's rows, as they are now, for Spark SQL; see `Scan.create_temp_view`."""

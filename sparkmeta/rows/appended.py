@@ -62,14 +62,14 @@ def _plan_appended(scan_filter: ScanFilter, snapshots: Iterable[Snapshot]) -> Da
 
 def _plan_added(scan_filter: ScanFilter, snapshot_id: int) -> DataFrame:
     pruned = prune_manifests(scan_filter)
-    data = pruned.data.filter(_written_by(pruned.data, snapshot_id))
+    data = pruned.data.filter(written_by(pruned.data, snapshot_id))
     entries = read_entries(choose(replace(pruned, data=data, deletes=pruned.deletes.slice(0, 0))))
     is_new = sql.col("version_info.snapshot_id") == snapshot_id
     added = replace(entries, data=entries.data.where(is_new.text))
     return planned_rows(match_deletes(added), partition_column(scan_filter.state))
 
 
-def _written_by(manifests: pa.Table, snapshot_id: int) -> pa.Array:
+def written_by(manifests: pa.Table, snapshot_id: int) -> pa.Array:
     """Return which manifests a snapshot wrote, or may have: the root of a tree, which lists files itself, has no id."""
     writers = pc.struct_field(manifests.column("version_info"), "snapshot_id")
     return pc.fill_null(pc.equal(writers, snapshot_id), True)

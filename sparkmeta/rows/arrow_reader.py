@@ -21,7 +21,8 @@ from sparkmeta.columns.types import spark_type
 from sparkmeta.errors import UnsupportedError
 from sparkmeta.plan.rows import DELETES, public_partition_type
 from sparkmeta.rows.arrays import Leaf
-from sparkmeta.rows.file_rows import END, METADATA_COLUMNS, START, FileRows
+from sparkmeta.rows.file_rows import CHANGE_COLUMNS, END, METADATA_COLUMNS, START, FileRows
+from sparkmeta.rows.planned import PARTITION, SELECTED_BY
 from sparkmeta.rows.projected import identity_sources, name_mapping, projected_column
 from sparkmeta.session import map_arrow, read_tasks
 
@@ -66,7 +67,7 @@ def read_by_tasks(
         )
     by_id = leaves_of(scan_filter.schema)
     leaves = tuple(by_id[field_id] for field_id in sorted(referenced_ids(scan_filter.row_filter)))
-    metadata = tuple(METADATA_COLUMNS[name] for name in metadata_columns)
+    metadata = tuple((METADATA_COLUMNS | CHANGE_COLUMNS)[name] for name in metadata_columns)
     columns = (*map(projected_column, projected.fields), *metadata)
     row_type = _row_type(state, projected, metadata, leaves)
     rows = FileRows(
@@ -134,11 +135,11 @@ def _identity_places(state: TableState) -> dict[int, dict[int, int | None]]:
 
 def _parts(planned: DataFrame) -> DataFrame:
     """Return a row for each part of the files; the last part of each has no end, whatever the manifest says."""
-    partition = ["partition"] if "partition" in planned.columns else []
+    others = [name for name in (PARTITION, SELECTED_BY, *CHANGE_COLUMNS) if name in planned.columns]
     last = f"IF(upper(file_format) = 'PARQUET', greatest(file_size_in_bytes - 1, 0) div {PART_BYTES}, 0L)"
-    numbered = planned.selectExpr(*_PLANNED, *partition, f"{last} AS last", f"explode(sequence(0L, {last})) AS part")
+    numbered = planned.selectExpr(*_PLANNED, *others, f"{last} AS last", f"explode(sequence(0L, {last})) AS part")
     end = f"IF(part = last, NULL, (part + 1) * {PART_BYTES}) AS {END}"
-    return numbered.selectExpr(*_PLANNED, *partition, f"part * {PART_BYTES} AS {START}", end)
+    return numbered.selectExpr(*_PLANNED, *others, f"part * {PART_BYTES} AS {START}", end)
 
 
 def _leaf_name(field_id: int) -> str:

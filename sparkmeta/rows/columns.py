@@ -78,7 +78,7 @@ class ReadColumns:
     def values(self) -> Mapping[int, Sql]:
         """The values of the columns, and of fields of structs, by field id; in bound form."""
         pairs = zip(self.fields, self.sources, strict=True)
-        return {field_id: value for field, source in pairs for field_id, value in _values(field, source)}
+        return {field_id: value for field, source in pairs for field_id, value in field_values(field, source)}
 
     @cached_property
     def types(self) -> Mapping[int, IcebergType]:
@@ -98,11 +98,12 @@ def _leaves(field: NestedField) -> Iterator[int]:
         yield from _leaves(child)
 
 
-def _values(field: NestedField, value: Sql) -> Iterator[tuple[int, Sql]]:
+def field_values(field: NestedField, value: Sql) -> Iterator[tuple[int, Sql]]:
+    """Yield a field's id and value, and those of the fields of structs inside of it."""
     yield field.field_id, value
     if isinstance(field.field_type, StructType):
         for child in field.field_type.fields:
-            yield from _values(child, value[child.name])
+            yield from field_values(child, value[child.name])
 
 
 def read_type(kind: IcebergType) -> spark.DataType:
@@ -117,38 +118,51 @@ def read_type(kind: IcebergType) -> spark.DataType:
     return spark_type(BinaryType() if isinstance(kind, UUIDType) else kind)
 
 
-def shaped(value: Sql, kind: IcebergType, wanted: IcebergType) -> Sql:
-    """Return a value as it was read in public form, and without the fields that the wanted type does not have."""
-    if not _changes(kind, wanted):
+def shaped(value: Sql, kind: IcebergType, wanted: IcebergType, *, is_public: bool = False) -> Sql:
+    """Return a value in public form, and without the fields that the wanted type does not have.
+
+    Args:
+        value: as it was read, or in public form.
+        kind: its type.
+        wanted: the same type, perhaps with fewer fields.
+        is_public: whether it is in public form.
+    """
+    if not _changes(kind, wanted, is_public):
         return value
+
+    def shaped_child(child: Sql, kind: IcebergType, wanted: IcebergType) -> Sql:
+        return shaped(child, kind, wanted, is_public=is_public)
+
     match kind, wanted:
         case StructType(), StructType():
             by_id = {field.field_id: field for field in kind.fields}
             fields = [
-                shaped(value[by_id[field.field_id].name], by_id[field.field_id].field_type, field.field_type)
+                shaped_child(value[by_id[field.field_id].name], by_id[field.field_id].field_type, field.field_type)
                 .alias(field.name)
                 for field in wanted.fields
             ]  # fmt: skip
             return sql.when(value.isNotNull(), sql.struct(*fields))
         case ListType(), ListType():
-            return sql.transform(value, lambda element: shaped(element, kind.element_type, wanted.element_type))
+            return sql.transform(value, lambda element: shaped_child(element, kind.element_type, wanted.element_type))
         case MapType(), MapType():
-            keys = sql.transform(sql.call("map_keys", value), lambda key: shaped(key, kind.key_type, wanted.key_type))
+            keys = sql.transform(
+                sql.call("map_keys", value), lambda key: shaped_child(key, kind.key_type, wanted.key_type)
+            )
             items = sql.transform(
-                sql.call("map_values", value), lambda item: shaped(item, kind.value_type, wanted.value_type)
+                sql.call("map_values", value), lambda item: shaped_child(item, kind.value_type, wanted.value_type)
             )
             return sql.call("map_from_arrays", keys, items)
     assert isinstance(wanted, PrimitiveType)
     return public_value(value, wanted)
 
 
-def _changes(kind: IcebergType, wanted: IcebergType) -> bool:
+def _changes(kind: IcebergType, wanted: IcebergType, is_public: bool) -> bool:
     if isinstance(kind, UUIDType):
-        return True
+        return not is_public
     children = {field.field_id: field for field in child_fields(kind)}
     same = [field for field in child_fields(wanted) if field.field_id in children]
     return len(same) < len(children) or any(
-        _changes(children[field.field_id].field_type, field.field_type) for field in same
+        _changes(children[field.field_id].field_type, field.field_type, is_public) for field in same
     )
 
 

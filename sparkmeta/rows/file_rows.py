@@ -38,8 +38,21 @@ METADATA_COLUMNS = {
 }
 """Metadata columns, with their field ids (table spec, Reserved Field IDs)."""
 
-_FILE, _POS, _DELETED, _SPEC_ID, _PARTITION, _ROW_ID, _LAST_UPDATED = METADATA_COLUMNS.values()
+CHANGE_COLUMNS = {
+    column.name: column
+    for column in (
+        Column("_change_type", 2147483543, "string"),
+        Column("_change_ordinal", 2147483542, "int"),
+        Column("_commit_snapshot_id", 2147483541, "long"),
+    )
+}
+"""Metadata columns of changelogs."""
+
+_, _POS, _DELETED, _, _PARTITION, _ROW_ID, _LAST_UPDATED = METADATA_COLUMNS.values()
 _STORED = (_ROW_ID, _LAST_UPDATED)
+_VIRTUAL = (*(column for column in METADATA_COLUMNS.values() if column not in _STORED), *CHANGE_COLUMNS.values())
+# Where planned files have another name for what a virtual column shows of the file.
+_PLANNED_NAMES = {"_file": "file_path", "_spec_id": "spec_id"}
 
 START, END = "start", "end"
 
@@ -93,8 +106,12 @@ class FileRows:
     def _rows(self, part: _Part, deletes: DeleteReader) -> Iterator[pa.RecordBatch]:
         file = open_data_file(self.reader, part.location, part["file_format"])
         part.check_rows(file.rows)
-        applied = deletes.deletes_of(part.location, part["record_count"], part["deletes"])
-        read = _FileRead(self, part, file, applied)
+        applied, selecting = (
+            deletes.deletes_of(part.location, part["record_count"], part[name]) if name in part else None
+            for name in ("deletes", "selected_by")
+        )
+        assert applied is not None
+        read = _FileRead(self, part, file, applied, selecting)
         rows = 0
         for first, batch in file.batches(read.sources, part[START], part[END]):
             yield read.output(first, batch)
@@ -112,6 +129,9 @@ class _Part:
     def __getitem__(self, name: str) -> Any:
         return self.row.column(name)[0].as_py()
 
+    def __contains__(self, name: str) -> bool:
+        return name in self.row.schema.names
+
     @property
     def location(self) -> str:
         return str(self["file_path"])
@@ -125,11 +145,13 @@ class _Part:
 class _FileRead:
     """How the rows of a file become those of the result."""
 
-    def __init__(self, rows: FileRows, part: _Part, file: DataFile, deletes: FileDeletes) -> None:
-        self._rows, self._part, self._file, self._deletes = rows, part, file, deletes
+    def __init__(
+        self, rows: FileRows, part: _Part, file: DataFile, deletes: FileDeletes, selecting: FileDeletes | None
+    ) -> None:
+        self._rows, self._part, self._file, self._deletes, self._selecting = rows, part, file, deletes, selecting
         self._columns = self._resolve(column for column in rows.columns if not _is_virtual(column))
         self._leaves = self._resolve(leaf.column for leaf in rows.leaves)
-        compared = {field_id for ids, _ in deletes.keys for field_id in ids}
+        compared = {field_id for each in (deletes, selecting) if each for ids, _ in each.keys for field_id in ids}
         self._keys = [leaf for leaf in rows.keys if leaf.id in compared]
         self._key_ids = [leaf.id for leaf in self._keys]
         self._key_sources = self._resolve(leaf.column for leaf in self._keys)
@@ -159,10 +181,10 @@ class _FileRead:
 
     def output(self, first: int, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Return rows of the result for rows of the file, of which the first has a position."""
-        flags = np.zeros(len(batch), np.bool_)
-        if self._deletes:
-            keys = self._values(batch, self._keys, self._key_sources)
-            flags = self._deletes.deleted(first, len(batch), dict(zip(self._key_ids, keys, strict=True)))
+        keys = dict(zip(self._key_ids, self._values(batch, self._keys, self._key_sources), strict=True))
+        flags = self._deletes.deleted(first, len(batch), keys)
+        if self._selecting is not None:
+            flags |= ~self._selecting.deleted(first, len(batch), keys)
         deleted = pa.array(flags)
         sources = iter(self._columns)
         columns = []
@@ -191,7 +213,7 @@ class _FileRead:
             return pa.array(np.arange(first, first + length))
         if column == _PARTITION:
             return self._part.row.column("partition").take(pa.array(np.zeros(length, np.int64))).cast(kind)
-        return pa.repeat(pa.scalar(self._part["file_path" if column == _FILE else "spec_id"], kind), length)
+        return pa.repeat(pa.scalar(self._part[_PLANNED_NAMES.get(column.name, column.name)], kind), length)
 
     def _inherited(self, column: Column, stored: pa.Array, first: int) -> pa.Array:
         """Return a column of row lineage, in which rows inherit from the file what is null (table spec, Row Lineage).
@@ -210,4 +232,4 @@ class _FileRead:
 
 def _is_virtual(column: Column) -> bool:
     """Return whether the column is a metadata column that no file stores."""
-    return column in METADATA_COLUMNS.values() and column not in _STORED
+    return column in _VIRTUAL

@@ -150,6 +150,15 @@ def masked_words(state: TableState, files: PlannedFiles, rows: Indices, file_num
     return words
 
 
+def masks_any(words: Words, file_numbers: Indices) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    """Return which files have a masked row, by their numbers."""
+    firsts, counts = file_numbers >> _COUNT_BITS, file_numbers & ((1 << _COUNT_BITS) - 1)
+    masked = np.concatenate([[0], np.cumsum(words != 0)])
+    ends = np.minimum(firsts + counts, len(words))
+    either: np.ndarray[Any, np.dtype[np.bool_]] = (counts > 0) & (masked[ends] > masked[np.minimum(firsts, ends)])
+    return either
+
+
 def without_masked(frame: DataFrame, words: Words) -> DataFrame:
     """Return rows with `number` and `pos` without those that words mask."""
     return with_masked(frame, words, _MASKED).where(f"NOT {_MASKED}").drop(_MASKED) if len(words) else frame

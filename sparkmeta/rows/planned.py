@@ -21,6 +21,7 @@ from sparkmeta.errors import SparkmetaError, from_spark
 from sparkmeta.plan.deletes.views import partition_key
 from sparkmeta.plan.files import plan_files
 from sparkmeta.plan.rows import DELETES
+from sparkmeta.rows.file_rows import CHANGE_COLUMNS
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
     from sparkmeta.state import TableState
 
 PARTITION: Final = "partition"
+SELECTED_BY: Final = "selected_by"
+"""A second array of deletes: only rows that these delete, and `DELETES` do not, are read of the file."""
 
 _PARTITION_KEY: Final = "partition_key"
 _COLUMNS = (
@@ -59,18 +62,20 @@ class PlannedFiles:
     """Planned data files with their deletes.
 
     Attributes:
-        table: columns of `plan_files`, those that readers of rows need; one row a data file.
+        table: columns of `plan_files`, those that readers of rows need; one row a data file. It may have `SELECTED_BY`,
+            and columns of `CHANGE_COLUMNS`, which rows of the file have in common.
     """
 
     table: pa.Table
 
     @staticmethod
-    def of(planned: DataFrame, state: TableState) -> PlannedFiles:
+    def of(planned: DataFrame, state: TableState, *others: str) -> PlannedFiles:
         """Run a plan, and bring its rows to the driver.
 
         Args:
             planned: rows of `plan_rows`.
             state: the table.
+            others: further columns to keep.
 
         Raises:
             ValidationError: as the plan does.
@@ -82,7 +87,7 @@ class PlannedFiles:
         partition = [PARTITION] if state.types.partition_type.fields else []
         deletes = sql.transform(sql.col(DELETES), needed).alias(DELETES)
         with translated_errors():
-            table = planned.selectExpr(*_COLUMNS, *partition, _PARTITION_KEY, deletes.selected).toArrow()
+            table = planned.selectExpr(*_COLUMNS, *partition, _PARTITION_KEY, deletes.selected, *others).toArrow()
         return PlannedFiles(table.combine_chunks())
 
     def __len__(self) -> int:
@@ -94,10 +99,19 @@ class PlannedFiles:
         return values
 
     @cached_property
+    def selecting(self) -> PlannedFiles | None:
+        """The same files with `SELECTED_BY` as their deletes; None where files are not read for deleted rows."""
+        if SELECTED_BY not in self.table.column_names:
+            return None
+        table = self.table.drop_columns([DELETES])
+        return PlannedFiles(table.rename_columns({SELECTED_BY: DELETES}))
+
+    @cached_property
     def partition_codes(self) -> Indices:
-        """A number for each file, the same for files of the same spec and partition, as deletes are matched."""
+        """A number for each file, the same for files of the same spec and partition whose deletes are of one plan."""
         codes = np.zeros(len(self), np.int64)
-        for values in self.table.column(_PARTITION_KEY).combine_chunks().flatten():
+        plan = [self.table.column(name).combine_chunks() for name in CHANGE_COLUMNS if name in self.table.column_names]
+        for values in [*self.table.column(_PARTITION_KEY).combine_chunks().flatten(), *plan]:
             encoded = values.dictionary_encode(null_encoding="encode")
             pairs = codes * max(len(encoded.dictionary), 1) + encoded.indices.to_numpy()
             codes = np.unique(pairs, return_inverse=True)[1].reshape(-1)
@@ -114,6 +128,11 @@ class PlannedFiles:
     def deletes_of(self, content: ContentType) -> pa.Table:
         """Return the rows of `deletes` of a kind."""
         return self.deletes.filter(pc.equal(self.deletes.column("content"), int(content)))
+
+    @property
+    def sides(self) -> list[PlannedFiles]:
+        """The files with each of their arrays of deletes."""
+        return [self] if self.selecting is None else [self, self.selecting]
 
 
 @contextmanager

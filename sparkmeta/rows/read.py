@@ -29,7 +29,7 @@ from sparkmeta.rows import masks
 from sparkmeta.rows.arrow_reader import read_by_tasks
 from sparkmeta.rows.columns import ReadColumns, names_tell, needed_fields
 from sparkmeta.rows.equality import IS_DELETED, equality_deletes, id_lists, in_order, with_equal, without_equal
-from sparkmeta.rows.file_rows import METADATA_COLUMNS
+from sparkmeta.rows.file_rows import CHANGE_COLUMNS, METADATA_COLUMNS
 from sparkmeta.rows.handover import FILES, NUMBER, POSITION, read_files
 from sparkmeta.rows.layouts import layouts
 from sparkmeta.rows.planned import PARTITION, Indices, PlannedFiles, plan_rows
@@ -61,6 +61,7 @@ _OF_FILE: Final = {
     "_spec_id": ("spec_id",),
     "_row_id": ("first_row_id",),
     "_last_updated_sequence_number": ("first_row_id", "data_sequence_number"),
+    **{name: (name,) for name in CHANGE_COLUMNS},
 }
 _VALUES: Final = {
     "_file": sql.col("file_path"),
@@ -70,6 +71,7 @@ _VALUES: Final = {
     "_partition": sql.col(PARTITION),
     "_row_id": sql.col("first_row_id") + sql.col(POSITION),
     "_last_updated_sequence_number": sql.col("data_sequence_number"),
+    **{name: sql.col(name) for name in CHANGE_COLUMNS},
 }
 # Spark's sources pass over files of such names.
 _HIDDEN: Final = r"(^|/)([_.][^/]*|[^/]*\._COPYING_)$"
@@ -82,7 +84,7 @@ class RowScan:
     Attributes:
         filter: the filter, bound to the table.
         projection: the table's columns in the result.
-        metadata_columns: keys of `METADATA_COLUMNS`, behind the others.
+        metadata_columns: keys of `METADATA_COLUMNS` and `CHANGE_COLUMNS`, behind the others.
     """
 
     filter: ScanFilter
@@ -113,14 +115,15 @@ def read_rows(scan: RowScan, choice: Choice) -> DataFrame:
 
 def rows_of(scan: RowScan, files: PlannedFiles) -> DataFrame:
     """Return the rows of planned files; see `read_rows`."""
-    counts = masks.word_counts(files)
+    counts = reduce(np.maximum, map(masks.word_counts, files.sides))
     by_spark = np.flatnonzero(_spark_reads(files) & masks.fits(counts))
     frames: list[DataFrame] = []
     for columns, group in _grouped(scan, files, by_spark):
         for apart in _without_repeats(files, group):
             for rows in masks.batches(in_order(files, apart, counts), counts):
                 part = _Part(scan, files, columns, rows, masks.numbers(counts[rows]))
-                frames.append(part.frame())
+                if part.may_have_rows:
+                    frames.append(part.frame())
                 counts[rows] = -1
     others = files.table.filter(pa.array(counts >= 0))
     if len(others):
@@ -137,7 +140,8 @@ def _row_type(scan: RowScan) -> StructType:
         row_type.add(field.name, spark_type(field.field_type))
     for name in scan.metadata_columns:
         is_tuple = name == "_partition"
-        row_type.add(name, public_partition_type(scan.state) if is_tuple else METADATA_COLUMNS[name].type)
+        kind = (METADATA_COLUMNS | CHANGE_COLUMNS)[name].type
+        row_type.add(name, public_partition_type(scan.state) if is_tuple else kind)
     return row_type
 
 
@@ -150,7 +154,7 @@ def _grouped(scan: RowScan, files: PlannedFiles, rows: Indices) -> Iterator[tupl
         rows: of files of a format and name that Spark reads.
     """
     state, schema = scan.state, scan.filter.schema
-    deletes = files.deletes_of(ContentType.EQUALITY_DELETES)
+    deletes = pa.concat_tables([side.deletes_of(ContentType.EQUALITY_DELETES) for side in files.sides])
     compared = {int(field_id) for ids in id_lists(deletes).unique().to_pylist() for field_id in ids.split(",")}
     others = referenced_ids(scan.filter.row_filter) | (compared & schema.field_ids)
     dropped = [state.types.fields[field_id] for field_id in sorted(compared - schema.field_ids)]
@@ -194,6 +198,14 @@ def _without_repeats(files: PlannedFiles, rows: Indices) -> list[Indices]:
 
 
 @dataclass(frozen=True)
+class _Deletes:
+    """The deletes of files that Spark reads together: bits of positions, and equality deletes by what they compare."""
+
+    words: masks.Words
+    equality: list[EqualityDeletes]
+
+
+@dataclass(frozen=True)
 class _Part:
     """Files that Spark reads together.
 
@@ -211,13 +223,16 @@ class _Part:
     rows: Indices
     numbers: Indices
 
+    @property
+    def may_have_rows(self) -> bool:
+        """Whether a row of the files can be in the result, as far as bits tell."""
+        return self._selecting is None or bool(len(self._selected))
+
     def frame(self) -> DataFrame:
         """Return the rows of the files that are in the scan's result, as its columns."""
-        scan, state = self.scan, self.scan.state
-        words = masks.masked_words(state, self.files, self.rows, self.numbers)
-        equality = equality_deletes(self.files, self.rows, self.numbers)
-        extra = self._extra(words, equality)
-        filtered = bool(len(words)) and not scan.metadata_columns
+        scan, state, deletes, selecting = self.scan, self.scan.state, self._deletes, self._selecting
+        extra = self._extra(deletes) | (set() if selecting is None else self._extra(selecting))
+        filtered = POSITION in extra and not scan.metadata_columns
         frame = read_files(
             state.spark, self._handed_over(), self.columns.schema, state.settings, extra, filtered=filtered
         )
@@ -225,17 +240,48 @@ class _Part:
         if not scan.filter.keeps_all:
             frame = frame.where(row_predicate(scan.filter.row_filter, self._value).text)
         if _DELETED in scan.metadata_columns:
-            frame = masks.with_masked(frame, words, IS_DELETED)
-            for deletes in equality:
-                frame = with_equal(frame, deletes, state, self._compared(deletes), self._value)
+            frame = self._flagged(frame, deletes)
         else:
-            frame = masks.without_masked(frame, words)
-            for deletes in equality:
-                frame = without_equal(frame, deletes, state, self._compared(deletes), self._value)
+            frame = masks.without_masked(frame, deletes.words)
+            for equality in deletes.equality:
+                frame = without_equal(frame, equality, state, self._compared(equality), self._value)
+        if selecting is not None:
+            frame = self._flagged(frame, selecting).where(IS_DELETED)
         return frame.selectExpr(*sql.texts(self._shown()))
 
-    def _extra(self, words: masks.Words, equality: list[EqualityDeletes]) -> set[str]:
+    def _flagged(self, frame: DataFrame, deletes: _Deletes) -> DataFrame:
+        """Add `is_deleted`."""
+        frame = masks.with_masked(frame, deletes.words, IS_DELETED)
+        for equality in deletes.equality:
+            frame = with_equal(frame, equality, self.scan.state, self._compared(equality), self._value)
+        return frame
+
+    @cached_property
+    def _deletes(self) -> _Deletes:
+        return self._deletes_of(self.files)
+
+    @cached_property
+    def _selecting(self) -> _Deletes | None:
+        """Deletes of which a row must have at least one; None: rows need none."""
+        return None if self.files.selecting is None else self._deletes_of(self.files.selecting)
+
+    def _deletes_of(self, side: PlannedFiles) -> _Deletes:
+        words = masks.masked_words(self.scan.state, side, self.rows, self.numbers)
+        return _Deletes(words, equality_deletes(side, self.rows, self.numbers))
+
+    @cached_property
+    def _selected(self) -> Indices:
+        """The places in `rows` of the files to read: not those of which nothing is selected."""
+        selecting = self._selecting
+        if selecting is None:
+            return np.arange(len(self.rows))
+        is_selected = masks.masks_any(selecting.words, self.numbers)
+        compared = self.files.sides[-1].deletes_of(ContentType.EQUALITY_DELETES).column("owner").to_numpy()
+        return np.flatnonzero(is_selected | np.isin(self.rows, compared))
+
+    def _extra(self, deletes: _Deletes) -> set[str]:
         """Return which of number and position the rows need."""
+        words, equality = deletes.words, deletes.equality
         shows_position = not {"_pos", "_row_id"}.isdisjoint(self.scan.metadata_columns)
         extra = {NUMBER} if len(words) or equality or self._file_columns else set()
         return extra | ({POSITION} if len(words) or shows_position else set())
@@ -247,8 +293,8 @@ class _Part:
         return self.columns.values[field_id]
 
     def _handed_over(self) -> pa.Table:
-        taken = self.files.table.select(FILES.names[:2]).take(pa.array(self.rows))
-        return taken.append_column(NUMBER, pa.array(self.numbers)).cast(FILES)
+        taken = self.files.table.select(FILES.names[:2]).take(pa.array(self.rows[self._selected]))
+        return taken.append_column(NUMBER, pa.array(self.numbers[self._selected])).cast(FILES)
 
     def _shown(self) -> list[sql.Aliased]:
         return [

@@ -1,0 +1,259 @@
+"""The rows that snapshots inserted and deleted: of each snapshot the difference of the table after and before it.
+
+The difference is that of multisets of rows. A row that a snapshot deleted and inserted again, as an overwrite of its
+file does, is no change. Snapshots of the operation `replace` change no rows, and are passed over.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import reduce
+from typing import TYPE_CHECKING, Final
+
+from pyspark.sql import functions as F
+from pyspark.sql.types import (
+    ArrayType,
+    DataType,
+    DoubleType,
+    FloatType,
+    IntegerType,
+    LongType,
+    MapType,
+    StringType,
+    StructType,
+    VariantType,
+)
+
+from sparkmeta.changes.history import snapshots_between
+from sparkmeta.columns import sql
+from sparkmeta.columns.sql import Sql
+from sparkmeta.columns.types import spark_type
+from sparkmeta.errors import ValidationError
+from sparkmeta.rows.changed_files import DELETE, INSERT, changed_files
+from sparkmeta.rows.columns import field_values, shaped
+from sparkmeta.rows.file_rows import CHANGE_COLUMNS
+from sparkmeta.rows.read import RowScan, rows_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pyiceberg.schema import Schema
+    from pyspark.sql import Column, DataFrame
+
+UPDATE_BEFORE: Final = "UPDATE_BEFORE"
+UPDATE_AFTER: Final = "UPDATE_AFTER"
+
+_REPLACE: Final = "replace"
+_TYPE, _ORDINAL, _SNAPSHOT = CHANGE_COLUMNS
+_CHANGE_TYPES: Final = {_TYPE: StringType(), _ORDINAL: IntegerType(), _SNAPSHOT: LongType()}
+_COUNTS: Final = {DELETE: "deletes", INSERT: "inserts"}
+_COUNT, _STEPS, _NET, _COPY = "change_count", "change_steps", "net_change", "copy"
+
+
+@dataclass(frozen=True)
+class Changelog:
+    """Which changes to read.
+
+    Attributes:
+        scan: the filter and the columns; their schema is the one that all rows are read with.
+        from_exclusive: the snapshot to begin after; None for the whole history.
+        to_inclusive: the last snapshot; None for the current one.
+        net_changes: leave out rows that come and go within the range.
+        identifiers: ids of the columns by which a deleted and an inserted row are an update; none for no updates.
+    """
+
+    scan: RowScan
+    from_exclusive: int | None
+    to_inclusive: int | None
+    net_changes: bool = False
+    identifiers: tuple[int, ...] = ()
+
+
+def read_changelog(changelog: Changelog) -> DataFrame:
+    """Return the changes of rows: the columns, then those of `CHANGE_COLUMNS`.
+
+    Plans run at once, see `changed_files`; rows are read when the DataFrame runs.
+
+    Raises:
+        NoSuchSnapshotError: the table does not have one of the snapshots.
+        ValidationError: the first is no ancestor of the second, or the history between them has expired; a column has
+            the name of one of `CHANGE_COLUMNS`.
+    """
+    scan, schema = changelog.scan, changelog.scan.filter.schema
+    state = scan.state
+    for field in schema.fields:
+        if field.name.lower() in CHANGE_COLUMNS:
+            raise ValidationError(
+                f"{state.metadata.location}: column {field.name} has the name of a changelog's column"
+            )
+    snapshots = [
+        snapshot
+        for snapshot in snapshots_between(state.metadata, changelog.from_exclusive, changelog.to_inclusive)
+        if snapshot.operation != _REPLACE
+    ]
+    files = changed_files(scan.filter, snapshots)
+    if files is None:
+        return state.spark.createDataFrame([], _row_type(scan.projection))
+    rows = replace(scan, metadata_columns=tuple(CHANGE_COLUMNS))
+    if changelog.net_changes:
+        netted, plain = [*files.filtered(files.mixed_ordinals[:0], invert=True)], []
+    else:
+        netted = [*files.filtered(files.mixed_ordinals, invert=False)]
+        plain = [*files.filtered(files.mixed_ordinals, invert=True)]
+    frames = [rows_of(rows, part) for part in plain]
+    if netted:
+        whole_rows = replace(rows, projection=schema)
+        compared = _ComparedRows(schema, reduce(_union, [rows_of(whole_rows, part) for part in netted]))
+        frames.append(compared.changes(changelog).selectExpr(*_projected(scan.projection, schema)))
+    return reduce(_union, frames)
+
+
+def _union(left: DataFrame, right: DataFrame) -> DataFrame:
+    return left.union(right)
+
+
+def _row_type(schema: Schema) -> StructType:
+    row_type = StructType()
+    for field in schema.fields:
+        row_type.add(field.name, spark_type(field.field_type))
+    for name, kind in _CHANGE_TYPES.items():
+        row_type.add(name, kind)
+    return row_type
+
+
+def _projected(projection: Schema, schema: Schema) -> list[str]:
+    """Return the columns of a projection, in terms of `c0`, `c1` ... for those of the schema, and of changes."""
+    places = {field.field_id: place for place, field in enumerate(schema.fields)}
+    columns = []
+    for field in projection.fields:
+        place = places[field.field_id]
+        value = shaped(_column(place), schema.fields[place].field_type, field.field_type, is_public=True)
+        columns.append(value.alias(field.name).selected)
+    return [*columns, *CHANGE_COLUMNS]
+
+
+def _name(place: int) -> str:
+    return f"c{place}"
+
+
+def _column(place: int) -> Sql:
+    return sql.col(_name(place))
+
+
+@dataclass(frozen=True)
+class _ComparedRows:
+    """Inserted and deleted rows that may cancel each other.
+
+    Rows are grouped by keys, `k0`, `k1` ..., since Spark does not group values of all types, and takes -0.0 for 0.0.
+    Where a key is not the value itself, the value is that of the first row of the group.
+
+    Attributes:
+        schema: of the rows.
+        rows: the columns of the schema, then those of `CHANGE_COLUMNS`.
+    """
+
+    schema: Schema
+    rows: DataFrame
+
+    def changes(self, changelog: Changelog) -> DataFrame:
+        """Return the changes that are left: `c0`, `c1` ... for the columns of the schema, and `CHANGE_COLUMNS`."""
+        names = [_name(place) for place in range(len(self.schema.fields))]
+        named = self.rows.toDF(*names, *CHANGE_COLUMNS)
+        types = [spark_type(field.field_type) for field in self.schema.fields]
+        keys = [_comparable(_column(place), kind).alias(f"k{place}") for place, kind in enumerate(types)]
+        values = [name for place, name in enumerate(names) if keys[place].text != _column(place).text]
+        count = sql.when(sql.col(_TYPE) == INSERT, 1).otherwise(-1).cast("bigint").alias(_COUNT)
+        rows = named.selectExpr(*sql.texts(keys), *values, _ORDINAL, _SNAPSHOT, count.selected)
+        key_names = [key.name for key in keys]
+        counted = _grouped(rows, [*key_names, _ORDINAL, _SNAPSHOT], values, F.sum(_COUNT).alias(_COUNT))
+        counted = counted.where(f"{_COUNT} <> 0")
+        if changelog.net_changes:
+            counted = _netted(counted, key_names, values)
+        shown = [
+            name if name in values else f"{key_name} AS {name}" for name, key_name in zip(names, key_names, strict=True)
+        ]
+        kind = f"IF({_COUNT} > 0, '{INSERT}', '{DELETE}') AS {_TYPE}"
+        copies = f"explode(sequence(1L, abs({_COUNT}))) AS {_COPY}"
+        changes = counted.selectExpr(*shown, kind, _ORDINAL, _SNAPSHOT, copies).drop(_COPY)
+        return self._with_updates(changes, changelog) if changelog.identifiers else changes
+
+    def _with_updates(self, changes: DataFrame, changelog: Changelog) -> DataFrame:
+        """Name a deleted and an inserted row of one snapshot that have the same identifier an update."""
+        by_id = {
+            field_id: value
+            for place, field in enumerate(self.schema.fields)
+            for field_id, value in field_values(field, _column(place))
+        }
+        identifier = [by_id[field_id] for field_id in changelog.identifiers]
+        kinds = [spark_type(self.schema.find_field(field_id).field_type) for field_id in changelog.identifiers]
+        keys = (_comparable(value, kind) for value, kind in zip(identifier, kinds, strict=True))
+        window = f"OVER (PARTITION BY {_ORDINAL}, {', '.join(key.text for key in keys)})"
+        counts = [f"count_if({_TYPE} = '{kind}') {window} AS {name}" for kind, name in _COUNTS.items()]
+        deletes, inserts = map(sql.col, _COUNTS.values())
+        names = ", ".join(self.schema.find_column_name(field_id) or "" for field_id in changelog.identifiers)
+        texts = sql.call("concat_ws", ", ", *(sql.coalesce(value.cast("string"), "null") for value in identifier))
+        problem = f"{changelog.scan.state.metadata.location}: several changes of a snapshot have the same {names}: "
+        refused = sql.raise_error(sql.concat(problem, texts)).cast("string")
+        update = sql.when(sql.col(_TYPE) == DELETE, UPDATE_BEFORE).otherwise(UPDATE_AFTER)
+        kind = (
+            sql.when((deletes == 0) | (inserts == 0), sql.col(_TYPE))
+            .when((deletes == 1) & (inserts == 1), update)
+            .otherwise(refused)
+        )
+        columns = [name for name in changes.columns if name != _TYPE]
+        counted = changes.selectExpr("*", *counts)
+        named = counted.selectExpr(*columns, kind.alias(_TYPE).selected)
+        return named.select(*changes.columns)
+
+
+def _grouped(rows: DataFrame, keys: Sequence[str], values: Sequence[str], *others: Column) -> DataFrame:
+    return rows.groupBy(*keys).agg(*others, *(F.first(name).alias(name) for name in values))
+
+
+def _netted(counted: DataFrame, keys: Sequence[str], values: Sequence[str]) -> DataFrame:
+    """Add up the changes of each row over all snapshots.
+
+    What is left has the ordinal and snapshot of the first change that no later one has undone, as in Iceberg's Java
+    library.
+    """
+    fields = (_ORDINAL, _SNAPSHOT, _COUNT)
+    steps = F.array_sort(F.collect_list(F.struct(*fields))).alias(_STEPS)
+    start = sql.struct(
+        *(sql.lit(0).cast(kind).alias(name) for name, kind in zip(fields, ("int", "bigint", "bigint"), strict=True))
+    )
+
+    def added(total: Sql, step: Sql) -> Sql:
+        count = total[_COUNT] + step[_COUNT]
+        goes_on = sql.call("signum", total[_COUNT]) == sql.call("signum", count)
+        place = (sql.when(goes_on, total[name]).otherwise(step[name]).alias(name) for name in (_ORDINAL, _SNAPSHOT))
+        return sql.struct(*place, count.alias(_COUNT))
+
+    net = sql.aggregate(sql.col(_STEPS), start, added).alias(_NET)
+    grouped = _grouped(counted, keys, values, steps).selectExpr(*keys, *values, net.selected)
+    return grouped.selectExpr(*keys, *values, f"{_NET}.*").where(f"{_COUNT} <> 0")
+
+
+def _comparable(value: Sql, kind: DataType) -> Sql:
+    """Return what is equal for equal values, and of a type that Spark groups; the value itself where it is that."""
+    match kind:
+        case FloatType() | DoubleType():
+            return value.cast("string")
+        case VariantType():
+            return sql.call("to_json", value)
+        case StructType():
+            fields = [_comparable(value[field.name], field.dataType).alias(field.name) for field in kind.fields]
+            if all(field.text == value[field.name].text for field in fields):
+                return value
+            return sql.when(value.isNotNull(), sql.struct(*fields))
+        case ArrayType():
+            with_keys = sql.transform(value, lambda element: _comparable(element, kind.elementType))
+            is_same = sql.transform(value, lambda element: element).text == with_keys.text
+            return value if is_same else with_keys
+        case MapType():
+
+            def entry(pair: Sql) -> Sql:
+                key, item = _comparable(pair["key"], kind.keyType), _comparable(pair["value"], kind.valueType)
+                return sql.struct(key.alias("key"), item.alias("value"))
+
+            return sql.call("array_sort", sql.transform(sql.call("map_entries", value), entry))
+    return value
