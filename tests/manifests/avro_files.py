@@ -67,8 +67,8 @@ def entry(number: int = 0, status: int = 1, **values: Any) -> dict[str, Any]:
 def mislabelled_file(declared: dict[str, Any], written: dict[str, Any], records: list[dict[str, Any]]) -> bytes:
     """A file whose header declares another schema than the one that its records were written with."""
     body, stream = io.BytesIO(), io.BytesIO()
-    for one in records:
-        fastavro.schemaless_writer(body, written, one)
+    for record in records:
+        fastavro.schemaless_writer(body, written, record)
     meta = {"avro.schema": json.dumps(declared).encode(), "avro.codec": b"null"}
     fastavro.schemaless_writer(stream, _HEADER, {"magic": b"Obj\x01", "meta": meta, "sync": bytes(16)})
     for number in (len(records), len(body.getvalue())):

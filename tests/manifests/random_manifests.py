@@ -162,7 +162,7 @@ class Writer:
         if isinstance(kind, list):
             branch = self.chance.randrange(len(kind))
             if name == "data_file":
-                branch = kind.index(next(one for one in kind if one != "null"))
+                branch = kind.index(next(branch_type for branch_type in kind if branch_type != "null"))
             return varint(branch) + self.record(kind[branch], name)
         if isinstance(kind, dict):
             return self.structured(kind, name)
@@ -170,7 +170,7 @@ class Writer:
 
     def structured(self, kind: dict[str, Any], name: str) -> bytes:
         if kind["type"] == "record":
-            return b"".join(self.record(one["type"], one["name"]) for one in kind["fields"])
+            return b"".join(self.record(field["type"], field["name"]) for field in kind["fields"])
         if kind["type"] == "array":
             return self.blocks([self.item(kind["items"], name, key) for key in self.keys(name)])
         if kind["type"] == "map":
@@ -186,7 +186,7 @@ class Writer:
         return self.simple(kind["type"], name, None)
 
     def item(self, items: Any, name: str, key: int) -> bytes:
-        if isinstance(items, dict) and [one["name"] for one in items.get("fields", ())] == ["key", "value"]:
+        if isinstance(items, dict) and [field["name"] for field in items.get("fields", ())] == ["key", "value"]:
             return varint(key) + self.record(items["fields"][1]["type"], name, key)
         return self.record(items)
 
@@ -251,7 +251,7 @@ def text(value: bytes) -> bytes:
 
 def takes_bytes(kind: Any) -> bool:
     if isinstance(kind, dict) and kind["type"] == "record":
-        return any(takes_bytes(one["type"]) for one in kind["fields"])
+        return any(takes_bytes(field["type"]) for field in kind["fields"])
     return kind != "null"
 
 

@@ -21,7 +21,7 @@ NAN = math.nan
 def aggregate(kind: str, *files: Row | None, source: bool = False) -> Row | None:
     """The aggregate of one column's stats over these files' (None: a file without any)."""
     schema = tree_schema({1: kind})
-    rows = [file_row(content_stats=None if one is None else {"1": one}) for one in files]
+    rows = [file_row(content_stats=None if stats is None else {"1": stats}) for stats in files]
     unordered = {1} if kind == "uuid" else set()
     row = leaf_row(pa.Table.from_pylist(rows, schema=schema), "/t/leaf", 9, {1} if source else set(), unordered)
     assert row.schema == schema
@@ -95,18 +95,18 @@ def test_nan_as_a_bound_is_no_bound() -> None:
 def test_signed_zeros() -> None:
     """-0.0 is below 0.0: both stand within the aggregate, whichever came first."""
     for pair in ((0.0, -0.0), (-0.0, 0.0), (0.0, 0.0), (-0.0, -0.0)):
-        found = span("double", *(bounds(one, one) for one in pair))
-        assert found is not None
-        assert [math.copysign(1, one) for one in found] == [-1, 1]
+        span_bounds = span("double", *(bounds(zero, zero) for zero in pair))
+        assert span_bounds is not None
+        assert [math.copysign(1, bound) for bound in span_bounds] == [-1, 1]
 
 
 def test_uuids_have_no_one_order() -> None:
     """Writers have compared them as signed and as unsigned numbers: bounds of several are none."""
-    one, other = bytes(16), b"\xff" * 16
-    assert span("uuid", bounds(one, one), bounds(one, one)) == (one, one)
-    assert span("uuid", bounds(one, one), bounds(other, other)) == (None, None)
-    assert span("uuid", bounds(one, other), bounds(one, other)) == (None, None)
-    assert span("uuid", bounds(one, one), bounds(None, None, 10, 10)) == (one, one)
+    low, high = bytes(16), b"\xff" * 16
+    assert span("uuid", bounds(low, low), bounds(low, low)) == (low, low)
+    assert span("uuid", bounds(low, low), bounds(high, high)) == (None, None)
+    assert span("uuid", bounds(low, high), bounds(low, high)) == (None, None)
+    assert span("uuid", bounds(low, low), bounds(None, None, 10, 10)) == (low, low)
 
 
 # -- partition values -----------------------------------------------------------------------------------------------
@@ -148,7 +148,7 @@ def test_partition_values_keep_their_length() -> None:
 def test_counts_add_up() -> None:
     stats = aggregate("double", bounds(1.0, 1.0, 10, 2, nan_value_count=1), bounds(1.0, 1.0, 5, 0, nan_value_count=3))
     assert stats is not None
-    assert [stats[one] for one in ("value_count", "null_value_count", "nan_value_count")] == [15, 2, 4]
+    assert [stats[count] for count in ("value_count", "null_value_count", "nan_value_count")] == [15, 2, 4]
 
 
 @pytest.mark.parametrize("name", ["value_count", "null_value_count", "nan_value_count"])
@@ -156,7 +156,7 @@ def test_an_unknown_count_makes_the_sum_unknown(name: str) -> None:
     known = bounds(1.0, 1.0, 10, 2, nan_value_count=1)
     stats = aggregate("double", known, known | {name: None})
     assert stats is not None
-    assert [one for one in ("value_count", "null_value_count", "nan_value_count") if stats[one] is None] == [name]
+    assert [count for count in ("value_count", "null_value_count", "nan_value_count") if stats[count] is None] == [name]
     whole = aggregate("double", known, None)
     assert whole is not None
     assert whole["value_count"] is None
@@ -167,7 +167,7 @@ def test_an_unknown_count_makes_the_sum_unknown(name: str) -> None:
     [((True, True), True), ((True, False), None), ((True, None), None), ((None, None), None), ((False, False), None)],
 )
 def test_tight_only_where_all_are(flags: tuple[bool | None, ...], expected: bool | None) -> None:
-    stats = aggregate("int", *(bounds(1, 2, tight_bounds=one) for one in flags))
+    stats = aggregate("int", *(bounds(1, 2, tight_bounds=tight) for tight in flags))
     assert stats is not None
     assert stats["tight_bounds"] is expected
 
@@ -208,13 +208,13 @@ def test_the_row_of_a_leaf() -> None:
     assert (row["content_type"], row["location"], row["file_size_in_bytes"]) == (DM, "/t/leaf", 99)
     assert (row["record_count"], row["partition_spec_id"], row["file_format"]) == (4, 0, "parquet")
     left = ("version_info", "first_row_id", "referenced_file", "deletion_vector", "equality_ids", "sort_order_id")
-    assert [row[one] for one in left] == [None] * 6
+    assert [row[column] for column in left] == [None] * 6
 
 
 def test_stats_are_of_live_entries() -> None:
-    kept = file_row(version_info=version(0, 1, 5), content_stats={"1": bounds(1, 2)})
+    live = file_row(version_info=version(0, 1, 5), content_stats={"1": bounds(1, 2)})
     dead = file_row(version_info=version(2, 1, 2), content_stats={"1": bounds(-9, 99)})
-    row = row_of(kept, dead)
+    row = row_of(live, dead)
     assert row["content_stats"]["1"]["upper_bound"] == 2
     assert row["manifest_stats"]["min_sequence_number"] == 5
 
@@ -234,9 +234,10 @@ def files(draw: st.DrawFn) -> tuple[Row | None, list[float | None]]:
     """A file's stats, some of them withheld, and its values."""
     values = draw(st.lists(st.none() | st.just(NAN) | VALUES, max_size=4))
     numbers = sorted(
-        (one for one in values if one is not None and not math.isnan(one)), key=lambda one: (one, math.copysign(1, one))
+        (value for value in values if value is not None and not math.isnan(value)),
+        key=lambda value: (value, math.copysign(1, value)),
     )
-    nans = sum(one is not None and math.isnan(one) for one in values)
+    nans = sum(value is not None and math.isnan(value) for value in values)
     known = {
         "lower_bound": numbers[0] if numbers else None,
         "upper_bound": numbers[-1] if numbers else None,
@@ -245,24 +246,26 @@ def files(draw: st.DrawFn) -> tuple[Row | None, list[float | None]]:
         "nan_value_count": nans,
     }
     withheld = draw(st.sets(st.sampled_from(sorted(known)), max_size=2)) if draw(st.booleans()) else set()
-    stats = {name: None if name in withheld else one for name, one in known.items()}
+    stats = {name: None if name in withheld else value for name, value in known.items()}
     return (None if draw(st.integers(0, 9)) == 0 else stats), values
 
 
 @ROUNDS
 @given(st.lists(files(), min_size=1, max_size=5))
-def test_the_aggregate_holds_for_every_value_of_every_file(made: list[tuple[Row | None, list[float | None]]]) -> None:
-    stats = aggregate("double", *(one for one, _ in made))
+def test_the_aggregate_holds_for_every_value_of_every_file(
+    samples: list[tuple[Row | None, list[float | None]]],
+) -> None:
+    stats = aggregate("double", *(stats_of_file for stats_of_file, _ in samples))
     if stats is None:
-        assert all(one is None for one, _ in made)
+        assert all(stats_of_file is None for stats_of_file, _ in samples)
         return
-    values = [one for _, some in made for one in some]
-    numbers = [(one, math.copysign(1, one)) for one in values if one is not None and not math.isnan(one)]
+    values = [value for _, some in samples for value in some]
+    numbers = [(value, math.copysign(1, value)) for value in values if value is not None and not math.isnan(value)]
     low, high = stats["lower_bound"], stats["upper_bound"]
-    assert low is None or all((low, math.copysign(1, low)) <= one for one in numbers)
-    assert high is None or all(one <= (high, math.copysign(1, high)) for one in numbers)
+    assert low is None or all((low, math.copysign(1, low)) <= number for number in numbers)
+    assert high is None or all(number <= (high, math.copysign(1, high)) for number in numbers)
     assert stats["value_count"] in (None, len(values))
     assert stats["null_value_count"] in (None, values.count(None))
-    if all(one is not None and None not in one.values() for one, _ in made):
+    if all(stats_of_file is not None and None not in stats_of_file.values() for stats_of_file, _ in samples):
         assert low == min(numbers)[0]
         assert high == max(numbers)[0]

@@ -96,7 +96,7 @@ def test_the_second_plan_reads_leaves(version: int, folder: Path, tmp_path: Path
     location = table_of(tmp_path / HOSTILE, version).write()
     spark.conf.unset(SETTING)
     queries = ("true", "part = 'b' and id > 3")
-    expected = [rows(plan(location, spark, one)) for one in queries]
+    expected = [rows(plan(location, spark, query)) for query in queries]
     assert len(expected[0]) == 10
     spark.conf.set(SETTING, str(folder / HOSTILE))
     assert rows(plan(location, spark)) == expected[0]
@@ -115,7 +115,7 @@ def test_filters_are_pushed_into_leaves(
     plan(location, spark, "id = 2 and part = 'a'").explain("formatted")
     pushed = re.findall(r"PushedFilters: (.*)", capsys.readouterr().out)
     for part in ("content_stats.`1`.lower_bound,2", "partition.`1000`,a", "EqualTo(version_info.status,2)"):
-        assert any(part in one for one in pushed), part
+        assert any(part in filters for filters in pushed), part
 
 
 def test_metadata_tables_have_the_maps_as_the_file_has_them(folder: Path, tmp_path: Path, spark: SparkSession) -> None:
@@ -160,11 +160,11 @@ def test_one_leaf_serves_lists_that_say_other_things_of_the_manifest(
     filled(location, spark, folder)
     row = table._manifest(0, *table.manifests[0]) | {"sequence_number": 0, "first_row_id": None}
     list_again(tmp_path / "t", [row])
-    inherited = sm.load_table(location, spark=spark).scan().plan_files()
-    found = {row.file_path: (row.data_sequence_number, row.first_row_id) for row in inherited.collect()}
-    assert not decodes(inherited)
-    assert found["file:///t/0-1"] == (0, None)
-    assert found["file:///t/0-2"] == (1, None)
+    files = sm.load_table(location, spark=spark).scan().plan_files()
+    inherited_by_path = {row.file_path: (row.data_sequence_number, row.first_row_id) for row in files.collect()}
+    assert not decodes(files)
+    assert inherited_by_path["file:///t/0-1"] == (0, None)
+    assert inherited_by_path["file:///t/0-2"] == (1, None)
 
 
 def list_again(folder: Path, manifests: list[dict[str, object]]) -> None:
@@ -194,7 +194,7 @@ def test_another_length_or_spec_is_another_manifest(folder: Path, tmp_path: Path
     HandmadeTable(tmp_path / "t", version=2).add(0, 0, data("file:///t/another")).write()
     assert [row.file_path for row in plan(location, spark).collect()] == ["file:///t/another"]
     assert len(leaves(folder)) == 2
-    keys = [leaf_key(*one) for one in (("/a/m", 1, 0, 0, 1), ("/a/m", 2, 0, 0, 1), ("/a/m", 1, 1, 0, 1))]
+    keys = [leaf_key(*key_parts) for key_parts in (("/a/m", 1, 0, 0, 1), ("/a/m", 2, 0, 0, 1), ("/a/m", 1, 1, 0, 1))]
     assert len({*keys, leaf_key("/a/m", 1, 0, 0, 2), leaf_key("/a/m", 1, 0, 1, 2)}) == 5
     assert leaf_key("file:/a//m", 1, 0, 0, 1) == keys[0]
 
@@ -250,7 +250,7 @@ def test_a_leaf_written_without_a_columns_type_does_not_serve_those_who_know_it(
     path = Path(location.removeprefix("file://"))
     text = path.read_text()
     forgetful = json.loads(text)
-    forgetful["schemas"][0]["fields"] = [one for one in COLUMNS if one["id"] != 1]
+    forgetful["schemas"][0]["fields"] = [column for column in COLUMNS if column["id"] != 1]
     path.write_text(json.dumps(forgetful))
     assert len(filled(location, spark, folder)) == 1
     path.write_text(text)
@@ -288,14 +288,14 @@ def test_ids_without_a_type_are_named(tmp_path: Path) -> None:
 def test_a_leaf_has_the_entries_of_its_manifest(
     version: int, first_row_id: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without Spark, too: whatever is asked for, and whatever the manifest list says of the manifest."""
+    """Without Spark: the same entries for any projection and any row of the manifest list."""
     monkeypatch.setattr("sparkmeta.manifests.parquet_file._ROW_GROUP_ROWS", 2)
     table_of(tmp_path, version).write()
     content = (tmp_path / "metadata" / "m0.avro").read_bytes()
     part = ManifestPart(7, "/x/m0.avro", 1, ManifestContext(10, 0 if version == 1 else 5, first_row_id))
     leaf, _ = encode_leaf(content, part, CacheTypes("", {1: "long", 3: "double"}, {1000: "string", 1001: "double"}))
     tuples, stats = {1000: "string", 1001: "double"}, {1: "long", 3: "double"}
-    wanted = EntryFilter(
+    entry_filter = EntryFilter(
         AllOf((BoundTest("lower_bound", 1, "long", upward=False, inclusive=True, limit=3),)),
         ((1, AllOf((BoundTest("partition", 1000, "string", upward=True, inclusive=True, limit="b"),))),),
     )
@@ -304,11 +304,11 @@ def test_a_leaf_has_the_entries_of_its_manifest(
         EntryProjection.of(["location"]),
         EntryProjection.of(["location", "first_row_id"], {1000: "string"}, {1: "long"}),
     ):
-        for one in (projection, replace(projection, entry_filter=wanted)):
-            expected = pa.Table.from_batches(decode_manifest(content, part, one), one.schema)
-            found = pa.Table.from_batches(decode_leaf(leaf, part, one, "leaf"), one.schema)
-            assert found.to_pylist() == expected.to_pylist()
-            assert len(found) == 6 if one.entry_filter is None else len(found) < 6
+        for filtered in (projection, replace(projection, entry_filter=entry_filter)):
+            expected = pa.Table.from_batches(decode_manifest(content, part, filtered), filtered.schema)
+            actual = pa.Table.from_batches(decode_leaf(leaf, part, filtered, "leaf"), filtered.schema)
+            assert actual.to_pylist() == expected.to_pylist()
+            assert len(actual) == 6 if filtered.entry_filter is None else len(actual) < 6
 
 
 def test_a_broken_leaf_is_named(tmp_path: Path) -> None:
@@ -374,17 +374,17 @@ def test_a_harmed_leaf_serves_nobody(harm: Callable[[Path, Path], None], tmp_pat
     types, folder = CacheTypes("", {1: "long"}, {1000: "string"}), tmp_path / "c"
     writer = CacheWriter(str(folder), types, ExecutorReader(), ExecutorWriter())
     cache = ManifestCache(folder.as_uri(), LocalFiles(), writer)
-    sizes = [one.stat().st_size for one in manifests]
+    sizes = [path.stat().st_size for path in manifests]
     rows = [
         {
             "manifest": 7 + n,
-            "location": str(one),
+            "location": str(path),
             "partition_spec_id": 1,
             "part": 0,
             "parts": 1,
             "file_size_in_bytes": size,
         }
-        for n, (one, size) in enumerate(zip(manifests, sizes, strict=True))
+        for n, (path, size) in enumerate(zip(manifests, sizes, strict=True))
     ]
     parts, longer = (
         pa.Table.from_pylist([rows[0], {**rows[1], "file_size_in_bytes": size}], schema=PART_SCHEMA)
@@ -392,11 +392,11 @@ def test_a_harmed_leaf_serves_nobody(harm: Callable[[Path, Path], None], tmp_pat
     )
     projection = EntryProjection.of(["location"], {1000: "string"}, {1: "long"})
     assert serving(cache, parts, projection) == [None, None]
-    for number, one in enumerate(manifests):
-        part = ManifestPart(number, str(one), 1, ManifestContext(1, 1, None))
-        writer.keep(one.read_bytes(), part)
-        (found,) = [leaf for leaf in serving(cache, parts, projection) if leaf is not None][number:]
-        assert Path(found.removeprefix("file://")).parent.parent == folder
+    for number, path in enumerate(manifests):
+        part = ManifestPart(number, str(path), 1, ManifestContext(1, 1, None))
+        writer.keep(path.read_bytes(), part)
+        (leaf_path,) = [leaf for leaf in serving(cache, parts, projection) if leaf is not None][number:]
+        assert Path(leaf_path.removeprefix("file://")).parent.parent == folder
     both = serving(cache, parts, projection)
     assert None not in both
     assert serving(cache, longer, projection) == [both[0], None]
@@ -428,7 +428,7 @@ def test_a_harmed_leaf_is_passed_over_and_mended(
 
 
 def test_a_leaf_that_rots_is_an_error_that_names_it(folder: Path, tmp_path: Path, spark: SparkSession) -> None:
-    """Any bit of a page: its checksum is looked at, and no plan is made of other values than were written."""
+    """Page checksums catch any flipped bit, so that no plan holds values that were not written."""
     table = HandmadeTable(tmp_path / "t").add(0, 0, *(data(f"file:///t/{n}", **long_bounds(n, n)) for n in range(300)))
     location = table.write()
     (leaf,) = filled(location, spark, folder)
@@ -436,10 +436,10 @@ def test_a_leaf_that_rots_is_an_error_that_names_it(folder: Path, tmp_path: Path
     for place in range(10, len(whole) - 3_000, len(whole) // 12):
         leaf.write_bytes(whole[:place] + bytes([whole[place] ^ 4]) + whole[place + 1 :])
         try:
-            found = rows(plan(location, spark))
+            outcome = rows(plan(location, spark))
         except Exception as error:  # noqa: BLE001  which of Spark's it is depends on what is hit
-            found = expected if leaf.name in str(error) else [str(error)]
-        assert found == expected
+            outcome = expected if leaf.name in str(error) else [str(error)]
+        assert outcome == expected
 
 
 @pytest.mark.parametrize("place", ["{}/file", "{}/file/cache", "unknown://scheme"])
@@ -495,20 +495,20 @@ def run(*arguments: str, code: int = 0) -> str:
 
 def test_info_and_prune(folder: Path, tmp_path: Path, spark: SparkSession) -> None:
     location = table_of(tmp_path / "t").write()
-    found = filled(location, spark, folder)
+    leaf_paths = filled(location, spark, folder)
     (row,) = json.loads(run("info", str(folder), "--output", "json"))
     assert row["manifests"] == f"file:{tmp_path}/t/metadata"
-    assert (row["leaves"], row["size_in_bytes"]) == (3, sum(one.stat().st_size for one in found))
+    assert (row["leaves"], row["size_in_bytes"]) == (3, sum(path.stat().st_size for path in leaf_paths))
     assert run("info", str(folder)).splitlines()[1].split()[1] == "3"
     assert run("prune", str(folder)) == "0 files, 0 B: would be deleted (--commit)\n"
-    os.utime(found[0], (1, 1))
-    torn(found[1], folder)
-    shutil.copy(found[2], found[2].parent / found[2].name.replace("-", "0-", 1))
-    twice = found[2].name.split("-")
-    shutil.copy(found[2], found[2].parent / "-".join([*twice[:2], "0" * 16, twice[3]]))
-    leaf_bytes = sum(one.stat().st_size for one in leaves(folder))
+    os.utime(leaf_paths[0], (1, 1))
+    torn(leaf_paths[1], folder)
+    shutil.copy(leaf_paths[2], leaf_paths[2].parent / leaf_paths[2].name.replace("-", "0-", 1))
+    twice = leaf_paths[2].name.split("-")
+    shutil.copy(leaf_paths[2], leaf_paths[2].parent / "-".join([*twice[:2], "0" * 16, twice[3]]))
+    leaf_bytes = sum(path.stat().st_size for path in leaves(folder))
     assert run("prune", str(folder)).startswith("3 files, ")
-    assert sum(one.stat().st_size for one in leaves(folder)) == leaf_bytes
+    assert sum(path.stat().st_size for path in leaves(folder)) == leaf_bytes
     assert run("prune", str(folder), "--commit").endswith(": deleted\n")
     assert len(leaves(folder)) == 2
     assert list(folder.glob("*.json"))

@@ -167,18 +167,18 @@ def test_a_bomb_is_stopped_before_it_is_unpacked(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize("size", [10, 60_000, 100_000], ids=["at once", "a block of Java's", "as a stream"])
 @pytest.mark.parametrize("library", ["deflate", "isal.isal_zlib", "zlib"])
 def test_deflated_blocks_by_each_library(library: str, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = pytest.importorskip(library)
+    module = pytest.importorskip(library)
     if library != "deflate":
-        monkeypatch.setattr(container, "_ZLIB", found)
+        monkeypatch.setattr(container, "_ZLIB", module)
         monkeypatch.setattr(container, "_INFLATE", None)
     monkeypatch.setattr(container, "MAX_BLOCK_BYTES", 200_000)
     plain = random.Random(1).randbytes(size)
     squeeze = zlib.compressobj(wbits=-15)
     body = squeeze.compress(plain) + squeeze.flush()
-    made = avro_file(SCHEMA, RECORDS[:1], "deflate")
-    header = read_header(made, "f")
+    manifest = avro_file(SCHEMA, RECORDS[:1], "deflate")
+    header = read_header(manifest, "f")
     for packed, good in ((body, True), (body[:-3], False), (b"\xff" * len(body), False), (b"", False)):
-        data = with_block(made, 1, len(packed), packed)
+        data = with_block(manifest, 1, len(packed), packed)
         (block,) = read_blocks(data, header, "f")
         if good:
             assert inflate(data, block, header, "f") == plain

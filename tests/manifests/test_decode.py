@@ -81,24 +81,24 @@ def test_a_version_1_entry_gets_its_defaults() -> None:
 )
 def test_values_of_an_unknown_transform_are_text(kind: str, value: Any, text: str) -> None:
     schema = entry_schema(data_file(partition=[field("x", 1000, ["null", kind])]))
-    records = [entry(number, partition={"x": one}) for number, one in enumerate([value, None])]
-    found = rows(avro_file(schema, records), EntryProjection.of(("location",), {1000: ANY}))
-    assert [row["partition"]["1000"] for row in found] == [text, None]
+    records = [entry(number, partition={"x": partition_value}) for number, partition_value in enumerate([value, None])]
+    decoded = rows(avro_file(schema, records), EntryProjection.of(("location",), {1000: ANY}))
+    assert [row["partition"]["1000"] for row in decoded] == [text, None]
 
 
 def test_fixed_partition_values_as_avro_and_as_java_write_them() -> None:
     """Iceberg's Java library puts a length before them, though it declares a fixed type."""
     kinds = {"fixed": {"type": "fixed", "name": "fixed_4", "size": 4}, "bytes": "bytes"}
     declared, prefixed = (
-        entry_schema(data_file(partition=[field("fx", 1000, ["null", kinds[one]])])) for one in ("fixed", "bytes")
+        entry_schema(data_file(partition=[field("fx", 1000, ["null", kinds[form]])])) for form in ("fixed", "bytes")
     )
     values = [b"\x00\xff\x80\x00", None, b"\x08abc", b"\x02\x00\x02\x00"]
     records = [entry(number, partition={"fx": value}) for number, value in enumerate(values)]
     projection = EntryProjection.of(("location", "record_count"), {1000: "fixed[4]"})
     for data in (avro_file(declared, records), mislabelled_file(declared, prefixed, records)):
-        found = rows(data, projection)
-        assert [row["partition"]["1000"] for row in found] == values
-        assert [row["record_count"] for row in found] == [10, 11, 12, 13]
+        decoded = rows(data, projection)
+        assert [row["partition"]["1000"] for row in decoded] == values
+        assert [row["record_count"] for row in decoded] == [10, 11, 12, 13]
 
 
 def test_a_deletion_vector_of_version_3() -> None:

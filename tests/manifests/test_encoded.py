@@ -44,7 +44,8 @@ NUMBERS = {1: "snapshot_id", 3: "sequence_number", 4: "file_sequence_number"}
 
 def form_of(version: int, partition: dict[int, str], codec: str = "gzip", target: int = 1 << 20) -> ManifestFormat:
     fields = [
-        NestedField(one, f"p{one}", TYPES.validate_python(name), required=False) for one, name in partition.items()
+        NestedField(field_id, f"p{field_id}", TYPES.validate_python(name), required=False)
+        for field_id, name in partition.items()
     ]
     return ManifestFormat(
         version, 0, 0, tuple(partition.items()), entry_schema(version, StructType(*fields)), {}, codec, None,
@@ -68,40 +69,40 @@ def entries_of(data: bytes, form: ManifestFormat, compiled: bool) -> pa.Table:
 
 def read_back(table: pa.Table, form: ManifestFormat) -> list[dict[str, Any]]:
     """The entries' bytes as fastavro reads them, fields named by their ids; nothing is left of the bytes."""
-    schema, found = parse(form.encoded, "ours"), []
+    schema, entries = parse(form.encoded, "ours"), []
     for value in table.column(ENTRY).to_pylist() if ENTRY in table.column_names else []:
         stream = io.BytesIO(value)
-        found.append(fastavro.schemaless_reader(stream, schema, None))
+        entries.append(fastavro.schemaless_reader(stream, schema, None))
         assert stream.tell() == len(value)
-    return found
+    return entries
 
 
 def expected(data: bytes, schema: dict[str, Any], form: ManifestFormat, table: pa.Table) -> list[dict[str, Any]]:
-    """What the bytes should say: the values of the source's records, with the numbers of the table's columns."""
+    """The entries that the bytes should encode: the source's records, with the numbers of the table's columns."""
     header = read_header(data, LOCATION)
     writer, rows = manifest_schema(schema, LOCATION).writer, []
     for block in read_blocks(data, header, LOCATION):
         stream = io.BytesIO(data[block.offset : block.offset + block.size])
         rows += [fastavro.schemaless_reader(stream, writer, None) for _ in range(block.count)]
     live = [row for row in rows if row["f0"] != 2]
-    record = next(one for one in form.encoded["fields"] if one["name"] == "f2")["type"]
+    record = next(field for field in form.encoded["fields"] if field["name"] == "f2")["type"]
     infos, row_ids = table.column("version_info").to_pylist(), table.column("first_row_id").to_pylist()
-    found = []
+    entries = []
     for row, info, row_id in zip(live, infos, row_ids, strict=True):
-        file = {one["name"]: value_of(one["name"], row["f2"], form) for one in record["fields"]}
+        file = {field["name"]: value_of(field["name"], row["f2"], form) for field in record["fields"]}
         if "f142" in file:
             file["f142"] = row_id
-        found.append({"f0": 0, **{f"f{one}": info[NUMBERS[one]] for one in form.numbers}, "f2": file})
-    return found
+        entries.append({"f0": 0, **{f"f{field_id}": info[NUMBERS[field_id]] for field_id in form.numbers}, "f2": file})
+    return entries
 
 
 def value_of(name: str, file: dict[str, Any], form: ManifestFormat) -> Any:
     value = file.get(name)
     if name == "f102":
-        values = {f"f{one}": (value or {}).get(f"f{one}") for one, _ in form.partition}
+        values = {f"f{field_id}": (value or {}).get(f"f{field_id}") for field_id, _ in form.partition}
         return values | {
             key: int.from_bytes(values[key], "big", signed=True).to_bytes(2, "big", signed=True)
-            for key in (f"f{one}" for one, kind in form.partition if kind.startswith("decimal"))
+            for key in (f"f{field_id}" for field_id, kind in form.partition if kind.startswith("decimal"))
             if values[key] is not None
         }
     if int(name[1:]) in METRICS_MAPS and isinstance(value, dict):
@@ -128,15 +129,15 @@ def test_layouts_that_are_copied(chance: Random, versions: tuple[int, int]) -> N
     names = dict(chance.sample(sorted(PARTITION_TYPES.items()), chance.randrange(4)))
     partition = {1000 + place: name for place, name in enumerate(name for name in names if "fixed" not in name)}
     schema = form_of(versions[0], partition).schema
-    outer = next(one for one in schema["fields"] if one["name"] == "data_file")
+    outer = next(field for field in schema["fields"] if field["name"] == "data_file")
     keep = len(outer["type"]["fields"]) - chance.choice([0, 0, 1, 2]) * (
         versions == (2, 3) or versions[0] == versions[1] > 1
     )
     fields = outer["type"]["fields"][:keep]
-    ids = [one["field-id"] for one in fields]
+    ids = [field["field-id"] for field in fields]
     copies = versions[1] < 3 or 140 in ids
     file = {**outer, "type": {**outer["type"], "fields": fields}}
-    source = {**schema, "fields": [file if one is outer else one for one in schema["fields"]]}
+    source = {**schema, "fields": [file if field is outer else field for field in schema["fields"]]}
     writer = Writer(chance)
     blocks = [(count, b"".join(writer.record(source) for _ in range(count))) for count in (chance.randrange(6), 3)]
     check(container(source, blocks), source, form_of(versions[1], partition), copied=copies)
@@ -150,11 +151,11 @@ def check(data: bytes, schema: dict[str, Any], form: ManifestFormat, copied: boo
         if copied is not None or "can't be encoded" not in str(error):
             raise
         return
-    found = read_back(slow, form)
-    if found:
-        assert repr(found) == repr(expected(data, schema, form, slow))
+    entries = read_back(slow, form)
+    if entries:
+        assert repr(entries) == repr(expected(data, schema, form, slow))
     quick = entries_of(data, form, compiled=True)
-    assert repr(read_back(quick, form)) == repr(found)
+    assert repr(read_back(quick, form)) == repr(entries)
 
 
 def test_how_often_random_schemas_are_encoded() -> None:
@@ -184,15 +185,17 @@ def test_a_manifest_is_read_as_it_was(codec: str, version: int) -> None:
     assert header.codec == {"gzip": "deflate", "uncompressed": "null", "zstd": "zstandard"}.get(codec, codec)
     blocks = list(read_blocks(data, header, LOCATION))
     assert len(blocks) > 1
-    assert sum(one.count for one in blocks) == 2_000
-    assert b"".join(inflate(data, one, header, LOCATION) for one in blocks) == b"".join(table.column(ENTRY).to_pylist())
+    assert sum(block.count for block in blocks) == 2_000
+    assert b"".join(inflate(data, block, header, LOCATION) for block in blocks) == b"".join(
+        table.column(ENTRY).to_pylist()
+    )
     if codec in {"gzip", "uncompressed"}:  # fastavro alone knows no others
-        before, after = (list(fastavro.reader(io.BytesIO(one))) for one in (source, data))
-        assert [one["data_file"] for one in after] == [one["data_file"] for one in before]
-        assert {one["status"] for one in after} == {0}
+        before, after = (list(fastavro.reader(io.BytesIO(manifest))) for manifest in (source, data))
+        assert [entry["data_file"] for entry in after] == [entry["data_file"] for entry in before]
+        assert {entry["status"] for entry in after} == {0}
     projection = EntryProjection.of(COLUMNS, {1000: "int"})
     again = pa.Table.from_batches(decode_manifest(data, PART, projection))
-    numbers = [pc.struct_field(one.column("version_info"), "sequence_number") for one in (again, table)]
+    numbers = [pc.struct_field(entries.column("version_info"), "sequence_number") for entries in (again, table)]
     assert numbers[0].equals(numbers[1])
     assert row.to_pylist()[0]["manifest_length"] == len(data)
 
@@ -231,7 +234,7 @@ def row_of(values: Sequence[Any], kind: str) -> pa.Table:
             "version_info": info,
             "record_count": pa.array(range(len(values)), pa.int64()),
             "partition": pa.array(
-                [{"1000": one} for one in values], EntryProjection.of((), {1000: kind}).partition_type
+                [{"1000": value} for value in values], EntryProjection.of((), {1000: kind}).partition_type
             ),
             ENTRY: pa.array([b"x"] * len(values)),
         }
@@ -246,11 +249,11 @@ def test_summaries(draw: st.DataObject) -> None:
     kind = draw.draw(st.sampled_from(sorted(VALUES)))
     values = draw.draw(st.lists(st.none() | VALUES[kind], min_size=1, max_size=9))
     row = row_of(values, kind)
-    (found,) = row.to_pylist()[0]["partitions"]
-    known = sorted(one for one in values if one is not None and str(one) != "nan")
-    assert found["contains_null"] == (None in values)
-    assert found["contains_nan"] == ("nan" in map(str, values) and kind == "double")
-    bounds = decode_bounds(pa.array([found["lower_bound"], found["upper_bound"]], pa.binary()), kind).to_pylist()
+    (summary,) = row.to_pylist()[0]["partitions"]
+    known = sorted(value for value in values if value is not None and str(value) != "nan")
+    assert summary["contains_null"] == (None in values)
+    assert summary["contains_nan"] == ("nan" in map(str, values) and kind == "double")
+    bounds = decode_bounds(pa.array([summary["lower_bound"], summary["upper_bound"]], pa.binary()), kind).to_pylist()
     assert bounds == ([known[0], known[-1]] if known else [None, None])
     assert row.to_pylist()[0]["existing_rows_count"] == sum(range(len(values)))
     assert row.to_pylist()[0]["min_sequence_number"] == 4
@@ -276,9 +279,11 @@ def test_fixed_values_are_encoded_as_java_does() -> None:
 def test_a_long_number_of_records_is_copied_in_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(raw_entries, "BATCH_RECORDS", 64)
     form = form_of(3, {1000: "int"})
-    source = avro_file(dict(form.schema), [{**sample(one, 3), "status": one % 3} for one in range(1_000)], "null")
+    source = avro_file(
+        dict(form.schema), [{**sample(number, 3), "status": number % 3} for number in range(1_000)], "null"
+    )
     table = entries_of(source, form, compiled=True)
-    assert table.column("ordinal").to_pylist() == [one for one in range(1_000) if one % 3 != 2]
+    assert table.column("ordinal").to_pylist() == [number for number in range(1_000) if number % 3 != 2]
     assert repr(read_back(table, form)) == repr(expected(source, dict(form.schema), form, table))
 
 
@@ -297,10 +302,10 @@ def test_two_fields_of_a_type(kind: str) -> None:
         table = entries_of(data, form, compiled)
         written, row = write_manifest(table, form)
         projection = EntryProjection.of(COLUMNS, {1000: kind, 1001: kind})
-        (found,) = pa.Table.from_batches(decode_manifest(written, PART, projection)).to_pylist()
-        assert found["partition"]["1001"] is None
-        assert (found["partition"]["1000"] is None) == (value is None)
-        assert [one["contains_null"] for one in row.to_pylist()[0]["partitions"]] == [value is None, True]
+        (entry,) = pa.Table.from_batches(decode_manifest(written, PART, projection)).to_pylist()
+        assert entry["partition"]["1001"] is None
+        assert (entry["partition"]["1000"] is None) == (value is None)
+        assert [summary["contains_null"] for summary in row.to_pylist()[0]["partitions"]] == [value is None, True]
 
 
 @pytest.mark.parametrize(("values", "known"), [((b"\0" * 16, b"\1" * 16), True), ((b"\0" * 16, b"\xff" * 16), False)])
@@ -311,10 +316,10 @@ def test_uuids_that_readers_order_in_different_ways(values: tuple[bytes, ...], k
 
 
 def test_mutated_manifests_are_refused_or_copied_whole() -> None:
-    """Of any bytes there come entries that can be read, or one error; never a crash, or bytes of elsewhere."""
+    """Any bytes yield readable entries or one error, never a crash or bytes from outside the records."""
     form, chance, refused = form_of(3, {1000: "int"}), Random(3), 0
     schema = dict(form.schema)
-    body = avro_file(schema, [sample(one, 3) for one in range(20)], "null")
+    body = avro_file(schema, [sample(number, 3) for number in range(20)], "null")
     (block,) = read_blocks(body, read_header(body, LOCATION), LOCATION)
     records = body[block.offset : block.offset + block.size]
     for _ in range(20_000 if SOAK else 1_000):

@@ -23,7 +23,7 @@ PROJECTION = EntryProjection.of(
 )
 AT_LEAST_7 = AllOf((BoundTest("upper_bound", 1, "long", upward=True, inclusive=True, limit=7),))
 OF_A = AllOf(
-    tuple(BoundTest("partition", 1000, "string", upward=one, inclusive=True, limit="a") for one in (True, False))
+    tuple(BoundTest("partition", 1000, "string", upward=upward, inclusive=True, limit="a") for upward in (True, False))
 )
 
 
@@ -45,14 +45,14 @@ def manifest(tmp_path: Path) -> bytes:
     return (tmp_path / "metadata" / "m0.avro").read_bytes()
 
 
-def found(batches: list[pa.RecordBatch]) -> dict[int, int | None]:
+def row_ids(batches: list[pa.RecordBatch]) -> dict[int, int | None]:
     """First row ids by ordinal."""
     return {row["ordinal"]: row["first_row_id"] for batch in batches for row in batch.to_pylist()}
 
 
 @pytest.mark.parametrize("compiled", [False, True], ids=["fastavro", "compiled"])
 @pytest.mark.parametrize(
-    ("wanted", "ordinals"),
+    ("entry_filter", "ordinals"),
     [
         (None, [*range(10)]),
         (EVERYTHING, [0, 1, 3, 4, 6, 7, 9]),
@@ -63,11 +63,11 @@ def found(batches: list[pa.RecordBatch]) -> dict[int, int | None]:
     ],
     ids=["all", "live", "bounds", "partition", "another spec", "nothing"],
 )
-def test_what_is_wanted(wanted: EntryFilter | None, ordinals: list[int], compiled: bool, manifest: bytes) -> None:
-    all_ids = found(decoded(manifest, PROJECTION, compiled))
+def test_what_is_wanted(entry_filter: EntryFilter | None, ordinals: list[int], compiled: bool, manifest: bytes) -> None:
+    all_ids = row_ids(decoded(manifest, PROJECTION, compiled))
     assert all_ids[9] == 1000 + 10 + (-1) + 10 * 4
-    batches = decoded(manifest, replace(PROJECTION, entry_filter=wanted), compiled)
-    assert found(batches) == {one: all_ids[one] for one in ordinals}
+    batches = decoded(manifest, replace(PROJECTION, entry_filter=entry_filter), compiled)
+    assert row_ids(batches) == {ordinal: all_ids[ordinal] for ordinal in ordinals}
     assert all(len(batch) for batch in batches)
 
 
@@ -75,24 +75,26 @@ def test_what_is_wanted(wanted: EntryFilter | None, ordinals: list[int], compile
 def test_bounds_of_another_type_decide_nothing(compiled: bool, manifest: bytes) -> None:
     of_dates = AllOf((replace(AT_LEAST_7.tests[0], type_name="date"),))
     projection = replace(PROJECTION, entry_filter=EntryFilter(of_dates, ()))
-    assert len(found(decoded(manifest, projection, compiled))) == 7
+    assert len(row_ids(decoded(manifest, projection, compiled))) == 7
 
 
 @pytest.mark.parametrize("compiled", [False, True], ids=["fastavro", "compiled"])
 @pytest.mark.parametrize("seed", range(12))
 def test_the_rest_is_as_without_a_filter(seed: int, compiled: bool) -> None:
     """Of manifests of any schema, with any columns."""
-    made = random_manifest(Random(seed))
-    names = {*made.projection.columns, "version_info"}
-    full = EntryProjection.of(names, dict(made.projection.partition), dict(made.projection.stats))
+    manifest = random_manifest(Random(seed))
+    names = {*manifest.projection.columns, "version_info"}
+    full = EntryProjection.of(names, dict(manifest.projection.partition), dict(manifest.projection.stats))
     try:
-        batches = decoded(made.data, full, compiled)
+        batches = decoded(manifest.data, full, compiled)
     except ValueError:
         pytest.skip("a manifest that is refused")
     table = pa.Table.from_batches(batches, full.schema)
     live = pa.compute.not_equal(pa.compute.struct_field(table["version_info"], "status"), 2)
-    kept = pa.Table.from_batches(decoded(made.data, replace(full, entry_filter=EVERYTHING), compiled), full.schema)
-    assert values(kept) == values(table.filter(live))
+    filtered = pa.Table.from_batches(
+        decoded(manifest.data, replace(full, entry_filter=EVERYTHING), compiled), full.schema
+    )
+    assert values(filtered) == values(table.filter(live))
 
 
 def values(table: pa.Table) -> str:
@@ -104,8 +106,8 @@ def test_records_in_arrow_are_taken_too() -> None:
     batch = pa.RecordBatch.from_pydict({"f0": pa.array([1, 2, 0], pa.int32()), "f103": [1, 2, 3], "f142": [None] * 3})
     projection = EntryProjection.of(["record_count", "first_row_id"])
     builder = EntryBuilder(PART, replace(projection, entry_filter=EVERYTHING))
-    made = builder.batch(pa.array([5, 6, 7]), ArrowRecords(batch))
-    assert made.select(["record_count", "first_row_id", "ordinal"]).to_pydict() == {
+    filtered = builder.batch(pa.array([5, 6, 7]), ArrowRecords(batch))
+    assert filtered.select(["record_count", "first_row_id", "ordinal"]).to_pydict() == {
         "record_count": [1, 3],
         "first_row_id": [1000, 1001],
         "ordinal": [5, 7],

@@ -64,14 +64,14 @@ def test_row_ids_equal_a_plain_count_however_the_entries_are_batched(
     entries: list[tuple[int, int, int | None]], cut: int
 ) -> None:
     expected, counter = [], 100
-    for status, count, own in entries:
-        if status != Status.DELETED and own is None:
+    for status, count, row_id in entries:
+        if status != Status.DELETED and row_id is None:
             expected.append(counter)
             counter += count
         else:
-            expected.append(own)
+            expected.append(row_id)
     batches, rows = RowIdCounter(100), []
     for part in (entries[:cut], entries[cut:]):
-        status, counts, own = ([row[index] for row in part] for index in range(3))
-        rows += batches.assign(longs(*own), statuses(*status), longs(*counts)).to_pylist()
+        status, counts, row_ids = ([row[index] for row in part] for index in range(3))
+        rows += batches.assign(longs(*row_ids), statuses(*status), longs(*counts)).to_pylist()
     assert rows == expected

@@ -61,18 +61,18 @@ def test_the_layout_is_the_one_that_the_page_documents(content: str) -> None:
 
 def test_the_page_names_every_property() -> None:
     rows = re.findall(r"^\| `(write\.tree\.[\w-]+)` \| (\d+) \|", LAYOUT_PAGE.read_text(), re.MULTILINE)
-    known = [(property_name(one.name), str(one.default)) for one in fields(TreeOptions)]
+    known = [(property_name(option.name), str(option.default)) for option in fields(TreeOptions)]
     assert rows == known
 
 
 def columns_of(data: bytes) -> dict[str, Any]:
     group = pq.ParquetFile(io.BytesIO(data)).metadata.row_group(0)
-    return {group.column(one).path_in_schema: group.column(one) for one in range(group.num_columns)}
+    return {group.column(place).path_in_schema: group.column(place) for place in range(group.num_columns)}
 
 
 def test_encodings_and_statistics() -> None:
     columns = columns_of(write_manifest(whole_root().slice(3, 1), DATA))
-    assert {one.compression for one in columns.values()} == {"ZSTD"}
+    assert {column.compression for column in columns.values()} == {"ZSTD"}
     assert "DELTA_BYTE_ARRAY" in columns["location"].encodings
     assert columns["content_stats.1.lower_bound"].is_stats_set
     for path in ("split_offsets.list.element", "key_metadata"):
@@ -81,7 +81,10 @@ def test_encodings_and_statistics() -> None:
 
 def test_values_that_repeat_have_a_dictionary() -> None:
     """Each half of the entries has a bound of its own, and each entry another one."""
-    rows = (file_row(location=f"/t/{one}", content_stats={"1": bounds(one // 50, 1_000 + one)}) for one in range(100))
+    rows = (
+        file_row(location=f"/t/{number}", content_stats={"1": bounds(number // 50, 1_000 + number)})
+        for number in range(100)
+    )
     columns = columns_of(write_manifest(entry_table(*rows), DATA))
     assert columns["content_stats.1.lower_bound"].has_dictionary_page
     assert columns["file_format"].has_dictionary_page
@@ -91,25 +94,27 @@ def test_values_that_repeat_have_a_dictionary() -> None:
 def test_stats_of_every_type_are_written() -> None:
     """Also of columns of the type unknown, which hold nothing but nulls."""
     types = dict(enumerate(_ARROW_TYPES, 1))
-    stats = {str(one): {"value_count": 5, "null_value_count": 5} for one in types}
+    stats = {str(field_id): {"value_count": 5, "null_value_count": 5} for field_id in types}
     row = file_row() | {"content_stats": stats}
     table = pa.Table.from_pylist([row], schema=tree_schema(types))
-    found, _ = read_manifest(write_manifest(table, DATA), types, "file:///t/m.parquet")
-    assert found.column("content_stats").to_pylist()[0].keys() == stats.keys()
-    assert all(one["null_value_count"] == 5 for one in found.column("content_stats").to_pylist()[0].values())
+    read, _ = read_manifest(write_manifest(table, DATA), types, "file:///t/m.parquet")
+    assert read.column("content_stats").to_pylist()[0].keys() == stats.keys()
+    assert all(
+        column_stats["null_value_count"] == 5 for column_stats in read.column("content_stats").to_pylist()[0].values()
+    )
 
 
 def test_roots_are_read_as_a_whole() -> None:
     columns = columns_of(write_root(whole_root()))
-    assert {one.compression for one in columns.values()} == {"ZSTD"}
+    assert {column.compression for column in columns.values()} == {"ZSTD"}
     for path in ("location", "referenced_file"):
         assert "DELTA_BYTE_ARRAY" in columns[path].encodings
     assert "DELTA_BINARY_PACKED" in columns["content_stats.1.lower_bound"].encodings
-    assert not any(one.is_stats_set or one.has_dictionary_page for one in columns.values())
+    assert not any(column.is_stats_set or column.has_dictionary_page for column in columns.values())
 
 
 def test_a_large_leaf_has_row_groups_to_prune() -> None:
-    rows = pa.concat_tables([entry_table(*(file_row(location=f"/t/{one:06}") for one in range(100)))] * 250)
+    rows = pa.concat_tables([entry_table(*(file_row(location=f"/t/{number:06}") for number in range(100)))] * 250)
     file = pq.ParquetFile(io.BytesIO(write_manifest(rows, DATA)))
     assert file.metadata.num_rows == 25_000
     assert file.metadata.num_row_groups == 2
@@ -131,8 +136,8 @@ VECTOR = st.fixed_dictionaries(
     {name: st.none() | LONG for name in ("offset", "size_in_bytes")} | {"inline_content": st.none() | st.binary()}
 )
 COUNTS = st.fixed_dictionaries(
-    {f"{one}_files_count": st.none() | st.integers(0, 2**31 - 1) for one in ("added", "existing", "deleted")}
-    | {f"{one}_rows_count": st.none() | LONG for one in ("added", "existing", "deleted")}
+    {f"{status}_files_count": st.none() | st.integers(0, 2**31 - 1) for status in ("added", "existing", "deleted")}
+    | {f"{status}_rows_count": st.none() | LONG for status in ("added", "existing", "deleted")}
     | {"min_sequence_number": st.none() | LONG}
 )
 FIELDS = {
@@ -152,16 +157,16 @@ FIELDS = {
     "equality_ids": st.none() | st.lists(st.integers(0, 9), max_size=3),
     "first_row_id": st.none() | LONG,
 }
-TYPES = {number: str(one) for number, one in enumerate(VALUES, 1)}
+TYPES = {number: str(primitive) for number, primitive in enumerate(VALUES, 1)}
 
 
 @st.composite
 def tables(draw: st.DrawFn) -> pa.Table:
     """Rows of `tree_schema` with stats of columns of every type."""
     rows = draw(st.lists(st.fixed_dictionaries(FIELDS), max_size=5))
-    types = {one: TYPES[one] for one in draw(st.sets(st.sampled_from(sorted(TYPES)), max_size=3))}
+    types = {field_id: TYPES[field_id] for field_id in draw(st.sets(st.sampled_from(sorted(TYPES)), max_size=3))}
     schema = tree_schema(types)
-    stats = [stats_of(draw, one, len(rows)) for one in sorted(types)]
+    stats = [stats_of(draw, field_id, len(rows)) for field_id in sorted(types)]
     kind = schema.field("content_stats").type
     absent = pa.array([draw(st.booleans()) for _ in rows], pa.bool_())
     whole = (
@@ -173,7 +178,7 @@ def tables(draw: st.DrawFn) -> pa.Table:
 
 def stats_of(draw: st.DrawFn, field_id: int, rows: int) -> pa.StructArray:
     primitive = list(VALUES)[field_id - 1]
-    value = st.none() | VALUES[primitive].map(lambda one: to_bytes(primitive, one))
+    value = st.none() | VALUES[primitive].map(lambda bound: to_bytes(primitive, bound))
     count = st.none() | LONG
     kind = tree_schema({field_id: str(primitive)}).field("content_stats").type.field(str(field_id)).type
     children = []
@@ -196,28 +201,28 @@ def plain(table: pa.Table) -> list[str]:
     rows = table.cast(readable(table.schema)).to_pylist()
     for row in rows:
         stats = row["content_stats"] or {}
-        row["content_stats"] = {name: one for name, one in stats.items() if one is not None} or None
+        row["content_stats"] = {name: value for name, value in stats.items() if value is not None} or None
     return [repr(row) for row in rows]
 
 
 def readable(schema: pa.Schema) -> pa.Schema:
     """With integers for temporal values, as Python's own do not reach as far as Iceberg's."""
 
-    def kind(one: pa.DataType) -> pa.DataType:
-        if pa.types.is_struct(one):
-            return pa.struct([pa.field(child.name, kind(child.type)) for child in one])
-        if pa.types.is_date(one):
+    def kind(arrow_type: pa.DataType) -> pa.DataType:
+        if pa.types.is_struct(arrow_type):
+            return pa.struct([pa.field(child.name, kind(child.type)) for child in arrow_type])
+        if pa.types.is_date(arrow_type):
             return pa.int32()
-        return pa.int64() if pa.types.is_temporal(one) else one
+        return pa.int64() if pa.types.is_temporal(arrow_type) else arrow_type
 
-    return pa.schema([pa.field(one.name, kind(one.type)) for one in schema])
+    return pa.schema([pa.field(field.name, kind(field.type)) for field in schema])
 
 
 @ROUNDS
 @given(tables(), st.integers(0, 2))
 def test_a_root_comes_back_as_it_was(table: pa.Table, skipped: int) -> None:
     table = table.slice(skipped)
-    types = {int(one.name): TYPES[int(one.name)] for one in table.schema.field("content_stats").type}
+    types = {int(field.name): TYPES[int(field.name)] for field in table.schema.field("content_stats").type}
     read, properties = read_manifest(write_manifest(table, ROOT, {"own": "ü"}), types, "root")
     assert read.schema == table.schema
     assert plain(read) == plain(table)
@@ -226,7 +231,7 @@ def test_a_root_comes_back_as_it_was(table: pa.Table, skipped: int) -> None:
 
 def test_leaves_leave_out_what_they_cannot_hold() -> None:
     table = entry_table(file_row(sort_order_id=3, first_row_id=5), file_row(EQ), file_row(PD))
-    data, deletes = (read_manifest(write_manifest(table, one), STATS, "leaf")[0] for one in (DATA, DELETE))
+    data, deletes = (read_manifest(write_manifest(table, content), STATS, "leaf")[0] for content in (DATA, DELETE))
     for name in ("deletion_vector", "referenced_file", "equality_ids"):
         assert data.column(name).null_count == 3
         assert deletes.column(name).equals(table.column(name))
@@ -252,12 +257,12 @@ def field_id(field: pa.Field) -> bytes:
     return (field.metadata or {})[b"PARQUET:field_id"]
 
 
-def renamed(field: pa.Field, kept: bool = False) -> pa.Field:
+def renamed(field: pa.Field, keep_name: bool = False) -> pa.Field:
     """The field under another name, and those in it; with their ids."""
     kind = field.type
     if pa.types.is_struct(kind):
-        kind = pa.struct([renamed(one) for one in kind])
-    name = field.name if kept else f"x{field_id(field).decode()}"
+        kind = pa.struct([renamed(child) for child in kind])
+    name = field.name if keep_name else f"x{field_id(field).decode()}"
     return pa.field(name, kind, field.nullable, field.metadata)
 
 
@@ -276,13 +281,13 @@ def test_fields_are_found_by_id() -> None:
     data = write_manifest(whole_root(), ROOT)
 
     def change(table: pa.Table) -> pa.Table:
-        schema = pa.schema([renamed(one) for one in table.schema])
+        schema = pa.schema([renamed(field) for field in table.schema])
         arrays = [
             pa.StructArray.from_arrays(
-                [renamed_values(one, kind) for one, kind in zip(values.flatten(), field.type, strict=True)],
+                [renamed_values(child, kind) for child, kind in zip(values.flatten(), field.type, strict=True)],
                 fields=list(field.type), mask=values.is_null(),
             ) if pa.types.is_struct(field.type) else values
-            for values, field in zip((one.combine_chunks() for one in table.columns), schema, strict=True)
+            for values, field in zip((column.combine_chunks() for column in table.columns), schema, strict=True)
         ]  # fmt: skip
         return pa.Table.from_arrays(arrays[::-1], schema=pa.schema(list(schema)[::-1]))
 
@@ -295,13 +300,13 @@ def test_fields_are_found_by_id() -> None:
     assert plain(read) == plain(whole_root())
 
 
-@pytest.mark.parametrize("name", [one.name for one in CONTENT_ENTRY] + ["content_stats"])
+@pytest.mark.parametrize("name", [field.name for field in CONTENT_ENTRY] + ["content_stats"])
 def test_a_missing_column_is_null(name: str) -> None:
     data = rewritten(write_manifest(whole_root(), ROOT), lambda table: table.drop_columns([name]))
     read, _ = read_manifest(data, STATS, "root")
     assert read.schema == SCHEMA
     assert read.column(name).null_count == len(read)
-    others = [one for one in SCHEMA.names if one != name]
+    others = [column for column in SCHEMA.names if column != name]
     assert plain_columns(read, others) == plain_columns(whole_root(), others)
 
 
@@ -318,7 +323,7 @@ def test_extra_columns_and_stats_are_passed_over() -> None:
 
     data = rewritten(write_manifest(whole_root(), ROOT), change)
     read, _ = read_manifest(data, {1: "long", 77: "string"}, "root")
-    assert [one.name for one in read.schema.field("content_stats").type] == ["1", "77"]
+    assert [field.name for field in read.schema.field("content_stats").type] == ["1", "77"]
     assert read.column("location").equals(whole_root().column("location"))
     stats = [row["content_stats"] for row in read.to_pylist()]
     assert stats[0]["1"]["lower_bound"] == 1
@@ -374,13 +379,13 @@ def test_what_is_required_must_be_there_to_be_written() -> None:
 
 
 def test_data_leaves_have_row_id_offsets() -> None:
-    """Of the entries that take their row ids from the leaf; left out where all have their own."""
+    """Only entries that take their row ids from the leaf have one; without such entries there is no column."""
     counts = [(10, None, 1), (5, 700, 0), (7, None, 2), (3, None, 1)]
-    rows = [file_row(record_count=records, first_row_id=own) for records, own, _ in counts]
+    rows = [file_row(record_count=records, first_row_id=row_id) for records, row_id, _ in counts]
     for row, (_, _, status) in zip(rows, counts, strict=True):
         row["version_info"] = {**row["version_info"], "status": status}
     written = pq.read_table(io.BytesIO(write_manifest(entry_table(*rows), DATA)))
     assert written.column("row_id_offset").to_pylist() == [0, None, None, 10]
     assert written.schema.field("row_id_offset").metadata == {b"PARQUET:field_id": b"9001"}
-    own = [file_row(first_row_id=one) for one in (0, 10)]
-    assert "row_id_offset" not in pq.read_schema(io.BytesIO(write_manifest(entry_table(*own), DATA))).names
+    with_row_ids = [file_row(first_row_id=row_id) for row_id in (0, 10)]
+    assert "row_id_offset" not in pq.read_schema(io.BytesIO(write_manifest(entry_table(*with_row_ids), DATA))).names

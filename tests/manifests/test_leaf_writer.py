@@ -68,12 +68,12 @@ def encoded(of: LeafFormat) -> Iterator[tuple[int, tuple[bytes, pa.Table]]]:
 def test_each_leaf_is_given_once_its_file_is_there_in_the_order_of_leaves() -> None:
     writer = SlowWriter()
     of = form(writer)
-    found = []
+    leaf_counts = []
     for number, row in put_behind(encoded(of), of.writer):
         location = row.column("location")[0].as_py()
         assert len(writer.written[location]) == row.column("file_size_in_bytes")[0].as_py()
-        found.append((number, row.column("record_count")[0].as_py()))
-    assert found == [(number, number + 1) for number in range(LEAVES)]
+        leaf_counts.append((number, row.column("record_count")[0].as_py()))
+    assert leaf_counts == [(number, number + 1) for number in range(LEAVES)]
     assert writer.at_once > 1
 
 

@@ -35,7 +35,7 @@ V2 = [*V1, field("content", 517, "int"), field("sequence_number", 515, "long")]
 
 def listed(fields: list[dict[str, Any]], *rows: dict[str, Any]) -> bytes:
     base = {"manifest_path": "file:///m0.avro", "manifest_length": 10, "partition_spec_id": 0, "added_snapshot_id": 5}
-    empty = {one["name"]: None for one in fields}
+    empty = {field["name"]: None for field in fields}
     return avro_file(
         {"type": "record", "name": "manifest_file", "fields": fields}, [{**empty, **base, **row} for row in rows]
     )

@@ -48,11 +48,11 @@ def test_python_and_spark_read_the_same_whatever_the_names(
     for number in range(3):
         table.add(0, 0, *(data(f"file:///t/{number}-{n}") for n in range(4)))
     location = table.write()
-    here = planned(location, spark)
-    assert len(here) == 12
+    on_driver = planned(location, spark)
+    assert len(on_driver) == 12
     setting("driver-manifest-bytes", "0")  # type: ignore[operator]
     direct = planned(location, spark)
-    assert direct == here
+    assert direct == on_driver
     setting("executor-reads", "spark")  # type: ignore[operator]
     assert planned(location, spark) == direct
     setting("split-manifest-bytes", "100")  # type: ignore[operator]
@@ -81,9 +81,9 @@ def test_a_long_manifest_is_not_read_as_a_whole(
     location = table.write()
     whole = LocalFiles.read
 
-    def read(self: LocalFiles, one: str) -> bytes:
-        assert not one.endswith("m0.avro")
-        return whole(self, one)
+    def read(self: LocalFiles, path: str) -> bytes:
+        assert not path.endswith("m0.avro")
+        return whole(self, path)
 
     expected = planned(location, spark)
     monkeypatch.setattr(container, "_LONG_BYTES", 1_000)

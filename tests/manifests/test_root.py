@@ -64,8 +64,8 @@ BAD: list[tuple[Row, str, Any, str]] = [
     (file_row(), "manifest_stats", leaf_row()["manifest_stats"], "manifest_stats.*no such field"),
     (vector_row(), "manifest_stats", leaf_row()["manifest_stats"], "manifest_stats.*no such field"),
     (leaf_row(), "version_info.file_sequence_number", 1, "two sequence numbers are one"),
-    *((leaf_row(), f"manifest_stats.{one}_files_count", value, f"manifest_stats.{one}_files_count.*{problem}")
-      for one in ("added", "existing", "deleted") for value, problem in ((None, "missing"), (-1, "negative"))),
+    *((leaf_row(), f"manifest_stats.{status}_files_count", value, f"manifest_stats.{status}_files_count.*{problem}")
+      for status in ("added", "existing", "deleted") for value, problem in ((None, "missing"), (-1, "negative"))),
     (leaf_row(), "record_count", 5, "record_count.*number of its entries"),
     (leaf_row(XM), "record_count", 3, "record_count.*number of its entries"),
     (file_row(EQ), "equality_ids", None, "equality_ids.*missing"),
@@ -89,7 +89,7 @@ BAD: list[tuple[Row, str, Any, str]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("row", "path", "value", "problem"), BAD, ids=lambda one: str(one)[:30])
+@pytest.mark.parametrize(("row", "path", "value", "problem"), BAD, ids=lambda value: str(value)[:30])
 def test_an_entry_that_breaks_a_rule(row: Row, path: str, value: Any, problem: str) -> None:
     good = entry_table(file_row(location="/t/first"), row)
     check_root(good, SPECS, ROOT)
@@ -207,7 +207,7 @@ def test_bytes_that_were_changed_are_one_clear_error() -> None:
             refused.append(str(error))
     assert len(refused) > 200
     assert len(read) > 20
-    assert all(ROOT in one for one in refused)
+    assert all(ROOT in message for message in refused)
     for table in read:
         check_root(table, SPECS, ROOT)
         table.validate(full=True)
