@@ -59,8 +59,8 @@ def _killed_at_random(
         if killed < kills:
             os.kill(chance.choice(list(working)), signal.SIGKILL)
             killed += 1
-        while working and (found := os.waitpid(-1, os.WNOHANG))[0]:
-            pid, status = found
+        while working and (child := os.waitpid(-1, os.WNOHANG))[0]:
+            pid, status = child
             worker = working.pop(pid)
             if os.WIFSIGNALED(status):
                 working[start_again(worker)] = worker
@@ -91,7 +91,7 @@ def start(kind: str, uri: str, folder: str, worker: int, commits: int) -> int:
 
 
 def work(swap: TableOperations, folder: Path, worker: int, commits: int) -> None:
-    """Raises the worker's own counter in the table to ``commits``, by one a commit; notes what it was told."""
+    """Raise the worker's counter in the table to ``commits``, by one a commit; note each commit's outcome."""
     name = f"worker.{worker}"
     chance = random.Random(os.getpid())
     with (folder / name).open("a") as notes:
@@ -101,15 +101,15 @@ def work(swap: TableOperations, folder: Path, worker: int, commits: int) -> None
             if step > commits:
                 return
             try:
-                told = "done"
+                outcome = "done"
                 swap.commit(base, appended(base.metadata, **{name: str(step), "author": f"{worker}/{step}"}))
             except CommitFailedError:
-                told = "failed"
+                outcome = "failed"
             except CommitStateUnknownError:
-                told = "unknown"
-            notes.write(f"{told} {step}\n")
+                outcome = "unknown"
+            notes.write(f"{outcome} {step}\n")
             notes.flush()
-            if told == "failed":
+            if outcome == "failed":
                 time.sleep(chance.uniform(0, 0.02))
 
 

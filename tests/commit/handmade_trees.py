@@ -118,7 +118,9 @@ class HandmadeTree:
         document = json.loads(serialize_table_metadata(plain))
         last = len(self.roots)
         document |= {"last-sequence-number": last, "current-snapshot-id": 100 + last, "next-row-id": 1000}
-        document["snapshots"] = [snapshot_json(one, self.path(f"root-{one}.parquet")) for one in range(1, last + 1)]
+        document["snapshots"] = [
+            snapshot_json(number, self.path(f"root-{number}.parquet")) for number in range(1, last + 1)
+        ]
         document["refs"] = {"main": {"snapshot-id": 100 + last, "type": "branch"}}
         Path(self.path("v1.metadata.json")).write_text(json.dumps(document))
         return sm.load_table(str(self.folder), spark=spark)

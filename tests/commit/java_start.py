@@ -30,18 +30,18 @@ class JavaStart:
     @staticmethod
     def of(maker: Maker, name: str, schema: Schema, properties: Mapping[str, str]) -> JavaStart:
         """A table of two to five commits: of version 2, of version 3, or of 2 and upgraded to 3 midway."""
-        made = JavaStart(maker, Workshop(Java(maker.spark), name), maker.rng.choice((2, 3, 3)))
+        start = JavaStart(maker, Workshop(Java(maker.spark), name), maker.rng.choice((2, 3, 3)))
         fields = schema.model_dump()["fields"]
-        made.shop.create_by_java(
-            fields, [("s", "identity"), ("id", "bucket[4]")], version=made.version, properties=dict(properties)
+        start.shop.create_by_java(
+            fields, [("s", "identity"), ("id", "bucket[4]")], version=start.version, properties=dict(properties)
         )
-        made._append()
+        start._append()
         for _ in range(maker.rng.randrange(1, 5)):
-            if made.version == 2 and maker.rng.random() < 0.3:
-                made.shop.table.updateProperties().set("format-version", "3").commit()
-                made.version = 3
-            maker.rng.choice([made._append, made._delete, made._row_delta, made._row_delta])()
-        return made
+            if start.version == 2 and maker.rng.random() < 0.3:
+                start.shop.table.updateProperties().set("format-version", "3").commit()
+                start.version = 3
+            maker.rng.choice([start._append, start._delete, start._row_delta, start._row_delta])()
+        return start
 
     @property
     def location(self) -> str:
@@ -59,16 +59,16 @@ class JavaStart:
         draft.add(self.maker.data(_SPEC) for _ in range(self.maker.rng.randrange(3, 9)))
         table = self.shop.table
         update = table.newAppend() if self.maker.rng.random() < 0.5 else table.newFastAppend()
-        for one in draft.added.values():
-            update.appendFile(self._file(one))
+        for file in draft.added.values():
+            update.appendFile(self._file(file))
         self._commit(update, draft, "append")
 
     def _delete(self) -> None:
         draft = self._draft()
         update = self.shop.table.newDelete()
-        for one in self.maker.rng.sample(draft.data(), min(2, len(draft.data()))):
-            update.deleteFile(self.shop.java.path(one.path))
-            draft.remove([one])
+        for file in self.maker.rng.sample(draft.data(), min(2, len(draft.data()))):
+            update.deleteFile(self.shop.java.path(file.path))
+            draft.remove([file])
         self._commit(update, draft, "delete")
 
     def _row_delta(self) -> None:
@@ -76,18 +76,18 @@ class JavaStart:
         update = self.shop.table.newRowDelta().validateFromSnapshot(self.shop.snapshot_id())
         targets = maker.rng.sample(draft.data(), min(3, len(draft.data())))
         if self.version == 2:
-            deletes = [maker.positions(one, maker.rng.choice((one.path, None))) for one in targets]
+            deletes = [maker.positions(file, maker.rng.choice((file.path, None))) for file in targets]
         else:
             deletes = maker.vectors(targets, draft.live)
-            replaced = deletes_replaced({one.path for one in targets}, draft.live).values()
-            for one in replaced:
-                update.removeDeletes(self._file(one))
+            replaced = deletes_replaced({file.path for file in targets}, draft.live).values()
+            for file in replaced:
+                update.removeDeletes(self._file(file))
             draft.remove(replaced)
         if maker.rng.random() < 0.5:
             deletes.append(maker.equality(_SPEC))
         draft.add(deletes)
-        for one in deletes:
-            update.addDeletes(self._file(one))
+        for file in deletes:
+            update.addDeletes(self._file(file))
         # Of a row delta that adds nothing Java says that it overwrites.
         self._commit(update, draft, "delete" if deletes else "overwrite")
 
@@ -99,22 +99,26 @@ class JavaStart:
         snapshot_id = self.shop.snapshot_id()
         self.snapshots[snapshot_id] = Snapshot(snapshot_id, head, sequence, operation, added, draft.removed, files)
 
-    def _file(self, one: File) -> Any:
+    def _file(self, file: File) -> Any:
         described: dict[str, Any] = {
-            "spec-id": one.spec_id,
-            "content": _CONTENTS[one.content],
-            "file-path": one.path,
-            "file-format": "puffin" if one.is_vector else "parquet",
-            "partition": [value for _, value in one.partition],
-            "file-size-in-bytes": one.size,
-            "record-count": one.records,
+            "spec-id": file.spec_id,
+            "content": _CONTENTS[file.content],
+            "file-path": file.path,
+            "file-format": "puffin" if file.is_vector else "parquet",
+            "partition": [value for _, value in file.partition],
+            "file-size-in-bytes": file.size,
+            "record-count": file.records,
         }
-        if one.content == DATA:
-            for name, values in metrics(one).items():
+        if file.content == DATA:
+            for name, values in metrics(file).items():
                 shown = [value.hex().upper() if isinstance(value, bytes) else value for value in values.values()]
                 described[name.replace("_", "-")] = {"keys": [*values], "values": shown}
-        elif one.content == POSITION:
-            places = {"referenced-data-file": one.of, "content-offset": one.offset, "content-size-in-bytes": one.blob}
+        elif file.content == POSITION:
+            places = {
+                "referenced-data-file": file.of,
+                "content-offset": file.offset,
+                "content-size-in-bytes": file.blob,
+            }
             described |= {key: value for key, value in places.items() if value is not None}
         else:
             described["equality-ids"] = [1]

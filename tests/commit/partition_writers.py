@@ -59,7 +59,7 @@ def create(spark: SparkSession, folder: Path, writers: int) -> sm.Table:
 
 
 def work(spark: SparkSession, location: str, notes: Path, writer: int, commits: int) -> None:
-    """Makes a writer's commits; notes what it was told."""
+    """Make a writer's commits; note each one's outcome."""
     table = sm.load_table(location, spark=spark)
     with notes.open("a") as lines:
         while (step := int(table.properties.get(f"writer.{writer}", "0")) + 1) <= commits:
@@ -70,11 +70,11 @@ def work(spark: SparkSession, location: str, notes: Path, writer: int, commits: 
                     update = tx.update_snapshot(snapshot_properties={"author": f"{writer}/{step}"})
                     describe(update, change, spark)
                     update.validate_no_conflicts(change.row_filter)
-                table, told = tx.commit(), "done"
+                table, outcome = tx.commit(), "done"
             except (CommitConflictError, CommitFailedError, CommitStateUnknownError) as error:
-                told = f"{type(error).__name__} {error}"
+                outcome = f"{type(error).__name__} {error}"
                 table = table.refresh()
-            lines.write(f"{writer}/{step} {told}\n")
+            lines.write(f"{writer}/{step} {outcome}\n")
             lines.flush()
 
 

@@ -62,11 +62,11 @@ class Maker:
     rng: random.Random
     spark: SparkSession
     folder: Path
-    made: int = 0
+    name_count: int = 0
 
     def name(self, what: str, suffix: str) -> str:
-        self.made += 1
-        return f"{self.folder}/data/{what} {self.made}{suffix}"
+        self.name_count += 1
+        return f"{self.folder}/data/{what} {self.name_count}{suffix}"
 
     def data(self, spec: tuple[int, Sequence[str]], like: File | None = None) -> File:
         """A data file in some partition, or in that of another one."""
@@ -100,15 +100,15 @@ class Maker:
     def vectors(self, files: Iterable[File], live: Mapping[Any, File], least: int = 1) -> list[File]:
         """Deletion vectors, in one Puffin file, of files that have as many records; they hold what earlier ones do."""
         path, chosen = self.name("dv", ".puffin"), []
-        for one in files:
+        for file in files:
             old = next(
-                (each.positions for each in live.values() if each.is_vector and each.of == one.path), frozenset()
+                (each.positions for each in live.values() if each.is_vector and each.of == file.path), frozenset()
             )
-            new = self.rng.sample(range(one.records), self.rng.randrange(least, one.records + 1))
-            chosen.append((one, frozenset(old | set(new))))
+            new = self.rng.sample(range(file.records), self.rng.randrange(least, file.records + 1))
+            chosen.append((file, frozenset(old | set(new))))
         written = write_puffin(
-            deletion_vector_blob(write_deletion_vector(PositionBitmap.of(sorted(one))), of.path, len(one))
-            for of, one in chosen
+            deletion_vector_blob(write_deletion_vector(PositionBitmap.of(sorted(positions))), of.path, len(positions))
+            for of, positions in chosen
         )
         Path(path).parent.mkdir(parents=True, exist_ok=True)
         Path(path).write_bytes(written.data)
@@ -121,7 +121,7 @@ class Maker:
 
     def frame(self, files: Iterable[File]) -> DataFrame:
         """Files as a commit takes them."""
-        rows = [file_row(one) for one in files]
+        rows = [file_row(file) for file in files]
         partition = pa.struct(
             [(name, pa.int32() if count else pa.string()) for name, count in PARTITION_FIELDS.items()]
         )
@@ -131,41 +131,41 @@ class Maker:
 
     def named(self, files: Iterable[File]) -> DataFrame:
         """Files as a commit takes them that are to be removed."""
-        rows = [{"file_path": one.path, "content_offset": one.offset} for one in files]
+        rows = [{"file_path": file.path, "content_offset": file.offset} for file in files]
         return local_frame(self.spark, pa.Table.from_pylist(rows, schema=_NAMED))
 
 
 _NAMED = pa.schema([("file_path", pa.string()), ("content_offset", pa.int64())])
 
 
-def file_row(one: File) -> dict[str, Any]:
+def file_row(file: File) -> dict[str, Any]:
     row = {
-        "content": one.content,
-        "file_path": one.path,
-        "file_format": "PUFFIN" if one.is_vector else "PARQUET",
-        "spec_id": one.spec_id,
-        "record_count": one.records,
-        "file_size_in_bytes": one.size,
-        "partition": dict(one.partition),
-        "referenced_data_file": one.of,
-        "content_offset": one.offset,
-        "content_size_in_bytes": one.blob,
-        "equality_ids": [1] if one.content == EQUALITY else None,
+        "content": file.content,
+        "file_path": file.path,
+        "file_format": "PUFFIN" if file.is_vector else "PARQUET",
+        "spec_id": file.spec_id,
+        "record_count": file.records,
+        "file_size_in_bytes": file.size,
+        "partition": dict(file.partition),
+        "referenced_data_file": file.of,
+        "content_offset": file.offset,
+        "content_size_in_bytes": file.blob,
+        "equality_ids": [1] if file.content == EQUALITY else None,
     }
-    return row | (metrics(one) if one.content == DATA else {})
+    return row | (metrics(file) if file.content == DATA else {})
 
 
-def metrics(one: File) -> dict[str, dict[int, Any]]:
+def metrics(file: File) -> dict[str, dict[int, Any]]:
     """The metrics maps of a data file."""
     lower: dict[int, bytes] = {}
     upper: dict[int, bytes] = {}
-    if one.ids is not None:
-        lower[1], upper[1] = (each.to_bytes(8, "little") for each in one.ids)
-    if one.part is not None:
-        lower[2] = upper[2] = one.part.encode()
-    nulls = {1: 0, 2: one.records if one.part is None else 0}
+    if file.ids is not None:
+        lower[1], upper[1] = (each.to_bytes(8, "little") for each in file.ids)
+    if file.part is not None:
+        lower[2] = upper[2] = file.part.encode()
+    nulls = {1: 0, 2: file.records if file.part is None else 0}
     return {
-        "value_counts": {1: one.records, 2: one.records},
+        "value_counts": {1: file.records, 2: file.records},
         "null_value_counts": nulls,
         "lower_bounds": lower,
         "upper_bounds": upper,
@@ -196,10 +196,10 @@ class Task:
     before: Mapping[Key, File] = field(default_factory=dict)
 
     def replaces(self, removed: Sequence[File]) -> None:
-        """Rows that the transaction itself has deleted are not to come back in place of what was there before."""
-        new = [one for key, one in self.draft.live.items() if one.content and key not in self.before]
-        paths = {one.path for one in removed}
-        if any(one.content == EQUALITY or one.of in paths for one in new):
+        """Expect a conflict where rows that this transaction has deleted would come back."""
+        new = [file for key, file in self.draft.live.items() if file.content and key not in self.before]
+        paths = {file.path for file in removed}
+        if any(file.content == EQUALITY or file.of in paths for file in new):
             self.error = CommitConflictError
 
     def added(self, files: Sequence[File]) -> DataFrame:
@@ -218,7 +218,7 @@ class Task:
         return True
 
     def some_data(self, most: int) -> list[File]:
-        chosen = [one for one in self.draft.data() if one.path in self.known]
+        chosen = [file for file in self.draft.data() if file.path in self.known]
         return self.maker.rng.sample(chosen, min(len(chosen), self.maker.rng.randrange(1, most + 1)))
 
     def new_data(self, least: int, most: int) -> list[File]:
@@ -249,7 +249,7 @@ def delete(task: Task) -> None:
 def delete_planned(task: Task) -> None:
     files = task.some_data(5)
     planned = task.table.scan().use_ref(task.branch).plan_files() if task.known else task.maker.named([])
-    task.update.delete(planned.where(planned.file_path.isin([one.path for one in files])))
+    task.update.delete(planned.where(planned.file_path.isin([file.path for file in files])))
     task.draft.remove(files)
     task.operation = "delete"
 
@@ -262,15 +262,15 @@ def delete_matching(task: Task) -> None:
 def _filter(task: Task) -> str:
     """A random filter; the files that it matches are removed from the draft, and where one matches partly, refused."""
     text, part, below = random_filter(task.maker.rng)
-    judged = {one.key: matches(one, part, below) for one in task.draft.data()}
+    judged = {file.key: matches(file, part, below) for file in task.draft.data()}
     if "some" in judged.values():
         task.error = ValidationError
-    task.draft.remove([one for one in task.draft.data() if judged[one.key] == "all"])
+    task.draft.remove([file for file in task.draft.data() if judged[file.key] == "all"])
     return text
 
 
 def random_filter(rng: random.Random) -> tuple[str, str | None, int | None]:
-    part = rng.choice([one for one in PARTS if one] + [None])
+    part = rng.choice([value for value in PARTS if value] + [None])
     below = rng.choice((None, rng.randrange(130), 200)) if part else rng.choice((5, 200, rng.randrange(130)))
     texts = [] if part is None else [f"s = '{part}'"]
     texts += [] if below is None else [f"id < {below}"]
@@ -297,15 +297,15 @@ def row_delta(task: Task) -> None:
     if not deletes or maker.rng.random() < 0.4:
         deletes += [maker.equality(task.spec) for _ in range(maker.rng.choice((1, 1, 2, 7)))]
     added = task.new_data(1, 3) if maker.rng.random() < 0.4 else []
-    spared = {one.path for one in targets}
-    removed = [one for one in task.some_data(2) if one.path not in spared] if maker.rng.random() < 0.3 else []
+    spared = {file.path for file in targets}
+    removed = [file for file in task.some_data(2) if file.path not in spared] if maker.rng.random() < 0.3 else []
     if removed:
         task.replaces(removed)
     task.update.row_delta(
         task.added(added) if added else None, task.added(deletes), maker.named(removed) if removed else None
     )
     draft.remove(removed)
-    draft.remove(deletes_replaced({one.of for one in deletes if one.of}, draft.live).values())
+    draft.remove(deletes_replaced({file.of for file in deletes if file.of}, draft.live).values())
     task.operation = "overwrite" if added else "delete"
 
 
@@ -314,11 +314,11 @@ def rewrite(task: Task) -> None:
     targets = task.some_data(1)
     if not targets:
         return append(task)
-    removed = [one for one in task.draft.data() if same_partition(one, targets[0]) and one.path in task.known][:4]
-    gone = [one for one in task.draft.live.values() if one.is_vector and one.of in {each.path for each in removed}]
-    rows = sum(one.records for one in removed) - sum(one.records for one in gone)
+    removed = [file for file in task.draft.data() if same_partition(file, targets[0]) and file.path in task.known][:4]
+    gone = [file for file in task.draft.live.values() if file.is_vector and file.of in {each.path for each in removed}]
+    rows = sum(file.records for file in removed) - sum(file.records for file in gone)
     new = [task.maker.data(task.spec, removed[0])] if rows else []
-    new = [File(**{**vars(one), "records": rows}) for one in new]
+    new = [File(**{**vars(file), "records": rows}) for file in new]
     task.replaces(removed)
     task.update.rewrite(task.maker.named(removed), task.added(new))
     task.draft.remove(removed)
@@ -328,13 +328,13 @@ def rewrite(task: Task) -> None:
 
 def rewrite_vectors(task: Task) -> None:
     """Deletion vectors move to another Puffin file, as they are."""
-    old = [one for one in task.draft.live.values() if one.is_vector and one.of in task.known]
+    old = [file for file in task.draft.live.values() if file.is_vector and file.of in task.known]
     if not old:
         return append(task)
     chosen = task.maker.rng.sample(old, min(len(old), 3))
-    data = {one.path: one for one in task.draft.data()}
+    data = {file.path: file for file in task.draft.data()}
     new = task.maker.vectors(
-        [File(**{**vars(data[one.of]), "records": 0}) for one in chosen if one.of], task.draft.live, 0
+        [File(**{**vars(data[file.of]), "records": 0}) for file in chosen if file.of], task.draft.live, 0
     )
     task.replaces(chosen)
     task.update.rewrite(task.maker.named(chosen), task.added(new))
@@ -348,7 +348,7 @@ def replace_partitions(task: Task) -> None:
     task.update.replace_partitions(task.added(new))
     everything = not task.spec[1]
     task.draft.remove(
-        [one for one in task.draft.data() if everything or any(same_partition(one, each) for each in new)]
+        [file for file in task.draft.data() if everything or any(same_partition(file, each) for each in new)]
     )
     task.operation = "overwrite"
 
@@ -356,7 +356,9 @@ def replace_partitions(task: Task) -> None:
 def delete_deletes(task: Task) -> None:
     """Rows come back: deletion vectors and equality deletes are removed for themselves."""
     tree = [
-        one for one in task.draft.live.values() if one.content != DATA and (one.is_vector or one.content == EQUALITY)
+        file
+        for file in task.draft.live.values()
+        if file.content != DATA and (file.is_vector or file.content == EQUALITY)
     ]
     chosen = task.maker.rng.sample(tree, min(len(tree), 3))
     task.update.delete(task.maker.named(chosen))

@@ -94,39 +94,39 @@ class Change(NamedTuple):
 
 def plan(files: Files) -> dict[str, Planned]:
     """Data file -> what a plan without a filter says of it."""
-    deletes = [one for one in files.values() if one.content != DATA]
-    found = {}
-    for one in files.values():
-        if one.content == DATA:
+    deletes = [file for file in files.values() if file.content != DATA]
+    planned = {}
+    for file in files.values():
+        if file.content == DATA:
             applied = frozenset(Delete(each.path, each.offset, each.records, each.sequence)
-                                for each in applying(one, deletes))  # fmt: skip
-            found[one.path] = Planned(one.records, one.size, one.sequence, one.spec_id, one.partition, applied)
-    return found
+                                for each in applying(file, deletes))  # fmt: skip
+            planned[file.path] = Planned(file.records, file.size, file.sequence, file.spec_id, file.partition, applied)
+    return planned
 
 
 def applying(data: File, deletes: Iterable[File]) -> list[File]:
     """The deletes of a data file: a deletion vector takes the place of all other position deletes."""
-    found = [one for one in deletes if one.content == EQUALITY and one.sequence > data.sequence
-             and (not one.partition or same_partition(one, data))]  # fmt: skip
-    positions = [one for one in deletes if one.content == POSITION and one.sequence >= data.sequence
-                 and (one.of == data.path if one.of else same_partition(one, data))]  # fmt: skip
-    vectors = [one for one in positions if one.is_vector]
+    equality = [delete for delete in deletes if delete.content == EQUALITY and delete.sequence > data.sequence
+             and (not delete.partition or same_partition(delete, data))]  # fmt: skip
+    positions = [delete for delete in deletes if delete.content == POSITION and delete.sequence >= data.sequence
+                 and (delete.of == data.path if delete.of else same_partition(delete, data))]  # fmt: skip
+    vectors = [delete for delete in positions if delete.is_vector]
     assert len(vectors) < 2, f"two vectors of {data.path}"
-    return found + (vectors or positions)
+    return equality + (vectors or positions)
 
 
-def same_partition(one: File, other: File) -> bool:
-    return (one.spec_id, one.partition) == (other.spec_id, other.partition)
+def same_partition(file: File, other: File) -> bool:
+    return (file.spec_id, file.partition) == (other.spec_id, other.partition)
 
 
 def deletes_that_go_with(paths: set[str], files: Files) -> dict[Key, File]:
     """The deletion vectors of data files that are removed."""
-    return {key: one for key, one in files.items() if one.is_vector and one.of in paths}
+    return {key: file for key, file in files.items() if file.is_vector and file.of in paths}
 
 
 def deletes_replaced(paths: set[str], files: Files) -> dict[Key, File]:
     """The deletes whose place new deletion vectors take: all of position that are of one of these files alone."""
-    return {key: one for key, one in files.items() if one.content == POSITION and one.of in paths}
+    return {key: file for key, file in files.items() if file.content == POSITION and file.of in paths}
 
 
 @dataclass(frozen=True)
@@ -143,12 +143,12 @@ class Snapshot:
     few: bool = True
 
     def changes(self) -> set[Change]:
-        old = {one.of: one.positions for one in self.removed.values() if one.is_vector}
-        found = {Change("removed", *key, None) for key in self.removed}
-        for key, one in self.added.items():
-            new = tuple(sorted(one.positions - old.get(one.of, frozenset()))) if one.is_vector else None
-            found.add(Change("added", *key, new))
-        return found
+        old = {file.of: file.positions for file in self.removed.values() if file.is_vector}
+        changes = {Change("removed", *key, None) for key in self.removed}
+        for key, file in self.added.items():
+            new = tuple(sorted(file.positions - old.get(file.of, frozenset()))) if file.is_vector else None
+            changes.add(Change("added", *key, new))
+        return changes
 
     def summary(self, before: Mapping[str, str]) -> dict[str, str]:
         """The counts that its summary must have, given its parent's summary."""
@@ -160,22 +160,22 @@ class Snapshot:
                 known[total] = str(int(start) + counts[plus] - counts[minus])
         if self.few:
             changed = [*self.added.values(), *self.removed.values()]
-            known["changed-partition-count"] = str(len({(one.spec_id, one.partition) for one in changed}))
+            known["changed-partition-count"] = str(len({(file.spec_id, file.partition) for file in changed}))
         return known
 
 
 def _counts(change: str, files: Iterable[File]) -> Counter[str]:
     counts: Counter[str] = Counter()
     of_data = "deleted" if change == "removed" else change
-    for one in files:
-        counts[f"{change}-files-size"] += one.blob or one.size
-        if one.content == DATA:
-            counts.update({f"{of_data}-data-files": 1, f"{of_data}-records": one.records})
+    for file in files:
+        counts[f"{change}-files-size"] += file.blob or file.size
+        if file.content == DATA:
+            counts.update({f"{of_data}-data-files": 1, f"{of_data}-records": file.records})
             continue
         counts[f"{change}-delete-files"] += 1
-        kind = "equality" if one.content == EQUALITY else "position"
-        counts[f"{change}-{kind}-deletes"] += one.records
-        counts[f"{change}-dvs" if one.is_vector else f"{change}-{kind}-delete-files"] += 1
+        kind = "equality" if file.content == EQUALITY else "position"
+        counts[f"{change}-{kind}-deletes"] += file.records
+        counts[f"{change}-dvs" if file.is_vector else f"{change}-{kind}-delete-files"] += 1
     return counts
 
 
@@ -188,29 +188,29 @@ class Draft:
     removed: dict[Key, File] = field(default_factory=dict)
 
     def data(self) -> list[File]:
-        return [one for one in self.live.values() if one.content == DATA and one.key not in self.removed]
+        return [file for file in self.live.values() if file.content == DATA and file.key not in self.removed]
 
     def add(self, files: Iterable[File]) -> None:
-        self.added |= {one.key: one for one in files}
+        self.added |= {file.key: file for file in files}
 
     def remove(self, files: Iterable[File]) -> None:
         """Data files go with their deletion vectors."""
-        gone = {one.key: one for one in files}
-        gone |= deletes_that_go_with({one.path for one in gone.values() if one.content == DATA}, self.live)
+        gone = {file.key: file for file in files}
+        gone |= deletes_that_go_with({file.path for file in gone.values() if file.content == DATA}, self.live)
         self.removed |= gone
 
     def finished(self, sequence: int) -> tuple[dict[Key, File], dict[Key, File]]:
         """What is added, with its sequence number; and the live files after it."""
-        added = {key: replace(one, sequence=sequence) for key, one in self.added.items()}
-        return added, {key: one for key, one in self.live.items() if key not in self.removed} | added
+        added = {key: replace(file, sequence=sequence) for key, file in self.added.items()}
+        return added, {key: file for key, file in self.live.items() if key not in self.removed} | added
 
 
-def matches(one: File, part: str | None, below: int | None) -> str:
+def matches(file: File, part: str | None, below: int | None) -> str:
     """How many rows of a data file match ``s = part and id < below``, where None leaves a condition out."""
-    if part is not None and one.part != part:
+    if part is not None and file.part != part:
         return "none"
     if below is None:
         return "all"
-    if one.ids is None:
+    if file.ids is None:
         return "some"
-    return "all" if one.ids[1] < below else "some" if one.ids[0] < below else "none"
+    return "all" if file.ids[1] < below else "some" if file.ids[0] < below else "none"

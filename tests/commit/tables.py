@@ -50,7 +50,7 @@ def new_table(
     return parse_table_metadata(encoded(known | metadata), location)
 
 
-def appended(base: TableMetadata, kept: int = 30, **properties: str) -> TableMetadata:
+def appended(base: TableMetadata, max_snapshots: int = 30, **properties: str) -> TableMetadata:
     """One more snapshot, the properties changed; of the older snapshots the newest."""
     snapshot_id = random.SystemRandom().randrange(1 << 62)
     parent = base.current_snapshot()
@@ -73,7 +73,7 @@ def appended(base: TableMetadata, kept: int = 30, **properties: str) -> TableMet
     changed = {} if base.format_version == 1 else {"last_sequence_number": sequence_number}
     return base.model_copy(
         update={
-            "snapshots": [*base.snapshots[-kept + 1 :], snapshot],
+            "snapshots": [*base.snapshots[-max_snapshots + 1 :], snapshot],
             "current_snapshot_id": snapshot_id,
             "refs": {"main": SnapshotRef.model_validate({"snapshot-id": snapshot_id, "type": "branch"})},
             "last_updated_ms": updated,

@@ -140,7 +140,7 @@ def existing_in_an_added_leaf(tree: TreeTable) -> Broken:
 
 
 def carried_from_nowhere(tree: TreeTable) -> Broken:
-    m1, m2 = tree.leaf("m1", *files("d1", "d2")), tree.leaf("m2", *(one.existing() for one in files("d1", "d2")))
+    m1, m2 = tree.leaf("m1", *files("d1", "d2")), tree.leaf("m2", *(entry.existing() for entry in files("d1", "d2")))
     tree.snapshot(added=[m1, tree.mask(m1, {0})])
     tree.snapshot(existing=[m2])
     return "carried-entries", "d1", "0"
@@ -265,9 +265,9 @@ ALSO = {
 def test_a_broken_tree(make: Callable[[TreeTable], Broken], tmp_path: Path, spark: SparkSession) -> None:
     tree = TreeTable(tmp_path / "t", BY_PART)
     expected = make(tree)
-    found = violations(tree.load(spark))
-    assert expected in found
-    assert {rule for rule, _, _ in found} - {expected[0]} <= ALSO.get(make, set())
+    actual = violations(tree.load(spark))
+    assert expected in actual
+    assert {rule for rule, _, _ in actual} - {expected[0]} <= ALSO.get(make, set())
 
 
 def test_every_rule_has_a_case_that_no_other_rule_catches(tmp_path: Path) -> None:

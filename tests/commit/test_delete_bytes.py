@@ -33,9 +33,12 @@ if TYPE_CHECKING:
 LEAVES, FILES = 100, 10_000
 HUNDREDTH = (8 << 20) // 100
 PART, INTEGERS = 10, (1, 2, 3, 10)
-TYPES = {one: "int" if one in INTEGERS else "string" for one in range(1, 24)}
+TYPES = {field_id: "int" if field_id in INTEGERS else "string" for field_id in range(1, 24)}
 SCHEMA = Schema(
-    *(NestedField(one, f"column_{one}", IntegerType() if one in INTEGERS else StringType()) for one in TYPES)
+    *(
+        NestedField(field_id, f"column_{field_id}", IntegerType() if field_id in INTEGERS else StringType())
+        for field_id in TYPES
+    )
 )
 SPEC = PartitionSpec(PartitionField(PART, 1000, IdentityTransform(), "part"))
 LETTERS = "-0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ_abcdefghijklmnopqrstuvwxyz"
@@ -43,14 +46,14 @@ LETTERS = "-0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ_abcdefghijklmnopqrstuvwxyz"
 
 def stats(rng: random.Random, part: int) -> dict[str, Any]:
     """Of 10,000 files whose bounds are random texts and numbers, as Iceberg's PlanningBenchmark has them."""
-    found = {}
-    for one, kind in TYPES.items():
+    content_stats = {}
+    for field_id, kind in TYPES.items():
         lower: Any = "" if kind == "string" else -(1 << 31) + rng.randrange(500_000)
         upper: Any = "z" + "".join(rng.choices(LETTERS, k=15)) if kind == "string" else -lower - 1
         counts = {"value_count": int(rng.gauss(1e9, 3e3)), "null_value_count": int(rng.gauss(2e4, 140))}
-        bounds = (part, part) if one == PART else (lower, upper)
-        found[str(one)] = {"lower_bound": bounds[0], "upper_bound": bounds[1], **counts}
-    return found
+        bounds = (part, part) if field_id == PART else (lower, upper)
+        content_stats[str(field_id)] = {"lower_bound": bounds[0], "upper_bound": bounds[1], **counts}
+    return content_stats
 
 
 def leaves(table: str, rng: random.Random) -> Iterator[pa.Table]:

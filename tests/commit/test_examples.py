@@ -52,7 +52,7 @@ COLUMNS = Schema(NestedField(1, "id", LongType()))
 
 def names(changes: Changes) -> tuple[set[str], set[str]]:
     """What was added, and what was removed."""
-    return {file_name(one.location) for one in changes.added}, {file_name(one.location) for one in changes.removed}
+    return {file_name(file.location) for file in changes.added}, {file_name(file.location) for file in changes.removed}
 
 
 def live(table: sm.Table, snapshot_id: int | None = None) -> dict[str, list[str]]:
@@ -61,16 +61,16 @@ def live(table: sm.Table, snapshot_id: int | None = None) -> dict[str, list[str]
         rows = table.scan(snapshot_id=snapshot_id).plan_files().select("file_path", "deletes.file_path").collect()
     except Exception as error:
         raise from_spark(error) or error from error
-    found = {file_name(row[0]): [file_name(one) for one in row[1] or []] for row in rows}
-    assert len(found) == len(rows)
-    return found
+    deletes = {file_name(row[0]): [file_name(path) for path in row[1] or []] for row in rows}
+    assert len(deletes) == len(rows)
+    return deletes
 
 
 def planned(table: sm.Table, snapshot_id: int | None = None) -> set[str]:
     """The data files that a scan plans, none of which has deletes."""
-    found = live(table, snapshot_id)
-    assert not any(found.values())
-    return set(found)
+    deletes = live(table, snapshot_id)
+    assert not any(deletes.values())
+    return set(deletes)
 
 
 # -- tables that commits make ---------------------------------------------------------------------------------------
@@ -101,8 +101,8 @@ class Committed:
         plain = {"file_format": "parquet", "record_count": 10, "file_size_in_bytes": 100} | values
         columns = ", ".join(f"{value!r} {name}" for name, value in plain.items() if not isinstance(value, str))
         texts = ", ".join(f"'{value}' {name}" for name, value in plain.items() if isinstance(value, str))
-        made = [f"select '/d/{path}' file_path, {texts}, {columns}" for path in paths]
-        return self.spark.sql(" union all ".join(made))
+        selects = [f"select '/d/{path}' file_path, {texts}, {columns}" for path in paths]
+        return self.spark.sql(" union all ".join(selects))
 
     def vectors(self, *pairs: tuple[str, str]) -> DataFrame:
         """Deletion vectors of all ten rows, each in a Puffin file: (name, data file)."""
@@ -118,8 +118,8 @@ class Committed:
                              file_size_in_bytes=len(file.data))  # fmt: skip
             frames.append(row.withColumn("file_path", F.lit(str(path))))
         whole = frames[0]
-        for one in frames[1:]:
-            whole = whole.unionByName(one)
+        for frame in frames[1:]:
+            whole = whole.unionByName(frame)
         return whole
 
     def paths(self, *paths: str) -> DataFrame:
@@ -128,11 +128,11 @@ class Committed:
     def commit(self, operation: str, *args: Any, **kwargs: Any) -> None:
         """One operation as a commit; `written` is how many manifests and Puffin files it wrote."""
         folder = Path(self.table.location().removeprefix("file://")) / "metadata"
-        before = {one.name: one.read_bytes() for one in folder.iterdir()}
+        before = {path.name: path.read_bytes() for path in folder.iterdir()}
         with self.table.transaction() as tx:
             getattr(tx.update_snapshot(), operation)(*args, **kwargs)
         self.table = self.table.refresh()
-        after = {one.name for one in folder.iterdir()}
+        after = {path.name for path in folder.iterdir()}
         assert all((folder / name).read_bytes() == old for name, old in before.items() if name != "version-hint.text")
         new = [name for name in after - set(before) if not name.startswith(".")]
         assert sum(name.endswith(".metadata.json") for name in new) == 1
@@ -176,7 +176,7 @@ def what(row: Row, reading: Reading) -> str:
     if row["content_type"] == MDV:
         return "mask{" + " ".join(map(str, sorted(ordinals(row, reading.store.load)))) + "}"
     if row["manifest_stats"] is not None:
-        return "(" + " ".join(file_name(one["location"]) for one in reading.store.rows(row["location"])) + ")"
+        return "(" + " ".join(file_name(entry["location"]) for entry in reading.store.rows(row["location"])) + ")"
     return file_name(row["location"])
 
 
@@ -201,7 +201,7 @@ def test_2_append_with_a_leaf(spark: SparkSession, tmp_path: Path) -> None:
     table.commit("append", table.files("D4", "D5", "D6"))
     assert table.root() == ["(D1 D2 D3):EXISTING", "(D4 D5 D6):ADDED"]
     assert (table.changes(), table.written) == (({"D4", "D5", "D6"}, set()), 2)
-    assert planned(table.table) == {f"D{one}" for one in range(1, 7)}
+    assert planned(table.table) == {f"D{number}" for number in range(1, 7)}
 
 
 def test_3_remove_from_the_root(spark: SparkSession, tmp_path: Path) -> None:
@@ -302,11 +302,11 @@ def test_11_one_deletion_vector_takes_the_place_of_another(spark: SparkSession, 
 
 def test_13_the_rest_of_a_leaf_is_removed(spark: SparkSession, tmp_path: Path) -> None:
     table = Committed.new(spark, tmp_path, 2)
-    files = [f"D{one}" for one in range(10)]
+    files = [f"D{number}" for number in range(10)]
     table.commit("append", table.files(*files))
     table.commit("delete", table.paths(*files[:7]))
     table.commit("delete", table.paths(*files[7:]))
-    assert [one.split(":")[1] for one in table.root()] == ["EXISTING", "DELETED", "ADDED"]
+    assert [text.split(":")[1] for text in table.root()] == ["EXISTING", "DELETED", "ADDED"]
     assert (table.changes(), table.written) == ((set(), set(files[7:])), 1)
     assert planned(table.table) == set()
 
@@ -328,7 +328,7 @@ def test_16_a_data_file_goes_with_its_deletion_vector(spark: SparkSession, tmp_p
 def test_17_upgrade(spark: SparkSession, tmp_path: Path) -> None:
     """A manifest list becomes a root of EXISTING leaves; the manifests stay, and deletes mask rows of them."""
     old = handmade.HandmadeTable(tmp_path / "t", 3)
-    old.add(0, 0, handmade.data("/d/D0", status=2), *(handmade.data(f"/d/D{one}") for one in (1, 2, 3)))
+    old.add(0, 0, handmade.data("/d/D0", status=2), *(handmade.data(f"/d/D{number}") for number in (1, 2, 3)))
     old.add(1, 0, handmade.deletion_vector("/d/D1"), handmade.deletion_vector("/d/D3", content_offset=50))
     old.write()
     before = sm.load_table(str(old.folder), spark=spark)
@@ -347,7 +347,7 @@ def test_17_upgrade(spark: SparkSession, tmp_path: Path) -> None:
         assert row["version_info"]["snapshot_id"] == was["added_snapshot_id"]
         assert row["version_info"]["sequence_number"] == was["sequence_number"]
     counts = [
-        (one["manifest_stats"]["added_files_count"], one["manifest_stats"]["deleted_files_count"]) for one in rows[:2]
+        (row["manifest_stats"]["added_files_count"], row["manifest_stats"]["deleted_files_count"]) for row in rows[:2]
     ]
     assert counts == [(3, 1), (2, 0)]
     assert table.written == 1
@@ -381,7 +381,7 @@ def test_19_partition_values_of_equality_deletes(spark: SparkSession, tmp_path: 
     table.commit("row_delta", of("D2", "commit", "2025-06-20"), eq.selectExpr("*", "array(1) equality_ids"))
     assert live(table.table) == {"D1": ["E1"], "other": [], "null": ["E2"], "D2": []}
     row = next(row for row in table.reading().root if row["location"] == "/d/E1")
-    stats = {one["lower_bound"] for one in row["content_stats"].values() if one is not None}
+    stats = {field_stats["lower_bound"] for field_stats in row["content_stats"].values() if field_stats is not None}
     assert stats == {"commit", date(2025, 6, 20)}
 
 
@@ -410,19 +410,19 @@ def test_9_compaction_during_an_append(spark: SparkSession, tree: HandmadeTree) 
     from sparkmeta.manifests.v4.root import Root
     from tests.commit.handmade_trees import SCHEMA, pa
 
-    tree.leaf("M1", [data(f"D{one}", EXISTING, 1, first_row_id=10 * one) for one in (1, 2, 3)])
-    tree.leaf("M2", [data(f"D{one}", EXISTING, 1, first_row_id=10 * one) for one in (4, 5, 6)])
-    tree.leaf("M3", [data(f"D{one}", EXISTING, 1, first_row_id=10 * one) for one in (2, 3, 4, 6)])
+    tree.leaf("M1", [data(f"D{number}", EXISTING, 1, first_row_id=10 * number) for number in (1, 2, 3)])
+    tree.leaf("M2", [data(f"D{number}", EXISTING, 1, first_row_id=10 * number) for number in (4, 5, 6)])
+    tree.leaf("M3", [data(f"D{number}", EXISTING, 1, first_row_id=10 * number) for number in (2, 3, 4, 6)])
     masks = [tree.mask("M1", {0}, EXISTING, 1), tree.mask("M2", {1}, EXISTING, 1)]
     base = tree.snapshot(tree.of("M1", EXISTING, 1), tree.of("M2", EXISTING, 1), *masks)
     change = TreeChange(
         added=pa.Table.from_pylist([data("D7")], schema=SCHEMA),
-        dropped=frozenset(tree.leaves[one]["location"] for one in ("M1", "M2")),
+        dropped=frozenset(tree.leaves[name]["location"] for name in ("M1", "M2")),
         existing=pa.Table.from_pylist([tree.leaves["M3"]], schema=SCHEMA),
     )
     root = Root("base", pa.Table.from_pylist(base.root, schema=SCHEMA))
-    made = next_root(root, change, Stamp(102, 2, 500), SCHEMA, tree.store.load).table.to_pylist()
-    assert shown(tree.snapshot(*made)) == ["(D2 D3 D4 D6):EXISTING", "D7:ADDED"]
+    rows = next_root(root, change, Stamp(102, 2, 500), SCHEMA, tree.store.load).table.to_pylist()
+    assert shown(tree.snapshot(*rows)) == ["(D2 D3 D4 D6):EXISTING", "D7:ADDED"]
     rest = {"D2", "D3", "D4", "D6"}
     check(tree, spark, (rest, set(), set()), (rest | {"D7"}, {"D7"}, set()))
     assert [row["version_info"]["snapshot_id"] for row in tree.store.rows(tree.path("M3.parquet"))] == [101] * 4
@@ -467,13 +467,13 @@ def test_12_a_mask_of_a_new_leaf(spark: SparkSession, tree: HandmadeTree) -> Non
     check(tree, spark, ({"D1", "D3", "D5"}, {"D1", "D3", "D5"}, set()))
 
 
-TEN = [f"D{one}" for one in range(10)]
+TEN = [f"D{number}" for number in range(10)]
 SEVEN, LAST = set(range(7)), set(TEN[7:])
 
 
 def ten(tree: HandmadeTree) -> None:
     """A leaf of ten, seven of them masked."""
-    tree.leaf("m1", [data(one) for one in TEN])
+    tree.leaf("m1", [data(name) for name in TEN])
     tree.snapshot(tree.of("m1", ADDED, 1), tree.mask("m1", SEVEN, ADDED, 1))
 
 
@@ -493,18 +493,18 @@ def test_13_a_leaf_that_is_deleted_with_a_mask_of_what_was_left(spark: SparkSess
 @pytest.mark.parametrize("how", [ADDED, EXISTING])
 def test_14_a_rewrite_changes_nothing(spark: SparkSession, tree: HandmadeTree, how: int) -> None:
     ten(tree)
-    tree.leaf("m2", [data(one, EXISTING, 1) for one in TEN[7:]])
+    tree.leaf("m2", [data(name, EXISTING, 1) for name in TEN[7:]])
     tree.snapshot(tree.of("m2", how, 2))
     check(tree, spark, (LAST, LAST, set()), (LAST, set(), set()))
 
 
-NEW = [f"N{one}" for one in range(5)]
+NEW = [f"N{number}" for number in range(5)]
 KEPT = {"D8", "D9"}
 
 
 def test_15_a_rewrite_with_changes_in_one_leaf(spark: SparkSession, tree: HandmadeTree) -> None:
     ten(tree)
-    entries = [data("D8", EXISTING, 1), data("D9", EXISTING, 1), data("D7", DELETED, 1), *(data(one) for one in NEW)]
+    entries = [data("D8", EXISTING, 1), data("D9", EXISTING, 1), data("D7", DELETED, 1), *(data(name) for name in NEW)]
     tree.leaf("m2", entries)
     tree.snapshot(tree.of("m1", DELETED, 1), tree.mask("m1", SEVEN, DELETED, 1), tree.of("m2", ADDED, 2))
     check(tree, spark, (LAST, LAST, set()), (KEPT | set(NEW), set(NEW), {"D7"}))
@@ -513,8 +513,8 @@ def test_15_a_rewrite_with_changes_in_one_leaf(spark: SparkSession, tree: Handma
 @pytest.mark.parametrize("in_leaf", [False, True])
 def test_15_as_our_commits_write_it(spark: SparkSession, tree: HandmadeTree, in_leaf: bool) -> None:
     ten(tree)
-    tree.leaf("m3", [data(one) for one in NEW])
-    new = [tree.of("m3", ADDED, 2)] if in_leaf else [data(one, ADDED, 2) for one in NEW]
+    tree.leaf("m3", [data(name) for name in NEW])
+    new = [tree.of("m3", ADDED, 2)] if in_leaf else [data(name, ADDED, 2) for name in NEW]
     masks = [tree.mask("m1", SEVEN, DELETED, 1), tree.mask("m1", {*SEVEN, 7}, ADDED, 2)]
     tree.snapshot(tree.of("m1", EXISTING, 1), *masks, *new)
     check(tree, spark, (LAST, LAST, set()), (KEPT | set(NEW), set(NEW), {"D7"}))
@@ -522,7 +522,7 @@ def test_15_as_our_commits_write_it(spark: SparkSession, tree: HandmadeTree, in_
 
 def test_15_with_a_compaction(spark: SparkSession, tree: HandmadeTree) -> None:
     ten(tree)
-    tree.leaf("m2", [data(one, EXISTING, 1) for one in TEN[7:]])
-    tree.leaf("m3", [data(one) for one in NEW])
+    tree.leaf("m2", [data(name, EXISTING, 1) for name in TEN[7:]])
+    tree.leaf("m3", [data(name) for name in NEW])
     tree.snapshot(tree.of("m2", EXISTING, 2), tree.mask("m2", {0}, ADDED, 2), tree.of("m3", ADDED, 2))
     check(tree, spark, (LAST, LAST, set()), (KEPT | set(NEW), set(NEW), {"D7"}))

@@ -37,13 +37,13 @@ def file(**values: Any) -> Row:
 
 
 def entries(*files: Row, rows: FileRows = ROWS) -> list[Row]:
-    names = dict.fromkeys(name for one in files for name in one)
-    table = pa.Table.from_pylist([{name: one.get(name) for name in names} for one in files])
-    found = rows.entries(table)
-    assert found.schema == tree_schema(rows.stats)
-    found.validate(full=True)
-    made: list[Row] = found.to_pylist()
-    return made
+    names = dict.fromkeys(name for row in files for name in row)
+    table = pa.Table.from_pylist([{name: row.get(name) for name in names} for row in files])
+    converted = rows.entries(table)
+    assert converted.schema == tree_schema(rows.stats)
+    converted.validate(full=True)
+    entry_rows: list[Row] = converted.to_pylist()
+    return entry_rows
 
 
 def vector(**values: Any) -> Row:
@@ -57,7 +57,7 @@ def test_the_least_that_a_file_has() -> None:
         "status": 1, "snapshot_id": None, "sequence_number": None, "file_sequence_number": None
     }  # fmt: skip
     given = ("content_type", "location", "file_format", "partition_spec_id", "record_count", "file_size_in_bytes")
-    assert [row[one] for one in given] == [0, "/d/a.parquet", "parquet", 0, 10, 99]
+    assert [row[name] for name in given] == [0, "/d/a.parquet", "parquet", 0, 10, 99]
     others = set(row) - {*given, "version_info", "content_stats"}
     assert {name: row[name] for name in others} == dict.fromkeys(others)
     assert set(row["content_stats"].values()) == {None}
@@ -72,10 +72,10 @@ def test_all_that_a_file_may_have() -> None:
 
 def test_deletes() -> None:
     deletes = file(content=2, equality_ids=[1, 2], file_format="parquet")
-    one, other = entries(vector(), deletes)
-    assert one["deletion_vector"] == {"offset": 4, "size_in_bytes": 40, "inline_content": None}
-    assert (one["referenced_file"], one["file_format"]) == ("/d/a.parquet", "puffin")
-    assert (other["deletion_vector"], other["equality_ids"]) == (None, [1, 2])
+    vector_entry, delete_entry = entries(vector(), deletes)
+    assert vector_entry["deletion_vector"] == {"offset": 4, "size_in_bytes": 40, "inline_content": None}
+    assert (vector_entry["referenced_file"], vector_entry["file_format"]) == ("/d/a.parquet", "puffin")
+    assert (delete_entry["deletion_vector"], delete_entry["equality_ids"]) == (None, [1, 2])
 
 
 @pytest.mark.parametrize(
@@ -111,7 +111,7 @@ def test_deletes() -> None:
         (file(spec_id=1, partition="part=x"), "partition of file /d/a.parquet has no field part"),
         (file(spec_id=2, partition={"ratio": "x"}), r"partition.ratio of the files is string"),
     ],
-    ids=lambda one: one if isinstance(one, str) else "row",
+    ids=lambda value: value if isinstance(value, str) else "row",
 )
 def test_a_file_that_is_none(row: Row, problem: str) -> None:
     with pytest.raises(ValidationError, match=problem) as caught:
@@ -143,8 +143,8 @@ def test_statistics_that_contradict_each_other(metrics: dict[str, dict[int, Any]
 def test_partition_values_stand_in_stats() -> None:
     day = date(2024, 1, 5)
     row = entries(file(spec_id=1, partition={"part": "x", "day": day}))[0]
-    for one, value in (("2", "x"), ("101", day)):
-        stats = row["content_stats"][one]
+    for field_id, value in (("2", "x"), ("101", day)):
+        stats = row["content_stats"][field_id]
         assert (stats["lower_bound"], stats["upper_bound"]) == (value, value)
         assert (stats["value_count"], stats["null_value_count"]) == (10, 0)
     assert row["content_stats"]["1"] is None
@@ -157,15 +157,18 @@ def test_the_name_in_the_table_comes_first() -> None:
 
 def test_the_partition_value_null() -> None:
     row = entries(file(spec_id=1, partition={"part": None, "ts_day": None}))[0]
-    for one in ("2", "101"):
-        stats = row["content_stats"][one]
+    for field_id in ("2", "101"):
+        stats = row["content_stats"][field_id]
         assert (stats["lower_bound"], stats["upper_bound"], stats["null_value_count"]) == (None, None, 10)
 
 
 def test_the_partition_value_nan_is_counted() -> None:
     rows = entries(file(spec_id=2, partition={"ratio": math.nan}), file(spec_id=2, partition={"ratio": 1.5}))
     stats = [row["content_stats"]["3"] for row in rows]
-    assert [(one["lower_bound"], one["nan_value_count"]) for one in stats] == [(None, 10), (1.5, 0)]
+    assert [(field_stats["lower_bound"], field_stats["nan_value_count"]) for field_stats in stats] == [
+        (None, 10),
+        (1.5, 0),
+    ]
 
 
 def test_uuids_are_given_as_text_or_bytes() -> None:
@@ -177,7 +180,7 @@ def test_uuids_are_given_as_text_or_bytes() -> None:
 
 def test_files_of_several_specs() -> None:
     partition = {"part": "x", "ts_day": date(2024, 1, 5), "ratio": 2.5}
-    rows = entries(*(file(spec_id=one, partition=partition) for one in (0, 1, 2)))
+    rows = entries(*(file(spec_id=spec_id, partition=partition) for spec_id in (0, 1, 2)))
     filled = [{name for name, stats in row["content_stats"].items() if stats is not None} for row in rows]
     assert filled == [set(), {"2", "101"}, {"3"}]
 
@@ -209,8 +212,8 @@ def test_metrics_become_stats() -> None:
         upper_bounds={1: high},
     )
     stats = ROWS.entries(table).to_pylist()[0]["content_stats"]
-    own = [stats["1"][one] for one in ("lower_bound", "upper_bound", "value_count", "null_value_count")]
-    assert own == [-4, 9, 10, 2]
+    long_stats = [stats["1"][name] for name in ("lower_bound", "upper_bound", "value_count", "null_value_count")]
+    assert long_stats == [-4, 9, 10, 2]
     assert (stats["2"]["lower_bound"], stats["2"]["upper_bound"]) == ("a", None)
     assert stats["3"]["nan_value_count"] == 1
     assert stats["4"] is None
@@ -284,9 +287,9 @@ def test_bounds_that_are_none() -> None:
 def test_batches_are_made_by_tasks() -> None:
     rows = pickle.loads(pickle.dumps(ROWS))
     batches = [pa.RecordBatch.from_pylist([file(), file(file_path="/d/b")]), pa.RecordBatch.from_pylist([file()])]
-    made = list(rows.batches(batches))
-    assert [len(one) for one in made] == [2, 1]
-    assert made[0].schema == tree_schema(STATS)
+    converted = list(rows.batches(batches))
+    assert [len(batch) for batch in converted] == [2, 1]
+    assert converted[0].schema == tree_schema(STATS)
 
 
 def test_no_files() -> None:

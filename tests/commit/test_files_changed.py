@@ -28,8 +28,8 @@ Changes = set[tuple[str, str]]
 
 def changes(table: Table, start: int | None, end: int | None = None, *, lenient: bool = False) -> Changes:
     """(+ or -, path) of each change; a row that is there twice is an error."""
-    found = table.file_changes(start, end, columns=["file_path"], lenient=lenient)
-    rows = [("+" if row["change_type"] == "added" else "-", row["file_path"]) for row in found.collect()]
+    frame = table.file_changes(start, end, columns=["file_path"], lenient=lenient)
+    rows = [("+" if row["change_type"] == "added" else "-", row["file_path"]) for row in frame.collect()]
     assert len(rows) == len(set(rows))
     return set(rows)
 
@@ -95,7 +95,7 @@ def test_removed_from_root_and_from_leaf(tree: TreeTable, spark: SparkSession) -
 def test_compaction_during_an_append_is_no_change(tree: TreeTable, spark: SparkSession) -> None:
     m1, m2 = tree.leaf("m1", *files("d1", "d2", "d3")), tree.leaf("m2", *files("d4", "d5", "d6"))
     v1, v2 = tree.mask(m1, {0}), tree.mask(m2, {1})
-    m3 = tree.leaf("m3", *(one.existing() for one in files("d2", "d3", "d4", "d6")))
+    m3 = tree.leaf("m3", *(entry.existing() for entry in files("d2", "d3", "d4", "d6")))
     tree.snapshot(existing=[m1, v1, m2, v2])
     tree.snapshot(existing=[m3], added=files("d7"))
     table = tree.load(spark)
@@ -147,7 +147,7 @@ def test_a_whole_leaf_is_removed(tree: TreeTable, spark: SparkSession, form: str
 
 def test_a_rewrite_is_no_change(tree: TreeTable, spark: SparkSession) -> None:
     m1 = tree.leaf("m1", *files(*TEN))
-    m2 = tree.leaf("m2", *(one.existing() for one in files("d7", "d8", "d9")))
+    m2 = tree.leaf("m2", *(entry.existing() for entry in files("d7", "d8", "d9")))
     tree.snapshot(existing=[m1, tree.mask(m1, SEVEN)])
     tree.snapshot(added=[m2])
     tree.snapshot(existing=[m2], parent=1)
@@ -161,7 +161,7 @@ def test_a_rewrite_with_changes(tree: TreeTable, spark: SparkSession, form: str)
     m1 = tree.leaf("m1", *files(*TEN))
     old = tree.mask(m1, SEVEN)
     new = files("n1", "n2", "n3", "n4", "n5")
-    carried = [one.existing() for one in files("d7", "d8", "d9")]
+    carried = [entry.existing() for entry in files("d7", "d8", "d9")]
     tree.snapshot(existing=[m1, old])
     match form:
         case "draft":
@@ -263,11 +263,11 @@ def test_positions_are_read_only_if_asked_for(tree: TreeTable, spark: SparkSessi
     tree.snapshot(existing=files("d1"), added=[vector])
     spark.conf.set("spark.sparkmeta.executor-reads", reads)
     try:
-        found = tree.load(spark).file_changes(1)
+        frame = tree.load(spark).file_changes(1)
         Path(vector.location.removeprefix("file://")).write_bytes(b"no Puffin file")
-        assert found.select("file_path").collect()[0][0] == vector.location
+        assert frame.select("file_path").collect()[0][0] == vector.location
         with pytest.raises(Exception, match="puffin"):
-            found.select("added_positions").collect()
+            frame.select("added_positions").collect()
     finally:
         spark.conf.unset("spark.sparkmeta.executor-reads")
 
@@ -280,17 +280,17 @@ def test_columns_are_those_of_files(tmp_path: Path, spark: SparkSession) -> None
     m1 = tree.leaf("m1", *files("d1", "d2"))
     tree.snapshot(added=[m1, data("d3", "b"), tree.vector("d1", {1}), equality_deletes("e1")])
     table = tree.load(spark)
-    found, expected = table.file_changes(None), table.inspect.files()
-    assert found.columns == ["change_type", "snapshot_id", *expected.columns, "added_positions"]
-    assert dict(found.dtypes)["added_positions"] == "array<bigint>"
-    rows = found.drop("change_type", "snapshot_id", "added_positions")
+    frame, expected = table.file_changes(None), table.inspect.files()
+    assert frame.columns == ["change_type", "snapshot_id", *expected.columns, "added_positions"]
+    assert dict(frame.dtypes)["added_positions"] == "array<bigint>"
+    rows = frame.drop("change_type", "snapshot_id", "added_positions")
     assert dict(rows.dtypes) == dict(expected.dtypes)
     shown = {row["file_path"]: row.asDict(recursive=True) for row in rows.collect()}
     assert shown == {row["file_path"]: row.asDict(recursive=True) for row in expected.collect()}
     assert shown["d3"]["partition"] == {"part": "b"}
     assert shown["d2"]["value_counts"] == {1: 10, 2: 10}
     empty = table.file_changes(1)
-    assert empty.columns == found.columns
+    assert empty.columns == frame.columns
     assert empty.count() == 0
 
 
@@ -301,8 +301,8 @@ def test_manifest_lists_and_the_first_tree_after_them(tmp_path: Path, spark: Spa
     source = write_small_table(tmp_path)
     source.delete("country == 'NO' and id < 10")
     table = Table.from_pyiceberg(source, spark)
-    ids = [None, *(one.snapshot_id for one in table.snapshots())]
-    states: list[set[str]] = [set(), *(live(table, one) for one in ids if one is not None)]
+    ids = [None, *(snapshot.snapshot_id for snapshot in table.snapshots())]
+    states: list[set[str]] = [set(), *(live(table, snapshot_id) for snapshot_id in ids if snapshot_id is not None)]
     for step in range(1, len(ids)):
         before, after = states[step - 1], states[step]
         expected = plus(*(after - before)) | minus(*(before - after))
@@ -320,9 +320,9 @@ def masked_after_upgrade(table: Table, manifest: str, ordinal: int) -> Table:
     metadata, base = state.metadata, base_root(state)
     change = TreeChange(masks={manifest: PositionBitmap.of([ordinal])})
     sequence = metadata.last_sequence_number + 1
-    made = next_root(base.root, change, Stamp(1, sequence, 0), tree_schema(state.types.stats_types), lambda *_: b"")
+    root = next_root(base.root, change, Stamp(1, sequence, 0), tree_schema(state.types.stats_types), lambda *_: b"")
     location = f"{metadata.location}/metadata/root.parquet"
-    state.files.write_new(location, write_root(made.table, base.properties))
+    state.files.write_new(location, write_root(root.table, base.properties))
     document = {
         "snapshot-id": 1,
         "parent-snapshot-id": metadata.current_snapshot_id,
@@ -343,7 +343,7 @@ def test_only_changed_leaves_are_opened(tree: TreeTable, spark: SparkSession) ->
     leaves = [tree.leaf(f"m{number}", *files(f"a{number}", f"b{number}")) for number in range(40)]
     new = tree.leaf("new", *files("n1"))
     before = [tree.mask(leaf, {0}) for leaf in leaves[5:9]]
-    compacted = tree.leaf("compacted", *(one.existing() for one in files("a0", "b0")))
+    compacted = tree.leaf("compacted", *(entry.existing() for entry in files("a0", "b0")))
     tree.snapshot(added=leaves)
     tree.snapshot(existing=leaves, added=before)
     tree.snapshot(
@@ -353,9 +353,9 @@ def test_only_changed_leaves_are_opened(tree: TreeTable, spark: SparkSession) ->
     )
     for leaf in [*leaves[:5], *leaves[6:], compacted]:
         Path(leaf.location.removeprefix("file://")).unlink()
-    found = tree.load(spark).file_changes(2)
-    assert {Path(one).name for one in found.inputFiles()} == {"m5.parquet", "new.parquet"}
-    assert {(row["change_type"], row["file_path"]) for row in found.collect()} == {
+    frame = tree.load(spark).file_changes(2)
+    assert {Path(path).name for path in frame.inputFiles()} == {"m5.parquet", "new.parquet"}
+    assert {(row["change_type"], row["file_path"]) for row in frame.collect()} == {
         ("removed", "b5"), ("added", "n1"), ("added", "n2")
     }  # fmt: skip
 

@@ -257,12 +257,12 @@ def test_a_table_of_a_catalog(swap: FileSystemOperations) -> None:
     path = Path(created.metadata_location.removeprefix("file://"))
     path.rename(path.with_name("00000-0d3b7f6c-1234-4321-9999-000000000001.metadata.json"))
     (path.parent / "version-hint.text").unlink()
-    found = swap.refresh()
+    version = swap.refresh()
     with pytest.raises(UnsupportedError, match="takes commits through its catalog only"):
-        swap.commit(found, appended(found.metadata))
+        swap.commit(version, appended(version.metadata))
     with pytest.raises(TableAlreadyExistsError):
         create(swap)
-    assert swap.refresh() == found
+    assert swap.refresh() == version
 
 
 # -- the hint ------------------------------------------------------------------------------------------------------
@@ -305,9 +305,9 @@ def test_old_files_stay_where_the_hint_fails(swap: FileSystemOperations, caplog:
 def test_old_versions_with_a_gap(swap: FileSystemOperations) -> None:
     """One that could not be deleted, or whose writer was killed first, stays before a gap, and the hint may name it."""
     old = create(swap, **DELETES)
-    kept = LocalFiles().read(old.metadata_location)
+    old_bytes = LocalFiles().read(old.metadata_location)
     newest = commits(swap, 4)
-    LocalFiles().write_new(old.metadata_location, kept)
+    LocalFiles().write_new(old.metadata_location, old_bytes)
     LocalFiles().overwrite(f"{swap.folder}/metadata/version-hint.text", b"1")
     assert swap.refresh() == newest
     with pytest.raises(CommitFailedError, match="is no longer the current version"):
@@ -317,13 +317,13 @@ def test_old_versions_with_a_gap(swap: FileSystemOperations) -> None:
 
 
 def test_a_gap_comes_while_a_writer_sleeps(swap: FileSystemOperations) -> None:
-    """The base is there still, and the name after it is free: its writer was told that it won, and had not."""
+    """The base still exists and the name after it is free, but the version published there is not the current one."""
     old = create(swap, **DELETES)
-    kept = LocalFiles().read(old.metadata_location)
+    old_bytes = LocalFiles().read(old.metadata_location)
 
     def others() -> None:
         commits(swap, 4)
-        LocalFiles().write_new(old.metadata_location, kept)
+        LocalFiles().write_new(old.metadata_location, old_bytes)
 
     with pytest.raises(CommitFailedError, match=r"v2\.metadata\.json was not committed"):
         FileSystemOperations(Meanwhile(before=others), swap.folder).commit(old, appended(old.metadata))
@@ -340,9 +340,9 @@ def test_a_listing_misses_what_comes_while_it_is_made(swap: FileSystemOperations
             self.missed.append("v5.metadata.json")
 
         def list(self, folder: str, pattern: str = "*") -> list[FileStatus]:
-            found = super().list(folder, pattern)
+            statuses = super().list(folder, pattern)
             is_first = bool(self.missed) and not self.missed.clear()
-            return [one for one in found if not is_first or one.location.endswith("/v2.metadata.json")]
+            return [status for status in statuses if not is_first or status.location.endswith("/v2.metadata.json")]
 
         missed: ClassVar[list[str]] = []
 

@@ -83,11 +83,11 @@ def test_a_history(swap: TableOperations, tmp_path: Path, kind: str, version: in
         base = versions[-1]
         versions.append(swap.commit(base, appended(base.metadata, step=str(step))))
         assert swap.refresh() == versions[-1]
-    locations = [one.metadata_location for one in versions]
+    locations = [table_version.metadata_location for table_version in versions]
     assert len(set(locations)) == 4
     assert logged(versions[-1]) == locations[:-1]
     stamps = [entry.timestamp_ms for entry in versions[-1].metadata.metadata_log]
-    assert stamps == [one.metadata.last_updated_ms for one in versions[:-1]]
+    assert stamps == [table_version.metadata.last_updated_ms for table_version in versions[:-1]]
     names = [Path(location).name for location in locations]
     if kind == "folder":
         assert names == [f"v{number}.metadata.json" for number in range(1, 5)]
@@ -153,9 +153,9 @@ def test_old_metadata_files(swap: TableOperations, tmp_path: Path, kind: str, mo
     limits = {"write.metadata.previous-versions-max": most, "write.metadata.delete-after-commit.enabled": deletes}
     base = swap.commit(base, with_properties(base.metadata, **limits))
     locations.append(base.metadata_location)
-    kept = max(1, int(most))
-    assert logged(base) == locations[-kept - 1 : -1]
-    left = locations[-kept - 1 :] if deletes == "true" else locations
+    log_length = max(1, int(most))
+    assert logged(base) == locations[-log_length - 1 : -1]
+    left = locations[-log_length - 1 :] if deletes == "true" else locations
     assert metadata_files(tmp_path) == {Path(location).name for location in left}
     assert swap.refresh() == base
 
@@ -245,13 +245,15 @@ def test_each_fault_of_a_commit(swap_in: Any, tmp_path: Path, properties: dict[s
         folder, base = prepared(str(number))
         new = appended(base.metadata, step="new")
         files = FaultyFiles(fault=fault)
-        told = attempt(lambda files=files, base=base, new=new, folder=folder: swap_in(folder, files).commit(base, new))
+        outcome = attempt(
+            lambda files=files, base=base, new=new, folder=folder: swap_in(folder, files).commit(base, new)
+        )
         after = swap_in(folder).refresh()
         committed = after.metadata.properties.get("step") == "new"
-        seen[told] = seen.get(told, 0) + 1
+        seen[outcome] = seen.get(outcome, 0) + 1
         assert committed or after == base, fault
-        assert told != "committed" or committed, f"{fault}: a commit that was reported is not there"
-        assert told != "failed" or not committed, f"{fault}: a commit that is there was reported as failed"
+        assert outcome != "committed" or committed, f"{fault}: a commit that was reported is not there"
+        assert outcome != "failed" or not committed, f"{fault}: a commit that is there was reported as failed"
         last = commit_again(swap_in(folder), "new")
         assert last.metadata.last_sequence_number == base.metadata.last_sequence_number + 1, fault
         for location in [last.metadata_location, *logged(last)]:
@@ -279,22 +281,22 @@ def test_each_fault_of_a_creation(swap_in: Any, tmp_path: Path) -> None:
     def dry_run(files: FaultyFiles) -> None:
         create(swap_in(tmp_path / "dry", files), tmp_path / "dry")
 
-    told = set()
+    outcomes = set()
     for number, fault in enumerate(faults(dry_run)):
         folder = tmp_path / str(number)
         files = FaultyFiles(fault=fault)
-        answer = attempt(lambda folder=folder, files=files: create(swap_in(folder, files), folder))
-        told.add(answer)
+        outcome = attempt(lambda folder=folder, files=files: create(swap_in(folder, files), folder))
+        outcomes.add(outcome)
         try:
             version = swap_in(folder).refresh()
         except NoSuchTableError:
-            assert answer != "committed", fault
+            assert outcome != "committed", fault
             version = create(swap_in(folder), folder)
         else:
-            assert answer != "failed", fault
+            assert outcome != "failed", fault
         assert swap_in(folder).refresh() == version
         assert swap_in(folder).commit(version, appended(version.metadata))
-    assert {"failed", "killed"} <= told
+    assert {"failed", "killed"} <= outcomes
 
 
 def test_spark_can_not_commit(swap_in: Any, tmp_path: Path) -> None:

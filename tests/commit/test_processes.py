@@ -88,11 +88,11 @@ def test_committers(request: pytest.FixtureRequest, tmp_path: Path, kind: str, s
             before.last_sequence_number + 1,
         )
     assert len(set(authors)) == WORKERS * commits
-    told = notes(tmp_path)
-    assert max(Counter(told["done"]).values()) == 1, "reported once, committed once"
-    assert set(told["done"]) <= set(authors)
+    outcomes = notes(tmp_path)
+    assert max(Counter(outcomes["done"]).values()) == 1, "reported once, committed once"
+    assert set(outcomes["done"]) <= set(authors)
     # What is committed and was not reported, was made by one that was killed.
-    assert len(set(authors) - {*told["done"], *told["unknown"]}) <= kills
+    assert len(set(authors) - {*outcomes["done"], *outcomes["unknown"]}) <= kills
     left = {path.name for path in (tmp_path / "table" / "metadata").iterdir()}
     left -= {Path(location).name for location, _ in versions} | {"version-hint.text"}
     assert all(is_temporary(name) or (kind != "folder" and name.endswith(".metadata.json")) for name in left)
@@ -104,8 +104,8 @@ def test_committers(request: pytest.FixtureRequest, tmp_path: Path, kind: str, s
     )
     assert loaded.metadata.current_snapshot_id == newest.metadata.current_snapshot_id
     print(  # noqa: T201
-        f"\n{kind}: {WORKERS} x {commits} commits in {took:.1f} s, {len(told['failed'])} refused, "
-        f"{len(told['unknown'])} unknown, {done['killed']} kills, {len(left)} files left over"
+        f"\n{kind}: {WORKERS} x {commits} commits in {took:.1f} s, {len(outcomes['failed'])} refused, "
+        f"{len(outcomes['unknown'])} unknown, {done['killed']} kills, {len(left)} files left over"
     )
 
 
@@ -130,21 +130,21 @@ def test_committers_that_delete(tmp_path: Path, soak: bool) -> None:
 def test_committers_of_trees(request: pytest.FixtureRequest, tmp_path: Path, kind: str, soak: bool) -> None:
     """Every snapshot holds what the commits up to it made, and says what its own changed."""
     commits, kills = LONG if soak else SHORT_OF_TREES
-    table, authors, told = run_on_tree(request, tmp_path, kind, "tree", commits, kills)
+    table, authors, outcomes = run_on_tree(request, tmp_path, kind, "tree", commits, kills)
     assert None not in authors
     roots = check_history(table, authors)
-    assert max(Counter(told["done"]).values()) == 1, "reported once, committed once"
+    assert max(Counter(outcomes["done"]).values()) == 1, "reported once, committed once"
     names = {"/".join(map(str, author)) for author in authors if author is not None}
-    assert set(told["done"]) <= names
-    assert len(names - {*told["done"], *told["unknown"]}) <= kills
+    assert set(outcomes["done"]) <= names
+    assert len(names - {*outcomes["done"], *outcomes["unknown"]}) <= kills
     left = {path.name for path in (tmp_path / "table" / "metadata").iterdir()}
-    left = {one for one in left if one not in roots and not one.startswith(("leaf-", "version-hint"))}
-    versions = {one for one in left if one.endswith(".metadata.json")}
+    left = {name for name in left if name not in roots and not name.startswith(("leaf-", "version-hint"))}
+    versions = {name for name in left if name.endswith(".metadata.json")}
     assert len(versions) <= WORKERS * commits + 2 + (0 if kind == "folder" else kills)
     left -= versions
-    assert all(is_temporary(one) or "-root-" in one for one in left)
+    assert all(is_temporary(name) or "-root-" in name for name in left)
     # What was written in vain is deleted, but for what a killed one leaves.
-    assert len(left) <= kills + len(told["unknown"])
+    assert len(left) <= kills + len(outcomes["unknown"])
     print(f"{kind}: {len(left)} files left over")  # noqa: T201
 
 
@@ -152,11 +152,13 @@ def test_committers_of_trees(request: pytest.FixtureRequest, tmp_path: Path, kin
 def test_writers_and_compactors(request: pytest.FixtureRequest, tmp_path: Path, kind: str, soak: bool) -> None:
     """What compactions do is seen by nobody; a leaf that one replaces keeps what others delete from it meanwhile."""
     commits, kills = LONG if soak else SHORT_OF_TREES
-    table, authors, told = run_on_tree(request, tmp_path, kind, "compaction", commits, kills)
+    table, authors, outcomes = run_on_tree(request, tmp_path, kind, "compaction", commits, kills)
     compactions = authors.count(None)
-    of_compactors = [author for author in told["done"] if int(author.split("/")[0]) >= WRITERS] + told["carried"]
-    assert 0 < len(of_compactors) <= compactions <= len(of_compactors) + len(told["unknown"]) + kills
-    assert told["carried"] or not soak, "no compaction met removals from what it rewrote"
+    of_compactors = [author for author in outcomes["done"] if int(author.split("/")[0]) >= WRITERS] + outcomes[
+        "carried"
+    ]
+    assert 0 < len(of_compactors) <= compactions <= len(of_compactors) + len(outcomes["unknown"]) + kills
+    assert outcomes["carried"] or not soak, "no compaction met removals from what it rewrote"
     with compactors.without_spark():
         plan = table.maintenance.compact_manifests(min_masked_ratio=0.02, min_leaf_ratio=1.0, max_root_files=0)
         last = plan.commit()
@@ -166,7 +168,7 @@ def test_writers_and_compactors(request: pytest.FixtureRequest, tmp_path: Path, 
 def run_on_tree(
     request: pytest.FixtureRequest, folder: Path, kind: str, what: str, commits: int, kills: int
 ) -> tuple[Table, list[tuple[int, int] | None], dict[str, list[str]]]:
-    """A tree after the commits of all writers, some of them killed: it, its snapshots' authors, what they were told."""
+    """A tree after the commits of all writers, some of them killed: the table, its snapshots' authors, the outcomes."""
     writers, others = (WRITERS, COMPACTORS) if what == "compaction" else (WORKERS, 0)
     uri = place(kind, folder, request.getfixturevalue("postgres") if kind == "postgres" else None)
     swap = open_operations(uri, folder)
@@ -179,13 +181,13 @@ def run_on_tree(
     authors = list(trees.authors(table))
     written = sorted(author for author in authors if author is not None)
     assert written == [(worker, step) for worker in range(writers) for step in range(1, commits + 1)]
-    told = notes(folder, writers + others)
-    counts = {answer: len(told[answer]) for answer in ("carried", "overtaken", "failed", "unknown")}
+    outcomes = notes(folder, writers + others)
+    counts = {outcome: len(outcomes[outcome]) for outcome in ("carried", "overtaken", "failed", "unknown")}
     print(  # noqa: T201
         f"\n{kind}: {writers} x {commits} commits to a tree, {authors.count(None)} compactions, in {took:.1f} s, "
         f"{counts}, {done['killed']} kills"
     )
-    return table, authors, told
+    return table, authors, outcomes
 
 
 def check_history(table: Table, authors: list[tuple[int, int] | None]) -> set[str]:
@@ -207,8 +209,8 @@ def check_history(table: Table, authors: list[tuple[int, int] | None]) -> set[st
         added, removed = (trees.files_of(*author), trees.removed_by(*author)) if author else ({}, set())
         added = added if number else live
         live = {path: records for path, records in {**live, **added}.items() if path not in removed}
-        found = reading.live()
-        assert {key.location: seen.record_count for key, seen in found.items()} == live
+        live_files = reading.live()
+        assert {key.location: seen.record_count for key, seen in live_files.items()} == live
         changes = change_set(reading, before)
         assert {key.location for key in changes.added} == set(added)
         assert {key.location for key in changes.removed} == removed
@@ -217,7 +219,7 @@ def check_history(table: Table, authors: list[tuple[int, int] | None]) -> set[st
         next_row_id += sum(added.values())
         names.add(Path(snapshot.root_manifest).name)
         before = reading
-    spans = sorted((seen.first_row_id, seen.record_count) for seen in found.values())
+    spans = sorted((seen.first_row_id, seen.record_count) for seen in live_files.values())
     assert all(start + count <= following for (start, count), (following, _) in pairwise(spans))
     assert table.metadata.next_row_id == next_row_id
     return names
@@ -230,16 +232,16 @@ def run(kind: str, uri: str, folder: Path, commits: int, kills: int) -> dict[str
         command, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    found: dict[str, int] = json.loads(done.stdout.splitlines()[-1])
-    assert found["killed"] > kills / 4, "the workers were done before they were killed"
-    return found
+    report: dict[str, int] = json.loads(done.stdout.splitlines()[-1])
+    assert report["killed"] > kills / 4, "the workers were done before they were killed"
+    return report
 
 
 def notes(folder: Path, workers: int = WORKERS) -> dict[str, list[str]]:
-    """What the workers were told, by the answer: worker/step."""
-    told: dict[str, list[str]] = {answer: [] for answer in ANSWERS}
+    """The commits that workers have noted, as worker/step, by their outcome."""
+    outcomes: dict[str, list[str]] = {outcome: [] for outcome in ANSWERS}
     for worker in range(workers):
         for line in (folder / f"worker.{worker}").read_text().splitlines():
-            answer, step = line.split()
-            told[answer].append(f"{worker}/{step}")
-    return told
+            outcome, step = line.split()
+            outcomes[outcome].append(f"{worker}/{step}")
+    return outcomes

@@ -35,17 +35,17 @@ class Model:
 
     @property
     def live(self) -> set[str]:
-        kept = {name for leaf in self.masked for _, name in self._kept(leaf)}
-        return kept | self.in_root
+        in_leaves = {name for leaf in self.masked for _, name in self._kept(leaf)}
+        return in_leaves | self.in_root
 
     def commit(self) -> tuple[set[str], set[str], set[str]]:
-        """A random commit: what it adds and removes, and the leaves that tell."""
+        """A random commit: the files that it adds and removes, and the leaves that must be opened to know."""
         self.snapshot += 1
         # Leaves of which nothing is live any more are left out of the next root.
         self.masked = {leaf: masked for leaf, masked in self.masked.items() if self._kept(leaf)}
         removed_here = self._some(self.in_root)
         masks = {leaf: ordinals for leaf in sorted(self.masked)
-                 if (ordinals := self._some({one for one, _ in self._kept(leaf)}, 0.15))}  # fmt: skip
+                 if (ordinals := self._some({ordinal for ordinal, _ in self._kept(leaf)}, 0.15))}  # fmt: skip
         dropped = self._some(set(self.masked) - set(masks), 0.2)
         moved = self._some(self.in_root - removed_here, 0.2)
         carried = sorted({name for leaf in dropped for _, name in self._kept(leaf)} | moved)
@@ -64,53 +64,55 @@ class Model:
         if self.root is None and not (new or in_leaf):
             return self.commit()
         stamp = Stamp(self.snapshot, self.snapshot, 0)
-        made = next_root(self.root, change, stamp, SCHEMA, lambda *_: b"")
-        gone = {name for leaf, ordinals in masks.items() for one, name in self._kept(leaf) if one in ordinals}
-        self.root = Root(f"root{self.snapshot}", made.table, {LAYOUT_REVISION_KEY: "1"})
+        new_root = next_root(self.root, change, stamp, SCHEMA, lambda *_: b"")
+        gone = {name for leaf, ordinals in masks.items() for ordinal, name in self._kept(leaf) if ordinal in ordinals}
+        self.root = Root(f"root{self.snapshot}", new_root.table, {LAYOUT_REVISION_KEY: "1"})
         for leaf, ordinals in masks.items():
             self.masked[leaf] |= ordinals
         for leaf in dropped:
             del self.masked[leaf]
-        for one in (existing, added):
-            if one is not None:
-                self.masked[one[0]] = set()
+        for written in (existing, added):
+            if written is not None:
+                self.masked[written[0]] = set()
         self.in_root = (self.in_root - removed_here - moved) | set(new)
         opened = {*masks, *([] if added is None else [added[0]])}
         return {*new, *in_leaf}, gone | removed_here, opened
 
     def _kept(self, leaf: str) -> list[tuple[int, str]]:
-        return [(one, name) for one, (_, name) in enumerate(self.leaves[leaf]) if one not in self.masked[leaf]]
+        return [
+            (ordinal, name) for ordinal, (_, name) in enumerate(self.leaves[leaf]) if ordinal not in self.masked[leaf]
+        ]
 
     def _some(self, of: set[Any], chance: float = 0.3) -> set[Any]:
-        return {one for one in sorted(of) if self.random.random() < chance}
+        return {member for member in sorted(of) if self.random.random() < chance}
 
     def _new(self) -> list[str]:
         count = self.random.choice([0, 0, 1, 3])
         self.names += count
-        return [f"f{self.names - one}" for one in range(count)]
+        return [f"f{self.names - offset}" for offset in range(count)]
 
     def _leaf(self, entries: list[Entry]) -> tuple[str, pa.Table]:
         location = f"leaf{len(self.leaves)}"
-        self.leaves[location] = [(one.status, one.location) for one in entries]
+        self.leaves[location] = [(entry.status, entry.location) for entry in entries]
         return location, leaf_row(_table(entries), location, 100, [])
 
 
 def _table(entries: list[Entry]) -> pa.Table:
-    rows = [{**one.row, "version_info": {"status": int(one.status), **one.version}} for one in entries]
+    rows = [{**entry.row, "version_info": {"status": int(entry.status), **entry.version}} for entry in entries]
     return pa.Table.from_pylist(rows, schema=SCHEMA)
 
 
 def change_set(changes: RootChanges, leaves: dict[str, list[tuple[Status, str]]]) -> tuple[set[str], set[str]]:
-    """What the roots' changes come to, if leaves are read as their kinds say."""
+    """The added and removed files by the changes of the root, with each leaf read as its kind says."""
     added: set[str] = set()
     removed: set[str] = set()
     carried = set(changes.existing.column("location").to_pylist())
     for row in changes.files.select(["location", "version_info"]).to_pylist():
         (added if row["version_info"]["status"] == Status.ADDED else removed).add(row["location"])
-    for one in changes.leaves:
-        new, old = ({position for row in rows for position in _positions(row)} for rows in (one.new, one.old))
-        for ordinal, (status, name) in enumerate(leaves[one.leaf["location"]]):
-            match one.kind:
+    for change in changes.leaves:
+        new, old = ({position for row in rows for position in _positions(row)} for rows in (change.new, change.old))
+        for ordinal, (status, name) in enumerate(leaves[change.leaf["location"]]):
+            match change.kind:
                 case LeafKind.ADDED if status == Status.ADDED and ordinal not in old:
                     added.add(name)
                 case LeafKind.MASKED if status != Status.DELETED and ordinal in new - old:
@@ -124,7 +126,7 @@ def change_set(changes: RootChanges, leaves: dict[str, list[tuple[Status, str]]]
 
 def _positions(row: Any) -> set[int]:
     bitmap = read_inline_vector(row["deletion_vector"]["inline_content"], "test", row["record_count"])
-    return {int(one) for part in bitmap.positions() for one in part}
+    return {int(ordinal) for part in bitmap.positions() for ordinal in part}
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -138,6 +140,6 @@ def test_random_commits(seed: int) -> None:
         assert model.root is not None
         changes = root_changes(model.root, model.snapshot, lambda before=before: before)
         assert change_set(changes, model.leaves) == (added, removed)
-        assert {one.leaf["location"] for one in changes.leaves} == opened
+        assert {change.leaf["location"] for change in changes.leaves} == opened
         replayed = (replayed - removed) | added
         assert replayed == model.live

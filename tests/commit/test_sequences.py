@@ -98,7 +98,7 @@ class Run:
         known = frozenset() if base is None else paths(self.snapshots[base.snapshot_id])
         known &= frozenset() if head is None else paths(head)
         tx = table.transaction()
-        made: list[tuple[Task, Draft]] = []
+        drafts: list[tuple[Task, Draft]] = []
         live = {} if head is None else dict(head.files)
         number = self.table.metadata.last_sequence_number
         for operation in operations:
@@ -106,29 +106,31 @@ class Run:
             before = {} if head is None else head.files
             task = Task(self.maker, update, table, branch, draft, known, spec_of(table), before=before)
             operation(task)
-            made.append((task, draft))
+            drafts.append((task, draft))
             known -= {key.path for key in draft.removed}
-            live = draft.finished(number + len(made))[1]
-        self.story.append(f"{branch}: {', '.join(one.__name__ for one in operations)}"
+            live = draft.finished(number + len(drafts))[1]
+        self.story.append(f"{branch}: {', '.join(operation.__name__ for operation in operations)}"
                           f"{' on an earlier version' if table is not self.table else ''}")  # fmt: skip
-        expected = next((task.error for task, _ in made if task.error), None)
+        expected = next((task.error for task, _ in drafts if task.error), None)
         if expected is not None:
             with pytest.raises(expected):
                 tx.commit()
             self.table = self.table.refresh()
-            assert [one.snapshot_id for one in self.table.snapshots()] == [*self.snapshots]
+            assert [snapshot.snapshot_id for snapshot in self.table.snapshots()] == [*self.snapshots]
             return
         self.table = tx.commit()
-        self._follow(branch, head, made, number, table)
+        self._follow(branch, head, drafts, number, table)
 
     def _follow(
-        self, branch: str, head: Snapshot | None, made: list[tuple[Task, Draft]], number: int, begun: sm.Table
+        self, branch: str, head: Snapshot | None, drafts: list[tuple[Task, Draft]], number: int, begun: sm.Table
     ) -> None:
         """begun: the table from which the transaction began, whose limits its first attempt kept to."""
-        new = [one.snapshot_id for one in self.table.snapshots() if one.snapshot_id not in self.snapshots]
-        assert len(new) == len(made)
+        new = [
+            snapshot.snapshot_id for snapshot in self.table.snapshots() if snapshot.snapshot_id not in self.snapshots
+        ]
+        assert len(new) == len(drafts)
         limit = int(begun.properties["write.tree.direct-files"])
-        for step, (snapshot_id, (task, draft)) in enumerate(zip(new, made, strict=True), 1):
+        for step, (snapshot_id, (task, draft)) in enumerate(zip(new, drafts, strict=True), 1):
             added, files = draft.finished(number + step)
             few = task.fits_root(limit)
             head = Snapshot(snapshot_id, head, number + step, task.operation, added, draft.removed, files, few)
@@ -191,17 +193,19 @@ class Run:
         table = sm.load_table(self.table.location(), spark=self.maker.spark)
         row_ids: dict[int, dict[str, int | None]] = {}
         for snapshot in self.snapshots.values():
-            found = plan_of(table, snapshot)
-            assert {path: row for path, (row, _) in found.items()} == plan(snapshot.files), snapshot.snapshot_id
-            row_ids[snapshot.snapshot_id] = {path: first for path, (_, first) in found.items()}
+            planned = plan_of(table, snapshot)
+            assert {path: row for path, (row, _) in planned.items()} == plan(snapshot.files), snapshot.snapshot_id
+            row_ids[snapshot.snapshot_id] = {path: first for path, (_, first) in planned.items()}
             self.check_row_ids(snapshot, row_ids)
             parent = None if snapshot.parent is None else snapshot.parent.snapshot_id
-            assert changes_of(table, parent, snapshot) == {(snapshot.snapshot_id, *one) for one in snapshot.changes()}
+            assert changes_of(table, parent, snapshot) == {
+                (snapshot.snapshot_id, *change) for change in snapshot.changes()
+            }
         for snapshot in self.rng.sample([*self.snapshots.values()], min(RANGES, len(self.snapshots))):
             line = ancestors(snapshot)
             start = self.rng.choice([None, *line[1:]])
             within = line if start is None else line[: line.index(start)]
-            expected = {(one.snapshot_id, *each) for one in within for each in one.changes()}
+            expected = {(ancestor.snapshot_id, *each) for ancestor in within for each in ancestor.changes()}
             assert changes_of(table, None if start is None else start.snapshot_id, snapshot) == expected
         for name in self.refs:
             self.check_filter(table, name)
@@ -211,48 +215,52 @@ class Run:
     def check_metadata(self) -> None:
         """Ids, sequence numbers, row ids and summaries, by the metadata file alone."""
         table, before = self.table, 0
-        assert [one.snapshot_id for one in table.snapshots()] == [*self.snapshots]
+        assert [snapshot.snapshot_id for snapshot in table.snapshots()] == [*self.snapshots]
         assert {name: ref.snapshot_id for name, ref in table.refs().items()} == self.refs
-        for one in table.snapshots():
-            expected = self.snapshots[one.snapshot_id]
+        for snapshot in table.snapshots():
+            expected = self.snapshots[snapshot.snapshot_id]
             parent = expected.parent
-            assert one.sequence_number == expected.sequence
-            assert one.parent_snapshot_id == (None if parent is None else parent.snapshot_id)
-            if one.first_row_id is not None:
-                assert one.first_row_id == before
-                before += one.added_rows
-            summary = one.summary.additional_properties
+            assert snapshot.sequence_number == expected.sequence
+            assert snapshot.parent_snapshot_id == (None if parent is None else parent.snapshot_id)
+            if snapshot.first_row_id is not None:
+                assert snapshot.first_row_id == before
+                before += snapshot.added_rows
+            summary = snapshot.summary.additional_properties
             of_parent = {} if parent is None else table.snapshot_by_id(parent.snapshot_id).summary.additional_properties  # type: ignore[union-attr]
             counts = {key: value for key, value in summary.items() if key.split("-")[0] in _COUNTS}
-            assert counts == expected.summary(of_parent), one.snapshot_id
-            assert expected.operation in (None, one.summary.operation.value)
-        assert table.metadata.last_sequence_number == max([0, *(one.sequence for one in self.snapshots.values())])
+            assert counts == expected.summary(of_parent), snapshot.snapshot_id
+            assert expected.operation in (None, snapshot.summary.operation.value)
+        assert table.metadata.last_sequence_number == max(
+            [0, *(snapshot.sequence for snapshot in self.snapshots.values())]
+        )
         assert table.metadata.next_row_id == before  # type: ignore[union-attr]
 
     def check_row_ids(self, snapshot: Snapshot, known: dict[int, dict[str, int | None]]) -> None:
         """Files keep the ids that they have; new ones are of the commit's range; no id belongs to two rows."""
-        own = known[snapshot.snapshot_id]
+        row_ids = known[snapshot.snapshot_id]
         earlier = {} if snapshot.parent is None else known[snapshot.parent.snapshot_id]
-        records = {one.path: one.records for one in snapshot.files.values() if not one.content}
-        new = {path for path, first in own.items() if earlier.get(path) is None}
+        records = {file.path: file.records for file in snapshot.files.values() if not file.content}
+        new = {path for path, first in row_ids.items() if earlier.get(path) is None}
         given = self.table.snapshot_by_id(snapshot.snapshot_id)
         assert given is not None
-        assert all(own[path] == first for path, first in earlier.items() if first is not None and path in own)
+        assert all(row_ids[path] == first for path, first in earlier.items() if first is not None and path in row_ids)
         if given.first_row_id is None:
-            assert set(own.values()) <= {None}
+            assert set(row_ids.values()) <= {None}
             return
         end = given.first_row_id + given.added_rows
-        spans = sorted((own[path], own[path] + records[path]) for path in own)  # type: ignore[operator]
-        assert all(one[1] <= other[0] for one, other in pairwise(spans))
-        assert all(given.first_row_id <= own[path] <= end - records[path] for path in new)  # type: ignore[operator]
+        spans = sorted((row_ids[path], row_ids[path] + records[path]) for path in row_ids)  # type: ignore[operator]
+        assert all(span[1] <= following[0] for span, following in pairwise(spans))
+        assert all(given.first_row_id <= row_ids[path] <= end - records[path] for path in new)  # type: ignore[operator]
         if given.root_manifest is not None and not any(first is None for first in earlier.values()):
             assert given.added_rows == sum(records[path] for path in new)
 
     def check_filter(self, table: sm.Table, name: str) -> None:
         text, part, below = random_filter(self.rng)
-        found = {row.file_path for row in table.scan(text).use_ref(name).plan_files().select("file_path").collect()}
+        planned = {row.file_path for row in table.scan(text).use_ref(name).plan_files().select("file_path").collect()}
         files = self.snapshots[self.refs[name]].files.values()
-        assert found == {one.path for one in files if not one.content and matches(one, part, below) != "none"}, text
+        assert planned == {file.path for file in files if not file.content and matches(file, part, below) != "none"}, (
+            text
+        )
 
 
 _COUNTS = {"added", "deleted", "removed", "total", "changed"}
@@ -264,20 +272,20 @@ def paths(snapshot: Snapshot) -> frozenset[str]:
 
 def ancestors(snapshot: Snapshot | None) -> list[Snapshot]:
     """The snapshot and those before it, the newest first."""
-    found = []
+    lineage = []
     while snapshot is not None:
-        found.append(snapshot)
+        lineage.append(snapshot)
         snapshot = snapshot.parent
-    return found
+    return lineage
 
 
 def spec_of(table: sm.Table) -> tuple[int, list[str]]:
-    return table.metadata.default_spec_id, [one.name for one in table.spec().fields]
+    return table.metadata.default_spec_id, [field.name for field in table.spec().fields]
 
 
 def plan_of(table: sm.Table, snapshot: Snapshot) -> dict[str, tuple[Planned, int | None]]:
     """Data file -> what is planned, and its first row id."""
-    deletes = F.transform("deletes", lambda one: F.struct(*(one[name] for name in _DELETE)))
+    deletes = F.transform("deletes", lambda delete: F.struct(*(delete[name] for name in _DELETE)))
     rows = table.scan(snapshot_id=snapshot.snapshot_id).plan_files()
     columns = (
         "file_path",
@@ -288,18 +296,18 @@ def plan_of(table: sm.Table, snapshot: Snapshot) -> dict[str, tuple[Planned, int
         "partition",
         "first_row_id",
     )
-    specs = {spec_id: [one.name for one in spec.fields] for spec_id, spec in table.specs().items()}
-    found = {}
+    specs = {spec_id: [field.name for field in spec.fields] for spec_id, spec in table.specs().items()}
+    by_path = {}
     for row in rows.select(*columns, deletes.alias("deletes")).collect():
         names = specs[row.spec_id]
         tuple_of = row.partition.asDict() if row.partition is not None else {}
-        applied = [Delete(*one) for one in row.deletes or []]
+        applied = [Delete(*delete) for delete in row.deletes or []]
         assert len(applied) == len(set(applied))
         planned = Planned(row.record_count, row.file_size_in_bytes, row.data_sequence_number, row.spec_id,
                           tuple((name, tuple_of[name]) for name in names), frozenset(applied))  # fmt: skip
-        assert row.file_path not in found
-        found[row.file_path] = (planned, row.first_row_id)
-    return found
+        assert row.file_path not in by_path
+        by_path[row.file_path] = (planned, row.first_row_id)
+    return by_path
 
 
 _DELETE = ("file_path", "content_offset", "record_count", "data_sequence_number")
@@ -307,13 +315,13 @@ _DELETE = ("file_path", "content_offset", "record_count", "data_sequence_number"
 
 def changes_of(table: sm.Table, start: int | None, snapshot: Snapshot) -> set[tuple[Any, ...]]:
     rows = table.file_changes(start, snapshot.snapshot_id, columns=["content", "file_path", "content_offset"])
-    found = [
+    changes = [
         (row.snapshot_id, *Change(row.change_type, row.content, row.file_path, row.content_offset,
                                   None if row.added_positions is None else tuple(row.added_positions)))
         for row in rows.collect()
     ]  # fmt: skip
-    assert len(found) == len(set(found))
-    return set(found)
+    assert len(changes) == len(set(changes))
+    return set(changes)
 
 
 def seeds(slice_of: Iterable[int], soak: Iterable[int]) -> list[int]:

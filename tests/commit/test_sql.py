@@ -59,10 +59,10 @@ def table_location(swap: SqlOperations) -> str:
 
 def row(swap: SqlOperations) -> dict[str, Any]:
     with swap.catalog.engine.connect() as connection:
-        found = connection.execute(
+        result = connection.execute(
             text("SELECT * FROM iceberg_tables WHERE table_namespace = :name"), {"name": swap.identifier[0]}
         )
-        return dict(found.mappings().one())
+        return dict(result.mappings().one())
 
 
 def files(swap: SqlOperations) -> set[str]:
@@ -110,9 +110,9 @@ def test_the_layout_of_before_views(tmp_path: Path) -> None:
 
     uri = f"sqlite:///{tmp_path}/catalog.db"
     SqlCatalog("tests", uri=uri)
-    one = open_operations(uri, tmp_path)
-    assert isinstance(one, SqlOperations)
-    with one.catalog.engine.begin() as connection:
+    first = open_operations(uri, tmp_path)
+    assert isinstance(first, SqlOperations)
+    with first.catalog.engine.begin() as connection:
         connection.execute(text("ALTER TABLE iceberg_tables DROP COLUMN iceberg_type"))
     swap = open_operations(uri, tmp_path)
     assert isinstance(swap, SqlOperations)
@@ -238,7 +238,7 @@ def test_others_went_on(
     new = with_properties(base.metadata, mine="1") if properties_only else appended(base.metadata, mine="1")
     if won:
         after = swap.commit(base, new)
-        assert after.metadata_location in {one.metadata_file for one in swap.refresh().metadata.metadata_log}
+        assert after.metadata_location in {entry.metadata_file for entry in swap.refresh().metadata.metadata_log}
     else:
         before = files(swap)
         with pytest.raises(CommitFailedError, match="was not committed"):

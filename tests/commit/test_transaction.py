@@ -38,17 +38,17 @@ def files(spark: SparkSession, *ids: int, part: str | None = "a", records: int =
     rows = [
         {
             "content": 0,
-            "file_path": f"/data/f{one}",
+            "file_path": f"/data/f{number}",
             "file_format": "PARQUET",
             "record_count": records,
             "file_size_in_bytes": 1000,
-            "partition": {"s": part, "id_bucket": one % 4},
+            "partition": {"s": part, "id_bucket": number % 4},
             "value_counts": [(1, records)],
             "null_value_counts": [(1, 0)],
-            "lower_bounds": [(1, (one * 10).to_bytes(8, "little"))],
-            "upper_bounds": [(1, (one * 10 + 9).to_bytes(8, "little"))],
+            "lower_bounds": [(1, (number * 10).to_bytes(8, "little"))],
+            "upper_bounds": [(1, (number * 10 + 9).to_bytes(8, "little"))],
         }
-        for one in ids
+        for number in ids
     ]
     counts, bounds = pa.map_(pa.int32(), pa.int64()), pa.map_(pa.int32(), pa.binary())
     schema = pa.schema(
@@ -70,7 +70,7 @@ def files(spark: SparkSession, *ids: int, part: str | None = "a", records: int =
 
 def vectors(spark: SparkSession, folder: Path, name: str, **positions: list[int]) -> DataFrame:
     """Deletion vectors in one real Puffin file: data file's number -> positions."""
-    bitmaps = {f"/data/{one}": PositionBitmap.of(places) for one, places in positions.items()}
+    bitmaps = {f"/data/{data_file}": PositionBitmap.of(places) for data_file, places in positions.items()}
     blobs = [
         deletion_vector_blob(write_deletion_vector(bitmap), path, bitmap.cardinality)
         for path, bitmap in bitmaps.items()
@@ -112,7 +112,9 @@ def root(table: sm.Table) -> list[tuple[int, str | None, int]]:
     assert table.state.tree is not None
     rows = table.state.tree.root.table
     statuses = version(rows, "status").to_pylist()
-    names = [None if one is None else one.rpartition("/")[2] for one in rows.column("location").to_pylist()]
+    names = [
+        None if location is None else location.rpartition("/")[2] for location in rows.column("location").to_pylist()
+    ]
     return list(zip(rows.column("content_type").to_pylist(), names, statuses, strict=True))
 
 
@@ -200,8 +202,10 @@ def test_deletion_vectors_replace_each_other(table: sm.Table, spark_session: Spa
     second = vectors(spark, tmp_path, "two.puffin", f1=[0, 5, 7])
     table = commit(table, lambda tx: tx.update_snapshot().row_delta(deletes=second))
     deletes = {row.file_path: row.deletes for row in table.scan().plan_files().collect()}
-    assert [(one.record_count, one.file_path) for one in deletes["/data/f1"]] == [(3, str(tmp_path / "two.puffin"))]
-    assert [one.record_count for one in deletes["/data/f2"]] == [1]
+    assert [(delete.record_count, delete.file_path) for delete in deletes["/data/f1"]] == [
+        (3, str(tmp_path / "two.puffin"))
+    ]
+    assert [delete.record_count for delete in deletes["/data/f2"]] == [1]
     table = commit(table, lambda tx: tx.update_snapshot().delete(spark.sql("SELECT '/data/f1' file_path")))
     assert live(table) == ["f2"]
     assert sorted((kind, status) for kind, _, status in root(table)) == [(0, 0), (0, 2), (1, 0), (1, 2)]
@@ -257,7 +261,9 @@ def test_one_transaction_holds_several_changes(table: sm.Table, spark_session: S
     table = table.refresh()
     assert table.metadata_location.endswith("v2.metadata.json")
     assert table.properties["owner"] == "me"
-    assert table.schema().find_field("n").field_id not in {one.expr_id for one in table.metadata.expressions}  # type: ignore[union-attr]
+    assert table.schema().find_field("n").field_id not in {
+        expression.expr_id for expression in table.metadata.expressions
+    }  # type: ignore[union-attr]
     assert len(table.snapshots()) == 2
     assert live(table) == ["f1", "f2"]
     assert table.current_snapshot().summary.additional_properties["note"] == "second"  # type: ignore[union-attr]
@@ -357,10 +363,12 @@ def test_a_vector_that_is_removed_and_replaced_by_one_commit_counts_once(
     named = old.where("referenced_data_file = '/data/f1'").select("file_path", "content_offset")
     table = commit(table, lambda tx: tx.update_snapshot().row_delta(deletes=new, removed=named))
     summary = table.current_snapshot().summary.additional_properties  # type: ignore[union-attr]
-    found = {name: summary.get(name) for name in ("added-dvs", "removed-dvs", "removed-position-deletes")}
-    assert found == {"added-dvs": "2", "removed-dvs": "2", "removed-position-deletes": "3"}
+    counts = {name: summary.get(name) for name in ("added-dvs", "removed-dvs", "removed-position-deletes")}
+    assert counts == {"added-dvs": "2", "removed-dvs": "2", "removed-position-deletes": "3"}
     assert summary["total-position-deletes"] == "5"
-    planned = {row.file_path: [one.record_count for one in row.deletes] for row in table.scan().plan_files().collect()}
+    planned = {
+        row.file_path: [delete.record_count for delete in row.deletes] for row in table.scan().plan_files().collect()
+    }
     assert planned == {"/data/f1": [2], "/data/f5": [2], "/data/f9": [1]}
 
 
@@ -374,14 +382,16 @@ def test_a_vector_of_a_file_that_came_back_elsewhere_is_found(
     table = commit(table, lambda tx: tx.set_properties(limits))
     table = commit(table, lambda tx: tx.update_snapshot().append(files(spark, 1, 5, 9)))
     removed, again = spark.sql("SELECT '/data/f1' file_path"), files(spark, 1, records=8)
-    found = vectors(spark, tmp_path, "v.puffin", f1=[3], f5=[1, 2])
+    deletes = vectors(spark, tmp_path, "v.puffin", f1=[3], f5=[1, 2])
     if at_once:
-        table = commit(table, lambda tx: tx.update_snapshot().row_delta(again, deletes=found, removed=removed))
+        table = commit(table, lambda tx: tx.update_snapshot().row_delta(again, deletes=deletes, removed=removed))
     else:
         stale = table
         commit(table, lambda tx: tx.update_snapshot().rewrite(removed, again))
-        table = commit(stale, lambda tx: tx.update_snapshot().row_delta(deletes=found))
-    planned = {row.file_path: [one.record_count for one in row.deletes] for row in table.scan().plan_files().collect()}
+        table = commit(stale, lambda tx: tx.update_snapshot().row_delta(deletes=deletes))
+    planned = {
+        row.file_path: [delete.record_count for delete in row.deletes] for row in table.scan().plan_files().collect()
+    }
     assert planned == {"/data/f1": [1], "/data/f5": [2], "/data/f9": []}
     assert [row.asDict() for row in table.check().collect()] == []
 
@@ -474,7 +484,10 @@ def test_metadata_tables_of_all_snapshots(table: sm.Table, spark_session: SparkS
     assert [row.file_path for row in inspect.files().orderBy("file_path").collect()] == ["/data/f2", "/data/f3"]
     leaf, everywhere = inspect.manifests().collect()[0], inspect.all_manifests().collect()
     assert (leaf.content, leaf.added_data_files_count) == (0, 2)
-    assert [(one.lower_bound, one.upper_bound) for one in leaf.partition_summaries] == [("a", "a"), ("1", "2")]
+    assert [(summary.lower_bound, summary.upper_bound) for summary in leaf.partition_summaries] == [
+        ("a", "a"),
+        ("1", "2"),
+    ]
     assert [row.path for row in everywhere] == [leaf.path] * 3
     assert [row.manifest_list for row in inspect.snapshots().collect()] == [
         snapshot.root_manifest for snapshot in table.snapshots()
@@ -494,7 +507,7 @@ def test_files_of_one_table_are_appended_to_another_as_they_are(
     other = catalog.create_table("db.other", SCHEMA, SPEC, format_version=4, spark=spark_session)  # type: ignore[attr-defined]
     other = commit(other, lambda tx: tx.update_snapshot().append(table.inspect.files()))
     left, right = (
-        sorted(one.inspect.files().drop("first_row_id").collect(), key=lambda row: row.file_path)
-        for one in (table, other)
+        sorted(either.inspect.files().drop("first_row_id").collect(), key=lambda row: row.file_path)
+        for either in (table, other)
     )
     assert left == right

@@ -52,10 +52,10 @@ ROUNDS = settings(
     suppress_health_check=list(HealthCheck),
 )
 
-DATA, PD, EQ, DM, XM = (ContentType(one) for one in range(5))
+DATA, PD, EQ, DM, XM = (ContentType(value) for value in range(5))
 NARROW = {1: "long"}
 WIDE = {1: "long", 7: "string"}
-SCHEMAS = {len(one): tree_schema(one) for one in (NARROW, WIDE)}
+SCHEMAS = {len(types): tree_schema(types) for types in (NARROW, WIDE)}
 SPECS = (0, 1)
 
 
@@ -97,7 +97,7 @@ class Writer:
     model: dict[FileKey, Seen] = field(default_factory=dict)
     snapshot: int = 0
     next_row_id: int = 0
-    made: int = 0
+    name_count: int = 0
 
     @property
     def schema(self) -> pa.Schema:
@@ -108,8 +108,8 @@ class Writer:
         return Reading([] if self.root is None else rows_of(self.root.table), self.store)
 
     def name(self, what: str) -> str:
-        self.made += 1
-        return f"{what}-{self.made}"
+        self.name_count += 1
+        return f"{what}-{self.name_count}"
 
     def leaf(self, rows: list[Row], affinity: str | None = None) -> Row:
         """A leaf of these rows in the store, and the root's entry for it."""
@@ -152,12 +152,12 @@ class Plan:
             writer.table(self.added),
             writer.table(self.leaves),
             frozenset(self.removed),
-            {leaf: PositionBitmap.of(sorted(one)) for leaf, one in self.masks.items()},
+            {leaf: PositionBitmap.of(sorted(ordinals)) for leaf, ordinals in self.masks.items()},
             frozenset(self.dropped),
             frozenset(self.moved),
             writer.table(self.existing),
             self.affinity,
-            {leaf: PositionBitmap.of(sorted(one)) for leaf, one in self.existing_masks.items()},
+            {leaf: PositionBitmap.of(sorted(ordinals)) for leaf, ordinals in self.existing_masks.items()},
         )
 
 
@@ -182,7 +182,7 @@ def random_plan(writer: Writer) -> tuple[Plan, set[FileKey]]:
     of_leaf = {key.location: place.leaf for key, place in places.items() if place.leaf is not None}
     if of_leaf and rng.random() < 0.6:  # of the files of one leaf
         owner = rng.choice(sorted(of_leaf.values()))
-        targets = [one for one in targets if of_leaf.get(one) == owner]
+        targets = [path for path in targets if of_leaf.get(path) == owner]
     deletes, replaced = random_deletes(writer, targets, vectors)
     gone |= replaced
     if deletes and rng.random() < 0.6:
@@ -251,16 +251,16 @@ def rewritten(writer: Writer, rows: list[Row], stale: list[Row]) -> tuple[list[R
     removed = {id(row) for row in stale}
     for row in [*rows, *stale]:
         groups.setdefault((row["content_type"] == DATA, row["partition_spec_id"]), []).append(row)
-    made = []
+    leaves = []
     for group in groups.values():
         writer.rng.shuffle(group)
         cut = writer.rng.randrange(len(group))
         parts = [part for part in (group[:cut], group[cut:]) if part]
         for part in parts:
-            made.append(writer.leaf([with_status(row, EXISTING) for row in part]))
-            if found := {ordinal for ordinal, row in enumerate(part) if id(row) in removed}:
-                masks[made[-1]["location"]] = found
-    return made, masks
+            leaves.append(writer.leaf([with_status(row, EXISTING) for row in part]))
+            if stale_ordinals := {ordinal for ordinal, row in enumerate(part) if id(row) in removed}:
+                masks[leaves[-1]["location"]] = stale_ordinals
+    return leaves, masks
 
 
 def removed_rows(reading: Reading, manifest: Row) -> list[Row]:
@@ -311,26 +311,26 @@ def check_statuses(writer: Writer, plan: Plan, table: pa.Table, stamp: Stamp) ->
     """What the commit does is ADDED or DELETED, all else EXISTING; of older tombstones nothing is left."""
     before = writer.reading
     replaced = {leaf for leaf in plan.masks if before.has_mask(leaf, (EXISTING, ADDED))}
-    found = Reading(rows_of(table), writer.store)
-    assert {key_of(row) for row in found.of(*FILES, statuses=(ADDED,))} == {key_of(row) for row in plan.added}
-    assert {key_of(row) for row in found.of(*FILES, statuses=(DELETED,))} == plan.removed
-    assert [row["location"] for row in found.of(*LEAVES, statuses=(ADDED,))] == [
+    after = Reading(rows_of(table), writer.store)
+    assert {key_of(row) for row in after.of(*FILES, statuses=(ADDED,))} == {key_of(row) for row in plan.added}
+    assert {key_of(row) for row in after.of(*FILES, statuses=(DELETED,))} == plan.removed
+    assert [row["location"] for row in after.of(*LEAVES, statuses=(ADDED,))] == [
         row["location"] for kind in (DM, XM) for row in plan.leaves if row["content_type"] == kind
     ]
-    assert not found.of(*LEAVES, statuses=(DELETED,))
-    assert {row["referenced_file"] for row in found.of(MDV, statuses=(ADDED,))} == set(plan.masks)
-    assert {row["referenced_file"] for row in found.of(MDV, statuses=(DELETED,))} == replaced
+    assert not after.of(*LEAVES, statuses=(DELETED,))
+    assert {row["referenced_file"] for row in after.of(MDV, statuses=(ADDED,))} == set(plan.masks)
+    assert {row["referenced_file"] for row in after.of(MDV, statuses=(DELETED,))} == replaced
     carried = {row["location"] for row in before.of(*LEAVES) if row["location"] in plan.masks or has_live(row, before)}
     carried -= plan.dropped
-    made = {row["location"] for row in plan.existing}
-    assert {row["location"] for row in found.of(*LEAVES, statuses=(EXISTING,))} == carried | made
-    for row in found.root:
+    existing = {row["location"] for row in plan.existing}
+    assert {row["location"] for row in after.of(*LEAVES, statuses=(EXISTING,))} == carried | existing
+    for row in after.root:
         version = row["version_info"]
         if status(row) != EXISTING:
             assert version["snapshot_id"] == stamp.snapshot_id
-        if status(row) == ADDED or row["location"] in made:
+        if status(row) == ADDED or row["location"] in existing:
             assert version["sequence_number"] == version["file_sequence_number"] == stamp.sequence_number
-    ranks = [(DM, XM, MDV, DATA, EQ, PD).index(row["content_type"]) for row in found.root]
+    ranks = [(DM, XM, MDV, DATA, EQ, PD).index(row["content_type"]) for row in after.root]
     assert ranks == sorted(ranks)
 
 
@@ -343,35 +343,35 @@ def has_live(manifest: Row, reading: Reading) -> bool:
 
 def check_vectors(writer: Writer, plan: Plan, table: pa.Table) -> None:
     """A leaf's vector masks what was masked and what is removed now; the one that it replaces is kept as it was."""
-    before, found = writer.reading, Reading(rows_of(table), writer.store)
-    for manifest in found.of(*LEAVES):
+    before, after = writer.reading, Reading(rows_of(table), writer.store)
+    for manifest in after.of(*LEAVES):
         leaf = manifest["location"]
         old = before.mask(leaf)
-        assert found.mask(leaf) == old | plan.masks.get(leaf, set()) | plan.existing_masks.get(leaf, set())
+        assert after.mask(leaf) == old | plan.masks.get(leaf, set()) | plan.existing_masks.get(leaf, set())
         if leaf in plan.masks and old:
-            assert found.mask(leaf, (DELETED,)) == old
-    assert {row["referenced_file"] for row in found.of(MDV)} <= {row["location"] for row in found.of(*LEAVES)}
+            assert after.mask(leaf, (DELETED,)) == old
+    assert {row["referenced_file"] for row in after.of(MDV)} <= {row["location"] for row in after.of(*LEAVES)}
     was = {row["referenced_file"]: row for row in before.of(MDV)}
-    for row in found.of(MDV, statuses=(DELETED, EXISTING)):
+    for row in after.of(MDV, statuses=(DELETED, EXISTING)):
         if row["referenced_file"] in plan.existing_masks:
             assert status(row) == EXISTING
             continue
         old_row = was[row["referenced_file"]]
         numbers = ("sequence_number", "file_sequence_number")
-        assert [row["version_info"][one] for one in numbers] == [old_row["version_info"][one] for one in numbers]
+        assert [row["version_info"][name] for name in numbers] == [old_row["version_info"][name] for name in numbers]
         unchanged = ("deletion_vector", "record_count", "location", "partition_spec_id")
-        assert [row[one] for one in unchanged] == [old_row[one] for one in unchanged]
+        assert [row[name] for name in unchanged] == [old_row[name] for name in unchanged]
 
 
 def check_leaves(writer: Writer, plan: Plan, table: pa.Table) -> None:
     """What the root says of a leaf that it carries never changes, but for the leaf that a delete leaf belongs to."""
     was = {row["location"]: row for row in writer.reading.of(*LEAVES)}
-    found = Reading(rows_of(table), writer.store).of(*LEAVES)
-    data = {row["location"] for row in found if row["content_type"] == DM}
-    for row in found:
+    leaves = Reading(rows_of(table), writer.store).of(*LEAVES)
+    data = {row["location"] for row in leaves if row["content_type"] == DM}
+    for row in leaves:
         assert row["referenced_file"] is None or row["referenced_file"] in data
         assert row["manifest_stats"]["min_sequence_number"] == min(
-            one["version_info"]["sequence_number"] for one in inherited(row, writer.store.rows(row["location"]))
+            entry["version_info"]["sequence_number"] for entry in inherited(row, writer.store.rows(row["location"]))
         )
         if row["location"] in was:
             old = was[row["location"]]
@@ -385,7 +385,7 @@ def check_leaves(writer: Writer, plan: Plan, table: pa.Table) -> None:
 
 def check_row_ids(model: dict[FileKey, Seen], next_row_id: int) -> None:
     """No row id belongs to two rows."""
-    ranges = sorted((one.first_row_id, one.record_count) for one in model.values() if one.first_row_id is not None)
+    ranges = sorted((seen.first_row_id, seen.record_count) for seen in model.values() if seen.first_row_id is not None)
     for (start, count), (following, _) in pairwise(ranges):
         assert start + count <= following
     assert all(start + count <= next_row_id for start, count in ranges)
@@ -417,9 +417,9 @@ def commit(writer: Writer) -> None:
     plans = [plan]
     if writer.root is not None and writer.rng.random() < 0.5:
         plans.append(with_maintenance(writer, plan))
-    for one in plans:
-        new = next_root(writer.root, one.change(writer), stamp, writer.schema, writer.store.load)
-        check(writer, one, gone, stamp, new)
+    for variant in plans:
+        new = next_root(writer.root, variant.change(writer), stamp, writer.schema, writer.store.load)
+        check(writer, variant, gone, stamp, new)
     writer.model, _, assigned = expect(writer, plans[-1], gone, stamp)
     table = spilled(writer, new.table)
     if writer.rng.random() < 0.2:
@@ -434,8 +434,8 @@ def commit(writer: Writer) -> None:
 def without_empty_stats(table: pa.Table) -> list[Row]:
     """The rows; stats of nothing are none, as in a file in which no entry has any."""
     stats = [row["content_stats"] or {} for row in rows_of(table)]
-    known = [{name: one for name, one in row.items() if one is not None} for row in stats]
-    return [row | {"content_stats": one} for row, one in zip(rows_of(table), known, strict=True)]
+    known = [{name: value for name, value in row.items() if value is not None} for row in stats]
+    return [row | {"content_stats": values} for row, values in zip(rows_of(table), known, strict=True)]
 
 
 def spilled(writer: Writer, table: pa.Table) -> pa.Table:
@@ -526,8 +526,10 @@ def test_an_offset_belongs_to_the_key_of_a_deletion_vector() -> None:
     vector = entry(PD, "v.puffin", 1, version_info=VERSION, deletion_vector=place, referenced_file="/t/data/a")
     base = base_of(FILE, vector)
     refused(base, TreeChange(removed=frozenset({FileKey(PD, "/t/data/v.puffin", 5)})), CommitConflictError, "any more")
-    made = next_root(base, TreeChange(removed=frozenset({FileKey(PD, "/t/data/v.puffin", 4)})), STAMP, SCHEMA, no_blobs)
-    assert [status(row) for row in made.table.to_pylist()] == [EXISTING, DELETED]
+    new_root = next_root(
+        base, TreeChange(removed=frozenset({FileKey(PD, "/t/data/v.puffin", 4)})), STAMP, SCHEMA, no_blobs
+    )
+    assert [status(row) for row in new_root.table.to_pylist()] == [EXISTING, DELETED]
 
 
 def test_an_entry_that_is_removed_already() -> None:
@@ -556,8 +558,8 @@ def test_a_file_that_is_there_already(again: Row) -> None:
 
 def test_a_file_is_put_in_its_own_place() -> None:
     change = TreeChange(added=table_of(data_entry("a", 1)), removed=frozenset({FILE_KEY}))
-    made = next_root(base_of(FILE), change, STAMP, SCHEMA, no_blobs).table.to_pylist()
-    assert [(row["location"], status(row)) for row in made] == [("/t/data/a", DELETED), ("/t/data/a", ADDED)]
+    root_rows = next_root(base_of(FILE), change, STAMP, SCHEMA, no_blobs).table.to_pylist()
+    assert [(row["location"], status(row)) for row in root_rows] == [("/t/data/a", DELETED), ("/t/data/a", ADDED)]
 
 
 def test_a_base_with_two_vectors_of_a_leaf() -> None:
@@ -570,8 +572,8 @@ def test_a_base_whose_vector_is_corrupt() -> None:
 
 
 def test_the_vector_of_a_leaf_that_is_not_there_is_left_behind() -> None:
-    made = next_root(base_of(FILE, vector_entry([0])), TreeChange(), STAMP, SCHEMA, no_blobs)
-    assert [row["content_type"] for row in made.table.to_pylist()] == [DATA]
+    new_root = next_root(base_of(FILE, vector_entry([0])), TreeChange(), STAMP, SCHEMA, no_blobs)
+    assert [row["content_type"] for row in new_root.table.to_pylist()] == [DATA]
 
 
 @pytest.mark.parametrize(
@@ -594,12 +596,14 @@ def test_row_ids_of_a_commit() -> None:
     """Files first, in order, then leaves by their rows; deletes take none (semantics C22)."""
     rows = [data_entry("b", 5), entry(EQ, "eq", 9), data_entry("c", 0), data_entry("d", 2)]
     leaves = [leaf_entry("/l1"), leaf_entry("/l2", content_type=int(XM)), leaf_entry("/l3", 1)]
-    made = next_root(None, TreeChange(added=table_of(*rows), added_leaves=table_of(*leaves)), STAMP, SCHEMA, no_blobs)
-    ids = {row["location"]: row["first_row_id"] for row in made.table.to_pylist()}
+    new_root = next_root(
+        None, TreeChange(added=table_of(*rows), added_leaves=table_of(*leaves)), STAMP, SCHEMA, no_blobs
+    )
+    ids = {row["location"]: row["first_row_id"] for row in new_root.table.to_pylist()}
     assert ids == {
         "/t/data/b": 100, "/t/data/eq": None, "/t/data/c": 105, "/t/data/d": 105, "/l1": 107, "/l2": None, "/l3": 137
     }  # fmt: skip
-    assert made.assigned_row_ids == 5 + 2 + 30 + 10
+    assert new_root.assigned_row_ids == 5 + 2 + 30 + 10
 
 
 def test_the_least_sequence_number_of_a_new_leaf() -> None:
@@ -607,5 +611,5 @@ def test_the_least_sequence_number_of_a_new_leaf() -> None:
     rows = [data_entry("x", 1), data_entry("y", 1)]
     new = leaf_row(table_of(*rows), LEAF, 100, ())
     assert new.to_pylist()[0]["manifest_stats"]["min_sequence_number"] is None
-    made = next_root(base_of(FILE), TreeChange(added_leaves=new), STAMP, SCHEMA, no_blobs).table.to_pylist()
-    assert [(row["manifest_stats"] or {}).get("min_sequence_number") for row in made] == [3, None]
+    root_rows = next_root(base_of(FILE), TreeChange(added_leaves=new), STAMP, SCHEMA, no_blobs).table.to_pylist()
+    assert [(row["manifest_stats"] or {}).get("min_sequence_number") for row in root_rows] == [3, None]

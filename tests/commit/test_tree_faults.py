@@ -52,7 +52,7 @@ def _append(*ids: int) -> Run:
 
 
 def _delete(*ids: int) -> Run:
-    paths = ", ".join(f"('/data/f{one}')" for one in ids)
+    paths = ", ".join(f"('/data/f{number}')" for number in ids)
     gone = f"SELECT * FROM VALUES {paths} AS t(file_path)"
     return lambda table, spark: commit(table, lambda tx: tx.update_snapshot().delete(spark.sql(gone)))
 
@@ -62,7 +62,7 @@ def _compact(table: sm.Table, _: SparkSession) -> None:
 
 
 def _names(*ids: int) -> set[str]:
-    return {f"/data/f{one}" for one in ids}
+    return {f"/data/f{number}" for number in ids}
 
 
 CASES = {
@@ -85,7 +85,7 @@ class Stage:
     case: Case
     location: str
     scratch: Path
-    kept: Mapping[str, bytes]
+    initial_files: Mapping[str, bytes]
 
     @staticmethod
     def of(spark: SparkSession, case: Case, folder: Path) -> Stage:
@@ -96,8 +96,8 @@ class Stage:
         for first in range(case.commits):
             _append(*range(first, case.files, case.commits))(sm.load_table(table.location(), spark=spark), spark)
         place = Path(table.location().removeprefix("file:")) / "metadata"
-        kept = {path.name: path.read_bytes() for path in place.iterdir()}
-        return Stage(spark, case, table.location(), folder, kept)
+        initial_files = {path.name: path.read_bytes() for path in place.iterdir()}
+        return Stage(spark, case, table.location(), folder, initial_files)
 
     @property
     def folder(self) -> Path:
@@ -105,9 +105,9 @@ class Stage:
 
     def reset(self) -> None:
         for path in self.folder.iterdir():
-            if path.name not in self.kept:
+            if path.name not in self.initial_files:
                 path.unlink()
-        for name, data in self.kept.items():
+        for name, data in self.initial_files.items():
             (self.folder / name).write_bytes(data)
         for path in self.scratch.glob("write-*"):
             path.unlink()
@@ -169,21 +169,21 @@ def test_each_fault_of_a_commit(
     stage = Stage.of(interpreted, CASES[name], tmp_path)
     old, commits = _names(*range(CASES[name].files)), CASES[name].commits
     before = Found.of(stage)
-    found = list(all_faults(stage, monkeypatch))
+    candidates = list(all_faults(stage, monkeypatch))
     kinds: dict[str, int] = {}
-    for who, fault in found if soak else some_of(found, name):
+    for who, fault in candidates if soak else some_of(candidates, name):
         stage.reset()
         use_writer(monkeypatch, task_writer(tmp_path, fault if who == "task" else None))
         driver = FaultyFiles(fault=fault if who == "driver" else None)
-        told = attempt(stage, driver)
-        kinds[told] = kinds.get(told, 0) + 1
-        said = f"{name}: {who} {fault}: {told}"
+        outcome = attempt(stage, driver)
+        kinds[outcome] = kinds.get(outcome, 0) + 1
+        said = f"{name}: {who} {fault}: {outcome}"
         after = Found.of(stage)
         done = after.snapshots > commits
         assert after.snapshots == commits + done, said
         assert after.live == (CASES[name].live if done else old), said
-        assert done or told != "committed", said
-        assert not done or told != "failed", said
+        assert done or outcome != "committed", said
+        assert not done or outcome != "failed", said
         assert after.leaves == (CASES[name].leaves if done else before.leaves), said
         assert not driver.deleted & after.reached, said
         use_writer(monkeypatch, task_writer(tmp_path, None))
@@ -191,14 +191,14 @@ def test_each_fault_of_a_commit(
             stage.commit(FaultyFiles())
         last = Found.of(stage)
         assert (last.live, last.snapshots, last.leaves) == (CASES[name].live, commits + 1, CASES[name].leaves), said
-        assert not last.orphans & {f"{stage.location}/metadata/{one}" for one in stage.kept}, said
-        assert all(is_of_a_commit(one) for one in last.orphans), said
-    print(f"{name}: {len(found)} faults, of which ran {kinds}")  # noqa: T201  the figures of `make soak`
+        assert not last.orphans & {f"{stage.location}/metadata/{file}" for file in stage.initial_files}, said
+        assert all(is_of_a_commit(path) for path in last.orphans), said
+    print(f"{name}: {len(candidates)} faults, of which ran {kinds}")  # noqa: T201  the figures of `make soak`
 
 
-def some_of(found: list[tuple[str, Fault]], name: str) -> list[tuple[str, Fault]]:
+def some_of(candidates: list[tuple[str, Fault]], name: str) -> list[tuple[str, Fault]]:
     """Two of those at what is written, chosen by the seed that the name is."""
-    writes = [(who, fault) for who, fault in found if fault.operation in ("write_new", "publish")]
+    writes = [(who, fault) for who, fault in candidates if fault.operation in ("write_new", "publish")]
     return random.Random(name).sample(writes, 2)
 
 
@@ -229,7 +229,7 @@ class Found:
     @staticmethod
     def of(stage: Stage) -> Found:
         table, disk = sm.load_table(stage.location, spark=stage.spark), LocalFiles()
-        reached = {table.metadata_location, *(one.metadata_file for one in table.metadata.metadata_log)}
+        reached = {table.metadata_location, *(entry.metadata_file for entry in table.metadata.metadata_log)}
         live, leaves = set[str](), 0
         for snapshot in table.snapshots():
             assert snapshot.root_manifest is not None
@@ -238,7 +238,7 @@ class Found:
             root = read_root(data, table.state.types.stats_types, table.state.specs, snapshot.root_manifest, stamp)
             reached |= {snapshot.root_manifest, *named_by(root)}
             live, leaves = {key.location for key in reading_of(root, table).live()}, len(root.leaves)
-        assert all(disk.exists(one) for one in reached)
+        assert all(disk.exists(path) for path in reached)
         reached.add(f"{stage.location}/metadata/version-hint.text")
         there = {f"{stage.location}/metadata/{path.name}" for path in stage.folder.iterdir()}
         return Found(live, len(table.snapshots()), leaves, reached, there - reached)
@@ -267,4 +267,4 @@ def is_of_a_commit(location: str) -> bool:
     """Whether a file is by its name one that commits write: what a search for orphans may delete when it is old."""
     name = location.rpartition("/")[2]
     kinds = ("-root-", "-leaf-", "-flush-", "-vectors-", "-compact-")
-    return is_temporary(name) or any(one in name for one in kinds)
+    return is_temporary(name) or any(kind in name for kind in kinds)

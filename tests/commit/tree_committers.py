@@ -128,18 +128,18 @@ def opened(swap: TableOperations, spark: SparkSession | None = None) -> Table:
 
 
 def work(swap: TableOperations, folder: Path, worker: int, commits: int) -> None:
-    """Makes a worker's commits, from where the table says that it stands; notes what it was told."""
+    """Make a worker's commits, starting where the table says that it stands; note each one's outcome."""
     with (folder / f"worker.{worker}").open("a") as notes:
         chance = random.Random(os.getpid())
         table = opened(swap)
         while (step := int(table.properties.get(f"worker.{worker}", "0")) + 1) <= commits:
             try:
-                table, told = commit(table, worker, step), "done"
+                table, outcome = commit(table, worker, step), "done"
             except (CommitFailedError, CommitStateUnknownError) as error:
-                told = "failed" if isinstance(error, CommitFailedError) else "unknown"
+                outcome = "failed" if isinstance(error, CommitFailedError) else "unknown"
                 time.sleep(chance.uniform(0, 0.02))
                 table = opened(swap)
-            notes.write(f"{told} {step}\n")
+            notes.write(f"{outcome} {step}\n")
             notes.flush()
 
 

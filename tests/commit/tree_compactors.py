@@ -67,7 +67,7 @@ def _rewrite(state: TableState, scope: Scope, choice: Choice, name: str) -> list
 
 
 def _masks(
-    _: Any, made: pa.Table, base: Root, gone: Mapping[str, PositionBitmap], lost: Sequence[FileKey]
+    _: Any, new_leaves: pa.Table, base: Root, gone: Mapping[str, PositionBitmap], lost: Sequence[FileKey]
 ) -> dict[str, PositionBitmap]:
     """Where the new leaves hold files that are gone, by their keys."""
     CARRIED.append(len(gone) + len(lost))
@@ -75,16 +75,16 @@ def _masks(
     for leaf, bitmap in gone.items():
         known = file_keys(folder.leaf(leaf))
         keys |= {known[ordinal] for part in bitmap.positions() for ordinal in part}
-    found = {}
-    for leaf in made.column("location").to_pylist():
+    bitmaps = {}
+    for leaf in new_leaves.column("location").to_pylist():
         places = [ordinal for ordinal, key in enumerate(file_keys(folder.leaf(leaf))) if key in keys]
         if places:
-            found[leaf] = PositionBitmap.of(places)
-    return found
+            bitmaps[leaf] = PositionBitmap.of(places)
+    return bitmaps
 
 
 def work(swap: TableOperations, folder: Path, worker: int, writers: int, commits: int) -> None:
-    """Compacts for as long as writers have commits to make; notes what it was told."""
+    """Compact for as long as writers have commits to make; note each compaction's outcome."""
     chance = random.Random(os.getpid())
     with without_spark(), (folder / f"worker.{worker}").open("a") as notes:
         while True:
@@ -100,16 +100,16 @@ def work(swap: TableOperations, folder: Path, worker: int, writers: int, commits
                 max_root_files=chance.choice((0, 3, None)),
                 snapshot_properties={"author": AUTHOR},
             )
-            told = "nothing"
+            outcome = "nothing"
             CARRIED.clear()
             if not plan.summary().is_empty:
                 try:
                     plan.commit()
-                    told = "carried" if CARRIED else "done"
+                    outcome = "carried" if CARRIED else "done"
                 except CommitConflictError:
-                    told = "overtaken"
+                    outcome = "overtaken"
                 except (CommitFailedError, CommitStateUnknownError) as error:
-                    told = "failed" if isinstance(error, CommitFailedError) else "unknown"
-            notes.write(f"{told} {sum(steps)}\n")
+                    outcome = "failed" if isinstance(error, CommitFailedError) else "unknown"
+            notes.write(f"{outcome} {sum(steps)}\n")
             notes.flush()
             time.sleep(chance.uniform(0, 0.02))

@@ -94,17 +94,17 @@ class Reading:
 
     def live(self) -> dict[FileKey, Seen]:
         """Every live file; a location that is live twice is an error."""
-        found: dict[FileKey, Seen] = {}
+        files: dict[FileKey, Seen] = {}
         for key, seen, _ in self._entries():
-            assert key not in found, f"{key} is live twice"
-            found[key] = seen
-        return found
+            assert key not in files, f"{key} is live twice"
+            files[key] = seen
+        return files
 
     def places(self) -> dict[FileKey, Place]:
         return {key: place for key, _, place in self._entries()}
 
     def _entries(self) -> list[tuple[FileKey, Seen, Place]]:
-        found = [
+        entries = [
             (key_of(row), seen_of(row), Place(None, position))
             for position, row in enumerate(self.root)
             if row["content_type"] in FILES and status(row) != DELETED
@@ -113,8 +113,8 @@ class Reading:
             masked = self.mask(manifest["location"])
             for ordinal, row in enumerate(inherited(manifest, self.store.rows(manifest["location"]))):
                 if ordinal not in masked and status(row) != DELETED:
-                    found.append((key_of(row), seen_of(row), Place(manifest["location"], ordinal)))
-        return found
+                    entries.append((key_of(row), seen_of(row), Place(manifest["location"], ordinal)))
+        return entries
 
 
 def ordinals(vector: Row, load: Callable[[str, int, int], bytes]) -> set[int]:
@@ -124,7 +124,7 @@ def ordinals(vector: Row, load: Callable[[str, int, int], bytes]) -> set[int]:
     assert (inline is None) == (place["offset"] is not None)
     blob = inline if inline is not None else load(vector["location"], place["offset"], place["size_in_bytes"])
     bitmap = read_inline_vector(blob, "a vector", vector["record_count"])
-    return {int(one) for part in bitmap.positions() for one in part}
+    return {int(ordinal) for part in bitmap.positions() for ordinal in part}
 
 
 def inherited(manifest: Row, rows: list[Row]) -> list[Row]:
@@ -133,17 +133,17 @@ def inherited(manifest: Row, rows: list[Row]) -> list[Row]:
     next_id = manifest["first_row_id"]
     filled = []
     for row in rows:
-        own = row["version_info"]
-        version = dict(own)
-        if own["snapshot_id"] is None:
+        written = row["version_info"]
+        version = dict(written)
+        if written["snapshot_id"] is None:
             version["snapshot_id"] = given["snapshot_id"]
         for name in ("sequence_number", "file_sequence_number"):
-            if own[name] is None:
-                assert own["status"] == ADDED, f"{row['location']} has no {name} to inherit"
+            if written[name] is None:
+                assert written["status"] == ADDED, f"{row['location']} has no {name} to inherit"
                 version[name] = given["sequence_number"]
         first_row_id = row["first_row_id"]
         is_data = row["content_type"] == ContentType.DATA
-        if is_data and first_row_id is None and own["status"] != DELETED and next_id is not None:
+        if is_data and first_row_id is None and written["status"] != DELETED and next_id is not None:
             first_row_id, next_id = next_id, next_id + row["record_count"]
         filled.append({**row, "version_info": version, "first_row_id": first_row_id})
     return filled

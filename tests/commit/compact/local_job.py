@@ -89,7 +89,7 @@ class LocalJob(RewriteJob):
     def _bounds(self, group: Group, ranges: int) -> pa.Table:
         keys = self.scope.keys[group.spec_id or 0]
         leaves = [self.memory.leaf(self.root.column("location")[place].as_py()) for place in group.leaves]
-        return range_bounds(pa.concat_tables([key_table(one, keys) for one in [*leaves, self.files(group)]]), ranges)
+        return range_bounds(pa.concat_tables([key_table(leaf, keys) for leaf in [*leaves, self.files(group)]]), ranges)
 
     @cached_property
     def form(self) -> LeafFormat:
@@ -100,30 +100,32 @@ class LocalJob(RewriteJob):
         rewriting = self.rewriting(group.leaves)
         leaves = rewriting.live_entries(self._leaf_sources(group.leaves))
         entries = pa.concat_tables([rewriting.form.schema.empty_table(), *leaves, self.files(group)])
-        owners = self._owners({leaf for one in data for leaf in one.leaves}, data)
+        owners = self._owners({leaf for rewritten in data for leaf in rewritten.leaves}, data)
         parts: dict[tuple[str | None, int], list[int]] = {}
         for number, row in enumerate(entries.select(_OWNED).to_pylist()):
             is_vector = row["content_type"] == ContentType.POSITION_DELETES
             owner = owners.get(row["referenced_file"]) if is_vector else None
             parts.setdefault((owner, row["partition_spec_id"]), []).append(number)
-        made = []
+        leaf_rows = []
         for (owner, _), numbers in parts.items():
             for piece in pieces(entries.take(pa.array(numbers)), 1):
                 ((_, row),) = put_behind([(None, encode_leaf(piece, rewriting.form))], rewriting.form.writer)
                 index = row.column_names.index("referenced_file")
-                made.append(row.set_column(index, row.schema.field(index), pa.array([owner], pa.string())))
-        return self.rewritten(group, made)
+                leaf_rows.append(row.set_column(index, row.schema.field(index), pa.array([owner], pa.string())))
+        return self.rewritten(group, leaf_rows)
 
     def _owners(self, dropped: set[str], data: Sequence[Rewritten]) -> dict[str, str]:
-        leaves = Root("", pa.concat_tables([one.new_leaves for one in data])) if data else None
-        made = [] if leaves is None else leaves.table.to_pylist()
-        kept = [row for row in self.root.to_pylist() if row["content_type"] == 3 and row["location"] not in dropped]
-        reading = Reading([*(row for row in self.root.to_pylist() if row["content_type"] == 5), *kept],
+        leaves = Root("", pa.concat_tables([rewritten.new_leaves for rewritten in data])) if data else None
+        new_leaves = [] if leaves is None else leaves.table.to_pylist()
+        remaining = [
+            row for row in self.root.to_pylist() if row["content_type"] == 3 and row["location"] not in dropped
+        ]
+        reading = Reading([*(row for row in self.root.to_pylist() if row["content_type"] == 5), *remaining],
                           self.memory.store)  # fmt: skip
-        found = {key.location: place.leaf for key, place in reading.places().items() if place.leaf is not None}
-        for row in made:
-            found |= {one["location"]: row["location"] for one in self.memory.store.rows(row["location"])}
-        return found
+        owners = {key.location: place.leaf for key, place in reading.places().items() if place.leaf is not None}
+        for row in new_leaves:
+            owners |= {entry["location"]: row["location"] for entry in self.memory.store.rows(row["location"])}
+        return owners
 
 
 _OWNED = ["content_type", "referenced_file", "partition_spec_id"]
@@ -148,18 +150,18 @@ def local_fold(base: Root, done: Sequence[Rewritten], store: Store, busy: Iterab
     """`fold`, but for the job that finds removed entries in the new leaves, which is done by hand."""
 
     def masks(
-        _: Any, made: pa.Table, base: Root, gone: Mapping[str, PositionBitmap], lost: Sequence[FileKey]
+        _: Any, new_leaves: pa.Table, base: Root, gone: Mapping[str, PositionBitmap], lost: Sequence[FileKey]
     ) -> dict[str, PositionBitmap]:
         keys = set(lost)
         for leaf, bitmap in gone.items():
             rows = store.rows(leaf)
             keys |= {key_of(rows[ordinal]) for part in bitmap.positions() for ordinal in part}
-        found = {}
-        for location in made.column("location").to_pylist():
+        bitmaps = {}
+        for location in new_leaves.column("location").to_pylist():
             places = [ordinal for ordinal, row in enumerate(store.rows(location)) if key_of(row) in keys]
             if places:
-                found[location] = PositionBitmap.of(places)
-        return found
+                bitmaps[location] = PositionBitmap.of(places)
+        return bitmaps
 
     known, rebasing._masks = rebasing._masks, masks
     try:

@@ -67,50 +67,50 @@ def scope(*parts: list[dict[str, Any]], **limits: Any) -> Scope:
     return Scope(root, places, owners, {0: (1,)}, {0: frozenset()}, Limits(**{**vars(LIMITS), **limits}))
 
 
-def told(found: Scope, choice: Choice) -> list[tuple[list[str], int, bool]]:
+def groups_of(tree: Scope, choice: Choice) -> list[tuple[list[str], int, bool]]:
     """Each group: its leaves and files, how many leaves it becomes, and whether tasks exchange entries."""
-    names = found.root.table.column("location").to_pylist()
-    return [([names[one] for one in (*group.leaves, *group.files)], group.parts, group.exchanged)
+    names = tree.root.table.column("location").to_pylist()
+    return [([names[place] for place in (*group.leaves, *group.files)], group.parts, group.exchanged)
             for group in choice.groups]  # fmt: skip
 
 
-def why(found: Scope, choice: Choice) -> Mapping[str, tuple[Reason, ...]]:
-    names = found.root.table.column("location").to_pylist()
+def reasons_of(tree: Scope, choice: Choice) -> Mapping[str, tuple[Reason, ...]]:
+    names = tree.root.table.column("location").to_pylist()
     return {names[place]: reasons for place, reasons in choice.reasons.items()}
 
 
 def test_a_tree_in_good_shape() -> None:
-    found = scope(*(leaf(f"m{one}", 1_000, 10 * one, 10 * one + 10) for one in range(5)), file("f"))
-    assert choose(found) == Choice()
+    tree = scope(*(leaf(f"m{number}", 1_000, 10 * number, 10 * number + 10) for number in range(5)), file("f"))
+    assert choose(tree) == Choice()
 
 
 def test_small_neighbours_are_merged() -> None:
-    found = scope(leaf("c", 400, 20, 29), leaf("a", 300, 0, 9), leaf("b", 300, 10, 19), leaf("big", 900, 30, 39),
+    tree = scope(leaf("c", 400, 20, 29), leaf("a", 300, 0, 9), leaf("b", 300, 10, 19), leaf("big", 900, 30, 39),
                   leaf("z", 100, 40, 49))  # fmt: skip
-    choice = choose(found)
-    assert told(found, choice) == [(["a", "b", "c"], 1, False)]
-    assert set(why(found, choice).values()) == {(Reason.SMALL,)}
+    choice = choose(tree)
+    assert groups_of(tree, choice) == [(["a", "b", "c"], 1, False)]
+    assert set(reasons_of(tree, choice).values()) == {(Reason.SMALL,)}
 
 
 def test_masked_leaves_are_rewritten_and_dead_ones_dropped() -> None:
-    found = scope(
+    tree = scope(
         leaf("a", 1_000, 0, 9, masked=20), leaf("b", 1_000, 10, 19, masked=9), leaf("c", 1_000, 20, 29, masked=100)
     )
-    choice = choose(found)
-    assert sorted(told(found, choice)) == [(["a"], 1, False), (["c"], 0, False)]
-    assert why(found, choice) == {"a": (Reason.MASKED,), "c": (Reason.MASKED,)}
+    choice = choose(tree)
+    assert sorted(groups_of(tree, choice)) == [(["a"], 1, False), (["c"], 0, False)]
+    assert reasons_of(tree, choice) == {"a": (Reason.MASKED,), "c": (Reason.MASKED,)}
 
 
 def test_leaves_that_overlap_are_sorted_together() -> None:
-    wide = [leaf(f"w{one}", 1_000, 0, 100 + one) for one in range(4)]
-    found = scope(*wide, leaf("apart", 1_000, 200, 300))
-    choice = choose(found)
-    assert [(len(names), parts, exchanged) for names, parts, exchanged in told(found, choice)] == [(4, 4, True)]
+    wide = [leaf(f"w{number}", 1_000, 0, 100 + number) for number in range(4)]
+    tree = scope(*wide, leaf("apart", 1_000, 200, 300))
+    choice = choose(tree)
+    assert [(len(names), parts, exchanged) for names, parts, exchanged in groups_of(tree, choice)] == [(4, 4, True)]
     assert choose(scope(*wide[:3], leaf("apart", 1_000, 200, 300))) == Choice()
 
 
 def test_leaves_without_bounds_that_a_compaction_wrote_stay() -> None:
-    rest = [leaf(f"m{one}", 1_000, 10 * one, 10 * one + 10, added=False) for one in range(5)]
+    rest = [leaf(f"m{number}", 1_000, 10 * number, 10 * number + 10, added=False) for number in range(5)]
     unknown = scope(*rest, leaf("nulls", 1_000, None, None, added=False))
     assert choose(unknown) == Choice()
     assert len(choose(scope(*rest, leaf("nulls", 1_000, None, None))).groups) == 1
@@ -118,55 +118,55 @@ def test_leaves_without_bounds_that_a_compaction_wrote_stay() -> None:
 
 @pytest.mark.parametrize(("entries", "count"), [(400, 4), (399, 3), (200, 2), (199, 0)])
 def test_the_cap_takes_part_of_what_overlaps(entries: int, count: int) -> None:
-    found = scope(*(leaf(f"w{one}", 1_000, 0, 100 + one) for one in range(4)), max_entries=entries)
-    assert sum(len(one.leaves) for one in choose(found).groups) == count
+    tree = scope(*(leaf(f"w{number}", 1_000, 0, 100 + number) for number in range(4)), max_entries=entries)
+    assert sum(len(group.leaves) for group in choose(tree).groups) == count
 
 
 def test_the_cap_prefers_what_saves_most() -> None:
-    small = [leaf(f"s{one}", 10, one, one + 1, entries=1) for one in range(10)]
-    found = scope(*small, leaf("m", 1_000, 20, 29, masked=50), max_entries=20)
-    assert [len(names) for names, _, _ in told(found, choose(found))] == [10]
+    small = [leaf(f"s{number}", 10, number, number + 1, entries=1) for number in range(10)]
+    tree = scope(*small, leaf("m", 1_000, 20, 29, masked=50), max_entries=20)
+    assert [len(names) for names, _, _ in groups_of(tree, choose(tree))] == [10]
     both = scope(*small, leaf("m", 1_000, 20, 29, masked=50), max_entries=60)
-    assert [len(names) for names, _, _ in told(both, choose(both))] == [11]
-    assert [len(one.leaves) for one in choose(scope(*small, max_bytes=99)).groups] == [9]
+    assert [len(names) for names, _, _ in groups_of(both, choose(both))] == [11]
+    assert [len(group.leaves) for group in choose(scope(*small, max_bytes=99)).groups] == [9]
 
 
 def test_a_full_root() -> None:
-    files = [one for number in range(4) for one in file(f"f{number}")]
-    found = scope(files, file("eq", 2))
-    assert told(found, choose(found)) == [(["f0", "f1", "f2", "f3"], 1, False)]
+    files = [entry for number in range(4) for entry in file(f"f{number}")]
+    tree = scope(files, file("eq", 2))
+    assert groups_of(tree, choose(tree)) == [(["f0", "f1", "f2", "f3"], 1, False)]
     assert choose(scope(files[:3])) == Choice()
     assert choose(scope(files, max_root_files=None)) == Choice()
 
 
 def test_deletes_of_a_leaf_that_is_divided_follow() -> None:
-    wide = [leaf(f"w{one}", 1_000, 0, 100 + one) for one in range(4)]
-    found = scope(*wide, deletes("x", 900, "w1"), deletes("y", 900, "other"))
-    choice = choose(found)
-    assert why(found, choice)["x"] == (Reason.AFFINITY,)
-    assert "y" not in why(found, choice)
+    wide = [leaf(f"w{number}", 1_000, 0, 100 + number) for number in range(4)]
+    tree = scope(*wide, deletes("x", 900, "w1"), deletes("y", 900, "other"))
+    choice = choose(tree)
+    assert reasons_of(tree, choice)["x"] == (Reason.AFFINITY,)
+    assert "y" not in reasons_of(tree, choice)
     merged = scope(leaf("a", 400, 0, 9), leaf("b", 400, 10, 19), deletes("x", 900, "a"))
-    assert told(merged, choose(merged)) == [(["a", "b"], 1, False)]
+    assert groups_of(merged, choose(merged)) == [(["a", "b"], 1, False)]
 
 
 def test_scattered_deletes_get_owners_where_they_must() -> None:
-    data = [leaf(f"m{one}", 1_000, 10 * one, 10 * one + 10) for one in range(3)]
+    data = [leaf(f"m{number}", 1_000, 10 * number, 10 * number + 10) for number in range(3)]
     assert choose(scope(*data, deletes("x", 900, None, entries=29))) == Choice()
-    found = scope(*data, deletes("x", 900, None, entries=30))
-    assert why(found, choose(found)) == {"x": (Reason.AFFINITY,)}
+    tree = scope(*data, deletes("x", 900, None, entries=30))
+    assert reasons_of(tree, choose(tree)) == {"x": (Reason.AFFINITY,)}
 
 
 def test_scattered_deletes_of_a_flush_get_owners_and_those_of_a_compaction_have_had_their_turn() -> None:
-    data = [leaf(f"m{one}", 1_000, 10 * one, 10 * one + 10) for one in range(3)]
+    data = [leaf(f"m{number}", 1_000, 10 * number, 10 * number + 10) for number in range(3)]
     carried = leaf("x", 900, None, None, 30, content_type=4, added=False)
     assert choose(scope(*data, carried)) == Choice()
     flushed_scope = replace(scope(*data, carried), flushed=frozenset(["x"]))
-    assert why(flushed_scope, choose(flushed_scope)) == {"x": (Reason.AFFINITY,)}
+    assert reasons_of(flushed_scope, choose(flushed_scope)) == {"x": (Reason.AFFINITY,)}
 
 
 def test_what_commits_merge_by_the_way() -> None:
-    small = [leaf(f"s{one}", 10, one, one + 1) for one in range(8)]
-    found = scope(*small, leaf("m", 1_000, 20, 29, masked=50), deletes("x", 10, None), deletes("y", 10, None))
-    assert sorted(len(names) for names, _, _ in told(found, choose_merges(found))) == [9]
-    few = scope(*small[1:], *(leaf(f"w{one}", 1_000, 50, 100 + one) for one in range(4)))
+    small = [leaf(f"s{number}", 10, number, number + 1) for number in range(8)]
+    tree = scope(*small, leaf("m", 1_000, 20, 29, masked=50), deletes("x", 10, None), deletes("y", 10, None))
+    assert sorted(len(names) for names, _, _ in groups_of(tree, choose_merges(tree))) == [9]
+    few = scope(*small[1:], *(leaf(f"w{number}", 1_000, 50, 100 + number) for number in range(4)))
     assert choose_merges(few) == Choice()

@@ -54,7 +54,7 @@ def random_scope(writer: Writer, **fixed: Any) -> Scope:
 
 def check_choice(scope: Scope, choice: Choice) -> None:
     """Every place at most once, only usable ones, and within the cap."""
-    places = [place for one in choice.groups for place in (*one.leaves, *one.files)]
+    places = [place for group in choice.groups for place in (*group.leaves, *group.files)]
     assert len(set(places)) == len(places)
     assert set(places) <= scope.usable
     assert set(choice.reasons) == set(places)
@@ -86,9 +86,9 @@ def compact(writer: Writer, others: int) -> None:
 def apply(writer: Writer, done: list[Any]) -> None:
     assert writer.root is not None
     before, base = writer.reading, writer.root
-    found = local_fold(base, done, writer.store)
+    rebased = local_fold(base, done, writer.store)
     stamp = Stamp(1000 + writer.snapshot, writer.snapshot + 1, writer.next_row_id)
-    new = next_root(base, found.into(TreeChange()), stamp, writer.schema, writer.store.load)
+    new = next_root(base, rebased.into(TreeChange()), stamp, writer.schema, writer.store.load)
     reading = Reading(rows_of(new.table), writer.store)
     assert new.assigned_row_ids == 0
     assert reading.live() == writer.model == before.live()
@@ -107,10 +107,10 @@ def check_affinity(reading: Reading) -> None:
         owner = row["referenced_file"]
         if owner is not None:
             gone = reading.mask(owner)
-            files = {one["location"] for at, one in enumerate(reading.store.rows(owner)) if at not in gone}
+            files = {entry["location"] for at, entry in enumerate(reading.store.rows(owner)) if at not in gone}
             masked = reading.mask(row["location"])
             rows = enumerate(reading.store.rows(row["location"]))
-            assert all(one["referenced_file"] in files for at, one in rows if at not in masked)
+            assert all(entry["referenced_file"] in files for at, entry in rows if at not in masked)
 
 
 @ROUNDS
@@ -127,7 +127,7 @@ def test_compactions_in_histories(seed: int) -> None:
 @ROUNDS
 @given(st.integers(0, 2**63 - 1))
 def test_two_compactors(seed: int) -> None:
-    """Both read one root; of what the first has rewritten the second leaves its hands."""
+    """Both read one root; the second leaves alone what the first has rewritten."""
     writer = Writer(random.Random(seed))
     for _ in range(writer.rng.randrange(3, 9)):
         commit(writer)
@@ -136,11 +136,11 @@ def test_two_compactors(seed: int) -> None:
     for scope in scopes:
         choice = choose(scope)
         done.append(local_rewrite(scope, choice, writer.store, writer.stats, writer.name("c")))
-    for one in done:
+    for rewritten in done:
         if writer.rng.random() < 0.3:
             commit(writer)
-        if one:
-            apply(writer, one)
+        if rewritten:
+            apply(writer, rewritten)
 
 
 @ROUNDS

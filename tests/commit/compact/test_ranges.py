@@ -23,7 +23,7 @@ def stats(lower: Any, upper: Any, nulls: int | None = 0, values: int | None = 10
 def ranges(
     *leaves: dict[str, Any], keys: tuple[int, ...] = (1, 2), sources: frozenset[int] = frozenset()
 ) -> LeafRanges:
-    rows = [{"content_type": 3, "file_format": "parquet", "content_stats": one} for one in leaves]
+    rows = [{"content_type": 3, "file_format": "parquet", "content_stats": content_stats} for content_stats in leaves]
     return leaf_ranges(pa.Table.from_pylist(rows, schema=SCHEMA), keys, sources)
 
 
@@ -31,9 +31,9 @@ def overlap(left: tuple[int, int], right: tuple[int, int]) -> bool:
     return left[0] < right[1] and right[0] < left[1]
 
 
-def pairs(found: LeafRanges) -> set[tuple[int, int]]:
+def pairs(spans: LeafRanges) -> set[tuple[int, int]]:
     """The leaves that overlap, from the intervals, one by one."""
-    both = list(zip(found.lower.tolist(), found.upper.tolist(), strict=True))
+    both = list(zip(spans.lower.tolist(), spans.upper.tolist(), strict=True))
     return {(i, j) for i, j in combinations(range(len(both)), 2) if overlap(both[i], both[j])}
 
 
@@ -41,21 +41,21 @@ def pairs(found: LeafRanges) -> set[tuple[int, int]]:
 def test_counts_are_those_of_all_pairs(seed: int) -> None:
     rng = random.Random(seed)
     bounds = [sorted((rng.randrange(12), rng.randrange(12))) for _ in range(rng.randrange(1, 15))]
-    lower, upper = (np.array([one[place] for one in bounds], np.int64) for place in (0, 1))
-    found = LeafRanges(lower, upper, np.zeros(len(bounds), bool))
-    count = [sum(overlap(one, other) for at, other in enumerate(bounds) if at != place)
-             for place, one in enumerate(bounds)]  # fmt: skip
-    assert found.overlaps.tolist() == count
-    assert found.mean_overlaps() == sum(count) / len(count)
-    together = {frozenset(one.tolist()) for one in found.components()}
-    assert sorted(row for one in together for row in one) == list(range(len(bounds)))
-    apart = {row: number for number, one in enumerate(together) for row in one}
-    assert all(apart[i] == apart[j] for i, j in pairs(found))
-    for one in together:
-        reached = {min(one)}
-        while more := {j for i in reached for j in one if overlap(bounds[i], bounds[j])} - reached:
+    lower, upper = (np.array([pair[place] for pair in bounds], np.int64) for place in (0, 1))
+    spans = LeafRanges(lower, upper, np.zeros(len(bounds), bool))
+    count = [sum(overlap(pair, other) for at, other in enumerate(bounds) if at != place)
+             for place, pair in enumerate(bounds)]  # fmt: skip
+    assert spans.overlaps.tolist() == count
+    assert spans.mean_overlaps() == sum(count) / len(count)
+    together = {frozenset(component.tolist()) for component in spans.components()}
+    assert sorted(row for component in together for row in component) == list(range(len(bounds)))
+    apart = {row: number for number, component in enumerate(together) for row in component}
+    assert all(apart[i] == apart[j] for i, j in pairs(spans))
+    for component in together:
+        reached = {min(component)}
+        while more := {j for i in reached for j in component if overlap(bounds[i], bounds[j])} - reached:
             reached |= more
-        assert reached == one
+        assert reached == component
 
 
 def test_the_second_column_counts_where_the_first_has_one_value() -> None:
@@ -75,17 +75,17 @@ def test_leaves_that_touch_do_not_overlap() -> None:
 
 
 def test_unknown_bounds_reach_to_the_ends() -> None:
-    found = ranges({"1": stats(None, None, None)}, {"1": stats(1, 2)}, {"1": stats(8, None)}, {}, keys=(1,))
-    assert found.unknown.tolist() == [True, False, True, True]
-    assert pairs(found) == {(0, 1), (0, 2), (0, 3), (1, 3), (2, 3)}
+    spans = ranges({"1": stats(None, None, None)}, {"1": stats(1, 2)}, {"1": stats(8, None)}, {}, keys=(1,))
+    assert spans.unknown.tolist() == [True, False, True, True]
+    assert pairs(spans) == {(0, 1), (0, 2), (0, 3), (1, 3), (2, 3)}
 
 
 def test_null_is_a_partition_behind_all_others() -> None:
     by_part = {"keys": (2,), "sources": frozenset({2})}
-    found = ranges({"2": stats(None, None, 10)}, {"2": stats("a", "z")}, {"2": stats("y", "y", 2)}, **by_part)
-    assert found.unknown.tolist() == [False, False, False]
-    assert pairs(found) == {(1, 2)}
-    assert found.order.tolist() == [1, 2, 0]
+    spans = ranges({"2": stats(None, None, 10)}, {"2": stats("a", "z")}, {"2": stats("y", "y", 2)}, **by_part)
+    assert spans.unknown.tolist() == [False, False, False]
+    assert pairs(spans) == {(1, 2)}
+    assert spans.order.tolist() == [1, 2, 0]
 
 
 def test_without_keys_nothing_overlaps() -> None:

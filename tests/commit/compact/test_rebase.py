@@ -81,9 +81,9 @@ def test_entries_that_were_removed_stay_removed() -> None:
     done = table.compaction()
     table.commit(masks={leaf: PositionBitmap.of([2])}, removed=frozenset({file_key("e")}))
     before = table.writer.reading.live()
-    found = local_fold(table.root, done, table.writer.store)
-    assert [mask.cardinality for mask in found.masks.values()] == [2]
-    assert table.apply(found.into(TreeChange())) == Changes(frozenset(), frozenset())
+    rebased = local_fold(table.root, done, table.writer.store)
+    assert [mask.cardinality for mask in rebased.masks.values()] == [2]
+    assert table.apply(rebased.into(TreeChange())) == Changes(frozenset(), frozenset())
     assert table.writer.reading.live() == before
     assert set(table.live()) == {"b", "d", "f"}
 
@@ -93,9 +93,9 @@ def test_a_file_that_came_back_is_another_one() -> None:
     done = table.compaction()
     table.commit(removed=frozenset({file_key("e")}))
     table.commit(added=[data_entry("e", 4)])
-    found = local_fold(table.root, done, table.writer.store)
-    assert found.moved == {file_key("f")}
-    table.apply(found.into(TreeChange()))
+    rebased = local_fold(table.root, done, table.writer.store)
+    assert rebased.moved == {file_key("f")}
+    table.apply(rebased.into(TreeChange()))
     assert table.live() == dict.fromkeys([*NAMES, "f"], 1) | {"e": 3}
 
 
@@ -121,8 +121,8 @@ def test_a_group_whose_removed_entries_live_again_is_left_out() -> None:
     leaf, before = table.leaf["location"], table.root
     table.commit(masks={leaf: PositionBitmap.of([0])})
     done = table.compaction()
-    found = local_fold(before, done, table.writer.store)
-    assert (found.left_out, len(found.existing), found.dropped, found.moved) == (1, 0, frozenset(), frozenset())
+    rebased = local_fold(before, done, table.writer.store)
+    assert (rebased.left_out, len(rebased.existing), rebased.dropped, rebased.moved) == (1, 0, frozenset(), frozenset())
 
 
 def test_a_leaf_that_the_commit_deletes_from_is_left_alone() -> None:
@@ -143,12 +143,14 @@ def test_a_vector_of_a_file_that_others_put_into_a_leaf_belongs_to_no_leaf() -> 
     )  # fmt: skip
     table.commit(added=[owned, other])
     done = table.compaction()
-    (data,) = (row["location"] for one in done for row in one.new_leaves.to_pylist() if row["content_type"] == 3)
-    assert {row["referenced_file"] for one in done for row in one.new_leaves.to_pylist()} == {None, data}
+    (data,) = (
+        row["location"] for rewritten in done for row in rewritten.new_leaves.to_pylist() if row["content_type"] == 3
+    )
+    assert {row["referenced_file"] for rewritten in done for row in rewritten.new_leaves.to_pylist()} == {None, data}
     flushed = table.writer.leaf([with_status(data_entry("e", 4, version_info=VERSION), Status.EXISTING)])
     moved = TreeChange(moved=frozenset({file_key("e")}), existing=table.writer.table([flushed]))
     assert table.apply(moved) == Changes(frozenset(), frozenset())
-    found = local_fold(table.root, done, table.writer.store)
-    assert table.apply(found.into(TreeChange())) == Changes(frozenset(), frozenset())
+    rebased = local_fold(table.root, done, table.writer.store)
+    assert table.apply(rebased.into(TreeChange())) == Changes(frozenset(), frozenset())
     deletes = [row for row in table.writer.reading.of(*LEAVES) if row["content_type"] == ContentType.DELETE_MANIFEST]
     assert [row["referenced_file"] for row in deletes] == [None]
