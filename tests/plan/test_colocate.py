@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-PLANNING, HERE = "spark.sparkmeta.planning", "spark.sparkmeta.driver-manifest-bytes"
+PLANNING, DRIVER_BYTES = "spark.sparkmeta.planning", "spark.sparkmeta.driver-manifest-bytes"
 STRATEGIES = [("auto", "1g"), ("join", "1g"), ("colocated", "1g"), ("colocated", "0")]
 
 
@@ -35,25 +35,25 @@ def _many(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.fixture
 def planning(spark: SparkSession) -> Iterator[None]:
     yield
-    for name in (PLANNING, HERE):
+    for name in (PLANNING, DRIVER_BYTES):
         spark.conf.unset(name)
 
 
 def plans(table: sm.Table, spark: SparkSession, row_filter: str = "true") -> dict[str, list[dict[str, Any]]]:
     """Data file -> its deletes; the same by every strategy."""
-    found = []
-    for strategy, here in STRATEGIES:
+    by_strategy = []
+    for strategy, driver_bytes in STRATEGIES:
         spark.conf.set(PLANNING, strategy)
-        spark.conf.set(HERE, here)
+        spark.conf.set(DRIVER_BYTES, driver_bytes)
         rows = sm.load_table(table.location(), spark=spark).scan(row_filter).plan_files().collect()
         assert len({row["file_path"] for row in rows}) == len(rows)
-        found.append({row["file_path"]: [delete.asDict(True) for delete in row["deletes"]] for row in rows})
-    assert all(one == found[0] for one in found)
-    return found[0]
+        by_strategy.append({row["file_path"]: [delete.asDict(True) for delete in row["deletes"]] for row in rows})
+    assert all(planned == by_strategy[0] for planned in by_strategy)
+    return by_strategy[0]
 
 
 def paths(planned: dict[str, list[dict[str, Any]]]) -> dict[str, list[str]]:
-    return {path: [one["file_path"].rpartition("/")[2] for one in deletes] for path, deletes in planned.items()}
+    return {path: [delete["file_path"].rpartition("/")[2] for delete in deletes] for path, deletes in planned.items()}
 
 
 def affiliated(tree: TreeTable, leaf: Entry, *entries: Entry, name: str = "d1") -> Entry:
@@ -74,8 +74,11 @@ def test_vectors_of_an_affiliated_leaf_stand_beside_their_files(tree: TreeTable,
     tree.snapshot(existing=[m1, m2, data("d6")], added=[d1, tree.vector("d5", [3]), tree.vector("d6", [4])])
     table = tree.load(spark)
     planned = plans(table, spark)
-    found = {path: [(one["record_count"], one["manifest_pos"]) for one in deletes] for path, deletes in planned.items()}
-    assert found == {"d1": [(2, 0)], "d2": [], "d3": [(1, 1)], "d5": [(1, 4)], "d6": [(1, 5)]}
+    vectors = {
+        path: [(delete["record_count"], delete["manifest_pos"]) for delete in deletes]
+        for path, deletes in planned.items()
+    }
+    assert vectors == {"d1": [(2, 0)], "d2": [], "d3": [(1, 1)], "d5": [(1, 4)], "d6": [(1, 5)]}
     assert planned["d1"][0]["manifest_path"] == d1.location
     assert planned["d1"][0]["referenced_data_file"] == "d1"
     assert set(plans(table, spark, "part = 'b'")) == {"d3"}
@@ -89,7 +92,7 @@ def test_masks_of_both_leaves_are_applied(tree: TreeTable, spark: SparkSession) 
     d1 = affiliated(tree, m1, *(tree.vector(path, [1]) for path in ("d1", "d2", "d3")))
     tree.snapshot(added=[m1, d1])
     tree.snapshot(existing=[m1, d1], added=[tree.mask(m1, {0}, puffin=True), tree.mask(d1, {0, 2})])
-    assert {path: len(found) for path, found in plans(tree.load(spark), spark).items()} == {"d2": 1, "d3": 0}
+    assert {path: len(deletes) for path, deletes in plans(tree.load(spark), spark).items()} == {"d2": 1, "d3": 0}
 
 
 @pytest.mark.usefixtures("planning", "_many")
@@ -116,7 +119,7 @@ def test_vectors_of_removed_files_do_no_harm(tree: TreeTable, spark: SparkSessio
     m1 = tree.leaf("m1", data("d1"), data("d2").deleted())
     d1 = affiliated(tree, m1, tree.vector("d1", [1]), tree.vector("d2", [1]))
     tree.snapshot(added=[m1, d1])
-    assert {path: len(found) for path, found in plans(tree.load(spark), spark).items()} == {"d1": 1}
+    assert {path: len(deletes) for path, deletes in plans(tree.load(spark), spark).items()} == {"d1": 1}
 
 
 @pytest.mark.usefixtures("planning", "_many")
@@ -125,7 +128,7 @@ def test_a_leaf_affiliated_to_nothing_that_lives_is_not_lost(tree: TreeTable, sp
     d1 = affiliated(tree, m1, tree.vector("d1", [1]), tree.vector("d2", [2], "b"))
     tree.snapshot(added=[m1, d1])
     tree.snapshot(deleted=[m1], added=[m2], existing=[d1])
-    planned = {path: len(found) for path, found in plans(tree.load(spark), spark).items()}
+    planned = {path: len(deletes) for path, deletes in plans(tree.load(spark), spark).items()}
     assert planned == {"d1": 1, "d2": 1}
 
 
@@ -150,9 +153,11 @@ def test_delete_leaves_of_pruned_data_leaves_are_not_opened(tree: TreeTable, spa
         ("older", "a deletion vector is older than its data file: d1"),
     ],
 )
-@pytest.mark.parametrize("here", ["0", "1g"])
+@pytest.mark.parametrize("driver_bytes", ["0", "1g"])
 @pytest.mark.usefixtures("planning")
-def test_contradictions_are_errors(tree: TreeTable, spark: SparkSession, wrong: str, message: str, here: str) -> None:
+def test_contradictions_are_errors(
+    tree: TreeTable, spark: SparkSession, wrong: str, message: str, driver_bytes: str
+) -> None:
     m1, m2 = tree.leaf("m1", data("d1")), tree.leaf("m2", data("d2"))
     vectors = {
         "another leaf": [tree.vector("d2", [1])],
@@ -165,7 +170,7 @@ def test_contradictions_are_errors(tree: TreeTable, spark: SparkSession, wrong: 
     others = [tree.vector("d1", [5])] if wrong == "two places" else []
     tree.snapshot(added=[m1, m2, affiliated(tree, m1, *vectors), *others])
     spark.conf.set(PLANNING, "colocated")
-    spark.conf.set(HERE, here)
+    spark.conf.set(DRIVER_BYTES, driver_bytes)
     scan = tree.load(spark).scan()
     with pytest.raises(Exception, match=message):
         scan.plan_files().collect()
@@ -188,4 +193,4 @@ def test_a_root_that_is_named_as_a_manifest_list(tree: TreeTable, spark: SparkSe
     table = tree.load(spark)
     (metadata,) = tree.folder.glob("metadata/v*.metadata.json")
     metadata.write_text(metadata.read_text().replace('"root-manifest"', '"manifest-list"'))
-    assert {path: len(found) for path, found in plans(table, spark).items()} == {"d1": 1, "d2": 0}
+    assert {path: len(deletes) for path, deletes in plans(table, spark).items()} == {"d1": 1, "d2": 0}

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-PLANNING, HERE = "spark.sparkmeta.planning", "spark.sparkmeta.driver-manifest-bytes"
+PLANNING, DRIVER_BYTES = "spark.sparkmeta.planning", "spark.sparkmeta.driver-manifest-bytes"
 CACHE, SPLIT = "spark.sparkmeta.manifest-cache", "spark.sparkmeta.split-manifest-bytes"
 WAYS = {
     "joined": ("join", "0"),
@@ -40,7 +40,7 @@ def table(tmp_path: Path) -> HandmadeTable:
 @pytest.fixture(autouse=True)
 def _settings(spark: SparkSession) -> Iterator[None]:
     yield
-    for name in (PLANNING, HERE, CACHE, SPLIT):
+    for name in (PLANNING, DRIVER_BYTES, CACHE, SPLIT):
         spark.conf.unset(name)
 
 
@@ -49,21 +49,21 @@ def path(name: str) -> str:
 
 
 def scan(location: str, spark: SparkSession, way: str, row_filter: str = "true") -> sm.Scan:
-    for name, value in zip((PLANNING, HERE), WAYS[way], strict=True):
+    for name, value in zip((PLANNING, DRIVER_BYTES), WAYS[way], strict=True):
         spark.conf.set(name, value)
     return sm.load_table(location, spark=spark).scan(row_filter)
 
 
 def plan(table: HandmadeTable, spark: SparkSession, row_filter: str = "true") -> dict[str, list[dict[str, Any]]]:
     """Data file -> its deletes; the same in every way."""
-    location, found = table.write(), {}
+    location, by_way = table.write(), {}
     for way in WAYS:
         rows = scan(location, spark, way, row_filter).plan_files().collect()
         assert len({row["file_path"] for row in rows}) == len(rows)
-        found[way] = {row["file_path"]: row.asDict(recursive=True) for row in rows}
-    for way, rows in found.items():
-        assert rows == found["joined"], way
-    return {one: row["deletes"] for one, row in found["joined"].items()}
+        by_way[way] = {row["file_path"]: row.asDict(recursive=True) for row in rows}
+    for way, rows in by_way.items():
+        assert rows == by_way["joined"], way
+    return {file_path: row["deletes"] for file_path, row in by_way["joined"].items()}
 
 
 def strategies(table: HandmadeTable, spark: SparkSession) -> dict[str, str]:
@@ -84,9 +84,11 @@ def test_vectors_stand_beside_their_files(table: HandmadeTable, spark: SparkSess
     table.add(1, 1, deletion_vector(path("n1"), **of(None)), deletion_vector(path("a1"), status=2, **of("a")))
     table.add(1, 0, deletion_vector(path("u1")), deletion_vector(path("gone long ago")))
     planned = plan(table, spark)
-    targets = {one: [delete["referenced_data_file"] for delete in deletes] for one, deletes in planned.items()}
-    assert targets == {path(one): [path(one)] if one in ("a2", "b1", "n1", "u1") else []
-                       for one in ("a1", "a2", "b1", "n1", "c1", "u1", "u2")}  # fmt: skip
+    targets = {
+        file_path: [delete["referenced_data_file"] for delete in deletes] for file_path, deletes in planned.items()
+    }
+    assert targets == {path(name): [path(name)] if name in ("a2", "b1", "n1", "u1") else []
+                       for name in ("a1", "a2", "b1", "n1", "c1", "u1", "u2")}  # fmt: skip
     (vector,) = planned[path("a2")]
     assert vector["manifest_path"].endswith("/m4.avro")
     assert (vector["record_count"], vector["content_offset"], vector["data_sequence_number"]) == (7, 4, 2)
@@ -103,33 +105,33 @@ def test_filters_leave_out_files_and_the_vectors_of_others(table: HandmadeTable,
     low, high = long_bounds(1, 5), long_bounds(6, 9)
     table.add(0, 1, data(path("a1"), **low, **of("a")), data(path("a2"), **high, **of("a")))
     table.add(0, 1, data(path("b1"), **high, **of("b")))
-    table.add(1, 1, *(deletion_vector(path(one), **of(one[0])) for one in ("a1", "a2", "b1")))
-    for row_filter, kept in {
+    table.add(1, 1, *(deletion_vector(path(name), **of(name[0])) for name in ("a1", "a2", "b1")))
+    for row_filter, names in {
         "id > 7": ["a2", "b1"],
         "part = 'a'": ["a1", "a2"],
         "part = 'a' and id < 3": ["a1"],
     }.items():
         planned = plan(table, spark, row_filter)
-        assert {one: len(deletes) for one, deletes in planned.items()} == {path(one): 1 for one in kept}
+        assert {file_path: len(deletes) for file_path, deletes in planned.items()} == {path(name): 1 for name in names}
 
 
 @pytest.mark.parametrize("split", ["1k", "32m"])
 def test_vectors_and_files_from_the_manifest_cache(table: HandmadeTable, spark: SparkSession, split: str) -> None:
-    """What tasks keep, tasks and the driver read again: the manifests themselves may be anything then."""
+    """Tasks and the driver read what tasks have cached, and no longer open the manifests themselves."""
     low, high = long_bounds(1, 5), long_bounds(6, 9)
     table.add(0, 1, data(path("a1"), **low, **of("a")), data(path("a2"), **high, **of("a")))
     table.add(0, 1, data(path("b1"), None, **low, **of("b")), data(path("gone"), status=2, **low, **of("b")))
     table.add(0, 0, data(path("u1"), **low))
     gone = deletion_vector(path("gone"), **of("b"))
-    table.add(1, 1, *(deletion_vector(path(one), **of(one[0])) for one in ("a1", "a2")), gone)
+    table.add(1, 1, *(deletion_vector(path(name), **of(name[0])) for name in ("a1", "a2")), gone)
     table.add(1, 0, deletion_vector(path("u1")))
     location, filters = table.write(), ("true", "id > 4", "part = 'a' and id < 3")
-    assert all(1_000 < one.stat().st_size < 10_000 for one in table.folder.glob("metadata/m*.avro"))
+    assert all(1_000 < manifest.stat().st_size < 10_000 for manifest in table.folder.glob("metadata/m*.avro"))
     spark.conf.set(SPLIT, split)
 
     def planned(way: str) -> list[list[dict[str, Any]]]:
-        frames = [scan(location, spark, way, one).plan_files() for one in filters]
-        return [sorted((row.asDict(recursive=True) for row in one.collect()), key=str) for one in frames]
+        frames = [scan(location, spark, way, row_filter).plan_files() for row_filter in filters]
+        return [sorted((row.asDict(recursive=True) for row in frame.collect()), key=str) for frame in frames]
 
     expected = planned("joined")
     assert [len(rows) for rows in expected] == [4, 4, 2]
@@ -137,7 +139,7 @@ def test_vectors_and_files_from_the_manifest_cache(table: HandmadeTable, spark: 
     assert planned("on the driver") == expected
     reason = scan(location, spark, "of few")._choice.strategy
     assert reason == "colocated: 4 deletion vectors are read beside the data manifests of their partitions"
-    contents = {one: one.read_bytes() for one in table.folder.glob("metadata/m*.avro")}
+    contents = {manifest: manifest.read_bytes() for manifest in table.folder.glob("metadata/m*.avro")}
     for manifest, content in contents.items():
         manifest.write_bytes(bytes(len(content)))
     for way in ("of few", "on the driver"):
@@ -161,12 +163,12 @@ def test_delete_manifests_of_other_partitions_are_not_opened(table: HandmadeTabl
         table.add(1, 1, deletion_vector(path(f"{part}2"), **of(part)))
     table.add(1, 1, deletion_vector(path("gone"), **of("d")))
     manifests = scan(table.write(), spark, "read together")._choice.coplanned
-    assert {one: list(others) for one, others in manifests.partners.items()} == {
+    assert {number: list(others) for number, others in manifests.partners.items()} == {
         0: [2], 1: [2], 3: [5], 4: [5], 6: [8], 7: [8]}  # fmt: skip
     assert manifests.deletes.column("manifest").to_pylist() == [2, 5, 8]
     neighbours = list(manifests.partners.values())
-    assert sum(one != other for one, other in itertools.pairwise(neighbours)) == 2
-    assert {one: len(deletes) for one, deletes in plan(table, spark).items()} == {
+    assert sum(left != right for left, right in itertools.pairwise(neighbours)) == 2
+    assert {file_path: len(deletes) for file_path, deletes in plan(table, spark).items()} == {
         path(f"{part}{number}"): number - 1 for part in "abc" for number in (1, 2)
     }
 
@@ -191,8 +193,8 @@ def test_what_a_task_holds_already_is_not_read_again() -> None:
 
     vectors = Counted(Task())  # type: ignore[arg-type]
     for chosen in ([1, 2], [1, 2], [2, 3], [3], [1]):
-        found = vectors.of([{"manifest": one, "part": 0, "file_format": "AVRO"} for one in chosen])
-        assert found.column("referenced_file").to_pylist() == list(map(str, chosen))
+        held = vectors.of([{"manifest": number, "part": 0, "file_format": "AVRO"} for number in chosen])
+        assert held.column("referenced_file").to_pylist() == list(map(str, chosen))
     assert read == [1, 2, 3, 1]
 
 
@@ -222,7 +224,7 @@ def test_other_deletes_among_vectors_are_joined(
     table.add(0, 0, data(path("a")), data(path("b"))).add(1, 0, deletion_vector(path("b")), other)
     planned = plan(table, spark)
     assert len(planned[path("a")]) == 1
-    assert all(one.startswith("join:") for one in strategies(table, spark).values())
+    assert all(strategy.startswith("join:") for strategy in strategies(table, spark).values())
 
 
 def test_partitions_that_tell_too_little_are_joined(
@@ -231,9 +233,9 @@ def test_partitions_that_tell_too_little_are_joined(
     table.add(0, 0, data(path("a"))).add(0, 0, data(path("b")))
     table.add(1, 0, deletion_vector(path("a")), deletion_vector(path("b")))
     limit(monkeypatch, held_dvs=1)
-    found = strategies(table, spark)
-    assert found["of few"] == "join: partitions tell too little of where 2 deletion vectors belong"
-    assert found["read together"].startswith("colocated")
+    by_way = strategies(table, spark)
+    assert by_way["of few"] == "join: partitions tell too little of where 2 deletion vectors belong"
+    assert by_way["read together"].startswith("colocated")
     assert all(len(deletes) == 1 for deletes in plan(table, spark).values())
 
 
@@ -251,8 +253,8 @@ def test_partitions_that_tell_too_little_are_joined(
 def test_vectors_that_contradict_each_other(
     table: HandmadeTable, spark: SparkSession, way: str, vectors: list[dict[str, Any]], message: str
 ) -> None:
-    for one in vectors:
-        one["data_file"]["partition"] = one["data_file"]["partition"] or {"part": "x"}
+    for vector in vectors:
+        vector["data_file"]["partition"] = vector["data_file"]["partition"] or {"part": "x"}
     table.add(0, 1, data(path("a"), **of("x"))).add(1, 1, *vectors, deletion_vector(path("gone"), **of("x")))
     location = table.write()
     with pytest.raises(Exception, match=message):
@@ -273,13 +275,13 @@ def test_a_vector_of_another_partition_applies_nowhere(table: HandmadeTable, spa
 
 def test_a_data_manifest_in_parts(table: HandmadeTable, spark: SparkSession) -> None:
     """Where no first row ids are counted, several tasks decode a manifest, and each reads the vectors beside."""
-    names = [str(one) for one in range(2000)]
-    table.add(0, 0, *(data(path(one), status=0) for one in names))
-    table.add(1, 0, *(deletion_vector(path(one)) for one in names[::2]))
+    names = [str(number) for number in range(2000)]
+    table.add(0, 0, *(data(path(name), status=0) for name in names))
+    table.add(1, 0, *(deletion_vector(path(name)) for name in names[::2]))
     spark.conf.set(SPLIT, "4k")
     rows = scan(without_row_ids(table), spark, "of few").plan_files().selectExpr("file_path", "size(deletes) AS n")
-    found = {row["file_path"]: row["n"] for row in rows.collect()}
-    assert found == {path(one): int(one) % 2 == 0 for one in names}
+    counts = {row["file_path"]: row["n"] for row in rows.collect()}
+    assert counts == {path(name): int(name) % 2 == 0 for name in names}
 
 
 def without_row_ids(table: HandmadeTable) -> str:
@@ -292,12 +294,12 @@ def test_many_entries_are_joined_piece_by_piece(
     table: HandmadeTable, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(coplan_tasks, "_JOINED_AT_ONCE", 1)
-    table.add(0, 0, *(data(path(str(one))) for one in range(9000)))
-    table.add(1, 0, *(deletion_vector(path(str(one))) for one in range(0, 9000, 3)))
+    table.add(0, 0, *(data(path(str(number))) for number in range(9000)))
+    table.add(1, 0, *(deletion_vector(path(str(number))) for number in range(0, 9000, 3)))
     rows = (
         scan(table.write(), spark, "on the driver").plan_files().selectExpr("file_path", "size(deletes) AS n").collect()
     )
     assert sorted(row["file_path"] for row in rows if row["n"] == 1) == sorted(
-        path(str(one)) for one in range(0, 9000, 3)
+        path(str(number)) for number in range(0, 9000, 3)
     )
     assert len(rows) == 9000

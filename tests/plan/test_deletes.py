@@ -42,7 +42,7 @@ def deletes(table: HandmadeTable, spark: SparkSession, row_filter: str | None = 
     """Data file -> the paths of its deletes, in order."""
     scan = sm.load_table(table.write(), spark=spark).scan()
     planned = (scan.filter(row_filter) if row_filter else scan).plan_files()
-    return {row.file_path: [one.file_path for one in row.deletes] for row in planned.collect()}
+    return {row.file_path: [delete.file_path for delete in row.deletes] for row in planned.collect()}
 
 
 def test_the_order_of_deletes_and_the_sequence_numbers_they_need(table: HandmadeTable, spark: SparkSession) -> None:
@@ -178,11 +178,11 @@ def test_equality_ids_that_no_schema_ever_had(table: HandmadeTable, spark: Spark
         scan.plan_files()
 
 
-@pytest.mark.parametrize("here", [True, False])
+@pytest.mark.parametrize("on_driver", [True, False])
 def test_equality_deletes_that_compare_no_column_are_refused(
-    table: HandmadeTable, spark: SparkSession, monkeypatch: pytest.MonkeyPatch, here: bool
+    table: HandmadeTable, spark: SparkSession, monkeypatch: pytest.MonkeyPatch, on_driver: bool
 ) -> None:
-    if not here:
+    if not on_driver:
         limit(monkeypatch, driver_deletes=-1)
     table.add(0, 0, data(A)).add(1, 0, equality_deletes("of nothing", 3, ()))
     scan = sm.load_table(table.write(), spark=spark).scan()
@@ -211,7 +211,7 @@ def test_both_joins_read_the_delete_manifests_once(
 
 def test_partitions_of_an_unknown_transform_are_told_apart(table: HandmadeTable, spark: SparkSession) -> None:
     table.specs = ((), ({**BY_PART[0], "transform": "mystery[7]"},), BY_RATIO)
-    x, y, null = ({"partition": {"part": one}} for one in ("x", "y", None))
+    x, y, null = ({"partition": {"part": part}} for part in ("x", "y", None))
     table.add(0, 1, data(A, **x), data(B, **y), data(C, **null))
     table.add(1, 1, equality_deletes("of x", **x), equality_deletes("of null", **null))
     assert deletes(table, spark) == {A: ["of x"], B: [], C: ["of null"]}
@@ -232,10 +232,11 @@ def test_many_vectors_are_joined_ungrouped(table: HandmadeTable, spark: SparkSes
     """Those of files that are gone do no harm."""
     table.add(0, 0, data(A), data(B)).add(1, 0, deletion_vector(A), deletion_vector(C))
     planned = sm.load_table(table.write(), spark=spark).scan().plan_files()
-    found = {
-        row.file_path: [(one.file_path, one.referenced_data_file) for one in row.deletes] for row in planned.collect()
+    vectors = {
+        row.file_path: [(delete.file_path, delete.referenced_data_file) for delete in row.deletes]
+        for row in planned.collect()
     }
-    assert found == {A: [("file:///t/dvs.puffin", A)], B: []}
+    assert vectors == {A: [("file:///t/dvs.puffin", A)], B: []}
     assert "collect_list" not in planned._jdf.queryExecution().executedPlan().toString()  # type: ignore[operator]
 
 
@@ -269,22 +270,22 @@ def test_a_snapshot_of_before_a_column_was_replaced_is_read_by_its_own_types(
     table.add(0, 1, data(A, partition={"part": "x"}, **long_bounds(1, 5)), data(B, partition={"part": "y"}))
     table.write()
     metadata = table.metadata()
-    new = [{**one, "type": "long" if one["name"] == "part" else "string"} for one in COLUMNS]
+    new = [{**column, "type": "long" if column["name"] == "part" else "string"} for column in COLUMNS]
     metadata["schemas"].append({"type": "struct", "schema-id": 1, "fields": new})
     metadata["current-schema-id"] = 1
     path = table.folder / "metadata" / "v2.metadata.json"
     path.write_text(json.dumps(metadata))
     scan = sm.load_table(str(path), spark=spark).scan(snapshot_id=SNAPSHOT_ID)
-    found = {row.file_path: row.partition.part for row in scan.plan_files().collect()}
-    assert found == {A: "x", B: "y"}
+    parts = {row.file_path: row.partition.part for row in scan.plan_files().collect()}
+    assert parts == {A: "x", B: "y"}
     assert [row.file_path for row in scan.filter("part = 'x' and id = 3").plan_files().collect()] == [A]
     assert scan.filter("part = 'x' and id = 7").plan_files().collect() == []
 
 
 def test_a_field_that_a_later_spec_made_void_keeps_its_type(table: HandmadeTable, spark: SparkSession) -> None:
-    by_bucket, void = ({**BY_PART[0], "transform": one} for one in ("bucket[4]", "void"))
+    by_bucket, void = ({**BY_PART[0], "transform": transform} for transform in ("bucket[4]", "void"))
     table.specs = ((), (by_bucket,), (void,))
     state = sm.load_table(table.write(), spark=spark).state
-    assert {one: str(kind) for one, kind in state.types.partition_types.items()} == {1000: "int"}
+    assert {field_id: str(kind) for field_id, kind in state.types.partition_types.items()} == {1000: "int"}
     assert state.types.spec_fields == {0: [], 1: [(1000, "int")], 2: [(1000, "int")]}
     assert state.types.partition_fields == {1000: "int"}

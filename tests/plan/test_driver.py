@@ -37,19 +37,19 @@ def test_nothing_that_grows_with_the_table_reaches_the_driver(tmp_path: Path) ->
     command = [sys.executable, "-m", "tests.plan.test_driver", str(tmp_path)]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
-    found = json.loads(done.stdout.splitlines()[-1])
-    assert found == {"lists": FILES, "tree": FILES, "too large to be collected": 2}
+    counts = json.loads(done.stdout.splitlines()[-1])
+    assert counts == {"lists": FILES, "tree": FILES, "too large to be collected": 2}
 
 
 def main(folder: Path) -> dict[str, int]:
-    """Runs every relation to its end where it is; the rows of the plans, and how many of two can't be collected."""
+    """Run every relation to its end in tasks; count the rows of the plans, and the plans that can't be collected."""
     limited = QUICK | {"spark.driver.maxResultSize": LIMIT, "spark.ui.showConsoleProgress": "false"}
     spark = sm.local_session("limited", cores=2, memory="2g", config=limited)
     tables = {"lists": sm.load_table(lists(folder / "lists"), spark=spark), "tree": tree(folder / "tree").load(spark)}
-    found = {"too large to be collected": 0}
+    counts = {"too large to be collected": 0}
     for name, table in tables.items():
         plan = table.scan().plan_files()
-        found[name] = plan.count()
+        counts[name] = plan.count()
         for relation in (plan, table.scan().plan_tasks(), table.scan().plan_task_json()):
             run(relation)
         for kind in INSPECTED:
@@ -57,8 +57,8 @@ def main(folder: Path) -> dict[str, int]:
         try:
             plan.collect()
         except Exception as error:  # noqa: BLE001  Py4J's or PySpark's
-            found["too large to be collected"] += "maxResultSize" in str(error)
-    return found
+            counts["too large to be collected"] += "maxResultSize" in str(error)
+    return counts
 
 
 def run(relation: DataFrame) -> None:
@@ -75,18 +75,20 @@ def lists(folder: Path) -> str:
     table, part = HandmadeTable(folder, specs=((), BY_PART), summaries=True), {"partition": {"part": "x"}}
     half = FILES // 2
     for start in (0, half):
-        table.add(0, 1, *(data(path(start + one), 1, **part) for one in range(half)))
-    table.add(1, 1, *(deletion_vector(path(one), **part) for one in range(half)))
+        table.add(0, 1, *(data(path(start + number), 1, **part) for number in range(half)))
+    table.add(1, 1, *(deletion_vector(path(number), **part) for number in range(half)))
     return table.write()
 
 
 def tree(folder: Path) -> TreeTable:
     """A tree of two leaves, whose first entries are masked."""
-    made, half = TreeTable(folder, TREE_BY_PART), FILES // 2 + 1
-    leaves = [made.leaf(f"m{start}", *(tree_data(path(start + one)) for one in range(half))) for start in (0, half)]
-    made.snapshot(added=leaves)
-    made.snapshot(existing=leaves, added=[made.mask(one, [0]) for one in leaves])
-    return made
+    table, half = TreeTable(folder, TREE_BY_PART), FILES // 2 + 1
+    leaves = [
+        table.leaf(f"m{start}", *(tree_data(path(start + number)) for number in range(half))) for start in (0, half)
+    ]
+    table.snapshot(added=leaves)
+    table.snapshot(existing=leaves, added=[table.mask(leaf, [0]) for leaf in leaves])
+    return table
 
 
 if __name__ == "__main__":

@@ -32,8 +32,8 @@ HOSTILE = "a b%20c[d]{e}?*=ü+'#"
 def table(tmp_path: Path, spark: SparkSession) -> Table:
     tree = TreeTable(tmp_path / "t", BY_PART)
     leaves = [
-        tree.leaf(f"m{place}", *(data(f"{part}{place}{one}", part, content_stats=stats(part, (one, one + 5)))
-                                 for part in "ab" for one in range(0, 50, 10)))
+        tree.leaf(f"m{place}", *(data(f"{part}{place}{low}", part, content_stats=stats(part, (low, low + 5)))
+                                 for part in "ab" for low in range(0, 50, 10)))
         for place in range(3)
     ]  # fmt: skip
     tree.snapshot(added=leaves)
@@ -71,8 +71,8 @@ def test_filters_reach_the_leaves(table: Table, capsys: pytest.CaptureFixture[st
 def test_the_first_rows_and_rows_one_by_one_need_no_shuffle(table: Table) -> None:
     scan = table.scan("id = 12")
     assert len(scan.plan_files().limit(2).collect()) == 2
-    found = [row["file_path"] for row in scan.iter_files()]
-    assert sorted(found) == [f"{part}{place}10" for part in "ab" for place in range(3)]
+    paths = [row["file_path"] for row in scan.iter_files()]
+    assert sorted(paths) == [f"{part}{place}10" for part in "ab" for place in range(3)]
 
 
 @pytest.mark.parametrize("named", [0, 8])
@@ -87,11 +87,11 @@ def test_leaves_are_told_apart_whatever_their_names(
         (tmp_path / HOSTILE / "metadata" / folder).mkdir(parents=True)
     leaves = [tree.leaf(name, data(f"kept {place}"), data(f"gone {place}")) for place, name in enumerate(names)]
     tree.snapshot(added=leaves)
-    masks = [tree.mask(one, [1]) for one in leaves]
+    masks = [tree.mask(manifest, [1]) for manifest in leaves]
     tree.snapshot(existing=leaves, added=masks)
     rows = tree.load(spark).scan().plan_files().collect()
-    found = {row["file_path"]: row["manifest_path"] for row in rows}
-    assert found == {f"kept {place}": one.location for place, one in enumerate(leaves)}
+    manifests = {row["file_path"]: row["manifest_path"] for row in rows}
+    assert manifests == {f"kept {place}": manifest.location for place, manifest in enumerate(leaves)}
 
 
 NO_UDFS = {"arrow_udf": None}
@@ -125,18 +125,18 @@ def test_masks_by_whoever_reads_them(
         else:
             monkeypatch.setattr(deletion_vectors, name, limit)
     tree = TreeTable(tmp_path / "t", BY_PART)
-    leaves = [tree.leaf(f"m{place}", *(data(f"{place} {one}") for one in range(130))) for place in range(3)]
+    leaves = [tree.leaf(f"m{place}", *(data(f"{place} {number}") for number in range(130))) for place in range(3)]
     tree.snapshot(added=leaves)
     masks = [tree.mask(leaves[0], [0, 63, 64, 129]), tree.mask(leaves[2], range(1, 130), puffin=True)]
     tree.snapshot(existing=leaves, added=masks)
     plan = tree.load(spark).scan().plan_files()
     left = {*range(130)} - {0, 63, 64, 129}
-    expected = [*(f"0 {one}" for one in left), *(f"1 {one}" for one in range(130)), "2 0"]
+    expected = [*(f"0 {number}" for number in left), *(f"1 {number}" for number in range(130)), "2 0"]
     assert sorted(row["file_path"] for row in plan.select("file_path").collect()) == sorted(expected)
     capsys.readouterr()
     plan.explain("formatted")
     shown = capsys.readouterr().out
-    assert [one for one in (LOOKED_UP, JOINED) if one in shown] == [one for one in [by] if one]
+    assert [way for way in (LOOKED_UP, JOINED) if way in shown] == [way for way in [by] if way]
 
 
 def test_a_mask_that_no_kept_entry_needs_is_not_opened(
@@ -146,11 +146,13 @@ def test_a_mask_that_no_kept_entry_needs_is_not_opened(
     monkeypatch.setattr(deletion_vectors, "MOST_REQUESTS", 0)
     tree = TreeTable(tmp_path / "t", BY_PART)
     leaves = [
-        tree.leaf(f"m{odd}", *(data(f"{one}", content_stats=stats("a", (one, one))) for one in range(odd, 100, 2)))
+        tree.leaf(
+            f"m{odd}", *(data(f"{number}", content_stats=stats("a", (number, number))) for number in range(odd, 100, 2))
+        )
         for odd in range(2)
     ]
     tree.snapshot(added=leaves)
-    masks = [tree.mask(one, [3, 4], puffin=True) for one in leaves]
+    masks = [tree.mask(manifest, [3, 4], puffin=True) for manifest in leaves]
     tree.snapshot(existing=leaves, added=masks)
     table = tree.load(spark)
     scan = table.scan("id in (8, 10, 50)")
@@ -165,7 +167,10 @@ def test_files_are_counted_by_the_root(tmp_path: Path, spark: SparkSession) -> N
     """Without a filter no manifest is opened, nor a mask: they may be missing. With one, the entries it may match."""
     tree = TreeTable(tmp_path / "t", BY_PART)
     leaves = [
-        tree.leaf(f"m{part}", *(data(f"{part}{one}", part, content_stats=stats(part, (one, one))) for one in range(9)))
+        tree.leaf(
+            f"m{part}",
+            *(data(f"{part}{number}", part, content_stats=stats(part, (number, number))) for number in range(9)),
+        )
         for part in "ab"
     ]
     tree.snapshot(added=[*leaves, data("c0", "c", content_stats=stats("c", (5, 5)))])
@@ -174,10 +179,10 @@ def test_files_are_counted_by_the_root(tmp_path: Path, spark: SparkSession) -> N
     table = tree.load(spark)
     counts = {row_filter: table.scan(row_filter).count_files() for row_filter in ("true", "id = 5", "part = 'a'")}
     assert counts == {"true": 17, "id = 5": 2, "part = 'a'": 7}
-    assert counts == {one: table.scan(one).plan_files().count() for one in counts}
+    assert counts == {row_filter: table.scan(row_filter).plan_files().count() for row_filter in counts}
     assert table.scan("false").count_files() == 0
-    for one in (*leaves, mask):
-        Path(one.location.removeprefix("file:")).unlink()
+    for entry in (*leaves, mask):
+        Path(entry.location.removeprefix("file:")).unlink()
     assert tree.load(spark).scan().count_files() == 17
 
 
@@ -185,12 +190,12 @@ def test_a_driver_that_is_to_read_nothing_makes_masks_of_inline_vectors_only(
     tmp_path: Path, spark: SparkSession, capsys: pytest.CaptureFixture[str]
 ) -> None:
     tree = TreeTable(tmp_path / "t", BY_PART)
-    one = tree.leaf("m", *(data(f"{number}") for number in range(5)))
-    tree.snapshot(added=[one])
+    manifest = tree.leaf("m", *(data(f"{number}") for number in range(5)))
+    tree.snapshot(added=[manifest])
     spark.conf.set("spark.sparkmeta.driver-manifest-bytes", "0")
     try:
         for puffin in (False, True):
-            tree.snapshot(existing=[one], added=[tree.mask(one, [1, 3], puffin=puffin)])
+            tree.snapshot(existing=[manifest], added=[tree.mask(manifest, [1, 3], puffin=puffin)])
             plan = tree.load(spark).scan().plan_files()
             capsys.readouterr()
             plan.explain("formatted")
@@ -203,16 +208,16 @@ def test_a_driver_that_is_to_read_nothing_makes_masks_of_inline_vectors_only(
 def test_few_entries_are_read_here_as_spark_reads_them(tmp_path: Path, spark: SparkSession) -> None:
     """Of leaves, masked or not, and of the root itself; what leaves leave out is inherited."""
     tree = TreeTable(tmp_path / "t", BY_PART)
-    kept, gone = data("b1", "b").existing(), data("b2", None).deleted()
+    live, gone = data("b1", "b").existing(), data("b2", None).deleted()
     leaves = [
-        tree.leaf("plain", kept, gone, data("b3", None)),
-        tree.leaf("inline", *(data(f"a{one}") for one in range(70))),
-        tree.leaf("puffin", *(equality_deletes(f"e{one}") for one in range(9))),
+        tree.leaf("plain", live, gone, data("b3", None)),
+        tree.leaf("inline", *(data(f"a{number}") for number in range(70))),
+        tree.leaf("puffin", *(equality_deletes(f"e{number}") for number in range(9))),
     ]
-    own = [data("root1"), equality_deletes("root2", "c"), tree.vector("b1", [3], "b")]
-    tree.snapshot(added=[*leaves, *own])
+    in_root = [data("root1"), equality_deletes("root2", "c"), tree.vector("b1", [3], "b")]
+    tree.snapshot(added=[*leaves, *in_root])
     masks = [tree.mask(leaves[1], [0, 64, 69]), tree.mask(leaves[2], [3, 8], puffin=True)]
-    tree.snapshot(existing=[*leaves, *own[1:]], deleted=own[:1], added=masks)
+    tree.snapshot(existing=[*leaves, *in_root[1:]], deleted=in_root[:1], added=masks)
     state = tree.load(spark).state
     columns = tuple(name for name in FILE_COLUMNS if name not in METRICS_MAP_IDS)
     for projection in (state.projection(columns, (1,)), state.projection(("location", "deletion_vector"))):
@@ -256,7 +261,7 @@ def test_few_deletes_take_no_job_of_their_own(
     assert shown.count("Scan parquet") == 2  # in the tree of the plan, and where its nodes are described
     assert "Exchange hashpartitioning" not in shown
     assert "Aggregate" not in shown
-    assert {row.file_path: [one.file_path for one in row.deletes] for row in planned.collect()} == {
+    assert {row.file_path: [delete.file_path for delete in row.deletes] for row in planned.collect()} == {
         "a1": ["e1"],
         "b1": [],
     }

@@ -30,11 +30,11 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     "long": st.sampled_from([-(2**63), -1, 0, 2**63 - 1]),
     "double": st.sampled_from([-1.5, -0.0, 0.0, 2.0, NAN, math.inf]),
     "string": st.sampled_from(["", "a", "ab", "é", "\U0001f600", "\uffff"]),
-    "decimal(20, 2)": st.integers(-2, 2).map(lambda one: Decimal(one).scaleb(-2)),
+    "decimal(20, 2)": st.integers(-2, 2).map(lambda cents: Decimal(cents).scaleb(-2)),
     "date": st.integers(-2, 2).map(lambda days: date.fromordinal(date(1970, 1, 1).toordinal() + days)),
     "boolean": st.booleans(),
     "binary": st.sampled_from([b"", b"\x00", b"\x7f", b"\x80", b"\xff"]),
-    "uuid": st.sampled_from([uuid.UUID(int=one) for one in (0, 1, 1 << 127, (1 << 128) - 1)]),
+    "uuid": st.sampled_from([uuid.UUID(int=number) for number in (0, 1, 1 << 127, (1 << 128) - 1)]),
     ANY: st.sampled_from(["a", "b"]),
 }
 SPECS = {
@@ -50,12 +50,14 @@ def is_nan(value: Any) -> bool:
 def summary_of(values: list[Any], type_name: str, *, signed: bool) -> dict[str, Any]:
     """As writers summarize the values of a manifest. signed: they order UUIDs as Java does."""
     kind = _type(type_name)
-    known = [one for one in values if one is not None and not is_nan(one)]
+    known = [value for value in values if value is not None and not is_nan(value)]
     order = (
-        (lambda one: tuple(map(_signed, (one.int >> 64, one.int & (1 << 64) - 1)))) if signed else (lambda one: one.int)
+        (lambda value: tuple(map(_signed, (value.int >> 64, value.int & (1 << 64) - 1))))
+        if signed
+        else (lambda value: value.int)
     )
     ordered = sorted(known, key=order if type_name == "uuid" else _java_order)
-    lower, upper = (to_bytes(kind, one) for one in (ordered[0], ordered[-1])) if known else (None, None)
+    lower, upper = (to_bytes(kind, value) for value in (ordered[0], ordered[-1])) if known else (None, None)
     has = {"contains_null": None in values, "contains_nan": any(map(is_nan, values))}
     return {**has, "lower_bound": lower, "upper_bound": upper}
 
@@ -63,9 +65,9 @@ def summary_of(values: list[Any], type_name: str, *, signed: bool) -> dict[str, 
 def _type(name: str) -> PrimitiveType:
     text = "string" if name == ANY else name
     field = NestedField.model_validate({"id": 1, "name": "x", "required": False, "type": text})
-    found = Schema(field).find_type(1)
-    assert isinstance(found, PrimitiveType)
-    return found
+    primitive = Schema(field).find_type(1)
+    assert isinstance(primitive, PrimitiveType)
+    return primitive
 
 
 def _signed(half: int) -> int:
@@ -102,7 +104,7 @@ def manifests(draw: st.DrawFn) -> tuple[int, list[Tuple], list[Summary] | None]:
     """(spec id, partitions of the files, summaries or none)."""
     spec_id = draw(st.sampled_from([*SPECS]))
     fields = SPECS[spec_id]
-    partition = st.fixed_dictionaries({one: VALUES[name] | st.none() for one, name in fields})
+    partition = st.fixed_dictionaries({field_id: VALUES[name] | st.none() for field_id, name in fields})
     partitions = draw(st.lists(partition, min_size=1, max_size=3))
     if draw(st.sampled_from([False] * 9 + [True])):
         return spec_id, partitions, None
@@ -110,32 +112,32 @@ def manifests(draw: st.DrawFn) -> tuple[int, list[Tuple], list[Summary] | None]:
     return (
         spec_id,
         partitions,
-        [summary_of([row[one] for row in partitions], name, signed=signed) for one, name in fields],
+        [summary_of([row[field_id] for row in partitions], name, signed=signed) for field_id, name in fields],
     )
 
 
 def key(partition: Tuple) -> Any:
     """Equal where two partitions are one: -0.0 is not 0.0, NaN is NaN."""
-    return sorted((one, repr(value)) for one, value in partition.items())
+    return sorted((field_id, repr(value)) for field_id, value in partition.items())
 
 
 @settings(max_examples=120, deadline=None, derandomize=True)
 @given(data=st.lists(manifests(), min_size=1, max_size=5), deletes=st.lists(manifests(), min_size=1, max_size=5))
 def test_who_shares_a_partition_is_never_kept_apart(data: list[Any], deletes: list[Any]) -> None:
-    found = overlaps(
-        table([(one, said) for one, _, said in data]),
-        table([(one, said) for one, _, said in deletes]),
+    may_share = overlaps(
+        table([(spec_id, said) for spec_id, _, said in data]),
+        table([(spec_id, said) for spec_id, _, said in deletes]),
         SPECS,
     )
-    for row, (spec_id, mine, _) in zip(found, data, strict=True):
-        for told, (other_id, theirs, _) in zip(row, deletes, strict=True):
-            shared = spec_id == other_id and any(key(one) == key(other) for one in mine for other in theirs)
-            assert told or not shared, (spec_id, mine, theirs)
-            assert not told or spec_id == other_id
+    for row, (spec_id, mine, _) in zip(may_share, data, strict=True):
+        for overlap, (other_id, theirs, _) in zip(row, deletes, strict=True):
+            shared = spec_id == other_id and any(key(left) == key(right) for left in mine for right in theirs)
+            assert overlap or not shared, (spec_id, mine, theirs)
+            assert not overlap or spec_id == other_id
 
 
 def of(type_name: str, *values: Any) -> tuple[int, list[Summary] | None]:
-    spec_id = next(one for one, fields in SPECS.items() if [name for _, name in fields] == [type_name])
+    spec_id = next(spec_id for spec_id, fields in SPECS.items() if [name for _, name in fields] == [type_name])
     return spec_id, [summary_of([*values], type_name, signed=False)]
 
 
@@ -185,12 +187,12 @@ def test_a_summary_that_says_nothing_keeps_nothing_apart(unknown: Summary) -> No
 def test_a_bound_that_is_nan_tells_nothing() -> None:
     spec_id, known = of("double", 1.0)
     nan = to_bytes(_type("double"), NAN)
-    found = {"contains_null": False, "contains_nan": True, "lower_bound": nan, "upper_bound": nan}
-    assert overlaps(table([(spec_id, [found])]), table([(spec_id, known)]), SPECS).tolist() == [[True]]
+    summary = {"contains_null": False, "contains_nan": True, "lower_bound": nan, "upper_bound": nan}
+    assert overlaps(table([(spec_id, [summary])]), table([(spec_id, known)]), SPECS).tolist() == [[True]]
 
 
 def test_unpartitioned_manifests_share_everything_and_specs_nothing() -> None:
-    found = overlaps(table([(0, []), of("int", 1)]), table([(0, []), of("int", 1), of("int", 2)]), SPECS)
-    assert found.tolist() == [[True, False, False], [False, True, False]]
+    may_share = overlaps(table([(0, []), of("int", 1)]), table([(0, []), of("int", 1), of("int", 2)]), SPECS)
+    assert may_share.tolist() == [[True, False, False], [False, True, False]]
     assert overlaps(table([]), table([(0, [])]), SPECS).shape == (0, 1)
-    assert found.dtype == np.bool_
+    assert may_share.dtype == np.bool_

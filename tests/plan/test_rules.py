@@ -57,8 +57,8 @@ EXPECTED: dict[str, Callable[[Any, Any], bool]] = {
 }
 
 
-def less(one: int | None, other: int | None, *, or_equal: bool = False) -> bool:
-    return one is not None and other is not None and (one < other or (or_equal and one == other))
+def less(left: int | None, right: int | None, *, or_equal: bool = False) -> bool:
+    return left is not None and right is not None and (left < right or (or_equal and left == right))
 
 
 def entry(sequence: int | None, partition: tuple[int, Any, Any], kind: tuple[int, str, str | None]) -> dict[str, Any]:
@@ -88,14 +88,14 @@ def facts(row: dict[str, Any]) -> SimpleNamespace:
 
 def pairs() -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Data files and deletes, each data file with each delete."""
-    data = [entry(*one, (0, "PARQUET", None)) for one in itertools.product(SEQUENCES, PARTITIONS)]
-    deletes = [entry(*one) for one in itertools.product(SEQUENCES, PARTITIONS, KINDS)]
+    data = [entry(*values, (0, "PARQUET", None)) for values in itertools.product(SEQUENCES, PARTITIONS)]
+    deletes = [entry(*values) for values in itertools.product(SEQUENCES, PARTITIONS, KINDS)]
     both = [*itertools.product(data, deletes)]
-    return [one for one, _ in both], [one for _, one in both]
+    return [file for file, _ in both], [delete for _, delete in both]
 
 
 def flags(values: Iterable[Any]) -> list[bool]:
-    return [bool(one) for one in values]
+    return [bool(value) for value in values]
 
 
 @pytest.fixture(scope="module")
@@ -157,8 +157,8 @@ def test_two_dvs_of_a_file(spark: SparkSession, dvs: list[str], repeated: list[s
     """Position deletes of the same file are no second vector."""
     assert sorted(repeated_paths(pa.array(dvs, pa.string())).to_pylist()) == repeated
     kind = pa.struct({"is_dv": pa.bool_(), "data_path": pa.string()})
-    deletes = [{"is_dv": True, "data_path": one} for one in dvs]
-    deletes += [{"is_dv": False, "data_path": one} for one in ("a", "c", "c")]
+    deletes = [{"is_dv": True, "data_path": path} for path in dvs]
+    deletes += [{"is_dv": False, "data_path": path} for path in ("a", "c", "c")]
     frame = local_frame(spark, pa.table({"group": pa.array([deletes], pa.list_(kind))}))
     (row,) = frame.selectExpr(second_dv(sql.col("group")).text).collect()
     assert row[0] in repeated if repeated else row[0] is None

@@ -46,19 +46,19 @@ class Delete:
     stats: Stats
 
     def applies(self, sequence: int, stats: Stats) -> bool:
-        may_share = (shares(stats.get(one), self.stats.get(one)) for one in self.ids)
+        may_share = (shares(stats.get(field_id), self.stats.get(field_id)) for field_id in self.ids)
         return self.sequence > sequence and all(may_share)
 
     def entry(self, **partition: Any) -> dict[str, Any]:
         return equality_deletes(self.name, self.sequence, self.ids, **metrics(self.stats), **partition)
 
 
-def shares(one: tuple[int, int, int | None] | None, other: tuple[int, int, int | None] | None) -> bool:
+def shares(left: tuple[int, int, int | None] | None, right: tuple[int, int, int | None] | None) -> bool:
     """Whether two files may have a value of a column in common, null among them."""
-    if one is None or other is None or (one[2] != 0 and other[2] != 0):
+    if left is None or right is None or (left[2] != 0 and right[2] != 0):
         return True
-    only_null = 10 in (one[2], other[2])  # then the other one has no null
-    return not only_null and one[0] <= other[1] and other[0] <= one[1]
+    only_null = 10 in (left[2], right[2])  # then the other one has no null
+    return not only_null and left[0] <= right[1] and right[0] <= left[1]
 
 
 def metrics(stats: Stats) -> dict[str, Any]:
@@ -86,17 +86,17 @@ class Model:
         self.added.setdefault((content, spec_id), []).extend(entries)
 
     def stats(self) -> Stats:
-        found: Stats = {}
+        stats: Stats = {}
         for field_id in (LONG, DOUBLE):
             low, nulls = self.rng.randrange(30), self.rng.choice((0, 0, 0, 1, 10, None))
             if self.rng.random() < 0.7:
-                found[field_id] = (low, low + self.rng.choice((3, 20, 60)), nulls)
-        return found
+                stats[field_id] = (low, low + self.rng.choice((3, 20, 60)), nulls)
+        return stats
 
     def deletes(self, name: str, count: int, *compared: tuple[int, ...]) -> list[Delete]:
         return [
-            Delete(f"{name}.{one}", self.rng.randrange(2, LATEST), self.rng.choice(compared), self.stats())
-            for one in range(count)
+            Delete(f"{name}.{number}", self.rng.randrange(2, LATEST), self.rng.choice(compared), self.stats())
+            for number in range(count)
         ]
 
     def partition(self, number: int, everywhere: Iterable[Delete]) -> None:
@@ -104,14 +104,14 @@ class Model:
         some files have a vector, or position deletes of their own."""
         tuples = {"partition": {"part": f"p{number}"}}
         most = (((LONG,),), ((LONG,), ()), ((LONG,), (DOUBLE,), (LONG, DOUBLE)))
-        own = self.deletes(f"eq{number}", self.rng.choice((0, 0, 1, 2, 3)), *self.rng.choice(most))
-        own = own if EQUALITY in self.kinds else []
+        of_partition = self.deletes(f"eq{number}", self.rng.choice((0, 0, 1, 2, 3)), *self.rng.choice(most))
+        of_partition = of_partition if EQUALITY in self.kinds else []
         sequences = sorted(self.rng.randrange(1, LATEST) for _ in range(self.rng.choice((0, 0, 1, 3))))
         sequences = sequences if POSITIONS in self.kinds else []
         positions = {f"pos{number}.{place}": sequence for place, sequence in enumerate(sequences)}
-        for one in range(4):
-            path, sequence, stats = f"file:///t/{number}.{one}", self.rng.randrange(1, 5), self.stats()
-            groups = (sorted(group, key=lambda delete: delete.sequence) for group in (everywhere, own))
+        for place in range(4):
+            path, sequence, stats = f"file:///t/{number}.{place}", self.rng.randrange(1, 5), self.stats()
+            groups = (sorted(group, key=lambda delete: delete.sequence) for group in (everywhere, of_partition))
             names = [delete.name for group in groups for delete in group if delete.applies(sequence, stats)]
             kind = self.rng.random()
             if kind < 0.2 and VECTORS in self.kinds:
@@ -120,11 +120,11 @@ class Model:
             else:
                 names += [name for name, of_name in positions.items() if of_name >= sequence]
             if kind > 0.8 and OF_FILES in self.kinds:
-                self.add(1, 1, position_deletes(f"of{number}.{one}", LATEST, referenced_data_file=path, **tuples))
-                names.append(f"of{number}.{one}")
+                self.add(1, 1, position_deletes(f"of{number}.{place}", LATEST, referenced_data_file=path, **tuples))
+                names.append(f"of{number}.{place}")
             self.add(0, 1, data(path, sequence, **metrics(stats), **tuples))
             self.expected[path] = names
-        self.add(1, 1, *(delete.entry(**tuples) for delete in own))
+        self.add(1, 1, *(delete.entry(**tuples) for delete in of_partition))
         self.add(1, 1, *(position_deletes(name, sequence, **tuples) for name, sequence in positions.items()))
 
 
@@ -134,7 +134,7 @@ FEW, BROADCAST, BY_SPARK, MANY = "few", "broadcast", "by Spark", "many"
 @pytest.mark.parametrize("size", [FEW, BROADCAST, BY_SPARK, MANY])
 @pytest.mark.parametrize(
     ("seed", "kinds"),
-    [*((seed, KINDS) for seed in range(3)), *enumerate([(one,) for one in KINDS], 3), (8, (EVERYWHERE, OF_FILES))],
+    [*((seed, KINDS) for seed in range(3)), *enumerate([(kind,) for kind in KINDS], 3), (8, (EVERYWHERE, OF_FILES))],
 )
 def test_random_groups(
     tmp_path: Path,
@@ -212,7 +212,7 @@ def test_groups_of_one_hash(
     table = HandmadeTable(tmp_path).add(0, 1, data("x", 1, **x), data("y", 1, **y)).add(0, 0, data("none", 1))
     if everywhere:
         table.add(1, 0, equality_deletes("one", 2), equality_deletes("two", 3))
-        assert deletes(table, spark) == {one: ["one", "two"] for one in ("x", "y", "none")}
+        assert deletes(table, spark) == {path: ["one", "two"] for path in ("x", "y", "none")}
     else:
         table.add(1, 1, equality_deletes("one", 2, **x), equality_deletes("two", 3, **x))
         assert deletes(table, spark) == {"x": ["one", "two"], "y": [], "none": []}

@@ -64,12 +64,12 @@ class Watched:
 @pytest.fixture
 def table(tmp_path: Path) -> HandmadeTable:
     """Two data manifests, of the partitions x and y, and one of deletion vectors of both."""
-    made = HandmadeTable(tmp_path, summaries=True)
+    table = HandmadeTable(tmp_path, summaries=True)
     for part in "xy":
-        made.add(0, 1, *(data(f"{part}{number}", partition={"part": part}, **long_bounds(number, number))
+        table.add(0, 1, *(data(f"{part}{number}", partition={"part": part}, **long_bounds(number, number))
                          for number in range(3)))  # fmt: skip
-    made.add(1, 1, *(deletion_vector(f"{part}1", partition={"part": part}) for part in "xy"))
-    return made
+    table.add(1, 1, *(deletion_vector(f"{part}1", partition={"part": part}) for part in "xy"))
+    return table
 
 
 @pytest.fixture
@@ -121,7 +121,7 @@ def test_counting_a_list_without_counts_opens_its_data_manifests(table: Handmade
 
 
 @pytest.mark.parametrize(
-    ("planning", "on_driver", "made", "jobs", "run"),
+    ("planning", "on_driver", "read_at_planning", "jobs", "run"),
     [
         ("auto", True, DATA | DELETES, 0, set()),
         ("auto", False, DELETES, 2, DATA | DELETES),
@@ -134,7 +134,7 @@ def test_what_a_plan_reads_when_it_is_made_and_when_it_runs(
     watch: Watch,
     planning: str,
     on_driver: bool,
-    made: set[str],
+    read_at_planning: set[str],
     jobs: int,
     run: set[str],
 ) -> None:
@@ -144,7 +144,7 @@ def test_what_a_plan_reads_when_it_is_made_and_when_it_runs(
     """
     watched = watch(table, planning, on_driver)
     plans: list[Any] = []
-    assert watched.during(lambda: plans.append(watched.scan.plan_files())) == ({LIST} | made, jobs)
+    assert watched.during(lambda: plans.append(watched.scan.plan_files())) == ({LIST} | read_at_planning, jobs)
     opened, _ = watched.during(plans[0].collect)
     assert opened == run
 
