@@ -22,10 +22,10 @@ JOB = Path(__file__).parents[2] / "jobs" / "compact_manifests.py"
 @pytest.fixture(scope="module")
 def table(spark_session: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> sm.Table:
     """Three small leaves, which nobody rewrites for good: each test looks at the plan, or at a table of its own."""
-    return made(spark_session, tmp_path_factory.mktemp("commands"))
+    return filled_table(spark_session, tmp_path_factory.mktemp("commands"))
 
 
-def made(spark: SparkSession, folder: Path) -> sm.Table:
+def filled_table(spark: SparkSession, folder: Path) -> sm.Table:
     table = new_table(spark, folder)
     for number in range(3):
         table = append(table, 10 * number, 10 * number + 1)
@@ -57,7 +57,7 @@ def test_a_plan_changes_nothing(table: sm.Table, capsys: pytest.CaptureFixture[s
 
 
 def test_commit(spark_session: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    table = made(spark_session, tmp_path)
+    table = filled_table(spark_session, tmp_path)
     result = json.loads(command(table.location(), "--max-entries", "4", "--commit", "-o", "json"))
     counts = {key: value for key, value in result["committed"].items() if key != "snapshot_id"}
     assert counts == {"manifests_created": 1, "manifests_replaced": 2, "manifests_kept": 1, "entries_processed": 4}
@@ -93,6 +93,6 @@ def test_an_upgrade(spark_session: SparkSession, tmp_path: Path) -> None:
     upgraded = version_2.refresh()
     assert upgraded.format_version == 4
     assert result["committed"] == upgraded.metadata_location
-    assert [one["name"] for one in result["plan"]["expressions"]] == [one.name for one in SPEC.fields]
+    assert [expression["name"] for expression in result["plan"]["expressions"]] == [field.name for field in SPEC.fields]
     assert "has the metadata tree of format version 4 already" in upgrade(location, "--commit", code=1)
     assert "not to 3" in upgrade(location, "--format-version", "3", code=1)

@@ -32,7 +32,7 @@ def append(table: sm.Table, *ids: int, part: str | None = "a") -> sm.Table:
 
 
 def delete(table: sm.Table, *ids: int) -> sm.Table:
-    gone = table.state.spark.createDataFrame([(f"/data/f{one}",) for one in ids], "file_path string")
+    gone = table.state.spark.createDataFrame([(f"/data/f{number}",) for number in ids], "file_path string")
     return commit(table, lambda tx: tx.update_snapshot().delete(gone))
 
 
@@ -50,11 +50,13 @@ def seen(table: sm.Table, snapshot_id: int | None = None) -> list[Any]:
 
 def history(table: sm.Table) -> dict[int, tuple[list[Any], list[str]]]:
     """What each snapshot holds, and what it changed."""
-    found = {}
-    for one in table.snapshots():
-        changes = table.file_changes(one.parent_snapshot_id, one.snapshot_id).drop("manifest_path", "manifest_pos")
-        found[one.snapshot_id] = seen(table, one.snapshot_id), sorted(map(str, changes.collect()))
-    return found
+    by_snapshot = {}
+    for snapshot in table.snapshots():
+        changes = table.file_changes(snapshot.parent_snapshot_id, snapshot.snapshot_id).drop(
+            "manifest_path", "manifest_pos"
+        )
+        by_snapshot[snapshot.snapshot_id] = seen(table, snapshot.snapshot_id), sorted(map(str, changes.collect()))
+    return by_snapshot
 
 
 def compacted(table: sm.Table, *, everything: bool = False, **options: Any) -> sm.Table:
@@ -88,8 +90,8 @@ def test_small_leaves_become_one(table: sm.Table) -> None:
     assert len(leaves(table)) == 1
     assert not table.state.tree.root.manifest_dvs
     summary = table.current_snapshot().summary.additional_properties
-    kept = {key: summary[key] for key in ("manifests-created", "manifests-replaced", "entries-processed")}
-    assert kept == {"manifests-created": "1", "manifests-replaced": "4", "entries-processed": "6"}
+    counts = {key: summary[key] for key in ("manifests-created", "manifests-replaced", "entries-processed")}
+    assert counts == {"manifests-created": "1", "manifests-replaced": "4", "entries-processed": "6"}
     again = table.maintenance.compact_manifests()
     assert again.summary().is_empty
     assert again.commit() is table
@@ -119,7 +121,7 @@ def test_deletion_vectors_follow_their_files(table: sm.Table, tmp_path: Path) ->
     table = mask_rows(table, tmp_path, "a.puffin", f0=[1], f4=[2], f8=[3])
     table = mask_rows(table, tmp_path, "b.puffin", f1=[1], f2=[2], f3=[3], f5=[4])
     owners = [row["referenced_file"] for row in delete_leaves(table)]
-    assert len([one for one in owners if one is not None]) == 2
+    assert len([owner for owner in owners if owner is not None]) == 2
     options = {
         "cluster_by": ["id"],
         "target_leaf_bytes": leaves(table)[0].length,
@@ -128,10 +130,10 @@ def test_deletion_vectors_follow_their_files(table: sm.Table, tmp_path: Path) ->
     }
     table = compacted(table, **options)
     data = {row.path for row in leaves(table)}
-    found = delete_leaves(table)
-    owners = [row["referenced_file"] for row in found]
+    rows = delete_leaves(table)
+    owners = [row["referenced_file"] for row in rows]
     assert data.intersection(owners)
-    assert len([one for one in owners if one is None]) <= 1
+    assert len([owner for owner in owners if owner is None]) <= 1
     assert table.maintenance.compact_manifests(**options).summary().is_empty
 
 
@@ -246,8 +248,8 @@ def test_writers_that_a_compaction_overtakes(table: sm.Table, tmp_path: Path) ->
     deleted = delete(stale, 11)
     assert {row.file_path for row in deleted.scan().plan_files().collect()} == {"/data/f0", "/data/f1", "/data/f10"}
     replaced = mask_rows(stale, tmp_path, "two.puffin", f0=[1, 2])
-    found = {row.file_path: row.deletes[0].record_count for row in replaced.scan().plan_files().collect()}
-    assert found == {"/data/f0": 2, "/data/f1": 1, "/data/f10": 1}
+    counts = {row.file_path: row.deletes[0].record_count for row in replaced.scan().plan_files().collect()}
+    assert counts == {"/data/f0": 2, "/data/f1": 1, "/data/f10": 1}
     assert replaced.check().collect() == []
     frame = files(spark, 3)
 

@@ -38,14 +38,14 @@ if TYPE_CHECKING:
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
-def made(spark: SparkSession, folder: Path, manifests: int = 8, files: int = 40, **options: Any) -> sm.Table:
+def table_by_letter(spark: SparkSession, folder: Path, manifests: int = 8, files: int = 40, **options: Any) -> sm.Table:
     """A table of files by letter, in random order; of each manifest every tenth entry is DELETED."""
     chance, table = Random(7), HandmadeTable(folder, summaries=True, **options)
     for number in range(manifests):
         rows = [
-            data(f"file:///t/{number}-{one}", 1 + number % 3, status=2 if one % 10 == 9 else 1,
+            data(f"file:///t/{number}-{place}", 1 + number % 3, status=2 if place % 10 == 9 else 1,
                  partition={"part": chance.choice(LETTERS)})
-            for one in range(files)
+            for place in range(files)
         ]  # fmt: skip
         table.add(0, 1, *rows)
     table.write()
@@ -66,7 +66,7 @@ def avro_files(folder: Path) -> set[str]:
 
 def test_manifests_follow_each_other(spark: SparkSession, tmp_path: Path) -> None:
     """They are of the size that is asked for, and a partition is in neighbours only."""
-    before = made(spark, tmp_path)
+    before = table_by_letter(spark, tmp_path)
     size = sum(row["manifest_length"] for row in rows_of(before))
     plan = before.maintenance.rewrite_manifests(target_manifest_bytes=-(-size // 10))
     assert plan.summary().to_dict() | {"bytes": 0} == {
@@ -78,11 +78,13 @@ def test_manifests_follow_each_other(spark: SparkSession, tmp_path: Path) -> Non
     assert sum(row["deleted_files"] for row in planned) == 32
     table = plan.commit()
     assert plan.commit() is table
-    made_rows = rows_of(table)
-    assert 5 <= len(made_rows) <= 14
-    bounds = sorted((one["lower_bound"], one["upper_bound"]) for row in made_rows for one in row["partitions"])
+    new_rows = rows_of(table)
+    assert 5 <= len(new_rows) <= 14
+    bounds = sorted(
+        (summary["lower_bound"], summary["upper_bound"]) for row in new_rows for summary in row["partitions"]
+    )
     assert all(low <= high for low, high in bounds)
-    assert all(one[1] <= following[0] for one, following in pairwise(bounds))
+    assert all(preceding[1] <= following[0] for preceding, following in pairwise(bounds))
     assert paths_of(table) == paths_of(before)
     entries = table.inspect.entries().select("status", "snapshot_id", "sequence_number", "data_file.file_path")
     old = before.inspect.entries().where("status != 2")
@@ -90,7 +92,7 @@ def test_manifests_follow_each_other(spark: SparkSession, tmp_path: Path) -> Non
     assert sorted(map(tuple, entries.collect())) == sorted(map(tuple, old.collect()))
     result = plan.result()["committed"]
     assert result == {
-        "snapshot_id": table.current_snapshot().snapshot_id, "manifests_created": len(made_rows),  # type: ignore[union-attr]
+        "snapshot_id": table.current_snapshot().snapshot_id, "manifests_created": len(new_rows),  # type: ignore[union-attr]
         "manifests_replaced": 8, "manifests_kept": 0, "entries_processed": 288,
     }  # fmt: skip
 
@@ -98,7 +100,7 @@ def test_manifests_follow_each_other(spark: SparkSession, tmp_path: Path) -> Non
 def test_one_large_partition_is_divided(spark: SparkSession, tmp_path: Path) -> None:
     table = HandmadeTable(tmp_path, summaries=True)
     for number in range(4):
-        table.add(0, 1, *(data(f"file:///t/{number}-{one}", partition={"part": "x"}) for one in range(300)))
+        table.add(0, 1, *(data(f"file:///t/{number}-{place}", partition={"part": "x"}) for place in range(300)))
     table.write()
     before = sm.load_table(f"file://{tmp_path}", spark=spark)
     after = before.maintenance.rewrite_manifests(target_manifest_bytes=2_000).commit()
@@ -109,10 +111,10 @@ def test_one_large_partition_is_divided(spark: SparkSession, tmp_path: Path) -> 
 
 
 def test_all_is_one_manifest(spark: SparkSession, tmp_path: Path) -> None:
-    table = made(spark, tmp_path, manifests=3).maintenance.rewrite_manifests().commit()
+    table = table_by_letter(spark, tmp_path, manifests=3).maintenance.rewrite_manifests().commit()
     (row,) = rows_of(table)
     letters = [row["partition"]["part"].encode() for row in table.scan().plan_files().collect()]
-    assert [row["partitions"][0][one] for one in ("lower_bound", "upper_bound")] == [min(letters), max(letters)]
+    assert [row["partitions"][0][name] for name in ("lower_bound", "upper_bound")] == [min(letters), max(letters)]
     assert table.maintenance.rewrite_manifests().summary().is_empty
     same = table.maintenance.rewrite_manifests().commit()
     assert same.metadata_location == table.metadata_location, "nothing to do makes no snapshot"
@@ -121,7 +123,9 @@ def test_all_is_one_manifest(spark: SparkSession, tmp_path: Path) -> None:
 def test_a_filter_and_a_spec_choose_manifests(spark: SparkSession, tmp_path: Path) -> None:
     table = HandmadeTable(tmp_path, summaries=True)
     for letter in "aabbcc":
-        rows = [data(f"file:///t/{letter}{one}-{len(table.manifests)}", partition={"part": letter}) for one in range(3)]
+        rows = [
+            data(f"file:///t/{letter}{place}-{len(table.manifests)}", partition={"part": letter}) for place in range(3)
+        ]
         table.add(0, 1, *rows)
     for number in range(2):
         table.add(0, 2, data(f"file:///t/r{number}", partition={"ratio": 0.5 * number}))
@@ -143,7 +147,7 @@ def test_a_filter_and_a_spec_choose_manifests(spark: SparkSession, tmp_path: Pat
 
 def test_other_commits_meanwhile(spark: SparkSession, tmp_path: Path) -> None:
     """A manifest that another commit adds stays, and so does what it removed; ours has been made before."""
-    plan = made(spark, tmp_path, row_ids=False).maintenance.rewrite_manifests("part >= 'a'")
+    plan = table_by_letter(spark, tmp_path, row_ids=False).maintenance.rewrite_manifests("part >= 'a'")
     other = sm.load_table(f"file://{tmp_path}", spark=spark)
     add_manifest(other, tmp_path)
     after = plan.commit()
@@ -165,8 +169,8 @@ def add_manifest(table: sm.Table, folder: Path) -> None:
     row |= {"added_rows_count": 10, "existing_rows_count": 0, "deleted_rows_count": 0}
     metadata = json.loads(Path(table.metadata_location.removeprefix("file://")).read_text())
     known = table.state.manifest_files.to_pylist()
-    for one in known:
-        one |= {"added_rows_count": 0, "existing_rows_count": 0, "deleted_rows_count": 0}
+    for listed in known:
+        listed |= {"added_rows_count": 0, "existing_rows_count": 0, "deleted_rows_count": 0}
     rows = pa.Table.from_pylist([row, *known], schema=MANIFEST_FILE_SCHEMA)
     (folder / "metadata" / "other-list.avro").write_bytes(write_manifest_list(rows, 3, {}, "other"))
     snapshot = metadata["snapshots"][0] | {
@@ -182,7 +186,7 @@ def add_manifest(table: sm.Table, folder: Path) -> None:
 
 def test_another_rewriting_meanwhile(spark: SparkSession, tmp_path: Path) -> None:
     """It is refused, and nothing of it stays."""
-    table = made(spark, tmp_path)
+    table = table_by_letter(spark, tmp_path)
     late = table.maintenance.rewrite_manifests(target_manifest_bytes=2_000)
     table.maintenance.rewrite_manifests().commit()
     there = avro_files(tmp_path)
@@ -194,7 +198,7 @@ def test_another_rewriting_meanwhile(spark: SparkSession, tmp_path: Path) -> Non
 @pytest.mark.parametrize("change", ["format-version", "first_row_id"])
 def test_numbers_that_change_meanwhile(spark: SparkSession, tmp_path: Path, change: str) -> None:
     """Entries that were written inherit what their manifests gave them when they were planned: plan again."""
-    table = made(spark, tmp_path, manifests=2, version=2 if change == "format-version" else 3, row_ids=False)
+    table = table_by_letter(spark, tmp_path, manifests=2, version=2 if change == "format-version" else 3, row_ids=False)
     plan = table.maintenance.rewrite_manifests()
     path = tmp_path / "metadata" / "v1.metadata.json"
     metadata = json.loads(path.read_text()) | {"last-updated-ms": 2}
@@ -217,8 +221,8 @@ def test_manifests_without_live_files(spark: SparkSession, tmp_path: Path) -> No
     """They go; where a spec has no others, none takes their place."""
     table = HandmadeTable(tmp_path, summaries=True)
     for status in (1, 2, 2):
-        table.add(0, 1, *(data(f"file:///t/{len(table.manifests)}{one}", partition={"part": "a"}, status=status)
-                          for one in range(3)))  # fmt: skip
+        table.add(0, 1, *(data(f"file:///t/{len(table.manifests)}{place}", partition={"part": "a"}, status=status)
+                          for place in range(3)))  # fmt: skip
         table.add(0, 2, data(f"file:///r/{len(table.manifests)}", partition={"ratio": 0.5}, status=2))
     table.write()
     before = sm.load_table(f"file://{tmp_path}", spark=spark)
@@ -228,7 +232,7 @@ def test_manifests_without_live_files(spark: SparkSession, tmp_path: Path) -> No
 
 
 def test_another_target_is_another_rewriting(spark: SparkSession, tmp_path: Path) -> None:
-    whole = made(spark, tmp_path).maintenance.rewrite_manifests().commit()
+    whole = table_by_letter(spark, tmp_path).maintenance.rewrite_manifests().commit()
     assert whole.maintenance.rewrite_manifests().summary().is_empty
     small = whole.maintenance.rewrite_manifests(target_manifest_bytes=2_000).commit()
     assert len(rows_of(small)) > len(rows_of(whole)) == 1
@@ -242,7 +246,7 @@ def test_another_target_is_another_rewriting(spark: SparkSession, tmp_path: Path
 
 
 def test_a_branch(spark: SparkSession, tmp_path: Path) -> None:
-    table = made(spark, tmp_path)
+    table = table_by_letter(spark, tmp_path)
     path = tmp_path / "metadata" / "v1.metadata.json"
     metadata = json.loads(path.read_text())
     metadata["refs"]["audit"] = {"snapshot-id": 10, "type": "branch", "max-ref-age-ms": 5}
@@ -272,7 +276,7 @@ def test_a_branch(spark: SparkSession, tmp_path: Path) -> None:
     ],
 )
 def test_wrong_options(spark: SparkSession, tmp_path: Path, asked: dict[str, Any], problem: str) -> None:
-    table = made(spark, tmp_path, manifests=2)
+    table = table_by_letter(spark, tmp_path, manifests=2)
     with pytest.raises(ValidationError, match=problem):
         table.maintenance.rewrite_manifests(**asked)
 
@@ -287,20 +291,20 @@ def test_wrong_options(spark: SparkSession, tmp_path: Path, asked: dict[str, Any
     ],
 )
 def test_wrong_properties(spark: SparkSession, tmp_path: Path, properties: dict[str, str], problem: str) -> None:
-    table = made(spark, tmp_path, manifests=2, properties=properties)
+    table = table_by_letter(spark, tmp_path, manifests=2, properties=properties)
     with pytest.raises(ValidationError, match=problem):
         table.maintenance.rewrite_manifests()
 
 
 def test_tables_that_are_refused(spark: SparkSession, tmp_path: Path) -> None:
-    encrypted = made(spark, tmp_path / "e", manifests=2, properties={"encryption.key-id": "k"})
+    encrypted = table_by_letter(spark, tmp_path / "e", manifests=2, properties={"encryption.key-id": "k"})
     with pytest.raises(UnsupportedError, match="is encrypted"):
         encrypted.maintenance.rewrite_manifests()
-    upgraded = made(spark, tmp_path / "u", manifests=2).maintenance.upgrade(4).commit()
+    upgraded = table_by_letter(spark, tmp_path / "u", manifests=2).maintenance.upgrade(4).commit()
     with pytest.raises(UnsupportedError, match="compact_manifests"):
         upgraded.maintenance.rewrite_manifests()
     unknown = ({**BY_PART[0], "transform": "zorder"},)
-    odd = made(spark, tmp_path / "o", manifests=2, specs=((), unknown, ()))
+    odd = table_by_letter(spark, tmp_path / "o", manifests=2, specs=((), unknown, ()))
     with pytest.raises(UnsupportedError, match="partition spec 1 has a transform that is not known, of field 1000"):
         odd.maintenance.rewrite_manifests()
     read_only = sm.load_table(f"file://{tmp_path}/o/metadata/v1.metadata.json", spark=spark)
@@ -310,7 +314,7 @@ def test_tables_that_are_refused(spark: SparkSession, tmp_path: Path) -> None:
 
 def test_a_list_that_is_wrong(spark: SparkSession, tmp_path: Path) -> None:
     """Manifests with other files than their list says are left as they are; so are broken ones."""
-    table = made(spark, tmp_path, manifests=2)
+    table = table_by_letter(spark, tmp_path, manifests=2)
     (tmp_path / "metadata" / "m0.avro").write_bytes((tmp_path / "metadata" / "m1.avro").read_bytes()[:-40])
     there = avro_files(tmp_path)
     with pytest.raises(ValidationError, match=r"m0\.avro"):
@@ -329,7 +333,7 @@ def test_compression(spark: SparkSession, tmp_path: Path) -> None:
         folder = tmp_path / f"{codec}{level}"
         level_of = {"write.manifest.compression-level": level} if level else {}
         properties = {"write.manifest.compression-codec": codec, **level_of}
-        before = made(spark, folder, properties=properties)
+        before = table_by_letter(spark, folder, properties=properties)
         after = before.maintenance.rewrite_manifests().commit()
         assert paths_of(after) == paths_of(before)
         sizes[codec, level] = rows_of(after)[0]["manifest_length"]
@@ -343,9 +347,9 @@ def test_each_fault_of_a_commit(
     """The table has the old manifests or the new ones, and all of the files that it names."""
     monkeypatch.setattr(job, "executor_writer", lambda _: ExecutorWriter({}))
     monkeypatch.setattr(range_sort, "executor_reader", lambda _: ExecutorReader())
-    before = made(interpreted, tmp_path, manifests=2, files=5, properties={"commit.retry.min-wait-ms": "1"})
-    kept = {path.name: path.read_bytes() for path in (tmp_path / "metadata").iterdir()}
-    wanted = paths_of(before)
+    before = table_by_letter(interpreted, tmp_path, manifests=2, files=5, properties={"commit.retry.min-wait-ms": "1"})
+    contents = {path.name: path.read_bytes() for path in (tmp_path / "metadata").iterdir()}
+    expected = paths_of(before)
 
     class Stage:
         """For `attempt`."""
@@ -353,27 +357,27 @@ def test_each_fault_of_a_commit(
         def commit(self, driver: FaultyFiles) -> None:
             for path in (tmp_path / "metadata").iterdir():
                 path.unlink()
-            for name, content in kept.items():
+            for name, content in contents.items():
                 (tmp_path / "metadata" / name).write_bytes(content)
             table = sm.load_table(f"file://{tmp_path}", spark=interpreted)
             through(table, driver).maintenance.rewrite_manifests().commit()
 
     stage: Any = Stage()
-    found = list(faults(stage.commit))
-    for fault in found if soak else Random(seed).sample(found, 3):
-        told = attempt(stage, FaultyFiles(fault=fault))
+    candidates = list(faults(stage.commit))
+    for fault in candidates if soak else Random(seed).sample(candidates, 3):
+        outcome = attempt(stage, FaultyFiles(fault=fault))
         table = sm.load_table(f"file://{tmp_path}", spark=interpreted)
-        assert paths_of(table) == wanted, f"{fault}: {told}"
-        assert (len(table.snapshots()) == 2) or told != "committed", f"{fault}: {told}"
-        assert (len(table.snapshots()) == 1) or told != "failed", f"{fault}: {told}"
-    kinds = {fault.kind for fault in found}
+        assert paths_of(table) == expected, f"{fault}: {outcome}"
+        assert (len(table.snapshots()) == 2) or outcome != "committed", f"{fault}: {outcome}"
+        assert (len(table.snapshots()) == 1) or outcome != "failed", f"{fault}: {outcome}"
+    kinds = {fault.kind for fault in candidates}
     assert kinds == set(Kind)
 
 
 def test_an_unknown_outcome_deletes_nothing(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    table = made(spark, tmp_path, manifests=2, files=5)
+    table = table_by_letter(spark, tmp_path, manifests=2, files=5)
     plan = table.maintenance.rewrite_manifests()
 
     def unknown(*_: Any) -> Any:
@@ -400,14 +404,14 @@ def test_row_ids_as_in_the_spec() -> None:
 
 
 def test_row_ids_stay(spark: SparkSession, tmp_path: Path) -> None:
-    before = made(spark, tmp_path)
+    before = table_by_letter(spark, tmp_path)
     after = before.maintenance.rewrite_manifests(target_manifest_bytes=2_000).commit()
-    found = [
+    row_ids = [
         {row["file_path"]: row["first_row_id"] for row in table.scan().plan_files().collect()}
         for table in (before, after)
     ]
-    assert found[0] == found[1]
-    assert None not in found[0].values()
+    assert row_ids[0] == row_ids[1]
+    assert None not in row_ids[0].values()
     head = after.current_snapshot()
     assert head is not None
     assert (head.first_row_id, head.added_rows) == (1000, 288 * 10)
@@ -415,7 +419,7 @@ def test_row_ids_stay(spark: SparkSession, tmp_path: Path) -> None:
 
 
 def test_the_command(spark: SparkSession, tmp_path: Path) -> None:
-    table = made(spark, tmp_path, manifests=3)
+    table = table_by_letter(spark, tmp_path, manifests=3)
 
     def command(*arguments: str) -> str:
         result = CliRunner().invoke(main, ["rewrite-manifests", table.location(), *arguments])
@@ -434,7 +438,7 @@ def test_the_command(spark: SparkSession, tmp_path: Path) -> None:
 
 
 def test_the_job(spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    table = made(spark, tmp_path, manifests=3)
+    table = table_by_letter(spark, tmp_path, manifests=3)
     job = runpy.run_path(str(Path(__file__).parents[2] / "jobs" / "rewrite_manifests.py"))["main"]
     assert job(["--table", table.location()]) == 0
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["committed"] is None
@@ -450,8 +454,8 @@ def test_partition_fields_are_needed(spark: SparkSession, tmp_path: Path) -> Non
     """`sort_by` names fields of some specs; the others keep their own order. Equality deletes go along."""
     table = HandmadeTable(tmp_path, summaries=True)
     for number in range(2):
-        table.add(0, 1, *(data(f"file:///t/{number}{one}", partition={"part": one}) for one in "ba"))
-        table.add(0, 2, *(data(f"file:///r/{number}{one}", partition={"ratio": 1.0 - one}) for one in range(2)))
+        table.add(0, 1, *(data(f"file:///t/{number}{letter}", partition={"part": letter}) for letter in "ba"))
+        table.add(0, 2, *(data(f"file:///r/{number}{place}", partition={"ratio": 1.0 - place}) for place in range(2)))
         table.add(1, 1, equality_deletes(f"file:///e/{number}", partition={"part": "a"}))
     table.write()
     before = sm.load_table(f"file://{tmp_path}", spark=spark)

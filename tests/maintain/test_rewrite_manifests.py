@@ -63,8 +63,8 @@ def test_a_table_reads_the_same(name: str, corpus: peers.Corpus, tmp_path: Path)
     again = peers.PeerTable(peer.recipe, table.metadata_location, corpus.java.table(table.metadata_location))
     assert without_places(again.java.plan()) == without_places(peer.java.plan())
     compare(again, planned(table), NOW)
-    for one in filters(peer, FILTERS):
-        compare(again, planned(table, one.expression, case_sensitive=one.case_sensitive), NOW, one)
+    for row_filter in filters(peer, FILTERS):
+        compare(again, planned(table, row_filter.expression, case_sensitive=row_filter.case_sensitive), NOW, row_filter)
     rows: dict[Any, Any] = collected({"before": live_entries(before), "after": live_entries(table)})
     assert all(row["status"] == 0 for row in rows["after"])
     assert keyed(rows["after"]) == keyed(rows["before"])
@@ -85,8 +85,10 @@ def without_places(rows: list[dict[str, Any]]) -> list[str]:
     """Planned files, and their deletes, without where their entries stand; as texts, in which NaN equals NaN."""
     bare = []
     for row in rows:
-        deletes = [{key: one[key] for key in one if key not in PLACES} for one in row["deletes"]]
-        deletes.sort(key=lambda one: json.dumps(one, default=str, sort_keys=True))  # Java's order is that of manifests
+        deletes = [{key: delete[key] for key in delete if key not in PLACES} for delete in row["deletes"]]
+        deletes.sort(
+            key=lambda delete: json.dumps(delete, default=str, sort_keys=True)
+        )  # Java's order is that of manifests
         bare.append({key: row[key] for key in row if key not in PLACES} | {"deletes": deletes})
     return sorted(json.dumps(row, default=str, sort_keys=True) for row in bare)
 
@@ -106,15 +108,15 @@ def check_list(table: sm.Table, before: sm.Table) -> None:
     assert head.summary is not None
     assert head.operation == "replace"
     rows = table.state.manifest_files.to_pylist()
-    kept = {row["manifest_path"] for row in before.state.manifest_files.to_pylist()}
-    made = [row for row in rows if row["manifest_path"] not in kept]
-    assert rows[: len(made)] == made, "new manifests come first"
+    old_paths = {row["manifest_path"] for row in before.state.manifest_files.to_pylist()}
+    new_rows = [row for row in rows if row["manifest_path"] not in old_paths]
+    assert rows[: len(new_rows)] == new_rows, "new manifests come first"
     properties = head.summary.additional_properties
-    assert int(properties["manifests-created"]) == len(made)
-    assert int(properties["manifests-kept"]) == len(rows) - len(made)
-    assert int(properties["manifests-replaced"]) == len(kept) - (len(rows) - len(made))
-    assert int(properties["entries-processed"]) == sum(row["existing_files_count"] for row in made)
-    for row in made:
+    assert int(properties["manifests-created"]) == len(new_rows)
+    assert int(properties["manifests-kept"]) == len(rows) - len(new_rows)
+    assert int(properties["manifests-replaced"]) == len(old_paths) - (len(rows) - len(new_rows))
+    assert int(properties["entries-processed"]) == sum(row["existing_files_count"] for row in new_rows)
+    for row in new_rows:
         data = table.state.files.read(row["manifest_path"])
         assert len(data) == row["manifest_length"]
         records = records_of(data)
@@ -125,18 +127,18 @@ def check_list(table: sm.Table, before: sm.Table) -> None:
         assert row["added_snapshot_id"] == head.snapshot_id
         assert row["sequence_number"] == (0 if version == 1 else head.sequence_number)
         if version > 1:
-            sequences = [one for record in records if (one := record["f3"]) is not None]
+            sequences = [sequence for record in records if (sequence := record["f3"]) is not None]
             assert row["min_sequence_number"] == min(sequences, default=head.sequence_number)
 
 
 def records_of(data: bytes) -> list[dict[str, Any]]:
     """A manifest's records by fastavro, fields named by ids; values of type fixed are written as Java does."""
-    header, found = read_header(data, "m"), []
+    header, records = read_header(data, "m"), []
     schema = parse(by_field_ids(bytes_for_fixed(header.schema) or header.schema, "m"), "m")
     for block in read_blocks(data, header, "m"):
         stream = io.BytesIO(inflate(data, block, header, "m"))
-        found += [fastavro.schemaless_reader(stream, schema, None) for _ in range(block.count)]
-    return found
+        records += [fastavro.schemaless_reader(stream, schema, None) for _ in range(block.count)]
+    return records
 
 
 def test_layouts_are_javas(corpus: peers.Corpus) -> None:
@@ -154,7 +156,7 @@ def test_layouts_are_javas(corpus: peers.Corpus) -> None:
             table.state.files.read(head.manifest_list),
             write_manifest_list(table.state.manifest_files, table.format_version, {}, "ours"),
         )
-        java, ours = (by_field_ids(read_header(one, "list").schema, "list") for one in lists)
+        java, ours = (by_field_ids(read_header(manifest_list, "list").schema, "list") for manifest_list in lists)
         assert ours == java
 
 

@@ -11,7 +11,7 @@ from pyiceberg.types import IntegerType, TimestampNanoType
 
 import sparkmeta as sm
 from sparkmeta.errors import ValidationError
-from tests.maintain.test_upgrade_plan import made
+from tests.maintain.test_upgrade_plan import empty_table
 from tests.peers.file_maker import local_path
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def document(table: sm.Table) -> dict[str, Any]:
 
 @pytest.mark.parametrize("version", [1, 2, 3])
 def test_the_metadata_is_as_it_was(spark: SparkSession, tmp_path: Path, version: int) -> None:
-    before = made(spark, tmp_path / "t", version)
+    before = empty_table(spark, tmp_path / "t", version)
     upgraded = before.maintenance.upgrade(4).commit()
     plan = upgraded.maintenance.undo_upgrade()
     assert f"format version {version}" in str(plan)
@@ -54,7 +54,7 @@ def test_the_metadata_is_as_it_was(spark: SparkSession, tmp_path: Path, version:
 
 
 def test_changes_since_the_upgrade_stay(spark: SparkSession, tmp_path: Path) -> None:
-    upgraded = made(spark, tmp_path / "t", 2).maintenance.upgrade(4).commit()
+    upgraded = empty_table(spark, tmp_path / "t", 2).maintenance.upgrade(4).commit()
     with upgraded.transaction() as tx:
         tx.set_properties({"a": "b"})
         tx.update_schema().add_column("more", IntegerType()).commit()
@@ -66,7 +66,7 @@ def test_changes_since_the_upgrade_stay(spark: SparkSession, tmp_path: Path) -> 
 
 
 def test_a_root_is_the_end_of_the_way_back(spark: SparkSession, tmp_path: Path) -> None:
-    upgraded = made(spark, tmp_path / "t", 2).maintenance.upgrade(4).commit()
+    upgraded = empty_table(spark, tmp_path / "t", 2).maintenance.upgrade(4).commit()
     plan = upgraded.maintenance.undo_upgrade()
     with upgraded.transaction() as tx:
         tx.update_snapshot()
@@ -82,7 +82,7 @@ def test_a_root_is_the_end_of_the_way_back(spark: SparkSession, tmp_path: Path) 
 
 
 def test_what_an_earlier_version_has_no_place_for(spark: SparkSession, tmp_path: Path) -> None:
-    upgraded = made(spark, tmp_path / "t", 2).maintenance.upgrade(4).commit()
+    upgraded = empty_table(spark, tmp_path / "t", 2).maintenance.upgrade(4).commit()
     with upgraded.transaction() as tx:
         tx.update_schema().add_column("ns", TimestampNanoType()).commit()
     with pytest.raises(ValidationError, match="version 2 does not support column ns of type timestamp_ns"):
@@ -91,7 +91,7 @@ def test_what_an_earlier_version_has_no_place_for(spark: SparkSession, tmp_path:
 
 
 def test_the_version_is_named_where_the_log_does_not_say_it(spark: SparkSession, tmp_path: Path) -> None:
-    before = made(spark, tmp_path / "t", 2)
+    before = empty_table(spark, tmp_path / "t", 2)
     upgraded = before.maintenance.upgrade(4).commit()
     Path(local_path(before.metadata_location)).unlink()
     with pytest.raises(ValidationError, match="name it as format_version"):
@@ -103,7 +103,7 @@ def test_the_version_is_named_where_the_log_does_not_say_it(spark: SparkSession,
 
 def test_a_table_that_was_not_upgraded(spark: SparkSession, tmp_path: Path) -> None:
     with pytest.raises(ValidationError, match="no metadata tree"):
-        made(spark, tmp_path / "t", 2).maintenance.undo_upgrade()
+        empty_table(spark, tmp_path / "t", 2).maintenance.undo_upgrade()
 
 
 @pytest.mark.java

@@ -46,17 +46,17 @@ def test_a_table_reads_the_same(name: str, corpus: peers.Corpus, tmp_path: Path)
     after = committed(upgraded)
     places = [NOW, *peer.java.snapshot_ids[: None if SOAK else 1]]
     chosen = filters(peer, FILTERS)
-    found: dict[Any, Any] = collected(
+    by_plan: dict[Any, Any] = collected(
         {("before", where): plan for where, plan in plans(before, places, chosen).items()}
         | {("upgraded", where): plan for where, plan in plans(upgraded, places).items()}
         | {("committed", where): plan for where, plan in plans(after, places, chosen).items()}
     )
-    planned = {key: by_entry(rows) for key, rows in found.items()}
+    planned = {key: by_entry(rows) for key, rows in by_plan.items()}
     for where in places:
         assert planned["upgraded", where] == planned["before", where], where
     for where in places[1:]:
         assert planned["committed", where] == planned["before", where], where
-    for where in (NOW, *(one.name for one in chosen)):
+    for where in (NOW, *(row_filter.name for row_filter in chosen)):
         assert_same_but_for_row_ids(planned["committed", where], planned["before", where])
     assert_row_ids_are_apart(planned["committed", NOW], after)
     assert_files_are_deleted(after, planned["committed", NOW])
@@ -76,15 +76,24 @@ def committed(table: sm.Table) -> sm.Table:
 
 def snapshots_of(table: sm.Table) -> list[tuple[Any, ...]]:
     return [
-        (one.snapshot_id, one.sequence_number, one.manifest_list, one.inline_manifests, one.root_manifest)
-        for one in table.snapshots()
+        (
+            snapshot.snapshot_id,
+            snapshot.sequence_number,
+            snapshot.manifest_list,
+            snapshot.inline_manifests,
+            snapshot.root_manifest,
+        )
+        for snapshot in table.snapshots()
     ]
 
 
 def plans(table: sm.Table, places: Sequence[Any], chosen: Sequence[Filter] = ()) -> dict[Any, DataFrame]:
     """What is planned now, and with filters, and at some snapshots."""
     scans = {where: table.scan(snapshot_id=None if where == NOW else where) for where in places}
-    scans |= {one.name: table.scan(one.expression, case_sensitive=one.case_sensitive) for one in chosen}
+    scans |= {
+        row_filter.name: table.scan(row_filter.expression, case_sensitive=row_filter.case_sensitive)
+        for row_filter in chosen
+    }
     return {where: scan.plan_files() for where, scan in scans.items()}
 
 
@@ -98,8 +107,8 @@ def assert_same_but_for_row_ids(ours: Plan, expected: Plan) -> None:
     """The same files of the same manifests; those that had no row ids have got some."""
     assert ours.keys() == expected.keys()
     for key, row in expected.items():
-        own = row["first_row_id"]
-        assert ours[key] == row | {"first_row_id": ours[key]["first_row_id"] if own is None else own}, key
+        row_id = row["first_row_id"]
+        assert ours[key] == row | {"first_row_id": ours[key]["first_row_id"] if row_id is None else row_id}, key
 
 
 def assert_row_ids_are_apart(planned: Plan, table: sm.Table) -> None:
@@ -116,7 +125,7 @@ def assert_files_are_deleted(table: sm.Table, planned: Plan) -> None:
     paths = Counter(row["file_path"] for row in planned.values())
     victims = [row for row in planned.values() if paths[row["file_path"]] == 1]
     with_vectors = [row for row in victims if vectors_of(row)]
-    scoped = [row for row in victims if any(one["referenced_data_file"] for one in row["deletes"])]
+    scoped = [row for row in victims if any(delete["referenced_data_file"] for delete in row["deletes"])]
     behind = sorted(victims, key=lambda row: deleted_before(row, planned))
     chosen = {row["file_path"]: row for row in [*with_vectors[-1:], *scoped[:1], *behind[-1:]]}
     if not chosen:
@@ -135,8 +144,8 @@ def assert_files_are_deleted(table: sm.Table, planned: Plan) -> None:
 
 def deleted_before(row: dict[str, Any], planned: Plan) -> int:
     """How many DELETED entries stand before a file's in its manifest."""
-    before = [one for one in planned.values() if one["manifest_path"] == row["manifest_path"]]
-    return int(row["manifest_pos"] - sum(one["manifest_pos"] < row["manifest_pos"] for one in before))
+    before = [entry for entry in planned.values() if entry["manifest_path"] == row["manifest_path"]]
+    return int(row["manifest_pos"] - sum(entry["manifest_pos"] < row["manifest_pos"] for entry in before))
 
 
 def vectors_of(row: dict[str, Any]) -> list[dict[str, Any]]:
@@ -146,13 +155,13 @@ def vectors_of(row: dict[str, Any]) -> list[dict[str, Any]]:
 def masks_of(table: sm.Table) -> dict[str, set[int]]:
     """Manifest -> the ordinals that its live deletion vector masks."""
     assert table.state.tree is not None
-    found = {}
+    masks = {}
     for row in table.state.tree.root.manifest_dvs.drop_columns(["ordinal"]).to_pylist():
         bitmap = manifest_dv_bitmap(
             row, lambda location, offset, size: table.state.files.read(location)[offset:][:size]
         )
-        found[row["referenced_file"]] = {int(one) for part in bitmap.positions() for one in part}
-    return found
+        masks[row["referenced_file"]] = {int(ordinal) for part in bitmap.positions() for ordinal in part}
+    return masks
 
 
 def test_each_branch_has_its_own_first_root(corpus: peers.Corpus, tmp_path: Path) -> None:
@@ -173,15 +182,15 @@ def test_each_branch_has_its_own_first_root(corpus: peers.Corpus, tmp_path: Path
     assert head is not None
     assert head.parent_snapshot_id == refs[branch]
     assert head.root_manifest is not None
-    found: dict[Any, Any] = collected(
+    by_plan: dict[Any, Any] = collected(
         {
-            (made, name): one.scan().use_ref(name).plan_files()
-            for made, one in (("before", before), ("after", table))
+            (when, name): version.scan().use_ref(name).plan_files()
+            for when, version in (("before", before), ("after", table))
             for name in refs
         }
     )
     for name in refs:
-        assert_same_but_for_row_ids(by_entry(found["after", name]), by_entry(found["before", name]))
+        assert_same_but_for_row_ids(by_entry(by_plan["after", name]), by_entry(by_plan["before", name]))
 
 
 def test_row_ids_of_a_table_that_had_none(corpus: peers.Corpus, tmp_path: Path) -> None:
@@ -189,7 +198,7 @@ def test_row_ids_of_a_table_that_had_none(corpus: peers.Corpus, tmp_path: Path) 
     peer = corpus.table("upgraded_appends_v2")
     before = clone(peer, tmp_path / "t")
     manifests = before.state.manifest_files.to_pylist()
-    rows = [one["added_rows_count"] + one["existing_rows_count"] for one in manifests]
+    rows = [manifest["added_rows_count"] + manifest["existing_rows_count"] for manifest in manifests]
     table = before.maintenance.upgrade(4).commit()
     assert table.metadata.next_row_id == 0  # type: ignore[union-attr]
     new = {"file_path": ["new.parquet"], "file_format": ["PARQUET"], "record_count": [7], "file_size_in_bytes": [1]}

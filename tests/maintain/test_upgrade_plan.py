@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-def made(spark: SparkSession, folder: Path, version: int, **changes: Any) -> sm.Table:
+def empty_table(spark: SparkSession, folder: Path, version: int, **changes: Any) -> sm.Table:
     """A table of a version without snapshots; None takes a key out of its metadata."""
     empty = {"snapshots": [], "refs": {}, "current-snapshot-id": -1, "snapshot-log": [], "metadata-log": []}
     document = VERSIONS[version]() | empty | {"location": f"file://{folder}"}
@@ -37,7 +37,7 @@ def names(folder: Path) -> list[str]:
 
 @pytest.mark.parametrize("version", [1, 2, 3])
 def test_nothing_happens_before_the_commit(spark: SparkSession, tmp_path: Path, version: int) -> None:
-    table = made(spark, tmp_path / "t", version)
+    table = empty_table(spark, tmp_path / "t", version)
     plan = table.maintenance.upgrade(4)
     summary = plan.summary()
     assert (summary.from_version, summary.to_version, summary.snapshots) == (version, 4, 0)
@@ -55,13 +55,13 @@ def test_nothing_happens_before_the_commit(spark: SparkSession, tmp_path: Path, 
 
 
 def test_a_table_without_uuid_gets_one(spark: SparkSession, tmp_path: Path) -> None:
-    table = made(spark, tmp_path / "t", 1, table_uuid=None)
+    table = empty_table(spark, tmp_path / "t", 1, table_uuid=None)
     plan = table.maintenance.upgrade(4)
     assert plan.commit().metadata.table_uuid is not None
 
 
 def test_other_commits_come_first(spark: SparkSession, tmp_path: Path) -> None:
-    table = made(spark, tmp_path / "t", 2)
+    table = empty_table(spark, tmp_path / "t", 2)
     plan = table.maintenance.upgrade(4)
     between = table.metadata.model_copy(update={"properties": {"owner": "them"}})
     table.operations.commit(table.version, between)
@@ -71,7 +71,7 @@ def test_other_commits_come_first(spark: SparkSession, tmp_path: Path) -> None:
 
 
 def test_another_upgrade_comes_first(spark: SparkSession, tmp_path: Path) -> None:
-    table = made(spark, tmp_path / "t", 3)
+    table = empty_table(spark, tmp_path / "t", 3)
     late = table.maintenance.upgrade(4)
     table.maintenance.upgrade(4).commit()
     with pytest.raises(ValidationError, match="has the metadata tree of format version 4 already"):
@@ -80,7 +80,7 @@ def test_another_upgrade_comes_first(spark: SparkSession, tmp_path: Path) -> Non
 
 
 def test_what_is_refused(spark: SparkSession, tmp_path: Path) -> None:
-    table = made(spark, tmp_path / "t", 3)
+    table = empty_table(spark, tmp_path / "t", 3)
     with pytest.raises(ValidationError, match="to format version 4 only, not to 3"):
         table.maintenance.upgrade(3)
     by_path = sm.load_table(table.metadata_location, spark=spark)
@@ -99,6 +99,6 @@ def test_what_is_refused(spark: SparkSession, tmp_path: Path) -> None:
     ],
 )
 def test_encrypted_tables_are_refused(spark: SparkSession, tmp_path: Path, encrypted: dict[str, Any]) -> None:
-    table = made(spark, tmp_path / "t", 3, **encrypted)
+    table = empty_table(spark, tmp_path / "t", 3, **encrypted)
     with pytest.raises(UnsupportedError, match="encrypted"):
         table.maintenance.upgrade(4)
