@@ -31,16 +31,16 @@ def collected(frames: Mapping[Any, DataFrame]) -> dict[Hashable, list[dict[str, 
     ]
     names = list(frames)
     rows: dict[Hashable, list[dict[str, Any]]] = {name: [] for name in names}
-    for found in reduce(lambda one, other: one.unionByName(other), numbered).collect() if numbered else []:
-        rows[names[found.frame]].append(json.loads(found.row, object_hook=_without_null_partitions))
+    for row in reduce(lambda left, right: left.unionByName(right), numbered).collect() if numbered else []:
+        rows[names[row.frame]].append(json.loads(row.row, object_hook=_without_null_partitions))
     return rows
 
 
-def _without_null_partitions(found: dict[str, Any]) -> dict[str, Any]:
+def _without_null_partitions(row: dict[str, Any]) -> dict[str, Any]:
     """Java's rows leave out the partition fields that the file's spec has not; others show them as null."""
-    if isinstance(found.get("partition"), dict):
-        found["partition"] = {name: value for name, value in found["partition"].items() if value is not None}
-    return found
+    if isinstance(row.get("partition"), dict):
+        row["partition"] = {name: value for name, value in row["partition"].items() if value is not None}
+    return row
 
 
 def plain_type(kind: DataType, any_nan: bool = False) -> DataType:
@@ -52,11 +52,11 @@ def plain_type(kind: DataType, any_nan: bool = False) -> DataType:
         return StructType(
             [
                 StructField(
-                    one.name,
-                    plain_type(one.dataType, any_nan),
-                    one.nullable or (any_nan and one.name == "contains_nan"),
+                    field.name,
+                    plain_type(field.dataType, any_nan),
+                    field.nullable or (any_nan and field.name == "contains_nan"),
                 )
-                for one in kind.fields
+                for field in kind.fields
             ]
         )
     if isinstance(kind, ArrayType):

@@ -193,8 +193,8 @@ def test_deleted_rows_of_avro() -> None:
     target = io.BytesIO()
     values = {"id": 4, "days": [1], "m": [{"key": "k", "value": 1.5}]}
     fastavro.writer(target, schema, [{"file_path": "a", "pos": 1, "row": values}])
-    [found] = read(target.getvalue(), "AVRO", [entry()])
-    assert {**found["row"], "days": [str(day) for day in found["row"]["days"]]} == {
+    [deleted] = read(target.getvalue(), "AVRO", [entry()])
+    assert {**deleted["row"], "days": [str(day) for day in deleted["row"]["days"]]} == {
         "id": 4,
         "st": None,
         "days": ["1970-01-02"],
@@ -249,9 +249,9 @@ def test_vectors_of_one_puffin_file(batch_rows: int, monkeypatch: pytest.MonkeyP
     ],
 )
 def test_entries_that_lie_about_a_vector(change: dict[str, Any], field_name: str) -> None:
-    data, [found] = puffin([1, 2])
+    data, [vector] = puffin([1, 2])
     with pytest.raises(CorruptFileError, match=field_name):
-        read(data, "PUFFIN", [found | change])
+        read(data, "PUFFIN", [vector | change])
 
 
 @pytest.mark.parametrize("kind", ["PARQUET", "ORC", "AVRO"])

@@ -56,8 +56,13 @@ def vector(spark: SparkSession, puffin: str, positions: int, of: str) -> DataFra
 def texts(svg: str) -> list[str]:
     """The texts of a drawing, which must be well-formed XML of shapes and text only."""
     document = ET.fromstring(svg)
-    assert {one.tag for one in document.iter()} <= {SVG + name for name in ("svg", "rect", "path", "text", "title")}
-    return ["".join([one.text or "", *(title.tail or "" for title in one)]) for one in document.iter(f"{SVG}text")]
+    assert {element.tag for element in document.iter()} <= {
+        SVG + name for name in ("svg", "rect", "path", "text", "title")
+    }
+    return [
+        "".join([element.text or "", *(title.tail or "" for title in element)])
+        for element in document.iter(f"{SVG}text")
+    ]
 
 
 def lines(drawing: Drawing) -> list[str]:
@@ -77,9 +82,9 @@ def test_the_life_of_a_tree(spark: SparkSession, table: Table):
         tx.update_snapshot().append(data(spark, "D1", "D2", "D3"))
         tx.set_properties({"write.tree.direct-files": "9"})
     table = table.refresh()
-    told = lines(table.draw())
-    assert told[2].startswith("M1 data manifest ADDED 3 entries;")
-    assert told[3:] == [f"{one} D{one + 1} data file ADDED 10 rows" for one in range(3)]
+    listed = lines(table.draw())
+    assert listed[2].startswith("M1 data manifest ADDED 3 entries;")
+    assert listed[3:] == [f"{ordinal} D{ordinal + 1} data file ADDED 10 rows" for ordinal in range(3)]
 
     with table.transaction() as tx:
         tx.update_snapshot().overwrite(data(spark, "D4"), data(spark, "D2"))
@@ -87,12 +92,12 @@ def test_the_life_of_a_tree(spark: SparkSession, table: Table):
         tx.update_snapshot().row_delta(data(spark, "D5"), vector(spark, "v.puffin", 2, "D4"), data(spark, "D3"))
     table = table.refresh()
     drawing = table.draw()
-    told = lines(drawing)
-    assert told[0].startswith(f"snapshot {table.current_snapshot().snapshot_id}: overwrite, sequence number 3, ")
-    assert told[1].startswith("root manifest ")
-    assert told[1].endswith(": 6 entries")
-    assert told[2].startswith("M1 data manifest EXISTING 3 entries; 2 masked;")
-    assert told[3:] == [
+    listed = lines(drawing)
+    assert listed[0].startswith(f"snapshot {table.current_snapshot().snapshot_id}: overwrite, sequence number 3, ")
+    assert listed[1].startswith("root manifest ")
+    assert listed[1].endswith(": 6 entries")
+    assert listed[2].startswith("M1 data manifest EXISTING 3 entries; 2 masked;")
+    assert listed[3:] == [
         "0 D1 data file ADDED 10 rows",
         "1 D2 data file ADDED 10 rows; masked by DV2",
         "2 D3 data file ADDED 10 rows; masked by DV2",
@@ -120,7 +125,7 @@ def test_a_name_stays_text(spark: SparkSession, table: Table):
     drawing = table.refresh().draw()
     shown = "script>&\"'\\u202e\\x07\\x1b[2J\\n.parquet"
     assert any(shown in line for line in lines(drawing))
-    assert all(one.isprintable() or one == "\n" for one in drawing.text + drawing.svg)
+    assert all(character.isprintable() or character == "\n" for character in drawing.text + drawing.svg)
     assert any(shown in text for text in texts(drawing.svg))
     assert "<script" not in drawing._repr_html_()
 
@@ -152,13 +157,13 @@ def mask(leaf: str, ordinals: range, status: Status = Status.EXISTING) -> dict[s
 
 
 def drawn(table: Table, entries: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> tuple[Drawing, list[str]]:
-    """A root's drawing, with leaves that are not read; and those that would have been."""
+    """A root's drawing, made without reading leaves, and the leaves that it would have read."""
     root = Root("/r.parquet", pa.Table.from_pylist(entries, schema=tree_schema(table.state.types.stats_types)))
     opened: list[str] = []
 
-    def read(_: Any, manifests: pa.Table, wanted: Any, *__: Any) -> dict[str, Any]:
+    def read(_: Any, manifests: pa.Table, ordinals_by_leaf: Any, *__: Any) -> dict[str, Any]:
         opened.extend(manifests.column("location").to_pylist())
-        assert all(len(ordinals) <= 8 for ordinals in wanted.values())
+        assert all(len(ordinals) <= 8 for ordinals in ordinals_by_leaf.values())
         return {}
 
     monkeypatch.setattr(drawing_module, "_read", read)
@@ -175,22 +180,22 @@ def committed(spark: SparkSession, table: Table) -> Table:
 
 
 def test_of_ten_thousand_leaves_an_excerpt_is_drawn(committed: Table, monkeypatch: pytest.MonkeyPatch):
-    leaves = [entry(ContentType.DATA_MANIFEST, f"/m/{one}.parquet") for one in range(10_000)]
+    leaves = [entry(ContentType.DATA_MANIFEST, f"/m/{number}.parquet") for number in range(10_000)]
     leaves[7000] |= {"version_info": leaves[7000]["version_info"] | {"status": int(Status.ADDED)}}
-    masks = [mask(f"/m/{one}.parquet", range(0, 5000, 2)) for one in range(0, 10_000, 2)]
+    masks = [mask(f"/m/{number}.parquet", range(0, 5000, 2)) for number in range(0, 10_000, 2)]
     masks.append(mask("/m/9001.parquet", range(3), Status.ADDED))
-    files = [entry(ContentType.DATA, f"/d/{one}.parquet", Status(one % 3)) for one in range(1000)]
+    files = [entry(ContentType.DATA, f"/d/{number}.parquet", Status(number % 3)) for number in range(1000)]
     drawing, opened = drawn(committed, [*leaves, *masks, *files], monkeypatch)
     # What the snapshot changed, though it stands far behind, then the first ones.
-    assert opened == [f"/m/{one}.parquet" for one in (*range(6), 7000, 9001)]
+    assert opened == [f"/m/{number}.parquet" for number in (*range(6), 7000, 9001)]
     assert drawing.left_out == (
         "9,992 more data manifests: 9,992 existing",
         "4,996 more manifest DVs: 4,996 existing",
         "988 more data files: 327 added, 334 existing, 327 deleted",
     )
-    told = lines(drawing)
+    listed = lines(drawing)
     assert "masks {0, 2, 4, 6, 8, 10, … 2,500 in all} of M1; inline" in drawing.text
-    assert any(line.startswith("M9002 data manifest EXISTING 5,000 entries; 3 masked;") for line in told)
+    assert any(line.startswith("M9002 data manifest EXISTING 5,000 entries; 3 masked;") for line in listed)
     assert len(drawing.text) < 10_000
     assert len(drawing.svg) < 60_000
     assert "… 9,992 more data manifests: 9,992 existing" in texts(drawing.svg)
@@ -206,9 +211,9 @@ def test_a_leaf_that_is_gone_is_not_opened(committed: Table, monkeypatch: pytest
     assert opened == ["/m/kept.parquet", "/m/deletes.parquet"]
     assert "affiliated to M2" in drawing.text
     svg = ET.fromstring(drawing.svg)
-    dashed = [one for one in svg.iter() if one.get("stroke-dasharray")]
-    assert len([one for one in dashed if one.tag == f"{SVG}rect"]) == 1
-    assert len([one for one in dashed if one.tag == f"{SVG}path"]) == 2  # the affiliation, and the legend's
+    dashed = [element for element in svg.iter() if element.get("stroke-dasharray")]
+    assert len([element for element in dashed if element.tag == f"{SVG}rect"]) == 1
+    assert len([element for element in dashed if element.tag == f"{SVG}path"]) == 2  # the affiliation, and the legend's
 
 
 def test_a_broken_vector_is_named(committed: Table, monkeypatch: pytest.MonkeyPatch):
@@ -220,12 +225,12 @@ def test_a_broken_vector_is_named(committed: Table, monkeypatch: pytest.MonkeyPa
 def test_masked_entries_are_among_those_that_are_read(spark: SparkSession, table: Table):
     with table.transaction() as tx:
         tx.set_properties({"write.tree.direct-files": "0"})
-        tx.update_snapshot().append(data(spark, *(f"D{one:02}" for one in range(40))))
+        tx.update_snapshot().append(data(spark, *(f"D{number:02}" for number in range(40))))
     with table.refresh().transaction() as tx:
         tx.update_snapshot().delete(data(spark, "D37"))
     drawing = table.refresh().draw()
     assert "37 D37 data file ADDED 10 rows; masked by DV1" in lines(drawing)
-    assert lines(drawing)[3:11][:7] == [f"{one} D{one:02} data file ADDED 10 rows" for one in range(7)]
+    assert lines(drawing)[3:11][:7] == [f"{ordinal} D{ordinal:02} data file ADDED 10 rows" for ordinal in range(7)]
     assert "… 32 more entries" in lines(drawing)
 
 
@@ -237,12 +242,12 @@ def test_a_manifest_list_is_drawn_with_its_manifests(spark: SparkSession, tmp_pa
 
     written = write_small_table(tmp_path)
     drawing = draw(Table.from_pyiceberg(written, spark).state)
-    told = lines(drawing)
-    assert told[1].startswith("manifest list snap-")
-    assert [line.split(" ")[:5] for line in told if line.startswith("M")] == [
-        [f"M{one + 1}", "data", "manifest", "EXISTING" if one else "ADDED", "2"] for one in range(3)
+    listed = lines(drawing)
+    assert listed[1].startswith("manifest list snap-")
+    assert [line.split(" ")[:5] for line in listed if line.startswith("M")] == [
+        [f"M{number + 1}", "data", "manifest", "EXISTING" if number else "ADDED", "2"] for number in range(3)
     ]
-    assert sum(" data file ADDED 5 rows" in line for line in told) == 6
+    assert sum(" data file ADDED 5 rows" in line for line in listed) == 6
     assert "manifest list" in "".join(texts(drawing.svg))
 
 
@@ -262,8 +267,8 @@ def test_printable_keeps_letters_and_escapes_the_rest():
 
 
 def test_counted_is_a_line_a_kind():
-    found = [(ContentType.DATA, Status.ADDED), (ContentType.DELETE_MANIFEST, Status.DELETED)] * 2
-    assert counted([*found, (ContentType.DATA_MANIFEST, Status.EXISTING)]) == (
+    left_out = [(ContentType.DATA, Status.ADDED), (ContentType.DELETE_MANIFEST, Status.DELETED)] * 2
+    assert counted([*left_out, (ContentType.DATA_MANIFEST, Status.EXISTING)]) == (
         "1 more data manifest: 1 existing",
         "2 more delete manifests: 2 deleted",
         "2 more data files: 2 added",
@@ -273,8 +278,8 @@ def test_counted_is_a_line_a_kind():
 def test_references_in_a_circle_are_drawn():
     pairs = [("/x", "/x"), ("/y", "/z"), ("/z", "/y")]
     nodes = tuple(
-        Node(Entry(ContentType.DELETE_MANIFEST, Status.EXISTING, place, own, f"X{place}", refers=other))
-        for place, (own, other) in enumerate(pairs)
+        Node(Entry(ContentType.DELETE_MANIFEST, Status.EXISTING, place, location, f"X{place}", refers=other))
+        for place, (location, other) in enumerate(pairs)
     )
     drawn = texts(Drawing("s", "root manifest", "/r", 3, nodes).svg)
     # In the root's box, and in their own.

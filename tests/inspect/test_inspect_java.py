@@ -94,7 +94,7 @@ def test_equal_to_java(name: str, corpus: peers.Corpus, spark: SparkSession, soa
 def test_equal_to_java_at_every_snapshot(name: str, corpus: peers.Corpus, spark: SparkSession, soak: bool) -> None:
     peer = corpus.table(name)
     ids = peer.java.snapshot_ids
-    places = [At(snapshot_id=one) for one in (ids[-1:] if name in RETYPED else ids)]
+    places = [At(snapshot_id=snapshot_id) for snapshot_id in (ids[-1:] if name in RETYPED else ids)]
     kinds = kinds_of(peer, OF_SNAPSHOT if soak else ("files", "manifests", "partitions"))
     assert_equal(peer, spark, {(kind, place) for kind in kinds for place in places})
 
@@ -124,19 +124,19 @@ def test_unknown_counts_are_null(name: str, corpus: peers.Corpus, spark: SparkSe
         assert {tuple(row) for row in counts} == {(None, 0)}
 
 
-def assert_equal(peer: PeerTable, spark: SparkSession, wanted: set[tuple[str, At]]) -> None:
+def assert_equal(peer: PeerTable, spark: SparkSession, cases: set[tuple[str, At]]) -> None:
     table = sm.load_table(peer.metadata_location, spark=spark)
     frames: dict[Any, Any] = {}
-    for kind, at in sorted(wanted, key=str):
+    for kind, at in sorted(cases, key=str):
         moment = {} if at == NOW else {"snapshot_id": at.snapshot_id}
         frames["ours", kind, at] = getattr(table.inspect, kind)(**moment)
         frames["java", kind, at] = peer.java.metadata_table(kind, at)
-    for kind, at in wanted:
+    for kind, at in cases:
         said = f"{peer.name}.{kind} {at}"
         ours, java = (plain_type(frames[who, kind, at].schema, kind == "all_manifests") for who in ("ours", "java"))
         assert ours == java, said
     rows = collected(frames)
-    for kind, at in wanted:
+    for kind, at in cases:
         ours, java = (_compared(rows[who, kind, at], kind, peer) for who in ("ours", "java"))
         assert_same_rows(ours, java, f"{peer.name}.{kind} {at}")
 

@@ -157,19 +157,19 @@ def test_row_fields() -> None:
         NestedField(2, "l", ListType(3, BinaryType(), False), required=False),
         NestedField(4, "m", MapType(5, StringType(), 6, IntegerType(), False), required=False),
     )
-    made = row_field(0, struct)
-    assert [(one.id, one.type, one.default) for one in made.children] == [
+    field = row_field(0, struct)
+    assert [(child.id, child.type, child.default) for child in field.children] == [
         (1, "long", 5),
         (2, "list", None),
         (4, "map", None),
     ]
-    assert [(one.id, one.type) for child in made.children[1:] for one in child.children] == [
+    assert [(nested.id, nested.type) for child in field.children[1:] for nested in child.children] == [
         (3, "binary"), (5, "string"), (6, "int")
     ]  # fmt: skip
 
 
 def manifest(**given: Any) -> pa.RecordBatch:
-    counts = {f"{one}_files_count": 1 for one in ("added", "existing", "deleted")}
+    counts = {f"{status}_files_count": 1 for status in ("added", "existing", "deleted")}
     row = {"manifest_path": "m", "manifest_length": 5, "partition_spec_id": 1, "content": 0, "added_snapshot_id": 3}
     return pa.RecordBatch.from_pylist([row | counts | given], MANIFEST_FILE_SCHEMA)
 
