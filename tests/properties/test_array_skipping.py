@@ -27,8 +27,8 @@ ORDERED = (t.IntegerType, t.LongType, t.DateType, t.TimestampType, t.StringType,
 
 
 def passes(tests: AllOf, columns: Any, rows: int) -> list[bool]:
-    found = tests.passes(columns)
-    return [True] * rows if found is None else found.to_pylist()
+    passed = tests.passes(columns)
+    return [True] * rows if passed is None else passed.to_pylist()
 
 
 def test_no_file_is_left_out_that_might_match() -> None:
@@ -47,16 +47,16 @@ def test_no_file_is_left_out_that_might_match() -> None:
 
         for expression in expressions:
             bound = bind_filter(expression, schema)
-            kept = passes(stats_tests(bound), columns, len(files))
-            for file, one in zip(files, kept, strict=True):
+            passed = passes(stats_tests(bound), columns, len(files))
+            for file, is_kept in zip(files, passed, strict=True):
                 expected = file.record_count < 0 or of_stats.expected_might(
                     bound, file, of_stats.data_file(file, primitive)
                 )
-                assert one or not expected or file.record_count < 0, f"{bound} leaves out {file}"
+                assert is_kept or not expected or file.record_count < 0, f"{bound} leaves out {file}"
                 skippable = not expected and file.record_count > 0 and isinstance(primitive, ORDERED)
                 tally["skippable"] += skippable
-                tally["left out"] += skippable and not one
-                tally["kept"] += one
+                tally["left out"] += skippable and not is_kept
+                tally["kept"] += is_kept
 
     check()
     print(f"\narray skipping: {tally}")  # noqa: T201
@@ -69,7 +69,7 @@ def test_no_partition_is_left_out_that_holds_a_row() -> None:
     @of_partitions.PROFILE
     @given(batch=of_partitions.batches())
     def check(batch: of_partitions.Batch) -> None:
-        types = {one: str(kind) for one, kind in of_partitions.result_types(batch).items()}
+        types = {field_id: str(kind) for field_id, kind in of_partitions.result_types(batch).items()}
         tuples = of_partitions.tuple_table(batch).column("partition").combine_chunks()
 
         def columns(source: str, field_id: int, type_name: str) -> pa.Array | None:
@@ -79,10 +79,10 @@ def test_no_partition_is_left_out_that_holds_a_row() -> None:
         for expression in batch.expressions:
             bound = bind_filter(expression, batch.schema)
             tests = partition_tests(inclusive_projection(bound, batch.spec, batch.schema))
-            for row, kept in zip(batch.rows, passes(tests, columns, len(batch.rows)), strict=True):
-                assert kept or not matches(bound, row), f"{bound} leaves out {row}"
+            for row, is_kept in zip(batch.rows, passes(tests, columns, len(batch.rows)), strict=True):
+                assert is_kept or not matches(bound, row), f"{bound} leaves out {row}"
                 tally["rows"] += 1
-                tally["left out"] += not kept
+                tally["left out"] += not is_kept
 
     check()
     print(f"\npartitions left out: {tally}")  # noqa: T201

@@ -58,74 +58,74 @@ def flipped(content: bytes, rng: random.Random, start: int, end: int) -> bytes:
 
 
 def outcomes(rounds: int, broken: Callable[[], bytes], read: Callable[[bytes], Any], expected: Any) -> Counter[str]:
-    """How often what is broken is refused, read as it was, and read as something else."""
-    found: Counter[str] = Counter()
+    """Count how often broken bytes are refused, read as the original, and read as something else."""
+    counts: Counter[str] = Counter()
     for _ in range(rounds):
         content, started = broken(), time.perf_counter()
         try:
-            found["same" if read(content) == expected else "other"] += 1
+            counts["same" if read(content) == expected else "other"] += 1
         except SparkmetaError as error:
             assert "file:///t/metadata/" in str(error)  # noqa: PT017
-            found["refused"] += 1
+            counts["refused"] += 1
         assert time.perf_counter() - started < SECONDS_LIMIT
-    return found
+    return counts
 
 
 def test_bits_of_pages(soak: bool) -> None:
     content, rng = leaf(), random.Random("pages")
-    found = outcomes(
+    counts = outcomes(
         30_000 if soak else 300,
         lambda: flipped(content, rng, 0, footer_of(content)),
         lambda broken: read_manifest(broken, STATS, LEAF)[0],
         read_manifest(content, STATS, LEAF)[0],
     )
-    print(f"bits of a leaf's pages: {dict(found)}")  # noqa: T201  the figures of `make soak`
-    assert found["other"] == 0
-    assert found["refused"] > found["same"]
+    print(f"bits of a leaf's pages: {dict(counts)}")  # noqa: T201  the figures of `make soak`
+    assert counts["other"] == 0
+    assert counts["refused"] > counts["same"]
 
 
 def test_mutated_leaves(soak: bool) -> None:
     content, rng = leaf(), random.Random("leaves")
-    found = outcomes(
+    counts = outcomes(
         30_000 if soak else 300,
         lambda: mutated(content, rng),
         lambda broken: read_manifest(broken, STATS, LEAF)[0],
         read_manifest(content, STATS, LEAF)[0],
     )
-    print(f"leaves: {dict(found)}")  # noqa: T201
-    assert found["other"] < sum(found.values()) / 100
-    assert found["refused"] > found["same"] > 0
+    print(f"leaves: {dict(counts)}")  # noqa: T201
+    assert counts["other"] < sum(counts.values()) / 100
+    assert counts["refused"] > counts["same"] > 0
 
 
 def puffin() -> bytes:
-    blobs = (write_deletion_vector(PositionBitmap.of(sorted(one))) for one in ORDINALS)
+    blobs = (write_deletion_vector(PositionBitmap.of(sorted(ordinals))) for ordinals in ORDINALS)
     return write_puffin(
-        deletion_vector_blob(blob, LEAF, len(one)) for blob, one in zip(blobs, ORDINALS, strict=True)
+        deletion_vector_blob(blob, LEAF, len(ordinals)) for blob, ordinals in zip(blobs, ORDINALS, strict=True)
     ).data
 
 
 def ordinals_of(blob: bytes, number: int) -> set[int]:
     bitmap = read_inline_vector(blob, PUFFIN, len(ORDINALS[number]))
-    return {int(one) for part in bitmap.positions() for one in part}
+    return {int(ordinal) for part in bitmap.positions() for ordinal in part}
 
 
 def test_mutated_puffin_files(soak: bool) -> None:
     """Read at the places that a root names, and at those that the file itself names."""
     content, rng = puffin(), random.Random("puffin")
-    places = [(one.offset, one.length) for one in read_footer(content, PUFFIN).blobs]
+    places = [(blob.offset, blob.length) for blob in read_footer(content, PUFFIN).blobs]
 
     def by_root(broken: bytes) -> list[set[int]]:
-        return [ordinals_of(broken[offset : offset + size], one) for one, (offset, size) in enumerate(places)]
+        return [ordinals_of(broken[offset : offset + size], number) for number, (offset, size) in enumerate(places)]
 
     def by_footer(broken: bytes) -> list[set[int]]:
         footer = read_footer(broken, PUFFIN)
-        return [ordinals_of(read_blob(broken, one, PUFFIN), number) for number, one in enumerate(footer.blobs[:2])]
+        return [ordinals_of(read_blob(broken, blob, PUFFIN), number) for number, blob in enumerate(footer.blobs[:2])]
 
     for read in (by_root, by_footer):
-        found = outcomes(20_000 if soak else 400, lambda: mutated(content, rng), read, [*ORDINALS])
-        print(f"Puffin files {read.__name__}: {dict(found)}")  # noqa: T201
-        assert found["other"] == 0
-        assert min(found["refused"], found["same"]) > 0
+        counts = outcomes(20_000 if soak else 400, lambda: mutated(content, rng), read, [*ORDINALS])
+        print(f"Puffin files {read.__name__}: {dict(counts)}")  # noqa: T201
+        assert counts["other"] == 0
+        assert min(counts["refused"], counts["same"]) > 0
 
 
 def test_plans_of_broken_leaves(spark: SparkSession, tmp_path: Path, soak: bool) -> None:
@@ -134,8 +134,8 @@ def test_plans_of_broken_leaves(spark: SparkSession, tmp_path: Path, soak: bool)
     m1 = tree.leaf("m1", *(data(f"d{number}", f"p{number % 5}") for number in range(100)))
     mask = tree.mask(m1, {3, 70}, puffin=True)
     tree.snapshot(added=[m1, mask])
-    table, found = tree.load(spark), Counter[str]()
-    files = {one.location: Path(one.location.removeprefix("file://")) for one in (m1, mask)}
+    table, counts = tree.load(spark), Counter[str]()
+    files = {entry.location: Path(entry.location.removeprefix("file://")) for entry in (m1, mask)}
     whole = {location: path.read_bytes() for location, path in files.items()}
     expected = planned(table)
     assert len(expected) == 98
@@ -144,22 +144,24 @@ def test_plans_of_broken_leaves(spark: SparkSession, tmp_path: Path, soak: bool)
         start, end = span_of(whole[location], locations=number % 4 == 0) if location == m1.location else (0, None)
         files[location].write_bytes(flipped(whole[location], rng, start, end or len(whole[location])))
         try:
-            found["same" if planned(table) == expected else "other"] += 1
+            counts["same" if planned(table) == expected else "other"] += 1
         except (Py4JJavaError, PySparkException) as error:
             assert files[location].name in str(from_spark(error) or error)  # noqa: PT017
-            found["refused"] += 1
+            counts["refused"] += 1
         files[location].write_bytes(whole[location])
-    print(f"plans: {dict(found)}")  # noqa: T201
-    assert found["other"] == 0
-    assert found["refused"] > 0
+    print(f"plans: {dict(counts)}")  # noqa: T201
+    assert counts["other"] == 0
+    assert counts["refused"] > 0
 
 
 def span_of(leaf: bytes, *, locations: bool) -> tuple[int, int]:
-    """Where its pages stand, or those of the locations only, which every plan reads."""
+    """The span of a leaf's pages, or of those of the locations only, which every plan reads."""
     if not locations:
         return 0, footer_of(leaf)
     group = pq.ParquetFile(pa.BufferReader(leaf)).metadata.row_group(0)
-    chunk = next(one for one in map(group.column, range(group.num_columns)) if one.path_in_schema == "location")
+    chunk = next(
+        column for column in map(group.column, range(group.num_columns)) if column.path_in_schema == "location"
+    )
     return chunk.data_page_offset, chunk.data_page_offset + chunk.total_compressed_size
 
 

@@ -147,19 +147,19 @@ def two_places(unscaled: int) -> Decimal:
 
 
 def transforms_of(primitive: t.PrimitiveType) -> list[Any]:
-    """Those that say most stand several times."""
-    found: list[Any] = [transforms.IdentityTransform(), transforms.VoidTransform()]
+    """The transforms of a type; those that prune most are listed several times."""
+    choices: list[Any] = [transforms.IdentityTransform(), transforms.VoidTransform()]
     if transforms.BucketTransform(2).can_transform(primitive):
-        found += [transforms.BucketTransform(2), transforms.BucketTransform(7)]
+        choices += [transforms.BucketTransform(2), transforms.BucketTransform(7)]
     if transforms.TruncateTransform(2).can_transform(primitive) and primitive != t.DecimalType(38, 10):
-        found += [transforms.TruncateTransform(width) for width in (1, 2, 3, 10)] * 2
+        choices += [transforms.TruncateTransform(width) for width in (1, 2, 3, 10)] * 2
     times = [
         transforms.YearTransform(),
         transforms.MonthTransform(),
         transforms.DayTransform(),
         transforms.HourTransform(),
     ]
-    return found + [time for time in times if time.can_transform(primitive)] * 4
+    return choices + [time for time in times if time.can_transform(primitive)] * 4
 
 
 SOURCES = [
@@ -197,7 +197,7 @@ def batches(draw: st.DrawFn) -> Batch:
     primitive = draw(st.sampled_from(SOURCES))
     schema = Schema(t.NestedField(SOURCE, "v", primitive), t.NestedField(OTHER, "w", t.LongType()))
     chosen = draw(st.lists(st.sampled_from(transforms_of(primitive)), min_size=1, max_size=2, unique_by=str))
-    fields = [PartitionField(SOURCE, 1000 + place, one, f"p{place}") for place, one in enumerate(chosen)]
+    fields = [PartitionField(SOURCE, 1000 + place, transform, f"p{place}") for place, transform in enumerate(chosen)]
     of_other = draw(st.sampled_from([transforms.BucketTransform(3), transforms.IdentityTransform()]))
     spec = PartitionSpec(*fields, PartitionField(OTHER, 1010, of_other, "w_part"))
     pool = draw(pools(primitive))
@@ -212,7 +212,7 @@ def batches(draw: st.DrawFn) -> Batch:
 def partition_of(
     row: dict[int, Any], spec: PartitionSpec, primitive: t.PrimitiveType, old_writer: bool
 ) -> dict[int, Any]:
-    found = {}
+    partition = {}
     for field in spec.fields:
         source = primitive if field.source_id == SOURCE else t.LongType()
         value = transformed(field.transform, source, row[field.source_id])
@@ -220,8 +220,8 @@ def partition_of(
             isinstance(field.transform, transforms.DayTransform) and isinstance(source, t.DateType)
         )
         # Writers of old rounded times before 1970 up.
-        found[field.field_id] = value + 1 if value is not None and of_time and old_writer and value < 0 else value
-    return found
+        partition[field.field_id] = value + 1 if value is not None and of_time and old_writer and value < 0 else value
+    return partition
 
 
 def result_types(batch: Batch) -> dict[int, t.PrimitiveType]:
@@ -248,7 +248,7 @@ def evaluate(spark: SparkSession, table: pa.Table, columns: list[Sql]) -> list[l
 
 def tuple_table(batch: Batch) -> pa.Table:
     kinds = result_types(batch)
-    arrays = [as_bounds([one[field_id] for one in batch.tuples], kind) for field_id, kind in kinds.items()]
+    arrays = [as_bounds([row[field_id] for row in batch.tuples], kind) for field_id, kind in kinds.items()]
     partition = pa.StructArray.from_arrays(arrays, [str(field_id) for field_id in kinds])
     return pa.table({"place": pa.array(range(len(batch.tuples)), pa.int32()), "partition": partition})
 
@@ -304,18 +304,18 @@ def test_projections_and_residuals(spark: SparkSession) -> None:
         results = evaluate(spark, tuple_table(batch), columns)
         for place, bound in enumerate(bounds):
             rest = rest_of(bound, batch)
-            for row, *found, left in zip(batch.rows, *results[4 * place : 4 * place + 4], strict=True):
-                check_tuple(bound, batch, row, *found)
-                if found[0] and rest != bound:
-                    assert left == found[2]
+            for row, *decisions, left in zip(batch.rows, *results[4 * place : 4 * place + 4], strict=True):
+                check_tuple(bound, batch, row, *decisions)
+                if decisions[0] and rest != bound:
+                    assert left == decisions[2]
                     assert [matches(rest, row, nan_is_greatest=nan) for nan in (True, False)] == [
                         matches(bound, row, nan_is_greatest=nan) for nan in (True, False)
                     ]
                     tally["decided"] += 1
                 tally["cases"] += 1
-                tally["pruned"] += not found[0]
-                tally["proven"] += found[1]
-                tally["simpler"] += found[2] != expression_to_json(bound)
+                tally["pruned"] += not decisions[0]
+                tally["proven"] += decisions[1]
+                tally["simpler"] += decisions[2] != expression_to_json(bound)
 
     check()
     print(f"\nprojections: {tally}")  # noqa: T201
@@ -333,14 +333,16 @@ def tuple_columns(bound: BooleanExpression, batch: Batch) -> list[Sql]:
 
 
 def rest_of(bound: BooleanExpression, batch: Batch) -> BooleanExpression:
-    same = {one.source_id for one in batch.spec.fields if isinstance(one.transform, transforms.IdentityTransform)}
+    same = {field.source_id for field in batch.spec.fields if isinstance(field.transform, transforms.IdentityTransform)}
     return undecided(bound, same)
 
 
-def check_tuple(bound: BooleanExpression, batch: Batch, row: dict[int, Any], kept: Any, proven: Any, left: str) -> None:
+def check_tuple(
+    bound: BooleanExpression, batch: Batch, row: dict[int, Any], is_kept: Any, proven: Any, left: str
+) -> None:
     readings = [matches(bound, row, nan_is_greatest=nan) for nan in (True, False)]
     case = (expression_to_json(bound), batch.spec, row)
-    assert kept or not any(readings), case
+    assert is_kept or not any(readings), case
     assert not proven or all(readings), case
     if not any(isinstance(value, float) and math.isnan(value) for value in row.values()):
         assert residual_matches(left, bound, row) is readings[0], (left, *case)
@@ -376,15 +378,18 @@ def test_manifest_summaries(spark: SparkSession) -> None:
         projected = [inclusive_projection(bound, batch.spec, batch.schema) for bound in bounds]
         table = summary_table(batch, manifests, knows_nan)
         results = evaluate(spark, table, [summary_might_match(predicate, summary_column) for predicate in projected])
-        for predicate, kept in zip(projected, results, strict=True):
+        for predicate, decisions in zip(projected, results, strict=True):
             if (by_arrays := kept_by_arrays(predicate, table, result_types(batch))) is not None:
-                assert by_arrays == kept, predicate
-                tally["by arrays"] += len(kept)
-            for manifest, found in zip(manifests, kept, strict=True):
-                assert isinstance(found, bool)
-                assert found or not any(matches(predicate, one) for one in manifest), (predicate, manifest)
+                assert by_arrays == decisions, predicate
+                tally["by arrays"] += len(decisions)
+            for manifest, is_kept in zip(manifests, decisions, strict=True):
+                assert isinstance(is_kept, bool)
+                assert is_kept or not any(matches(predicate, partition) for partition in manifest), (
+                    predicate,
+                    manifest,
+                )
                 tally["cases"] += 1
-                tally["skipped"] += not found
+                tally["skipped"] += not is_kept
 
     check()
     print(f"\nsummaries: {tally}")  # noqa: T201
@@ -395,13 +400,15 @@ def test_manifest_summaries(spark: SparkSession) -> None:
 def summary_table(batch: Batch, manifests: list[list[dict[int, Any]]], knows_nan: bool) -> pa.Table:
     structs = {}
     for field_id, kind in result_types(batch).items():
-        found = [summary_of([one[field_id] for one in manifest], kind, knows_nan) for manifest in manifests]
+        field_summaries = [
+            summary_of([partition[field_id] for partition in manifest], kind, knows_nan) for manifest in manifests
+        ]
         structs[str(field_id)] = pa.StructArray.from_arrays(
             [
-                pa.array([one.contains_null for one in found], pa.bool_()),
-                pa.array([one.contains_nan for one in found], pa.bool_()),
-                as_bounds([one.lower for one in found], kind),
-                as_bounds([one.upper for one in found], kind),
+                pa.array([summary.contains_null for summary in field_summaries], pa.bool_()),
+                pa.array([summary.contains_nan for summary in field_summaries], pa.bool_()),
+                as_bounds([summary.lower for summary in field_summaries], kind),
+                as_bounds([summary.upper for summary in field_summaries], kind),
             ],
             list(FieldSummary._fields),
         )
@@ -428,15 +435,15 @@ def test_manifests_without_summaries_are_kept() -> None:
     schema = Schema(t.NestedField(SOURCE, "v", t.IntegerType()))
     known = {"contains_null": [None, True, False], "lower_bound": [None, None, 3], "upper_bound": [None, None, 5]}
 
-    def kept(text: str) -> list[bool]:
+    def keeps(text: str) -> list[bool]:
         tests = summary_tests(bind_filter(parse_filter(text), schema))
         assert tests is not None
         kinds = {"contains_null": pa.bool_()}
         return tests.passes(lambda source, *_: pa.array(known[source], kinds.get(source, pa.int32()))).to_pylist()
 
-    assert kept("v = 4") == kept("v > 4") == kept("v <= 3") == kept("v in (1, 5)") == [True, False, True]
-    assert kept("v > 5") == kept("v < 3") == kept("v in (2, 6)") == [True, False, False]
-    assert kept("v = 9 or v = 3") == [True, False, True]
+    assert keeps("v = 4") == keeps("v > 4") == keeps("v <= 3") == keeps("v in (1, 5)") == [True, False, True]
+    assert keeps("v > 5") == keeps("v < 3") == keeps("v in (2, 6)") == [True, False, False]
+    assert keeps("v = 9 or v = 3") == [True, False, True]
 
 
 @pytest.mark.parametrize("text", ["v is null", "v != 3", "v is null or v = 3", "v in (1,2,3,4,5,6,7,8,9)"])

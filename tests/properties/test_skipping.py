@@ -90,9 +90,9 @@ class Batch(NamedTuple):
 def batches(draw: st.DrawFn) -> Batch:
     primitive = draw(st.sampled_from([*VALUES, *INTRICATE]))
     pool = draw(st.lists(VALUES[primitive], min_size=2, max_size=5))
-    found = draw(st.lists(files(primitive, pool), min_size=22, max_size=30))
+    drawn_files = draw(st.lists(files(primitive, pool), min_size=22, max_size=30))
     leaves = st.sampled_from(list(LEAVES.values())).flatmap(lambda name: predicates(name, primitive, pool))
-    return Batch(primitive, found, draw(st.lists(filters(leaves), min_size=14, max_size=20)))
+    return Batch(primitive, drawn_files, draw(st.lists(filters(leaves), min_size=14, max_size=20)))
 
 
 @st.composite
@@ -223,8 +223,8 @@ class Inclusive(_InclusiveMetricsEvaluationVisitor):
             return True
         if is_floating(field.field_type) and self.nan_counts.get(field.field_id) != 0:
             return True
-        one, other = from_bytes(field.field_type, lower), from_bytes(field.field_type, upper)
-        return one != other or one not in literals
+        least, greatest = from_bytes(field.field_type, lower), from_bytes(field.field_type, upper)
+        return least != greatest or least not in literals
 
     def visit_less_than(self, term: Any, literal: Any) -> bool:
         return self._any_order(term, literal, super().visit_less_than)
@@ -249,7 +249,7 @@ class Inclusive(_InclusiveMetricsEvaluationVisitor):
         if not isinstance(term.ref().field.field_type, t.UUIDType):
             return evaluate(term, literal)
         if isinstance(literal, set):
-            return len(literal) > 200 or any(self.visit_equal(term, as_literal(one)) for one in literal)
+            return len(literal) > 200 or any(self.visit_equal(term, as_literal(value)) for value in literal)
         if self._contains_nulls_only(term.ref().field.field_id):
             return False
         return evaluate(term, literal) or self._with_signed_bounds(term, literal, evaluate.__name__)
@@ -309,18 +309,19 @@ class Strict(_StrictMetricsEvaluationVisitor):
             return True
         keys = [same, signed_key] if isinstance(field.field_type, t.UUIDType) else [same]
         return all(
-            any(self._outside(field, one, side, keys) for side in ("lower_bounds", "upper_bounds")) for one in literals
+            any(self._outside(field, literal, side, keys) for side in ("lower_bounds", "upper_bounds"))
+            for literal in literals
         )
 
-    def _outside(self, field: t.NestedField, one: Any, side: str, keys: list[Any]) -> bool:
+    def _outside(self, field: t.NestedField, literal: Any, side: str, keys: list[Any]) -> bool:
         lower = self.lower_bounds.get(field.field_id)
         if lower is not None and self._is_nan(from_bytes(field.field_type, lower)):
             return False
-        found = getattr(self, side).get(field.field_id)
-        if found is None:
+        stored = getattr(self, side).get(field.field_id)
+        if stored is None:
             return False
-        bound = from_bytes(field.field_type, found)
-        return all(key(bound) > key(one) if side == "lower_bounds" else key(bound) < key(one) for key in keys)
+        bound = from_bytes(field.field_type, stored)
+        return all(key(bound) > key(literal) if side == "lower_bounds" else key(bound) < key(literal) for key in keys)
 
     def visit_starts_with(self, term: Any, literal: Any) -> bool:
         field_id = term.ref().field.field_id
@@ -363,8 +364,8 @@ class Strict(_StrictMetricsEvaluationVisitor):
         return getattr(other, evaluate.__name__)(term, as_literal(flipped(literal.value)))
 
 
-def _known_equal(one: int | None, other: int | None) -> bool:
-    return one is not None and one == other
+def _known_equal(left: int | None, right: int | None) -> bool:
+    return left is not None and left == right
 
 
 def flipped(value: bytes) -> bytes:
@@ -374,8 +375,8 @@ def flipped(value: bytes) -> bytes:
 
 def data_file(file: File, primitive: t.PrimitiveType) -> DataFile:
     def known(name: str, convert: Any = same) -> dict[int, Any]:
-        found = {field_id: convert(getattr(chunk, name)) for field_id, chunk in file.chunks.items()}
-        return {field_id: value for field_id, value in found.items() if value is not None}
+        values = {field_id: convert(getattr(chunk, name)) for field_id, chunk in file.chunks.items()}
+        return {field_id: value for field_id, value in values.items() if value is not None}
 
     return DataFile.from_args(
         record_count=file.record_count,
@@ -387,12 +388,12 @@ def data_file(file: File, primitive: t.PrimitiveType) -> DataFile:
     )
 
 
-def expected_might(bound: BooleanExpression, file: File, found: DataFile) -> bool:
-    return file.record_count != 0 and (file.record_count < 0 or visit(bound, Inclusive(file, found)))
+def expected_might(bound: BooleanExpression, file: File, metrics: DataFile) -> bool:
+    return file.record_count != 0 and (file.record_count < 0 or visit(bound, Inclusive(file, metrics)))
 
 
-def expected_must(bound: BooleanExpression, file: File, found: DataFile, schema: Schema) -> bool:
-    return file.record_count == 0 or (file.record_count > 0 and visit(bound, Strict(file, found, schema)))
+def expected_must(bound: BooleanExpression, file: File, metrics: DataFile, schema: Schema) -> bool:
+    return file.record_count == 0 or (file.record_count > 0 and visit(bound, Strict(file, metrics, schema)))
 
 
 # The tests
@@ -420,27 +421,27 @@ def _check_batches(spark: SparkSession) -> None:
         might = [might_match(bound, stats_of, sql.col("record_count")) for bound in bounds]
         must = [must_match(bound, stats_of, sql.col("record_count"), TOP_LEVEL) for bound in bounds]
         results = evaluated(spark, files, primitive, might + must)
-        found = [data_file(file, primitive) for file in files]
+        data_files = [data_file(file, primitive) for file in files]
         for place, bound in enumerate(bounds):
-            for file, metrics, kept, proven in zip(
-                files, found, results[place], results[len(bounds) + place], strict=True
+            for file, metrics, is_kept, proven in zip(
+                files, data_files, results[place], results[len(bounds) + place], strict=True
             ):
-                check_case(bound, file, kept, proven)
-                assert kept is expected_might(bound, file, metrics), shown(bound, file)
+                check_case(bound, file, is_kept, proven)
+                assert is_kept is expected_might(bound, file, metrics), shown(bound, file)
                 assert proven is expected_must(bound, file, metrics, schema), shown(bound, file)
 
     check()
 
 
-def check_case(bound: BooleanExpression, file: File, kept: Any, proven: Any) -> None:
+def check_case(bound: BooleanExpression, file: File, is_kept: Any, proven: Any) -> None:
     matching = [matches(bound, row, key=file.key) for row in file.rows]
-    assert kept is True or kept is False
+    assert is_kept is True or is_kept is False
     assert proven is True or proven is False
-    assert kept or not any(matching), shown(bound, file)
+    assert is_kept or not any(matching), shown(bound, file)
     total_order = [matches(bound, row, key=file.key, nan_is_greatest=True) for row in file.rows]
     assert not proven or (all(matching) and all(total_order)), shown(bound, file)
     tally["cases"] += 1
-    tally["skipped"] += not kept
+    tally["skipped"] += not is_kept
     tally["proven"] += proven
     tally["skippable"] += not any(matching)
 
@@ -463,8 +464,8 @@ def test_rows(spark: SparkSession) -> None:
         columns = [row_predicate(bound, row_value, strict=strict) for bound in bounds for strict in (False, True)]
         results = evaluated(spark, rows, primitive, columns)
         for place, bound in enumerate(bounds):
-            for file, found, certain in zip(rows, *results[2 * place : 2 * place + 2], strict=True):
-                check_row(bound, file.rows[0], found, certain)
+            for file, possible, certain in zip(rows, *results[2 * place : 2 * place + 2], strict=True):
+                check_row(bound, file.rows[0], possible, certain)
 
     check()
 
@@ -479,17 +480,17 @@ def distinct_rows(files: list[File]) -> list[File]:
     return [File(1, [row], {field_id: ColumnChunk([], row[field_id]) for field_id in LEAVES}) for row in rows.values()]
 
 
-def check_row(bound: BooleanExpression, row: dict[int, Any], found: Any, certain: Any) -> None:
+def check_row(bound: BooleanExpression, row: dict[int, Any], possible: Any, certain: Any) -> None:
     uuids = any(isinstance(value, bytes) and len(value) == 16 for value in row.values())
     keys = [same, signed_key] if uuids else [same]
     readings = [matches(bound, row, key=key, nan_is_greatest=nan) for key in keys for nan in (True, False)]
     plain = matches(bound, row, nan_is_greatest=True)
-    assert isinstance(found, bool)
+    assert isinstance(possible, bool)
     assert isinstance(certain, bool)
-    assert found or not any(readings), (bound, row)
+    assert possible or not any(readings), (bound, row)
     assert not certain or all(readings), (bound, row)
     if not uuids:
-        assert found is plain, (bound, row)
+        assert possible is plain, (bound, row)
 
 
 def test_generated_filters_are_varied() -> None:
