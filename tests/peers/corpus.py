@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any
 
 from tests.peers.file_maker import local_path
 from tests.peers.java import Java, JavaTable
-from tests.peers.store import kept
+from tests.peers.store import make_once
 from tests.peers.workshop import NAMESPACE, Workshop
 
 if TYPE_CHECKING:
@@ -127,10 +127,10 @@ class PeerTable:
         """One of the table's schemas, by default the current one, without the columns that pyiceberg can't model."""
         from pyiceberg.schema import Schema
 
-        wanted = self.metadata.get("current-schema-id", 0) if schema_id is None else schema_id
+        chosen_id = self.metadata.get("current-schema-id", 0) if schema_id is None else schema_id
         schemas = self.metadata.get("schemas") or [self.metadata["schema"] | {"schema-id": 0}]
-        found = next(each for each in schemas if each.get("schema-id", 0) == wanted)
-        return Schema.model_validate(found | {"fields": modelled(found["fields"])})
+        schema = next(each for each in schemas if each.get("schema-id", 0) == chosen_id)
+        return Schema.model_validate(schema | {"fields": modelled(schema["fields"])})
 
     def __str__(self) -> str:
         return self.name
@@ -138,12 +138,12 @@ class PeerTable:
 
 def modelled(fields: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Without the fields whose type pyiceberg has no model of, nested ones too."""
-    kept = [each for each in fields if not str(each["type"]).startswith(("variant", "geo"))]
+    supported = [each for each in fields if not str(each["type"]).startswith(("variant", "geo"))]
     return [
         each | {"type": each["type"] | {"fields": modelled(each["type"]["fields"])}}
         if isinstance(each["type"], dict) and each["type"]["type"] == "struct"
         else each
-        for each in kept
+        for each in supported
     ]
 
 
@@ -181,14 +181,16 @@ class Corpus:
         apart = self.folder / "apart" / name
         workshop = Workshop(self.java, name, f"file://{apart}", CATALOG)
         parts = [self.folder / NAMESPACE / name, apart]
-        location = kept(self.folder, name, parts, lambda: recipe.build(workshop) or workshop.metadata_location)
+        location = make_once(self.folder, name, parts, lambda: recipe.build(workshop) or workshop.metadata_location)
         return PeerTable(recipe, location, self.java.table(location, name))
 
 
 def names(*tags: str, without: Iterable[str] = ()) -> list[str]:
     """The names of the tables that have all of these tags and none of those of `without`, in the order of making."""
     _load()
-    return [made.name for made in RECIPES.values() if set(tags) <= made.tags and not made.tags & frozenset(without)]
+    return [
+        recipe.name for recipe in RECIPES.values() if set(tags) <= recipe.tags and not recipe.tags & frozenset(without)
+    ]
 
 
 def _load() -> None:

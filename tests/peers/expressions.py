@@ -62,7 +62,7 @@ NEGATED = {
     "starts-with": "not-starts-with",
     "in": "not-in",
 }
-NEGATED |= {other: one for one, other in NEGATED.items()}
+NEGATED |= {opposite: operator for operator, opposite in NEGATED.items()}
 
 
 # --- pyiceberg to JSON that Java reads without a schema -------------------------------------------------------------
@@ -125,8 +125,8 @@ def equivalent(left: str, right: str, schema: Schema, case_sensitive: bool = Tru
     understood), and what stands between the leaves is compared by truth table. A True is right; leaves that could
     imply each other are taken as independent.
     """
-    one, other = (_meaning(json.loads(text), schema, case_sensitive) for text in (left, right))
-    return one == other or _same_table(one, other)
+    left_meaning, right_meaning = (_meaning(json.loads(text), schema, case_sensitive) for text in (left, right))
+    return left_meaning == right_meaning or _same_table(left_meaning, right_meaning)
 
 
 def _meaning(tree: Any, schema: Schema, case_sensitive: bool, negate: bool = False) -> Any:
@@ -226,15 +226,15 @@ def _rescaled(number: Decimal, scale: int) -> Decimal:
     return number.quantize(Decimal(1).scaleb(-scale), rounding=ROUND_HALF_UP)
 
 
-def _same_table(one: Any, other: Any) -> bool:
-    atoms = sorted(_atoms(one) | _atoms(other), key=repr)
+def _same_table(left: Any, right: Any) -> bool:
+    atoms = sorted(_atoms(left) | _atoms(right), key=repr)
     if len(atoms) <= 12:
         rows: Iterable[Sequence[bool]] = itertools.product((False, True), repeat=len(atoms))
     else:
         rng = random.Random(7)
         rows = ([rng.random() < share for _ in atoms] for share in (0.05, 0.2, 0.5, 0.8, 0.95) for _ in range(400))
     truths = (dict(zip(atoms, row, strict=True)) for row in rows)
-    return all(_holds(one, truth) == _holds(other, truth) for truth in truths)
+    return all(_holds(left, truth) == _holds(right, truth) for truth in truths)
 
 
 def _atoms(tree: Any) -> set[Any]:

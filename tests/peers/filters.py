@@ -93,19 +93,21 @@ def filters(table: PeerTable, limit: int | None = None, schema: Schema | None = 
     """
     schema = schema or table.schema
     held = table.java.bounds()
-    found: dict[str, list[Filter]] = defaultdict(list)
+    by_operator: dict[str, list[Filter]] = defaultdict(list)
     for name, field in columns(schema):
         values = literals(field.field_type, held.get(field.field_id, []))
         for operator, expression in column_filters(name, field.field_type, values):
-            found[operator].append(Filter(text_of(expression), expression))
+            by_operator[operator].append(Filter(text_of(expression), expression))
     rng = random.Random(table.name)
-    singles = [each for group in found.values() for each in group]
-    found["combined"] = list(combinations(singles, rng, 60))
-    found["any-case"] = [
+    singles = [each for group in by_operator.values() for each in group]
+    by_operator["combined"] = list(combinations(singles, rng, 60))
+    by_operator["any-case"] = [
         Filter(f"any-case {each.name}", renamed(each.expression), case_sensitive=False)
         for each in rng.sample(singles, min(len(singles), 12))
     ]
-    return [each for group in found.values() for each in group] if limit is None else spread(found, limit, rng)
+    return (
+        [each for group in by_operator.values() for each in group] if limit is None else spread(by_operator, limit, rng)
+    )
 
 
 def spread(groups: dict[str, list[Filter]], limit: int, rng: random.Random) -> list[Filter]:
@@ -231,13 +233,13 @@ def sets(kind: IcebergType, values: list[Any]) -> list[tuple[Any, ...]]:
     """Sets of one, two and many literals; of 200, which Iceberg evaluates, and of 201, which it does not."""
     if not values:
         return []
-    made: list[tuple[Any, ...]] = [tuple(values[:1]), tuple(values[:2]), tuple(values[-3:])]
+    groups: list[tuple[Any, ...]] = [tuple(values[:1]), tuple(values[:2]), tuple(values[-3:])]
     start = next((value for value in values if type(value) is int), 0)
     if isinstance(kind, IntegerType | LongType) and abs(start) < 2**30:
-        made += [tuple(range(start, start + 200)), tuple(range(start, start + 201)), tuple(range(10**8, 10**8 + 201))]
+        groups += [tuple(range(start, start + 200)), tuple(range(start, start + 201)), tuple(range(10**8, 10**8 + 201))]
     if isinstance(kind, StringType):
-        made += [tuple(f"{values[0]}{n:03d}" for n in range(count)) for count in (200, 201)]
-    return [tuple({(type(value), str(value)): value for value in group}.values()) for group in made]
+        groups += [tuple(f"{values[0]}{n:03d}" for n in range(count)) for count in (200, 201)]
+    return [tuple({(type(value), str(value)): value for value in group}.values()) for group in groups]
 
 
 def prefixes(values: list[Any]) -> list[str]:

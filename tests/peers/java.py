@@ -122,8 +122,12 @@ class Java:
     def equivalent(self, left: str, right: str, schema: Schema, case_sensitive: bool = True) -> bool:
         """Java's ExpressionUtil.equivalent on two untyped JSONs: structural, so a False may still be equivalent."""
         struct = self.iceberg.SchemaParser.fromJson(schema.model_dump_json()).asStruct()
-        one, other = (self.expressions.fromJson(text) for text in (left, right))
-        return bool(self.iceberg.expressions.ExpressionUtil.equivalent(one, other, struct, case_sensitive))
+        left_expression, right_expression = (self.expressions.fromJson(text) for text in (left, right))
+        return bool(
+            self.iceberg.expressions.ExpressionUtil.equivalent(
+                left_expression, right_expression, struct, case_sensitive
+            )
+        )
 
 
 def iterate(iterable: Any) -> Iterator[Any]:
@@ -213,12 +217,12 @@ class JavaTable:
 
     def bounds(self, at: At = NOW) -> dict[int, list[bytes]]:
         """Per field id the lower and upper bounds of the planned files, as stored."""
-        found: dict[int, list[bytes]] = defaultdict(list)
+        by_field: dict[int, list[bytes]] = defaultdict(list)
         for task in iterate(self.scan(at=at).includeColumnStats().planFiles()):
             for bounds in (task.file().lowerBounds(), task.file().upperBounds()):
                 for field_id, value in (items(bounds) if bounds else {}).items():
-                    found[field_id].append(bytes(value.array()))
-        return found
+                    by_field[field_id].append(bytes(value.array()))
+        return by_field
 
     def _row(self, task: Any, at: At) -> dict[str, Any]:
         deletes = [self._content_file(each, at) for each in elements(task.deletes())]

@@ -29,8 +29,8 @@ def slice_of(names: Iterable[str]) -> list[str]:
     for name in listed:
         versions[re.sub(r"_v\d$", "", name)].append(name)
     chosen = {
-        made[(zlib.crc32(base.encode()) >> 8) % len(made)]
-        for base, made in versions.items()
-        if zlib.crc32(base.encode()) % (SHARE if len(made) > 2 else RARE_SHARE) == 0
+        alternatives[(zlib.crc32(base.encode()) >> 8) % len(alternatives)]
+        for base, alternatives in versions.items()
+        if zlib.crc32(base.encode()) % (SHARE if len(alternatives) > 2 else RARE_SHARE) == 0
     }
     return [name for name in listed if name in chosen]

@@ -22,14 +22,14 @@ def corpus_folder(jar: Path) -> Path:
 
     Tables name their files by absolute paths, so a checkout that moved has another folder.
     """
-    here = Path(__file__).parent
+    folder = Path(__file__).parent
     digest = sha256(f"{BUILD} {jar.name} {version('pyspark')} {version('pyiceberg')}".encode())
-    for source in sorted([*here.glob("tables_*.py"), here / "workshop.py", here / "file_maker.py"]):
+    for source in sorted([*folder.glob("tables_*.py"), folder / "workshop.py", folder / "file_maker.py"]):
         digest.update(source.read_bytes())
     return BUILD / digest.hexdigest()[:16]
 
 
-def kept(folder: Path, name: str, parts: list[Path], make: Callable[[], str]) -> str:
+def make_once(folder: Path, name: str, parts: list[Path], make: Callable[[], str]) -> str:
     """The metadata location of a table, which is made where no process has yet.
 
     Args:

@@ -99,8 +99,8 @@ def test_java_reads_every_filter(corpus: Corpus, name: str) -> None:
     chosen = filters(table, 60)
     assert len({each.name for each in chosen}) == 60
     assert [each.name for each in filters(table, 60)] == [each.name for each in chosen]
-    kept = [len(table.java.paths(each.expression, case_sensitive=each.case_sensitive)) for each in chosen]
-    assert min(kept) < max(kept)
+    counts = [len(table.java.paths(each.expression, case_sensitive=each.case_sensitive)) for each in chosen]
+    assert min(counts) < max(counts)
 
 
 def test_names_by_tag() -> None:
@@ -110,13 +110,13 @@ def test_names_by_tag() -> None:
 
 
 def test_equivalence() -> None:
-    one = Or(And(EqualTo("s", "a"), Not(IsNull("s"))), EqualTo("id", 3))
+    expression = Or(And(EqualTo("s", "a"), Not(IsNull("s"))), EqualTo("id", 3))
     other = (
         '{"type":"or","left":{"type":"in","term":"id","values":[3]},"right":{"type":"not","child":{"type":"or",'
         '"left":{"type":"not-eq","term":"s","value":"a"},"right":{"type":"is-null","term":"s"}}}}'
     )
-    assert equivalent(filter_json(one), other, SCHEMA)
-    assert not equivalent(filter_json(one), other.replace("[3]", "[3, 4]"), SCHEMA)
+    assert equivalent(filter_json(expression), other, SCHEMA)
+    assert not equivalent(filter_json(expression), other.replace("[3]", "[3, 4]"), SCHEMA)
     assert equivalent(
         filter_json(And(EqualTo("s", "a"), Or(EqualTo("s", "a"), EqualTo("id", 1)))), leaf("s", "a"), SCHEMA
     )
