@@ -44,7 +44,7 @@ def shape(tests: AllOf | None) -> Any:
 @pytest.mark.parametrize("row_filter", ["id = 2", "id < 2", "id <= 2", "id > 2", "id >= 2", "id in (2, 3)"])
 def test_arrow_and_sql_pass_the_same_bounds(spark: SparkSession, row_filter: str) -> None:
     pairs = [*itertools.product(BOUNDS, BOUNDS)]
-    table = pa.table({BELOW: pa.array([one for one, _ in pairs], pa.int64()), ABOVE: [other for _, other in pairs]})
+    table = pa.table({BELOW: pa.array([lower for lower, _ in pairs], pa.int64()), ABOVE: [upper for _, upper in pairs]})
     tests = leaf_tests(bound(row_filter))
     assert tests
     by_arrow = AllOf(tests).passes(lambda source, *_: table.column(source).combine_chunks())
@@ -63,8 +63,8 @@ def test_and_tests_the_tightest_limit_of_each_bound() -> None:
 
 @pytest.mark.parametrize("count", [FEW, FEW + 1])
 def test_or_of_many_tests_the_loosest_limits(count: int) -> None:
-    tests = stats_tests(bound(" or ".join(f"(id >= {one} and id < {one + 5})" for one in range(count))))
-    each = [[(1, "ge", one), (1, "lt", one + 5)] for one in range(count)]
+    tests = stats_tests(bound(" or ".join(f"(id >= {number} and id < {number + 5})" for number in range(count))))
+    each = [[(1, "ge", number), (1, "lt", number + 5)] for number in range(count)]
     assert shape(tests) == ([each] if count <= FEW else [(1, "ge", 0), (1, "lt", count + 4)])
 
 

@@ -26,7 +26,7 @@ def binary(*values: bytes | None) -> pa.Array:
 @st.composite
 def columns(draw: st.DrawFn) -> tuple[t.PrimitiveType, list[bytes | None]]:
     primitive = draw(st.sampled_from(list(VALUES)))
-    value = VALUES[primitive].map(lambda one: to_bytes(primitive, one))
+    value = VALUES[primitive].map(lambda value: to_bytes(primitive, value))
     return primitive, draw(st.lists(value | st.none(), max_size=8))
 
 
@@ -86,8 +86,8 @@ def raw(decoded: pa.Array) -> list[Any]:
 def test_bounds_written_before_a_promotion(name: str, value: bytes, expected: Any) -> None:
     wide = decode_bounds(binary(value, None), name)
     assert wide.is_null().to_pylist() == [False, True]
-    found = raw(wide)[0]
-    assert (int(found.scaleb(2)) if name.startswith("decimal") else found) == expected
+    decoded = raw(wide)[0]
+    assert (int(decoded.scaleb(2)) if name.startswith("decimal") else decoded) == expected
 
 
 @pytest.mark.parametrize(

@@ -53,22 +53,22 @@ def test_predicates_are_those_of_pyiceberg(text: str) -> None:
         with pytest.raises(InvalidFilterError):
             parse_text(text)
     else:
-        assert told(parse_text(text)) == told(expected)
+        assert with_kinds(parse_text(text)) == with_kinds(expected)
 
 
 @pytest.mark.parametrize("operator", OPERATORS[:8])
 @pytest.mark.parametrize("literal", ["1", "1.5", "'a'"])
 def test_each_operator_is_that_of_pyiceberg(operator: str, literal: str) -> None:
     for text in (f"id {operator} {literal}", f"{literal} {operator} id"):
-        assert told(parse_text(text)) == told(parse_by_pyiceberg(text))
+        assert with_kinds(parse_text(text)) == with_kinds(parse_by_pyiceberg(text))
 
 
-def told(expression: BooleanExpression) -> Any:
+def with_kinds(expression: BooleanExpression) -> Any:
     """An expression with the kinds of its literals, of which pyiceberg holds those of one value to be equal."""
     if isinstance(expression, And | Or):
-        return type(expression), told(expression.left), told(expression.right)
+        return type(expression), with_kinds(expression.left), with_kinds(expression.right)
     if isinstance(expression, Not):
-        return Not, told(expression.child)
+        return Not, with_kinds(expression.child)
     literals = getattr(expression, "literals", [getattr(expression, "literal", None)])
     kinds = sorted((type(literal).__name__, str(getattr(literal, "value", literal))) for literal in literals)
     return type(expression), str(getattr(expression, "term", "")), kinds

@@ -101,9 +101,9 @@ def test_literals_between_and_beyond_the_values_of_a_type(
         with pytest.raises(ValueError, match="does not convert"):
             place_literal(literal(value), primitive)
         return
-    found = place_literal(literal(value), primitive)
-    assert found.place is place
-    assert place is not JUST_ABOVE or found.value == floor
+    placed = place_literal(literal(value), primitive)
+    assert placed.place is place
+    assert place is not JUST_ABOVE or placed.value == floor
 
 
 @pytest.mark.parametrize(

@@ -277,9 +277,9 @@ def test_json_of_every_type() -> None:
             expression: BooleanExpression = EqualTo("t", value)
         else:
             expression = parse_filter(f"{name} = {text}")
-        found = json.loads(expression_to_json(bind_filter(expression, schema)))
-        assert found == {"type": "eq", "term": name, "value": value}
-        assert type(found["value"]) is type(value)
+        document = json.loads(expression_to_json(bind_filter(expression, schema)))
+        assert document == {"type": "eq", "term": name, "value": value}
+        assert type(document["value"]) is type(value)
 
 
 VALUES = pa.table(
@@ -324,11 +324,11 @@ MIDDLE = "'40000000-0000-0000-0000-000000000000'"
 def test_rows(spark: SparkSession, row_filter: str, loose: list[bool], strict: list[bool] | None) -> None:
     values = spark.createDataFrame(VALUES)
     expression = bound(row_filter)
-    found = values.selectExpr(
+    rows = values.selectExpr(
         row_predicate(expression, column).text, row_predicate(expression, column, strict=True).text
     ).collect()
-    assert [row[0] for row in found] == loose
-    assert [row[1] for row in found] == (loose if strict is None else strict)
+    assert [row[0] for row in rows] == loose
+    assert [row[1] for row in rows] == (loose if strict is None else strict)
 
 
 def test_parquet_does_not_lose_zeros_or_nan(spark: SparkSession, tmp_path: Path) -> None:
@@ -358,9 +358,9 @@ def test_wide_filters_are_evaluated_as_narrow_ones(spark: SparkSession) -> None:
         F.when(F.col("id") % 3 != 0, F.col("id").cast("float") - 50).alias("6"),
     )
     pairs = [(value, value % 10) for value in range(-40, 40)]
-    any_pair = " or ".join(f"(x = {one} and name = '{other}' and s.may > {one}.5)" for one, other in pairs)
-    no_pair = " and ".join(f"(x <> {one} or name >= '{other}' or s.may is null)" for one, other in pairs)
-    ranges = " or ".join(f"x = {one} or s.may < -{one + 30}.0" for one in range(20))
+    any_pair = " or ".join(f"(x = {number} and name = '{digit}' and s.may > {number}.5)" for number, digit in pairs)
+    no_pair = " and ".join(f"(x <> {number} or name >= '{digit}' or s.may is null)" for number, digit in pairs)
+    ranges = " or ".join(f"x = {number} or s.may < -{number + 30}.0" for number in range(20))
     for text in (any_pair, no_pair, ranges, f"({ranges}) and ({no_pair})"):
         expression = bound(text)
         condition = row_predicate(expression, column).text

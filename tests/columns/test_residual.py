@@ -120,10 +120,10 @@ def test_size_is_linear_in_the_filter() -> None:
 
 def test_wide_and_deep_filters(spark: SparkSession) -> None:
     wide = " or ".join(f"(id = {value} and other = {value})" for value in range(150))
-    found = left(spark, wide, 0, 3, 1.0)
-    assert found["type"] == "or"
+    residual = left(spark, wide, 0, 3, 1.0)
+    assert residual["type"] == "or"
     text = " or ".join(f"id = {value}" for value in range(3000))
-    assert found != left(spark, text, 0, 3, 1.0)
+    assert residual != left(spark, text, 0, 3, 1.0)
     assert left(spark, deep(19), 0, 3, 1000.0) is False
     whole = left(spark, deep(MAX_DEPTH - 1), 0, 3, 1000.0)
     assert whole == json.loads(expression_to_json(bind_filter(parse_filter(deep(MAX_DEPTH - 1)), SCHEMA)))

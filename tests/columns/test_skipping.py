@@ -61,7 +61,7 @@ def decide(
         might_match(bound, column_stats, sql.col("records")),
         must_match(bound, column_stats, sql.col("records"), {TOP, 2}),
     ]
-    row = stats_frame(spark, kind, *stats).selectExpr(*(one.text for one in columns)).first()
+    row = stats_frame(spark, kind, *stats).selectExpr(*(condition.text for condition in columns)).first()
     assert row is not None
     return row[0], row[1]
 
@@ -249,7 +249,7 @@ def test_stats_that_are_not_there_at_all(spark: SparkSession) -> None:
     bounds = [bind_filter(parse_filter(text), schema_of(INT)) for text in filters]
     might = [might_match(bound, nothing, sql.lit(5)) for bound in bounds]
     must = [must_match(bound, nothing, sql.lit(5), {TOP}) for bound in bounds]
-    row = spark.range(1).selectExpr(*(one.text for one in (*might, *must))).first()
+    row = spark.range(1).selectExpr(*(condition.text for condition in (*might, *must))).first()
     assert row is not None
     assert list(row) == [True] * len(filters) + [False] * len(filters)
 
@@ -272,8 +272,8 @@ def test_wide_filters_skip_as_narrow_ones(spark: SparkSession) -> None:
     values = range(1, 3000, 7)
     wide = bind_filter(parse_filter(" or ".join(f"v = {value}" for value in values)), schema_of(INT))
     started = time.perf_counter()
-    kept = files.where(might_match(wide, stats, sql.lit(5)).text).count()
-    assert kept == sum(any(10 * file <= value <= 10 * file + 3 for value in values) for file in range(500))
+    count = files.where(might_match(wide, stats, sql.lit(5)).text).count()
+    assert count == sum(any(10 * file <= value <= 10 * file + 3 for value in values) for file in range(500))
     narrow = bind_filter(parse_filter(" and ".join(f"v <> {value}" for value in range(0, 5000, 10))), schema_of(INT))
     assert files.where(might_match(narrow, stats, sql.lit(5)).text).count() == 500
     assert files.where(must_match(narrow, stats, sql.lit(5), {TOP}).text).count() == 0
@@ -325,11 +325,11 @@ def pushed_filters(frame: DataFrame, monkeypatch: pytest.MonkeyPatch) -> str:
     session = frame.sparkSession
     session.conf.set("spark.sql.maxMetadataStringLength", "10000")
     try:
-        found = re.search(r"PushedFilters: \[(.*?)\], ReadSchema", plan(frame), re.DOTALL)
+        match = re.search(r"PushedFilters: \[(.*?)\], ReadSchema", plan(frame), re.DOTALL)
     finally:
         session.conf.unset("spark.sql.maxMetadataStringLength")
-    assert found is not None
-    return found[1]
+    assert match is not None
+    return match[1]
 
 
 @pytest.mark.parametrize("kind", list(PUSHED), ids=str)
@@ -340,11 +340,11 @@ def test_bounds_are_pushed_into_parquet(
     leaves = spark.read.parquet(leaf_manifest(tmp_path / "leaf.parquet", arrow, bounds))
     for row_filter in (text, f"{text} or {text.replace('<=', '=')}", f"{text} and v is not null"):
         bound = bind_filter(parse_filter(row_filter), schema_of(kind))
-        kept = leaves.where(might_match(bound, content_stats, sql.col("record_count")).text)
-        pushed = pushed_filters(kept, monkeypatch)
+        matching = leaves.where(might_match(bound, content_stats, sql.col("record_count")).text)
+        pushed = pushed_filters(matching, monkeypatch)
         assert "IsNull(content_stats.`1`.lower_bound)" in pushed
         assert "LessThanOrEqual(content_stats.`1`.lower_bound," in pushed
-        assert kept.count() == 1
+        assert matching.count() == 1
 
 
 def test_of_wide_filters_one_range_is_pushed(
@@ -352,11 +352,11 @@ def test_of_wide_filters_one_range_is_pushed(
 ) -> None:
     leaves = spark.read.parquet(leaf_manifest(tmp_path / "leaf.parquet", pa.int32(), [1, 9]))
     bound = bind_filter(parse_filter(" or ".join(f"v = {value}" for value in range(5, 300))), schema_of(INT))
-    kept = leaves.where(might_match(bound, content_stats, sql.col("record_count")).text)
-    pushed = pushed_filters(kept, monkeypatch)
+    matching = leaves.where(might_match(bound, content_stats, sql.col("record_count")).text)
+    pushed = pushed_filters(matching, monkeypatch)
     assert "GreaterThanOrEqual(content_stats.`1`.upper_bound,5)" in pushed
     assert "LessThanOrEqual(content_stats.`1`.lower_bound,299)" in pushed
-    assert kept.count() == 1
+    assert matching.count() == 1
 
 
 @pytest.mark.parametrize("kind", [t.FloatType(), t.DoubleType()], ids=str)
@@ -367,9 +367,9 @@ def test_floating_point_is_not_pushed(spark: SparkSession, tmp_path: Path, kind:
         leaves = spark.read.parquet(leaf_manifest(tmp_path / f"{name}.parquet", arrow, bounds))
         for row_filter in ("v > 7.0", "v >= 7.0 or v = 0.0", "v = 0.0", "v >= 0.0", "v in (0.0, 7.0)"):
             bound = bind_filter(parse_filter(row_filter), schema_of(kind))
-            kept = leaves.where(might_match(bound, content_stats, sql.col("record_count")).text)
-            assert "bound" not in re.sub(r"DataFilters.*?Format|ReadSchema.*", "", plan(kept).split("FileScan")[1])
-            assert kept.count() >= (1 if name == "nan" or "0.0" in row_filter.replace("7.0", "") else 0)
+            matching = leaves.where(might_match(bound, content_stats, sql.col("record_count")).text)
+            assert "bound" not in re.sub(r"DataFilters.*?Format|ReadSchema.*", "", plan(matching).split("FileScan")[1])
+            assert matching.count() >= (1 if name == "nan" or "0.0" in row_filter.replace("7.0", "") else 0)
 
 
 ANCIENT = [-(2**31), -719_163, *range(-141_440, -141_420), -25_568, 0, 2_932_897, 2**31 - 1]

@@ -55,9 +55,9 @@ def test_literals_are_exact_in_every_time_zone(spark: SparkSession, zone: str) -
         table = spark.createDataFrame(pa.table(arrays, names), schema)
         literals = [typed_literal(value, primitive) for primitive, value in cases]
         row = table.selectExpr(
-            *(one.eqNullSafe(sql.col(f"c{place}")).text for place, one in enumerate(literals))
+            *(literal.eqNullSafe(sql.col(f"c{place}")).text for place, literal in enumerate(literals))
         ).first()
-        kinds = [field.dataType for field in spark.range(1).selectExpr(*(one.text for one in literals)).schema]
+        kinds = [field.dataType for field in spark.range(1).selectExpr(*(literal.text for literal in literals)).schema]
     finally:
         spark.conf.set("spark.sql.session.timeZone", "UTC")
     assert row is not None
@@ -78,8 +78,8 @@ def test_a_literal_array_holds_what_single_literals_do(spark: SparkSession) -> N
         pairs = literal_array([(value, primitive), (value, primitive)] for value in values)
         same = sql.transform(pairs, lambda pair: pair["_1"]) == single
         alike = literal_array([(value, primitive)] for value in values) == single
-        found = spark.range(1).selectExpr(alike.text, same.text).first()
-        assert found == (True, True), primitive
+        row = spark.range(1).selectExpr(alike.text, same.text).first()
+        assert row == (True, True), primitive
 
 
 def test_a_decimal_is_never_rounded() -> None:
@@ -93,10 +93,10 @@ def test_bound_types_agree_with_decoded_bounds(spark: SparkSession) -> None:
     # Spark infers TIMESTAMP_NTZ from Arrow only with this setting.
     spark.conf.set("spark.sql.timestampType", "TIMESTAMP_NTZ")
     try:
-        found = [field.dataType for field in spark.createDataFrame(table).schema]
+        inferred = [field.dataType for field in spark.createDataFrame(table).schema]
     finally:
         spark.conf.unset("spark.sql.timestampType")
-    assert found == [bound_type(kind) for kind in kinds]
+    assert inferred == [bound_type(kind) for kind in kinds]
 
 
 def test_spark_types() -> None:
@@ -109,12 +109,12 @@ def test_spark_types() -> None:
         t.NestedField(9, "g", t.GeometryType(), required=False),
         t.NestedField(10, "u", t.UnknownType(), required=False),
     )
-    found = spark_type(struct)
-    assert found.simpleString() == (
+    converted = spark_type(struct)
+    assert converted.simpleString() == (
         "struct<id:string,at:bigint,tags:array<bigint>,m:map<string,binary>,v:variant,g:binary,u:void>"
     )
-    assert [field.nullable for field in found] == [False, True, True, True, True, True, True]
-    assert (found["tags"].dataType.containsNull, found["m"].dataType.valueContainsNull) == (False, True)
+    assert [field.nullable for field in converted] == [False, True, True, True, True, True, True]
+    assert (converted["tags"].dataType.containsNull, converted["m"].dataType.valueContainsNull) == (False, True)
 
 
 def test_public_uuids_are_text(spark: SparkSession) -> None:

@@ -33,7 +33,7 @@ EMPTY = bytes.fromhex("0000000c d1d33964 0000000000000000 bf18480c")
 
 def vector(bitmaps: dict[int, BitMap]) -> bytes:
     """The portable serialization of 64-bit bitmaps."""
-    parts = [struct.pack("<I", key) + one.serialize() for key, one in bitmaps.items()]
+    parts = [struct.pack("<I", key) + roaring.serialize() for key, roaring in bitmaps.items()]
     return struct.pack("<Q", len(bitmaps)) + b"".join(parts)
 
 
@@ -44,28 +44,28 @@ def blob(content: bytes) -> bytes:
 
 def positions(read: PositionBitmap) -> list[int]:
     chunks = list(read.positions())
-    return [int(one) for one in np.concatenate(chunks)] if chunks else []
+    return [int(position) for position in np.concatenate(chunks)] if chunks else []
 
 
 def optimized(values: range | list[int]) -> BitMap:
-    made = BitMap(values)
-    made.run_optimize()
-    return made
+    roaring = BitMap(values)
+    roaring.run_optimize()
+    return roaring
 
 
 @given(
     st.sets(st.integers(0, (MAX_KEY << 32) | 0xFFFFFFFF), max_size=30), st.integers(0, 1 << 40), st.integers(0, 9000)
 )
 def test_positions_come_back(scattered: set[int], start: int, length: int) -> None:
-    wanted = sorted(scattered | set(range(start, start + length)))
+    expected = sorted(scattered | set(range(start, start + length)))
     by_key: dict[int, BitMap] = {}
-    for position in wanted:
+    for position in expected:
         by_key.setdefault(position >> 32, BitMap()).add(position & 0xFFFFFFFF)
-    for one in by_key.values():
-        one.run_optimize()
-    read = read_deletion_vector(blob(vector(by_key)), "dv", len(wanted))
-    assert positions(read) == wanted
-    assert read.cardinality == len(wanted)
+    for roaring in by_key.values():
+        roaring.run_optimize()
+    read = read_deletion_vector(blob(vector(by_key)), "dv", len(expected))
+    assert positions(read) == expected
+    assert read.cardinality == len(expected)
 
 
 @pytest.mark.parametrize(
@@ -80,8 +80,11 @@ def test_positions_come_back(scattered: set[int], start: int, length: int) -> No
 )
 @pytest.mark.parametrize("runs", [True, False])
 def test_every_kind_of_container(values: list[int], runs: bool) -> None:
-    one = optimized(values) if runs else BitMap(values)
-    assert positions(read_bitmap(vector({0: one, 5: one}), "dv")) == [*values, *(value + (5 << 32) for value in values)]
+    roaring = optimized(values) if runs else BitMap(values)
+    assert positions(read_bitmap(vector({0: roaring, 5: roaring}), "dv")) == [
+        *values,
+        *(value + (5 << 32) for value in values),
+    ]
 
 
 def test_bitmaps_between_keys_may_be_there_or_not() -> None:
@@ -148,10 +151,10 @@ def test_any_bytes_end_in_one_error(noise: bytes, place: int, change: int) -> No
     content[place % len(content)] ^= change
     for bad in (noise, blob(noise), blob(bytes(content))):
         try:
-            found = positions(read_deletion_vector(bad, "dv"))
+            read = positions(read_deletion_vector(bad, "dv"))
         except CorruptFileError:
             continue
-        assert found == sorted(set(found))
+        assert read == sorted(set(read))
 
 
 # Deletion vectors as Iceberg's Java library serializes them.
@@ -185,11 +188,11 @@ JAVA = [
 ]
 
 
-@pytest.mark.parametrize(("java", "wanted"), JAVA)
-def test_written_as_java_does(java: str, wanted: list[int]) -> None:
-    assert write_deletion_vector(PositionBitmap.of(wanted)) == bytes.fromhex(java)
-    assert positions(read_deletion_vector(bytes.fromhex(java), "dv")) == wanted
-    assert read_deletion_vector(bytes.fromhex(java), "dv") == PositionBitmap.of(wanted)
+@pytest.mark.parametrize(("java", "values"), JAVA)
+def test_written_as_java_does(java: str, values: list[int]) -> None:
+    assert write_deletion_vector(PositionBitmap.of(values)) == bytes.fromhex(java)
+    assert positions(read_deletion_vector(bytes.fromhex(java), "dv")) == values
+    assert read_deletion_vector(bytes.fromhex(java), "dv") == PositionBitmap.of(values)
 
 
 near = st.integers(0, 200) | st.integers((1 << 16) - 100, (1 << 16) + 100) | st.integers((2 << 32) - 9, (2 << 32) + 9)
@@ -198,51 +201,51 @@ far = st.integers(0, MAX_POSITION)
 
 @given(st.lists(near | far, max_size=60), st.integers(0, 1 << 34), st.integers(0, 9000))
 def test_what_is_written_is_read(scattered: list[int], start: int, length: int) -> None:
-    wanted = scattered + list(range(start, start + length))
-    made = PositionBitmap.of(wanted)
-    assert positions(made) == sorted(set(wanted))
-    blob_of_it = write_deletion_vector(made)
-    assert read_deletion_vector(blob_of_it, "dv", len(set(wanted))) == made
-    assert read_inline_vector(blob_of_it, "root", len(set(wanted))) == made
-    assert read_inline_vector(write_bitmap(made), "root", len(set(wanted))) == made
-    assert PositionBitmap.of(np.array(wanted, np.int64)) == made
-    assert PositionBitmap.of(iter(wanted)) == made
+    values = scattered + list(range(start, start + length))
+    dv = PositionBitmap.of(values)
+    assert positions(dv) == sorted(set(values))
+    blob_of_it = write_deletion_vector(dv)
+    assert read_deletion_vector(blob_of_it, "dv", len(set(values))) == dv
+    assert read_inline_vector(blob_of_it, "root", len(set(values))) == dv
+    assert read_inline_vector(write_bitmap(dv), "root", len(set(values))) == dv
+    assert PositionBitmap.of(np.array(values, np.int64)) == dv
+    assert PositionBitmap.of(iter(values)) == dv
 
 
 @settings(deadline=None)
 @given(st.sets(st.integers(0, 1 << 20) | st.integers(1 << 33, (1 << 33) + 50), min_size=1), st.booleans())
-def test_pyiceberg_reads_it(wanted: set[int], dense: bool) -> None:
-    made = PositionBitmap.of(wanted | set(range(9000)) if dense else wanted)
-    content = write_deletion_vector(made)
+def test_pyiceberg_reads_it(values: set[int], dense: bool) -> None:
+    dv = PositionBitmap.of(values | set(range(9000)) if dense else values)
+    content = write_deletion_vector(dv)
     footer = (
         f'{{"blobs":[{{"type":"deletion-vector-v1","fields":[],"snapshot-id":-1,"sequence-number":-1,"offset":4,'
         f'"length":{len(content)},"properties":{{"referenced-data-file":"a"}}}}]}}'
     ).encode()
     file = b"PFA1" + content + b"PFA1" + footer + struct.pack("<iI", len(footer), 0) + b"PFA1"
     (vector,) = deletion_vectors_from_puffin_file(PuffinFile(file))
-    read = [position + (key << 32) for key, one in enumerate(vector._bitmaps) for position in one]
-    assert read == positions(made)
+    read = [position + (key << 32) for key, theirs in enumerate(vector._bitmaps) for position in theirs]
+    assert read == positions(dv)
 
 
 @given(st.sets(near | far, max_size=40), st.sets(near | far, max_size=40), near | far)
-def test_set_algebra(left: set[int], right: set[int], one: int) -> None:
+def test_set_algebra(left: set[int], right: set[int], position: int) -> None:
     a, b = PositionBitmap.of(left), PositionBitmap.of(right)
     assert a.union(b) == PositionBitmap.of(left | right)
     assert a.difference(b) == PositionBitmap.of(left - right)
     assert a.union(b).difference(b) == PositionBitmap.of(left - right)
     assert a.intersects(b) == bool(left & right)
-    assert a.contains(one) == (one in left)
+    assert a.contains(position) == (position in left)
     assert a.max() == max(left, default=None)
     assert (a, b) == (PositionBitmap.of(left), PositionBitmap.of(right))  # as they were
     assert all(a.contains(position) for position in left)
 
 
 def test_a_bitmap_is_left_as_it_was() -> None:
-    made = PositionBitmap.of(range(100))
-    before = made.bitmaps[0].serialize()
-    write_deletion_vector(made)
-    made.union(PositionBitmap.of([7, 200]))
-    assert made.bitmaps[0].serialize() == before
+    dv = PositionBitmap.of(range(100))
+    before = dv.bitmaps[0].serialize()
+    write_deletion_vector(dv)
+    dv.union(PositionBitmap.of([7, 200]))
+    assert dv.bitmaps[0].serialize() == before
 
 
 def test_negative_positions_are_in_no_bitmap() -> None:
@@ -298,11 +301,11 @@ BY_DRAW = {(100_000, 0.1), (1_000_000, 0.1), (1_000_000, 0.2)}
 @pytest.mark.parametrize(("rows", "density"), [(rows, density) for rows in TABLE for density in DENSITIES])
 def test_size_by_density(rows: int, density: float) -> None:
     drawn = np.random.default_rng(rows).choice(rows, round(rows * density), replace=False)
-    made = PositionBitmap.of(drawn)
-    size = len(write_bitmap(made)) - 12  # count and key are of the 64-bit form
+    dv = PositionBitmap.of(drawn)
+    size = len(write_bitmap(dv)) - 12  # count and key are of the 64-bit form
     cardinalities = np.bincount(drawn >> 16, minlength=-(-rows // (1 << 16))).tolist()
     law = 8 + 8 * len(cardinalities) + sum(2 * count if count <= 4096 else 8192 for count in cardinalities)
     stated = TABLE[rows][DENSITIES.index(density)]
     assert size == law
     assert size == (pytest.approx(stated, rel=0.02) if (rows, density) in BY_DRAW else stated)
-    assert len(write_deletion_vector(made)) == law + 24
+    assert len(write_deletion_vector(dv)) == law + 24

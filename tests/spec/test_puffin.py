@@ -34,7 +34,7 @@ FIRST = {"type": "some-blob", "fields": [1], "snapshot-id": 2, "sequence-number"
 SECOND = {"type": "other", "fields": [], "snapshot-id": -1, "sequence-number": -1, "offset": 13, "length": 5}
 
 
-def made(
+def puffin_file(
     blobs: list[dict[str, Any]], contents: bytes = b"abcdefghi01234", *, lz4: bool = False, flags: int = 0, **more: Any
 ) -> bytes:
     payload = json.dumps({"blobs": blobs, **more}).encode()
@@ -45,7 +45,7 @@ def made(
 
 @pytest.mark.parametrize("lz4", [True, False])
 def test_footer(lz4: bool) -> None:
-    data = made([FIRST, SECOND | {"properties": {"a": "b"}}], lz4=lz4, properties={"created-by": "me"})
+    data = puffin_file([FIRST, SECOND | {"properties": {"a": "b"}}], lz4=lz4, properties={"created-by": "me"})
     footer = read_footer(data, "p")
     assert footer.properties == {"created-by": "me"}
     assert footer.blobs[0] == BlobMetadata("some-blob", (1,), 2, 1, 4, 9, None, {})
@@ -62,7 +62,7 @@ def test_smallest_file() -> None:
 @pytest.mark.parametrize("codec", ["lz4", "zstd"])
 def test_compressed_blobs(codec: str) -> None:
     packed = pa.compress(b"x" * 3000, codec, asbytes=True)
-    data = made([FIRST | {"length": len(packed), "compression-codec": codec}], packed)
+    data = puffin_file([FIRST | {"length": len(packed), "compression-codec": codec}], packed)
     blob = read_footer(data, "p").blobs[0]
     assert read_blob(data, blob, "p") == b"x" * 3000
     with pytest.raises(CorruptFileError, match=codec):
@@ -72,20 +72,20 @@ def test_compressed_blobs(codec: str) -> None:
 def test_what_decompresses_to_too_much(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(puffin, "MAX_INFLATED_BYTES", 100)
     packed = pa.compress(b"x" * 3000, "zstd", asbytes=True)
-    data = made([FIRST | {"length": len(packed), "compression-codec": "zstd"}], packed)
+    data = puffin_file([FIRST | {"length": len(packed), "compression-codec": "zstd"}], packed)
     with pytest.raises(CorruptFileError, match="it decompresses to more than 100 bytes"):
         read_blob(data, read_footer(data, "p").blobs[0], "p")
 
 
 def test_what_is_not_known() -> None:
     with pytest.raises(UnsupportedError, match="0x00000002"):
-        read_footer(made([], flags=2), "p")
-    data = made([FIRST | {"compression-codec": "brotli"}])
+        read_footer(puffin_file([], flags=2), "p")
+    data = puffin_file([FIRST | {"compression-codec": "brotli"}])
     with pytest.raises(UnsupportedError, match="brotli"):
         read_blob(data, read_footer(data, "p").blobs[0], "p")
 
 
-GOOD = made([FIRST])
+GOOD = puffin_file([FIRST])
 
 
 @pytest.mark.parametrize(
@@ -99,15 +99,15 @@ GOOD = made([FIRST])
         (GOOD[:-12] + struct.pack("<i", 1 << 30) + GOOD[-8:], "footer payload size"),
         (GOOD.replace(b"{", b"["), "footer"),
         (GOOD.replace(b'"blobs"', b'"blabs"'), "footer.blobs"),
-        (made([FIRST | {"offset": 3}]), "offset"),
-        (made([FIRST | {"length": 15}]), "offset"),
-        (made([FIRST | {"length": -1}]), "offset"),
-        (made([FIRST | {"length": "9"}]), r"blobs\[0\].length"),
-        (made([FIRST | {"fields": ["a"]}]), r"blobs\[0\].fields"),
-        (made([FIRST | {"properties": {"a": 1}}]), "properties"),
-        (made([FIRST, {"type": "t"}]), r"blobs\[1\]"),
-        (made(["x"]), r"blobs\[0\]"),  # type: ignore[list-item]
-        (made([], properties=[]), "footer.properties"),
+        (puffin_file([FIRST | {"offset": 3}]), "offset"),
+        (puffin_file([FIRST | {"length": 15}]), "offset"),
+        (puffin_file([FIRST | {"length": -1}]), "offset"),
+        (puffin_file([FIRST | {"length": "9"}]), r"blobs\[0\].length"),
+        (puffin_file([FIRST | {"fields": ["a"]}]), r"blobs\[0\].fields"),
+        (puffin_file([FIRST | {"properties": {"a": 1}}]), "properties"),
+        (puffin_file([FIRST, {"type": "t"}]), r"blobs\[1\]"),
+        (puffin_file(["x"]), r"blobs\[0\]"),  # type: ignore[list-item]
+        (puffin_file([], properties=[]), "footer.properties"),
     ],
 )
 def test_what_is_no_puffin_file(bad: bytes, field: str) -> None:
@@ -168,10 +168,10 @@ some_blobs = st.builds(
 def test_what_is_written_is_read(blobs: list[Blob], properties: dict[str, str], compressed: bool) -> None:
     file = write_puffin(blobs, properties, compress_footer=compressed)
     assert read_back(file) == [blob.content for blob in blobs]
-    found = read_footer(file.data, "p")
-    assert found.properties.items() >= properties.items()
-    assert found.properties["created-by"].startswith("sparkmeta") or "created-by" in properties
-    for blob, placed in zip(blobs, found.blobs, strict=True):
+    footer = read_footer(file.data, "p")
+    assert footer.properties.items() >= properties.items()
+    assert footer.properties["created-by"].startswith("sparkmeta") or "created-by" in properties
+    for blob, placed in zip(blobs, footer.blobs, strict=True):
         assert (placed.type, placed.fields, placed.snapshot_id) == (blob.type, blob.fields, blob.snapshot_id)
         assert (placed.sequence_number, placed.compression_codec) == (blob.sequence_number, blob.compression_codec)
         assert placed.properties == blob.properties
@@ -200,7 +200,7 @@ def test_pyiceberg_reads_it(positions: set[int], codec: str | None) -> None:
     theirs.footer.blobs.remove(second)
     (read,) = deletion_vectors_from_puffin_file(theirs)
     assert read.referenced_data_file == "s3://b/data.parquet"
-    assert {at + (key << 32) for key, one in enumerate(read._bitmaps) for at in one} == positions
+    assert {at + (key << 32) for key, bitmap in enumerate(read._bitmaps) for at in bitmap} == positions
 
 
 @pytest.mark.parametrize("size", [0, 1, 65_536, 300_000])

@@ -57,8 +57,8 @@ def snapshot(snapshot_id: int = 99, **changes: Any) -> Snapshot:
     return Snapshot.model_validate(known | {key.replace("_", "-"): value for key, value in changes.items()})
 
 
-def added(one: Snapshot) -> Any:
-    return iceberg.AddSnapshotUpdate(snapshot=one)
+def added(snapshot: Snapshot) -> Any:
+    return iceberg.AddSnapshotUpdate(snapshot=snapshot)
 
 
 def branch(name: str, snapshot_id: int, **retention: int) -> Any:
@@ -76,14 +76,14 @@ def changes(before: TableMetadata, after: TableMetadata) -> dict[str, Any]:
 
 def test_a_commit_changes_what_it_says() -> None:
     before = tree()
-    one = snapshot()
-    after = update_table_metadata(before, [added(one), branch("main", 99)], "s3://a/v2.json")
+    new = snapshot()
+    after = update_table_metadata(before, [added(new), branch("main", 99)], "s3://a/v2.json")
     old = written(before)
     assert changes(before, after) == {
         "current-snapshot-id": 99,
         "last-sequence-number": 35,
         "next-row-id": 1380,
-        "snapshots": [*old["snapshots"], one.model_dump(by_alias=True, exclude_unset=True)],
+        "snapshots": [*old["snapshots"], new.model_dump(by_alias=True, exclude_unset=True)],
         "snapshot-log": [*old["snapshot-log"], {"snapshot-id": 99, "timestamp-ms": 1800000000000}],
         "refs": old["refs"] | {"main": {"snapshot-id": 99, "type": "branch", "x-ref": 1}},
         "metadata-log": [
@@ -196,7 +196,7 @@ def test_a_field_of_several_columns_keeps_them(before: TableMetadata) -> None:
     document = written(after)
     written_field = document["partition-specs"][-1]["fields"][2]
     if "expr-id" in written_field:
-        named = {one["expr-id"]: one for one in document["expressions"]}
+        named = {expression["expr-id"]: expression for expression in document["expressions"]}
         written_field = named[written_field["expr-id"]]["expr"]
         assert len(document["expressions"]) == 5  # "mm" and "at_day" are new
     assert (written_field["source-ids"], written_field["name"]) == ([1, 2], "mm")
@@ -246,8 +246,8 @@ def test_early_versions_have_fewer_counters(version: int) -> None:
     before = update_table_metadata(parse(VERSIONS[version]()), [])
     parent, sequence = (7, 0) if version == 1 else (HEAD, 35)
     numbers: dict[str, Any] = {"sequence_number": sequence, "first_row_id": None, "added_rows": None}
-    one = snapshot(parent_snapshot_id=parent, manifest_list="s3://l", **numbers)
-    updated = update_table_metadata(before, [added(one), branch("main", 99)])
+    new = snapshot(parent_snapshot_id=parent, manifest_list="s3://l", **numbers)
+    updated = update_table_metadata(before, [added(new), branch("main", 99)])
     assert not [key for key in written(updated) if "_" in key]
     after = changes(before, updated)
     expected = {"current-snapshot-id", "snapshots", "snapshot-log", "refs"}
@@ -275,7 +275,7 @@ def test_snapshots_that_are_removed_take_along_what_is_theirs() -> None:
     before = update_table_metadata(tree(), [added(snapshot()), branch("main", 99)])
     removed = iceberg.RemoveSnapshotsUpdate.model_validate({"snapshot-ids": [HEAD]})
     after = written(update_table_metadata(before, [removed]))
-    assert [(one["snapshot-id"], one.get("parent-snapshot-id")) for one in after["snapshots"]] == [
+    assert [(entry["snapshot-id"], entry.get("parent-snapshot-id")) for entry in after["snapshots"]] == [
         (FIRST, None),
         (99, HEAD),
     ]
