@@ -61,8 +61,10 @@ def _frames(peer: peers.PeerTable, spark: SparkSession, soak: bool) -> list[Data
     """Entries and plan of the table as it is, then its plans at every snapshot and with filters."""
     table = sm.load_table(peer.metadata_location, spark=spark)
     chosen = filters(peer, None if soak else FILTERS)
-    history = [table.scan(snapshot_id=one) for one in snapshots_of(peer, 2)]
-    filtered = [table.scan(row_filter=one.expression, case_sensitive=one.case_sensitive) for one in chosen]
+    history = [table.scan(snapshot_id=snapshot_id) for snapshot_id in snapshots_of(peer, 2)]
+    filtered = [
+        table.scan(row_filter=row_filter.expression, case_sensitive=row_filter.case_sensitive) for row_filter in chosen
+    ]
     return [table.inspect.entries(), *(scan.plan_files() for scan in [table.scan(), *history, *filtered])]
 
 

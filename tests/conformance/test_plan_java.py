@@ -77,7 +77,7 @@ def test_plan_without_filter_at_every_snapshot(
 ) -> None:
     peer = corpus.table(name)
     table = sm.load_table(peer.metadata_location, spark=spark)
-    places = [NOW, *(At(snapshot_id=one) for one in snapshots_of(peer, SNAPSHOTS))]
+    places = [NOW, *(At(snapshot_id=snapshot_id) for snapshot_id in snapshots_of(peer, SNAPSHOTS))]
     scans = [table.scan(snapshot_id=place.snapshot_id) for place in places]
     for place, scan, ours in zip(places, scans, _rows([scan.plan_files() for scan in scans]), strict=True):
         compare(peer, ours, place)
@@ -91,9 +91,12 @@ def test_plan_with_filters(name: str, corpus: peers.Corpus, spark: SparkSession,
     chosen = filters(peer, FILTERS if soak else SLICE)
     for start in range(0, len(chosen), BATCH):
         batch = chosen[start : start + BATCH]
-        scans = [table.scan(row_filter=one.expression, case_sensitive=one.case_sensitive) for one in batch]
-        for one, ours in zip(batch, _rows([scan.plan_files() for scan in scans]), strict=True):
-            compare(peer, ours, NOW, one)
+        scans = [
+            table.scan(row_filter=row_filter.expression, case_sensitive=row_filter.case_sensitive)
+            for row_filter in batch
+        ]
+        for row_filter, ours in zip(batch, _rows([scan.plan_files() for scan in scans]), strict=True):
+            compare(peer, ours, NOW, row_filter)
 
 
 def snapshots_of(peer: PeerTable, most: int) -> list[int]:
@@ -126,11 +129,11 @@ def compare(peer: PeerTable, ours: list[dict[str, Any]], place: At, row_filter: 
 
 def _is_beyond_long(expression: e.BooleanExpression | None) -> bool:
     numbers = [value for leaf in _leaves(expression) for value in _values(leaf) if isinstance(value, int)]
-    return any(not -(2**63) <= one < 2**63 for one in numbers)
+    return any(not -(2**63) <= number < 2**63 for number in numbers)
 
 
 def _values(leaf: Any) -> list[Any]:
-    return [one.value for one in getattr(leaf, "literals", None) or [getattr(leaf, "literal", None)] if one]
+    return [literal.value for literal in getattr(leaf, "literals", None) or [getattr(leaf, "literal", None)] if literal]
 
 
 def _rows(plans: list[DataFrame]) -> list[list[dict[str, Any]]]:
@@ -222,7 +225,7 @@ def _overflows(row_filter: Filter | None, peer: PeerTable) -> bool:
         if text.startswith("truncate[")
     ]
     literals = [getattr(leaf, "literal", None) for leaf in (_leaves(row_filter.expression) if row_filter else ())]
-    values = [one.value for one in literals if one is not None and isinstance(one.value, int)]
+    values = [literal.value for literal in literals if literal is not None and isinstance(literal.value, int)]
     return any(0 <= value + (1 << bits) < max(widths, default=0) for value in values for bits in (31, 63))
 
 
@@ -273,8 +276,8 @@ def assert_same_deletes(ours: list[dict[str, Any]], theirs: list[dict[str, Any]]
         return tuple(_plain(delete.get(name)) for name in _DELETE_COMPARED)
 
     assert sorted(map(comparable, ours), key=repr) == sorted(map(comparable, theirs), key=repr), said
-    order = [(one["content"], one["data_sequence_number"]) for one in ours]
-    assert order == [(one["content"], one["data_sequence_number"]) for one in theirs], said
+    order = [(delete["content"], delete["data_sequence_number"]) for delete in ours]
+    assert order == [(delete["content"], delete["data_sequence_number"]) for delete in theirs], said
 
 
 def _plain(value: Any) -> Any:

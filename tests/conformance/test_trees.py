@@ -73,13 +73,13 @@ def test_trees_plan_what_lists_do(name: str, layouts: tuple[str, ...], corpus: p
     complete = files.where(f"NOT {TAKEN}").isEmpty()
     tables = {"source": source, **trees}
     frames = {}
-    for made, table in tables.items():
-        corpus.spark.conf.set("spark.sparkmeta.planning", "colocated" if made == "affiliated" else "auto")
-        frames |= {(made, kind): rows for kind, rows in shown(peer, table, complete).items()}
+    for variant, table in tables.items():
+        corpus.spark.conf.set("spark.sparkmeta.planning", "colocated" if variant == "affiliated" else "auto")
+        frames |= {(variant, kind): rows for kind, rows in shown(peer, table, complete).items()}
     corpus.spark.conf.unset("spark.sparkmeta.planning")
-    found: dict[Any, Any] = collected(frames)
-    for (made, kind), rows in found.items():
-        assert_same_rows(rows, found["source", kind], f"{name} in the layout {made}: {kind}")
+    collected_rows: dict[Any, Any] = collected(frames)
+    for (variant, kind), rows in collected_rows.items():
+        assert_same_rows(rows, collected_rows["source", kind], f"{name} in the layout {variant}: {kind}")
 
 
 def tree_of(peer: PeerTable, files: DataFrame, layout: str, folder: Path) -> sm.Table:
@@ -137,9 +137,9 @@ def assert_layout(layout: str, table: sm.Table, files: DataFrame) -> None:
 def shown(peer: PeerTable, table: sm.Table, complete: bool) -> dict[str, DataFrame]:
     """Plans without and with filters, and metadata tables, without what a tree gives anew and what it does not take."""
     frames = {"plan": without_new(table.scan().plan_files())}
-    for one in filters(peer, MOST_FILTERS):
-        scan = table.scan(one.expression, case_sensitive=one.case_sensitive)
-        frames[f"plan {one.name}"] = without_new(scan.plan_files())
+    for row_filter in filters(peer, MOST_FILTERS):
+        scan = table.scan(row_filter.expression, case_sensitive=row_filter.case_sensitive)
+        frames[f"plan {row_filter.name}"] = without_new(scan.plan_files())
     files = table.inspect.files().where(TAKEN)
     of_data = F.when(F.col("content") == 0, F.col("sort_order_id"))  # a tree's delete files have none
     files = files.withColumn("sort_order_id", of_data)
@@ -164,11 +164,13 @@ def _compared(name: str, table: sm.Table) -> Column:
         for field in spec.fields
         if isinstance(field.transform, IdentityTransform)
     ]
-    kept = F.map_filter(name, lambda key, _: (key < _RESERVED) & ~key.isin(sources))
-    return F.when(F.size(kept) > 0, kept)
+    remaining = F.map_filter(name, lambda key, _: (key < _RESERVED) & ~key.isin(sources))
+    return F.when(F.size(remaining) > 0, remaining)
 
 
 def without_new(plan: DataFrame) -> DataFrame:
-    deletes = F.transform("deletes", lambda one: one.dropFields(*(name for name in _NEW if name != "first_row_id")))
-    taken = F.filter(deletes, lambda one: (one["content"] != 1) | one["content_offset"].isNotNull())
+    deletes = F.transform(
+        "deletes", lambda delete: delete.dropFields(*(name for name in _NEW if name != "first_row_id"))
+    )
+    taken = F.filter(deletes, lambda delete: (delete["content"] != 1) | delete["content_offset"].isNotNull())
     return plan.drop(*_NEW).withColumn("deletes", F.array_sort(taken))
