@@ -91,8 +91,10 @@ class FaultyFiles:
 
     @property
     def deleted(self) -> set[str]:
-        """What was to be deleted."""
-        return {one for name, locations in self.operations if name == "delete_many" for one in locations.split()}
+        """The locations that were to be deleted."""
+        return {
+            location for name, locations in self.operations if name == "delete_many" for location in locations.split()
+        }
 
     def _do(self, name: str, location: str, act: Callable[[], T]) -> T:
         self.operations.append((name, location))

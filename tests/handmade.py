@@ -47,7 +47,7 @@ _PARTITIONS = {
 
 def _summary(spec_id: int, entries: list[dict[str, Any]]) -> dict[str, Any]:
     """Of the one field of a spec."""
-    values = [next(iter(one["data_file"]["partition"].values())) for one in entries]
+    values = [next(iter(entry["data_file"]["partition"].values())) for entry in entries]
     known = sorted(value for value in values if value is not None and str(value) != "nan")
 
     def bound(value: Any) -> bytes:
@@ -62,7 +62,7 @@ def _summary(spec_id: int, entries: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _rows(entries: list[dict[str, Any]], status: int) -> int:
-    return sum(one["data_file"]["record_count"] for one in entries if one["status"] == status)
+    return sum(entry["data_file"]["record_count"] for entry in entries if entry["status"] == status)
 
 
 def data(path: str, sequence: int | None = 1, **values: Any) -> dict[str, Any]:
@@ -91,15 +91,15 @@ def equality_deletes(path: str, sequence: int = 2, ids: tuple[int, ...] = (1,), 
 def long_bounds(lower: int, upper: int, nulls: int | None = 0, field_id: int = 1) -> dict[str, Any]:
     """Stats of a column of longs."""
 
-    def one(value: Any) -> Any:
+    def metrics_map(value: Any) -> Any:
         return [{"key": field_id, "value": value}]
 
     stats = {
-        "lower_bounds": one(lower.to_bytes(8, "little", signed=True)),
-        "upper_bounds": one(upper.to_bytes(8, "little", signed=True)),
-        "value_counts": one(10),
+        "lower_bounds": metrics_map(lower.to_bytes(8, "little", signed=True)),
+        "upper_bounds": metrics_map(upper.to_bytes(8, "little", signed=True)),
+        "value_counts": metrics_map(10),
     }
-    return stats | ({} if nulls is None else {"null_value_counts": one(nulls)})
+    return stats | ({} if nulls is None else {"null_value_counts": metrics_map(nulls)})
 
 
 @dataclass
@@ -127,7 +127,7 @@ class HandmadeTable:
     def write(self) -> str:
         """The location of the metadata file, every file written."""
         (self.folder / "metadata").mkdir(parents=True, exist_ok=True)
-        rows = [self._manifest(number, *one) for number, one in enumerate(self.manifests)]
+        rows = [self._manifest(number, *manifest) for number, manifest in enumerate(self.manifests)]
         counts = [avro_field("existing_files_count", 505, COUNT), avro_field("deleted_files_count", 506, COUNT)]
         counts += [avro_field(name, field_id, LONG) for name, field_id in ROW_COUNTS.items()]
         numbers = [avro_field("min_sequence_number", 516, "long"), avro_field("first_row_id", 520, LONG)]
@@ -137,9 +137,9 @@ class HandmadeTable:
         return self._write("v1.metadata.json", json.dumps(self.metadata()).encode())
 
     def _manifest(self, number: int, content: int, spec_id: int, entries: list[dict[str, Any]]) -> dict[str, Any]:
-        empty = {one["name"]: None for one in _FILE_FIELDS}
-        for one in entries:
-            one["data_file"] = empty | one["data_file"]
+        empty = {field["name"]: None for field in _FILE_FIELDS}
+        for entry in entries:
+            entry["data_file"] = empty | entry["data_file"]
         schema = entry_schema(data_file(*_FILE_FIELDS, partition=_PARTITIONS[spec_id]), *SEQUENCES)
         bytes_ = avro_file(schema, entries, block_bytes=self.block_bytes)
         return {
@@ -147,9 +147,11 @@ class HandmadeTable:
             "manifest_length": len(bytes_),
             "partition_spec_id": spec_id,
             "added_snapshot_id": SNAPSHOT_ID,
-            "added_data_files_count": sum(one["status"] == 1 for one in entries) if self.summaries else len(entries),
-            "existing_files_count": sum(one["status"] == 0 for one in entries) if self.summaries else None,
-            "deleted_files_count": sum(one["status"] == 2 for one in entries) if self.summaries else None,
+            "added_data_files_count": sum(entry["status"] == 1 for entry in entries)
+            if self.summaries
+            else len(entries),
+            "existing_files_count": sum(entry["status"] == 0 for entry in entries) if self.summaries else None,
+            "deleted_files_count": sum(entry["status"] == 2 for entry in entries) if self.summaries else None,
             **{name: _rows(entries, place) if self.summaries else None for place, name in enumerate(ROW_COUNTS)},
             "partitions": [_summary(spec_id, entries)] if self.summaries and spec_id else None,
             "content": content,

@@ -42,8 +42,8 @@ def postgres_server() -> Iterator[str]:
 
 
 def _binaries() -> Path | None:
-    if (found := shutil.which("initdb")) is not None:
-        return Path(found).resolve().parent
+    if (initdb := shutil.which("initdb")) is not None:
+        return Path(initdb).resolve().parent
     versions = sorted(Path(_PLACES).glob("*/bin/initdb"), key=lambda path: int(path.parts[-3].partition(".")[0]))
     return versions[-1].parent if versions else None
 

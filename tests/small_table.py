@@ -42,7 +42,7 @@ def orders(load: int) -> pa.Table:
     return pa.table(
         {
             "id": pa.array(ids, pa.int64()),
-            "country": ["NO" if one % 2 else "SE" for one in ids],
-            "note": pa.array([None if load == 0 else f"note {one}" for one in ids], pa.string()),
+            "country": ["NO" if order_id % 2 else "SE" for order_id in ids],
+            "note": pa.array([None if load == 0 else f"note {order_id}" for order_id in ids], pa.string()),
         }
     )

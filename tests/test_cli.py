@@ -109,17 +109,17 @@ def test_wrong_usage_is_exit_code_2(run, arguments):
 
 
 def test_tree_as_text(run, location, table):
-    told = run("tree", location).stdout
-    assert told == f"{table.draw()}\n"
-    assert "manifest list" in told.splitlines()[1]
-    assert told.count("data manifest") == LOADS
+    output = run("tree", location).stdout
+    assert output == f"{table.draw()}\n"
+    assert "manifest list" in output.splitlines()[1]
+    assert output.count("data manifest") == LOADS
 
 
 def test_tree_of_another_snapshot(run, location, written):
     first = written.snapshots()[0].snapshot_id
-    told = run("tree", location, "--snapshot-id", str(first)).stdout
-    assert told.startswith(f"snapshot {first}: append")
-    assert told == run("tree", location, "--ref", "first").stdout
+    output = run("tree", location, "--snapshot-id", str(first)).stdout
+    assert output.startswith(f"snapshot {first}: append")
+    assert output == run("tree", location, "--ref", "first").stdout
     assert "has no snapshot 7" in run("tree", location, "--snapshot-id", "7", code=1).stderr
 
 
@@ -487,7 +487,7 @@ def test_a_table_without_rows_and_without_room(capsys, monkeypatch):
 
 def test_markup_in_values_is_text():
     shown = text_table([{"a": "[red]x[/red]"}], [TextColumn("a")], "")
-    assert [str(one) for one in shown.columns[0].cells] == ["[red]x[/red]"]
+    assert [str(cell) for cell in shown.columns[0].cells] == ["[red]x[/red]"]
 
 
 @pytest.mark.parametrize(

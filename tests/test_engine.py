@@ -21,17 +21,17 @@ PART = {"partition": {"part": "x"}}
 
 @pytest.fixture
 def table(tmp_path: Path, spark: SparkSession) -> sm.Table:
-    made = HandmadeTable(tmp_path / "a b%20[c]{d}")
-    made.add(0, 1, *(data(f"file:///t/{n}.parquet", 1, **PART, **long_bounds(n, n + 9)) for n in range(0, 40, 10)))
-    made.add(0, 0, data("file:///t/other.parquet", 1, **long_bounds(0, 99)))
-    made.add(1, 1, deletion_vector("file:///t/20.parquet", 2, **PART), position_deletes("pos", 2, **PART))
-    made.add(1, 0, equality_deletes("eq", 3, **long_bounds(30, 35)))
-    return sm.load_table(made.write(), spark=spark)
+    handmade = HandmadeTable(tmp_path / "a b%20[c]{d}")
+    handmade.add(0, 1, *(data(f"file:///t/{n}.parquet", 1, **PART, **long_bounds(n, n + 9)) for n in range(0, 40, 10)))
+    handmade.add(0, 0, data("file:///t/other.parquet", 1, **long_bounds(0, 99)))
+    handmade.add(1, 1, deletion_vector("file:///t/20.parquet", 2, **PART), position_deletes("pos", 2, **PART))
+    handmade.add(1, 0, equality_deletes("eq", 3, **long_bounds(30, 35)))
+    return sm.load_table(handmade.write(), spark=spark)
 
 
 def test_files_with_their_deletes(table: sm.Table) -> None:
     planned = {row.file_path: row for row in table.scan("id >= 15 and part = 'x'").plan_files().collect()}
-    assert {path: [one.file_path for one in row.deletes] for path, row in planned.items()} == {
+    assert {path: [delete.file_path for delete in row.deletes] for path, row in planned.items()} == {
         "file:///t/10.parquet": ["pos"],
         "file:///t/20.parquet": ["file:///t/dvs.puffin"],
         "file:///t/30.parquet": ["eq", "pos"],

@@ -78,11 +78,11 @@ def test_plan_of_a_tag_as_json_tasks(main_of, written: PyIcebergTable, tmp_path:
 def test_errors_are_one_line(main_of, tmp_path: Path, capsys):
     arguments = ["--table", str(tmp_path / "nothing"), "--output", str(tmp_path / "plan")]
     assert main_of("plan_table.py")(arguments) == 1
-    printed, told = capsys.readouterr()
+    printed, errors = capsys.readouterr()
     assert printed == ""
-    assert len(told.splitlines()) == 1
-    assert told.startswith("plan_table: ")
-    assert "nothing" in told
+    assert len(errors.splitlines()) == 1
+    assert errors.startswith("plan_table: ")
+    assert "nothing" in errors
     assert not (tmp_path / "plan").exists()
 
 
@@ -99,13 +99,13 @@ def demo_arguments(folder: Path, jars: Path) -> list[str]:
 
 def test_demo_without_jars(main_of, tmp_path: Path, capsys):
     assert main_of("demo.py")(demo_arguments(tmp_path / "demo", tmp_path)) == 0
-    told, errors = capsys.readouterr()
+    printed, errors = capsys.readouterr()
     assert errors == ""
-    assert "an append of 48 files: their entries are in a leaf" in told
+    assert "an append of 48 files: their entries are in a leaf" in printed
     # 31 days in 8 countries, but for three days that are deleted.
-    assert "8,960 records in 224 data files" in told
-    assert "no delete files" in told
-    assert "planned 224" in told
+    assert "8,960 records in 224 data files" in printed
+    assert "no delete files" in printed
+    assert "planned 224" in printed
 
 
 @pytest.mark.java

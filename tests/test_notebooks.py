@@ -73,9 +73,9 @@ def executed(path: Path, kernel: KernelManager) -> Any:
 
 
 def outputs(notebook: Any, source: str) -> str:
-    """What the cell that holds this source printed and showed."""
+    """The text that the cell with this source printed and showed."""
     cell = next(cell for cell in code_cells(notebook) if source in cell.source)
-    return "".join(one.get("text") or one.get("data", {}).get("text/plain", "") for one in cell.outputs)
+    return "".join(output.get("text") or output.get("data", {}).get("text/plain", "") for output in cell.outputs)
 
 
 def countries(text: str) -> list[str]:
@@ -102,19 +102,19 @@ def drawn(notebook: Any, source: str) -> list[str]:
     cell = next(cell for cell in code_cells(notebook) if source in cell.source)
     svg = ET.fromstring(cell.outputs[-1].data["image/svg+xml"])
     shown = svg.iter("{http://www.w3.org/2000/svg}text")
-    return ["".join([one.text or "", *(title.tail or "" for title in one)]) for one in shown]
+    return ["".join([element.text or "", *(title.tail or "" for title in element)]) for element in shown]
 
 
 def root_entries(notebook: Any, source: str) -> dict[str, str]:
     """What the root's box in that drawing says: an entry's name and kind -> its status."""
     texts = drawn(notebook, source)
     start = next(number for number, text in enumerate(texts) if text.startswith("root manifest"))
-    found = {}
+    statuses = {}
     for name, status in zip(texts[start + 1 :: 2], texts[start + 2 :: 2], strict=False):
-        if status not in {"ADDED", "EXISTING", "DELETED"} or name in found:
+        if status not in {"ADDED", "EXISTING", "DELETED"} or name in statuses:
             break
-        found[name] = status
-    return found
+        statuses[name] = status
+    return statuses
 
 
 def test_the_examples_of_the_proposal(tree: Any):

@@ -31,9 +31,9 @@ def test_is_connect(spark: SparkSession, pytestconfig: pytest.Config) -> None:
 @pytest.mark.connect
 def test_materialize_keeps_rows_and_recomputes_nothing(spark: SparkSession) -> None:
     random = spark.range(100).selectExpr("id", "uuid() AS value")
-    kept = materialize(random)
-    assert kept.collect() == kept.collect()
-    assert kept.count() == 100
+    materialized = materialize(random)
+    assert materialized.collect() == materialized.collect()
+    assert materialized.count() == 100
 
 
 def test_local_rows_behind_empty_chunks_are_there(spark: SparkSession) -> None:

@@ -120,16 +120,16 @@ class TreeTable:
     # -- entries ----------------------------------------------------------------------------------------------------
 
     def leaf(self, name: str, *entries: Entry, content: str | None = None, **values: Any) -> Entry:
-        """Writes a leaf, and gives the root's entry for it. content: of the file, by its first entry otherwise."""
-        rows = [_row(one, {"status": int(one.status), **one.version}) for one in entries]
+        """Write a leaf and return the root's entry for it. content: of the file, by its first entry otherwise."""
+        rows = [_row(entry, {"status": int(entry.status), **entry.version}) for entry in entries]
         table = pa.Table.from_pylist(rows, schema=_TYPES)
         is_data = entries[0].row["content_type"] == ContentType.DATA
         written = write_manifest(table, content or (DATA if is_data else DELETE))
         location = self._write(f"{name}.parquet", written)
         sources = [2] if self.spec.fields else []
         row = leaf_row(table, location, len(written), sources).to_pylist()[0]
-        kept = {name: value for name, value in row.items() if name not in ("version_info", "first_row_id")}
-        return Entry({**kept, **values})
+        columns = {name: value for name, value in row.items() if name not in ("version_info", "first_row_id")}
+        return Entry({**columns, **values})
 
     def mask(self, leaf: Entry, ordinals: Collection[int], *, puffin: bool = False, **values: Any) -> Entry:
         """The deletion vector of a leaf, inline or in a Puffin file."""
@@ -199,15 +199,15 @@ class TreeTable:
         with_layout: bool = True,
         properties: Mapping[str, str] | None = None,
     ) -> int:
-        """Writes a root, and adds a snapshot of it, whose id is given back.
+        """Write a root, add a snapshot of it and return the snapshot's id.
 
         parent: the snapshot before, unless another one is named; 0 for none. with_layout: whether the root names the
         layout, as those of our writer do.
         """
         number = len(self.snapshots) + 1
-        rows = [self._root_row(one, Status.EXISTING, number) for one in existing]
-        rows += [self._root_row(one, Status.DELETED, number) for one in deleted]
-        rows += [self._root_row(one, Status.ADDED, number) for one in added]
+        rows = [self._root_row(entry, Status.EXISTING, number) for entry in existing]
+        rows += [self._root_row(entry, Status.DELETED, number) for entry in deleted]
+        rows += [self._root_row(entry, Status.ADDED, number) for entry in added]
         table = pa.Table.from_pylist(rows, schema=_TYPES)
         known = dict(properties or {})
         written = write_root(table, known) if with_layout else write_manifest(table, ROOT, known)
@@ -225,26 +225,26 @@ class TreeTable:
         self.snapshots.append(Snapshot.model_validate(document))
         return number
 
-    def _root_row(self, one: Entry, status: Status, number: int) -> dict[str, Any]:
-        vector = one.row.get("deletion_vector") or {}
-        names = (one.row.get("location"), one.row.get("referenced_file"))
+    def _root_row(self, entry: Entry, status: Status, number: int) -> dict[str, Any]:
+        vector = entry.row.get("deletion_vector") or {}
+        names = (entry.row.get("location"), entry.row.get("referenced_file"))
         key = (*names, vector.get("offset"), vector.get("inline_content"))
         if key not in self._versions:
-            self._versions[key] = self._first_version(one, number)
+            self._versions[key] = self._first_version(entry, number)
         version = self._versions[key]
-        own = {**version, **one.version, "status": int(status)}
+        version_info = {**version, **entry.version, "status": int(status)}
         if status is Status.DELETED:
-            own["snapshot_id"] = number
-        first_row_id = own.pop("first_row_id", None)
-        return _row(one, own, first_row_id)
+            version_info["snapshot_id"] = number
+        first_row_id = version_info.pop("first_row_id", None)
+        return _row(entry, version_info, first_row_id)
 
-    def _first_version(self, one: Entry, number: int) -> dict[str, int | None]:
+    def _first_version(self, entry: Entry, number: int) -> dict[str, int | None]:
         version: dict[str, int | None] = dict.fromkeys(_VERSION, number)
-        kind, counts = one.row["content_type"], one.row.get("manifest_stats") or {}
+        kind, counts = entry.row["content_type"], entry.row.get("manifest_stats") or {}
         if kind in (ContentType.DATA, ContentType.DATA_MANIFEST):
             rows = counts.get("added_rows_count", 0) + counts.get("existing_rows_count", 0)
             version["first_row_id"] = self._row_ids
-            self._row_ids += one.row["record_count"] if kind == ContentType.DATA else rows
+            self._row_ids += entry.row["record_count"] if kind == ContentType.DATA else rows
         return version
 
     # -- the table --------------------------------------------------------------------------------------------------
@@ -255,7 +255,7 @@ class TreeTable:
         last = self.snapshots[-1].snapshot_id
         changed = {
             "partition_specs": [*metadata.partition_specs, *self.others],
-            "snapshots": [one for one in self.snapshots if one.snapshot_id not in expired],
+            "snapshots": [snapshot for snapshot in self.snapshots if snapshot.snapshot_id not in expired],
             "current_snapshot_id": last,
             "refs": {"main": SnapshotRef.model_validate({"snapshot-id": last, "type": "branch"})},
             "last_sequence_number": last,
@@ -276,5 +276,5 @@ class TreeTable:
 _VERSION = ("snapshot_id", "sequence_number", "file_sequence_number")
 
 
-def _row(one: Entry, version: Mapping[str, int | None], first_row_id: int | None = None) -> dict[str, Any]:
-    return {"first_row_id": first_row_id, "version_info": version, **one.row}
+def _row(entry: Entry, version: Mapping[str, int | None], first_row_id: int | None = None) -> dict[str, Any]:
+    return {"first_row_id": first_row_id, "version_info": version, **entry.row}

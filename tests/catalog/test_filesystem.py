@@ -40,9 +40,9 @@ def fill(folder: Path, *names: str, hint: str | None = None) -> None:
 
 
 def opened(files: Files, folder: Path) -> tuple[str, int, bool]:
-    found = latest_metadata(files, f"file://{folder}")
-    assert found.location.startswith(f"file://{folder}/metadata/")
-    return found.location.rpartition("/")[2], found.version, found.read_only
+    latest = latest_metadata(files, f"file://{folder}")
+    assert latest.location.startswith(f"file://{folder}/metadata/")
+    return latest.location.rpartition("/")[2], latest.version, latest.read_only
 
 
 def test_the_hint_is_right(files: Files, folder: Path) -> None:

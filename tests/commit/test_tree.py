@@ -308,7 +308,7 @@ def expect(
 
 
 def check_statuses(writer: Writer, plan: Plan, table: pa.Table, stamp: Stamp) -> None:
-    """What the commit does is ADDED or DELETED, all else EXISTING; of older tombstones nothing is left."""
+    """The commit's own changes are ADDED or DELETED, all else is EXISTING, and no older tombstone is left."""
     before = writer.reading
     replaced = {leaf for leaf in plan.masks if before.has_mask(leaf, (EXISTING, ADDED))}
     after = Reading(rows_of(table), writer.store)

@@ -48,7 +48,7 @@ def test_local_paths(location: str, path: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("one", "other"),
+    ("left", "right"),
     [
         ("/a/b", "file:/a/b"),
         ("file:///a/b", "FILE:/a//b/"),
@@ -57,12 +57,12 @@ def test_local_paths(location: str, path: str) -> None:
         ("s3n://bucket/k", "s3://bucket//k"),
     ],
 )
-def test_equal_locations(one: str, other: str) -> None:
-    assert normalize(one) == normalize(other)
+def test_equal_locations(left: str, right: str) -> None:
+    assert normalize(left) == normalize(right)
 
 
 @pytest.mark.parametrize(
-    ("one", "other"),
+    ("left", "right"),
     [
         ("s3://bucket/k", "s3://bucket2/k"),
         ("s3://bucket/k", "gs://bucket/k"),
@@ -71,9 +71,9 @@ def test_equal_locations(one: str, other: str) -> None:
         ("s3://b/a+b", "s3://b/a b"),
     ],
 )
-def test_different_locations(one: str, other: str) -> None:
-    assert normalize(one) != normalize(other)
-    assert spark_path_key(one) != spark_path_key(other)
+def test_different_locations(left: str, right: str) -> None:
+    assert normalize(left) != normalize(right)
+    assert spark_path_key(left) != spark_path_key(right)
 
 
 def test_names() -> None:

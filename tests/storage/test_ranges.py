@@ -32,11 +32,11 @@ class Memory:
         return CONTENT[offset : offset + size] if offset >= 0 else b""
 
 
-def read(reader: Memory, wanted: list[FileRange]) -> list[bytes]:
-    contents = dict(read_ranges(reader, wanted))
-    assert len(reader.requests) == request_count(wanted)
-    assert [*range(len(wanted))] == sorted(contents)
-    return [contents[place] for place in range(len(wanted))]
+def read(reader: Memory, ranges: list[FileRange]) -> list[bytes]:
+    contents = dict(read_ranges(reader, ranges))
+    assert len(reader.requests) == request_count(ranges)
+    assert [*range(len(ranges))] == sorted(contents)
+    return [contents[place] for place in range(len(ranges))]
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -49,17 +49,17 @@ def _small_limits() -> object:
 
 @settings(deadline=None)
 @given(st.lists(st.builds(FileRange, st.sampled_from("ab"), st.integers(-5, 220), st.integers(0, 70))))
-def test_each_range_has_its_bytes(wanted: list[FileRange]) -> None:
+def test_each_range_has_its_bytes(ranges: list[FileRange]) -> None:
     """In any order, overlapping or beyond the file's end."""
     reader = Memory()
-    assert read(reader, wanted) == [Memory().read_range(*part) for part in wanted]
-    joined = [part.size for part in reader.requests if part not in wanted]
-    assert len(reader.requests) <= len(wanted)
+    assert read(reader, ranges) == [Memory().read_range(*part) for part in ranges]
+    joined = [part.size for part in reader.requests if part not in ranges]
+    assert len(reader.requests) <= len(ranges)
     assert max(joined, default=0) <= LARGEST
 
 
 @pytest.mark.parametrize(
-    ("wanted", "requests"),
+    ("ranges", "requests"),
     [
         ([("a", 0, 5), ("a", 5, 5)], [("a", 0, 10)]),
         ([("a", 20, 5), ("a", 0, 10)], [("a", 0, 25)]),
@@ -71,29 +71,29 @@ def test_each_range_has_its_bytes(wanted: list[FileRange]) -> None:
         ([("a", -3, 5), ("a", 0, 5)], [("a", -3, 5), ("a", 0, 5)]),
     ],
 )
-def test_neighbours_are_one_request(wanted: list[tuple[str, int, int]], requests: list[tuple[str, int, int]]) -> None:
+def test_neighbours_are_one_request(ranges: list[tuple[str, int, int]], requests: list[tuple[str, int, int]]) -> None:
     reader = Memory()
-    read(reader, [FileRange(*part) for part in wanted])
+    read(reader, [FileRange(*part) for part in ranges])
     assert sorted(reader.requests) == requests
 
 
 def test_requests_run_side_by_side() -> None:
     """Each waits until as many run as there are."""
-    wanted = [FileRange(str(number), 0, 3) for number in range(16)]
-    assert read(Memory(Barrier(16)), wanted) == [CONTENT[:3]] * 16
+    ranges = [FileRange(str(number), 0, 3) for number in range(16)]
+    assert read(Memory(Barrier(16)), ranges) == [CONTENT[:3]] * 16
 
 
 @pytest.mark.parametrize(("size", "running"), [(3, 16), (300, 2), (900, 1)])
 def test_requests_wait_for_their_bytes_to_be_taken(size: int, running: int) -> None:
     reader = Memory()
-    wanted = [FileRange(str(number), 0, size) for number in range(100)]
-    taken = read_ranges(reader, wanted)
+    ranges = [FileRange(str(number), 0, size) for number in range(100)]
+    taken = read_ranges(reader, ranges)
     next(taken)
     assert len(reader.requests) <= running
     taken.close()
 
 
 def test_a_missing_file_is_named() -> None:
-    wanted = [FileRange(f"file:///no/{number}", 0, 3) for number in range(3)]
+    ranges = [FileRange(f"file:///no/{number}", 0, 3) for number in range(3)]
     with pytest.raises(NotFoundError, match="file:///no/0"):
-        list(read_ranges(LocalFiles(), wanted))
+        list(read_ranges(LocalFiles(), ranges))
