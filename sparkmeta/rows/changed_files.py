@@ -132,7 +132,7 @@ class _Step:
         snapshot: the snapshot.
         filter: the scan's, at any snapshot.
         paths: of data files in which it may have changed rows.
-        shared_deletes: (is added, location) of changed deletes that don't name their data file.
+        shared_deletes: locations of removed deletes and of added ones that don't name their data file.
         only_adds: it added data files, and changed nothing else.
     """
 
@@ -192,7 +192,8 @@ class _Step:
         if deletes.entries is None:
             return
         changed = replace(deletes, entries=_with_paths(deletes.entries, locations))
-        matched = attach_deletes(entries.data, changed, self.filter.state).where(f"size({DELETES}) > 0")
+        state = entries.choice.pruned.filter.state
+        matched = attach_deletes(entries.data, changed, state).where(f"size({DELETES}) > 0")
         yield matched.select(F.lit(self.ordinal).alias(_ORDINAL), F.col("location").alias(_CHANGED_PATH))
 
 
