@@ -37,7 +37,7 @@ import pyarrow.compute as pc
 from pyspark.sql.types import ArrayType, DataType, IntegerType, LongType, StringType, StructType
 
 from sparkmeta.columns import sql
-from sparkmeta.columns.sql import Aliased
+from sparkmeta.columns.sql import Aliased, Sql
 from sparkmeta.plan.entries import data_entries, read_entries
 from sparkmeta.plan.filter import data_projection, residual_json
 from sparkmeta.plan.match import MatchedEntries, match_deletes
@@ -128,9 +128,9 @@ def plan_schema(state: TableState) -> StructType:
     return schema
 
 
-def _public_columns(pruned: PrunedManifests, texts: SharedTexts) -> list[Aliased]:
-    state = pruned.filter.state
-    values = {
+def file_columns(state: TableState) -> dict[str, Sql]:
+    """Return the columns of `plan_files` that show what a data entry says of its file."""
+    return {
         "file_path": sql.col("location"),
         "file_format": sql.col("file_format"),
         "spec_id": sql.col("partition_spec_id"),
@@ -141,6 +141,12 @@ def _public_columns(pruned: PrunedManifests, texts: SharedTexts) -> list[Aliased
         "sort_order_id": sql.col("sort_order_id"),
         "first_row_id": sql.col("first_row_id"),
         "data_sequence_number": sql.col("version_info.sequence_number"),
+    }
+
+
+def _public_columns(pruned: PrunedManifests, texts: SharedTexts) -> list[Aliased]:
+    values = {
+        **file_columns(pruned.filter.state),
         "manifest_path": manifest_path(pruned.data, sql.col("manifest")),
         "manifest_pos": sql.col("ordinal"),
         DELETES: sql.col(DELETES),

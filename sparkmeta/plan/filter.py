@@ -124,7 +124,12 @@ def matching_entries(entries: DataFrame, scan_filter: ScanFilter) -> DataFrame:
 
     Sound: each test is false only where no row of the file can satisfy the filter.
     """
-    return entries.where((is_live() & tuple_matches(scan_filter) & stats_match(scan_filter)).text)
+    return entries.where((is_live() & may_match(scan_filter)).text)
+
+
+def may_match(scan_filter: ScanFilter) -> Sql:
+    """False where an entry's partition tuple or stats rule out the filter."""
+    return tuple_matches(scan_filter) & stats_match(scan_filter)
 
 
 def data_projection(scan_filter: ScanFilter, stats_ids: Iterable[int] = ()) -> EntryProjection:

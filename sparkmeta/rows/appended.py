@@ -2,33 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import replace
-from functools import reduce
+from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
-import pyarrow.compute as pc
-from pyspark.sql import DataFrame
-
+from sparkmeta.changes.entry_changes import SNAPSHOT, EntryChanges, at_most_one
 from sparkmeta.changes.history import snapshots_between
-from sparkmeta.columns import sql
-from sparkmeta.plan.choose import choose
-from sparkmeta.plan.entries import read_entries
-from sparkmeta.plan.files import planned_rows
-from sparkmeta.plan.match import match_deletes
-from sparkmeta.plan.prune import prune_manifests
-from sparkmeta.rows.planned import PlannedFiles, partition_column
-from sparkmeta.rows.read import RowScan, rows_of
+from sparkmeta.plan.filter import data_projection, may_match
+from sparkmeta.plan.prune import matching_manifests
+from sparkmeta.plan.rows import NO_DELETES, shown_deletes
+from sparkmeta.rows.planned import PlannedFiles, rows_of_entries
+from sparkmeta.rows.read import RowScan, empty_rows, rows_of
+from sparkmeta.spec.entry import ContentType
 
 if TYPE_CHECKING:
-    import pyarrow as pa
+    from pyspark.sql import DataFrame
 
     from sparkmeta.plan.filter import ScanFilter
     from sparkmeta.spec.metadata import Snapshot
 
 _APPEND = "append"
-# Ids are positive.
-_NO_SNAPSHOT = -1
 
 
 def read_appended(scan: RowScan, from_exclusive: int | None, to_inclusive: int | None) -> DataFrame:
@@ -47,29 +40,33 @@ def read_appended(scan: RowScan, from_exclusive: int | None, to_inclusive: int |
         ValidationError: The first is no ancestor of the second, or the history between them has expired.
     """
     snapshots = snapshots_between(scan.state.metadata, from_exclusive, to_inclusive)
-    appends = [snapshot for snapshot in snapshots if snapshot.operation == _APPEND]
-    return rows_of(scan, PlannedFiles.of(_plan_appended(scan.filter, appends), scan.state))
+    changes = file_changes(scan.filter, [snapshot for snapshot in snapshots if snapshot.operation == _APPEND])
+    added = without_deletes(changes.added(ContentType.DATA_MANIFEST), scan.filter)
+    if added is None:
+        return empty_rows(scan)
+    return rows_of(scan, PlannedFiles.of(added, scan.state))
 
 
-def _plan_appended(scan_filter: ScanFilter, snapshots: Iterable[Snapshot]) -> DataFrame:
-    """Return rows of `plan_rows` for the files that snapshots added and that may hold matching rows."""
-    state = scan_filter.state
-    frames = [
-        _plan_added(replace(scan_filter, state=state.at(snapshot)), snapshot.snapshot_id) for snapshot in snapshots
-    ]
-    return reduce(DataFrame.unionByName, frames or [_plan_added(scan_filter, _NO_SNAPSHOT)])
+def file_changes(scan_filter: ScanFilter, snapshots: Iterable[Snapshot]) -> EntryChanges:
+    """Return what snapshots added and removed, oldest first, in manifests that may list files for a filter."""
+    keep = partial(matching_manifests, scan_filter=scan_filter)
+    changes = EntryChanges(scan_filter.state, data_projection(scan_filter), keep=keep)
+    for snapshot in snapshots:
+        changes.add(snapshot)
+    return changes
 
 
-def _plan_added(scan_filter: ScanFilter, snapshot_id: int) -> DataFrame:
-    pruned = prune_manifests(scan_filter)
-    data = pruned.data.filter(written_by(pruned.data, snapshot_id))
-    entries = read_entries(choose(replace(pruned, data=data, deletes=pruned.deletes.slice(0, 0))))
-    is_new = sql.col("version_info.snapshot_id") == snapshot_id
-    added = replace(entries, data=entries.data.where(is_new.text))
-    return planned_rows(match_deletes(added), partition_column(scan_filter.state))
+def without_deletes(entries: Sequence[DataFrame], scan_filter: ScanFilter) -> DataFrame | None:
+    """Return entries of `EntryChanges` that may match a filter as planned files to which no deletes apply.
 
+    Args:
+        entries: data entries, with the `SNAPSHOT` that changed them.
+        scan_filter: the filter.
 
-def written_by(manifests: pa.Table, snapshot_id: int) -> pa.Array:
-    """Return which manifests a snapshot wrote, or may have: the root of a tree, which lists files itself, has no id."""
-    writers = pc.struct_field(manifests.column("version_info"), "snapshot_id")
-    return pc.fill_null(pc.equal(writers, snapshot_id), True)
+    Returns:
+        None for no entries.
+    """
+    for frame in at_most_one(entries):
+        matching = frame.where(may_match(scan_filter).text).selectExpr("*", shown_deletes(NO_DELETES))
+        return rows_of_entries(matching, scan_filter.state, SNAPSHOT)
+    return None

@@ -1,17 +1,18 @@
 """The data files in which snapshots changed rows, planned before and after each snapshot.
 
-    snapshots -> what their manifests changed -> paths of data files -> plans before and after -> `ChangedFiles`
+    snapshots -> what their manifests changed -> plans before and after -> `ChangedFiles`
 
 A first job reads what the snapshots added and removed, from the manifests that they wrote. If that includes deletes
-that don't name their data file, a second one looks for the files that they apply to. The last one plans all these files
-as a scan of the parent does, and as a scan of the snapshot does. The driver compares the two.
+that don't name their data file, a second one looks for the files that they apply to. The last one plans files: those
+that a snapshot removed, with the deletes of its parent; those that it added, with its own deletes; and those whose
+deletes it changed, with both. Only the last are looked up in all data manifests. The driver compares the plans.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial, reduce
+from functools import cached_property, reduce
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -20,22 +21,24 @@ import pyarrow.compute as pc
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from sparkmeta.changes.entry_changes import ADDED, CHANGE, SNAPSHOT, EntryChanges, at_most_one
+from sparkmeta.changes.entry_changes import ADDED, CHANGE, SNAPSHOT, at_most_one
 from sparkmeta.changes.history import snapshot_of
 from sparkmeta.manifests.projection import EntryProjection
 from sparkmeta.plan.choose import choose
 from sparkmeta.plan.deletes.attach import attach_deletes
 from sparkmeta.plan.entries import read_entries
-from sparkmeta.plan.files import planned_rows
+from sparkmeta.plan.filter import data_projection, may_match
 from sparkmeta.plan.match import match_deletes
-from sparkmeta.plan.prune import matching_manifests, prune_manifests
+from sparkmeta.plan.prune import prune_manifests
 from sparkmeta.plan.rows import DELETES
-from sparkmeta.rows.appended import written_by
-from sparkmeta.rows.planned import SELECTED_BY, Indices, PlannedFiles, partition_column, translated_errors
+from sparkmeta.rows.appended import file_changes, without_deletes
+from sparkmeta.rows.file_rows import CHANGE_COLUMNS
+from sparkmeta.rows.planned import SELECTED_BY, Indices, PlannedFiles, rows_of_entries, translated_errors
 from sparkmeta.session import local_frame
 from sparkmeta.spec.entry import ContentType
 
 if TYPE_CHECKING:
+    from sparkmeta.changes.entry_changes import EntryChanges
     from sparkmeta.plan.entries import ScanEntries
     from sparkmeta.plan.filter import ScanFilter
     from sparkmeta.plan.prune import PrunedManifests
@@ -46,9 +49,9 @@ Flags = np.ndarray[Any, np.dtype[np.bool_]]
 INSERT: Final = "INSERT"
 DELETE: Final = "DELETE"
 
-_ORDINAL: Final = "_change_ordinal"
+_TYPE, _ORDINAL, _SNAPSHOT_ID = CHANGE_COLUMNS
 _IS_AFTER: Final = "is_after"
-_CHANGED_PATH: Final = "changed_path"
+_PATH: Final = "changed_path"
 # Plans that one query makes: Spark analyzes each, and the query as a whole.
 _PLANS_AT_ONCE: Final = 16
 
@@ -70,7 +73,7 @@ class ChangedFiles:
         """The ordinals of snapshots that may have both inserted and deleted rows."""
         ordinals = {
             kind: [
-                side.table.filter(pc.equal(side.table.column("_change_type"), kind)).column(_ORDINAL)
+                side.table.filter(pc.equal(side.table.column(_TYPE), kind)).column(_ORDINAL)
                 for side in (self.whole, self.partly)
             ]
             for kind in (INSERT, DELETE)
@@ -101,15 +104,19 @@ def changed_files(scan_filter: ScanFilter, snapshots: Sequence[Snapshot]) -> Cha
         NoSuchSnapshotError: a snapshot removed files or changed deletes, and its parent has expired.
         ValidationError: metadata or deletes contradict each other.
     """
-    steps = _with_files_of_deletes([*_steps(scan_filter, snapshots)])
-    plans = [plan for step in steps for plan in step.plans()]
+    changes = file_changes(scan_filter, snapshots)
+    steps = _with_files_of_deletes([*_steps(changes, scan_filter, snapshots)])
+    plans = [*_added_without_deletes(changes, steps, scan_filter), *(plan for step in steps for plan in step.plans())]
     if not plans:
         return None
     tables = [
-        PlannedFiles.of(reduce(_union, batch), scan_filter.state, _ORDINAL, _IS_AFTER).table
+        PlannedFiles.of(reduce(_union, batch), scan_filter.state, SNAPSHOT, _IS_AFTER).table
         for batch in _batches(plans, _PLANS_AT_ONCE)
     ]
-    return _compared(PlannedFiles(pa.concat_tables(tables).combine_chunks()), snapshots)
+    table = pa.concat_tables(tables, promote_options="permissive").rename_columns({SNAPSHOT: _SNAPSHOT_ID})
+    ids = pa.array([snapshot.snapshot_id for snapshot in snapshots], pa.int64())
+    table = table.append_column(_ORDINAL, pc.index_in(table.column(_SNAPSHOT_ID), ids))
+    return _compared(PlannedFiles(table.combine_chunks()))
 
 
 def _union(left: DataFrame, right: DataFrame) -> DataFrame:
@@ -128,31 +135,26 @@ class _Step:
     """What a snapshot changed.
 
     Attributes:
-        ordinal: of the changes.
         snapshot: the snapshot.
         filter: the scan's, at any snapshot.
-        paths: of data files in which it may have changed rows.
+        changes: the snapshot's changes.
+        adds: whether it added data files.
+        removes: whether it removed data files.
+        adds_deletes: whether it added deletes. If not, no delete applies to the data files that it added.
+        paths: the data files that it added or removed.
+        targets: the paths of other data files, whose deletes it changed.
         shared_deletes: locations of removed deletes and of added ones that don't name their data file.
-        only_adds: it added data files, and changed nothing else.
     """
 
-    ordinal: int
     snapshot: Snapshot
     filter: ScanFilter
-    paths: pa.Array
+    changes: EntryChanges
+    adds: bool
+    removes: bool
+    adds_deletes: bool
+    paths: pa.ChunkedArray
+    targets: pa.Array
     shared_deletes: tuple[pa.Array, pa.Array]
-    only_adds: bool
-
-    def plans(self) -> Iterator[DataFrame]:
-        """Yield rows of `plan_rows` for the paths, before and after the snapshot."""
-        if not len(self.paths):
-            return
-        if not self.only_adds and (before := self.before) is not None:
-            yield self._plan(prune_manifests(before), is_after=False)
-        pruned = prune_manifests(self.after)
-        if self.only_adds:
-            pruned = replace(pruned, data=self._written(pruned.data), deletes=self._written(pruned.deletes))
-        yield self._plan(pruned, is_after=True)
 
     @cached_property
     def before(self) -> ScanFilter | None:
@@ -166,119 +168,150 @@ class _Step:
     def after(self) -> ScanFilter:
         return replace(self.filter, state=self.filter.state.at(self.snapshot))
 
-    def _plan(self, pruned: PrunedManifests, *, is_after: bool) -> DataFrame:
-        entries = read_entries(choose(pruned))
-        chosen = replace(entries, data=_with_paths(entries.data, self.paths))
-        planned = planned_rows(match_deletes(chosen), partition_column(pruned.filter.state))
-        return planned.withColumns({_ORDINAL: F.lit(self.ordinal), _IS_AFTER: F.lit(is_after)})
+    def plans(self) -> Iterator[DataFrame]:
+        """Yield plans of the files with changed rows, before the snapshot and after it."""
+        if (self.removes or len(self.targets)) and (before := self.before) is not None:
+            yield from self._plans(before, changed=self.removes, is_after=False)
+        if (self.adds and self.adds_deletes) or len(self.targets):
+            yield from self._plans(self.after, changed=self.adds and self.adds_deletes, is_after=True)
 
-    def _written(self, manifests: pa.Table) -> pa.Table:
-        """Return the manifests of files that the snapshot added. Older deletes don't apply to added data files."""
-        return manifests.filter(written_by(manifests, self.snapshot.snapshot_id))
+    def _plans(self, at: ScanFilter, *, changed: bool, is_after: bool) -> Iterator[DataFrame]:
+        """Yield plans before or after the snapshot: of the data files that it changed, and of `targets`."""
+        pruned = prune_manifests(at)
+        if changed:
+            entries = read_entries(choose(replace(pruned, data=pruned.data.slice(0, 0))))
+            shown = replace(self.changes, shown=data_projection(at, entries.deletes.equality_ids))
+            frames = shown.added(ContentType.DATA_MANIFEST) if is_after else shown.removed(ContentType.DATA_MANIFEST)
+            for data in at_most_one(frames):
+                yield self._plan(replace(entries, data=data.where(may_match(at).text)), is_after=is_after)
+        if len(self.targets):
+            entries = read_entries(choose(pruned))
+            yield self._plan(replace(entries, data=_with_paths(entries.data, self.targets)), is_after=is_after)
+
+    def _plan(self, entries: ScanEntries, *, is_after: bool) -> DataFrame:
+        rows = rows_of_entries(match_deletes(entries).frame, entries.choice.pruned.filter.state)
+        return rows.withColumns({SNAPSHOT: F.lit(self.snapshot.snapshot_id), _IS_AFTER: F.lit(is_after)})
 
     def files_of_shared_deletes(self) -> Iterator[DataFrame]:
         """Yield the paths of data files that changed deletes apply to, or did before they were removed."""
         removed, added = self.shared_deletes
         if len(removed) and (before := self.before) is not None:
-            yield from self._files_of(read_entries(choose(prune_manifests(before))), removed)
+            yield from self._files_of(prune_manifests(before), removed)
         if len(added):
             pruned = prune_manifests(self.after)
-            yield from self._files_of(
-                read_entries(choose(replace(pruned, deletes=self._written(pruned.deletes)))), added
-            )
+            writers = pc.struct_field(pruned.deletes.column("version_info"), "snapshot_id")
+            # The root of a tree, which lists files itself, has no id.
+            written = pc.fill_null(pc.equal(writers, self.snapshot.snapshot_id), True)
+            yield from self._files_of(replace(pruned, deletes=pruned.deletes.filter(written)), added)
 
-    def _files_of(self, entries: ScanEntries, locations: pa.Array) -> Iterator[DataFrame]:
-        deletes = entries.deletes
-        if deletes.entries is None:
+    def _files_of(self, pruned: PrunedManifests, locations: pa.Array) -> Iterator[DataFrame]:
+        entries = read_entries(choose(pruned))
+        if entries.deletes.entries is None:
             return
-        changed = replace(deletes, entries=_with_paths(deletes.entries, locations))
-        state = entries.choice.pruned.filter.state
-        matched = attach_deletes(entries.data, changed, state).where(f"size({DELETES}) > 0")
-        yield matched.select(F.lit(self.ordinal).alias(_ORDINAL), F.col("location").alias(_CHANGED_PATH))
+        changed = replace(entries.deletes, entries=_with_paths(entries.deletes.entries, locations))
+        matched = attach_deletes(entries.data, changed, pruned.filter.state).where(f"size({DELETES}) > 0")
+        yield matched.select(F.lit(self.snapshot.snapshot_id).alias(SNAPSHOT), F.col("location").alias(_PATH))
 
 
 def _with_paths(entries: DataFrame, paths: pa.Array) -> DataFrame:
     """Return the entries of some files."""
-    chosen = local_frame(entries.sparkSession, pa.table({_CHANGED_PATH: paths}))
-    return entries.join(chosen, F.col("location") == F.col(_CHANGED_PATH), "left_semi")
+    chosen = local_frame(entries.sparkSession, pa.table({_PATH: paths}))
+    return entries.join(chosen, F.col("location") == F.col(_PATH), "left_semi")
 
 
-def _steps(scan_filter: ScanFilter, snapshots: Sequence[Snapshot]) -> Iterator[_Step]:
+def _added_without_deletes(
+    changes: EntryChanges, steps: Sequence[_Step], scan_filter: ScanFilter
+) -> Iterator[DataFrame]:
+    """Yield a plan of the files that were added by snapshots which added no deletes."""
+    ids = {step.snapshot.snapshot_id for step in steps if step.adds and not step.adds_deletes}
+    if ids:
+        added = without_deletes(changes.of_snapshots(ids).added(ContentType.DATA_MANIFEST), scan_filter)
+        if added is not None:
+            yield added.withColumn(_IS_AFTER, F.lit(True))
+
+
+def _steps(changes: EntryChanges, scan_filter: ScanFilter, snapshots: Sequence[Snapshot]) -> Iterator[_Step]:
     """Yield what each snapshot changed."""
-    changes = _changed_entries(scan_filter, snapshots)
-    for ordinal, snapshot in enumerate(snapshots):
-        changed = changes.filter(pc.equal(changes.column(SNAPSHOT), snapshot.snapshot_id))
+    entries = _changed_entries(changes)
+    for snapshot in snapshots:
+        changed = entries.filter(pc.equal(entries.column(SNAPSHOT), snapshot.snapshot_id))
         is_data = pc.equal(changed.column("content_type"), int(ContentType.DATA))
-        is_added = pc.equal(changed.column(CHANGE), ADDED)
-        paths = pc.if_else(is_data, changed.column("location"), changed.column("referenced_file"))
-        is_shared = pc.is_null(paths)
-        shared = [
-            changed.filter(pc.and_(is_shared, side)).column("location") for side in (pc.invert(is_added), is_added)
-        ]
+        data, deletes = changed.filter(is_data), changed.filter(pc.invert(is_data))
+        added_data, added_deletes = (pc.equal(side.column(CHANGE), ADDED) for side in (data, deletes))
+        targets = pc.unique(deletes.column("referenced_file").drop_null().combine_chunks())
+        is_shared = pc.is_null(deletes.column("referenced_file"))
+        removed_shared, added_shared = (
+            deletes.filter(pc.and_(is_shared, side)).column("location").combine_chunks()
+            for side in (pc.invert(added_deletes), added_deletes)
+        )
         yield _Step(
-            ordinal,
             snapshot,
             scan_filter,
-            pc.unique(paths.drop_null().combine_chunks()),
-            (shared[0].combine_chunks(), shared[1].combine_chunks()),
-            only_adds=bool(pc.all(pc.and_(is_data, is_added), min_count=0).as_py()),
+            changes.of_snapshots({snapshot.snapshot_id}),
+            adds=_any(added_data),
+            removes=_any(pc.invert(added_data)),
+            adds_deletes=_any(added_deletes),
+            paths=data.column("location"),
+            targets=_without(targets, data.column("location")),
+            shared_deletes=(removed_shared, added_shared),
         )
 
 
-def _changed_entries(scan_filter: ScanFilter, snapshots: Iterable[Snapshot]) -> pa.Table:
+def _any(flags: pa.ChunkedArray) -> bool:
+    return bool(pc.any(flags, min_count=0).as_py())
+
+
+def _changed_entries(changes: EntryChanges) -> pa.Table:
     """Return the data and delete files that snapshots added and removed."""
-    keep = partial(matching_manifests, scan_filter=scan_filter)
-    changes = EntryChanges(scan_filter.state, EntryProjection.of(()), keep=keep)
-    for snapshot in snapshots:
-        changes.add(snapshot)
+    narrow = replace(changes, shown=EntryProjection.of(()))
     contents = (ContentType.DATA_MANIFEST, ContentType.DELETE_MANIFEST)
-    frames = [frame for content in contents for frame in changes.of_content(content)]
-    empty = scan_filter.state.spark.createDataFrame([], changes.schema)
+    frames = [frame for content in contents for frame in narrow.of_content(content)]
+    empty = changes.state.spark.createDataFrame([], narrow.schema)
     with translated_errors():
         changed = at_most_one(frames) or [empty]
         return changed[0].select(SNAPSHOT, CHANGE, "content_type", "location", "referenced_file").toArrow()
 
 
 def _with_files_of_deletes(steps: Sequence[_Step]) -> list[_Step]:
-    """Add the paths of the files that deletes apply to which don't name their file."""
+    """Add the files that deletes apply to which don't name their file to the targets."""
     frames = [frame for step in steps for frame in step.files_of_shared_deletes()]
     if not frames:
         return [*steps]
     with translated_errors():
         tables = [reduce(_union, batch).distinct().toArrow() for batch in _batches(frames, _PLANS_AT_ONCE)]
-    matched = pa.concat_tables(tables)
+    matched = pa.concat_tables(tables, promote_options="permissive")
     return [
-        replace(step, paths=pc.unique(pa.chunked_array([step.paths, *_paths_of(matched, step.ordinal).chunks])))
+        replace(step, targets=_without(pc.unique(pa.chunked_array([step.targets, *of_step.chunks])), step.paths))
         for step in steps
+        for of_step in [matched.filter(pc.equal(matched.column(SNAPSHOT), step.snapshot.snapshot_id)).column(_PATH)]
     ]
 
 
-def _paths_of(matched: pa.Table, ordinal: int) -> pa.ChunkedArray:
-    return matched.filter(pc.equal(matched.column(_ORDINAL), ordinal)).column(_CHANGED_PATH)
+def _without(paths: pa.Array, others: pa.ChunkedArray) -> pa.Array:
+    return paths.filter(pc.invert(pc.is_in(paths, others)))
 
 
 # -- before and after -------------------------------------------------------------------------------------------------
 
 
-def _compared(files: PlannedFiles, snapshots: Sequence[Snapshot]) -> ChangedFiles:
+def _compared(files: PlannedFiles) -> ChangedFiles:
     """Compare the plans of files before and after the snapshots.
 
     Args:
-        files: rows of both plans, with `_change_ordinal` and `is_after`.
-        snapshots: by ordinal.
+        files: rows of both plans, with `_change_ordinal`, `_commit_snapshot_id` and `is_after`.
     """
     before, after = _pairs(files)
     is_whole = np.ones(len(files), np.bool_)
     is_whole[before] = is_whole[after] = False
     is_after = np.asarray(files.table.column(_IS_AFTER))
     whole = [
-        _changes(files.table.filter(pa.array(is_whole & (is_after == inserts))), kind, snapshots)
+        _changes(files.table.filter(pa.array(is_whole & (is_after == inserts))), kind)
         for kind, inserts in ((DELETE, False), (INSERT, True))
     ]
     deletes = _PairedDeletes(files, before, after)
     partly = [
-        _changes(_selected(files, before, deletes.only(after=True)), DELETE, snapshots),
-        _changes(_selected(files, after, deletes.only(after=False)), INSERT, snapshots),
+        _changes(_selected(files, before, deletes.only(after=True)), DELETE),
+        _changes(_selected(files, after, deletes.only(after=False)), INSERT),
     ]
     return ChangedFiles(*(PlannedFiles(pa.concat_tables(side).combine_chunks()) for side in (whole, partly)))
 
@@ -343,8 +376,5 @@ def _selected(files: PlannedFiles, places: Indices, deletes: tuple[Indices, Indi
     return table.append_column(SELECTED_BY, pa.ListArray.from_arrays(offsets, values))
 
 
-def _changes(table: pa.Table, kind: str, snapshots: Sequence[Snapshot]) -> pa.Table:
-    """Return files with the columns of `CHANGE_COLUMNS`."""
-    ids = pa.array([snapshot.snapshot_id for snapshot in snapshots], pa.int64())
-    table = table.append_column("_change_type", pa.repeat(kind, len(table)))
-    return table.append_column("_commit_snapshot_id", ids.take(table.column(_ORDINAL).combine_chunks()))
+def _changes(table: pa.Table, kind: str) -> pa.Table:
+    return table.append_column(_TYPE, pa.repeat(kind, len(table)))

@@ -16,10 +16,7 @@ from pyspark.sql.types import (
     DataType,
     DoubleType,
     FloatType,
-    IntegerType,
-    LongType,
     MapType,
-    StringType,
     StructType,
     VariantType,
 )
@@ -32,7 +29,7 @@ from sparkmeta.errors import ValidationError
 from sparkmeta.rows.changed_files import DELETE, INSERT, changed_files
 from sparkmeta.rows.columns import field_values, shaped
 from sparkmeta.rows.file_rows import CHANGE_COLUMNS
-from sparkmeta.rows.read import RowScan, rows_of
+from sparkmeta.rows.read import RowScan, empty_rows, rows_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -45,7 +42,6 @@ UPDATE_AFTER: Final = "UPDATE_AFTER"
 
 _REPLACE: Final = "replace"
 _TYPE, _ORDINAL, _SNAPSHOT = CHANGE_COLUMNS
-_CHANGE_TYPES: Final = {_TYPE: StringType(), _ORDINAL: IntegerType(), _SNAPSHOT: LongType()}
 _COUNTS: Final = {DELETE: "deletes", INSERT: "inserts"}
 _COUNT, _STEPS, _NET, _COPY = "change_count", "change_steps", "net_change", "copy"
 
@@ -91,10 +87,10 @@ def read_changelog(changelog: Changelog) -> DataFrame:
         for snapshot in snapshots_between(state.metadata, changelog.from_exclusive, changelog.to_inclusive)
         if snapshot.operation != _REPLACE
     ]
+    rows = replace(scan, metadata_columns=tuple(CHANGE_COLUMNS))
     files = changed_files(scan.filter, snapshots)
     if files is None:
-        return state.spark.createDataFrame([], _row_type(scan.projection))
-    rows = replace(scan, metadata_columns=tuple(CHANGE_COLUMNS))
+        return empty_rows(rows)
     if changelog.net_changes:
         netted, plain = [*files.filtered(files.mixed_ordinals[:0], invert=True)], []
     else:
@@ -110,15 +106,6 @@ def read_changelog(changelog: Changelog) -> DataFrame:
 
 def _union(left: DataFrame, right: DataFrame) -> DataFrame:
     return left.union(right)
-
-
-def _row_type(schema: Schema) -> StructType:
-    row_type = StructType()
-    for field in schema.fields:
-        row_type.add(field.name, spark_type(field.field_type))
-    for name, kind in _CHANGE_TYPES.items():
-        row_type.add(name, kind)
-    return row_type
 
 
 def _projected(projection: Schema, schema: Schema) -> list[str]:

@@ -19,7 +19,7 @@ from sparkmeta.columns import sql
 from sparkmeta.columns.sql import Aliased, Sql
 from sparkmeta.errors import SparkmetaError, from_spark
 from sparkmeta.plan.deletes.views import partition_key
-from sparkmeta.plan.files import plan_files
+from sparkmeta.plan.files import file_columns, plan_files
 from sparkmeta.plan.rows import DELETES
 from sparkmeta.rows.file_rows import CHANGE_COLUMNS
 
@@ -49,10 +49,16 @@ Indices = np.ndarray[Any, np.dtype[np.int64]]
 
 def plan_rows(choice: Choice) -> DataFrame:
     """Return the rows of `plan_files`, with what tells files of one partition."""
-    return plan_files(choice, partition_column(choice.pruned.filter.state))
+    return plan_files(choice, _partition_column(choice.pruned.filter.state))
 
 
-def partition_column(state: TableState) -> Aliased:
+def rows_of_entries(entries: DataFrame, state: TableState, *others: str) -> DataFrame:
+    """Return data entries with `DELETES`, and others of their columns, as what `PlannedFiles` need of `plan_rows`."""
+    columns = [value.alias(name) for name, value in file_columns(state).items()]
+    return entries.selectExpr(*sql.texts([*columns, _partition_column(state)]), DELETES, *others)
+
+
+def _partition_column(state: TableState) -> Aliased:
     """Return what tells files of one partition, as a further column of `plan_files`."""
     return partition_key(state).alias(_PARTITION_KEY)
 

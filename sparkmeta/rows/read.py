@@ -129,12 +129,11 @@ def rows_of(scan: RowScan, files: PlannedFiles) -> DataFrame:
     if len(others):
         planned = local_frame(scan.state.spark, others)
         frames.append(read_by_tasks(scan.filter, planned, scan.projection, scan.metadata_columns))
-    if not frames:
-        return scan.state.spark.createDataFrame([], _row_type(scan))
-    return reduce(lambda left, right: left.union(right), frames)
+    return reduce(lambda left, right: left.union(right), frames) if frames else empty_rows(scan)
 
 
-def _row_type(scan: RowScan) -> StructType:
+def empty_rows(scan: RowScan) -> DataFrame:
+    """Return no rows, with the columns of a scan."""
     row_type = StructType()
     for field in scan.projection.fields:
         row_type.add(field.name, spark_type(field.field_type))
@@ -142,7 +141,7 @@ def _row_type(scan: RowScan) -> StructType:
         is_tuple = name == "_partition"
         kind = (METADATA_COLUMNS | CHANGE_COLUMNS)[name].type
         row_type.add(name, public_partition_type(scan.state) if is_tuple else kind)
-    return row_type
+    return scan.state.spark.createDataFrame([], row_type)
 
 
 def _grouped(scan: RowScan, files: PlannedFiles, rows: Indices) -> Iterator[tuple[ReadColumns, Indices]]:

@@ -11,6 +11,7 @@ import pytest
 
 import sparkmeta as sm
 from sparkmeta.errors import NoSuchSnapshotError, ValidationError
+from sparkmeta.rows import changed_files
 from tests.peers.java import Java
 from tests.peers.slices import SOAK
 from tests.peers.workshop import MERGE_ON_READ, Workshop
@@ -142,7 +143,7 @@ class History:
 
 
 @pytest.mark.parametrize(("version", "seed"), [*product([2, 3], range(30))] if SOAK else [(2, 0), (3, 1)])
-def test_random_histories(spark: SparkSession, version: int, seed: int) -> None:
+def test_random_histories(spark: SparkSession, monkeypatch: pytest.MonkeyPatch, version: int, seed: int) -> None:
     shop = Workshop(Java(spark), f"changelog_{version}_{seed}")
     shop.create("id INT, name STRING, part STRING", "part", version=version, properties=MERGE_ON_READ)
     history = History(shop, random.Random(seed))
@@ -152,6 +153,9 @@ def test_random_histories(spark: SparkSession, version: int, seed: int) -> None:
     table = sm.load_table(shop.metadata_location, spark=spark)
     expected = expected_changes(shop)
     assert row_texts(table.changelog(None).to_df()) == sorted(expected, key=repr)
+    with monkeypatch.context() as patch:
+        patch.setattr(changed_files, "_PLANS_AT_ONCE", 1)
+        assert row_texts(table.changelog(None).to_df()) == sorted(expected, key=repr)
     middle = int(expected[len(expected) // 2][-1])
     assert row_texts(table.changelog(middle).to_df()) == sorted(since(expected, middle), key=repr)
 
