@@ -178,6 +178,8 @@ def _same(left: pa.Array, right: pa.Array) -> pa.Array:
             same = pc.and_(same, _same(left_field, right_field))
         return same
     both_null = pc.and_(left.is_null(), right.is_null())
+    if pa.types.is_null(left.type):  # of a partition field whose column no schema has
+        return both_null
     if pa.types.is_floating(left.type):
         both_nan = pc.fill_null(pc.and_(pc.is_nan(left), pc.is_nan(right)), False)
         bits = pa.int32() if pa.types.is_float32(left.type) else pa.int64()
