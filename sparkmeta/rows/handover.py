@@ -20,12 +20,12 @@ from weakref import WeakKeyDictionary
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import functions as F
-from pyspark.sql.types import LongType, StructField, StructType
+from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from sparkmeta.columns.sql import quoted
 from sparkmeta.session import is_connect, local_frame
-from sparkmeta.storage.location import spark_path_key, spark_uri
-from sparkmeta.storage.reading import STRICT_PARQUET, read_parquet
+from sparkmeta.storage.location import is_local, spark_path_key, spark_uri
+from sparkmeta.storage.reading import STRICT_PARQUET, passed_over, read_parquet
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -41,6 +41,9 @@ FILES: Final = pa.schema(
     [pa.field("file_path", pa.string()), pa.field("file_size_in_bytes", pa.int64()), pa.field(NUMBER, pa.int64())]
 )
 """Files to hand over, with numbers from 0 to 2**53 - 1."""
+
+# Before numbers are joined: the path.
+_EXTRA_TYPES: Final = {NUMBER: StringType(), POSITION: LongType()}
 
 _LAST_NUMBER: Final = (1 << 53) - 1
 
@@ -144,6 +147,11 @@ def _by_paths(spark: SparkSession, files: pa.Table, schema: StructType, extra: C
     path = F.regexp_replace(_metadata(frame, "file_path"), "^s3[an]:", "s3:")
     values = {NUMBER: path, POSITION: _metadata(frame, "row_index")}
     named = _named(frame, schema, {name: values[name] for name in extra})
+    if is_connect(spark) or not all(map(is_local, locations)):
+        # `read_parquet` looks for empty files, which Spark passes over, only on this machine.
+        columns = [StructField(column_name(place), field.dataType) for place, field in enumerate(schema.fields)]
+        row_type = StructType([*columns, *(StructField(name, _EXTRA_TYPES[name]) for name in extra)])
+        named = named.union(passed_over(spark, locations, row_type))
     if NUMBER not in extra:
         return named
     keys = pa.table({"path": [*map(spark_path_key, locations)], "of_path": files.column(NUMBER)})
