@@ -10,8 +10,9 @@ import pytest
 import sparkmeta as sm
 from sparkmeta.rows.arrow_reader import read_by_tasks
 from sparkmeta.storage.location import local_path
+from tests.conftest import configured
 from tests.peers import corpus as peers
-from tests.peers.slices import slice_of
+from tests.peers.slices import SOAK, slice_of
 from tests.rows.comparison import row_texts, typed_columns
 
 if TYPE_CHECKING:
@@ -28,8 +29,31 @@ NAMES = [name for name in peers.names(without=("made_up", "not_spark")) if not n
 JAVA_REFUSES = "equality_evolved"
 
 
+# What users set, and what else changes how Spark reads Parquet or shows values.
+SETTINGS: dict[str, dict[str, str]] = {
+    "ANSI off": {"spark.sql.ansi.enabled": "false"},
+    "west of UTC": {"spark.sql.session.timeZone": "America/St_Johns"},
+    "east of UTC": {"spark.sql.session.timeZone": "Asia/Kathmandu", "spark.sql.timestampType": "TIMESTAMP_NTZ"},
+    "case": {"spark.sql.caseSensitive": "true"},
+    "rows, not vectors": {"spark.sql.parquet.enableVectorizedReader": "false"},
+}
+ALL = {name: value for values in SETTINGS.values() for name, value in values.items()}
+SLICE = ("types_v2", "deletes_by_file_v3", "equality_types_v2", "upgraded_with_deletes_v4", "defaults_v3")
+CASES = [(name, settings) for settings in SETTINGS for name in NAMES] if SOAK else [(name, "all") for name in SLICE]
+
+
 @pytest.mark.parametrize("name", slice_of(NAMES))
 def test_rows(name: str, corpus: Corpus, spark: SparkSession) -> None:
+    _assert_same_rows(name, corpus, spark)
+
+
+@pytest.mark.parametrize(("name", "settings"), CASES)
+def test_rows_under_settings(name: str, settings: str, corpus: Corpus, spark: SparkSession) -> None:
+    with configured(spark, SETTINGS.get(settings, ALL)):
+        _assert_same_rows(name, corpus, spark)
+
+
+def _assert_same_rows(name: str, corpus: Corpus, spark: SparkSession) -> None:
     peer = corpus.table(name)
     scan = sm.load_table(peer.metadata_location, spark=spark).scan()
     ours, theirs = scan.to_df(), peer.java.rows()

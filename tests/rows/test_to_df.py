@@ -379,19 +379,3 @@ def test_metadata_count_vectors(corpus: Corpus, spark: SparkSession, monkeypatch
 
     monkeypatch.setattr("sparkmeta.rows.count.rows_of", read)
     assert [table.scan().count(), table.scan("p = 'a'").count()] == expected
-
-
-@pytest.mark.parametrize("name", ["types_v2", "deletes_by_file_v3", "equality_types_v2"])
-@pytest.mark.parametrize(
-    "values",
-    [
-        {"spark.sql.ansi.enabled": "false"},
-        {"spark.sql.session.timeZone": "America/St_Johns"},
-        {"spark.sql.caseSensitive": "true"},
-        {"spark.sql.parquet.enableVectorizedReader": "false"},
-    ],
-    ids=lambda values: next(iter(values)).rpartition(".")[2],
-)
-def test_under_settings(name: str, values: dict[str, str], corpus: Corpus, spark: SparkSession) -> None:
-    with configured(spark, values):
-        assert_same(load(spark, corpus, name).scan().to_df(), corpus.table(name).java.rows())
