@@ -56,6 +56,12 @@ class Settings:
         "paths = as a list of paths, auto = log where a check of the session shows that Spark understands it.",
         choices=("auto", "log", "paths"),
     )
+    data_file_footers: Literal["auto", "always"] = _knob(
+        "auto",
+        "Whose footers are read before rows are: auto = of files whose columns names don't tell, always = of all "
+        "files, which checks field ids, types, required columns and numbers of rows, and opens each file twice.",
+        choices=("auto", "always"),
+    )
     manifest_cache: str = _knob(
         "", "A folder, on any file system, for decoded Avro manifests that later plans read. Empty: no cache."
     )

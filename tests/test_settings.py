@@ -71,8 +71,8 @@ def plan_under(values: Mapping[str, str], location: str, spark: SparkSession, ca
             spark.conf.unset(name)
 
 
-# How rows are read: tests/rows/test_to_df.py.
-OF_ROWS = {"file_handover"}
+# How rows are read: tests/rows/test_to_df.py and tests/rows/test_damage.py.
+OF_ROWS = {"data_file_footers", "file_handover"}
 
 
 @pytest.mark.parametrize("name", sorted({field.name for field in fields(Settings)} - OF_ROWS))

@@ -80,6 +80,16 @@ def open_data_file(reader: ExecutorReader, location: str, file_format: str) -> D
     raise UnsupportedError(f"{location}: data files of format {file_format} can't be read")
 
 
+def refuse_other_count(location: str, record_count: int, rows: int) -> None:
+    """Compare the rows of a file with those that its manifest counts, which writers may not know (-1).
+
+    Raises:
+        CorruptFileError: they differ.
+    """
+    if rows != record_count >= 0:
+        raise CorruptFileError(location, "record_count", record_count, f"the file has {rows} rows")
+
+
 # What Arrow, and decoders of bytes, raise for content that is not what it should be.
 _DAMAGE = (pa.ArrowException, OSError, ValueError, LookupError, zlib.error)
 

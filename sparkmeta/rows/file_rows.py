@@ -17,9 +17,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sparkmeta.errors import CorruptFileError
 from sparkmeta.rows.arrays import Leaf, Partition, column_values
-from sparkmeta.rows.data_file import DataFile, open_data_file, translated
+from sparkmeta.rows.data_file import DataFile, open_data_file, refuse_other_count, translated
 from sparkmeta.rows.file_deletes import DeleteReader, FileDeletes
 from sparkmeta.rows.resolve import Column, MappedName, Source, resolve
 from sparkmeta.storage.executors import ExecutorReader
@@ -105,7 +104,8 @@ class FileRows:
 
     def _rows(self, part: _Part, deletes: DeleteReader) -> Iterator[pa.RecordBatch]:
         file = open_data_file(self.reader, part.location, part["file_format"])
-        part.check_rows(file.rows)
+        if file.rows is not None:
+            refuse_other_count(part.location, part["record_count"], file.rows)
         applied, selecting = (
             deletes.deletes_of(part.location, part["record_count"], part[name]) if name in part else None
             for name in ("deletes", "selected_by")
@@ -117,7 +117,7 @@ class FileRows:
             yield read.output(first, batch)
             rows += len(batch)
         if file.rows is None and part[START] == 0:
-            part.check_rows(rows)
+            refuse_other_count(part.location, part["record_count"], rows)
 
 
 @dataclass(frozen=True)
@@ -135,11 +135,6 @@ class _Part:
     @property
     def location(self) -> str:
         return str(self["file_path"])
-
-    def check_rows(self, rows: int | None) -> None:
-        """Compare the rows of the file with those that its manifest counts, which writers may not know (-1)."""
-        if rows is not None and rows != self["record_count"] >= 0:
-            raise CorruptFileError(self.location, "record_count", self["record_count"], f"the file has {rows} rows")
 
 
 class _FileRead:

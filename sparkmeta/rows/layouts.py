@@ -22,6 +22,7 @@ from sparkmeta.columns.types import typed_literal
 from sparkmeta.errors import CorruptFileError
 from sparkmeta.manifests.placement import MOST_REQUESTS
 from sparkmeta.rows.columns import ReadColumns, read_type
+from sparkmeta.rows.data_file import refuse_other_count
 from sparkmeta.rows.file_schema import file_columns
 from sparkmeta.rows.handover import ROW_INDEX, column_name
 from sparkmeta.rows.planned import PARTITION, Indices, PlannedFiles, translated_errors
@@ -73,7 +74,8 @@ def layouts(
 
 
 def _by_schema(state: TableState, files: PlannedFiles, rows: Indices) -> Iterator[tuple[bytes, Indices]]:
-    units = pa.table({_PLACE: rows, "location": files.table.column("file_path").take(pa.array(rows))})
+    taken = files.table.select(["file_path", "record_count"]).take(pa.array(rows))
+    units = taken.append_column(_PLACE, pa.array(rows))
     reader = state.access.tasks
     assert reader is not None
     read = partial(_footers, reader)
@@ -90,19 +92,22 @@ def _by_schema(state: TableState, files: PlannedFiles, rows: Indices) -> Iterato
 
 def _footers(reader: ExecutorReader, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     for batch in batches:
-        schemas = [_schema(reader, location) for location in batch.column("location").to_pylist()]
+        planned = zip(*(batch.column(name).to_pylist() for name in ("file_path", "record_count")), strict=True)
+        schemas = [_schema(reader, location, record_count) for location, record_count in planned]
         yield pa.RecordBatch.from_arrays([batch.column(_PLACE), pa.array(schemas, pa.binary())], schema=_FOOTERS)
 
 
-def _schema(reader: ExecutorReader, location: str) -> bytes:
+def _schema(reader: ExecutorReader, location: str, record_count: int) -> bytes:
     """Return the fields of a file's schema, with their ids, and nothing else that differs from file to file."""
     try:
         with reader.open(location) as file:
-            schema = pq.read_schema(file)
+            footer = pq.ParquetFile(file)
+            schema, rows = footer.schema_arrow, footer.metadata.num_rows
     except (pa.ArrowException, OSError) as error:
         if isinstance(error, FileNotFoundError):
             raise
         raise CorruptFileError(location, "footer", None, f"not readable: {error}"[:300]) from error
+    refuse_other_count(location, record_count, rows)
     return bytes(schema.remove_metadata().serialize())
 
 

@@ -159,7 +159,7 @@ def _grouped(scan: RowScan, files: PlannedFiles, rows: Indices) -> Iterator[tupl
     dropped = [state.types.fields[field_id] for field_id in sorted(compared - schema.field_ids)]
     lineage = [_LINEAGE[name] for name in scan.metadata_columns if name in _LINEAGE]
     fields = (*needed_fields(scan.projection, schema, others), *dropped, *lineage)
-    if names_tell(state, fields):
+    if state.settings.data_file_footers == "auto" and names_tell(state, fields):
         if len(rows):
             yield ReadColumns.by_names(fields), rows
         return
@@ -297,9 +297,18 @@ class _Part:
 
     def _shown(self) -> list[sql.Aliased]:
         return [
-            *(self.columns.shown(field).alias(field.name) for field in self.scan.projection.fields),
+            *(self._column_value(field).alias(field.name) for field in self.scan.projection.fields),
             *(self._metadata_value(name).alias(name) for name in self.scan.metadata_columns),
         ]
+
+    def _column_value(self, field: NestedField) -> Sql:
+        """Return a column's value. A null of a required column is an error: names don't tell that a file lacks it."""
+        value = self.columns.shown(field)
+        if not field.required:
+            return value
+        problem = f"it is required, and a data file lacks it or has a null (field id {field.field_id})"
+        message = f"{self.scan.state.metadata.location}: column {field.name} is None: {problem}"
+        return sql.coalesce(value, sql.raise_error(message))
 
     def _metadata_value(self, name: str) -> Sql:
         if name not in _LINEAGE:
