@@ -226,7 +226,7 @@ def _comparable(value: Sql, kind: DataType) -> Sql:
         case FloatType() | DoubleType():
             return value.cast("string")
         case VariantType():
-            return sql.call("to_json", value)
+            return sql.concat(sql.call("schema_of_variant", value), " ", sql.call("to_json", value))
         case StructType():
             fields = [_comparable(value[field.name], field.dataType).alias(field.name) for field in kind.fields]
             if all(field.text == value[field.name].text for field in fields):

@@ -317,3 +317,23 @@ def test_lost_history(upserts: Workshop, spark: SparkSession) -> None:
         table.changelog(None, identifier_columns=["nobody"]).to_df()
     with pytest.raises(ValidationError, match="a changelog has no column _pos"):
         table.changelog(None).select("id", "_pos").to_df()
+
+
+def test_an_expired_parent(spark: SparkSession) -> None:
+    """A snapshot that only added files tells its changes alone; one that deleted rows does not."""
+    shop = Workshop(Java(spark), "expired_parent")
+    shop.create("id INT", version=3, properties=MERGE_ON_READ)
+    shop.insert("1", "2")
+    first = shop.snapshot_id()
+    shop.insert("3")
+    second = shop.snapshot_id()
+    shop.call("expire_snapshots", "older_than => TIMESTAMP '2100-01-01', retain_last => 1")
+    table = sm.load_table(shop.metadata_location, spark=spark)
+    assert [row.id for row in table.changelog(first).to_df().collect()] == [3]
+    shop.sql("DELETE FROM {t} WHERE id = 1")
+    shop.call("expire_snapshots", "older_than => TIMESTAMP '2100-01-01', retain_last => 1")
+    table = sm.load_table(shop.metadata_location, spark=spark)
+    with pytest.raises(NoSuchSnapshotError, match=str(second)):
+        table.changelog(second).to_df()
+    with pytest.raises(ValidationError, match="expired"):
+        table.changelog(None).to_df()

@@ -214,6 +214,18 @@ def test_what_was_appended(table: sm.Table) -> None:
     assert table.incremental(last.snapshot_id).to_df().collect() == []
 
 
+def test_changelogs(tmp_path: Path, spark: SparkSession) -> None:
+    """Of appends, and of a delete that rewrote files."""
+    written = write_small_table(tmp_path)
+    start = written.metadata.current_snapshot_id
+    written.delete("id < 3 and country = 'SE'")
+    table = sm.Table.from_pyiceberg(written, spark)
+    kinds = tuples(table.changelog(start, identifier_columns=["id"]).select("id", "country").to_df())
+    assert [row[:3] for row in kinds] == [(0, "SE", "DELETE"), (2, "SE", "DELETE")]
+    assert table.changelog(None).filter("id < 4").to_df().count() == 6
+    assert table.changelog(None, net_changes=True).to_df().count() == 3 * ROWS - 2
+
+
 def test_snapshots_in_their_schemas(tmp_path: Path, spark: SparkSession) -> None:
     source = write_small_table(tmp_path)
     with source.update_schema() as update:
