@@ -51,7 +51,7 @@ def main(kind: str, uri: str, folder: str, commits: int, seed: int, kills: int) 
 def _killed_at_random(
     working: dict[int, int], kills: int, chance: random.Random, start_again: Callable[[int], int]
 ) -> int:
-    """Waits until no worker is left in `working`, process id -> number; how many of them it killed."""
+    """Wait until no worker is left in `working`, process id -> number; return how many were killed."""
     end = time.monotonic() + LONGEST
     killed = 0
     while working:

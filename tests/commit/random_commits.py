@@ -98,7 +98,7 @@ class Maker:
         return File(POSITION, self.name("positions", ".parquet"), self.rng.randrange(1, 9), 200, *place, of=of)
 
     def vectors(self, files: Iterable[File], live: Mapping[Any, File], least: int = 1) -> list[File]:
-        """Deletion vectors, in one Puffin file, of files that have as many records; they hold what earlier ones do."""
+        """Deletion vectors of files, in one Puffin file; each includes the positions of the vector that it replaces."""
         path, chosen = self.name("dv", ".puffin"), []
         for file in files:
             old = next(
@@ -120,7 +120,7 @@ class Maker:
         ]  # fmt: skip
 
     def frame(self, files: Iterable[File]) -> DataFrame:
-        """Files as a commit takes them."""
+        """Files in the columns that a commit reads."""
         rows = [file_row(file) for file in files]
         partition = pa.struct(
             [(name, pa.int32() if count else pa.string()) for name, count in PARTITION_FIELDS.items()]
@@ -130,7 +130,7 @@ class Maker:
         )
 
     def named(self, files: Iterable[File]) -> DataFrame:
-        """Files as a commit takes them that are to be removed."""
+        """Files to remove, in the columns that a commit reads."""
         rows = [{"file_path": file.path, "content_offset": file.offset} for file in files]
         return local_frame(self.spark, pa.Table.from_pylist(rows, schema=_NAMED))
 
@@ -310,7 +310,7 @@ def row_delta(task: Task) -> None:
 
 
 def rewrite(task: Task) -> None:
-    """Files of one partition become one, of their rows that are not deleted."""
+    """Files of one partition become one file, with the rows that are not deleted."""
     targets = task.some_data(1)
     if not targets:
         return append(task)
@@ -354,7 +354,7 @@ def replace_partitions(task: Task) -> None:
 
 
 def delete_deletes(task: Task) -> None:
-    """Rows come back: deletion vectors and equality deletes are removed for themselves."""
+    """Remove deletion vectors and equality deletes without their data files, so that rows come back."""
     tree = [
         file
         for file in task.draft.live.values()

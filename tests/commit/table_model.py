@@ -93,7 +93,7 @@ class Change(NamedTuple):
 
 
 def plan(files: Files) -> dict[str, Planned]:
-    """Data file -> what a plan without a filter says of it."""
+    """Data file -> its row in a plan without a filter."""
     deletes = [file for file in files.values() if file.content != DATA]
     planned = {}
     for file in files.values():
@@ -125,7 +125,7 @@ def deletes_that_go_with(paths: set[str], files: Files) -> dict[Key, File]:
 
 
 def deletes_replaced(paths: set[str], files: Files) -> dict[Key, File]:
-    """The deletes whose place new deletion vectors take: all of position that are of one of these files alone."""
+    """The deletes that new deletion vectors replace: position deletes of a single one of these files."""
     return {key: file for key, file in files.items() if file.content == POSITION and file.of in paths}
 
 
@@ -200,7 +200,7 @@ class Draft:
         self.removed |= gone
 
     def finished(self, sequence: int) -> tuple[dict[Key, File], dict[Key, File]]:
-        """What is added, with its sequence number; and the live files after it."""
+        """The added files, with their sequence number, and the live files after the snapshot."""
         added = {key: replace(file, sequence=sequence) for key, file in self.added.items()}
         return added, {key: file for key, file in self.live.items() if key not in self.removed} | added
 

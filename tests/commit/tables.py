@@ -51,7 +51,7 @@ def new_table(
 
 
 def appended(base: TableMetadata, max_snapshots: int = 30, **properties: str) -> TableMetadata:
-    """One more snapshot, the properties changed; of the older snapshots the newest."""
+    """Metadata with one more snapshot and changed properties; only the newest of the older snapshots stay."""
     snapshot_id = random.SystemRandom().randrange(1 << 62)
     parent = base.current_snapshot()
     sequence_number = base.last_sequence_number + 1

@@ -45,7 +45,7 @@ LETTERS = "-0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ_abcdefghijklmnopqrstuvwxyz"
 
 
 def stats(rng: random.Random, part: int) -> dict[str, Any]:
-    """Of 10,000 files whose bounds are random texts and numbers, as Iceberg's PlanningBenchmark has them."""
+    """Stats of 10,000 files with random texts and numbers as bounds, as in Iceberg's PlanningBenchmark."""
     content_stats = {}
     for field_id, kind in TYPES.items():
         lower: Any = "" if kind == "string" else -(1 << 31) + rng.randrange(500_000)

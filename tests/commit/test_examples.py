@@ -51,7 +51,7 @@ COLUMNS = Schema(NestedField(1, "id", LongType()))
 
 
 def names(changes: Changes) -> tuple[set[str], set[str]]:
-    """What was added, and what was removed."""
+    """The names of the added and of the removed files."""
     return {file_name(file.location) for file in changes.added}, {file_name(file.location) for file in changes.removed}
 
 
@@ -499,7 +499,7 @@ def test_14_a_rewrite_changes_nothing(spark: SparkSession, tree: HandmadeTree, h
 
 
 NEW = [f"N{number}" for number in range(5)]
-KEPT = {"D8", "D9"}
+REMAINING = {"D8", "D9"}
 
 
 def test_15_a_rewrite_with_changes_in_one_leaf(spark: SparkSession, tree: HandmadeTree) -> None:
@@ -507,7 +507,7 @@ def test_15_a_rewrite_with_changes_in_one_leaf(spark: SparkSession, tree: Handma
     entries = [data("D8", EXISTING, 1), data("D9", EXISTING, 1), data("D7", DELETED, 1), *(data(name) for name in NEW)]
     tree.leaf("m2", entries)
     tree.snapshot(tree.of("m1", DELETED, 1), tree.mask("m1", SEVEN, DELETED, 1), tree.of("m2", ADDED, 2))
-    check(tree, spark, (LAST, LAST, set()), (KEPT | set(NEW), set(NEW), {"D7"}))
+    check(tree, spark, (LAST, LAST, set()), (REMAINING | set(NEW), set(NEW), {"D7"}))
 
 
 @pytest.mark.parametrize("in_leaf", [False, True])
@@ -517,7 +517,7 @@ def test_15_as_our_commits_write_it(spark: SparkSession, tree: HandmadeTree, in_
     new = [tree.of("m3", ADDED, 2)] if in_leaf else [data(name, ADDED, 2) for name in NEW]
     masks = [tree.mask("m1", SEVEN, DELETED, 1), tree.mask("m1", {*SEVEN, 7}, ADDED, 2)]
     tree.snapshot(tree.of("m1", EXISTING, 1), *masks, *new)
-    check(tree, spark, (LAST, LAST, set()), (KEPT | set(NEW), set(NEW), {"D7"}))
+    check(tree, spark, (LAST, LAST, set()), (REMAINING | set(NEW), set(NEW), {"D7"}))
 
 
 def test_15_with_a_compaction(spark: SparkSession, tree: HandmadeTree) -> None:
@@ -525,4 +525,4 @@ def test_15_with_a_compaction(spark: SparkSession, tree: HandmadeTree) -> None:
     tree.leaf("m2", [data(name, EXISTING, 1) for name in TEN[7:]])
     tree.leaf("m3", [data(name) for name in NEW])
     tree.snapshot(tree.of("m2", EXISTING, 2), tree.mask("m2", {0}, ADDED, 2), tree.of("m3", ADDED, 2))
-    check(tree, spark, (LAST, LAST, set()), (KEPT | set(NEW), set(NEW), {"D7"}))
+    check(tree, spark, (LAST, LAST, set()), (REMAINING | set(NEW), set(NEW), {"D7"}))

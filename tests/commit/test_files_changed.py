@@ -27,7 +27,7 @@ Changes = set[tuple[str, str]]
 
 
 def changes(table: Table, start: int | None, end: int | None = None, *, lenient: bool = False) -> Changes:
-    """(+ or -, path) of each change; a row that is there twice is an error."""
+    """(+ or -, path) of each change; a duplicate row is an error."""
     frame = table.file_changes(start, end, columns=["file_path"], lenient=lenient)
     rows = [("+" if row["change_type"] == "added" else "-", row["file_path"]) for row in frame.collect()]
     assert len(rows) == len(set(rows))
@@ -339,7 +339,7 @@ def masked_after_upgrade(table: Table, manifest: str, ordinal: int) -> Table:
 
 
 def test_only_changed_leaves_are_opened(tree: TreeTable, spark: SparkSession) -> None:
-    """Of 40 leaves two: the others are gone, and nobody minds."""
+    """Only two of 40 leaves are opened: the others are deleted, and the plan still succeeds."""
     leaves = [tree.leaf(f"m{number}", *files(f"a{number}", f"b{number}")) for number in range(40)]
     new = tree.leaf("new", *files("n1"))
     before = [tree.mask(leaf, {0}) for leaf in leaves[5:9]]

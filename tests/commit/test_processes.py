@@ -128,7 +128,7 @@ def test_committers_that_delete(tmp_path: Path, soak: bool) -> None:
 
 @pytest.mark.parametrize("kind", ["folder", "postgres"])
 def test_committers_of_trees(request: pytest.FixtureRequest, tmp_path: Path, kind: str, soak: bool) -> None:
-    """Every snapshot holds what the commits up to it made, and says what its own changed."""
+    """Every snapshot has the files of all commits up to it, and its change set is that of its own commit."""
     commits, kills = LONG if soak else SHORT_OF_TREES
     table, authors, outcomes = run_on_tree(request, tmp_path, kind, "tree", commits, kills)
     assert None not in authors
@@ -150,7 +150,7 @@ def test_committers_of_trees(request: pytest.FixtureRequest, tmp_path: Path, kin
 
 @pytest.mark.parametrize("kind", ["folder", "postgres"])
 def test_writers_and_compactors(request: pytest.FixtureRequest, tmp_path: Path, kind: str, soak: bool) -> None:
-    """What compactions do is seen by nobody; a leaf that one replaces keeps what others delete from it meanwhile."""
+    """Compactions change no data; what others delete meanwhile from a leaf that one replaces stays deleted."""
     commits, kills = LONG if soak else SHORT_OF_TREES
     table, authors, outcomes = run_on_tree(request, tmp_path, kind, "compaction", commits, kills)
     compactions = authors.count(None)
@@ -191,7 +191,7 @@ def run_on_tree(
 
 
 def check_history(table: Table, authors: list[tuple[int, int] | None]) -> set[str]:
-    """Holds every snapshot against the commits; the names of their roots."""
+    """Compare every snapshot with the commits; return the names of the roots."""
     store = Store()
     names, before, next_row_id = set(), None, 0
     live = {trees.leaf_name(*author): 1 for author in authors if author is not None}

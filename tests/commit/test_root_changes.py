@@ -35,27 +35,27 @@ class Model:
 
     @property
     def live(self) -> set[str]:
-        in_leaves = {name for leaf in self.masked for _, name in self._kept(leaf)}
+        in_leaves = {name for leaf in self.masked for _, name in self._live_entries(leaf)}
         return in_leaves | self.in_root
 
     def commit(self) -> tuple[set[str], set[str], set[str]]:
         """A random commit: the files that it adds and removes, and the leaves that must be opened to know."""
         self.snapshot += 1
         # Leaves of which nothing is live any more are left out of the next root.
-        self.masked = {leaf: masked for leaf, masked in self.masked.items() if self._kept(leaf)}
-        removed_here = self._some(self.in_root)
+        self.masked = {leaf: masked for leaf, masked in self.masked.items() if self._live_entries(leaf)}
+        removed_in_root = self._some(self.in_root)
         masks = {leaf: ordinals for leaf in sorted(self.masked)
-                 if (ordinals := self._some({ordinal for ordinal, _ in self._kept(leaf)}, 0.15))}  # fmt: skip
+                 if (ordinals := self._some({ordinal for ordinal, _ in self._live_entries(leaf)}, 0.15))}  # fmt: skip
         dropped = self._some(set(self.masked) - set(masks), 0.2)
-        moved = self._some(self.in_root - removed_here, 0.2)
-        carried = sorted({name for leaf in dropped for _, name in self._kept(leaf)} | moved)
+        moved = self._some(self.in_root - removed_in_root, 0.2)
+        carried = sorted({name for leaf in dropped for _, name in self._live_entries(leaf)} | moved)
         new, in_leaf = self._new(), self._new()
         existing = self._leaf([data(name).existing() for name in carried]) if carried else None
         added = self._leaf([data(name) for name in in_leaf]) if in_leaf else None
         change = TreeChange(
             added=_table([data(name) for name in new]),
             added_leaves=None if added is None else added[1],
-            removed=frozenset(FileKey(0, name) for name in removed_here),
+            removed=frozenset(FileKey(0, name) for name in removed_in_root),
             masks={leaf: PositionBitmap.of(sorted(ordinals)) for leaf, ordinals in masks.items()},
             dropped=frozenset(dropped),
             moved=frozenset(FileKey(0, name) for name in moved),
@@ -65,7 +65,12 @@ class Model:
             return self.commit()
         stamp = Stamp(self.snapshot, self.snapshot, 0)
         new_root = next_root(self.root, change, stamp, SCHEMA, lambda *_: b"")
-        gone = {name for leaf, ordinals in masks.items() for ordinal, name in self._kept(leaf) if ordinal in ordinals}
+        gone = {
+            name
+            for leaf, ordinals in masks.items()
+            for ordinal, name in self._live_entries(leaf)
+            if ordinal in ordinals
+        }
         self.root = Root(f"root{self.snapshot}", new_root.table, {LAYOUT_REVISION_KEY: "1"})
         for leaf, ordinals in masks.items():
             self.masked[leaf] |= ordinals
@@ -74,11 +79,11 @@ class Model:
         for written in (existing, added):
             if written is not None:
                 self.masked[written[0]] = set()
-        self.in_root = (self.in_root - removed_here - moved) | set(new)
+        self.in_root = (self.in_root - removed_in_root - moved) | set(new)
         opened = {*masks, *([] if added is None else [added[0]])}
-        return {*new, *in_leaf}, gone | removed_here, opened
+        return {*new, *in_leaf}, gone | removed_in_root, opened
 
-    def _kept(self, leaf: str) -> list[tuple[int, str]]:
+    def _live_entries(self, leaf: str) -> list[tuple[int, str]]:
         return [
             (ordinal, name) for ordinal, (_, name) in enumerate(self.leaves[leaf]) if ordinal not in self.masked[leaf]
         ]
@@ -131,7 +136,7 @@ def _positions(row: Any) -> set[int]:
 
 @pytest.mark.parametrize("seed", range(40))
 def test_random_commits(seed: int) -> None:
-    """The change set is what the commit did, opening the leaves that it added or masked; compaction is no change."""
+    """The change set is the commit's changes and opens only leaves that it added or masked; compaction is no change."""
     model = Model(Random(seed))
     replayed: set[str] = set()
     for _ in range(25):

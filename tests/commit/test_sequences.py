@@ -284,7 +284,7 @@ def spec_of(table: sm.Table) -> tuple[int, list[str]]:
 
 
 def plan_of(table: sm.Table, snapshot: Snapshot) -> dict[str, tuple[Planned, int | None]]:
-    """Data file -> what is planned, and its first row id."""
+    """Data file -> its planned row and its first row id."""
     deletes = F.transform("deletes", lambda delete: F.struct(*(delete[name] for name in _DELETE)))
     rows = table.scan(snapshot_id=snapshot.snapshot_id).plan_files()
     columns = (

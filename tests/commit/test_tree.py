@@ -162,7 +162,7 @@ class Plan:
 
 
 def random_plan(writer: Writer) -> tuple[Plan, set[FileKey]]:
-    """A change of the table's data, and the keys that it removes."""
+    """A random change of the table's data, and the keys of the files that it removes."""
     rng, reading = writer.rng, writer.reading
     places, model = reading.places(), writer.model
     data = [key for key in places if key.content_type == DATA]
@@ -242,9 +242,9 @@ def with_maintenance(writer: Writer, plan: Plan) -> Plan:
 
 
 def rewritten(writer: Writer, rows: list[Row], stale: list[Row]) -> tuple[list[Row], dict[str, set[int]]]:
-    """Leaves of these entries as EXISTING ones, one or two for each spec and kind, in any order.
+    """New leaves with these entries as EXISTING, one or two for each spec and kind, in random order.
 
-    stale: entries that were removed after the leaves had been written; the ordinals at which they stand.
+    stale: entries that were removed after the leaves had been written; their ordinals are returned as masks.
     """
     groups: dict[tuple[bool, int], list[Row]] = {}
     masks: dict[str, set[int]] = {}
@@ -342,7 +342,7 @@ def has_live(manifest: Row, reading: Reading) -> bool:
 
 
 def check_vectors(writer: Writer, plan: Plan, table: pa.Table) -> None:
-    """A leaf's vector masks what was masked and what is removed now; the one that it replaces is kept as it was."""
+    """A leaf's new vector masks the old and the newly removed ordinals; the vector that it replaces stays unchanged."""
     before, after = writer.reading, Reading(rows_of(table), writer.store)
     for manifest in after.of(*LEAVES):
         leaf = manifest["location"]
@@ -408,7 +408,7 @@ def check(writer: Writer, plan: Plan, gone: set[FileKey], stamp: Stamp, new: Nex
 
 
 def commit(writer: Writer) -> None:
-    """One random commit, checked as it is, and with maintenance in it: a reader sees no difference."""
+    """Make one random commit; check it alone and together with maintenance: readers see the same files."""
     if writer.rng.random() < 0.1:
         writer.stats = dict(WIDE)
     idle = writer.rng.random() < 0.15
@@ -432,7 +432,7 @@ def commit(writer: Writer) -> None:
 
 
 def without_empty_stats(table: pa.Table) -> list[Row]:
-    """The rows; stats of nothing are none, as in a file in which no entry has any."""
+    """The rows, with empty stats as null, as in a file in which no entry has stats."""
     stats = [row["content_stats"] or {} for row in rows_of(table)]
     known = [{name: value for name, value in row.items() if value is not None} for row in stats]
     return [row | {"content_stats": values} for row, values in zip(rows_of(table), known, strict=True)]

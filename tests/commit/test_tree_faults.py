@@ -168,7 +168,7 @@ def test_each_fault_of_a_commit(
 ) -> None:
     stage = Stage.of(interpreted, CASES[name], tmp_path)
     old, commits = _names(*range(CASES[name].files)), CASES[name].commits
-    before = Found.of(stage)
+    before = TableState.of(stage)
     candidates = list(all_faults(stage, monkeypatch))
     kinds: dict[str, int] = {}
     for who, fault in candidates if soak else some_of(candidates, name):
@@ -178,7 +178,7 @@ def test_each_fault_of_a_commit(
         outcome = attempt(stage, driver)
         kinds[outcome] = kinds.get(outcome, 0) + 1
         said = f"{name}: {who} {fault}: {outcome}"
-        after = Found.of(stage)
+        after = TableState.of(stage)
         done = after.snapshots > commits
         assert after.snapshots == commits + done, said
         assert after.live == (CASES[name].live if done else old), said
@@ -189,7 +189,7 @@ def test_each_fault_of_a_commit(
         use_writer(monkeypatch, task_writer(tmp_path, None))
         if not done:
             stage.commit(FaultyFiles())
-        last = Found.of(stage)
+        last = TableState.of(stage)
         assert (last.live, last.snapshots, last.leaves) == (CASES[name].live, commits + 1, CASES[name].leaves), said
         assert not last.orphans & {f"{stage.location}/metadata/{file}" for file in stage.initial_files}, said
         assert all(is_of_a_commit(path) for path in last.orphans), said
@@ -197,7 +197,7 @@ def test_each_fault_of_a_commit(
 
 
 def some_of(candidates: list[tuple[str, Fault]], name: str) -> list[tuple[str, Fault]]:
-    """Two of those at what is written, chosen by the seed that the name is."""
+    """Two of the faults of writes, chosen with the name as the seed."""
     writes = [(who, fault) for who, fault in candidates if fault.operation in ("write_new", "publish")]
     return random.Random(name).sample(writes, 2)
 
@@ -216,7 +216,7 @@ def attempt(stage: Stage, driver: FaultyFiles) -> str:
 
 
 @dataclass(frozen=True)
-class Found:
+class TableState:
     """What is in a table's folder, by its files alone. leaves: of the last snapshot. reached: what its metadata names;
     orphans: all else."""
 
@@ -227,7 +227,7 @@ class Found:
     orphans: set[str]
 
     @staticmethod
-    def of(stage: Stage) -> Found:
+    def of(stage: Stage) -> TableState:
         table, disk = sm.load_table(stage.location, spark=stage.spark), LocalFiles()
         reached = {table.metadata_location, *(entry.metadata_file for entry in table.metadata.metadata_log)}
         live, leaves = set[str](), 0
@@ -241,7 +241,7 @@ class Found:
         assert all(disk.exists(path) for path in reached)
         reached.add(f"{stage.location}/metadata/version-hint.text")
         there = {f"{stage.location}/metadata/{path.name}" for path in stage.folder.iterdir()}
-        return Found(live, len(table.snapshots()), leaves, reached, there - reached)
+        return TableState(live, len(table.snapshots()), leaves, reached, there - reached)
 
 
 def named_by(root: Root) -> set[str]:

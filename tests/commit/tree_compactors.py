@@ -69,7 +69,7 @@ def _rewrite(state: TableState, scope: Scope, choice: Choice, name: str) -> list
 def _masks(
     _: Any, new_leaves: pa.Table, base: Root, gone: Mapping[str, PositionBitmap], lost: Sequence[FileKey]
 ) -> dict[str, PositionBitmap]:
-    """Where the new leaves hold files that are gone, by their keys."""
+    """The ordinals, by new leaf, of entries of files that are gone, found by their keys."""
     CARRIED.append(len(gone) + len(lost))
     keys, folder = set(lost), Folder()
     for leaf, bitmap in gone.items():

@@ -118,7 +118,7 @@ class Reading:
 
 
 def ordinals(vector: Row, load: Callable[[str, int, int], bytes]) -> set[int]:
-    """What a row of content type 5 masks."""
+    """The ordinals that a row of content type 5 masks."""
     place = vector["deletion_vector"]
     inline = place["inline_content"]
     assert (inline is None) == (place["offset"] is not None)
@@ -128,7 +128,7 @@ def ordinals(vector: Row, load: Callable[[str, int, int], bytes]) -> set[int]:
 
 
 def inherited(manifest: Row, rows: list[Row]) -> list[Row]:
-    """A leaf's rows, all of them, with what its root entry gives them (semantics N18, C21)."""
+    """All rows of a leaf, with the values that they inherit from its root entry (semantics N18, C21)."""
     given = manifest["version_info"]
     next_id = manifest["first_row_id"]
     filled = []

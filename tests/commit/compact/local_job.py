@@ -96,7 +96,7 @@ class LocalJob(RewriteJob):
         return replace(super().form, writer=self.memory)
 
     def deletes(self, group: Group, data: Sequence[Rewritten]) -> Rewritten:
-        """Delete leaves by the data leaves that hold their files, every one of which gets some."""
+        """Delete leaves, grouped by the data leaves that hold their files."""
         rewriting = self.rewriting(group.leaves)
         leaves = rewriting.live_entries(self._leaf_sources(group.leaves))
         entries = pa.concat_tables([rewriting.form.schema.empty_table(), *leaves, self.files(group)])
@@ -147,7 +147,7 @@ def local_rewrite(scope: Scope, choice: Choice, store: Store, stats: Mapping[int
 
 
 def local_fold(base: Root, done: Sequence[Rewritten], store: Store, busy: Iterable[str] = ()) -> Rebased:
-    """`fold`, but for the job that finds removed entries in the new leaves, which is done by hand."""
+    """`fold` without Spark: this process finds removed entries in the new leaves."""
 
     def masks(
         _: Any, new_leaves: pa.Table, base: Root, gone: Mapping[str, PositionBitmap], lost: Sequence[FileKey]

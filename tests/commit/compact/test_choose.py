@@ -68,7 +68,7 @@ def scope(*parts: list[dict[str, Any]], **limits: Any) -> Scope:
 
 
 def groups_of(tree: Scope, choice: Choice) -> list[tuple[list[str], int, bool]]:
-    """Each group: its leaves and files, how many leaves it becomes, and whether tasks exchange entries."""
+    """For each group: its leaves and files, the number of new leaves, and whether tasks exchange entries."""
     names = tree.root.table.column("location").to_pylist()
     return [([names[place] for place in (*group.leaves, *group.files)], group.parts, group.exchanged)
             for group in choice.groups]  # fmt: skip

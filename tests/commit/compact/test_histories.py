@@ -53,7 +53,7 @@ def random_scope(writer: Writer, **fixed: Any) -> Scope:
 
 
 def check_choice(scope: Scope, choice: Choice) -> None:
-    """Every place at most once, only usable ones, and within the cap."""
+    """Each place is chosen at most once, is usable, and the choice is within the cap."""
     places = [place for group in choice.groups for place in (*group.leaves, *group.files)]
     assert len(set(places)) == len(places)
     assert set(places) <= scope.usable
@@ -101,7 +101,7 @@ def apply(writer: Writer, done: list[Any]) -> None:
 
 
 def check_affinity(reading: Reading) -> None:
-    """Vectors of an affiliated leaf are of files that live in its data leaf: nobody looks for them elsewhere."""
+    """Vectors in an affiliated leaf belong to live files of its data leaf, the only place where readers look."""
     leaves = {row["location"]: row for row in reading.of(*LEAVES)}
     for row in leaves.values():
         owner = row["referenced_file"]

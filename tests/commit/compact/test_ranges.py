@@ -32,7 +32,7 @@ def overlap(left: tuple[int, int], right: tuple[int, int]) -> bool:
 
 
 def pairs(spans: LeafRanges) -> set[tuple[int, int]]:
-    """The leaves that overlap, from the intervals, one by one."""
+    """The pairs of leaves that overlap, by comparing every two intervals."""
     both = list(zip(spans.lower.tolist(), spans.upper.tolist(), strict=True))
     return {(i, j) for i, j in combinations(range(len(both)), 2) if overlap(both[i], both[j])}
 

@@ -116,7 +116,7 @@ def test_a_group_of_a_leaf_that_is_gone_is_left_out() -> None:
 
 
 def test_a_group_whose_removed_entries_live_again_is_left_out() -> None:
-    """As after a rollback: the new leaves lack them."""
+    """After a rollback, for example: the new leaves lack those entries."""
     table = Table()
     leaf, before = table.leaf["location"], table.root
     table.commit(masks={leaf: PositionBitmap.of([0])})
