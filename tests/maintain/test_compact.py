@@ -49,7 +49,7 @@ def seen(table: sm.Table, snapshot_id: int | None = None) -> list[Any]:
 
 
 def history(table: sm.Table) -> dict[int, tuple[list[Any], list[str]]]:
-    """What each snapshot holds, and what it changed."""
+    """The files of each snapshot, and its changes."""
     by_snapshot = {}
     for snapshot in table.snapshots():
         changes = table.file_changes(snapshot.parent_snapshot_id, snapshot.snapshot_id).drop(

@@ -159,7 +159,7 @@ def test_other_commits_meanwhile(spark: SparkSession, tmp_path: Path) -> None:
 
 
 def add_manifest(table: sm.Table, folder: Path) -> None:
-    """What another writer commits: a manifest of one file more."""
+    """Commit, as another writer, a manifest with one more file."""
     elsewhere = HandmadeTable(folder / "elsewhere", summaries=True, row_ids=False)
     elsewhere.add(0, 1, data("file:///t/other", None, partition={"part": "q"})).write()
     there = sm.load_table(f"file://{folder}/elsewhere", spark=table.state.spark)
@@ -218,7 +218,7 @@ def test_numbers_that_change_meanwhile(spark: SparkSession, tmp_path: Path, chan
 
 
 def test_manifests_without_live_files(spark: SparkSession, tmp_path: Path) -> None:
-    """They go; where a spec has no others, none takes their place."""
+    """They are dropped; a spec without other manifests gets no new one."""
     table = HandmadeTable(tmp_path, summaries=True)
     for status in (1, 2, 2):
         table.add(0, 1, *(data(f"file:///t/{len(table.manifests)}{place}", partition={"part": "a"}, status=status)

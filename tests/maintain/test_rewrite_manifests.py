@@ -52,7 +52,7 @@ def names() -> list[str]:
 
 @pytest.mark.parametrize("name", names())
 def test_a_table_reads_the_same(name: str, corpus: peers.Corpus, tmp_path: Path) -> None:
-    """Java plans what it planned before, and what we plan; entries have the values of all their fields still."""
+    """Java's plan is the same as before and the same as ours; entries keep the values of all their fields."""
     peer = corpus.table(name)
     before = clone(peer, tmp_path / "t")
     plan = before.maintenance.rewrite_manifests(target_manifest_bytes=TARGET)
@@ -82,7 +82,7 @@ def planned(table: sm.Table, *row_filter: Any, **options: Any) -> list[dict[str,
 
 
 def without_places(rows: list[dict[str, Any]]) -> list[str]:
-    """Planned files, and their deletes, without where their entries stand; as texts, in which NaN equals NaN."""
+    """Planned files and their deletes without the places of their entries, as text, in which NaN equals NaN."""
     bare = []
     for row in rows:
         deletes = [{key: delete[key] for key in delete if key not in PLACES} for delete in row["deletes"]]
@@ -102,7 +102,7 @@ def keyed(rows: list[dict[str, Any]]) -> list[str]:
 
 
 def check_list(table: sm.Table, before: sm.Table) -> None:
-    """The manifest list says what its manifests hold, and the snapshot what was done."""
+    """The manifest list agrees with its manifests, and the snapshot's summary with the changes."""
     head, version = table.current_snapshot(), table.format_version
     assert head is not None
     assert head.summary is not None

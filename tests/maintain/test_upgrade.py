@@ -88,7 +88,7 @@ def snapshots_of(table: sm.Table) -> list[tuple[Any, ...]]:
 
 
 def plans(table: sm.Table, places: Sequence[Any], chosen: Sequence[Filter] = ()) -> dict[Any, DataFrame]:
-    """What is planned now, and with filters, and at some snapshots."""
+    """Plans of the current snapshot, of some others, and with filters."""
     scans = {where: table.scan(snapshot_id=None if where == NOW else where) for where in places}
     scans |= {
         row_filter.name: table.scan(row_filter.expression, case_sensitive=row_filter.case_sensitive)
@@ -104,7 +104,7 @@ def by_entry(rows: list[dict[str, Any]]) -> Plan:
 
 
 def assert_same_but_for_row_ids(ours: Plan, expected: Plan) -> None:
-    """The same files of the same manifests; those that had no row ids have got some."""
+    """The same files of the same manifests; files without row ids have got row ids."""
     assert ours.keys() == expected.keys()
     for key, row in expected.items():
         row_id = row["first_row_id"]
@@ -118,7 +118,7 @@ def assert_row_ids_are_apart(planned: Plan, table: sm.Table) -> None:
 
 
 def assert_files_are_deleted(table: sm.Table, planned: Plan) -> None:
-    """Files are removed by the ordinals of their entries, and of their deletion vectors; all else stays.
+    """Removed files are masked by the ordinals of their entries and of their deletion vectors; all else stays.
 
     Position delete files of version 2 stay where they are (semantics 4.5).
     """

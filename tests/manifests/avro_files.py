@@ -65,7 +65,7 @@ def entry(number: int = 0, status: int = 1, **values: Any) -> dict[str, Any]:
 
 
 def mislabelled_file(declared: dict[str, Any], written: dict[str, Any], records: list[dict[str, Any]]) -> bytes:
-    """A file whose header declares another schema than the one that its records were written with."""
+    """A file whose header declares a schema other than that of its records."""
     body, stream = io.BytesIO(), io.BytesIO()
     for record in records:
         fastavro.schemaless_writer(body, written, record)

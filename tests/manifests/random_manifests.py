@@ -158,7 +158,7 @@ class Writer:
     # Records
 
     def record(self, kind: Any, name: str = "", key: int | None = None) -> bytes:
-        """A value of a type, encoded. name, key: the field that it belongs to, and the key of a metrics map."""
+        """A random value of a type, encoded. name: its field. key: its key in a metrics map."""
         if isinstance(kind, list):
             branch = self.chance.randrange(len(kind))
             if name == "data_file":

@@ -101,7 +101,7 @@ def test_signed_zeros() -> None:
 
 
 def test_uuids_have_no_one_order() -> None:
-    """Writers have compared them as signed and as unsigned numbers: bounds of several are none."""
+    """Writers compare UUIDs as signed or as unsigned numbers, so bounds of different UUIDs aggregate to none."""
     low, high = bytes(16), b"\xff" * 16
     assert span("uuid", bounds(low, low), bounds(low, low)) == (low, low)
     assert span("uuid", bounds(low, low), bounds(high, high)) == (None, None)

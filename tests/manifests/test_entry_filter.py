@@ -81,7 +81,7 @@ def test_bounds_of_another_type_decide_nothing(compiled: bool, manifest: bytes) 
 @pytest.mark.parametrize("compiled", [False, True], ids=["fastavro", "compiled"])
 @pytest.mark.parametrize("seed", range(12))
 def test_the_rest_is_as_without_a_filter(seed: int, compiled: bool) -> None:
-    """Of manifests of any schema, with any columns."""
+    """For manifests of any schema, and any columns."""
     manifest = random_manifest(Random(seed))
     names = {*manifest.projection.columns, "version_info"}
     full = EntryProjection.of(names, dict(manifest.projection.partition), dict(manifest.projection.stats))

@@ -80,7 +80,7 @@ def test_encodings_and_statistics() -> None:
 
 
 def test_values_that_repeat_have_a_dictionary() -> None:
-    """Each half of the entries has a bound of its own, and each entry another one."""
+    """The lower bound repeats in each half of the entries; the upper bound never repeats."""
     rows = (
         file_row(location=f"/t/{number}", content_stats={"1": bounds(number // 50, 1_000 + number)})
         for number in range(100)
@@ -92,7 +92,7 @@ def test_values_that_repeat_have_a_dictionary() -> None:
 
 
 def test_stats_of_every_type_are_written() -> None:
-    """Also of columns of the type unknown, which hold nothing but nulls."""
+    """Also for columns of type unknown, whose values are all null."""
     types = dict(enumerate(_ARROW_TYPES, 1))
     stats = {str(field_id): {"value_count": 5, "null_value_count": 5} for field_id in types}
     row = file_row() | {"content_stats": stats}
@@ -206,7 +206,7 @@ def plain(table: pa.Table) -> list[str]:
 
 
 def readable(schema: pa.Schema) -> pa.Schema:
-    """With integers for temporal values, as Python's own do not reach as far as Iceberg's."""
+    """The schema with integers for temporal types, since Python's types don't cover Iceberg's range."""
 
     def kind(arrow_type: pa.DataType) -> pa.DataType:
         if pa.types.is_struct(arrow_type):
@@ -258,7 +258,7 @@ def field_id(field: pa.Field) -> bytes:
 
 
 def renamed(field: pa.Field, keep_name: bool = False) -> pa.Field:
-    """The field under another name, and those in it; with their ids."""
+    """The field and its children under other names, with the same ids."""
     kind = field.type
     if pa.types.is_struct(kind):
         kind = pa.struct([renamed(child) for child in kind])

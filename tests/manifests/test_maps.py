@@ -72,7 +72,7 @@ def test_there_and_back(files: list[dict[str, Any]]) -> None:
 @ROUNDS
 @given(st.lists(METRICS, min_size=2, max_size=6), st.integers(1, 5))
 def test_slices(files: list[dict[str, Any]], start: int) -> None:
-    """Arrays with an offset, as Spark's batches may be, mean the rows that they show."""
+    """Arrays with an offset, as in some of Spark's batches, stand for their visible rows only."""
     maps = {name: values.slice(start) for name, values in maps_of(files).items()}
     rest = files[start:]
     stats = stats_of_maps(maps, TYPES, len(rest), "/t")

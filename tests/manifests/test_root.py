@@ -195,7 +195,7 @@ def test_two_live_vectors_of_one_leaf() -> None:
 
 
 def test_bytes_that_were_changed_are_one_clear_error() -> None:
-    """Or a root that keeps every rule: nothing else, whatever the bytes."""
+    """Any bytes are either refused with an error or read as a root that keeps every rule."""
     rng = random.Random(8)
     written = write_root(whole_root())
     read, refused = [], []

@@ -156,7 +156,7 @@ def test_vectors_and_files_from_the_manifest_cache(table: HandmadeTable, spark: 
 
 
 def test_delete_manifests_of_other_partitions_are_not_opened(table: HandmadeTable, spark: SparkSession) -> None:
-    """Nor is one read twice by a task."""
+    """Nor does a task read one twice."""
     for part in "abc":
         table.add(0, 1, data(path(f"{part}1"), **of(part)))
         table.add(0, 1, data(path(f"{part}2"), **of(part)))
@@ -274,7 +274,7 @@ def test_a_vector_of_another_partition_applies_nowhere(table: HandmadeTable, spa
 
 
 def test_a_data_manifest_in_parts(table: HandmadeTable, spark: SparkSession) -> None:
-    """Where no first row ids are counted, several tasks decode a manifest, and each reads the vectors beside."""
+    """Where no row ids are assigned, tasks decode parts of a manifest, and each reads the vectors of its files."""
     names = [str(number) for number in range(2000)]
     table.add(0, 0, *(data(path(name), status=0) for name in names))
     table.add(1, 0, *(deletion_vector(path(name)) for name in names[::2]))

@@ -229,7 +229,7 @@ def _many(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> Iterator[None
 
 @pytest.mark.usefixtures("_many")
 def test_many_vectors_are_joined_ungrouped(table: HandmadeTable, spark: SparkSession) -> None:
-    """Those of files that are gone do no harm."""
+    """Vectors of files that are gone are ignored."""
     table.add(0, 0, data(A), data(B)).add(1, 0, deletion_vector(A), deletion_vector(C))
     planned = sm.load_table(table.write(), spark=spark).scan().plan_files()
     vectors = {

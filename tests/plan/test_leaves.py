@@ -118,7 +118,7 @@ def test_masks_by_whoever_reads_them(
     limits: dict[str, Any],
     by: str | None,
 ) -> None:
-    """The driver where they are few, else the tasks that need them; by a join where PySpark is too old for that."""
+    """The driver reads masks where they are few, else the tasks that need them; on an old PySpark they are joined."""
     for name, limit in limits.items():
         if limit is None:
             monkeypatch.delattr(F, name)
@@ -206,7 +206,7 @@ def test_a_driver_that_is_to_read_nothing_makes_masks_of_inline_vectors_only(
 
 
 def test_few_entries_are_read_here_as_spark_reads_them(tmp_path: Path, spark: SparkSession) -> None:
-    """Of leaves, masked or not, and of the root itself; what leaves leave out is inherited."""
+    """Entries of the root itself and of leaves, masked or not, with the values that they inherit."""
     tree = TreeTable(tmp_path / "t", BY_PART)
     live, gone = data("b1", "b").existing(), data("b2", None).deleted()
     leaves = [
@@ -228,10 +228,10 @@ def test_few_entries_are_read_here_as_spark_reads_them(tmp_path: Path, spark: Sp
         order = itemgetter("manifest", "ordinal")
         assert sorted(table.to_pylist(), key=order) == sorted(by_spark, key=order)
         assert len(table) == 3 + 67 + 7 + 3
-    own_roots = state.manifests.filter(pc.equal(state.manifests.column("file_format"), tree_reader.IN_ROOT))
-    own_entries = state.reader.driver_table(own_roots, projection)
-    assert own_entries is not None
-    assert len(own_entries) == 3
+    root_manifests = state.manifests.filter(pc.equal(state.manifests.column("file_format"), tree_reader.IN_ROOT))
+    root_entries = state.reader.driver_table(root_manifests, projection)
+    assert root_entries is not None
+    assert len(root_entries) == 3
     assert state.reader.driver_table(state.manifests, projection, len(leaves)) is None
 
 

@@ -48,7 +48,7 @@ def is_nan(value: Any) -> bool:
 
 
 def summary_of(values: list[Any], type_name: str, *, signed: bool) -> dict[str, Any]:
-    """As writers summarize the values of a manifest. signed: they order UUIDs as Java does."""
+    """The summary of a manifest's values by a writer. signed: the writer orders UUIDs as Java does."""
     kind = _type(type_name)
     known = [value for value in values if value is not None and not is_nan(value)]
     order = (
@@ -117,7 +117,7 @@ def manifests(draw: st.DrawFn) -> tuple[int, list[Tuple], list[Summary] | None]:
 
 
 def key(partition: Tuple) -> Any:
-    """Equal where two partitions are one: -0.0 is not 0.0, NaN is NaN."""
+    """A key that equal partitions share: -0.0 differs from 0.0, NaN equals NaN."""
     return sorted((field_id, repr(value)) for field_id, value in partition.items())
 
 

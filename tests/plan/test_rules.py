@@ -154,7 +154,7 @@ def test_both_forms_give_one_message(rule: Rule, spark: SparkSession) -> None:
     [([], []), (["a"], []), (["a", "b"], []), (["b", "a", "b"], ["b"]), (["a", "b", "b", "a"], ["a", "b"])],
 )
 def test_two_dvs_of_a_file(spark: SparkSession, dvs: list[str], repeated: list[str]) -> None:
-    """Position deletes of the same file are no second vector."""
+    """Position deletes of the same file don't count as a second vector."""
     assert sorted(repeated_paths(pa.array(dvs, pa.string())).to_pylist()) == repeated
     kind = pa.struct({"is_dv": pa.bool_(), "data_path": pa.string()})
     deletes = [{"is_dv": True, "data_path": path} for path in dvs]

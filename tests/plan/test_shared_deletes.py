@@ -64,11 +64,11 @@ def shares(left: tuple[int, int, int | None] | None, right: tuple[int, int, int 
 def metrics(stats: Stats) -> dict[str, Any]:
     merged: dict[str, Any] = {}
     for field_id, (low, high, nulls) in stats.items():
-        of_one = long_bounds(low, high, nulls, field_id)
+        bounds = long_bounds(low, high, nulls, field_id)
         if field_id == DOUBLE:
             for name, value in (("lower_bounds", low), ("upper_bounds", high)):
-                of_one[name] = [{"key": field_id, "value": struct.pack("<d", value)}]
-        for name, pairs in of_one.items():
+                bounds[name] = [{"key": field_id, "value": struct.pack("<d", value)}]
+        for name, pairs in bounds.items():
             merged.setdefault(name, []).extend(pairs)
     return merged
 
@@ -202,7 +202,7 @@ def test_a_group_that_is_older_than_a_file_is_not_looked_at(
 def test_groups_of_one_hash(
     tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch, everywhere: bool, size: str
 ) -> None:
-    """As if every key had the same one: of a partition, and of the whole table."""
+    """Every key gets the same hash: keys of a partition, and of the whole table."""
     if size == BROADCAST:
         limit(monkeypatch, driver_pairs=-1)
     if size == MANY:

@@ -138,9 +138,9 @@ def test_what_a_plan_reads_when_it_is_made_and_when_it_runs(
     jobs: int,
     run: set[str],
 ) -> None:
-    """A query of two jobs finds out of what kinds many deletes are.
+    """A query of two jobs finds the kinds of many deletes.
 
-    Few, which are local rows, are brought to the driver with their keys, and so are the data files.
+    Few deletes, which are local rows, are collected by the driver with their keys, and so are the data files.
     """
     watched = watch(table, planning, on_driver)
     plans: list[Any] = []
