@@ -46,7 +46,7 @@ _PARTITIONS = {
 
 
 def _summary(spec_id: int, entries: list[dict[str, Any]]) -> dict[str, Any]:
-    """Of the one field of a spec."""
+    """The partition summary of a spec's only field."""
     values = [next(iter(entry["data_file"]["partition"].values())) for entry in entries]
     known = sorted(value for value in values if value is not None and str(value) != "nan")
 

@@ -106,7 +106,7 @@ def drawn(notebook: Any, source: str) -> list[str]:
 
 
 def root_entries(notebook: Any, source: str) -> dict[str, str]:
-    """What the root's box in that drawing says: an entry's name and kind -> its status."""
+    """The entries in the root's box of that drawing: name and kind -> status."""
     texts = drawn(notebook, source)
     start = next(number for number, text in enumerate(texts) if text.startswith("root manifest"))
     statuses = {}

@@ -64,7 +64,7 @@ def test_each_operator_is_that_of_pyiceberg(operator: str, literal: str) -> None
 
 
 def with_kinds(expression: BooleanExpression) -> Any:
-    """An expression with the kinds of its literals, of which pyiceberg holds those of one value to be equal."""
+    """An expression with the types of its literals, since pyiceberg takes literals of equal values to be equal."""
     if isinstance(expression, And | Or):
         return type(expression), with_kinds(expression.left), with_kinds(expression.right)
     if isinstance(expression, Not):

@@ -351,7 +351,7 @@ def column(field_id: int) -> sql.Sql:
 
 
 def test_wide_filters_are_evaluated_as_narrow_ones(spark: SparkSession) -> None:
-    """Alike operands become a lambda over an array: the same result from an expression of constant size."""
+    """Operands of the same form become a lambda over an array: the same result from an expression of constant size."""
     values = spark.range(200).select(
         (F.col("id") - 100).cast("int").alias("2"),
         F.when(F.col("id") % 7 != 0, (F.col("id") % 10).cast("string")).alias("3"),

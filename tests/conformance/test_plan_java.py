@@ -217,7 +217,7 @@ def _differs_from_infinity(row_filter: Filter | None) -> bool:
 
 
 def _overflows(row_filter: Filter | None, peer: PeerTable) -> bool:
-    """Whether a literal is so near to the least int or long that truncating it as the partitions are overflows."""
+    """Whether truncating a literal by the width of a partition field overflows, near the least int or long."""
     widths = [
         int(text.removeprefix("truncate[").removesuffix("]"))
         for spec in peer.metadata["partition-specs"]

@@ -135,7 +135,7 @@ def assert_layout(layout: str, table: sm.Table, files: DataFrame) -> None:
 
 
 def shown(peer: PeerTable, table: sm.Table, complete: bool) -> dict[str, DataFrame]:
-    """Plans without and with filters, and metadata tables, without what a tree gives anew and what it does not take."""
+    """Plans without and with filters, and metadata tables, without columns that trees assign anew or don't store."""
     frames = {"plan": without_new(table.scan().plan_files())}
     for row_filter in filters(peer, MOST_FILTERS):
         scan = table.scan(row_filter.expression, case_sensitive=row_filter.case_sensitive)
@@ -154,7 +154,7 @@ def shown(peer: PeerTable, table: sm.Table, complete: bool) -> dict[str, DataFra
 
 
 def _compared(name: str, table: sm.Table) -> Column:
-    """A metrics map without what trees keep otherwise, null where it is empty.
+    """A metrics map without the columns that trees store in another way, null where it is empty.
 
     A tree always knows the columns that files are partitioned by, and has no room for those of reserved ids.
     """

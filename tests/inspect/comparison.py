@@ -37,7 +37,7 @@ def collected(frames: Mapping[Any, DataFrame]) -> dict[Hashable, list[dict[str, 
 
 
 def _without_null_partitions(row: dict[str, Any]) -> dict[str, Any]:
-    """Java's rows leave out the partition fields that the file's spec has not; others show them as null."""
+    """Java's rows lack the partition fields that the file's spec doesn't have; other rows have them as null."""
     if isinstance(row.get("partition"), dict):
         row["partition"] = {name: value for name, value in row["partition"].items() if value is not None}
     return row

@@ -137,7 +137,7 @@ class PeerTable:
 
 
 def modelled(fields: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Without the fields whose type pyiceberg has no model of, nested ones too."""
+    """The fields, nested ones too, without those whose type pyiceberg can't model."""
     supported = [each for each in fields if not str(each["type"]).startswith(("variant", "geo"))]
     return [
         each | {"type": each["type"] | {"fields": modelled(each["type"]["fields"])}}

@@ -216,7 +216,7 @@ class JavaTable:
         ]
 
     def bounds(self, at: At = NOW) -> dict[int, list[bytes]]:
-        """Per field id the lower and upper bounds of the planned files, as stored."""
+        """The lower and upper bounds of the planned files by field id, as stored."""
         by_field: dict[int, list[bytes]] = defaultdict(list)
         for task in iterate(self.scan(at=at).includeColumnStats().planFiles()):
             for bounds in (task.file().lowerBounds(), task.file().upperBounds()):

@@ -18,7 +18,7 @@ BUILD = Path(__file__).parents[2] / "build" / "corpus"
 
 
 def corpus_folder(jar: Path) -> Path:
-    """The folder of the tables that this Iceberg runtime, these libraries and the recipes as they are now make.
+    """The folder of the tables made by this Iceberg runtime, these libraries and the current recipes.
 
     Tables name their files by absolute paths, so a checkout that moved has another folder.
     """
@@ -30,7 +30,7 @@ def corpus_folder(jar: Path) -> Path:
 
 
 def make_once(folder: Path, name: str, parts: list[Path], make: Callable[[], str]) -> str:
-    """The metadata location of a table, which is made where no process has yet.
+    """The metadata location of a table, which is made unless a process has made it already.
 
     Args:
         folder: of the corpus.

@@ -110,7 +110,7 @@ def ordinals_of(blob: bytes, number: int) -> set[int]:
 
 
 def test_mutated_puffin_files(soak: bool) -> None:
-    """Read at the places that a root names, and at those that the file itself names."""
+    """Read blobs at the offsets of a root, and at those of the file's own footer."""
     content, rng = puffin(), random.Random("puffin")
     places = [(blob.offset, blob.length) for blob in read_footer(content, PUFFIN).blobs]
 
@@ -129,7 +129,7 @@ def test_mutated_puffin_files(soak: bool) -> None:
 
 
 def test_plans_of_broken_leaves(spark: SparkSession, tmp_path: Path, soak: bool) -> None:
-    """By Spark's reader, with a deletion vector: an error that names the file, or the plan."""
+    """With Spark's reader and a deletion vector: the right plan, or an error that names the file."""
     tree = TreeTable(tmp_path / "t", BY_PART)
     m1 = tree.leaf("m1", *(data(f"d{number}", f"p{number % 5}") for number in range(100)))
     mask = tree.mask(m1, {3, 70}, puffin=True)

@@ -292,7 +292,7 @@ def balanced(text: str) -> bool:
 def test_projections_and_residuals(spark: SparkSession) -> None:
     """A matching row's tuple satisfies the inclusive projection; where the strict one holds, the row matches.
 
-    Where the inclusive one holds, what it leaves undecided has the filter's residual, and is as true as the filter.
+    Where the inclusive one holds, the undecided part has the same residual and the same truth as the filter.
     """
     tally = dict.fromkeys(("cases", "pruned", "proven", "simpler", "decided"), 0)
 
@@ -379,7 +379,7 @@ def test_manifest_summaries(spark: SparkSession) -> None:
         table = summary_table(batch, manifests, knows_nan)
         results = evaluate(spark, table, [summary_might_match(predicate, summary_column) for predicate in projected])
         for predicate, decisions in zip(projected, results, strict=True):
-            if (by_arrays := kept_by_arrays(predicate, table, result_types(batch))) is not None:
+            if (by_arrays := decided_by_arrays(predicate, table, result_types(batch))) is not None:
                 assert by_arrays == decisions, predicate
                 tally["by arrays"] += len(decisions)
             for manifest, is_kept in zip(manifests, decisions, strict=True):
@@ -416,7 +416,7 @@ def summary_table(batch: Batch, manifests: list[list[dict[int, Any]]], knows_nan
     return pa.table({"place": pa.array(range(len(manifests)), pa.int32()), "partition": summaries})
 
 
-def kept_by_arrays(
+def decided_by_arrays(
     predicate: BooleanExpression, table: pa.Table, types: dict[int, t.PrimitiveType]
 ) -> list[bool] | None:
     """The same without Spark, where that is possible."""

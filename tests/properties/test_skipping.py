@@ -452,7 +452,7 @@ def shown(bound: BooleanExpression, file: File) -> str:
 
 
 def test_rows(spark: SparkSession) -> None:
-    """row_predicate is what the filter means, row by row; strict, it claims no more than every reading of it."""
+    """row_predicate matches the filter's rows; if strict, only rows that every reading of the filter matches."""
     examples = settings(PROFILE, max_examples=EXAMPLES // 4)
 
     @examples

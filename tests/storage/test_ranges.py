@@ -50,7 +50,7 @@ def _small_limits() -> object:
 @settings(deadline=None)
 @given(st.lists(st.builds(FileRange, st.sampled_from("ab"), st.integers(-5, 220), st.integers(0, 70))))
 def test_each_range_has_its_bytes(ranges: list[FileRange]) -> None:
-    """In any order, overlapping or beyond the file's end."""
+    """For ranges in any order, overlapping or beyond the file's end."""
     reader = Memory()
     assert read(reader, ranges) == [Memory().read_range(*part) for part in ranges]
     joined = [part.size for part in reader.requests if part not in ranges]
@@ -78,7 +78,7 @@ def test_neighbours_are_one_request(ranges: list[tuple[str, int, int]], requests
 
 
 def test_requests_run_side_by_side() -> None:
-    """Each waits until as many run as there are."""
+    """Each request waits until all of them run."""
     ranges = [FileRange(str(number), 0, 3) for number in range(16)]
     assert read(Memory(Barrier(16)), ranges) == [CONTENT[:3]] * 16
 
