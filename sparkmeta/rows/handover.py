@@ -53,6 +53,8 @@ ROW_INDEX: Final = "_tmp_metadata_row_index"
 _LOG: Final = "_spark_metadata"
 # Where Spark does not read the log it reads the folder: this file makes that an error instead of no rows.
 _DECOY: Final = "the-log-was-not-read.parquet"
+# Spellings of a path on a local disk.
+_LOCAL: Final = r"^(file:)?/([^/])"
 # What is the same in JSON and as a URI.
 _PLAIN: Final = r"^[a-z][a-z0-9]*://[A-Za-z0-9_./=:@+,-]*$"
 
@@ -171,12 +173,14 @@ def _metadata(frame: DataFrame, field: str) -> Column:
 
 
 def _log_lines(files: pa.Table) -> bytes:
-    """Return the lines of a log, without a Python object for each file unless a path is an odd one."""
+    """Return the lines of a log, with Python objects for odd paths only."""
     if not len(files):
         return b""
     paths, sizes, numbers = (column.combine_chunks() for column in files.select(FILES.names).columns)
-    if not pc.all(pc.match_substring_regex(paths, _PLAIN)).as_py():
-        paths = pa.array(map(spark_uri, paths.to_pylist()), pa.string())
+    paths = pc.replace_substring_regex(paths, _LOCAL, r"file:///\2")
+    is_odd = pc.invert(pc.match_substring_regex(paths, _PLAIN))
+    uris = pa.array(map(spark_uri, paths.filter(is_odd).to_pylist()), pa.string())
+    paths = pc.replace_with_mask(paths, is_odd, uris)
     parts = ('\n{"path":"', paths, '","size":', sizes.cast(pa.string()), ',"isDir":false,"modificationTime":',
              numbers.cast(pa.string()), ',"blockReplication":1,"blockSize":134217728,"action":"add"}')  # fmt: skip
     lines = pc.binary_join_element_wise(*parts, "")
