@@ -1,14 +1,17 @@
-"""How many rows a scan has: from metadata where these are exact, else by reading.
+"""How many rows a scan has: from metadata and deleted positions where these are exact, else by reading.
 
-The metadata of a file are exact where the filter holds for all of its rows by their partition, and its deletes are
-deletion vectors, whose positions differ. Position delete files may name a row twice or rows of other files, and
-equality deletes don't tell what they match: files with these are read, without columns that nobody compares.
+They are exact for a file where the filter holds for all of its rows by their partition, and it has no equality deletes,
+which don't tell what they match. The positions of a deletion vector differ, and metadata count them. Position delete
+files may name a row twice, or rows of other files, and are decoded. Other files are read, without columns that nobody
+compares.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Final
 
+import numpy as np
+import pyarrow as pa
 import pyarrow.compute as pc
 from pyiceberg.schema import Schema
 from pyspark.sql import functions as F
@@ -17,37 +20,59 @@ from sparkmeta.columns import sql
 from sparkmeta.columns.expression_json import TRUE_JSON
 from sparkmeta.manifests.v4.root import is_live
 from sparkmeta.plan.rows import DELETES
-from sparkmeta.rows.planned import PlannedFiles, plan_rows, translated_errors
+from sparkmeta.rows import masks
+from sparkmeta.rows.planned import Indices, PlannedFiles, plan_rows, translated_errors
 from sparkmeta.rows.read import RowScan, rows_of
+from sparkmeta.spec.entry import ContentType
 
 if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
     from sparkmeta.columns.sql import Sql
     from sparkmeta.plan.choose import Choice
+    from sparkmeta.state import TableState
+
+Flags = np.ndarray[Any, np.dtype[np.bool_]]
+
+_PUFFIN: Final = "PUFFIN"
+_MATCHES_WHOLE: Final = "matches_whole"
+# By a number of 16 bits, how many of them are set.
+_BITS_SET: Final = (
+    np.unpackbits(np.arange(1 << 16, dtype=np.uint16).view(np.uint8)).reshape(-1, 16).sum(axis=1, dtype=np.uint8)
+)
 
 
 def count_rows(choice: Choice) -> int:
     """Count the rows of a scan.
 
-    No job, if nothing is filtered or deleted and the manifests are small; else one over the plan, and a second one over
-    rows if files have to be read.
+    No job, if nothing is filtered or deleted and the manifests are small; else one over the plan, which adds up the
+    rows if nothing is filtered and all deletes may be deletion vectors, and otherwise brings the files to the driver.
+    A further one over rows, if files have to be read.
 
     Raises:
         ValidationError: as `read_rows`.
+        CorruptFileError: as `read_rows`.
+        NotFoundError: as `read_rows`.
     """
-    if (rows_in_manifests := _count_on_driver(choice)) is not None:
-        return rows_in_manifests
+    if (rows := _count_on_driver(choice)) is not None:
+        return rows
     planned = plan_rows(choice)
-    is_exact, deletes = _is_exact(), sql.col(DELETES)
-    deleted = sql.aggregate(deletes, sql.lit(0).cast("bigint"), lambda rows, delete: rows + delete["record_count"])
-    rows = sql.when(is_exact, sql.col("record_count") - deleted)
-    with translated_errors():
-        ((known, unknown),) = planned.select(
-            F.coalesce(F.sum(rows.column()), F.lit(0)), F.count_if((~is_exact).column())
-        ).collect()
-        if not unknown:
-            return int(known)
-        files = PlannedFiles.of(planned.where((~is_exact).text), choice.pruned.filter.state)
-        return int(known) + rows_of(RowScan(choice.pruned.filter, Schema(), ("_pos",)), files).count()
+    if _vectors_may_be_all(choice) and (rows := _count_by_job(planned)) is not None:
+        return rows
+    state = choice.pruned.filter.state
+    files = PlannedFiles.of(
+        planned.selectExpr("*", _matches_whole().alias(_MATCHES_WHOLE).selected), state, _MATCHES_WHOLE
+    )
+    is_counted = _are_counted(files)
+    counted, others = (
+        PlannedFiles(files.table.filter(pa.array(flags)).drop_columns([_MATCHES_WHOLE]))
+        for flags in (is_counted, ~is_counted)
+    )
+    rows = _count_by_positions(counted, state)
+    if len(others):
+        with translated_errors():
+            rows += rows_of(RowScan(choice.pruned.filter, Schema(), ("_pos",)), others).count()
+    return rows
 
 
 def _count_on_driver(choice: Choice) -> int | None:
@@ -64,6 +89,58 @@ def _count_on_driver(choice: Choice) -> int | None:
     return int(pc.sum(counts, min_count=0).as_py()) if is_known else None
 
 
-def _is_exact() -> Sql:
-    only_vectors = sql.forall(sql.col(DELETES), lambda delete: sql.call("upper", delete["file_format"]) == "PUFFIN")
-    return (sql.col("residual") == TRUE_JSON) & (sql.col("record_count") >= 0) & only_vectors
+def _vectors_may_be_all(choice: Choice) -> bool:
+    """Return whether nothing is filtered, and there may be no deletes but deletion vectors."""
+    pruned, figures = choice.pruned, choice.figures
+    may_be_vectors = figures.format_version >= 3 and figures.only_dvs is not False
+    return pruned.filter.keeps_all and (may_be_vectors or not len(pruned.deletes))
+
+
+def _count_by_job(planned: DataFrame) -> int | None:
+    """Add up the rows of a plan; None where a file is not exact, or has deletes that are no deletion vectors."""
+    deletes = sql.col(DELETES)
+    only_vectors = sql.forall(deletes, lambda delete: sql.call("upper", delete["file_format"]) == _PUFFIN)
+    is_exact = _matches_whole() & only_vectors
+    deleted = sql.aggregate(deletes, sql.lit(0).cast("bigint"), lambda rows, delete: rows + delete["record_count"])
+    rows = sql.when(is_exact, sql.col("record_count") - deleted)
+    with translated_errors():
+        ((known, are_exact),) = planned.select(
+            F.coalesce(F.sum(rows.column()), F.lit(0)), F.coalesce(F.bool_and(is_exact.column()), F.lit(True))
+        ).collect()
+    return int(known) if are_exact else None
+
+
+def _matches_whole() -> Sql:
+    """Return whether the filter holds for all rows of a file, whose number is known."""
+    return (sql.col("residual") == TRUE_JSON) & (sql.col("record_count") >= 0)
+
+
+def _are_counted(files: PlannedFiles) -> Flags:
+    """Return of which files the rows can be counted without reading them."""
+    flags: Flags = files.table.column(_MATCHES_WHOLE).to_numpy() & masks.fits(_listed_word_counts(files))
+    flags[files.deletes_of(ContentType.EQUALITY_DELETES).column("owner").to_numpy()] = False
+    paths = files.table.column("file_path").combine_chunks().dictionary_encode().indices.to_numpy()
+    flags &= np.bincount(paths)[paths] == 1  # positions are found by path
+    return flags
+
+
+def _listed_word_counts(files: PlannedFiles) -> Indices:
+    """Return the `word_counts` of files with position delete files, 0 for others."""
+    is_listed = np.zeros(len(files), np.bool_)
+    deletes = files.deletes_of(ContentType.POSITION_DELETES)
+    is_listed[deletes.filter(pc.invert(_are_vectors(deletes))).column("owner").to_numpy()] = True
+    return np.where(is_listed, masks.word_counts(files), 0)
+
+
+def _are_vectors(deletes: pa.Table) -> pa.ChunkedArray:
+    return pc.equal(pc.utf8_upper(deletes.column("file_format")), _PUFFIN)
+
+
+def _count_by_positions(files: PlannedFiles, state: TableState) -> int:
+    """Count the rows of files by their deletion vectors and position delete files."""
+    deleted = pc.sum(files.deletes.filter(_are_vectors(files.deletes)).column("record_count"), min_count=0).as_py()
+    counts = _listed_word_counts(files)
+    for rows in masks.batches(np.flatnonzero(counts), counts):
+        words = masks.masked_words(state, files, rows, masks.numbers(counts[rows]))
+        deleted += int(_BITS_SET[words.view(np.uint16)].sum())
+    return int(pc.sum(files.table.column("record_count"), min_count=0).as_py()) - int(deleted)

@@ -232,11 +232,14 @@ def test_a_missing_data_file(shop: Workshop) -> None:
 
 
 def test_a_file_that_is_listed_twice_has_its_rows_twice(shop: Workshop) -> None:
-    shop.create("id BIGINT")
+    shop.create("id BIGINT", properties=MERGE_ON_READ)
     file = shop.data_file("twice.parquet", {"id": [1, 2]})
     for _ in range(2):
         shop.table.newFastAppend().appendFile(file).commit()
     assert sorted(row.id for row in table_of(shop).scan().to_df().collect()) == [1, 1, 2, 2]
+    shop.sql("DELETE FROM {t} WHERE id = 1")
+    assert [row.id for row in table_of(shop).scan().to_df().collect()] == [2, 2]
+    assert table_of(shop).scan().count() == 2
 
 
 @pytest.mark.parametrize("file_name", ["_x.parquet", ".x.parquet", "x._COPYING_"], ids=["underscore", "dot", "copying"])
@@ -370,8 +373,11 @@ def test_counts(name: str, of: str, corpus: Corpus, spark: SparkSession) -> None
     assert scan.count() == scan.to_df().count()
 
 
-def test_metadata_count_vectors(corpus: Corpus, spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
-    table = load(spark, corpus, "deletes_by_file_v3")
+@pytest.mark.parametrize("name", DELETES[:3])
+def test_deleted_positions_are_counted_without_reading_rows(
+    name: str, corpus: Corpus, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = load(spark, corpus, name)
     expected = [table.scan(row_filter).to_df().count() for row_filter in ("id > -1", "p = 'a'")]
 
     def read(*_: object) -> None:
