@@ -135,6 +135,8 @@ class Table(BaseTable):
 
         Snapshots are followed along their parents. A compaction of metadata is not a change. A file that was added and
         removed within the range has two rows. Only manifests that a snapshot added or masked are opened.
+        Where snapshots have manifest lists, the changes are those that their manifests record: nothing tells of files
+        in a manifest that a writer left out without recording that it removed them.
 
         Args:
             from_snapshot_id_exclusive: an ancestor of the other snapshot, which may have expired if its child has not.
