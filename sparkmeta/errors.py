@@ -27,6 +27,10 @@ _ACCESS_PROBLEM = re.compile(
     r"unavailable|no space|interrupted",
     re.IGNORECASE,
 )
+_WITHOUT_IDS = (
+    "set the table property schema.name-mapping.default, or spark.sparkmeta.data-file-footers to always, which takes "
+    "columns by their positions"
+)
 _PYTHON_ERROR = re.compile(r"^(\w+Error): (.+)$", re.MULTILINE)
 
 
@@ -155,6 +159,8 @@ def _from_file_reader(text: str) -> SparkmetaError | None:
         return NotFoundError(f"{location}: there is no such file")
     cause = _CAUSE.search(text, failed.end())
     reason = cause.group(2).strip() if cause else text[failed.end() :].partition("SQLSTATE")[0].strip()
+    if "expects field Ids" in reason:
+        reason = "its columns have no field ids: " + _WITHOUT_IDS
     kind = FileAccessError if cause and is_access_problem(" ".join(cause.groups())) else ValidationError
     return kind(f"{location}: Spark can't read the file: {reason or condition}")
 

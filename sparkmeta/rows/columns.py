@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 # Types that Spark's Parquet reader does not read.
 _UNREAD: Final = ("unknown", "variant")
 
+_PARQUET_ID: Final = "parquet.field.id"
+
 # Field ids from here on are those of metadata columns.
 _RESERVED: Final = 2147483447
 
@@ -70,8 +72,14 @@ class ReadColumns:
 
     @staticmethod
     def by_names(fields: tuple[NestedField, ...]) -> ReadColumns:
-        """Return columns that have in the files the names that the table gives them."""
-        read = [spark.StructField(field.name, read_type(field.field_type)) for field in fields]
+        """Return columns that have in the files the names that the table gives them.
+
+        Given ids, Spark refuses files without any: the columns of such a file are known by their positions.
+        """
+        read = [
+            spark.StructField(field.name, read_type(field.field_type), True, {_PARQUET_ID: field.field_id})
+            for field in fields
+        ]
         return ReadColumns(fields, spark.StructType(read), tuple(sql.col(column_name(at)) for at in range(len(fields))))
 
     @cached_property

@@ -163,7 +163,10 @@ def _by_paths(spark: SparkSession, files: pa.Table, schema: StructType, extra: C
 
 
 def _named(frame: DataFrame, schema: StructType, extra: Mapping[str, Column]) -> DataFrame:
-    columns = [F.col(quoted(name)).alias(column_name(place)) for place, name in enumerate(schema.fieldNames())]
+    # `coalesce` does nothing but keep metadata of the columns, such as field ids, from the result.
+    columns = [
+        F.coalesce(F.col(quoted(name))).alias(column_name(place)) for place, name in enumerate(schema.fieldNames())
+    ]
     return frame.select(*columns, *(value.alias(name) for name, value in extra.items()))
 
 

@@ -152,6 +152,26 @@ def test_a_column_with_the_field_id_of_another(rows: RowTable, spark: SparkSessi
     assert_named(errors(table, *WITH_FOOTERS), "a.parquet", "the file lacks this required column (field id 1)")
 
 
+def test_columns_without_field_ids(rows: RowTable, spark: SparkSession) -> None:
+    """They are known by their positions, not by names, so that who does not look at footers can't read them."""
+    file = rows.data("a.parquet", ROWS)
+    table = rows.add(0, 0, file).load(spark)
+    pq.write_table(pa.table({"x": ROWS["id"], "id": ROWS["x"]}), path_of(file))
+    raised = errors(table, "Spark, by log", "Spark, by paths")
+    assert_named(raised, "a.parquet", "no field ids", "schema.name-mapping.default")
+    for name in WITH_FOOTERS:
+        read, settings = READERS[name]
+        with configured(spark, {f"spark.sparkmeta.{key}": value for key, value in settings.items()}):
+            assert sorted(map(tuple, read(sm.load_table(table.metadata_location, spark=spark)).collect())) == sorted(
+                zip(*ROWS.to_pydict().values(), strict=True)
+            )
+
+
+def test_field_ids_are_not_in_the_result(rows: RowTable, spark: SparkSession) -> None:
+    schema = rows.add(0, 0, rows.data("a.parquet", ROWS)).load(spark).scan().to_df().schema
+    assert [field.metadata for field in schema] == [{}, {}]
+
+
 def test_two_columns_with_one_field_id(rows: RowTable, spark: SparkSession) -> None:
     table = rows.add(0, 0, rows.data("a.parquet", ROWS, [1, 1])).load(spark)
     assert_named(errors(table, *WITH_FOOTERS), "a.parquet", "field id of column x is 1: column id has the same id")
@@ -234,7 +254,9 @@ def test_an_equality_delete_file_without_its_column(rows: RowTable, spark: Spark
     pq.write_table(pa.table({"other": ["q"]}), path_of(deletes))
     deletes["data_file"]["file_size_in_bytes"] = path_of(deletes).stat().st_size
     table = rows.add(0, 0, file).add(1, 0, deletes).load(spark)
-    assert_named(errors(table, "tasks"), "d.parquet", "column id")
+    raised = errors(table)
+    assert_named(raised, "d.parquet")
+    assert_named({"tasks": raised["tasks"]}, "column id")
 
 
 @pytest.mark.connect

@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 import sparkmeta as sm
-from sparkmeta.errors import NotFoundError, ValidationError, from_spark
+from sparkmeta.errors import NotFoundError, UnsupportedError, ValidationError, from_spark
 from sparkmeta.rows import masks
 from tests.conftest import configured
 from tests.peers.java import Java
@@ -248,6 +248,31 @@ def test_files_that_spark_passes_over(file_name: str, shop: Workshop) -> None:
     shop.insert("1")
     shop.table.newFastAppend().appendFile(shop.data_file(file_name, {"id": [2]})).commit()
     assert_same(table_of(shop).scan().to_df(), shop.sql("SELECT * FROM {t}"))
+
+
+@pytest.mark.parametrize(
+    ("kind", "values"),
+    [("ARRAY<INT>", [[1, None], None, []]), ("MAP<STRING, INT>", [[("k", 1)], None, []]), ("STRUCT<a: INT>", None)],
+    ids=["list", "map", "struct"],
+)
+def test_files_without_ids(kind: str, values: list[Any] | None, shop: Workshop) -> None:
+    """Columns are known by their positions. Java shows fields of structs as null, which we refuse."""
+    shop.create(f"id INT, nested {kind}")
+    types = {"A": pa.list_(pa.int32()), "M": pa.map_(pa.string(), pa.int32()), "S": pa.struct([("a", pa.int32())])}
+    nested = pa.array(values or [{"a": 1}, None, {"a": 2}], types[kind[0]])
+    path = shop.folder / "data" / "no-ids.parquet"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(pa.table({"nested": pa.array([1, 2, 3], pa.int32()), "id": nested}), path)
+    builder = shop.java.iceberg.DataFiles.builder(shop.table.spec()).withPath(f"file:{path}").withFormat("parquet")
+    shop.append(builder.withRecordCount(3).withFileSizeInBytes(path.stat().st_size).build())
+    with configured(shop.spark, {"spark.sparkmeta.data-file-footers": "always"}):
+        if values is None:
+            with pytest.raises(UnsupportedError, match=r"no-ids\.parquet: the fields of column nested have no ids"):
+                table_of(shop).scan().to_df()
+        else:
+            assert_same(table_of(shop).scan().to_df(), shop.sql("SELECT * FROM {t}"))
+        ids = table_of(shop).scan(selected_fields=("id",)).to_df()
+        assert_same(ids, shop.sql("SELECT id FROM {t}"))
 
 
 def test_filters_and_columns(corpus: Corpus, spark: SparkSession) -> None:
