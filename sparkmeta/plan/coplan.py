@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from sparkmeta.manifests.v4.tree_manifests import Tree
     from sparkmeta.plan.choose import Coplanned
     from sparkmeta.plan.filter import ScanFilter
+    from sparkmeta.session import MapFunction
     from sparkmeta.state import TableState
 
 
@@ -47,18 +48,32 @@ def coplanned_entries(scan_filter: ScanFilter, coplanned: Coplanned, data: Entry
         coplanned: the manifests.
         data: what to read of data entries.
     """
+    if coplanned.reading.placement is Placement.DRIVER:
+        return selectable_frame(scan_filter.state.spark, coplanned_table(scan_filter, coplanned, data))
+    return map_by_tasks(scan_filter.state.spark, *_joining(scan_filter, coplanned, data))
+
+
+def coplanned_table(scan_filter: ScanFilter, coplanned: Coplanned, data: EntryProjection) -> pa.Table:
+    """Return what `coplanned_entries` does as Arrow, with the entries that are not live, where the driver reads them.
+
+    Raises:
+        ValidationError: entries break one of the `rules`.
+    """
+    return map_on_driver(*_joining(scan_filter, coplanned, data))
+
+
+def _joining(
+    scan_filter: ScanFilter, coplanned: Coplanned, data: EntryProjection
+) -> tuple[pa.Table, MapFunction, pa.Schema]:
+    """Return units of work, what joins the data entries and deletion vectors of each, and the schema of the result."""
     state, dvs = scan_filter.state, coplanned.dvs
     placement = coplanned.reading.placement
     assert placement is not None
     task = CoplanTask(data, dv_projection(scan_filter), state.reader.decoder(placement))
     if dvs is not None:
-        parts, join = state.reader.parts(coplanned.data, data), partial(join_known_dvs, task, one_dv_a_file(dvs))
-    else:
-        units = _leaf_units(state.tree, coplanned) if state.tree is not None else _part_units(state, coplanned, task)
-        parts, join = pa.Table.from_pylist(units, schema=UNITS), partial(join_units, task)
-    if placement is Placement.DRIVER:
-        return selectable_frame(state.spark, map_on_driver(parts, join, task.schema))
-    return map_by_tasks(state.spark, parts, join, task.schema)
+        return state.reader.parts(coplanned.data, data), partial(join_known_dvs, task, one_dv_a_file(dvs)), task.schema
+    units = _leaf_units(state.tree, coplanned) if state.tree is not None else _part_units(state, coplanned, task)
+    return pa.Table.from_pylist(units, schema=UNITS), partial(join_units, task), task.schema
 
 
 def with_dv(joined: Sql, deletes: pa.Table) -> Sql:

@@ -18,7 +18,10 @@ from pyspark.sql import functions as F
 
 from sparkmeta.columns import sql
 from sparkmeta.columns.expression_json import TRUE_JSON
+from sparkmeta.manifests.placement import Placement
 from sparkmeta.manifests.v4.root import is_live
+from sparkmeta.plan.coplan import coplanned_table
+from sparkmeta.plan.filter import data_projection
 from sparkmeta.plan.rows import DELETES
 from sparkmeta.rows import masks
 from sparkmeta.rows.planned import Indices, PlannedFiles, plan_rows, translated_errors
@@ -45,9 +48,9 @@ _BITS_SET: Final = (
 def count_rows(choice: Choice) -> int:
     """Count the rows of a scan.
 
-    No job, if nothing is filtered or deleted and the manifests are small; else one over the plan, which adds up the
-    rows if nothing is filtered and all deletes may be deletion vectors, and otherwise brings the files to the driver.
-    A further one over rows, if files have to be read.
+    No job, if nothing is filtered, all deletes are deletion vectors and the manifests are small. Else one over the
+    plan, which adds up the rows if nothing is filtered and all deletes may be deletion vectors, and otherwise brings
+    the files to the driver. A further one over rows, if files have to be read.
 
     Raises:
         ValidationError: as `read_rows`.
@@ -78,15 +81,24 @@ def count_rows(choice: Choice) -> int:
 def _count_on_driver(choice: Choice) -> int | None:
     """Add up the live entries of manifests that the driver decodes; None where these don't tell."""
     pruned = choice.pruned
-    if not pruned.filter.keeps_all or len(pruned.deletes):
+    if not pruned.filter.keeps_all or len(choice.deletes):
         return None
     state = pruned.filter.state
-    entries = state.reader.driver_table(pruned.data, state.projection(("version_info", "record_count")))
+    projection = state.projection(("version_info", "record_count"))
+    entries = state.reader.driver_table(choice.data, projection)
     if entries is None:
         return None
-    counts = entries.filter(is_live(entries)).column("record_count")
+    entries = entries.filter(is_live(entries))
+    counts, deleted = entries.column("record_count"), 0
+    if choice.coplanned is not None:
+        if choice.coplanned.reading.placement is not Placement.DRIVER:
+            return None
+        joined = coplanned_table(pruned.filter, choice.coplanned, data_projection(pruned.filter))
+        joined = joined.filter(is_live(joined))
+        counts = pa.chunked_array([*counts.chunks, *joined.column("record_count").chunks], pa.int64())
+        deleted = pc.sum(joined.column("dv_records"), min_count=0).as_py()
     is_known = pc.all(pc.greater_equal(counts, 0), min_count=0).as_py()
-    return int(pc.sum(counts, min_count=0).as_py()) if is_known else None
+    return int(pc.sum(counts, min_count=0).as_py()) - deleted if is_known else None
 
 
 def _vectors_may_be_all(choice: Choice) -> bool:

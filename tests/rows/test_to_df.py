@@ -410,3 +410,13 @@ def test_deleted_positions_are_counted_without_reading_rows(
 
     monkeypatch.setattr("sparkmeta.rows.count.rows_of", read)
     assert [table.scan().count(), table.scan("p = 'a'").count()] == expected
+
+
+def test_few_vectors_are_counted_without_a_job(
+    corpus: Corpus, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = load(spark, corpus, "deletes_by_file_v3")
+    expected = table.scan().to_df().count()
+    monkeypatch.setattr("sparkmeta.rows.count.plan_rows", lambda _: pytest.fail("a job runs"))
+    with configured(spark, {"spark.sparkmeta.planning": "auto"}):
+        assert table.scan().count() == expected
