@@ -69,7 +69,7 @@ def part(path: Path | str, rows: int = -1, **more: Any) -> dict[str, Any]:
 
 
 def read(reader: FileRows, *parts: dict[str, Any]) -> list[dict[str, Any]]:
-    planned = pa.RecordBatch.from_pylist([{"deletes": [], **one} for one in parts], PLANNED)
+    planned = pa.RecordBatch.from_pylist([{"deletes": [], **each} for each in parts], PLANNED)
     batches = list(reader.read([planned]))
     assert all(batch.schema == reader.schema for batch in batches)
     return [row for batch in batches for row in batch.to_pylist()]
@@ -219,7 +219,9 @@ VALUES: list[tuple[str, pa.Array, pa.DataType, list[Any]]] = [
 def test_values(type_name: str, array: pa.Array, kind: pa.DataType, expected: list[Any], tmp_path: Path) -> None:
     path = write(tmp_path / "f.parquet", pa.table({"v": array}))
     children = (Column("element", 2, "long"),) if type_name == "list" else ()
-    assert read(reading((Column("v", 1, type_name, children), kind)), part(path)) == [{"v": one} for one in expected]
+    assert read(reading((Column("v", 1, type_name, children), kind)), part(path)) == [
+        {"v": value} for value in expected
+    ]
 
 
 @pytest.mark.parametrize(
@@ -355,7 +357,7 @@ def test_positions(kind: str, delete_kind: str, tmp_path: Path) -> None:
     if delete_kind == "avro":
         fields = [{"name": "file_path", "type": "string", "field-id": 2147483546},
                   {"name": "pos", "type": "long", "field-id": 2147483545}]  # fmt: skip
-        records = [{"file_path": one, "pos": position} for one, position in pairs]
+        records = [{"file_path": of, "pos": position} for of, position in pairs]
         deletes = avro_file(tmp_path / "d.avro", fields, records)
     else:
         deletes = write_position_deletes(tmp_path / f"d.{delete_kind}", pairs)
@@ -673,7 +675,7 @@ NESTED_STAMPS = (
 def nested_stamps(micros: list[int | None]) -> pa.Table:
     """Timestamps at the top, and in structs, lists and maps that are null here and there."""
     lists = [None if place % 5 == 1 else micros[place : place + place % 3] for place in range(len(micros))]
-    maps = [None if one is None else list(enumerate(one)) for one in lists]
+    maps = [None if values is None else list(enumerate(values)) for values in lists]
     structs = [None if place % 7 == 3 else {"t": value} for place, value in enumerate(micros)]
     columns = (range(len(micros)), micros, structs, lists, maps)
     arrays = [pa.array(values, kind) for values, (_, kind) in zip(columns, NESTED_STAMPS, strict=True)]
