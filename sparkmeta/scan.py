@@ -20,7 +20,7 @@ from sparkmeta.plan.report import ScanReport, scan_report
 from sparkmeta.plan.task_json import PARTITION_JSON, partition_json, task_json
 from sparkmeta.plan.tasks import SplitPlanning, plan_tasks
 from sparkmeta.rows.appended import read_appended
-from sparkmeta.rows.changelog import Changelog, read_changelog
+from sparkmeta.rows.changelog import Changelog, fields_of_rows, read_changelog
 from sparkmeta.rows.count import count_rows
 from sparkmeta.rows.file_rows import METADATA_COLUMNS
 from sparkmeta.rows.read import RowScan, read_rows
@@ -351,8 +351,8 @@ class ChangelogScan:
     def to_df(self) -> DataFrame:
         """Return the changes of rows: the columns, `_change_type`, `_change_ordinal`, `_commit_snapshot_id`.
 
-        The ordinal counts the snapshots of the range, from 0. The plans are made at once, rows are read when the
-        DataFrame runs; see `rows.changed_files`.
+        The ordinal counts the snapshots of the range from 0, without those of the operation `replace`. The plans are
+        made at once, rows are read when the DataFrame runs; see `rows.changed_files`.
 
         Raises:
             NoSuchSnapshotError: the table does not have one of the snapshots; or one of them removed files or changed
@@ -371,10 +371,14 @@ class ChangelogScan:
         self.to_df().createOrReplaceTempView(name)
 
     def _field_id(self, name: str) -> int:
+        schema = self.scan.schema()
         try:
-            return self.scan.schema().find_field(name, self.scan.case_sensitive).field_id
+            field_id = schema.find_field(name, self.scan.case_sensitive).field_id
         except ValueError as error:
             raise ValidationError(f"identifier column {name}: {error}") from error
+        if field_id not in fields_of_rows(schema):
+            raise ValidationError(f"identifier column {name}: it is inside of a list or a map")
+        return field_id
 
 
 def changelog_scan(
@@ -386,7 +390,7 @@ def changelog_scan(
     identifier_columns: Iterable[str],
 ) -> ChangelogScan:
     """Return the scan that `Table.changelog` starts from."""
-    names = tuple(identifier_columns)
+    names = (identifier_columns,) if isinstance(identifier_columns, str) else tuple(identifier_columns)
     if not names and compute_updates:
         names = tuple(sorted(scan.schema().identifier_field_names()))
         if not names:

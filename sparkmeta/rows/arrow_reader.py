@@ -37,7 +37,8 @@ if TYPE_CHECKING:
 
 PART_BYTES = 128 << 20
 
-_METADATA_TYPES = {"string": StringType(), "long": LongType(), "int": IntegerType(), "boolean": BooleanType()}
+METADATA_TYPES = {"string": StringType(), "long": LongType(), "int": IntegerType(), "boolean": BooleanType()}
+"""Spark's types of the metadata columns that Iceberg has a primitive type for."""
 
 _PLANNED = (
     "file_path", "file_format", "spec_id", "record_count", "first_row_id", "data_sequence_number", DELETES,
@@ -90,7 +91,7 @@ def _row_type(state: TableState, projected: Schema, metadata: Iterable[Column], 
     for field in projected.fields:
         row_type.add(f"c{len(row_type)}", spark_type(field.field_type), not field.required)
     for column in metadata:
-        row_type.add(f"c{len(row_type)}", _METADATA_TYPES.get(column.type) or public_partition_type(state))
+        row_type.add(f"c{len(row_type)}", METADATA_TYPES.get(column.type) or public_partition_type(state))
     for leaf in leaves:
         row_type.add(_leaf_name(leaf.id), from_arrow_type(leaf.alone().kind, prefer_timestamp_ntz=True))
     return row_type

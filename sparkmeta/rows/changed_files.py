@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, reduce
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -81,13 +81,17 @@ class ChangedFiles:
         inserts, deletes = (np.concatenate([np.asarray(column) for column in ordinals[kind]]) for kind in ordinals)
         return pa.array(np.intersect1d(inserts, deletes), pa.int32())
 
-    def filtered(self, ordinals: pa.Array, *, invert: bool) -> Iterator[PlannedFiles]:
-        """Yield the files of some snapshots, or with `invert` of all others, where there are any."""
-        for files in (self.whole, self.partly):
-            is_chosen = pc.is_in(files.table.column(_ORDINAL), ordinals)
-            chosen = files.table.filter(pc.invert(is_chosen) if invert else is_chosen)
-            if len(chosen):
-                yield PlannedFiles(chosen.combine_chunks())
+    def all_parts(self) -> list[PlannedFiles]:
+        """Return the files in parts that are read alike, without empty ones."""
+        return [files for files in (self.whole, self.partly) if len(files)]
+
+    def parts(self, ordinals: pa.Array, *, invert: bool = False) -> list[PlannedFiles]:
+        """Return `all_parts` of the files of some snapshots, or with `invert` of all others."""
+        tables = []
+        for files in (self.whole.table, self.partly.table):
+            is_chosen = pc.is_in(files.column(_ORDINAL), ordinals)
+            tables.append(files.filter(pc.invert(is_chosen) if invert else is_chosen).combine_chunks())
+        return ChangedFiles(*map(PlannedFiles, tables)).all_parts()
 
 
 def changed_files(scan_filter: ScanFilter, snapshots: Sequence[Snapshot]) -> ChangedFiles | None:
@@ -138,21 +142,20 @@ class _Step:
         snapshot: the snapshot.
         filter: the scan's, at any snapshot.
         changes: the snapshot's changes.
-        adds: whether it added data files.
-        removes: whether it removed data files.
-        adds_deletes: whether it added deletes. If not, no delete applies to the data files that it added.
-        paths: the data files that it added or removed.
-        targets: the paths of other data files, whose deletes it changed.
+        added: the paths of data files that it added.
+        removed: the paths of data files that it removed.
+        adds_deletes: whether it added deletes. If not, no delete applies to the data files that it added: these have
+            its own sequence number.
+        targets: the paths of data files whose deletes it changed, without removed ones.
         shared_deletes: locations of removed deletes and of added ones that don't name their data file.
     """
 
     snapshot: Snapshot
     filter: ScanFilter
     changes: EntryChanges
-    adds: bool
-    removes: bool
+    added: pa.ChunkedArray
+    removed: pa.ChunkedArray
     adds_deletes: bool
-    paths: pa.ChunkedArray
     targets: pa.Array
     shared_deletes: tuple[pa.Array, pa.Array]
 
@@ -168,12 +171,18 @@ class _Step:
     def after(self) -> ScanFilter:
         return replace(self.filter, state=self.filter.state.at(self.snapshot))
 
+    @property
+    def added_alone(self) -> bool:
+        """Whether it added data files to which no deletes apply."""
+        return bool(len(self.added)) and not self.adds_deletes
+
     def plans(self) -> Iterator[DataFrame]:
         """Yield plans of the files with changed rows, before the snapshot and after it."""
-        if (self.removes or len(self.targets)) and (before := self.before) is not None:
-            yield from self._plans(before, changed=self.removes, is_after=False)
-        if (self.adds and self.adds_deletes) or len(self.targets):
-            yield from self._plans(self.after, changed=self.adds and self.adds_deletes, is_after=True)
+        if (len(self.removed) or len(self.targets)) and (before := self.before) is not None:
+            yield from self._plans(before, changed=bool(len(self.removed)), is_after=False)
+        adds = bool(len(self.added)) and not self.added_alone
+        if adds or len(self.targets):
+            yield from self._plans(self.after, changed=adds, is_after=True)
 
     def _plans(self, at: ScanFilter, *, changed: bool, is_after: bool) -> Iterator[DataFrame]:
         """Yield plans before or after the snapshot: of the data files that it changed, and of `targets`."""
@@ -183,7 +192,9 @@ class _Step:
             shown = replace(self.changes, shown=data_projection(at, entries.deletes.equality_ids))
             frames = shown.added(ContentType.DATA_MANIFEST) if is_after else shown.removed(ContentType.DATA_MANIFEST)
             for data in at_most_one(frames):
-                yield self._plan(replace(entries, data=data.where(may_match(at).text)), is_after=is_after)
+                # An added file that was listed before may be one of `targets`, which has all entries of such paths.
+                others = _with_paths(data.where(may_match(at).text), self.targets, how="left_anti")
+                yield self._plan(replace(entries, data=others), is_after=is_after)
         if len(self.targets):
             entries = read_entries(choose(pruned))
             yield self._plan(replace(entries, data=_with_paths(entries.data, self.targets)), is_after=is_after)
@@ -213,17 +224,17 @@ class _Step:
         yield matched.select(F.lit(self.snapshot.snapshot_id).alias(SNAPSHOT), F.col("location").alias(_PATH))
 
 
-def _with_paths(entries: DataFrame, paths: pa.Array) -> DataFrame:
-    """Return the entries of some files."""
+def _with_paths(entries: DataFrame, paths: pa.Array, how: Literal["left_semi", "left_anti"] = "left_semi") -> DataFrame:
+    """Return the entries of some files, or of all others."""
     chosen = local_frame(entries.sparkSession, pa.table({_PATH: paths}))
-    return entries.join(chosen, F.col("location") == F.col(_PATH), "left_semi")
+    return entries.join(chosen, F.col("location") == F.col(_PATH), how)
 
 
 def _added_without_deletes(
     changes: EntryChanges, steps: Sequence[_Step], scan_filter: ScanFilter
 ) -> Iterator[DataFrame]:
     """Yield a plan of the files that were added by snapshots which added no deletes."""
-    ids = {step.snapshot.snapshot_id for step in steps if step.adds and not step.adds_deletes}
+    ids = {step.snapshot.snapshot_id for step in steps if step.added_alone}
     if ids:
         added = without_deletes(changes.of_snapshots(ids).added(ContentType.DATA_MANIFEST), scan_filter)
         if added is not None:
@@ -238,6 +249,7 @@ def _steps(changes: EntryChanges, scan_filter: ScanFilter, snapshots: Sequence[S
         is_data = pc.equal(changed.column("content_type"), int(ContentType.DATA))
         data, deletes = changed.filter(is_data), changed.filter(pc.invert(is_data))
         added_data, added_deletes = (pc.equal(side.column(CHANGE), ADDED) for side in (data, deletes))
+        removed = data.filter(pc.invert(added_data)).column("location")
         targets = pc.unique(deletes.column("referenced_file").drop_null().combine_chunks())
         is_shared = pc.is_null(deletes.column("referenced_file"))
         removed_shared, added_shared = (
@@ -248,17 +260,12 @@ def _steps(changes: EntryChanges, scan_filter: ScanFilter, snapshots: Sequence[S
             snapshot,
             scan_filter,
             changes.of_snapshots({snapshot.snapshot_id}),
-            adds=_any(added_data),
-            removes=_any(pc.invert(added_data)),
-            adds_deletes=_any(added_deletes),
-            paths=data.column("location"),
-            targets=_without(targets, data.column("location")),
+            added=data.filter(added_data).column("location"),
+            removed=removed,
+            adds_deletes=bool(pc.any(added_deletes, min_count=0).as_py()),
+            targets=_without(targets, removed),
             shared_deletes=(removed_shared, added_shared),
         )
-
-
-def _any(flags: pa.ChunkedArray) -> bool:
-    return bool(pc.any(flags, min_count=0).as_py())
 
 
 def _changed_entries(changes: EntryChanges) -> pa.Table:
@@ -281,7 +288,7 @@ def _with_files_of_deletes(steps: Sequence[_Step]) -> list[_Step]:
         tables = [reduce(_union, batch).distinct().toArrow() for batch in _batches(frames, _PLANS_AT_ONCE)]
     matched = pa.concat_tables(tables, promote_options="permissive")
     return [
-        replace(step, targets=_without(pc.unique(pa.chunked_array([step.targets, *of_step.chunks])), step.paths))
+        replace(step, targets=_without(pc.unique(pa.chunked_array([step.targets, *of_step.chunks])), step.removed))
         for step in steps
         for of_step in [matched.filter(pc.equal(matched.column(SNAPSHOT), step.snapshot.snapshot_id)).column(_PATH)]
     ]

@@ -17,6 +17,7 @@ from pyspark.sql.types import (
     DoubleType,
     FloatType,
     MapType,
+    StructField,
     StructType,
     VariantType,
 )
@@ -91,17 +92,15 @@ def read_changelog(changelog: Changelog) -> DataFrame:
     files = changed_files(scan.filter, snapshots)
     if files is None:
         return empty_rows(rows)
-    if changelog.net_changes:
-        netted, plain = [*files.filtered(files.mixed_ordinals[:0], invert=True)], []
-    else:
-        netted = [*files.filtered(files.mixed_ordinals, invert=False)]
-        plain = [*files.filtered(files.mixed_ordinals, invert=True)]
+    compared, plain = files.all_parts(), []
+    if not changelog.net_changes:
+        compared, plain = files.parts(files.mixed_ordinals), files.parts(files.mixed_ordinals, invert=True)
     frames = [rows_of(rows, part) for part in plain]
-    if netted:
+    if compared:
         whole_rows = replace(rows, projection=schema)
-        compared = _ComparedRows(schema, reduce(_union, [rows_of(whole_rows, part) for part in netted]))
-        frames.append(compared.changes(changelog).selectExpr(*_projected(scan.projection, schema)))
-    return reduce(_union, frames)
+        changed = _ComparedRows(schema, reduce(_union, [rows_of(whole_rows, part) for part in compared]))
+        frames.append(changed.changes(changelog).selectExpr(*_projected(scan.projection, schema)))
+    return reduce(_union, frames) if frames else empty_rows(rows)
 
 
 def _union(left: DataFrame, right: DataFrame) -> DataFrame:
@@ -117,6 +116,15 @@ def _projected(projection: Schema, schema: Schema) -> list[str]:
         value = shaped(_column(place), schema.fields[place].field_type, field.field_type, is_public=True)
         columns.append(value.alias(field.name).selected)
     return [*columns, *CHANGE_COLUMNS]
+
+
+def fields_of_rows(schema: Schema) -> dict[int, Sql]:
+    """Return the fields of a schema by their ids, but those inside of lists and maps, in terms of `c0`, `c1` ..."""
+    return {
+        field_id: value
+        for place, field in enumerate(schema.fields)
+        for field_id, value in field_values(field, _column(place))
+    }
 
 
 def _name(place: int) -> str:
@@ -166,11 +174,7 @@ class _ComparedRows:
 
     def _with_updates(self, changes: DataFrame, changelog: Changelog) -> DataFrame:
         """Name a deleted and an inserted row of one snapshot that have the same identifier an update."""
-        by_id = {
-            field_id: value
-            for place, field in enumerate(self.schema.fields)
-            for field_id, value in field_values(field, _column(place))
-        }
+        by_id = fields_of_rows(self.schema)
         identifier = [by_id[field_id] for field_id in changelog.identifiers]
         kinds = [spark_type(self.schema.find_field(field_id).field_type) for field_id in changelog.identifiers]
         keys = (_comparable(value, kind) for value, kind in zip(identifier, kinds, strict=True))
@@ -228,10 +232,14 @@ def _comparable(value: Sql, kind: DataType) -> Sql:
         case VariantType():
             return sql.concat(sql.call("schema_of_variant", value), " ", sql.call("to_json", value))
         case StructType():
-            fields = [_comparable(value[field.name], field.dataType).alias(field.name) for field in kind.fields]
-            if all(field.text == value[field.name].text for field in fields):
+            # Names of fields may differ in nothing but case: places tell them apart.
+            placed = StructType([StructField(f"f{place}", field.dataType) for place, field in enumerate(kind.fields)])
+            by_place = value.cast(placed)
+            values = [by_place[field.name] for field in placed.fields]
+            keys = [_comparable(*pair) for pair in zip(values, (field.dataType for field in kind.fields), strict=True)]
+            if all(key.text == field.text for key, field in zip(keys, values, strict=True)):
                 return value
-            return sql.when(value.isNotNull(), sql.struct(*fields))
+            return sql.when(value.isNotNull(), sql.struct(*(key.alias(f"f{place}") for place, key in enumerate(keys))))
         case ArrayType():
             with_keys = sql.transform(value, lambda element: _comparable(element, kind.elementType))
             is_same = sql.transform(value, lambda element: element).text == with_keys.text

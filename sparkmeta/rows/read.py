@@ -26,7 +26,7 @@ from sparkmeta.columns.sql import Sql
 from sparkmeta.columns.types import spark_type
 from sparkmeta.plan.rows import public_partition_type
 from sparkmeta.rows import masks
-from sparkmeta.rows.arrow_reader import read_by_tasks
+from sparkmeta.rows.arrow_reader import METADATA_TYPES, read_by_tasks
 from sparkmeta.rows.columns import ReadColumns, names_tell, needed_fields
 from sparkmeta.rows.equality import IS_DELETED, equality_deletes, id_lists, in_order, with_equal, without_equal
 from sparkmeta.rows.file_rows import CHANGE_COLUMNS, METADATA_COLUMNS
@@ -138,9 +138,8 @@ def empty_rows(scan: RowScan) -> DataFrame:
     for field in scan.projection.fields:
         row_type.add(field.name, spark_type(field.field_type))
     for name in scan.metadata_columns:
-        is_tuple = name == "_partition"
-        kind = (METADATA_COLUMNS | CHANGE_COLUMNS)[name].type
-        row_type.add(name, public_partition_type(scan.state) if is_tuple else kind)
+        kind = METADATA_TYPES.get((METADATA_COLUMNS | CHANGE_COLUMNS)[name].type)
+        row_type.add(name, kind or public_partition_type(scan.state))
     return scan.state.spark.createDataFrame([], row_type)
 
 
@@ -270,11 +269,11 @@ class _Part:
 
     @cached_property
     def _selected(self) -> Indices:
-        """The places in `rows` of the files to read: not those of which nothing is selected."""
-        selecting = self._selecting
+        """The places in `rows` of the files to read: not those of which nothing is selected that is not deleted."""
+        selecting, deleted = self._selecting, self._deletes.words
         if selecting is None:
             return np.arange(len(self.rows))
-        is_selected = masks.masks_any(selecting.words, self.numbers)
+        is_selected = masks.masks_any(selecting.words & ~deleted if len(deleted) else selecting.words, self.numbers)
         compared = self.files.sides[-1].deletes_of(ContentType.EQUALITY_DELETES).column("owner").to_numpy()
         return np.flatnonzero(is_selected | np.isin(self.rows, compared))
 
