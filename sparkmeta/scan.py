@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from html import escape
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from pyiceberg.expressions import AlwaysTrue, And, BooleanExpression
 
@@ -288,8 +289,8 @@ class Scan:
 
 
 @dataclass(frozen=True)
-class IncrementalScan:
-    """What snapshots appended. Every method that changes it returns another one.
+class _RangeScan(ABC):
+    """What a range of snapshots did. Every method that changes it returns another one.
 
     Attributes:
         scan: the columns to read, and the filter, of the table's schema.
@@ -301,13 +302,26 @@ class IncrementalScan:
     from_exclusive: int | None
     to_inclusive: int | None
 
-    def filter(self, row_filter: str | BooleanExpression) -> IncrementalScan:
-        """Return this scan with a further condition; see `Scan.filter`."""
+    def filter(self, row_filter: str | BooleanExpression) -> Self:
+        """Return this scan with a further condition on rows; see `Scan.filter`."""
         return replace(self, scan=self.scan.filter(row_filter))
 
-    def select(self, *field_names: str) -> IncrementalScan:
+    def select(self, *field_names: str) -> Self:
         """Return this scan of only these columns; see `Scan.select`."""
         return replace(self, scan=self.scan.select(*field_names))
+
+    @abstractmethod
+    def to_df(self) -> DataFrame:
+        """Return the rows."""
+
+    def create_temp_view(self, name: str) -> None:
+        """Name the rows of `to_df` for Spark SQL; see `Scan.create_temp_view`."""
+        self.to_df().createOrReplaceTempView(name)
+
+
+@dataclass(frozen=True)
+class IncrementalScan(_RangeScan):
+    """What snapshots appended."""
 
     def to_df(self) -> DataFrame:
         """Return the rows that snapshots of the operation `append` appended, whether they were deleted since or not.
@@ -323,30 +337,18 @@ class IncrementalScan:
 
 
 @dataclass(frozen=True)
-class ChangelogScan:
-    """The rows that snapshots inserted and deleted. Every method that changes it returns another one.
+class ChangelogScan(_RangeScan):
+    """The rows that snapshots inserted and deleted. Conditions are on old and new rows.
+
+    Whether a row has changed rests on all columns, selected or not.
 
     Attributes:
-        scan: the columns to read, and the filter, of the table's schema.
-        from_exclusive: the snapshot to begin after; None for the whole history.
-        to_inclusive: the last snapshot; None for the current one.
         net_changes: leave out rows that come and go within the range.
         identifier_columns: columns by which a deleted and an inserted row are an update; none for no updates.
     """
 
-    scan: Scan
-    from_exclusive: int | None
-    to_inclusive: int | None
     net_changes: bool = False
     identifier_columns: tuple[str, ...] = ()
-
-    def filter(self, row_filter: str | BooleanExpression) -> ChangelogScan:
-        """Return this scan with a further condition on rows, old and new ones; see `Scan.filter`."""
-        return replace(self, scan=self.scan.filter(row_filter))
-
-    def select(self, *field_names: str) -> ChangelogScan:
-        """Return this scan of only these columns; whether a row has changed rests on all. See `Scan.select`."""
-        return replace(self, scan=self.scan.select(*field_names))
 
     def to_df(self) -> DataFrame:
         """Return the changes of rows: the columns, `_change_type`, `_change_ordinal`, `_commit_snapshot_id`.
@@ -365,10 +367,6 @@ class ChangelogScan:
             raise ValidationError(f"a changelog has no column {scan.metadata_columns[0]}")
         ids = tuple(self._field_id(name) for name in self.identifier_columns)
         return read_changelog(Changelog(scan._rows, self.from_exclusive, self.to_inclusive, self.net_changes, ids))
-
-    def create_temp_view(self, name: str) -> None:
-        """Name the changes for Spark SQL; see `Scan.create_temp_view`."""
-        self.to_df().createOrReplaceTempView(name)
 
     def _field_id(self, name: str) -> int:
         schema = self.scan.schema()

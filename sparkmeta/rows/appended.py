@@ -40,14 +40,14 @@ def read_appended(scan: RowScan, from_exclusive: int | None, to_inclusive: int |
         ValidationError: The first is no ancestor of the second, or the history between them has expired.
     """
     snapshots = snapshots_between(scan.state.metadata, from_exclusive, to_inclusive)
-    changes = file_changes(scan.filter, [snapshot for snapshot in snapshots if snapshot.operation == _APPEND])
+    changes = entry_changes(scan.filter, [snapshot for snapshot in snapshots if snapshot.operation == _APPEND])
     added = without_deletes(changes.added(ContentType.DATA_MANIFEST), scan.filter)
     if added is None:
         return empty_rows(scan)
     return rows_of(scan, PlannedFiles.of(added, scan.state))
 
 
-def file_changes(scan_filter: ScanFilter, snapshots: Iterable[Snapshot]) -> EntryChanges:
+def entry_changes(scan_filter: ScanFilter, snapshots: Iterable[Snapshot]) -> EntryChanges:
     """Return what snapshots added and removed, oldest first, in manifests that may list files for a filter."""
     keep = partial(matching_manifests, scan_filter=scan_filter)
     changes = EntryChanges(scan_filter.state, data_projection(scan_filter), keep=keep)

@@ -21,14 +21,15 @@ from sparkmeta.columns.types import spark_type
 from sparkmeta.errors import UnsupportedError
 from sparkmeta.plan.rows import DELETES, public_partition_type
 from sparkmeta.rows.arrays import Leaf
-from sparkmeta.rows.file_rows import CHANGE_COLUMNS, END, METADATA_COLUMNS, START, FileRows
-from sparkmeta.rows.planned import PARTITION, SELECTED_BY
+from sparkmeta.rows.file_rows import ALL_METADATA_COLUMNS, CHANGE_COLUMNS, END, SELECTED_BY, START, FileRows
+from sparkmeta.rows.planned import PARTITION
 from sparkmeta.rows.projected import identity_sources, name_mapping, projected_column
 from sparkmeta.session import map_arrow, read_tasks
 
 if TYPE_CHECKING:
     from pyiceberg.schema import Schema
     from pyspark.sql import DataFrame
+    from pyspark.sql.types import DataType
 
     from sparkmeta.columns.sql import Sql
     from sparkmeta.plan.filter import ScanFilter
@@ -37,8 +38,7 @@ if TYPE_CHECKING:
 
 PART_BYTES = 128 << 20
 
-METADATA_TYPES = {"string": StringType(), "long": LongType(), "int": IntegerType(), "boolean": BooleanType()}
-"""Spark's types of the metadata columns that Iceberg has a primitive type for."""
+_METADATA_TYPES = {"string": StringType(), "long": LongType(), "int": IntegerType(), "boolean": BooleanType()}
 
 _PLANNED = (
     "file_path", "file_format", "spec_id", "record_count", "first_row_id", "data_sequence_number", DELETES,
@@ -68,7 +68,7 @@ def read_by_tasks(
         )
     by_id = leaves_of(scan_filter.schema)
     leaves = tuple(by_id[field_id] for field_id in sorted(referenced_ids(scan_filter.row_filter)))
-    metadata = tuple((METADATA_COLUMNS | CHANGE_COLUMNS)[name] for name in metadata_columns)
+    metadata = tuple(ALL_METADATA_COLUMNS[name] for name in metadata_columns)
     columns = (*map(projected_column, projected.fields), *metadata)
     row_type = _row_type(state, projected, metadata, leaves)
     rows = FileRows(
@@ -91,10 +91,15 @@ def _row_type(state: TableState, projected: Schema, metadata: Iterable[Column], 
     for field in projected.fields:
         row_type.add(f"c{len(row_type)}", spark_type(field.field_type), not field.required)
     for column in metadata:
-        row_type.add(f"c{len(row_type)}", METADATA_TYPES.get(column.type) or public_partition_type(state))
+        row_type.add(f"c{len(row_type)}", metadata_type(column, state))
     for leaf in leaves:
         row_type.add(_leaf_name(leaf.id), from_arrow_type(leaf.alone().kind, prefer_timestamp_ntz=True))
     return row_type
+
+
+def metadata_type(column: Column, state: TableState) -> DataType:
+    """Return the Spark type of a metadata column."""
+    return _METADATA_TYPES.get(column.type) or public_partition_type(state)
 
 
 def leaves_of(schema: Schema) -> dict[int, Leaf]:

@@ -10,10 +10,10 @@ deletes it changed, with both. Only the last are looked up in all data manifests
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, reduce
-from typing import TYPE_CHECKING, Any, Final, Literal
+from functools import cache, cached_property
+from typing import TYPE_CHECKING, Final, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -31,9 +31,9 @@ from sparkmeta.plan.filter import data_projection, may_match
 from sparkmeta.plan.match import match_deletes
 from sparkmeta.plan.prune import prune_manifests
 from sparkmeta.plan.rows import DELETES
-from sparkmeta.rows.appended import file_changes, without_deletes
-from sparkmeta.rows.file_rows import CHANGE_COLUMNS
-from sparkmeta.rows.planned import SELECTED_BY, Indices, PlannedFiles, rows_of_entries, translated_errors
+from sparkmeta.rows.appended import entry_changes, without_deletes
+from sparkmeta.rows.file_rows import CHANGE_COLUMNS, SELECTED_BY
+from sparkmeta.rows.planned import Flags, Indices, PlannedFiles, rows_of_entries, translated_errors
 from sparkmeta.session import local_frame
 from sparkmeta.spec.entry import ContentType
 
@@ -43,8 +43,6 @@ if TYPE_CHECKING:
     from sparkmeta.plan.filter import ScanFilter
     from sparkmeta.plan.prune import PrunedManifests
     from sparkmeta.spec.metadata import Snapshot
-
-Flags = np.ndarray[Any, np.dtype[np.bool_]]
 
 INSERT: Final = "INSERT"
 DELETE: Final = "DELETE"
@@ -108,27 +106,22 @@ def changed_files(scan_filter: ScanFilter, snapshots: Sequence[Snapshot]) -> Cha
         NoSuchSnapshotError: a snapshot removed files or changed deletes, and its parent has expired.
         ValidationError: metadata or deletes contradict each other.
     """
-    changes = file_changes(scan_filter, snapshots)
+    changes = entry_changes(scan_filter, snapshots)
     steps = _with_files_of_deletes([*_steps(changes, scan_filter, snapshots)])
     plans = [*_added_without_deletes(changes, steps, scan_filter), *(plan for step in steps for plan in step.plans())]
     if not plans:
         return None
-    tables = [
-        PlannedFiles.of(reduce(_union, batch), scan_filter.state, SNAPSHOT, _IS_AFTER).table
-        for batch in _batches(plans, _PLANS_AT_ONCE)
-    ]
+    tables = [PlannedFiles.of(batch, scan_filter.state, SNAPSHOT, _IS_AFTER).table for batch in _batches(plans)]
     table = pa.concat_tables(tables, promote_options="permissive").rename_columns({SNAPSHOT: _SNAPSHOT_ID})
     ids = pa.array([snapshot.snapshot_id for snapshot in snapshots], pa.int64())
     table = table.append_column(_ORDINAL, pc.index_in(table.column(_SNAPSHOT_ID), ids))
     return _compared(PlannedFiles(table.combine_chunks()))
 
 
-def _union(left: DataFrame, right: DataFrame) -> DataFrame:
-    return left.unionByName(right)
-
-
-def _batches(frames: Sequence[DataFrame], size: int) -> Iterator[Sequence[DataFrame]]:
-    return (frames[start : start + size] for start in range(0, len(frames), size))
+def _batches(frames: Sequence[DataFrame]) -> Iterator[DataFrame]:
+    """Yield unions of at most `_PLANS_AT_ONCE` frames."""
+    for start in range(0, len(frames), _PLANS_AT_ONCE):
+        yield from at_most_one(frames[start : start + _PLANS_AT_ONCE])
 
 
 # -- what snapshots changed -------------------------------------------------------------------------------------------
@@ -140,7 +133,7 @@ class _Step:
 
     Attributes:
         snapshot: the snapshot.
-        filter: the scan's, at any snapshot.
+        pruned_at: returns the manifests that a scan of a snapshot opens, by its id.
         changes: the snapshot's changes.
         added: the paths of data files that it added.
         removed: the paths of data files that it removed.
@@ -151,7 +144,7 @@ class _Step:
     """
 
     snapshot: Snapshot
-    filter: ScanFilter
+    pruned_at: Callable[[int], PrunedManifests]
     changes: EntryChanges
     added: pa.ChunkedArray
     removed: pa.ChunkedArray
@@ -159,17 +152,14 @@ class _Step:
     targets: pa.Array
     shared_deletes: tuple[pa.Array, pa.Array]
 
-    @cached_property
-    def before(self) -> ScanFilter | None:
+    @property
+    def before(self) -> PrunedManifests | None:
         parent = self.snapshot.parent_snapshot_id
-        if parent is None:
-            return None
-        state = self.filter.state
-        return replace(self.filter, state=state.at(snapshot_of(state.metadata, parent)))
+        return None if parent is None else self.pruned_at(parent)
 
-    @cached_property
-    def after(self) -> ScanFilter:
-        return replace(self.filter, state=self.filter.state.at(self.snapshot))
+    @property
+    def after(self) -> PrunedManifests:
+        return self.pruned_at(self.snapshot.snapshot_id)
 
     @property
     def added_alone(self) -> bool:
@@ -180,20 +170,19 @@ class _Step:
         """Yield plans of the files with changed rows, before the snapshot and after it."""
         if (len(self.removed) or len(self.targets)) and (before := self.before) is not None:
             yield from self._plans(before, changed=bool(len(self.removed)), is_after=False)
-        adds = bool(len(self.added)) and not self.added_alone
+        adds = bool(len(self.added)) and self.adds_deletes
         if adds or len(self.targets):
             yield from self._plans(self.after, changed=adds, is_after=True)
 
-    def _plans(self, at: ScanFilter, *, changed: bool, is_after: bool) -> Iterator[DataFrame]:
+    def _plans(self, pruned: PrunedManifests, *, changed: bool, is_after: bool) -> Iterator[DataFrame]:
         """Yield plans before or after the snapshot: of the data files that it changed, and of `targets`."""
-        pruned = prune_manifests(at)
         if changed:
             entries = read_entries(choose(replace(pruned, data=pruned.data.slice(0, 0))))
-            shown = replace(self.changes, shown=data_projection(at, entries.deletes.equality_ids))
+            shown = replace(self.changes, shown=data_projection(pruned.filter, entries.deletes.equality_ids))
             frames = shown.added(ContentType.DATA_MANIFEST) if is_after else shown.removed(ContentType.DATA_MANIFEST)
             for data in at_most_one(frames):
                 # An added file that was listed before may be one of `targets`, which has all entries of such paths.
-                others = _with_paths(data.where(may_match(at).text), self.targets, how="left_anti")
+                others = _with_paths(data.where(may_match(pruned.filter).text), self.targets, how="left_anti")
                 yield self._plan(replace(entries, data=others), is_after=is_after)
         if len(self.targets):
             entries = read_entries(choose(pruned))
@@ -207,9 +196,9 @@ class _Step:
         """Yield the paths of data files that changed deletes apply to, or did before they were removed."""
         removed, added = self.shared_deletes
         if len(removed) and (before := self.before) is not None:
-            yield from self._files_of(prune_manifests(before), removed)
+            yield from self._files_of(before, removed)
         if len(added):
-            pruned = prune_manifests(self.after)
+            pruned = self.after
             writers = pc.struct_field(pruned.deletes.column("version_info"), "snapshot_id")
             # The root of a tree, which lists files itself, has no id.
             written = pc.fill_null(pc.equal(writers, self.snapshot.snapshot_id), True)
@@ -243,6 +232,13 @@ def _added_without_deletes(
 
 def _steps(changes: EntryChanges, scan_filter: ScanFilter, snapshots: Sequence[Snapshot]) -> Iterator[_Step]:
     """Yield what each snapshot changed."""
+    state = scan_filter.state
+
+    # The manifests after a snapshot are those before the next one.
+    @cache
+    def pruned_at(snapshot_id: int) -> PrunedManifests:
+        return prune_manifests(replace(scan_filter, state=state.at(snapshot_of(state.metadata, snapshot_id))))
+
     entries = _changed_entries(changes)
     for snapshot in snapshots:
         changed = entries.filter(pc.equal(entries.column(SNAPSHOT), snapshot.snapshot_id))
@@ -258,7 +254,7 @@ def _steps(changes: EntryChanges, scan_filter: ScanFilter, snapshots: Sequence[S
         )
         yield _Step(
             snapshot,
-            scan_filter,
+            pruned_at,
             changes.of_snapshots({snapshot.snapshot_id}),
             added=data.filter(added_data).column("location"),
             removed=removed,
@@ -285,7 +281,7 @@ def _with_files_of_deletes(steps: Sequence[_Step]) -> list[_Step]:
     if not frames:
         return [*steps]
     with translated_errors():
-        tables = [reduce(_union, batch).distinct().toArrow() for batch in _batches(frames, _PLANS_AT_ONCE)]
+        tables = [batch.distinct().toArrow() for batch in _batches(frames)]
     matched = pa.concat_tables(tables, promote_options="permissive")
     return [
         replace(step, targets=_without(pc.unique(pa.chunked_array([step.targets, *of_step.chunks])), step.removed))

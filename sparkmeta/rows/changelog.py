@@ -7,7 +7,6 @@ file does, is no change. Snapshots of the operation `replace` change no rows, an
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import reduce
 from typing import TYPE_CHECKING, Final
 
 from pyspark.sql import functions as F
@@ -30,7 +29,7 @@ from sparkmeta.errors import ValidationError
 from sparkmeta.rows.changed_files import DELETE, INSERT, changed_files
 from sparkmeta.rows.columns import field_values, shaped
 from sparkmeta.rows.file_rows import CHANGE_COLUMNS
-from sparkmeta.rows.read import RowScan, empty_rows, rows_of
+from sparkmeta.rows.read import RowScan, empty_rows, rows_of, union_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -98,13 +97,9 @@ def read_changelog(changelog: Changelog) -> DataFrame:
     frames = [rows_of(rows, part) for part in plain]
     if compared:
         whole_rows = replace(rows, projection=schema)
-        changed = _ComparedRows(schema, reduce(_union, [rows_of(whole_rows, part) for part in compared]))
+        changed = _ComparedRows(schema, union_of(whole_rows, [rows_of(whole_rows, part) for part in compared]))
         frames.append(changed.changes(changelog).selectExpr(*_projected(scan.projection, schema)))
-    return reduce(_union, frames) if frames else empty_rows(rows)
-
-
-def _union(left: DataFrame, right: DataFrame) -> DataFrame:
-    return left.union(right)
+    return union_of(rows, frames)
 
 
 def _projected(projection: Schema, schema: Schema) -> list[str]:

@@ -8,7 +8,7 @@ compares.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import pyarrow as pa
@@ -24,7 +24,7 @@ from sparkmeta.plan.coplan import coplanned_table
 from sparkmeta.plan.filter import data_projection
 from sparkmeta.plan.rows import DELETES
 from sparkmeta.rows import masks
-from sparkmeta.rows.planned import Indices, PlannedFiles, plan_rows, translated_errors
+from sparkmeta.rows.planned import Flags, Indices, PlannedFiles, plan_rows, translated_errors
 from sparkmeta.rows.read import RowScan, rows_of
 from sparkmeta.spec.entry import ContentType
 
@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from sparkmeta.columns.sql import Sql
     from sparkmeta.plan.choose import Choice
     from sparkmeta.state import TableState
-
-Flags = np.ndarray[Any, np.dtype[np.bool_]]
 
 _PUFFIN: Final = "PUFFIN"
 _MATCHES_WHOLE: Final = "matches_whole"

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -47,13 +47,17 @@ CHANGE_COLUMNS = {
 }
 """Metadata columns of changelogs."""
 
+ALL_METADATA_COLUMNS = METADATA_COLUMNS | CHANGE_COLUMNS
+
 _, _POS, _DELETED, _, _PARTITION, _ROW_ID, _LAST_UPDATED = METADATA_COLUMNS.values()
 _STORED = (_ROW_ID, _LAST_UPDATED)
-_VIRTUAL = (*(column for column in METADATA_COLUMNS.values() if column not in _STORED), *CHANGE_COLUMNS.values())
+_VIRTUAL = tuple(column for column in ALL_METADATA_COLUMNS.values() if column not in _STORED)
 # Where planned files have another name for what a virtual column shows of the file.
 _PLANNED_NAMES = {"_file": "file_path", "_spec_id": "spec_id"}
 
 START, END = "start", "end"
+SELECTED_BY = "selected_by"
+"""A second array of deletes: only rows that these delete, and `deletes` do not, are read of the file."""
 
 
 @dataclass(frozen=True)
@@ -106,12 +110,9 @@ class FileRows:
         file = open_data_file(self.reader, part.location, part["file_format"])
         if file.rows is not None:
             refuse_other_count(part.location, part["record_count"], file.rows)
-        applied, selecting = (
-            deletes.deletes_of(part.location, part["record_count"], part[name]) if name in part else None
-            for name in ("deletes", "selected_by")
-        )
-        assert applied is not None
-        read = _FileRead(self, part, file, applied, selecting)
+        open_deletes = partial(deletes.deletes_of, part.location, part["record_count"])
+        selecting = open_deletes(part[SELECTED_BY]) if SELECTED_BY in part else None
+        read = _FileRead(self, part, file, open_deletes(part["deletes"]), selecting)
         rows = 0
         for first, batch in file.batches(read.sources, part[START], part[END]):
             yield read.output(first, batch)

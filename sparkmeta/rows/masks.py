@@ -24,7 +24,7 @@ from sparkmeta.errors import CorruptFileError
 from sparkmeta.inspect.delete_rows import deleted_positions
 from sparkmeta.manifests.placement import MOST_ENTRIES
 from sparkmeta.rows.handover import NUMBER, POSITION
-from sparkmeta.rows.planned import Indices, PlannedFiles, translated_errors
+from sparkmeta.rows.planned import Flags, Indices, PlannedFiles, translated_errors
 from sparkmeta.session import local_frame, map_arrow
 from sparkmeta.spec.bitmap import read_deletion_vector
 from sparkmeta.spec.entry import ContentType
@@ -88,11 +88,11 @@ def word_counts(files: PlannedFiles) -> Indices:
     return needed
 
 
-def fits(counts: Indices) -> np.ndarray[Any, np.dtype[np.bool_]]:
+def fits(counts: Indices) -> Flags:
     """Return which files masks are for, within the limits; those without words always."""
     small = counts <= LIMITS.batch
     fitting = small & (np.cumsum(np.where(small, counts, 0)) <= LIMITS.total)
-    either: np.ndarray[Any, np.dtype[np.bool_]] = fitting | (counts == 0)
+    either: Flags = fitting | (counts == 0)
     return either
 
 
@@ -150,12 +150,12 @@ def masked_words(state: TableState, files: PlannedFiles, rows: Indices, file_num
     return words
 
 
-def masks_any(words: Words, file_numbers: Indices) -> np.ndarray[Any, np.dtype[np.bool_]]:
+def masks_any(words: Words, file_numbers: Indices) -> Flags:
     """Return which files have a masked row, by their numbers."""
     firsts, counts = file_numbers >> _COUNT_BITS, file_numbers & ((1 << _COUNT_BITS) - 1)
     masked = np.concatenate([[0], np.cumsum(words != 0)])
     ends = np.minimum(firsts + counts, len(words))
-    either: np.ndarray[Any, np.dtype[np.bool_]] = (counts > 0) & (masked[ends] > masked[np.minimum(firsts, ends)])
+    either: Flags = (counts > 0) & (masked[ends] > masked[np.minimum(firsts, ends)])
     return either
 
 

@@ -21,7 +21,7 @@ from sparkmeta.errors import SparkmetaError, from_spark
 from sparkmeta.plan.deletes.views import partition_key
 from sparkmeta.plan.files import file_columns, plan_files
 from sparkmeta.plan.rows import DELETES
-from sparkmeta.rows.file_rows import CHANGE_COLUMNS
+from sparkmeta.rows.file_rows import CHANGE_COLUMNS, SELECTED_BY
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from sparkmeta.state import TableState
 
 PARTITION: Final = "partition"
-SELECTED_BY: Final = "selected_by"
-"""A second array of deletes: only rows that these delete, and `DELETES` do not, are read of the file."""
 
 _PARTITION_KEY: Final = "partition_key"
 _COLUMNS = (
@@ -44,6 +42,7 @@ _DELETE_FIELDS = (
     "content_size_in_bytes", "record_count", "data_sequence_number", "equality_ids",
 )  # fmt: skip
 
+Flags = np.ndarray[Any, np.dtype[np.bool_]]
 Indices = np.ndarray[Any, np.dtype[np.int64]]
 
 

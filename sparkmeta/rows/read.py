@@ -7,10 +7,10 @@ See docs/rows.md for what runs when, and what is bounded by what.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, reduce
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import pyarrow as pa
@@ -24,15 +24,14 @@ from sparkmeta.columns import sql
 from sparkmeta.columns.predicate import referenced_ids, row_predicate
 from sparkmeta.columns.sql import Sql
 from sparkmeta.columns.types import spark_type
-from sparkmeta.plan.rows import public_partition_type
 from sparkmeta.rows import masks
-from sparkmeta.rows.arrow_reader import METADATA_TYPES, read_by_tasks
+from sparkmeta.rows.arrow_reader import metadata_type, read_by_tasks
 from sparkmeta.rows.columns import ReadColumns, names_tell, needed_fields
 from sparkmeta.rows.equality import IS_DELETED, equality_deletes, id_lists, in_order, with_equal, without_equal
-from sparkmeta.rows.file_rows import CHANGE_COLUMNS, METADATA_COLUMNS
+from sparkmeta.rows.file_rows import ALL_METADATA_COLUMNS, CHANGE_COLUMNS
 from sparkmeta.rows.handover import FILES, NUMBER, POSITION, read_files
 from sparkmeta.rows.layouts import layouts
-from sparkmeta.rows.planned import PARTITION, Indices, PlannedFiles, plan_rows
+from sparkmeta.rows.planned import PARTITION, Flags, Indices, PlannedFiles, plan_rows
 from sparkmeta.session import local_frame
 from sparkmeta.spec.entry import ContentType
 
@@ -43,8 +42,6 @@ if TYPE_CHECKING:
     from sparkmeta.plan.filter import ScanFilter
     from sparkmeta.rows.equality import EqualityDeletes
     from sparkmeta.state import TableState
-
-Flags = np.ndarray[Any, np.dtype[np.bool_]]
 
 _DELETED: Final = "_deleted"
 # Metadata columns of which rewritten files have values (table spec, Reserved Field IDs).
@@ -84,7 +81,7 @@ class RowScan:
     Attributes:
         filter: the filter, bound to the table.
         projection: the table's columns in the result.
-        metadata_columns: keys of `METADATA_COLUMNS` and `CHANGE_COLUMNS`, behind the others.
+        metadata_columns: keys of `ALL_METADATA_COLUMNS`, behind the others.
     """
 
     filter: ScanFilter
@@ -129,6 +126,11 @@ def rows_of(scan: RowScan, files: PlannedFiles) -> DataFrame:
     if len(others):
         planned = local_frame(scan.state.spark, others)
         frames.append(read_by_tasks(scan.filter, planned, scan.projection, scan.metadata_columns))
+    return union_of(scan, frames)
+
+
+def union_of(scan: RowScan, frames: Sequence[DataFrame]) -> DataFrame:
+    """Return the rows of all frames, each with the columns of a scan; no rows for no frames."""
     return reduce(lambda left, right: left.union(right), frames) if frames else empty_rows(scan)
 
 
@@ -138,8 +140,7 @@ def empty_rows(scan: RowScan) -> DataFrame:
     for field in scan.projection.fields:
         row_type.add(field.name, spark_type(field.field_type))
     for name in scan.metadata_columns:
-        kind = METADATA_TYPES.get((METADATA_COLUMNS | CHANGE_COLUMNS)[name].type)
-        row_type.add(name, kind or public_partition_type(scan.state))
+        row_type.add(name, metadata_type(ALL_METADATA_COLUMNS[name], scan.state))
     return scan.state.spark.createDataFrame([], row_type)
 
 

@@ -16,7 +16,7 @@ from tests.conftest import configured
 from tests.rows.row_table import RowTable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from pyspark.sql import DataFrame, SparkSession
 
@@ -47,10 +47,7 @@ READERS: dict[str, tuple[Callable[[sm.Table], DataFrame], dict[str, str]]] = {
 WITH_FOOTERS = ("Spark, after footers", "tasks")
 
 
-@pytest.fixture(autouse=True)
-def _tasks_open_files(spark: SparkSession) -> Iterator[None]:
-    with configured(spark, {"spark.sparkmeta.executor-reads": "direct"}):
-        yield
+pytestmark = pytest.mark.usefixtures("tasks_open_files")
 
 
 @pytest.fixture

@@ -66,6 +66,8 @@ def test_the_whole_history(shop: Workshop, spark: SparkSession) -> None:
         (1, 0), (2, 0), (3, 0), (4, 0), (5, 0), (6, 1), (9, 1),
     ]  # fmt: skip
     assert [row.id for row in scan.filter("p = 'a' and id > 1").to_df().orderBy("id").collect()] == [3, 4]
+    scan.create_temp_view("appended")
+    assert spark.sql("SELECT count(*) FROM appended").collect() == [(7,)]
 
 
 def test_a_tree(spark: SparkSession, tmp_path: Path) -> None:

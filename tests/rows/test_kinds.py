@@ -12,13 +12,11 @@ import pytest
 
 import sparkmeta as sm
 from sparkmeta.session import is_connect
-from tests.conftest import configured
 from tests.handmade import BY_PART
 from tests.rows.row_table import RowTable
 from tests.small_table import ROWS, write_small_table
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
     from pyspark.sql import DataFrame, SparkSession
@@ -26,14 +24,7 @@ if TYPE_CHECKING:
 PART_X, PART_Y = {"partition": {"part": "x"}}, {"partition": {"part": "y"}}
 EXTENSIONS = ("parquet", "orc", "avro")
 
-pytestmark = pytest.mark.connect
-
-
-@pytest.fixture(autouse=True)
-def _tasks_open_files(spark: SparkSession) -> Iterator[None]:
-    """On Spark Connect, tasks read with Arrow only where a setting says that they can open files."""
-    with configured(spark, {"spark.sparkmeta.executor-reads": "direct"}):
-        yield
+pytestmark = [pytest.mark.connect, pytest.mark.usefixtures("tasks_open_files")]
 
 
 @pytest.fixture
