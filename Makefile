@@ -5,6 +5,7 @@ PY := .venv/bin/python
 STAMP := .venv/.ready
 ICEBERG := org.apache.iceberg:iceberg-spark-runtime-4.1_2.13:1.12.0
 JAR := build/jars/iceberg-spark-runtime-4.1_2.13-1.12.0.jar
+REST := build/rest
 NEWEST := build/newest
 OLDEST := build/oldest
 # The number of processes that run tests, each with its own Spark of 4 GB. All tests of a file run in one process.
@@ -14,7 +15,7 @@ PARALLEL := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 PLAN := tests/plan tests/conformance tests/commit tests/inspect tests/maintain tests/test_engine.py tests/test_cli.py
 
 .DEFAULT_GOAL := help
-.PHONY: help setup jars demo test connect newest oldest check bench bench-billion soak clean
+.PHONY: help setup jars rest demo test connect newest oldest check bench bench-billion soak clean
 
 help: ## List all targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -40,10 +41,21 @@ jars: ## Fetch Iceberg's Java runtime from Maven, for tests that compare with it
 		echo "Install Maven, or put the jar of $(ICEBERG) into build/jars." >&2; \
 	fi
 
+rest: $(REST)/RestServer.class ## Fetch Iceberg's REST catalog from Maven and compile its server, for tests of REST catalogs
+
+# No Maven or no compiler is no failure.
+$(REST)/RestServer.class: tests/rest/pom.xml tests/rest/RestServer.java
+	@if command -v mvn >/dev/null && command -v javac >/dev/null; then \
+		mvn --quiet --batch-mode --file $< dependency:copy-dependencies -DoutputDirectory=$(CURDIR)/$(REST) && \
+		javac --release 17 -cp '$(REST)/*' -d $(REST) tests/rest/RestServer.java; \
+	else \
+		echo "mvn or javac not found: the tests that run a REST catalog are skipped." >&2; \
+	fi
+
 demo: setup jars ## Create tables of some thousand files, and plan scans
 	$(PY) jobs/demo.py
 
-test: setup jars connect ## Run the tests, some of them also on Spark Connect
+test: setup jars rest connect ## Run the tests, some of them also on Spark Connect
 	$(PY) -m pytest $(PARALLEL) --durations=40
 
 connect: setup jars

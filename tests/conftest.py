@@ -14,6 +14,7 @@ from pytest_spark.config import SparkConfigBuilder
 
 from sparkmeta.session import local_config, prepare_environment
 from tests.peers.store import corpus_folder
+from tests.rest.server import rest_server
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -140,6 +141,13 @@ def spark(spark_session: SparkSession) -> SparkSession:
 def java_warehouse(pytestconfig: pytest.Config) -> str:
     """The folder of the Spark catalog `java`, written by Iceberg's own runtime: <warehouse>/<ns>/<table>."""
     return f"file://{pytestconfig.stash[_scratch]}/java-warehouse"
+
+
+@pytest.fixture(scope="session")
+def rest_uri(pytestconfig: pytest.Config) -> Iterator[str]:
+    """The URI of Iceberg's own REST catalog (tests/rest/server.py), which all tests of a process share."""
+    with rest_server(f"file://{pytestconfig.stash[_scratch]}/rest-warehouse") as uri:
+        yield uri
 
 
 @contextmanager
