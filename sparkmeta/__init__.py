@@ -31,6 +31,7 @@ if TYPE_CHECKING:
         NoSuchNamespaceError,
         NoSuchSnapshotError,
         NoSuchTableError,
+        NoSuchViewError,
         NotFoundError,
         SessionError,
         SettingError,
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
         TableAlreadyExistsError,
         UnsupportedError,
         ValidationError,
+        ViewAlreadyExistsError,
     )
     from sparkmeta.inspect.drawing import Drawing
     from sparkmeta.inspect.inspect_table import InspectTable
@@ -75,6 +77,7 @@ __all__ = [
     "NoSuchNamespaceError",
     "NoSuchSnapshotError",
     "NoSuchTableError",
+    "NoSuchViewError",
     "NotFoundError",
     "Scan",
     "ScanReport",
@@ -91,6 +94,7 @@ __all__ = [
     "UpgradePlan",
     "UpgradeSummary",
     "ValidationError",
+    "ViewAlreadyExistsError",
     "load_catalog",
     "load_table",
     "local_session",

@@ -76,12 +76,20 @@ class NoSuchTableError(SparkmetaError, iceberg.NoSuchTableError):
     """There is no table at the location or of the name."""
 
 
+class NoSuchViewError(SparkmetaError, iceberg.NoSuchViewError):
+    """There is no view of the name."""
+
+
 class NoSuchNamespaceError(SparkmetaError, iceberg.NoSuchNamespaceError):
     """There is no namespace of the name."""
 
 
 class TableAlreadyExistsError(SparkmetaError, iceberg.TableAlreadyExistsError):
     """A table to create exists already."""
+
+
+class ViewAlreadyExistsError(SparkmetaError, iceberg.ViewAlreadyExistsError):
+    """A view to create exists already."""
 
 
 class CommitFailedError(SparkmetaError, iceberg.CommitFailedException):

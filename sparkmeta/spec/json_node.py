@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import gzip
+import io
 import json
+import uuid
+import zlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 
@@ -13,6 +17,10 @@ from sparkmeta.errors import CorruptFileError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
+
+_GZIP = b"\x1f\x8b"
+# The limit guards against gzip bombs. The largest metadata files that users report have 300 MB.
+_MAX_BYTES = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +81,36 @@ class JsonNode:
             self.fail("true or false is expected")
         return self.value
 
+    def uuid(self) -> uuid.UUID:
+        try:
+            return uuid.UUID(self.text())
+        except ValueError:
+            self.fail("not a UUID")
+
+    def texts(self) -> dict[str, str]:
+        """Return this object, whose values are strings."""
+        return {key: self._child(key, value).text() for key, value in self.object().items()}
+
     def _child(self, key: str, value: Any) -> JsonNode:
         return JsonNode(value, self.location, f"{self.path}.{key}" if self.path else key)
+
+
+def decompressed(data: bytes, location: str) -> bytes:
+    """Return the bytes of a metadata file that may be compressed with gzip.
+
+    Raises:
+        CorruptFileError: It is not a complete gzip file, or decompresses to more than 1 GiB.
+    """
+    if not data.startswith(_GZIP):
+        return data
+    try:
+        with gzip.GzipFile(fileobj=io.BytesIO(data)) as file:
+            text = file.read(_MAX_BYTES + 1)
+    except (EOFError, OSError, zlib.error) as error:
+        raise CorruptFileError(location, "document", data[:20], f"not a complete gzip file: {error}") from None
+    if len(text) > _MAX_BYTES:
+        raise CorruptFileError(location, "document", data[:20], f"it decompresses to more than {_MAX_BYTES} bytes")
+    return text
 
 
 def parse_json(data: bytes, location: str) -> JsonNode:
@@ -95,7 +131,7 @@ def parse_json(data: bytes, location: str) -> JsonNode:
         raise CorruptFileError(location, "document", data[:40], f"not valid JSON: {error}") from None
 
 
-def check_unique_ids(nodes: Iterable[tuple[JsonNode, int]], what: str) -> None:
+def check_unique_ids(nodes: Iterable[tuple[JsonNode, int | str]], what: str) -> None:
     """Check that no two nodes have the same id.
 
     Args:

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import gzip
-import io
-import uuid
-import zlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError as PydanticError
 from pyiceberg.exceptions import ValidationError
 from pyiceberg.partitioning import PARTITION_FIELD_ID_START
 
-from sparkmeta.errors import CorruptFileError, UnsupportedError
+from sparkmeta.errors import CorruptFileError, NoSuchTableError, UnsupportedError
 from sparkmeta.spec.entry import LAYOUT_REVISION, LAYOUT_REVISION_KEY
 from sparkmeta.spec.expressions import expressions_from_json, resolved_spec_json
-from sparkmeta.spec.json_node import JsonNode, check_unique_ids, parse_json
+from sparkmeta.spec.json_node import JsonNode, check_unique_ids, decompressed, parse_json
 from sparkmeta.spec.metadata_model import (
     TableMetadata,
     TableMetadataV1,
@@ -27,6 +23,10 @@ from sparkmeta.spec.partitioning import partition_spec_from_json, sort_order_fro
 from sparkmeta.spec.schema import schema_from_json
 from sparkmeta.spec.snapshot import MetadataLogEntry, Snapshot, SnapshotRef
 from sparkmeta.spec.table_expressions import check_expressions
+from sparkmeta.spec.view_metadata import is_view_json
+
+if TYPE_CHECKING:
+    import uuid
 
 __all__ = [
     "LAYOUT_REVISION",
@@ -50,9 +50,6 @@ __all__ = [
 NEWEST_FORMAT_VERSION = 4
 MAIN = "main"
 
-_GZIP = b"\x1f\x8b"
-# The limit guards against gzip bombs. The largest metadata files that users report have 300 MB.
-_MAX_BYTES = 1 << 30
 _VERSIONS: dict[int, type[TableMetadata]] = {
     1: TableMetadataV1,
     2: TableMetadataV2,
@@ -69,10 +66,11 @@ def parse_table_metadata(data: bytes, location: str) -> TableMetadata:
         location: The file, for error messages and for tables whose location is not in the file.
 
     Raises:
+        NoSuchTableError: The file is the metadata of a view.
         CorruptFileError: The file is not valid table metadata, or contradicts itself.
         UnsupportedError: The format version or the layout of the metadata tree is newer than this library.
     """
-    return table_metadata_from_json(parse_json(_decompressed(data, location), location))
+    return table_metadata_from_json(parse_json(decompressed(data, location), location))
 
 
 def table_metadata_from_json(node: JsonNode) -> TableMetadata:
@@ -83,6 +81,8 @@ def table_metadata_from_json(node: JsonNode) -> TableMetadata:
         UnsupportedError: See parse_table_metadata.
     """
     location = node.location
+    if is_view_json(node):
+        raise NoSuchTableError(f"{location}: it is a view: load it with load_view")
     version = node.get("format-version").integer()
     if version > NEWEST_FORMAT_VERSION:
         raise UnsupportedError(f"{location}: format-version is {version}: the newest known is {NEWEST_FORMAT_VERSION}")
@@ -107,26 +107,13 @@ def parse_table_uuid(data: bytes, location: str) -> uuid.UUID | None:
     Raises:
         CorruptFileError: The file is not JSON, or the UUID is invalid.
     """
-    node = parse_json(_decompressed(data, location), location).optional("table-uuid")
-    return None if node is None else _uuid(node)
+    node = parse_json(decompressed(data, location), location).optional("table-uuid")
+    return None if node is None else node.uuid()
 
 
 def serialize_table_metadata(metadata: TableMetadata) -> str:
     """Return the JSON of a metadata file, including fields that this library does not know."""
     return metadata.model_dump_json()
-
-
-def _decompressed(data: bytes, location: str) -> bytes:
-    if not data.startswith(_GZIP):
-        return data
-    try:
-        with gzip.GzipFile(fileobj=io.BytesIO(data)) as file:
-            text = file.read(_MAX_BYTES + 1)
-    except (EOFError, OSError, zlib.error) as error:
-        raise CorruptFileError(location, "document", data[:20], f"not a complete gzip file: {error}") from None
-    if len(text) > _MAX_BYTES:
-        raise CorruptFileError(location, "document", data[:20], f"it decompresses to more than {_MAX_BYTES} bytes")
-    return text
 
 
 def _defaults(node: JsonNode, version: int) -> dict[str, Any]:
@@ -184,7 +171,7 @@ def _typed(node: JsonNode) -> dict[str, Any]:
     if typed.get("current-snapshot-id") is not None and MAIN not in node.get("refs").object():
         node.get("refs").fail("there is a current snapshot but no branch main")
     if (table_uuid := node.optional("table-uuid")) is not None:
-        typed["table-uuid"] = _uuid(table_uuid)
+        typed["table-uuid"] = table_uuid.uuid()
     return typed
 
 
@@ -216,13 +203,6 @@ def _check_current(node: JsonNode, listed: str, current: str, ids: list[int]) ->
     check_unique_ids(zip(node.get(listed).items(), ids, strict=True), "id")
     if node.get(current).integer() not in ids:
         node.get(current).fail(f"{listed} has only {ids[:20]}")
-
-
-def _uuid(node: JsonNode) -> uuid.UUID:
-    try:
-        return uuid.UUID(node.text())
-    except ValueError:
-        node.fail("not a UUID")
 
 
 def _validated(model: type[TableMetadata], typed: dict[str, Any], location: str) -> TableMetadata:

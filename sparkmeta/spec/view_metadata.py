@@ -1,0 +1,303 @@
+"""Read and write view metadata files without loss (view spec).
+
+Files of the spec's first draft are read too: their versions have schema, default catalog and namespace in the SQL
+representation, and the view has no UUID.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from sparkmeta.errors import CorruptFileError, NoSuchViewError, UnsupportedError
+from sparkmeta.spec.json_node import JsonNode, check_unique_ids, decompressed, parse_json
+from sparkmeta.spec.schema import schema_from_json, schema_to_json
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from uuid import UUID
+
+    from pyiceberg.schema import Schema
+
+NEWEST_VIEW_FORMAT = 1
+
+_VIEW_UUID = "view-uuid"
+_CURRENT_SCHEMA_ID = "current-schema-id"
+_VIEW_KEYS = {
+    "format-version", _VIEW_UUID, "location", "current-version-id", "versions", "version-log", "schemas", "properties"
+}  # fmt: skip
+_VERSION_KEYS = {
+    "version-id", "schema-id", "timestamp-ms", "summary", "representations", "default-catalog", "default-namespace"
+}  # fmt: skip
+_SQL = "sql"
+
+
+@dataclass(frozen=True)
+class SQLViewRepresentation:
+    """The query of a view in one SQL dialect.
+
+    Attributes:
+        unknown: The JSON keys that this library does not know.
+    """
+
+    type: ClassVar[str] = _SQL
+
+    sql: str
+    dialect: str
+    unknown: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class OtherRepresentation:
+    """A representation of a type that this library does not know. Its JSON object is kept."""
+
+    type: str
+    unknown: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class ViewVersion:
+    """A version of a view: its queries, and what names and columns in them refer to.
+
+    Attributes:
+        default_catalog: The catalog of tables that the queries name without one. None for the view's own.
+        default_namespace: The namespace of tables that the queries name without one.
+        unknown: The JSON keys that this library does not know.
+    """
+
+    version_id: int
+    schema_id: int
+    timestamp_ms: int
+    summary: Mapping[str, str]
+    representations: tuple[SQLViewRepresentation | OtherRepresentation, ...]
+    default_namespace: tuple[str, ...]
+    default_catalog: str | None = None
+    unknown: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def sql_representations(self) -> list[SQLViewRepresentation]:
+        return [
+            representation
+            for representation in self.representations
+            if isinstance(representation, SQLViewRepresentation)
+        ]
+
+    def sql_for(self, dialect: str) -> SQLViewRepresentation | None:
+        """Return the query in a dialect, of any case, or None."""
+        named = (sql for sql in self.sql_representations if sql.dialect.casefold() == dialect.casefold())
+        return next(named, None)
+
+
+@dataclass(frozen=True)
+class ViewHistoryEntry:
+    """The time at which a version became the current one."""
+
+    timestamp_ms: int
+    version_id: int
+    unknown: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class ViewMetadata:
+    """The content of a view metadata file.
+
+    Attributes:
+        view_uuid: None in files of the spec's first draft.
+        unknown: The JSON keys that this library does not know.
+    """
+
+    view_uuid: UUID | None
+    location: str
+    schemas: tuple[Schema, ...]
+    current_version_id: int
+    versions: tuple[ViewVersion, ...]
+    version_log: tuple[ViewHistoryEntry, ...]
+    properties: Mapping[str, str] = field(default_factory=dict)
+    unknown: Mapping[str, Any] = field(default_factory=dict)
+
+    def version_by_id(self, version_id: int) -> ViewVersion | None:
+        return next((version for version in self.versions if version.version_id == version_id), None)
+
+    def current_version(self) -> ViewVersion:
+        """Return the current version.
+
+        Raises:
+            CorruptFileError: The view does not have it.
+        """
+        if (version := self.version_by_id(self.current_version_id)) is None:
+            ids = [version.version_id for version in self.versions]
+            raise CorruptFileError(
+                self.location, "current-version-id", self.current_version_id, f"versions has only {ids}"
+            )
+        return version
+
+    def schema(self, version: ViewVersion | None = None) -> Schema:
+        """Return the schema of a version, by default the current one.
+
+        Raises:
+            CorruptFileError: The view does not have it.
+        """
+        schema_id = (version or self.current_version()).schema_id
+        for schema in self.schemas:
+            if schema.schema_id == schema_id:
+                return schema
+        ids = [schema.schema_id for schema in self.schemas]
+        raise CorruptFileError(self.location, "schema-id", schema_id, f"schemas has only {ids}")
+
+
+def parse_view_metadata(data: bytes, location: str) -> ViewMetadata:
+    """Return the view metadata in a metadata file.
+
+    A missing current version or schema is an error only when it is asked for, as in Iceberg's Java library.
+
+    Args:
+        data: The bytes of the file, plain or compressed with gzip.
+        location: The file, for error messages.
+
+    Raises:
+        NoSuchViewError: The file is the metadata of a table.
+        CorruptFileError: The file is not valid view metadata, or contradicts itself.
+        UnsupportedError: The format version is newer than this library.
+    """
+    return view_metadata_from_json(parse_json(decompressed(data, location), location))
+
+
+def is_view_json(node: JsonNode) -> bool:
+    """Return whether a metadata file is a view's, not a table's."""
+    return "version-log" in node.object() or _VIEW_UUID in node.object()
+
+
+def view_metadata_from_json(node: JsonNode) -> ViewMetadata:
+    """Return the view metadata in the JSON document of a metadata file; see `parse_view_metadata`."""
+    if "last-column-id" in node.object():
+        raise NoSuchViewError(f"{node.location}: it is a table: load it with load_table")
+    version = node.get("format-version").integer()
+    if version > NEWEST_VIEW_FORMAT:
+        raise UnsupportedError(
+            f"{node.location}: format-version is {version}: the newest known of views is {NEWEST_VIEW_FORMAT}"
+        )
+    if version < 1:
+        node.get("format-version").fail("there is no such version")
+    view_uuid, properties = node.optional(_VIEW_UUID), node.optional("properties")
+    draft = view_uuid is None
+    schemas = list(node.get("schemas").items() if node.has("schemas") or not draft else ())
+    versions = list(node.get("versions").items())
+    check_unique_ids(((child, child.get("version-id").integer()) for child in versions), "version-id")
+    metadata = ViewMetadata(
+        view_uuid=None if view_uuid is None else view_uuid.uuid(),
+        location=node.get("location").text(),
+        schemas=tuple(schema_from_json(child.object(), child.location, child.path) for child in schemas),
+        current_version_id=node.get("current-version-id").integer(),
+        versions=tuple(view_version_from_json(_lifted(child, node) if draft else child) for child in versions),
+        version_log=tuple(_log_entry(child) for child in node.get("version-log").items()),
+        properties={} if properties is None else properties.texts(),
+        unknown=_unknown(node, _VIEW_KEYS),
+    )
+    check_unique_ids(zip(schemas, (schema.schema_id for schema in metadata.schemas), strict=True), "schema-id")
+    return metadata
+
+
+def serialize_view_metadata(metadata: ViewMetadata) -> str:
+    """Return the JSON of a metadata file, including keys that this library does not know."""
+    document: dict[str, Any] = {"format-version": NEWEST_VIEW_FORMAT}
+    if metadata.view_uuid is not None:
+        document[_VIEW_UUID] = str(metadata.view_uuid)
+    document |= {
+        "location": metadata.location,
+        "current-version-id": metadata.current_version_id,
+        "versions": [view_version_to_json(version) for version in metadata.versions],
+        "version-log": [
+            {"timestamp-ms": entry.timestamp_ms, "version-id": entry.version_id} | dict(entry.unknown)
+            for entry in metadata.version_log
+        ],
+        "schemas": [schema_to_json(schema) for schema in metadata.schemas],
+    }
+    if metadata.properties:
+        document["properties"] = dict(metadata.properties)
+    return json.dumps(document | dict(metadata.unknown))
+
+
+def view_version_to_json(version: ViewVersion) -> dict[str, Any]:
+    """Return the JSON object of a version."""
+    document: dict[str, Any] = {
+        "version-id": version.version_id,
+        "timestamp-ms": version.timestamp_ms,
+        "schema-id": version.schema_id,
+        "summary": dict(version.summary),
+        "default-namespace": list(version.default_namespace),
+        "representations": [_representation_json(representation) for representation in version.representations],
+    }
+    if version.default_catalog is not None:
+        document["default-catalog"] = version.default_catalog
+    return document | dict(version.unknown)
+
+
+def lifted_view(metadata: ViewMetadata, view_uuid: UUID) -> ViewMetadata:
+    """Return metadata of the spec's first draft in the form of the spec, which is how it is written."""
+    return replace(metadata, view_uuid=view_uuid, unknown=_without(metadata.unknown, {_CURRENT_SCHEMA_ID}))
+
+
+def view_version_from_json(node: JsonNode) -> ViewVersion:
+    """Return the version in a JSON object.
+
+    Raises:
+        CorruptFileError: A field is missing or invalid, or two queries have the same dialect.
+    """
+    default_catalog = node.optional("default-catalog")
+    check_unique_ids(_dialects(node.get("representations")), "the dialect")
+    return ViewVersion(
+        version_id=node.get("version-id").integer(),
+        schema_id=node.get("schema-id").integer(),
+        timestamp_ms=node.get("timestamp-ms").integer(),
+        summary=node.get("summary").texts(),
+        representations=tuple(_representation(child) for child in node.get("representations").items()),
+        default_namespace=tuple(name.text() for name in node.get("default-namespace").items()),
+        default_catalog=None if default_catalog is None else default_catalog.text(),
+        unknown=_unknown(node, _VERSION_KEYS),
+    )
+
+
+def _dialects(representations: JsonNode) -> Iterator[tuple[JsonNode, str]]:
+    for node in representations.items():
+        if node.get("type").text() == _SQL:
+            yield node.get("dialect"), node.get("dialect").text().casefold()
+
+
+def _lifted(version: JsonNode, view: JsonNode) -> JsonNode:
+    """Return a version of the spec's first draft with the keys that its first SQL representation has."""
+    sql = (child for child in version.get("representations").items() if child.object().get("type") == _SQL)
+    first = next(sql, None)
+    lifted: dict[str, Any] = {"default-namespace": [], "schema-id": view.object().get(_CURRENT_SCHEMA_ID)}
+    for key in ("schema-id", "default-catalog", "default-namespace"):
+        if first is not None and first.has(key):
+            lifted[key] = first.value[key]
+    return JsonNode(lifted | version.object(), version.location, version.path)
+
+
+def _representation(node: JsonNode) -> SQLViewRepresentation | OtherRepresentation:
+    kind = node.get("type").text()
+    if kind != _SQL:
+        return OtherRepresentation(kind, _unknown(node, {"type"}))
+    unknown = _unknown(node, {"type", "sql", "dialect"})
+    return SQLViewRepresentation(node.get("sql").text(), node.get("dialect").text(), unknown)
+
+
+def _representation_json(representation: SQLViewRepresentation | OtherRepresentation) -> dict[str, Any]:
+    known = {"type": representation.type}
+    if isinstance(representation, SQLViewRepresentation):
+        known |= {"sql": representation.sql, "dialect": representation.dialect}
+    return known | dict(representation.unknown)
+
+
+def _log_entry(node: JsonNode) -> ViewHistoryEntry:
+    unknown = _unknown(node, {"timestamp-ms", "version-id"})
+    return ViewHistoryEntry(node.get("timestamp-ms").integer(), node.get("version-id").integer(), unknown)
+
+
+def _unknown(node: JsonNode, known: set[str]) -> dict[str, Any]:
+    return _without(node.object(), known)
+
+
+def _without(values: Mapping[str, Any], keys: set[str]) -> dict[str, Any]:
+    return {key: value for key, value in values.items() if key not in keys}
