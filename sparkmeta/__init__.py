@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from sparkmeta.session import local_session, materialize
     from sparkmeta.settings import Settings
     from sparkmeta.table import Table, load_table
+    from sparkmeta.views.view import View
 
 __all__ = [
     "Catalog",
@@ -94,6 +95,7 @@ __all__ = [
     "UpgradePlan",
     "UpgradeSummary",
     "ValidationError",
+    "View",
     "ViewAlreadyExistsError",
     "load_catalog",
     "load_table",
@@ -124,6 +126,7 @@ _HOMES = {
     "UndoUpgradePlan": "maintain.undo_upgrade",
     "UpgradePlan": "maintain.upgrade",
     "UpgradeSummary": "maintain.upgrade",
+    "View": "views.view",
     "load_catalog": "catalog",
     "load_table": "table",
     "local_session": "session",

@@ -22,6 +22,7 @@ FLOORS = [
     {"cli"},
     {"__init__"},
     {"catalog"},
+    {"views"},
     {"table"},
     {"scan", "maintain"},
     {"rows"},

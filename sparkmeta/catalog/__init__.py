@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from sparkmeta.table import Table
+    from sparkmeta.views.view import Definition, View
 
 __all__ = ["Catalog", "load_catalog"]
 
@@ -56,6 +57,50 @@ class Catalog(Protocol):
 
     def list_tables(self, namespace: str | tuple[str, ...]) -> list[tuple[str, ...]]:
         """Return the identifiers of the tables in a namespace."""
+
+    def create_view(
+        self,
+        identifier: str | tuple[str, ...],
+        schema: Schema,
+        view_version: Definition,
+        location: str | None = None,
+        properties: Mapping[str, str] | None = None,
+        *,
+        spark: SparkSession | None = None,
+    ) -> View:
+        """Create a view; see `HoldsViews.create_view`."""
+
+    def create_or_replace_view(
+        self,
+        identifier: str | tuple[str, ...],
+        schema: Schema,
+        view_version: Definition,
+        location: str | None = None,
+        properties: Mapping[str, str] | None = None,
+        *,
+        spark: SparkSession | None = None,
+    ) -> View:
+        """Create or replace a view; see `HoldsViews.create_or_replace_view`."""
+
+    def load_view(self, identifier: str | tuple[str, ...], spark: SparkSession | None = None) -> View:
+        """Load a view. Raises NoSuchViewError."""
+
+    def view_exists(self, identifier: str | tuple[str, ...], spark: SparkSession | None = None) -> bool:
+        """Return whether there is a view of the name."""
+
+    def list_views(self, namespace: str | tuple[str, ...], spark: SparkSession | None = None) -> list[tuple[str, ...]]:
+        """Return the identifiers of the views in a namespace."""
+
+    def rename_view(
+        self,
+        from_identifier: str | tuple[str, ...],
+        to_identifier: str | tuple[str, ...],
+        spark: SparkSession | None = None,
+    ) -> View:
+        """Rename a view; see `HoldsViews.rename_view`."""
+
+    def drop_view(self, identifier: str | tuple[str, ...], spark: SparkSession | None = None) -> None:
+        """Drop a view. Raises NoSuchViewError."""
 
     def list_namespaces(self, namespace: str | tuple[str, ...] = ()) -> list[tuple[str, ...]]:
         """Return the namespaces in a namespace."""

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 from pyiceberg.partitioning import UNPARTITIONED_PARTITION_SPEC, PartitionSpec
 from pyiceberg.table.sorting import UNSORTED_SORT_ORDER, SortOrder
 
+from sparkmeta.catalog.names import as_names
+from sparkmeta.catalog.views import FileSystemViews, HoldsViews
 from sparkmeta.operations.filesystem import FileSystemOperations
 from sparkmeta.operations.metadata_files import METADATA, METADATA_FILES
 from sparkmeta.session import resolve_session
@@ -29,7 +31,7 @@ _DEEPEST = 3
 
 
 @dataclass(frozen=True)
-class FileSystemCatalog:
+class FileSystemCatalog(HoldsViews):
     """The tables in the folders of a warehouse: ``<warehouse>/<namespace>/<table>``, with a level for each name."""
 
     name: str
@@ -61,7 +63,9 @@ class FileSystemCatalog:
     def list_tables(self, namespace: str | tuple[str, ...], spark: SparkSession | None = None) -> list[tuple[str, ...]]:
         """Return the sorted identifiers of the tables directly in a namespace."""
         names = as_names(namespace)
-        return [(*names, table) for table in self._first_names(names, 1, spark)]
+        identifiers = [(*names, name) for name in self._first_names(names, 1, spark)]
+        views = set(self.list_views(names, spark))
+        return [identifier for identifier in identifiers if identifier not in views]
 
     def list_namespaces(
         self, namespace: str | tuple[str, ...] = (), spark: SparkSession | None = None
@@ -70,6 +74,9 @@ class FileSystemCatalog:
         names = as_names(namespace)
         names_below = {name for depth in range(2, _DEEPEST + 2) for name in self._first_names(names, depth, spark)}
         return [(*names, name) for name in sorted(names_below - set(self._first_names(names, 1, spark)))]
+
+    def _views(self, spark: SparkSession | None) -> FileSystemViews:
+        return FileSystemViews.of(self.warehouse, spark)
 
     def _first_names(self, names: tuple[str, ...], depth: int, spark: SparkSession | None) -> list[str]:
         folder = self._folder(names)
@@ -83,8 +90,3 @@ class FileSystemCatalog:
         for name in names:
             folder = join(folder, name)
         return folder
-
-
-def as_names(identifier: str | tuple[str, ...]) -> tuple[str, ...]:
-    """Return the names of an identifier, which is text with dots or already a tuple."""
-    return tuple(identifier.split(".") if identifier else ()) if isinstance(identifier, str) else identifier

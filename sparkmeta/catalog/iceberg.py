@@ -14,7 +14,8 @@ from pyiceberg.io import FileIO, InputFile, OutputFile
 from pyiceberg.partitioning import UNPARTITIONED_PARTITION_SPEC, PartitionSpec
 from pyiceberg.table.sorting import UNSORTED_SORT_ORDER, SortOrder
 
-from sparkmeta.catalog.filesystem import as_names
+from sparkmeta.catalog.names import as_names
+from sparkmeta.catalog.views import HoldsViews, RestViews
 from sparkmeta.errors import NoSuchTableError, UnsupportedError
 from sparkmeta.session import resolve_session
 from sparkmeta.spec.new_table import new_metadata
@@ -42,7 +43,7 @@ class Located(NamedTuple):
 
 
 @dataclass(frozen=True)
-class IcebergCatalog:
+class IcebergCatalog(HoldsViews):
     """A catalog that pyiceberg loaded."""
 
     pyiceberg: PyIcebergCatalog
@@ -120,6 +121,16 @@ class IcebergCatalog:
         if not isinstance(self.pyiceberg, SqlCatalog):
             return None
         return SqlOperations(self.pyiceberg, names, files, table_uuid)
+
+    def _views(self, spark: SparkSession | None) -> RestViews:  # noqa: ARG002  views are metadata alone
+        from pyiceberg.catalog.rest import RestCatalog
+
+        if not isinstance(self.pyiceberg, RestCatalog):
+            raise UnsupportedError(
+                f"catalog {self.name}: {type(self.pyiceberg).__name__} can't hold views: REST catalogs and file system "
+                "warehouses can"
+            )
+        return RestViews(self.pyiceberg)
 
     def list_tables(self, namespace: str | tuple[str, ...]) -> list[tuple[str, ...]]:
         """Return the identifiers of the tables in a namespace."""

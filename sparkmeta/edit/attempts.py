@@ -54,7 +54,7 @@ def commit_steps(table: TableT, steps: Sequence[Step]) -> TableT:
         UnsupportedError: the table can't be committed to.
     """
     table.refuse_read_only()
-    retry = _Retry.of(table.metadata.properties)
+    retry = Retry.of(table.metadata.properties)
     started = time.monotonic()
     for attempt in range(retry.retries + 1):
         metadata = table.metadata
@@ -134,7 +134,7 @@ def discard(files: Files, locations: Sequence[str]) -> None:
 
 
 @dataclass(frozen=True)
-class _Retry:
+class Retry:
     """Table properties `commit.retry.*`."""
 
     retries: int = 4
@@ -143,7 +143,7 @@ class _Retry:
     total_ms: int = 1_800_000
 
     @staticmethod
-    def of(properties: Mapping[str, str]) -> _Retry:
+    def of(properties: Mapping[str, str]) -> Retry:
         names = {
             "retries": "num-retries",
             "least_ms": "min-wait-ms",
@@ -157,7 +157,7 @@ class _Retry:
                 if not text.isdecimal():
                     raise ValidationError(f"the table property commit.retry.{key} is {text!r}: it takes a whole number")
                 values[name] = int(text)
-        return _Retry(**values)
+        return Retry(**values)
 
     def wait(self, attempt: int) -> float:
         """Return the seconds to wait after an attempt: exponential backoff with jitter."""

@@ -140,11 +140,11 @@ def metadata_folder(metadata: TableMetadata) -> str:
     return metadata.properties.get(METADATA_PATH) or join(metadata.location, "metadata")
 
 
-def is_compressed(properties: Mapping[str, str]) -> bool:
+def is_compressed(properties: Mapping[str, str], default: str = "none") -> bool:
     """Return whether metadata files are gzip. Raises ValidationError for another codec."""
-    codec = properties.get(_CODEC, "none").lower()
+    codec = properties.get(_CODEC, default).lower()
     if codec not in {"none", "gzip"}:
-        raise ValidationError(f"the table property {_CODEC} is {shown(codec)}: it takes none or gzip")
+        raise ValidationError(f"the property {_CODEC} is {shown(codec)}: it takes none or gzip")
     return codec == "gzip"
 
 

@@ -1,0 +1,256 @@
+"""Views of catalogs: the methods that catalogs share, and how file system warehouses and REST catalogs hold views."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Protocol, cast
+
+from pyspark.sql import SparkSession
+
+from sparkmeta.catalog.names import as_names
+from sparkmeta.errors import CommitFailedError, FileAccessError, NoSuchViewError, UnsupportedError
+from sparkmeta.operations.metadata_files import METADATA, METADATA_FILES, version_of
+from sparkmeta.operations.view_operations import VIEW_MARKER, FileSystemViewOperations
+from sparkmeta.session import resolve_session
+from sparkmeta.spec.view_updates import new_view
+from sparkmeta.storage.access import files_for
+from sparkmeta.storage.files import LocalFiles
+from sparkmeta.storage.location import is_local, join, path_of
+from sparkmeta.views.view import Definition, View, ViewCatalog, as_version
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from uuid import UUID
+
+    from pyiceberg.catalog.rest import RestCatalog
+    from pyiceberg.schema import Schema
+
+    from sparkmeta.operations.rest_views import RestViewOperations
+    from sparkmeta.operations.view_operations import LoadedView, ViewOperations
+    from sparkmeta.storage.files import Files
+
+
+class ViewStore(Protocol):
+    """How a catalog holds views."""
+
+    def operations(self, names: tuple[str, ...], view_uuid: UUID | None = None) -> ViewOperations:
+        """Return the operations of a view, which need not exist."""
+
+    def location(self, names: tuple[str, ...], location: str | None) -> str:
+        """Return the location of a new view, given the one that was asked for; empty if the server chooses it."""
+
+    def list(self, namespace: tuple[str, ...]) -> list[tuple[str, ...]]:
+        """Return the sorted identifiers of the views in a namespace."""
+
+    def rename(self, names: tuple[str, ...], to: tuple[str, ...]) -> None:
+        """Give a view another name."""
+
+    def drop(self, names: tuple[str, ...]) -> None:
+        """Drop a view."""
+
+
+class HoldsViews(ABC):
+    """The methods of a catalog for its views. They need no Spark session where files are local or a server has them."""
+
+    @abstractmethod
+    def _views(self, spark: SparkSession | None) -> ViewStore:
+        """Return how the catalog holds views. Raises UnsupportedError if it does not."""
+
+    def create_view(
+        self,
+        identifier: str | tuple[str, ...],
+        schema: Schema,
+        view_version: Definition,
+        location: str | None = None,
+        properties: Mapping[str, str] | None = None,
+        *,
+        spark: SparkSession | None = None,
+    ) -> View:
+        """Create a view.
+
+        Args:
+            identifier: its name.
+            schema: the columns of its rows, in the order of the queries' columns. Field ids are kept.
+            view_version: SQL text by dialect, in which names of tables without a namespace are of the view's; or a
+                version, sparkmeta's or pyiceberg's, with its own default catalog and namespace.
+            location: the folder of its metadata. Defaults to the catalog's for the view.
+            properties: such as `comment`.
+            spark: the session for the view's rows. Defaults to the active one when they are asked for.
+
+        Raises:
+            ViewAlreadyExistsError, TableAlreadyExistsError: the catalog has a view or a table of the name.
+            NoSuchNamespaceError: the catalog has no such namespace.
+            ValidationError: there is no query, or two in a dialect, or a property has an invalid value.
+            UnsupportedError: the catalog can't hold views, or not at the location.
+        """
+        names, views = as_names(identifier), self._views(spark)
+        version = as_version(view_version, names[:-1])
+        metadata = new_view(views.location(names, location), schema, version, properties or {})
+        loaded = views.operations(names).commit(None, metadata)
+        return self._view(names, loaded, views, spark)
+
+    def create_or_replace_view(
+        self,
+        identifier: str | tuple[str, ...],
+        schema: Schema,
+        view_version: Definition,
+        location: str | None = None,
+        properties: Mapping[str, str] | None = None,
+        *,
+        spark: SparkSession | None = None,
+    ) -> View:
+        """Create a view, or replace its queries, schema and defaults, and add properties; see `create_view`.
+
+        A view that exists stays at its location.
+
+        Raises:
+            ViewAlreadyExistsError: another client has created it at the same time.
+            ValidationError: see also `View.replace`.
+        """
+        names = as_names(identifier)
+        try:
+            view = self.load_view(names, spark)
+        except NoSuchViewError:
+            return self.create_view(names, schema, view_version, location, properties, spark=spark)
+        return view.replace(as_version(view_version, names[:-1]), schema, properties)
+
+    def load_view(self, identifier: str | tuple[str, ...], spark: SparkSession | None = None) -> View:
+        """Load a view. Raises NoSuchViewError."""
+        names, views = as_names(identifier), self._views(spark)
+        return self._view(names, views.operations(names).refresh(), views, spark)
+
+    def view_exists(self, identifier: str | tuple[str, ...], spark: SparkSession | None = None) -> bool:
+        """Return whether the catalog has a view of the name."""
+        try:
+            self.load_view(identifier, spark)
+        except NoSuchViewError:
+            return False
+        return True
+
+    def list_views(self, namespace: str | tuple[str, ...], spark: SparkSession | None = None) -> list[tuple[str, ...]]:
+        """Return the sorted identifiers of the views in a namespace."""
+        return self._views(spark).list(as_names(namespace))
+
+    def rename_view(
+        self,
+        from_identifier: str | tuple[str, ...],
+        to_identifier: str | tuple[str, ...],
+        spark: SparkSession | None = None,
+    ) -> View:
+        """Rename a view.
+
+        In a file system warehouse the view is copied, then dropped: after a crash between, it has both names.
+
+        Raises:
+            NoSuchViewError: there is no view of the first name.
+            ViewAlreadyExistsError, TableAlreadyExistsError: there is a view or a table of the other name.
+            CommitFailedError: a concurrent commit changed the view, which now has both names.
+        """
+        self._views(spark).rename(as_names(from_identifier), as_names(to_identifier))
+        return self.load_view(to_identifier, spark)
+
+    def drop_view(self, identifier: str | tuple[str, ...], spark: SparkSession | None = None) -> None:
+        """Drop a view. Raises NoSuchViewError."""
+        self._views(spark).drop(as_names(identifier))
+
+    def _view(self, names: tuple[str, ...], loaded: LoadedView, views: ViewStore, spark: SparkSession | None) -> View:
+        location, metadata = loaded
+        operations = views.operations(names, metadata.view_uuid)
+        return View(names, metadata, location, operations, cast("ViewCatalog", self), spark)
+
+
+@dataclass(frozen=True)
+class FileSystemViews:
+    """The views of a warehouse: `<warehouse>/<namespace>/<view>/metadata/v<N>.metadata.json`."""
+
+    warehouse: str
+    files: Files
+
+    @staticmethod
+    def of(warehouse: str, spark: SparkSession | None) -> FileSystemViews:
+        """Return the views of a warehouse. A local one needs no session."""
+        session = spark or SparkSession.getActiveSession()
+        local = session is None and is_local(warehouse)
+        return FileSystemViews(warehouse, LocalFiles() if local else files_for(resolve_session(session), warehouse))
+
+    def operations(self, names: tuple[str, ...], view_uuid: UUID | None = None) -> FileSystemViewOperations:
+        return FileSystemViewOperations(self.files, self._folder(names), view_uuid)
+
+    def location(self, names: tuple[str, ...], location: str | None) -> str:
+        folder = self._folder(names)
+        if location is not None and location.rstrip("/") != folder:
+            raise UnsupportedError(
+                f"{'.'.join(names)}: a view of a file system warehouse is in {folder}, not {location}"
+            )
+        return folder
+
+    def list(self, namespace: tuple[str, ...]) -> list[tuple[str, ...]]:
+        folder = self._folder(namespace)
+        above = len(path_of(folder).split("/"))
+        marked = self.files.glob(folder, f"*/{METADATA}/{VIEW_MARKER}")
+        names = sorted({path_of(location).split("/")[above] for location in marked})
+        identifiers = [(*namespace, name) for name in names]
+        return [identifier for identifier in identifiers if self.operations(identifier).is_view()]
+
+    def rename(self, names: tuple[str, ...], to: tuple[str, ...]) -> None:
+        loaded = self.operations(names).refresh()
+        target = self.operations(to)
+        target.commit(None, replace(loaded.metadata, location=target.folder))
+        self._delete(names, loaded)
+
+    def drop(self, names: tuple[str, ...]) -> None:
+        self._delete(names, self.operations(names).refresh())
+
+    def _delete(self, names: tuple[str, ...], newest: LoadedView) -> None:
+        """Delete the metadata files, the newest last: as long as it is there, the view has its current version."""
+        metadata = join(self._folder(names), METADATA)
+        statuses = self.files.list(metadata, METADATA_FILES)
+        last = version_of(newest.metadata_location)
+        if last is None:
+            raise UnsupportedError(f"{newest.metadata_location}: is of a catalog's view, which only its catalog drops")
+        versions = {status.location: version_of(status.location) or 0 for status in statuses}
+        if any(version > last for version in versions.values()):
+            raise CommitFailedError(f"{metadata}: {newest.metadata_location} is no longer the current version")
+        self._delete_all([location for location, version in versions.items() if version < last])
+        self._delete_all([newest.metadata_location])
+        self._delete_all([join(metadata, VIEW_MARKER)])
+
+    def _delete_all(self, locations: Sequence[str]) -> None:
+        for location, reason in self.files.delete_many(locations):
+            raise FileAccessError(f"{location}: not deleted: {reason}")
+
+    def _folder(self, names: tuple[str, ...]) -> str:
+        folder = self.warehouse
+        for name in names:
+            folder = join(folder, name)
+        return folder
+
+
+@dataclass(frozen=True)
+class RestViews:
+    """The views of a REST catalog."""
+
+    pyiceberg: RestCatalog
+
+    def operations(self, names: tuple[str, ...], view_uuid: UUID | None = None) -> ViewOperations:
+        return self._rest(names, view_uuid)
+
+    def location(self, names: tuple[str, ...], location: str | None) -> str:  # noqa: ARG002  the protocol's
+        return (location or "").rstrip("/")
+
+    def list(self, namespace: tuple[str, ...]) -> list[tuple[str, ...]]:
+        from sparkmeta.operations.rest_views import list_rest_views
+
+        return list_rest_views(self.pyiceberg, namespace)
+
+    def rename(self, names: tuple[str, ...], to: tuple[str, ...]) -> None:
+        self._rest(names).rename(to)
+
+    def drop(self, names: tuple[str, ...]) -> None:
+        self._rest(names).drop()
+
+    def _rest(self, names: tuple[str, ...], view_uuid: UUID | None = None) -> RestViewOperations:
+        from sparkmeta.operations.rest_views import RestViewOperations
+
+        return RestViewOperations(self.pyiceberg, names, view_uuid)

@@ -1,0 +1,224 @@
+"""Views in REST catalogs: what pyiceberg's client lacks of the REST catalog API, over its session."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pyiceberg.catalog.rest import (
+    API_PREFIX,
+    VIEW_ENDPOINTS_SUPPORTED,
+    Endpoint,
+    HttpMethod,
+    IdentifierKind,
+    RestCatalog,
+)
+from pyiceberg.catalog.rest.response import _handle_non_200_response
+from pyiceberg.exceptions import AuthorizationExpiredError, ServerError, ServiceUnavailableError, UnauthorizedError
+from pyiceberg.exceptions import NoSuchNamespaceError as UnknownNamespace
+from pyiceberg.utils.properties import property_as_bool
+from requests import HTTPError, RequestException
+
+from sparkmeta.errors import (
+    CommitFailedError,
+    FileAccessError,
+    NoSuchNamespaceError,
+    NoSuchViewError,
+    UnsupportedError,
+    ViewAlreadyExistsError,
+)
+from sparkmeta.operations.table_operations import Outcome, failure, outcome_of
+from sparkmeta.operations.view_operations import LoadedView, refuse_other_view
+from sparkmeta.spec.json_node import JsonNode
+from sparkmeta.spec.schema import schema_to_json
+from sparkmeta.spec.view_metadata import view_metadata_from_json, view_version_to_json
+from sparkmeta.spec.view_updates import same_columns
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from uuid import UUID
+
+    from sparkmeta.spec.view_metadata import ViewMetadata
+
+_VIEWS = "namespaces/{namespace}/views"
+_VIEW = "namespaces/{namespace}/views/{view}"
+_RENAME = "views/rename"
+_NO_VIEW: dict[int, type[Exception]] = {404: NoSuchViewError}
+_NOT_CREATED: dict[int, type[Exception]] = {404: NoSuchNamespaceError, 409: ViewAlreadyExistsError}
+# The id that means: the schema or version that the same request has added last.
+_LAST_ADDED = -1
+
+
+@dataclass(frozen=True)
+class RestViewOperations:
+    """The operations of a view in a REST catalog.
+
+    The server applies the difference of base and new metadata to its own version. It refuses another view in the place
+    of the base, but not a base that is no longer current.
+
+    Attributes:
+        view_uuid: the expected view; None for any.
+    """
+
+    catalog: RestCatalog
+    names: tuple[str, ...]
+    view_uuid: UUID | None = None
+
+    def refresh(self) -> LoadedView:
+        """See `ViewOperations.refresh`."""
+        return self._loaded(self._request(HttpMethod.GET, _VIEW, _NO_VIEW))
+
+    def commit(self, base: LoadedView | None, new: ViewMetadata) -> LoadedView:
+        """See `ViewOperations.commit`."""
+        try:
+            if base is None:
+                return self._loaded(self._request(HttpMethod.POST, _VIEWS, _NOT_CREATED, self._creation(new)))
+            request = _commit_request(base.metadata, new)
+            return self._loaded(self._request(HttpMethod.POST, _VIEW, _NO_VIEW | {409: CommitFailedError}, request))
+        except (FileAccessError, ServerError, ServiceUnavailableError) as error:
+            outcome = outcome_of(lambda: self._outcome(base, new), new.properties)
+            if outcome is not Outcome.WON:
+                raise failure(outcome, ".".join(self.names), error) from error
+            return self.refresh()
+
+    def rename(self, names: tuple[str, ...]) -> None:
+        """Give the view another name. Raises NoSuchViewError, ViewAlreadyExistsError or NoSuchNamespaceError."""
+        self.refresh()
+        request = {"source": _named(self.names), "destination": _named(names)}
+        self._request(HttpMethod.POST, _RENAME, _NOT_CREATED, request)
+
+    def drop(self) -> None:
+        """Drop the view. Raises NoSuchViewError."""
+        self._request(HttpMethod.DELETE, _VIEW, _NO_VIEW)
+
+    def _creation(self, new: ViewMetadata) -> dict[str, Any]:
+        request = {
+            "name": self.names[-1],
+            "schema": schema_to_json(new.schema()),
+            "view-version": view_version_to_json(new.current_version()),
+            "properties": dict(new.properties),
+        }
+        return request | ({"location": new.location} if new.location else {})
+
+    def _outcome(self, base: LoadedView | None, new: ViewMetadata) -> Outcome:
+        """Return whether the view is as the commit would have made it; if not, the request may still be under way."""
+        try:
+            current = self.refresh().metadata
+        except NoSuchViewError:
+            return Outcome.UNKNOWN
+        removed = base.metadata.properties.keys() - new.properties.keys() if base is not None else set()
+        has_properties = (
+            new.properties.items() <= current.properties.items() and not removed & current.properties.keys()
+        )
+        return Outcome.WON if has_properties and _same_current(current, new) else Outcome.UNKNOWN
+
+    def _loaded(self, answer: Mapping[str, Any]) -> LoadedView:
+        location = str(answer.get("metadata-location"))
+        metadata = view_metadata_from_json(JsonNode(answer.get("metadata"), location))
+        refuse_other_view(location, metadata, self.view_uuid)
+        return LoadedView(location, metadata)
+
+    def _request(
+        self,
+        method: HttpMethod,
+        endpoint: str,
+        errors: Mapping[int, type[Exception]],
+        body: Mapping[str, Any] | None = None,
+    ) -> dict[str, Any]:
+        refuse_missing_endpoint(self.catalog, method, endpoint)
+        path = self.catalog._split_identifier_for_path(self.names, IdentifierKind.VIEW)
+        return _answer(self.catalog, method, self.catalog.url(endpoint, **path), errors, body)
+
+
+def list_rest_views(catalog: RestCatalog, namespace: tuple[str, ...]) -> list[tuple[str, ...]]:
+    """Return the identifiers of the views in a namespace. Raises NoSuchNamespaceError."""
+    refuse_missing_endpoint(catalog, HttpMethod.GET, _VIEWS)
+    try:
+        return sorted(catalog.list_views(namespace))
+    except UnknownNamespace as error:
+        raise NoSuchNamespaceError(str(error)) from error
+
+
+def refuse_missing_endpoint(catalog: RestCatalog, method: HttpMethod, endpoint: str) -> None:
+    """Raise UnsupportedError if the server does not offer an operation on views."""
+    needed = Endpoint(http_method=method, path=f"{API_PREFIX}/{endpoint}")
+    # Old servers do not list what they offer: then the user says whether they offer views.
+    claimed = property_as_bool(catalog.properties, VIEW_ENDPOINTS_SUPPORTED, False)
+    if needed not in catalog._supported_endpoints and not claimed:
+        raise UnsupportedError(
+            f"catalog {catalog.name}: the server does not offer {needed}: if it does, set "
+            f"{VIEW_ENDPOINTS_SUPPORTED}=true"
+        )
+
+
+def _answer(
+    catalog: RestCatalog,
+    method: HttpMethod,
+    url: str,
+    errors: Mapping[int, type[Exception]],
+    body: Mapping[str, Any] | None,
+) -> dict[str, Any]:
+    """Return the JSON of an answer, or an empty object. If the token has expired, ask again with a new one."""
+    try:
+        return _answer_once(catalog, method, url, errors, body)
+    except (AuthorizationExpiredError, UnauthorizedError):
+        catalog._refresh_token()
+        return _answer_once(catalog, method, url, errors, body)
+
+
+def _answer_once(
+    catalog: RestCatalog,
+    method: HttpMethod,
+    url: str,
+    errors: Mapping[int, type[Exception]],
+    body: Mapping[str, Any] | None,
+) -> dict[str, Any]:
+    try:
+        response = catalog._session.request(method.value, url, json=body)
+        response.raise_for_status()
+    except HTTPError as error:
+        _handle_non_200_response(error, dict(errors))
+    except RequestException as error:
+        raise FileAccessError(f"catalog {catalog.name}: {method.value} {url}: {error}") from error
+    document: dict[str, Any] = response.json() if response.content else {}
+    return document
+
+
+def _commit_request(base: ViewMetadata, new: ViewMetadata) -> dict[str, Any]:
+    uuid = base.view_uuid
+    requirements = [] if uuid is None else [{"type": "assert-view-uuid", "uuid": str(uuid)}]
+    return {"requirements": requirements, "updates": _updates(base, new)}
+
+
+def _updates(base: ViewMetadata, new: ViewMetadata) -> list[dict[str, Any]]:
+    """Return the updates that make `new` of `base`. Servers assign the ids and expire old versions themselves."""
+    schema_ids = {schema.schema_id for schema in base.schemas}
+    added_schemas = [schema for schema in new.schemas if schema.schema_id not in schema_ids]
+    updates: list[dict[str, Any]] = [
+        {"action": "add-schema", "schema": schema_to_json(schema)} for schema in added_schemas
+    ]
+    added = [version for version in new.versions if base.version_by_id(version.version_id) is None]
+    for version in added:
+        document = view_version_to_json(version)
+        if version.schema_id not in schema_ids:
+            document["schema-id"] = _LAST_ADDED
+        updates.append({"action": "add-view-version", "view-version": document})
+    if new.current_version_id != base.current_version_id:
+        current = _LAST_ADDED if added else new.current_version_id
+        updates.append({"action": "set-current-view-version", "view-version-id": current})
+    if changed := dict(new.properties.items() - base.properties.items()):
+        updates.append({"action": "set-properties", "updates": changed})
+    if removed := sorted(base.properties.keys() - new.properties.keys()):
+        updates.append({"action": "remove-properties", "removals": removed})
+    return updates
+
+
+def _same_current(left: ViewMetadata, right: ViewMetadata) -> bool:
+    """Return whether the current versions have the same queries, defaults and columns, whatever their summaries."""
+    versions = left.current_version(), right.current_version()
+    definitions = [(v.representations, v.default_catalog, v.default_namespace) for v in versions]
+    return definitions[0] == definitions[1] and same_columns(left.schema(), right.schema())
+
+
+def _named(names: tuple[str, ...]) -> dict[str, Any]:
+    return {"namespace": list(names[:-1]), "name": names[-1]}

@@ -1,0 +1,1 @@
+"""Views: named queries over tables and other views."""

@@ -1,0 +1,303 @@
+"""Views of file system warehouses and of Iceberg's own REST catalog: the same tests for both."""
+
+from __future__ import annotations
+
+import uuid
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from pyiceberg.catalog.rest import RestCatalog
+from pyiceberg.partitioning import UNPARTITIONED_PARTITION_SPEC
+from pyiceberg.schema import Schema
+from pyiceberg.table.sorting import UNSORTED_SORT_ORDER
+from pyiceberg.types import LongType, NestedField, StringType
+from pyiceberg.view.metadata import SQLViewRepresentation, ViewRepresentation, ViewVersion
+
+from sparkmeta.catalog import Catalog, load_catalog
+from sparkmeta.catalog.filesystem import FileSystemCatalog
+from sparkmeta.catalog.iceberg import IcebergCatalog
+from sparkmeta.catalog.views import FileSystemViews
+from sparkmeta.errors import (
+    CommitFailedError,
+    CommitStateUnknownError,
+    FileAccessError,
+    NoSuchNamespaceError,
+    NoSuchViewError,
+    TableAlreadyExistsError,
+    UnsupportedError,
+    ValidationError,
+    ViewAlreadyExistsError,
+)
+from sparkmeta.operations.filesystem import FileSystemOperations
+from sparkmeta.operations.view_operations import FileSystemViewOperations
+from sparkmeta.spec.new_table import new_metadata
+from sparkmeta.storage.files import LocalFiles
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from sparkmeta.views.view import View
+
+SCHEMA = Schema(NestedField(1, "id", LongType()), NestedField(2, "name", StringType(), doc="of the user"))
+OTHER = Schema(NestedField(1, "id", LongType()))
+SQL = {"spark": "SELECT id, name FROM users"}
+
+
+def rest_catalog(uri: str) -> RestCatalog:
+    catalog = load_catalog("rest", type="rest", uri=uri)
+    assert isinstance(catalog, IcebergCatalog)
+    assert isinstance(catalog.pyiceberg, RestCatalog)
+    return catalog.pyiceberg
+
+
+@pytest.fixture(params=["folders", "rest"])
+def catalog(request: pytest.FixtureRequest, tmp_path: Path) -> Catalog:
+    if request.param == "folders":
+        return load_catalog("local", type="hadoop", warehouse=f"file://{tmp_path}/a [w]")
+    return load_catalog("rest", type="rest", uri=request.getfixturevalue("rest_uri"))
+
+
+@pytest.fixture
+def namespace(catalog: Catalog) -> str:
+    name = f"ns_{uuid.uuid4().hex[:8]}"
+    if isinstance(catalog, IcebergCatalog):
+        catalog.pyiceberg.create_namespace(name)
+    return name
+
+
+def queries(view: View) -> dict[str, str]:
+    return {sql.dialect: sql.sql for sql in view.current_version().sql_representations}
+
+
+def test_a_view_from_creation_to_drop(catalog: Catalog, namespace: str) -> None:
+    name = f"{namespace}.v"
+    assert not catalog.view_exists(name)
+    view = catalog.create_view(name, SCHEMA, SQL, properties={"comment": "all users"})
+    assert (view.name(), view.comment, queries(view)) == ((namespace, "v"), "all users", SQL)
+    assert view.schema() == SCHEMA
+    assert view.current_version().default_namespace == (namespace,)
+    assert view.metadata == catalog.load_view((namespace, "v")).metadata
+    with pytest.raises(ViewAlreadyExistsError):
+        catalog.create_view(name, SCHEMA, SQL)
+
+    trino = view.add_dialect("trino", 'SELECT "id", name FROM users')
+    assert queries(trino) == {**SQL, "trino": 'SELECT "id", name FROM users'}
+    with pytest.raises(ValidationError, match="a query in the dialect 'Trino'"):
+        trino.add_dialect("Trino", "SELECT 1")
+    with pytest.raises(ValidationError, match="lacks the dialects"):
+        trino.replace({"spark": "SELECT id FROM users"}, OTHER)
+    both = trino.replace({"spark": "SELECT id FROM users", "trino": "SELECT id FROM users"}, OTHER, {"a": "1"})
+    assert (len(both.schema().fields), both.properties) == (1, {"comment": "all users", "a": "1"})
+    assert [entry.version_id for entry in both.history()] == [1, 2, 3]
+
+    back = both.rollback(2)
+    assert (queries(back), back.schema()) == (queries(trino), SCHEMA)
+    assert [entry.version_id for entry in back.history()] == [1, 2, 3, 2]
+    assert queries(back.rollback()) == queries(both)
+    with pytest.raises(ValidationError, match="there is no version 9"):
+        back.rollback(9)
+    assert back.remove_properties("a", "absent").set_properties(comment="c").properties == {"comment": "c"}
+    assert back.refresh().metadata == catalog.load_view(name).metadata
+
+    with pytest.raises(NoSuchViewError):
+        catalog.rename_view(f"{namespace}.absent", f"{namespace}.w")
+    renamed = catalog.rename_view(name, f"{namespace}.w")
+    assert (renamed.uuid(), renamed.comment, len(renamed.history())) == (view.uuid(), "c", 5)
+    assert catalog.list_views(namespace) == [(namespace, "w")]
+    with pytest.raises(NoSuchViewError):
+        back.set_properties(x="y")
+    catalog.drop_view(f"{namespace}.w")
+    assert catalog.list_views(namespace) == []
+    for gone in (catalog.drop_view, catalog.load_view):
+        with pytest.raises(NoSuchViewError):
+            gone(f"{namespace}.w")
+    assert catalog.create_view(f"{namespace}.w", SCHEMA, SQL).uuid() != view.uuid()
+    with pytest.raises(ValidationError, match="the view that was opened here is"):
+        renamed.refresh()
+
+
+def test_a_version_of_pyiceberg(catalog: Catalog, namespace: str) -> None:
+    sql = SQLViewRepresentation(type="sql", sql="SELECT 1 AS id", dialect="spark")
+    version = ViewVersion(schema_id=0, representations=[ViewRepresentation(sql)], default_namespace=("other", "ns"))
+    view = catalog.create_or_replace_view(f"{namespace}.v", OTHER, version)
+    assert (view.current_version().default_namespace, queries(view)) == (("other", "ns"), {"spark": "SELECT 1 AS id"})
+    view = catalog.create_or_replace_view(f"{namespace}.v", SCHEMA, SQL, properties={"a": "b"})
+    assert (view.current_version().default_namespace, queries(view), view.properties["a"]) == ((namespace,), SQL, "b")
+    assert (view.current_version().version_id, view.schema()) == (2, SCHEMA)
+
+
+def test_writers_at_the_same_time(catalog: Catalog, namespace: str) -> None:
+    view = catalog.create_view(
+        f"{namespace}.v", SCHEMA, SQL, properties={"commit.retry.num-retries": "20", "commit.retry.min-wait-ms": "1"}
+    )
+    keys = [f"k{n}" for n in range(6)]
+    with ThreadPoolExecutor(len(keys)) as pool:
+        list(pool.map(lambda key: view.set_properties({key: "x"}), keys))
+    assert set(keys) <= view.refresh().properties.keys()
+
+
+# -- warehouses in folders --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def folders(tmp_path: Path) -> FileSystemCatalog:
+    return FileSystemCatalog("local", f"file://{tmp_path}/w")
+
+
+def create_table(catalog: FileSystemCatalog, name: str) -> None:
+    folder = f"{catalog.warehouse}/{name.replace('.', '/')}"
+    metadata = new_metadata(folder, SCHEMA, UNPARTITIONED_PARTITION_SPEC, UNSORTED_SORT_ORDER, {})
+    FileSystemOperations(LocalFiles(), folder).commit(None, metadata)
+
+
+def test_files_of_a_view(folders: FileSystemCatalog, tmp_path: Path) -> None:
+    folders.create_view("db.v", SCHEMA, SQL).set_properties(a="b").set_properties(
+        {"write.metadata.compression-codec": "none"}
+    ).set_properties(a="c")
+    metadata = tmp_path / "w" / "db" / "v" / "metadata"
+    assert sorted(file.name for file in metadata.iterdir()) == [
+        "v1.metadata.json",
+        "v2.gz.metadata.json",
+        "v3.gz.metadata.json",
+        "v4.metadata.json",
+        "view.text",
+    ]
+    with pytest.raises(ValidationError, match="compression-codec is 'lzma'"):
+        folders.load_view("db.v").set_properties({"write.metadata.compression-codec": "lzma"})
+    with pytest.raises(UnsupportedError, match="can't be in /elsewhere"):
+        folders.load_view("db.v").set_properties({"write.metadata.path": "/elsewhere"})
+    with pytest.raises(UnsupportedError, match=r"is in file:.*/w/db/u, not /elsewhere"):
+        folders.create_view("db.u", SCHEMA, SQL, "/elsewhere")
+    folders.drop_view("db.v")
+    assert list(metadata.iterdir()) == []
+
+
+def test_tables_and_views_share_names(folders: FileSystemCatalog, tmp_path: Path) -> None:
+    create_table(folders, "db.t")
+    folders.create_view("db.v", SCHEMA, SQL)
+    with pytest.raises(TableAlreadyExistsError, match="there is a table already"):
+        folders.create_or_replace_view("db.t", SCHEMA, SQL)
+    with pytest.raises(TableAlreadyExistsError):
+        create_table(folders, "db.v")
+    with pytest.raises(NoSuchViewError, match="it is a table"):
+        folders.load_view("db.t")
+    with pytest.raises(TableAlreadyExistsError):
+        folders.rename_view("db.v", "db.t")
+    # A creation that lost to a table's leaves its marker.
+    (tmp_path / "w" / "db" / "t" / "metadata" / "view.text").write_text("x")
+    assert folders.list_views("db") == [("db", "v")]
+
+
+def test_a_lost_race(folders: FileSystemCatalog, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a table and a view that are created at the same time one wins; of two commits on one base too."""
+    monkeypatch.setattr(FileSystemViewOperations, "_refuse_stale", lambda *_: None)
+    create_table(folders, "db.t")
+    with pytest.raises(TableAlreadyExistsError):
+        folders.create_view("db.t", SCHEMA, SQL)
+    view = folders.create_view("db.v", SCHEMA, SQL)
+    with pytest.raises(ViewAlreadyExistsError):
+        folders.create_view("db.v", SCHEMA, SQL)
+    view.set_properties(a="b")
+    monkeypatch.setattr("sparkmeta.edit.attempts.Retry.wait", lambda *_: 0.0)
+    assert view.set_properties(c="d").properties == {"a": "b", "c": "d"}
+    limited = folders.create_view("db.w", SCHEMA, SQL, properties={"commit.retry.num-retries": "0"})
+    limited.set_properties(a="b")
+    with pytest.raises(CommitFailedError, match=r"v2\.gz\.metadata\.json was not committed"):
+        limited.set_properties(c="d")
+
+
+class Interrupted(LocalFiles):
+    """Files whose publication raises an error after it has succeeded, or before."""
+
+    def __init__(self, published: bool) -> None:
+        object.__setattr__(self, "published", published)
+
+    def publish(self, location: str, data: bytes) -> None:
+        if self.published:  # type: ignore[attr-defined]
+            super().publish(location, data)
+        raise TimeoutError("no answer")
+
+
+def test_a_lost_answer(tmp_path: Path) -> None:
+    for published in (True, False):
+        views = FileSystemViews(f"file://{tmp_path}/{published}", Interrupted(published))
+        folder = f"file://{tmp_path}/{published}/v"
+        metadata = FileSystemCatalog("local", f"file://{tmp_path}/x{published}").create_view("v", SCHEMA, SQL).metadata
+        moved = replace(metadata, location=folder)
+        if published:
+            assert views.operations(("v",)).commit(None, moved).metadata == moved
+        else:
+            with pytest.raises(CommitFailedError, match="was not committed: no answer"):
+                views.operations(("v",)).commit(None, moved)
+
+
+# -- servers and other catalogs ---------------------------------------------------------------------------------------
+
+
+def test_lost_answers_of_a_server(rest_uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from requests import ConnectionError as Dropped
+
+    client = rest_catalog(rest_uri)
+    catalog = IcebergCatalog(client)
+    namespace = f"ns_{uuid.uuid4().hex[:8]}"
+    client.create_namespace(namespace)
+    request = client._session.request
+    arrives = True
+
+    def losing(method: str, url: str, **arguments: Any) -> Any:
+        answer = request(method, url, **arguments) if arrives or method == "GET" else None
+        if method == "POST":
+            raise Dropped("connection reset")
+        return answer
+
+    monkeypatch.setattr(client._session, "request", losing)
+    wait = {"commit.status-check.min-wait-ms": "1", "commit.status-check.num-retries": "1"}
+    view = catalog.create_view(f"{namespace}.v", SCHEMA, SQL, properties=wait)
+    view = view.add_dialect("trino", "SELECT 1").set_properties(a="b").remove_properties("a")
+    assert (sorted(queries(view)), view.properties.keys()) == (["spark", "trino"], wait.keys())
+    arrives = False
+    with pytest.raises(CommitStateUnknownError, match=rf"{namespace}\.v may have been committed.*connection reset"):
+        view.set_properties(a="c")
+    with pytest.raises(CommitStateUnknownError):
+        catalog.create_view(f"{namespace}.w", SCHEMA, SQL, properties=wait)
+
+
+def test_errors_of_a_server(rest_uri: str) -> None:
+    client = rest_catalog(rest_uri)
+    catalog = IcebergCatalog(client)
+    with pytest.raises(NoSuchNamespaceError):
+        catalog.list_views("absent")
+    client._supported_endpoints.clear()
+    with pytest.raises(
+        UnsupportedError, match=r"does not offer GET .*/views: if it does, set view-endpoints-supported"
+    ):
+        catalog.list_views("absent")
+    client.properties["view-endpoints-supported"] = "true"
+    with pytest.raises(NoSuchViewError):
+        catalog.load_view("absent.v")
+    client.uri = "http://127.0.0.1:9"
+    with pytest.raises(FileAccessError, match=r"catalog rest: GET http://127.0.0.1:9/v1/.*views/v"):
+        catalog.load_view("absent.v")
+
+
+def test_pyiceberg_and_iceberg_read_our_views(rest_uri: str) -> None:
+    """The server is Iceberg's own: what it answers it has read from the metadata file that it has written."""
+    client = rest_catalog(rest_uri)
+    namespace = f"ns_{uuid.uuid4().hex[:8]}"
+    client.create_namespace(namespace)
+    IcebergCatalog(client).create_view(f"{namespace}.v", SCHEMA, SQL).add_dialect("trino", "SELECT 1")
+    read = client.load_view(f"{namespace}.v")
+    assert [representation.root.dialect for representation in read.current_version().representations] == [
+        "spark",
+        "trino",
+    ]
+    assert read.schema().fields == SCHEMA.fields
+
+
+def test_catalogs_that_hold_no_views(tmp_path: Path) -> None:
+    catalog = load_catalog("sql", type="sql", uri=f"sqlite:///{tmp_path}/c.db", warehouse=f"file://{tmp_path}")
+    for refused in (catalog.load_view, catalog.list_views, catalog.drop_view):
+        with pytest.raises(UnsupportedError, match="catalog sql: SqlCatalog can't hold views: REST catalogs and file"):
+            refused("db.v")
