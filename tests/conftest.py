@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from tests.peers.corpus import Corpus
+    from tests.s3 import S3Server
 
 ROOT = Path(__file__).parent.parent
 JARS = ROOT / "build" / "jars"
@@ -148,6 +149,15 @@ def rest_uri(pytestconfig: pytest.Config) -> Iterator[str]:
     """The URI of Iceberg's own REST catalog (tests/rest/server.py), which all tests of a process share."""
     with rest_server(f"file://{pytestconfig.stash[_scratch]}/rest-warehouse") as uri:
         yield uri
+
+
+@pytest.fixture(scope="session")
+def s3() -> Iterator[S3Server]:
+    """An S3-compatible server (tests/s3.py)."""
+    from tests.s3 import s3_server
+
+    with s3_server() as server:
+        yield server
 
 
 @contextmanager

@@ -6,14 +6,17 @@ Every function raises NotFoundError if the file is missing.
 from __future__ import annotations
 
 import os
+import sys
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from sparkmeta.errors import NotFoundError
 from sparkmeta.storage.location import local_path
+from sparkmeta.storage.requests import requested
 
 if TYPE_CHECKING:
-    from pyiceberg.io import FileIO
+    from pyiceberg.io import FileIO, InputStream
 
 
 def read_local(location: str) -> bytes:
@@ -45,31 +48,73 @@ def local_length(location: str) -> int:
 
 def read_io(io: FileIO, location: str) -> bytes:
     """Read a file through a FileIO."""
-    try:
-        with io.new_input(location).open(seekable=False) as stream:
-            return stream.read()
-    except FileNotFoundError:
-        missing(location)
+    return requested(io, location, partial(_read, io, location))
 
 
 def read_io_range(io: FileIO, location: str, offset: int, size: int) -> bytes:
     """Read a range of a file through a FileIO, up to its end."""
-    try:
-        file = io.new_input(location)
-        start, end = within(offset, size, len(file))
-        with file.open() as stream:
-            stream.seek(start)
-            return stream.read(end - start)
-    except FileNotFoundError:
-        missing(location)
+    return requested(io, location, partial(_read_range, io, location, offset, size))
+
+
+def open_io(io: FileIO, location: str) -> InputStream:
+    """Open a file through a FileIO. Its reads raise the errors of the FileIO's client."""
+    return requested(io, location, lambda: io.new_input(location).open())
 
 
 def io_length(io: FileIO, location: str) -> int:
     """Return the length of a file in bytes, as a FileIO reports it."""
+    return requested(io, location, lambda: len(io.new_input(location)))
+
+
+def io_exists(io: FileIO, location: str) -> bool:
+    """Return whether a file exists, as a FileIO reports it."""
+    return requested(io, location, lambda: io.new_input(location).exists())
+
+
+def fsspec_store(io: FileIO, location: str) -> Any:
+    """Return the fsspec file system of a FileIO; None if it has another client."""
+    # Its module takes 0.1 s to load, and is loaded if the FileIO is one of it.
+    module = sys.modules.get("pyiceberg.io.fsspec")
+    is_fsspec = module is not None and isinstance(io, module.FsspecFileIO)
+    return io.new_output(location)._fs if is_fsspec else None  # type: ignore[attr-defined]
+
+
+def _read(io: FileIO, location: str) -> bytes:
+    if (store := fsspec_store(io, location)) is not None:
+        return _fetched(store, location, 0, None)
+    with io.new_input(location).open() as stream:
+        # Without a size, pyarrow reads a file in sequential requests of 1 MiB.
+        return stream.read(_size(stream))
+
+
+def _read_range(io: FileIO, location: str, offset: int, size: int) -> bytes:
+    store = fsspec_store(io, location)
+    if store is not None and offset >= 0 and size > 0:
+        return _fetched(store, location, offset, offset + size)
+    with io.new_input(location).open() as stream:
+        start, end = within(offset, size, _size(stream))
+        stream.seek(start)
+        return stream.read(end - start) if end > start else b""
+
+
+def _fetched(store: Any, location: str, start: int, end: int | None) -> bytes:
+    """Read a range, or from its start to the file's end, in one request, without asking for the file's size first."""
     try:
-        return len(io.new_input(location))
+        return bytes(store.cat_file(location, start=start, end=end))
     except FileNotFoundError:
-        missing(location)
+        raise
+    except Exception:
+        # Stores refuse a range that begins at the end of the file, or later.
+        if start < store.size(location):
+            raise
+        return b""
+
+
+def _size(stream: InputStream) -> int:
+    """Return the size of an open file, for which its client needs no further request."""
+    size = stream.seek(0, os.SEEK_END)
+    stream.seek(0)
+    return size
 
 
 def within(offset: int, size: int, length: int) -> tuple[int, int]:

@@ -10,6 +10,7 @@ from sparkmeta.storage.content import (
     io_length,
     local_length,
     missing,
+    open_io,
     read_io,
     read_io_range,
     read_local,
@@ -26,7 +27,8 @@ if TYPE_CHECKING:
 class ExecutorReader:
     """Reads files in Spark tasks: local ones by ``open``, others by a FileIO with the given properties."""
 
-    io_properties: dict[str, str] | None = None
+    # They have credentials.
+    io_properties: dict[str, str] | None = field(default=None, repr=False)
     _io: list[Any] = field(default_factory=list, repr=False, compare=False)
 
     def read(self, location: str) -> bytes:
@@ -43,12 +45,12 @@ class ExecutorReader:
         """Open a file for reads at any place, in Arrow's form. Raises NotFoundError."""
         import pyarrow as pa
 
-        try:
-            if is_local(location):
+        if is_local(location):
+            try:
                 return pa.OSFile(local_path(location))
-            stream: Any = self._opened(location).new_input(location).open()
-        except FileNotFoundError:
-            missing(location)
+            except FileNotFoundError:
+                missing(location)
+        stream: Any = open_io(self._opened(location), location)
         return stream if isinstance(stream, pa.NativeFile) else pa.PythonFile(stream, mode="r")
 
     def length(self, location: str) -> int:
@@ -71,7 +73,7 @@ class ExecutorReader:
 class ExecutorWriter:
     """Writes files in Spark tasks."""
 
-    io_properties: dict[str, str] | None = None
+    io_properties: dict[str, str] | None = field(default=None, repr=False)
 
     def write_new(self, location: str, data: bytes) -> None:
         """Write a file with a unique name. A crash leaves only files for which ``writing.is_temporary`` is true."""

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple, NoReturn, Protocol
 from sparkmeta.errors import NotFoundError, UnsupportedError
 from sparkmeta.storage import listing, writing
 from sparkmeta.storage.content import (
+    io_exists,
     io_length,
     local_length,
     missing,
@@ -35,6 +36,7 @@ from sparkmeta.storage.location import (
     spark_name_key,
 )
 from sparkmeta.storage.reading import MISSING, read_binary, refuse_hidden
+from sparkmeta.storage.requests import requested
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -152,7 +154,7 @@ class IOFiles:
         return read_io_range(self.io, location, offset, size)
 
     def exists(self, location: str) -> bool:
-        return self.io.new_input(location).exists()
+        return io_exists(self.io, location)
 
     def length(self, location: str) -> int:
         return io_length(self.io, location)
@@ -162,9 +164,9 @@ class IOFiles:
         from pyiceberg.io.pyarrow import PyArrowFileIO
 
         if isinstance(self.io, FsspecFileIO):
-            return listing.by_fsspec(self.io, folder, pattern)
+            return requested(self.io, folder, partial(listing.by_fsspec, self.io, folder, pattern))
         if isinstance(self.io, PyArrowFileIO):
-            return listing.by_pyarrow(self.io, folder, pattern)
+            return requested(self.io, folder, partial(listing.by_pyarrow, self.io, folder, pattern))
         raise UnsupportedError(f"{folder}: {type(self.io).__name__} lists no folders")
 
     def glob(self, folder: str, pattern: str) -> Sequence[str]:
@@ -270,7 +272,11 @@ def _refuse_write(location: str) -> NoReturn:
 
 
 def _failures(outcomes: Iterable[tuple[str, Exception | None]]) -> list[DeleteFailure]:
-    return [DeleteFailure(location, str(error)) for location, error in outcomes if error is not None]
+    return [
+        DeleteFailure(location, str(error).removeprefix(f"{location}: "))
+        for location, error in outcomes
+        if error is not None
+    ]
 
 
 def _file_status(folder: str, entry: os.DirEntry[str]) -> FileStatus | None:

@@ -7,7 +7,6 @@ from datetime import datetime
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from sparkmeta.errors import NotFoundError
 from sparkmeta.storage.location import file_name, join
 
 if TYPE_CHECKING:
@@ -27,14 +26,11 @@ class FileStatus(NamedTuple):
 
 
 def by_pyarrow(io: PyArrowFileIO, folder: str, pattern: str) -> list[FileStatus]:
-    """Return the files directly in a folder whose names match. Raises NotFoundError if the folder is missing."""
+    """Return the files directly in a folder whose names match. Raises FileNotFoundError if the folder is missing."""
     from pyarrow.fs import FileSelector, FileType
 
     kind, authority, path = io.parse_location(folder, io.properties)
-    try:
-        infos = io.fs_by_scheme(kind, authority).get_file_info(FileSelector(path))
-    except FileNotFoundError:
-        raise NotFoundError(f"{folder}: there is no such file") from None
+    infos = io.fs_by_scheme(kind, authority).get_file_info(FileSelector(path))
     return [
         FileStatus(join(folder, info.base_name), info.size, (info.mtime_ns or 0) // 1_000_000)
         for info in infos
@@ -46,7 +42,7 @@ def by_fsspec(io: FsspecFileIO, folder: str, pattern: str) -> list[FileStatus]:
     """Return the files directly in a folder whose names match, listing only names with the pattern's prefix.
 
     Raises:
-        NotFoundError: the folder is missing.
+        FileNotFoundError: the folder is missing.
     """
     store: Any = io.new_input(join(folder, "x"))._fs
     # fsspec caches listings in this process.
@@ -56,7 +52,7 @@ def by_fsspec(io: FsspecFileIO, folder: str, pattern: str) -> list[FileStatus]:
     infos: dict[str, dict[str, Any]] = store.find(folder, detail=True, **prefix)
     root = store._strip_protocol(folder).rstrip("/")
     if not infos and not store.exists(folder):
-        raise NotFoundError(f"{folder}: there is no such file")
+        raise FileNotFoundError(folder)
     return [
         FileStatus(join(folder, file_name(path)), int(info["size"] or 0), _modified_ms(info))
         for path, info in infos.items()

@@ -7,11 +7,14 @@ import os
 import re
 import uuid
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from sparkmeta.errors import FileAlreadyExistsError, UnsupportedError
+from sparkmeta.errors import FileAlreadyExistsError, NotFoundError, SparkmetaError, UnsupportedError
+from sparkmeta.storage.content import fsspec_store
 from sparkmeta.storage.location import file_name, join, local_path, scheme
+from sparkmeta.storage.requests import requested
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -83,9 +86,7 @@ def delete_local(location: str) -> tuple[str, Exception | None]:
 def write_io(io: FileIO, location: str, data: bytes) -> None:
     """Write a file through a FileIO, replacing an existing one."""
     _refuse_url(io, location)
-    # With overwrite=False, a FileIO checks before it writes, which excludes no concurrent writer.
-    with io.new_output(location).create(overwrite=True) as stream:
-        stream.write(data)
+    requested(io, location, partial(_overwrite, io, location, data))
 
 
 def publish_io(io: FileIO, location: str, data: bytes) -> None:
@@ -93,27 +94,35 @@ def publish_io(io: FileIO, location: str, data: bytes) -> None:
     store = _conditional_store(io, location)
     bucket = "/".join(location.split("/", 3)[:3])
     if bucket not in _proven:
-        _prove(store, location)
+        requested(io, location, partial(_prove, store, location), repeat=False)
         _proven.add(bucket)
-    _put_absent(store, location, data)
+    requested(io, location, partial(_put_absent, store, location, data), repeat=False)
 
 
 def delete_io(io: FileIO, location: str) -> tuple[str, Exception | None]:
     """Delete a file through a FileIO, like ``delete_local``."""
-    from pyiceberg.io.fsspec import FsspecFileIO
-
     try:
         _refuse_url(io, location)
-        if isinstance(io, FsspecFileIO):
-            # FsspecFileIO.delete treats * ? [ in a location as patterns, and deletes all matches.
-            _store(io, location).rm_file(location)
-        else:
-            io.delete(location)
-    except FileNotFoundError:
+        requested(io, location, partial(_delete, io, location))
+    except NotFoundError:
         return location, None
-    except Exception as error:  # noqa: BLE001 - each store's client has its own errors, and other files are still to be deleted
+    except SparkmetaError as error:
         return location, error
     return location, None
+
+
+def _delete(io: FileIO, location: str) -> None:
+    if (store := fsspec_store(io, location)) is not None:
+        # FsspecFileIO.delete treats * ? [ in a location as patterns, and deletes all matches.
+        store.rm_file(location)
+    else:
+        io.delete(location)
+
+
+def _overwrite(io: FileIO, location: str, data: bytes) -> None:
+    # With overwrite=False, a FileIO checks before it writes, which excludes no concurrent writer.
+    with io.new_output(location).create(overwrite=True) as stream:
+        stream.write(data)
 
 
 @contextmanager
@@ -163,20 +172,13 @@ def _conditional_store(io: FileIO, location: str) -> Any:
     """Return the fsspec file system of a store with conditional PUTs. Raises UnsupportedError for others."""
     from inspect import signature
 
-    from pyiceberg.io.fsspec import FsspecFileIO
-
     if scheme(location) not in _CONDITIONAL:
         _refuse(location, f"no such write is known for {scheme(location) or 'file'}:")
-    if not isinstance(io, FsspecFileIO):
+    if (store := fsspec_store(io, location)) is None:
         _refuse(location, f"{type(io).__name__} has no such write, py-io-impl=pyiceberg.io.fsspec.FsspecFileIO has")
-    store = _store(io, location)
     if not {"mode", "overwrite"} & set(signature(store._pipe_file).parameters):
         _refuse(location, f"{type(store).__module__} has no such write: a newer one has")
     return store
-
-
-def _store(io: Any, location: str) -> Any:
-    return io.new_output(location)._fs
 
 
 def _prove(store: Any, location: str) -> None:

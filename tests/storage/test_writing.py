@@ -320,4 +320,4 @@ def test_deleting_objects_takes_no_patterns(monkeypatch: pytest.MonkeyPatch) -> 
     assert files.delete_many(["s3://bucket/a*", "s3://bucket/none"]) == []
     assert sorted(name.rpartition("/")[2] for name in store.store) == ["ab", "c"]
     monkeypatch.setattr(store, "rm_file", lambda _: 1 / 0)
-    assert files.delete_many(["s3://bucket/c"]) == [("s3://bucket/c", "division by zero")]
+    assert files.delete_many(["s3://bucket/c"]) == [("s3://bucket/c", "ZeroDivisionError: division by zero")]

@@ -1,0 +1,85 @@
+"""Make requests to a store through a pyiceberg FileIO: repeat them while it is busy, and raise one kind of error.
+
+Light: Spark tasks import this.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+import time
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from sparkmeta.errors import FileAccessError, FileAlreadyExistsError, NotFoundError, SparkmetaError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from pyiceberg.io import FileIO
+
+T = TypeVar("T")
+
+# Seconds between attempts. Each is several requests already: clients repeat them for some seconds at most.
+_WAITS = (0.5, 2.0)
+# Words in errors of a store that is busy or hung up, in the spelling of pyarrow, botocore, aiohttp and others. A store
+# that can't be connected to is none: clients try for long enough.
+_TRANSIENT = re.compile(
+    r"slow.?down|throttl|request rate|unavailable|internal.?(?:error|failure)|\b50[0234]\b|time.?out|timed out|"
+    r"connection.?(?:closed|reset|aborted)|disconnected|reset by peer|broken pipe|incomplete|httpclient",
+    re.IGNORECASE,
+)
+_SECRET_PROPERTY = re.compile(
+    r"secret|token|password|credential|access-key|account-key|sas-|connection-string|signature", re.IGNORECASE
+)
+_SIGNED = re.compile(
+    r"((?:X-Amz-(?:Signature|Credential|Security-Token)|sig|X-Goog-(?:Signature|Credential))=)[^&\s\"']+", re.IGNORECASE
+)
+_SHORTEST_SECRET = 4
+
+
+def requested(io: FileIO, location: str, request: Callable[[], T], *, repeat: bool = True) -> T:
+    """Return what a request to a file's store returns.
+
+    Args:
+        io: the FileIO that the request uses.
+        location: the file or folder, for errors.
+        request: a request that raises FileNotFoundError for a missing file. It may run several times.
+        repeat: whether to repeat it if the store is busy. False if its effect depends on earlier attempts.
+
+    Raises:
+        NotFoundError: the file is missing.
+        FileAccessError: the store refused the request, or did not respond. The error contains no credentials.
+    """
+    waits = iter(_WAITS if repeat else ())
+    while True:
+        try:
+            return request()
+        except FileNotFoundError:
+            raise NotFoundError(f"{location}: there is no such file") from None
+        except SparkmetaError:
+            raise
+        except FileExistsError as error:
+            raise FileAlreadyExistsError(f"{location}: there is such a file already") from error
+        except Exception as error:  # noqa: BLE001 - each store's client has its own errors
+            wait = next(waits, None) if _is_transient(error) else None
+            if wait is None:
+                # Without the cause, whose text may contain credentials.
+                raise FileAccessError(f"{location}: {without_secrets(_text(error), io.properties)}") from None
+        time.sleep(wait * random.uniform(0.5, 1.5))
+
+
+def without_secrets(text: str, properties: Mapping[str, Any]) -> str:
+    """Replace credentials in a text by stars: values of properties for credentials, and parts of signed URLs."""
+    secrets = {str(value) for name, value in properties.items() if _SECRET_PROPERTY.search(name)}
+    for secret in sorted(secrets, key=len, reverse=True):
+        if len(secret) >= _SHORTEST_SECRET:
+            text = text.replace(secret, "***")
+    return _SIGNED.sub(r"\1***", text)
+
+
+def _is_transient(error: BaseException) -> bool:
+    return not isinstance(error, PermissionError) and _TRANSIENT.search(_text(error)) is not None
+
+
+def _text(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"
