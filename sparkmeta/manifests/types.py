@@ -118,8 +118,22 @@ class TableTypes:
 
     @cached_property
     def partition_type(self) -> StructType:
-        """The type of `partition` in metadata tables: the union of the fields of all specs."""
-        return partition_type(self.specs.values(), self.metadata.schemas, self.typing_schema, active_only=True)
+        """The type of `partition` in metadata tables: the union of the fields of all specs.
+
+        Of several fields with one name that of the newest spec has it, and the others end in their id.
+        """
+        union = partition_type(self.specs.values(), self.metadata.schemas, self.typing_schema, active_only=True)
+        fields = {field.field_id: field for field in union.fields}
+        newest_first = sorted(self.specs.values(), key=lambda spec: spec.spec_id, reverse=True)
+        names: dict[str, int] = {}
+        for field_id in dict.fromkeys(field.field_id for spec in newest_first for field in spec.fields):
+            if field_id in fields:
+                name = fields[field_id].name
+                while name in names:
+                    name = f"{name}_{field_id}"
+                names[name] = field_id
+        by_id = {field_id: name for name, field_id in names.items()}
+        return StructType(*(field.model_copy(update={"name": by_id[field.field_id]}) for field in union.fields))
 
     @cached_property
     def spec_fields(self) -> dict[int, list[tuple[int, str]]]:

@@ -69,6 +69,24 @@ def test_metadata_columns(name: str, corpus: Corpus, spark: SparkSession) -> Non
     assert_same(scan.to_df(), corpus.table(name).java.rows().select("id", *columns))
 
 
+def test_partition_fields_of_one_name(shop: Workshop) -> None:
+    """The field of the newest spec has the name, the older one its id behind it; Java reads rows without `_partition`."""
+    shop.create("id INT, s STRING", "bucket(2, id)", version=2)
+    shop.insert("1, 'a'", "2, 'b'")
+    bucket = shop.java.iceberg.expressions.Expressions.bucket("id", 4)
+    shop.table.updateSpec().removeField("id_bucket").addField("id_bucket", bucket).commit()
+    shop.insert("3, 'c'", "4, 'd'")
+    scan = table_of(shop).scan(selected_fields=("id", "s", "_spec_id", "_partition"))
+    assert_same(scan.to_df().select("id", "s"), shop.sql("SELECT id, s FROM {t}"))
+    rows = scan.to_arrow().to_pylist()
+    assert {
+        (row["_spec_id"], *(name for name, value in row["_partition"].items() if value is not None)) for row in rows
+    } == {
+        (0, "id_bucket_1000"),
+        (1, "id_bucket"),
+    }
+
+
 @pytest.mark.parametrize("name", DELETES)
 def test_rows_without_those_that_are_flagged(name: str, corpus: Corpus, spark: SparkSession) -> None:
     table = load(spark, corpus, name)
