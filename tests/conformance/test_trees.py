@@ -9,6 +9,7 @@ files stand in other manifests.
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -91,21 +92,24 @@ def tree_of(peer: PeerTable, files: DataFrame, layout: str, folder: Path) -> sm.
         tx.set_properties(LAYOUTS[layout])
         for number in numbers:
             group = taken if number is None else taken.where(F.col("sequence_number") == number)
-            append(tx, group.drop("sequence_number"), masked=layout == "masked")
+            append(tx, group.drop("sequence_number"), masked=layout == "masked", together=in_order)
         if layout == "flushed":
             tx.update_snapshot()
     return table.refresh()
 
 
-def append(tx: Any, files: DataFrame, *, masked: bool) -> None:
-    """The files of one sequence number: data, then deletes; masked: among others, which are removed again."""
+def append(tx: Any, files: DataFrame, *, masked: bool, together: bool) -> None:
+    """Add data files, then deletes, or both in one commit; masked: among other files, which are removed again."""
     data, deletes = files.where("content = 0"), files.where("content > 0")
-    if not data.isEmpty():
-        others = data.withColumn("file_path", F.concat("file_path", F.lit(".other")))
-        tx.update_snapshot().append(data.unionByName(others) if masked else data)
+    has_data, has_deletes = not data.isEmpty(), not deletes.isEmpty()
+    others = data.withColumn("file_path", F.concat("file_path", F.lit(".other")))
+    if has_data:
+        added = tx.update_snapshot().append(data.unionByName(others) if masked else data)
+        if together and has_deletes:
+            added.row_delta(deletes=deletes)
         if masked:
             tx.update_snapshot().delete(others.select("file_path"))
-    if not deletes.isEmpty():
+    if has_deletes and not (has_data and together):
         tx.update_snapshot().row_delta(deletes=deletes)
 
 
@@ -156,7 +160,8 @@ def shown(peer: PeerTable, table: sm.Table, complete: bool) -> dict[str, DataFra
 def _compared(name: str, table: sm.Table) -> Column:
     """A metrics map without the columns that trees store in another way, null where it is empty.
 
-    A tree always knows the columns that files are partitioned by, and has no room for those of reserved ids.
+    A tree always knows the columns that files are partitioned by, and has no room for those of reserved ids. Its bounds
+    are of the column's current type, which has more bytes than that of files from before a promotion.
     """
     sources = [
         field.source_id
@@ -164,7 +169,12 @@ def _compared(name: str, table: sm.Table) -> Column:
         for field in spec.fields
         if isinstance(field.transform, IdentityTransform)
     ]
-    remaining = F.map_filter(name, lambda key, _: (key < _RESERVED) & ~key.isin(sources))
+    types = defaultdict(set)
+    for schema in table.metadata.schemas:
+        for field in schema._lazy_id_to_field.values():
+            types[field.field_id].add(str(field.field_type))
+    promoted = [field_id for field_id, kinds in types.items() if len(kinds) > 1 and name.endswith("_bounds")]
+    remaining = F.map_filter(name, lambda key, _: (key < _RESERVED) & ~key.isin(sources + promoted))
     return F.when(F.size(remaining) > 0, remaining)
 
 
