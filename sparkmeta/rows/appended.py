@@ -11,7 +11,7 @@ from sparkmeta.changes.history import snapshots_between
 from sparkmeta.plan.filter import data_projection, may_match
 from sparkmeta.plan.prune import matching_manifests
 from sparkmeta.plan.rows import NO_DELETES, shown_deletes
-from sparkmeta.rows.planned import PlannedFiles, rows_of_entries
+from sparkmeta.rows.planned import PlannedFiles, RowPlan, plan_of_entries
 from sparkmeta.rows.read import RowScan, empty_rows, rows_of
 from sparkmeta.spec.entry import ContentType
 
@@ -44,7 +44,7 @@ def read_appended(scan: RowScan, from_exclusive: int | None, to_inclusive: int |
     added = without_deletes(changes.added(ContentType.DATA_MANIFEST), scan.filter)
     if added is None:
         return empty_rows(scan)
-    return rows_of(scan, PlannedFiles.of(added, scan.state))
+    return rows_of(scan, PlannedFiles.of([added], scan.state))
 
 
 def entry_changes(scan_filter: ScanFilter, snapshots: Iterable[Snapshot]) -> EntryChanges:
@@ -56,8 +56,8 @@ def entry_changes(scan_filter: ScanFilter, snapshots: Iterable[Snapshot]) -> Ent
     return changes
 
 
-def without_deletes(entries: Sequence[DataFrame], scan_filter: ScanFilter) -> DataFrame | None:
-    """Return entries of `EntryChanges` that may match a filter as planned files to which no deletes apply.
+def without_deletes(entries: Sequence[DataFrame], scan_filter: ScanFilter) -> RowPlan | None:
+    """Return a plan of entries of `EntryChanges` that may match a filter, to which no deletes apply.
 
     Args:
         entries: data entries, with the `SNAPSHOT` that changed them.
@@ -68,5 +68,5 @@ def without_deletes(entries: Sequence[DataFrame], scan_filter: ScanFilter) -> Da
     """
     for frame in at_most_one(entries):
         matching = frame.where(may_match(scan_filter).text).selectExpr("*", shown_deletes(NO_DELETES))
-        return rows_of_entries(matching, scan_filter.state, SNAPSHOT)
+        return plan_of_entries(matching, scan_filter.state, SNAPSHOT)
     return None

@@ -23,6 +23,7 @@ from pyspark.sql import functions as F
 
 from sparkmeta.changes.entry_changes import ADDED, CHANGE, SNAPSHOT, at_most_one
 from sparkmeta.changes.history import snapshot_of
+from sparkmeta.manifests.arrays import whole
 from sparkmeta.manifests.projection import EntryProjection
 from sparkmeta.plan.choose import choose
 from sparkmeta.plan.deletes.attach import attach_deletes
@@ -32,8 +33,17 @@ from sparkmeta.plan.match import match_deletes
 from sparkmeta.plan.prune import prune_manifests
 from sparkmeta.plan.rows import DELETES
 from sparkmeta.rows.appended import entry_changes, without_deletes
-from sparkmeta.rows.file_rows import CHANGE_COLUMNS, SELECTED_BY
-from sparkmeta.rows.planned import Flags, Indices, PlannedFiles, rows_of_entries, translated_errors
+from sparkmeta.rows.delete_sets import DeleteSets, Indices
+from sparkmeta.rows.file_rows import CHANGE_COLUMNS
+from sparkmeta.rows.planned import (
+    DELETE_SET,
+    FILE_DELETES,
+    SELECTING,
+    PlannedFiles,
+    RowPlan,
+    plan_of_entries,
+    translated_errors,
+)
 from sparkmeta.session import local_frame
 from sparkmeta.spec.entry import ContentType
 
@@ -85,11 +95,11 @@ class ChangedFiles:
 
     def parts(self, ordinals: pa.Array, *, invert: bool = False) -> list[PlannedFiles]:
         """Return `all_parts` of the files of some snapshots, or with `invert` of all others."""
-        tables = []
-        for files in (self.whole.table, self.partly.table):
-            is_chosen = pc.is_in(files.column(_ORDINAL), ordinals)
-            tables.append(files.filter(pc.invert(is_chosen) if invert else is_chosen).combine_chunks())
-        return ChangedFiles(*map(PlannedFiles, tables)).all_parts()
+        chosen = (
+            files.filter(np.isin(files.numbers(_ORDINAL), ordinals, invert=invert))
+            for files in (self.whole, self.partly)
+        )
+        return ChangedFiles(*chosen).all_parts()
 
 
 def changed_files(scan_filter: ScanFilter, snapshots: Sequence[Snapshot]) -> ChangedFiles | None:
@@ -111,11 +121,12 @@ def changed_files(scan_filter: ScanFilter, snapshots: Sequence[Snapshot]) -> Cha
     plans = [*_added_without_deletes(changes, steps, scan_filter), *(plan for step in steps for plan in step.plans())]
     if not plans:
         return None
-    tables = [PlannedFiles.of(batch, scan_filter.state, SNAPSHOT, _IS_AFTER).table for batch in _batches(plans)]
-    table = pa.concat_tables(tables, promote_options="permissive").rename_columns({SNAPSHOT: _SNAPSHOT_ID})
+    batches = [RowPlan.union(plans[start : start + _PLANS_AT_ONCE]) for start in range(0, len(plans), _PLANS_AT_ONCE)]
+    files = PlannedFiles.of(batches, scan_filter.state, SNAPSHOT, _IS_AFTER)
+    table = files.table.rename_columns({SNAPSHOT: _SNAPSHOT_ID})
     ids = pa.array([snapshot.snapshot_id for snapshot in snapshots], pa.int64())
-    table = table.append_column(_ORDINAL, pc.index_in(table.column(_SNAPSHOT_ID), ids))
-    return _compared(PlannedFiles(table.combine_chunks()))
+    ordinals = pc.index_in(table.column(_SNAPSHOT_ID), ids)
+    return _compared(replace(files, table=table.append_column(_ORDINAL, ordinals).combine_chunks()))
 
 
 def _batches(frames: Sequence[DataFrame]) -> Iterator[DataFrame]:
@@ -166,7 +177,7 @@ class _Step:
         """Whether it added data files to which no deletes apply."""
         return bool(len(self.added)) and not self.adds_deletes
 
-    def plans(self) -> Iterator[DataFrame]:
+    def plans(self) -> Iterator[RowPlan]:
         """Yield plans of the files with changed rows, before the snapshot and after it."""
         if (len(self.removed) or len(self.targets)) and (before := self.before) is not None:
             yield from self._plans(before, changed=bool(len(self.removed)), is_after=False)
@@ -174,7 +185,7 @@ class _Step:
         if adds or len(self.targets):
             yield from self._plans(self.after, changed=adds, is_after=True)
 
-    def _plans(self, pruned: PrunedManifests, *, changed: bool, is_after: bool) -> Iterator[DataFrame]:
+    def _plans(self, pruned: PrunedManifests, *, changed: bool, is_after: bool) -> Iterator[RowPlan]:
         """Yield plans before or after the snapshot: of the data files that it changed, and of `targets`."""
         if changed:
             entries = read_entries(choose(replace(pruned, data=pruned.data.slice(0, 0))))
@@ -188,9 +199,10 @@ class _Step:
             entries = read_entries(choose(pruned))
             yield self._plan(replace(entries, data=_with_paths(entries.data, self.targets)), is_after=is_after)
 
-    def _plan(self, entries: ScanEntries, *, is_after: bool) -> DataFrame:
-        rows = rows_of_entries(match_deletes(entries).frame, entries.choice.pruned.filter.state)
-        return rows.withColumns({SNAPSHOT: F.lit(self.snapshot.snapshot_id), _IS_AFTER: F.lit(is_after)})
+    def _plan(self, entries: ScanEntries, *, is_after: bool) -> RowPlan:
+        matched, state = match_deletes(entries).frame, entries.choice.pruned.filter.state
+        marks = {SNAPSHOT: F.lit(self.snapshot.snapshot_id), _IS_AFTER: F.lit(is_after)}
+        return plan_of_entries(matched.withColumns(marks), state, *marks, deletes=entries.deletes)
 
     def files_of_shared_deletes(self) -> Iterator[DataFrame]:
         """Yield the paths of data files that changed deletes apply to, or did before they were removed."""
@@ -219,15 +231,13 @@ def _with_paths(entries: DataFrame, paths: pa.Array, how: Literal["left_semi", "
     return entries.join(chosen, F.col("location") == F.col(_PATH), how)
 
 
-def _added_without_deletes(
-    changes: EntryChanges, steps: Sequence[_Step], scan_filter: ScanFilter
-) -> Iterator[DataFrame]:
+def _added_without_deletes(changes: EntryChanges, steps: Sequence[_Step], scan_filter: ScanFilter) -> Iterator[RowPlan]:
     """Yield a plan of the files that were added by snapshots which added no deletes."""
     ids = {step.snapshot.snapshot_id for step in steps if step.added_alone}
     if ids:
         added = without_deletes(changes.of_snapshots(ids).added(ContentType.DATA_MANIFEST), scan_filter)
         if added is not None:
-            yield added.withColumn(_IS_AFTER, F.lit(True))
+            yield replace(added, frame=added.frame.withColumn(_IS_AFTER, F.lit(True)))
 
 
 def _steps(changes: EntryChanges, scan_filter: ScanFilter, snapshots: Sequence[Snapshot]) -> Iterator[_Step]:
@@ -307,16 +317,13 @@ def _compared(files: PlannedFiles) -> ChangedFiles:
     is_whole = np.ones(len(files), np.bool_)
     is_whole[before] = is_whole[after] = False
     is_after = np.asarray(files.table.column(_IS_AFTER))
-    whole = [
-        _changes(files.table.filter(pa.array(is_whole & (is_after == inserts))), kind)
-        for kind, inserts in ((DELETE, False), (INSERT, True))
-    ]
-    deletes = _PairedDeletes(files, before, after)
-    partly = [
-        _changes(_selected(files, before, deletes.only(after=True)), DELETE),
-        _changes(_selected(files, after, deletes.only(after=False)), INSERT),
-    ]
-    return ChangedFiles(*(PlannedFiles(pa.concat_tables(side).combine_chunks()) for side in (whole, partly)))
+    removed, added = (files.filter(is_whole & (is_after == side)) for side in (False, True))
+    deleted = _selected(files, before, after)
+    inserted = _selected(replace(files, sets=deleted.sets), after, before)
+    return ChangedFiles(*(
+        PlannedFiles(pa.concat_tables([_changes(gone, DELETE), _changes(new, INSERT)]).combine_chunks(), new.sets)
+        for gone, new in ((removed, added), (deleted, inserted))
+    ))  # fmt: skip
 
 
 def _pairs(files: PlannedFiles) -> tuple[Indices, Indices]:
@@ -337,47 +344,71 @@ def _pairs(files: PlannedFiles) -> tuple[Indices, Indices]:
     return before[np.argsort(numbers[before])], after[np.argsort(numbers[after])]
 
 
-class _PairedDeletes:
-    """The deletes of files before and after a snapshot, as sets."""
-
-    def __init__(self, files: PlannedFiles, before: Indices, after: Indices) -> None:
-        deletes = files.deletes
-        offsets = pc.fill_null(deletes.column("content_offset"), -1).cast(pa.string())
-        names = pc.binary_join_element_wise(deletes.column("file_path"), offsets, "\0").combine_chunks()
-        encoded = names.dictionary_encode()
-        pair = np.full(len(files), -1, np.int64)
-        pair[before] = np.arange(len(before))
-        pair[after] = np.arange(len(after))
-        self._owners: Indices = deletes.column("owner").to_numpy()
-        self._keys: Indices = pair[self._owners] * max(len(encoded.dictionary), 1) + encoded.indices.to_numpy()
-        self._is_paired: Flags = pair[self._owners] >= 0
-        self._is_after: Flags = np.asarray(files.table.column(_IS_AFTER))[self._owners]
-        self._pairs = pair
-
-    def only(self, *, after: bool) -> tuple[Indices, Indices]:
-        """Return the deletes that are on one side only: their places among all deletes, and their pairs, ascending."""
-        side = self._is_paired & (self._is_after == after)
-        other = self._keys[self._is_paired & (self._is_after != after)]
-        places = np.flatnonzero(side & ~np.isin(self._keys, other))
-        pairs = self._pairs[self._owners[places]]
-        order = np.argsort(pairs, kind="stable")
-        return places[order], pairs[order]
+def _selected(files: PlannedFiles, places: Indices, others: Indices) -> PlannedFiles:
+    """Return the files at some places whose pairs at others have further deletes, with these as `SELECTING`."""
+    of_files = _further_file_deletes(files, places, others)
+    codes, sets = _further_members(files, places, others)
+    table = files.table.take(pa.array(places)).append_column(SELECTING[FILE_DELETES], of_files)
+    selected = PlannedFiles(table.append_column(SELECTING[DELETE_SET], pa.array(codes)), sets)
+    return selected.filter((np.asarray(pc.list_value_length(of_files)) > 0) | (np.diff(sets.offsets)[codes] > 0))
 
 
-def _selected(files: PlannedFiles, places: Indices, deletes: tuple[Indices, Indices]) -> pa.Table:
-    """Return files with `SELECTED_BY`, those for which there are deletes.
+def _further_file_deletes(files: PlannedFiles, places: Indices, others: Indices) -> pa.ListArray:
+    """Return of the `FILE_DELETES` of files at `others` those that their pairs at `places` don't have."""
+    deletes = files.file_deletes
+    owners = deletes.column("owner").to_numpy()
+    offsets = pc.fill_null(deletes.column("content_offset"), -1).cast(pa.string())
+    names = _codes(pc.binary_join_element_wise(deletes.column("file_path"), offsets, "\0"))
+
+    def paired(side: Indices) -> tuple[Indices, Indices]:
+        pairs = np.full(len(files), -1, np.int64)
+        pairs[side] = np.arange(len(side))
+        of_side = np.flatnonzero(pairs[owners] >= 0)
+        return of_side, pairs[owners[of_side]]
+
+    further, pairs = _further(paired(others), paired(places), names)
+    order = np.argsort(pairs, kind="stable")
+    ends = np.searchsorted(pairs[order], np.arange(len(places) + 1))
+    values = whole(files.table.column(FILE_DELETES)).flatten().take(pa.array(further[order]))
+    return pa.ListArray.from_arrays(pa.array(ends, pa.int32()), values)
+
+
+def _further_members(files: PlannedFiles, places: Indices, others: Indices) -> tuple[Indices, DeleteSets]:
+    """Return the sets of what the sets of files at `others` have and those of their pairs at `places` don't.
+
+    Returns:
+        For each pair the place of its set in sets, which begin with those of the files.
+    """
+    sets = files.sets
+    pairs, codes = np.unique(files.set_codes[places] * len(sets) + files.set_codes[others], return_inverse=True)
+    sets_of_places, sets_of_others = (sets.members_of(side)[::-1] for side in np.divmod(pairs, len(sets)))
+    further, owners = _further(sets_of_others, sets_of_places, _codes(sets.deletes.column("file_path")))
+    lengths = np.bincount(owners, minlength=len(pairs))
+    return len(sets) + codes, sets.with_sets(lengths, further)
+
+
+def _further(
+    deletes: tuple[Indices, Indices], known: tuple[Indices, Indices], names: Indices
+) -> tuple[Indices, Indices]:
+    """Return deletes that are not known: places among all deletes, and what each is of.
 
     Args:
-        files: all planned files.
-        places: of the files, by pair.
-        deletes: places among the deletes of all files, and the pairs that they select rows of.
+        deletes: places among all deletes, and what each is of.
+        known: the same of known deletes.
+        names: a number for each delete, the same for the same.
     """
-    of_pairs, starts = np.unique(deletes[1], return_index=True)
-    values = files.table.column(DELETES).combine_chunks().flatten().take(pa.array(deletes[0]))
-    offsets = pa.array(np.append(starts, len(deletes[0])), pa.int32())
-    table = files.table.take(pa.array(places[of_pairs]))
-    return table.append_column(SELECTED_BY, pa.ListArray.from_arrays(offsets, values))
+    (of_deletes, of_known) = (
+        owners * (names.max(initial=0) + 1) + names[places] for places, owners in (deletes, known)
+    )
+    is_further = ~np.isin(of_deletes, of_known)
+    return deletes[0][is_further], deletes[1][is_further]
 
 
-def _changes(table: pa.Table, kind: str) -> pa.Table:
-    return table.append_column(_TYPE, pa.repeat(kind, len(table)))
+def _codes(names: pa.ChunkedArray) -> Indices:
+    """Return a number for each name, the same for the same name."""
+    codes: Indices = whole(names).dictionary_encode().indices.to_numpy().astype(np.int64)
+    return codes
+
+
+def _changes(files: PlannedFiles, kind: str) -> pa.Table:
+    return files.table.append_column(_TYPE, pa.repeat(kind, len(files)))

@@ -8,6 +8,7 @@ compares.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -24,7 +25,8 @@ from sparkmeta.plan.coplan import coplanned_table
 from sparkmeta.plan.filter import data_projection
 from sparkmeta.plan.rows import DELETES
 from sparkmeta.rows import masks
-from sparkmeta.rows.planned import Flags, Indices, PlannedFiles, plan_rows, translated_errors
+from sparkmeta.rows.delete_sets import Flags, Indices
+from sparkmeta.rows.planned import PlannedFiles, plan_rows, translated_errors
 from sparkmeta.rows.read import RowScan, rows_of
 from sparkmeta.spec.entry import ContentType
 
@@ -57,18 +59,14 @@ def count_rows(choice: Choice) -> int:
     """
     if (rows := _count_on_driver(choice)) is not None:
         return rows
-    planned = plan_rows(choice)
-    if _vectors_may_be_all(choice) and (rows := _count_by_job(planned)) is not None:
+    plan = plan_rows(choice)
+    if _vectors_may_be_all(choice) and (rows := _count_by_job(plan.frame)) is not None:
         return rows
     state = choice.pruned.filter.state
-    files = PlannedFiles.of(
-        planned.selectExpr("*", _matches_whole().alias(_MATCHES_WHOLE).selected), state, _MATCHES_WHOLE
-    )
+    marked = replace(plan, frame=plan.frame.selectExpr("*", _matches_whole().alias(_MATCHES_WHOLE).selected))
+    files = PlannedFiles.of([marked], state, _MATCHES_WHOLE)
     is_counted = _are_counted(files)
-    counted, others = (
-        PlannedFiles(files.table.filter(pa.array(flags)).drop_columns([_MATCHES_WHOLE]))
-        for flags in (is_counted, ~is_counted)
-    )
+    counted, others = files.filter(is_counted), files.filter(~is_counted)
     rows = _count_by_positions(counted, state)
     if len(others):
         with translated_errors():
@@ -128,7 +126,7 @@ def _matches_whole() -> Sql:
 def _are_counted(files: PlannedFiles) -> Flags:
     """Return of which files the rows can be counted without reading them."""
     flags: Flags = files.table.column(_MATCHES_WHOLE).to_numpy() & masks.fits(_listed_word_counts(files))
-    flags[files.deletes_of(ContentType.EQUALITY_DELETES).column("owner").to_numpy()] = False
+    flags &= ~files.have(ContentType.EQUALITY_DELETES)
     paths = files.table.column("file_path").combine_chunks().dictionary_encode().indices.to_numpy()
     flags &= np.bincount(paths)[paths] == 1  # positions are found by path
     return flags
@@ -136,9 +134,9 @@ def _are_counted(files: PlannedFiles) -> Flags:
 
 def _listed_word_counts(files: PlannedFiles) -> Indices:
     """Return the `word_counts` of files with position delete files, 0 for others."""
-    is_listed = np.zeros(len(files), np.bool_)
-    deletes = files.deletes_of(ContentType.POSITION_DELETES)
-    is_listed[deletes.filter(pc.invert(_are_vectors(deletes))).column("owner").to_numpy()] = True
+    is_listed = files.sets.any(files.shared_deletes(ContentType.POSITION_DELETES))[files.set_codes]
+    of_file = files.file_deletes
+    is_listed[of_file.filter(pc.invert(_are_vectors(of_file))).column("owner").to_numpy()] = True
     return np.where(is_listed, masks.word_counts(files), 0)
 
 
@@ -148,7 +146,9 @@ def _are_vectors(deletes: pa.Table) -> pa.ChunkedArray:
 
 def _count_by_positions(files: PlannedFiles, state: TableState) -> int:
     """Count the rows of files by their deletion vectors and position delete files."""
-    deleted = pc.sum(files.deletes.filter(_are_vectors(files.deletes)).column("record_count"), min_count=0).as_py()
+    deleted = pc.sum(
+        files.file_deletes.filter(_are_vectors(files.file_deletes)).column("record_count"), min_count=0
+    ).as_py()
     counts = _listed_word_counts(files)
     for rows in masks.batches(np.flatnonzero(counts), counts):
         words = masks.masked_words(state, files, rows, masks.numbers(counts[rows]))

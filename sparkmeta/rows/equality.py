@@ -31,7 +31,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from sparkmeta.rows.columns import ReadColumns
-    from sparkmeta.rows.planned import Indices, PlannedFiles
+    from sparkmeta.rows.delete_sets import Indices
+    from sparkmeta.rows.planned import PlannedFiles
     from sparkmeta.state import TableState
 
 # Deleted keys that are broadcast, each some 100 bytes in memory; of more Spark chooses the join.
@@ -39,7 +40,7 @@ _BROADCAST_KEYS: Final = 2_000_000
 
 IS_DELETED: Final = "is_deleted"
 
-_ID_LIST: Final = "ids"
+_ID_LIST, _RUN = "ids", "run"
 _OF_NUMBER, _FIRST, _LAST, _HASH, _KEYS = "of_number", "first", "last", "key_hash", "keys"
 
 
@@ -88,15 +89,15 @@ def equality_deletes(files: PlannedFiles, rows: Indices, numbers: Indices) -> li
         rows: of the files that are read together, `in_order`.
         numbers: the files' numbers.
     """
-    deletes = files.deletes_of(ContentType.EQUALITY_DELETES)
-    place = np.full(len(files), -1, np.int64)
-    place[rows] = np.arange(len(rows))
-    places = place[deletes.column("owner").to_numpy()]
-    deletes = deletes.append_column("place", pa.array(places)).filter(pa.array(places >= 0))
-    if not len(deletes):
+    is_compared = files.shared_deletes(ContentType.EQUALITY_DELETES)
+    if not is_compared.any():
         return []
-    deletes = deletes.append_column(_ID_LIST, id_lists(deletes))
     order = _Order.of(files, rows, numbers)
+    sets, runs = np.divmod(np.unique(files.set_codes[rows] * len(rows) + order.runs), len(rows))
+    places, members = files.sets.members_of(sets)
+    applied, runs = np.divmod(np.unique((members * len(rows) + runs[places])[is_compared[members]]), len(rows))
+    deletes = files.sets.deletes.take(pa.array(applied))
+    deletes = deletes.append_column(_ID_LIST, id_lists(deletes)).append_column(_RUN, pa.array(runs))
     return [
         _of_columns(deletes.filter(pc.equal(deletes.column(_ID_LIST), text)), text, order)
         for text in deletes.column(_ID_LIST).unique().to_pylist()
@@ -134,11 +135,16 @@ def _of_columns(deletes: pa.Table, id_list: str, order: _Order) -> EqualityDelet
 
     A delete file that applies to a file applies to all of the same partition with lower sequence numbers. The plan may
     have left it out where no row can match.
+
+    Args:
+        deletes: a row for each delete and run of files to which it applies.
+        id_list: the columns.
+        order: the data files.
     """
     paths = deletes.column("file_path").combine_chunks().dictionary_encode()
     delete = paths.indices.to_numpy().astype(np.int64)
     sequence = deletes.column("data_sequence_number").to_numpy()
-    pairs = np.unique(np.stack([delete, sequence, order.runs[deletes.column("place").to_numpy()]], axis=1), axis=0)
+    pairs = np.unique(np.stack([delete, sequence, deletes.column(_RUN).to_numpy()], axis=1), axis=0)
     ends = np.array(
         [run + np.searchsorted(order.sequences[run : order.ends[run]], number) for _, number, run in pairs.tolist()]
     )

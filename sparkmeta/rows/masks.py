@@ -5,12 +5,13 @@ with says where: `first word << 24 | count of words`; one without has no words, 
 is masked is one look-up, by number and position, in an array that every task has: no join, and of a row whose file has
 no words a comparison.
 
-Bitmaps are decoded by the driver if they are few and small, else by tasks. The driver puts the words together.
+Bitmaps are decoded by the driver if they are few and small, else by tasks: a delete file once, whatever number of data
+files it has positions of. The driver puts the words together.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
@@ -22,9 +23,11 @@ from pyspark.sql import functions as F
 
 from sparkmeta.errors import CorruptFileError
 from sparkmeta.inspect.delete_rows import deleted_positions
+from sparkmeta.manifests.arrays import whole
 from sparkmeta.manifests.placement import MOST_ENTRIES
+from sparkmeta.rows.delete_sets import Flags, Indices
 from sparkmeta.rows.handover import NUMBER, POSITION
-from sparkmeta.rows.planned import Flags, Indices, PlannedFiles, translated_errors
+from sparkmeta.rows.planned import PlannedFiles, translated_errors
 from sparkmeta.session import local_frame, map_arrow
 from sparkmeta.spec.bitmap import read_deletion_vector
 from sparkmeta.spec.entry import ContentType
@@ -40,26 +43,36 @@ if TYPE_CHECKING:
     from sparkmeta.storage.ranges import RangeReader
 
 Words = np.ndarray[Any, np.dtype[np.int64]]
+_MaskedWords = tuple[Words, Words]
+"""Places of words with a bit, ascending, and these words."""
 
 # Most requests by the driver: its threads take half a second for them, a job that runs Python as long.
 _DRIVER_REQUESTS: Final = 256
 _COUNT_BITS: Final = 24
+_ALL_BITS: Final = (1 << 64) - 1
+_NO_WORDS: Final = np.zeros(0, np.int64)
 _MASK, _MASKED = "mask", "is_masked"
 _UNITS: Final = pa.schema(
     [
+        pa.field("unit", pa.int64()),
         pa.field("location", pa.string()),
         pa.field("file_format", pa.string()),
         pa.field("offset", pa.int64()),
         pa.field("size_in_bytes", pa.int64()),
         pa.field("record_count", pa.int64()),
-        pa.field("referenced_data_file", pa.string()),
         pa.field("data_file", pa.string()),
-        pa.field("rows", pa.int64()),
-        pa.field("first_word", pa.int64()),
     ]
 )
-"""What a delete masks of a data file with so many rows."""
-_WORDS: Final = pa.schema([pa.field("first_word", pa.int64()), pa.field("words", pa.list_(pa.int64()))])
+"""Deletes to decode; `data_file` is null for a position delete file that names no data file."""
+_MASKED_WORDS: Final = pa.schema(
+    [
+        pa.field("unit", pa.int64()),
+        pa.field("data_file", pa.string()),
+        pa.field("places", pa.list_(pa.int64())),
+        pa.field("words", pa.list_(pa.int64())),
+    ]
+)
+"""What a unit masks of a data file: the words with a bit, and their places, ascending."""
 
 
 @dataclass(frozen=True)
@@ -82,10 +95,8 @@ LIMITS = Limits()
 
 def word_counts(files: PlannedFiles) -> Indices:
     """Return how many words each file needs; 0 for those without deletes of positions."""
-    needed = np.zeros(len(files), np.int64)
-    owners = files.deletes_of(ContentType.POSITION_DELETES).column("owner").to_numpy()
-    needed[owners] = np.maximum(-(-files.numbers("record_count")[owners] // 64), 1)
-    return needed
+    words = np.maximum(-(-files.numbers("record_count") // 64), 1)
+    return np.where(files.have(ContentType.POSITION_DELETES), words, 0)
 
 
 def fits(counts: Indices) -> Flags:
@@ -139,20 +150,39 @@ def masked_words(state: TableState, files: PlannedFiles, rows: Indices, file_num
             does not have; a ValidationError where a task found that.
         NotFoundError: a delete file is missing.
     """
-    counts = file_numbers & ((1 << _COUNT_BITS) - 1)
+    firsts, counts = _words_of(file_numbers)
     words = np.zeros(int(counts.sum()), np.int64)
-    units = _units(files, rows, file_numbers)
-    for batch in _decoded(state, units):
-        ends = batch.column("words").offsets.to_numpy()
-        values = batch.column("words").values.to_numpy()
-        for start, first, end in zip(batch.column("first_word").to_pylist(), ends, ends[1:], strict=False):
-            words[start : start + end - first] |= values[first:end]
+    of_rows = files.take(rows)
+    units, places_in_sets = _units(of_rows)
+    masked = _decoded(state, units, of_rows)
+    file_places = _masked_files(masked, places_in_sets, of_rows)
+    paths, record_counts = of_rows.table.column("file_path"), of_rows.numbers("record_count")
+    (starts, places), (_, values) = map(_flat, (masked.column("places"), masked.column("words")))
+    for row in np.flatnonzero((file_places >= 0) & (np.diff(starts) > 0)).tolist():
+        file_place, of_row = file_places[row], slice(starts[row], starts[row + 1])
+        beyond = _position_beyond(places[of_row], values[of_row], int(record_counts[file_place]))
+        if beyond is not None:
+            location = units.column("location")[masked.column("unit")[row].as_py()].as_py()
+            problem = f"{paths[file_place].as_py()} has {record_counts[file_place]} rows"
+            raise CorruptFileError(location, "position", beyond, problem)
+        words[firsts[file_place] + places[of_row]] |= values[of_row]
     return words
+
+
+def _flat(lists: pa.ChunkedArray) -> tuple[Indices, Words]:
+    """Return where each list begins in the values of all, and behind the last one its end, and the values."""
+    column = whole(lists)
+    return column.offsets.to_numpy(), column.values.to_numpy()
+
+
+def _words_of(file_numbers: Indices) -> tuple[Indices, Indices]:
+    """Return the first word of each file, and how many words it has."""
+    return file_numbers >> _COUNT_BITS, file_numbers & ((1 << _COUNT_BITS) - 1)
 
 
 def masks_any(words: Words, file_numbers: Indices) -> Flags:
     """Return which files have a masked row, by their numbers."""
-    firsts, counts = file_numbers >> _COUNT_BITS, file_numbers & ((1 << _COUNT_BITS) - 1)
+    firsts, counts = _words_of(file_numbers)
     masked = np.concatenate([[0], np.cumsum(words != 0)])
     ends = np.minimum(firsts + counts, len(words))
     either: Flags = (counts > 0) & (masked[ends] > masked[np.minimum(firsts, ends)])
@@ -181,43 +211,69 @@ def with_masked(frame: DataFrame, words: Words, name: str) -> DataFrame:
     return frame.withColumn(name, has_word & (bit == 1)).drop(_MASK)
 
 
-def _units(files: PlannedFiles, rows: Indices, file_numbers: Indices) -> pa.Table:
-    deletes = files.deletes_of(ContentType.POSITION_DELETES)
-    place = np.full(len(files), -1, np.int64)
-    place[rows] = np.arange(len(rows))
-    owners = deletes.column("owner").to_numpy()
-    is_read = place[owners] >= 0
-    deletes, owners = deletes.filter(pa.array(is_read)), owners[is_read]
+def _units(files: PlannedFiles) -> tuple[pa.Table, Indices]:
+    """Return what to decode for files, and for each unit its place in the deletes of `sets`; -1 if it is in none."""
+    of_file = files.file_deletes
+    shared = np.flatnonzero(files.shared_deletes(ContentType.POSITION_DELETES))
+    data_files = files.table.column("file_path").take(of_file.column("owner"))
+    deletes = pa.concat_tables([
+        of_file.drop_columns(["owner"]).append_column("data_file", data_files),
+        files.sets.deletes.take(pa.array(shared)).append_column("data_file", pa.nulls(len(shared), pa.string())),
+    ])  # fmt: skip
+    order = pc.sort_indices(deletes, [("file_path", "ascending"), ("content_offset", "ascending")])
+    deletes = deletes.take(order)
     columns = {
+        "unit": pa.array(np.arange(len(deletes))),
         "location": deletes.column("file_path"),
         "offset": deletes.column("content_offset"),
         "size_in_bytes": pc.coalesce(deletes.column("content_size_in_bytes"), deletes.column("file_size_in_bytes")),
-        **{name: deletes.column(name) for name in ("file_format", "record_count", "referenced_data_file")},
-        "data_file": files.table.column("file_path").take(pa.array(owners)),
-        "rows": files.table.column("record_count").take(pa.array(owners)),
-        "first_word": pa.array(file_numbers[place[owners]] >> _COUNT_BITS),
+        **{name: deletes.column(name) for name in ("file_format", "record_count", "data_file")},
     }
-    units = pa.table([columns[name] for name in _UNITS.names], schema=_UNITS)
-    return units.sort_by([("location", "ascending"), ("offset", "ascending")])
+    places_in_sets = np.concatenate([np.full(len(of_file), -1), shared])[order.to_numpy()]
+    return pa.table([columns[name] for name in _UNITS.names], schema=_UNITS).combine_chunks(), places_in_sets
 
 
-def _decoded(state: TableState, units: pa.Table) -> Iterable[pa.RecordBatch]:
-    """Return `_WORDS` of units."""
-    if not len(units):
-        return []
+def _masked_files(masked: pa.Table, places_in_sets: Indices, files: PlannedFiles) -> Indices:
+    """Return the place of the file that each row of `_MASKED_WORDS` is about; -1 if its unit does not apply to it.
+
+    A position delete file may have positions of files that are not read, or no longer there, and of newer files.
+    """
+    paths = whole(files.table.column("file_path"))
+    file_places = pc.fill_null(pc.index_in(whole(masked.column("data_file")), value_set=paths), -1).to_numpy()
+    in_sets = places_in_sets[masked.column("unit").to_numpy()]
+    used = np.unique(files.set_codes)
+    of_used, members = files.sets.members_of(used)
+    deletes = len(files.sets.deletes)
+    is_member = np.isin(files.set_codes[file_places] * deletes + in_sets, used[of_used] * deletes + members)
+    return np.where((in_sets < 0) | is_member, file_places, -1)
+
+
+def _position_beyond(places: Words, words: Words, rows: int) -> int | None:
+    """Return a masked position that a file with so many rows does not have; None if it has all."""
+    first = (int(places[0]) << 6) + (int(words[0]) & -int(words[0])).bit_length() - 1
+    last = (int(places[-1]) << 6) + (int(words[-1]) & _ALL_BITS).bit_length() - 1
+    return next((position for position in (first, last) if not 0 <= position < rows), None)
+
+
+def _decoded(state: TableState, units: pa.Table, files: PlannedFiles) -> pa.Table:
+    """Return `_MASKED_WORDS` of units; those of other files are left out by jobs, and not by the driver."""
     access, spark = state.access, state.spark
+    if not len(units):
+        return _MASKED_WORDS.empty_table()
     if access.driver is not None and _are_few(units, state.settings):
-        return _decode(access.driver, units.to_batches())
-    with translated_errors():
-        if access.tasks is not None:
-            decoded = map_arrow(local_frame(spark, units), partial(_decode, access.tasks), _WORDS).toArrow()
-            return list(decoded.to_batches())
+        return pa.Table.from_batches([*_decode(access.driver, units.to_batches())], _MASKED_WORDS)
+    if access.tasks is not None:
+        decoded = map_arrow(local_frame(spark, units), partial(_decode, access.tasks), _MASKED_WORDS)
+    else:
         locations = units.column("location").unique().to_pylist()
-        grouped = _by_location(units)
-        keys = pa.table({"path": [*map(spark_path_key, locations)], "units": grouped})
+        keys = pa.table({"path": [*map(spark_path_key, locations)], "units": _by_location(units)})
         contents = binary_files(spark, locations).join(F.broadcast(local_frame(spark, keys)), "path")
-        decoded = map_arrow(contents.select("content", "units"), _decode_contents, _WORDS).toArrow()
-        return list(decoded.to_batches())
+        decoded = map_arrow(contents.select("content", "units"), _decode_contents, _MASKED_WORDS)
+    if units.column("data_file").null_count:
+        paths = files.table.select(["file_path"]).rename_columns(["data_file"])
+        decoded = decoded.join(local_frame(spark, paths), "data_file", "left_semi").select(_MASKED_WORDS.names)
+    with translated_errors():
+        return decoded.toArrow()
 
 
 def _are_few(units: pa.Table, limits: Settings) -> bool:
@@ -261,10 +317,12 @@ def _decode(reader: RangeReader, batches: Iterable[pa.RecordBatch]) -> Iterator[
         for place, data in read_ranges(reader, ranges):
             units = by_range[ranges[place]]
             if _is_vector(units[0]):
-                yield from (_row(unit, _vector_words(unit, data)) for unit in units)
-            else:
-                masked = _file_words(data, ranges[place].location, {unit["data_file"]: unit for unit in units})
-                yield from (_row(unit, words) for unit, words in masked)
+                yield from (_row(unit, unit["data_file"], _vector_words(unit, data)) for unit in units)
+                continue
+            masked = _file_words(data, units[0])
+            for unit in units:
+                _refuse_foreign(unit, masked)
+                yield from (_row(unit, path, words) for path, words in masked.items())
 
 
 def _by_range(units: Iterable[dict[str, Any]]) -> dict[FileRange, list[dict[str, Any]]]:
@@ -280,9 +338,10 @@ def _is_vector(unit: Mapping[str, Any]) -> bool:
     return bool(unit["file_format"] == "PUFFIN")
 
 
-def _row(unit: Mapping[str, Any], words: Words) -> pa.RecordBatch:
-    columns = [pa.array([unit["first_word"]]), pa.array([words], pa.list_(pa.int64()))]
-    return pa.RecordBatch.from_arrays(columns, schema=_WORDS)
+def _row(unit: Mapping[str, Any], data_file: str, masked: _MaskedWords) -> pa.RecordBatch:
+    values = ([unit["unit"]], [data_file], *([part] for part in masked))
+    columns = [pa.array(value, kind) for value, kind in zip(values, _MASKED_WORDS.types, strict=True)]
+    return pa.RecordBatch.from_arrays(columns, schema=_MASKED_WORDS)
 
 
 def _offset(unit: Mapping[str, Any]) -> int:
@@ -292,41 +351,29 @@ def _offset(unit: Mapping[str, Any]) -> int:
     return int(unit["offset"])
 
 
-def _vector_words(unit: Mapping[str, Any], blob: bytes) -> Words:
+def _vector_words(unit: Mapping[str, Any], blob: bytes) -> _MaskedWords:
     if len(blob) != unit["size_in_bytes"]:
         problem = f"{unit['size_in_bytes']} bytes there are not all in the file"
         raise CorruptFileError(unit["location"], "content_offset", unit["offset"], problem)
-    words = np.zeros(_word_count(unit), np.int64)
-    for positions in read_deletion_vector(blob, unit["location"], unit["record_count"]).positions():
-        _set(words, positions, unit)
-    return words
+    vector = read_deletion_vector(blob, unit["location"], unit["record_count"])
+    return _merged([_masked_words(positions) for positions in vector.positions()])
 
 
-def _file_words(
-    data: bytes, location: str, units: Mapping[str, Mapping[str, Any]]
-) -> Iterator[tuple[Mapping[str, Any], Words]]:
-    """Yield the words of data files, by their paths, that a position delete file has positions of.
-
-    Other paths are of files that are not read, or no longer there; not so in a file about one data file only.
-    """
-    words: dict[str, Words] = {}
-    for paths, positions in deleted_positions(data, next(iter(units.values()))["file_format"], location):
+def _file_words(data: bytes, unit: Mapping[str, Any]) -> dict[str, _MaskedWords]:
+    """Return what a position delete file masks of each data file, by its path."""
+    parts: dict[str, list[_MaskedWords]] = {}
+    for paths, positions in deleted_positions(data, unit["file_format"], unit["location"]):
         for path, of_path in _by_path(paths, positions):
-            unit = units.get(path)
-            if unit is None:
-                _refuse_foreign(path, location, units)
-                continue
-            if path not in words:
-                words[path] = np.zeros(_word_count(unit), np.int64)
-            _set(words[path], of_path, unit)
-    for path, of_path in words.items():
-        yield units[path], of_path
+            parts.setdefault(path, []).append(_masked_words(of_path))
+    return {path: _merged(of_path) for path, of_path in parts.items()}
 
 
-def _refuse_foreign(path: str, location: str, units: Mapping[str, Mapping[str, Any]]) -> None:
-    referenced = next(iter(units.values()))["referenced_data_file"]
-    if referenced is not None:
-        raise CorruptFileError(location, "file_path", path, f"the manifest says that all deletes are of {referenced}")
+def _refuse_foreign(unit: Mapping[str, Any], data_files: Iterable[str]) -> None:
+    expected = unit["data_file"]
+    for path in data_files:
+        if expected not in (None, path):
+            problem = f"the manifest says that all deletes are of {expected}"
+            raise CorruptFileError(unit["location"], "file_path", path, problem)
 
 
 def _by_path(paths: pa.DictionaryArray, positions: pa.Array) -> Iterator[tuple[str, Words]]:
@@ -338,19 +385,23 @@ def _by_path(paths: pa.DictionaryArray, positions: pa.Array) -> Iterator[tuple[s
         yield paths.dictionary[int(codes[order[start]])].as_py(), of_path
 
 
-def _word_count(unit: Mapping[str, Any]) -> int:
-    return max(-(-int(unit["rows"]) // 64), 1)
-
-
-def _set(words: Words, positions: Words, unit: Mapping[str, Any]) -> None:
-    """Set the bits of positions."""
-    if not len(positions):
-        return
+def _masked_words(positions: Words) -> _MaskedWords:
+    """Return the places of words with a bit, ascending, and these words."""
     positions = np.sort(positions, kind="stable")
-    for extreme in (int(positions[0]), int(positions[-1])):
-        if not 0 <= extreme < unit["rows"]:
-            problem = f"{unit['data_file']} has {unit['rows']} rows"
-            raise CorruptFileError(unit["location"], "position", extreme, problem)
-    places = positions >> 6
-    starts = np.flatnonzero(np.diff(places, prepend=-1))
-    words[places[starts]] |= np.bitwise_or.reduceat(np.left_shift(np.int64(1), positions & 63), starts)
+    return _combined(positions >> 6, np.left_shift(np.int64(1), positions & 63))
+
+
+def _merged(parts: Sequence[_MaskedWords]) -> _MaskedWords:
+    if len(parts) == 1:
+        return parts[0]
+    places, words = (np.concatenate([_NO_WORDS, *(part[side] for part in parts)]) for side in (0, 1))
+    order = np.argsort(places, kind="stable")
+    return _combined(places[order], words[order])
+
+
+def _combined(places: Words, words: Words) -> _MaskedWords:
+    """Return one word for each place, with the bits of all. `places` are ascending."""
+    if not len(places):
+        return places, words
+    starts = np.flatnonzero(np.concatenate([[True], np.diff(places) != 0]))
+    return places[starts], np.bitwise_or.reduceat(words, starts)

@@ -1,64 +1,138 @@
 """The files of a plan on the driver, as an Arrow table: what is needed to hand them over to a reader.
 
-A row takes some 200 bytes, and as many for each of its deletes.
+A row takes some 200 bytes, as do each deletion vector and position delete file of a data file, and each delete that
+several files have. A pair of a file and such a delete takes eight bytes until the sets of them are distinct.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyspark.sql import functions as F
 
+from sparkmeta.changes.entry_changes import at_most_one
 from sparkmeta.columns import sql
 from sparkmeta.columns.sql import Aliased, Sql
 from sparkmeta.errors import SparkmetaError, from_spark
-from sparkmeta.plan.deletes.views import partition_key
-from sparkmeta.plan.files import file_columns, plan_files
-from sparkmeta.plan.rows import DELETES
+from sparkmeta.manifests.arrays import whole
+from sparkmeta.plan.deletes.views import delete_struct, partition_key
+from sparkmeta.plan.entries import read_entries
+from sparkmeta.plan.files import file_columns, planned_rows
+from sparkmeta.plan.match import match_deletes
+from sparkmeta.plan.rows import DELETES, public_delete
+from sparkmeta.rows.delete_sets import ENTRY, ENTRY_ID, DeleteSets, Flags, Indices, delete_sets
 from sparkmeta.rows.file_rows import CHANGE_COLUMNS, SELECTED_BY
+from sparkmeta.session import local_frame
+from sparkmeta.spec.entry import ContentType
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
 
     from sparkmeta.plan.choose import Choice
-    from sparkmeta.spec.entry import ContentType
+    from sparkmeta.plan.deletes.entries import DeleteEntries
     from sparkmeta.state import TableState
 
 PARTITION: Final = "partition"
+FILE_DELETES: Final = "file_deletes"
+"""Deletes that name their data file: deletion vectors, and position delete files of one data file."""
+DELETE_SET: Final = "delete_set"
+"""The set of other deletes that apply to a data file."""
+SELECTING: Final = {FILE_DELETES: "selecting_deletes", DELETE_SET: "selecting_set"}
+"""The columns of deletes in `SELECTED_BY`."""
 
 _PARTITION_KEY: Final = "partition_key"
+_DELETE: Final = "delete"
+_OF_SET, _OF_SET_DELETES = "of_set", "deletes_of_set"
 _COLUMNS = (
     "file_path", "file_format", "spec_id", "record_count", "file_size_in_bytes", "split_offsets", "first_row_id",
     "data_sequence_number",
 )  # fmt: skip
-_DELETE_FIELDS = (
-    "content", "file_path", "file_format", "file_size_in_bytes", "referenced_data_file", "content_offset",
-    "content_size_in_bytes", "record_count", "data_sequence_number", "equality_ids",
-)  # fmt: skip
+_DELETES: Final = pa.schema(
+    [
+        pa.field("content", pa.int32()),
+        pa.field("file_path", pa.string()),
+        pa.field("file_format", pa.string()),
+        pa.field("file_size_in_bytes", pa.int64()),
+        pa.field("referenced_data_file", pa.string()),
+        pa.field("content_offset", pa.int64()),
+        pa.field("content_size_in_bytes", pa.int64()),
+        pa.field("record_count", pa.int64()),
+        pa.field("data_sequence_number", pa.int64()),
+        pa.field("equality_ids", pa.list_(pa.field("element", pa.int32()))),
+    ]
+)
+"""What readers need of a delete."""
 
-Flags = np.ndarray[Any, np.dtype[np.bool_]]
-Indices = np.ndarray[Any, np.dtype[np.int64]]
+
+@dataclass(frozen=True)
+class RowPlan:
+    """A plan for readers of rows, which has not run.
+
+    Attributes:
+        frame: columns of `plan_files`, and what tells files of one partition.
+        deletes: the delete entries that the plan matches.
+    """
+
+    frame: DataFrame
+    deletes: tuple[DeleteEntries, ...] = ()
+
+    @staticmethod
+    def union(plans: Sequence[RowPlan]) -> RowPlan:
+        """Return the plan of all files of at least one plan."""
+        (frame,) = at_most_one([plan.frame for plan in plans])
+        return RowPlan(frame, tuple(deletes for plan in plans for deletes in plan.deletes))
+
+    def shared_deletes(self, state: TableState) -> list[pa.Table]:
+        """Read the deletes that name no data file: `ENTRY_ID`, `ENTRY` and others; an entry may be there twice.
+
+        Returns:
+            At most one table.
+        """
+        delete = sql.col(_DELETE)
+        fields = [_entry_id(delete).alias(ENTRY_ID), *(delete[name].alias(name) for name in (*ENTRY, *_DELETES.names))]
+        frames = [
+            deletes.entries.selectExpr(public_delete(delete_struct(state), deletes.manifests).alias(_DELETE).selected)
+            for deletes in self.deletes
+            if deletes.entries is not None and not deletes.only_dvs
+        ]
+        return [
+            every.where((~_names_file(delete)).text).selectExpr(*sql.texts(fields)).toArrow()
+            for every in at_most_one(frames)
+        ]
 
 
-def plan_rows(choice: Choice) -> DataFrame:
-    """Return the rows of `plan_files`, with what tells files of one partition."""
-    return plan_files(choice, _partition_column(choice.pruned.filter.state))
+def plan_rows(choice: Choice) -> RowPlan:
+    """Plan a scan for a reader of rows."""
+    entries = read_entries(choice)
+    partition = _partition_column(choice.pruned.filter.state)
+    return RowPlan(planned_rows(match_deletes(entries), partition), (entries.deletes,))
 
 
-def rows_of_entries(entries: DataFrame, state: TableState, *others: str) -> DataFrame:
-    """Return data entries with `DELETES`, and others of their columns, as what `PlannedFiles` need of `plan_rows`."""
+def plan_of_entries(
+    matched: DataFrame, state: TableState, *others: str, deletes: DeleteEntries | None = None
+) -> RowPlan:
+    """Return a plan of data entries with `DELETES`, and others of their columns.
+
+    Args:
+        matched: the data entries.
+        state: the table.
+        others: names of the other columns.
+        deletes: the delete entries that were matched; None: there are none.
+    """
     columns = [value.alias(name) for name, value in file_columns(state).items()]
-    return entries.selectExpr(*sql.texts([*columns, _partition_column(state)]), DELETES, *others)
+    frame = matched.selectExpr(*sql.texts([*columns, _partition_column(state)]), DELETES, *others)
+    return RowPlan(frame, () if deletes is None else (deletes,))
 
 
 def _partition_column(state: TableState) -> Aliased:
-    """Return what tells files of one partition, as a further column of `plan_files`."""
+    """Return what tells files of one partition."""
     return partition_key(state).alias(_PARTITION_KEY)
 
 
@@ -67,36 +141,55 @@ class PlannedFiles:
     """Planned data files with their deletes.
 
     Attributes:
-        table: columns of `plan_files`, those that readers of rows need; one row a data file. It may have `SELECTED_BY`,
-            and columns of `CHANGE_COLUMNS`, which rows of the file have in common.
+        table: columns of `plan_files`, those that readers of rows need, with `FILE_DELETES` and `DELETE_SET` for the
+            deletes; one row a data file. It may have the columns of `SELECTING`, and of `CHANGE_COLUMNS`, which rows of
+            the file have in common.
+        sets: sets of deletes that name no data file.
     """
 
     table: pa.Table
+    sets: DeleteSets
 
     @staticmethod
-    def of(planned: DataFrame, state: TableState, *others: str) -> PlannedFiles:
-        """Run a plan, and bring its rows to the driver.
+    def of(plans: Sequence[RowPlan], state: TableState, *others: str) -> PlannedFiles:
+        """Run plans, at least one, and bring their rows to the driver.
 
         Args:
-            planned: rows of `plan_rows`.
+            plans: the plans.
             state: the table.
             others: further columns to keep.
 
         Raises:
-            ValidationError: as the plan does.
+            ValidationError: as the plans do.
         """
-
-        def needed(delete: Sql) -> Sql:
-            return sql.struct(*(delete[name].alias(name) for name in _DELETE_FIELDS))
-
         partition = [PARTITION] if state.types.partition_type.fields else []
-        deletes = sql.transform(sql.col(DELETES), needed).alias(DELETES)
+        deletes = sql.col(DELETES)
+        named = sql.transform(sql.filter(deletes, _names_file), _needed).alias(FILE_DELETES)
+        unnamed = sql.filter(deletes, lambda delete: ~_names_file(delete))
+        ids = sql.transform(unnamed, _entry_id).alias(ENTRY_ID)
+        columns = (*_COLUMNS, *partition, _PARTITION_KEY, *others, named.selected, ids.selected)
         with translated_errors():
-            table = planned.selectExpr(*_COLUMNS, *partition, _PARTITION_KEY, deletes.selected, *others).toArrow()
-        return PlannedFiles(table.combine_chunks())
+            tables = [plan.frame.selectExpr(*columns).toArrow() for plan in plans]
+            table = pa.concat_tables(tables, promote_options="permissive").combine_chunks()
+            ids_of_files = whole(table.column(ENTRY_ID))
+            if len(ids_of_files.flatten()):
+                tables = [table for plan in plans for table in plan.shared_deletes(state)]
+                shared = pa.concat_tables(tables, promote_options="permissive")
+                codes, sets = delete_sets(ids_of_files, shared, _DELETES)
+            else:
+                codes, sets = np.zeros(len(table), np.int64), DeleteSets.none(_DELETES)
+        return PlannedFiles(table.drop_columns([ENTRY_ID]).append_column(DELETE_SET, pa.array(codes)), sets)
 
     def __len__(self) -> int:
         return len(self.table)
+
+    def filter(self, flags: Flags) -> PlannedFiles:
+        """Return some of the files."""
+        return replace(self, table=self.table.filter(pa.array(flags)))
+
+    def take(self, rows: Indices) -> PlannedFiles:
+        """Return the files of some rows."""
+        return replace(self, table=self.table.take(pa.array(rows)))
 
     def numbers(self, column: str) -> Indices:
         """Return a column of integers; a null is 0."""
@@ -105,11 +198,12 @@ class PlannedFiles:
 
     @cached_property
     def selecting(self) -> PlannedFiles | None:
-        """The same files with `SELECTED_BY` as their deletes; None where files are not read for deleted rows."""
-        if SELECTED_BY not in self.table.column_names:
+        """The same files with the deletes that select rows; None where files are not read for deleted rows."""
+        if SELECTING[DELETE_SET] not in self.table.column_names:
             return None
-        table = self.table.drop_columns([DELETES])
-        return PlannedFiles(table.rename_columns({SELECTED_BY: DELETES}))
+        names = {selecting: name for name, selecting in SELECTING.items()}
+        table = self.table.drop_columns([*SELECTING])
+        return replace(self, table=table.rename_columns([names.get(name, name) for name in table.column_names]))
 
     @cached_property
     def partition_codes(self) -> Indices:
@@ -123,21 +217,77 @@ class PlannedFiles:
         return codes
 
     @cached_property
-    def deletes(self) -> pa.Table:
-        """The deletes of all files one after another, and `owner`, the row of the file that each applies to."""
-        lists = self.table.column(DELETES).combine_chunks()
+    def file_deletes(self) -> pa.Table:
+        """The deletes that name their data file, and `owner`, the row of the file."""
+        lists = whole(self.table.column(FILE_DELETES))
         owners = np.repeat(np.arange(len(self)), pc.list_value_length(lists).to_numpy(zero_copy_only=False))
-        flat = pa.Table.from_struct_array(lists.flatten())
-        return flat.append_column("owner", pa.array(owners, pa.int64()))
+        return _file_deletes(self.table).append_column("owner", pa.array(owners, pa.int64()))
 
-    def deletes_of(self, content: ContentType) -> pa.Table:
-        """Return the rows of `deletes` of a kind."""
-        return self.deletes.filter(pc.equal(self.deletes.column("content"), int(content)))
+    @cached_property
+    def set_codes(self) -> Indices:
+        """The set of each file, by its place in `sets`."""
+        return self.numbers(DELETE_SET)
+
+    def shared_deletes(self, content: ContentType) -> Flags:
+        """Return which deletes of `sets` are of a kind and in a set of one of the files."""
+        is_used = np.zeros(len(self.sets.deletes), np.bool_)
+        is_used[self.sets.members_of(np.unique(self.set_codes))[1]] = True
+        flags: Flags = is_used & np.asarray(pc.equal(self.sets.deletes.column("content"), int(content)))
+        return flags
+
+    def have(self, content: ContentType) -> Flags:
+        """Return which files have deletes of a kind."""
+        flags = self.sets.any(self.shared_deletes(content))[self.set_codes]
+        if content is ContentType.POSITION_DELETES:
+            flags[self.file_deletes.column("owner").to_numpy()] = True
+        return flags
 
     @property
     def sides(self) -> list[PlannedFiles]:
         """The files with each of their arrays of deletes."""
         return [self] if self.selecting is None else [self, self.selecting]
+
+    def frame(self, spark: SparkSession) -> DataFrame:
+        """Return the files with `DELETES` and, where deletes select rows, `SELECTED_BY`.
+
+        Spark puts these arrays together: the driver has the deletes of a set once, not once for each file.
+        """
+        frame = local_frame(spark, self.table)
+        for name, side in zip((DELETES, SELECTED_BY), self.sides, strict=False):
+            columns = SELECTING if name == SELECTED_BY else {column: column for column in SELECTING}
+            of_file = sql.col(columns[FILE_DELETES])
+            used = np.unique(side.set_codes)
+            places, members = self.sets.members_of(used)
+            if len(members):
+                offsets = np.searchsorted(places, np.arange(len(used) + 1)).astype(np.int32)
+                deletes = self.sets.deletes.take(pa.array(members)).to_struct_array()
+                lists = pa.ListArray.from_arrays(pa.array(offsets), whole(deletes))
+                sets = local_frame(spark, pa.table({_OF_SET: used, _OF_SET_DELETES: lists}))
+                frame = frame.join(sets, F.col(columns[DELETE_SET]) == F.col(_OF_SET))
+                of_file = sql.concat(of_file, sql.col(_OF_SET_DELETES))
+            frame = frame.selectExpr("*", of_file.alias(name).selected).drop(
+                *columns.values(), _OF_SET, _OF_SET_DELETES
+            )
+        return frame
+
+
+def _names_file(delete: Sql) -> Sql:
+    """Return whether a public delete applies to one data file by what its entry says."""
+    is_of_file = delete["referenced_data_file"].isNotNull() | (delete["file_format"] == "PUFFIN")
+    return (delete["content"] == int(ContentType.POSITION_DELETES)) & is_of_file
+
+
+def _entry_id(delete: Sql) -> Sql:
+    return sql.call("xxhash64", *(delete[name] for name in ENTRY))
+
+
+def _needed(delete: Sql) -> Sql:
+    return sql.struct(*(delete[name].alias(name) for name in _DELETES.names))
+
+
+def _file_deletes(table: pa.Table) -> pa.Table:
+    """Return the `FILE_DELETES` of all files one after another."""
+    return pa.Table.from_struct_array(whole(table.column(FILE_DELETES)).flatten()).cast(_DELETES)
 
 
 @contextmanager

@@ -27,11 +27,12 @@ from sparkmeta.columns.types import spark_type
 from sparkmeta.rows import masks
 from sparkmeta.rows.arrow_reader import metadata_type, read_by_tasks
 from sparkmeta.rows.columns import ReadColumns, names_tell, needed_fields
+from sparkmeta.rows.delete_sets import Flags, Indices
 from sparkmeta.rows.equality import IS_DELETED, equality_deletes, id_lists, in_order, with_equal, without_equal
 from sparkmeta.rows.file_rows import ALL_METADATA_COLUMNS, CHANGE_COLUMNS
 from sparkmeta.rows.handover import FILES, NUMBER, POSITION, read_files
 from sparkmeta.rows.layouts import layouts
-from sparkmeta.rows.planned import PARTITION, Flags, Indices, PlannedFiles, plan_rows
+from sparkmeta.rows.planned import PARTITION, PlannedFiles, plan_rows
 from sparkmeta.session import local_frame
 from sparkmeta.spec.entry import ContentType
 
@@ -107,7 +108,7 @@ def read_rows(scan: RowScan, choice: Choice) -> DataFrame:
         CorruptFileError: a file is not what it should be.
         NotFoundError: a manifest or file of deletes is missing.
     """
-    return rows_of(scan, PlannedFiles.of(plan_rows(choice), scan.state))
+    return rows_of(scan, PlannedFiles.of([plan_rows(choice)], scan.state))
 
 
 def rows_of(scan: RowScan, files: PlannedFiles) -> DataFrame:
@@ -122,9 +123,9 @@ def rows_of(scan: RowScan, files: PlannedFiles) -> DataFrame:
                 if part.may_have_rows:
                     frames.append(part.frame())
                 counts[rows] = -1
-    others = files.table.filter(pa.array(counts >= 0))
+    others = files.filter(counts >= 0)
     if len(others):
-        planned = local_frame(scan.state.spark, others)
+        planned = others.frame(scan.state.spark)
         frames.append(read_by_tasks(scan.filter, planned, scan.projection, scan.metadata_columns))
     return union_of(scan, frames)
 
@@ -153,7 +154,8 @@ def _grouped(scan: RowScan, files: PlannedFiles, rows: Indices) -> Iterator[tupl
         rows: of files of a format and name that Spark reads.
     """
     state, schema = scan.state, scan.filter.schema
-    deletes = pa.concat_tables([side.deletes_of(ContentType.EQUALITY_DELETES) for side in files.sides])
+    is_applied = reduce(np.logical_or, (side.shared_deletes(ContentType.EQUALITY_DELETES) for side in files.sides))
+    deletes = files.sets.deletes.filter(pa.array(is_applied))
     compared = {int(field_id) for ids in id_lists(deletes).unique().to_pylist() for field_id in ids.split(",")}
     others = referenced_ids(scan.filter.row_filter) | (compared & schema.field_ids)
     dropped = [state.types.fields[field_id] for field_id in sorted(compared - schema.field_ids)]
@@ -166,7 +168,8 @@ def _grouped(scan: RowScan, files: PlannedFiles, rows: Indices) -> Iterator[tupl
     if state.access.tasks is None:
         return
     if compared and not names_tell(state, _compared(fields, compared)):
-        rows = np.setdiff1d(rows, deletes.column("owner").to_numpy())
+        has_keys = reduce(np.logical_or, (side.have(ContentType.EQUALITY_DELETES) for side in files.sides))
+        rows = rows[~has_keys[rows]]
     for columns, group in layouts(state, files, rows, fields) if len(rows) else ():
         if columns is not None:
             yield columns, group
@@ -275,8 +278,7 @@ class _Part:
         if selecting is None:
             return np.arange(len(self.rows))
         is_selected = masks.masks_any(selecting.words & ~deleted if len(deleted) else selecting.words, self.numbers)
-        compared = self.files.sides[-1].deletes_of(ContentType.EQUALITY_DELETES).column("owner").to_numpy()
-        return np.flatnonzero(is_selected | np.isin(self.rows, compared))
+        return np.flatnonzero(is_selected | self.files.sides[-1].have(ContentType.EQUALITY_DELETES)[self.rows])
 
     def _extra(self, deletes: _Deletes) -> set[str]:
         """Return which of number and position the rows need."""

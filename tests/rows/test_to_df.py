@@ -70,7 +70,7 @@ def test_metadata_columns(name: str, corpus: Corpus, spark: SparkSession) -> Non
 
 
 def test_partition_fields_of_one_name(shop: Workshop) -> None:
-    """The field of the newest spec has the name, the older one its id behind it; Java reads rows without `_partition`."""
+    """The field of the newest spec has the name, the older one its id behind it."""
     shop.create("id INT, s STRING", "bucket(2, id)", version=2)
     shop.insert("1, 'a'", "2, 'b'")
     bucket = shop.java.iceberg.expressions.Expressions.bucket("id", 4)
