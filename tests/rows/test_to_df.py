@@ -235,6 +235,36 @@ def test_a_delete_file_about_one_file_that_names_another(shop: Workshop) -> None
     both_ways(shop, ValidationError, "file:///another/table.parquet")
 
 
+@pytest.mark.parametrize("size", ["64m", "0"])
+def test_positions_of_other_files(size: str, shop: Workshop) -> None:
+    """A position delete file of a partition deletes rows of older files of that partition, whatever else it names."""
+    shop.create("id BIGINT, p STRING", "p")
+    old, other, new = (
+        shop.data_file(f"{name}.parquet", {"id": [0, 1, 2], "p": [name[0]] * 3}, [name[0]])
+        for name in ("a_old", "b_old", "a_new")
+    )
+    shop.append(old, other)
+    paths = [str(file.location()) for file in (old, new, other)]
+    rows = sorted([(path, 1) for path in paths] + [("file:///gone.parquet", 1 << 50)] + [(paths[0], 2)])
+    ids = {"file_path": b"2147483546", "pos": b"2147483545"}
+    schema = pa.schema(
+        [
+            pa.field(name, kind, nullable=False, metadata={b"PARQUET:field_id": ids[name]})
+            for name, kind in (("file_path", pa.string()), ("pos", pa.int64()))
+        ]
+    )
+    location = shop.folder / "data" / "deletes.parquet"
+    pq.write_table(pa.table([*map(list, zip(*rows, strict=True))], schema=schema), location)
+    builder = shop.java.iceberg.FileMetadata.deleteFileBuilder(shop.table.spec()).ofPositionDeletes()
+    builder = builder.withPath(f"file:{location}").withFormat("parquet").withRecordCount(len(rows))
+    shop.row_delta(builder.withFileSizeInBytes(location.stat().st_size).withPartitionPath("p=a").build())
+    shop.append(new)
+    with configured(shop.spark, {"spark.sparkmeta.driver-manifest-bytes": size}):
+        scan = table_of(shop).scan()
+        assert_same(scan.to_df(), shop.sql("SELECT * FROM {t}"))
+        assert scan.count() == 7
+
+
 def test_a_missing_data_file(shop: Workshop) -> None:
     shop.create("id BIGINT")
     shop.insert("1")
