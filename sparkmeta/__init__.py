@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from sparkmeta.commit.transaction import Transaction
     from sparkmeta.compact.plan import CompactionPlan, CompactionSummary
     from sparkmeta.errors import (
+        CatalogError,
         CommitConflictError,
         CommitFailedError,
         CommitStateUnknownError,
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
         FileAccessError,
         FileAlreadyExistsError,
         InvalidFilterError,
+        NamespaceAlreadyExistsError,
+        NamespaceNotEmptyError,
         NoSuchNamespaceError,
         NoSuchSnapshotError,
         NoSuchTableError,
@@ -57,6 +60,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Catalog",
+    "CatalogError",
     "ChangelogScan",
     "CommitConflictError",
     "CommitFailedError",
@@ -75,6 +79,8 @@ __all__ = [
     "ManageSnapshots",
     "ManifestRewritePlan",
     "ManifestRewriteSummary",
+    "NamespaceAlreadyExistsError",
+    "NamespaceNotEmptyError",
     "NoSuchNamespaceError",
     "NoSuchSnapshotError",
     "NoSuchTableError",

@@ -84,6 +84,14 @@ class NoSuchNamespaceError(SparkmetaError, iceberg.NoSuchNamespaceError):
     """There is no namespace of the name."""
 
 
+class NamespaceAlreadyExistsError(SparkmetaError, iceberg.NamespaceAlreadyExistsError):
+    """A namespace to create exists already."""
+
+
+class NamespaceNotEmptyError(SparkmetaError, iceberg.NamespaceNotEmptyError):
+    """A namespace to drop has tables or namespaces."""
+
+
 class TableAlreadyExistsError(SparkmetaError, iceberg.TableAlreadyExistsError):
     """A table to create exists already."""
 
@@ -110,6 +118,10 @@ class NotFoundError(SparkmetaError, FileNotFoundError):
 
 class FileAccessError(SparkmetaError, OSError):
     """A file could not be opened or read, because permission is missing or its store does not respond."""
+
+
+class CatalogError(SparkmetaError, OSError):
+    """A catalog refuses a request, fails or does not respond."""
 
 
 class FileAlreadyExistsError(SparkmetaError, FileExistsError):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from html import escape
 from typing import TYPE_CHECKING, Any
@@ -20,7 +20,7 @@ from sparkmeta.maintain.maintenance import Maintenance
 from sparkmeta.operations.base_table import BaseTable
 from sparkmeta.operations.filesystem import FileSystemOperations
 from sparkmeta.operations.metadata_files import is_metadata_file, latest_metadata
-from sparkmeta.operations.table_operations import StaticOperations, load_version
+from sparkmeta.operations.table_operations import OPENED_BY_PATH, StaticOperations, load_version
 from sparkmeta.scan import ALL_FIELDS, ChangelogScan, IncrementalScan, Scan, changelog_scan, table_scan
 from sparkmeta.session import resolve_session
 from sparkmeta.state import TableState
@@ -50,8 +50,10 @@ class Table(BaseTable):
 
     @staticmethod
     def from_pyiceberg(table: PyIcebergTable, spark: SparkSession | None = None) -> Table:
-        """Return a table that pyiceberg loaded, read through its FileIO."""
-        return open_metadata(table.metadata_location, spark, io=table.io, identifier=table.name())
+        """Return a table that pyiceberg loaded, read through its FileIO. It can't be committed to."""
+        opened = open_metadata(table.metadata_location, spark, io=table.io, identifier=table.name())
+        refusal = "the table was loaded by pyiceberg: load it with a catalog of sparkmeta.load_catalog to commit to it"
+        return replace(opened, operations=StaticOperations(opened.version, refusal))
 
     # -- reading ----------------------------------------------------------------------------------------------------
 
@@ -242,8 +244,8 @@ class Table(BaseTable):
 
     @property
     def read_only(self) -> bool:
-        """Whether the table can't be committed to, since it was opened by the path of a metadata file."""
-        return self.operations.read_only
+        """Whether the table can't be committed to, since it was opened by its path, not through a catalog that can."""
+        return self.operations.refusal is not None
 
     @property
     def format_version(self) -> int:
@@ -366,7 +368,8 @@ def open_table(folder: str, spark: SparkSession, files: Files | None = None) -> 
     files = files or files_for(spark, folder)
     newest = latest_metadata(files, folder)
     version = load_version(files, newest.location)
-    operations = FileSystemOperations(files, folder, version.metadata.table_uuid, newest.read_only)
+    refusal = OPENED_BY_PATH if newest.read_only else None
+    operations = FileSystemOperations(files, folder, version.metadata.table_uuid, refusal)
     return table_of(version, spark, files, (folder,), operations)
 
 

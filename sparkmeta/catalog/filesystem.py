@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from pyiceberg.partitioning import UNPARTITIONED_PARTITION_SPEC, PartitionSpec
 from pyiceberg.table.sorting import UNSORTED_SORT_ORDER, SortOrder
 
+from sparkmeta.catalog.base import NO_PROPERTIES, Catalog, Identifier
 from sparkmeta.catalog.names import as_names
-from sparkmeta.catalog.views import FileSystemViews, HoldsViews
+from sparkmeta.catalog.views import FileSystemViews
+from sparkmeta.errors import (
+    CatalogError,
+    NamespaceAlreadyExistsError,
+    NamespaceNotEmptyError,
+    NoSuchNamespaceError,
+    NoSuchTableError,
+    UnsupportedError,
+)
 from sparkmeta.operations.filesystem import FileSystemOperations
-from sparkmeta.operations.metadata_files import METADATA, METADATA_FILES
+from sparkmeta.operations.metadata_files import METADATA, METADATA_FILES, latest_metadata
 from sparkmeta.session import resolve_session
 from sparkmeta.spec.new_table import new_metadata
 from sparkmeta.storage.access import files_for
@@ -28,65 +38,150 @@ if TYPE_CHECKING:
 
 # Most levels of namespaces below a warehouse.
 _DEEPEST = 3
+# The properties of a namespace, which make a folder one that holds no tables yet.
+_NAMESPACE_FILE = "namespace.json"
 
 
 @dataclass(frozen=True)
-class FileSystemCatalog(HoldsViews):
-    """The tables in the folders of a warehouse: ``<warehouse>/<namespace>/<table>``, with a level for each name."""
+class FileSystemCatalog(Catalog):
+    """The tables in the folders of a warehouse: ``<warehouse>/<namespace>/<table>``, with a level for each name.
+
+    A namespace is a folder that holds tables, or the file `namespace.json`, which `create_namespace` writes.
+    """
 
     name: str
     warehouse: str
 
-    def load_table(self, identifier: str | tuple[str, ...], spark: SparkSession | None = None) -> Table:
+    def load_table(self, identifier: Identifier, spark: SparkSession | None = None) -> Table:
         """Load a table. Raises NoSuchTableError."""
         names = as_names(identifier)
         return replace(open_table(self._folder(names), resolve_session(spark)), identifier=names)
 
-    def create_table(
+    def create_table(  # noqa: PLR0913  pyiceberg's own parameters
         self,
-        identifier: str | tuple[str, ...],
+        identifier: Identifier,
         schema: Schema,
         partition_spec: PartitionSpec = UNPARTITIONED_PARTITION_SPEC,
         sort_order: SortOrder = UNSORTED_SORT_ORDER,
         properties: Mapping[str, str] | None = None,
         *,
         format_version: int | None = None,
+        location: str | None = None,
         spark: SparkSession | None = None,
     ) -> Table:
-        """Create an empty table; see `Catalog.create_table`."""
+        """Create an empty table; see `Catalog.create_table`. Its namespace needs not exist."""
         names = as_names(identifier)
         folder, session = self._folder(names), resolve_session(spark)
+        if location is not None and location.rstrip("/") != folder:
+            raise UnsupportedError(f"{'.'.join(names)}: the folder of the table is {folder}: it can't be {location}")
         metadata = new_metadata(folder, schema, partition_spec, sort_order, properties or {}, format_version)
         FileSystemOperations(files_for(session, folder), folder).commit(None, metadata)
         return self.load_table(names, session)
 
-    def list_tables(self, namespace: str | tuple[str, ...], spark: SparkSession | None = None) -> list[tuple[str, ...]]:
+    def register_table(
+        self,
+        identifier: Identifier,
+        metadata_location: str,
+        spark: SparkSession | None = None,  # noqa: ARG002  the parameters of all catalogs
+    ) -> NoReturn:
+        """Raise UnsupportedError."""
+        self._refuse(identifier, f"{metadata_location} can't be registered here: open it by its path")
+
+    def rename_table(
+        self,
+        from_identifier: Identifier,
+        to_identifier: Identifier,
+        spark: SparkSession | None = None,  # noqa: ARG002  the parameters of all catalogs
+    ) -> NoReturn:
+        """Raise UnsupportedError."""
+        self._refuse(from_identifier, f"it can't be renamed to {'.'.join(as_names(to_identifier))}")
+
+    def drop_table(self, identifier: Identifier, spark: SparkSession | None = None) -> None:
+        """Make the folder of a table one without a table. Raises NoSuchTableError.
+
+        The current metadata file gets the name `metadata/dropped-<uuid>.json`, by which it can still be opened; earlier
+        ones are deleted. Other files stay.
+        """
+        names = as_names(identifier)
+        table = self.load_table(names, spark)
+        if table.operations.refusal is not None:
+            self._refuse(names, "it belongs to another catalog, which drops it")
+        FileSystemOperations(table.state.files, self._folder(names), table.metadata.table_uuid).drop()
+
+    def table_exists(self, identifier: Identifier, spark: SparkSession | None = None) -> bool:
+        """Return whether the folder of a table has a metadata file."""
+        names = as_names(identifier)
+        folder = self._folder(names)
+        try:
+            latest_metadata(self._views(spark).files, folder)
+        except NoSuchTableError:
+            return False
+        return not self._views(spark).operations(names).is_view()
+
+    def list_tables(self, namespace: Identifier, spark: SparkSession | None = None) -> list[tuple[str, ...]]:
         """Return the sorted identifiers of the tables directly in a namespace."""
         names = as_names(namespace)
-        identifiers = [(*names, name) for name in self._first_names(names, 1, spark)]
+        identifiers = [(*names, name) for name in self._relations(names, spark)]
         views = set(self.list_views(names, spark))
         return [identifier for identifier in identifiers if identifier not in views]
 
-    def list_namespaces(
-        self, namespace: str | tuple[str, ...] = (), spark: SparkSession | None = None
-    ) -> list[tuple[str, ...]]:
-        """Return the sorted namespaces directly in a namespace that hold tables at up to three levels."""
+    def create_namespace(
+        self, namespace: Identifier, properties: Mapping[str, str] = NO_PROPERTIES, spark: SparkSession | None = None
+    ) -> None:
+        """Create a namespace. Raises NamespaceAlreadyExistsError."""
         names = as_names(namespace)
-        names_below = {name for depth in range(2, _DEEPEST + 2) for name in self._first_names(names, depth, spark)}
-        return [(*names, name) for name in sorted(names_below - set(self._first_names(names, 1, spark)))]
+        if self.namespace_exists(names, spark):
+            raise NamespaceAlreadyExistsError(f"{'.'.join(names)}: there is such a namespace already")
+        text = json.dumps(dict(properties))
+        self._views(spark).files.overwrite(self._namespace_file(names), text.encode())
+
+    def drop_namespace(self, namespace: Identifier, spark: SparkSession | None = None) -> None:
+        """Drop an empty namespace; see `Catalog.drop_namespace`."""
+        names = as_names(namespace)
+        if not self.namespace_exists(names, spark):
+            raise NoSuchNamespaceError(f"{'.'.join(names)}: there is no such namespace")
+        if self._relations(names, spark) or self.list_namespaces(names, spark):
+            raise NamespaceNotEmptyError(f"{'.'.join(names)}: the namespace has tables, views or namespaces")
+        for failed in self._views(spark).files.delete_many([self._namespace_file(names)]):
+            raise CatalogError(f"{'.'.join(names)}: {failed.location} can't be deleted: {failed.reason}")
+
+    def namespace_exists(self, namespace: Identifier, spark: SparkSession | None = None) -> bool:
+        """Return whether a folder holds tables, at up to three levels, or was made a namespace."""
+        names = as_names(namespace)
+        if self._views(spark).files.exists(self._namespace_file(names)):
+            return True
+        return bool(names) and names in self.list_namespaces(names[:-1], spark)
+
+    def list_namespaces(self, namespace: Identifier = (), spark: SparkSession | None = None) -> list[tuple[str, ...]]:
+        """Return the sorted namespaces directly in a namespace that hold tables at up to three levels, or are empty."""
+        names = as_names(namespace)
+        below: set[str] = set()
+        for depth in range(1, _DEEPEST + 1):
+            below.update(self._relations(names, spark, depth))
+            below.update(self._first_names(names, [*["*"] * depth, _NAMESPACE_FILE], spark))
+        return [(*names, name) for name in sorted(below.difference(self._relations(names, spark)))]
 
     def _views(self, spark: SparkSession | None) -> FileSystemViews:
         return FileSystemViews.of(self.warehouse, spark)
 
-    def _first_names(self, names: tuple[str, ...], depth: int, spark: SparkSession | None) -> list[str]:
+    def _relations(self, names: tuple[str, ...], spark: SparkSession | None, depth: int = 0) -> list[str]:
+        """Return the sorted first names of the tables and views that are `depth` namespaces below one."""
+        return self._first_names(names, [*["*"] * (depth + 1), METADATA, METADATA_FILES], spark)
+
+    def _first_names(self, names: tuple[str, ...], pattern: list[str], spark: SparkSession | None) -> list[str]:
         folder = self._folder(names)
-        pattern = "/".join([*["*"] * depth, METADATA, METADATA_FILES])
-        locations = files_for(resolve_session(spark), folder).glob(folder, pattern)
+        locations = self._views(spark).files.glob(folder, "/".join(pattern))
         above = len(path_of(folder).split("/"))
         return sorted({path_of(location).split("/")[above] for location in locations})
+
+    def _namespace_file(self, names: tuple[str, ...]) -> str:
+        return join(self._folder(names), _NAMESPACE_FILE)
 
     def _folder(self, names: tuple[str, ...]) -> str:
         folder = self.warehouse
         for name in names:
             folder = join(folder, name)
         return folder
+
+    def _refuse(self, identifier: Identifier, reason: str) -> NoReturn:
+        raise UnsupportedError(f"{'.'.join(as_names(identifier))} in the file system catalog {self.name}: {reason}")

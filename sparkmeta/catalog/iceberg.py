@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-import json
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
@@ -14,13 +14,25 @@ from pyiceberg.io import FileIO, InputFile, OutputFile
 from pyiceberg.partitioning import UNPARTITIONED_PARTITION_SPEC, PartitionSpec
 from pyiceberg.table.sorting import UNSORTED_SORT_ORDER, SortOrder
 
+from sparkmeta.catalog.base import NO_PROPERTIES, Catalog, Identifier
 from sparkmeta.catalog.names import as_names
-from sparkmeta.catalog.views import HoldsViews, RestViews
-from sparkmeta.errors import NoSuchTableError, UnsupportedError
+from sparkmeta.catalog.views import RestViews
+from sparkmeta.errors import UnsupportedError
+from sparkmeta.operations.catalog_errors import catalog_errors, errors_of_catalog
+from sparkmeta.operations.rest import (
+    LoadedTable,
+    RestOperations,
+    create_rest_table,
+    load_rest_table,
+    register_rest_table,
+    rename_rest_table,
+)
+from sparkmeta.operations.table_operations import TREES_ELSEWHERE, StaticOperations, load_version
 from sparkmeta.session import resolve_session
+from sparkmeta.spec.metadata import has_tree
 from sparkmeta.spec.new_table import new_metadata
 from sparkmeta.storage.access import files_for
-from sparkmeta.table import open_metadata
+from sparkmeta.table import open_metadata, table_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -30,7 +42,8 @@ if TYPE_CHECKING:
     from pyiceberg.schema import Schema
     from pyspark.sql import SparkSession
 
-    from sparkmeta.operations.table_operations import TableOperations
+    from sparkmeta.operations.sql import SqlOperations
+    from sparkmeta.spec.metadata import TableMetadata
     from sparkmeta.storage.files import Files
     from sparkmeta.table import Table
 
@@ -43,34 +56,36 @@ class Located(NamedTuple):
 
 
 @dataclass(frozen=True)
-class IcebergCatalog(HoldsViews):
+class IcebergCatalog(Catalog):
     """A catalog that pyiceberg loaded."""
 
     pyiceberg: PyIcebergCatalog
 
     @staticmethod
-    def load(name: str, properties: Mapping[str, str]) -> IcebergCatalog:
+    def load(name: str, properties: Mapping[str, Any]) -> IcebergCatalog:
         """Load a catalog by pyiceberg's configuration and ``properties``."""
-        return IcebergCatalog(load_catalog(name, **properties))
+        with errors_of_catalog(name, properties):
+            return IcebergCatalog(load_catalog(name, **properties))
 
     @property
     def name(self) -> str:
         return self.pyiceberg.name
 
-    def load_table(self, identifier: str | tuple[str, ...], spark: SparkSession | None = None) -> Table:
+    def load_table(self, identifier: Identifier, spark: SparkSession | None = None) -> Table:
         """Load a table, with the FileIO that the catalog provides for it. Raises NoSuchTableError."""
         names = as_names(identifier)
-        try:
+        if (rest := self._rest) is not None:
+            return self._opened(load_rest_table(rest, names), names, spark)
+        with catalog_errors(self.pyiceberg, names):
             located = locate(self.pyiceberg, names)
-        except (pyiceberg.exceptions.NoSuchTableError, pyiceberg.exceptions.NoSuchNamespaceError) as error:
-            raise NoSuchTableError(f"{'.'.join(names)}: {error}") from error
         table = open_metadata(located.metadata_location, spark, io=located.io, identifier=names)
-        operations = self._operations(names, table.state.files, table.metadata.table_uuid)
-        return table if operations is None else replace(table, operations=operations)
+        if not self._is_sql:
+            return replace(table, operations=StaticOperations(table.version, self._refusal))
+        return replace(table, operations=self._sql_operations(names, table.state.files, table.metadata.table_uuid))
 
     def create_table(  # noqa: PLR0913  pyiceberg's own parameters
         self,
-        identifier: str | tuple[str, ...],
+        identifier: Identifier,
         schema: Schema,
         partition_spec: PartitionSpec = UNPARTITIONED_PARTITION_SPEC,
         sort_order: SortOrder = UNSORTED_SORT_ORDER,
@@ -80,117 +95,183 @@ class IcebergCatalog(HoldsViews):
         location: str | None = None,
         spark: SparkSession | None = None,
     ) -> Table:
-        """Create an empty table in a SQL catalog; see `Catalog.create_table`.
-
-        Args:
-            location: the folder of its files. Defaults to the catalog's location for the table.
-
-        Raises:
-            NoSuchNamespaceError: the catalog has no such namespace.
-            UnsupportedError: not a SQL catalog. Others can't hold tables of version 4; create the others with their own
-                tools.
-        """
-        names = as_names(identifier)
-        folder = location or self._default_location(names)
-        session = resolve_session(spark)
-        files = files_for(session, folder, self.pyiceberg._load_file_io(location=folder))
-        operations = self._operations(names, files)
-        if operations is None:
-            raise UnsupportedError(
-                f"{'.'.join(names)}: {type(self.pyiceberg).__name__} can't hold tables of format version 4: SQL "
-                "catalogs and file system tables can"
-            )
+        """Create an empty table; see `Catalog.create_table`. Only SQL catalogs hold tables of version 4."""
+        names, session = as_names(identifier), resolve_session(spark)
+        rest = self._rest
+        folder = location or (".".join(names) if rest is not None else self._default_location(names))
         metadata = new_metadata(folder, schema, partition_spec, sort_order, properties or {}, format_version)
-        operations.commit(None, metadata)
+        if rest is not None:
+            _refuse_tree(metadata, names)
+            return self._opened(create_rest_table(rest, names, metadata, location), names, session)
+        with catalog_errors(self.pyiceberg, names):
+            files = files_for(session, folder, self.pyiceberg._load_file_io(location=folder))
+            if self._is_sql:
+                self._sql_operations(names, files).commit(None, metadata)
+            else:
+                _refuse_tree(metadata, names)
+                version = {"format-version": str(metadata.format_version)}
+                layout = (metadata.schema(), location, metadata.spec(), metadata.sort_order())
+                self.pyiceberg.create_table(names, *layout, metadata.properties | version)
         return self.load_table(names, session)
 
-    def _default_location(self, names: tuple[str, ...]) -> str:
-        catalog: Any = self.pyiceberg
-        return str(catalog._resolve_table_location(None, ".".join(names[:-1]), names[-1]))
+    def register_table(
+        self, identifier: Identifier, metadata_location: str, spark: SparkSession | None = None
+    ) -> Table:
+        """Add the table of a metadata file to the catalog; see `Catalog.register_table`."""
+        names, session = as_names(identifier), resolve_session(spark)
+        with catalog_errors(self.pyiceberg, names):
+            files = files_for(session, metadata_location, self.pyiceberg._load_file_io(location=metadata_location))
+            if self._is_sql:
+                load_version(files, metadata_location)
+                # Once it is registered, pyiceberg loads the table.
+                with suppress(_LocatedError):
+                    _locating(self.pyiceberg).register_table(names, metadata_location)
+                return self.load_table(names, session)
+            # The catalog may have credentials for the file that this process lacks.
+            with suppress(OSError):
+                _refuse_tree(load_version(files, metadata_location).metadata, names)
+            if (rest := self._rest) is not None:
+                return self._opened(register_rest_table(rest, names, metadata_location), names, session)
+            self.pyiceberg.register_table(names, metadata_location)
+        return self.load_table(names, session)
 
-    def _operations(
-        self, names: tuple[str, ...], files: Files, table_uuid: UUID | None = None
-    ) -> TableOperations | None:
-        """Return the operations of a table in this catalog; None if the catalog's commits can't be used."""
-        try:
-            from pyiceberg.catalog.sql import SqlCatalog
+    def rename_table(
+        self, from_identifier: Identifier, to_identifier: Identifier, spark: SparkSession | None = None
+    ) -> Table:
+        """Rename a table, and return it; see `Catalog.rename_table`."""
+        names, new_names = as_names(from_identifier), as_names(to_identifier)
+        with catalog_errors(self.pyiceberg, names):
+            if (rest := self._rest) is not None:
+                rename_rest_table(rest, names, new_names)
+            elif self._is_sql:
+                # Once it is renamed, pyiceberg loads the table.
+                with suppress(_LocatedError):
+                    _locating(self.pyiceberg).rename_table(names, new_names)
+            else:
+                self.pyiceberg.rename_table(names, new_names)
+        return self.load_table(new_names, spark)
 
-            from sparkmeta.operations.sql import SqlOperations
-        except ImportError:  # without SQLAlchemy
-            return None
-        if not isinstance(self.pyiceberg, SqlCatalog):
-            return None
-        return SqlOperations(self.pyiceberg, names, files, table_uuid)
+    def drop_table(self, identifier: Identifier) -> None:
+        """Remove a table from the catalog; see `Catalog.drop_table`."""
+        names = as_names(identifier)
+        with catalog_errors(self.pyiceberg, names):
+            self.pyiceberg.drop_table(names)
+
+    def table_exists(self, identifier: Identifier) -> bool:
+        """Return whether the catalog has a table."""
+        names = as_names(identifier)
+        with catalog_errors(self.pyiceberg, names):
+            if self._rest is not None:
+                return self.pyiceberg.table_exists(names)
+            with suppress(pyiceberg.exceptions.NoSuchTableError, pyiceberg.exceptions.NoSuchNamespaceError):
+                locate(self.pyiceberg, names)
+                return True
+        return False
+
+    def list_tables(self, namespace: Identifier) -> list[tuple[str, ...]]:
+        """Return the identifiers of the tables directly in a namespace. Raises NoSuchNamespaceError."""
+        names = as_names(namespace)
+        with catalog_errors(self.pyiceberg, names):
+            return sorted(self.pyiceberg.list_tables(names))
+
+    def create_namespace(self, namespace: Identifier, properties: Mapping[str, str] = NO_PROPERTIES) -> None:
+        """Create a namespace. Raises NamespaceAlreadyExistsError."""
+        names = as_names(namespace)
+        with catalog_errors(self.pyiceberg, names):
+            self.pyiceberg.create_namespace(names, dict(properties))
+
+    def drop_namespace(self, namespace: Identifier) -> None:
+        """Drop an empty namespace; see `Catalog.drop_namespace`."""
+        names = as_names(namespace)
+        with catalog_errors(self.pyiceberg, names):
+            # pyiceberg's catalogs look for tables only.
+            if self._rest is None and self.pyiceberg.list_namespaces(names):
+                raise pyiceberg.exceptions.NamespaceNotEmptyError("it has namespaces")
+            self.pyiceberg.drop_namespace(names)
+
+    def namespace_exists(self, namespace: Identifier) -> bool:
+        """Return whether the catalog has a namespace."""
+        names = as_names(namespace)
+        with catalog_errors(self.pyiceberg, names):
+            return self.pyiceberg.namespace_exists(names)
+
+    def list_namespaces(self, namespace: Identifier = ()) -> list[tuple[str, ...]]:
+        """Return the namespaces directly in a namespace. Raises NoSuchNamespaceError."""
+        names = as_names(namespace)
+        with catalog_errors(self.pyiceberg, names):
+            return sorted(self.pyiceberg.list_namespaces(names))
 
     def _views(self, spark: SparkSession | None) -> RestViews:  # noqa: ARG002  views are metadata alone
-        from pyiceberg.catalog.rest import RestCatalog
-
-        if not isinstance(self.pyiceberg, RestCatalog):
+        if (rest := self._rest) is None:
             raise UnsupportedError(
                 f"catalog {self.name}: {type(self.pyiceberg).__name__} can't hold views: REST catalogs and file system "
                 "warehouses can"
             )
-        return RestViews(self.pyiceberg)
+        return RestViews(rest)
 
-    def list_tables(self, namespace: str | tuple[str, ...]) -> list[tuple[str, ...]]:
-        """Return the identifiers of the tables in a namespace."""
-        return self.pyiceberg.list_tables(namespace)
+    def _opened(self, loaded: LoadedTable, names: tuple[str, ...], spark: SparkSession | None) -> Table:
+        """Return a table that a REST catalog has loaded."""
+        session = resolve_session(spark)
+        rest = self._rest
+        assert rest is not None
+        location, metadata = loaded.version
+        operations = RestOperations(rest, names, metadata.table_uuid, loaded.token)
+        return table_of(loaded.version, session, files_for(session, location, loaded.io), names, operations)
 
-    def list_namespaces(self, namespace: str | tuple[str, ...] = ()) -> list[tuple[str, ...]]:
-        """Return the namespaces in a namespace."""
-        return self.pyiceberg.list_namespaces(namespace)
+    @property
+    def _rest(self) -> RestCatalog | None:
+        from pyiceberg.catalog.rest import RestCatalog
+
+        return self.pyiceberg if isinstance(self.pyiceberg, RestCatalog) else None
+
+    def _default_location(self, names: tuple[str, ...]) -> str:
+        catalog: Any = self.pyiceberg
+        with catalog_errors(catalog, names):
+            return str(catalog._resolve_table_location(None, ".".join(names[:-1]), names[-1]))
+
+    @property
+    def _refusal(self) -> str:
+        kind = type(self.pyiceberg).__name__
+        return f"sparkmeta commits to tables of SQL and REST catalogs and in folders, not through pyiceberg's {kind}"
+
+    @property
+    def _is_sql(self) -> bool:
+        try:
+            from pyiceberg.catalog.sql import SqlCatalog
+        except ImportError:  # without SQLAlchemy
+            return False
+        return isinstance(self.pyiceberg, SqlCatalog)
+
+    def _sql_operations(self, names: tuple[str, ...], files: Files, table_uuid: UUID | None = None) -> SqlOperations:
+        from sparkmeta.operations.sql import SqlOperations
+
+        catalog: Any = self.pyiceberg
+        return SqlOperations(catalog, names, files, table_uuid)
 
 
 def locate(catalog: PyIcebergCatalog, identifier: tuple[str, ...]) -> Located:
-    """Return the location of a table's metadata file in a catalog.
+    """Return the location of a table's metadata file in a catalog that stores locations.
 
     pyiceberg's ``load_table`` would also read the file, with models that refuse format version 4, variant columns and
     new operations.
     """
-    from pyiceberg.catalog.rest import RestCatalog
-
-    if isinstance(catalog, RestCatalog):
-        return _locate_rest(catalog, identifier)
-    probe = copy.copy(catalog)
-    probe.properties = {**catalog.properties, "py-io-impl": f"{__name__}.{_Locating.__name__}"}
     try:
-        table = probe.load_table(identifier)
+        table = _locating(catalog).load_table(identifier)
     except _LocatedError as located:
         return Located(located.location, catalog._load_file_io(location=located.location))
     return Located(table.metadata_location, catalog._load_file_io(table.metadata.properties, table.metadata_location))
 
 
-def _locate_rest(catalog: RestCatalog, identifier: tuple[str, ...]) -> Located:
-    """Send the request of RestCatalog.load_table, and read only the properties of the metadata in the answer."""
-    from pyiceberg.catalog.rest import Capability, Endpoints
-    from pyiceberg.catalog.rest.response import _handle_non_200_response
-    from pyiceberg.catalog.rest.scan_planning import StorageCredential
-    from requests import HTTPError
+def _locating(catalog: PyIcebergCatalog) -> PyIcebergCatalog:
+    """Return a copy of a catalog that raises _LocatedError where pyiceberg would open a metadata file."""
+    copied = copy.copy(catalog)
+    copied.properties = {**catalog.properties, "py-io-impl": f"{__name__}.{_Locating.__name__}"}
+    return copied
 
-    catalog._check_endpoint(Capability.V1_LOAD_TABLE)
-    url = catalog.url(Endpoints.load_table, prefixed=True, **catalog._split_identifier_for_path(identifier))
-    response = catalog._session.get(url)
-    try:
-        response.raise_for_status()
-    except HTTPError as error:
-        _handle_non_200_response(error, {404: pyiceberg.exceptions.NoSuchTableError})
-    answer: dict[str, Any] = json.loads(response.text)
-    location = answer.get("metadata-location")
-    if not location:
-        raise UnsupportedError(f"{'.'.join(identifier)}: the catalog names no metadata file")
-    credentials = [StorageCredential(**credential) for credential in answer.get("storage-credentials") or []]
-    properties = (answer.get("metadata") or {}).get("properties") or {}
-    return Located(
-        location,
-        catalog._load_file_io(
-            {
-                **properties,
-                **(answer.get("config") or {}),
-                **catalog._resolve_storage_credentials(credentials, location),
-            },
-            location,
-        ),
-    )
+
+def _refuse_tree(metadata: TableMetadata, names: tuple[str, ...]) -> None:
+    if has_tree(metadata):
+        raise UnsupportedError(f"{'.'.join(names)}: {TREES_ELSEWHERE}")
 
 
 class _LocatedError(Exception):

@@ -19,6 +19,7 @@ from pyiceberg.table.refs import SnapshotRefType
 from sparkmeta.edit.attempts import commit_steps
 from sparkmeta.errors import UnsupportedError, ValidationError
 from sparkmeta.operations.base_table import TableT
+from sparkmeta.spec.metadata import has_tree
 from sparkmeta.spec.metadata_model import TableMetadataV3, TableMetadataV4
 from sparkmeta.spec.upgrade import upgrade_metadata
 
@@ -142,12 +143,12 @@ def plan_upgrade(table: TableT, format_version: int) -> UpgradePlan[TableT]:
             f"{table.full_name}: there is an upgrade to format version 4 only, not to {format_version}"
         )
     _refuse(table.metadata)
-    table.refuse_read_only()
+    table.refuse_read_only(as_tree=True)
     return UpgradePlan(table)
 
 
 def _refuse(metadata: TableMetadata) -> None:
-    if isinstance(metadata, TableMetadataV4) and metadata.layout_revision is not None:
+    if has_tree(metadata):
         raise ValidationError(f"{metadata.location}: the table has the metadata tree of format version 4 already")
     refuse_encrypted(metadata, "which metadata trees can't be")
 

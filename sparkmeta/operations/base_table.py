@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Self, TypeVar
 
 from sparkmeta.errors import UnsupportedError
-from sparkmeta.operations.table_operations import TableVersion
-from sparkmeta.spec.metadata_model import TableMetadataV4
+from sparkmeta.operations.table_operations import TREES_ELSEWHERE, TableVersion
+from sparkmeta.spec.metadata import has_tree
 from sparkmeta.state import TableState
 
 if TYPE_CHECKING:
@@ -61,17 +61,20 @@ class BaseTable:
         current = self.operations.refresh()
         return self if current == self.version else self.at(current)
 
-    def refuse_read_only(self) -> None:
-        """Raise UnsupportedError if the table can't be committed to."""
-        if self.operations.read_only:
-            raise UnsupportedError(
-                f"{self.full_name}: {self.metadata_location} was opened by its path: a table is committed to through "
-                "its catalog, or its folder where it is a file system table"
-            )
+    def refuse_read_only(self, *, as_tree: bool = False) -> None:
+        """Raise UnsupportedError if the table can't be committed to.
+
+        Args:
+            as_tree: whether the commit makes the table a metadata tree, if it is none already.
+        """
+        if self.operations.refusal is not None:
+            raise UnsupportedError(f"{self.full_name}: {self.metadata_location}: {self.operations.refusal}")
+        if not self.operations.holds_trees and (as_tree or has_tree(self.metadata)):
+            raise UnsupportedError(f"{self.full_name}: {TREES_ELSEWHERE}")
 
     def refuse_lists(self) -> None:
         """Raise UnsupportedError if the table has manifest lists, not a metadata tree."""
-        if not isinstance(self.metadata, TableMetadataV4) or self.metadata.layout_revision is None:
+        if not has_tree(self.metadata):
             raise UnsupportedError(
                 f"{self.full_name}: it is a table of format version {self.metadata.format_version} with manifest "
                 "lists: commits need a metadata tree, which `sparkmeta upgrade` or table.maintenance.upgrade(4) makes"

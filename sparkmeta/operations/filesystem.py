@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
+import uuid
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from sparkmeta.errors import (
     CommitFailedError,
@@ -17,6 +18,7 @@ from sparkmeta.errors import (
 from sparkmeta.operations.metadata_files import (
     METADATA,
     VERSION_HINT,
+    VERSIONED_FILES,
     hinted_version,
     newest_listed,
     version_of,
@@ -61,13 +63,15 @@ class FileSystemOperations:
 
     Attributes:
         table_uuid: the expected table; None for any.
-        read_only: whether the table belongs to a catalog, and only the catalog can commit to it.
+        refusal: why the table can't be committed to, if it belongs to a catalog.
     """
+
+    holds_trees: ClassVar[bool] = True
 
     files: Files
     folder: str
     table_uuid: UUID | None = None
-    read_only: bool = False
+    refusal: str | None = None
 
     def refresh(self) -> TableVersion:
         """See `TableOperations.refresh`. Lists the folder, since hints may be outdated and versions may have gaps."""
@@ -92,6 +96,25 @@ class FileSystemOperations:
         self._publish(attempt)
         self._tidy(version, dropped)
         return attempt.version
+
+    def drop(self) -> None:
+        """Write the current metadata to a file that is no version of the table, and delete all versions.
+
+        The newest one is deleted last, so that there is a table until then.
+
+        Raises:
+            NoSuchTableError, ValidationError: see `refresh`.
+            OSError: not all versions are deleted.
+        """
+        newest, metadata = self.refresh()
+        folder = join(self.folder, METADATA)
+        self.files.write_new(join(folder, f"dropped-{uuid.uuid4()}.json"), encoded(metadata, compressed=False))
+        listed = (status.location for status in self.files.list(folder, VERSIONED_FILES))
+        versions = {location: version for location in listed if (version := version_of(location)) is not None}
+        older = sorted(versions.keys() - {newest}, key=versions.__getitem__)
+        for batch in ([join(folder, VERSION_HINT), *older], [newest]):
+            for location, reason in self.files.delete_many(batch):
+                raise OSError(f"{location}: not deleted: {reason}")
 
     def _load_newest(self) -> TableVersion:
         return load_version(self.files, newest_listed(self.files, self.folder).location, self.table_uuid)

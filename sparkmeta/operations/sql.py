@@ -52,7 +52,8 @@ class SqlOperations:
         table_uuid: the expected table; None for any.
     """
 
-    read_only: ClassVar[bool] = False
+    refusal: ClassVar[str | None] = None
+    holds_trees: ClassVar[bool] = True
 
     catalog: SqlCatalog
     identifier: tuple[str, ...]

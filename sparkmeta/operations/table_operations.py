@@ -9,7 +9,7 @@ import gzip
 import time
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, NamedTuple, NoReturn, Protocol
+from typing import TYPE_CHECKING, ClassVar, NamedTuple, NoReturn, Protocol
 
 from sparkmeta.errors import CommitFailedError, CommitStateUnknownError, UnsupportedError, ValidationError, shown
 from sparkmeta.spec.metadata import MetadataLogEntry, parse_table_metadata, serialize_table_metadata
@@ -26,6 +26,14 @@ METADATA_PATH = "write.metadata.path"
 _CODEC = "write.metadata.compression-codec"
 _PREVIOUS_VERSIONS = "write.metadata.previous-versions-max"
 _DELETE_AFTER_COMMIT = "write.metadata.delete-after-commit.enabled"
+OPENED_BY_PATH = (
+    "the table was opened by its path: it is committed to through its catalog, or its folder where it is a file system "
+    "table"
+)
+# Why a catalog that writes metadata files itself refuses a metadata tree.
+TREES_ELSEWHERE = (
+    "this catalog can't hold tables of format version 4 with a metadata tree: SQL catalogs and file system tables can"
+)
 _STATUS_CHECK = "commit.status-check."
 
 
@@ -40,8 +48,12 @@ class TableOperations(Protocol):
     """A table's pointer to its current metadata file, which one committer at a time can move."""
 
     @property
-    def read_only(self) -> bool:
-        """Whether the table can't be committed to."""
+    def refusal(self) -> str | None:
+        """Why the table can't be committed to; None if it can."""
+
+    @property
+    def holds_trees(self) -> bool:
+        """Whether the table's metadata files can describe a metadata tree (format version 4)."""
 
     def refresh(self) -> TableVersion:
         """Load the current version.
@@ -75,13 +87,16 @@ class TableOperations(Protocol):
 
 @dataclass(frozen=True)
 class StaticOperations:
-    """The operations of a metadata file opened by its path, for which newer versions are unknown."""
+    """The operations of one metadata file, for which newer versions are unknown.
+
+    Attributes:
+        refusal: why the table can't be committed to.
+    """
+
+    holds_trees: ClassVar[bool] = True
 
     version: TableVersion
-
-    @property
-    def read_only(self) -> bool:
-        return True
+    refusal: str = OPENED_BY_PATH
 
     def refresh(self) -> TableVersion:
         """Return the version itself."""
@@ -89,10 +104,7 @@ class StaticOperations:
 
     def commit(self, base: TableVersion | None, new: TableMetadata) -> NoReturn:  # noqa: ARG002  the protocol's
         """Raise UnsupportedError."""
-        raise UnsupportedError(
-            f"{self.version.metadata_location} was opened by its path: a table is committed to through its catalog, or "
-            "its folder where it is a file system table"
-        )
+        raise UnsupportedError(f"{self.version.metadata_location}: {self.refusal}")
 
 
 class Outcome(Enum):

@@ -41,6 +41,7 @@ __all__ = [
     "TableMetadataV2",
     "TableMetadataV3",
     "TableMetadataV4",
+    "has_tree",
     "parse_table_metadata",
     "parse_table_uuid",
     "serialize_table_metadata",
@@ -109,6 +110,11 @@ def parse_table_uuid(data: bytes, location: str) -> uuid.UUID | None:
     """
     node = parse_json(decompressed(data, location), location).optional("table-uuid")
     return None if node is None else node.uuid()
+
+
+def has_tree(metadata: TableMetadata) -> bool:
+    """Return whether a table has a metadata tree, not manifest lists."""
+    return isinstance(metadata, TableMetadataV4) and metadata.layout_revision is not None
 
 
 def serialize_table_metadata(metadata: TableMetadata) -> str:

@@ -178,7 +178,8 @@ class Pointer:
 
     current: TableVersion
 
-    read_only: ClassVar[bool] = False
+    refusal: ClassVar[str | None] = None
+    holds_trees: ClassVar[bool] = True
 
     def refresh(self) -> TableVersion:
         return self.current

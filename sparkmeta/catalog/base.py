@@ -1,0 +1,158 @@
+"""`Catalog`: the operations that all catalogs have, by pyiceberg's names."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from contextlib import suppress
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from pyiceberg.partitioning import UNPARTITIONED_PARTITION_SPEC, PartitionSpec
+from pyiceberg.table.sorting import UNSORTED_SORT_ORDER, SortOrder
+
+from sparkmeta.catalog.views import HoldsViews
+from sparkmeta.errors import NamespaceAlreadyExistsError, TableAlreadyExistsError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from pyiceberg.schema import Schema
+    from pyspark.sql import SparkSession
+
+    from sparkmeta.table import Table
+
+Identifier = str | tuple[str, ...]
+
+NO_PROPERTIES: Mapping[str, str] = MappingProxyType({})
+
+
+class Catalog(HoldsViews):
+    """Tables, views and namespaces by identifier: text with dots, or a tuple of names.
+
+    Besides the errors that methods list, all of them raise CatalogError if the catalog refuses a request, fails or does
+    not respond, and UnsupportedError if it has no such operation. Their messages name the catalog and show no
+    credentials.
+
+    The argument ``spark`` defaults to the active session.
+
+    Attributes:
+        name: the name that the catalog was loaded with.
+    """
+
+    if TYPE_CHECKING:
+
+        @property
+        def name(self) -> str: ...
+
+    @abstractmethod
+    def load_table(self, identifier: Identifier, spark: SparkSession | None = None) -> Table:
+        """Load a table. Raises NoSuchTableError."""
+
+    @abstractmethod
+    def create_table(  # noqa: PLR0913  pyiceberg's own parameters
+        self,
+        identifier: Identifier,
+        schema: Schema,
+        partition_spec: PartitionSpec = UNPARTITIONED_PARTITION_SPEC,
+        sort_order: SortOrder = UNSORTED_SORT_ORDER,
+        properties: Mapping[str, str] | None = None,
+        *,
+        format_version: int | None = None,
+        location: str | None = None,
+        spark: SparkSession | None = None,
+    ) -> Table:
+        """Create an empty table.
+
+        Args:
+            format_version: 2, which all engines read, 3, or 4 (the metadata tree). Defaults to the property
+                `format-version`, or else to 2.
+            location: the folder of its files. Defaults to the catalog's choice.
+
+        Raises:
+            TableAlreadyExistsError: the table exists.
+            NoSuchNamespaceError: the catalog has no such namespace.
+            UnsupportedError: the catalog can't hold such tables, or an unsupported format version.
+            CommitStateUnknownError: the catalog has not answered, and may have created the table.
+        """
+
+    def create_table_if_not_exists(  # noqa: PLR0913  those of create_table
+        self,
+        identifier: Identifier,
+        schema: Schema,
+        partition_spec: PartitionSpec = UNPARTITIONED_PARTITION_SPEC,
+        sort_order: SortOrder = UNSORTED_SORT_ORDER,
+        properties: Mapping[str, str] | None = None,
+        *,
+        format_version: int | None = None,
+        location: str | None = None,
+        spark: SparkSession | None = None,
+    ) -> Table:
+        """Create an empty table, or load the one that exists, whatever its schema; see `create_table`."""
+        layout = (schema, partition_spec, sort_order, properties)
+        try:
+            return self.create_table(identifier, *layout, format_version=format_version, location=location, spark=spark)
+        except TableAlreadyExistsError:
+            return self.load_table(identifier, spark)
+
+    @abstractmethod
+    def register_table(
+        self, identifier: Identifier, metadata_location: str, spark: SparkSession | None = None
+    ) -> Table:
+        """Add the table of a metadata file to the catalog. No file is written.
+
+        Raises:
+            TableAlreadyExistsError: the catalog has a table of the name.
+            NoSuchNamespaceError: the catalog has no such namespace.
+        """
+
+    @abstractmethod
+    def rename_table(
+        self, from_identifier: Identifier, to_identifier: Identifier, spark: SparkSession | None = None
+    ) -> Table:
+        """Rename a table, and return it. Its files stay where they are.
+
+        Raises:
+            NoSuchTableError: there is no such table.
+            NoSuchNamespaceError: there is no namespace to move it to.
+            TableAlreadyExistsError: there is a table of the new name.
+        """
+
+    @abstractmethod
+    def drop_table(self, identifier: Identifier) -> None:
+        """Remove a table from the catalog. Its files stay. Raises NoSuchTableError."""
+
+    @abstractmethod
+    def table_exists(self, identifier: Identifier) -> bool:
+        """Return whether the catalog has a table."""
+
+    @abstractmethod
+    def list_tables(self, namespace: Identifier) -> list[tuple[str, ...]]:
+        """Return the identifiers of the tables directly in a namespace. Raises NoSuchNamespaceError."""
+
+    @abstractmethod
+    def create_namespace(self, namespace: Identifier, properties: Mapping[str, str] = NO_PROPERTIES) -> None:
+        """Create a namespace. Raises NamespaceAlreadyExistsError."""
+
+    def create_namespace_if_not_exists(
+        self, namespace: Identifier, properties: Mapping[str, str] = NO_PROPERTIES
+    ) -> None:
+        """Create a namespace unless it exists."""
+        with suppress(NamespaceAlreadyExistsError):
+            self.create_namespace(namespace, properties)
+
+    @abstractmethod
+    def drop_namespace(self, namespace: Identifier) -> None:
+        """Drop an empty namespace.
+
+        Raises:
+            NoSuchNamespaceError: there is no such namespace.
+            NamespaceNotEmptyError: it has tables or namespaces.
+        """
+
+    @abstractmethod
+    def namespace_exists(self, namespace: Identifier) -> bool:
+        """Return whether the catalog has a namespace."""
+
+    @abstractmethod
+    def list_namespaces(self, namespace: Identifier = ()) -> list[tuple[str, ...]]:
+        """Return the namespaces directly in a namespace. Raises NoSuchNamespaceError."""

@@ -1,0 +1,115 @@
+"""Raise the errors of pyiceberg's catalogs and their clients as errors of sparkmeta, without credentials."""
+
+from __future__ import annotations
+
+import re
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+import pyiceberg.exceptions as iceberg
+
+from sparkmeta.errors import (
+    CatalogError,
+    CommitFailedError,
+    CommitStateUnknownError,
+    NamespaceAlreadyExistsError,
+    NamespaceNotEmptyError,
+    NoSuchNamespaceError,
+    NoSuchTableError,
+    SparkmetaError,
+    TableAlreadyExistsError,
+    UnsupportedError,
+    ValidationError,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from pyiceberg.catalog import Catalog
+
+_KINDS: dict[type[Exception], type[SparkmetaError]] = {
+    iceberg.NoSuchNamespaceError: NoSuchNamespaceError,
+    iceberg.NoSuchTableError: NoSuchTableError,
+    iceberg.NoSuchIdentifierError: NoSuchTableError,
+    iceberg.TableAlreadyExistsError: TableAlreadyExistsError,
+    iceberg.NamespaceAlreadyExistsError: NamespaceAlreadyExistsError,
+    iceberg.NamespaceNotEmptyError: NamespaceNotEmptyError,
+    iceberg.CommitFailedException: CommitFailedError,
+    iceberg.CommitStateUnknownException: CommitStateUnknownError,
+    iceberg.BadRequestError: ValidationError,
+    iceberg.ValidationError: ValidationError,
+    NotImplementedError: UnsupportedError,
+    OSError: CatalogError,
+}
+# Libraries with which pyiceberg's catalogs reach their services.
+_CLIENTS = {"botocore", "google", "pydantic_core", "pyiceberg", "requests", "sqlalchemy", "thrift", "urllib3"}
+_SECRET_KEY = re.compile(r"token$|token\.|secret|password|credential|access-key|access_key|sas-", re.IGNORECASE)
+# Shorter values are words such as "true".
+_LEAST_SECRET = 6
+_HIDDEN = "***"
+
+
+@contextmanager
+def catalog_errors(catalog: Catalog, identifier: tuple[str, ...] = ()) -> Iterator[None]:
+    """Raise the errors of a block as errors of sparkmeta, which name the catalog.
+
+    Args:
+        catalog: the catalog. No error shows the credentials in its properties.
+        identifier: the table or namespace of the request.
+
+    Raises:
+        CatalogError: the catalog refused the request, failed, or did not respond.
+        SparkmetaError: what a more specific error of pyiceberg says.
+    """
+    with errors_of_catalog(catalog.name, catalog.properties, identifier):
+        yield
+
+
+@contextmanager
+def errors_of_catalog(name: str, properties: Mapping[str, Any], identifier: tuple[str, ...] = ()) -> Iterator[None]:
+    """See `catalog_errors`, for a catalog that is being loaded."""
+    try:
+        yield
+    except SparkmetaError:
+        raise
+    except Exception as error:
+        if (kind := _kind(error)) is None:
+            raise
+        about = f"catalog {name}: " + (f"{'.'.join(identifier)}: " if identifier else "")
+        raise kind(about + shown_error(error, properties)) from _without_secrets(error, properties)
+
+
+def shown_error(error: Exception, properties: Mapping[str, Any]) -> str:
+    """Return the first line of an error's message, in which the credentials in properties are replaced."""
+    text = next(iter(str(error).splitlines()), type(error).__name__)
+    for secret in _secrets(properties):
+        text = text.replace(secret, _HIDDEN)
+    return text
+
+
+def _kind(error: Exception) -> type[SparkmetaError] | None:
+    classes = type(error).__mro__
+    for base in classes:
+        if base in _KINDS:
+            return _KINDS[base]
+    return CatalogError if any(base.__module__.partition(".")[0] in _CLIENTS for base in classes) else None
+
+
+def _without_secrets(error: Exception, properties: Mapping[str, Any]) -> Exception | None:
+    """Return the error as the cause of another one, which tracebacks show; None if it or a cause shows credentials."""
+    secrets = _secrets(properties)
+    cause: BaseException | None = error
+    while cause is not None:
+        if any(secret in str(cause) for secret in secrets):
+            return None
+        cause = cause.__cause__ or cause.__context__
+    return error
+
+
+def _secrets(properties: Mapping[str, Any]) -> list[str]:
+    """Return the credentials in properties, the longest first."""
+    values = [str(value) for key, value in properties.items() if _SECRET_KEY.search(key)]
+    values += [part for value in values for part in value.split(":")]
+    values += [urlsplit(str(value)).password or "" for key, value in properties.items() if key.endswith("uri")]
+    return sorted({value for value in values if len(value) >= _LEAST_SECRET}, key=len, reverse=True)

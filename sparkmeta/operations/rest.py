@@ -1,0 +1,304 @@
+"""Tables of a REST catalog, which writes their metadata files itself, by updates and requirements."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+
+import pyiceberg.exceptions as iceberg
+from pyiceberg.catalog import TOKEN
+from pyiceberg.catalog.rest import Capability, Endpoints
+from pyiceberg.catalog.rest.response import _handle_non_200_response
+from pyiceberg.catalog.rest.scan_planning import StorageCredential
+from requests import HTTPError, RequestException
+from requests.auth import AuthBase
+
+from sparkmeta.errors import CatalogError, CommitStateUnknownError, UnsupportedError
+from sparkmeta.operations.catalog_errors import catalog_errors, shown_error
+from sparkmeta.operations.table_operations import (
+    Outcome,
+    TableVersion,
+    failure,
+    has_any_snapshot,
+    new_snapshot_ids,
+    outcome_of,
+    refuse_other_table,
+)
+from sparkmeta.spec.json_node import JsonNode
+from sparkmeta.spec.metadata import table_metadata_from_json
+from sparkmeta.spec.metadata_diff import Changes, changed_parts, has_changes, requirements_of, updates_of
+from sparkmeta.spec.partitioning import partition_spec_to_json, sort_order_to_json
+from sparkmeta.spec.schema import schema_to_json
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from uuid import UUID
+
+    from pyiceberg.catalog.rest import RestCatalog
+    from pyiceberg.io import FileIO
+    from requests import PreparedRequest
+
+    from sparkmeta.spec.metadata import TableMetadata
+
+_LOADING = {404: iceberg.NoSuchTableError}
+_SERVER_ERRORS = dict.fromkeys((500, 502, 503, 504), iceberg.ServerError)
+_CREATING = {404: iceberg.NoSuchNamespaceError, 409: iceberg.TableAlreadyExistsError, **_SERVER_ERRORS}
+_RENAMING = {404: iceberg.NoSuchTableError, 409: iceberg.TableAlreadyExistsError}
+_COMMITTING = {404: iceberg.NoSuchTableError, 409: iceberg.CommitFailedException, 429: iceberg.CommitFailedException}
+_EXPIRED_TOKEN = {401, 419}
+_WORTH_RETRYING = {408, 409, 429}
+_NOT_IMPLEMENTED = 501
+
+
+class LoadedTable(NamedTuple):
+    """A table as a REST catalog describes it.
+
+    Attributes:
+        io: the access to its files, with the credentials that the catalog provides for it.
+        token: the bearer token for further requests about the table; None for the catalog's.
+    """
+
+    version: TableVersion
+    io: FileIO
+    token: str | None
+
+
+@dataclass(frozen=True)
+class RestOperations:
+    """The operations of a table in a pyiceberg REST catalog.
+
+    Commits send what changes, so what else the catalog has set stays. The resulting version is the catalog's answer.
+
+    Attributes:
+        table_uuid: the expected table; None for any.
+        token: the table's own bearer token; None for the catalog's.
+    """
+
+    refusal: ClassVar[str | None] = None
+    holds_trees: ClassVar[bool] = False
+
+    catalog: RestCatalog
+    identifier: tuple[str, ...]
+    table_uuid: UUID | None = None
+    token: str | None = field(default=None, repr=False)
+
+    def refresh(self) -> TableVersion:
+        """See `TableOperations.refresh`."""
+        with catalog_errors(self.catalog, self.identifier):
+            answer = _request(
+                self.catalog, "GET", _table_url(self.catalog, self.identifier), _LOADING, token=self.token
+            )
+            return self._version(answer)
+
+    def commit(self, base: TableVersion | None, new: TableMetadata) -> TableVersion:
+        """See `TableOperations.commit`. Tables are created by `create_table` instead.
+
+        A request whose answer is lost is sent again until its outcome is known: its requirements let the catalog
+        execute it only once.
+        """
+        assert base is not None, "the catalog creates its tables"
+        changes = changed_parts(base.metadata, new)
+        if not changes:
+            return base
+        namespace, name = self.identifier[:-1], self.identifier[-1]
+        request = {
+            "identifier": {"namespace": namespace, "name": name},
+            "requirements": requirements_of(base.metadata, changes),
+            "updates": updates_of(changes, new),
+        }
+        attempt = _Attempt(base, changes, new_snapshot_ids(base, new), request)
+        with catalog_errors(self.catalog, self.identifier):
+            try:
+                return self._send(attempt)
+            except Exception as error:
+                if _is_refusal(error):
+                    raise
+                return self._settled(attempt, error)
+
+    def _send(self, attempt: _Attempt) -> TableVersion:
+        self.catalog._check_endpoint(Capability.V1_UPDATE_TABLE)
+        url = _table_url(self.catalog, self.identifier)
+        return self._version(_request(self.catalog, "POST", url, _COMMITTING, attempt.request, self.token))
+
+    def _settled(self, attempt: _Attempt, error: Exception) -> TableVersion:
+        """Return the version of an attempt that has failed, if it was committed nevertheless.
+
+        Even a conflict may be with the attempt itself, if a proxy has repeated the request.
+        """
+        committed: list[TableVersion] = []
+
+        def check() -> Outcome:
+            current = self.refresh()
+            outcome = attempt.outcome_in(current)
+            if outcome is Outcome.WON:
+                committed.append(current)
+            elif isinstance(error, iceberg.CommitFailedException):
+                return Outcome.LOST
+            elif outcome is Outcome.UNKNOWN:
+                committed.append(self._send(attempt))
+                return Outcome.WON
+            return outcome
+
+        outcome = outcome_of(check, attempt.base.metadata.properties)
+        if outcome is Outcome.WON:
+            return committed[-1]
+        reason = CatalogError(shown_error(error, self.catalog.properties))
+        raise failure(outcome, ".".join(self.identifier), reason) from reason
+
+    def _version(self, answer: dict[str, Any]) -> TableVersion:
+        version = _version_of(answer, self.identifier)
+        refuse_other_table(version.metadata_location, version.metadata.table_uuid, self.table_uuid)
+        return version
+
+
+@dataclass(frozen=True)
+class _Attempt:
+    """An attempt to commit: its base, what it changes, the snapshots that it adds, and its request."""
+
+    base: TableVersion
+    changes: Changes
+    snapshot_ids: set[int]
+    request: dict[str, Any]
+
+    def outcome_in(self, current: TableVersion) -> Outcome:
+        """Return the outcome if the catalog has a version: unknown if it would still accept the request."""
+        metadata, ids = current.metadata, self.snapshot_ids
+        if has_any_snapshot(metadata, ids) if ids else has_changes(metadata, self.changes):
+            return Outcome.WON
+        is_acceptable = requirements_of(metadata, self.changes) == self.request["requirements"]
+        return Outcome.UNKNOWN if is_acceptable else Outcome.LOST
+
+
+def load_rest_table(catalog: RestCatalog, identifier: tuple[str, ...]) -> LoadedTable:
+    """Load a table.
+
+    Raises:
+        NoSuchTableError: there is no such table.
+        CatalogError: the catalog refuses or does not respond.
+    """
+    with catalog_errors(catalog, identifier):
+        catalog._check_endpoint(Capability.V1_LOAD_TABLE)
+        return _loaded(catalog, identifier, _request(catalog, "GET", _table_url(catalog, identifier), _LOADING))
+
+
+def create_rest_table(
+    catalog: RestCatalog, identifier: tuple[str, ...], metadata: TableMetadata, location: str | None
+) -> LoadedTable:
+    """Create an empty table with the schema, partition spec, sort order, properties and version of `metadata`.
+
+    Args:
+        location: the folder of its files. Defaults to the catalog's choice.
+
+    Raises:
+        NoSuchNamespaceError: there is no such namespace.
+        TableAlreadyExistsError: there is such a table.
+        CommitStateUnknownError: the catalog has not answered, and may have created the table.
+        CatalogError: the catalog refuses.
+    """
+    request: dict[str, Any] = {
+        "name": identifier[-1],
+        "schema": schema_to_json(metadata.schema()),
+        "partition-spec": partition_spec_to_json(metadata.spec()),
+        "write-order": sort_order_to_json(metadata.sort_order()),
+        "properties": metadata.properties | {"format-version": str(metadata.format_version)},
+    } | ({} if location is None else {"location": location})
+    with catalog_errors(catalog, identifier):
+        catalog._check_endpoint(Capability.V1_CREATE_TABLE)
+        namespace = catalog._encode_namespace_path(identifier[:-1])
+        url = catalog.url(Endpoints.create_table, namespace=namespace)
+        try:
+            answer = _request(catalog, "POST", url, _CREATING, request)
+        except (RequestException, iceberg.ServerError) as error:
+            reason = shown_error(error, catalog.properties)
+            raise CommitStateUnknownError(f"{'.'.join(identifier)} may have been created: {reason}") from None
+        return _loaded(catalog, identifier, answer)
+
+
+def register_rest_table(catalog: RestCatalog, identifier: tuple[str, ...], metadata_location: str) -> LoadedTable:
+    """Add the table of a metadata file. For a block of `catalog_errors`."""
+    catalog._check_endpoint(Capability.V1_REGISTER_TABLE)
+    _refuse_missing_namespace(catalog, identifier)
+    url = catalog.url(Endpoints.register_table, namespace=catalog._encode_namespace_path(identifier[:-1]))
+    request = {"name": identifier[-1], "metadata-location": metadata_location}
+    return _loaded(catalog, identifier, _request(catalog, "POST", url, _CREATING, request))
+
+
+def rename_rest_table(catalog: RestCatalog, identifier: tuple[str, ...], new_identifier: tuple[str, ...]) -> None:
+    """Rename a table. For a block of `catalog_errors`."""
+    catalog._check_endpoint(Capability.V1_RENAME_TABLE)
+    _refuse_missing_namespace(catalog, new_identifier)
+    ends = {"source": identifier, "destination": new_identifier}
+    request = {end: {"namespace": names[:-1], "name": names[-1]} for end, names in ends.items()}
+    _request(catalog, "POST", catalog.url(Endpoints.rename_table), _RENAMING, request)
+
+
+def _refuse_missing_namespace(catalog: RestCatalog, identifier: tuple[str, ...]) -> None:
+    """Raise NoSuchNamespaceError, since some servers look for no namespace."""
+    if not catalog.namespace_exists(identifier[:-1]):
+        raise iceberg.NoSuchNamespaceError(f"there is no namespace {'.'.join(identifier[:-1])}")
+
+
+def _table_url(catalog: RestCatalog, identifier: tuple[str, ...]) -> str:
+    return catalog.url(Endpoints.load_table, **catalog._split_identifier_for_path(identifier))
+
+
+def _request(
+    catalog: RestCatalog,
+    method: str,
+    url: str,
+    errors: Mapping[int, type[Exception]],
+    body: Mapping[str, Any] | None = None,
+    token: str | None = None,
+) -> dict[str, Any]:
+    """Send a request with a token or else the catalog's authentication, and return the JSON of the answer.
+
+    An expired token is replaced by the catalog's, and that by a new one.
+
+    Args:
+        errors: the exceptions for status codes, instead of pyiceberg's general ones.
+    """
+    response = catalog._session.request(method, url, json=body, auth=None if token is None else _Bearer(token))
+    if response.status_code in _EXPIRED_TOKEN:
+        if token is None:
+            catalog._refresh_token()
+        response = catalog._session.request(method, url, json=body)
+    try:
+        response.raise_for_status()
+    except HTTPError as error:
+        _handle_non_200_response(error, dict(errors))
+    answer: dict[str, Any] = response.json() if response.content else {}
+    return answer
+
+
+class _Bearer(AuthBase):
+    """Authentication by a token."""
+
+    def __init__(self, token: str) -> None:
+        self._token = token
+
+    def __call__(self, request: PreparedRequest) -> PreparedRequest:
+        request.headers["Authorization"] = f"Bearer {self._token}"
+        return request
+
+
+def _is_refusal(error: Exception) -> bool:
+    """Return whether the catalog has answered that it does not execute a commit, however often it is sent."""
+    cause = error.__cause__
+    status = cause.response.status_code if isinstance(cause, HTTPError) and cause.response is not None else 0
+    return status == _NOT_IMPLEMENTED or (400 <= status < 500 and status not in _WORTH_RETRYING)
+
+
+def _loaded(catalog: RestCatalog, identifier: tuple[str, ...], answer: Mapping[str, Any]) -> LoadedTable:
+    version = _version_of(answer, identifier)
+    config: dict[str, str] = answer.get("config") or {}
+    credentials = [StorageCredential(**credential) for credential in answer.get("storage-credentials") or []]
+    vended = catalog._resolve_storage_credentials(credentials, version.metadata_location)
+    io = catalog._load_file_io({**version.metadata.properties, **config, **vended}, version.metadata_location)
+    return LoadedTable(version, io, config.get(TOKEN))
+
+
+def _version_of(answer: Mapping[str, Any], identifier: tuple[str, ...]) -> TableVersion:
+    location = answer.get("metadata-location")
+    if not location:
+        raise UnsupportedError(f"{'.'.join(identifier)}: the catalog names no metadata file")
+    return TableVersion(location, table_metadata_from_json(JsonNode(answer.get("metadata"), location)))

@@ -1,0 +1,93 @@
+"""What catalogs and their clients raise, as errors of sparkmeta that name the catalog and show no credentials."""
+
+from __future__ import annotations
+
+import traceback
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import sparkmeta as sm
+from tests.rest.proxy import Fault, Way, rest_proxy
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+SECRETS = {
+    "token": "a-very-secret-token",
+    "s3.access-key-id": "AKIA0123456789",
+    "s3.secret-access-key": "a-very-secret-key",
+    "s3.session-token": "a-session-token",
+}
+PASSWORD = "the-passw0rd"
+
+
+def assert_hidden(error: BaseException) -> None:
+    """No credential is in what a traceback, a log or a notebook shows of an error."""
+    text = "".join(traceback.format_exception(error)) + repr(error)
+    assert [secret for secret in [*SECRETS.values(), PASSWORD] if secret in text] == []
+
+
+def test_nobody_listens() -> None:
+    uri = f"http://me:{PASSWORD}@127.0.0.1:1"
+    with pytest.raises(sm.CatalogError, match=r"^catalog prod: .*127\.0\.0\.1.*refused") as caught:
+        sm.load_catalog("prod", type="rest", uri=uri, **SECRETS)
+    assert isinstance(caught.value, OSError)
+    assert_hidden(caught.value)
+
+
+def test_no_database(tmp_path: Path) -> None:
+    with pytest.raises(sm.CatalogError, match=r"^catalog prod: .*unable to open database file"):
+        sm.load_catalog("prod", type="sql", uri=f"sqlite:///{tmp_path}/none/catalog.db")
+
+
+OPERATIONS: list[Callable[[sm.Catalog], Any]] = [
+    lambda catalog: catalog.list_namespaces(),
+    lambda catalog: catalog.list_tables("ns"),
+    lambda catalog: catalog.namespace_exists("ns"),
+    lambda catalog: catalog.table_exists("ns.t"),
+    lambda catalog: catalog.load_table("ns.t"),
+    lambda catalog: catalog.drop_table("ns.t"),
+    lambda catalog: catalog.drop_namespace("ns"),
+    lambda catalog: catalog.create_namespace("ns"),
+]
+
+
+def test_every_operation_of_a_rest_catalog(rest_uri: str) -> None:
+    with rest_proxy(rest_uri) as proxy:
+        catalog = sm.load_catalog("prod", type="rest", uri=proxy.uri, **SECRETS)
+        proxy.token = "another-token"
+        for operation in OPERATIONS:
+            with pytest.raises(sm.CatalogError, match=r"^catalog prod: .*(injected|Unauthorized)") as caught:
+                operation(catalog)
+            assert_hidden(caught.value)
+    for operation in OPERATIONS:
+        with pytest.raises(sm.CatalogError, match=r"^catalog prod: .*refused") as caught:
+            operation(catalog)
+        assert_hidden(caught.value)
+
+
+def test_every_operation_of_a_sql_catalog(tmp_path: Path) -> None:
+    database = tmp_path / "catalog.db"
+    catalog = sm.load_catalog("prod", type="sql", uri=f"sqlite:///{database}", warehouse=f"file://{tmp_path}")
+    database.write_bytes(b"no database" * 1000)
+    for operation in OPERATIONS:
+        with pytest.raises(sm.CatalogError, match=r"^catalog prod: .*file is not a database"):
+            operation(catalog)
+
+
+def test_an_answer_that_shows_a_credential(rest_uri: str) -> None:
+    """Servers may repeat what they were sent."""
+    with rest_proxy(rest_uri) as proxy:
+        catalog = sm.load_catalog("prod", type="rest", uri=proxy.uri, **SECRETS)
+        proxy.faults.append(Fault(Way.REFUSED, 400))
+        proxy.message = f"bad token {SECRETS['token']}"
+        with pytest.raises(sm.ValidationError, match=r"^catalog prod: ns: .*bad token \*\*\*$") as caught:
+            catalog.create_namespace("ns")
+        assert_hidden(caught.value)
+
+
+def test_no_repr_shows_credentials(rest_uri: str) -> None:
+    catalog = sm.load_catalog("prod", type="rest", uri=rest_uri, **SECRETS)
+    assert not [secret for secret in SECRETS.values() if secret in repr(catalog)]

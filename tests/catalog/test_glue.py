@@ -1,0 +1,64 @@
+"""AWS Glue, moto's, as one of pyiceberg's catalogs through which sparkmeta does not commit."""
+
+from __future__ import annotations
+
+import uuid
+from typing import TYPE_CHECKING
+
+import pytest
+
+import sparkmeta as sm
+from tests.catalog.test_operations import SCHEMA, SPEC
+from tests.s3 import ACCESS_KEY, BUCKET, SECRET_KEY
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from tests.s3 import S3Server
+
+
+@pytest.fixture
+def catalog(s3: S3Server) -> sm.Catalog:
+    keys = {"access-key-id": ACCESS_KEY, "secret-access-key": SECRET_KEY, "region": "us-east-1", "endpoint": s3.url}
+    glue = {f"glue.{key}": value for key, value in keys.items()}
+    return sm.load_catalog("aws", type="glue", warehouse=f"s3://{BUCKET}/glue", **glue, **s3.properties)
+
+
+def test_glue(spark: SparkSession, catalog: sm.Catalog) -> None:
+    ns = f"ns_{uuid.uuid4().hex[:8]}"
+    catalog.create_namespace(ns)
+    catalog.create_namespace_if_not_exists(ns)
+    assert (ns,) in catalog.list_namespaces()
+    assert catalog.namespace_exists(ns)
+    created = catalog.create_table(f"{ns}.t", SCHEMA, SPEC, properties={"a": "1"}, spark=spark)
+    assert (created.format_version, created.properties["a"]) == (2, "1")
+    assert catalog.create_table_if_not_exists(f"{ns}.t", SCHEMA, spark=spark).metadata == created.metadata
+    assert catalog.list_tables(ns) == [(ns, "t")]
+    renamed = catalog.rename_table(f"{ns}.t", f"{ns}.u", spark)
+    assert (renamed.name(), renamed.metadata.table_uuid) == ((ns, "u"), created.metadata.table_uuid)
+    assert (catalog.table_exists(f"{ns}.t"), catalog.table_exists(f"{ns}.u")) == (False, True)
+    with pytest.raises(sm.NamespaceNotEmptyError):
+        catalog.drop_namespace(ns)
+    catalog.drop_table(f"{ns}.u")
+    registered = catalog.register_table(f"{ns}.w", created.metadata_location, spark)
+    assert registered.metadata == created.metadata
+
+    with pytest.raises(sm.UnsupportedError, match="not through pyiceberg's GlueCatalog"):
+        registered.maintenance.upgrade(4)
+    assert registered.read_only
+    with pytest.raises(sm.UnsupportedError, match="SQL catalogs and file system tables can"):
+        catalog.create_table(f"{ns}.v4", SCHEMA, format_version=4, spark=spark)
+    with pytest.raises(sm.NoSuchTableError, match=r"catalog aws: \w+\.none: "):
+        catalog.load_table(f"{ns}.none", spark)
+    with pytest.raises(sm.NoSuchNamespaceError):
+        catalog.list_tables("none")
+    catalog.drop_table(f"{ns}.w")
+    catalog.drop_namespace(ns)
+    assert not catalog.namespace_exists(ns)
+
+
+def test_a_glue_that_refuses(s3: S3Server, catalog: sm.Catalog) -> None:
+    with s3.faulty(refuses=lambda _: 403), pytest.raises(sm.CatalogError, match=r"^catalog aws: ") as caught:
+        catalog.list_namespaces()
+    assert SECRET_KEY not in str(caught.value)
+    assert ACCESS_KEY not in str(caught.value)

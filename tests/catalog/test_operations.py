@@ -1,0 +1,201 @@
+"""The operations that catalogs share: in a warehouse of folders, a SQL catalog and a REST catalog."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from typing import TYPE_CHECKING
+
+import pytest
+from click.testing import CliRunner
+from pyiceberg.partitioning import PartitionField, PartitionSpec
+from pyiceberg.schema import Schema
+from pyiceberg.table.sorting import SortField, SortOrder
+from pyiceberg.transforms import BucketTransform, IdentityTransform
+from pyiceberg.types import LongType, NestedField, StringType
+
+import sparkmeta as sm
+from sparkmeta.cli import main
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from pyspark.sql import SparkSession
+
+SCHEMA = Schema(NestedField(5, "id", LongType(), required=True), NestedField(7, "name", StringType(), required=False))
+SPEC = PartitionSpec(PartitionField(5, 1005, BucketTransform(4), "id_bucket"))
+ORDER = SortOrder(SortField(7, IdentityTransform()))
+OTHERS = ["sql", "rest"]
+
+
+@pytest.fixture(params=["hadoop", *OTHERS])
+def configuration(request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, str]:
+    if request.param == "rest":
+        return {"type": "rest", "uri": request.getfixturevalue("rest_uri"), "rest-page-size": "1"}
+    uri = {"uri": f"sqlite:///{tmp_path}/catalog.db"} if request.param == "sql" else {}
+    return {"type": request.param, "warehouse": f"file://{tmp_path}", **uri}
+
+
+@pytest.fixture
+def catalog(configuration: dict[str, str], spark: SparkSession) -> sm.Catalog:
+    return sm.load_catalog("prod", **configuration)
+
+
+@pytest.fixture
+def ns(catalog: sm.Catalog) -> str:
+    """A namespace of the test's own, since a REST catalog is shared."""
+    name = f"ns_{uuid.uuid4().hex[:8]}"
+    catalog.create_namespace(name, {"owner": "me"})
+    return name
+
+
+def test_namespaces(catalog: sm.Catalog, ns: str) -> None:
+    with pytest.raises(sm.NamespaceAlreadyExistsError):
+        catalog.create_namespace(ns)
+    catalog.create_namespace_if_not_exists(ns)
+    for name in ("b", "a"):
+        catalog.create_namespace((ns, name))
+    assert (ns,) in catalog.list_namespaces()
+    assert catalog.list_namespaces(ns) == [(ns, "a"), (ns, "b")]
+    assert catalog.namespace_exists(f"{ns}.a")
+    with pytest.raises(sm.NamespaceNotEmptyError):
+        catalog.drop_namespace(ns)
+    catalog.create_table(f"{ns}.a.t", SCHEMA)
+    with pytest.raises(sm.NamespaceNotEmptyError):
+        catalog.drop_namespace((ns, "a"))
+    catalog.drop_table(f"{ns}.a.t")
+    for name in ("a", "b"):
+        catalog.drop_namespace((ns, name))
+    catalog.drop_namespace(ns)
+    assert not catalog.namespace_exists(ns)
+    with pytest.raises(sm.NoSuchNamespaceError):
+        catalog.drop_namespace(ns)
+
+
+@pytest.mark.parametrize("version", [2, 3, 4])
+def test_tables(catalog: sm.Catalog, ns: str, version: int) -> None:
+    name = f"{ns}.t"
+    assert not catalog.table_exists(name)
+    with pytest.raises(sm.NoSuchTableError):
+        catalog.load_table(name)
+    layout = (SCHEMA, SPEC, ORDER, {"a": "1"})
+    if version == 4 and "rest" in repr(catalog):
+        with pytest.raises(sm.UnsupportedError, match="SQL catalogs and file system tables can"):
+            catalog.create_table(name, *layout, format_version=version)
+        assert not catalog.table_exists(name)
+        return
+    created = catalog.create_table(name, *layout, format_version=version)
+    assert (created.format_version, created.name(), created.read_only) == (version, (ns, "t"), False)
+    assert [(field.field_id, field.name) for field in created.schema().fields] == [(1, "id"), (2, "name")]
+    assert [(field.source_id, field.field_id, field.name) for field in created.spec().fields] == [
+        (1, 1000, "id_bucket")
+    ]
+    assert [field.source_id for field in created.sort_order().fields] == [2]
+    assert created.properties == {"a": "1", "write.parquet.compression-codec": "zstd"}
+    with pytest.raises(sm.TableAlreadyExistsError):
+        catalog.create_table(name, SCHEMA)
+    assert catalog.create_table_if_not_exists(name, Schema()).metadata == created.metadata
+    assert catalog.create_table_if_not_exists(f"{ns}.other", SCHEMA).name() == (ns, "other")
+    assert catalog.list_tables(ns) == [(ns, "other"), (ns, "t")]
+    assert catalog.table_exists(name)
+    assert catalog.load_table(name).metadata == created.metadata
+
+    catalog.drop_table(name)
+    assert not catalog.table_exists(name)
+    assert catalog.list_tables(ns) == [(ns, "other")]
+    with pytest.raises(sm.NoSuchTableError):
+        catalog.drop_table(name)
+    with pytest.raises(sm.NoSuchTableError):
+        created.refresh()
+    again = catalog.create_table(name, *layout, format_version=version)
+    assert again.metadata.table_uuid != created.metadata.table_uuid
+    assert catalog.load_table(name).metadata == again.metadata
+
+
+@pytest.mark.parametrize("version", [2, 3, 4])
+@pytest.mark.parametrize("configuration", OTHERS, indirect=True)
+def test_renaming_and_registering(catalog: sm.Catalog, ns: str, version: int) -> None:
+    if version == 4 and "rest" in repr(catalog):
+        pytest.skip("test_registering_a_tree")
+    created = catalog.create_table(f"{ns}.t", SCHEMA, format_version=version)
+    catalog.create_namespace((ns, "deep"))
+    renamed = catalog.rename_table(f"{ns}.t", (ns, "deep", "u"))
+    assert (renamed.name(), renamed.metadata) == ((ns, "deep", "u"), created.metadata)
+    assert not catalog.table_exists(f"{ns}.t")
+    with pytest.raises(sm.NoSuchTableError):
+        catalog.rename_table(f"{ns}.t", f"{ns}.v")
+    catalog.create_table(f"{ns}.t", SCHEMA)
+    with pytest.raises(sm.TableAlreadyExistsError):
+        catalog.rename_table(f"{ns}.t", f"{ns}.deep.u")
+    with pytest.raises(sm.NoSuchNamespaceError):
+        catalog.rename_table(f"{ns}.t", f"{ns}.none.u")
+
+    with pytest.raises(sm.TableAlreadyExistsError):
+        catalog.register_table(f"{ns}.t", renamed.metadata_location)
+    catalog.drop_table(f"{ns}.deep.u")
+    registered = catalog.register_table(f"{ns}.w", renamed.metadata_location)
+    assert (registered.name(), registered.metadata, registered.read_only) == ((ns, "w"), created.metadata, False)
+    with pytest.raises(sm.NoSuchNamespaceError):
+        catalog.register_table(f"{ns}.none.w", renamed.metadata_location)
+    with pytest.raises(sm.SparkmetaError, match=r"none-\S+\.metadata\.json"):
+        catalog.register_table(f"{ns}.x", renamed.metadata_location.replace("00000", "none"))
+    assert not catalog.table_exists(f"{ns}.x")
+
+
+@pytest.mark.parametrize("configuration", ["rest"], indirect=True)
+def test_registering_a_tree(catalog: sm.Catalog, ns: str, tmp_path: Path) -> None:
+    folders = sm.load_catalog("local", type="hadoop", warehouse=f"file://{tmp_path}")
+    tree = folders.create_table("db.t", SCHEMA, format_version=4)
+    with pytest.raises(sm.UnsupportedError, match="SQL catalogs and file system tables can"):
+        catalog.register_table(f"{ns}.t", tree.metadata_location)
+    assert not catalog.table_exists(f"{ns}.t")
+    table = catalog.create_table(f"{ns}.u", SCHEMA)
+    with pytest.raises(sm.UnsupportedError, match="SQL catalogs and file system tables can"):
+        table.maintenance.upgrade(4)
+
+
+@pytest.mark.parametrize("configuration", ["hadoop"], indirect=True)
+def test_what_folders_can_not_do(catalog: sm.Catalog, ns: str, tmp_path: Path) -> None:
+    table = catalog.create_table(f"{ns}.t", SCHEMA, location=f"file://{tmp_path}/{ns}/t/")
+    with pytest.raises(sm.UnsupportedError, match="can't be renamed"):
+        catalog.rename_table(f"{ns}.t", f"{ns}.u")
+    with pytest.raises(sm.UnsupportedError, match="can't be registered"):
+        catalog.register_table(f"{ns}.u", table.metadata_location)
+    with pytest.raises(sm.UnsupportedError, match="it can't be file:///elsewhere"):
+        catalog.create_table(f"{ns}.u", SCHEMA, location="file:///elsewhere")
+    assert catalog.list_tables(ns) == [(ns, "t")]
+
+
+@pytest.mark.parametrize("configuration", ["hadoop"], indirect=True)
+def test_a_dropped_folder_keeps_its_last_version(catalog: sm.Catalog, ns: str, tmp_path: Path) -> None:
+    table = catalog.create_table(f"{ns}.t", SCHEMA, format_version=4)
+    with table.transaction() as tx:
+        tx.set_properties(a="1")
+    metadata = tmp_path / ns / "t" / "metadata"
+    (metadata / "data.parquet").write_bytes(b"a file")
+    catalog.drop_table(f"{ns}.t")
+    left = sorted(path.name for path in metadata.iterdir())
+    assert left[0] == "data.parquet"
+    assert [name.partition("-")[0] for name in left[1:]] == ["dropped"]
+    dropped = sm.load_table(f"file://{metadata}/{left[1]}")
+    assert (dropped.properties["a"], dropped.metadata.table_uuid) == ("1", table.metadata.table_uuid)
+
+
+def test_the_command_line(catalog: sm.Catalog, configuration: dict[str, str], ns: str) -> None:
+    catalog.create_namespace((ns, "deep"))
+    for name in (f"{ns}.t", f"{ns}.deep.u"):
+        catalog.create_table(name, SCHEMA)
+    properties = [part for key, value in configuration.items() for part in ("--property", f"{key}={value}")]
+
+    def run(*arguments: str) -> str:
+        result = CliRunner().invoke(main, [*arguments, "--catalog", "prod", *properties])
+        assert result.exit_code == 0, result.output
+        return result.stdout
+
+    assert run("namespaces").splitlines().count(ns) == 1
+    assert run("namespaces", ns) == f"{ns}.deep\n"
+    assert json.loads(run("namespaces", ns, "--output", "json")) == [[ns, "deep"]]
+    assert run("tables", ns) == f"{ns}.t\n"
+    assert {f"{ns}.t", f"{ns}.deep.u"} <= set(run("tables").splitlines())
+    assert json.loads(run("tables", f"{ns}.deep", "--output", "json")) == [[ns, "deep", "u"]]
+    assert json.loads(run("describe", f"{ns}.t", "--output", "json"))["format_version"] == 2

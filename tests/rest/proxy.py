@@ -1,0 +1,143 @@
+"""A proxy before a REST catalog, which records requests, and can refuse, lose, repeat or change them."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import threading
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from enum import Enum
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import TYPE_CHECKING, Any, NamedTuple
+from urllib.parse import urlsplit
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+_PASSED_ON = {"authorization", "content-type"}
+
+
+class Request(NamedTuple):
+    """A request that the proxy got; the names of headers are in lower case."""
+
+    method: str
+    path: str
+    headers: dict[str, str]
+    body: Any
+
+
+class Way(Enum):
+    """How often the catalog gets a request."""
+
+    REFUSED = 0
+    ANSWER_LOST = 1
+    REPEATED = 2
+
+
+class Fault(NamedTuple):
+    """What happens to a request.
+
+    Attributes:
+        status: the answer; 0 closes the connection, None passes on the catalog's last answer.
+    """
+
+    way: Way
+    status: int | None = 0
+
+
+@dataclass
+class Proxy:
+    """A proxy.
+
+    Attributes:
+        uri: its address.
+        requests: all requests since `requests.clear()`.
+        faults: what happens to the next POST requests, in order.
+        edit: changes the catalog's answers.
+        message: the message of its own errors.
+        token: the only bearer token that requests may have; empty accepts all.
+    """
+
+    uri: str = ""
+    requests: list[Request] = field(default_factory=list)
+    faults: list[Fault] = field(default_factory=list)
+    edit: Callable[[Request, Any], Any] = lambda _, answer: answer
+    message: str = "injected"
+    token: str = ""
+
+    def sent(self, method: str, path: str = "") -> list[Request]:
+        """The requests of a method whose path contains a text."""
+        return [request for request in self.requests if request.method == method and path in request.path]
+
+
+@contextmanager
+def rest_proxy(catalog_uri: str) -> Iterator[Proxy]:
+    proxy = Proxy()
+
+    class Handler(BaseHTTPRequestHandler):
+        def _handle(self) -> None:
+            size = int(self.headers.get("Content-Length") or 0)
+            data = self.rfile.read(size)
+            headers = {name.lower(): value for name, value in self.headers.items()}
+            is_json = "json" in headers.get("content-type", "")
+            body = json.loads(data) if data and is_json else data.decode()
+            request = Request(self.command, self.path, headers, body)
+            proxy.requests.append(request)
+            if proxy.token and "oauth" not in self.path and headers.get("authorization") != f"Bearer {proxy.token}":
+                self._answer(401, _error(proxy, 401))
+                return
+            fault = proxy.faults.pop(0) if proxy.faults and self.command == "POST" else None
+            status, answer = 200, b""
+            for _ in range(1 if fault is None else fault.way.value):
+                status, answer = _ask(catalog_uri, request, data)
+            if fault is not None and fault.status == 0:
+                self.close_connection = True
+                self.connection.close()
+            elif fault is not None and fault.status is not None:
+                self._answer(fault.status, _error(proxy, fault.status))
+            elif status == 200 and answer:
+                self._answer(status, json.dumps(proxy.edit(request, json.loads(answer))).encode())
+            else:
+                self._answer(status, answer)
+
+        def _answer(self, status: int, data: bytes) -> None:
+            self.send_response(status)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(data)))
+            self.end_headers()
+            if self.command != "HEAD":
+                self.wfile.write(data)
+
+        do_GET = do_POST = do_DELETE = do_HEAD = _handle  # noqa: N815  the names that the server looks for
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    proxy.uri = f"http://127.0.0.1:{server.server_port}"
+    try:
+        yield proxy
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def _ask(uri: str, request: Request, data: bytes) -> tuple[int, bytes]:
+    address = urlsplit(uri)
+    connection = http.client.HTTPConnection(str(address.hostname), address.port)
+    headers = {name: value for name, value in request.headers.items() if name in _PASSED_ON}
+    connection.request(request.method, request.path, data, headers)
+    response = connection.getresponse()
+    try:
+        return response.status, response.read()
+    finally:
+        connection.close()
+
+
+def _error(proxy: Proxy, status: int) -> bytes:
+    return json.dumps({"error": {"message": proxy.message, "type": "Injected", "code": status}}).encode()
