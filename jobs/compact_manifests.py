@@ -1,7 +1,7 @@
 r"""Compact the manifests of a metadata tree (format version 4) with spark-submit.
 
     spark-submit --properties-file conf/spark-defaults.conf jobs/compact_manifests.py \
-        --table s3://warehouse/db/events --max-entries 20000000 --commit
+        --catalog prod --table db.events --max-entries 20000000 --commit
 
 Prints the plan to standard error, and commits it with --commit. The last line of standard output is a JSON object: the
 table, the plan (leaves, entries, reasons), the commit (null if there was none) and the time in seconds.

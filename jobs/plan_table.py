@@ -24,6 +24,7 @@ from pyspark.sql import Observation, SparkSession
 from pyspark.sql import functions as F
 
 import sparkmeta as sm
+from sparkmeta.cli.job import add_table_arguments, load_job_table
 from sparkmeta.cli.output import JSON_OPTIONS
 from sparkmeta.errors import from_spark
 
@@ -48,7 +49,7 @@ def plan_table(args: argparse.Namespace) -> dict[str, Any]:
     """Plan a scan, write the plan, and return the result to print."""
     started = time.perf_counter()
     spark = SparkSession.builder.appName(f"plan {args.table}").getOrCreate()
-    table = _table(spark, args)
+    table = load_job_table(spark, args)
     scan = _scan(table, args)
     opened = time.perf_counter()
     planned = _write(scan.plan_tasks() if args.tasks else scan.plan_files(), args)
@@ -69,12 +70,6 @@ def plan_table(args: argparse.Namespace) -> dict[str, Any]:
         },
         "report": report,
     }
-
-
-def _table(spark: SparkSession, args: argparse.Namespace) -> sm.Table:
-    if args.catalog is None:
-        return sm.load_table(args.table, spark=spark)
-    return sm.load_catalog(args.catalog).load_table(args.table)
 
 
 def _scan(table: sm.Table, args: argparse.Namespace) -> sm.Scan:
@@ -110,8 +105,7 @@ def _counts(*, tasks: bool) -> list[Column]:
 
 def _arguments() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="plan_table.py", description="Plan a scan of an Iceberg table.")
-    parser.add_argument("--table", required=True, help="folder or metadata file, or with --catalog an identifier")
-    parser.add_argument("--catalog", help="the name of a catalog in pyiceberg's configuration")
+    add_table_arguments(parser)
     parser.add_argument("--filter", help="the rows to scan for, e.g. \"id = 7 and name like 'a%%'\"")
     parser.add_argument("--case-insensitive", action="store_true", help="ignore the case of column names in the filter")
     moment = parser.add_mutually_exclusive_group()

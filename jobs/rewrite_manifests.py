@@ -1,7 +1,7 @@
 r"""Sort the Avro manifests of a table of format version 1 to 3 by partition with spark-submit.
 
     spark-submit --properties-file conf/spark-defaults.conf jobs/rewrite_manifests.py \
-        --table s3://warehouse/db/events --filter "day >= '2026-01-01'" --commit
+        --catalog prod --table db.events --filter "day >= '2026-01-01'" --commit
 
 Prints the plan to standard error, and commits it with --commit. The last line of standard output is a JSON object: the
 table, the plan (manifests, files, bytes), the commit (null if there was none) and the time in seconds.

@@ -1,6 +1,6 @@
 """Define the command line and its commands `describe`, `plan` and `tree`.
 
-The other commands are in `cli.cache`, `cli.maintain` and `cli.tables`.
+The other commands are in `cli.cache`, `cli.catalogs`, `cli.maintain` and `cli.tables`.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from sparkmeta.cli.cache import cache
+from sparkmeta.cli.catalogs import namespaces, tables
 from sparkmeta.cli.maintain import compact, rewrite_manifests, upgrade
 from sparkmeta.cli.output import (
     TextColumn,
@@ -225,6 +226,8 @@ _PLAN_VIEWS = {
 }
 
 main.add_command(cache)
+main.add_command(namespaces)
+main.add_command(tables)
 main.add_command(compact)
 main.add_command(rewrite_manifests)
 main.add_command(upgrade)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from sparkmeta.catalog import load_catalog
+from sparkmeta.cli.source import configured_catalog, key_value
 from sparkmeta.errors import CommitConflictError, CommitFailedError, SparkmetaError, from_spark
 from sparkmeta.table import load_table
 
@@ -48,32 +48,52 @@ def run_job(parser: argparse.ArgumentParser, plan: Callable[..., Plan], argument
 def job_parser(prog: str, description: str) -> argparse.ArgumentParser:
     """Return a parser of the arguments that all jobs have."""
     parser = argparse.ArgumentParser(prog=prog, description=description)
-    parser.add_argument("--table", required=True, help="the table's folder, or with --catalog its identifier")
-    parser.add_argument("--catalog", help="the name of a catalog in pyiceberg's configuration")
+    add_table_arguments(parser)
     parser.add_argument("--branch", help="the branch to commit to, instead of main")
     parser.add_argument("--commit", action="store_true", help="commit the plan, instead of only printing it")
     return parser
 
 
+def add_table_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments that `load_job_table` needs."""
+    parser.add_argument("--table", required=True, help="folder or metadata file, or with --catalog an identifier")
+    parser.add_argument("--catalog", help="the name of a catalog in pyiceberg's configuration")
+    parser.add_argument(
+        "--property",
+        dest="properties",
+        metavar="KEY=VALUE",
+        type=key_value,
+        action="append",
+        default=[],
+        help="a property of the catalog; repeatable",
+    )
+
+
+def load_job_table(spark: SparkSession, parsed: argparse.Namespace) -> Table:
+    """Load the table that the arguments name.
+
+    Raises:
+        SparkmetaError: there is no such table, or no such catalog.
+    """
+    if parsed.catalog is not None:
+        return configured_catalog(parsed.catalog, dict(parsed.properties)).load_table(parsed.table, spark)
+    if parsed.properties:
+        raise SparkmetaError("--property needs --catalog")
+    return load_table(parsed.table, spark=spark)
+
+
 # Arguments that are not options of the plan.
-_JOB_ARGUMENTS = {"table", "catalog", "commit"}
+_JOB_ARGUMENTS = {"table", "catalog", "properties", "commit"}
 
 
 def _plan_and_commit(parsed: argparse.Namespace, name: str, plan_of: Callable[..., Plan]) -> dict[str, Any]:
     started = time.perf_counter()
     spark = SparkSession.builder.appName(f"{name} {parsed.table}").getOrCreate()
     options = {name: value for name, value in vars(parsed).items() if name not in _JOB_ARGUMENTS and value is not None}
-    plan = plan_of(_table(spark, parsed), **options)
+    plan = plan_of(load_job_table(spark, parsed), **options)
     print(plan.summary(), file=sys.stderr)  # noqa: T201
     planned = time.perf_counter()
     if parsed.commit:
         plan.commit()
     seconds = {"plan": round(planned - started, 3), "commit": round(time.perf_counter() - planned, 3)}
     return {**plan.result(), "seconds": seconds}
-
-
-def _table(spark: SparkSession, parsed: argparse.Namespace) -> Table:
-    if parsed.catalog is None:
-        return load_table(parsed.table, spark=spark)
-    table: Table = load_catalog(parsed.catalog).load_table(parsed.table)
-    return table

@@ -22,16 +22,24 @@ if TYPE_CHECKING:
 VERBOSE = "sparkmeta.verbose"
 
 
+def key_value(text: str) -> tuple[str, str]:
+    """Split a text of the form `key=value`. Raises ValueError if it has another form or no key."""
+    key, separator, value = text.partition("=")
+    if not key or not separator:
+        raise ValueError(f"{text!r} is not of the form key=value")
+    return key, value
+
+
 class KeyValue(click.ParamType[tuple[str, str]]):
     """A parameter of the form `key=value`. The key must not be empty."""
 
     name = "key=value"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, str]:
-        key, separator, text = str(value).partition("=")
-        if not key or not separator:
-            self.fail(f"{value!r} is not of the form key=value", param, ctx)
-        return key, text
+        try:
+            return key_value(str(value))
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
 
 
 class Timestamp(click.ParamType[datetime]):
@@ -72,7 +80,7 @@ class Source:
             from sparkmeta.table import load_table
 
             return load_table(self._location, spark=spark)
-        return _catalog(self.catalog, self.properties).load_table(self.table, spark=spark)
+        return configured_catalog(self.catalog, self.properties).load_table(self.table, spark=spark)
 
     @property
     def _location(self) -> str:
@@ -80,13 +88,41 @@ class Source:
         return self.table if "://" in self.table or ":/" in self.table else str(Path(self.table).absolute())
 
 
-def _catalog(name: str, properties: dict[str, str]) -> Catalog:
+@dataclass(frozen=True)
+class CatalogSource:
+    """The catalog that a command lists, and the session for a warehouse that is not a local folder."""
+
+    catalog: str | None
+    properties: dict[str, str]
+    conf: dict[str, str]
+    remote: str | None
+    verbose: bool
+
+    def open(self) -> Catalog:
+        """Load the catalog. Start a session if it lists folders by Spark.
+
+        Raises:
+            SessionError: Spark did not start.
+            SparkmetaError: See `load_catalog`.
+        """
+        from sparkmeta.catalog.filesystem import FileSystemCatalog
+        from sparkmeta.cli.session import cli_session
+        from sparkmeta.storage.location import is_local
+
+        catalog = configured_catalog(self.catalog, self.properties)
+        if isinstance(catalog, FileSystemCatalog) and (self.remote or not is_local(catalog.warehouse)):
+            cli_session(self.conf, self.remote, show_log=self.verbose)
+        return catalog
+
+
+def configured_catalog(name: str | None, properties: dict[str, str]) -> Catalog:
+    """Load a catalog of pyiceberg's configuration. Raises SparkmetaError."""
     from sparkmeta.catalog import load_catalog
 
     try:
         return load_catalog(name, **properties)
-    except (ValueError, OSError) as error:
-        raise SparkmetaError(f"catalog {name}: {error}") from error
+    except ValueError as error:
+        raise SparkmetaError(f"catalog {name}: {error}" if name else str(error)) from error
 
 
 @dataclass(frozen=True)
@@ -135,6 +171,16 @@ class ScanOptions:
         return scan if self.row_filter is None else scan.filter(self.row_filter)
 
 
+_SESSION_OPTIONS = (
+    click.option(
+        "--property", "properties", type=KeyValue(), multiple=True, help="A property of the catalog. Repeatable."
+    ),
+    click.option("--conf", type=KeyValue(), multiple=True, help="A Spark setting. Repeatable."),
+    click.option("--remote", metavar="URL", help="A Spark Connect server (sc://host:port). [env: SPARK_REMOTE]"),
+    click.option("--verbose", "-v", is_flag=True, help="Show Spark's log and tracebacks on stderr."),
+)
+
+
 def takes_source(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add the argument TABLE and its options to a command, which gets them as `source`."""
 
@@ -154,13 +200,22 @@ def takes_source(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option(
             "--catalog", metavar="NAME", help="TABLE is an identifier in this catalog of pyiceberg's configuration."
         ),
-        click.option(
-            "--property", "properties", type=KeyValue(), multiple=True, help="A property of the catalog. Repeatable."
-        ),
-        click.option("--conf", type=KeyValue(), multiple=True, help="A Spark setting. Repeatable."),
-        click.option("--remote", metavar="URL", help="A Spark Connect server (sc://host:port). [env: SPARK_REMOTE]"),
-        click.option("--verbose", "-v", is_flag=True, help="Show Spark's log and tracebacks on stderr."),
+        *_SESSION_OPTIONS,
     )
+
+
+def takes_catalog(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options that choose a catalog to a command, which gets them as `source`."""
+
+    @wraps(command)
+    def with_catalog(**arguments: Any) -> Any:
+        parts = {name: arguments.pop(name) for name in ("catalog", "properties", "conf", "remote", "verbose")}
+        click.get_current_context().meta[VERBOSE] = parts["verbose"]
+        parts |= {"properties": dict(parts["properties"]), "conf": dict(parts["conf"])}
+        return command(source=CatalogSource(**parts), **arguments)
+
+    catalog = click.option("--catalog", metavar="NAME", help="A catalog of pyiceberg's configuration, or its default.")
+    return _decorated(with_catalog, catalog, *_SESSION_OPTIONS)
 
 
 def takes_snapshot(command: Callable[..., Any]) -> Callable[..., Any]:
