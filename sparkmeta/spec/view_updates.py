@@ -132,9 +132,7 @@ def _with_current(base: ViewMetadata, version_id: int, timestamp_ms: int) -> Vie
 
 def _built(base: ViewMetadata, new: ViewMetadata) -> ViewMetadata:
     _check_dropped_dialects(base, new)
-    known = {version.version_id for version in base.versions}
-    added = {version.version_id for version in new.versions} - known
-    entries = max(_history_entries(new), len({*added, new.current_version_id}))
+    entries = _history_entries(new)
     expired = _without_old_versions(new, entries) if len(new.versions) > entries else new
     return expired if expired.view_uuid is not None else lifted_view(expired, uuid.uuid4())
 

@@ -31,7 +31,7 @@ from sparkmeta.errors import (
     ViewAlreadyExistsError,
 )
 from sparkmeta.operations.filesystem import FileSystemOperations
-from sparkmeta.operations.view_operations import FileSystemViewOperations
+from sparkmeta.operations.view_operations import FileSystemViewOperations, LoadedView
 from sparkmeta.spec.new_table import new_metadata
 from sparkmeta.storage.files import LocalFiles
 
@@ -114,8 +114,10 @@ def test_a_view_from_creation_to_drop(catalog: Catalog, namespace: str) -> None:
         with pytest.raises(NoSuchViewError):
             gone(f"{namespace}.w")
     assert catalog.create_view(f"{namespace}.w", SCHEMA, SQL).uuid() != view.uuid()
-    with pytest.raises(ValidationError, match="the view that was opened here is"):
-        renamed.refresh()
+    for change in (renamed.refresh, lambda: renamed.set_properties(x="y")):
+        with pytest.raises(ValidationError, match="the view that was opened here is"):
+            change()
+    assert catalog.load_view(f"{namespace}.w").properties == {}
 
 
 def test_a_version_of_pyiceberg(catalog: Catalog, namespace: str) -> None:
@@ -166,7 +168,7 @@ def test_files_of_a_view(folders: FileSystemCatalog, tmp_path: Path) -> None:
     ]
     with pytest.raises(ValidationError, match="compression-codec is 'lzma'"):
         folders.load_view("db.v").set_properties({"write.metadata.compression-codec": "lzma"})
-    with pytest.raises(UnsupportedError, match="can't be in /elsewhere"):
+    with pytest.raises(UnsupportedError, match=r"can't have the property write\.metadata\.path"):
         folders.load_view("db.v").set_properties({"write.metadata.path": "/elsewhere"})
     with pytest.raises(UnsupportedError, match=r"is in file:.*/w/db/u, not /elsewhere"):
         folders.create_view("db.u", SCHEMA, SQL, "/elsewhere")
@@ -206,6 +208,25 @@ def test_a_lost_race(folders: FileSystemCatalog, monkeypatch: pytest.MonkeyPatch
     limited.set_properties(a="b")
     with pytest.raises(CommitFailedError, match=r"v2\.gz\.metadata\.json was not committed"):
         limited.set_properties(c="d")
+
+
+def test_a_commit_while_a_view_is_renamed(folders: FileSystemCatalog, monkeypatch: pytest.MonkeyPatch) -> None:
+    view = folders.create_view("db.v", SCHEMA, SQL)
+    commit = FileSystemViewOperations.commit
+
+    def interrupted(operations: FileSystemViewOperations, base: Any, new: Any) -> Any:
+        commit(
+            view.operations,
+            LoadedView(view.metadata_location, view.metadata),
+            replace(view.metadata, properties={"a": "b"}),
+        )  # type: ignore[arg-type]
+        return commit(operations, base, new)
+
+    monkeypatch.setattr(FileSystemViewOperations, "commit", interrupted)
+    with pytest.raises(CommitFailedError, match="is no longer the current version"):
+        folders.rename_view("db.v", "db.w")
+    assert folders.load_view("db.v").properties == {"a": "b"}
+    assert folders.load_view("db.w").metadata.versions == view.metadata.versions
 
 
 class Interrupted(LocalFiles):
@@ -261,7 +282,22 @@ def test_lost_answers_of_a_server(rest_uri: str, monkeypatch: pytest.MonkeyPatch
     with pytest.raises(CommitStateUnknownError, match=rf"{namespace}\.v may have been committed.*connection reset"):
         view.set_properties(a="c")
     with pytest.raises(CommitStateUnknownError):
+        view.remove_properties(*wait)
+    with pytest.raises(CommitStateUnknownError):
         catalog.create_view(f"{namespace}.w", SCHEMA, SQL, properties=wait)
+
+
+def test_changes_of_an_old_version(rest_uri: str) -> None:
+    """The server applies changes to what it has: ids of others in them would be those of another schema or version."""
+    catalog = IcebergCatalog(rest_catalog(rest_uri))
+    namespace = f"ns_{uuid.uuid4().hex[:8]}"
+    catalog.pyiceberg.create_namespace(namespace)
+    view = catalog.create_view(f"{namespace}.v", SCHEMA, SQL)
+    view.replace({"spark": "SELECT id FROM users"}, OTHER)
+    third = Schema(NestedField(1, "name", StringType()))
+    view = view.replace({"spark": "SELECT name FROM users"}, third)
+    assert (queries(view), view.schema().fields) == ({"spark": "SELECT name FROM users"}, third.fields)
+    assert [entry.version_id for entry in view.history()] == [1, 2, 3]
 
 
 def test_errors_of_a_server(rest_uri: str) -> None:

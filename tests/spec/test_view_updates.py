@@ -26,10 +26,11 @@ from sparkmeta.spec.view_updates import new_view, replace_view, roll_back_view, 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+REQUIRED = Schema(NestedField(7, "id", LongType(), required=True), identifier_field_ids=[7])
 SCHEMAS = (
     Schema(NestedField(1, "id", LongType()), NestedField(2, "name", StringType(), doc="of the user")),
     Schema(NestedField(1, "id", LongType())),
-    Schema(NestedField(7, "id", LongType(), required=True), identifier_field_ids=[7]),
+    REQUIRED,
 )
 LOCATION = "file:///warehouse/db/v"
 
@@ -76,7 +77,13 @@ def test_any_difference_makes_another_version() -> None:
         version(2, spark="select 1", trino="select 1"),
     ):
         assert replace_view(metadata, SCHEMAS[0], other).current_version_id == 2
-    assert replace_view(metadata, SCHEMAS[1], first).current_version_id == 2
+    for schema in (SCHEMAS[1], Schema(*REQUIRED.fields)):
+        assert (
+            replace_view(
+                new_view(LOCATION, REQUIRED, version(1, spark="select 1"), {}), schema, first
+            ).current_version_id
+            == 2
+        )
 
 
 def test_rollback() -> None:
