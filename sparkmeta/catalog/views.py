@@ -17,7 +17,7 @@ from sparkmeta.spec.view_updates import new_view
 from sparkmeta.storage.access import files_for
 from sparkmeta.storage.files import LocalFiles
 from sparkmeta.storage.location import is_local, join, path_of
-from sparkmeta.views.view import Definition, View, ViewCatalog, as_version
+from sparkmeta.views.view import Definition, View, as_version
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from sparkmeta.operations.rest_views import RestViewOperations
     from sparkmeta.operations.view_operations import LoadedView, ViewOperations
     from sparkmeta.storage.files import Files
+    from sparkmeta.views.base_view import ViewCatalog
 
 
 class ViewStore(Protocol):

@@ -7,125 +7,66 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from importlib.metadata import version as package_version
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from pyiceberg.view.metadata import ViewVersion as PyIcebergViewVersion
 
 from sparkmeta.edit.attempts import Retry
 from sparkmeta.errors import CommitFailedError, ValidationError, shown
 from sparkmeta.operations.view_operations import LoadedView
+from sparkmeta.session import resolve_session
 from sparkmeta.spec.json_node import JsonNode
 from sparkmeta.spec.view_metadata import SQLViewRepresentation, ViewVersion, view_version_from_json
 from sparkmeta.spec.view_updates import replace_view, roll_back_view, set_view_properties
+from sparkmeta.views.base_view import BaseView
+from sparkmeta.views.rows import ViewReader
 
 if TYPE_CHECKING:
-    from uuid import UUID
-
     from pyiceberg.schema import Schema
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
-    from sparkmeta.operations.view_operations import ViewOperations
-    from sparkmeta.spec.view_metadata import ViewHistoryEntry, ViewMetadata
-    from sparkmeta.table import Table
+    from sparkmeta.spec.view_metadata import ViewMetadata
+    from sparkmeta.views.base_view import ViewCatalog
 
 # A version of a view: SQL text by dialect, or all of it.
 Definition = Mapping[str, str] | ViewVersion | PyIcebergViewVersion
 
 
-class ViewCatalog(Protocol):
-    """The catalog of a view, which has the tables and views that its queries name."""
-
-    @property
-    def name(self) -> str: ...
-
-    def load_table(self, identifier: str | tuple[str, ...], spark: SparkSession | None = None) -> Table: ...
-
-    def load_view(self, identifier: str | tuple[str, ...], spark: SparkSession | None = None) -> View: ...
-
-
 @dataclass(frozen=True)
-class View:
+class View(BaseView):
     """One version of a view's metadata.
 
     Methods that change the view commit at once, and return the new version. This object does not change.
     """
 
-    identifier: tuple[str, ...]
-    metadata: ViewMetadata
-    metadata_location: str
-    operations: ViewOperations
-    catalog: ViewCatalog
-    spark: SparkSession | None = None
+    def to_df(
+        self,
+        *,
+        catalogs: Mapping[str, ViewCatalog] | None = None,
+        translate: bool = False,
+        spark: SparkSession | None = None,
+    ) -> DataFrame:
+        """Return the rows of the view: its Spark query over tables and views of this catalog, as they are now.
 
-    # -- metadata ---------------------------------------------------------------------------------------------------
+        Names of tables are never looked up in the session. A name without namespace is in the version's default
+        namespace, and one without catalog in its default catalog, or else in the view's. Columns have the names, types
+        and comments of the view's schema.
 
-    def name(self) -> tuple[str, ...]:
-        """Return the view's identifier."""
-        return self.identifier
-
-    @property
-    def full_name(self) -> str:
-        """The identifier as text."""
-        return ".".join(self.identifier)
-
-    def location(self) -> str:
-        """Return the view's base location."""
-        return self.metadata.location
-
-    def uuid(self) -> UUID | None:
-        """Return the view's UUID; None if its metadata is of the view spec's first draft."""
-        return self.metadata.view_uuid
-
-    @property
-    def properties(self) -> dict[str, str]:
-        return dict(self.metadata.properties)
-
-    @property
-    def comment(self) -> str | None:
-        """The property `comment`."""
-        return self.metadata.properties.get("comment")
-
-    def schema(self) -> Schema:
-        """Return the schema of the current version."""
-        return self.metadata.schema()
-
-    def schemas(self) -> dict[int, Schema]:
-        """Return all schemas by id."""
-        return {schema.schema_id: schema for schema in self.metadata.schemas}
-
-    @property
-    def versions(self) -> list[ViewVersion]:
-        """The versions that have not expired."""
-        return list(self.metadata.versions)
-
-    def version(self, version_id: int) -> ViewVersion | None:
-        """Return the version with an id, or None."""
-        return self.metadata.version_by_id(version_id)
-
-    def current_version(self) -> ViewVersion:
-        """Return the current version."""
-        return self.metadata.current_version()
-
-    def history(self) -> list[ViewHistoryEntry]:
-        """Return the log of current versions and when they became current, oldest first."""
-        return list(self.metadata.version_log)
-
-    def sql_for(self, dialect: str) -> SQLViewRepresentation | None:
-        """Return the query of the current version in a dialect, of any case, or None."""
-        return self.current_version().sql_for(dialect)
-
-    def refresh(self) -> View:
-        """Return the current version of the view.
+        Args:
+            catalogs: other catalogs that the view, or a view in its query, names.
+            translate: if a view has no Spark query, have sqlglot translate its first one; `view.sql(translate=True)`
+                shows it.
+            spark: the session. Defaults to the one that the view was loaded with, or else the active one.
 
         Raises:
-            NoSuchViewError: the view is gone.
-            ValidationError: another view has taken its place.
+            UnsupportedError: a view has no Spark query, and it is not to be translated or can't be; a query travels in
+                time; or sqlglot is not installed.
+            NoSuchTableError: the query names a table that does not exist.
+            ValidationError: the query is invalid, refers to its own view, names an unknown catalog, or has other
+                columns than the view's schema.
         """
-        return self.at(self.operations.refresh())
-
-    def at(self, loaded: LoadedView) -> View:
-        """Return the view at another version of its metadata."""
-        return replace(self, metadata=loaded.metadata, metadata_location=loaded.metadata_location)
+        session = resolve_session(spark or self.spark)
+        return ViewReader(session, catalogs or {}, translate).read(self)
 
     # -- changing ---------------------------------------------------------------------------------------------------
 

@@ -1,0 +1,204 @@
+"""Find the names of tables in SQL text, put others in their place, and translate SQL between dialects, with sqlglot.
+
+Text is changed at the places of names only, so that Spark runs the query as it was written.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from sparkmeta.errors import UnsupportedError, ValidationError, shown
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+SPARK = "spark"
+
+# Functions whose arguments are names that Spark would look up by itself.
+_LOOKUPS = {"identifier", "stream", "table"}
+
+
+@dataclass(frozen=True)
+class TableName:
+    """A table in a query, by a name that is not of a common table expression.
+
+    Attributes:
+        names: The parts of the name.
+        start: Where its text starts.
+        end: Where its text ends, exclusively.
+        needs_alias: Whether columns are qualified by the name, since there is no alias.
+    """
+
+    names: tuple[str, ...]
+    start: int
+    end: int
+    needs_alias: bool
+
+
+@dataclass(frozen=True)
+class Query:
+    """A query in Spark's SQL whose tables are known.
+
+    Attributes:
+        text: The SQL text.
+        tables: The tables, in any order.
+        columns: The qualified columns with more than a table's name before them: each part, and where its text is.
+    """
+
+    text: str
+    tables: tuple[TableName, ...]
+    columns: tuple[tuple[tuple[str, int, int], ...], ...]
+
+    def template(self, frames: Mapping[TableName, str], full_names: Mapping[TableName, tuple[str, ...]]) -> str:
+        """Return the text for `spark.sql(text, **frames)`, which looks up no table by its name.
+
+        Args:
+            frames: The keyword argument that has each table.
+            full_names: The catalog, namespace and name of each table, by which its columns may be qualified.
+        """
+        if not frames:
+            return self.text
+        changes = [(table.start, table.end, _frame(table, frames[table])) for table in self.tables]
+        unaliased = {full_names[table] for table in self.tables if table.needs_alias}
+        for parts in self.columns:
+            changes += _unqualified(parts, unaliased)
+        pieces, end = [], 0
+        for start, next_end, replacement in sorted(changes):
+            pieces += [_escaped(self.text[end:start]), replacement]
+            end = next_end
+        return "".join([*pieces, _escaped(self.text[end:])])
+
+
+def parse_query(text: str, view: str) -> Query:
+    """Find the tables and qualified columns of a query in Spark's SQL.
+
+    Args:
+        text: The SQL text.
+        view: The view, for error messages.
+
+    Raises:
+        ValidationError: The text is not one query.
+        UnsupportedError: sqlglot is not installed, or a table is not given by a plain name.
+    """
+    sqlglot = _sqlglot()
+    try:
+        statements = sqlglot.parse(text, read=SPARK)
+    except sqlglot.errors.SqlglotError as error:
+        raise ValidationError(f"{view}: its query can't be parsed: {_first_line(error)}: {shown(text)}") from error
+    if len(statements) != 1 or not isinstance(statements[0], sqlglot.exp.Query | sqlglot.exp.Values):
+        raise ValidationError(f"{view}: its SQL is not a query: {shown(text)}")
+    for function in statements[0].find_all(sqlglot.exp.Anonymous):
+        if function.name.casefold() in _LOOKUPS:
+            raise UnsupportedError(f"{view}: a query of a view can't name tables by {function.sql(SPARK)}")
+    tables = (_table_name(table, text, view) for table in statements[0].find_all(sqlglot.exp.Table))
+    columns = (_column(column) for column in statements[0].find_all(sqlglot.exp.Column))
+    return Query(text, tuple(filter(None, tables)), tuple(filter(None, columns)))
+
+
+def translate_query(text: str, dialect: str, to_dialect: str, view: str) -> str:
+    """Translate SQL text.
+
+    Raises:
+        UnsupportedError: sqlglot is not installed, does not know a dialect, or can't translate the text faithfully.
+    """
+    sqlglot = _sqlglot()
+    try:
+        statements: list[str] = sqlglot.transpile(
+            text, read=dialect.casefold(), write=to_dialect.casefold(), unsupported_level=sqlglot.ErrorLevel.RAISE
+        )
+    except (sqlglot.errors.SqlglotError, ValueError) as error:
+        raise UnsupportedError(
+            f"{view}: its query in the dialect {shown(dialect)} can't be translated to {shown(to_dialect)}: "
+            f"{_first_line(error)}: {shown(text)}"
+        ) from error
+    return "; ".join(statements)
+
+
+def _sqlglot() -> Any:
+    try:
+        import sqlglot
+        import sqlglot.errors
+    except ModuleNotFoundError as error:
+        raise UnsupportedError("reading views needs sqlglot: pip install 'sparkmeta[views]'") from error
+    return sqlglot
+
+
+def _table_name(table: Any, text: str, view: str) -> TableName | None:
+    """Return the name of a table; None for a table function or the name of a common table expression."""
+    exp = _sqlglot().exp
+    if isinstance(table.this, exp.Func):
+        return None
+    names = tuple(part.name for part in table.parts)
+    if len(names) == 1 and names[0].casefold() in _expressions_in_reach(table):
+        return None
+    if table.args.get("version") or table.args.get("when"):
+        raise UnsupportedError(f"{view}: a query of a view can't travel in time: {table.sql(SPARK)}")
+    parts = _parts(table)
+    if parts is None:
+        raise UnsupportedError(f"{view}: the place of table {'.'.join(names)} in its query is unknown: {shown(text)}")
+    # An alias would come after a sample; then the name has none.
+    needs_alias = not table.alias and not table.args.get("sample")
+    return TableName(names, parts[0][1], parts[-1][2], needs_alias)
+
+
+def _expressions_in_reach(table: Any) -> Iterator[str]:
+    """Return the names of the common table expressions that a table can refer to."""
+    exp = _sqlglot().exp
+    inside, node = {id(table)}, table.parent
+    while node is not None:
+        clause = node.args.get("with_")
+        for expression in clause.expressions if isinstance(clause, exp.With) else ():
+            within = id(expression) in inside
+            if not within or clause.recursive:
+                yield expression.alias.casefold()
+            if within:
+                break
+        inside.add(id(node))
+        node = node.parent
+
+
+def _column(column: Any) -> tuple[tuple[str, int, int], ...] | None:
+    """Return the parts of a column that may begin with a table's name of several parts; else None."""
+    exp = _sqlglot().exp
+    name = column
+    while isinstance(name.parent, exp.Dot):
+        name = name.parent
+    return _parts(name) if len(name.parts) > 2 else None
+
+
+def _parts(node: Any) -> tuple[tuple[str, int, int], ...] | None:
+    """Return the parts of a name with the places of their text, or None if these are unknown."""
+    parts = [(part.name, part.meta.get("start"), part.meta.get("end")) for part in node.parts]
+    if any(start is None or end is None for _, start, end in parts):
+        return None
+    return tuple((name, start, end + 1) for name, start, end in parts)
+
+
+def _unqualified(
+    parts: Sequence[tuple[str, int, int]], full_names: set[tuple[str, ...]]
+) -> Iterator[tuple[int, int, str]]:
+    """Yield the change of a column that is qualified by a full name to one that is qualified by the table's alias."""
+    folded = [name.casefold() for name, _, _ in parts]
+    for length in range(len(parts) - 1, 1, -1):
+        for full_name in full_names:
+            if folded[:length] == [name.casefold() for name in full_name[-length:]]:
+                yield parts[0][1], parts[length - 1][2], _escaped(_quoted(full_name[-1]))
+                return
+
+
+def _frame(table: TableName, frame: str) -> str:
+    return f"{{{frame}}}" + (f" AS {_escaped(_quoted(table.names[-1]))}" if table.needs_alias else "")
+
+
+def _quoted(name: str) -> str:
+    return "`" + name.replace("`", "``") + "`"
+
+
+def _escaped(text: str) -> str:
+    """Return text as `str.format` gives it back."""
+    return text.replace("{", "{{").replace("}", "}}")
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0]
