@@ -1,4 +1,4 @@
-"""Define the commands that list catalogs: `namespaces` and `tables`."""
+"""Define the commands that list catalogs: `namespaces`, `tables` and `views`."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from sparkmeta.cli.source import CatalogSource, takes_catalog
 from sparkmeta.cli.tables import takes_output
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from sparkmeta.catalog import Catalog
+    from sparkmeta.catalog.base import Identifier
 
 
 @click.command()
@@ -35,15 +36,34 @@ def tables(source: CatalogSource, namespace: str, as_json: bool) -> None:
     """List the tables directly in NAMESPACE, or those of all namespaces of a catalog."""
     with progress("Listing tables"):
         catalog = source.open()
-        identifiers = catalog.list_tables(namespace) if namespace else list(_all_tables(catalog))
+        identifiers = list(_listed(catalog, catalog.list_tables, namespace))
     _print(identifiers, as_json)
 
 
-def _all_tables(catalog: Catalog, namespace: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
-    """Yield the identifiers of the tables below a namespace."""
-    for below in catalog.list_namespaces(namespace):
-        yield from catalog.list_tables(below)
-        yield from _all_tables(catalog, below)
+@click.command()
+@click.argument("namespace", metavar="[NAMESPACE]", default="")
+@takes_output
+@takes_catalog
+def views(source: CatalogSource, namespace: str, as_json: bool) -> None:
+    """List the views directly in NAMESPACE, or those of all namespaces of a catalog."""
+    with progress("Listing views"):
+        catalog = source.open()
+        identifiers = list(_listed(catalog, catalog.list_views, namespace))
+    _print(identifiers, as_json)
+
+
+def _listed(
+    catalog: Catalog, list_names: Callable[[Identifier], Iterable[tuple[str, ...]]], namespace: str
+) -> Iterator[tuple[str, ...]]:
+    """Yield the identifiers that a function lists for a namespace, or for all namespaces if it is empty."""
+    if namespace:
+        yield from list_names(namespace)
+        return
+    namespaces = catalog.list_namespaces()
+    while namespaces:
+        below = namespaces.pop(0)
+        yield from list_names(below)
+        namespaces = [*catalog.list_namespaces(below), *namespaces]
 
 
 def _print(identifiers: Sequence[tuple[str, ...]], as_json: bool) -> None:

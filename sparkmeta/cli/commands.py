@@ -1,6 +1,6 @@
 """Define the command line and its commands `describe`, `plan` and `tree`.
 
-The other commands are in `cli.cache`, `cli.catalogs`, `cli.maintain` and `cli.tables`.
+The other commands are in `cli.cache`, `cli.catalogs`, `cli.maintain`, `cli.tables` and `cli.view`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from sparkmeta.cli.cache import cache
-from sparkmeta.cli.catalogs import namespaces, tables
+from sparkmeta.cli.catalogs import namespaces, tables, views
 from sparkmeta.cli.maintain import compact, rewrite_manifests, upgrade
 from sparkmeta.cli.output import (
     TextColumn,
@@ -40,6 +40,7 @@ from sparkmeta.cli.tables import (
     takes_row_options,
     text_columns,
 )
+from sparkmeta.cli.view import view
 from sparkmeta.errors import SparkmetaError, from_spark
 
 if TYPE_CHECKING:
@@ -122,6 +123,7 @@ def main() -> None:
       sparkmeta compact /warehouse/db/events --commit
       sparkmeta rewrite-manifests /warehouse/db/events --commit
       sparkmeta upgrade /warehouse/db/events --format-version 4 --commit
+      sparkmeta view --catalog prod db.daily_events --sql spark
 
     Exit codes: 0 success, 1 the table can't be read or the request is invalid (one line on stderr says why), 2 usage.
     """  # noqa: D301  \b keeps click from joining the lines
@@ -231,5 +233,7 @@ main.add_command(tables)
 main.add_command(compact)
 main.add_command(rewrite_manifests)
 main.add_command(upgrade)
+main.add_command(view)
+main.add_command(views)
 for _name, _metadata_table in METADATA_TABLES.items():
     main.add_command(metadata_command(_name, _metadata_table))

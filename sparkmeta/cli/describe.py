@@ -10,6 +10,8 @@ from sparkmeta.cli.output import size, timestamp
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from pyiceberg.schema import Schema
+
     from sparkmeta.spec.metadata import Snapshot
     from sparkmeta.table import Table
 
@@ -37,11 +39,8 @@ def description(table: Table) -> dict[str, Any]:
         "format_version": table.format_version,
         "table_uuid": str(metadata.table_uuid),
         "metadata_location": table.metadata_location,
-        "last_updated_at": _time(metadata.last_updated_ms),
-        "schema": [
-            {"id": field.field_id, "name": field.name, "type": str(field.field_type), "required": field.required}
-            for field in table.schema().fields
-        ],
+        "last_updated_at": time_text(metadata.last_updated_ms),
+        "schema": columns(table.schema()),
         "partition_spec": [str(part) for part in _partition_fields(table)],
         "sort_order": [str(field) for field in table.sort_order().fields],
         "current_snapshot": _snapshot(table.current_snapshot()),
@@ -70,9 +69,35 @@ def facts(table: Table) -> dict[str, object]:
         "refs": _limited([f"{name} ({ref['type']}) -> {ref['snapshot_id']}" for name, ref in known["refs"].items()]),
         "partitioned by": known["partition_spec"] or "nothing",
         "sorted by": known["sort_order"] or "nothing",
-        "columns": [_column_line(column) for column in known["schema"]],
-        "properties": [f"{name} = {value}" for name, value in sorted(known["properties"].items())] or "none",
+        "columns": [column_line(column) for column in known["schema"]],
+        "properties": property_lines(known["properties"]),
     }
+
+
+def columns(schema: Schema) -> list[dict[str, Any]]:
+    """Return the columns of a schema for `--output json`."""
+    return [
+        {"id": field.field_id, "name": field.name, "type": str(field.field_type), "required": field.required}
+        for field in schema.fields
+    ]
+
+
+def column_line(column: Mapping[str, Any]) -> str:
+    """Return the line of a column for text output."""
+    return f"{column['id']:>3}  {column['name']}: {column['type']}{' required' if column['required'] else ''}"
+
+
+def property_lines(properties: Mapping[str, str]) -> list[str] | str:
+    """Return the lines of properties for text output."""
+    return [f"{name} = {value}" for name, value in sorted(properties.items())] or "none"
+
+
+def time_text(milliseconds: int) -> str:
+    """Return a time in milliseconds since 1970 as text."""
+    try:
+        return timestamp(_EPOCH + timedelta(milliseconds=milliseconds))
+    except OverflowError:
+        return f"{milliseconds} ms after 1970"
 
 
 def _partition_fields(table: Table) -> list[str]:
@@ -90,7 +115,7 @@ def _snapshot(snapshot: Snapshot | None) -> dict[str, Any] | None:
         "snapshot_id": snapshot.snapshot_id,
         "parent_id": snapshot.parent_snapshot_id,
         "sequence_number": snapshot.sequence_number,
-        "committed_at": _time(snapshot.timestamp_ms),
+        "committed_at": time_text(snapshot.timestamp_ms),
         "operation": snapshot.operation,
     }
 
@@ -102,13 +127,6 @@ def _totals(snapshot: Snapshot | None) -> dict[str, int | None]:
 
 def _number(text: str | None) -> int | None:
     return int(text) if text is not None and text.isdecimal() else None
-
-
-def _time(milliseconds: int) -> str:
-    try:
-        return timestamp(_EPOCH + timedelta(milliseconds=milliseconds))
-    except OverflowError:
-        return f"{milliseconds} ms after 1970"
 
 
 def _snapshot_line(snapshot: Mapping[str, Any] | None) -> str:
@@ -123,10 +141,6 @@ def _totals_line(totals: Mapping[str, int | None]) -> str:
     weight = "" if data is None else f" ({size(data)})"
     deletes = f"{shown['delete_files']} delete files" if totals["delete_files"] != 0 else "no delete files"
     return f"{shown['records']} records in {shown['data_files']} data files{weight}; {deletes}"
-
-
-def _column_line(column: Mapping[str, Any]) -> str:
-    return f"{column['id']:>3}  {column['name']}: {column['type']}{' required' if column['required'] else ''}"
 
 
 def _limited(lines: list[str]) -> list[str]:
