@@ -8,6 +8,8 @@ JAR := build/jars/iceberg-spark-runtime-4.1_2.13-1.12.0.jar
 REST := build/rest
 NEWEST := build/newest
 OLDEST := build/oldest
+# Of the jars that Hadoop's client of S3 needs, those that are among Spark's.
+SPARK_HAS := io.netty,org.slf4j,commons-codec,commons-logging,org.apache.httpcomponents
 # The number of processes that run tests, each with its own Spark of 4 GB. All tests of a file run in one process.
 WORKERS ?= 2
 PARALLEL := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
@@ -15,7 +17,7 @@ PARALLEL := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 PLAN := tests/plan tests/conformance tests/commit tests/inspect tests/maintain tests/test_engine.py tests/test_cli.py
 
 .DEFAULT_GOAL := help
-.PHONY: help setup jars rest demo test connect newest oldest check bench bench-billion soak clean
+.PHONY: help setup jars rest s3a demo test connect newest oldest check bench bench-billion soak clean
 
 help: ## List all targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -52,10 +54,20 @@ $(REST)/RestServer.class: tests/rest/pom.xml tests/rest/RestServer.java
 		echo "mvn or javac not found: the tests that run a REST catalog are skipped." >&2; \
 	fi
 
+s3a: build/s3a/.ready ## Fetch Hadoop's client of S3 from Maven, for tests in which Spark's own sources read from a store
+
+build/s3a/.ready: tests/s3a-pom.xml
+	@if command -v mvn >/dev/null; then \
+		mvn --quiet --batch-mode --file $< dependency:copy-dependencies -DoutputDirectory=$(CURDIR)/build/s3a \
+			-DincludeScope=runtime -DexcludeGroupIds=$(SPARK_HAS) && touch $@; \
+	else \
+		echo "mvn not found: the tests in which Spark reads from a store are skipped." >&2; \
+	fi
+
 demo: setup jars ## Create tables of some thousand files, and plan scans
 	$(PY) jobs/demo.py
 
-test: setup jars rest connect ## Run the tests, some of them also on Spark Connect
+test: setup jars rest s3a connect ## Run the tests, some of them also on Spark Connect
 	$(PY) -m pytest $(PARALLEL) --durations=40
 
 connect: setup jars

@@ -31,6 +31,18 @@ _WITHOUT_IDS = (
     "set the table property schema.name-mapping.default, or spark.sparkmeta.data-file-footers to always, which takes "
     "columns by their positions"
 )
+_NO_FILE_SYSTEM = re.compile(
+    r"No FileSystem for scheme \W?([\w+.-]+)|ClassNotFoundException: Class ([\w.$]*FileSystem) not found"
+)
+_ADD_FILE_SYSTEM = (
+    "open the table through a catalog, whose FileIO reads it, or add the file system to Spark: hadoop-aws for s3a"
+)
+# Errors of Hadoop's file systems, as in the first line of py4j's or Spark Connect's message.
+_JAVA_ACCESS_ERROR = re.compile(
+    r"^(?::\s|\()?(java\.(?:nio\.file|net)\.\w+Exception|org\.apache\.hadoop\.[\w.$]+Exception|"
+    r"software\.amazon\.awssdk\.[\w.$]+Exception)[:)]\s(.+)$",
+    re.MULTILINE,
+)
 _PYTHON_ERROR = re.compile(r"^(\w+Error): (.+)$", re.MULTILINE)
 
 
@@ -145,6 +157,11 @@ def is_access_problem(message: str) -> bool:
     return _ACCESS_PROBLEM.search(message) is not None
 
 
+def lacks_file_system(message: str) -> bool:
+    """Return whether an error says that Spark has no file system for a scheme, or only the name of its class."""
+    return _NO_FILE_SYSTEM.search(message) is not None
+
+
 def from_spark(error: BaseException) -> SparkmetaError | None:
     """Translate an exception of Spark into an error of this module.
 
@@ -153,6 +170,8 @@ def from_spark(error: BaseException) -> SparkmetaError | None:
     - An error raised by `raise_error` in a query is returned as a ValidationError.
     - A file that Spark or Python could not read is returned as a NotFoundError, a FileAccessError or, if its content is
       invalid, a ValidationError.
+    - If Spark has no file system for a file's scheme, an UnsupportedError is returned; if the file's store refused or
+      did not respond, a FileAccessError.
 
     Args:
         error: The exception that Spark raised on the driver.
@@ -167,7 +186,7 @@ def from_spark(error: BaseException) -> SparkmetaError | None:
         return ValidationError(message) if kind is CorruptFileError else kind(message)
     if by_sql := _RAISED_BY_SQL.search(text):
         return ValidationError(by_sql.group(1))
-    return _from_file_reader(text) or _from_python_worker(text)
+    return _from_file_reader(text) or _from_python_worker(text) or _from_file_system(text)
 
 
 def _from_file_reader(text: str) -> SparkmetaError | None:
@@ -183,6 +202,15 @@ def _from_file_reader(text: str) -> SparkmetaError | None:
         reason = "its columns have no field ids: " + _WITHOUT_IDS
     kind = FileAccessError if cause and is_access_problem(" ".join(cause.groups())) else ValidationError
     return kind(f"{location}: Spark can't read the file: {reason or condition}")
+
+
+def _from_file_system(text: str) -> SparkmetaError | None:
+    """Translate an error of Hadoop's file systems, outside of a file's reader."""
+    if (lacking := _NO_FILE_SYSTEM.search(text)) is not None:
+        what = f"for the scheme {lacking[1]}" if lacking[1] else lacking[2]
+        return UnsupportedError(f"Spark has no file system {what}: {_ADD_FILE_SYSTEM}")
+    failed = _JAVA_ACCESS_ERROR.search(text)
+    return FileAccessError(f"Spark can't open a file: {': '.join(failed.groups())}") if failed else None
 
 
 def _from_python_worker(text: str) -> SparkmetaError | None:

@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     MapFunction = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
 _GIB = 1 << 30
-_THREADS = 8
+# Most of them wait for files of a store.
+_THREADS = 16
 
 # The optimizer itself computes what is selected of local rows, one by one and on the driver; of more than so many,
 # tasks do. A coalesce to more partitions than there are keeps it from that, and does nothing else.

@@ -33,8 +33,9 @@ class Settings:
 
     executor_reads: Literal["auto", "direct", "spark"] = _knob(
         "auto",
-        "Who opens manifests on executors: direct = Python, spark = Spark's binaryFile source (with Spark's "
-        "credentials; works on Spark Connect), auto = direct if every executor can open the location.",
+        "Who opens manifests on executors: direct = Python, with the catalog's FileIO, spark = Spark's file sources "
+        "(with Spark's credentials; works on Spark Connect), auto = direct if every executor can open the location, "
+        "but Parquet manifests by Spark if it can open them.",
         choices=("auto", "direct", "spark"),
     )
     split_manifest_bytes: int = _knob(32 * _MIB, "Larger manifests are decoded by several tasks.")

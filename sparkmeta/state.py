@@ -198,7 +198,7 @@ class TableState:
     @cached_property
     def access(self) -> FileAccess:
         """Who opens the table's files, on the driver and in tasks."""
-        return FileAccess.of(self.files, self.settings)
+        return FileAccess.of(self.spark, self.files, self.settings)
 
     @cached_property
     def reader(self) -> ManifestReader:

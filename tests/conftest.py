@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pyspark
 import pytest
 from pytest_spark.config import SparkConfigBuilder
 
@@ -90,16 +91,29 @@ def iceberg_jar() -> Path | None:
     return next((jar for jar in jars if jar.is_file()), None)
 
 
+def s3a_jars() -> Path | None:
+    """The folder of Hadoop's client of S3 (`make s3a`), if Spark's Hadoop is of its version; None otherwise."""
+    versions = {jar.stem.rpartition("-")[2] for jar in (ROOT / "build" / "s3a").glob("hadoop-aws-*.jar")}
+    spark_jars = Path(pyspark.__file__).parent / "jars"
+    fits = any((spark_jars / f"hadoop-client-api-{version}.jar").exists() for version in versions)
+    return ROOT / "build" / "s3a" if fits else None
+
+
 def spark_options(scratch: Path) -> dict[str, str]:
-    return local_config(2, "4g") | {
-        "spark.master": "local[2]",
-        "spark.app.name": "sparkmeta tests",
-        "spark.default.parallelism": "2",
-        "spark.sql.shuffle.partitions": "2",
-        "spark.sql.catalogImplementation": "in-memory",
-        "spark.sql.warehouse.dir": f"{scratch}/spark-warehouse",
-        "spark.ui.showConsoleProgress": "false",
-    }
+    s3a = {"spark.driver.extraClassPath": f"{folder}/*"} if (folder := s3a_jars()) else {}
+    return (
+        local_config(2, "4g")
+        | s3a
+        | {
+            "spark.master": "local[2]",
+            "spark.app.name": "sparkmeta tests",
+            "spark.default.parallelism": "2",
+            "spark.sql.shuffle.partitions": "2",
+            "spark.sql.catalogImplementation": "in-memory",
+            "spark.sql.warehouse.dir": f"{scratch}/spark-warehouse",
+            "spark.ui.showConsoleProgress": "false",
+        }
+    )
 
 
 def iceberg_options(jar: Path, scratch: Path) -> dict[str, str]:

@@ -168,5 +168,40 @@ def test_what_stops_a_python_worker_is_told(last: str, kind: type[Exception], me
     assert from_spark(RuntimeError(last)) is None
 
 
+_STACK = "\n\tat org.apache.hadoop.fs.FileSystem.getFileSystemClass(FileSystem.java:1)\n" * 200
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "message"),
+    [
+        (
+            'calling o1.load.\n: org.apache.hadoop.fs.UnsupportedFileSystemException: No FileSystem for scheme "s3"',
+            UnsupportedError,
+            "Spark has no file system for the scheme s3: open the table through a catalog",
+        ),
+        (
+            ": java.lang.ClassNotFoundException: Class org.apache.hadoop.fs.s3a.S3AFileSystem not found",
+            UnsupportedError,
+            "Spark has no file system org.apache.hadoop.fs.s3a.S3AFileSystem: open the table through a catalog",
+        ),
+        (
+            "(java.nio.file.AccessDeniedException) s3a://b/f.avro: getFileStatus",
+            FileAccessError,
+            "Spark can't open a file: java.nio.file.AccessDeniedException: s3a://b/f.avro: getFileStatus",
+        ),
+        (
+            "An error occurred while calling o1.load.\n: java.net.UnknownHostException: nowhere",
+            FileAccessError,
+            "Spark can't open a file: java.net.UnknownHostException: nowhere",
+        ),
+    ],
+)
+def test_a_store_that_spark_can_not_open(text: str, kind: type[Exception], message: str) -> None:
+    error = from_spark(RuntimeError(text + _STACK))
+    assert type(error) is kind
+    assert str(error).startswith(message)
+    assert "\n" not in str(error)
+
+
 def test_an_error_of_others_is_not_ours() -> None:
     assert from_spark(RuntimeError("java.io.IOException: no space left\nCaused by: sparkmeta.errors: x")) is None

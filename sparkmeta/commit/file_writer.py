@@ -15,6 +15,7 @@ from sparkmeta.commit.new_files import NewFiles
 from sparkmeta.commit.search import FEW_FILES, new_entries
 from sparkmeta.commit.vector_targets import find_targets
 from sparkmeta.edit.affinity import DELETE_ENTRY_BYTES, live_owners, with_owners, write_affiliated
+from sparkmeta.edit.leaves import leaf_frame
 from sparkmeta.edit.summary import KindCount, Tally, file_kind, tally_of, tree_partitions
 from sparkmeta.errors import ValidationError
 from sparkmeta.manifests.projection import CONTENT_STATS, MANIFEST
@@ -23,7 +24,6 @@ from sparkmeta.manifests.v4.write import OWNER, LeafFormat, write_leaves
 from sparkmeta.session import local_frame, map_arrow, materialize
 from sparkmeta.spec.entry import ContentType
 from sparkmeta.spec.summary import FileKind
-from sparkmeta.storage.reading import read_parquet
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -161,10 +161,9 @@ def _tally(entries: pa.Table, state: TableState) -> Tally:
 
 def _counts_of_leaves(state: TableState, leaves: pa.Table) -> dict[FileKind, KindCount]:
     """Count the files in leaves that were just written, by kind. Runs a job that scans a few narrow columns."""
-    counted = ("content_type int", "file_format string", "record_count bigint", "file_size_in_bytes bigint")
-    schema = ", ".join([*counted, "deletion_vector struct<size_in_bytes: bigint>"])
+    counted = ("content_type", "file_format", "record_count", "file_size_in_bytes", "deletion_vector")
     size = F.coalesce("deletion_vector.size_in_bytes", "file_size_in_bytes")
-    read = read_parquet(state.spark, leaves.column("location").to_pylist(), schema)
+    read = leaf_frame(state, leaves, state.projection(counted))
     totals = [F.count("*").alias("files"), F.sum("record_count").alias("records"), F.sum(size).alias("size")]
     sums = read.groupBy("content_type", "file_format").agg(*totals)
     tally = Tally()

@@ -15,7 +15,7 @@ from sparkmeta.manifests.v4.spark import read_leaf_entries
 from sparkmeta.manifests.v4.tree_manifests import leaf_manifests
 from sparkmeta.manifests.v4.write import LeafFormat
 from sparkmeta.operations.table_operations import metadata_folder
-from sparkmeta.session import map_on_driver
+from sparkmeta.session import map_by_tasks, map_on_driver
 from sparkmeta.storage.access import executor_writer
 
 if TYPE_CHECKING:
@@ -35,7 +35,12 @@ def few_entries(state: TableState, leaves: pa.Table, projection: EntryProjection
 
 def leaf_frame(state: TableState, leaves: pa.Table, projection: EntryProjection) -> DataFrame:
     """Return every physical entry of leaves as a lazy DataFrame. `manifest` is the leaf's index among the leaves."""
-    return read_leaf_entries(state.spark, _units(leaves), projection, state.types.tuple_sources)
+    units = _units(leaves)
+    tasks = state.access.tasks
+    if tasks is None or not len(units) or state.access.spark_opens(units.column("location")[0].as_py()):
+        return read_leaf_entries(state.spark, units, projection, state.types.tuple_sources)
+    decode = partial(EntryDecoder(tasks, state.types.tree_types).decode_parts, projection)
+    return map_by_tasks(state.spark, units, decode, projection.schema)
 
 
 def _units(leaves: pa.Table) -> pa.Table:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
 
@@ -20,6 +20,8 @@ from sparkmeta.manifests.projection import MANIFEST, EntryProjection
 from sparkmeta.manifests.v3_parquet.decode import decode_parquet_manifest
 from sparkmeta.manifests.v4.decode import decode_tree_manifest
 from sparkmeta.manifests.v4.layout import is_tree_manifest
+from sparkmeta.storage.location import is_local
+from sparkmeta.storage.ranges import read_ahead
 
 if TYPE_CHECKING:
     from sparkmeta.manifests.cache.write import CacheWriter
@@ -58,11 +60,22 @@ class EntryDecoder:
             NotFoundError: the manifest does not exist.
             CorruptFileError: it is not a manifest.
         """
+        yield from self._decoded(part, self._read(part), projection)
+
+    def _read(self, part: Mapping[str, Any]) -> _Content:
         leaf = part.get(CACHED_LEAF)
-        if leaf is not None and (content := self._cached(leaf)) is not None:
-            yield from decode_leaf(content, part_of(part), projection, leaf)
+        if leaf is not None and (cached := self._cached(leaf)) is not None:
+            return _Content(cached, leaf)
+        return _Content(manifest_data(self.files, part), None)
+
+    def _decoded(
+        self, part: Mapping[str, Any], content: _Content, projection: EntryProjection
+    ) -> Iterator[pa.RecordBatch]:
+        data, leaf = content
+        if leaf is not None:
+            assert isinstance(data, bytes)
+            yield from decode_leaf(data, part_of(part), projection, leaf)
             return
-        data = manifest_data(self.files, part)
         yield from decode(data, part, projection, self.trees)
         if self.writer is not None and part["file_format"] == "AVRO":
             self.writer.keep(data, part_of(part))
@@ -72,10 +85,15 @@ class EntryDecoder:
         return pa.Table.from_batches(self.entries(part, projection), projection.schema).combine_chunks()
 
     def decode_parts(self, projection: EntryProjection, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Decode the entries of parts, rows of the batches."""
+        """Decode the entries of parts, rows of the batches, of which several are read from a store at a time."""
         for batch in batches:
-            for part in batch.to_pylist():
-                yield from self.entries(part, projection)
+            parts = batch.to_pylist()
+            if len(parts) == 1 or all(is_local(part["location"]) for part in parts):
+                for part in parts:
+                    yield from self.entries(part, projection)
+            else:
+                for part, content in read_ahead(parts, self._read, _size):
+                    yield from self._decoded(part, content, projection)
 
     def _cached(self, leaf: str) -> bytes | None:
         if self.cached is None:
@@ -105,6 +123,17 @@ class EntryDecoder:
                 else:
                     table = self.table(part, projection)
                     yield from kept_rows(table, unmasked(len(table), mask)).to_batches()
+
+
+class _Content(NamedTuple):
+    """The bytes of a part of a manifest, or of its leaf in the manifest cache at the location `cached_leaf`."""
+
+    data: Data
+    cached_leaf: str | None
+
+
+def _size(part: Mapping[str, Any]) -> int:
+    return part["file_size_in_bytes"] or 0
 
 
 def decode(

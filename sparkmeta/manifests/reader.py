@@ -77,7 +77,8 @@ class ManifestReader:
     def placement(self, manifests: pa.Table, projection: EntryProjection) -> Placement | None:
         """Return where `entries` reads manifests by default: few manifests of a manifest list on the driver.
 
-        None means that each manifest is read lazily by its format: Parquet by Spark, others by tasks.
+        None means that each manifest is read lazily by its format: Parquet by Spark if it can open the files, others by
+        tasks.
         """
         is_list = self.tree is None and self.manifest_cache is None
         if is_list and self.fits_driver(manifests, projection):
@@ -167,7 +168,7 @@ class ManifestReader:
         """
         assert self.tree is not None
         is_ours, is_foreign = self.tree.has_tree_layout(manifests), self.tree.is_foreign(manifests)
-        if placement is Placement.TASKS:
+        if not self._spark_opens(manifests.filter(is_ours), placement):
             is_ours, is_foreign = pa.repeat(False, len(manifests)), pc.or_(is_ours, is_foreign)
         leaves, decoded = manifests.filter(is_ours), manifests.filter(is_foreign)
         listed = manifests.filter(pc.invert(pc.or_(is_ours, is_foreign)))
@@ -180,6 +181,12 @@ class ManifestReader:
             frames.append(self.without_tree().entries(listed, projection, placement))
         return frames
 
+    def _spark_opens(self, manifests: pa.Table, placement: Placement | None) -> bool:
+        """Return whether Spark's sources read manifests: unless tasks have to, or Spark can't open them."""
+        if placement is Placement.TASKS:
+            return False
+        return not len(manifests) or self.access.spark_opens(manifests.column("location")[0].as_py())
+
     def without_tree(self) -> ManifestReader:
         """Return a reader of the v1 to v3 manifests that upgraded tables have."""
         return replace(self, tree=None)
@@ -188,13 +195,15 @@ class ManifestReader:
         self, manifests: pa.Table, projection: EntryProjection, placement: Placement | None
     ) -> list[DataFrame]:
         by_spark = pc.equal(manifests.column("file_format"), "PARQUET")
-        if placement is Placement.TASKS:
+        if not self._spark_opens(manifests.filter(by_spark), placement):
             by_spark = pa.repeat(False, len(manifests))
         parquet, decoded = manifests.filter(by_spark), manifests.filter(pc.invert(by_spark))
         frames = []
         if len(decoded):
             parts = self.parts(decoded, projection, split=True)
             cached, missing = (parts.filter(test(parts.column(CACHED_LEAF))) for test in (pc.is_valid, pc.is_null))
+            if len(cached) and not self.access.spark_opens(cached.column(CACHED_LEAF)[0].as_py()):
+                cached, missing = cached.slice(0, 0), parts
             if len(cached):
                 frames.append(read_cached_entries(self.spark, cached, projection))
             if len(missing):

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import re
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 
 import pyiceberg.exceptions as iceberg
 
@@ -22,6 +20,7 @@ from sparkmeta.errors import (
     UnsupportedError,
     ValidationError,
 )
+from sparkmeta.storage.secrets import secrets_in, without_secrets
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -44,10 +43,6 @@ _KINDS: dict[type[Exception], type[SparkmetaError]] = {
 }
 # Libraries with which pyiceberg's catalogs reach their services.
 _CLIENTS = {"botocore", "google", "pydantic_core", "pyiceberg", "requests", "sqlalchemy", "thrift", "urllib3"}
-_SECRET_KEY = re.compile(r"token$|token\.|secret|password|credential|access-key|access_key|sas-", re.IGNORECASE)
-# Shorter values are words such as "true".
-_LEAST_SECRET = 6
-_HIDDEN = "***"
 
 
 @contextmanager
@@ -82,10 +77,7 @@ def errors_of_catalog(name: str, properties: Mapping[str, Any], identifier: tupl
 
 def shown_error(error: Exception, properties: Mapping[str, Any]) -> str:
     """Return the first line of an error's message, in which the credentials in properties are replaced."""
-    text = next(iter(str(error).splitlines()), type(error).__name__)
-    for secret in _secrets(properties):
-        text = text.replace(secret, _HIDDEN)
-    return text
+    return without_secrets(next(iter(str(error).splitlines()), type(error).__name__), properties)
 
 
 def _kind(error: Exception) -> type[SparkmetaError] | None:
@@ -98,18 +90,10 @@ def _kind(error: Exception) -> type[SparkmetaError] | None:
 
 def _without_secrets(error: Exception, properties: Mapping[str, Any]) -> Exception | None:
     """Return the error as the cause of another one, which tracebacks show; None if it or a cause shows credentials."""
-    secrets = _secrets(properties)
+    secrets = secrets_in(properties)
     cause: BaseException | None = error
     while cause is not None:
         if any(secret in str(cause) for secret in secrets):
             return None
         cause = cause.__cause__ or cause.__context__
     return error
-
-
-def _secrets(properties: Mapping[str, Any]) -> list[str]:
-    """Return the credentials in properties, the longest first."""
-    values = [str(value) for key, value in properties.items() if _SECRET_KEY.search(key)]
-    values += [part for value in values for part in value.split(":")]
-    values += [urlsplit(str(value)).password or "" for key, value in properties.items() if key.endswith("uri")]
-    return sorted({value for value in values if len(value) >= _LEAST_SECRET}, key=len, reverse=True)

@@ -3,19 +3,29 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
+
+from pyiceberg.io import FSSPEC_FILE_IO, load_file_io
 
 from sparkmeta.errors import UnsupportedError
 from sparkmeta.session import is_connect
 from sparkmeta.storage.executors import ExecutorReader, ExecutorWriter
 from sparkmeta.storage.files import Files, IOFiles, LocalFiles, SparkFiles
-from sparkmeta.storage.location import is_local
+from sparkmeta.storage.location import is_local, scheme
+from sparkmeta.storage.reading import spark_opens
+from sparkmeta.storage.writing import CONDITIONAL_CLIENTS
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from pyiceberg.io import FileIO
     from pyspark.sql import SparkSession
 
     from sparkmeta.settings import Settings
+
+# The beginnings of the names of a FileIO's properties in pyiceberg's configuration.
+_IO_PROPERTIES = ("py-io-impl", "s3.", "client.", "gcs.", "adls.", "hdfs.", "oss.")
 
 
 def files_for(spark: SparkSession, location: str, io: FileIO | None = None) -> Files:
@@ -26,6 +36,18 @@ def files_for(spark: SparkSession, location: str, io: FileIO | None = None) -> F
     if is_local(location) and not is_connect(spark):
         return LocalFiles()
     return SparkFiles(spark) if io is None or is_local(location) else IOFiles(io)
+
+
+def warehouse_io(properties: Mapping[str, str], location: str) -> FileIO | None:
+    """Return the FileIO for the tables in a folder of a store; None if the properties are none of a FileIO's.
+
+    Unless they name one (`py-io-impl`), it is fsspec's for a store with conditional writes, which commits need.
+    """
+    if is_local(location) or not any(name.startswith(_IO_PROPERTIES) for name in properties):
+        return None
+    client = CONDITIONAL_CLIENTS.get(scheme(location))
+    preferred = {"py-io-impl": FSSPEC_FILE_IO} if client is not None and find_spec(client) is not None else {}
+    return load_file_io(preferred | dict(properties), location)
 
 
 def executor_reader(files: Files) -> ExecutorReader | None:
@@ -61,17 +83,29 @@ class FileAccess:
         files: opens any file on the driver, by a job if necessary.
         tasks: opens files in Spark tasks; None if only Spark's own sources may.
         driver: opens files on the driver without a job; None if Spark should read them.
+        spark: the session whose sources may open the files too; None if only `tasks` and `driver` may.
     """
 
     files: Files
     tasks: ExecutorReader | None
     driver: Files | None
+    spark: SparkSession | None
 
     @staticmethod
-    def of(files: Files, settings: Settings) -> FileAccess:
+    def of(spark: SparkSession, files: Files, settings: Settings) -> FileAccess:
         """Return the access to the files that `files` opens."""
         tasks = None if settings.executor_reads == "spark" else executor_reader(files)
         if tasks is None and settings.executor_reads == "direct":
             tasks = ExecutorReader({})
         by_spark = tasks is None or isinstance(files, SparkFiles) or not settings.driver_manifest_bytes
-        return FileAccess(files, tasks, None if by_spark else files)
+        is_direct = settings.executor_reads == "direct" and isinstance(files, IOFiles)
+        return FileAccess(files, tasks, None if by_spark else files, None if is_direct else spark)
+
+    def spark_opens(self, location: str) -> bool:
+        """Return whether Spark's own sources can open a file; if not, `tasks` can.
+
+        They may lack a file system for its scheme, or credentials that only a catalog's FileIO has.
+        """
+        if self.spark is None:
+            return False
+        return not isinstance(self.files, IOFiles) or self.tasks is None or spark_opens(self.spark, location)

@@ -6,10 +6,13 @@
 from __future__ import annotations
 
 import os
+import re
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, NoReturn, Protocol
 
@@ -35,7 +38,7 @@ from sparkmeta.storage.location import (
     path_of,
     spark_name_key,
 )
-from sparkmeta.storage.reading import MISSING, read_binary, refuse_hidden
+from sparkmeta.storage.reading import naming_errors, read_binary, refuse_hidden
 from sparkmeta.storage.requests import requested
 
 if TYPE_CHECKING:
@@ -44,8 +47,8 @@ if TYPE_CHECKING:
     from pyiceberg.io import FileIO
     from pyspark.sql import Row, SparkSession
 
-# Threads that delete files: stores take about 20 ms per deletion, and accept many at a time.
-_DELETERS = 16
+# Requests at a time to delete files or list folders: stores take about 20 ms for each, and accept many at a time.
+_REQUESTS = 16
 
 
 class DeleteFailure(NamedTuple):
@@ -160,17 +163,30 @@ class IOFiles:
         return io_length(self.io, location)
 
     def list(self, folder: str, pattern: str = "*") -> list[FileStatus]:
-        from pyiceberg.io.fsspec import FsspecFileIO
-        from pyiceberg.io.pyarrow import PyArrowFileIO
-
-        if isinstance(self.io, FsspecFileIO):
-            return requested(self.io, folder, partial(listing.by_fsspec, self.io, folder, pattern))
-        if isinstance(self.io, PyArrowFileIO):
-            return requested(self.io, folder, partial(listing.by_pyarrow, self.io, folder, pattern))
-        raise UnsupportedError(f"{folder}: {type(self.io).__name__} lists no folders")
+        return requested(self.io, folder, partial(listing.by_client(self.io, folder), folder, pattern))
 
     def glob(self, folder: str, pattern: str) -> Sequence[str]:
-        raise UnsupportedError(f"{join(folder, pattern)}: {type(self.io).__name__} finds no files by a pattern")
+        """See `Files.glob`. Lists each folder on the way, several at a time."""
+        *levels, last = pattern.split("/")
+        folders: Sequence[str] = [folder]
+        with ThreadPoolExecutor(_REQUESTS) as pool:
+            for level in levels:
+                if re.search(r"[*?\[]", level):
+                    below = chain.from_iterable(pool.map(self._folders, folders))
+                    folders = [name for name in below if fnmatchcase(file_name(name), level)]
+                else:
+                    folders = [join(name, level) for name in folders]
+            return [*chain.from_iterable(pool.map(partial(self._matching, last), folders))]
+
+    def _matching(self, pattern: str, folder: str) -> Sequence[str]:
+        with suppress(NotFoundError):
+            return [status.location for status in self.list(folder, pattern)]
+        return []
+
+    def _folders(self, folder: str) -> Sequence[str]:
+        with suppress(NotFoundError):
+            return requested(self.io, folder, partial(listing.folders_by_client(self.io, folder), folder))
+        return []
 
     def write_new(self, location: str, data: bytes) -> None:
         writing.write_io(self.io, location, data)
@@ -182,7 +198,7 @@ class IOFiles:
         writing.write_io(self.io, location, data)
 
     def delete_many(self, locations: Iterable[str]) -> Sequence[DeleteFailure]:
-        with ThreadPoolExecutor(_DELETERS) as pool:
+        with ThreadPoolExecutor(_REQUESTS) as pool:
             return _failures(pool.map(partial(writing.delete_io, self.io), locations))
 
 
@@ -255,14 +271,11 @@ class SparkFiles:
         return row
 
     def _rows(self, path: str, *columns: str, pattern: str = "*") -> Sequence[Row]:
-        from pyspark.errors import PySparkException
-
         try:
-            return read_binary(self.spark, [path], pattern).selectExpr(*columns).collect()
-        except (NotFoundError, PySparkException) as error:
-            if isinstance(error, NotFoundError) or error.getCondition() in MISSING:
-                missing(path)
-            raise
+            with naming_errors(path):
+                return read_binary(self.spark, [path], pattern).selectExpr(*columns).collect()
+        except NotFoundError:
+            missing(path)
 
 
 def _refuse_write(location: str) -> NoReturn:

@@ -5,13 +5,20 @@ from __future__ import annotations
 import re
 from datetime import datetime
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Any, NamedTuple
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
+from sparkmeta.errors import UnsupportedError
 from sparkmeta.storage.location import file_name, join
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pyiceberg.io import FileIO
     from pyiceberg.io.fsspec import FsspecFileIO
     from pyiceberg.io.pyarrow import PyArrowFileIO
+
+T = TypeVar("T")
 
 # Names of the modification time in s3fs, gcsfs, adlfs and fsspec's own file systems.
 _MODIFIED = ("LastModified", "mtime", "updated", "last_modified", "created")
@@ -25,6 +32,31 @@ class FileStatus(NamedTuple):
     modified_ms: int
 
 
+def by_client(io: FileIO, folder: str) -> Callable[[str, str], list[FileStatus]]:
+    """Return the function that lists files with a FileIO's client: `by_pyarrow` or `by_fsspec`, of folder and pattern.
+
+    Raises:
+        UnsupportedError: the FileIO has another client.
+    """
+    return _of_client(io, folder, by_pyarrow, by_fsspec)
+
+
+def folders_by_client(io: FileIO, folder: str) -> Callable[[str], list[str]]:
+    """Return the function that lists folders with a FileIO's client; see `by_client`."""
+    return _of_client(io, folder, folders_by_pyarrow, folders_by_fsspec)
+
+
+def _of_client(
+    io: FileIO, folder: str, with_pyarrow: Callable[..., T], with_fsspec: Callable[..., T]
+) -> Callable[..., T]:
+    from pyiceberg.io.fsspec import FsspecFileIO
+    from pyiceberg.io.pyarrow import PyArrowFileIO
+
+    if not isinstance(io, FsspecFileIO | PyArrowFileIO):
+        raise UnsupportedError(f"{folder}: {type(io).__name__} lists no folders")
+    return partial(with_fsspec if isinstance(io, FsspecFileIO) else with_pyarrow, io)
+
+
 def by_pyarrow(io: PyArrowFileIO, folder: str, pattern: str) -> list[FileStatus]:
     """Return the files directly in a folder whose names match. Raises FileNotFoundError if the folder is missing."""
     from pyarrow.fs import FileSelector, FileType
@@ -36,6 +68,23 @@ def by_pyarrow(io: PyArrowFileIO, folder: str, pattern: str) -> list[FileStatus]
         for info in infos
         if info.type == FileType.File and fnmatchcase(info.base_name, pattern)
     ]
+
+
+def folders_by_pyarrow(io: PyArrowFileIO, folder: str) -> list[str]:
+    """Return the locations of the folders directly in a folder. Raises FileNotFoundError if it is missing."""
+    from pyarrow.fs import FileSelector, FileType
+
+    kind, authority, path = io.parse_location(folder, io.properties)
+    infos = io.fs_by_scheme(kind, authority).get_file_info(FileSelector(path))
+    return [join(folder, info.base_name) for info in infos if info.type == FileType.Directory]
+
+
+def folders_by_fsspec(io: FsspecFileIO, folder: str) -> list[str]:
+    """Return the locations of the folders directly in a folder. Raises FileNotFoundError if it is missing."""
+    store: Any = io.new_input(join(folder, "x"))._fs
+    store.invalidate_cache()
+    infos: list[dict[str, Any]] = store.ls(folder, detail=True)
+    return [join(folder, file_name(info["name"].rstrip("/"))) for info in infos if info["type"] == "directory"]
 
 
 def by_fsspec(io: FsspecFileIO, folder: str, pattern: str) -> list[FileStatus]:

@@ -12,7 +12,10 @@ import unicodedata
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):")
 _PARTS = re.compile(r"(?:([A-Za-z][A-Za-z0-9+.-]*):)?(?://([^/]*))?(.*)", re.DOTALL)
 _GLOB = re.compile(r"([\\{}\[\]*?])")
-_S3 = {"s3a", "s3n"}
+
+S3_SCHEMES = frozenset({"s3", "s3a", "s3n"})
+"""Schemes that name the same files."""
+
 _QUOTED = frozenset(' "#%<>?[\\]^`{|}')
 
 
@@ -88,7 +91,7 @@ def _parts(location: str) -> tuple[str, str, str]:
     match = _PARTS.fullmatch(location)
     assert match is not None
     kind = (match[1] or "file").lower()
-    return "s3" if kind in _S3 else kind, match[2] or "", match[3]
+    return "s3" if kind in S3_SCHEMES else kind, match[2] or "", match[3]
 
 
 def _hadoop_path(path: str) -> str:

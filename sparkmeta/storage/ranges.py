@@ -6,11 +6,14 @@ Light: Spark tasks import this.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeVar
+
+T = TypeVar("T")
+R = TypeVar("R")
 
 # Bytes that a store could send in the 30 ms or so that another request takes.
 _LARGEST_GAP = 1 << 18
@@ -54,16 +57,32 @@ def read_ranges(reader: RangeReader, ranges: Sequence[FileRange]) -> Iterator[tu
     if len(requests) == 1:
         yield from requests[0].parts(requests[0].read(reader))
         return
-    running: deque[tuple[_Request, Future[bytes]]] = deque()
+    for request, data in read_ahead(requests, lambda request: request.read(reader), _size):
+        yield from request.parts(data)
+
+
+def read_ahead(items: Iterable[T], read: Callable[[T], R], size: Callable[[T], int]) -> Iterator[tuple[T, R]]:
+    """Read items, several at a time, and before they are asked for.
+
+    Args:
+        items: what to read.
+        read: reads an item; called by several threads.
+        size: returns the bytes that reading an item takes, which limit how many are read at a time.
+
+    Yields:
+        Each item, in order, with what was read.
+    """
+    running: deque[tuple[T, int, Future[R]]] = deque()
     try:
-        for request in requests:
-            while running and not _fits(request, running):
-                yield from _finished(running)
-            running.append((request, _threads().submit(request.read, reader)))
+        for item in items:
+            bytes_of_item = size(item)
+            while running and not _fits(bytes_of_item, [bytes_of_running for _, bytes_of_running, _ in running]):
+                yield _finished(running)
+            running.append((item, bytes_of_item, _threads().submit(read, item)))
         while running:
-            yield from _finished(running)
+            yield _finished(running)
     finally:
-        for _, future in running:
+        for _, _, future in running:
             future.cancel()
 
 
@@ -112,14 +131,17 @@ def _joins(request: _Request, part: FileRange) -> bool:
     return is_range and near and max(request.end, part.offset + part.size) - request.start <= _LARGEST_REQUEST
 
 
-def _fits(request: _Request, running: Collection[tuple[_Request, Future[bytes]]]) -> bool:
-    held = sum(other.end - other.start for other, _ in running)
-    return len(running) < _THREADS and held + request.end - request.start <= _THREADS * _LARGEST_REQUEST
+def _size(request: _Request) -> int:
+    return request.end - request.start
 
 
-def _finished(running: deque[tuple[_Request, Future[bytes]]]) -> Iterator[tuple[int, bytes]]:
-    request, future = running.popleft()
-    yield from request.parts(future.result())
+def _fits(size: int, running: Sequence[int]) -> bool:
+    return len(running) < _THREADS and sum(running) + size <= _THREADS * _LARGEST_REQUEST
+
+
+def _finished(running: deque[tuple[T, int, Future[R]]]) -> tuple[T, R]:
+    item, _, future = running.popleft()
+    return item, future.result()
 
 
 @cache

@@ -5,25 +5,43 @@ Spark reads all files that metadata names through this module.
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
 
 import pyarrow as pa
-from pyspark.errors import AnalysisException
+from pyspark.errors import PySparkException
 from pyspark.sql import functions as F
 
-from sparkmeta.errors import CorruptFileError, NotFoundError, UnsupportedError
+from sparkmeta.errors import (
+    CorruptFileError,
+    NotFoundError,
+    SparkmetaError,
+    UnsupportedError,
+    from_spark,
+    lacks_file_system,
+)
 from sparkmeta.session import is_connect, local_frame, map_arrow
-from sparkmeta.storage.location import PATH_KEY, escape_glob, file_name, is_local, local_path, spark_path_key
+from sparkmeta.storage.location import (
+    PATH_KEY,
+    S3_SCHEMES,
+    escape_glob,
+    file_name,
+    is_local,
+    local_path,
+    scheme,
+    spark_path_key,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
-    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql import Column, DataFrame, DataFrameReader, SparkSession
     from pyspark.sql.types import StructType
 
-MISSING = ("PATH_NOT_FOUND", "FAILED_READ_FILE.FILE_NOT_EXIST")
-"""The conditions of Spark's errors for missing files."""
+# The conditions of Spark's errors for missing files.
+_MISSING = ("PATH_NOT_FOUND", "FAILED_READ_FILE.FILE_NOT_EXIST")
 
 # Options take precedence over session settings, which may ignore missing or damaged files.
 _STRICT = {"ignoreMissingFiles": "false", "ignoreCorruptFiles": "false"}
@@ -50,7 +68,7 @@ def read_parquet(spark: SparkSession, locations: Iterable[str], schema: StructTy
     if not is_connect(spark):
         _refuse_empty(paths)
     reader = spark.read.format("parquet").options(**STRICT_PARQUET).schema(schema)
-    return _loaded(lambda: reader.load([escape_glob(path) for path in paths]))
+    return _loaded(reader, [_spelled(spark, escape_glob(path)) for path in paths])
 
 
 def read_binary(spark: SparkSession, paths: Iterable[str], pattern: str = "*") -> DataFrame:
@@ -65,7 +83,67 @@ def read_binary(spark: SparkSession, paths: Iterable[str], pattern: str = "*") -
         NotFoundError: see `read_parquet`.
     """
     options = {**_STRICT, "recursiveFileLookup": "true", "pathGlobFilter": pattern}
-    return _loaded(lambda: spark.read.format("binaryFile").options(**options).load([*paths]))
+    reader = spark.read.format("binaryFile").options(**options)
+    return _loaded(reader, [_spelled(spark, path) for path in paths])
+
+
+def spark_opens(spark: SparkSession, location: str) -> bool:
+    """Return whether Spark's sources can open a file: they have a file system for its scheme, and credentials.
+
+    The first file of each store tells for a session.
+    """
+    store = _store(location)
+    known = _opened.setdefault(spark, {})
+    if store not in known:
+        error = _error_of(spark, _spelled(spark, escape_glob(location)))
+        known[store] = error is None or _is_missing(error)
+    return known[store]
+
+
+def _spelled(spark: SparkSession, path: str) -> str:
+    """Return an escaped path of S3 with a scheme for which Spark has a file system, and others as they are.
+
+    Hadoop's own client has the scheme s3a only, but metadata may name the same files by s3.
+    """
+    own = scheme(path)
+    if own not in S3_SCHEMES:
+        return path
+    store, rest = _store(path), path.partition(":")[2]
+    known = _schemes.setdefault(spark, {})
+    if store not in known:
+        probe = f"{_store(rest)}/sparkmeta-no-such-file"
+        # Hadoop has a class for s3n that only refuses.
+        kinds = [kind for kind in (own, "s3a", "s3") if kind != "s3n"]
+        known[store] = next((kind for kind in kinds if _has_file_system(spark, f"{kind}:{probe}")), own)
+    return f"{known[store]}:{rest}"
+
+
+# Session -> store (scheme and authority) -> whether Spark opens its files, and the scheme of S3 by which it does.
+_opened: WeakKeyDictionary[SparkSession, dict[str, bool]] = WeakKeyDictionary()
+_schemes: WeakKeyDictionary[SparkSession, dict[str, str]] = WeakKeyDictionary()
+
+
+def _store(location: str) -> str:
+    return "/".join(location.split("/", 3)[:3])
+
+
+def _has_file_system(spark: SparkSession, path: str) -> bool:
+    error = _error_of(spark, path)
+    return error is None or not lacks_file_system(str(error))
+
+
+def _error_of(spark: SparkSession, path: str) -> Exception | None:
+    """Return the error that Spark raises when it looks for a file."""
+    try:
+        # With Spark Connect, it does when it is asked for the columns.
+        assert spark.read.format("binaryFile").options(**_STRICT).load(path).columns
+    except Exception as error:  # noqa: BLE001 - each file system has its own errors
+        return error
+    return None
+
+
+def _is_missing(error: Exception) -> bool:
+    return isinstance(error, PySparkException) and error.getCondition() in _MISSING
 
 
 def refuse_hidden(locations: Iterable[str]) -> None:
@@ -82,13 +160,25 @@ def _refuse_empty(locations: Iterable[str]) -> None:
             raise CorruptFileError(location, "length", 0, "an empty file is no Parquet file")
 
 
-def _loaded(load: Callable[[], DataFrame]) -> DataFrame:
+def _loaded(reader: DataFrameReader, paths: list[str]) -> DataFrame:
+    with naming_errors(paths[0]):
+        return reader.load(paths)
+
+
+@contextmanager
+def naming_errors(path: str) -> Iterator[None]:
+    """Translate errors that Spark raises when it opens a file (`from_spark`), and name the file in them."""
     try:
-        return load()
-    except AnalysisException as error:
-        if error.getCondition() in MISSING:
-            raise NotFoundError(str(error)) from None
+        yield
+    except SparkmetaError:
         raise
+    except Exception as error:
+        if _is_missing(error):
+            raise NotFoundError(str(error)) from None
+        if (known := from_spark(error)) is None:
+            raise
+        # Without the cause, which has hundreds of lines of Java's.
+        raise type(known)(f"{path}: {known}") from None
 
 
 def binary_files(spark: SparkSession, locations: Sequence[str]) -> DataFrame:

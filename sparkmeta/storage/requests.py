@@ -8,12 +8,13 @@ from __future__ import annotations
 import random
 import re
 import time
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from sparkmeta.errors import FileAccessError, FileAlreadyExistsError, NotFoundError, SparkmetaError
+from sparkmeta.storage.secrets import without_secrets
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
     from pyiceberg.io import FileIO
 
@@ -28,13 +29,6 @@ _TRANSIENT = re.compile(
     r"connection.?(?:closed|reset|aborted)|disconnected|reset by peer|broken pipe|incomplete|httpclient",
     re.IGNORECASE,
 )
-_SECRET_PROPERTY = re.compile(
-    r"secret|token|password|credential|access-key|account-key|sas-|connection-string|signature", re.IGNORECASE
-)
-_SIGNED = re.compile(
-    r"((?:X-Amz-(?:Signature|Credential|Security-Token)|sig|X-Goog-(?:Signature|Credential))=)[^&\s\"']+", re.IGNORECASE
-)
-_SHORTEST_SECRET = 4
 
 
 def requested(io: FileIO, location: str, request: Callable[[], T], *, repeat: bool = True) -> T:
@@ -66,15 +60,6 @@ def requested(io: FileIO, location: str, request: Callable[[], T], *, repeat: bo
                 # Without the cause, whose text may contain credentials.
                 raise FileAccessError(f"{location}: {without_secrets(_text(error), io.properties)}") from None
         time.sleep(wait * random.uniform(0.5, 1.5))
-
-
-def without_secrets(text: str, properties: Mapping[str, Any]) -> str:
-    """Replace credentials in a text by stars: values of properties for credentials, and parts of signed URLs."""
-    secrets = {str(value) for name, value in properties.items() if _SECRET_PROPERTY.search(name)}
-    for secret in sorted(secrets, key=len, reverse=True):
-        if len(secret) >= _SHORTEST_SECRET:
-            text = text.replace(secret, "***")
-    return _SIGNED.sub(r"\1***", text)
 
 
 def _is_transient(error: BaseException) -> bool:

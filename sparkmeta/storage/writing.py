@@ -28,9 +28,16 @@ _TEMPORARY = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\.tmp")
 # Errors of file systems without hard links.
 _NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
 
-# Stores whose fsspec clients (s3fs, gcsfs, adlfs) support a PUT that fails if the object exists: If-None-Match: * on
-# S3 and Azure, ifGenerationMatch=0 on Google Cloud Storage.
-_CONDITIONAL = {"s3", "s3a", "s3n", "gs", "gcs", "abfs", "abfss", "wasb", "wasbs"}
+CONDITIONAL_CLIENTS = {
+    **dict.fromkeys(("s3", "s3a", "s3n"), "s3fs"),
+    **dict.fromkeys(("gs", "gcs"), "gcsfs"),
+    **dict.fromkeys(("abfs", "abfss", "wasb", "wasbs"), "adlfs"),
+}
+"""Scheme of a store -> its fsspec client, which supports a PUT that fails if the object exists.
+
+It is If-None-Match: * on S3 and Azure, ifGenerationMatch=0 on Google Cloud Storage.
+"""
+
 # Buckets that are known to refuse a second PUT. Stores compatible with S3 may ignore the header.
 _proven: set[str] = set()
 
@@ -172,10 +179,12 @@ def _conditional_store(io: FileIO, location: str) -> Any:
     """Return the fsspec file system of a store with conditional PUTs. Raises UnsupportedError for others."""
     from inspect import signature
 
-    if scheme(location) not in _CONDITIONAL:
+    from pyiceberg.io import FSSPEC_FILE_IO
+
+    if (client := CONDITIONAL_CLIENTS.get(scheme(location))) is None:
         _refuse(location, f"no such write is known for {scheme(location) or 'file'}:")
     if (store := fsspec_store(io, location)) is None:
-        _refuse(location, f"{type(io).__name__} has no such write, py-io-impl=pyiceberg.io.fsspec.FsspecFileIO has")
+        _refuse(location, f"{type(io).__name__} has no such write, py-io-impl={FSSPEC_FILE_IO} with {client} has")
     if not {"mode", "overwrite"} & set(signature(store._pipe_file).parameters):
         _refuse(location, f"{type(store).__module__} has no such write: a newer one has")
     return store

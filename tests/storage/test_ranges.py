@@ -93,6 +93,22 @@ def test_requests_wait_for_their_bytes_to_be_taken(size: int, running: int) -> N
     taken.close()
 
 
+def test_items_are_read_ahead_in_order() -> None:
+    """As many wait for each other as are read at a time; a later one is begun when an earlier one is taken."""
+    meeting, begun = Barrier(16), []
+
+    def read_item(item: int) -> int:
+        begun.append(item)
+        if item < 16:
+            meeting.wait(timeout=60)
+        return -item
+
+    ahead = ranges.read_ahead(range(40), read_item, lambda _: 1)
+    assert next(ahead) == (0, 0)
+    assert max(begun) < 17
+    assert list(ahead) == [(item, -item) for item in range(1, 40)]
+
+
 def test_a_missing_file_is_named() -> None:
     ranges = [FileRange(f"file:///no/{number}", 0, 3) for number in range(3)]
     with pytest.raises(NotFoundError, match="file:///no/0"):

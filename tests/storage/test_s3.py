@@ -14,6 +14,7 @@ from sparkmeta.errors import FileAccessError, FileAlreadyExistsError, NotFoundEr
 from sparkmeta.storage import requests, writing
 from sparkmeta.storage.access import executor_reader, executor_writer
 from sparkmeta.storage.files import IOFiles
+from sparkmeta.storage.secrets import without_secrets
 from tests.s3 import ACCESS_KEY, BUCKET, FILE_IOS, SECRET_KEY, SESSION_TOKEN, Request, S3Server, methods
 
 if TYPE_CHECKING:
@@ -86,6 +87,25 @@ def test_missing_and_listed_files(s3: S3Server, files: IOFiles, folder: str) -> 
             ask(f"{folder}/none")
     assert files.delete_many([f"{folder}/a", f"{folder}/none"]) == []
     assert not files.exists(f"{folder}/a")
+
+
+def test_files_by_a_pattern(s3: S3Server, files: IOFiles, folder: str) -> None:
+    """Whose listing asks for no file of other folders."""
+    for name in (
+        "a/metadata/v1.json",
+        "b/metadata/v1.json",
+        "b/metadata/v2.txt",
+        "b/data/1.json",
+        "c/x.json",
+        "d.json",
+    ):
+        files.write_new(f"{folder}/{name}", b"1")
+    with s3.counted() as sent:
+        located = files.glob(folder, "*/metadata/*.json")
+    assert sorted(located) == [f"{folder}/a/metadata/v1.json", f"{folder}/b/metadata/v1.json"]
+    assert len(sent) <= 6
+    assert files.glob(f"{folder}/none", "*/*") == []
+    assert files.glob(folder, "?.json") == [f"{folder}/d.json"]
 
 
 @pytest.mark.usefixtures("_hurried")
@@ -172,6 +192,6 @@ def test_credentials_are_never_shown(s3: S3Server, files: IOFiles, folder: str) 
 
 def test_parts_of_signed_urls_are_no_part_of_errors() -> None:
     url = "https://b.s3/f?X-Amz-Credential=abc%2F1&X-Amz-Expires=60&X-Amz-Signature=def&sig=ghi"
-    assert requests.without_secrets(url, {}) == (
+    assert without_secrets(url, {}) == (
         "https://b.s3/f?X-Amz-Credential=***&X-Amz-Expires=60&X-Amz-Signature=***&sig=***"
     )

@@ -1,0 +1,231 @@
+"""Tables on an S3-compatible server: read, planned, inspected, committed and compacted there."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import uuid
+from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
+
+import pytest
+from pyiceberg.partitioning import PartitionField, PartitionSpec
+from pyiceberg.schema import Schema
+from pyiceberg.transforms import IdentityTransform
+from pyiceberg.types import LongType, NestedField, StringType
+
+import sparkmeta as sm
+from sparkmeta.catalog.iceberg import IcebergCatalog
+from sparkmeta.session import is_connect
+from sparkmeta.storage import reading
+from tests.conftest import configured, s3a_jars
+from tests.s3 import ACCESS_KEY, BUCKET, FILE_IOS, SECRET_KEY, SESSION_TOKEN, S3Server, methods
+from tests.small_table import IDENTIFIER, LOADS, ROWS, orders
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from pyspark.sql import DataFrame, SparkSession
+
+    from sparkmeta.catalog import Catalog
+    from sparkmeta.table import Table
+
+FILES = 2 * LOADS
+"""Data files of a table with the loads of `orders`: one for each country."""
+# With the driver, and with tasks.
+CLIENTS = [("pyarrow", "0"), ("fsspec", "64m")]
+SCHEMA = Schema(
+    NestedField(1, "id", LongType()), NestedField(2, "country", StringType()), NestedField(3, "note", StringType())
+)
+BY_COUNTRY = PartitionSpec(PartitionField(2, 1000, IdentityTransform(), "country"))
+
+
+@pytest.fixture
+def warehouse() -> str:
+    return f"s3://{BUCKET}/{uuid.uuid4()}"
+
+
+def sql_catalog(s3: S3Server, folder: Path, warehouse: str, client: str) -> Catalog:
+    """A catalog whose table `IDENTIFIER` pyiceberg has written."""
+    properties = {"uri": f"sqlite:///{folder}/catalog.db", "warehouse": warehouse, "py-io-impl": FILE_IOS[client]}
+    catalog = sm.load_catalog("tests", type="sql", **properties, **s3.properties)
+    assert isinstance(catalog, IcebergCatalog)
+    catalog.pyiceberg.create_namespace("shop")
+    table = catalog.pyiceberg.create_table(IDENTIFIER, SCHEMA, partition_spec=BY_COUNTRY)
+    for load in range(LOADS):
+        table.append(orders(load))
+    return catalog
+
+
+def paths(table: Table, row_filter: str = "true") -> list[str]:
+    return sorted(row.file_path for row in table.scan(row_filter).plan_files().select("file_path").collect())
+
+
+@pytest.mark.parametrize(("client", "driver_bytes"), CLIENTS)
+def test_a_table_of_a_catalog(
+    spark: SparkSession, s3: S3Server, tmp_path: Path, warehouse: str, client: str, driver_bytes: str
+) -> None:
+    """Spark has no file system for s3: all is opened by the catalog's FileIO, on the driver and in tasks."""
+    catalog = sql_catalog(s3, tmp_path, warehouse, client)
+    with configured(
+        spark, {"spark.sparkmeta.driver-manifest-bytes": driver_bytes, "fs.s3a.impl": "no.such.FileSystem"}
+    ):
+        table = catalog.load_table(IDENTIFIER, spark)
+        assert len(paths(table)) == FILES
+        assert len(paths(table, "country = 'NO' and id >= 20")) == 1
+        assert table.inspect.manifests().count() == LOADS
+
+        tree = tree_of(catalog, table)
+        assert tree.inspect.manifests().count() == 1, "a leaf, written by a task"
+        assert paths(tree) == paths(table)
+        gone = paths(tree, "id >= 20")
+        tree = commit(tree, "delete", spark.createDataFrame([(path,) for path in gone], "file_path string"))
+        left = sorted(set(paths(table)) - set(gone))
+        assert paths(tree) == left
+        tree.maintenance.compact_manifests(min_masked_ratio=0.02, min_leaf_ratio=1.0).commit()
+        compacted = tree.refresh()
+        assert compacted.current_snapshot() != tree.current_snapshot()
+        assert paths(compacted) == left
+        assert compacted.inspect.files().count() == len(left)
+        assert compacted.check().count() == 0
+        assert paths(table.maintenance.upgrade(4).commit()) == paths(table)
+
+
+def tree_of(catalog: Catalog, table: Table) -> Table:
+    """A tree in the same catalog with the files of a table, in a leaf."""
+    properties, spark = {"write.tree.direct-files": "2"}, table.state.spark
+    tree = catalog.create_table(
+        "shop.tree", table.schema(), table.spec(), properties=properties, format_version=4, spark=spark
+    )
+    return commit(tree, "append", table.inspect.files())
+
+
+def explained(frame: DataFrame) -> str:
+    """The plans of a DataFrame, as `explain` prints them."""
+    with contextlib.redirect_stdout(io.StringIO()) as text:
+        frame.explain("extended")
+    return text.getvalue()
+
+
+def commit(table: Table, change: str, files: object) -> Table:
+    with table.transaction() as tx:
+        getattr(tx.update_snapshot(), change)(files)
+    return table.refresh()
+
+
+@pytest.fixture
+def s3a(spark: SparkSession, s3: S3Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Let Spark read from the server by the scheme s3a."""
+    if s3a_jars() is None or is_connect(spark):
+        pytest.skip("no Hadoop client of S3 for this Spark: run `make s3a`")
+    conf = {
+        "fs.s3a.endpoint": s3.url,
+        "fs.s3a.endpoint.region": "us-east-1",
+        "fs.s3a.access.key": ACCESS_KEY,
+        "fs.s3a.secret.key": SECRET_KEY,
+        "fs.s3a.aws.credentials.provider": "org.apache.hadoop.fs.s3a.SimpleAWSCredentialsProvider",
+        "fs.s3a.path.style.access": "true",
+        "fs.s3a.connection.ssl.enabled": "false",
+    }
+    for known in ("_opened", "_schemes"):
+        monkeypatch.setattr(reading, known, WeakKeyDictionary())
+    with configured(spark, conf):
+        yield
+
+
+@pytest.mark.usefixtures("s3a")
+def test_a_folder_that_spark_opens(spark: SparkSession, s3: S3Server, tmp_path: Path, warehouse: str) -> None:
+    """It is opened by s3a, and its metadata names files by s3."""
+    catalog = sql_catalog(s3, tmp_path, warehouse, "pyarrow")
+    folder = catalog.load_table(IDENTIFIER, spark).location().replace("s3://", "s3a://")
+    table = sm.load_table(folder, spark)
+    assert table.metadata_location.startswith("s3a://")
+    assert len(paths(table)) == FILES
+    assert all(path.startswith("s3://") for path in paths(table))
+    assert len(paths(table, "country = 'NO' and id >= 20")) == 1
+    assert table.inspect.files().count() == FILES
+    assert table.scan("id >= 15").to_df().count() == LOADS * ROWS - 15
+    assert sm.load_table(folder.replace("s3a://", "s3n://"), spark).inspect.manifests().count() == LOADS
+
+
+@pytest.mark.usefixtures("s3a")
+def test_leaves_that_spark_opens(spark: SparkSession, s3: S3Server, tmp_path: Path, warehouse: str) -> None:
+    """Those of a catalog's tree too, for which the plan then has Spark's scan of Parquet files."""
+    catalog = sql_catalog(s3, tmp_path, warehouse, "fsspec")
+    table = catalog.load_table(IDENTIFIER, spark)
+    tree = tree_of(catalog, table)
+    assert paths(tree) == paths(table)
+    plan = explained(tree.scan().plan_files())
+    assert "FileScan parquet" in plan
+    for direct in ("direct", "auto"):
+        with configured(spark, {"spark.sparkmeta.executor-reads": direct}):
+            again = catalog.load_table("shop.tree", spark)
+            assert paths(again) == paths(table)
+            assert ("FileScan parquet" in explained(again.scan().plan_files())) == (direct == "auto")
+
+
+def test_a_location_that_spark_can_not_open(spark: SparkSession, s3: S3Server, tmp_path: Path, warehouse: str) -> None:
+    """One line says so, and what to do."""
+    location = sql_catalog(s3, tmp_path, warehouse, "pyarrow").load_table(IDENTIFIER, spark).metadata_location
+    with (
+        configured(spark, {"fs.s3a.impl": "no.such.FileSystem"}),
+        pytest.raises(
+            sm.UnsupportedError, match=f"^{location}: Spark has no file system.*open the table through a cat"
+        ) as caught,
+    ):
+        sm.load_table(location, spark)
+    assert "\n" not in str(caught.value)
+    assert caught.value.__cause__ is None
+
+
+def test_credentials_are_in_no_plan_or_text(
+    spark: SparkSession, s3: S3Server, tmp_path: Path, warehouse: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("DEBUG", "sparkmeta")
+    catalog = sql_catalog(s3, tmp_path, warehouse, "fsspec")
+    with configured(spark, {"spark.sparkmeta.driver-manifest-bytes": "0"}):
+        table = catalog.load_table(IDENTIFIER, spark)
+        tree = tree_of(catalog, table)
+        shown = [repr(part) for part in (catalog, table, table.state, table.state.access, table.operations)]
+        for opened in (table, tree):
+            scan = opened.scan("id >= 20")
+            shown += [explained(scan.plan_files()), str(scan.report()), scan.report().to_json(), str(opened.draw())]
+    lake = sm.load_catalog("lake", type="hadoop", warehouse=warehouse, **s3.properties)
+    shown += [repr(lake), caplog.text, (tmp_path / "catalog.db").read_bytes().decode("latin-1")]
+    for secret in (ACCESS_KEY, SECRET_KEY, SESSION_TOKEN):
+        assert [text for text in shown if secret in text] == []
+
+
+def test_tables_of_a_warehouse(spark: SparkSession, s3: S3Server, warehouse: str, tmp_path: Path) -> None:
+    """Conditional writes commit, without a catalog beside the store."""
+    files = sql_catalog(s3, tmp_path, warehouse, "pyarrow").load_table(IDENTIFIER, spark).inspect.files()
+    lake = sm.load_catalog("lake", type="hadoop", warehouse=f"{warehouse}/lake", **s3.properties)
+    table = lake.create_table("db.t", SCHEMA, BY_COUNTRY, format_version=4, spark=spark)
+    table = commit(table, "append", files)
+    assert len(paths(lake.load_table("db.t", spark))) == FILES
+    assert lake.list_tables("db") == [("db", "t")]
+    assert lake.list_namespaces() == [("db",)]
+    assert table.refresh().metadata_location.endswith("/v2.metadata.json")
+    with pytest.raises(sm.TableAlreadyExistsError):
+        lake.create_table("db.t", SCHEMA, BY_COUNTRY, format_version=4, spark=spark)
+
+
+@pytest.mark.parametrize(("client", "driver_bytes"), CLIENTS)
+def test_requests_of_a_plan(
+    spark: SparkSession, s3: S3Server, tmp_path: Path, warehouse: str, client: str, driver_bytes: str
+) -> None:
+    """The metadata, the list, and each manifest that the filter leaves, once."""
+    catalog = sql_catalog(s3, tmp_path, warehouse, client)
+    each = {"GET": 1} if client == "fsspec" else {"HEAD": 1, "GET": 1}
+    with configured(spark, {"spark.sparkmeta.driver-manifest-bytes": driver_bytes}):
+        for row_filter, files in (("true", 2 + LOADS), ("country > 'X'", 2)):
+            with s3.counted() as sent:
+                catalog.load_table(IDENTIFIER, spark).scan(row_filter).plan_files().collect()
+            assert methods(sent) == {method: count * files for method, count in each.items()}, row_filter
+        tree_of(catalog, catalog.load_table(IDENTIFIER, spark))
+        with s3.counted() as sent:
+            paths(catalog.load_table("shop.tree", spark))
+        opened = {request.key for request in sent if request.method == "GET"}
+        assert len(opened) == 3, "the metadata, the root, a leaf"
+        assert methods(sent) == {method: count * 3 for method, count in each.items()}
