@@ -15,7 +15,8 @@ def load_catalog(name: str | None = None, **properties: str) -> Catalog:
     """Load a catalog by pyiceberg's configuration: its file, environment variables and properties.
 
     There is one additional type: ``type="hadoop", warehouse=...`` has the tables in the folders of a warehouse, like
-    Iceberg's Hadoop catalog.
+    Iceberg's Hadoop catalog. With properties of a FileIO, such as ``s3.endpoint``, that opens a warehouse on a store;
+    without any, Spark does, and the tables are read-only.
 
     Raises:
         ValueError: properties are missing.
@@ -28,4 +29,5 @@ def load_catalog(name: str | None = None, **properties: str) -> Catalog:
         return IcebergCatalog.load(known, merged)
     if not (warehouse := merged.get("warehouse")):
         raise ValueError(f"catalog {known}: the property warehouse is missing")
-    return FileSystemCatalog(known, str(warehouse))
+    texts = {name: value for name, value in merged.items() if isinstance(value, str)}
+    return FileSystemCatalog(known, str(warehouse), texts)

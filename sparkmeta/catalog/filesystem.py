@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, NoReturn
 
 from pyiceberg.partitioning import UNPARTITIONED_PARTITION_SPEC, PartitionSpec
@@ -24,13 +25,14 @@ from sparkmeta.operations.filesystem import FileSystemOperations
 from sparkmeta.operations.metadata_files import METADATA, METADATA_FILES, latest_metadata
 from sparkmeta.session import resolve_session
 from sparkmeta.spec.new_table import new_metadata
-from sparkmeta.storage.access import files_for
+from sparkmeta.storage.access import warehouse_io
 from sparkmeta.storage.location import join, path_of
 from sparkmeta.table import open_table
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from pyiceberg.io import FileIO
     from pyiceberg.schema import Schema
     from pyspark.sql import SparkSession
 
@@ -51,11 +53,14 @@ class FileSystemCatalog(Catalog):
 
     name: str
     warehouse: str
+    # They may have credentials.
+    properties: Mapping[str, str] = field(default_factory=dict, repr=False, compare=False)
 
     def load_table(self, identifier: Identifier, spark: SparkSession | None = None) -> Table:
         """Load a table. Raises NoSuchTableError."""
         names = as_names(identifier)
-        return replace(open_table(self._folder(names), resolve_session(spark)), identifier=names)
+        folder, session = self._folder(names), resolve_session(spark)
+        return replace(open_table(folder, session, self._views(session).files), identifier=names)
 
     def create_table(  # noqa: PLR0913  pyiceberg's own parameters
         self,
@@ -75,7 +80,7 @@ class FileSystemCatalog(Catalog):
         if location is not None and location.rstrip("/") != folder:
             raise UnsupportedError(f"{'.'.join(names)}: the folder of the table is {folder}: it can't be {location}")
         metadata = new_metadata(folder, schema, partition_spec, sort_order, properties or {}, format_version)
-        FileSystemOperations(files_for(session, folder), folder).commit(None, metadata)
+        FileSystemOperations(self._views(session).files, folder).commit(None, metadata)
         return self.load_table(names, session)
 
     def register_table(
@@ -162,7 +167,7 @@ class FileSystemCatalog(Catalog):
         return [(*names, name) for name in sorted(below.difference(self._relations(names, spark)))]
 
     def _views(self, spark: SparkSession | None) -> FileSystemViews:
-        return FileSystemViews.of(self.warehouse, spark)
+        return FileSystemViews.of(self.warehouse, spark, self._io)
 
     def _relations(self, names: tuple[str, ...], spark: SparkSession | None, depth: int = 0) -> list[str]:
         """Return the sorted first names of the tables and views that are `depth` namespaces below one."""
@@ -176,6 +181,10 @@ class FileSystemCatalog(Catalog):
 
     def _namespace_file(self, names: tuple[str, ...]) -> str:
         return join(self._folder(names), _NAMESPACE_FILE)
+
+    @cached_property
+    def _io(self) -> FileIO | None:
+        return warehouse_io(self.properties, self.warehouse)
 
     def _folder(self, names: tuple[str, ...]) -> str:
         folder = self.warehouse

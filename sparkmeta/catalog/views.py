@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from uuid import UUID
 
     from pyiceberg.catalog.rest import RestCatalog
+    from pyiceberg.io import FileIO
     from pyiceberg.schema import Schema
 
     from sparkmeta.operations.rest_views import RestViewOperations
@@ -169,11 +170,12 @@ class FileSystemViews:
     files: Files
 
     @staticmethod
-    def of(warehouse: str, spark: SparkSession | None) -> FileSystemViews:
-        """Return the views of a warehouse. A local one needs no session."""
+    def of(warehouse: str, spark: SparkSession | None, io: FileIO | None = None) -> FileSystemViews:
+        """Return the views of a warehouse, with the FileIO of one on a store. A local one needs no session."""
         session = spark or SparkSession.getActiveSession()
         local = session is None and is_local(warehouse)
-        return FileSystemViews(warehouse, LocalFiles() if local else files_for(resolve_session(session), warehouse))
+        files = LocalFiles() if local else files_for(resolve_session(session), warehouse, io)
+        return FileSystemViews(warehouse, files)
 
     def operations(self, names: tuple[str, ...], view_uuid: UUID | None = None) -> FileSystemViewOperations:
         return FileSystemViewOperations(self.files, self._folder(names), view_uuid)

@@ -94,10 +94,9 @@ class FileSystemViewOperations:
         return LoadedView(location, metadata)
 
     def commit(self, base: LoadedView | None, new: ViewMetadata) -> LoadedView:
-        """See `ViewOperations.commit`. Also raises UnsupportedError if the view would move, or is a catalog's."""
-        if METADATA_PATH in new.properties or new.location != self.folder:
-            place = new.properties.get(METADATA_PATH, new.location)
-            raise UnsupportedError(f"{self.folder}: a view of a file system warehouse can't be in {place}")
+        """See `ViewOperations.commit`. Also raises UnsupportedError if its files would move, or it is a catalog's."""
+        if METADATA_PATH in new.properties:
+            raise UnsupportedError(f"{self.folder}: a view in a folder can't have the property {METADATA_PATH}")
         version = 1 if base is None else _version(base.metadata_location) + 1
         compressed = base is not None and is_compressed(base.metadata.properties, _DEFAULT_CODEC)
         is_compressed(new.properties, _DEFAULT_CODEC)

@@ -150,7 +150,7 @@ def test_a_warehouse(spark: SparkSession, tmp_path: Path) -> None:
 
 
 def test_a_warehouse_that_spark_lists(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sparkmeta.catalog.views.files_for", lambda spark, _: SparkFiles(spark))
+    monkeypatch.setattr("sparkmeta.catalog.views.files_for", lambda spark, *_: SparkFiles(spark))
     (tmp_path / "db" / "one" / "metadata").mkdir(parents=True)
     fill(tmp_path / "db" / "one", "v1.metadata.json")
     catalog = FileSystemCatalog("here", f"file://{tmp_path}")

@@ -1,4 +1,4 @@
-"""The places where a table's pointer can be: a folder, sqlite, PostgreSQL. A text names each, so that it travels."""
+"""The places where a table's pointer can be: a folder, S3, sqlite, PostgreSQL. A text names each, so it travels."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from pyiceberg.catalog.sql import SqlCatalog
 
 from sparkmeta.operations.filesystem import FileSystemOperations
 from sparkmeta.operations.sql import SqlOperations
-from sparkmeta.storage.files import LocalFiles
+from sparkmeta.storage.files import IOFiles, LocalFiles
+from tests.s3 import BUCKET, S3Server
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -26,7 +27,12 @@ def place(kind: str, folder: Path, postgres: str | None = None) -> str:
 
 
 def open_operations(uri: str, folder: Path | str, files: Files | None = None) -> TableOperations:
-    """The operations of the table in a folder, by the pointer in a place; PostgreSQL names it after the folder."""
+    """The operations of the table in a folder, by the pointer in a place; PostgreSQL names it after the folder.
+
+    The URI of an S3 server is the place of a table whose files are there too, in a folder of that name.
+    """
+    if uri.startswith("http:"):
+        return FileSystemOperations(IOFiles(S3Server(uri).io("fsspec")), f"s3://{BUCKET}{folder}/table")
     location = f"file://{folder}/table"
     if not uri:
         return FileSystemOperations(files or LocalFiles(), location)

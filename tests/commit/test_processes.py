@@ -14,7 +14,7 @@ import time
 from collections import Counter
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from pyiceberg.table import StaticTable
@@ -22,7 +22,8 @@ from pyiceberg.table import StaticTable
 from sparkmeta.manifests.v4.layout import read_manifest
 from sparkmeta.manifests.v4.root import read_root
 from sparkmeta.operations.sql import SqlOperations
-from sparkmeta.spec.metadata import TableMetadata, parse_table_metadata
+from sparkmeta.operations.table_operations import load_version
+from sparkmeta.storage.location import file_name
 from sparkmeta.storage.writing import is_temporary
 from tests.commit import tree_committers as trees
 from tests.commit import tree_compactors as compactors
@@ -30,26 +31,26 @@ from tests.commit.committers import COMPACTORS, WORKERS, WRITERS
 from tests.commit.places import KINDS, open_operations, place
 from tests.commit.tables import new_table
 from tests.commit.tree_model import Reading, Store, change_set
+from tests.s3 import BUCKET
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from sparkmeta.spec.metadata import TableMetadata
+    from sparkmeta.storage.files import Files
     from sparkmeta.table import Table
+    from tests.s3 import S3Server
 
 # Commits a process, and how many are killed in all.
-SHORT, SHORT_OF_TREES, LONG = (25, 15), (8, 4), (200, 120)
+SHORT, SHORT_OF_TREES, SHORT_ON_STORE, LONG = (25, 15), (8, 4), (3, 3), (200, 120)
 ANSWERS = ("done", "carried", "nothing", "overtaken", "failed", "unknown")
 ROOT = Path(__file__).parent.parent.parent
 
 
-def read(location: str) -> TableMetadata:
-    return parse_table_metadata(Path(location.removeprefix("file://")).read_bytes(), location)
-
-
-def history(location: str) -> Iterator[tuple[str, TableMetadata]]:
+def history(files: Files, location: str) -> Iterator[tuple[str, TableMetadata]]:
     """The versions from the newest back, each by the last line of the next one's log."""
     while True:
-        metadata = read(location)
+        metadata = load_version(files, location).metadata
         yield location, metadata
         if not metadata.metadata_log:
             return
@@ -60,18 +61,20 @@ def counters(metadata: TableMetadata) -> Counter[str]:
     return Counter({key: int(value) for key, value in metadata.properties.items() if key.startswith("worker.")})
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [*KINDS, "s3"])
 def test_committers(request: pytest.FixtureRequest, tmp_path: Path, kind: str, soak: bool) -> None:
-    uri = place(kind, tmp_path, request.getfixturevalue("postgres") if kind == "postgres" else None)
-    commits, kills = LONG if soak else SHORT
-    swap = open_operations(uri, tmp_path)
-    swap.commit(None, new_table(f"file://{tmp_path}/table"))
+    server: S3Server | None = request.getfixturevalue("s3") if kind == "s3" else None
+    uri = server.url if server is not None else uri_of(request, kind, tmp_path)
+    location = f"file://{tmp_path}/table" if server is None else f"s3://{BUCKET}{tmp_path}/table"
+    commits, kills = LONG if soak else SHORT_ON_STORE if server is not None else SHORT
+    swap: Any = open_operations(uri, tmp_path)
+    swap.commit(None, new_table(location))
     began = time.monotonic()
     done = run("metadata", uri, tmp_path, commits, kills)
     took = time.monotonic() - began
 
     newest = swap.refresh()
-    versions = [*history(newest.metadata_location)]
+    versions = [*history(swap.files, newest.metadata_location)]
     assert len(versions) == len({location for location, _ in versions}) == WORKERS * commits + 1
     assert counters(newest.metadata) == {f"worker.{worker}": commits for worker in range(WORKERS)}
     authors = []
@@ -93,14 +96,16 @@ def test_committers(request: pytest.FixtureRequest, tmp_path: Path, kind: str, s
     assert set(outcomes["done"]) <= set(authors)
     # What is committed and was not reported, was made by one that was killed.
     assert len(set(authors) - {*outcomes["done"], *outcomes["unknown"]}) <= kills
-    left = {path.name for path in (tmp_path / "table" / "metadata").iterdir()}
+    left = {file_name(status.location) for status in swap.files.list(f"{location}/metadata")}
     left -= {Path(location).name for location, _ in versions} | {"version-hint.text"}
-    assert all(is_temporary(name) or (kind != "folder" and name.endswith(".metadata.json")) for name in left)
+    assert all(
+        is_temporary(name) or (kind not in {"folder", "s3"} and name.endswith(".metadata.json")) for name in left
+    )
     assert len(left) <= kills
     loaded = (
         swap.catalog.load_table(swap.identifier)
         if isinstance(swap, SqlOperations)
-        else StaticTable.from_metadata(newest.metadata_location)
+        else StaticTable.from_metadata(newest.metadata_location, {} if server is None else server.properties)
     )
     assert loaded.metadata.current_snapshot_id == newest.metadata.current_snapshot_id
     print(  # noqa: T201
@@ -170,7 +175,7 @@ def run_on_tree(
 ) -> tuple[Table, list[tuple[int, int] | None], dict[str, list[str]]]:
     """A tree after the commits of all writers, some of them killed: the table, its snapshots' authors, the outcomes."""
     writers, others = (WRITERS, COMPACTORS) if what == "compaction" else (WORKERS, 0)
-    uri = place(kind, folder, request.getfixturevalue("postgres") if kind == "postgres" else None)
+    uri = uri_of(request, kind, folder)
     swap = open_operations(uri, folder)
     trees.create(swap, folder, writers, commits)
     began = time.monotonic()
@@ -188,6 +193,11 @@ def run_on_tree(
         f"{counts}, {done['killed']} kills"
     )
     return table, authors, outcomes
+
+
+def uri_of(request: pytest.FixtureRequest, kind: str, folder: Path) -> str:
+    """The place of a kind below a folder."""
+    return place(kind, folder, request.getfixturevalue("postgres") if kind == "postgres" else None)
 
 
 def check_history(table: Table, authors: list[tuple[int, int] | None]) -> set[str]:
