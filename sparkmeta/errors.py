@@ -152,6 +152,11 @@ class SessionError(SparkmetaError, RuntimeError):
     """A Spark session is missing, can't be started, or lacks something that sparkmeta requires."""
 
 
+def first_line(error: Exception) -> str:
+    """Return the first line of an error's message, or else the name of its class."""
+    return str(error).splitlines()[0] if str(error) else type(error).__name__
+
+
 def is_access_problem(message: str) -> bool:
     """Return whether an error says that a file could not be reached, not that its content is invalid."""
     return _ACCESS_PROBLEM.search(message) is not None

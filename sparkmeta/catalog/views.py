@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol, cast
 from pyspark.sql import SparkSession
 
 from sparkmeta.catalog.names import as_names
-from sparkmeta.errors import CommitFailedError, FileAccessError, NoSuchViewError, UnsupportedError
+from sparkmeta.errors import CatalogError, CommitFailedError, NoSuchViewError, UnsupportedError
 from sparkmeta.operations.metadata_files import METADATA, METADATA_FILES, version_of
 from sparkmeta.operations.view_operations import VIEW_MARKER, FileSystemViewOperations
 from sparkmeta.session import resolve_session
@@ -221,7 +221,7 @@ class FileSystemViews:
 
     def _delete_all(self, locations: Sequence[str]) -> None:
         for location, reason in self.files.delete_many(locations):
-            raise FileAccessError(f"{location}: not deleted: {reason}")
+            raise CatalogError(f"{location}: not deleted: {reason}")
 
     def _folder(self, names: tuple[str, ...]) -> str:
         folder = self.warehouse

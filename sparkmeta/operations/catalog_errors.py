@@ -15,10 +15,12 @@ from sparkmeta.errors import (
     NamespaceNotEmptyError,
     NoSuchNamespaceError,
     NoSuchTableError,
+    NoSuchViewError,
     SparkmetaError,
     TableAlreadyExistsError,
     UnsupportedError,
     ValidationError,
+    ViewAlreadyExistsError,
 )
 from sparkmeta.storage.secrets import secrets_in, without_secrets
 
@@ -30,8 +32,10 @@ if TYPE_CHECKING:
 _KINDS: dict[type[Exception], type[SparkmetaError]] = {
     iceberg.NoSuchNamespaceError: NoSuchNamespaceError,
     iceberg.NoSuchTableError: NoSuchTableError,
+    iceberg.NoSuchViewError: NoSuchViewError,
     iceberg.NoSuchIdentifierError: NoSuchTableError,
     iceberg.TableAlreadyExistsError: TableAlreadyExistsError,
+    iceberg.ViewAlreadyExistsError: ViewAlreadyExistsError,
     iceberg.NamespaceAlreadyExistsError: NamespaceAlreadyExistsError,
     iceberg.NamespaceNotEmptyError: NamespaceNotEmptyError,
     iceberg.CommitFailedException: CommitFailedError,

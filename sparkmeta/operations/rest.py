@@ -85,7 +85,7 @@ class RestOperations:
     def refresh(self) -> TableVersion:
         """See `TableOperations.refresh`."""
         with catalog_errors(self.catalog, self.identifier):
-            answer = _request(
+            answer = rest_request(
                 self.catalog, "GET", _table_url(self.catalog, self.identifier), _LOADING, token=self.token
             )
             return self._version(answer)
@@ -118,7 +118,7 @@ class RestOperations:
     def _send(self, attempt: _Attempt) -> TableVersion:
         self.catalog._check_endpoint(Capability.V1_UPDATE_TABLE)
         url = _table_url(self.catalog, self.identifier)
-        return self._version(_request(self.catalog, "POST", url, _COMMITTING, attempt.request, self.token))
+        return self._version(rest_request(self.catalog, "POST", url, _COMMITTING, attempt.request, self.token))
 
     def _settled(self, attempt: _Attempt, error: Exception) -> TableVersion:
         """Return the version of an attempt that has failed, if it was committed nevertheless.
@@ -178,7 +178,7 @@ def load_rest_table(catalog: RestCatalog, identifier: tuple[str, ...]) -> Loaded
     """
     with catalog_errors(catalog, identifier):
         catalog._check_endpoint(Capability.V1_LOAD_TABLE)
-        return _loaded(catalog, identifier, _request(catalog, "GET", _table_url(catalog, identifier), _LOADING))
+        return _loaded(catalog, identifier, rest_request(catalog, "GET", _table_url(catalog, identifier), _LOADING))
 
 
 def create_rest_table(
@@ -207,7 +207,7 @@ def create_rest_table(
         namespace = catalog._encode_namespace_path(identifier[:-1])
         url = catalog.url(Endpoints.create_table, namespace=namespace)
         try:
-            answer = _request(catalog, "POST", url, _CREATING, request)
+            answer = rest_request(catalog, "POST", url, _CREATING, request)
         except (RequestException, iceberg.ServerError) as error:
             reason = shown_error(error, catalog.properties)
             raise CommitStateUnknownError(f"{'.'.join(identifier)} may have been created: {reason}") from None
@@ -217,22 +217,22 @@ def create_rest_table(
 def register_rest_table(catalog: RestCatalog, identifier: tuple[str, ...], metadata_location: str) -> LoadedTable:
     """Add the table of a metadata file. For a block of `catalog_errors`."""
     catalog._check_endpoint(Capability.V1_REGISTER_TABLE)
-    _refuse_missing_namespace(catalog, identifier)
+    refuse_missing_namespace(catalog, identifier)
     url = catalog.url(Endpoints.register_table, namespace=catalog._encode_namespace_path(identifier[:-1]))
     request = {"name": identifier[-1], "metadata-location": metadata_location}
-    return _loaded(catalog, identifier, _request(catalog, "POST", url, _CREATING, request))
+    return _loaded(catalog, identifier, rest_request(catalog, "POST", url, _CREATING, request))
 
 
 def rename_rest_table(catalog: RestCatalog, identifier: tuple[str, ...], new_identifier: tuple[str, ...]) -> None:
     """Rename a table. For a block of `catalog_errors`."""
     catalog._check_endpoint(Capability.V1_RENAME_TABLE)
-    _refuse_missing_namespace(catalog, new_identifier)
+    refuse_missing_namespace(catalog, new_identifier)
     ends = {"source": identifier, "destination": new_identifier}
     request = {end: {"namespace": names[:-1], "name": names[-1]} for end, names in ends.items()}
-    _request(catalog, "POST", catalog.url(Endpoints.rename_table), _RENAMING, request)
+    rest_request(catalog, "POST", catalog.url(Endpoints.rename_table), _RENAMING, request)
 
 
-def _refuse_missing_namespace(catalog: RestCatalog, identifier: tuple[str, ...]) -> None:
+def refuse_missing_namespace(catalog: RestCatalog, identifier: tuple[str, ...]) -> None:
     """Raise NoSuchNamespaceError, since some servers look for no namespace."""
     if not catalog.namespace_exists(identifier[:-1]):
         raise iceberg.NoSuchNamespaceError(f"there is no namespace {'.'.join(identifier[:-1])}")
@@ -242,7 +242,7 @@ def _table_url(catalog: RestCatalog, identifier: tuple[str, ...]) -> str:
     return catalog.url(Endpoints.load_table, **catalog._split_identifier_for_path(identifier))
 
 
-def _request(
+def rest_request(
     catalog: RestCatalog,
     method: str,
     url: str,

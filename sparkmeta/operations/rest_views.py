@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import pyiceberg.exceptions as iceberg
 from pyiceberg.catalog.rest import (
     API_PREFIX,
     VIEW_ENDPOINTS_SUPPORTED,
@@ -13,20 +14,12 @@ from pyiceberg.catalog.rest import (
     IdentifierKind,
     RestCatalog,
 )
-from pyiceberg.catalog.rest.response import _handle_non_200_response
-from pyiceberg.exceptions import AuthorizationExpiredError, ServerError, ServiceUnavailableError, UnauthorizedError
-from pyiceberg.exceptions import NoSuchNamespaceError as UnknownNamespace
 from pyiceberg.utils.properties import property_as_bool
-from requests import HTTPError, RequestException
+from requests import RequestException
 
-from sparkmeta.errors import (
-    CommitFailedError,
-    FileAccessError,
-    NoSuchNamespaceError,
-    NoSuchViewError,
-    UnsupportedError,
-    ViewAlreadyExistsError,
-)
+from sparkmeta.errors import CatalogError, NoSuchViewError, UnsupportedError
+from sparkmeta.operations.catalog_errors import catalog_errors, shown_error
+from sparkmeta.operations.rest import refuse_missing_namespace, rest_request
 from sparkmeta.operations.table_operations import Outcome, failure, outcome_of
 from sparkmeta.operations.view_operations import LoadedView, refuse_other_view
 from sparkmeta.spec.json_node import JsonNode
@@ -43,8 +36,9 @@ if TYPE_CHECKING:
 _VIEWS = "namespaces/{namespace}/views"
 _VIEW = "namespaces/{namespace}/views/{view}"
 _RENAME = "views/rename"
-_NO_VIEW: dict[int, type[Exception]] = {404: NoSuchViewError}
-_NOT_CREATED: dict[int, type[Exception]] = {404: NoSuchNamespaceError, 409: ViewAlreadyExistsError}
+_LOADING: dict[int, type[Exception]] = {404: iceberg.NoSuchViewError}
+_COMMITTING = _LOADING | {409: iceberg.CommitFailedException}
+_CREATING: dict[int, type[Exception]] = {404: iceberg.NoSuchNamespaceError, 409: iceberg.ViewAlreadyExistsError}
 # The id that means: the schema or version that the same request has added last.
 _LAST_ADDED = -1
 
@@ -66,30 +60,38 @@ class RestViewOperations:
 
     def refresh(self) -> LoadedView:
         """See `ViewOperations.refresh`."""
-        return self._loaded(self._request(HttpMethod.GET, _VIEW, _NO_VIEW))
+        with catalog_errors(self.catalog, self.names):
+            return self._loaded(self._request(HttpMethod.GET, _VIEW, _LOADING))
 
     def commit(self, base: LoadedView | None, new: ViewMetadata) -> LoadedView:
         """See `ViewOperations.commit`."""
-        try:
+        with catalog_errors(self.catalog, self.names):
             if base is None:
-                return self._loaded(self._request(HttpMethod.POST, _VIEWS, _NOT_CREATED, self._creation(new)))
-            request = _commit_request(base.metadata, new)
-            return self._loaded(self._request(HttpMethod.POST, _VIEW, _NO_VIEW | {409: CommitFailedError}, request))
-        except (FileAccessError, ServerError, ServiceUnavailableError) as error:
-            outcome = outcome_of(lambda: self._outcome(base, new), new.properties)
-            if outcome is not Outcome.WON:
-                raise failure(outcome, ".".join(self.names), error) from error
-            return self.refresh()
+                refuse_missing_namespace(self.catalog, self.names)
+            try:
+                if base is None:
+                    return self._loaded(self._request(HttpMethod.POST, _VIEWS, _CREATING, self._creation(new)))
+                request = _commit_request(base.metadata, new)
+                return self._loaded(self._request(HttpMethod.POST, _VIEW, _COMMITTING, request))
+            except (RequestException, iceberg.ServerError, iceberg.ServiceUnavailableError) as error:
+                outcome = outcome_of(lambda: self._outcome(base, new), new.properties)
+                if outcome is not Outcome.WON:
+                    reason = CatalogError(shown_error(error, self.catalog.properties))
+                    raise failure(outcome, ".".join(self.names), reason) from reason
+                return self.refresh()
 
     def rename(self, names: tuple[str, ...]) -> None:
         """Give the view another name. Raises NoSuchViewError, ViewAlreadyExistsError or NoSuchNamespaceError."""
         self.refresh()
-        request = {"source": _named(self.names), "destination": _named(names)}
-        self._request(HttpMethod.POST, _RENAME, _NOT_CREATED, request)
+        with catalog_errors(self.catalog, names):
+            refuse_missing_namespace(self.catalog, names)
+            request = {"source": _named(self.names), "destination": _named(names)}
+            self._request(HttpMethod.POST, _RENAME, _CREATING, request)
 
     def drop(self) -> None:
         """Drop the view. Raises NoSuchViewError."""
-        self._request(HttpMethod.DELETE, _VIEW, _NO_VIEW)
+        with catalog_errors(self.catalog, self.names):
+            self._request(HttpMethod.DELETE, _VIEW, _LOADING)
 
     def _creation(self, new: ViewMetadata) -> dict[str, Any]:
         request = {
@@ -125,21 +127,19 @@ class RestViewOperations:
         errors: Mapping[int, type[Exception]],
         body: Mapping[str, Any] | None = None,
     ) -> dict[str, Any]:
-        refuse_missing_endpoint(self.catalog, method, endpoint)
+        _refuse_missing_endpoint(self.catalog, method, endpoint)
         path = self.catalog._split_identifier_for_path(self.names, IdentifierKind.VIEW)
-        return _answer(self.catalog, method, self.catalog.url(endpoint, **path), errors, body)
+        return rest_request(self.catalog, method.value, self.catalog.url(endpoint, **path), errors, body)
 
 
 def list_rest_views(catalog: RestCatalog, namespace: tuple[str, ...]) -> list[tuple[str, ...]]:
     """Return the identifiers of the views in a namespace. Raises NoSuchNamespaceError."""
-    refuse_missing_endpoint(catalog, HttpMethod.GET, _VIEWS)
-    try:
+    with catalog_errors(catalog, namespace):
+        _refuse_missing_endpoint(catalog, HttpMethod.GET, _VIEWS)
         return sorted(catalog.list_views(namespace))
-    except UnknownNamespace as error:
-        raise NoSuchNamespaceError(str(error)) from error
 
 
-def refuse_missing_endpoint(catalog: RestCatalog, method: HttpMethod, endpoint: str) -> None:
+def _refuse_missing_endpoint(catalog: RestCatalog, method: HttpMethod, endpoint: str) -> None:
     """Raise UnsupportedError if the server does not offer an operation on views."""
     needed = Endpoint(http_method=method, path=f"{API_PREFIX}/{endpoint}")
     # Old servers do not list what they offer: then the user says whether they offer views.
@@ -149,39 +149,6 @@ def refuse_missing_endpoint(catalog: RestCatalog, method: HttpMethod, endpoint: 
             f"catalog {catalog.name}: the server does not offer {needed}: if it does, set "
             f"{VIEW_ENDPOINTS_SUPPORTED}=true"
         )
-
-
-def _answer(
-    catalog: RestCatalog,
-    method: HttpMethod,
-    url: str,
-    errors: Mapping[int, type[Exception]],
-    body: Mapping[str, Any] | None,
-) -> dict[str, Any]:
-    """Return the JSON of an answer, or an empty object. If the token has expired, ask again with a new one."""
-    try:
-        return _answer_once(catalog, method, url, errors, body)
-    except (AuthorizationExpiredError, UnauthorizedError):
-        catalog._refresh_token()
-        return _answer_once(catalog, method, url, errors, body)
-
-
-def _answer_once(
-    catalog: RestCatalog,
-    method: HttpMethod,
-    url: str,
-    errors: Mapping[int, type[Exception]],
-    body: Mapping[str, Any] | None,
-) -> dict[str, Any]:
-    try:
-        response = catalog._session.request(method.value, url, json=body)
-        response.raise_for_status()
-    except HTTPError as error:
-        _handle_non_200_response(error, dict(errors))
-    except RequestException as error:
-        raise FileAccessError(f"catalog {catalog.name}: {method.value} {url}: {error}") from error
-    document: dict[str, Any] = response.json() if response.content else {}
-    return document
 
 
 def _commit_request(base: ViewMetadata, new: ViewMetadata) -> dict[str, Any]:

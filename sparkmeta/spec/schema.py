@@ -16,6 +16,7 @@ from pyiceberg.conversions import from_json, to_json
 from pyiceberg.schema import Schema
 from pyiceberg.utils.datetime import timestamp_to_nanos, timestamptz_to_nanos, to_human_timestamp
 
+from sparkmeta.errors import first_line
 from sparkmeta.spec.json_node import JsonNode, KeepsJson, check_unique_ids
 from sparkmeta.spec.partitioning import partition_spec_from_json, partition_type, spec_partition_type
 
@@ -159,7 +160,7 @@ def _schema(node: JsonNode) -> TableSchema:
     try:
         schema = TableSchema(*fields, **known)
     except ValueError as error:
-        node.fail(_first_line(error))
+        node.fail(first_line(error))
     schema._json = node.object()
     return schema
 
@@ -217,7 +218,7 @@ def _default(field: JsonNode, key: str, kind: t.IcebergType) -> Any:
     try:
         return _decoded(kind, node.value)
     except (ArithmeticError, TypeError, ValueError) as error:
-        node.fail(f"not a valid default for type {kind}: {_first_line(error)}")
+        node.fail(f"not a valid default for type {kind}: {first_line(error)}")
 
 
 def _decoded(kind: t.IcebergType, value: Any) -> Any:
@@ -269,7 +270,3 @@ def _field_ids(kind: JsonNode, depth: int = 0) -> list[JsonNode]:
         ]
     children = [("element-id", "element")] if kind.has("element-id") else [("key-id", "key"), ("value-id", "value")]
     return [node for id_key, child in children for node in (kind.get(id_key), *_field_ids(kind.get(child), depth + 1))]
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).splitlines()[0] if str(error) else type(error).__name__

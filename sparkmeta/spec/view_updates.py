@@ -94,7 +94,7 @@ def same_columns(left: Schema, right: Schema) -> bool:
 
 
 def _with_version(base: ViewMetadata, schema: Schema, version: ViewVersion) -> ViewMetadata:
-    _check_representations(base.location, version)
+    _check_representations(_place(base), version)
     schema_id = next((known.schema_id for known in base.schemas if same_columns(known, schema)), None)
     schemas = base.schemas
     if schema_id is None:
@@ -121,6 +121,11 @@ def _check_representations(location: str, version: ViewVersion) -> None:
         raise ValidationError(f"{location}: a view needs a query: there is no SQL representation")
     if repeated := next((dialect for dialect in dialects if dialects.count(dialect) > 1), None):
         raise ValidationError(f"{location}: two queries have the dialect {shown(repeated)}")
+
+
+def _place(metadata: ViewMetadata) -> str:
+    """Return the view's location for error messages; servers choose those of new views."""
+    return metadata.location or "new view"
 
 
 def _with_current(base: ViewMetadata, version_id: int, timestamp_ms: int) -> ViewMetadata:
@@ -156,7 +161,7 @@ def _history_entries(metadata: ViewMetadata) -> int:
     text = metadata.properties.get(HISTORY_ENTRIES, str(_DEFAULT_ENTRIES))
     if not text.isdecimal() or int(text) < 1:
         raise ValidationError(
-            f"{metadata.location}: the property {HISTORY_ENTRIES} is {shown(text)}: it takes a positive whole number"
+            f"{_place(metadata)}: the property {HISTORY_ENTRIES} is {shown(text)}: it takes a positive whole number"
         )
     return int(text)
 

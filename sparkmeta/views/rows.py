@@ -12,7 +12,7 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as spark
 
 from sparkmeta.columns.types import spark_type
-from sparkmeta.errors import NoSuchTableError, NoSuchViewError, UnsupportedError, ValidationError, shown
+from sparkmeta.errors import NoSuchTableError, NoSuchViewError, UnsupportedError, ValidationError, first_line, shown
 from sparkmeta.views.sql_text import SPARK, parse_query
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ class ViewReader:
             result = self.session.sql(template, **rows)
             result.schema  # noqa: B018  on Spark Connect, the query is analyzed by this
         except AnalysisException as error:
-            raise ValidationError(f"{view.full_name}: Spark refuses its query: {_first_line(error)}") from error
+            raise ValidationError(f"{view.full_name}: Spark refuses its query: {first_line(error)}") from error
         return result
 
     def _resolve(self, view: BaseView, names: tuple[str, ...]) -> _Place:
@@ -164,7 +164,3 @@ def _widens(actual: spark.DataType, expected: spark.DataType) -> bool:
         and kinds.index(type(actual)) < kinds.index(type(expected))
         for kinds in (_INTEGERS, _FLOATS)
     )
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).partition("\n")[0]

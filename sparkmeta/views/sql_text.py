@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from sparkmeta.errors import UnsupportedError, ValidationError, shown
+from sparkmeta.errors import UnsupportedError, ValidationError, first_line, shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -85,7 +85,7 @@ def parse_query(text: str, view: str) -> Query:
     try:
         statements = sqlglot.parse(text, read=SPARK)
     except sqlglot.errors.SqlglotError as error:
-        raise ValidationError(f"{view}: its query can't be parsed: {_first_line(error)}: {shown(text)}") from error
+        raise ValidationError(f"{view}: its query can't be parsed: {first_line(error)}: {shown(text)}") from error
     if len(statements) != 1 or not isinstance(statements[0], sqlglot.exp.Query | sqlglot.exp.Values):
         raise ValidationError(f"{view}: its SQL is not a query: {shown(text)}")
     for function in statements[0].find_all(sqlglot.exp.Anonymous):
@@ -110,7 +110,7 @@ def translate_query(text: str, dialect: str, to_dialect: str, view: str) -> str:
     except (sqlglot.errors.SqlglotError, ValueError) as error:
         raise UnsupportedError(
             f"{view}: its query in the dialect {shown(dialect)} can't be translated to {shown(to_dialect)}: "
-            f"{_first_line(error)}: {shown(text)}"
+            f"{first_line(error)}: {shown(text)}"
         ) from error
     return "; ".join(statements)
 
@@ -198,7 +198,3 @@ def _quoted(name: str) -> str:
 def _escaped(text: str) -> str:
     """Return text as `str.format` gives it back."""
     return text.replace("{", "{{").replace("}", "}}")
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).partition("\n")[0]

@@ -20,9 +20,9 @@ from sparkmeta.catalog.filesystem import FileSystemCatalog
 from sparkmeta.catalog.iceberg import IcebergCatalog
 from sparkmeta.catalog.views import FileSystemViews
 from sparkmeta.errors import (
+    CatalogError,
     CommitFailedError,
     CommitStateUnknownError,
-    FileAccessError,
     NoSuchNamespaceError,
     NoSuchViewError,
     TableAlreadyExistsError,
@@ -268,7 +268,7 @@ def test_lost_answers_of_a_server(rest_uri: str, monkeypatch: pytest.MonkeyPatch
     arrives = True
 
     def losing(method: str, url: str, **arguments: Any) -> Any:
-        answer = request(method, url, **arguments) if arrives or method == "GET" else None
+        answer = request(method, url, **arguments) if arrives or method != "POST" else None
         if method == "POST":
             raise Dropped("connection reset")
         return answer
@@ -303,8 +303,12 @@ def test_changes_of_an_old_version(rest_uri: str) -> None:
 def test_errors_of_a_server(rest_uri: str) -> None:
     client = rest_catalog(rest_uri)
     catalog = IcebergCatalog(client)
+    with pytest.raises(ValidationError, match=r"^new view: a view needs a query"):
+        catalog.create_view("absent.v", SCHEMA, {})
     with pytest.raises(NoSuchNamespaceError):
         catalog.list_views("absent")
+    with pytest.raises(NoSuchNamespaceError, match="there is no namespace absent"):
+        catalog.create_view("absent.v", SCHEMA, SQL)
     client._supported_endpoints.clear()
     with pytest.raises(
         UnsupportedError, match=r"does not offer GET .*/views: if it does, set view-endpoints-supported"
@@ -314,7 +318,7 @@ def test_errors_of_a_server(rest_uri: str) -> None:
     with pytest.raises(NoSuchViewError):
         catalog.load_view("absent.v")
     client.uri = "http://127.0.0.1:9"
-    with pytest.raises(FileAccessError, match=r"catalog rest: GET http://127.0.0.1:9/v1/.*views/v"):
+    with pytest.raises(CatalogError, match=r"catalog rest: absent\.v: .*/v1/.*views/v"):
         catalog.load_view("absent.v")
 
 
