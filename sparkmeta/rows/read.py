@@ -114,7 +114,7 @@ def read_rows(scan: RowScan, choice: Choice) -> DataFrame:
 def rows_of(scan: RowScan, files: PlannedFiles) -> DataFrame:
     """Return the rows of planned files; see `read_rows`."""
     counts = reduce(np.maximum, map(masks.word_counts, files.sides))
-    by_spark = np.flatnonzero(_spark_reads(files) & masks.fits(counts))
+    by_spark = np.flatnonzero(_spark_reads(scan.state, files) & masks.fits(counts))
     frames: list[DataFrame] = []
     for columns, group in _grouped(scan, files, by_spark):
         for apart in _without_repeats(files, group):
@@ -181,8 +181,13 @@ def _compared(fields: tuple[NestedField, ...], field_ids: Iterable[int]) -> tupl
     return tuple(part for field in fields for part in needed_fields(Schema(), Schema(field), ids))
 
 
-def _spark_reads(files: PlannedFiles) -> Flags:
-    """Return which files are of a format, name and length that Spark's Parquet reader reads, or refuses aloud."""
+def _spark_reads(state: TableState, files: PlannedFiles) -> Flags:
+    """Return which files are of a format, name and length that Spark's Parquet reader reads, or refuses aloud.
+
+    None are if Spark can't open the first.
+    """
+    if len(files.table) and not state.access.spark_opens(files.table.column("file_path")[0].as_py()):
+        return np.zeros(len(files.table), np.bool_)
     is_parquet = pc.equal(pc.utf8_upper(files.table.column("file_format")), "PARQUET")
     is_hidden = pc.match_substring_regex(files.table.column("file_path"), _HIDDEN)
     has_bytes = pc.greater(files.table.column("file_size_in_bytes"), 0)

@@ -75,6 +75,7 @@ def test_a_table_of_a_catalog(
         assert len(paths(table)) == FILES
         assert len(paths(table, "country = 'NO' and id >= 20")) == 1
         assert table.inspect.manifests().count() == LOADS
+        assert table.scan("id >= 15").to_df().count() == LOADS * ROWS - 15
 
         tree = tree_of(catalog, table)
         assert tree.inspect.manifests().count() == 1, "a leaf, written by a task"
