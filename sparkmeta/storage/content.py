@@ -82,9 +82,9 @@ def fsspec_store(io: FileIO, location: str) -> Any:
 def _read(io: FileIO, location: str) -> bytes:
     if (store := fsspec_store(io, location)) is not None:
         return _fetched(store, location, 0, None)
+    # Seekable: pyarrow reads other streams in sequential requests of 1 MiB.
     with io.new_input(location).open() as stream:
-        # Without a size, pyarrow reads a file in sequential requests of 1 MiB.
-        return stream.read(_size(stream))
+        return stream.read()
 
 
 def _read_range(io: FileIO, location: str, offset: int, size: int) -> bytes:
