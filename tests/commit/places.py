@@ -1,20 +1,21 @@
-"""The places where a table's pointer can be: a folder, S3, sqlite, PostgreSQL. A text names each, so it travels."""
+"""The places where a table's pointer can be: a folder, S3, SQL, a REST catalog. A text names each, so it travels."""
 
 from __future__ import annotations
 
 import warnings
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pyiceberg.catalog.rest import RestCatalog
 from pyiceberg.catalog.sql import SqlCatalog
 
 from sparkmeta.operations.filesystem import FileSystemOperations
+from sparkmeta.operations.rest import RestOperations
 from sparkmeta.operations.sql import SqlOperations
 from sparkmeta.storage.files import IOFiles, LocalFiles
 from tests.s3 import BUCKET, S3Server
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from sparkmeta.operations.table_operations import TableOperations
     from sparkmeta.storage.files import Files
 
@@ -29,8 +30,11 @@ def place(kind: str, folder: Path, postgres: str | None = None) -> str:
 def open_operations(uri: str, folder: Path | str, files: Files | None = None) -> TableOperations:
     """The operations of the table in a folder, by the pointer in a place; PostgreSQL names it after the folder.
 
-    The URI of an S3 server is the place of a table whose files are there too, in a folder of that name.
+    The URI of an S3 server is the place of a table whose files are there too, in a folder of that name; after `rest+` it
+    is that of a REST catalog.
     """
+    if uri.startswith("rest+"):
+        return RestOperations(RestCatalog("tests", uri=uri.removeprefix("rest+")), (Path(folder).name, "table"))
     if uri.startswith("http:"):
         return FileSystemOperations(IOFiles(S3Server(uri).io("fsspec")), f"s3://{BUCKET}{folder}/table")
     location = f"file://{folder}/table"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import subprocess
 import sys
 import time
@@ -21,8 +22,10 @@ from pyiceberg.table import StaticTable
 
 from sparkmeta.manifests.v4.layout import read_manifest
 from sparkmeta.manifests.v4.root import read_root
+from sparkmeta.operations.rest import RestOperations, create_rest_table
 from sparkmeta.operations.sql import SqlOperations
 from sparkmeta.operations.table_operations import load_version
+from sparkmeta.storage.files import LocalFiles
 from sparkmeta.storage.location import file_name
 from sparkmeta.storage.writing import is_temporary
 from tests.commit import tree_committers as trees
@@ -31,6 +34,7 @@ from tests.commit.committers import COMPACTORS, WORKERS, WRITERS
 from tests.commit.places import KINDS, open_operations, place
 from tests.commit.tables import new_table
 from tests.commit.tree_model import Reading, Store, change_set
+from tests.rest.proxy import Fault, Way, rest_proxy
 from tests.s3 import BUCKET
 
 if TYPE_CHECKING:
@@ -75,27 +79,7 @@ def test_committers(request: pytest.FixtureRequest, tmp_path: Path, kind: str, s
 
     newest = swap.refresh()
     versions = [*history(swap.files, newest.metadata_location)]
-    assert len(versions) == len({location for location, _ in versions}) == WORKERS * commits + 1
-    assert counters(newest.metadata) == {f"worker.{worker}": commits for worker in range(WORKERS)}
-    authors = []
-    for (_, after), (_, before) in pairwise(versions):
-        step = counters(after) - counters(before)
-        assert sum(step.values()) == 1, "one commit, of one worker"
-        ((worker, _),) = step.items()
-        authors.append(f"{worker.removeprefix('worker.')}/{counters(after)[worker]}")
-        assert after.properties["author"] == authors[-1]
-        head = after.current_snapshot()
-        assert head is not None
-        assert (head.parent_snapshot_id, head.sequence_number) == (
-            before.current_snapshot_id,
-            before.last_sequence_number + 1,
-        )
-    assert len(set(authors)) == WORKERS * commits
-    outcomes = notes(tmp_path)
-    assert max(Counter(outcomes["done"]).values()) == 1, "reported once, committed once"
-    assert set(outcomes["done"]) <= set(authors)
-    # What is committed and was not reported, was made by one that was killed.
-    assert len(set(authors) - {*outcomes["done"], *outcomes["unknown"]}) <= kills
+    outcomes = check_authors(tmp_path, versions, commits, kills)
     left = {file_name(status.location) for status in swap.files.list(f"{location}/metadata")}
     left -= {Path(location).name for location, _ in versions} | {"version-hint.text"}
     assert all(
@@ -112,6 +96,52 @@ def test_committers(request: pytest.FixtureRequest, tmp_path: Path, kind: str, s
         f"\n{kind}: {WORKERS} x {commits} commits in {took:.1f} s, {len(outcomes['failed'])} refused, "
         f"{len(outcomes['unknown'])} unknown, {done['killed']} kills, {len(left)} files left over"
     )
+
+
+def check_authors(
+    folder: Path, versions: list[tuple[str, TableMetadata]], commits: int, kills: int
+) -> dict[str, list[str]]:
+    """The versions are a linear history in which each commit of each worker is once. Return the outcomes' authors."""
+    assert len(versions) == len({location for location, _ in versions}) == WORKERS * commits + 1
+    assert counters(versions[0][1]) == {f"worker.{worker}": commits for worker in range(WORKERS)}
+    authors = []
+    for (_, after), (_, before) in pairwise(versions):
+        step = counters(after) - counters(before)
+        assert sum(step.values()) == 1, "one commit, of one worker"
+        ((worker, _),) = step.items()
+        authors.append(f"{worker.removeprefix('worker.')}/{counters(after)[worker]}")
+        assert after.properties["author"] == authors[-1]
+        head = after.current_snapshot()
+        assert head is not None
+        assert (head.parent_snapshot_id, head.sequence_number) == (
+            before.current_snapshot_id,
+            before.last_sequence_number + 1,
+        )
+    assert len(set(authors)) == WORKERS * commits
+    outcomes = notes(folder)
+    assert max(Counter(outcomes["done"]).values()) == 1, "reported once, committed once"
+    assert set(outcomes["done"]) <= set(authors)
+    # What is committed and was not reported, was made by one that was killed.
+    assert len(set(authors) - {*outcomes["done"], *outcomes["unknown"]}) <= kills
+    return outcomes
+
+
+def test_committers_of_a_rest_catalog(rest_uri: str, tmp_path: Path, soak: bool) -> None:
+    """Every fourth request of a commit is refused, answered by an error, not at all, or repeated by the proxy."""
+    commits, kills = (50, 30) if soak else (6, 4)
+    chance = random.Random(7)
+    ways = [Fault(way, status) for way in Way for status in (0, 500, 503)] + [Fault(Way.REPEATED, None)]
+    with rest_proxy(rest_uri) as proxy:
+        swap = open_operations(f"rest+{proxy.uri}", tmp_path)
+        assert isinstance(swap, RestOperations)
+        swap.catalog.create_namespace(swap.identifier[:-1])
+        create_rest_table(swap.catalog, swap.identifier, new_table("table"), f"file://{tmp_path}/table")
+        proxy.faults = [chance.choice(ways) if chance.random() < 0.25 else None for _ in range(100 * commits * WORKERS)]
+        run("metadata", f"rest+{proxy.uri}", tmp_path, commits, kills)
+        posted = len(proxy.sent("POST"))
+    newest = open_operations(f"rest+{rest_uri}", tmp_path).refresh()
+    outcomes = check_authors(tmp_path, [*history(LocalFiles(), newest.metadata_location)], commits, kills)
+    print(f"\n{posted} requests, {len(outcomes['failed'])} refused, {len(outcomes['unknown'])} unknown")  # noqa: T201
 
 
 def test_committers_that_delete(tmp_path: Path, soak: bool) -> None:

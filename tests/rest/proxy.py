@@ -53,7 +53,7 @@ class Proxy:
     Attributes:
         uri: its address.
         requests: all requests since `requests.clear()`.
-        faults: what happens to the next POST requests, in order.
+        faults: what happens to the next POST requests, in order; nothing where it is None.
         edit: changes the catalog's answers.
         message: the message of its own errors.
         token: the only bearer token that requests may have; empty accepts all.
@@ -61,7 +61,7 @@ class Proxy:
 
     uri: str = ""
     requests: list[Request] = field(default_factory=list)
-    faults: list[Fault] = field(default_factory=list)
+    faults: list[Fault | None] = field(default_factory=list)
     edit: Callable[[Request, Any], Any] = lambda _, answer: answer
     message: str = "injected"
     token: str = ""

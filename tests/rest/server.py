@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 BUILD = Path(__file__).parents[2] / "build" / "rest"
 # Few requests: starting quickly counts for more than running fast.
-_JVM = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xmx256m", "-Dorg.slf4j.simpleLogger.defaultLogLevel=error")
+_JVM = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xmx256m", "-Dorg.slf4j.simpleLogger.defaultLogLevel=off")
 
 
 @contextmanager
