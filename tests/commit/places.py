@@ -30,8 +30,8 @@ def place(kind: str, folder: Path, postgres: str | None = None) -> str:
 def open_operations(uri: str, folder: Path | str, files: Files | None = None) -> TableOperations:
     """The operations of the table in a folder, by the pointer in a place; PostgreSQL names it after the folder.
 
-    The URI of an S3 server is the place of a table whose files are there too, in a folder of that name; after `rest+` it
-    is that of a REST catalog.
+    The URI of an S3 server is the place of a table whose files are there too, in a folder of that name. `rest+`
+    and a URI are a REST catalog.
     """
     if uri.startswith("rest+"):
         return RestOperations(RestCatalog("tests", uri=uri.removeprefix("rest+")), (Path(folder).name, "table"))

@@ -19,6 +19,7 @@ from sparkmeta.errors import (
     ValidationError,
 )
 from sparkmeta.operations.rest import RestOperations, create_rest_table, load_rest_table
+from sparkmeta.spec.metadata import SnapshotRef
 from sparkmeta.spec.new_table import new_metadata
 from tests.commit.tables import QUICK, appended, with_properties
 from tests.rest.proxy import Fault, Proxy, Request, Way, rest_proxy
@@ -59,6 +60,11 @@ def empty(version: int = 2) -> TableMetadata:
     from pyiceberg.table.sorting import UNSORTED_SORT_ORDER
 
     return new_metadata("table", SCHEMA, UNPARTITIONED_PARTITION_SPEC, UNSORTED_SORT_ORDER, QUICK, version)
+
+
+def tagged(metadata: TableMetadata) -> TableMetadata:
+    tag = SnapshotRef.model_validate({"snapshot-id": metadata.current_snapshot_id, "type": "tag"})
+    return metadata.model_copy(update={"refs": {**metadata.refs, "a": tag}})
 
 
 @pytest.fixture(params=[2, 3])
@@ -124,17 +130,18 @@ def test_another_table_in_its_place(swap: RestOperations, base: TableVersion) ->
 # -- answers that are errors, or lost --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("change", [appended, lambda metadata: with_properties(metadata, a="1")])
+@pytest.mark.parametrize("change", [appended, tagged, lambda metadata: with_properties(metadata, a="1")])
 @pytest.mark.parametrize("way", Way)
 @pytest.mark.parametrize("status", [0, 500, 503])
 def test_one_lost_answer(swap: RestOperations, proxy: Proxy, change: Any, way: Way, status: int) -> None:
     """The state is looked up, and the request sent again if it was not executed. A snapshot is added once."""
     base = create_rest_table(swap.catalog, swap.identifier, empty(), None).version
+    base = swap.commit(base, appended(base.metadata))
     new = change(base.metadata)
     proxy.faults.append(Fault(way, status))
     after = swap.commit(base, new)
     assert after == swap.refresh()
-    assert after.metadata.properties == new.properties
+    assert (after.metadata.properties, after.metadata.refs) == (new.properties, new.refs)
     assert [s.snapshot_id for s in after.metadata.snapshots] == [s.snapshot_id for s in new.snapshots]
     assert base.metadata_location in {entry.metadata_file for entry in after.metadata.metadata_log}
 

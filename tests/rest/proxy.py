@@ -116,6 +116,8 @@ def rest_proxy(catalog_uri: str) -> Iterator[Proxy]:
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.daemon_threads = True
+    # Clients are killed while they wait.
+    server.handle_error = lambda *_: None  # type: ignore[method-assign]
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
     proxy.uri = f"http://127.0.0.1:{server.server_port}"
