@@ -220,7 +220,7 @@ def _overflows(row_filter: Filter | None, peer: PeerTable) -> bool:
     """Whether truncating a literal by the width of a partition field overflows, near the least int or long."""
     widths = [
         int(text.removeprefix("truncate[").removesuffix("]"))
-        for spec in peer.metadata["partition-specs"]
+        for spec in peer.metadata.get("partition-specs") or [{"fields": peer.metadata.get("partition-spec", [])}]
         for text in (field["transform"] for field in spec["fields"])
         if text.startswith("truncate[")
     ]
