@@ -18,6 +18,7 @@ from sparkmeta import NoSuchTableError, UnsupportedError, ValidationError, load_
 from sparkmeta.catalog.filesystem import FileSystemCatalog
 from sparkmeta.catalog.views import FileSystemViews
 from sparkmeta.errors import from_spark
+from sparkmeta.spec.view_metadata import ViewVersion
 from sparkmeta.spec.view_updates import new_view
 from sparkmeta.storage.files import LocalFiles
 from sparkmeta.views.view import as_version
@@ -140,12 +141,16 @@ def test_catalogs(spark: SparkSession, catalog: Catalog, warehouse: str) -> None
     view = create(catalog, "SELECT id FROM prod.shop.orders JOIN shop.`{customers}` USING (customer)")
     with pytest.raises(NoSuchTableError, match=r"names shop\.\{customers\}, which is no table"):
         view.to_df()
-    elsewhere = view.replace(
-        type(view.current_version())(0, 0, 1, {}, view.current_version().representations, ("x",), "other")
-    )
+    queries = view.current_version().representations
+    elsewhere = view.replace(ViewVersion(0, 0, 1, {}, queries, ("x",), "other"))
     with pytest.raises(ValidationError, match=r"its default catalog is 'other', .*: pass catalogs=\{'other': \.\.\.\}"):
         elsewhere.to_df(spark=spark)
     assert rows(elsewhere.to_df(catalogs={"other": other}, spark=spark)) == [(1,), (2,), (3,)]
+    in_namespace = create(catalog, "SELECT cast(c1 AS BIGINT) FROM base_tab")
+    with pytest.raises(NoSuchTableError, match=r"names shop\.base_tab, which"):
+        in_namespace.to_df()
+    queries = in_namespace.current_version().representations
+    assert rows(in_namespace.replace(ViewVersion(0, 0, 1, {}, queries, ("anorwood",))).to_df()) == [(1,), (2,)]
     # Catalogs of one name have different tables.
     namesake = load_catalog("prod", type="hadoop", warehouse=f"{warehouse}/namesake")
     namesake.create_view("shop.orders", Schema(ID), {"spark": "SELECT -1L AS id"})
