@@ -15,7 +15,7 @@ from sparkmeta.operations.view_operations import VIEW_MARKER, FileSystemViewOper
 from sparkmeta.session import resolve_session
 from sparkmeta.spec.view_updates import new_view
 from sparkmeta.storage.access import files_for
-from sparkmeta.storage.files import LocalFiles
+from sparkmeta.storage.files import IOFiles, LocalFiles
 from sparkmeta.storage.location import is_local, join, path_of
 from sparkmeta.views.view import Definition, View, as_version
 
@@ -171,11 +171,12 @@ class FileSystemViews:
 
     @staticmethod
     def of(warehouse: str, spark: SparkSession | None, io: FileIO | None = None) -> FileSystemViews:
-        """Return the views of a warehouse, with the FileIO of one on a store. A local one needs no session."""
+        """Return the views of a warehouse. Only one on a store needs a session, if there is no FileIO for it."""
+        if io is not None:
+            return FileSystemViews(warehouse, IOFiles(io))
         session = spark or SparkSession.getActiveSession()
         local = session is None and is_local(warehouse)
-        files = LocalFiles() if local else files_for(resolve_session(session), warehouse, io)
-        return FileSystemViews(warehouse, files)
+        return FileSystemViews(warehouse, LocalFiles() if local else files_for(resolve_session(session), warehouse))
 
     def operations(self, names: tuple[str, ...], view_uuid: UUID | None = None) -> FileSystemViewOperations:
         return FileSystemViewOperations(self.files, self._folder(names), view_uuid)

@@ -1,4 +1,4 @@
-"""Views of file system warehouses and of Iceberg's own REST catalog: the same tests for both."""
+"""Views of warehouses in folders, local and on S3, and of Iceberg's own REST catalog: the same tests for all."""
 
 from __future__ import annotations
 
@@ -34,11 +34,13 @@ from sparkmeta.operations.filesystem import FileSystemOperations
 from sparkmeta.operations.view_operations import FileSystemViewOperations, LoadedView
 from sparkmeta.spec.new_table import new_metadata
 from sparkmeta.storage.files import LocalFiles
+from tests.s3 import BUCKET
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from sparkmeta.views.view import View
+    from tests.s3 import S3Server
 
 SCHEMA = Schema(NestedField(1, "id", LongType()), NestedField(2, "name", StringType(), doc="of the user"))
 OTHER = Schema(NestedField(1, "id", LongType()))
@@ -52,10 +54,13 @@ def rest_catalog(uri: str) -> RestCatalog:
     return catalog.pyiceberg
 
 
-@pytest.fixture(params=["folders", "rest"])
+@pytest.fixture(params=["folders", "s3", "rest"])
 def catalog(request: pytest.FixtureRequest, tmp_path: Path) -> Catalog:
     if request.param == "folders":
         return load_catalog("local", type="hadoop", warehouse=f"file://{tmp_path}/a [w]")
+    if request.param == "s3":
+        s3: S3Server = request.getfixturevalue("s3")
+        return load_catalog("store", type="hadoop", warehouse=f"s3://{BUCKET}/{uuid.uuid4()}", **s3.properties)
     return load_catalog("rest", type="rest", uri=request.getfixturevalue("rest_uri"))
 
 
@@ -276,13 +281,13 @@ def test_lost_answers_of_a_server(rest_uri: str, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(client._session, "request", losing)
     wait = {"commit.status-check.min-wait-ms": "1", "commit.status-check.num-retries": "1"}
     view = catalog.create_view(f"{namespace}.v", SCHEMA, SQL, properties=wait)
-    view = view.add_dialect("trino", "SELECT 1").set_properties(a="b").remove_properties("a")
-    assert (sorted(queries(view)), view.properties.keys()) == (["spark", "trino"], wait.keys())
+    view = view.add_dialect("trino", "SELECT 1").set_properties(a="b", b="c").remove_properties("a")
+    assert (sorted(queries(view)), view.properties) == (["spark", "trino"], {**wait, "b": "c"})
     arrives = False
     with pytest.raises(CommitStateUnknownError, match=rf"{namespace}\.v may have been committed.*connection reset"):
         view.set_properties(a="c")
     with pytest.raises(CommitStateUnknownError):
-        view.remove_properties(*wait)
+        view.remove_properties("b")
     with pytest.raises(CommitStateUnknownError):
         catalog.create_view(f"{namespace}.w", SCHEMA, SQL, properties=wait)
 
