@@ -14,7 +14,7 @@ import pytest
 
 from sparkmeta import load_table
 from tests.conftest import iceberg_jar
-from tests.small_table import ROWS, write_small_table
+from tests.small_table import IDENTIFIER, ROWS, write_small_table
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -91,6 +91,30 @@ def test_wrong_arguments(main_of, tmp_path: Path, capsys):
         main_of("plan_table.py")(["--table", "t", "--output", str(tmp_path), "--ref", "a", "--snapshot-id", "1"])
     assert exited.value.code == 2
     assert "not allowed with argument --ref" in capsys.readouterr().err
+
+
+def test_a_table_of_a_catalog(main_of, written: PyIcebergTable, tmp_path: Path, capsys):
+    database = Path(written.location().removeprefix("file://")).parents[1] / "catalog.db"
+    table = [
+        "--table",
+        IDENTIFIER,
+        "--catalog",
+        "shop",
+        "--property",
+        "type=sql",
+        "--property",
+        f"uri=sqlite:///{database}",
+    ]
+    assert main_of("plan_table.py")([*table, "--output", str(tmp_path / "plan"), "--no-report"]) == 0
+    assert json.loads(capsys.readouterr().out)["table"] == written.location()
+    assert main_of("rewrite_manifests.py")(table) == 0
+    printed, errors = capsys.readouterr()
+    assert json.loads(printed)["committed"] is None
+    assert errors.startswith(f"{IDENTIFIER}: ")
+    assert main_of("rewrite_manifests.py")([*table[:2], *table[4:]]) == 1
+    assert capsys.readouterr().err == "rewrite_manifests: --property needs --catalog\n"
+    with pytest.raises(SystemExit):
+        main_of("rewrite_manifests.py")([*table, "--property", "no-value"])
 
 
 def demo_arguments(folder: Path, jars: Path) -> list[str]:
