@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Generic, Self
 
+from pyiceberg.exceptions import CommitFailedException
 from pyiceberg.table.update import (
     AssertRefSnapshotId,
     RemovePropertiesUpdate,
@@ -21,6 +22,7 @@ from pyiceberg.table.update.sorting import UpdateSortOrder
 from sparkmeta.commit.manage_snapshots import ManageSnapshots
 from sparkmeta.commit.snapshot_update import SnapshotUpdate
 from sparkmeta.edit.attempts import Step, commit_steps
+from sparkmeta.errors import CommitConflictError
 from sparkmeta.operations.base_table import TableT
 from sparkmeta.spec.updates import UpdateSpec, update_table_metadata
 
@@ -42,8 +44,11 @@ class _MetadataStep:
     requirements: tuple[TableRequirement, ...]
 
     def apply(self, state: TableState) -> TableMetadata:
-        for requirement in self.requirements:
-            requirement.validate(state.metadata)
+        try:
+            for requirement in self.requirements:
+                requirement.validate(state.metadata)
+        except CommitFailedException as error:
+            raise CommitConflictError(f"{state.metadata.location}: {error}") from error
         return update_table_metadata(state.metadata, self.updates)
 
 
