@@ -14,6 +14,7 @@ from sqlalchemy import insert, select, update
 from sqlalchemy.exc import DBAPIError, IntegrityError
 
 from sparkmeta.errors import CommitFailedError, NoSuchNamespaceError, NoSuchTableError, TableAlreadyExistsError
+from sparkmeta.operations.catalog_errors import catalog_errors
 from sparkmeta.operations.table_operations import (
     Outcome,
     TableVersion,
@@ -62,21 +63,16 @@ class SqlOperations:
 
     def refresh(self) -> TableVersion:
         """See `TableOperations.refresh`."""
-        try:
-            location = self._location()
-        except DBAPIError as error:
-            # The server has closed an idle connection. The pool has renewed its connections.
-            if not error.connection_invalidated:
-                raise
-            location = self._location()
+        with catalog_errors(self.catalog, self.identifier):
+            location = self._current_location()
         if location is None:
             raise self._no_such_table()
         return load_version(self.files, location, self.table_uuid)
 
     def commit(self, base: TableVersion | None, new: TableMetadata) -> TableVersion:
         """See `TableOperations.commit`. Also raises NoSuchNamespaceError for a new table in an unknown namespace."""
-        if base is None and not self.catalog.namespace_exists(self.identifier[:-1]):
-            raise NoSuchNamespaceError(f"{'.'.join(self.identifier)}: there is no such namespace")
+        if base is None:
+            self._refuse_missing_namespace()
         metadata, dropped = next_version(base, new)
         compressed = is_compressed(metadata.properties)
         location = _next_location(base, metadata, compressed)
@@ -89,6 +85,11 @@ class SqlOperations:
         self._move(attempt)
         self._discard(dropped)
         return attempt.version
+
+    def _refuse_missing_namespace(self) -> None:
+        with catalog_errors(self.catalog, self.identifier):
+            if not self.catalog.namespace_exists(self.identifier[:-1]):
+                raise NoSuchNamespaceError(f"{'.'.join(self.identifier)}: there is no such namespace")
 
     def _move(self, attempt: _Attempt) -> None:
         """Point the catalog to the attempt's file. Delete the file if the catalog certainly does not point to it."""
@@ -155,6 +156,16 @@ class SqlOperations:
         with suppress(Exception):
             for failed in self.files.delete_many(locations) if locations else ():
                 _log.warning("%s: not deleted: %s", *failed)
+
+    def _current_location(self) -> str | None:
+        """Return the location in the catalog, with a new connection if the server has closed an idle one."""
+        try:
+            return self._location()
+        except DBAPIError as error:
+            # The pool has renewed its connections.
+            if not error.connection_invalidated:
+                raise
+            return self._location()
 
     def _location(self, *, lock: bool = False) -> str | None:
         with self.catalog.engine.connect() as connection:

@@ -6,6 +6,8 @@ import traceback
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from pyiceberg.schema import Schema
+from pyiceberg.types import LongType, NestedField
 
 import sparkmeta as sm
 from tests.rest.proxy import Fault, Way, rest_proxy
@@ -13,6 +15,8 @@ from tests.rest.proxy import Fault, Way, rest_proxy
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
+
+    from pyspark.sql import SparkSession
 
 SECRETS = {
     "token": "a-very-secret-token",
@@ -68,10 +72,15 @@ def test_every_operation_of_a_rest_catalog(rest_uri: str) -> None:
         assert_hidden(caught.value)
 
 
-def test_every_operation_of_a_sql_catalog(tmp_path: Path) -> None:
+def test_every_operation_of_a_sql_catalog(spark: SparkSession, tmp_path: Path) -> None:
     database = tmp_path / "catalog.db"
     catalog = sm.load_catalog("prod", type="sql", uri=f"sqlite:///{database}", warehouse=f"file://{tmp_path}")
+    catalog.create_namespace("here")
+    schema = Schema(NestedField(1, "id", LongType(), required=True))
+    table = catalog.create_table("here.t", schema, spark=spark)
     database.write_bytes(b"no database" * 1000)
+    with pytest.raises(sm.CatalogError, match=r"^catalog prod: here\.t: .*file is not a database"):
+        table.refresh()
     for operation in OPERATIONS:
         with pytest.raises(sm.CatalogError, match=r"^catalog prod: .*file is not a database"):
             operation(catalog)
