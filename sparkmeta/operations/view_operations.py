@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gzip
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, NoReturn, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from sparkmeta.errors import (
     CommitFailedError,
@@ -129,7 +129,7 @@ class FileSystemViewOperations:
         elif newest != base.metadata_location:
             raise CommitFailedError(f"{base.metadata_location} is no longer the current version: {newest} is")
         else:
-            self.refresh()
+            self.refresh()  # refuses another view
 
     def _refuse_existing(self, newest: str | None) -> None:
         if newest is None:
@@ -173,9 +173,5 @@ def refuse_other_view(location: str, metadata: ViewMetadata, expected: UUID | No
 
 def _version(location: str) -> int:
     if (version := version_of(location)) is None:
-        _refuse_catalogs_view(location)
+        raise UnsupportedError(f"{location}: is of a catalog's view, which takes commits through its catalog only")
     return version
-
-
-def _refuse_catalogs_view(location: str) -> NoReturn:
-    raise UnsupportedError(f"{location}: is of a catalog's view, which takes commits through its catalog only")
