@@ -93,8 +93,8 @@ class RestOperations:
     def commit(self, base: TableVersion | None, new: TableMetadata) -> TableVersion:
         """See `TableOperations.commit`. Tables are created by `create_table` instead.
 
-        A request whose answer is lost is sent again until its outcome is known: its requirements let the catalog
-        execute it only once.
+        A request whose answer is lost is sent again until its outcome is known. A repetition changes nothing more: the
+        requirements refuse a second snapshot or move of a branch, and properties would get the same values.
         """
         assert base is not None, "the catalog creates its tables"
         changes = changed_parts(base.metadata, new)
