@@ -24,6 +24,7 @@ from sparkmeta.columns import sql
 from sparkmeta.columns.predicate import referenced_ids, row_predicate
 from sparkmeta.columns.sql import Sql
 from sparkmeta.columns.types import spark_type
+from sparkmeta.manifests.arrays import whole
 from sparkmeta.rows import masks
 from sparkmeta.rows.arrow_reader import metadata_type, read_by_tasks
 from sparkmeta.rows.columns import ReadColumns, names_tell, needed_fields
@@ -71,6 +72,8 @@ _VALUES: Final = {
     "_last_updated_sequence_number": sql.col("data_sequence_number"),
     **{name: sql.col(name) for name in CHANGE_COLUMNS},
 }
+# A path of a local disk has none.
+_STORE: Final = r"^(?P<store>[^:/]+://[^/]+)"
 # Spark's sources pass over files of such names.
 _HIDDEN: Final = r"(^|/)([_.][^/]*|[^/]*\._COPYING_)$"
 
@@ -182,16 +185,21 @@ def _compared(fields: tuple[NestedField, ...], field_ids: Iterable[int]) -> tupl
 
 
 def _spark_reads(state: TableState, files: PlannedFiles) -> Flags:
-    """Return which files are of a format, name and length that Spark's Parquet reader reads, or refuses aloud.
-
-    None are if Spark can't open the first.
-    """
-    if len(files.table) and not state.access.spark_opens(files.table.column("file_path")[0].as_py()):
-        return np.zeros(len(files.table), np.bool_)
+    """Return which files are on a store that Spark opens, and of a format, name and length that its reader reads."""
     is_parquet = pc.equal(pc.utf8_upper(files.table.column("file_format")), "PARQUET")
     is_hidden = pc.match_substring_regex(files.table.column("file_path"), _HIDDEN)
     has_bytes = pc.greater(files.table.column("file_size_in_bytes"), 0)
-    return np.asarray(pc.and_(pc.and_not(is_parquet, is_hidden), has_bytes))
+    return np.asarray(pc.and_(pc.and_not(is_parquet, is_hidden), has_bytes)) & _spark_opens(state, files)
+
+
+def _spark_opens(state: TableState, files: PlannedFiles) -> Flags:
+    """Return which files are on a store that Spark opens, as the first file of each tells."""
+    paths = files.table.column("file_path")
+    stores = whole(pc.struct_field(pc.extract_regex(paths, _STORE), "store")).dictionary_encode("encode")
+    codes, firsts = np.unique(stores.indices.to_numpy(), return_index=True)
+    opens = np.array([state.access.spark_opens(paths[first].as_py()) for first in firsts.tolist()], np.bool_)
+    flags: Flags = opens[np.searchsorted(codes, stores.indices.to_numpy())]
+    return flags
 
 
 def _without_repeats(files: PlannedFiles, rows: Indices) -> list[Indices]:

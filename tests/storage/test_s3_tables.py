@@ -13,6 +13,7 @@ from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.transforms import IdentityTransform
 from pyiceberg.types import LongType, NestedField, StringType
+from pyspark.sql import functions as F
 
 import sparkmeta as sm
 from sparkmeta.catalog.iceberg import IcebergCatalog
@@ -46,7 +47,7 @@ def warehouse() -> str:
     return f"s3://{BUCKET}/{uuid.uuid4()}"
 
 
-def sql_catalog(s3: S3Server, folder: Path, warehouse: str, client: str) -> Catalog:
+def sql_catalog(s3: S3Server, folder: Path, warehouse: str, client: str) -> IcebergCatalog:
     """A catalog whose table `IDENTIFIER` pyiceberg has written."""
     properties = {"uri": f"sqlite:///{folder}/catalog.db", "warehouse": warehouse, "py-io-impl": FILE_IOS[client]}
     catalog = sm.load_catalog("tests", type="sql", **properties, **s3.properties)
@@ -90,6 +91,13 @@ def test_a_table_of_a_catalog(
         assert paths(compacted) == left
         assert compacted.inspect.files().count() == len(left)
         assert compacted.check().count() == 0
+        local = tmp_path / "local.parquet"
+        with catalog.pyiceberg.load_table(IDENTIFIER).io.new_input(left[0]).open() as stream:
+            local.write_bytes(stream.read())
+        copied = compacted.inspect.files().where(f"file_path = '{left[0]}'")
+        both = commit(compacted, "append", copied.withColumn("file_path", F.lit(local.as_uri())))
+        rows = both.scan().select("id", "_file").to_df().groupBy("_file").count().collect()
+        assert {row["_file"] for row in rows} == {*left, local.as_uri()}, "files of two stores"
         assert paths(table.maintenance.upgrade(4).commit()) == paths(table)
 
 
