@@ -12,6 +12,7 @@ come by a join on the path, and positions from the public `_metadata.row_index`.
 
 from __future__ import annotations
 
+import re
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -25,7 +26,7 @@ from pyspark.sql.types import LongType, StringType, StructField, StructType
 from sparkmeta.columns.sql import quoted
 from sparkmeta.session import is_connect, local_frame
 from sparkmeta.storage.location import is_local, spark_path_key, spark_uri
-from sparkmeta.storage.reading import STRICT_PARQUET, passed_over, read_parquet
+from sparkmeta.storage.reading import STRICT_PARQUET, passed_over, read_parquet, spelled
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -55,6 +56,7 @@ _LOG: Final = "_spark_metadata"
 _DECOY: Final = "the-log-was-not-read.parquet"
 # Spellings of a path on a local disk.
 _LOCAL: Final = r"^(file:)?/([^/])"
+_S3_STORE: Final = r"^(?P<store>s3[an]?://[^/]+)/"
 # What is the same in JSON and as a URI.
 _PLAIN: Final = r"^[a-z][a-z0-9]*://[A-Za-z0-9_./=:@+,-]*$"
 
@@ -135,7 +137,7 @@ def _by_log(
     with tempfile.TemporaryDirectory(prefix="sparkmeta-rows-") as folder:
         (Path(folder) / _LOG).mkdir()
         (Path(folder) / _DECOY).write_bytes(b"no Parquet file")
-        (Path(folder) / _LOG / "0").write_bytes(b"v1" + _log_lines(files))
+        (Path(folder) / _LOG / "0").write_bytes(b"v1" + _log_lines(_spelled_for(spark, files)))
         reader = spark.read.options(**STRICT_PARQUET, recursiveFileLookup="true")
         frame = reader.schema(StructType([*schema.fields, *index])).parquet(Path(folder).as_uri())
     position = F.col(ROW_INDEX) if index else _metadata(frame, "row_index")
@@ -173,6 +175,14 @@ def _named(frame: DataFrame, schema: StructType, extra: Mapping[str, Column]) ->
 def _metadata(frame: DataFrame, field: str) -> Column:
     """Return a field of Spark's metadata of files, also where a column of the files has their name."""
     return frame.metadataColumn("_metadata").getField(field)
+
+
+def _spelled_for(spark: SparkSession, files: pa.Table) -> pa.Table:
+    """Return the files with paths of schemes for which Spark has a file system."""
+    paths = files.column("file_path")
+    for store in pc.unique(pc.struct_field(pc.extract_regex(paths, _S3_STORE), "store")).drop_null().to_pylist():
+        paths = pc.replace_substring_regex(paths, f"^{re.escape(store)}/", f"{spelled(spark, store)}/")
+    return files.set_column(0, FILES.field(0), paths)
 
 
 def _log_lines(files: pa.Table) -> bytes:

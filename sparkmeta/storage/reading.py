@@ -68,7 +68,7 @@ def read_parquet(spark: SparkSession, locations: Iterable[str], schema: StructTy
     if not is_connect(spark):
         _refuse_empty(paths)
     reader = spark.read.format("parquet").options(**STRICT_PARQUET).schema(schema)
-    return _loaded(reader, [_spelled(spark, escape_glob(path)) for path in paths])
+    return _loaded(reader, [spelled(spark, escape_glob(path)) for path in paths])
 
 
 def read_binary(spark: SparkSession, paths: Iterable[str], pattern: str = "*") -> DataFrame:
@@ -84,7 +84,7 @@ def read_binary(spark: SparkSession, paths: Iterable[str], pattern: str = "*") -
     """
     options = {**_STRICT, "recursiveFileLookup": "true", "pathGlobFilter": pattern}
     reader = spark.read.format("binaryFile").options(**options)
-    return _loaded(reader, [_spelled(spark, path) for path in paths])
+    return _loaded(reader, [spelled(spark, path) for path in paths])
 
 
 def spark_opens(spark: SparkSession, location: str) -> bool:
@@ -95,12 +95,12 @@ def spark_opens(spark: SparkSession, location: str) -> bool:
     store = _store(location)
     known = _opened.setdefault(spark, {})
     if store not in known:
-        error = _error_of(spark, _spelled(spark, escape_glob(location)))
+        error = _error_of(spark, spelled(spark, escape_glob(location)))
         known[store] = error is None or _is_missing(error)
     return known[store]
 
 
-def _spelled(spark: SparkSession, path: str) -> str:
+def spelled(spark: SparkSession, path: str) -> str:
     """Return an escaped path of S3 with a scheme for which Spark has a file system, and others as they are.
 
     Hadoop's own client has the scheme s3a only, but metadata may name the same files by s3.
