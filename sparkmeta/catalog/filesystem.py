@@ -11,6 +11,7 @@ from pyiceberg.partitioning import UNPARTITIONED_PARTITION_SPEC, PartitionSpec
 from pyiceberg.table.sorting import UNSORTED_SORT_ORDER, SortOrder
 
 from sparkmeta.catalog.base import NO_PROPERTIES, Catalog, Identifier
+from sparkmeta.catalog.folders import first_names, folder_of
 from sparkmeta.catalog.names import as_names
 from sparkmeta.catalog.views import FileSystemViews
 from sparkmeta.errors import (
@@ -26,7 +27,7 @@ from sparkmeta.operations.metadata_files import METADATA, METADATA_FILES, latest
 from sparkmeta.session import resolve_session
 from sparkmeta.spec.new_table import new_metadata
 from sparkmeta.storage.access import warehouse_io
-from sparkmeta.storage.location import join, path_of
+from sparkmeta.storage.location import join
 from sparkmeta.table import open_table
 
 if TYPE_CHECKING:
@@ -174,10 +175,7 @@ class FileSystemCatalog(Catalog):
         return self._first_names(names, [*["*"] * (depth + 1), METADATA, METADATA_FILES], spark)
 
     def _first_names(self, names: tuple[str, ...], pattern: list[str], spark: SparkSession | None) -> list[str]:
-        folder = self._folder(names)
-        locations = self._views(spark).files.glob(folder, "/".join(pattern))
-        above = len(path_of(folder).split("/"))
-        return sorted({path_of(location).split("/")[above] for location in locations})
+        return first_names(self._views(spark).files, self._folder(names), "/".join(pattern))
 
     def _namespace_file(self, names: tuple[str, ...]) -> str:
         return join(self._folder(names), _NAMESPACE_FILE)
@@ -187,10 +185,7 @@ class FileSystemCatalog(Catalog):
         return warehouse_io(self.properties, self.warehouse)
 
     def _folder(self, names: tuple[str, ...]) -> str:
-        folder = self.warehouse
-        for name in names:
-            folder = join(folder, name)
-        return folder
+        return folder_of(self.warehouse, names)
 
     def _refuse(self, identifier: Identifier, reason: str) -> NoReturn:
         raise UnsupportedError(f"{'.'.join(as_names(identifier))} in the file system catalog {self.name}: {reason}")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Protocol, cast
 
 from pyspark.sql import SparkSession
 
+from sparkmeta.catalog.folders import first_names, folder_of
 from sparkmeta.catalog.names import as_names
 from sparkmeta.errors import CatalogError, CommitFailedError, NoSuchViewError, UnsupportedError
 from sparkmeta.operations.metadata_files import METADATA, METADATA_FILES, version_of
@@ -16,7 +17,7 @@ from sparkmeta.session import resolve_session
 from sparkmeta.spec.view_updates import new_view
 from sparkmeta.storage.access import files_for
 from sparkmeta.storage.files import IOFiles, LocalFiles
-from sparkmeta.storage.location import is_local, join, path_of
+from sparkmeta.storage.location import is_local, join
 from sparkmeta.views.view import Definition, View, as_version
 
 if TYPE_CHECKING:
@@ -190,10 +191,7 @@ class FileSystemViews:
         return folder
 
     def list(self, namespace: tuple[str, ...]) -> list[tuple[str, ...]]:
-        folder = self._folder(namespace)
-        above = len(path_of(folder).split("/"))
-        marked = self.files.glob(folder, f"*/{METADATA}/{VIEW_MARKER}")
-        names = sorted({path_of(location).split("/")[above] for location in marked})
+        names = first_names(self.files, self._folder(namespace), f"*/{METADATA}/{VIEW_MARKER}")
         identifiers = [(*namespace, name) for name in names]
         return [identifier for identifier in identifiers if self.operations(identifier).is_view()]
 
@@ -225,10 +223,7 @@ class FileSystemViews:
             raise CatalogError(f"{location}: not deleted: {reason}")
 
     def _folder(self, names: tuple[str, ...]) -> str:
-        folder = self.warehouse
-        for name in names:
-            folder = join(folder, name)
-        return folder
+        return folder_of(self.warehouse, names)
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Final, Literal, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -62,6 +62,7 @@ _IS_AFTER: Final = "is_after"
 _PATH: Final = "changed_path"
 # Plans that one query makes: Spark analyzes each, and the query as a whole.
 _PLANS_AT_ONCE: Final = 16
+P = TypeVar("P")
 
 
 @dataclass(frozen=True)
@@ -121,18 +122,17 @@ def changed_files(scan_filter: ScanFilter, snapshots: Sequence[Snapshot]) -> Cha
     plans = [*_added_without_deletes(changes, steps, scan_filter), *(plan for step in steps for plan in step.plans())]
     if not plans:
         return None
-    batches = [RowPlan.union(plans[start : start + _PLANS_AT_ONCE]) for start in range(0, len(plans), _PLANS_AT_ONCE)]
-    files = PlannedFiles.of(batches, scan_filter.state, SNAPSHOT, _IS_AFTER)
+    files = PlannedFiles.of([RowPlan.union(batch) for batch in _batches(plans)], scan_filter.state, SNAPSHOT, _IS_AFTER)
     table = files.table.rename_columns({SNAPSHOT: _SNAPSHOT_ID})
     ids = pa.array([snapshot.snapshot_id for snapshot in snapshots], pa.int64())
     ordinals = pc.index_in(table.column(_SNAPSHOT_ID), ids)
     return _compared(replace(files, table=table.append_column(_ORDINAL, ordinals).combine_chunks()))
 
 
-def _batches(frames: Sequence[DataFrame]) -> Iterator[DataFrame]:
-    """Yield unions of at most `_PLANS_AT_ONCE` frames."""
-    for start in range(0, len(frames), _PLANS_AT_ONCE):
-        yield from at_most_one(frames[start : start + _PLANS_AT_ONCE])
+def _batches(plans: Sequence[P]) -> Iterator[Sequence[P]]:
+    """Yield plans in parts of at most `_PLANS_AT_ONCE`."""
+    for start in range(0, len(plans), _PLANS_AT_ONCE):
+        yield plans[start : start + _PLANS_AT_ONCE]
 
 
 # -- what snapshots changed -------------------------------------------------------------------------------------------
@@ -291,7 +291,7 @@ def _with_files_of_deletes(steps: Sequence[_Step]) -> list[_Step]:
     if not frames:
         return [*steps]
     with translated_errors():
-        tables = [batch.distinct().toArrow() for batch in _batches(frames)]
+        tables = [union.distinct().toArrow() for batch in _batches(frames) for union in at_most_one(batch)]
     matched = pa.concat_tables(tables, promote_options="permissive")
     return [
         replace(step, targets=_without(pc.unique(pa.chunked_array([step.targets, *of_step.chunks])), step.removed))

@@ -230,10 +230,14 @@ class PlannedFiles:
 
     def shared_deletes(self, content: ContentType) -> Flags:
         """Return which deletes of `sets` are of a kind and in a set of one of the files."""
+        flags: Flags = self._is_used & np.asarray(pc.equal(self.sets.deletes.column("content"), int(content)))
+        return flags
+
+    @cached_property
+    def _is_used(self) -> Flags:
         is_used = np.zeros(len(self.sets.deletes), np.bool_)
         is_used[self.sets.members_of(np.unique(self.set_codes))[1]] = True
-        flags: Flags = is_used & np.asarray(pc.equal(self.sets.deletes.column("content"), int(content)))
-        return flags
+        return is_used
 
     def have(self, content: ContentType) -> Flags:
         """Return which files have deletes of a kind."""

@@ -105,16 +105,16 @@ def spelled(spark: SparkSession, path: str) -> str:
 
     Hadoop's own client has the scheme s3a only, but metadata may name the same files by s3.
     """
-    own = scheme(path)
-    if own not in S3_SCHEMES:
+    named = scheme(path)
+    if named not in S3_SCHEMES:
         return path
     store, rest = _store(path), path.partition(":")[2]
     known = _schemes.setdefault(spark, {})
     if store not in known:
         probe = f"{_store(rest)}/sparkmeta-no-such-file"
         # Hadoop has a class for s3n that only refuses.
-        kinds = [kind for kind in (own, "s3a", "s3") if kind != "s3n"]
-        known[store] = next((kind for kind in kinds if _has_file_system(spark, f"{kind}:{probe}")), own)
+        kinds = [kind for kind in (named, "s3a", "s3") if kind != "s3n"]
+        known[store] = next((kind for kind in kinds if _has_file_system(spark, f"{kind}:{probe}")), named)
     return f"{known[store]}:{rest}"
 
 
