@@ -153,15 +153,18 @@ def shown(peer: PeerTable, table: sm.Table, complete: bool) -> dict[str, DataFra
     live = table.inspect.entries(columns=["status", "data_file"]).where("status < 2").select("data_file.*")
     frames["entries"] = live.where(TAKEN).select("content", "file_path", "content_offset")
     if complete:
-        frames["partitions"] = table.inspect.partitions().drop("last_updated_at", "last_updated_snapshot_id")
+        # Of the specs of a partition, spec_id is that of the files that were added last.
+        updates = ["last_updated_at", "last_updated_snapshot_id", *(["spec_id"] if len(table.specs()) > 1 else [])]
+        frames["partitions"] = table.inspect.partitions().drop(*updates)
     return frames
 
 
 def _compared(name: str, table: sm.Table) -> Column:
     """A metrics map without the columns that trees store in another way, null where it is empty.
 
-    A tree always knows the columns that files are partitioned by, and has no room for those of reserved ids. Its bounds
-    are of the column's current type, which has more bytes than that of files from before a promotion.
+    A tree always knows the columns that files are partitioned by, and has no room for those of reserved ids, nor for
+    structs, lists and maps, whose values only ORC files count. Its bounds are of the column's current type, which has
+    more bytes than that of files from before a promotion.
     """
     sources = [
         field.source_id
@@ -174,7 +177,13 @@ def _compared(name: str, table: sm.Table) -> Column:
         for field in schema._lazy_id_to_field.values():
             types[field.field_id].add(str(field.field_type))
     promoted = [field_id for field_id, kinds in types.items() if len(kinds) > 1 and name.endswith("_bounds")]
-    remaining = F.map_filter(name, lambda key, _: (key < _RESERVED) & ~key.isin(sources + promoted))
+    nested = [
+        field.field_id
+        for schema in table.metadata.schemas
+        for field in schema._lazy_id_to_field.values()
+        if not field.field_type.is_primitive
+    ]
+    remaining = F.map_filter(name, lambda key, _: (key < _RESERVED) & ~key.isin(sources + promoted + nested))
     return F.when(F.size(remaining) > 0, remaining)
 
 
