@@ -8,12 +8,14 @@ import tempfile
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
 
 import pyspark
 import pytest
 from pytest_spark.config import SparkConfigBuilder
 
-from sparkmeta.session import local_config, prepare_environment
+from sparkmeta.session import is_connect, local_config, prepare_environment
+from sparkmeta.storage import reading
 from tests.peers.store import corpus_folder
 from tests.rest.server import rest_server
 
@@ -172,6 +174,29 @@ def s3() -> Iterator[S3Server]:
 
     with s3_server() as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def rest_s3_uri(s3: S3Server) -> Iterator[str]:
+    """The URI of Iceberg's own REST catalog whose tables are on the S3-compatible server."""
+    from tests.s3 import BUCKET
+
+    if s3a_jars() is None:
+        pytest.skip("no Hadoop client of S3 for this Spark: run `make s3a`")
+    hadoop = s3.hadoop | {"fs.s3.impl": "org.apache.hadoop.fs.s3a.S3AFileSystem"}
+    with rest_server(f"s3://{BUCKET}/rest", hadoop) as uri:
+        yield uri
+
+
+@pytest.fixture
+def s3a(spark: SparkSession, s3: S3Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Let Spark read from the S3-compatible server by the scheme s3a."""
+    if s3a_jars() is None or is_connect(spark):
+        pytest.skip("no Hadoop client of S3 for this Spark: run `make s3a`")
+    for known in ("_opened", "_schemes"):
+        monkeypatch.setattr(reading, known, WeakKeyDictionary())
+    with configured(spark, s3.hadoop):
+        yield
 
 
 @contextmanager

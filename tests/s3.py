@@ -69,6 +69,30 @@ class S3Server:
             "s3.region": "us-east-1",
         }
 
+    @property
+    def glue(self) -> dict[str, str]:
+        """The properties of a Glue catalog, whose service the server has too."""
+        keys = {
+            "access-key-id": ACCESS_KEY,
+            "secret-access-key": SECRET_KEY,
+            "region": "us-east-1",
+            "endpoint": self.url,
+        }
+        return {f"glue.{key}": value for key, value in keys.items()}
+
+    @property
+    def hadoop(self) -> dict[str, str]:
+        """The configuration of Hadoop's client, by which the server is the store of the scheme s3a."""
+        return {
+            "fs.s3a.endpoint": self.url,
+            "fs.s3a.endpoint.region": "us-east-1",
+            "fs.s3a.access.key": ACCESS_KEY,
+            "fs.s3a.secret.key": SECRET_KEY,
+            "fs.s3a.aws.credentials.provider": "org.apache.hadoop.fs.s3a.SimpleAWSCredentialsProvider",
+            "fs.s3a.path.style.access": "true",
+            "fs.s3a.connection.ssl.enabled": "false",
+        }
+
     def io(self, kind: str, **properties: str) -> FileIO:
         """Return a FileIO of `FILE_IOS`."""
         from pyiceberg.io import load_file_io

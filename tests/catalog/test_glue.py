@@ -19,9 +19,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def catalog(s3: S3Server) -> sm.Catalog:
-    keys = {"access-key-id": ACCESS_KEY, "secret-access-key": SECRET_KEY, "region": "us-east-1", "endpoint": s3.url}
-    glue = {f"glue.{key}": value for key, value in keys.items()}
-    return sm.load_catalog("aws", type="glue", warehouse=f"s3://{BUCKET}/glue", **glue, **s3.properties)
+    return sm.load_catalog("aws", type="glue", warehouse=f"s3://{BUCKET}/glue", **s3.glue, **s3.properties)
 
 
 def test_glue(spark: SparkSession, catalog: sm.Catalog) -> None:

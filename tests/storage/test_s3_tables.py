@@ -6,7 +6,6 @@ import contextlib
 import io
 import uuid
 from typing import TYPE_CHECKING
-from weakref import WeakKeyDictionary
 
 import pytest
 from pyiceberg.partitioning import PartitionField, PartitionSpec
@@ -17,14 +16,11 @@ from pyspark.sql import functions as F
 
 import sparkmeta as sm
 from sparkmeta.catalog.iceberg import IcebergCatalog
-from sparkmeta.session import is_connect
-from sparkmeta.storage import reading
-from tests.conftest import configured, s3a_jars
+from tests.conftest import configured
 from tests.s3 import ACCESS_KEY, BUCKET, FILE_IOS, SECRET_KEY, SESSION_TOKEN, S3Server, methods
 from tests.small_table import IDENTIFIER, LOADS, ROWS, orders
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
     from pyspark.sql import DataFrame, SparkSession
@@ -121,26 +117,6 @@ def commit(table: Table, change: str, files: object) -> Table:
     with table.transaction() as tx:
         getattr(tx.update_snapshot(), change)(files)
     return table.refresh()
-
-
-@pytest.fixture
-def s3a(spark: SparkSession, s3: S3Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Let Spark read from the server by the scheme s3a."""
-    if s3a_jars() is None or is_connect(spark):
-        pytest.skip("no Hadoop client of S3 for this Spark: run `make s3a`")
-    conf = {
-        "fs.s3a.endpoint": s3.url,
-        "fs.s3a.endpoint.region": "us-east-1",
-        "fs.s3a.access.key": ACCESS_KEY,
-        "fs.s3a.secret.key": SECRET_KEY,
-        "fs.s3a.aws.credentials.provider": "org.apache.hadoop.fs.s3a.SimpleAWSCredentialsProvider",
-        "fs.s3a.path.style.access": "true",
-        "fs.s3a.connection.ssl.enabled": "false",
-    }
-    for known in ("_opened", "_schemes"):
-        monkeypatch.setattr(reading, known, WeakKeyDictionary())
-    with configured(spark, conf):
-        yield
 
 
 @pytest.mark.usefixtures("s3a")

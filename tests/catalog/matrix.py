@@ -1,0 +1,94 @@
+"""What works for tables of each catalog on each store: `test_matrix.py` tries it, and the README shows it.
+
+`python -m tests.catalog.matrix` writes the table of the README.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+README = Path(__file__).parents[2] / "README.md"
+OPERATIONS = ("open", "plan", "inspect", "rows", "append", "delete", "compact")
+KINDS = ("v2", "tree")
+
+_BEGIN, _END = "<!-- begin: python -m tests.catalog.matrix -->\n", "<!-- end -->\n"
+
+
+class Place(NamedTuple):
+    """A catalog and a store.
+
+    Attributes:
+        client: what opens the store.
+        refused: what the errors say, by kind of table and operation. All else works.
+    """
+
+    catalog: str
+    store: str
+    client: str
+    refused: dict[tuple[str, str], str]
+
+
+def _refused(kind: str, operations: tuple[str, ...], text: str) -> dict[tuple[str, str], str]:
+    return {(kind, operation): text for operation in operations}
+
+
+_COMMITS = OPERATIONS[4:]
+_NO_FILES = _refused("v2", ("append", "delete"), r"commits need a metadata tree, which .*upgrade")
+_NO_TREES = _NO_FILES | _refused("tree", OPERATIONS, r"SQL catalogs and file system tables can")
+_BY_SPARK = r"(can't open its files|read by Spark only|write no single file): open (it|the table) through a catalog"
+_NOT_EXCLUSIVE = r"PyArrowFileIO has no such write, py-io-impl=\S+ with s3fs has.*Tables of a SQL catalog"
+_GLUE = r"not through pyiceberg's GlueCatalog"
+
+PLACES = (
+    Place("none: its folder", "local", "Python, Spark", _NO_FILES),
+    Place(
+        "none: its folder",
+        "S3",
+        "Spark",
+        _NO_FILES | {("v2", "compact"): _BY_SPARK} | _refused("tree", _COMMITS, _BY_SPARK),
+    ),
+    Place("`hadoop`", "local", "Python, Spark", _NO_FILES),
+    Place("`hadoop`", "S3", "s3fs", _NO_FILES),
+    Place(
+        "`hadoop`",
+        "S3",
+        "pyarrow",
+        _NO_FILES | {("v2", "compact"): _NOT_EXCLUSIVE} | _refused("tree", _COMMITS, _NOT_EXCLUSIVE),
+    ),
+    Place("SQL", "local", "Python, Spark", _NO_FILES),
+    Place("SQL", "S3", "pyarrow", _NO_FILES),
+    Place("SQL", "S3", "pyarrow, Spark", _NO_FILES),
+    Place("REST", "local", "Python, Spark", _NO_TREES),
+    Place("REST", "S3", "pyarrow", _NO_TREES),
+    Place(
+        "Glue",
+        "S3",
+        "pyarrow",
+        _NO_FILES
+        | {("v2", "compact"): _GLUE}
+        | _refused("tree", OPERATIONS, r"SQL catalogs and file system tables can"),
+    ),
+)
+_UNTESTED = (("Hive, DynamoDB, BigQuery", "any", "any"), ("any", "Azure, Google Cloud Storage", "any"))
+
+
+def rendered() -> str:
+    """The table of the README."""
+    rows = [("catalog", "store", "opened by", *OPERATIONS), ("---",) * (3 + len(OPERATIONS))]
+    rows += [(*place[:3], *(_cell(place, operation) for operation in OPERATIONS)) for place in PLACES]
+    rows += [(*names, *("untested",) * len(OPERATIONS)) for names in _UNTESTED]
+    return "".join(f"| {' | '.join(row)} |\n" for row in rows)
+
+
+def shown() -> str:
+    """The table that the README shows."""
+    return README.read_text().partition(_BEGIN)[2].partition(_END)[0]
+
+
+def _cell(place: Place, operation: str) -> str:
+    return ", ".join(kind for kind in KINDS if (kind, operation) not in place.refused) or "no"
+
+
+if __name__ == "__main__":
+    README.write_text(README.read_text().replace(f"{_BEGIN}{shown()}{_END}", f"{_BEGIN}{rendered()}{_END}"))
