@@ -1,6 +1,6 @@
 """An S3-compatible server of the tests' own, moto's: it counts requests, and can delay them and let them fail.
 
-It enforces conditional writes (`If-None-Match`, `If-Match`), also of concurrent writers.
+It enforces conditional writes (`If-None-Match`, `If-Match`), also of concurrent writers, and has a Glue catalog.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections import Counter
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
+from unittest.mock import patch
 
 import pytest
 
@@ -30,11 +31,12 @@ _CODES = {403: "InvalidAccessKeyId", 500: "InternalError", 503: "SlowDown"}
 
 
 class Request(NamedTuple):
-    """A request that the server got; `key` is empty if it lists a bucket."""
+    """A request that the server got; `key` is empty if it lists a bucket, `action` unless it is to Glue."""
 
     method: str
     key: str
     range: str
+    action: str
 
 
 @dataclass
@@ -123,7 +125,8 @@ class S3Server:
 
         def application(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
             key = environ["PATH_INFO"].lstrip("/").partition("/")[2]
-            request = Request(environ["REQUEST_METHOD"], key, environ.get("HTTP_RANGE", ""))
+            action = environ.get("HTTP_X_AMZ_TARGET", "").removeprefix("AWSGlue.")
+            request = Request(environ["REQUEST_METHOD"], key, environ.get("HTTP_RANGE", ""), action)
             with self._lock:
                 self.requests.append(request)
                 refusal, loses = self.refuses(request), self.loses_answer(request)
@@ -141,6 +144,26 @@ class S3Server:
             return answer
 
         return application
+
+
+@contextmanager
+def versioned_glue() -> Iterator[None]:
+    """Let moto refuse an update of a table that is no longer at the version that the request names, as Glue does."""
+    from moto.core.exceptions import JsonRESTError
+    from moto.glue.responses import GlueResponse
+
+    update, lock = GlueResponse.update_table, threading.Lock()
+
+    def update_version(response: GlueResponse) -> Any:
+        parameters = response.parameters
+        with lock:
+            table = response.glue_backend.get_table(parameters["DatabaseName"], parameters["TableInput"]["Name"])
+            if parameters.get("VersionId") not in {None, table.as_dict()["VersionId"]}:
+                raise JsonRESTError("ConcurrentModificationException", "another version is the current one")
+            return update(response)
+
+    with patch.object(GlueResponse, "update_table", update_version):
+        yield
 
 
 def methods(requests: Iterable[Request]) -> dict[str, int]:
@@ -168,7 +191,8 @@ def s3_server() -> Iterator[S3Server]:
     try:
         keys = {"aws_access_key_id": ACCESS_KEY, "aws_secret_access_key": SECRET_KEY, "region_name": "us-east-1"}
         boto3.client("s3", endpoint_url=store.url, **keys).create_bucket(Bucket=BUCKET)
-        yield store
+        with versioned_glue():
+            yield store
     finally:
         server.shutdown()
         thread.join()

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import copy
+import sys
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, cast
 
 import pyiceberg.exceptions
 from pyiceberg.catalog import Catalog as PyIcebergCatalog
@@ -38,11 +39,13 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from uuid import UUID
 
+    from pyiceberg.catalog.glue import GlueCatalog
     from pyiceberg.catalog.rest import RestCatalog
+    from pyiceberg.catalog.sql import SqlCatalog
     from pyiceberg.schema import Schema
     from pyspark.sql import SparkSession
 
-    from sparkmeta.operations.sql import SqlOperations
+    from sparkmeta.operations.pointer import PointerOperations
     from sparkmeta.spec.metadata import TableMetadata
     from sparkmeta.storage.files import Files
     from sparkmeta.table import Table
@@ -79,9 +82,8 @@ class IcebergCatalog(Catalog):
         with catalog_errors(self.pyiceberg, names):
             located = locate(self.pyiceberg, names)
         table = open_metadata(located.metadata_location, spark, io=located.io, identifier=names)
-        if not self._is_sql:
-            return replace(table, operations=StaticOperations(table.version, self._refusal))
-        return replace(table, operations=self._sql_operations(names, table.state.files, table.metadata.table_uuid))
+        pointer = self._pointer_operations(names, table.state.files, table.metadata.table_uuid)
+        return replace(table, operations=pointer or StaticOperations(table.version, self._refusal))
 
     def create_table(  # noqa: PLR0913  pyiceberg's own parameters
         self,
@@ -95,7 +97,7 @@ class IcebergCatalog(Catalog):
         location: str | None = None,
         spark: SparkSession | None = None,
     ) -> Table:
-        """Create an empty table; see `Catalog.create_table`. Only SQL catalogs hold tables of version 4."""
+        """Create an empty table; see `Catalog.create_table`. SQL catalogs and Glue hold tables of version 4."""
         names, session = as_names(identifier), resolve_session(spark)
         rest = self._rest
         folder = location or (".".join(names) if rest is not None else self._default_location(names))
@@ -105,8 +107,8 @@ class IcebergCatalog(Catalog):
             return self._opened(create_rest_table(rest, names, metadata, location), names, session)
         with catalog_errors(self.pyiceberg, names):
             files = files_for(session, folder, self.pyiceberg._load_file_io(location=folder))
-            if self._is_sql:
-                self._sql_operations(names, files).commit(None, metadata)
+            if (pointer := self._pointer_operations(names, files)) is not None:
+                pointer.commit(None, metadata)
             else:
                 _refuse_tree(metadata, names)
                 version = {"format-version": str(metadata.format_version)}
@@ -126,6 +128,11 @@ class IcebergCatalog(Catalog):
                 # Once it is registered, pyiceberg loads the table.
                 with suppress(_LocatedError):
                     _locating(self.pyiceberg).register_table(names, metadata_location)
+                return self.load_table(names, session)
+            if (glue := self._glue) is not None:
+                from sparkmeta.operations.glue import register_glue_table
+
+                register_glue_table(glue, names, load_version(files, metadata_location))
                 return self.load_table(names, session)
             # The catalog may have credentials for the file that this process lacks.
             with suppress(OSError):
@@ -147,6 +154,10 @@ class IcebergCatalog(Catalog):
                 # Once it is renamed, pyiceberg loads the table.
                 with suppress(_LocatedError):
                     _locating(self.pyiceberg).rename_table(names, new_names)
+            elif (glue := self._glue) is not None:
+                from sparkmeta.operations.glue import rename_glue_table
+
+                rename_glue_table(glue, names, new_names)
             else:
                 self.pyiceberg.rename_table(names, new_names)
         return self.load_table(new_names, spark)
@@ -232,21 +243,32 @@ class IcebergCatalog(Catalog):
     @property
     def _refusal(self) -> str:
         kind = type(self.pyiceberg).__name__
-        return f"sparkmeta commits to tables of SQL and REST catalogs and in folders, not through pyiceberg's {kind}"
+        return (
+            f"sparkmeta commits to tables of SQL, Glue and REST catalogs and in folders, not through pyiceberg's {kind}"
+        )
 
     @property
     def _is_sql(self) -> bool:
-        try:
-            from pyiceberg.catalog.sql import SqlCatalog
-        except ImportError:  # without SQLAlchemy
-            return False
-        return isinstance(self.pyiceberg, SqlCatalog)
+        return _is_a(self.pyiceberg, "pyiceberg.catalog.sql", "SqlCatalog")
 
-    def _sql_operations(self, names: tuple[str, ...], files: Files, table_uuid: UUID | None = None) -> SqlOperations:
-        from sparkmeta.operations.sql import SqlOperations
+    @property
+    def _glue(self) -> GlueCatalog | None:
+        is_glue = _is_a(self.pyiceberg, "pyiceberg.catalog.glue", "GlueCatalog")
+        return cast("GlueCatalog", self.pyiceberg) if is_glue else None
 
-        catalog: Any = self.pyiceberg
-        return SqlOperations(catalog, names, files, table_uuid)
+    def _pointer_operations(
+        self, names: tuple[str, ...], files: Files, table_uuid: UUID | None = None
+    ) -> PointerOperations | None:
+        """Return the operations of a table whose catalog stores the location of any metadata file."""
+        if self._is_sql:
+            from sparkmeta.operations.sql import SqlOperations
+
+            return SqlOperations(cast("SqlCatalog", self.pyiceberg), names, files, table_uuid)
+        if (glue := self._glue) is not None:
+            from sparkmeta.operations.glue import GlueOperations
+
+            return GlueOperations(glue, names, files, table_uuid)
+        return None
 
 
 def locate(catalog: PyIcebergCatalog, identifier: tuple[str, ...]) -> Located:
@@ -267,6 +289,12 @@ def _locating(catalog: PyIcebergCatalog) -> PyIcebergCatalog:
     copied = copy.copy(catalog)
     copied.properties = {**catalog.properties, "py-io-impl": f"{__name__}.{_Locating.__name__}"}
     return copied
+
+
+def _is_a(catalog: PyIcebergCatalog, module: str, name: str) -> bool:
+    """Return whether a catalog is of a class whose module needs libraries that may not be installed."""
+    loaded = sys.modules.get(module)
+    return loaded is not None and isinstance(catalog, getattr(loaded, name))
 
 
 def _refuse_tree(metadata: TableMetadata, names: tuple[str, ...]) -> None:

@@ -32,7 +32,8 @@ OPENED_BY_PATH = (
 )
 # Why a catalog that writes metadata files itself refuses a metadata tree.
 TREES_ELSEWHERE = (
-    "this catalog can't hold tables of format version 4 with a metadata tree: SQL catalogs and file system tables can"
+    "this catalog can't hold tables of format version 4 with a metadata tree: "
+    "SQL catalogs, Glue and file system tables can"
 )
 _STATUS_CHECK = "commit.status-check."
 

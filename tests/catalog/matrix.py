@@ -35,10 +35,9 @@ def _refused(kind: str, operations: tuple[str, ...], text: str) -> dict[tuple[st
 
 _COMMITS = OPERATIONS[4:]
 _NO_FILES = _refused("v2", ("append", "delete"), r"commits need a metadata tree, which .*upgrade")
-_NO_TREES = _NO_FILES | _refused("tree", OPERATIONS, r"SQL catalogs and file system tables can")
+_NO_TREES = _NO_FILES | _refused("tree", OPERATIONS, r"SQL catalogs, Glue and file system tables can")
 _BY_SPARK = r"(can't open its files|read by Spark only|write no single file): open (it|the table) through a catalog"
 _NOT_EXCLUSIVE = r"PyArrowFileIO has no such write, py-io-impl=\S+ with s3fs has.*Tables of a SQL catalog"
-_GLUE = r"not through pyiceberg's GlueCatalog"
 
 PLACES = (
     Place("none: its folder", "local", "Python, Spark", _NO_FILES),
@@ -61,14 +60,7 @@ PLACES = (
     Place("SQL", "S3", "pyarrow, Spark", _NO_FILES),
     Place("REST", "local", "Python, Spark", _NO_TREES),
     Place("REST", "S3", "pyarrow", _NO_TREES),
-    Place(
-        "Glue",
-        "S3",
-        "pyarrow",
-        _NO_FILES
-        | {("v2", "compact"): _GLUE}
-        | _refused("tree", OPERATIONS, r"SQL catalogs and file system tables can"),
-    ),
+    Place("Glue", "S3", "pyarrow", _NO_FILES),
 )
 _UNTESTED = (("Hive, DynamoDB, BigQuery", "any", "any"), ("any", "Azure, Google Cloud Storage", "any"))
 

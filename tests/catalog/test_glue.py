@@ -1,4 +1,4 @@
-"""AWS Glue, moto's, as one of pyiceberg's catalogs through which sparkmeta does not commit."""
+"""AWS Glue, moto's, whose entries point to metadata files of all versions."""
 
 from __future__ import annotations
 
@@ -41,11 +41,18 @@ def test_glue(spark: SparkSession, catalog: sm.Catalog) -> None:
     registered = catalog.register_table(f"{ns}.w", created.metadata_location, spark)
     assert registered.metadata == created.metadata
 
-    with pytest.raises(sm.UnsupportedError, match="not through pyiceberg's GlueCatalog"):
-        registered.maintenance.upgrade(4)
-    assert registered.read_only
-    with pytest.raises(sm.UnsupportedError, match="SQL catalogs and file system tables can"):
-        catalog.create_table(f"{ns}.v4", SCHEMA, format_version=4, spark=spark)
+    tree = catalog.create_table(f"{ns}.tree", SCHEMA, SPEC, format_version=4, spark=spark)
+    with tree.transaction() as tx:
+        tx.set_properties(a="2")
+    moved = catalog.rename_table(f"{ns}.tree", f"{ns}.moved", spark)
+    assert (moved.metadata.table_uuid, moved.properties["a"]) == (tree.metadata.table_uuid, "2")
+    with pytest.raises(sm.TableAlreadyExistsError):
+        catalog.rename_table(f"{ns}.w", f"{ns}.moved", spark)
+    with pytest.raises(sm.NoSuchNamespaceError):
+        catalog.rename_table(f"{ns}.w", "none.w", spark)
+    catalog.drop_table(f"{ns}.moved")
+    assert catalog.register_table(f"{ns}.tree", moved.metadata_location, spark).metadata == moved.metadata
+    catalog.drop_table(f"{ns}.tree")
     with pytest.raises(sm.NoSuchTableError, match=r"catalog aws: \w+\.none: "):
         catalog.load_table(f"{ns}.none", spark)
     with pytest.raises(sm.NoSuchNamespaceError):

@@ -80,7 +80,7 @@ def test_tables(catalog: sm.Catalog, ns: str, version: int) -> None:
         catalog.load_table(name)
     layout = (SCHEMA, SPEC, ORDER, {"a": "1"})
     if version == 4 and "rest" in repr(catalog):
-        with pytest.raises(sm.UnsupportedError, match="SQL catalogs and file system tables can"):
+        with pytest.raises(sm.UnsupportedError, match="SQL catalogs, Glue and file system tables can"):
             catalog.create_table(name, *layout, format_version=version)
         assert not catalog.table_exists(name)
         return
@@ -148,11 +148,11 @@ def test_renaming_and_registering(catalog: sm.Catalog, ns: str, version: int) ->
 def test_registering_a_tree(catalog: sm.Catalog, ns: str, tmp_path: Path) -> None:
     folders = sm.load_catalog("local", type="hadoop", warehouse=f"file://{tmp_path}")
     tree = folders.create_table("db.t", SCHEMA, format_version=4)
-    with pytest.raises(sm.UnsupportedError, match="SQL catalogs and file system tables can"):
+    with pytest.raises(sm.UnsupportedError, match="SQL catalogs, Glue and file system tables can"):
         catalog.register_table(f"{ns}.t", tree.metadata_location)
     assert not catalog.table_exists(f"{ns}.t")
     table = catalog.create_table(f"{ns}.u", SCHEMA)
-    with pytest.raises(sm.UnsupportedError, match="SQL catalogs and file system tables can"):
+    with pytest.raises(sm.UnsupportedError, match="SQL catalogs, Glue and file system tables can"):
         table.maintenance.upgrade(4)
 
 

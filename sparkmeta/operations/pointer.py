@@ -1,0 +1,134 @@
+"""Tables of catalogs that hold the location of the current metadata file, which sparkmeta writes."""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from abc import ABC, abstractmethod
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from sparkmeta.errors import NoSuchNamespaceError, NoSuchTableError
+from sparkmeta.operations.catalog_errors import catalog_errors
+from sparkmeta.operations.table_operations import (
+    Outcome,
+    TableVersion,
+    encoded,
+    failure,
+    has_any_snapshot,
+    is_compressed,
+    load_version,
+    metadata_folder,
+    new_snapshot_ids,
+    next_version,
+)
+from sparkmeta.storage.location import file_name, join
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from sparkmeta.spec.metadata import TableMetadata
+    from sparkmeta.storage.files import Files
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class PointerOperations(ABC):
+    """The operations of a table in a catalog of pyiceberg's that holds the location of its metadata file.
+
+    Every format version is supported, since the catalog does not read the file.
+
+    Attributes:
+        identifier: the names of the namespace, and the table's name.
+        table_uuid: the expected table; None for any.
+    """
+
+    refusal: ClassVar[str | None] = None
+    holds_trees: ClassVar[bool] = True
+
+    catalog: Any
+    identifier: tuple[str, ...]
+    files: Files
+    table_uuid: uuid.UUID | None = None
+
+    def refresh(self) -> TableVersion:
+        """See `TableOperations.refresh`."""
+        with catalog_errors(self.catalog, self.identifier):
+            location = self._current_location()
+        if location is None:
+            raise self._no_such_table()
+        return load_version(self.files, location, self.table_uuid)
+
+    def commit(self, base: TableVersion | None, new: TableMetadata) -> TableVersion:
+        """See `TableOperations.commit`. Also raises NoSuchNamespaceError for a new table in an unknown namespace."""
+        if base is None:
+            self._refuse_missing_namespace()
+        metadata, dropped = next_version(base, new)
+        compressed = is_compressed(metadata.properties)
+        location = _next_location(base, metadata, compressed)
+        attempt = Attempt(base, TableVersion(location, metadata), new_snapshot_ids(base, metadata))
+        try:
+            self.files.write_new(location, encoded(metadata, compressed))
+        except OSError as error:
+            self._discard([location])
+            raise failure(Outcome.LOST, location, error) from error
+        self._move(attempt)
+        self._discard(dropped)
+        return attempt.version
+
+    @abstractmethod
+    def _current_location(self) -> str | None:
+        """Return the location in the catalog; None if it has no such table."""
+
+    @abstractmethod
+    def _move(self, attempt: Attempt) -> None:
+        """Point the catalog to the attempt's file. Delete the file if the catalog certainly does not point to it."""
+
+    def _refuse_missing_namespace(self) -> None:
+        with catalog_errors(self.catalog, self.identifier):
+            if not self.catalog.namespace_exists(self.identifier[:-1]):
+                raise NoSuchNamespaceError(f"{'.'.join(self.identifier)}: there is no such namespace")
+
+    def _no_such_table(self) -> NoSuchTableError:
+        return NoSuchTableError(
+            f"{'.'.join(self.identifier)}: there is no such table in the catalog {self.catalog.name}"
+        )
+
+    def _discard(self, locations: Sequence[str]) -> None:
+        """Delete files that no table names any more. Failures are harmless."""
+        with suppress(Exception):
+            for failed in self.files.delete_many(locations) if locations else ():
+                _log.warning("%s: not deleted: %s", *failed)
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """An attempt to commit: its base, the version that it writes, and the snapshots that it adds."""
+
+    base: TableVersion | None
+    version: TableVersion
+    snapshot_ids: set[int]
+
+    @property
+    def properties(self) -> dict[str, str]:
+        """The table properties that the attempt commits."""
+        return self.version.metadata.properties
+
+    def outcome_in(self, current: TableMetadata) -> Outcome:
+        """Return the outcome if the catalog has a third version: won if that follows from this one."""
+        logged = {entry.metadata_file for entry in current.metadata_log}
+        if self.version.metadata_location in logged or has_any_snapshot(current, self.snapshot_ids):
+            return Outcome.WON
+        if self.base is None:
+            return Outcome.LOST if current.table_uuid != self.version.metadata.table_uuid else Outcome.WON
+        return Outcome.LOST if self.base.metadata_location in logged else Outcome.UNKNOWN
+
+
+def _next_location(base: TableVersion | None, metadata: TableMetadata, compressed: bool) -> str:
+    """Return `<version>-<uuid>.metadata.json` with the version after the base's, or 0 if that has none."""
+    number = file_name("" if base is None else base.metadata_location).partition("-")[0]
+    version = int(number) + 1 if number.isdecimal() else 0
+    extension = ".gz.metadata.json" if compressed else ".metadata.json"
+    return join(metadata_folder(metadata), f"{version:05d}-{uuid.uuid4()}{extension}")
