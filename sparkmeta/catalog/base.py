@@ -12,13 +12,15 @@ from pyiceberg.table.sorting import UNSORTED_SORT_ORDER, SortOrder
 
 from sparkmeta.catalog.views import HoldsViews
 from sparkmeta.errors import NamespaceAlreadyExistsError, TableAlreadyExistsError
+from sparkmeta.maintain.purge import plan_purge
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from pyiceberg.schema import Schema
     from pyspark.sql import SparkSession
 
+    from sparkmeta.maintain.purge import PurgePlan
     from sparkmeta.table import Table
 
 Identifier = str | tuple[str, ...]
@@ -120,6 +122,23 @@ class Catalog(HoldsViews):
     @abstractmethod
     def drop_table(self, identifier: Identifier) -> None:
         """Remove a table from the catalog. Its files stay. Raises NoSuchTableError."""
+
+    def purge_table(self, identifier: Identifier, spark: SparkSession | None = None) -> PurgePlan:
+        """Plan to drop a table and delete all of its files. Nothing changes before the plan's `commit()`.
+
+        A REST catalog deletes the files itself.
+
+        Raises:
+            NoSuchTableError: there is no such table.
+            ValidationError: the table property `gc.enabled` says that its files may belong to other tables.
+            UnsupportedError: the table's files can't be deleted here.
+        """
+        table = self.load_table(identifier, spark)
+        return plan_purge(table, lambda: self._drop_to_purge(table))
+
+    @abstractmethod
+    def _drop_to_purge(self, table: Table) -> Sequence[str] | None:
+        """Drop a table, and return files that are left of it; None if the catalog deletes all files."""
 
     @abstractmethod
     def table_exists(self, identifier: Identifier) -> bool:

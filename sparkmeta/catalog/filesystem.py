@@ -108,11 +108,14 @@ class FileSystemCatalog(Catalog):
         The current metadata file gets the name `metadata/dropped-<uuid>.json`, by which it can still be opened; earlier
         ones are deleted. Other files stay.
         """
-        names = as_names(identifier)
-        table = self.load_table(names, spark)
+        self._drop_to_purge(self.load_table(identifier, spark))
+
+    def _drop_to_purge(self, table: Table) -> list[str]:
         if table.operations.refusal is not None:
-            self._refuse(names, "it belongs to another catalog, which drops it")
-        FileSystemOperations(table.state.files, self._folder(names), table.metadata.table_uuid).drop()
+            self._refuse(table.identifier, "it belongs to another catalog, which drops it")
+        return [
+            FileSystemOperations(table.state.files, self._folder(table.identifier), table.metadata.table_uuid).drop()
+        ]
 
     def table_exists(self, identifier: Identifier, spark: SparkSession | None = None) -> bool:
         """Return whether the folder of a table has a metadata file."""

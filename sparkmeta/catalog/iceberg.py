@@ -168,6 +168,14 @@ class IcebergCatalog(Catalog):
         with catalog_errors(self.pyiceberg, names):
             self.pyiceberg.drop_table(names)
 
+    def _drop_to_purge(self, table: Table) -> list[str] | None:
+        if (rest := self._rest) is None:
+            self.drop_table(table.identifier)
+            return []
+        with catalog_errors(rest, table.identifier):
+            rest.purge_table(table.identifier)
+        return None
+
     def table_exists(self, identifier: Identifier) -> bool:
         """Return whether the catalog has a table."""
         names = as_names(identifier)

@@ -97,8 +97,8 @@ class FileSystemOperations:
         self._tidy(version, dropped)
         return attempt.version
 
-    def drop(self) -> None:
-        """Write the current metadata to a file that is no version of the table, and delete all versions.
+    def drop(self) -> str:
+        """Write the current metadata to a file that is no version of the table, delete all versions, and return it.
 
         The newest one is deleted last, so that there is a table until then.
 
@@ -108,13 +108,15 @@ class FileSystemOperations:
         """
         newest, metadata = self.refresh()
         folder = join(self.folder, METADATA)
-        self.files.write_new(join(folder, f"dropped-{uuid.uuid4()}.json"), encoded(metadata, compressed=False))
+        dropped = join(folder, f"dropped-{uuid.uuid4()}.json")
+        self.files.write_new(dropped, encoded(metadata, compressed=False))
         listed = (status.location for status in self.files.list(folder, VERSIONED_FILES))
         versions = {location: version for location in listed if (version := version_of(location)) is not None}
         older = sorted(versions.keys() - {newest}, key=versions.__getitem__)
         for batch in ([join(folder, VERSION_HINT), *older], [newest]):
             for location, reason in self.files.delete_many(batch):
                 raise OSError(f"{location}: not deleted: {reason}")
+        return dropped
 
     def _load_newest(self) -> TableVersion:
         return load_version(self.files, newest_listed(self.files, self.folder).location, self.table_uuid)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import uuid
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
 import pytest
 from click.testing import CliRunner
 from pyiceberg.partitioning import PartitionField, PartitionSpec
@@ -15,11 +17,10 @@ from pyiceberg.transforms import BucketTransform, IdentityTransform
 from pyiceberg.types import LongType, NestedField, StringType
 
 import sparkmeta as sm
+from sparkmeta.catalog.iceberg import IcebergCatalog
 from sparkmeta.cli import main
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from pyspark.sql import SparkSession
 
 SCHEMA = Schema(NestedField(5, "id", LongType(), required=True), NestedField(7, "name", StringType(), required=False))
@@ -181,6 +182,58 @@ def test_a_dropped_folder_keeps_its_last_version(catalog: sm.Catalog, ns: str, t
     assert [name.partition("-")[0] for name in left[1:]] == ["dropped"]
     dropped = sm.load_table(f"file://{metadata}/{left[1]}")
     assert (dropped.properties["a"], dropped.metadata.table_uuid) == ("1", table.metadata.table_uuid)
+
+
+@pytest.mark.parametrize("version", [2, 4])
+def test_purging(catalog: sm.Catalog, ns: str, tmp_path: Path, version: int, spark: SparkSession) -> None:
+    """A plan lists what its commit deletes: what the table names, and no more."""
+    if version == 4 and "rest" in repr(catalog):
+        pytest.skip("no trees")
+    name = f"{ns}.t"
+    table = catalog.create_table(name, SCHEMA, format_version=version)
+    expected = {"metadata": 1}
+    if version == 4:
+        data = tmp_path / "data.parquet"
+        data.write_bytes(b"data")
+        row = (str(data), "PARQUET", 1, 4)
+        columns = "file_path string, file_format string, record_count long, file_size_in_bytes long"
+        stale = catalog.purge_table(name)
+        with table.transaction() as tx:
+            tx.update_snapshot().append(spark.createDataFrame([row], columns))
+        with pytest.raises(sm.CommitFailedError, match="has changed since the plan"):
+            stale.commit()
+        expected = {"data file": 1, "manifest list": 1, "metadata": 2}
+    elif isinstance(catalog, IcebergCatalog):
+        catalog.pyiceberg.load_table(name).append(
+            pa.table({"id": [1], "name": ["a"]}, schema=table.schema().as_arrow())
+        )
+        expected = {"data file": 1, "manifest": 1, "manifest list": 1, "metadata": 2}
+    folder = Path(table.location().removeprefix("file:"))
+    (folder / "stray.txt").write_text("a file that no metadata names")
+
+    plan = catalog.purge_table(name)
+    assert plan.summary().files == expected
+    paths = [Path(row.file_path.removeprefix("file:")) for row in plan.files().collect()]
+    assert len(paths) == sum(expected.values())
+    assert all(path.exists() for path in paths)
+    result = plan.commit()
+    assert (result.files, result.failures) == ({} if result.by_catalog else expected, 0)
+    assert result.by_catalog == ("rest" in repr(catalog))
+    assert not any(path.exists() for path in paths)
+    assert [path.name for path in folder.rglob("*") if path.is_file() and not path.name.startswith(".")] == [
+        "stray.txt"
+    ]
+    assert not catalog.table_exists(name)
+    with pytest.raises(sm.NoSuchTableError):
+        plan.commit()
+
+
+def test_what_is_not_purged(catalog: sm.Catalog, ns: str) -> None:
+    catalog.create_table(f"{ns}.shared", SCHEMA, properties={"gc.enabled": "false"})
+    with pytest.raises(sm.ValidationError, match=r"gc\.enabled is false: its files may belong to other tables"):
+        catalog.purge_table(f"{ns}.shared")
+    with pytest.raises(sm.NoSuchTableError):
+        catalog.purge_table(f"{ns}.none")
 
 
 def test_the_command_line(catalog: sm.Catalog, configuration: dict[str, str], ns: str) -> None:
