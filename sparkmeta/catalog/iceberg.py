@@ -28,6 +28,7 @@ from sparkmeta.operations.rest import (
     register_rest_table,
     rename_rest_table,
 )
+from sparkmeta.operations.rest_client import TimedRestCatalog
 from sparkmeta.operations.table_operations import TREES_ELSEWHERE, StaticOperations, load_version
 from sparkmeta.session import resolve_session
 from sparkmeta.spec.metadata import has_tree
@@ -67,7 +68,10 @@ class IcebergCatalog(Catalog):
     @staticmethod
     def load(name: str, properties: Mapping[str, Any]) -> IcebergCatalog:
         """Load a catalog by pyiceberg's configuration and ``properties``."""
+        is_rest = str(properties.get("uri", "")).startswith("http") and "py-catalog-impl" not in properties
         with errors_of_catalog(name, properties):
+            if is_rest and str(properties.get("type", "rest")).lower() == "rest":
+                return IcebergCatalog(TimedRestCatalog(name, **properties))
             return IcebergCatalog(load_catalog(name, **properties))
 
     @property

@@ -48,6 +48,8 @@ _COMMITTING = {404: iceberg.NoSuchTableError, 409: iceberg.CommitFailedException
 _EXPIRED_TOKEN = {401, 419}
 _WORTH_RETRYING = {408, 409, 429}
 _NOT_IMPLEMENTED = 501
+# How servers say that they have no such operation.
+_UNSUPPORTED: dict[int, type[Exception]] = dict.fromkeys((405, 406), NotImplementedError)
 
 
 class LoadedTable(NamedTuple):
@@ -265,7 +267,7 @@ def rest_request(
     try:
         response.raise_for_status()
     except HTTPError as error:
-        _handle_non_200_response(error, dict(errors))
+        _handle_non_200_response(error, _UNSUPPORTED | dict(errors))
     answer: dict[str, Any] = response.json() if response.content else {}
     return answer
 

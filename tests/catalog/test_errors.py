@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import traceback
 from typing import TYPE_CHECKING, Any
 
@@ -39,6 +40,21 @@ def test_nobody_listens() -> None:
         sm.load_catalog("prod", type="rest", uri=uri, **SECRETS)
     assert isinstance(caught.value, OSError)
     assert_hidden(caught.value)
+
+
+def test_nobody_answers() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        uri = f"http://127.0.0.1:{server.getsockname()[1]}"
+        with pytest.raises(sm.CatalogError, match=r"^catalog prod: .*Read timed out") as caught:
+            sm.load_catalog("prod", uri=uri, **SECRETS, **{"rest.client.socket-timeout-ms": "100"})
+    assert_hidden(caught.value)
+
+
+@pytest.mark.parametrize("limit", ["0", "1.5", "soon"])
+def test_an_invalid_time_limit(limit: str) -> None:
+    name = "rest.client.connection-timeout-ms"
+    with pytest.raises(sm.ValidationError, match=f"the catalog property {name} is '?{limit}'?: it takes milliseconds"):
+        sm.load_catalog("prod", type="rest", uri="http://127.0.0.1:1", **{name: limit})
 
 
 def test_no_database(tmp_path: Path) -> None:

@@ -16,13 +16,15 @@ from sparkmeta.errors import (
     CommitStateUnknownError,
     NoSuchTableError,
     TableAlreadyExistsError,
+    UnsupportedError,
     ValidationError,
 )
 from sparkmeta.operations.rest import RestOperations, create_rest_table, load_rest_table
+from sparkmeta.operations.rest_client import TimedRestCatalog
 from sparkmeta.spec.metadata import SnapshotRef
 from sparkmeta.spec.new_table import new_metadata
 from tests.commit.tables import QUICK, appended, with_properties
-from tests.rest.proxy import Fault, Proxy, Request, Way, rest_proxy
+from tests.rest.proxy import SILENT, Fault, Proxy, Request, Way, rest_proxy
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -49,7 +51,7 @@ def proxy(shared_proxy: Proxy) -> Iterator[Proxy]:
 @pytest.fixture
 def swap(proxy: Proxy) -> RestOperations:
     """The operations of a table that does not exist yet, in a namespace of its own."""
-    catalog = RestCatalog("rest", uri=proxy.uri)
+    catalog = TimedRestCatalog("rest", uri=proxy.uri, **{"rest.client.socket-timeout-ms": "2000"})
     namespace = f"ns_{uuid.uuid4().hex[:8]}"
     catalog.create_namespace(namespace)
     return RestOperations(catalog, (namespace, "table"))
@@ -132,7 +134,7 @@ def test_another_table_in_its_place(swap: RestOperations, base: TableVersion) ->
 
 @pytest.mark.parametrize("change", [appended, tagged, lambda metadata: with_properties(metadata, a="1")])
 @pytest.mark.parametrize("way", Way)
-@pytest.mark.parametrize("status", [0, 500, 503])
+@pytest.mark.parametrize("status", [0, 500, 503, SILENT])
 def test_one_lost_answer(swap: RestOperations, proxy: Proxy, change: Any, way: Way, status: int) -> None:
     """The state is looked up, and the request sent again if it was not executed. A snapshot is added once."""
     base = create_rest_table(swap.catalog, swap.identifier, empty(), None).version
@@ -179,7 +181,13 @@ def test_an_unknown_outcome(
 
 
 @pytest.mark.parametrize(
-    ("status", "kind"), [(400, ValidationError), (403, CatalogError), (422, CatalogError), (501, NotImplementedError)]
+    ("status", "kind"),
+    [
+        (400, ValidationError),
+        (403, CatalogError),
+        (422, CatalogError),
+        *((status, UnsupportedError) for status in (405, 406, 501)),
+    ],
 )
 def test_a_refusal(swap: RestOperations, base: TableVersion, proxy: Proxy, status: int, kind: type[Exception]) -> None:
     proxy.faults.append(Fault(Way.REFUSED, status))
@@ -195,7 +203,7 @@ def test_a_busy_catalog(swap: RestOperations, base: TableVersion, proxy: Proxy) 
         swap.commit(base, appended(base.metadata))
 
 
-@pytest.mark.parametrize("status", [0, 500])
+@pytest.mark.parametrize("status", [0, 500, SILENT])
 def test_a_creation_that_nobody_answers(swap: RestOperations, proxy: Proxy, status: int) -> None:
     proxy.faults.append(Fault(Way.ANSWER_LOST, status))
     with pytest.raises(CommitStateUnknownError, match=r"ns_\w+\.table may have been created"):

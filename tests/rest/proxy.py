@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+SILENT = -1
 _PASSED_ON = {"authorization", "content-type"}
 
 
@@ -39,7 +40,7 @@ class Fault(NamedTuple):
     """What happens to a request.
 
     Attributes:
-        status: the answer; 0 closes the connection, None passes on the catalog's last answer.
+        status: the answer; 0 closes the connection, SILENT leaves it open, None passes on the catalog's last answer.
     """
 
     way: Way
@@ -73,7 +74,7 @@ class Proxy:
 
 @contextmanager
 def rest_proxy(catalog_uri: str) -> Iterator[Proxy]:
-    proxy = Proxy()
+    proxy, ended = Proxy(), threading.Event()
 
     class Handler(BaseHTTPRequestHandler):
         def _handle(self) -> None:
@@ -91,7 +92,8 @@ def rest_proxy(catalog_uri: str) -> Iterator[Proxy]:
             status, answer = 200, b""
             for _ in range(1 if fault is None else fault.way.value):
                 status, answer = _ask(catalog_uri, request, data)
-            if fault is not None and fault.status == 0:
+            if fault is not None and fault.status in (0, SILENT):
+                ended.wait(timeout=0 if fault.status == 0 else None)
                 self.close_connection = True
                 self.connection.close()
             elif fault is not None and fault.status is not None:
@@ -124,6 +126,7 @@ def rest_proxy(catalog_uri: str) -> Iterator[Proxy]:
     try:
         yield proxy
     finally:
+        ended.set()
         server.shutdown()
         thread.join()
         server.server_close()
