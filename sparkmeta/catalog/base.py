@@ -134,11 +134,16 @@ class Catalog(HoldsViews):
             UnsupportedError: the table's files can't be deleted here.
         """
         table = self.load_table(identifier, spark)
-        return plan_purge(table, lambda: self._drop_to_purge(table))
+        return plan_purge(table, lambda: self._drop_to_purge(table), by_catalog=self._deletes_files)
+
+    @property
+    def _deletes_files(self) -> bool:
+        """Whether the catalog itself deletes the files of a table that is purged."""
+        return False
 
     @abstractmethod
-    def _drop_to_purge(self, table: Table) -> Sequence[str] | None:
-        """Drop a table, and return files that are left of it; None if the catalog deletes all files."""
+    def _drop_to_purge(self, table: Table) -> Sequence[str]:
+        """Drop a table to delete its files, and return files that are left of it."""
 
     @abstractmethod
     def table_exists(self, identifier: Identifier) -> bool:

@@ -172,13 +172,15 @@ class IcebergCatalog(Catalog):
         with catalog_errors(self.pyiceberg, names):
             self.pyiceberg.drop_table(names)
 
-    def _drop_to_purge(self, table: Table) -> list[str] | None:
-        if (rest := self._rest) is None:
-            self.drop_table(table.identifier)
-            return []
-        with catalog_errors(rest, table.identifier):
-            rest.purge_table(table.identifier)
-        return None
+    @property
+    def _deletes_files(self) -> bool:
+        return self._rest is not None
+
+    def _drop_to_purge(self, table: Table) -> list[str]:
+        with catalog_errors(self.pyiceberg, table.identifier):
+            drop = self.pyiceberg.purge_table if self._deletes_files else self.pyiceberg.drop_table
+            drop(table.identifier)
+        return []
 
     def table_exists(self, identifier: Identifier) -> bool:
         """Return whether the catalog has a table."""

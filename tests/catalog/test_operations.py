@@ -228,6 +228,21 @@ def test_purging(catalog: sm.Catalog, ns: str, tmp_path: Path, version: int, spa
         plan.commit()
 
 
+@pytest.mark.parametrize("configuration", ["sql"], indirect=True)
+def test_purging_a_damaged_table(catalog: IcebergCatalog, ns: str) -> None:
+    """It stays, since its files can't be listed."""
+    table = catalog.create_table(f"{ns}.t", SCHEMA)
+    rows = pa.table({"id": [1], "name": ["a"]}, schema=table.schema().as_arrow())
+    catalog.pyiceberg.load_table(f"{ns}.t").append(rows)
+    plan = catalog.purge_table(f"{ns}.t")
+    (manifest,) = (row.file_path for row in plan.files().where("kind = 'manifest'").collect())
+    Path(manifest.removeprefix("file:")).write_bytes(b"no manifest")
+    with pytest.raises(Exception, match=Path(manifest).name) as caught:
+        plan.commit()
+    assert isinstance(sm.errors.from_spark(caught.value), sm.ValidationError)
+    assert catalog.load_table(f"{ns}.t").refresh().current_snapshot() is not None
+
+
 def test_what_is_not_purged(catalog: sm.Catalog, ns: str) -> None:
     catalog.create_table(f"{ns}.shared", SCHEMA, properties={"gc.enabled": "false"})
     with pytest.raises(sm.ValidationError, match=r"gc\.enabled is false: its files may belong to other tables"):
