@@ -27,6 +27,7 @@ from sparkmeta.operations.rest import (
     load_rest_table,
     register_rest_table,
     rename_rest_table,
+    rest_table_exists,
 )
 from sparkmeta.operations.rest_client import TimedRestCatalog
 from sparkmeta.operations.table_operations import TREES_ELSEWHERE, StaticOperations, load_version
@@ -186,8 +187,8 @@ class IcebergCatalog(Catalog):
         """Return whether the catalog has a table."""
         names = as_names(identifier)
         with catalog_errors(self.pyiceberg, names):
-            if self._rest is not None:
-                return self.pyiceberg.table_exists(names)
+            if (rest := self._rest) is not None:
+                return rest_table_exists(rest, names)
             with suppress(pyiceberg.exceptions.NoSuchTableError, pyiceberg.exceptions.NoSuchNamespaceError):
                 locate(self.pyiceberg, names)
                 return True

@@ -183,6 +183,18 @@ def load_rest_table(catalog: RestCatalog, identifier: tuple[str, ...]) -> Loaded
         return _loaded(catalog, identifier, rest_request(catalog, "GET", _table_url(catalog, identifier), _LOADING))
 
 
+def rest_table_exists(catalog: RestCatalog, identifier: tuple[str, ...]) -> bool:
+    """Return whether a table exists. For a block of `catalog_errors`."""
+    if Capability.V1_TABLE_EXISTS in catalog._supported_endpoints:
+        return bool(catalog.table_exists(identifier))
+    # pyiceberg would parse the answer, with models that can't read all metadata.
+    try:
+        rest_request(catalog, "GET", _table_url(catalog, identifier), _LOADING)
+    except iceberg.NoSuchTableError:
+        return False
+    return True
+
+
 def create_rest_table(
     catalog: RestCatalog, identifier: tuple[str, ...], metadata: TableMetadata, location: str | None
 ) -> LoadedTable:
