@@ -11,12 +11,13 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
-from pyspark.errors import PySparkException, PySparkNotImplementedError, UnsupportedOperationException
+from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from sparkmeta.errors import SessionError
 from sparkmeta.java import spark_java_home
+from sparkmeta.settings import is_unavailable, setting
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -127,15 +128,9 @@ def materialize(df: DataFrame) -> DataFrame:
     try:
         return df.localCheckpoint()
     except PySparkException as error:
-        if _unavailable(error):
+        if is_unavailable(error):
             return df
         raise
-
-
-def _unavailable(error: PySparkException) -> bool:
-    if isinstance(error, PySparkNotImplementedError | UnsupportedOperationException):
-        return True
-    return "NOT_SUPPORTED" in (error.getCondition() or "")
 
 
 def spark_schema(schema: pa.Schema) -> StructType:
@@ -160,7 +155,7 @@ def selectable_frame(spark: SparkSession, table: pa.Table) -> DataFrame:
 
 def read_tasks(spark: SparkSession) -> int:
     """Return into how many tasks to spread files that tasks open: Spark would put short rows into one."""
-    configured = spark.conf.get("spark.sql.shuffle.partitions")
+    configured = setting(spark, "spark.sql.shuffle.partitions")
     return int(configured) if configured and configured.isdecimal() else _DEFAULT_TASKS
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import Field, dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Literal
 from weakref import WeakSet
+
+from pyspark.errors import PySparkException, PySparkNotImplementedError, UnsupportedOperationException
 
 from sparkmeta.errors import SettingError, shown
 
@@ -71,14 +74,16 @@ class Settings:
 def settings(spark: SparkSession) -> Settings:
     """Return the settings of a session: its ``spark.sparkmeta.*`` configuration, and defaults for the rest.
 
+    Serverless sessions accept no such configuration, so that all settings have their defaults.
+
     Raises:
         SettingError: A value is invalid, or a setting of Spark makes it duplicate rows. Or, on the first call for a
             session, there is a ``spark.sparkmeta.*`` configuration of an unknown name.
     """
-    if (limit := spark.conf.get(_REPEATS_ROWS, "-1") or "-1").isdecimal() and int(limit) > 0:
+    if (limit := setting(spark, _REPEATS_ROWS) or "-1").isdecimal() and int(limit) > 0:
         raise SettingError(f"{_REPEATS_ROWS} is {limit}: Spark repeats rows of Python functions under it; unset it")
     names = [field.name.replace("_", "-") for field in fields(Settings)]
-    values = {name: spark.conf.get(PREFIX + name, None) for name in names}
+    values = {name: setting(spark, PREFIX + name) for name in names}
     known = {name: value for name, value in values.items() if value is not None}
     if spark not in _looked_through:
         conf = spark.conf.getAll.items()
@@ -86,6 +91,26 @@ def settings(spark: SparkSession) -> Settings:
     parsed = from_conf(known)
     _looked_through.add(spark)
     return parsed
+
+
+def setting(spark: SparkSession, name: str) -> str | None:
+    """Return the value of a setting; None if it has none, or the session does not show it.
+
+    Serverless sessions show few settings.
+    """
+    try:
+        return spark.conf.get(name, None)
+    except PySparkException as error:
+        if is_unavailable(error):
+            return None
+        raise
+
+
+def is_unavailable(error: PySparkException) -> bool:
+    """Return whether an error says that a session lacks an operation or a setting, as serverless ones do."""
+    if isinstance(error, PySparkNotImplementedError | UnsupportedOperationException):
+        return True
+    return re.search("NOT_(?:SUPPORTED|AVAILABLE)", error.getCondition() or "") is not None
 
 
 # Sessions without settings of unknown names. The check is not repeated because listing a session's whole configuration
