@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, NoReturn, Protocol
 
 from sparkmeta.errors import NotFoundError, UnsupportedError
+from sparkmeta.session import is_connect
 from sparkmeta.storage import listing, writing
 from sparkmeta.storage.content import (
     io_exists,
@@ -33,6 +34,7 @@ from sparkmeta.storage.listing import FileStatus
 from sparkmeta.storage.location import (
     escape_glob,
     file_name,
+    is_local,
     join,
     local_path,
     path_of,
@@ -275,7 +277,10 @@ class SparkFiles:
             with naming_errors(path):
                 return read_binary(self.spark, [path], pattern).selectExpr(*columns).collect()
         except NotFoundError:
-            missing(path)
+            where = ""
+            if is_local(path) and is_connect(self.spark):
+                where = " on the Spark Connect server, which does not see the files of its client's machine"
+            raise NotFoundError(f"{path}: there is no such file{where}") from None
 
 
 def _refuse_write(location: str) -> NoReturn:

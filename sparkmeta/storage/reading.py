@@ -173,10 +173,10 @@ def naming_errors(path: str) -> Iterator[None]:
     except SparkmetaError:
         raise
     except Exception as error:
-        if _is_missing(error):
-            raise NotFoundError(str(error)) from None
         if (known := from_spark(error)) is None:
             raise
+        if isinstance(known, NotFoundError):
+            raise known from None
         # Without the cause, which has hundreds of lines of Java's.
         raise type(known)(f"{path}: {known}") from None
 

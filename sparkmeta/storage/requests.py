@@ -30,6 +30,9 @@ _TRANSIENT = re.compile(
     re.IGNORECASE,
 )
 
+_NO_CREDENTIALS = re.compile(r"NoCredentials|(?:no|locate) credentials", re.IGNORECASE)
+_WHOSE_CREDENTIALS = "; tasks have a catalog's properties, but not the credentials of the driver's environment"
+
 
 def requested(io: FileIO, location: str, request: Callable[[], T], *, repeat: bool = True) -> T:
     """Return what a request to a file's store returns.
@@ -58,7 +61,8 @@ def requested(io: FileIO, location: str, request: Callable[[], T], *, repeat: bo
             wait = next(waits, None) if _is_transient(error) else None
             if wait is None:
                 # Without the cause, whose text may contain credentials.
-                raise FileAccessError(f"{location}: {without_secrets(_text(error), io.properties)}") from None
+                hint = _WHOSE_CREDENTIALS if _NO_CREDENTIALS.search(_text(error)) else ""
+                raise FileAccessError(f"{location}: {without_secrets(_text(error), io.properties)}{hint}") from None
         time.sleep(wait * random.uniform(0.5, 1.5))
 
 
