@@ -11,12 +11,18 @@ import nbformat
 import pytest
 from jupyter_client.manager import start_new_kernel
 from nbclient import NotebookClient
+from pyiceberg.catalog import load_catalog
+
+from tests.rest.proxy import rest_proxy
+from tests.rest.server import rest_server
+from tests.small_table import IDENTIFIER, ROWS, orders
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from jupyter_client import KernelManager
 
+TOKEN = "a-token-of-a-workspace"
 NOTEBOOKS = sorted((Path(__file__).parent.parent / "notebooks").glob("*.ipynb"))
 
 
@@ -29,7 +35,7 @@ def code_cells(notebook: Any) -> list[Any]:
 
 
 def test_there_are_notebooks():
-    names = ["01_look_at_a_table.ipynb", "02_v4_tree.ipynb", "03_compaction.ipynb"]
+    names = ["01_look_at_a_table.ipynb", "02_v4_tree.ipynb", "03_compaction.ipynb", "04_unity_catalog.ipynb"]
     assert [path.name for path in NOTEBOOKS] == names
 
 
@@ -63,6 +69,26 @@ def tree(kernel: KernelManager) -> Any:
 def compacted(kernel: KernelManager) -> Any:
     """The third notebook, executed."""
     return executed(NOTEBOOKS[2], kernel)
+
+
+@pytest.fixture(scope="module")
+def unity(kernel: KernelManager, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The fourth notebook, executed on Iceberg's REST catalog in the place of Unity Catalog."""
+    with (
+        rest_server(tmp_path_factory.mktemp("unity").as_uri()) as uri,
+        rest_proxy(uri) as workspace,
+    ):
+        catalog = load_catalog("unity", type="rest", uri=uri)
+        catalog.create_namespace("shop")
+        catalog.create_table(IDENTIFIER, orders(0).schema).append(orders(0))
+        workspace.token, workspace.folder = TOKEN, "/api/2.1/unity-catalog/iceberg-rest"
+        client = kernel.blocking_client()
+        client.start_channels()
+        variables = {"DATABRICKS_HOST": f"{workspace.uri}/", "DATABRICKS_TOKEN": TOKEN}
+        client.execute_interactive(f"import os; os.environ.update({variables})", store_history=False, timeout=60)
+        client.stop_channels()
+        yield executed(NOTEBOOKS[3], kernel)
+        assert workspace.requests[0].path == "/v1/config?warehouse=main"
 
 
 def executed(path: Path, kernel: KernelManager) -> Any:
@@ -152,3 +178,11 @@ def test_a_compaction(compacted: Any):
     assert int(opened[1]) < 8
     assert outputs(compacted, "snapshot.operation").split() == ["replace", "0", "0"]
     assert "need no compaction" in outputs(compacted, "target_leaf_bytes=2 * target).summary())")
+
+
+def test_a_table_of_unity_catalog(unity: Any) -> None:
+    assert outputs(unity, "tables[:20]") == "[('shop', 'orders')]"
+    assert "append" in outputs(unity, "inspect.snapshots()")
+    assert str(ROWS) in outputs(unity, "plan_files()")
+    assert "planned 1" in outputs(unity, "print(scan.report())")
+    assert TOKEN not in nbformat.writes(unity)

@@ -58,6 +58,7 @@ class Proxy:
         edit: changes the catalog's answers.
         message: the message of its own errors.
         token: the only bearer token that requests may have; empty accepts all.
+        folder: what paths begin with before those of the catalog; all else is unknown to it.
     """
 
     uri: str = ""
@@ -66,6 +67,7 @@ class Proxy:
     edit: Callable[[Request, Any], Any] = lambda _, answer: answer
     message: str = "injected"
     token: str = ""
+    folder: str = ""
 
     def sent(self, method: str, path: str = "") -> list[Request]:
         """The requests of a method whose path contains a text."""
@@ -83,10 +85,10 @@ def rest_proxy(catalog_uri: str) -> Iterator[Proxy]:
             headers = {name.lower(): value for name, value in self.headers.items()}
             is_json = "json" in headers.get("content-type", "")
             body = json.loads(data) if data and is_json else data.decode()
-            request = Request(self.command, self.path, headers, body)
+            request = Request(self.command, self.path.removeprefix(proxy.folder), headers, body)
             proxy.requests.append(request)
-            if proxy.token and "oauth" not in self.path and headers.get("authorization") != f"Bearer {proxy.token}":
-                self._answer(401, _error(proxy, 401))
+            if refusal := _refusal(proxy, self.path, headers):
+                self._answer(refusal, _error(proxy, refusal))
                 return
             fault = proxy.faults.pop(0) if proxy.faults and self.command == "POST" else None
             status, answer = 200, b""
@@ -130,6 +132,13 @@ def rest_proxy(catalog_uri: str) -> Iterator[Proxy]:
         server.shutdown()
         thread.join()
         server.server_close()
+
+
+def _refusal(proxy: Proxy, path: str, headers: dict[str, str]) -> int:
+    """The status by which the proxy refuses a request; 0 if it passes it on."""
+    if proxy.token and "oauth" not in path and headers.get("authorization") != f"Bearer {proxy.token}":
+        return 401
+    return 0 if path.startswith(proxy.folder) else 404
 
 
 def _ask(uri: str, request: Request, data: bytes) -> tuple[int, bytes]:
