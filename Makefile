@@ -70,8 +70,8 @@ demo: setup jars ## Create tables of some thousand files, and plan scans
 test: setup jars rest s3a connect ## Run the tests, some of them also on Spark Connect
 	$(PY) -m pytest $(PARALLEL) --durations=40
 
-connect: setup jars
-	$(PY) -m pytest -m connect --spark_connect_url 'local[2]'
+connect: setup jars ## Run tests on a Spark Connect server that is a process of its own and does not see the client's files
+	$(PY) -m pytest -m connect --spark_connect_url separate
 
 newest: jars ## Run the tests that need no Iceberg runtime with the newest PySpark
 	test -x $(NEWEST)/bin/python || $(PYTHON) -m venv $(NEWEST)

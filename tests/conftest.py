@@ -16,6 +16,7 @@ from pytest_spark.config import SparkConfigBuilder
 
 from sparkmeta.session import is_connect, local_config, prepare_environment
 from sparkmeta.storage import reading
+from tests.connect_server import connect_server
 from tests.peers.store import corpus_folder
 from tests.rest.server import rest_server
 
@@ -53,7 +54,11 @@ _QUICK_JVM = (
     "-XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"
 )
 
+# The value of --spark_connect_url that starts a server of the tests' own (tests/connect_server.py).
+SEPARATE = "separate"
+
 _scratch = pytest.StashKey[Path]()
+_server_options = pytest.StashKey[dict[str, str]]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -70,6 +75,8 @@ def pytest_configure(config: pytest.Config) -> None:
     if not _is_soak():
         os.environ.setdefault("SPARK_SUBMIT_OPTS", _QUICK_JVM)
         options |= QUICK
+    if config.option.spark_connect_url == SEPARATE:
+        config.stash[_server_options] = dict(options)
     if config.option.spark_connect_url:
         del options["spark.master"]
         # The client's local server takes a free port, not the fixed one that another may have.
@@ -150,8 +157,30 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session")
-def spark(spark_session: SparkSession) -> SparkSession:
-    return spark_session
+def spark(_separate_server: None, request: pytest.FixtureRequest) -> SparkSession:
+    session: SparkSession = request.getfixturevalue("spark_session")
+    return session
+
+
+@pytest.fixture(scope="session")
+def _separate_server(pytestconfig: pytest.Config, hidden_folder: Path) -> Iterator[None]:
+    """Start the server of `--spark_connect_url separate` before the session is made."""
+    options = pytestconfig.stash.get(_server_options, None)
+    if options is None:
+        yield
+        return
+    (folder := pytestconfig.stash[_scratch] / "connect-server").mkdir()
+    with connect_server(folder, options, [hidden_folder]) as url:
+        SparkConfigBuilder.spark_connect_url = url
+        yield
+
+
+@pytest.fixture(scope="session")
+def hidden_folder(pytestconfig: pytest.Config) -> Path:
+    """A folder that a separate Connect server does not see."""
+    folder = pytestconfig.stash[_scratch] / "hidden"
+    folder.mkdir(exist_ok=True)
+    return folder
 
 
 @pytest.fixture(scope="session")

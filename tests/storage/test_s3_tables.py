@@ -12,12 +12,16 @@ from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.transforms import IdentityTransform
 from pyiceberg.types import LongType, NestedField, StringType
+from pyspark.errors import AnalysisException
 from pyspark.sql import functions as F
 
 import sparkmeta as sm
 from sparkmeta.catalog.iceberg import IcebergCatalog
+from sparkmeta.errors import from_spark
+from sparkmeta.session import is_connect
 from tests.conftest import configured
 from tests.s3 import ACCESS_KEY, BUCKET, FILE_IOS, SECRET_KEY, SESSION_TOKEN, S3Server, methods
+from tests.serverless import refuse
 from tests.small_table import IDENTIFIER, LOADS, ROWS, orders
 
 if TYPE_CHECKING:
@@ -59,6 +63,7 @@ def paths(table: Table, row_filter: str = "true") -> list[str]:
     return sorted(row.file_path for row in table.scan(row_filter).plan_files().select("file_path").collect())
 
 
+@pytest.mark.connect
 @pytest.mark.parametrize(("client", "driver_bytes"), CLIENTS)
 def test_a_table_of_a_catalog(
     spark: SparkSession, s3: S3Server, tmp_path: Path, warehouse: str, client: str, driver_bytes: str
@@ -95,6 +100,38 @@ def test_a_table_of_a_catalog(
         rows = both.scan().select("id", "_file").to_df().groupBy("_file").count().collect()
         assert {row["_file"] for row in rows} == {*left, local.as_uri()}, "files of two stores"
         assert paths(table.maintenance.upgrade(4).commit()) == paths(table)
+
+
+@pytest.mark.connect
+def test_a_serverless_session(
+    spark: SparkSession, s3: S3Server, tmp_path: Path, warehouse: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All is done with the few settings that Databricks serverless has, and without keeping rows."""
+    if not is_connect(spark):
+        pytest.skip("serverless sessions are Spark Connect's")
+    refused = refuse(spark, monkeypatch)
+    catalog = sql_catalog(s3, tmp_path, warehouse, "fsspec")
+    table = catalog.load_table(IDENTIFIER, spark)
+    assert len(paths(table, "country = 'NO' and id >= 20")) == 1
+    assert table.inspect.partitions().count() == 2
+    assert table.scan("id >= 15").to_df().count() == LOADS * ROWS - 15
+    rewritten = table.maintenance.rewrite_manifests().commit()
+    assert rewritten.inspect.manifests().count() == 1
+
+    tree = tree_of(catalog, table)
+    gone = paths(tree, "id >= 20")
+    tree = commit(tree, "delete", tree.inspect.files().where(F.col("file_path").isin(gone)))
+    assert paths(tree) == sorted(set(paths(table)) - set(gone))
+    tree.maintenance.compact_manifests(min_masked_ratio=0.02, min_leaf_ratio=1.0).commit()
+    assert len(paths(tree.refresh())) == FILES - len(gone)
+    replaced = tree.refresh().inspect.files().where("partition.country = 'NO'").limit(1)
+    replaced = replaced.withColumn("file_path", F.lit(f"{warehouse}/another.parquet"))
+    tree = commit(tree.refresh(), "replace_partitions", replaced)
+    assert paths(tree, "country = 'NO'") == [f"{warehouse}/another.parquet"]
+    with pytest.raises(AnalysisException, match="CONFIG_NOT_AVAILABLE"):
+        spark.conf.set("spark.sparkmeta.planning", "join")
+    assert {"localCheckpoint", "get spark.sparkmeta.planning", "set spark.sparkmeta.planning"} <= {*refused}
+    assert [what for what in refused if what.startswith("set")] == ["set spark.sparkmeta.planning"]
 
 
 def tree_of(catalog: Catalog, table: Table) -> Table:
@@ -166,6 +203,28 @@ def test_a_location_that_spark_can_not_open(spark: SparkSession, s3: S3Server, t
     assert caught.value.__cause__ is None
 
 
+@pytest.mark.connect
+def test_credentials_of_the_environment_stay_with_the_driver(
+    spark: SparkSession, s3: S3Server, tmp_path: Path, warehouse: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tasks get a catalog's properties alone. The error says so, and the driver reads on."""
+    sql_catalog(s3, tmp_path, warehouse, "fsspec")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", ACCESS_KEY)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET_KEY)
+    properties = {"uri": f"sqlite:///{tmp_path}/catalog.db", "warehouse": warehouse, "s3.endpoint": s3.url}
+    catalog = sm.load_catalog("tests", type="sql", **properties, **{"py-io-impl": FILE_IOS["fsspec"]})
+    table = catalog.load_table(IDENTIFIER, spark)
+    assert len(paths(table)) == FILES
+    with configured(spark, {"spark.sparkmeta.driver-manifest-bytes": "0"}):
+        with pytest.raises(Exception, match=r"(?i)credentials") as caught:
+            paths(catalog.load_table(IDENTIFIER, spark))
+        known = from_spark(caught.value)
+    assert isinstance(known, sm.FileAccessError)
+    assert "s3://" in str(known)
+    assert "properties" in str(known)
+    assert SECRET_KEY not in str(caught.value)
+
+
 def test_credentials_are_in_no_plan_or_text(
     spark: SparkSession, s3: S3Server, tmp_path: Path, warehouse: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -184,6 +243,7 @@ def test_credentials_are_in_no_plan_or_text(
         assert [text for text in shown if secret in text] == []
 
 
+@pytest.mark.connect
 def test_tables_of_a_warehouse(spark: SparkSession, s3: S3Server, warehouse: str, tmp_path: Path) -> None:
     """Conditional writes commit, without a catalog beside the store."""
     files = sql_catalog(s3, tmp_path, warehouse, "pyarrow").load_table(IDENTIFIER, spark).inspect.files()

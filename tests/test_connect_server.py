@@ -1,0 +1,64 @@
+"""What a separate Spark Connect server (`make connect`) has of its client."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+import sparkmeta as sm
+from tests.conftest import SEPARATE
+from tests.connect_server import ROOT
+from tests.small_table import IDENTIFIER, write_small_table
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+    from pathlib import Path
+
+    import pyarrow as pa
+    from pyspark.sql import SparkSession
+
+pytestmark = pytest.mark.connect
+
+
+@pytest.fixture(autouse=True)
+def separate(pytestconfig: pytest.Config) -> None:
+    if pytestconfig.option.spark_connect_url != SEPARATE:
+        pytest.skip("no separate Connect server: --spark_connect_url separate")
+
+
+def test_workers_have_the_package_and_no_files_of_the_client(spark: SparkSession, hidden_folder: Path) -> None:
+    (hidden_folder / "file").write_text("of the client")
+    theirs = [str(hidden_folder / "file"), str(ROOT / "sparkmeta" / "__init__.py"), str(ROOT / "tests" / "conftest.py")]
+
+    def look(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        import os
+        from pathlib import Path
+
+        import pyarrow as pa
+
+        import sparkmeta
+
+        for batch in batches:
+            seen = [str(path) for path in batch["path"].to_pylist() if Path(path).exists()]
+            seen += [sparkmeta.__file__, *(name for name in os.environ if name.startswith("PYTEST"))]
+            yield pa.RecordBatch.from_pydict({"seen": seen})
+
+    rows = spark.createDataFrame([(path,) for path in theirs], "path string").coalesce(1)
+    seen = {row.seen for row in rows.mapInArrow(look, "seen string").collect()}
+    assert len(seen) == 1, seen
+    assert seen.pop().endswith("connect-server/lib/sparkmeta/__init__.py")
+
+
+def test_a_local_table_of_the_client_is_refused(spark: SparkSession, hidden_folder: Path) -> None:
+    """Its files would be the server's. One line says so."""
+    location = write_small_table(hidden_folder / "warehouse").metadata_location
+    uri = f"sqlite:///{hidden_folder}/warehouse/catalog.db"
+    catalog = sm.load_catalog("shop", type="sql", uri=uri, warehouse=(hidden_folder / "warehouse").as_uri())
+    with pytest.raises(sm.NotFoundError) as caught:
+        catalog.load_table(IDENTIFIER, spark)
+    assert location in str(caught.value)
+    assert "Spark Connect" in str(caught.value)
+    assert "\n" not in str(caught.value)
+    with pytest.raises(sm.NoSuchTableError, match="Spark Connect"):
+        sm.load_table(location.rpartition("/metadata/")[0], spark)
