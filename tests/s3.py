@@ -27,16 +27,23 @@ BUCKET = "tests"
 ACCESS_KEY, SECRET_KEY, SESSION_TOKEN = "AKIATESTSKEY00000001", "tests-s3-secret-key-value", "tests-s3-session-token"
 FILE_IOS = {"pyarrow": "pyiceberg.io.pyarrow.PyArrowFileIO", "fsspec": "pyiceberg.io.fsspec.FsspecFileIO"}
 
-_CODES = {403: "InvalidAccessKeyId", 500: "InternalError", 503: "SlowDown"}
+_CODES = {400: "ExpiredToken", 403: "InvalidAccessKeyId", 500: "InternalError", 503: "SlowDown"}
 
 
 class Request(NamedTuple):
-    """A request that the server got; `key` is empty if it lists a bucket, `action` unless it is to Glue."""
+    """A request that the server got.
+
+    Attributes:
+        key: empty if it lists a bucket.
+        action: what Glue is asked to do; empty for S3.
+        token: of the client's session.
+    """
 
     method: str
     key: str
     range: str
     action: str
+    token: str
 
 
 @dataclass
@@ -126,7 +133,8 @@ class S3Server:
         def application(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
             key = environ["PATH_INFO"].lstrip("/").partition("/")[2]
             action = environ.get("HTTP_X_AMZ_TARGET", "").removeprefix("AWSGlue.")
-            request = Request(environ["REQUEST_METHOD"], key, environ.get("HTTP_RANGE", ""), action)
+            part, token = (environ.get(f"HTTP_{name}", "") for name in ("RANGE", "X_AMZ_SECURITY_TOKEN"))
+            request = Request(environ["REQUEST_METHOD"], key, part, action, token)
             with self._lock:
                 self.requests.append(request)
                 refusal, loses = self.refuses(request), self.loses_answer(request)
@@ -138,7 +146,8 @@ class S3Server:
                 refusal = 500
             if refusal:
                 start_response(f"{refusal} {_CODES[refusal]}", [("Content-Type", "application/xml")])
-                text = f"<Error><Code>{_CODES[refusal]}</Code><Message>of {ACCESS_KEY}</Message></Error>"
+                message = "The provided token has expired." if refusal == 400 else f"of {ACCESS_KEY}"
+                text = f"<Error><Code>{_CODES[refusal]}</Code><Message>{message}</Message></Error>"
                 return [] if request.method == "HEAD" else [text.encode()]
             answer: Iterable[bytes] = app(environ, start_response)
             return answer

@@ -35,6 +35,7 @@ from sparkmeta.session import resolve_session
 from sparkmeta.spec.metadata import has_tree
 from sparkmeta.spec.new_table import new_metadata
 from sparkmeta.storage.access import files_for
+from sparkmeta.storage.vended import VendedIO, expiry
 from sparkmeta.table import open_metadata, table_of
 
 if TYPE_CHECKING:
@@ -242,7 +243,9 @@ class IcebergCatalog(Catalog):
         assert rest is not None
         location, metadata = loaded.version
         operations = RestOperations(rest, names, metadata.table_uuid, loaded.token)
-        return table_of(loaded.version, session, files_for(session, location, loaded.io), names, operations)
+        expires = expiry(loaded.io.properties) is not None
+        io = VendedIO(loaded.io, lambda: load_rest_table(rest, names).io) if expires else loaded.io
+        return table_of(loaded.version, session, files_for(session, location, io), names, operations)
 
     @property
     def _rest(self) -> RestCatalog | None:

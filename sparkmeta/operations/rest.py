@@ -29,6 +29,8 @@ from sparkmeta.spec.metadata import table_metadata_from_json
 from sparkmeta.spec.metadata_diff import Changes, changed_parts, has_changes, requirements_of, updates_of
 from sparkmeta.spec.partitioning import partition_spec_to_json, sort_order_to_json
 from sparkmeta.spec.schema import schema_to_json
+from sparkmeta.storage.secrets import secrets_in
+from sparkmeta.storage.vended import VENDED_FOR
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -307,7 +309,10 @@ def _loaded(catalog: RestCatalog, identifier: tuple[str, ...], answer: Mapping[s
     config: dict[str, str] = answer.get("config") or {}
     credentials = [StorageCredential(**credential) for credential in answer.get("storage-credentials") or []]
     vended = catalog._resolve_storage_credentials(credentials, version.metadata_location)
-    io = catalog._load_file_io({**version.metadata.properties, **config, **vended}, version.metadata_location)
+    provided = config | vended
+    if secrets_in(provided):
+        provided[VENDED_FOR] = f"catalog {catalog.name} has vended for the table {'.'.join(identifier)}"
+    io = catalog._load_file_io({**version.metadata.properties, **provided}, version.metadata_location)
     return LoadedTable(version, io, config.get(TOKEN))
 
 

@@ -14,6 +14,7 @@ from sparkmeta.storage.executors import ExecutorReader, ExecutorWriter
 from sparkmeta.storage.files import Files, IOFiles, LocalFiles, SparkFiles
 from sparkmeta.storage.location import is_local, scheme
 from sparkmeta.storage.reading import spark_opens
+from sparkmeta.storage.secrets import secrets_in
 from sparkmeta.storage.writing import CONDITIONAL_CLIENTS
 
 if TYPE_CHECKING:
@@ -23,12 +24,13 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from sparkmeta.settings import Settings
+    from sparkmeta.storage.vended import VendedIO
 
 # The beginnings of the names of a FileIO's properties in pyiceberg's configuration.
 _IO_PROPERTIES = ("py-io-impl", "s3.", "client.", "gcs.", "adls.", "hdfs.", "oss.")
 
 
-def files_for(spark: SparkSession, location: str, io: FileIO | None = None) -> Files:
+def files_for(spark: SparkSession, location: str, io: FileIO | VendedIO | None = None) -> Files:
     """Return the driver's access to a location: Python for local files, else ``io`` if given, else Spark.
 
     With Spark Connect, local files are on the server, so Spark reads them.
@@ -70,8 +72,16 @@ def executor_writer(files: Files) -> ExecutorWriter:
 
 
 def _io_properties(io: FileIO) -> dict[str, str]:
-    """Return the properties that create the same FileIO in another process."""
-    texts = {key: value for key, value in io.properties.items() if isinstance(value, str)}
+    """Return the properties that create the same FileIO in another process, without credentials of the catalog.
+
+    Requests that the catalog signs (`s3.signer`) need its token.
+    """
+    needed = ("uri", "token") if "s3.signer" in io.properties else ()
+    texts = {
+        key: value
+        for key, value in io.properties.items()
+        if isinstance(value, str) and (key.startswith(_IO_PROPERTIES) or key in needed or not secrets_in({key: value}))
+    }
     return texts | {"py-io-impl": f"{type(io).__module__}.{type(io).__qualname__}"}
 
 
@@ -81,25 +91,30 @@ class FileAccess:
 
     Attributes:
         files: opens any file on the driver, by a job if necessary.
-        tasks: opens files in Spark tasks; None if only Spark's own sources may.
+        executor_reads: the setting.
         driver: opens files on the driver without a job; None if Spark should read them.
         spark: the session whose sources may open the files too; None if only `tasks` and `driver` may.
     """
 
     files: Files
-    tasks: ExecutorReader | None
+    executor_reads: str
     driver: Files | None
     spark: SparkSession | None
 
     @staticmethod
     def of(spark: SparkSession, files: Files, settings: Settings) -> FileAccess:
         """Return the access to the files that `files` opens."""
-        tasks = None if settings.executor_reads == "spark" else executor_reader(files)
-        if tasks is None and settings.executor_reads == "direct":
-            tasks = ExecutorReader({})
-        by_spark = tasks is None or isinstance(files, SparkFiles) or not settings.driver_manifest_bytes
-        is_direct = settings.executor_reads == "direct" and isinstance(files, IOFiles)
-        return FileAccess(files, tasks, None if by_spark else files, None if is_direct else spark)
+        reads = settings.executor_reads
+        by_spark = reads == "spark" or isinstance(files, SparkFiles) or not settings.driver_manifest_bytes
+        is_direct = reads == "direct" and isinstance(files, IOFiles)
+        return FileAccess(files, reads, None if by_spark else files, None if is_direct else spark)
+
+    @property
+    def tasks(self) -> ExecutorReader | None:
+        """What opens files in Spark tasks, with credentials of now; None if only Spark's own sources may."""
+        if self.executor_reads == "spark":
+            return None
+        return executor_reader(self.files) or (ExecutorReader({}) if self.executor_reads == "direct" else None)
 
     def spark_opens(self, location: str) -> bool:
         """Return whether Spark's own sources can open a file; if not, `tasks` can.

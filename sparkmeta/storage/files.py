@@ -42,6 +42,7 @@ from sparkmeta.storage.location import (
 )
 from sparkmeta.storage.reading import naming_errors, read_binary, refuse_hidden
 from sparkmeta.storage.requests import requested
+from sparkmeta.storage.vended import VendedIO
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -150,7 +151,12 @@ class LocalFiles:
 class IOFiles:
     """Files of a pyiceberg FileIO, with the credentials of its catalog."""
 
-    io: FileIO
+    source: FileIO | VendedIO
+
+    @property
+    def io(self) -> FileIO:
+        """The FileIO, with credentials that have not expired if the catalog vends new ones."""
+        return self.source.current() if isinstance(self.source, VendedIO) else self.source
 
     def read(self, location: str) -> bytes:
         return read_io(self.io, location)

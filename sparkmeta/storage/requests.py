@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from sparkmeta.errors import FileAccessError, FileAlreadyExistsError, NotFoundError, SparkmetaError
 from sparkmeta.storage.secrets import without_secrets
+from sparkmeta.storage.vended import expired_reason
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -60,9 +61,10 @@ def requested(io: FileIO, location: str, request: Callable[[], T], *, repeat: bo
         except Exception as error:  # noqa: BLE001 - each store's client has its own errors
             wait = next(waits, None) if _is_transient(error) else None
             if wait is None:
+                reason = expired_reason(io.properties, _text(error)) or _text(error)
+                hint = _WHOSE_CREDENTIALS if _NO_CREDENTIALS.search(reason) else ""
                 # Without the cause, whose text may contain credentials.
-                hint = _WHOSE_CREDENTIALS if _NO_CREDENTIALS.search(_text(error)) else ""
-                raise FileAccessError(f"{location}: {without_secrets(_text(error), io.properties)}{hint}") from None
+                raise FileAccessError(f"{location}: {without_secrets(reason, io.properties)}{hint}") from None
         time.sleep(wait * random.uniform(0.5, 1.5))
 
 
