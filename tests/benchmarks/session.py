@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 from sparkmeta.session import local_session
 from tests.benchmarks.workload import class_path
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from pyspark.sql import SparkSession
 
 
-def bench_session(heap: str) -> SparkSession:
-    """Return a local session with the settings that Iceberg's planning needs and its PlanningBenchmark uses."""
+def bench_session(heap: str, jars: Sequence[str] = ()) -> SparkSession:
+    """Return a local session with the settings that Iceberg's planning needs and its PlanningBenchmark uses.
+
+    Args:
+        heap: of the JVM, such as `4g`.
+        jars: more entries of the class path.
+    """
     iceberg = {
-        "spark.driver.extraClassPath": class_path(),
+        "spark.driver.extraClassPath": os.pathsep.join([class_path(), *jars]),
         "spark.serializer": "org.apache.spark.serializer.KryoSerializer",
         "spark.driver.maxResultSize": "8g",
         "spark.sql.iceberg.data-planning-mode": "distributed",

@@ -22,6 +22,7 @@ CLASSES = BUILD / "classes"
 PARTITIONS = 30
 FILES_PER_PARTITION = 50_000
 POSITION_DELETES_PER_PARTITION = 50
+_MANIFEST_BYTES = 11 << 20
 
 Deletes = Literal["none", "partition", "dv"]
 
@@ -90,10 +91,11 @@ WORKLOADS: tuple[tuple[int, Deletes], ...] = ((2, "none"), (2, "partition"), (3,
 
 def metadata_location(workload: Workload) -> str:
     """Return the location of the table's metadata JSON; write the table if it does not exist yet."""
+    deletes = "partition" if workload.format_version == 2 else "dv"
     folder = BUILD / "tables" / f"v{workload.format_version}-{workload.files}"
     result = folder / "states.txt"
     if not result.exists():
-        _generate(workload, folder, result)
+        generate(folder, result, workload.format_version, workload.files_per_partition, deletes, _MANIFEST_BYTES)
     states = dict(line.split("=", 1) for line in result.read_text().splitlines())
     return states["plain" if workload.deletes == "none" else "deletes"]
 
@@ -103,11 +105,14 @@ def class_path() -> str:
     return os.pathsep.join([str(_compiled()), str(_iceberg())])
 
 
-def _generate(workload: Workload, folder: Path, result: Path) -> None:
+def generate(
+    folder: Path, result: Path, format_version: int, files_per_partition: int, deletes: Deletes, manifest_bytes: int
+) -> None:
+    """Write a table in a folder; see `java/PlanningWorkload.java`."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    arguments = [str(workload.format_version), f"file://{folder}/table", str(PARTITIONS)]
-    arguments += [str(workload.files_per_partition), "partition" if workload.format_version == 2 else "dv"]
+    arguments = [str(format_version), f"file://{folder}/table", str(PARTITIONS), str(files_per_partition)]
+    arguments += [deletes, str(manifest_bytes)]
     # A fixed number of writer threads distributes the files to manifests in the same way on every machine.
     java = ["java", "-Xmx3g", "-Diceberg.worker.num-threads=2", "-cp", f"{class_path()}{os.pathsep}{_spark_jars()}"]
     unfinished = folder / "states.unfinished"

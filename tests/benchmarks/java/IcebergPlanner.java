@@ -2,6 +2,7 @@ import java.io.IOException;
 import java.util.Map;
 import org.apache.hadoop.conf.Configuration;
 import org.apache.iceberg.BaseTable;
+import org.apache.iceberg.CatalogUtil;
 import org.apache.iceberg.DeleteFile;
 import org.apache.iceberg.FileScanTask;
 import org.apache.iceberg.ManifestFiles;
@@ -13,6 +14,7 @@ import org.apache.iceberg.expressions.Expression;
 import org.apache.iceberg.expressions.ExpressionParser;
 import org.apache.iceberg.hadoop.HadoopFileIO;
 import org.apache.iceberg.io.CloseableIterable;
+import org.apache.iceberg.io.FileIO;
 import org.apache.iceberg.spark.SparkReadConf;
 import org.apache.spark.sql.SparkSession;
 
@@ -34,6 +36,12 @@ public final class IcebergPlanner {
   public IcebergPlanner(String metadataLocation, boolean cacheManifests) {
     HadoopFileIO io = new HadoopFileIO(new Configuration());
     io.initialize(cacheManifests ? MANIFEST_CACHE : Map.of());
+    this.table = new BaseTable(new StaticTableOperations(metadataLocation, io), metadataLocation);
+  }
+
+  /** The files are opened by a FileIO class with properties, and the session's configuration of Hadoop. */
+  public IcebergPlanner(String metadataLocation, String ioImpl, Map<String, String> properties, Configuration conf) {
+    FileIO io = CatalogUtil.loadFileIO(ioImpl, properties, conf);
     this.table = new BaseTable(new StaticTableOperations(metadataLocation, io), metadataLocation);
   }
 

@@ -27,9 +27,9 @@ import org.apache.iceberg.types.Types;
 /**
  * Writes the metadata of a table with the shape of Iceberg's PlanningBenchmark; the data files themselves do not exist.
  *
- * <p>Arguments: format version, table location, partitions, data files a partition, kind of deletes ("partition" or
- * "dv"), and the file that gets the result: one line {@code <variant>=<metadata JSON>} for the table before its
- * deletes ("plain") and after ("deletes").
+ * <p>Arguments: format version, table location, partitions, data files a partition, kind of deletes ("partition",
+ * "dv" or "none"), the size of manifests in bytes, and the file that gets the result: one line
+ * {@code <variant>=<metadata JSON>} for the table before its deletes ("plain") and after ("deletes").
  */
 public final class PlanningWorkload {
   static final String PARTITION_COLUMN = "ss_ticket_number";
@@ -61,18 +61,19 @@ public final class PlanningWorkload {
   public static void main(String[] args) throws Exception {
     int formatVersion = Integer.parseInt(args[0]);
     int partitions = Integer.parseInt(args[2]);
-    PlanningWorkload workload = new PlanningWorkload(create(formatVersion, args[1]), Integer.parseInt(args[3]));
+    PlanningWorkload workload =
+        new PlanningWorkload(create(formatVersion, args[1], args[5]), Integer.parseInt(args[3]));
     for (int partition = 0; partition < partitions; partition++) {
       workload.appendDataFiles(partition);
     }
     String plain = workload.metadataLocation();
-    for (int partition = 0; partition < partitions; partition++) {
+    for (int partition = 0; partition < partitions && !args[4].equals("none"); partition++) {
       workload.appendDeletes(partition, args[4].equals("dv"));
     }
-    Files.writeString(Path.of(args[5]), "plain=" + plain + "\ndeletes=" + workload.metadataLocation() + "\n");
+    Files.writeString(Path.of(args[6]), "plain=" + plain + "\ndeletes=" + workload.metadataLocation() + "\n");
   }
 
-  private static Table create(int formatVersion, String location) {
+  private static Table create(int formatVersion, String location, String manifestBytes) {
     Types.NestedField[] fields = new Types.NestedField[COLUMNS.size()];
     for (int i = 0; i < fields.length; i++) {
       String name = COLUMNS.get(i);
@@ -86,7 +87,7 @@ public final class PlanningWorkload {
         Map.of(
             "format-version", Integer.toString(formatVersion),
             "commit.manifest-merge.enabled", "false",
-            "commit.manifest.target-size-bytes", Integer.toString(11 << 20),
+            "commit.manifest.target-size-bytes", manifestBytes,
             "write.avro.compression-codec", "gzip",
             "write.delete.mode", "merge-on-read");
     PartitionSpec spec = PartitionSpec.builderFor(schema).identity(PARTITION_COLUMN).build();
