@@ -16,7 +16,7 @@ from pytest_spark.config import SparkConfigBuilder
 
 from sparkmeta.session import is_connect, local_config, prepare_environment
 from sparkmeta.storage import reading
-from tests.connect_server import connect_server
+from tests.connect_server import LOG, connect_server
 from tests.peers.store import corpus_folder
 from tests.rest.server import rest_server
 
@@ -163,16 +163,22 @@ def spark(_separate_server: None, request: pytest.FixtureRequest) -> SparkSessio
 
 
 @pytest.fixture(scope="session")
-def _separate_server(pytestconfig: pytest.Config, hidden_folder: Path) -> Iterator[None]:
+def _separate_server(pytestconfig: pytest.Config, hidden_folder: Path, server_log: Path) -> Iterator[None]:
     """Start the server of `--spark_connect_url separate` before the session is made."""
     options = pytestconfig.stash.get(_server_options, None)
     if options is None:
         yield
         return
-    (folder := pytestconfig.stash[_scratch] / "connect-server").mkdir()
-    with connect_server(folder, options, [hidden_folder]) as url:
+    server_log.parent.mkdir()
+    with connect_server(server_log.parent, options, [hidden_folder]) as url:
         SparkConfigBuilder.spark_connect_url = url
         yield
+
+
+@pytest.fixture(scope="session")
+def server_log(pytestconfig: pytest.Config) -> Path:
+    """The log of the separate Connect server; there is no such file without one."""
+    return pytestconfig.stash[_scratch] / "connect-server" / LOG
 
 
 @pytest.fixture(scope="session")

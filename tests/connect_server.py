@@ -33,6 +33,8 @@ _NAMESPACE = ["unshare", "--map-root-user", "--mount"]
 _HIDE = 'set -e; while [ "$1" != -- ]; do mount -t tmpfs none "$1"; shift; done; shift; exec "$@"'
 _END_WITH_CLIENT = ["setpriv", "--pdeathsig", "TERM"]
 _SECONDS = 120
+LOG = "log"
+"""The name of the server's log in its folder."""
 
 
 @contextmanager
@@ -54,7 +56,7 @@ def connect_server(folder: Path, options: Mapping[str, str], hidden: Sequence[Pa
     command = [str(SPARK_HOME / "bin" / "spark-submit"), "--class", SERVER]
     command += [part for key, value in settings.items() for part in ("--conf", f"{key}={value}")]
     folders = [str(path) for path in (ROOT / "sparkmeta", ROOT / "tests", *hidden)]
-    with (folder / "log").open("wb") as log:
+    with (folder / LOG).open("wb") as log:
         process = subprocess.Popen(
             [*_NAMESPACE, "sh", "-c", _HIDE, "sh", *folders, "--", *_END_WITH_CLIENT, *command, "spark-internal"],
             cwd=folder,
@@ -63,7 +65,7 @@ def connect_server(folder: Path, options: Mapping[str, str], hidden: Sequence[Pa
             stderr=log,
         )
     try:
-        _wait(process, port, folder / "log")
+        _wait(process, port, folder / LOG)
         yield f"sc://127.0.0.1:{port}"
     finally:
         process.terminate()

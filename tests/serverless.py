@@ -50,7 +50,7 @@ def refuse(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     restrict("set", SETTINGS.__contains__)
     restrict("unset", SETTINGS.__contains__)
     # PySpark's client itself asks for some of Spark's.
-    restrict("get", lambda key: key.startswith("spark.sql."))
+    restrict("get", lambda key: key.startswith(("spark.sql.", "spark.python.")))
     every = conf.getAll.fget
     shown = property(lambda self: {key: value for key, value in every(self).items() if key in SETTINGS})
     monkeypatch.setattr(conf, "getAll", shown)

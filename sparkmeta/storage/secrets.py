@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
+from urllib.parse import parse_qsl, unquote, urlsplit
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
 _SECRET_KEY = re.compile(
-    r"token$|token\.|secret|password|credential|access[-_]key|account-key|connection-string|sas-|signature",
+    r"token$|token\.|secret|passw(?:or)?d|credential|access[-_]key|account-key|api[-_]?key|connection-string|sas-|"
+    r"signature|authorization|cookie",
     re.IGNORECASE,
 )
 _SIGNED = re.compile(
@@ -23,10 +24,27 @@ _HIDDEN = "***"
 
 def secrets_in(properties: Mapping[str, Any]) -> list[str]:
     """Return the credentials in the properties of a catalog or FileIO, the longest first."""
-    values = [str(value) for key, value in properties.items() if _SECRET_KEY.search(key)]
-    values += [part for value in values for part in value.split(":")]
-    values += [urlsplit(str(value)).password or "" for key, value in properties.items() if key.endswith("uri")]
-    return sorted({value for value in values if len(value) >= _LEAST_SECRET}, key=len, reverse=True)
+    return sorted({value for value in _secrets(properties) if len(value) >= _LEAST_SECRET}, key=len, reverse=True)
+
+
+def _secrets(properties: Mapping[str, Any]) -> Iterator[str]:
+    for key, value in properties.items():
+        if isinstance(value, dict):
+            yield from _secrets(value)
+        elif _SECRET_KEY.search(key):
+            text = str(value)
+            # An id with its secret; a scheme, such as Bearer, with its token.
+            yield from (text, *text.split(":"), text.rpartition(" ")[2])
+        elif key.endswith("uri"):
+            yield from _secrets_of_uri(str(value))
+
+
+def _secrets_of_uri(uri: str) -> Iterator[str]:
+    parts = urlsplit(uri)
+    password = parts.password or ""
+    # Messages have it in either spelling.
+    yield from (password, unquote(password))
+    yield from _secrets(dict(parse_qsl(parts.query)))
 
 
 def without_secrets(text: str, properties: Mapping[str, Any]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import traceback
 import uuid
 from typing import TYPE_CHECKING
 
@@ -225,10 +226,18 @@ def test_credentials_of_the_environment_stay_with_the_driver(
     assert SECRET_KEY not in str(caught.value)
 
 
+@pytest.mark.connect
 def test_credentials_are_in_no_plan_or_text(
-    spark: SparkSession, s3: S3Server, tmp_path: Path, warehouse: str, caplog: pytest.LogCaptureFixture
+    spark: SparkSession,
+    s3: S3Server,
+    tmp_path: Path,
+    warehouse: str,
+    caplog: pytest.LogCaptureFixture,
+    server_log: Path,
 ) -> None:
+    """Logs are those of all libraries, and of the separate Connect server."""
     caplog.set_level("DEBUG", "sparkmeta")
+    caplog.set_level("INFO")
     catalog = sql_catalog(s3, tmp_path, warehouse, "fsspec")
     with configured(spark, {"spark.sparkmeta.driver-manifest-bytes": "0"}):
         table = catalog.load_table(IDENTIFIER, spark)
@@ -236,11 +245,21 @@ def test_credentials_are_in_no_plan_or_text(
         shown = [repr(part) for part in (catalog, table, table.state, table.state.access, table.operations)]
         for opened in (table, tree):
             scan = opened.scan("id >= 20")
-            shown += [explained(scan.plan_files()), str(scan.report()), scan.report().to_json(), str(opened.draw())]
+            frames = (scan.plan_files(), scan.plan_tasks(), scan.to_df(), opened.inspect.files())
+            shown += [*map(explained, frames), str(scan.report()), scan.report().to_json(), str(opened.draw())]
+            shown += [opened._repr_html_(), repr(scan), opened.metadata.model_dump_json()]
+        refused = s3.faulty(refuses=lambda request: 403 if request.method == "GET" else 0)
+        with refused, pytest.raises(Exception, match="FileAccessError") as caught:
+            table.inspect.files().collect()
+    shown += ["".join(traceback.format_exception(caught.value)), str(from_spark(caught.value))]
+    assert "***" in shown[-1]
     lake = sm.load_catalog("lake", type="hadoop", warehouse=warehouse, **s3.properties)
     shown += [repr(lake), caplog.text, (tmp_path / "catalog.db").read_bytes().decode("latin-1")]
+    if server_log.exists():
+        shown.append(server_log.read_text())
+        assert "***" in shown[-1], "the log of a task that failed"
     for secret in (ACCESS_KEY, SECRET_KEY, SESSION_TOKEN):
-        assert [text for text in shown if secret in text] == []
+        assert [text[max(text.index(secret) - 200, 0) :][:400] for text in shown if secret in text] == []
 
 
 @pytest.mark.connect
