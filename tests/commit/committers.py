@@ -1,8 +1,8 @@
 """Processes that commit to one table, some of them killed: `python -m tests.commit.committers kind uri folder ...`.
 
 kind: "metadata" swaps metadata alone; "tree" commits to a tree (`tree_committers`); "compaction" does so beside
-compactors (`tree_compactors`). A process of its own, which imports once and forks the workers: a killed one is replaced
-in no time.
+compactors (`tree_compactors`); "list" appends manifests to a manifest list (`list_committers`). A process of its own,
+which imports once and forks the workers: a killed one is replaced in no time.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sparkmeta.errors import CommitFailedError, CommitStateUnknownError
-from tests.commit import tree_committers, tree_compactors
+from tests.commit import list_committers, tree_committers, tree_compactors
 from tests.commit.places import open_operations
 from tests.commit.tables import appended
 
@@ -35,10 +35,9 @@ WRITERS, COMPACTORS = 4, 2
 LONGEST = 3600
 
 
-def main(kind: str, uri: str, folder: str, commits: int, seed: int, kills: int) -> None:
+def main(kind: str, uri: str, folder: str, workers: int, commits: int, seed: int, kills: int) -> None:
     """Runs the workers until each has made its commits; prints how often one was killed."""
     chance = random.Random(seed)
-    workers = WRITERS + COMPACTORS if kind == "compaction" else WORKERS
     working = {start(kind, uri, folder, worker, commits): worker for worker in range(workers)}
     try:
         killed = _killed_at_random(working, kills, chance, partial(start, kind, uri, folder, commits=commits))
@@ -80,7 +79,8 @@ def start(kind: str, uri: str, folder: str, worker: int, commits: int) -> int:
         if kind == "compaction" and worker >= WRITERS:
             tree_compactors.work(swap, Path(folder), worker, WRITERS, commits)
         else:
-            (work if kind == "metadata" else tree_committers.work)(swap, Path(folder), worker, commits)
+            does = {"metadata": work, "list": list_committers.work}.get(kind, tree_committers.work)
+            does(swap, Path(folder), worker, commits)
         code = 0
     except BaseException:  # noqa: BLE001 - os._exit shows none
         traceback.print_exc()
@@ -114,4 +114,4 @@ def work(swap: TableOperations, folder: Path, worker: int, commits: int) -> None
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], sys.argv[3], *(int(argument) for argument in sys.argv[4:7]))
+    main(sys.argv[1], sys.argv[2], sys.argv[3], *(int(argument) for argument in sys.argv[4:8]))

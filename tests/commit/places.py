@@ -13,7 +13,7 @@ from sparkmeta.operations.filesystem import FileSystemOperations
 from sparkmeta.operations.rest import RestOperations
 from sparkmeta.operations.sql import SqlOperations
 from sparkmeta.storage.files import IOFiles, LocalFiles
-from tests.s3 import BUCKET, S3Server
+from tests.s3 import BUCKET, FILE_IOS, S3Server
 
 if TYPE_CHECKING:
     from sparkmeta.operations.table_operations import TableOperations
@@ -31,10 +31,12 @@ def open_operations(uri: str, folder: Path | str, files: Files | None = None) ->
     """The operations of the table in a folder, by the pointer in a place; PostgreSQL names it after the folder.
 
     The URI of an S3 server is the place of a table whose files are there too, in a folder of that name. `rest+`
-    and a URI are a REST catalog.
+    and a URI are a REST catalog, and `|` and the URI of an S3 server after it are where the files of its tables are.
     """
     if uri.startswith("rest+"):
-        return RestOperations(RestCatalog("tests", uri=uri.removeprefix("rest+")), (Path(folder).name, "table"))
+        catalog_uri, _, store = uri.removeprefix("rest+").partition("|")
+        properties = S3Server(store).properties | {"py-io-impl": FILE_IOS["fsspec"]} if store else {}
+        return RestOperations(RestCatalog("tests", uri=catalog_uri, **properties), (Path(folder).name, "table"))
     if uri.startswith("http:"):
         return FileSystemOperations(IOFiles(S3Server(uri).io("fsspec")), f"s3://{BUCKET}{folder}/table")
     location = f"file://{folder}/table"

@@ -28,6 +28,7 @@ from sparkmeta.operations.table_operations import load_version
 from sparkmeta.storage.files import LocalFiles
 from sparkmeta.storage.location import file_name
 from sparkmeta.storage.writing import is_temporary
+from tests.commit import list_committers as lists
 from tests.commit import tree_committers as trees
 from tests.commit import tree_compactors as compactors
 from tests.commit.committers import COMPACTORS, WORKERS, WRITERS
@@ -36,6 +37,7 @@ from tests.commit.tables import new_table
 from tests.commit.tree_model import Reading, Store, change_set
 from tests.rest.proxy import Fault, Way, rest_proxy
 from tests.s3 import BUCKET
+from tests.store_proxy import store_proxy
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -44,6 +46,7 @@ if TYPE_CHECKING:
     from sparkmeta.storage.files import Files
     from sparkmeta.table import Table
     from tests.s3 import S3Server
+    from tests.store_proxy import StoreProxy
 
 # Commits a process, and how many are killed in all.
 SHORT, SHORT_OF_TREES, SHORT_ON_STORE, LONG = (25, 15), (8, 4), (3, 3), (200, 120)
@@ -200,6 +203,51 @@ def test_writers_and_compactors(request: pytest.FixtureRequest, tmp_path: Path, 
     check_history(last, authors + [None] * (not plan.summary().is_empty))
 
 
+def test_writers_of_a_tree_on_a_faulty_store(s3: S3Server, tmp_path: Path, soak: bool) -> None:
+    """Conditional writes, of which some are dropped, delayed or not answered: each snapshot's root exists."""
+    commits, kills = (25, 30) if soak else (3, 2)
+    swap = open_operations(s3.url, tmp_path)
+    trees.create(swap, tmp_path, WRITERS, commits)
+    with store_proxy(s3.url, seed=5, share=0.25) as proxy:
+        run("tree", proxy.uri, tmp_path, commits, kills, WRITERS)
+    table = trees.opened(swap)
+    authors = list(trees.authors(table))
+    check_history(table, authors)
+    check_writers(tmp_path, [f"{worker}/{step}" for worker, step in filter(None, authors)], commits, kills, proxy)
+
+
+def test_writers_through_a_faulty_catalog_and_store(rest_s3_uri: str, s3: S3Server, tmp_path: Path, soak: bool) -> None:
+    """Requests to the REST catalog and to the store go wrong: every manifest list that a snapshot names exists."""
+    commits, kills = (25, 30) if soak else (3, 2)
+    location = f"s3://{BUCKET}{tmp_path}/table"
+    swap = open_operations(f"rest+{rest_s3_uri}|{s3.url}", tmp_path)
+    assert isinstance(swap, RestOperations)
+    lists.create(swap, location, WRITERS, commits)
+    with store_proxy(rest_s3_uri, 5, 0.3, "/v1/config") as catalog, store_proxy(s3.url, 6) as store:
+        run("list", f"rest+{catalog.uri}|{store.uri}", tmp_path, commits, kills, WRITERS)
+    table = lists.opened(swap)
+    snapshots = table.snapshots()
+    authors = [snapshot.summary.additional_properties["author"] for snapshot in snapshots if snapshot.summary]
+    check_writers(tmp_path, authors, commits, kills, catalog)
+    expected: set[str] = set()
+    for before, snapshot, author in zip([None, *snapshots], snapshots, authors, strict=False):
+        assert snapshot.parent_snapshot_id == (None if before is None else before.snapshot_id)
+        expected.add(lists.data_file(location, *map(int, author.split("/"))))
+        tasks = swap.catalog.load_table(swap.identifier).scan(snapshot_id=snapshot.snapshot_id).plan_files()
+        assert {task.file.file_path for task in tasks} == expected
+
+
+def check_writers(folder: Path, authors: list[str], commits: int, kills: int, proxy: StoreProxy) -> None:
+    """Each commit of each of `WRITERS` is in the history once, and what was reported as done or lost is true."""
+    assert sorted(authors) == sorted(f"{worker}/{step}" for worker in range(WRITERS) for step in range(1, commits + 1))
+    outcomes = notes(folder, WRITERS)
+    assert max(Counter(outcomes["done"]).values()) == 1, "reported once, committed once"
+    # What is committed and was not reported, was made by one that was killed.
+    assert len(set(authors) - {*outcomes["done"], *outcomes["unknown"]}) <= kills
+    counts = {outcome: len(authors) for outcome, authors in outcomes.items()}
+    print(f"\n{counts}, {dict(proxy.seen)}")  # noqa: T201
+
+
 def run_on_tree(
     request: pytest.FixtureRequest, folder: Path, kind: str, what: str, commits: int, kills: int
 ) -> tuple[Table, list[tuple[int, int] | None], dict[str, list[str]]]:
@@ -209,7 +257,7 @@ def run_on_tree(
     swap = open_operations(uri, folder)
     trees.create(swap, folder, writers, commits)
     began = time.monotonic()
-    done = run(what, uri, folder, commits, kills)
+    done = run(what, uri, folder, commits, kills, writers + others)
     took = time.monotonic() - began
 
     table = trees.opened(swap)
@@ -265,9 +313,10 @@ def check_history(table: Table, authors: list[tuple[int, int] | None]) -> set[st
     return names
 
 
-def run(kind: str, uri: str, folder: Path, commits: int, kills: int) -> dict[str, int]:
-    seed = str(int.from_bytes(os.urandom(4), "big"))
-    command = [sys.executable, "-m", "tests.commit.committers", kind, uri, str(folder), str(commits), seed, str(kills)]
+def run(kind: str, uri: str, folder: Path, commits: int, kills: int, workers: int = WORKERS) -> dict[str, int]:
+    seed = int.from_bytes(os.urandom(4), "big")
+    arguments = map(str, (kind, uri, folder, workers, commits, seed, kills))
+    command = [sys.executable, "-m", "tests.commit.committers", *arguments]
     done = subprocess.run(
         command, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=False
     )

@@ -23,18 +23,19 @@ from pyiceberg.table.sorting import UNSORTED_SORT_ORDER
 from pyiceberg.types import LongType, NestedField
 
 from sparkmeta.commit.new_files import NewFiles
-from sparkmeta.errors import CommitFailedError, CommitStateUnknownError
+from sparkmeta.errors import CommitFailedError, CommitStateUnknownError, FileAccessError
 from sparkmeta.manifests.v4.aggregate import leaf_row
 from sparkmeta.manifests.v4.layout import DATA, tree_schema, write_manifest
+from sparkmeta.operations.filesystem import FileSystemOperations
 from sparkmeta.spec.new_table import new_metadata
 from sparkmeta.state import TableState
-from sparkmeta.storage.files import LocalFiles
 from sparkmeta.table import Table
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from sparkmeta.operations.table_operations import TableOperations
+    from sparkmeta.storage.files import Files
 
 STATS = {1: "long"}
 LEAVES = 2
@@ -95,11 +96,11 @@ def removed_by(worker: int, step: int) -> set[str]:
 
 def create(swap: TableOperations, folder: Path, workers: int, commits: int) -> Table:
     """The table: leaves with an entry for each step of each worker."""
-    location = f"file://{folder}/table"
+    location = swap.folder if isinstance(swap, FileSystemOperations) else f"file://{folder}/table"
     schema = Schema(NestedField(1, "id", LongType()))
     swap.commit(None, new_metadata(location, schema, UNPARTITIONED_PARTITION_SPEC, UNSORTED_SORT_ORDER, QUICK, 4))
     rows = [_entry(leaf_name(worker, step)) for step in range(1, commits + 1) for worker in range(workers)]
-    leaves = [_write_leaf(swap.refresh().metadata.location, number, rows[number::LEAVES]) for number in range(LEAVES)]
+    leaves = [_write_leaf(files_of_table(swap), location, number, rows[number::LEAVES]) for number in range(LEAVES)]
     tx = opened(swap).transaction()
     update = tx.update_snapshot()
     update._progress.added = NewFiles(leaves=pa.concat_tables(leaves))
@@ -111,10 +112,15 @@ def _entry(path: str) -> dict[str, Any]:
             "partition_spec_id": 0, "record_count": 1, "file_size_in_bytes": 10}  # fmt: skip
 
 
-def _write_leaf(table: str, number: int, rows: list[dict[str, Any]]) -> pa.Table:
+def files_of_table(swap: TableOperations) -> Files:
+    """The access to the files of a table of a file system or SQL catalog."""
+    return cast("FileSystemOperations", swap).files
+
+
+def _write_leaf(files: Files, table: str, number: int, rows: list[dict[str, Any]]) -> pa.Table:
     entries = pa.Table.from_pylist(rows, schema=tree_schema(STATS))
     data, location = write_manifest(entries, DATA), f"{table}/metadata/leaf-{number}.parquet"
-    LocalFiles().write_new(location, data)
+    files.write_new(location, data)
     return leaf_row(entries, location, len(data), ())
 
 
@@ -122,7 +128,7 @@ def opened(swap: TableOperations, spark: SparkSession | None = None) -> Table:
     """The table as it is now, without a Spark session unless one is given."""
     version = swap.refresh()
     state = TableState(
-        spark or cast("Any", NoSpark()), LocalFiles(), version.metadata, version.metadata.current_snapshot()
+        spark or cast("Any", NoSpark()), files_of_table(swap), version.metadata, version.metadata.current_snapshot()
     )
     return Table(state, version.metadata_location, "table", swap)
 
@@ -131,16 +137,26 @@ def work(swap: TableOperations, folder: Path, worker: int, commits: int) -> None
     """Make a worker's commits, starting where the table says that it stands; note each one's outcome."""
     with (folder / f"worker.{worker}").open("a") as notes:
         chance = random.Random(os.getpid())
-        table = opened(swap)
-        while (step := int(table.properties.get(f"worker.{worker}", "0")) + 1) <= commits:
+        table: Table | None = None
+        while True:
+            step = 0
             try:
+                table = table or opened(swap)
+                step = int(table.properties.get(f"worker.{worker}", "0")) + 1
+                if step > commits:
+                    return
                 table, outcome = commit(table, worker, step), "done"
-            except (CommitFailedError, CommitStateUnknownError) as error:
-                outcome = "failed" if isinstance(error, CommitFailedError) else "unknown"
-                time.sleep(chance.uniform(0, 0.02))
-                table = opened(swap)
+            except CommitFailedError:
+                table, outcome = None, "failed"
+            except CommitStateUnknownError:
+                table, outcome = None, "unknown"
+            except FileAccessError:
+                # The store did not respond before the commit.
+                table, outcome = None, "nothing"
             notes.write(f"{outcome} {step}\n")
             notes.flush()
+            if table is None:
+                time.sleep(chance.uniform(0, 0.02))
 
 
 def commit(table: Table, worker: int, step: int) -> Table:
