@@ -105,6 +105,7 @@ class IcebergCatalog(Catalog):
     ) -> Table:
         """Create an empty table; see `Catalog.create_table`. SQL catalogs and Glue hold tables of version 4."""
         names, session = as_names(identifier), resolve_session(spark)
+        self._refuse_nested(names[:-1])
         rest = self._rest
         folder = location or (".".join(names) if rest is not None else self._default_location(names))
         metadata = new_metadata(folder, schema, partition_spec, sort_order, properties or {}, format_version)
@@ -127,6 +128,7 @@ class IcebergCatalog(Catalog):
     ) -> Table:
         """Add the table of a metadata file to the catalog; see `Catalog.register_table`."""
         names, session = as_names(identifier), resolve_session(spark)
+        self._refuse_nested(names[:-1])
         with catalog_errors(self.pyiceberg, names):
             files = files_for(session, metadata_location, self.pyiceberg._load_file_io(location=metadata_location))
             if self._is_sql:
@@ -153,6 +155,7 @@ class IcebergCatalog(Catalog):
     ) -> Table:
         """Rename a table, and return it; see `Catalog.rename_table`."""
         names, new_names = as_names(from_identifier), as_names(to_identifier)
+        self._refuse_nested(new_names[:-1])
         with catalog_errors(self.pyiceberg, names):
             if (rest := self._rest) is not None:
                 rename_rest_table(rest, names, new_names)
@@ -204,6 +207,7 @@ class IcebergCatalog(Catalog):
     def create_namespace(self, namespace: Identifier, properties: Mapping[str, str] = NO_PROPERTIES) -> None:
         """Create a namespace. Raises NamespaceAlreadyExistsError."""
         names = as_names(namespace)
+        self._refuse_nested(names)
         with catalog_errors(self.pyiceberg, names):
             self.pyiceberg.create_namespace(names, dict(properties))
 
@@ -257,6 +261,10 @@ class IcebergCatalog(Catalog):
         catalog: Any = self.pyiceberg
         with catalog_errors(catalog, names):
             return str(catalog._resolve_table_location(None, ".".join(names[:-1]), names[-1]))
+
+    def _refuse_nested(self, namespace: tuple[str, ...]) -> None:
+        if self._glue is not None and len(namespace) != 1:
+            raise UnsupportedError(f"catalog {self.name}: {'.'.join(namespace)}: Glue has no nested namespaces")
 
     @property
     def _refusal(self) -> str:

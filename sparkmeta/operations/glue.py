@@ -77,7 +77,11 @@ class GlueOperations(PointerOperations):
         base, current = attempt.base.metadata_location, _location_of(entry)
         if current != base:
             raise CommitFailedError(f"{base} is no longer the current version: {current} is")
-        return _Request(self._entry_of(attempt.version, entry, base), entry["VersionId"])
+        if (version := entry.get("VersionId")) is None:
+            raise CatalogError(
+                f"{'.'.join(self.identifier)}: Glue names no version of its entry, which a commit replaces"
+            )
+        return _Request(self._entry_of(attempt.version, entry, base), version)
 
     def _send(self, request: _Request) -> None:
         database, name = self.identifier
@@ -96,7 +100,7 @@ class GlueOperations(PointerOperations):
                 return Outcome.WON
             if entry is None and attempt.base is not None:
                 return Outcome.UNKNOWN
-            if (None if entry is None else entry["VersionId"]) == request.replaced_version:
+            if (None if entry is None else entry.get("VersionId")) == request.replaced_version:
                 self._send(request)
                 return Outcome.WON
             if attempt.base is not None and location == attempt.base.metadata_location:

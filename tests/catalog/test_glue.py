@@ -53,6 +53,14 @@ def test_glue(spark: SparkSession, catalog: sm.Catalog) -> None:
     catalog.drop_table(f"{ns}.moved")
     assert catalog.register_table(f"{ns}.tree", moved.metadata_location, spark).metadata == moved.metadata
     catalog.drop_table(f"{ns}.tree")
+    for operation in (
+        lambda: catalog.create_namespace(f"{ns}.deep"),
+        lambda: catalog.create_table(f"{ns}.deep.t", SCHEMA, spark=spark),
+        lambda: catalog.rename_table(f"{ns}.w", f"{ns}.deep.w", spark),
+        lambda: catalog.register_table(f"{ns}.deep.w", created.metadata_location, spark),
+    ):
+        with pytest.raises(sm.UnsupportedError, match=rf"catalog aws: {ns}\.deep: Glue has no nested namespaces"):
+            operation()
     with pytest.raises(sm.NoSuchTableError, match=r"catalog aws: \w+\.none: "):
         catalog.load_table(f"{ns}.none", spark)
     with pytest.raises(sm.NoSuchNamespaceError):

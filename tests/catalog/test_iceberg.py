@@ -6,13 +6,14 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from pyiceberg.catalog.noop import NoopCatalog
 from pyiceberg.exceptions import NoSuchTableError as PyIcebergNoSuchTableError
 from pyiceberg.schema import Schema
 from pyiceberg.types import LongType, NestedField
 
 from sparkmeta.catalog import load_catalog
 from sparkmeta.catalog.iceberg import IcebergCatalog
-from sparkmeta.errors import NoSuchTableError, ValidationError
+from sparkmeta.errors import NoSuchTableError, UnsupportedError, ValidationError
 from tests.spec.table_metadata import encoded, v4
 
 if TYPE_CHECKING:
@@ -115,6 +116,27 @@ def test_a_rest_catalog_that_shows_a_newer_version(spark: SparkSession, rest: Ic
     assert table.properties == {"owner": "me"}, "of the answer, not of the file"
     with pytest.raises(NoSuchTableError, match=r"ns\.none: "):
         rest.load_table("ns.none", spark)
+
+
+class _Foreign(NoopCatalog):
+    """A catalog of which sparkmeta knows nothing but that it loads the tables of another one."""
+
+    tables: Any
+
+    def load_table(self, identifier: Any) -> Any:
+        return self.tables.load_table(identifier)
+
+
+def test_an_unknown_catalog(spark: SparkSession, catalog: IcebergCatalog) -> None:
+    """Its tables are read-only."""
+    foreign = _Foreign("foreign")
+    foreign.tables = catalog.pyiceberg
+    table = IcebergCatalog(foreign).load_table("ns.t", spark)
+    assert (table.metadata, table.read_only) == (catalog.load_table("ns.t", spark).metadata, True)
+    with pytest.raises(
+        UnsupportedError, match=r"ns\.t: .*SQL, Glue and REST catalogs.* not through pyiceberg's _Foreign"
+    ):
+        table.maintenance.rewrite_manifests()
 
 
 def test_no_such_type() -> None:

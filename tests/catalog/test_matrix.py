@@ -10,7 +10,6 @@ import pytest
 from pyiceberg.catalog.sql import SqlCatalog
 
 import sparkmeta as sm
-from sparkmeta.catalog.iceberg import IcebergCatalog
 from tests.catalog.matrix import PLACES, Place, rendered, shown
 from tests.conftest import configured
 from tests.s3 import BUCKET, FILE_IOS
@@ -42,7 +41,7 @@ class Shelf:
     Attributes:
         sql: a catalog of pyiceberg's on the store.
         catalog: the place's catalog.
-        preparing: a catalog of the same tables that can commit, if one can.
+        preparing: a catalog of the same tables; one that can commit, if the place's can't.
     """
 
     place: Place
@@ -112,7 +111,7 @@ def shelf(request: pytest.FixtureRequest, spark: SparkSession, tmp_path: Path) -
     folders = {"type": "hadoop", "warehouse": warehouse}
     catalog: sm.Catalog
     if place.catalog == "SQL":
-        catalog = IcebergCatalog(SqlCatalog(**{"name": "sql", **sql.properties, **client}))
+        catalog = sm.load_catalog("sql", type="sql", **sql.properties, **client)
     elif place.catalog == "REST":
         uri = request.getfixturevalue("rest_uri" if place.store == "local" else "rest_s3_uri")
         catalog = sm.load_catalog("rest", type="rest", uri=uri, **properties, **client)

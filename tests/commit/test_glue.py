@@ -96,6 +96,15 @@ def test_a_conflict(swap: GlueOperations, base: TableVersion, monkeypatch: pytes
     assert metadata_files(current) == 3, "those of versions"
 
 
+def test_an_entry_without_a_version(swap: GlueOperations, base: TableVersion, monkeypatch: pytest.MonkeyPatch) -> None:
+    load = GlueCatalog._get_glue_table
+    unversioned = lambda *names: {key: value for key, value in load(*names).items() if key != "VersionId"}  # noqa: E731
+    monkeypatch.setattr(GlueCatalog, "_get_glue_table", unversioned)
+    with pytest.raises(CatalogError, match="Glue names no version of its entry"):
+        swap.commit(base, appended(base.metadata))
+    assert swap.refresh() == base
+
+
 class Faults:
     """Ends the requests to Glue of one kind, as often as it is told to."""
 
