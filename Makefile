@@ -17,7 +17,7 @@ PARALLEL := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 PLAN := tests/plan tests/conformance tests/commit tests/inspect tests/maintain tests/test_engine.py tests/test_cli.py
 
 .DEFAULT_GOAL := help
-.PHONY: help setup jars rest s3a demo test connect newest oldest check bench bench-billion soak clean
+.PHONY: help setup jars rest s3a demo test connect connect-all newest oldest check bench bench-billion soak clean
 
 help: ## List all targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -70,8 +70,11 @@ demo: setup jars ## Create tables of some thousand files, and plan scans
 test: setup jars rest s3a connect ## Run the tests, some of them also on Spark Connect
 	$(PY) -m pytest $(PARALLEL) --durations=40
 
-connect: setup jars ## Run tests on a Spark Connect server that is a process of its own and does not see the client's files
+connect: setup jars rest ## Run tests on a Spark Connect server that is a process of its own and does not see the client's files
 	$(PY) -m pytest -m connect --spark_connect_url separate
+
+connect-all: connect rest ## As connect, and all catalogs with tables on S3
+	$(PY) -m pytest --spark_connect_url separate -k S3 tests/catalog/test_matrix.py
 
 newest: jars ## Run the tests that need no Iceberg runtime with the newest PySpark
 	test -x $(NEWEST)/bin/python || $(PYTHON) -m venv $(NEWEST)

@@ -9,7 +9,7 @@ import pytest
 import sparkmeta as sm
 from tests.conftest import SEPARATE
 from tests.connect_server import ROOT
-from tests.small_table import IDENTIFIER, write_small_table
+from tests.small_table import IDENTIFIER, LOADS, write_small_table
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -62,3 +62,18 @@ def test_a_local_table_of_the_client_is_refused(spark: SparkSession, hidden_fold
     assert "\n" not in str(caught.value)
     with pytest.raises(sm.NoSuchTableError, match="Spark Connect"):
         sm.load_table(location.rpartition("/metadata/")[0], spark)
+
+
+def test_commits_to_a_folder_that_both_see_are_refused(spark: SparkSession, tmp_path: Path) -> None:
+    """Nobody says that the client's folder of the name is the server's."""
+    write_small_table(tmp_path)
+    catalog = sm.load_catalog("shop", type="sql", uri=f"sqlite:///{tmp_path}/catalog.db", warehouse=tmp_path.as_uri())
+    table = catalog.load_table(IDENTIFIER, spark)
+    assert table.scan().plan_files().count() == 2 * LOADS
+    for commit in (
+        lambda: table.maintenance.rewrite_manifests().commit(),
+        lambda: table.maintenance.upgrade(4).commit(),
+    ):
+        with pytest.raises(sm.UnsupportedError, match="Spark Connect, tables on local disks are read-only") as caught:
+            commit()
+        assert "\n" not in str(caught.value)

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from sparkmeta.errors import UnsupportedError
 from sparkmeta.manifests.v4.write import read_rows_stream, rows_stream
 from sparkmeta.session import local_frame, map_arrow, read_tasks
-from sparkmeta.storage.access import executor_reader
+from sparkmeta.storage.access import executor_reader, how_tasks_can
 from sparkmeta.storage.executors import ExecutorReader
 
 if TYPE_CHECKING:
@@ -129,8 +129,7 @@ def task_reader(state: TableState) -> ExecutorReader:
     reader = executor_reader(state.files)
     if reader is None:
         raise UnsupportedError(
-            f"{state.metadata.location}: its executors can't open its files: open the table through a catalog, whose "
-            "FileIO they can use"
+            f"{state.metadata.location}: its executors can't open its files: {how_tasks_can(state.files)}"
         )
     return reader
 

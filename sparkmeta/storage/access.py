@@ -11,7 +11,7 @@ from pyiceberg.io import FSSPEC_FILE_IO, load_file_io
 from sparkmeta.errors import UnsupportedError
 from sparkmeta.session import is_connect
 from sparkmeta.storage.executors import ExecutorReader, ExecutorWriter
-from sparkmeta.storage.files import Files, IOFiles, LocalFiles, SparkFiles
+from sparkmeta.storage.files import LOCAL_IS_READ_ONLY, Files, IOFiles, LocalFiles, SparkFiles
 from sparkmeta.storage.location import is_local, scheme
 from sparkmeta.storage.reading import spark_opens
 from sparkmeta.storage.secrets import secrets_in
@@ -67,8 +67,15 @@ def executor_writer(files: Files) -> ExecutorWriter:
     """
     reader = executor_reader(files)
     if reader is None:
-        raise UnsupportedError("this table's files can be read by Spark only: open it through a catalog to write")
+        raise UnsupportedError(f"this table's files can be read by Spark only: {how_tasks_can(files)}")
     return ExecutorWriter(reader.io_properties)
+
+
+def how_tasks_can(files: Files) -> str:
+    """Return how tasks can open and write files that now only Spark's own sources can open."""
+    on_connect = isinstance(files, SparkFiles) and is_connect(files.spark)
+    advice = "open the table through a catalog, whose FileIO tasks can use"
+    return f"{advice}; {LOCAL_IS_READ_ONLY}" if on_connect else advice
 
 
 def _io_properties(io: FileIO) -> dict[str, str]:

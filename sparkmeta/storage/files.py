@@ -53,6 +53,9 @@ if TYPE_CHECKING:
 # Requests at a time to delete files or list folders: stores take about 20 ms for each, and accept many at a time.
 _REQUESTS = 16
 
+LOCAL_IS_READ_ONLY = "with Spark Connect, tables on local disks are read-only: keep the table on a store"
+"""Why files of a Connect server's machine are not written."""
+
 
 class DeleteFailure(NamedTuple):
     """A file that could not be deleted, and why."""
@@ -257,16 +260,23 @@ class SparkFiles:
         return [join(folder, "/".join(row.path.rsplit("/", above)[1:])) for row in rows]
 
     def write_new(self, location: str, data: bytes) -> None:  # noqa: ARG002
-        _refuse_write(location)
+        self._refuse_write(location)
 
     def publish(self, location: str, data: bytes) -> None:  # noqa: ARG002
-        _refuse_write(location)
+        self._refuse_write(location)
 
     def overwrite(self, location: str, data: bytes) -> None:  # noqa: ARG002
-        _refuse_write(location)
+        self._refuse_write(location)
 
     def delete_many(self, locations: Iterable[str]) -> Sequence[DeleteFailure]:
         return [DeleteFailure(location, "Spark's sources delete no files") for location in locations]
+
+    def _refuse_write(self, location: str) -> NoReturn:
+        if is_local(location) and is_connect(self.spark):
+            raise UnsupportedError(f"{location}: {LOCAL_IS_READ_ONLY}")
+        raise UnsupportedError(
+            f"{location}: Spark's sources write no single file: open the table through a catalog, whose FileIO does"
+        )
 
     def _only(self, location: str, column: str) -> Row | None:
         """Return the row of a file; None if it is empty."""
@@ -287,12 +297,6 @@ class SparkFiles:
             if is_local(path) and is_connect(self.spark):
                 where = " on the Spark Connect server, which does not see the files of its client's machine"
             raise NotFoundError(f"{path}: there is no such file{where}") from None
-
-
-def _refuse_write(location: str) -> NoReturn:
-    raise UnsupportedError(
-        f"{location}: Spark's sources write no single file: open the table through a catalog, whose FileIO does"
-    )
 
 
 def _failures(outcomes: Iterable[tuple[str, Exception | None]]) -> list[DeleteFailure]:

@@ -26,6 +26,13 @@ if TYPE_CHECKING:
 
 # Where Spark opens the store last: it would do so for the others, since it keeps what it has opened.
 ORDERED = sorted(PLACES, key=lambda place: place.store == "S3" and "Spark" in place.client)
+
+
+def _marked(place: Place) -> Any:
+    """A place as a parameter; one of them is of the slice on Spark Connect."""
+    return pytest.param(place, marks=[pytest.mark.connect] if place[:2] == ("REST", "S3") else [])
+
+
 # Of more files than this, an append to a tree writes a leaf.
 DIRECT_FILES = {"write.tree.direct-files": "1"}
 
@@ -93,7 +100,7 @@ class Shelf:
         return None
 
 
-@pytest.fixture(params=ORDERED, ids=lambda place: "-".join(place[:3]))
+@pytest.fixture(params=[_marked(place) for place in ORDERED], ids=lambda place: "-".join(place[:3]))
 def shelf(request: pytest.FixtureRequest, spark: SparkSession, tmp_path: Path) -> Any:
     place: Place = request.param
     namespace, warehouse, properties = f"ns_{uuid.uuid4().hex[:8]}", f"file://{tmp_path}", {}

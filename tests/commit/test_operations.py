@@ -301,16 +301,13 @@ def test_each_fault_of_a_creation(swap_in: Any, tmp_path: Path) -> None:
 
 def test_spark_can_not_commit(swap_in: Any, tmp_path: Path) -> None:
     class Reader(SparkFiles):
-        def __init__(self) -> None:
-            pass
-
         read = staticmethod(FaultyFiles().read)
         exists = staticmethod(FaultyFiles().exists)
         list = staticmethod(FaultyFiles().list)
 
     base = create(swap_in(tmp_path), tmp_path)
     with pytest.raises(UnsupportedError, match="Spark's sources write no single file"):
-        swap_in(tmp_path, Reader()).commit(base, appended(base.metadata))
+        swap_in(tmp_path, Reader(None)).commit(base, appended(base.metadata))
     assert swap_in(tmp_path).refresh() == base
 
 
