@@ -15,7 +15,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from sparkmeta.cli.job import job_parser, run_job
+from sparkmeta.cli.job import add_branch_argument, job_parser, run_job
 from sparkmeta.cli.maintain import names
 
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the job and return the exit code."""
     parser = job_parser("compact_manifests.py", "Compact the manifests of a metadata tree (format version 4).")
+    add_branch_argument(parser)
     parser.add_argument("--filter", dest="row_filter", help="only leaves that may hold files for these rows")
     parser.add_argument("--cluster-by", type=names, help="columns and partition fields to sort entries by: a,b")
     parser.add_argument("--target-leaf-bytes", type=int, help="target size of leaves")

@@ -15,7 +15,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from sparkmeta.cli.job import job_parser, run_job
+from sparkmeta.cli.job import add_branch_argument, job_parser, run_job
 from sparkmeta.cli.maintain import names
 
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the job and return the exit code."""
     parser = job_parser("rewrite_manifests.py", "Sort the Avro manifests of a table of version 1 to 3 by partition.")
+    add_branch_argument(parser)
     parser.add_argument("--filter", dest="row_filter", help="only manifests that may hold files for these rows")
     parser.add_argument("--spec-id", type=int, help="only manifests of this partition spec")
     parser.add_argument("--sort-by", type=names, help="partition fields to sort files by: a,b")

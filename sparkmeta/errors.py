@@ -8,8 +8,13 @@ from __future__ import annotations
 import builtins
 import re
 import reprlib
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 import pyiceberg.exceptions as iceberg
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 _MAX_CHARS = 200
 _REPR = reprlib.Repr()
@@ -165,6 +170,17 @@ def is_access_problem(message: str) -> bool:
 def lacks_file_system(message: str) -> bool:
     """Return whether an error says that Spark has no file system for a scheme, or only the name of its class."""
     return _NO_FILE_SYSTEM.search(message) is not None
+
+
+@contextmanager
+def translated_errors() -> Iterator[None]:
+    """Raise what Spark raises within the block as an error of this package, where it has one."""
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, SparkmetaError) or (translated := from_spark(error)) is None:
+            raise
+        raise translated from error
 
 
 def from_spark(error: BaseException) -> SparkmetaError | None:

@@ -18,7 +18,8 @@ from sparkmeta.storage.files import LocalFiles
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from sparkmeta.storage.files import DeleteFailure, Files, FileStatus
+    from sparkmeta.storage.files import Files, FileStatus
+    from sparkmeta.storage.writing import DeleteFailure
     from sparkmeta.table import Table
 
 T = TypeVar("T")

@@ -18,10 +18,11 @@ from sparkmeta.table import load_table
 
 if TYPE_CHECKING:
     from sparkmeta.compact.plan import CompactionPlan
+    from sparkmeta.maintain.expire_snapshots import ExpiryPlan
     from sparkmeta.maintain.rewrite_manifests.plan import ManifestRewritePlan
     from sparkmeta.table import Table
 
-    Plan = CompactionPlan[Table] | ManifestRewritePlan[Table]
+    Plan = CompactionPlan[Table] | ManifestRewritePlan[Table] | ExpiryPlan[Table]
 
 
 def run_job(parser: argparse.ArgumentParser, plan: Callable[..., Plan], arguments: Sequence[str] | None) -> int:
@@ -49,9 +50,13 @@ def job_parser(prog: str, description: str) -> argparse.ArgumentParser:
     """Return a parser of the arguments that all jobs have."""
     parser = argparse.ArgumentParser(prog=prog, description=description)
     add_table_arguments(parser)
-    parser.add_argument("--branch", help="the branch to commit to, instead of main")
     parser.add_argument("--commit", action="store_true", help="commit the plan, instead of only printing it")
     return parser
+
+
+def add_branch_argument(parser: argparse.ArgumentParser) -> None:
+    """Add the argument of jobs that commit to a branch."""
+    parser.add_argument("--branch", help="the branch to commit to, instead of main")
 
 
 def add_table_arguments(parser: argparse.ArgumentParser) -> None:

@@ -1,4 +1,4 @@
-"""Define the commands `compact`, `rewrite-manifests` and `upgrade`, which change a table with `--commit`."""
+"""Define the commands that maintain a table, and change it with `--commit`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from sparkmeta.cli.output import TextColumn, print_json, progress
-from sparkmeta.cli.source import Source, takes_source
+from sparkmeta.cli.source import Source, Timestamp, takes_source
 from sparkmeta.cli.tables import RowOptions, takes_output, takes_row_options
 
 if TYPE_CHECKING:
@@ -33,6 +33,12 @@ REWRITTEN = (
     TextColumn("spec", "spec_id"),
     TextColumn("live", "live_files", "count"),
     TextColumn("deleted", "deleted_files", "count"),
+    TextColumn("size", "file_size_in_bytes", "bytes"),
+)
+
+UNREACHABLE = (
+    TextColumn("content"),
+    TextColumn("path", kind="path"),
     TextColumn("size", "file_size_in_bytes", "bytes"),
 )
 
@@ -121,6 +127,49 @@ def _act(
         click.echo(f"snapshot {committed['snapshot_id']}: {replaced} {what} became {created}")
     elif not plan.summary().is_empty:
         click.echo(_UNCHANGED)
+
+
+@click.command("expire-snapshots")
+@click.option("--older-than", type=Timestamp(), help="Expire snapshots from before this time (default: 5 days).")
+@click.option("--retain-last", type=int, metavar="N", help="Snapshots of each branch that stay whatever their age.")
+@click.option("--snapshot-id", "snapshot_ids", type=int, multiple=True, help="A snapshot that expires; repeatable.")
+@click.option("--clean-expired-metadata", is_flag=True, help="Also remove unused schemas and partition specs.")
+@click.option(
+    "--cleanup", type=click.Choice(["all", "metadata", "none"]), default="all", show_default=True,
+    help="Which files to delete.",
+)  # fmt: skip
+@click.option("--files", is_flag=True, help="Print the files that nothing needs any more.")
+@click.option("--commit", is_flag=True, help="Commit the plan, instead of only printing it.")
+@takes_row_options
+@takes_source
+def expire_snapshots(source: Source, row_options: RowOptions, files: bool, commit: bool, **options: Any) -> None:
+    """Remove old snapshots of a table, and the files that only they need.
+
+    Prints the plan. Nothing changes without --commit.
+    """
+    with progress("Opening the table"):
+        plan = source.open().maintenance.expire_snapshots(**options)
+    if files:
+        row_options.print(plan.files(), UNREACHABLE, plan.table.location())
+        if not commit:
+            return
+    with progress("Finding files"):
+        summary = plan.summary()
+    if commit:
+        with progress("Expiring snapshots"):
+            plan.commit()
+    result = plan.result()
+    if row_options.as_json:
+        print_json(result)
+        return
+    click.echo(str(summary))
+    committed = result["committed"]
+    if committed is None and not summary.is_empty:
+        click.echo(_UNCHANGED)
+    elif committed is not None and "files" in committed:
+        click.echo(f"{sum(committed['files'].values())} files deleted, {committed['failed']} not deleted")
+        for problem in committed["problems"]:
+            click.echo(f"  {problem}")
 
 
 @click.command("upgrade")

@@ -49,10 +49,22 @@ class Timestamp(click.ParamType[datetime]):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> datetime:
         try:
-            moment = datetime.fromisoformat(str(value))
-        except ValueError:
-            self.fail(f"{value!r} is not an ISO 8601 time such as 2026-01-31T12:00:00Z", param, ctx)
-        return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+            return moment_of(str(value))
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+
+def moment_of(text: str) -> datetime:
+    """Return the time that an ISO 8601 date or time says, in UTC if it has no zone.
+
+    Raises:
+        ValueError: the text says none.
+    """
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        raise ValueError(f"{text!r} is not an ISO 8601 time such as 2026-01-31T12:00:00Z") from None
+    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
 
 
 @dataclass(frozen=True)

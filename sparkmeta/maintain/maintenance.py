@@ -9,6 +9,7 @@ from pyiceberg.expressions import AlwaysTrue
 
 from sparkmeta.compact.options import CompactionOptions
 from sparkmeta.compact.plan import CompactionPlan, plan_compaction
+from sparkmeta.maintain.expire_snapshots import ALL, ExpiryPlan, plan_expiry
 from sparkmeta.maintain.leaf_map import LeafMap, leaf_map
 from sparkmeta.maintain.rewrite_manifests.groups import ManifestRewriteOptions
 from sparkmeta.maintain.rewrite_manifests.plan import ManifestRewritePlan, plan_rewrite
@@ -17,7 +18,8 @@ from sparkmeta.maintain.upgrade import UpgradePlan, plan_upgrade
 from sparkmeta.operations.base_table import TableT
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
+    from datetime import datetime
 
     from pyiceberg.expressions import BooleanExpression
 
@@ -106,6 +108,44 @@ class Maintenance(Generic[TableT]):
         """
         options = ManifestRewriteOptions(row_filter, spec_id, sort_by, target_manifest_bytes)
         return plan_rewrite(self.table, options, branch, dict(snapshot_properties or {}))
+
+    def expire_snapshots(
+        self,
+        *,
+        older_than: datetime | int | None = None,
+        retain_last: int | None = None,
+        snapshot_ids: Iterable[int] = (),
+        clean_expired_metadata: bool = False,
+        cleanup: str = ALL,
+    ) -> ExpiryPlan[TableT]:
+        """Plan to remove old snapshots, branches and tags from the table, and to delete the files only they need.
+
+        Of each branch, the snapshots stay from its head back to the first that is old. The heads of tags stay, and
+        snapshots that no branch or tag leads to stay while they are young. A branch or tag, but for main, expires with
+        its `max-ref-age-ms` or the table's `history.expire.max-ref-age-ms`. A branch's own `max-snapshot-age-ms` and
+        `min-snapshots-to-keep` come before the arguments.
+
+        The plan shows the files and their bytes before anything is committed. Executors read lists and manifests, and
+        delete the files after the commit.
+
+        Args:
+            older_than: snapshots from before this time expire: a datetime with a time zone, or milliseconds since 1970.
+                Defaults to the age `history.expire.max-snapshot-age-ms` (5 days).
+            retain_last: the newest snapshots of a branch that stay whatever their age. Defaults to the table's
+                `history.expire.min-snapshots-to-keep` (1).
+            snapshot_ids: snapshots that expire whatever their age.
+            clean_expired_metadata: also remove schemas and partition specs that no snapshot uses any more. Partition
+                specs stay if a snapshot has a metadata tree.
+            cleanup: which files to delete: `all`, only those of `metadata` (lists, roots, manifests and statistics), or
+                `none`.
+
+        Raises:
+            NoSuchSnapshotError: the table has no such snapshot.
+            ValidationError: a branch or tag refers to a snapshot that is named, an argument or property is out of
+                range, or the table property `gc.enabled` is false.
+            UnsupportedError: the table is encrypted or read-only, or only Spark's sources can open its files.
+        """
+        return plan_expiry(self.table, older_than, retain_last, snapshot_ids, clean_expired_metadata, cleanup)
 
     def leaf_map(self, cluster_by: Sequence[str] | None = None, branch: str = "main") -> LeafMap:
         """Return a map of the data leaves of the default spec and their overlaps, for a notebook. Reads only the root.

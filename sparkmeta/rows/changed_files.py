@@ -23,6 +23,7 @@ from pyspark.sql import functions as F
 
 from sparkmeta.changes.entry_changes import ADDED, CHANGE, SNAPSHOT, at_most_one
 from sparkmeta.changes.history import snapshot_of
+from sparkmeta.errors import translated_errors
 from sparkmeta.manifests.arrays import whole
 from sparkmeta.manifests.projection import EntryProjection
 from sparkmeta.plan.choose import choose
@@ -42,7 +43,6 @@ from sparkmeta.rows.planned import (
     PlannedFiles,
     RowPlan,
     plan_of_entries,
-    translated_errors,
 )
 from sparkmeta.session import local_frame
 from sparkmeta.spec.entry import ContentType

@@ -19,6 +19,7 @@ from pyspark.sql import functions as F
 
 from sparkmeta.columns import sql
 from sparkmeta.columns.expression_json import TRUE_JSON
+from sparkmeta.errors import translated_errors
 from sparkmeta.manifests.placement import Placement
 from sparkmeta.manifests.v4.root import is_live
 from sparkmeta.plan.coplan import coplanned_table
@@ -26,7 +27,7 @@ from sparkmeta.plan.filter import data_projection
 from sparkmeta.plan.rows import DELETES
 from sparkmeta.rows import masks
 from sparkmeta.rows.delete_sets import Flags, Indices
-from sparkmeta.rows.planned import PlannedFiles, plan_rows, translated_errors
+from sparkmeta.rows.planned import PlannedFiles, plan_rows
 from sparkmeta.rows.read import RowScan, rows_of
 from sparkmeta.spec.entry import ContentType
 

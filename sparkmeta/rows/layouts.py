@@ -19,14 +19,14 @@ from sparkmeta.columns import sql
 from sparkmeta.columns.bounds import reads_as
 from sparkmeta.columns.sql import Sql
 from sparkmeta.columns.types import typed_literal
-from sparkmeta.errors import CorruptFileError
+from sparkmeta.errors import CorruptFileError, translated_errors
 from sparkmeta.manifests.placement import MOST_REQUESTS
 from sparkmeta.rows.columns import ReadColumns, read_type
 from sparkmeta.rows.data_file import refuse_other_count
 from sparkmeta.rows.delete_sets import Indices
 from sparkmeta.rows.file_schema import file_columns
 from sparkmeta.rows.handover import ROW_INDEX, column_name
-from sparkmeta.rows.planned import PARTITION, PlannedFiles, translated_errors
+from sparkmeta.rows.planned import PARTITION, PlannedFiles
 from sparkmeta.rows.projected import identity_sources, name_mapping, projected_column
 from sparkmeta.rows.resolve import Column, FromDefault, FromFile, FromPartition, Null, Source, resolve
 from sparkmeta.session import local_frame, map_arrow, map_on_driver

@@ -21,13 +21,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import functions as F
 
-from sparkmeta.errors import CorruptFileError
+from sparkmeta.errors import CorruptFileError, translated_errors
 from sparkmeta.inspect.delete_rows import deleted_positions
 from sparkmeta.manifests.arrays import whole
 from sparkmeta.manifests.placement import MOST_ENTRIES
 from sparkmeta.rows.delete_sets import Flags, Indices
 from sparkmeta.rows.handover import NUMBER, POSITION
-from sparkmeta.rows.planned import PlannedFiles, translated_errors
+from sparkmeta.rows.planned import PlannedFiles
 from sparkmeta.session import local_frame, map_arrow
 from sparkmeta.spec.bitmap import read_deletion_vector
 from sparkmeta.spec.entry import ContentType

@@ -6,8 +6,7 @@ several files have. A pair of a file and such a delete takes eight bytes until t
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Final
@@ -20,7 +19,7 @@ from pyspark.sql import functions as F
 from sparkmeta.changes.entry_changes import at_most_one
 from sparkmeta.columns import sql
 from sparkmeta.columns.sql import Aliased, Sql
-from sparkmeta.errors import SparkmetaError, from_spark
+from sparkmeta.errors import translated_errors
 from sparkmeta.manifests.arrays import whole
 from sparkmeta.plan.deletes.views import delete_struct, partition_key
 from sparkmeta.plan.entries import read_entries
@@ -292,14 +291,3 @@ def _needed(delete: Sql) -> Sql:
 def _file_deletes(table: pa.Table) -> pa.Table:
     """Return the `FILE_DELETES` of all files one after another."""
     return pa.Table.from_struct_array(whole(table.column(FILE_DELETES)).flatten()).cast(_DELETES)
-
-
-@contextmanager
-def translated_errors() -> Iterator[None]:
-    """Raise what Spark raises within the block as an error of this package, where it has one."""
-    try:
-        yield
-    except Exception as error:
-        if isinstance(error, SparkmetaError) or (translated := from_spark(error)) is None:
-            raise
-        raise translated from error

@@ -139,19 +139,29 @@ def _selection(action: str, key: str, elements: str) -> Callable[[_Changed], Ite
     return updates
 
 
-def _additions(action: str, key: str) -> Callable[[_Changed], Iterator[dict[str, Any]]]:
+def _additions(
+    action: str, key: str, removal: tuple[str, str] | None = None
+) -> Callable[[_Changed], Iterator[dict[str, Any]]]:
+    """Return the updates that add elements, and the one that removes some.
+
+    Args:
+        removal: the action that removes elements, and its key of their ids; None if there is none.
+    """
+
     def updates(changed: _Changed) -> Iterator[dict[str, Any]]:
         for element in changed.set().values():
             yield {"action": action, key: element}
-        if changed.removed():
-            raise UnsupportedError(f"{changed.new.location}: {changed.field} can't be removed in a REST catalog")
+        if ids := changed.removed():
+            if removal is None:
+                raise UnsupportedError(f"{changed.new.location}: {changed.field} can't be removed in a REST catalog")
+            yield {"action": removal[0], removal[1]: ids}
 
     return updates
 
 
 def _schemas(changed: _Changed) -> Iterator[dict[str, Any]]:
-    for update in _additions("add-schema", "schema")(changed):
-        yield update | {"last-column-id": changed.new.last_column_id}
+    for update in _additions("add-schema", "schema", ("remove-schemas", "schema-ids"))(changed):
+        yield update | ({"last-column-id": changed.new.last_column_id} if "schema" in update else {})
 
 
 def _snapshots(changed: _Changed) -> Iterator[dict[str, Any]]:
@@ -188,7 +198,7 @@ _UPDATES: dict[str, Callable[[_Changed], Iterator[dict[str, Any]]]] = {
     "location": _field_update("set-location", "location"),
     "schemas": _schemas,
     "current-schema-id": _selection("set-current-schema", "schema-id", "schemas"),
-    "partition-specs": _additions("add-spec", "spec"),
+    "partition-specs": _additions("add-spec", "spec", ("remove-partition-specs", "spec-ids")),
     "default-spec-id": _selection("set-default-spec", "spec-id", "partition-specs"),
     "sort-orders": _additions("add-sort-order", "sort-order"),
     "default-sort-order-id": _selection("set-default-sort-order", "sort-order-id", "sort-orders"),

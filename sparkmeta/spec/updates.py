@@ -205,7 +205,7 @@ def _lists(base: TableMetadata, changed: TableMetadata, updates: Sequence[TableU
     ]
     return {
         "snapshots": snapshots,
-        "snapshot_log": _after_gap(base, log, removed),
+        "snapshot_log": log_after_gap(base, log, removed),
         "partition_statistics": partition_statistics,
         "schemas": _deduplicated(changed, "schemas", changed.schemas, lambda schema: schema.schema_id),
         "partition_specs": _deduplicated(
@@ -215,7 +215,7 @@ def _lists(base: TableMetadata, changed: TableMetadata, updates: Sequence[TableU
     }
 
 
-def _after_gap(base: TableMetadata, log: list[SnapshotLogEntry], removed: set[int]) -> list[SnapshotLogEntry]:
+def log_after_gap(base: TableMetadata, log: list[SnapshotLogEntry], removed: set[int]) -> list[SnapshotLogEntry]:
     """Return the part of the snapshot log after the last removed snapshot.
 
     Earlier entries would no longer tell which snapshot was current at a time.

@@ -19,8 +19,12 @@ from sparkmeta.storage.content import (
 from sparkmeta.storage.location import is_local, local_path
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import pyarrow as pa
     from pyiceberg.io import FileIO
+
+    from sparkmeta.storage.writing import DeleteFailure
 
 
 @dataclass(frozen=True)
@@ -88,6 +92,13 @@ class ExecutorWriter:
             writing.overwrite_local(location, data)
         else:
             writing.write_io(self._io(location), location, data)
+
+    def delete_many(self, locations: Sequence[str]) -> list[DeleteFailure]:
+        """Delete files, several at a time. Missing ones are ignored. Return those that could not be deleted."""
+        local = [location for location in locations if is_local(location)]
+        stored = [location for location in locations if not is_local(location)]
+        failures = writing.failures(map(writing.delete_local, local))
+        return failures + (writing.delete_io_many(self._io(stored[0]), stored) if stored else [])
 
     def _io(self, location: str) -> FileIO:
         from pyiceberg.io import load_file_io

@@ -14,7 +14,7 @@ from fnmatch import fnmatchcase
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, NoReturn, Protocol
+from typing import TYPE_CHECKING, NoReturn, Protocol
 
 from sparkmeta.errors import NotFoundError, UnsupportedError
 from sparkmeta.session import is_connect
@@ -43,6 +43,7 @@ from sparkmeta.storage.location import (
 from sparkmeta.storage.reading import naming_errors, read_binary, refuse_hidden
 from sparkmeta.storage.requests import requested
 from sparkmeta.storage.vended import VendedIO
+from sparkmeta.storage.writing import REQUESTS, DeleteFailure
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -50,18 +51,8 @@ if TYPE_CHECKING:
     from pyiceberg.io import FileIO
     from pyspark.sql import Row, SparkSession
 
-# Requests at a time to delete files or list folders: stores take about 20 ms for each, and accept many at a time.
-_REQUESTS = 16
-
 LOCAL_IS_READ_ONLY = "with Spark Connect, tables on local disks are read-only: keep the table on a store"
 """Why files of a Connect server's machine are not written."""
-
-
-class DeleteFailure(NamedTuple):
-    """A file that could not be deleted, and why."""
-
-    location: str
-    reason: str
 
 
 class Files(Protocol):
@@ -147,7 +138,7 @@ class LocalFiles:
         writing.overwrite_local(location, data)
 
     def delete_many(self, locations: Iterable[str]) -> Sequence[DeleteFailure]:
-        return _failures(writing.delete_local(location) for location in locations)
+        return writing.failures(map(writing.delete_local, locations))
 
 
 @dataclass(frozen=True)
@@ -180,7 +171,7 @@ class IOFiles:
         """See `Files.glob`. Lists each folder on the way, several at a time."""
         *levels, last = pattern.split("/")
         folders: Sequence[str] = [folder]
-        with ThreadPoolExecutor(_REQUESTS) as pool:
+        with ThreadPoolExecutor(REQUESTS) as pool:
             for level in levels:
                 if re.search(r"[*?\[]", level):
                     below = chain.from_iterable(pool.map(self._folders, folders))
@@ -209,8 +200,7 @@ class IOFiles:
         writing.write_io(self.io, location, data)
 
     def delete_many(self, locations: Iterable[str]) -> Sequence[DeleteFailure]:
-        with ThreadPoolExecutor(_REQUESTS) as pool:
-            return _failures(pool.map(partial(writing.delete_io, self.io), locations))
+        return writing.delete_io_many(self.io, locations)
 
 
 @dataclass(frozen=True)
@@ -297,14 +287,6 @@ class SparkFiles:
             if is_local(path) and is_connect(self.spark):
                 where = " on the Spark Connect server, which does not see the files of its client's machine"
             raise NotFoundError(f"{path}: there is no such file{where}") from None
-
-
-def _failures(outcomes: Iterable[tuple[str, Exception | None]]) -> list[DeleteFailure]:
-    return [
-        DeleteFailure(location, str(error).removeprefix(f"{location}: "))
-        for location, error in outcomes
-        if error is not None
-    ]
 
 
 def _file_status(folder: str, entry: os.DirEntry[str]) -> FileStatus | None:

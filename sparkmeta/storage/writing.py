@@ -6,10 +6,11 @@ import errno
 import os
 import re
 import uuid
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from sparkmeta.errors import FileAlreadyExistsError, NotFoundError, SparkmetaError, UnsupportedError
 from sparkmeta.storage.content import fsspec_store
@@ -17,9 +18,12 @@ from sparkmeta.storage.location import file_name, join, local_path, scheme
 from sparkmeta.storage.requests import requested
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from pyiceberg.io import FileIO
+
+REQUESTS = 16
+"""Requests at a time to delete files or list folders: stores take about 20 ms for each, and accept many at a time."""
 
 # The unique name of a file that a crash may leave. It is not hidden, as by _ or ., and does not look like metadata.
 TEMPORARY_NAME = "{}.tmp"
@@ -40,6 +44,22 @@ It is If-None-Match: * on S3 and Azure, ifGenerationMatch=0 on Google Cloud Stor
 
 # Buckets that are known to refuse a second PUT. Stores compatible with S3 may ignore the header.
 _proven: set[str] = set()
+
+
+class DeleteFailure(NamedTuple):
+    """A file that could not be deleted, and why."""
+
+    location: str
+    reason: str
+
+
+def failures(outcomes: Iterable[tuple[str, Exception | None]]) -> list[DeleteFailure]:
+    """Return the failures among what `delete_local` or `delete_io` returned."""
+    return [
+        DeleteFailure(location, str(error).removeprefix(f"{location}: "))
+        for location, error in outcomes
+        if error is not None
+    ]
 
 
 def is_temporary(location: str) -> bool:
@@ -116,6 +136,12 @@ def delete_io(io: FileIO, location: str) -> tuple[str, Exception | None]:
     except SparkmetaError as error:
         return location, error
     return location, None
+
+
+def delete_io_many(io: FileIO, locations: Iterable[str]) -> list[DeleteFailure]:
+    """Delete files through a FileIO, several at a time. Return those that could not be deleted."""
+    with ThreadPoolExecutor(REQUESTS) as pool:
+        return failures(pool.map(partial(delete_io, io), locations))
 
 
 def _delete(io: FileIO, location: str) -> None:

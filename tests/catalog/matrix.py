@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 README = Path(__file__).parents[2] / "README.md"
-OPERATIONS = ("open", "plan", "inspect", "rows", "append", "delete", "compact")
+OPERATIONS = ("open", "plan", "inspect", "rows", "append", "delete", "compact", "expire")
 KINDS = ("v2", "tree")
 
 _BEGIN, _END = "<!-- begin: python -m tests.catalog.matrix -->\n", "<!-- end -->\n"
@@ -33,7 +33,7 @@ def _refused(kind: str, operations: tuple[str, ...], text: str) -> dict[tuple[st
     return {(kind, operation): text for operation in operations}
 
 
-_COMMITS = OPERATIONS[4:]
+_COMMITS, _MAINTENANCE = OPERATIONS[4:], OPERATIONS[6:]
 _NO_FILES = _refused("v2", ("append", "delete"), r"commits need a metadata tree, which .*upgrade")
 _NO_TREES = _NO_FILES | _refused("tree", OPERATIONS, r"SQL catalogs, Glue and file system tables can")
 _BY_SPARK = r"(can't open its files|read by Spark only|write no single file): open (it|the table) through a catalog"
@@ -45,7 +45,7 @@ PLACES = (
         "none: its folder",
         "S3",
         "Spark",
-        _NO_FILES | {("v2", "compact"): _BY_SPARK} | _refused("tree", _COMMITS, _BY_SPARK),
+        _NO_FILES | _refused("v2", _MAINTENANCE, _BY_SPARK) | _refused("tree", _COMMITS, _BY_SPARK),
     ),
     Place("`hadoop`", "local", "Python, Spark", _NO_FILES),
     Place("`hadoop`", "S3", "s3fs", _NO_FILES),
@@ -53,7 +53,7 @@ PLACES = (
         "`hadoop`",
         "S3",
         "pyarrow",
-        _NO_FILES | {("v2", "compact"): _NOT_EXCLUSIVE} | _refused("tree", _COMMITS, _NOT_EXCLUSIVE),
+        _NO_FILES | _refused("v2", _MAINTENANCE, _NOT_EXCLUSIVE) | _refused("tree", _COMMITS, _NOT_EXCLUSIVE),
     ),
     Place("SQL", "local", "Python, Spark", _NO_FILES),
     Place("SQL", "S3", "pyarrow", _NO_FILES),

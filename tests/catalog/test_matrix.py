@@ -100,6 +100,10 @@ class Shelf:
         return None
 
 
+# After all of the tests' snapshots.
+FAR_MS = 4_000_000_000_000
+
+
 @pytest.fixture(params=[_marked(place) for place in ORDERED], ids=lambda place: "-".join(place[:3]))
 def shelf(request: pytest.FixtureRequest, spark: SparkSession, tmp_path: Path) -> Any:
     place: Place = request.param
@@ -171,3 +175,9 @@ def change(shelf: Shelf, kind: str, table: sm.Table, files: list[str], added: Da
         compacted = shelf.open(kind)
         assert compacted.inspect.manifests().count() == 1, kind
         assert paths(compacted) == sorted(files), kind
+        table = compacted
+    expiry = table.maintenance.expire_snapshots
+    if shelf.attempt(kind, "expire", lambda: expiry(older_than=FAR_MS, clean_expired_metadata=True).commit()):
+        expired = shelf.open(kind)
+        assert len(expired.metadata.snapshots) == 1, kind
+        assert paths(expired) == sorted(files), kind

@@ -7,10 +7,9 @@ from dataclasses import dataclass
 
 from sparkmeta.manifests.cache.folder import ManifestCache
 from sparkmeta.manifests.cache.layout import LEAF_SUFFIX, TYPES_SUFFIX, CachedLeaf, leaf_folder
-from sparkmeta.storage.files import DeleteFailure
 from sparkmeta.storage.listing import FileStatus
 from sparkmeta.storage.location import file_name
-from sparkmeta.storage.writing import is_temporary
+from sparkmeta.storage.writing import DeleteFailure, is_temporary
 
 DAY_MS = 86_400_000
 

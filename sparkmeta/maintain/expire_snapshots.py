@@ -1,0 +1,269 @@
+"""The plan to expire snapshots: what goes, the commit, and the deletion of the files that nothing needs any more."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from datetime import datetime
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Generic, Self
+
+from pyspark.sql import functions as F
+
+from sparkmeta.edit.attempts import commit_steps
+from sparkmeta.edit.range_sort import task_reader
+from sparkmeta.errors import ValidationError, shown, translated_errors
+from sparkmeta.inspect.snapshots import snapshots as snapshot_rows
+from sparkmeta.maintain.reachable.deletion import Deletion, delete_files
+from sparkmeta.maintain.reachable.files import unreachable_files, used_specs
+from sparkmeta.maintain.reachable.tasks import MISSING, REACHED
+from sparkmeta.maintain.upgrade import refuse_encrypted
+from sparkmeta.operations.base_table import TableT
+from sparkmeta.session import local_frame, materialize
+from sparkmeta.spec.expiry import Expired, ExpiryRules, choose_expired, without_expired
+from sparkmeta.storage.access import executor_writer
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from sparkmeta.spec.metadata import TableMetadata
+    from sparkmeta.state import TableState
+
+ALL, METADATA, NONE = "all", "metadata", "none"
+
+
+@dataclass(frozen=True)
+class ExpirySummary:
+    """What expires, and which files that frees; `str` formats it.
+
+    Attributes:
+        snapshots: the number of snapshots that expire.
+        remaining: the number of snapshots that stay.
+        refs: the branches and tags that expire.
+        files: content -> the number of files that nothing needs any more.
+        bytes: content -> their bytes, as far as metadata says.
+        missing: the number of lists and manifests of expired snapshots that are gone; what they list stays.
+    """
+
+    table: str
+    snapshots: int
+    remaining: int
+    refs: tuple[str, ...]
+    files: Mapping[str, int]
+    bytes: Mapping[str, int]
+    missing: int
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to do."""
+        return not (self.snapshots or self.refs)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the numbers by name, as for JSON."""
+        return asdict(self)
+
+    def __str__(self) -> str:
+        if self.is_empty:
+            return f"{self.table}: none of its {self.remaining} snapshots expires"
+        refs = f" and {len(self.refs)} branches and tags ({', '.join(self.refs)})" if self.refs else ""
+        gone = f"  {self.missing} lists and manifests of expired snapshots are gone; what they list stays"
+        return "\n".join(
+            [
+                f"{self.table}: {self.snapshots} snapshots{refs} expire, {self.remaining} snapshots stay",
+                f"  {sum(self.files.values())} files with {sum(self.bytes.values())} bytes are deleted",
+                *(f"  {content}: {count} files, {self.bytes[content]} bytes" for content, count in self.files.items()),
+                *([gone] if self.missing else []),
+            ]
+        )
+
+
+@dataclass(frozen=True)
+class ExpiryPlan(Generic[TableT]):
+    """A plan to expire snapshots, carried out by `commit`."""
+
+    table: TableT
+    rules: ExpiryRules
+    cleanup: str
+    _done: list[tuple[TableT, Deletion | None]] = field(default_factory=list, init=False, repr=False, compare=False)
+
+    # -- pyiceberg's spelling ----------------------------------------------------------------------------------------
+
+    def older_than(self, timestamp: datetime | int) -> Self:
+        """Return a plan that expires snapshots from before a time."""
+        return self._with(older_than_ms=to_millis(timestamp))
+
+    def by_id(self, snapshot_id: int) -> Self:
+        """Return a plan that also expires a snapshot, whatever its age."""
+        return self.by_ids([snapshot_id])
+
+    def by_ids(self, snapshot_ids: Iterable[int]) -> Self:
+        """Return a plan that also expires snapshots, whatever their age."""
+        return self._with(snapshot_ids=(*self.rules.snapshot_ids, *snapshot_ids))
+
+    def retain_last(self, count: int) -> Self:
+        """Return a plan that keeps the newest snapshots of a branch, whatever their age."""
+        return self._with(retain_last=count)
+
+    def _with(self, **changes: Any) -> Self:
+        plan = replace(self, rules=replace(self.rules, **changes))
+        choose_expired(self.table.metadata, plan.rules)
+        return plan
+
+    # -- the plan ----------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def _expired(self) -> Expired:
+        return choose_expired(self.table.metadata, self.rules)
+
+    @cached_property
+    def _files(self) -> DataFrame:
+        return _unreachable(self.table.state, self._expired, self.cleanup)
+
+    def snapshots(self) -> DataFrame:
+        """Return the snapshots that expire, as `table.inspect.snapshots()` shows them, without a job."""
+        metadata = self.table.metadata.model_copy(update={"snapshots": [*self._expired.snapshots]})
+        return snapshot_rows(replace(self.table.state, metadata=metadata))
+
+    def files(self) -> DataFrame:
+        """Return a row for each file that nothing needs any more. Runs jobs.
+
+        Columns: content ("data file", "position delete file" with deletion vectors, "equality delete file",
+        "manifest", "manifest list", "root", "manifest deletion vectors", "statistics file", "partition statistics
+        file"), path, file_size_in_bytes (null if metadata does not say).
+
+        Raises:
+            NotFoundError: a manifest or list of a snapshot that stays is gone.
+        """
+        files = self._files.where(F.col("content") != MISSING)
+        return files.withColumnRenamed("length", "file_size_in_bytes")
+
+    def summary(self) -> ExpirySummary:
+        """Return the plan in numbers. Runs the jobs of `files`."""
+        return self._summary
+
+    @cached_property
+    def _summary(self) -> ExpirySummary:
+        rows = self._files.groupBy("content").agg(F.count("*").alias("files"), F.sum("length").alias("bytes"))
+        counts = {row.content: row for row in rows.orderBy("content").collect()}
+        missing = counts.pop(MISSING, None)
+        return ExpirySummary(
+            table=self.table.full_name,
+            snapshots=len(self._expired.snapshots),
+            remaining=len(self.table.metadata.snapshots) - len(self._expired.snapshots),
+            refs=self._expired.refs,
+            files={content: row.files for content, row in counts.items()},
+            bytes={content: row.bytes or 0 for content, row in counts.items()},
+            missing=missing.files if missing is not None else 0,
+        )
+
+    def commit(self) -> TableT:
+        """Remove the snapshots from the table, then delete the files, and return the new table.
+
+        If other commits came first, what expires is chosen again by the same rules and the same time. A file that can't
+        be deleted is an orphan then: it is no error.
+
+        Raises:
+            CommitFailedError: all attempts lost to concurrent commits (`commit.retry.num-retries`).
+            CommitStateUnknownError: the commit may have succeeded; no file is deleted.
+            NotFoundError: a manifest or list of a snapshot that stays is gone; no file is deleted.
+        """
+        if not self._done:
+            self._done.append(self._commit())
+        return self._done[0][0]
+
+    def _commit(self) -> tuple[TableT, Deletion | None]:
+        step = _ExpiryStep(self.rules)
+        if step.is_idle(self.table.state):
+            return self.table, None
+        # A missing file of a snapshot that stays is an error before the commit, not after it.
+        planned = self._files if self.cleanup != NONE else None
+        committed = commit_steps(self.table, [step])
+        if planned is None:
+            return committed, None
+        assert step.base is not None
+        if step.base.metadata is not self.table.metadata:
+            planned = _unreachable(step.base, choose_expired(step.base.metadata, self.rules), self.cleanup)
+        return committed, delete_files(planned, executor_writer(committed.state.files))
+
+    def result(self) -> dict[str, Any]:
+        """Return the summary and what was deleted, null before the commit, as for JSON."""
+        deletion = self._done[0][1] if self._done else None
+        committed = None
+        if self._done:
+            committed = {"metadata_location": self._done[0][0].metadata_location}
+            committed |= asdict(deletion) if deletion is not None else {}
+        return {"table": self.table.metadata.location, "plan": self.summary().to_dict(), "committed": committed}
+
+
+@dataclass
+class _ExpiryStep:
+    """The step of the commit.
+
+    Attributes:
+        base: the state to which the last attempt was applied.
+    """
+
+    rules: ExpiryRules
+    base: TableState | None = None
+
+    def apply(self, state: TableState) -> TableMetadata:
+        """See `Step.apply`."""
+        self.base = state
+        expired = choose_expired(state.metadata, self.rules)
+        ids = {snapshot.snapshot_id for snapshot in expired.snapshots}
+        specs = used_specs(state, ids) if self.rules.clean_metadata else None
+        return without_expired(state.metadata, expired, specs, int(time.time() * 1000))
+
+    def is_idle(self, state: TableState) -> bool:
+        """Whether the step would change nothing."""
+        unchanged = {"last_updated_ms": state.metadata.last_updated_ms}
+        return bool(self.apply(state).model_copy(update=unchanged) == state.metadata)
+
+
+def _unreachable(state: TableState, expired: Expired, cleanup: str) -> DataFrame:
+    ids = {snapshot.snapshot_id for snapshot in expired.snapshots}
+    if not ids:
+        return local_frame(state.spark, REACHED.empty_table().drop_columns("retained"))
+    with translated_errors():
+        return materialize(unreachable_files(state, ids, content_files=cleanup == ALL))
+
+
+def to_millis(timestamp: datetime | int) -> int:
+    """Return a time in milliseconds since 1970.
+
+    Raises:
+        ValidationError: a datetime without a time zone, or a value of another type.
+    """
+    if isinstance(timestamp, datetime) and timestamp.tzinfo is not None:
+        return int(timestamp.timestamp() * 1000)
+    if isinstance(timestamp, int) and not isinstance(timestamp, bool):
+        return timestamp
+    what = "a datetime with a time zone, or milliseconds since 1970"
+    raise ValidationError(f"older_than is {shown(timestamp)}: it takes {what}")
+
+
+def plan_expiry(
+    table: TableT,
+    older_than: datetime | int | None,
+    retain_last: int | None,
+    snapshot_ids: Iterable[int],
+    clean_expired_metadata: bool,
+    cleanup: str,
+) -> ExpiryPlan[TableT]:
+    """See `Maintenance.expire_snapshots`."""
+    if cleanup not in (ALL, METADATA, NONE):
+        raise ValidationError(f"cleanup is {shown(cleanup)}: it takes all, metadata or none")
+    refuse_encrypted(table.metadata, "so that its manifests can't be read")
+    table.refuse_read_only()
+    if cleanup != NONE:
+        task_reader(table.state)
+    rules = ExpiryRules(
+        int(time.time() * 1000),
+        None if older_than is None else to_millis(older_than),
+        retain_last,
+        tuple(snapshot_ids),
+        clean_expired_metadata,
+    )
+    choose_expired(table.metadata, rules)
+    return ExpiryPlan(table, rules, cleanup)

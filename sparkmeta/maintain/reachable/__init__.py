@@ -1,0 +1,1 @@
+"""Find the files that snapshots reach, and delete those that nothing needs."""

@@ -1,0 +1,142 @@
+"""Find the files that only expired snapshots need.
+
+    SELECT min(content), path, max(length) FROM
+      statistics UNION lists UNION manifests UNION manifest DVs UNION live files of manifests
+    GROUP BY path HAVING NOT any(retained)
+
+Tasks read each list once, and each manifest once for each deletion vector that masks it. Manifests of retained
+snapshots are read too, unless all manifests are retained: they may list a file of an expired manifest again, as after a
+rewrite.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+from pyspark.sql import functions as F
+
+from sparkmeta.edit.range_sort import task_reader
+from sparkmeta.maintain.reachable.tasks import (
+    LISTED,
+    MANIFEST,
+    MANIFEST_DV,
+    REACHED,
+    ROOT,
+    SNAPSHOTS,
+    ContentReader,
+    ListReader,
+    listed,
+    manifest_rows,
+)
+from sparkmeta.manifests.manifest_list import inline_manifest_list
+from sparkmeta.session import local_frame, map_arrow, materialize, read_tasks
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator
+
+    from pyspark.sql import DataFrame
+
+    from sparkmeta.spec.metadata import Snapshot, TableMetadata
+    from sparkmeta.state import TableState
+    from sparkmeta.storage.executors import ExecutorReader
+
+STATISTICS = {"statistics": "statistics file", "partition_statistics": "partition statistics file"}
+
+
+def unreachable_files(state: TableState, expired: Collection[int], *, content_files: bool = True) -> DataFrame:
+    """Return the files that only expired snapshots need, as `REACHED` without `retained`. Runs jobs.
+
+    Files that are gone already, and that files of an expired snapshot name, have the content `MISSING`.
+
+    Args:
+        state: the table, with the expired snapshots.
+        expired: the ids of the expired snapshots.
+        content_files: whether to look for data and delete files too, not only for files of metadata.
+
+    Raises:
+        NotFoundError: when it runs: a list or manifest of a retained snapshot is gone.
+        UnsupportedError: tasks can't open the table's files.
+    """
+    reader = task_reader(state)
+    manifests = materialize(_listed(state, reader, expired))
+    paths = manifests.select("content", "path", "length", "retained")
+    dvs = manifests.where("dv.location IS NOT NULL").select(
+        F.lit(MANIFEST_DV).alias("content"), F.col("dv.location").alias("path"), F.lit(None).cast("long"), "retained"
+    )
+    reached = local_frame(state.spark, _statistics(state.metadata, expired)).union(paths).union(dvs)
+    readable = manifests.where(F.col("content").isin(MANIFEST, ROOT))
+    if content_files and not readable.where("NOT retained").isEmpty():
+        read = ContentReader(reader, state.types.tree_types if state.has_trees else None)
+        reached = reached.union(map_arrow(readable.repartition(read_tasks(state.spark)), read, REACHED))
+    return (
+        reached.groupBy("path")
+        .agg(F.min("content").alias("content"), F.max("length").alias("length"), F.max("retained").alias("retained"))
+        .where("NOT retained")
+        .select("content", "path", "length")
+    )
+
+
+def used_specs(state: TableState, expired: Collection[int]) -> set[int] | None:
+    """Return the ids of the partition specs of the retained snapshots' manifests. Runs a job.
+
+    Returns:
+        None if snapshots have trees, in whose leaves files of several specs may be.
+    """
+    if state.has_trees:
+        return None
+    manifests = _listed(state, task_reader(state), expired).where("retained AND spec_id IS NOT NULL")
+    return {row.spec_id for row in manifests.select("spec_id").distinct().collect()}
+
+
+def _listed(state: TableState, reader: ExecutorReader, expired: Collection[int]) -> DataFrame:
+    """Return the lists, roots and distinct manifests of all snapshots, as `LISTED`."""
+    read = ListReader(reader, state.types.tree_types if state.has_trees else None)
+    lists = local_frame(state.spark, _snapshots(state.metadata, expired)).repartition(read_tasks(state.spark))
+    rows = map_arrow(lists, read, LISTED)
+    inline = [*_inline_lists(state.metadata, expired)]
+    if inline:
+        rows = rows.union(local_frame(state.spark, pa.Table.from_batches(inline, LISTED)))
+    firsts = [F.first(name).alias(name) for name in ("length", "spec_id", "sequence_number", "snapshot_id")]
+    distinct = rows.groupBy("content", "path", "dv").agg(F.max("retained").alias("retained"), *firsts)
+    return distinct.select(*LISTED.names)
+
+
+def _snapshots(metadata: TableMetadata, expired: Collection[int]) -> pa.Table:
+    rows = [
+        {
+            "snapshot_id": snapshot.snapshot_id,
+            "sequence_number": snapshot.sequence_number,
+            "location": snapshot.root_manifest or snapshot.manifest_list,
+            "retained": snapshot.snapshot_id not in expired,
+        }
+        for snapshot in metadata.snapshots
+        if snapshot.root_manifest or snapshot.manifest_list
+    ]
+    return pa.Table.from_pylist(rows, SNAPSHOTS)
+
+
+def _inline_lists(metadata: TableMetadata, expired: Collection[int]) -> Iterator[pa.RecordBatch]:
+    """Yield the manifests of v1 snapshots whose manifests the table metadata lists, as `LISTED`."""
+    for snapshot in metadata.snapshots:
+        if paths := _inline(snapshot):
+            manifests = inline_manifest_list(paths, [0] * len(paths), snapshot.snapshot_id)
+            yield listed(manifest_rows(manifests), retained=snapshot.snapshot_id not in expired)
+
+
+def _inline(snapshot: Snapshot) -> list[str]:
+    return [] if snapshot.root_manifest or snapshot.manifest_list else list(snapshot.inline_manifests or ())
+
+
+def _statistics(metadata: TableMetadata, expired: Collection[int]) -> pa.Table:
+    rows = [
+        {
+            "content": content,
+            "path": file.statistics_path,
+            "length": file.file_size_in_bytes,
+            "retained": file.snapshot_id not in expired,
+        }
+        for name, content in STATISTICS.items()
+        for file in getattr(metadata, name)
+    ]
+    return pa.Table.from_pylist(rows, REACHED)

@@ -1,0 +1,208 @@
+"""Read which files snapshots reach, in Spark tasks: manifests by their lists, content files by their manifests.
+
+Light: tasks import this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sparkmeta.errors import NotFoundError
+from sparkmeta.manifests.arrays import kept_rows
+from sparkmeta.manifests.decoder import EntryDecoder
+from sparkmeta.manifests.deletion_vectors import DV_SCHEMA, inlined, manifest_dvs, unmasked
+from sparkmeta.manifests.manifest_list import decode_manifest_list
+from sparkmeta.manifests.projection import EntryProjection
+from sparkmeta.manifests.v4.root import FILES, Root, read_root, version
+from sparkmeta.manifests.v4.types import TreeTypes, stats_of_fields
+from sparkmeta.spec.entry import ContentType, Status
+from sparkmeta.storage.executors import ExecutorReader
+
+LIST, ROOT, MANIFEST = "manifest list", "root", "manifest"
+MANIFEST_DV = "manifest deletion vectors"
+CONTENTS = {
+    ContentType.DATA: "data file",
+    ContentType.POSITION_DELETES: "position delete file",
+    ContentType.EQUALITY_DELETES: "equality delete file",
+}
+MISSING = "missing"
+"""The content of a row about a file that only expired snapshots need, and that is gone."""
+
+# A snapshot, and its manifest list or root.
+SNAPSHOTS = pa.schema(
+    [
+        pa.field("snapshot_id", pa.int64()),
+        pa.field("sequence_number", pa.int64()),
+        pa.field("location", pa.string()),
+        pa.field("retained", pa.bool_()),
+    ]
+)
+
+# A manifest list, a root, or a manifest with the deletion vector that masks it in a snapshot.
+LISTED = pa.schema(
+    [
+        pa.field("content", pa.string()),
+        pa.field("path", pa.string()),
+        pa.field("retained", pa.bool_()),
+        pa.field("length", pa.int64()),
+        pa.field("spec_id", pa.int32()),
+        pa.field("sequence_number", pa.int64()),
+        pa.field("snapshot_id", pa.int64()),
+        pa.field("dv", pa.struct(list(DV_SCHEMA))),
+    ]
+)
+
+REACHED = pa.schema(
+    [
+        pa.field("content", pa.string()),
+        pa.field("path", pa.string()),
+        pa.field("length", pa.int64()),
+        pa.field("retained", pa.bool_()),
+    ]
+)
+
+_PROJECTION = EntryProjection.of(("content_type", "location", "version_info", "file_size_in_bytes"))
+_MAGIC = b"PAR1"
+
+
+@dataclass(frozen=True)
+class ListReader:
+    """Reads the lists and roots of snapshots. Picklable.
+
+    Attributes:
+        trees: the types of the table's V4 manifests; None if it has none.
+    """
+
+    reader: ExecutorReader
+    trees: TreeTypes | None
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Yield the lists of snapshots, rows of `SNAPSHOTS`, and the manifests in them, as `LISTED`.
+
+        Raises:
+            NotFoundError: the list of a retained snapshot is gone.
+        """
+        for batch in batches:
+            for row in batch.to_pylist():
+                try:
+                    data = self.reader.read(row["location"])
+                except NotFoundError:
+                    if row["retained"]:
+                        raise
+                    yield listed([{"content": MISSING, "path": row["location"]}], retained=False)
+                else:
+                    yield listed(self._rows(data, row), retained=row["retained"])
+
+    def _rows(self, data: bytes, row: Mapping[str, Any]) -> list[dict[str, Any]]:
+        location, length = row["location"], len(data)
+        if self.trees is None or not data.startswith(_MAGIC):
+            manifests = decode_manifest_list(data, location)
+            return [{"content": LIST, "path": location, "length": length}, *manifest_rows(manifests)]
+        stamp = (row["snapshot_id"], row["sequence_number"] or 0)
+        fields = stats_of_fields(self.trees.sources)
+        root = read_root(data, self.trees.stats, self.trees.spec_fields, location, stamp, fields)
+        return [{"content": ROOT, "path": location, "length": length, **_stamp(root, row)}, *_leaf_rows(root)]
+
+
+def manifest_rows(manifests: pa.RecordBatch) -> list[dict[str, Any]]:
+    """Return rows of `MANIFEST_FILE_SCHEMA` as dicts of `LISTED`."""
+    columns = {
+        "path": "manifest_path",
+        "length": "manifest_length",
+        "spec_id": "partition_spec_id",
+        "sequence_number": "sequence_number",
+        "snapshot_id": "added_snapshot_id",
+    }
+    rows = pa.table({name: manifests.column(column) for name, column in columns.items()}).to_pylist()
+    return [{"content": MANIFEST, **row} for row in rows]
+
+
+def listed(rows: list[dict[str, Any]], *, retained: bool) -> pa.RecordBatch:
+    """Return dicts as `LISTED`."""
+    return pa.RecordBatch.from_pylist([{**row, "retained": retained} for row in rows], schema=LISTED)
+
+
+def _stamp(root: Root, row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what the entries of a root's own files inherit."""
+    files = root.of(FILES, live=False)
+    spec_id = files.column("partition_spec_id")[0].as_py() if len(files) else None
+    return {"spec_id": spec_id, "sequence_number": row["sequence_number"], "snapshot_id": row["snapshot_id"]}
+
+
+def _leaf_rows(root: Root) -> list[dict[str, Any]]:
+    leaves = root.leaves
+    dvs = {dv["referenced_file"]: dv | {"manifest": 0} for dv in manifest_dvs(root).to_pylist()}
+    columns = {
+        "path": leaves.column("location"),
+        "length": leaves.column("file_size_in_bytes"),
+        "spec_id": leaves.column("partition_spec_id"),
+        "sequence_number": version(leaves, "sequence_number"),
+        "snapshot_id": version(leaves, "snapshot_id"),
+    }
+    return [{"content": MANIFEST, **row, "dv": dvs.get(row["path"])} for row in pa.table(columns).to_pylist()]
+
+
+@dataclass(frozen=True)
+class ContentReader:
+    """Reads the live files of manifests. Picklable."""
+
+    reader: ExecutorReader
+    trees: TreeTypes | None
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Yield the live files of manifests, rows of `LISTED`, as `REACHED`.
+
+        Raises:
+            NotFoundError: a manifest of a retained snapshot is gone.
+        """
+        decoder = EntryDecoder(self.reader, self.trees)
+        for batch in batches:
+            for row in batch.to_pylist():
+                try:
+                    yield from self._files(decoder, row)
+                except NotFoundError:
+                    if row["retained"]:
+                        raise
+                    yield pa.RecordBatch.from_pylist(
+                        [{"content": MISSING, "path": row["path"], "retained": False}], schema=REACHED
+                    )
+
+    def _files(self, decoder: EntryDecoder, row: Mapping[str, Any]) -> Iterator[pa.RecordBatch]:
+        part = {
+            "manifest": 0,
+            "location": row["path"],
+            "file_format": "PARQUET" if row["path"].lower().endswith(".parquet") else "AVRO",
+            "partition_spec_id": row["spec_id"],
+            "snapshot_id": row["snapshot_id"],
+            "sequence_number": row["sequence_number"],
+            "first_row_id": None,
+            "part": 0,
+            "parts": 1,
+            "file_size_in_bytes": row["length"],
+        }
+        if row["dv"] is None:
+            for batch in decoder.entries(part, _PROJECTION):
+                yield _live_files(batch, row["retained"])
+        else:
+            table = decoder.table(part, _PROJECTION)
+            (dv,) = inlined([row["dv"]], self.reader)
+            for batch in kept_rows(table, unmasked(len(table), dv)).to_batches():
+                yield _live_files(batch, row["retained"])
+
+
+def _live_files(entries: pa.RecordBatch, retained: bool) -> pa.RecordBatch:
+    status = pc.struct_field(entries.column("version_info"), "status")
+    live = entries.filter(pc.not_equal(status, int(Status.DELETED)))
+    kinds = pa.array([CONTENTS.get(ContentType(number)) for number in range(len(ContentType))])
+    columns = [
+        kinds.take(live.column("content_type")),
+        live.column("location"),
+        live.column("file_size_in_bytes"),
+        pa.repeat(pa.scalar(retained), len(live)),
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=REACHED)

@@ -1,0 +1,193 @@
+"""Choose the snapshots and refs of a table that expire, and remove them from its metadata (semantics 6.1)."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pyiceberg.table.refs import MAIN_BRANCH, SnapshotRefType
+
+from sparkmeta.errors import NoSuchSnapshotError, ValidationError, shown
+from sparkmeta.spec.updates import log_after_gap
+
+if TYPE_CHECKING:
+    from sparkmeta.spec.metadata import Snapshot, TableMetadata
+    from sparkmeta.spec.snapshot import SnapshotRef
+
+GC_ENABLED = "gc.enabled"
+_MAX_SNAPSHOT_AGE = "history.expire.max-snapshot-age-ms"
+_MIN_SNAPSHOTS = "history.expire.min-snapshots-to-keep"
+_MAX_REF_AGE = "history.expire.max-ref-age-ms"
+_FIVE_DAYS_MS = 5 * 24 * 60 * 60 * 1000
+_FOREVER_MS = (1 << 63) - 1
+
+
+@dataclass(frozen=True)
+class ExpiryRules:
+    """Which snapshots expire.
+
+    Attributes:
+        now_ms: the time from which ages are counted, in milliseconds since 1970.
+        older_than_ms: snapshots that are older expire. None takes the table's `history.expire.max-snapshot-age-ms`.
+        retain_last: a branch's newest snapshots that stay whatever their age. None takes the table's
+            `history.expire.min-snapshots-to-keep`. A branch's own settings come before both.
+        snapshot_ids: snapshots that expire whatever their age.
+        clean_metadata: whether schemas and partition specs that nothing uses any more are removed.
+    """
+
+    now_ms: int
+    older_than_ms: int | None = None
+    retain_last: int | None = None
+    snapshot_ids: tuple[int, ...] = ()
+    clean_metadata: bool = False
+
+
+@dataclass(frozen=True)
+class Expired:
+    """What expires.
+
+    Attributes:
+        snapshots: in the order of the metadata.
+        refs: the names of branches and tags.
+    """
+
+    snapshots: tuple[Snapshot, ...]
+    refs: tuple[str, ...]
+
+
+def choose_expired(metadata: TableMetadata, rules: ExpiryRules) -> Expired:
+    """Return the snapshots and refs that expire.
+
+    Of a branch, the snapshots stay from its head back to the first that is old and no more among the last to retain.
+    The heads of tags stay. A snapshot that no ref leads to stays while it is young.
+
+    Raises:
+        NoSuchSnapshotError: the table does not have a snapshot that is named.
+        ValidationError: a branch or tag that stays refers to a snapshot that is named, a value is out of range, or
+            `gc.enabled` is false.
+    """
+    refuse_without_gc(metadata)
+    if rules.retain_last is not None and rules.retain_last < 1:
+        raise ValidationError(f"retain_last is {shown(rules.retain_last)}: at least one snapshot stays")
+    by_id = {snapshot.snapshot_id: snapshot for snapshot in metadata.snapshots}
+    max_age = _property(metadata, _MAX_SNAPSHOT_AGE, _FIVE_DAYS_MS)
+    cutoff = rules.now_ms - max_age if rules.older_than_ms is None else rules.older_than_ms
+    least = rules.retain_last or max(1, _property(metadata, _MIN_SNAPSHOTS, 1))
+    refs = {name: ref for name, ref in metadata.refs.items() if _stays(name, ref, by_id, metadata, rules.now_ms)}
+    _check_named(metadata, rules.snapshot_ids, by_id, refs)
+    retained, referenced = {ref.snapshot_id for ref in refs.values()}, set[int]()
+    for ref in refs.values():
+        if ref.snapshot_ref_type is SnapshotRefType.BRANCH:
+            oldest = cutoff if ref.max_snapshot_age_ms is None else rules.now_ms - ref.max_snapshot_age_ms
+            ancestors = _ancestors(by_id, ref.snapshot_id)
+            retained |= _last(ancestors, oldest, ref.min_snapshots_to_keep or least)
+            referenced |= {snapshot.snapshot_id for snapshot in ancestors}
+        else:
+            referenced.add(ref.snapshot_id)
+    retained |= {
+        snapshot.snapshot_id
+        for snapshot in metadata.snapshots
+        if snapshot.snapshot_id not in referenced and snapshot.timestamp_ms >= cutoff
+    }
+    retained -= set(rules.snapshot_ids)
+    return Expired(
+        tuple(snapshot for snapshot in metadata.snapshots if snapshot.snapshot_id not in retained),
+        tuple(sorted(metadata.refs.keys() - refs.keys())),
+    )
+
+
+def without_expired(
+    metadata: TableMetadata, expired: Expired, used_spec_ids: Collection[int] | None, now_ms: int
+) -> TableMetadata:
+    """Return the metadata without what expires, and without the statistics of its snapshots.
+
+    Args:
+        metadata: the metadata.
+        expired: what expires.
+        used_spec_ids: the partition specs of the remaining snapshots' manifests, to remove all others but the default,
+            and all schemas but the current one and those of remaining snapshots. None removes none.
+        now_ms: the time of the change, in milliseconds since 1970.
+    """
+    removed = {snapshot.snapshot_id for snapshot in expired.snapshots}
+    snapshots = [snapshot for snapshot in metadata.snapshots if snapshot.snapshot_id not in removed]
+    log = [entry for entry in metadata.snapshot_log if entry.snapshot_id not in removed]
+    changes: dict[str, Any] = {
+        "snapshots": snapshots,
+        "refs": {name: ref for name, ref in metadata.refs.items() if name not in expired.refs},
+        "snapshot_log": log_after_gap(metadata, log, removed),
+        "statistics": _of_others(metadata.statistics, removed),
+        "partition_statistics": _of_others(metadata.partition_statistics, removed),
+        "last_updated_ms": max(now_ms, metadata.last_updated_ms),
+    }
+    if used_spec_ids is not None:
+        specs = {*used_spec_ids, metadata.default_spec_id}
+        schemas = {metadata.current_schema_id, *(snapshot.schema_id for snapshot in snapshots)}
+        changes["partition_specs"] = [spec for spec in metadata.partition_specs if spec.spec_id in specs]
+        changes["schemas"] = [schema for schema in metadata.schemas if schema.schema_id in schemas]
+    return metadata.model_copy(update=changes)
+
+
+def refuse_without_gc(metadata: TableMetadata) -> None:
+    """Raise ValidationError if the table's property `gc.enabled` is false."""
+    if metadata.properties.get(GC_ENABLED, "true").lower() == "false":
+        problem = f"the table property {GC_ENABLED} is false: other tables may use its files, so that none is deleted"
+        raise ValidationError(f"{metadata.location}: {problem}")
+
+
+def _stays(name: str, ref: SnapshotRef, by_id: dict[int, Snapshot], metadata: TableMetadata, now_ms: int) -> bool:
+    if name == MAIN_BRANCH:
+        return True
+    head = by_id.get(ref.snapshot_id)
+    if head is None:
+        return False
+    max_age = ref.max_ref_age_ms
+    return now_ms - head.timestamp_ms <= (
+        _property(metadata, _MAX_REF_AGE, _FOREVER_MS) if max_age is None else max_age
+    )
+
+
+def _check_named(
+    metadata: TableMetadata, snapshot_ids: Iterable[int], by_id: dict[int, Snapshot], refs: dict[str, SnapshotRef]
+) -> None:
+    for snapshot_id in snapshot_ids:
+        if snapshot_id not in by_id:
+            raise NoSuchSnapshotError(f"{metadata.location} has no snapshot {snapshot_id}")
+        names = sorted(name for name, ref in refs.items() if ref.snapshot_id == snapshot_id)
+        if names:
+            raise ValidationError(
+                f"{metadata.location}: snapshot {snapshot_id} can't expire: {', '.join(names)} refers to it"
+            )
+
+
+def _ancestors(by_id: dict[int, Snapshot], snapshot_id: int | None) -> list[Snapshot]:
+    """Return a snapshot and its ancestors that the table still has."""
+    lineage: list[Snapshot] = []
+    seen: set[int] = set()
+    while snapshot_id is not None and snapshot_id not in seen and (snapshot := by_id.get(snapshot_id)) is not None:
+        seen.add(snapshot_id)
+        lineage.append(snapshot)
+        snapshot_id = snapshot.parent_snapshot_id
+    return lineage
+
+
+def _last(lineage: list[Snapshot], oldest_ms: int, least: int) -> set[int]:
+    """Return the ids of a branch's snapshots up to the first that is too old and not among the last `least`."""
+    end = next(
+        (place for place, snapshot in enumerate(lineage) if place >= least and snapshot.timestamp_ms < oldest_ms),
+        len(lineage),
+    )
+    return {snapshot.snapshot_id for snapshot in lineage[:end]}
+
+
+def _of_others(files: Iterable[Any], removed: Collection[int]) -> list[Any]:
+    return [file for file in files if file.snapshot_id not in removed]
+
+
+def _property(metadata: TableMetadata, name: str, default: int) -> int:
+    text = metadata.properties.get(name, str(default))
+    if not text.isdecimal():
+        raise ValidationError(
+            f"{metadata.location}: the table property {name} is {shown(text)}: it takes a whole number"
+        )
+    return int(text)

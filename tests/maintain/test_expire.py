@@ -1,0 +1,432 @@
+"""Expired snapshots: which go, which files that frees, and what a commit deletes; beside Iceberg's Java library."""
+
+from __future__ import annotations
+
+import json
+import random
+import runpy
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from click.testing import CliRunner
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from pyspark.errors import IllegalArgumentException
+
+import sparkmeta as sm
+from sparkmeta.cli import main
+from sparkmeta.errors import CommitStateUnknownError, NoSuchSnapshotError, NotFoundError, ValidationError
+from sparkmeta.operations.filesystem import FileSystemOperations
+from sparkmeta.spec.expiry import ExpiryRules, choose_expired, without_expired
+from sparkmeta.spec.metadata import parse_table_metadata, serialize_table_metadata
+from sparkmeta.spec.snapshot import StatisticsFile
+from tests.commit.tables import new_table as new_metadata_of
+from tests.maintain.test_compact import append, delete, mask_rows, new_table
+from tests.peers.file_maker import local_path
+from tests.peers.java import Java
+from tests.peers.slices import SOAK
+from tests.peers.workshop import MERGE_ON_READ, Workshop
+from tests.rows.comparison import row_texts
+from tests.rows.test_changelog import History
+from tests.spec.table_metadata import encoded
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+JOBS = Path(__file__).parents[2] / "jobs"
+HOUR = 3_600_000
+NOW = 1_700_000_000_000
+
+
+# -- which snapshots -------------------------------------------------------------------------------------------------
+
+
+def retention(draw: Any, names: tuple[str, ...]) -> dict[str, int]:
+    values = {"max-snapshot-age-ms": [1, 5, 20], "max-ref-age-ms": [1, 5, 20], "min-snapshots-to-keep": [1, 2, 4]}
+    chosen = {name: draw(st.sampled_from(values[name])) for name in names if draw(st.booleans())}
+    return {name: value * HOUR if name.endswith("-ms") else value for name, value in chosen.items()}
+
+
+@st.composite
+def histories(draw: Any, now: int = NOW) -> dict[str, Any]:
+    """Table metadata with snapshots an hour apart, some on branches, some on none, and some ancestors gone."""
+    count = draw(st.integers(1, 9))
+    snapshots = []
+    for number in range(1, count + 1):
+        parent = draw(st.none() | st.integers(max(1, number - 3), number))
+        snapshots.append(
+            {
+                "snapshot-id": number,
+                "sequence-number": number,
+                "timestamp-ms": now - (count - number) * HOUR - HOUR // 2,
+                "manifest-list": f"/t/metadata/{number}.avro",
+                "summary": {"operation": "append"},
+                **({"parent-snapshot-id": parent} if parent not in (None, number) else {}),
+            }
+        )
+    ids = st.integers(1, count)
+    ages = ("max-snapshot-age-ms", "min-snapshots-to-keep")
+    refs: dict[str, Any] = {"main": {"snapshot-id": draw(ids), "type": "branch", **retention(draw, ages)}}
+    for name in draw(st.sets(st.sampled_from(["b", "c"]))):
+        refs[name] = {"snapshot-id": draw(ids), "type": "branch", **retention(draw, (*ages, "max-ref-age-ms"))}
+    for name in draw(st.sets(st.sampled_from(["t", "u"]))):
+        refs[name] = {"snapshot-id": draw(ids), "type": "tag", **retention(draw, ("max-ref-age-ms",))}
+    defaults = retention(draw, (*ages, "max-ref-age-ms"))
+    properties = {f"history.expire.{name}": str(value) for name, value in defaults.items()}
+    current = refs["main"]["snapshot-id"]
+    return empty_table() | {
+        "snapshots": snapshots, "refs": refs, "current-snapshot-id": current, "last-sequence-number": count,
+        "snapshot-log": [{"snapshot-id": current, "timestamp-ms": now}], "properties": properties,
+        "last-updated-ms": now,
+    }  # fmt: skip
+
+
+def empty_table() -> dict[str, Any]:
+    document: dict[str, Any] = json.loads(serialize_table_metadata(new_metadata_of("/t")))
+    return document
+
+
+@pytest.mark.java
+@settings(max_examples=400 if SOAK else 40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_the_same_snapshots_as_java(data: Any, spark: SparkSession, tmp_path: Path) -> None:
+    now = int(time.time() * 1000)
+    document = data.draw(histories(now))
+    older_than = data.draw(st.none() | st.integers(0, 9).map(lambda hours: now - hours * HOUR))
+    retain_last = data.draw(st.none() | st.integers(1, 4))
+    named = data.draw(st.sets(st.integers(1, len(document["snapshots"])), max_size=2))
+    file = tmp_path / "v1.metadata.json"
+    file.write_bytes(encoded(document))
+    java = Java(spark)
+    removal = java.table(f"file://{file}").table.expireSnapshots()
+    removal = removal if older_than is None else removal.expireOlderThan(older_than)
+    removal = removal if retain_last is None else removal.retainLast(retain_last)
+    for snapshot_id in named:
+        removal = removal.expireSnapshotId(snapshot_id)
+    metadata = parse_table_metadata(encoded(document), str(file))
+    rules = ExpiryRules(now, older_than, retain_last, tuple(named))
+    try:
+        expired = choose_expired(metadata, rules)
+    except ValidationError as error:
+        assert "can't expire" in str(error)  # noqa: PT017  Java's error is what is expected
+        with pytest.raises(IllegalArgumentException, match="Still referenced by refs"):
+            removal.apply()
+        return
+    expected = {snapshot.snapshotId() for snapshot in removal.apply()}
+    assert {snapshot.snapshot_id for snapshot in expired.snapshots} == expected
+    after = without_expired(metadata, expired, None, now)
+    remaining = {snapshot.snapshot_id for snapshot in metadata.snapshots} - expected
+    assert {snapshot.snapshot_id for snapshot in after.snapshots} == remaining
+    assert all(after.snapshot_by_id(ref.snapshot_id) for name, ref in after.refs.items() if name != "main")
+
+
+# -- which files -----------------------------------------------------------------------------------------------------
+
+
+def files_below(folder: Path) -> set[str]:
+    return {str(path) for path in folder.rglob("*") if path.is_file() and not path.name.endswith(".crc")}
+
+
+def planned_paths(files: DataFrame) -> set[str]:
+    return {local_path(row.path) for row in files.collect()}
+
+
+def change_refs(shop: Workshop, rng: random.Random, step: int) -> None:
+    """Tag or branch the current snapshot, or return to an earlier one."""
+    ids = [row.snapshot_id for row in shop.spark.sql(f"SELECT snapshot_id FROM {shop.sql_name}.history").collect()]
+    choice = rng.choice(["tag", "branch", "rollback", "none", "none"])
+    if choice == "rollback":
+        shop.call("set_current_snapshot", f"snapshot_id => {rng.choice(ids)}")
+    elif choice != "none":
+        shop.sql(f"ALTER TABLE {{t}} CREATE {choice.upper()} r{step} AS OF VERSION {rng.choice(ids)}")
+
+
+@pytest.mark.java
+@pytest.mark.parametrize("seed", range(30) if SOAK else [3])
+def test_the_same_files_as_java(spark: SparkSession, seed: int) -> None:
+    """After random changes of rows, deletes, manifests and refs; what stays is read as before."""
+    rng = random.Random(seed)
+    shop = Workshop(Java(spark), f"expired_{seed}")
+    shop.create("id INT, name STRING, part STRING", "part", version=rng.choice([2, 3]), properties=MERGE_ON_READ)
+    history = History(shop, rng)
+    history.insert()
+    for step in range(10):
+        history.step()
+        change_refs(shop, rng, step)
+    table = sm.load_table(shop.metadata_location, spark=spark)
+    chosen = rng.choice(table.metadata.snapshots).timestamp_ms + 1
+    folder = Path(local_path(table.location()))
+    copy = sm.load_catalog("copies", type="hadoop", warehouse=f"file://{folder.parents[1]}", spark=spark)
+    plan = copy.load_table(f"peers.{shop.name}").maintenance.expire_snapshots(older_than=chosen, retain_last=1)
+    planned, before = planned_paths(plan.files()), files_below(folder)
+    assert sum(plan.summary().files.values()) == len(planned)
+    sizes = {local_path(row.path): row.file_size_in_bytes for row in plan.files().collect()}
+    assert {path: size for path, size in sizes.items() if size is not None} == {
+        path: Path(path).stat().st_size for path, size in sizes.items() if size is not None
+    }
+    when = datetime.fromtimestamp(chosen / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S.%f")
+    shop.call("expire_snapshots", f"older_than => TIMESTAMP '{when}', retain_last => 1, stream_results => true")
+    removed_by_java = before - files_below(folder)
+    unneeded = planned - removed_by_java
+    assert removed_by_java <= planned
+    assert not unneeded, "Java leaves what nothing needs"
+
+
+@pytest.mark.java
+@pytest.mark.parametrize("seed", range(100, 130) if SOAK else [101])
+def test_what_stays_is_read_as_before(spark: SparkSession, seed: int) -> None:
+    rng = random.Random(seed)
+    shop = Workshop(Java(spark), f"expired_by_us_{seed}")
+    shop.create("id INT, name STRING, part STRING", "part", version=rng.choice([2, 3]), properties=MERGE_ON_READ)
+    history = History(shop, rng)
+    history.insert()
+    for step in range(8):
+        history.step()
+        change_refs(shop, rng, step)
+    warehouse = Path(local_path(str(shop.table.location()))).parents[1]
+    catalog = sm.load_catalog("copies", type="hadoop", warehouse=f"file://{warehouse}", spark=spark)
+    table = catalog.load_table(f"peers.{shop.name}")
+    cutoff = rng.choice(table.metadata.snapshots).timestamp_ms + 1
+    plan = table.maintenance.expire_snapshots(older_than=cutoff, clean_expired_metadata=True)
+    expired = {row.snapshot_id for row in plan.snapshots().collect()}
+    retained = [each.snapshot_id for each in table.metadata.snapshots if each.snapshot_id not in expired]
+    rows = {each: row_texts(shop.sql(f"SELECT * FROM {{t}} VERSION AS OF {each}")) for each in retained}
+    planned, before = planned_paths(plan.files()), files_below(shop.folder)
+    after = plan.commit()
+    assert before - files_below(shop.folder) == planned
+    assert [each.snapshot_id for each in after.metadata.snapshots] == retained
+    shop.sql("REFRESH TABLE {t}")
+    assert {each: row_texts(shop.sql(f"SELECT * FROM {{t}} VERSION AS OF {each}")) for each in retained} == rows
+    history.insert()
+
+
+def reachable(table: sm.Table) -> dict[int, set[str]]:
+    """The files of each snapshot of a tree."""
+    files = {}
+    for snapshot in table.metadata.snapshots:
+        state = table.state.at(snapshot)
+        assert state.tree is not None
+        root = state.tree.root
+        paths = {root.location, *root.leaves.column("location").to_pylist()}
+        paths |= {path for path in root.manifest_dvs.column("location").to_pylist() if path}
+        planned = table.scan(snapshot_id=snapshot.snapshot_id).plan_files().select("file_path", "deletes.file_path")
+        paths |= {path for row in planned.collect() for path in (row[0], *row[1])}
+        files[snapshot.snapshot_id] = {local_path(path) for path in paths}
+    return files
+
+
+def test_files_of_a_tree(spark: SparkSession, tmp_path: Path) -> None:
+    """A file that a manifest DV masks in the snapshots that stay goes; its leaf stays."""
+    table = append(new_table(spark, tmp_path), *range(8))
+    table = append(delete(table, 1, 2), 8, 9, part="b")
+    table = mask_rows(table, tmp_path, "dv", f3=[1], f4=[0])
+    table.manage_snapshots().create_tag(table.metadata.current_snapshot_id, "t").commit()
+    table = delete(table.refresh(), 3, 8)
+    table = table.maintenance.compact_manifests(min_masked_ratio=0.01).commit()
+    table = append(table, 10)
+    files = reachable(table)
+    plan = table.maintenance.expire_snapshots(older_than=int(time.time() * 1000) + HOUR)
+    expired = {row.snapshot_id for row in plan.snapshots().collect()}
+    retained = files.keys() - expired
+    assert len(retained) == 2
+    needed = set[str]().union(*(files[each] for each in retained))
+    unneeded = set[str]().union(*(files[each] for each in expired)) - needed
+    assert planned_paths(plan.files()) == unneeded
+    assert {"/data/f1", "/data/f2"} <= unneeded
+    before = {each: table.scan(snapshot_id=each).plan_files().count() for each in retained}
+    after = plan.commit()
+    assert {each: after.scan(snapshot_id=each).plan_files().count() for each in retained} == before
+    assert not [path for path in unneeded if Path(path).exists()]
+    assert all(Path(path).exists() for path in needed if not path.startswith("/data/"))
+    assert after.check().isEmpty()
+
+
+# -- when something goes wrong ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def tree(spark: SparkSession, tmp_path: Path) -> sm.Table:
+    """Three snapshots, of which the first two are old; each removes a file of the one before."""
+    table = append(new_table(spark, tmp_path), 1, 2, 3)
+    return delete(delete(table, 1), 2)
+
+
+def soon() -> int:
+    return int(time.time() * 1000) + HOUR
+
+
+def test_a_missing_file_of_an_expired_snapshot(tree: sm.Table) -> None:
+    root = local_path(tree.metadata.snapshots[0].root_manifest or "")
+    Path(root).unlink()
+    plan = tree.maintenance.expire_snapshots(older_than=soon())
+    summary = plan.summary()
+    assert (summary.snapshots, summary.missing) == (2, 1)
+    assert "1 lists and manifests of expired snapshots are gone" in str(summary)
+    assert len(plan.commit().metadata.snapshots) == 1
+
+
+def test_a_missing_file_of_a_snapshot_that_stays(tree: sm.Table) -> None:
+    """Nothing is committed, and no file is deleted."""
+    leaf = tree.state.tree.root.leaves.column("location")[0].as_py()  # type: ignore[union-attr]
+    moved = Path(local_path(leaf)).rename(f"{local_path(leaf)}.away")
+    folder = Path(local_path(tree.location()))
+    before = files_below(folder)
+    with pytest.raises(NotFoundError, match=Path(leaf).name):
+        tree.maintenance.expire_snapshots(older_than=soon()).commit()
+    assert files_below(folder) == before
+    moved.rename(local_path(leaf))
+
+
+def test_an_unknown_outcome_deletes_nothing(tree: sm.Table, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = files_below(Path(local_path(tree.location())))
+
+    def unknown(*_: Any) -> Any:
+        raise CommitStateUnknownError("who knows")
+
+    monkeypatch.setattr(FileSystemOperations, "commit", unknown)
+    with pytest.raises(CommitStateUnknownError):
+        tree.maintenance.expire_snapshots(older_than=soon()).commit()
+    assert files_below(Path(local_path(tree.location()))) == before
+
+
+def test_a_tag_that_comes_first(tree: sm.Table) -> None:
+    """A snapshot that was tagged since the plan stays, with its files."""
+    first = tree.metadata.snapshots[0].snapshot_id
+    plan = tree.maintenance.expire_snapshots(older_than=soon())
+    assert "/data/f1" in planned_paths(plan.files())
+    tree.manage_snapshots().create_tag(first, "audit").commit()
+    after = plan.commit()
+    assert [each.snapshot_id for each in after.metadata.snapshots] == [first, tree.metadata.current_snapshot_id]
+    assert after.scan(snapshot_id=first).plan_files().count() == 3
+    assert "data file" not in plan.result()["committed"]["files"]
+
+
+def test_files_that_can_not_be_deleted(tree: sm.Table, tmp_path: Path) -> None:
+    """They are counted and named; the commit stands."""
+    folder = tmp_path / "no file"
+    folder.mkdir()
+    statistics = StatisticsFile.model_validate(
+        {"snapshot-id": tree.metadata.snapshots[0].snapshot_id, "statistics-path": str(folder),
+         "file-size-in-bytes": 5, "file-footer-size-in-bytes": 1, "blob-metadata": []}
+    )  # fmt: skip
+    tree.operations.commit(tree.version, tree.metadata.model_copy(update={"statistics": [statistics]}))
+    plan = tree.refresh().maintenance.expire_snapshots(older_than=soon())
+    assert plan.summary().bytes["statistics file"] == 5
+    after = plan.commit()
+    assert len(after.metadata.snapshots) == 1
+    assert not after.metadata.statistics
+    committed = plan.result()["committed"]
+    deleted = [committed[name]["statistics file"] for name in ("files", "bytes")]
+    assert (committed["failed"], deleted) == (1, [0, 0])
+    (problem,) = committed["problems"]
+    assert problem.startswith(str(folder))
+
+
+def test_nothing_to_do(tree: sm.Table) -> None:
+    plan = tree.maintenance.expire_snapshots()
+    assert plan.summary().is_empty
+    assert str(plan.summary()) == f"{tree.full_name}: none of its 3 snapshots expires"
+    assert plan.commit() is tree
+    assert plan.files().isEmpty()
+
+
+def test_only_metadata_is_deleted(tree: sm.Table) -> None:
+    plan = tree.maintenance.expire_snapshots(older_than=soon(), cleanup="metadata")
+    assert plan.summary().files.keys() <= {"root", "manifest", "manifest deletion vectors"}
+    assert plan.commit().scan().plan_files().count() == 1
+    assert not Path(local_path(tree.metadata.snapshots[0].root_manifest or "")).exists()
+
+
+def test_no_file_is_deleted(tree: sm.Table) -> None:
+    after = tree.maintenance.expire_snapshots(older_than=soon(), cleanup="none").commit()
+    assert len(after.metadata.snapshots) == 1
+    assert Path(local_path(tree.metadata.snapshots[0].root_manifest or "")).exists()
+
+
+def test_as_pyiceberg_spells_it(tree: sm.Table) -> None:
+    first, second, _ = (snapshot.snapshot_id for snapshot in tree.metadata.snapshots)
+    plan = tree.maintenance.expire_snapshots()
+    expired = {
+        "older_than": plan.older_than(datetime.fromtimestamp(soon() / 1000, UTC)),
+        "retain_last": plan.older_than(soon()).retain_last(2),
+        "by_id": plan.by_id(second),
+        "by_ids": plan.by_ids([first, second]),
+    }
+    assert {name: {row.snapshot_id for row in each.snapshots().collect()} for name, each in expired.items()} == {
+        "older_than": {first, second}, "retain_last": {first}, "by_id": {second}, "by_ids": {first, second},
+    }  # fmt: skip
+
+
+def test_what_is_refused(tree: sm.Table) -> None:
+    expire = tree.maintenance.expire_snapshots
+    with pytest.raises(ValidationError, match="retain_last is 0: at least one snapshot stays"):
+        expire(retain_last=0)
+    with pytest.raises(ValidationError, match=r"older_than is .*: it takes a datetime with a time zone"):
+        expire(older_than=datetime(2026, 1, 1))  # noqa: DTZ001  what is refused
+    with pytest.raises(NoSuchSnapshotError, match="has no snapshot 7"):
+        expire(snapshot_ids=[7])
+    current = tree.metadata.current_snapshot_id
+    with pytest.raises(ValidationError, match=f"snapshot {current} can't expire: main refers to it"):
+        expire(snapshot_ids=[current])
+    with pytest.raises(ValidationError, match="cleanup is 'some': it takes all, metadata or none"):
+        expire(cleanup="some")
+    with tree.transaction() as tx:
+        tx.set_properties({"gc.enabled": "false"})
+    with pytest.raises(ValidationError, match=r"gc\.enabled is false"):
+        tree.refresh().maintenance.expire_snapshots()
+
+
+def test_ten_thousand_snapshots() -> None:
+    """One update removes them, with their statistics and their part of the log."""
+    count = 10_000
+    snapshots = [
+        {"snapshot-id": number, "parent-snapshot-id": number - 1, "sequence-number": number,
+         "timestamp-ms": NOW + number, "manifest-list": f"/t/{number}", "summary": {"operation": "append"}}
+        for number in range(1, count + 1)
+    ]  # fmt: skip
+    document = empty_table() | {
+        "snapshots": snapshots,
+        "refs": {"main": {"snapshot-id": count, "type": "branch"}},
+        "current-snapshot-id": count,
+        "last-sequence-number": count,
+        "last-updated-ms": NOW + count,
+        "snapshot-log": [{"snapshot-id": number, "timestamp-ms": NOW + number} for number in range(1, count + 1)],
+    }
+    metadata = parse_table_metadata(json.dumps(document).encode(), "t")
+    expired = choose_expired(metadata, ExpiryRules(NOW + HOUR, NOW + count - 10))
+    after = without_expired(metadata, expired, None, NOW + HOUR)
+    assert [each.snapshot_id for each in after.snapshots] == [*range(count - 10, count + 1)]
+    assert [each.snapshot_id for each in after.snapshot_log] == [*range(count - 10, count + 1)]
+
+
+# -- command and job -------------------------------------------------------------------------------------------------
+
+
+def test_command_and_job(tree: sm.Table, capsys: pytest.CaptureFixture[str]) -> None:
+    """Both print the plan, and act with --commit."""
+
+    def command(*arguments: str) -> str:
+        result = CliRunner().invoke(
+            main, ["expire-snapshots", tree.location(), "--older-than", "2100-01-01", *arguments]
+        )
+        assert result.exit_code == 0, result.output
+        return result.output
+
+    assert "2 snapshots expire, 1 snapshots stay" in command()
+    assert "nothing is changed without --commit" in command()
+    rows = [json.loads(line) for line in command("--files", "-o", "json").splitlines()]
+    assert {row["path"] for row in rows if row["content"] == "data file"} == {"/data/f1", "/data/f2"}
+    assert len(tree.refresh().metadata.snapshots) == 3
+    job = runpy.run_path(str(JOBS / "expire_snapshots.py"))["main"]
+    arguments = ["--table", tree.location(), "--older-than", "2100-01-01"]
+    assert job([*arguments, "--retain-last", "2", "--commit"]) == 0
+    result = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert (result["plan"]["snapshots"], result["committed"]["failed"]) == (1, 0)
+    assert job([*arguments, "--snapshot-id", "5"]) == 1
+    assert "has no snapshot 5" in capsys.readouterr().err
+    assert "files deleted, 0 not deleted" in command("--commit")
+    assert len(tree.refresh().metadata.snapshots) == 1
+    assert "none of its 1 snapshots expires" in command("--commit")
