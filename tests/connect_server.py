@@ -32,6 +32,8 @@ SPARK_HOME = Path(pyspark.__file__).parent
 _NAMESPACE = ["unshare", "--map-root-user", "--mount"]
 _HIDE = 'set -e; while [ "$1" != -- ]; do mount -t tmpfs none "$1"; shift; done; shift; exec "$@"'
 _END_WITH_CLIENT = ["setpriv", "--pdeathsig", "TERM"]
+# Modules of tests that workers import.
+_OF_WORKERS = ("python_daemon.py", "logging_reader.py")
 _SECONDS = 120
 LOG = "log"
 """The name of the server's log in its folder."""
@@ -83,7 +85,8 @@ def _install(library: Path) -> None:
     ignored = shutil.ignore_patterns("__pycache__")
     shutil.copytree(ROOT / "sparkmeta", library / "sparkmeta", ignore=ignored)
     (library / "tests").mkdir()
-    shutil.copy(ROOT / "tests" / "python_daemon.py", library / "tests")
+    for module in _OF_WORKERS:
+        shutil.copy(ROOT / "tests" / module, library / "tests")
 
 
 def _environment(folder: Path) -> dict[str, str]:

@@ -9,18 +9,14 @@ from datetime import datetime
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Generic, Self
 
-from pyspark.sql import functions as F
-
 from sparkmeta.edit.attempts import commit_steps
 from sparkmeta.edit.range_sort import task_reader
-from sparkmeta.errors import ValidationError, shown, translated_errors
+from sparkmeta.errors import ValidationError, shown
 from sparkmeta.inspect.snapshots import snapshots as snapshot_rows
 from sparkmeta.maintain.reachable.deletion import Deletion, delete_files
-from sparkmeta.maintain.reachable.files import unreachable_files, used_specs
-from sparkmeta.maintain.reachable.tasks import MISSING, REACHED
+from sparkmeta.maintain.reachable.files import count_files, public_files, unreachable_files, used_specs
 from sparkmeta.maintain.upgrade import refuse_encrypted
 from sparkmeta.operations.base_table import TableT
-from sparkmeta.session import local_frame, materialize
 from sparkmeta.spec.expiry import Expired, ExpiryRules, choose_expired, without_expired
 from sparkmeta.storage.access import executor_writer
 
@@ -135,8 +131,7 @@ class ExpiryPlan(Generic[TableT]):
         Raises:
             NotFoundError: a manifest or list of a snapshot that stays is gone.
         """
-        files = self._files.where(F.col("content") != MISSING)
-        return files.withColumnRenamed("length", "file_size_in_bytes")
+        return public_files(self._files)
 
     def summary(self) -> ExpirySummary:
         """Return the plan in numbers. Runs the jobs of `files`."""
@@ -144,17 +139,15 @@ class ExpiryPlan(Generic[TableT]):
 
     @cached_property
     def _summary(self) -> ExpirySummary:
-        rows = self._files.groupBy("content").agg(F.count("*").alias("files"), F.sum("length").alias("bytes"))
-        counts = {row.content: row for row in rows.orderBy("content").collect()}
-        missing = counts.pop(MISSING, None)
+        counts = count_files(self._files)
         return ExpirySummary(
             table=self.table.full_name,
             snapshots=len(self._expired.snapshots),
             remaining=len(self.table.metadata.snapshots) - len(self._expired.snapshots),
             refs=self._expired.refs,
-            files={content: row.files for content, row in counts.items()},
-            bytes={content: row.bytes or 0 for content, row in counts.items()},
-            missing=missing.files if missing is not None else 0,
+            files=counts.files,
+            bytes=counts.bytes,
+            missing=counts.missing,
         )
 
     def commit(self) -> TableT:
@@ -222,11 +215,8 @@ class _ExpiryStep:
 
 
 def _unreachable(state: TableState, expired: Expired, cleanup: str) -> DataFrame:
-    ids = {snapshot.snapshot_id for snapshot in expired.snapshots}
-    if not ids:
-        return local_frame(state.spark, REACHED.empty_table().drop_columns("retained"))
-    with translated_errors():
-        return materialize(unreachable_files(state, ids, content_files=cleanup == ALL))
+    ids = {snapshot.snapshot_id for snapshot in expired.snapshots if cleanup != NONE}
+    return unreachable_files(state, ids, content_files=cleanup == ALL)
 
 
 def to_millis(timestamp: datetime | int) -> int:

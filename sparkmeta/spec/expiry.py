@@ -130,9 +130,10 @@ def without_expired(
 
 def refuse_without_gc(metadata: TableMetadata) -> None:
     """Raise ValidationError if the table's property `gc.enabled` is false."""
-    if metadata.properties.get(GC_ENABLED, "true").lower() == "false":
-        problem = f"the table property {GC_ENABLED} is false: other tables may use its files, so that none is deleted"
-        raise ValidationError(f"{metadata.location}: {problem}")
+    enabled = metadata.properties.get(GC_ENABLED, "true")
+    if enabled.lower() != "true":
+        problem = f"the table property {GC_ENABLED} is {enabled}: its files may belong to other tables"
+        raise ValidationError(f"{metadata.location}: {problem}, so that none is deleted")
 
 
 def _stays(name: str, ref: SnapshotRef, by_id: dict[int, Snapshot], metadata: TableMetadata, now_ms: int) -> bool:

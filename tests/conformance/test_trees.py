@@ -53,7 +53,7 @@ _MAPS = ("value_counts", "null_value_counts", "nan_value_counts", "lower_bounds"
 _NEW = ("first_row_id", "data_sequence_number", "manifest_path", "manifest_pos")
 
 
-NOT_APPENDED = {"duplicates", "encrypted", "unknown_transform"}
+NOT_APPENDED = {"duplicates", "encrypted", "equality_void", "unknown_transform"}
 
 
 def cases() -> list[tuple[str, tuple[str, ...]]]:

@@ -268,6 +268,24 @@ def test_a_missing_file_of_an_expired_snapshot(tree: sm.Table) -> None:
     assert len(plan.commit().metadata.snapshots) == 1
 
 
+@pytest.mark.java
+def test_a_missing_manifest_of_an_expired_snapshot(spark: SparkSession) -> None:
+    """What it lists stays; other files go."""
+    shop = Workshop(Java(spark), "a_missing_manifest")
+    shop.create("id INT")
+    shop.insert("1")
+    shop.sql("INSERT OVERWRITE {t} SELECT 2")
+    catalog = sm.load_catalog("copies", type="hadoop", warehouse=f"file://{shop.folder.parents[1]}", spark=spark)
+    table = catalog.load_table(f"peers.{shop.name}")
+    (first,) = (row.path for row in table.inspect.manifests(table.metadata.snapshots[0].snapshot_id).collect())
+    Path(local_path(first)).unlink()
+    plan = table.maintenance.expire_snapshots(older_than=soon())
+    summary = plan.summary()
+    assert (summary.missing, summary.files["manifest list"]) == (1, 1)
+    assert first not in planned_paths(plan.files())
+    assert plan.commit().scan().to_df().count() == 1
+
+
 def test_a_missing_file_of_a_snapshot_that_stays(tree: sm.Table) -> None:
     """Nothing is committed, and no file is deleted."""
     leaf = tree.state.tree.root.leaves.column("location")[0].as_py()  # type: ignore[union-attr]
@@ -341,7 +359,9 @@ def test_only_metadata_is_deleted(tree: sm.Table) -> None:
 
 
 def test_no_file_is_deleted(tree: sm.Table) -> None:
-    after = tree.maintenance.expire_snapshots(older_than=soon(), cleanup="none").commit()
+    plan = tree.maintenance.expire_snapshots(older_than=soon(), cleanup="none")
+    assert (plan.summary().snapshots, plan.summary().files) == (2, {})
+    after = plan.commit()
     assert len(after.metadata.snapshots) == 1
     assert Path(local_path(tree.metadata.snapshots[0].root_manifest or "")).exists()
 

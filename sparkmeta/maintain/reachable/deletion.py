@@ -52,7 +52,7 @@ def delete_files(files: DataFrame, writer: ExecutorWriter) -> Deletion:
     """Delete files by tasks. One that can't be deleted is no error.
 
     Args:
-        files: rows of `REACHED`; those of content `MISSING` are passed over.
+        files: rows of `UNREACHABLE`; those of content `MISSING` are passed over.
         writer: deletes files in tasks.
     """
     present = files.where(F.col("content") != MISSING).repartition(read_tasks(files.sparkSession))

@@ -1,6 +1,6 @@
 """Find the files that only expired snapshots need.
 
-    SELECT min(content), path, max(length) FROM
+    SELECT content, path, max(length) FROM
       statistics UNION lists UNION manifests UNION manifest DVs UNION live files of manifests
     GROUP BY path HAVING NOT any(retained)
 
@@ -11,16 +11,18 @@ rewrite.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import pyarrow as pa
 from pyspark.sql import functions as F
 
 from sparkmeta.edit.range_sort import task_reader
+from sparkmeta.errors import translated_errors
 from sparkmeta.maintain.reachable.tasks import (
     LISTED,
     MANIFEST,
     MANIFEST_DV,
+    MISSING,
     REACHED,
     ROOT,
     SNAPSHOTS,
@@ -41,11 +43,12 @@ if TYPE_CHECKING:
     from sparkmeta.state import TableState
     from sparkmeta.storage.executors import ExecutorReader
 
-STATISTICS = {"statistics": "statistics file", "partition_statistics": "partition statistics file"}
+UNREACHABLE = pa.schema([REACHED.field(name) for name in ("content", "path", "length")])
+_STATISTICS = {"statistics": "statistics file", "partition_statistics": "partition statistics file"}
 
 
 def unreachable_files(state: TableState, expired: Collection[int], *, content_files: bool = True) -> DataFrame:
-    """Return the files that only expired snapshots need, as `REACHED` without `retained`. Runs jobs.
+    """Find the files that only expired snapshots need, and return them as `UNREACHABLE`. Runs jobs.
 
     Files that are gone already, and that files of an expired snapshot name, have the content `MISSING`.
 
@@ -55,9 +58,41 @@ def unreachable_files(state: TableState, expired: Collection[int], *, content_fi
         content_files: whether to look for data and delete files too, not only for files of metadata.
 
     Raises:
-        NotFoundError: when it runs: a list or manifest of a retained snapshot is gone.
+        NotFoundError: a list or manifest of a retained snapshot is gone.
         UnsupportedError: tasks can't open the table's files.
     """
+    if not expired:
+        return local_frame(state.spark, UNREACHABLE.empty_table())
+    with translated_errors():
+        return materialize(_unreachable(state, expired, content_files))
+
+
+class FileCounts(NamedTuple):
+    """The numbers of files, and their bytes as far as metadata says, by content; and how many files are missing."""
+
+    files: dict[str, int]
+    bytes: dict[str, int]
+    missing: int
+
+
+def count_files(files: DataFrame) -> FileCounts:
+    """Count files, rows of `UNREACHABLE`, by a job."""
+    grouped = files.groupBy("content").agg(F.count("*").alias("files"), F.sum("length").alias("bytes"))
+    rows = {row.content: row for row in grouped.orderBy("content").collect()}
+    missing = rows.pop(MISSING, None)
+    return FileCounts(
+        {content: row.files for content, row in rows.items()},
+        {content: row.bytes or 0 for content, row in rows.items()},
+        missing.files if missing is not None else 0,
+    )
+
+
+def public_files(files: DataFrame) -> DataFrame:
+    """Return files, rows of `UNREACHABLE`, as plans show them: without the missing ones."""
+    return files.where(F.col("content") != MISSING).withColumnRenamed("length", "file_size_in_bytes")
+
+
+def _unreachable(state: TableState, expired: Collection[int], content_files: bool) -> DataFrame:
     reader = task_reader(state)
     manifests = materialize(_listed(state, reader, expired))
     paths = manifests.select("content", "path", "length", "retained")
@@ -69,12 +104,12 @@ def unreachable_files(state: TableState, expired: Collection[int], *, content_fi
     if content_files and not readable.where("NOT retained").isEmpty():
         read = ContentReader(reader, state.types.tree_types if state.has_trees else None)
         reached = reached.union(map_arrow(readable.repartition(read_tasks(state.spark)), read, REACHED))
-    return (
-        reached.groupBy("path")
-        .agg(F.min("content").alias("content"), F.max("length").alias("length"), F.max("retained").alias("retained"))
-        .where("NOT retained")
-        .select("content", "path", "length")
-    )
+    # A manifest that is gone has a row of its list too.
+    missing = F.max(F.when(F.col("content") == MISSING, F.col("content")))
+    content = F.coalesce(missing, F.min("content")).alias("content")
+    lengths = F.max("length").alias("length")
+    by_path = reached.groupBy("path").agg(content, lengths, F.max("retained").alias("retained"))
+    return by_path.where("NOT retained").select(*UNREACHABLE.names)
 
 
 def used_specs(state: TableState, expired: Collection[int]) -> set[int] | None:
@@ -136,7 +171,7 @@ def _statistics(metadata: TableMetadata, expired: Collection[int]) -> pa.Table:
             "length": file.file_size_in_bytes,
             "retained": file.snapshot_id not in expired,
         }
-        for name, content in STATISTICS.items()
+        for name, content in _STATISTICS.items()
         for file in getattr(metadata, name)
     ]
     return pa.Table.from_pylist(rows, REACHED)

@@ -5,16 +5,17 @@ Light: tasks import this.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from sparkmeta.errors import NotFoundError
 from sparkmeta.manifests.arrays import kept_rows
-from sparkmeta.manifests.decoder import EntryDecoder
+from sparkmeta.manifests.avro.container import Data, manifest_data
+from sparkmeta.manifests.decoder import decode
 from sparkmeta.manifests.deletion_vectors import DV_SCHEMA, inlined, manifest_dvs, unmasked
 from sparkmeta.manifests.manifest_list import decode_manifest_list
 from sparkmeta.manifests.projection import EntryProjection
@@ -22,6 +23,7 @@ from sparkmeta.manifests.v4.root import FILES, Root, read_root, version
 from sparkmeta.manifests.v4.types import TreeTypes, stats_of_fields
 from sparkmeta.spec.entry import ContentType, Status
 from sparkmeta.storage.executors import ExecutorReader
+from sparkmeta.storage.ranges import read_ahead
 
 LIST, ROOT, MANIFEST = "manifest list", "root", "manifest"
 MANIFEST_DV = "manifest deletion vectors"
@@ -68,6 +70,10 @@ REACHED = pa.schema(
 
 _PROJECTION = EntryProjection.of(("content_type", "location", "version_info", "file_size_in_bytes"))
 _MAGIC = b"PAR1"
+# Assumed of a manifest list or root, whose length no metadata says.
+_LIST_BYTES = 1 << 20
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -88,15 +94,12 @@ class ListReader:
             NotFoundError: the list of a retained snapshot is gone.
         """
         for batch in batches:
-            for row in batch.to_pylist():
-                try:
-                    data = self.reader.read(row["location"])
-                except NotFoundError:
-                    if row["retained"]:
-                        raise
-                    yield listed([{"content": MISSING, "path": row["location"]}], retained=False)
-                else:
-                    yield listed(self._rows(data, row), retained=row["retained"])
+            for row, data in read_ahead(batch.to_pylist(), self._read, lambda _: _LIST_BYTES):
+                rows = self._rows(data, row) if data is not None else [{"content": MISSING, "path": row["location"]}]
+                yield listed(rows, retained=row["retained"])
+
+    def _read(self, row: Mapping[str, Any]) -> bytes | None:
+        return _unless_missing(row, lambda: self.reader.read(row["location"]))
 
     def _rows(self, data: bytes, row: Mapping[str, Any]) -> list[dict[str, Any]]:
         location, length = row["location"], len(data)
@@ -160,39 +163,52 @@ class ContentReader:
         Raises:
             NotFoundError: a manifest of a retained snapshot is gone.
         """
-        decoder = EntryDecoder(self.reader, self.trees)
         for batch in batches:
-            for row in batch.to_pylist():
-                try:
-                    yield from self._files(decoder, row)
-                except NotFoundError:
-                    if row["retained"]:
-                        raise
-                    yield pa.RecordBatch.from_pylist(
-                        [{"content": MISSING, "path": row["path"], "retained": False}], schema=REACHED
-                    )
+            for row, data in read_ahead(batch.to_pylist(), self._read, lambda row: row["length"] or 0):
+                if data is None:
+                    missing = {"content": MISSING, "path": row["path"], "retained": False}
+                    yield pa.RecordBatch.from_pylist([missing], schema=REACHED)
+                else:
+                    for entries in self._entries(data, row):
+                        yield _live_files(entries, row["retained"])
 
-    def _files(self, decoder: EntryDecoder, row: Mapping[str, Any]) -> Iterator[pa.RecordBatch]:
-        part = {
-            "manifest": 0,
-            "location": row["path"],
-            "file_format": "PARQUET" if row["path"].lower().endswith(".parquet") else "AVRO",
-            "partition_spec_id": row["spec_id"],
-            "snapshot_id": row["snapshot_id"],
-            "sequence_number": row["sequence_number"],
-            "first_row_id": None,
-            "part": 0,
-            "parts": 1,
-            "file_size_in_bytes": row["length"],
-        }
+    def _read(self, row: Mapping[str, Any]) -> Data | None:
+        return _unless_missing(row, lambda: manifest_data(self.reader, _part(row)))
+
+    def _entries(self, data: Data, row: Mapping[str, Any]) -> Iterator[pa.RecordBatch]:
+        batches = decode(data, _part(row), _PROJECTION, self.trees)
         if row["dv"] is None:
-            for batch in decoder.entries(part, _PROJECTION):
-                yield _live_files(batch, row["retained"])
-        else:
-            table = decoder.table(part, _PROJECTION)
-            (dv,) = inlined([row["dv"]], self.reader)
-            for batch in kept_rows(table, unmasked(len(table), dv)).to_batches():
-                yield _live_files(batch, row["retained"])
+            yield from batches
+            return
+        table = pa.Table.from_batches(batches, _PROJECTION.schema)
+        (dv,) = inlined([row["dv"]], self.reader)
+        yield from kept_rows(table, unmasked(len(table), dv)).to_batches()
+
+
+def _part(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a whole manifest, a row of `LISTED`, as a row of `PART_SCHEMA`."""
+    return {
+        "manifest": 0,
+        "location": row["path"],
+        "file_format": "PARQUET" if row["path"].lower().endswith(".parquet") else "AVRO",
+        "partition_spec_id": row["spec_id"],
+        "snapshot_id": row["snapshot_id"],
+        "sequence_number": row["sequence_number"],
+        "first_row_id": None,
+        "part": 0,
+        "parts": 1,
+        "file_size_in_bytes": row["length"],
+    }
+
+
+def _unless_missing(row: Mapping[str, Any], read: Callable[[], T]) -> T | None:
+    """Return what is read, or None for a missing file that no retained snapshot needs."""
+    try:
+        return read()
+    except NotFoundError:
+        if row["retained"]:
+            raise
+        return None
 
 
 def _live_files(entries: pa.RecordBatch, retained: bool) -> pa.RecordBatch:
