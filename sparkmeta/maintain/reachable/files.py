@@ -28,8 +28,7 @@ from sparkmeta.maintain.reachable.tasks import (
     SNAPSHOTS,
     ContentReader,
     ListReader,
-    listed,
-    manifest_rows,
+    listed_manifests,
 )
 from sparkmeta.manifests.manifest_list import inline_manifest_list
 from sparkmeta.session import local_frame, map_arrow, materialize, read_tasks
@@ -156,7 +155,7 @@ def _inline_lists(metadata: TableMetadata, expired: Collection[int]) -> Iterator
     for snapshot in metadata.snapshots:
         if paths := _inline(snapshot):
             manifests = inline_manifest_list(paths, [0] * len(paths), snapshot.snapshot_id)
-            yield listed(manifest_rows(manifests), retained=snapshot.snapshot_id not in expired)
+            yield listed_manifests(manifests, retained=snapshot.snapshot_id not in expired)
 
 
 def _inline(snapshot: Snapshot) -> list[str]:

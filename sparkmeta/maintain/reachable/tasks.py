@@ -95,25 +95,31 @@ class ListReader:
         """
         for batch in batches:
             for row, data in read_ahead(batch.to_pylist(), self._read, lambda _: _LIST_BYTES):
-                rows = self._rows(data, row) if data is not None else [{"content": MISSING, "path": row["location"]}]
-                yield listed(rows, retained=row["retained"])
+                if data is None:
+                    yield listed(MISSING, {"path": [row["location"]]}, retained=False)
+                else:
+                    yield from self._rows(data, row)
 
     def _read(self, row: Mapping[str, Any]) -> bytes | None:
         return _unless_missing(row, lambda: self.reader.read(row["location"]))
 
-    def _rows(self, data: bytes, row: Mapping[str, Any]) -> list[dict[str, Any]]:
-        location, length = row["location"], len(data)
+    def _rows(self, data: bytes, row: Mapping[str, Any]) -> Iterator[pa.RecordBatch]:
+        location, retained = row["location"], row["retained"]
+        file = {"path": [location], "length": [len(data)]}
         if self.trees is None or not data.startswith(_MAGIC):
-            manifests = decode_manifest_list(data, location)
-            return [{"content": LIST, "path": location, "length": length}, *manifest_rows(manifests)]
+            yield listed(LIST, file, retained=retained)
+            yield listed_manifests(decode_manifest_list(data, location), retained=retained)
+            return
         stamp = (row["snapshot_id"], row["sequence_number"] or 0)
         fields = stats_of_fields(self.trees.sources)
         root = read_root(data, self.trees.stats, self.trees.spec_fields, location, stamp, fields)
-        return [{"content": ROOT, "path": location, "length": length, **_stamp(root, row)}, *_leaf_rows(root)]
+        inherited = {name: [row[name]] for name in ("sequence_number", "snapshot_id")}
+        yield listed(ROOT, file | inherited | {"spec_id": [_spec_id(root)]}, retained=retained)
+        yield listed(MANIFEST, _leaves(root), retained=retained)
 
 
-def manifest_rows(manifests: pa.RecordBatch) -> list[dict[str, Any]]:
-    """Return rows of `MANIFEST_FILE_SCHEMA` as dicts of `LISTED`."""
+def listed_manifests(manifests: pa.RecordBatch, *, retained: bool) -> pa.RecordBatch:
+    """Return rows of `MANIFEST_FILE_SCHEMA` as `LISTED`."""
     columns = {
         "path": "manifest_path",
         "length": "manifest_length",
@@ -121,33 +127,41 @@ def manifest_rows(manifests: pa.RecordBatch) -> list[dict[str, Any]]:
         "sequence_number": "sequence_number",
         "snapshot_id": "added_snapshot_id",
     }
-    rows = pa.table({name: manifests.column(column) for name, column in columns.items()}).to_pylist()
-    return [{"content": MANIFEST, **row} for row in rows]
+    return listed(MANIFEST, {name: manifests.column(source) for name, source in columns.items()}, retained=retained)
 
 
-def listed(rows: list[dict[str, Any]], *, retained: bool) -> pa.RecordBatch:
-    """Return dicts as `LISTED`."""
-    return pa.RecordBatch.from_pylist([{**row, "retained": retained} for row in rows], schema=LISTED)
+def listed(content: str, columns: Mapping[str, Any], *, retained: bool) -> pa.RecordBatch:
+    """Return columns as `LISTED`, with nulls in those that are not given."""
+    size = len(columns["path"])
+    constants = {"content": pa.repeat(content, size), "retained": pa.repeat(retained, size)}
+    table = pa.table(dict(columns) | constants)
+    arrays = [
+        table[field.name].combine_chunks().cast(field.type) if field.name in table.schema.names
+        else pa.nulls(size, field.type)
+        for field in LISTED
+    ]  # fmt: skip
+    return pa.RecordBatch.from_arrays(arrays, schema=LISTED)
 
 
-def _stamp(root: Root, row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what the entries of a root's own files inherit."""
+def _spec_id(root: Root) -> int | None:
+    """Return a partition spec of a root's own files."""
     files = root.of(FILES, live=False)
-    spec_id = files.column("partition_spec_id")[0].as_py() if len(files) else None
-    return {"spec_id": spec_id, "sequence_number": row["sequence_number"], "snapshot_id": row["snapshot_id"]}
+    return files.column("partition_spec_id")[0].as_py() if len(files) else None
 
 
-def _leaf_rows(root: Root) -> list[dict[str, Any]]:
-    leaves = root.leaves
-    dvs = {dv["referenced_file"]: dv | {"manifest": 0} for dv in manifest_dvs(root).to_pylist()}
-    columns = {
+def _leaves(root: Root) -> dict[str, pa.ChunkedArray]:
+    leaves, dvs = root.leaves, manifest_dvs(root)
+    # Deletion vectors of one leaf are equal if they are the same one.
+    dvs = dvs.set_column(0, DV_SCHEMA.field(0), pa.repeat(pa.scalar(0, pa.int32()), len(dvs)))
+    places = pc.index_in(leaves.column("location"), dvs.column("referenced_file").combine_chunks())
+    return {
         "path": leaves.column("location"),
         "length": leaves.column("file_size_in_bytes"),
         "spec_id": leaves.column("partition_spec_id"),
         "sequence_number": version(leaves, "sequence_number"),
         "snapshot_id": version(leaves, "snapshot_id"),
+        "dv": dvs.to_struct_array().combine_chunks().take(places),
     }
-    return [{"content": MANIFEST, **row, "dv": dvs.get(row["path"])} for row in pa.table(columns).to_pylist()]
 
 
 @dataclass(frozen=True)
