@@ -15,6 +15,7 @@ from sparkmeta.operations.table_operations import TableVersion
 from sparkmeta.spec.bitmap import PositionBitmap
 from sparkmeta.spec.snapshot import Snapshot
 from sparkmeta.spec.upgrade import upgrade_metadata
+from sparkmeta.storage.access import FileAccess
 from sparkmeta.table import Table
 from tests.logging_reader import LoggingReader
 from tests.small_table import write_small_table
@@ -245,7 +246,7 @@ def test_positions_of_vectors_that_share_files(
         table = tree.load(spark)
         reader = LoggingReader(log=f"{tree.folder}/requests")
         if reads == "direct":
-            monkeypatch.setitem(table.state.__dict__, "access", replace(table.state.access, tasks=reader))
+            monkeypatch.setattr(FileAccess, "tasks", reader)
         added = {("added", name, (7, 9)) for name in names}
         assert positions(table, 1) == added | {("removed", name, None) for name in names}
     finally:
