@@ -10,9 +10,11 @@ from collections import Counter
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import Enum
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
+
+from tests.served import served
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -129,16 +131,5 @@ def store_proxy(server_uri: str, seed: int, share: float = 0.1, spared: str = ""
     """Run a proxy in threads of this process."""
     proxy = StoreProxy(random.Random(seed), share, spared)
     handler = type("Handler", (_Handler,), {"proxy": proxy, "server_uri": server_uri})
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    server.daemon_threads = True
-    # Clients are killed while they wait.
-    server.handle_error = lambda *_: None  # type: ignore[method-assign]
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    proxy.uri = f"http://127.0.0.1:{server.server_port}"
-    try:
+    with served(handler) as proxy.uri:
         yield proxy
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()

@@ -195,14 +195,20 @@ class _ExpiryStep:
 
     Attributes:
         base: the state to which the last attempt was applied.
+        changed: its metadata afterwards.
     """
 
     rules: ExpiryRules
     base: TableState | None = None
+    changed: TableMetadata | None = None
 
     def apply(self, state: TableState) -> TableMetadata:
         """See `Step.apply`."""
-        self.base = state
+        if self.changed is None or self.base is None or self.base.metadata is not state.metadata:
+            self.base, self.changed = state, self._changed(state)
+        return self.changed
+
+    def _changed(self, state: TableState) -> TableMetadata:
         expired = choose_expired(state.metadata, self.rules)
         ids = {snapshot.snapshot_id for snapshot in expired.snapshots}
         specs = used_specs(state, ids) if self.rules.clean_metadata else None

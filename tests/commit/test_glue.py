@@ -106,7 +106,7 @@ def test_an_entry_without_a_version(swap: GlueOperations, base: TableVersion, mo
 
 
 class Faults:
-    """Ends the requests to Glue of one kind, as often as it is told to."""
+    """Ends a number of requests to Glue of one kind."""
 
     def __init__(self, action: str, times: int) -> None:
         self.action, self.times = action, times

@@ -144,24 +144,36 @@ def change_refs(shop: Workshop, rng: random.Random, step: int) -> None:
         shop.sql(f"ALTER TABLE {{t}} CREATE {choice.upper()} r{step} AS OF VERSION {rng.choice(ids)}")
 
 
+def random_history(spark: SparkSession, name: str, rng: random.Random, steps: int) -> History:
+    """A table that Java has changed at random, with branches and tags."""
+    shop = Workshop(Java(spark), name)
+    shop.create("id INT, name STRING, part STRING", "part", version=rng.choice([2, 3]), properties=MERGE_ON_READ)
+    history = History(shop, rng)
+    history.insert()
+    for step in range(steps):
+        history.step()
+        change_refs(shop, rng, step)
+    return history
+
+
+def opened(shop: Workshop) -> sm.Table:
+    """Java's table in its warehouse, which can be committed to."""
+    warehouse = f"file://{shop.folder.parents[1]}"
+    return sm.load_catalog("copies", type="hadoop", warehouse=warehouse, spark=shop.spark).load_table(
+        f"peers.{shop.name}"
+    )
+
+
 @pytest.mark.java
 @pytest.mark.parametrize("seed", range(30) if SOAK else [3])
 def test_the_same_files_as_java(spark: SparkSession, seed: int) -> None:
     """After random changes of rows, deletes, manifests and refs; what stays is read as before."""
     rng = random.Random(seed)
-    shop = Workshop(Java(spark), f"expired_{seed}")
-    shop.create("id INT, name STRING, part STRING", "part", version=rng.choice([2, 3]), properties=MERGE_ON_READ)
-    history = History(shop, rng)
-    history.insert()
-    for step in range(10):
-        history.step()
-        change_refs(shop, rng, step)
-    table = sm.load_table(shop.metadata_location, spark=spark)
+    shop = random_history(spark, f"expired_{seed}", rng, steps=10).shop
+    table = opened(shop)
     chosen = rng.choice(table.metadata.snapshots).timestamp_ms + 1
-    folder = Path(local_path(table.location()))
-    copy = sm.load_catalog("copies", type="hadoop", warehouse=f"file://{folder.parents[1]}", spark=spark)
-    plan = copy.load_table(f"peers.{shop.name}").maintenance.expire_snapshots(older_than=chosen, retain_last=1)
-    planned, before = planned_paths(plan.files()), files_below(folder)
+    plan = table.maintenance.expire_snapshots(older_than=chosen, retain_last=1)
+    planned, before = planned_paths(plan.files()), files_below(shop.folder)
     assert sum(plan.summary().files.values()) == len(planned)
     sizes = {local_path(row.path): row.file_size_in_bytes for row in plan.files().collect()}
     assert {path: size for path, size in sizes.items() if size is not None} == {
@@ -169,7 +181,7 @@ def test_the_same_files_as_java(spark: SparkSession, seed: int) -> None:
     }
     when = datetime.fromtimestamp(chosen / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S.%f")
     shop.call("expire_snapshots", f"older_than => TIMESTAMP '{when}', retain_last => 1, stream_results => true")
-    removed_by_java = before - files_below(folder)
+    removed_by_java = before - files_below(shop.folder)
     unneeded = planned - removed_by_java
     assert removed_by_java <= planned
     assert not unneeded, "Java leaves what nothing needs"
@@ -179,16 +191,9 @@ def test_the_same_files_as_java(spark: SparkSession, seed: int) -> None:
 @pytest.mark.parametrize("seed", range(100, 130) if SOAK else [101])
 def test_what_stays_is_read_as_before(spark: SparkSession, seed: int) -> None:
     rng = random.Random(seed)
-    shop = Workshop(Java(spark), f"expired_by_us_{seed}")
-    shop.create("id INT, name STRING, part STRING", "part", version=rng.choice([2, 3]), properties=MERGE_ON_READ)
-    history = History(shop, rng)
-    history.insert()
-    for step in range(8):
-        history.step()
-        change_refs(shop, rng, step)
-    warehouse = Path(local_path(str(shop.table.location()))).parents[1]
-    catalog = sm.load_catalog("copies", type="hadoop", warehouse=f"file://{warehouse}", spark=spark)
-    table = catalog.load_table(f"peers.{shop.name}")
+    history = random_history(spark, f"expired_by_us_{seed}", rng, steps=8)
+    shop = history.shop
+    table = opened(shop)
     cutoff = rng.choice(table.metadata.snapshots).timestamp_ms + 1
     plan = table.maintenance.expire_snapshots(older_than=cutoff, clean_expired_metadata=True)
     expired = {row.snapshot_id for row in plan.snapshots().collect()}
@@ -275,8 +280,7 @@ def test_a_missing_manifest_of_an_expired_snapshot(spark: SparkSession) -> None:
     shop.create("id INT")
     shop.insert("1")
     shop.sql("INSERT OVERWRITE {t} SELECT 2")
-    catalog = sm.load_catalog("copies", type="hadoop", warehouse=f"file://{shop.folder.parents[1]}", spark=spark)
-    table = catalog.load_table(f"peers.{shop.name}")
+    table = opened(shop)
     (first,) = (row.path for row in table.inspect.manifests(table.metadata.snapshots[0].snapshot_id).collect())
     Path(local_path(first)).unlink()
     plan = table.maintenance.expire_snapshots(older_than=soon())

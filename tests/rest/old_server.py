@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-import threading
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, urlsplit
+
+from tests.served import served
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -93,14 +94,5 @@ def old_server() -> Iterator[OldServer]:
         def log_message(self, *_: object) -> None:
             pass
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    old.uri = f"http://127.0.0.1:{server.server_port}"
-    try:
+    with served(Handler) as old.uri:
         yield old
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()

@@ -8,9 +8,11 @@ import threading
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import Enum
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import urlsplit
+
+from tests.served import served
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -118,20 +120,11 @@ def rest_proxy(catalog_uri: str) -> Iterator[Proxy]:
         def log_message(self, *_: object) -> None:
             pass
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
-    # Clients are killed while they wait.
-    server.handle_error = lambda *_: None  # type: ignore[method-assign]
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    proxy.uri = f"http://127.0.0.1:{server.server_port}"
-    try:
-        yield proxy
-    finally:
-        ended.set()
-        server.shutdown()
-        thread.join()
-        server.server_close()
+    with served(Handler) as proxy.uri:
+        try:
+            yield proxy
+        finally:
+            ended.set()
 
 
 def _refusal(proxy: Proxy, path: str, headers: dict[str, str]) -> int:
