@@ -13,9 +13,10 @@ import pyarrow.compute as pc
 from sparkmeta.columns.bounds import ANY, bound_arrow_type
 from sparkmeta.errors import ValidationError, shown
 from sparkmeta.manifests.arrays import whole
-from sparkmeta.manifests.metrics_maps import column_metric, derived_stats, map_type, stats_of_maps, true_where
+from sparkmeta.manifests.metrics_maps import map_type, stats_of_maps
 from sparkmeta.manifests.projection import PARTITION
-from sparkmeta.manifests.v4.layout import tree_schema, tree_stats_type
+from sparkmeta.manifests.v4.convert import PartitionValues, content_stats
+from sparkmeta.manifests.v4.layout import tree_schema
 from sparkmeta.manifests.v4.root import entry_problems
 from sparkmeta.spec.entry import METRICS_MAP_IDS, ContentType, Status
 from sparkmeta.spec.stats import COUNTS
@@ -206,20 +207,16 @@ class FileRows:
         }
         stats = stats_of_maps(maps, self.stats, rows, self.table)
         self._check_stats(stats, values)
-        sizes = dict(column_metric(maps["column_sizes"], self.stats, rows)) if "column_sizes" in maps else {}
-        for field_id, metrics in stats.items():
-            metrics.update(derived_stats(metrics, self.stats[field_id], sizes.get(field_id), rows))
-        present = {field_id: _any_valid(children.values(), rows) for field_id, children in stats.items()}
-        for spec_id in values["partition_spec_id"].unique().to_pylist():
-            mask = pc.equal(values["partition_spec_id"], spec_id)
+        partitions = self._partitions(files, values)
+        return content_stats(stats, maps.get("column_sizes"), partitions, values["record_count"], self.stats)
+
+    def _partitions(self, files: pa.Table, values: Mapping[str, pa.Array]) -> Iterator[PartitionValues]:
+        specs = values["partition_spec_id"]
+        for spec_id in specs.unique().to_pylist():
+            mask = pc.equal(specs, spec_id)
             for field in self.specs[spec_id]:
                 if field.source is not None:
-                    self._put(field, files, values, mask, stats.setdefault(field.source, {}))
-                    known = present.get(field.source, pa.repeat(pa.scalar(False), rows))
-                    present[field.source] = pc.or_(known, mask)
-        kind = tree_stats_type(self.stats)
-        structs = [_stats_struct(stats.get(int(child.name)), present, child, rows) for child in kind]
-        return pa.StructArray.from_arrays(structs, fields=list(kind)) if structs else pa.array([{}] * rows, kind)
+                    yield PartitionValues(field.source, mask, self._partition_value(field, files, values, mask))
 
     def _check_stats(self, stats: Mapping[int, Mapping[str, pa.Array]], values: Mapping[str, pa.Array]) -> None:
         """Raise ValidationError for contradictory counts or bounds, by which plans would wrongly prune files."""
@@ -245,32 +242,6 @@ class FileRows:
         for row in pc.indices_nonzero(pc.fill_null(wrong, False)).to_pylist()[:1]:
             raise self._error(values, row, column, stats[row].as_py(), problem)
 
-    def _put(
-        self,
-        field: TupleField,
-        files: pa.Table,
-        values: Mapping[str, pa.Array],
-        mask: pa.Array,
-        stats: dict[str, pa.Array],
-    ) -> None:
-        """Replace stats of a partition field's column or expression by its value, for the rows of one spec."""
-        value = self._partition_value(field, files, values, mask)
-        records = values["record_count"]
-        nan = pc.fill_null(pc.is_nan(value), False) if pa.types.is_floating(value.type) else None
-        bound = value if nan is None else pc.if_else(nan, pa.scalar(None, value.type), value)
-        exact = {
-            "lower_bound": bound,
-            "upper_bound": bound,
-            "tight_bounds": true_where(bound.is_valid()),
-            "value_count": pc.coalesce(stats["value_count"], records) if "value_count" in stats else records,
-            "null_value_count": pc.if_else(value.is_null(), records, pa.scalar(0, pa.int64())),
-        }
-        if nan is not None:
-            exact["nan_value_count"] = pc.if_else(nan, records, pa.scalar(0, pa.int64()))
-        for child, new in exact.items():
-            old = stats.get(child, pa.nulls(len(files), new.type))
-            stats[child] = pc.if_else(mask, new, old)
-
     def _partition_value(
         self, field: TupleField, files: pa.Table, values: Mapping[str, pa.Array], mask: pa.Array
     ) -> pa.Array:
@@ -295,23 +266,6 @@ class FileRows:
             return value.cast(kind)
         except (pa.ArrowException, ValueError) as error:
             raise ValidationError(f"{self.table}: partition.{name} of the files is {value.type}, not {kind}") from error
-
-
-def _stats_struct(
-    stats: Mapping[str, pa.Array] | None, present: Mapping[int, pa.Array], field: pa.Field, rows: int
-) -> pa.StructArray:
-    if stats is None:
-        return pa.nulls(rows, field.type)
-    children = [stats.get(child.name, pa.nulls(rows, child.type)).cast(child.type) for child in field.type]
-    absent = pc.invert(present[int(field.name)])
-    return pa.StructArray.from_arrays(children, fields=list(field.type), mask=absent)
-
-
-def _any_valid(arrays: Iterable[pa.Array], rows: int) -> pa.Array:
-    some = pa.repeat(pa.scalar(False), rows)
-    for array in arrays:
-        some = pc.or_(some, array.is_valid())
-    return some
 
 
 def _without_empty_lists(ids: pa.Array, kinds: pa.Array) -> pa.Array:

@@ -87,6 +87,11 @@ class Tree:
         """Return which leaves, rows of `leaf_manifests`, are V4 leaves that another library may have written."""
         return self._is_parquet(leaves, self.upgraded_sequence_number, self.foreign_sequence_number)
 
+    def has_old_layout(self, leaves: pa.Table) -> pa.Array:
+        """Return which leaves, rows of `leaf_manifests`, are Avro or Parquet manifests as versions 1 to 3 have them."""
+        is_v4 = pc.or_(self.has_tree_layout(leaves), self.is_foreign(leaves))
+        return pc.invert(pc.or_(is_v4, pc.equal(leaves.column("file_format"), IN_ROOT)))
+
     def _is_parquet(self, leaves: pa.Table, after: int, until: int) -> pa.Array:
         parquet, sequence = pc.equal(leaves.column("file_format"), "PARQUET"), version(leaves, "sequence_number")
         between = pc.and_(pc.greater(sequence, after), pc.less_equal(sequence, until))

@@ -1,0 +1,183 @@
+"""Turn entries of v1 to v3 manifests, and metrics of new files, into entries of V4 leaves. Tasks import this."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sparkmeta.errors import CorruptFileError
+from sparkmeta.manifests.arrays import narrowed, whole
+from sparkmeta.manifests.metrics_maps import column_metric, derived_stats, true_where
+from sparkmeta.manifests.projection import CONTENT_STATS, FILE_COLUMNS, PARTITION, EntryProjection
+from sparkmeta.manifests.v4.layout import tree_schema, tree_stats_type
+from sparkmeta.manifests.v4.types import TreeTypes
+from sparkmeta.spec.entry import ContentType, Status
+
+# Column id -> child of `content_stats` -> values.
+Metrics = dict[int, dict[str, pa.Array]]
+
+_SIZES = "column_sizes"
+
+
+class PartitionValues(NamedTuple):
+    """The values of a partition field, in the rows of one spec.
+
+    Attributes:
+        source: the id of the stats that hold them.
+        rows: which rows have the spec.
+        values: the values of all rows.
+    """
+
+    source: int
+    rows: pa.Array
+    values: pa.Array
+
+
+def conversion_projection(types: TreeTypes, spec_id: int) -> EntryProjection:
+    """Return what to read of a v1 to v3 manifest of a spec for `converted`."""
+    columns = {field_id: types.stats[field_id] for field_id in types.columns}
+    return EntryProjection.of([*FILE_COLUMNS, _SIZES], dict(types.spec_fields[spec_id]), columns)
+
+
+def converted(batches: Iterable[pa.RecordBatch], types: TreeTypes, spec_id: int, location: str) -> Iterator[pa.Table]:
+    """Yield the entries of a manifest of one spec as rows of `tree_schema`.
+
+    A file sequence number that the manifest does not know is the data sequence number.
+
+    Args:
+        batches: rows of `conversion_projection`.
+        types: the types of the table's V4 manifests.
+        spec_id: the manifest's partition spec.
+        location: the manifest's location, for errors.
+
+    Raises:
+        CorruptFileError: a live entry without a sequence number.
+    """
+    schema = tree_schema(types.stats)
+    for batch in batches:
+        columns = _of_content(batch)
+        columns["version_info"] = _known_version(batch, location)
+        columns["file_format"] = pc.utf8_lower(batch.column("file_format"))
+        columns[CONTENT_STATS] = _stats(batch, types, spec_id)
+        arrays = [
+            narrowed(columns[field.name], field.type) if field.name in columns else pa.nulls(len(batch), field.type)
+            for field in schema
+        ]
+        yield pa.Table.from_arrays(arrays, schema=schema)
+
+
+def _of_content(batch: pa.RecordBatch) -> dict[str, pa.Array]:
+    """Return the columns, with null in fields that the content type of an entry does not have."""
+    columns = {name: batch.column(name) for name in FILE_COLUMNS}
+    for name, content in _ONLY_OF.items():
+        has_field = pc.equal(columns["content_type"], int(content))
+        columns[name] = pc.if_else(has_field, columns[name], pa.scalar(None, columns[name].type))
+    return columns
+
+
+_ONLY_OF = {
+    "deletion_vector": ContentType.POSITION_DELETES,
+    "referenced_file": ContentType.POSITION_DELETES,
+    "equality_ids": ContentType.EQUALITY_DELETES,
+    "first_row_id": ContentType.DATA,
+    "sort_order_id": ContentType.DATA,
+}
+
+
+def _known_version(batch: pa.RecordBatch, location: str) -> pa.StructArray:
+    info = batch.column("version_info")
+    fields = dict(zip(info.type.names, info.flatten(), strict=True))
+    fields["file_sequence_number"] = pc.coalesce(fields["file_sequence_number"], fields["sequence_number"])
+    live = pc.not_equal(fields["status"], int(Status.DELETED))
+    for name, values in fields.items():
+        if len(unknown := batch.column("location").filter(pc.and_(live, values.is_null()))):
+            path = unknown[0].as_py()
+            raise CorruptFileError(location, f"version_info.{name}", None, f"the entry of {path} has none")
+    return pa.StructArray.from_arrays([*fields.values()], fields=list(info.type))
+
+
+def _stats(batch: pa.RecordBatch, types: TreeTypes, spec_id: int) -> pa.StructArray:
+    metrics: Metrics = {}
+    if CONTENT_STATS in batch.schema.names:
+        stats = batch.column(CONTENT_STATS)
+        for field, values in zip(stats.type, stats.flatten(), strict=True):
+            children = dict(zip(values.type.names, values.flatten(), strict=True))
+            known = {name: child for name, child in children.items() if child.null_count < len(child)}
+            if known:
+                metrics[int(field.name)] = known
+    every = pa.repeat(pa.scalar(True), len(batch))
+    places = [PartitionValues(source, every, _value(batch, field_id)) for field_id, source in types.sources[spec_id]]
+    return content_stats(metrics, batch.column(_SIZES), places, batch.column("record_count"), types.stats)
+
+
+def _value(batch: pa.RecordBatch, field_id: int) -> pa.Array:
+    return pc.struct_field(batch.column(PARTITION), str(field_id))
+
+
+def content_stats(
+    metrics: Metrics,
+    column_sizes: pa.MapArray | None,
+    partitions: Iterable[PartitionValues],
+    records: pa.Array,
+    types: Mapping[int, str],
+) -> pa.StructArray:
+    """Return metrics and partition values of files as `content_stats` of V4 entries.
+
+    Partition values replace the bounds and null counts of the stats that hold them.
+
+    Args:
+        metrics: the metrics of columns. They are changed.
+        column_sizes: the metrics map of that name.
+        partitions: the values of the partition fields.
+        records: the record counts of the files.
+        types: ids that may have stats -> Iceberg type names.
+    """
+    rows = len(records)
+    sizes = {} if column_sizes is None else dict(column_metric(column_sizes, types, rows))
+    for field_id, children in metrics.items():
+        children.update(derived_stats(children, types[field_id], sizes.get(field_id), rows))
+    present = {field_id: _any_valid(children.values(), rows) for field_id, children in metrics.items()}
+    for source, mask, values in partitions:
+        _put(values, records, mask, metrics.setdefault(source, {}))
+        present[source] = pc.or_(present.get(source, pa.repeat(pa.scalar(False), rows)), mask)
+    kind = tree_stats_type(types)
+    structs = [_struct(metrics.get(int(child.name)), present, child, rows) for child in kind]
+    return pa.StructArray.from_arrays(structs, fields=list(kind)) if structs else pa.array([{}] * rows, kind)
+
+
+def _put(value: pa.Array, records: pa.Array, mask: pa.Array, stats: dict[str, pa.Array]) -> None:
+    """Replace stats of a partition field's column or expression by its value, for the rows of one spec."""
+    nan = pc.fill_null(pc.is_nan(value), False) if pa.types.is_floating(value.type) else None
+    bound = value if nan is None else pc.if_else(nan, pa.scalar(None, value.type), value)
+    exact = {
+        "lower_bound": bound,
+        "upper_bound": bound,
+        "tight_bounds": true_where(bound.is_valid()),
+        "value_count": pc.coalesce(stats["value_count"], records) if "value_count" in stats else records,
+        "null_value_count": pc.if_else(value.is_null(), records, pa.scalar(0, pa.int64())),
+    }
+    if nan is not None:
+        exact["nan_value_count"] = pc.if_else(nan, records, pa.scalar(0, pa.int64()))
+    for child, new in exact.items():
+        old = stats.get(child, pa.nulls(len(records), new.type))
+        stats[child] = pc.if_else(mask, new, old)
+
+
+def _struct(
+    stats: Mapping[str, pa.Array] | None, present: Mapping[int, pa.Array], field: pa.Field, rows: int
+) -> pa.StructArray:
+    if stats is None:
+        return pa.nulls(rows, field.type)
+    children = [stats.get(child.name, pa.nulls(rows, child.type)).cast(child.type) for child in field.type]
+    absent = pc.invert(present[int(field.name)])
+    return pa.StructArray.from_arrays(children, fields=list(field.type), mask=absent)
+
+
+def _any_valid(arrays: Iterable[pa.Array], rows: int) -> pa.Array:
+    some = pa.repeat(pa.scalar(False), rows)
+    for array in arrays:
+        some = pc.or_(some, whole(array).is_valid())
+    return some
