@@ -174,18 +174,20 @@ def expire_snapshots(source: Source, row_options: RowOptions, files: bool, commi
 
 @click.command("upgrade")
 @click.option("--format-version", type=int, default=4, show_default=True, help="The format version to upgrade to.")
+@click.option("--compact", is_flag=True, help="Also compact the manifests of the main branch, in the same commit.")
 @click.option("--commit", is_flag=True, help="Commit the upgrade, instead of only printing it.")
 @takes_output
 @takes_source
-def upgrade(source: Source, format_version: int, commit: bool, as_json: bool) -> None:
+def upgrade(source: Source, format_version: int, compact: bool, commit: bool, as_json: bool) -> None:
     """Upgrade a table to a metadata tree of format version 4.
 
-    No manifest is rewritten, and the table's content does not change. Other libraries can't read it afterwards.
+    The table's content does not change. No manifest is rewritten without --compact. Other libraries can't read the
+    table afterwards.
 
     Prints the plan. Nothing changes without --commit.
     """
     with progress("Opening the table"):
-        plan = source.open().maintenance.upgrade(format_version)
+        plan = source.open().maintenance.upgrade(format_version, compact=compact)
         summary = plan.summary()
     upgraded = None
     if commit:

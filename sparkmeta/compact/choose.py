@@ -33,6 +33,7 @@ class Scope:
         keys: spec id -> ids of the stats by which its leaves are clustered.
         sources: spec id -> ids of the stats that hold partition values.
         flushed: leaves that a flush wrote, which does not affiliate deletes.
+        old: row numbers of leaves in the layout of versions 1 to 3.
     """
 
     root: Root
@@ -42,10 +43,15 @@ class Scope:
     sources: Mapping[int, frozenset[int]]
     limits: Limits
     flushed: frozenset[str] = frozenset()
+    old: frozenset[int] = frozenset()
 
     @cached_property
     def masked(self) -> Mapping[str, int]:
         return {location: dv["record_count"] for location, dv in self.root.manifest_dv_of.items()}
+
+    def tree_bytes(self, places: _Array, sizes: _Array) -> _Array:
+        """Return the sizes of leaves in the tree's own layout; estimates for those in the layout of versions 1 to 3."""
+        return np.where(_members(places, self.old), sizes * _CONVERTED_SHARE, sizes).astype(np.int64)
 
     def leaves(self, content: ContentType, spec_id: int | None = None) -> _Leaves:
         table = self.root.leaves
@@ -58,6 +64,14 @@ class Scope:
         """Return the root's own live files that may be rewritten, with their row number as `ordinal`."""
         files = self.root.of(kinds)
         return files.filter(pc.is_in(files.column("ordinal"), pa.array(sorted(self.usable), pa.int64())))
+
+
+# The size of a leaf, as a share of the Avro manifest that it is made of.
+_CONVERTED_SHARE = 0.5
+
+
+def _members(places: _Array, chosen: frozenset[int]) -> _Array:
+    return np.isin(places, np.asarray(sorted(chosen), np.int64))
 
 
 @dataclass(frozen=True)
@@ -79,7 +93,12 @@ class _Leaves:
 
     @cached_property
     def usable(self) -> _Array:
-        return np.isin(self.places, np.asarray(sorted(self.scope.usable), np.int64))
+        return _members(self.places, self.scope.usable)
+
+    @cached_property
+    def is_old(self) -> _Array:
+        """Whether a leaf may be rewritten and has the layout of versions 1 to 3."""
+        return self.usable & _members(self.places, self.scope.old)
 
     @cached_property
     def owners(self) -> list[str | None]:
@@ -111,7 +130,7 @@ class _Leaves:
 
     @cached_property
     def live_bytes(self) -> _Array:
-        return self.bytes * self.live // np.maximum(self.records, 1)
+        return self.scope.tree_bytes(self.places, self.bytes) * self.live // np.maximum(self.records, 1)
 
     @cached_property
     def was_added(self) -> _Array:
@@ -166,6 +185,8 @@ def choose_merges(scope: Scope) -> Choice:
     return choice.of([group for group in choice.data if not group.exchanged and group.parts <= 1])
 
 
+# Leaves that are more than this number of times as large as the target are sorted among tasks.
+_LARGE = 8
 # A commit that adds a leaf must not rewrite the last one each time.
 _FEWEST_MERGED = 8
 
@@ -197,6 +218,7 @@ class _SpecChoice:
         for place in files:
             self._give(place, Reason.ROOT)
         overlapping = self._overlapping()
+        overlapping += self._oversized({int(row) for rows in overlapping for row in rows})
         exchanged = [self._group(rows, exchanged=True) for rows in overlapping]
         if exchanged and files:
             exchanged[0] = replace(exchanged[0], files=files)
@@ -214,7 +236,7 @@ class _SpecChoice:
         Sorted leaves that have files without bounds are left out, since sorting them again would not help.
         """
         leaves, limits = self.leaves, self.scope.limits
-        sorted_before = ~leaves.was_added & self.ranges.unknown
+        sorted_before = ~leaves.was_added & ~leaves.is_old & self.ranges.unknown
         fit = np.flatnonzero(leaves.usable & ~sorted_before & (leaves.live > 0))
         ranges = self.ranges.of(fit)
         overlapping = []
@@ -225,7 +247,21 @@ class _SpecChoice:
                     overlapping.append(rows)
                     for row in rows:
                         self._give(int(leaves.places[row]), Reason.OVERLAP)
+                    for row in rows[leaves.is_old[rows]]:
+                        self._give(int(leaves.places[row]), Reason.LAYOUT)
         return overlapping
+
+    def _oversized(self, busy: set[int]) -> list[_Array]:
+        """Return leaves of the layout of versions 1 to 3 that are too large for one task, in one group."""
+        leaves, limits = self.leaves, self.scope.limits
+        large = leaves.is_old & (leaves.live_bytes > _LARGE * limits.target_bytes)
+        rows = np.asarray([row for row in np.flatnonzero(large).tolist() if row not in busy], np.int64)
+        fits = _fits(leaves.live[rows].sum(), leaves.bytes[rows].sum(), limits)
+        if not len(rows) or not fits:
+            return []
+        for row in rows:
+            self._give(int(leaves.places[row]), Reason.LAYOUT)
+        return [rows]
 
     def _affordable(self, component: _Array, ranges: LeafRanges, fit: _Array) -> _Array:
         """Return the part of a component that the limits allow: leaves around the one that overlaps most."""
@@ -244,7 +280,7 @@ class _SpecChoice:
     def _bins(self, busy: set[int]) -> list[_Array]:
         """Return runs of small or masked neighbours of about a leaf's size, within the limits."""
         leaves, limits = self.leaves, self.scope.limits
-        worth = leaves.usable & (leaves.is_small | leaves.is_masked)
+        worth = leaves.usable & (leaves.is_small | leaves.is_masked | leaves.is_old)
         bins: list[list[int]] = [[]]
         for row in self.ranges.order.tolist():
             usable = worth[row] and row not in busy
@@ -263,19 +299,22 @@ class _SpecChoice:
         if leaves.parts(rows) < len(rows) >= self.scope.limits.fewest_merged:
             for row in rows[leaves.is_small[rows]]:
                 self._give(int(leaves.places[row]), Reason.SMALL)
-        elif not leaves.is_masked[rows].any():
-            return None
         else:
-            rows = rows[leaves.is_masked[rows]]
+            rows = rows[leaves.is_masked[rows] | leaves.is_old[rows]]
+            if not len(rows):
+                return None
         for row in rows[leaves.is_masked[rows]]:
             self._give(int(leaves.places[row]), Reason.MASKED)
+        for row in rows[leaves.is_old[rows]]:
+            self._give(int(leaves.places[row]), Reason.LAYOUT)
         return rows
 
     def _group(self, rows: _Array, *, exchanged: bool = False) -> Group:
         leaves = self.leaves
         parts = leaves.parts(rows)
+        converted = int(leaves.is_old[rows].sum())
         freed = float((1 - leaves.live[rows] / np.maximum(leaves.records[rows], 1)).sum())
-        gain = len(rows) - parts + freed
+        gain = len(rows) - parts + freed + converted
         if exchanged:
             gain += float(self.ranges.overlaps[rows].sum())
         places = tuple(leaves.places[rows].tolist())
@@ -322,6 +361,7 @@ def _deletes(scope: Scope, data: Sequence[Group], reasons: dict[int, list[Reason
     divided = _divided(scope, data)
     give((row for row, owner in enumerate(leaves.owners) if owner in divided), Reason.AFFINITY)
     give(np.flatnonzero(leaves.is_masked), Reason.MASKED)
+    give(np.flatnonzero(leaves.is_old), Reason.LAYOUT)
     small: dict[tuple[str | None, int], list[int]] = {}
     specs = leaves.table.column("partition_spec_id").to_pylist()
     for row in np.flatnonzero(leaves.is_small & leaves.usable).tolist():

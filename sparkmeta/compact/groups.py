@@ -13,6 +13,7 @@ class Reason(StrEnum):
     """Why a leaf or a file of the root is rewritten.
 
     Attributes:
+        LAYOUT: it has the layout of versions 1 to 3.
         MASKED: many of its entries are masked.
         SMALL: it is merged with its neighbours.
         OVERLAP: too many leaves overlap it in the order of the clustering columns.
@@ -20,6 +21,7 @@ class Reason(StrEnum):
         AFFINITY: its data leaf is split, or the data files of its deletion vectors are in few leaves.
     """
 
+    LAYOUT = "layout"
     MASKED = "masked"
     SMALL = "small"
     OVERLAP = "overlap"

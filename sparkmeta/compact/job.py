@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property, partial, reduce
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import functions as F
@@ -15,6 +16,7 @@ from sparkmeta.compact.choose import Scope
 from sparkmeta.compact.groups import Group
 from sparkmeta.compact.tasks import (
     BIN_SCHEMA,
+    CUT_ENTRIES,
     WRITTEN_SCHEMA,
     Rewriting,
     key_schema,
@@ -38,9 +40,9 @@ if TYPE_CHECKING:
 
 # Most ranges into which a task cuts its entries.
 _MOST_RANGES = 1_024
-# Most bytes of leaves and most entries that a task cuts into ranges at once. Leaves take several times their size in
-# memory, and very compressible ones have many entries in few bytes.
-_CUT_BYTES, _CUT_ENTRIES = 64 << 20, 400_000
+# Most bytes of leaves, with at most `CUT_ENTRIES`, that a task cuts into ranges at once. Leaves take several times
+# their size in memory, and very compressible ones have many entries in few bytes.
+_CUT_BYTES = 64 << 20
 
 
 @dataclass(frozen=True)
@@ -49,11 +51,13 @@ class Rewritten:
 
     Attributes:
         leaves: location of a replaced leaf -> its manifest DV when it was read, or None.
+        first_row_ids: location of a replaced leaf -> its first row id, from which its entries have theirs.
         files: the replaced files of the root, with their file sequence numbers.
         new_leaves: the root's entries for the new leaves.
     """
 
     leaves: Mapping[str, Mapping[str, Any] | None]
+    first_row_ids: Mapping[str, int | None]
     files: Mapping[FileKey, int]
     new_leaves: pa.Table
 
@@ -89,18 +93,20 @@ class RewriteJob:
 
     def rewritten(self, group: Group, new_leaves: Sequence[pa.Table]) -> Rewritten:
         """Return the group with the root's entries for its new leaves."""
-        locations = [self.root.column("location")[place].as_py() for place in group.leaves]
+        leaves = self.root.take(pa.array(group.leaves, pa.int64()))
+        locations = leaves.column("location").to_pylist()
         files = self.root.take(pa.array(group.files, pa.int64()))
         sequences = version(files, "file_sequence_number").to_pylist()
         return Rewritten(
             {location: self.scope.root.manifest_dv_of.get(location) for location in locations},
+            dict(zip(locations, leaves.column("first_row_id").to_pylist(), strict=True)),
             dict(zip(file_keys(files), sequences, strict=True)),
             pa.concat_tables([self.form.schema.empty_table(), *new_leaves]),
         )
 
     def rewriting(self, places: Sequence[int]) -> Rewriting:
         """Return the parameters of tasks that rewrite leaves."""
-        return Rewriting(self.reader, self.form, self.scope.keys, self.entry_bytes(places))
+        return Rewriting(self.reader, self.form, self.state.types.tree_types, self.scope.keys, self.entry_bytes(places))
 
     @cached_property
     def form(self) -> LeafFormat:
@@ -110,7 +116,9 @@ class RewriteJob:
     def entry_bytes(self, places: Sequence[int]) -> float:
         """Return the mean size of an entry in leaves, or an estimate if there are none."""
         leaves = self.root.take(pa.array(places, pa.int64()))
-        entries, size = (pc.sum(leaves.column(name)).as_py() or 0 for name in ("record_count", "file_size_in_bytes"))
+        entries = pc.sum(leaves.column("record_count")).as_py() or 0
+        sizes = np.asarray(leaves.column("file_size_in_bytes").to_pylist(), np.int64)
+        size = int(self.scope.tree_bytes(np.asarray(places, np.int64), sizes).sum())
         return size / entries if entries else 40.0 + 8 * len(self.state.types.stats_types)
 
     # -- bins -------------------------------------------------------------------------------------------------------
@@ -119,20 +127,25 @@ class RewriteJob:
         """Return leaves as structs of `BIN_SCHEMA`."""
         dvs = self.scope.root.manifest_dv_of
         sources = []
-        for row in self.root.select(_LEAF_COLUMNS).take(pa.array(places, pa.int64())).to_pylist():
+        for place, row in zip(
+            places, self.root.select(_LEAF_COLUMNS).take(pa.array(places, pa.int64())).to_pylist(), strict=True
+        ):
             dv = dvs.get(row["location"])
-            place = dv["deletion_vector"] if dv else {}
+            blob = dv["deletion_vector"] if dv else {}
             sources.append(
                 {
                     "location": row["location"],
+                    "file_format": row["file_format"].upper() if place in self.scope.old else None,
+                    "partition_spec_id": row["partition_spec_id"],
+                    "file_size_in_bytes": row["file_size_in_bytes"],
                     "snapshot_id": row["version_info"]["snapshot_id"],
                     "sequence_number": row["version_info"]["sequence_number"],
                     "first_row_id": row["first_row_id"],
                     "record_count": row["record_count"],
                     "dv_location": dv["location"] if dv else None,
-                    "dv_offset": place.get("offset"),
-                    "dv_size": place.get("size_in_bytes"),
-                    "dv_content": place.get("inline_content"),
+                    "dv_offset": blob.get("offset"),
+                    "dv_size": blob.get("size_in_bytes"),
+                    "dv_content": blob.get("inline_content"),
                     "masked": dv["record_count"] if dv else 0,
                 }
             )
@@ -187,7 +200,7 @@ class RewriteJob:
         chunks: list[list[int]] = [[]]
         size = entries = 0
         for place, of_leaf, in_leaf in zip(group.leaves, sizes, counts, strict=True):
-            if chunks[-1] and (size + of_leaf > _CUT_BYTES or entries + in_leaf > _CUT_ENTRIES):
+            if chunks[-1] and (size + of_leaf > _CUT_BYTES or entries + in_leaf > CUT_ENTRIES):
                 chunks.append([])
                 size = entries = 0
             chunks[-1].append(place)
@@ -198,15 +211,32 @@ class RewriteJob:
         """Return the last keys of the ranges. Runs a job that reads only keys."""
         assert group.spec_id is not None
         keys, stats = self.scope.keys[group.spec_id], self.state.types.stats_types
-        leaves = self.root.take(pa.array(group.leaves, pa.int64()))
-        projection = EntryProjection.of(("location",), None, {key: stats[key] for key in keys})
-        columns = [F.col(f"{CONTENT_STATS}.`{key}`.lower_bound").alias(f"k{place}") for place, key in enumerate(keys)]
-        in_leaves = leaf_frame(self.state, leaves, projection).select(*columns, "location")
-        in_root = key_table(self.files(group), keys).cast(key_schema(keys, stats))
-        return sampled_bounds(in_leaves, in_root, pc.sum(leaves.column("record_count")).as_py(), ranges)
+        schema = key_schema(keys, stats)
+        in_root = key_table(self.files(group), keys).cast(schema)
+        frames = []
+        if leaves := [place for place in group.leaves if place not in self.scope.old]:
+            projection = EntryProjection.of(("location",), None, {key: stats[key] for key in keys})
+            columns = [
+                F.col(f"{CONTENT_STATS}.`{key}`.lower_bound").alias(f"k{place}") for place, key in enumerate(keys)
+            ]
+            rows = self.root.take(pa.array(leaves, pa.int64()))
+            frames.append(leaf_frame(self.state, rows, projection).select(*columns, "location"))
+        if old := [place for place in group.leaves if place in self.scope.old]:
+            bins = self._frame([self._bin(0, group, [place], files=False) for place in old])
+            frames.append(map_arrow(bins, partial(self.rewriting([]).read_keys, group.spec_id), schema))
+        entries = pc.sum(self.root.column("record_count").take(pa.array(group.leaves, pa.int64()))).as_py()
+        return sampled_bounds(reduce(lambda left, right: left.unionByName(right), frames), in_root, entries, ranges)
 
 
-_LEAF_COLUMNS = ["location", "version_info", "first_row_id", "record_count"]
+_LEAF_COLUMNS = [
+    "location",
+    "file_format",
+    "partition_spec_id",
+    "file_size_in_bytes",
+    "version_info",
+    "first_row_id",
+    "record_count",
+]
 
 
 def written_leaves(written: DataFrame) -> dict[int, list[pa.Table]]:

@@ -65,7 +65,13 @@ def _number(value: Any) -> bool:
 
 
 def scope_of(
-    state: TableState, root: Root, options: CompactionOptions, busy: Collection[str] = (), *, files: bool = True
+    state: TableState,
+    root: Root,
+    options: CompactionOptions,
+    busy: Collection[str] = (),
+    *,
+    files: bool = True,
+    convertible: pa.Table | None = None,
 ) -> Scope:
     """Return the part of a state's root that a compaction may rewrite, and the limits.
 
@@ -73,6 +79,7 @@ def scope_of(
         root: the state's root.
         busy: leaves not to rewrite.
         files: whether files of the root itself may move.
+        convertible: leaves in the layout of versions 1 to 3 that may be rewritten, rows of `state.manifests`.
 
     Raises:
         ValidationError: an option is not valid for the table.
@@ -94,8 +101,10 @@ def scope_of(
     sources = partition_stats(state)
     leaves = _tree_leaves(state)
     owners = leaves.filter(one_of(leaves, [ContentType.DATA_MANIFEST])).column(MANIFEST).to_pylist()
-    usable = _usable(state, root, leaves, options.row_filter, set(busy))
-    return Scope(root, usable, frozenset(owners), keys, sources, limits, _flushed(state, root))
+    old = leaves.slice(0, 0) if convertible is None else convertible
+    usable = _usable(state, root, pa.concat_tables([leaves, old]), options.row_filter, set(busy))
+    old_places = frozenset(old.column(MANIFEST).to_pylist())
+    return Scope(root, usable, frozenset(owners), keys, sources, limits, _flushed(state, root), old_places)
 
 
 def _flushed(state: TableState, root: Root) -> frozenset[str]:

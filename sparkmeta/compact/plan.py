@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +13,7 @@ import pyarrow as pa
 from sparkmeta.compact.choose import Scope, choose
 from sparkmeta.compact.groups import Choice, Reason
 from sparkmeta.compact.job import Rewritten
+from sparkmeta.compact.layout import OldLayout, old_layout
 from sparkmeta.compact.options import CompactionOptions, scope_of
 from sparkmeta.compact.ranges import leaf_ranges
 from sparkmeta.compact.rebase import rebase
@@ -66,6 +67,7 @@ class CompactionSummary(RewriteSummary):
     Attributes:
         data_leaves: the data leaves to rewrite.
         delete_leaves: the delete leaves to rewrite.
+        converted_leaves: those of both that have the layout of versions 1 to 3.
         moved_files: the files that move from the root into leaves.
         leaves_after: the expected number of new leaves.
         entries: the entries to read.
@@ -73,10 +75,14 @@ class CompactionSummary(RewriteSummary):
         bytes: the bytes to read.
         overlaps: the mean number of others that a data leaf overlaps in the order of the clustering columns.
         reasons: the number of leaves and files by reason.
+        position_deletes: manifest that keeps its layout -> its live position delete files of version 2. They and the
+            manifest's other deletes stay, since a tree has deletion vectors instead.
+        unknown_transforms: manifests that keep their layout since their partition spec has an unknown transform.
     """
 
     data_leaves: int
     delete_leaves: int
+    converted_leaves: int
     moved_files: int
     leaves_after: int
     entries: int
@@ -84,6 +90,8 @@ class CompactionSummary(RewriteSummary):
     bytes: int
     overlaps: float
     reasons: Mapping[str, int]
+    position_deletes: Mapping[str, int] = field(default_factory=dict)
+    unknown_transforms: tuple[str, ...] = ()
 
     @property
     def is_empty(self) -> bool:
@@ -91,18 +99,46 @@ class CompactionSummary(RewriteSummary):
         return not (self.data_leaves or self.delete_leaves or self.moved_files)
 
     def __str__(self) -> str:
+        return "\n".join([*self._rewritten, *self._unchanged])
+
+    @property
+    def _rewritten(self) -> list[str]:
         if self.is_empty:
-            return f"{self.table}: its manifests need no compaction"
+            return [f"{self.table}: its manifests need no compaction"]
         why = ", ".join(f"{count} {reason}" for reason, count in sorted(self.reasons.items()))
         before = f"{self.data_leaves} data leaves, {self.delete_leaves} delete leaves and {self.moved_files} root files"
-        return "\n".join(
-            [
-                f"{self.table}: {before} become about {self.leaves_after} leaves",
-                f"  {self.entries} entries in {self.bytes} bytes are read, {self.masked} of them masked",
-                f"  reasons: {why}",
-                f"  a data leaf overlaps {self.overlaps:.1f} others, at the mean",
-            ]
-        )
+        return [
+            f"{self.table}: {before} become about {self.leaves_after} leaves",
+            *self._converted,
+            f"  {self.entries} entries in {self.bytes} bytes are read, {self.masked} of them masked",
+            f"  reasons: {why}",
+            f"  a data leaf overlaps {self.overlaps:.1f} others, at the mean",
+        ]
+
+    @property
+    def _converted(self) -> list[str]:
+        if not self.converted_leaves:
+            return []
+        return [f"  {self.converted_leaves} leaves have the layout of versions 1 to 3 and get the tree's"]
+
+    @property
+    def _unchanged(self) -> list[str]:
+        files = sum(self.position_deletes.values())
+        lines = [
+            (self.position_deletes, f"{files} position delete files of version 2 stay"),
+            (self.unknown_transforms, "files of specs with unknown transforms stay"),
+        ]
+        return [f"  {text} in {named(list(manifests))}" for manifests, text in lines if manifests]
+
+
+def named(locations: Sequence[str]) -> str:
+    """Return the number of manifests, and the first of them by name."""
+    shown, others = locations[:_NAMED], len(locations) - _NAMED
+    return f"{len(locations)} manifests: {', '.join(shown)}{f' and {others} more' if others > 0 else ''}"
+
+
+# Most manifests that a summary names.
+_NAMED = 3
 
 
 @dataclass(frozen=True)
@@ -111,6 +147,7 @@ class CompactionPlan(RewritePlan[TableT]):
 
     options: CompactionOptions
     _scope: Scope | None
+    _old: OldLayout = field(default_factory=OldLayout)
 
     def files(self) -> DataFrame:
         """Return a row for each leaf, or file of the root, to rewrite, without a job.
@@ -132,6 +169,7 @@ class CompactionPlan(RewritePlan[TableT]):
             snapshot_id=self._state.snapshot.snapshot_id if self._state.snapshot else None,
             data_leaves=kinds["data leaf"],
             delete_leaves=kinds["delete leaf"],
+            converted_leaves=sum(Reason.LAYOUT in row["reasons"] for row in rows),
             moved_files=kinds["data file"] + kinds["delete file"],
             leaves_after=sum(group.parts for group in choice.groups),
             entries=sum(row["entries"] for row in rows),
@@ -139,9 +177,12 @@ class CompactionPlan(RewritePlan[TableT]):
             bytes=sum(row["file_size_in_bytes"] or 0 for row in rows if row["content"].endswith("leaf")),
             overlaps=round(self._mean_overlaps, 2),
             reasons=dict(Counter(reason for row in rows for reason in row["reasons"])),
+            position_deletes=self._old.position_deletes,
+            unknown_transforms=self._old.unknown_transforms,
         )
 
-    def _step(self) -> RewriteStep | None:
+    def step(self) -> RewriteStep | None:
+        """See `RewritePlan.step`."""
         if self._scope is None or not self._choice.groups:
             return None
         return _CompactionStep(self.branch, self.properties, self._state, self._scope, self._choice)
@@ -202,6 +243,7 @@ _SHOWN = ["content_type", "location", "partition_spec_id", "record_count", "file
 
 def _gain(reasons: tuple[Reason, ...], masked: int, overlaps: int | None, leaves: int, parts: int) -> str:
     texts = {
+        Reason.LAYOUT: "becomes columnar, so that Spark reads and skips entries by themselves",
         Reason.MASKED: f"{masked} masked entries go",
         Reason.SMALL: f"one of {leaves} leaves that become {parts}",
         Reason.OVERLAP: f"overlaps {overlaps} other leaves",
@@ -222,6 +264,10 @@ class _CompactionStep(RewriteStep):
 
     def apply_to(self, head: TableState) -> TableMetadata:
         """See `RewriteStep.apply_to`."""
+        known = head.types.tuple_sources
+        if any(known.get(spec_id) != pairs for spec_id, pairs in self.planned_on.types.tuple_sources.items()):
+            location = head.metadata.location
+            raise CommitConflictError(f"{location}: its upgrade gives its expressions other ids by now: plan again")
         if self.rewritten is None:
             self.rewritten = rewrite(self.planned_on, self.scope, self.choice, self.names.file("compact"))
             self.names.written.update(*(group.new_leaves.column("location").to_pylist() for group in self.rewritten))
@@ -244,8 +290,18 @@ def plan_compaction(
     table.refuse_lists()
     table.refuse_read_only()
     options.check()
-    head = branch_head(table.state, branch)
+    return compaction_of(table, table.state, options, branch, properties)
+
+
+def compaction_of(
+    table: TableT, upgraded: TableState, options: CompactionOptions, branch: str, properties: Mapping[str, str]
+) -> CompactionPlan[TableT]:
+    """Return the plan to compact a table in a state that it has, or will have after an upgrade."""
+    head = branch_head(upgraded, branch)
     base = base_root(head)
     state = with_root(head, base)
-    scope = None if base.root is None else scope_of(state, base.root, options)
-    return CompactionPlan(table, branch, properties, state, options, scope)
+    if base.root is None:
+        return CompactionPlan(table, branch, properties, state, options, None)
+    old = old_layout(state)
+    scope = scope_of(state, base.root, options, convertible=old.convertible)
+    return CompactionPlan(table, branch, properties, state, options, scope, old)

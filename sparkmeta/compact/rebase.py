@@ -25,7 +25,7 @@ from sparkmeta.edit.next_root import (
 from sparkmeta.edit.summary import ManifestCounts
 from sparkmeta.manifests.deletion_vectors import DV_SCHEMA, dv_row, masked_ordinals
 from sparkmeta.manifests.projection import MANIFEST, ORDINAL, EntryProjection
-from sparkmeta.manifests.v4.root import LEAVES, Root, is_live, one_of
+from sparkmeta.manifests.v4.root import Root
 from sparkmeta.session import local_frame, spark_schema
 from sparkmeta.spec.bitmap import PositionBitmap, read_inline_vector, write_deletion_vector
 from sparkmeta.spec.entry import ContentType
@@ -95,6 +95,8 @@ def rebase(
     for group in done:
         if any(leaf not in leaves or leaf in busy for leaf in group.leaves):
             continue
+        if any(leaves[leaf]["first_row_id"] != first_row_id for leaf, first_row_id in group.first_row_ids.items()):
+            continue
         changes = {leaf: _changes(dv, base.manifest_dv_of.get(leaf), load) for leaf, dv in group.leaves.items()}
         if any(back.cardinality for _, back in changes.values()):
             continue
@@ -106,14 +108,14 @@ def rebase(
         if any(key.content_type == ContentType.DATA for key in left):
             disowned.update(group.new_leaves.column("location").to_pylist())
     new_leaves = pa.concat_tables([group.new_leaves for group in fit] or [done[0].new_leaves.slice(0, 0)])
-    masks = _masks(state, new_leaves, base, gone, lost) if gone or lost else {}
+    masks = _masks(state, new_leaves, gone, lost) if gone or lost else {}
     new_leaves = without_owners(new_leaves, disowned.intersection(masks))
     dropped = frozenset(leaf for group in fit for leaf in group.leaves)
     return Rebased(dropped, frozenset(moved), new_leaves, masks, _affinity(fit, leaves), len(done) - len(fit))
 
 
 def _leaf_rows(base: Root) -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = base.leaves.select(["location", "referenced_file"]).to_pylist()
+    rows: list[dict[str, Any]] = base.leaves.select(["location", "referenced_file", "first_row_id"]).to_pylist()
     return rows
 
 
@@ -151,10 +153,10 @@ _BITMAPS = pa.schema([pa.field(MANIFEST, pa.int32()), pa.field("ordinals", pa.bi
 
 
 def _masks(
-    state: TableState, new_leaves: pa.Table, base: Root, gone: Mapping[str, PositionBitmap], lost: Sequence[FileKey]
+    state: TableState, new_leaves: pa.Table, gone: Mapping[str, PositionBitmap], lost: Sequence[FileKey]
 ) -> dict[str, PositionBitmap]:
     """Return the ordinals of removed entries in the new leaves. Runs a job over their paths."""
-    frames = [*([_gone_keys(state, base, gone)] if gone else []), *([_lost_keys(state, lost)] if lost else [])]
+    frames = [*([_gone_keys(state, gone)] if gone else []), *([_lost_keys(state, lost)] if lost else [])]
     keys = reduce(lambda left, right: left.unionByName(right), frames)
     entries = leaf_frame(state, new_leaves, EntryProjection.of(_KEY))
     masked = entries.select(*_key_columns(), MANIFEST, ORDINAL).join(keys, ["kind", "path", "offset"], "left_semi")
@@ -172,18 +174,20 @@ def _key_columns() -> list[Any]:
     return [F.col("content_type").alias("kind"), F.col("location").alias("path"), offset.alias("offset")]
 
 
-def _gone_keys(state: TableState, base: Root, gone: Mapping[str, PositionBitmap]) -> DataFrame:
+def _gone_keys(state: TableState, gone: Mapping[str, PositionBitmap]) -> DataFrame:
     """Return the keys of entries that were removed from the rewritten leaves."""
-    table = base.table.filter(pc.and_(one_of(base.table, LEAVES), is_live(base.table)))
-    leaves = table.filter(pc.is_in(table.column("location"), pa.array(sorted(gone), pa.string())))
+    manifests = state.manifests.filter(
+        pc.is_in(state.manifests.column("location"), pa.array(sorted(gone), pa.string()))
+    )
     rows = []
-    for number, leaf in enumerate(leaves.select(["location", "record_count"]).to_pylist()):
+    for leaf in manifests.select([MANIFEST, "location", "record_count"]).to_pylist():
         bitmap = gone[leaf["location"]]
         place = {"offset": None, "size_in_bytes": None, "inline_content": write_deletion_vector(bitmap)}
         dv = {"location": None, "deletion_vector": place, "record_count": bitmap.cardinality}
-        rows.append(dv_row(number, leaf, dv))
+        rows.append(dv_row(leaf[MANIFEST], leaf, dv))
     ordinals = masked_ordinals(state.spark, pa.Table.from_pylist(rows, schema=DV_SCHEMA), None)
-    entries = leaf_frame(state, leaves, EntryProjection.of(_KEY))
+    frames = state.reader.physical_frames(manifests, EntryProjection.of(_KEY))
+    entries = reduce(lambda left, right: left.unionByName(right), frames)
     return entries.join(ordinals, [MANIFEST, ORDINAL], "left_semi").select(*_key_columns())
 
 

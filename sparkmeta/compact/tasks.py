@@ -17,12 +17,15 @@ from sparkmeta.edit.next_root import restamped
 from sparkmeta.edit.range_sort import combined, cut, ordered, range_tables, task_rows
 from sparkmeta.errors import CorruptFileError
 from sparkmeta.manifests.arrays import kept_rows
+from sparkmeta.manifests.decoder import EntryDecoder
 from sparkmeta.manifests.deletion_vectors import inlined, unmasked
 from sparkmeta.manifests.inherit import ManifestContext
 from sparkmeta.manifests.parts import ManifestPart
-from sparkmeta.manifests.projection import CONTENT_STATS, MANIFEST
+from sparkmeta.manifests.projection import CONTENT_STATS, MANIFEST, PARTITION, EntryProjection
+from sparkmeta.manifests.v4.convert import conversion_projection, converted
 from sparkmeta.manifests.v4.decode import leaf_entries
 from sparkmeta.manifests.v4.root import is_live
+from sparkmeta.manifests.v4.types import TreeTypes
 from sparkmeta.manifests.v4.write import (
     LeafFormat,
     encode_leaf,
@@ -35,10 +38,14 @@ from sparkmeta.manifests.v4.write import (
 from sparkmeta.spec.entry import Status
 from sparkmeta.storage.executors import ExecutorReader
 
-# A leaf to read: the values that its entries inherit, and its manifest DV, if any.
+# A leaf to read: the values that its entries inherit, and its manifest DV, if any. file_format: of a manifest in the
+# layout of versions 1 to 3; null for one of the tree's own layout.
 _LEAF = pa.struct(
     [
         pa.field("location", pa.string()),
+        pa.field("file_format", pa.string()),
+        pa.field("partition_spec_id", pa.int32()),
+        pa.field("file_size_in_bytes", pa.int64()),
         pa.field("snapshot_id", pa.int64()),
         pa.field("sequence_number", pa.int64()),
         pa.field("first_row_id", pa.int64()),
@@ -67,6 +74,8 @@ BIN_SCHEMA = pa.schema(
 WRITTEN_SCHEMA = pa.schema([pa.field("group", pa.int32()), pa.field("leaf", pa.binary())])
 
 _BATCH_ROWS = 8_192
+# Most entries, unless one leaf has more, that a task cuts into ranges at once.
+CUT_ENTRIES = 400_000
 
 
 @dataclass(frozen=True)
@@ -74,12 +83,14 @@ class Rewriting:
     """Reads, sorts and writes entries. Picklable.
 
     Attributes:
+        types: the types of the table's V4 manifests.
         keys: spec id -> ids of the stats by whose lower bounds entries are sorted, before their paths.
         entry_bytes: the mean size of an entry in a leaf.
     """
 
     reader: ExecutorReader
     form: LeafFormat
+    types: TreeTypes
     keys: Mapping[int, Sequence[int]]
     entry_bytes: float
 
@@ -91,22 +102,45 @@ class Rewriting:
 
     def _of_bins(self, batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[int, pa.Table]]:
         for row in task_rows(batches):
-            by_keys = self._ordered(self._entries(row), row["spec_id"])
+            entries = combined([self.form.schema.empty_table(), *self._entries(row)])
+            by_keys = self._ordered(entries, row["spec_id"])
             for piece in pieces(by_keys, min(row["parts"], len(by_keys))):
                 yield row["group"], piece
 
     def read_bins(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yield the live entries of bins as rows of `form.schema`."""
         for row in task_rows(batches):
-            yield from self._entries(row).to_batches(max_chunksize=_BATCH_ROWS)
+            for table in self._entries(row):
+                yield from table.to_batches(max_chunksize=_BATCH_ROWS)
 
     # -- entries that change tasks ----------------------------------------------------------------------------------
 
     def cut_bins(self, spec_id: int, bounds: pa.Table, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Cut the entries of bins into ranges, rows of `RANGE_SCHEMA`, given the last key of each range."""
         for row in task_rows(batches):
-            table = self._entries(row)
-            yield from cut(table, self._key_table(table, spec_id), bounds)
+            for table in _joined(self._entries(row)):
+                yield from cut(table, self._key_table(table, spec_id), bounds)
+
+    def read_keys(self, spec_id: int, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Yield the sort keys of all entries of bins, as `key_table`, for leaves in the layout of versions 1 to 3."""
+        keys, stats = self.keys[spec_id], self.form.stats
+        fields = {source: field_id for field_id, source in self.types.sources[spec_id]}
+        partition = {fields[key]: stats[key] for key in keys if key in fields}
+        projection = EntryProjection.of(
+            ("location",), partition, {key: stats[key] for key in keys if key not in fields}
+        )
+        schema = key_schema(keys, stats)
+        for row in task_rows(batches):
+            for leaf in row["leaves"]:
+                for batch in self._decoded(leaf, projection):
+                    paths = [
+                        (PARTITION, str(fields[key])) if key in fields else (CONTENT_STATS, str(key), "lower_bound")
+                        for key in keys
+                    ]
+                    columns = [pc.struct_field(batch.column(name), list(path)) for name, *path in paths]
+                    yield pa.RecordBatch.from_arrays([*columns, batch.column("location")], names=schema.names).cast(
+                        schema
+                    )
 
     def write_ranges(self, spec_id: int, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Write ranges, adjacent rows of `RANGE_SCHEMA`, to leaves, and yield rows of `WRITTEN_SCHEMA`."""
@@ -121,34 +155,49 @@ class Rewriting:
 
     # -- entries ----------------------------------------------------------------------------------------------------
 
-    def _entries(self, row: Mapping[str, Any]) -> pa.Table:
-        """Return the live entries of a bin as EXISTING ones, with their sequence numbers."""
-        tables = self.live_entries(row["leaves"])
+    def _entries(self, row: Mapping[str, Any]) -> Iterator[pa.Table]:
+        """Yield the live entries of a bin as EXISTING ones, with their sequence numbers."""
+        yield from self.live_entries(row["leaves"])
         if row["files"] is not None:
-            tables.append(read_rows_stream(row["files"]))
-        return combined(tables) if tables else self.form.schema.empty_table()
+            yield read_rows_stream(row["files"])
 
-    def live_entries(self, leaves: Sequence[Mapping[str, Any]]) -> list[pa.Table]:
-        """Return the live, unmasked entries of each leaf as EXISTING ones.
+    def live_entries(self, leaves: Sequence[Mapping[str, Any]]) -> Iterator[pa.Table]:
+        """Yield the live, unmasked entries of leaves as EXISTING ones.
 
         Raises:
             CorruptFileError: a leaf or a manifest DV is damaged, or a leaf has not as many entries as its root says.
         """
         dvs = [_dv_row(place, leaf) for place, leaf in enumerate(leaves) if leaf["masked"]]
         masks = {dv[MANIFEST]: dv for dv in inlined(dvs, self.reader)}
-        return [self._live_entries(leaf, masks.get(place)) for place, leaf in enumerate(leaves)]
+        for place, leaf in enumerate(leaves):
+            yield from self._live_entries(leaf, masks.get(place))
 
-    def _live_entries(self, leaf: Mapping[str, Any], mask: Mapping[str, Any] | None) -> pa.Table:
-        context = ManifestContext(leaf["snapshot_id"], leaf["sequence_number"], leaf["first_row_id"])
-        part = ManifestPart(0, leaf["location"], 0, context)
-        table = leaf_entries(self.reader.read(leaf["location"]), part, self.form.stats)
-        if len(table) != leaf["record_count"]:
+    def _live_entries(self, leaf: Mapping[str, Any], mask: Mapping[str, Any] | None) -> Iterator[pa.Table]:
+        unmasked_rows = None if mask is None else unmasked(leaf["record_count"], mask)
+        count = 0
+        for table in self._physical_entries(leaf):
+            live = is_live(table)
+            if unmasked_rows is not None and count + len(table) <= leaf["record_count"]:
+                live = pc.and_(live, unmasked_rows.slice(count, len(table)))
+            count += len(table)
+            yield restamped(kept_rows(table, live), status=Status.EXISTING).cast(self.form.schema)
+        if count != leaf["record_count"]:
             problem = f"the root's entry for the leaf counts {leaf['record_count']} entries"
-            raise CorruptFileError(leaf["location"], "entries", len(table), problem)
-        live = is_live(table)
-        if mask is not None:
-            live = pc.and_(live, unmasked(len(table), mask))
-        return restamped(kept_rows(table, live), status=Status.EXISTING).cast(self.form.schema)
+            raise CorruptFileError(leaf["location"], "entries", count, problem)
+
+    def _physical_entries(self, leaf: Mapping[str, Any]) -> Iterator[pa.Table]:
+        """Yield all entries of a leaf in physical order: those of its own layout at once, others by thousands."""
+        spec_id = leaf["partition_spec_id"]
+        if leaf["file_format"] is not None:
+            batches = self._decoded(leaf, conversion_projection(self.types, spec_id))
+            yield from converted(batches, self.types, spec_id, leaf["location"])
+            return
+        context = ManifestContext(leaf["snapshot_id"], leaf["sequence_number"], leaf["first_row_id"])
+        part = ManifestPart(0, leaf["location"], spec_id, context)
+        yield leaf_entries(self.reader.read(leaf["location"]), part, self.form.stats)
+
+    def _decoded(self, leaf: Mapping[str, Any], projection: EntryProjection) -> Iterator[pa.RecordBatch]:
+        return EntryDecoder(self.reader, None).entries({**leaf, MANIFEST: 0, "part": 0, "parts": 1}, projection)
 
     def _key_table(self, table: pa.Table, spec_id: int) -> pa.Table:
         return key_table(table, self.keys[spec_id])
@@ -161,6 +210,18 @@ class Rewriting:
         encoded = ((group, encode_leaf(piece, self.form)) for group, piece in leaves)
         for group, row in put_behind(encoded, self.form.writer):
             yield pa.RecordBatch.from_pydict({"group": [group], "leaf": [rows_stream(row)]}, schema=WRITTEN_SCHEMA)
+
+
+def _joined(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
+    """Yield the rows of small tables in larger ones of at most `CUT_ENTRIES`, or of one table."""
+    pending: list[pa.Table] = []
+    for table in tables:
+        if pending and sum(map(len, pending)) + len(table) > CUT_ENTRIES:
+            yield combined(pending)
+            pending = []
+        pending.append(table)
+    if pending:
+        yield combined(pending)
 
 
 def _dv_row(place: int, leaf: Mapping[str, Any]) -> dict[str, Any]:

@@ -59,7 +59,7 @@ class RewritePlan(ABC, Generic[TableT]):
         """Return the plan in numbers, without a job."""
 
     @abstractmethod
-    def _step(self) -> RewriteStep | None:
+    def step(self) -> RewriteStep | None:
         """Return the step that makes the snapshot; None if there is nothing to do."""
 
     def commit(self) -> TableT:
@@ -75,7 +75,7 @@ class RewritePlan(ABC, Generic[TableT]):
             ValidationError: a manifest does not hold as many files as the table's metadata says.
         """
         if not self._committed:
-            step = self._step()
+            step = self.step()
             self._committed.append(self.table if step is None else commit_steps(self.table, [step]))
         return self._committed[0]
 

@@ -48,7 +48,8 @@ class Maintenance(Generic[TableT]):
         """Plan a compaction of a tree's manifests, which merges leaves, drops masked entries and sorts entries.
 
         The table's rows, and the changes of every snapshot, stay the same. Only leaves that benefit are rewritten. If
-        there are none, the plan commits nothing.
+        there are none, the plan commits nothing. Manifests that an upgraded table has from before its upgrade become
+        leaves of the tree's layout, except for those with position delete files of version 2, which the summary names.
 
         Args:
             row_filter: rewrite only leaves that may hold matching files, and matching files of the root.
@@ -161,17 +162,22 @@ class Maintenance(Generic[TableT]):
         """
         return leaf_map(self.table, cluster_by, branch)
 
-    def upgrade(self, format_version: int) -> UpgradePlan[TableT]:
+    def upgrade(self, format_version: int, *, compact: bool = False) -> UpgradePlan[TableT]:
         """Plan the upgrade of a table with manifest lists, of format versions 1 to 4, to the metadata tree.
 
-        No manifest and no manifest list is rewritten, and the table's rows stay the same. Iceberg's Java library
-        refuses the table afterwards.
+        The table's rows stay the same. Manifests are rewritten only by a compaction, `compact_manifests`. Iceberg's
+        Java library refuses the table afterwards.
+
+        Args:
+            format_version: 4.
+            compact: also compact the manifests of the main branch, in the same commit. `undo_upgrade` is impossible
+                after that.
 
         Raises:
             ValidationError: a format version other than 4, or the table already has a tree.
             UnsupportedError: the table is encrypted or read-only.
         """
-        return plan_upgrade(self.table, format_version)
+        return plan_upgrade(self.table, format_version, compact=compact)
 
     def undo_upgrade(self, format_version: int | None = None) -> UndoUpgradePlan[TableT]:
         """Plan to revert an upgrade to the metadata tree, if no snapshot with a root has been committed.

@@ -1,14 +1,15 @@
 """Upgrade a table to the metadata tree of format version 4 (semantics N29, N30; examples 17 and 18).
 
 Only table metadata is replaced, with an expression for every partition field. Snapshots keep their manifest lists. The
-first commit to a branch converts the list of its head to a root.
+first commit to a branch converts the list of its head to a root. Manifests keep their layout until a compaction, which
+the same commit may make.
 """
 
 from __future__ import annotations
 
 import time
 import uuid
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Generic
 
@@ -16,7 +17,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyiceberg.table.refs import SnapshotRefType
 
-from sparkmeta.edit.attempts import commit_steps
+from sparkmeta.compact.options import CompactionOptions
+from sparkmeta.compact.plan import CompactionPlan, CompactionSummary, compaction_of
+from sparkmeta.edit.attempts import Step, commit_steps
 from sparkmeta.errors import UnsupportedError, ValidationError
 from sparkmeta.operations.base_table import TableT
 from sparkmeta.spec.metadata import has_tree
@@ -66,6 +69,7 @@ class UpgradeSummary:
     Attributes:
         expressions: the new expressions.
         snapshots: the number of snapshots, which keep their manifest lists.
+        compaction: the compaction of the main branch; None if the upgrade makes none.
     """
 
     table: str
@@ -75,6 +79,7 @@ class UpgradeSummary:
     expressions: tuple[Expression, ...]
     snapshots: int
     branches: tuple[BranchSummary, ...]
+    compaction: CompactionSummary | None = None
 
     def __str__(self) -> str:
         fields = [
@@ -86,23 +91,50 @@ class UpgradeSummary:
                 f"{self.table}: format version {self.from_version} becomes {self.to_version}, with a metadata tree",
                 f"{len(fields)} new expressions for {self.specs} partition specs",
                 *fields,
-                f"{self.snapshots} snapshots keep their manifest lists; no manifest is written anew",
+                f"{self.snapshots} snapshots keep their manifest lists",
                 *branches,
                 "Iceberg's Java library refuses the table from then on",
+                *self._manifests,
             ]
         )
+
+    @property
+    def _manifests(self) -> list[str]:
+        if self.compaction is not None:
+            return [str(self.compaction)]
+        if not any(branch.data_manifests or branch.delete_manifests for branch in self.branches):
+            return []
+        next_step = "compact_manifests gives them the tree's layout, which plans read faster"
+        return [f"no manifest is written anew: {next_step}; upgrade(4, compact=True) does both"]
 
 
 @dataclass(frozen=True)
 class UpgradePlan(Generic[TableT]):
-    """A plan to upgrade a table, carried out by `commit`."""
+    """A plan to upgrade a table, carried out by `commit`.
+
+    Attributes:
+        compact: whether to compact the manifests of the main branch in the same commit.
+    """
 
     table: TableT
+    compact: bool = False
     _table_uuid: uuid.UUID = field(default_factory=uuid.uuid4)
 
     def summary(self) -> UpgradeSummary:
-        """Return what changes and what stays, without a job. Reads the manifest lists of the branches' heads."""
+        """Return what changes and what stays. Reads the manifest lists of the branches' heads.
+
+        Runs no job, unless the plan compacts manifests and the table has delete manifests, of which the job reads the
+        kinds of deletes.
+        """
         return self._summary
+
+    @cached_property
+    def compaction(self) -> CompactionPlan[TableT] | None:
+        """The plan of the compaction; None if there is to be none."""
+        if not self.compact:
+            return None
+        upgraded = replace(self.table.state, metadata=self.apply(self.table.state))
+        return compaction_of(self.table, upgraded, CompactionOptions(), "main", {})
 
     @cached_property
     def _summary(self) -> UpgradeSummary:
@@ -116,17 +148,21 @@ class UpgradePlan(Generic[TableT]):
             expressions=tuple(expression for expression in upgraded.expressions if expression.expr_id not in known),
             snapshots=len(metadata.snapshots),
             branches=tuple(_branches(self.table.state)),
+            compaction=None if self.compaction is None else self.compaction.summary(),
         )
 
     def commit(self) -> TableT:
-        """Commit the upgraded metadata, and return the new table.
+        """Commit the upgraded metadata, with the snapshot of the compaction if there is one; return the new table.
 
         Raises:
+            CommitConflictError: see `RewritePlan.commit`.
             CommitFailedError: all attempts lost to concurrent commits (`commit.retry.num-retries`).
             CommitStateUnknownError: the upgrade may have succeeded.
             ValidationError: the table has been upgraded meanwhile.
         """
-        return commit_steps(self.table, [self])
+        compaction = None if self.compaction is None else self.compaction.step()
+        steps: list[Step] = [self] if compaction is None else [self, compaction]
+        return commit_steps(self.table, steps)
 
     def apply(self, state: TableState) -> TableMetadataV4:
         """Return the upgraded metadata of a state. For `commit`."""
@@ -136,7 +172,7 @@ class UpgradePlan(Generic[TableT]):
         return upgraded.model_copy(update={"last_updated_ms": now})
 
 
-def plan_upgrade(table: TableT, format_version: int) -> UpgradePlan[TableT]:
+def plan_upgrade(table: TableT, format_version: int, *, compact: bool = False) -> UpgradePlan[TableT]:
     """See `Maintenance.upgrade`."""
     if format_version != TREE_VERSION:
         raise ValidationError(
@@ -144,7 +180,7 @@ def plan_upgrade(table: TableT, format_version: int) -> UpgradePlan[TableT]:
         )
     _refuse(table.metadata)
     table.refuse_read_only(as_tree=True)
-    return UpgradePlan(table)
+    return UpgradePlan(table, compact)
 
 
 def _refuse(metadata: TableMetadata) -> None:

@@ -129,7 +129,8 @@ class ManifestRewritePlan(RewritePlan[TableT]):
             bytes=sum(total_bytes(group.manifests) for group in self._groups),
         )
 
-    def _step(self) -> RewriteStep | None:
+    def step(self) -> RewriteStep | None:
+        """See `RewritePlan.step`."""
         if not self._groups:
             return None
         return _ManifestStep(self.branch, self.properties, self._state, self.options, self._groups)

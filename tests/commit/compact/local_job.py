@@ -137,7 +137,7 @@ def local_rewrite(scope: Scope, choice: Choice, store: Store, stats: Mapping[int
     metadata = SimpleNamespace(location="/t", properties={})
     state: Any = SimpleNamespace(
         metadata=metadata,
-        types=SimpleNamespace(tuple_sources=dict.fromkeys(scope.sources, ()), stats_types=stats),
+        types=SimpleNamespace(tuple_sources=dict.fromkeys(scope.sources, ()), stats_types=stats, tree_types=None),
         files=None,
         spark=LocalFrame.sparkSession,
     )
@@ -150,7 +150,7 @@ def local_fold(base: Root, done: Sequence[Rewritten], store: Store, busy: Iterab
     """`fold` without Spark: this process finds removed entries in the new leaves."""
 
     def masks(
-        _: Any, new_leaves: pa.Table, base: Root, gone: Mapping[str, PositionBitmap], lost: Sequence[FileKey]
+        _: Any, new_leaves: pa.Table, gone: Mapping[str, PositionBitmap], lost: Sequence[FileKey]
     ) -> dict[str, PositionBitmap]:
         keys = set(lost)
         for leaf, bitmap in gone.items():

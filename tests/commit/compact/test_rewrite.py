@@ -31,7 +31,7 @@ def test_entries_that_are_exchanged_are_read_in_bounded_parts(
     monkeypatch: pytest.MonkeyPatch, sizes: list[int], counts: list[int], expected: list[list[int]]
 ) -> None:
     monkeypatch.setattr(job, "_CUT_BYTES", 100)
-    monkeypatch.setattr(job, "_CUT_ENTRIES", 9)
+    monkeypatch.setattr(job, "CUT_ENTRIES", 9)
     taken: list[tuple[list[int], bool]] = []
 
     class Job(RewriteJob):
@@ -54,7 +54,8 @@ def test_a_leaf_of_fewer_entries_than_its_root_counts_is_refused() -> None:
     reader: Any = SimpleNamespace(read=lambda _: content)
     form: Any = SimpleNamespace(stats={}, schema=tree_schema({}))
     leaf = {"location": "leaf", "snapshot_id": 1, "sequence_number": 1, "first_row_id": None, "masked": 0}
-    rewriting = Rewriting(reader, form, {}, 1.0)
+    leaf |= {"file_format": None, "partition_spec_id": 0}
+    rewriting = Rewriting(reader, form, None, {}, 1.0)  # type: ignore[arg-type]
     assert [len(table) for table in rewriting.live_entries([leaf | {"record_count": 1}])] == [1]
     with pytest.raises(CorruptFileError, match="leaf: entries is 1: the root's entry for the leaf counts 2 entries"):
-        rewriting.live_entries([leaf | {"record_count": 2}])
+        list(rewriting.live_entries([leaf | {"record_count": 2}]))
