@@ -17,9 +17,10 @@ from sparkmeta.storage.content import (
     read_local_range,
 )
 from sparkmeta.storage.location import is_local, local_path
+from sparkmeta.storage.walking import walk_io, walk_local
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     import pyarrow as pa
     from pyiceberg.io import FileIO
@@ -60,6 +61,12 @@ class ExecutorReader:
     def length(self, location: str) -> int:
         """Return the length of a file in bytes. Raises NotFoundError."""
         return local_length(location) if is_local(location) else io_length(self._opened(location), location)
+
+    def walk(self, folder: str, *, recursive: bool) -> Iterator[pa.RecordBatch]:
+        """Yield the files in a folder, none if it is missing; see `walk_local`."""
+        if is_local(folder):
+            return walk_local(folder, recursive=recursive)
+        return walk_io(self._opened(folder), folder, recursive=recursive)
 
     def __reduce__(self) -> tuple[type[ExecutorReader], tuple[dict[str, str] | None]]:
         return ExecutorReader, (self.io_properties,)

@@ -103,14 +103,17 @@ def by_fsspec(io: FsspecFileIO, folder: str, pattern: str) -> list[FileStatus]:
     if not infos and not store.exists(folder):
         raise FileNotFoundError(folder)
     return [
-        FileStatus(join(folder, file_name(path)), int(info["size"] or 0), _modified_ms(info))
+        FileStatus(join(folder, file_name(path)), int(info["size"] or 0), modified_ms(info) or 0)
         for path, info in infos.items()
         if path.rpartition("/")[0] == root and fnmatchcase(file_name(path), pattern)
     ]
 
 
-def _modified_ms(info: dict[str, Any]) -> int:
-    when = next((info[key] for key in _MODIFIED if info.get(key) is not None), 0)
+def modified_ms(info: dict[str, Any]) -> int | None:
+    """Return when a file was modified, of what fsspec tells of it; None if it does not say."""
+    when = next((info[key] for key in _MODIFIED if info.get(key) is not None), None)
+    if when is None:
+        return None
     if isinstance(when, str):
         when = datetime.fromisoformat(when)
     return int((when.timestamp() if isinstance(when, datetime) else when) * 1000)

@@ -45,6 +45,21 @@ def join(folder: str, name: str) -> str:
     return f"{folder.rstrip('/')}/{name}"
 
 
+def parents(location: str) -> list[str]:
+    """Return the locations of the folders above a location, from the nearest to the topmost of its store."""
+    path = _PARTS.fullmatch(location.rstrip("/"))[3]  # type: ignore[index]  # the pattern matches any text
+    beginning = location.rstrip("/").removesuffix(path)
+    names = path.split("/")[1:-1]
+    return [beginning + "".join(f"/{name}" for name in names[:count]) for count in range(len(names), -1, -1)]
+
+
+def parts_of(location: str) -> tuple[str, str]:
+    """Return the scheme and authority of a location as they are written, or empty strings."""
+    match = _PARTS.fullmatch(location)
+    assert match is not None
+    return match[1] or "", match[2] or ""
+
+
 def path_of(location: str) -> str:
     """Return the comparable path, without scheme and authority."""
     return _hadoop_path(_parts(location)[2])

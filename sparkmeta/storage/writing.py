@@ -27,7 +27,8 @@ REQUESTS = 16
 
 # The unique name of a file that a crash may leave. It is not hidden, as by _ or ., and does not look like metadata.
 TEMPORARY_NAME = "{}.tmp"
-_TEMPORARY = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\.tmp")
+TEMPORARY_PATTERN = r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\.tmp"
+_TEMPORARY = re.compile(TEMPORARY_PATTERN)
 
 # Errors of file systems without hard links.
 _NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}

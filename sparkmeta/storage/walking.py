@@ -1,0 +1,169 @@
+"""Walk a folder in a Spark task, as Arrow batches of its files. Light: tasks import this.
+
+A walk passes over what is deleted meanwhile, and does not follow links to folders.
+"""
+
+from __future__ import annotations
+
+import os
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sparkmeta.errors import FileAccessError, NotFoundError, UnsupportedError
+from sparkmeta.storage.content import fsspec_store
+from sparkmeta.storage.listing import modified_ms
+from sparkmeta.storage.location import file_name, join, local_path
+from sparkmeta.storage.requests import requested
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from pyiceberg.io import FileIO
+
+WALKED = pa.schema(
+    [
+        pa.field("path", pa.string()),
+        pa.field("length", pa.int64()),  # null for a folder
+        pa.field("modified_ms", pa.int64()),  # since 1970; null for a folder, and if the store does not say
+    ]
+)
+
+_BATCH_ROWS = 10_000
+
+# The name below the folder, the length and the time of modification, as in `WALKED`.
+_Item = tuple[str, int | None, int | None]
+
+
+def walk_local(folder: str, *, recursive: bool) -> Iterator[pa.RecordBatch]:
+    """Yield the files in a local folder as `WALKED`: of all levels, or of the first with its folders.
+
+    Raises:
+        FileAccessError: a folder can't be read.
+    """
+    return _batches(folder, _local_items(local_path(folder), recursive))
+
+
+def walk_io(io: FileIO, folder: str, *, recursive: bool) -> Iterator[pa.RecordBatch]:
+    """Yield the files in a folder of a FileIO as `WALKED`, like `walk_local`.
+
+    On S3, s3fs gets pages of 1,000 names, and holds one page in memory. Other clients hold all names.
+
+    Raises:
+        FileAccessError: the store refused a request, or did not respond.
+        UnsupportedError: the FileIO lists no folders.
+    """
+    from pyiceberg.io.pyarrow import PyArrowFileIO
+
+    store = fsspec_store(io, join(folder, "x"))
+    if hasattr(store, "call_s3"):
+        return _batches(folder, _s3_items(io, store, folder, recursive))
+    if store is not None:
+        return _batches(folder, _requested(io, folder, partial(_fsspec_items, store, folder, recursive)))
+    if isinstance(io, PyArrowFileIO):
+        return _batches(folder, _requested(io, folder, partial(_pyarrow_items, io, folder, recursive)))
+    raise UnsupportedError(f"{folder}: {type(io).__name__} lists no folders")
+
+
+def _batches(folder: str, items: Iterable[_Item]) -> Iterator[pa.RecordBatch]:
+    beginning = pa.scalar(join(folder, ""))
+    names: list[str] = []
+    lengths: list[int | None] = []
+    times: list[int | None] = []
+
+    def batch() -> pa.RecordBatch:
+        paths = pc.binary_join_element_wise(beginning, pa.array(names, pa.string()), "")
+        columns = [paths, pa.array(lengths, pa.int64()), pa.array(times, pa.int64())]
+        return pa.RecordBatch.from_arrays(columns, schema=WALKED)
+
+    for name, length, time in items:
+        names.append(name)
+        lengths.append(length)
+        times.append(time)
+        if len(names) == _BATCH_ROWS:
+            yield batch()
+            names, lengths, times = [], [], []
+    yield batch()
+
+
+def _local_items(root: str, recursive: bool) -> Iterator[_Item]:
+    pending = [""]
+    while pending:
+        above = pending.pop()
+        try:
+            with os.scandir(os.path.join(root, above)) as entries:  # noqa: PTH118  without an object for each name
+                for entry in entries:
+                    name = f"{above}{entry.name}"
+                    if entry.is_dir(follow_symlinks=False):
+                        if recursive:
+                            pending.append(f"{name}/")
+                        else:
+                            yield name, None, None
+                    elif entry.is_file() and (status := _status(entry)) is not None:
+                        yield name, status.st_size, status.st_mtime_ns // 1_000_000
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            raise FileAccessError(f"{join(root, above)}: can't be listed: {error.strerror}") from error
+
+
+def _status(entry: os.DirEntry[str]) -> os.stat_result | None:
+    try:
+        return entry.stat()
+    except FileNotFoundError:
+        return None
+
+
+def _s3_items(io: FileIO, store: Any, folder: str, recursive: bool) -> Iterator[_Item]:
+    bucket, key, _ = store.split_path(join(folder, ""))
+    prefix = f"{key.rstrip('/')}/" if key else ""
+    request = {"Bucket": bucket, "Prefix": prefix} | ({} if recursive else {"Delimiter": "/"})
+    while True:
+        page = requested(io, folder, partial(store.call_s3, "list_objects_v2", **request))
+        for each in page.get("CommonPrefixes", ()):
+            yield each["Prefix"][len(prefix) : -1], None, None
+        for each in page.get("Contents", ()):
+            # A name that ends with a slash marks an empty folder.
+            if not each["Key"].endswith("/"):
+                yield each["Key"][len(prefix) :], each["Size"], int(each["LastModified"].timestamp() * 1000)
+        if not page.get("IsTruncated"):
+            return
+        request["ContinuationToken"] = page["NextContinuationToken"]
+
+
+def _requested(io: FileIO, folder: str, items: partial[list[_Item]]) -> Iterable[_Item]:
+    try:
+        return requested(io, folder, items)
+    except NotFoundError:
+        return ()
+
+
+def _fsspec_items(store: Any, folder: str, recursive: bool) -> list[_Item]:
+    # fsspec caches listings in this process.
+    store.invalidate_cache()
+    infos = store.find(folder, detail=True).values() if recursive else store.ls(folder, detail=True)
+    start = len(join(store._strip_protocol(folder), ""))
+    return [
+        (info["name"][start:].rstrip("/"), None, None) if info["type"] == "directory"
+        else (info["name"][start:], int(info["size"] or 0), modified_ms(info))
+        for info in infos
+        if info["name"][start:]
+    ]  # fmt: skip
+
+
+def _pyarrow_items(io: Any, folder: str, recursive: bool) -> list[_Item]:
+    from pyarrow.fs import FileSelector, FileType
+
+    kind, authority, path = io.parse_location(folder, io.properties)
+    infos = io.fs_by_scheme(kind, authority).get_file_info(FileSelector(path, recursive=recursive))
+    start = len(join(path, ""))
+    items: list[_Item] = [
+        (info.path[start:], info.size, None if info.mtime_ns is None else info.mtime_ns // 1_000_000)
+        for info in infos
+        if info.type == FileType.File and not info.path.endswith("/")
+    ]
+    if not recursive:
+        items += [(file_name(info.path), None, None) for info in infos if info.type == FileType.Directory]
+    return items
