@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from sparkmeta.cli.output import TextColumn, print_json, progress
-from sparkmeta.cli.source import Source, Timestamp, takes_source
+from sparkmeta.cli.source import KeyValue, Source, Timestamp, takes_source
 from sparkmeta.cli.tables import RowOptions, takes_output, takes_row_options
+from sparkmeta.errors import translated_errors
+from sparkmeta.storage.location import escape_glob
 
 if TYPE_CHECKING:
     from sparkmeta.compact.plan import CompactionPlan
+    from sparkmeta.maintain.expire_snapshots import ExpiryPlan
+    from sparkmeta.maintain.orphans.plan import OrphanPlan
     from sparkmeta.maintain.rewrite_manifests.plan import ManifestRewritePlan
     from sparkmeta.table import Table
 
@@ -41,6 +46,8 @@ UNREACHABLE = (
     TextColumn("path", kind="path"),
     TextColumn("size", "file_size_in_bytes", "bytes"),
 )
+
+INVENTORY = "Parquet files with file_path, last_modified and maybe size"
 
 _UNCHANGED = "nothing is changed without --commit"
 
@@ -149,6 +156,67 @@ def expire_snapshots(source: Source, row_options: RowOptions, files: bool, commi
     """
     with progress("Opening the table"):
         plan = source.open().maintenance.expire_snapshots(**options)
+    _act_on_files(plan, row_options, files=files, commit=commit, doing="Expiring snapshots")
+
+
+@click.command("remove-orphan-files")
+@click.option("--older-than", type=Timestamp(), help="Only files from before this time (default: 3 days).")
+@click.option("--location", metavar="FOLDER", help="The folder to search, instead of the table's.")
+@click.option("--inventory", metavar="PARQUET", help=f"{INVENTORY}, instead of a listing.")
+@click.option(
+    "--prefix-mismatch-mode", type=click.Choice(["error", "ignore", "delete"]), default="error", show_default=True,
+    help="What becomes of files that the table has under another scheme or authority.",
+)  # fmt: skip
+@click.option("--equal-scheme", "equal_schemes", type=KeyValue(), multiple=True, help="s3a,s3n=s3; repeatable.")
+@click.option("--equal-authority", "equal_authorities", type=KeyValue(), multiple=True, help="a,b=c; repeatable.")
+@click.option("--force", is_flag=True, help="Permit files of the last 24 hours, and a location of several tables.")
+@click.option("--files", is_flag=True, help="Print the files that the table does not need.")
+@click.option("--commit", is_flag=True, help="Delete the files, instead of only printing the plan.")
+@takes_row_options
+@takes_source
+def remove_orphan_files(source: Source, row_options: RowOptions, files: bool, commit: bool, **options: Any) -> None:
+    """Delete files in a table's folder that the table does not need.
+
+    Prints the plan. Nothing changes without --commit.
+    """
+    with progress("Opening the table"):
+        plan = orphan_plan(source.open(), **options)
+    _act_on_files(plan, row_options, files=files, commit=commit, doing="Deleting files")
+
+
+def orphan_plan(
+    table: Table,
+    inventory: str | None = None,
+    equal_schemes: Iterable[tuple[str, str]] = (),
+    equal_authorities: Iterable[tuple[str, str]] = (),
+    **options: Any,
+) -> OrphanPlan[Table]:
+    """Return the plan to delete orphans; see `Maintenance.remove_orphan_files`.
+
+    Args:
+        table: the table.
+        inventory: the location of a Parquet file or folder with an inventory.
+        equal_schemes: pairs of schemes.
+        equal_authorities: pairs of authorities.
+        options: further options of the plan.
+    """
+    files = None
+    if inventory is not None:
+        with translated_errors():
+            files = table.state.spark.read.parquet(escape_glob(inventory))
+    return table.maintenance.remove_orphan_files(
+        files=files, equal_schemes=dict(equal_schemes), equal_authorities=dict(equal_authorities), **options
+    )
+
+
+def _act_on_files(
+    plan: ExpiryPlan[Table] | OrphanPlan[Table],
+    row_options: RowOptions,
+    *,
+    files: bool,
+    commit: bool,
+    doing: str,
+) -> None:
     if files:
         row_options.print(plan.files(), UNREACHABLE, plan.table.location())
         if not commit:
@@ -156,7 +224,7 @@ def expire_snapshots(source: Source, row_options: RowOptions, files: bool, commi
     with progress("Finding files"):
         summary = plan.summary()
     if commit:
-        with progress("Expiring snapshots"):
+        with progress(doing):
             plan.commit()
     result = plan.result()
     if row_options.as_json:

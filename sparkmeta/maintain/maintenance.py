@@ -11,6 +11,8 @@ from sparkmeta.compact.options import CompactionOptions
 from sparkmeta.compact.plan import CompactionPlan, plan_compaction
 from sparkmeta.maintain.expire_snapshots import ALL, ExpiryPlan, plan_expiry
 from sparkmeta.maintain.leaf_map import LeafMap, leaf_map
+from sparkmeta.maintain.orphans.plan import ERROR, OrphanPlan, plan_orphans
+from sparkmeta.maintain.orphans.prefixes import Folder
 from sparkmeta.maintain.rewrite_manifests.groups import ManifestRewriteOptions
 from sparkmeta.maintain.rewrite_manifests.plan import ManifestRewritePlan, plan_rewrite
 from sparkmeta.maintain.undo_upgrade import UndoUpgradePlan, plan_undo_upgrade
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from pyiceberg.expressions import BooleanExpression
+    from pyspark.sql import DataFrame
 
 
 @dataclass(frozen=True)
@@ -147,6 +150,44 @@ class Maintenance(Generic[TableT]):
             UnsupportedError: the table is encrypted or read-only, or only Spark's sources can open its files.
         """
         return plan_expiry(self.table, older_than, retain_last, snapshot_ids, clean_expired_metadata, cleanup)
+
+    def remove_orphan_files(
+        self,
+        *,
+        older_than: datetime | int | None = None,
+        location: str | None = None,
+        files: DataFrame | None = None,
+        prefix_mismatch_mode: str = ERROR,
+        equal_schemes: Mapping[str, str] | None = None,
+        equal_authorities: Mapping[str, str] | None = None,
+        force: bool = False,
+    ) -> OrphanPlan[TableT]:
+        """Plan to delete files in the table's folder that the table does not need, such as those of failed commits.
+
+        The table needs what its snapshots reach, its statistics, its current metadata file, and those of its metadata
+        log. Hidden files and folders, whose names begin with `_` or a dot, stay, except folders of partition fields of
+        such names. So do folders of other tables. Executors list folders, read manifests and delete files.
+
+        Args:
+            older_than: only files modified before this time are deleted: a datetime with a time zone, or milliseconds
+                since 1970. Defaults to 3 days ago.
+            location: the folder to search instead of the table's.
+            files: an inventory of files, instead of a listing: a DataFrame with file_path (string), last_modified
+                (timestamp) and, if known, size (bigint). Files that are not below the location are ignored.
+            prefix_mismatch_mode: what becomes of a file if the table has its path with another scheme or authority: an
+                `error` says so, `ignore` keeps it, `delete` deletes it.
+            equal_schemes: schemes -> the scheme that they equal, such as `{"s3a,s3n": "s3"}`, which is known.
+            equal_authorities: authorities, such as buckets or hosts -> the authority that they equal.
+            force: whether `older_than` may be less than 24 hours ago, so that files of running commits are deleted, and
+                whether another table may share the location, so that its files are deleted.
+
+        Raises:
+            ValidationError: an argument is out of range or of the wrong type, or the table property `gc.enabled` is
+                false.
+            UnsupportedError: the table is encrypted or read-only, or only Spark's sources can open its files.
+        """
+        folder = Folder.of(location or self.table.metadata.location, equal_schemes, equal_authorities)
+        return plan_orphans(self.table, folder, older_than, files, prefix_mismatch_mode, force=force)
 
     def leaf_map(self, cluster_by: Sequence[str] | None = None, branch: str = "main") -> LeafMap:
         """Return a map of the data leaves of the default spec and their overlaps, for a notebook. Reads only the root.

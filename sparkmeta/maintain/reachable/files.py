@@ -1,4 +1,4 @@
-"""Find the files that only expired snapshots need.
+"""Find the files that snapshots need, and those that only expired snapshots need.
 
     SELECT content, path, max(length) FROM
       statistics UNION lists UNION manifests UNION manifest DVs UNION live files of manifests
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from sparkmeta.storage.executors import ExecutorReader
 
 UNREACHABLE = pa.schema([REACHED.field(name) for name in ("content", "path", "length")])
+_IS_READABLE = f"content IN ('{MANIFEST}', '{ROOT}')"
 _STATISTICS = {"statistics": "statistics file", "partition_statistics": "partition statistics file"}
 
 
@@ -91,24 +92,44 @@ def public_files(files: DataFrame) -> DataFrame:
     return files.where(F.col("content") != MISSING).withColumnRenamed("length", "file_size_in_bytes")
 
 
+def reachable_files(state: TableState) -> DataFrame:
+    """Return the files that snapshots need, and their statistics, as `REACHED`; some have several rows. Runs a job.
+
+    Raises:
+        NotFoundError: a list or manifest is gone.
+        UnsupportedError: tasks can't open the table's files.
+    """
+    with translated_errors():
+        manifests = materialize(_listed(state, task_reader(state), ()))
+    return _of_metadata(state, manifests, ()).union(_content_files(state, manifests))
+
+
 def _unreachable(state: TableState, expired: Collection[int], content_files: bool) -> DataFrame:
-    reader = task_reader(state)
-    manifests = materialize(_listed(state, reader, expired))
-    paths = manifests.select("content", "path", "length", "retained")
-    dvs = manifests.where("dv.location IS NOT NULL").select(
-        F.lit(MANIFEST_DV).alias("content"), F.col("dv.location").alias("path"), F.lit(None).cast("long"), "retained"
-    )
-    reached = local_frame(state.spark, _statistics(state.metadata, expired)).union(paths).union(dvs)
-    readable = manifests.where(F.col("content").isin(MANIFEST, ROOT))
-    if content_files and not readable.where("NOT retained").isEmpty():
-        read = ContentReader(reader, state.types.tree_types if state.has_trees else None)
-        reached = reached.union(map_arrow(readable.repartition(read_tasks(state.spark)), read, REACHED))
+    manifests = materialize(_listed(state, task_reader(state), expired))
+    reached = _of_metadata(state, manifests, expired)
+    if content_files and not manifests.where(_IS_READABLE).where("NOT retained").isEmpty():
+        reached = reached.union(_content_files(state, manifests))
     # A manifest that is gone has a row of its list too.
     missing = F.max(F.when(F.col("content") == MISSING, F.col("content")))
     content = F.coalesce(missing, F.min("content")).alias("content")
     lengths = F.max("length").alias("length")
     by_path = reached.groupBy("path").agg(content, lengths, F.max("retained").alias("retained"))
     return by_path.where("NOT retained").select(*UNREACHABLE.names)
+
+
+def _of_metadata(state: TableState, manifests: DataFrame, expired: Collection[int]) -> DataFrame:
+    """Return statistics, lists, roots, manifests and their deletion vectors as `REACHED`."""
+    paths = manifests.select("content", "path", "length", "retained")
+    dvs = manifests.where("dv.location IS NOT NULL").select(
+        F.lit(MANIFEST_DV).alias("content"), F.col("dv.location").alias("path"), F.lit(None).cast("long"), "retained"
+    )
+    return local_frame(state.spark, _statistics(state.metadata, expired)).union(paths).union(dvs)
+
+
+def _content_files(state: TableState, manifests: DataFrame) -> DataFrame:
+    """Return the live files of manifests, rows of `LISTED`, as `REACHED`."""
+    read = ContentReader(task_reader(state), state.types.tree_types if state.has_trees else None)
+    return map_arrow(manifests.where(_IS_READABLE).repartition(read_tasks(state.spark)), read, REACHED)
 
 
 def used_specs(state: TableState, expired: Collection[int]) -> set[int] | None:

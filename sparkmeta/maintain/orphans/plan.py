@@ -1,0 +1,329 @@
+"""The plan to delete the files in a table's folder that the table does not need."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple
+
+import pyarrow as pa
+from pyspark.sql import functions as F
+
+from sparkmeta.edit.range_sort import task_reader
+from sparkmeta.errors import NotFoundError, ValidationError, shown, translated_errors
+from sparkmeta.maintain.expire_snapshots import to_millis
+from sparkmeta.maintain.orphans.listing import inventory_files, walked_files
+from sparkmeta.maintain.orphans.other_tables import METADATA_FILE, other_tables, refuse_shared
+from sparkmeta.maintain.orphans.prefixes import Folder, hidden_pattern, prefix_of
+from sparkmeta.maintain.reachable.deletion import Deletion, delete_files
+from sparkmeta.maintain.reachable.files import count_files, reachable_files
+from sparkmeta.maintain.upgrade import refuse_encrypted
+from sparkmeta.operations.base_table import TableT
+from sparkmeta.operations.metadata_files import METADATA, VERSION_HINT
+from sparkmeta.session import local_frame, materialize
+from sparkmeta.spec.expiry import refuse_without_gc
+from sparkmeta.storage.access import executor_writer
+from sparkmeta.storage.location import join, path_of
+from sparkmeta.storage.writing import TEMPORARY_PATTERN
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+    from sparkmeta.operations.base_table import BaseTable
+
+ERROR, IGNORE, DELETE = "error", "ignore", "delete"
+
+_HOUR_MS = 60 * 60 * 1000
+_LEAST_AGE_MS = 24 * _HOUR_MS
+_DEFAULT_AGE_MS = 3 * 24 * _HOUR_MS
+
+# Most folders, and pairs of prefixes, to name.
+_NAMED = 10
+
+
+@dataclass(frozen=True)
+class OrphanRules:
+    """Which files are orphans.
+
+    Attributes:
+        folder: the folder below which they are, and what its scheme and authority equal.
+        older_than_ms: they were modified before this time, in milliseconds since 1970.
+        mismatch: what becomes of files that the table has under another scheme or authority: ERROR, IGNORE or DELETE.
+        force: whether the folder may be shared with another table.
+    """
+
+    folder: Folder
+    older_than_ms: int
+    mismatch: str
+    force: bool
+
+
+@dataclass(frozen=True)
+class OrphanSummary:
+    """The files that nothing needs; `str` formats them.
+
+    Attributes:
+        location: the folder that was searched.
+        older_than: files that were modified at this time or later stay, whether anything needs them or not.
+        listed: the number of files below the location, except hidden ones.
+        files: content ("data", "metadata" or "unfinished write") -> the number of orphans.
+        bytes: content -> their bytes, as far as an inventory says.
+        elsewhere: the number of files that the table needs, and that are not below the location.
+        mismatched: the number of old files that stay, since the table has them under another scheme or authority.
+        other_tables: some folders of other tables below the location; their files stay.
+    """
+
+    table: str
+    location: str
+    older_than: str
+    listed: int
+    files: Mapping[str, int]
+    bytes: Mapping[str, int]
+    elsewhere: int
+    mismatched: int
+    other_tables: tuple[str, ...]
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to do."""
+        return not self.files
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the numbers by name, as for JSON."""
+        return asdict(self)
+
+    def __str__(self) -> str:
+        total = f"{sum(self.files.values())} of {self.listed} files are orphans, with {sum(self.bytes.values())} bytes"
+        elsewhere = f"  {self.elsewhere} files of the table are elsewhere, where no orphans are looked for"
+        mismatched = f"  {self.mismatched} files stay that the table has under another scheme or authority"
+        others = f"  files of other tables stay: {', '.join(self.other_tables)}"
+        return "\n".join(
+            [
+                f"{self.table}: below {self.location}, {total}; they are older than {self.older_than}",
+                *(f"  {content}: {count} files, {self.bytes[content]} bytes" for content, count in self.files.items()),
+                *([elsewhere] if self.elsewhere else []),
+                *([mismatched] if self.mismatched else []),
+                *([others] if self.other_tables else []),
+            ]
+        )
+
+
+class _Orphans(NamedTuple):
+    """Orphans as of a version of the table.
+
+    Attributes:
+        files: they, and files under another scheme or authority.
+        elsewhere: the number of files that the table needs, and that are not below the location.
+    """
+
+    metadata_location: str
+    files: DataFrame
+    elsewhere: int
+
+
+@dataclass(frozen=True)
+class OrphanPlan(Generic[TableT]):
+    """A plan to delete orphans, carried out by `commit`. The table itself does not change.
+
+    Attributes:
+        table: the table.
+        rules: which files are orphans.
+        inventory: the files, instead of a listing.
+    """
+
+    table: TableT
+    rules: OrphanRules
+    inventory: DataFrame | None = None
+    _done: list[Deletion] = field(default_factory=list, init=False, repr=False, compare=False)
+
+    def files(self) -> DataFrame:
+        """Return a row for each orphan. Runs jobs.
+
+        Columns: content ("data", "metadata" or "unfinished write"), path, file_size_in_bytes (null if the inventory
+        does not say), last_modified.
+
+        Raises:
+            NotFoundError: there is no file below the location, or a manifest or list of the table is gone.
+            ValidationError: another table shares the location, or files have another scheme or authority in the table.
+        """
+        modified = F.timestamp_millis("modified_ms").alias("last_modified")
+        size = F.col("length").alias("file_size_in_bytes")
+        return _deletable(self._orphans.files).select("content", "path", size, modified)
+
+    def summary(self) -> OrphanSummary:
+        """Return the plan in numbers. Runs the jobs of `files`."""
+        return self._summary
+
+    def commit(self) -> Deletion:
+        """Delete the orphans by tasks. What has been deleted can't be restored.
+
+        If the table has changed since the files were found, those that it needs now stay. One that can't be deleted is
+        no error: it is counted, and a second call, or a new plan, tries again.
+
+        Returns:
+            What was deleted.
+
+        Raises:
+            NoSuchTableError: the table is gone. No file is deleted.
+            NotFoundError, ValidationError: see `files`. No file is deleted.
+        """
+        orphans = self._orphans
+        current = self.table.refresh()
+        if current.metadata_location != orphans.metadata_location:
+            orphans = self._unneeded(current, orphans.files)
+        self._done[:] = [delete_files(_deletable(orphans.files), executor_writer(current.state.files))]
+        return self._done[0]
+
+    def result(self) -> dict[str, Any]:
+        """Return the summary and what was deleted, null before the commit, as for JSON."""
+        committed = asdict(self._done[0]) if self._done else None
+        return {"table": self.table.metadata.location, "plan": self.summary().to_dict(), "committed": committed}
+
+    @cached_property
+    def _summary(self) -> OrphanSummary:
+        counts = count_files(_deletable(self._orphans.files))
+        others = self._other_tables.limit(_NAMED).collect()
+        return OrphanSummary(
+            table=self.table.full_name,
+            location=self.rules.folder.location,
+            older_than=datetime.fromtimestamp(self.rules.older_than_ms / 1000, UTC).isoformat(timespec="seconds"),
+            listed=self._listed.count(),
+            files=counts.files,
+            bytes=counts.bytes,
+            elsewhere=self._orphans.elsewhere,
+            mismatched=self._orphans.files.where("is_mismatched").count() if self.rules.mismatch == IGNORE else 0,
+            other_tables=tuple(sorted(row.key for row in others)),
+        )
+
+    @cached_property
+    def _listed(self) -> DataFrame:
+        """The files below the location, except hidden ones, with their `key`."""
+        folder, state = self.rules.folder, self.table.state
+        hidden = hidden_pattern(self.table.metadata.partition_specs)
+        path = F.col("path")
+        if self.inventory is None:
+            files = walked_files(state.spark, task_reader(state), folder.location, hidden)
+        else:
+            rows = inventory_files(self.inventory).where(folder.has_prefix_of(path, or_none=False))
+            # An inventory of a bucket with versions has several rows for a file.
+            latest = [F.max(name).alias(name) for name in ("length", "modified_ms")]
+            files = rows.groupBy("path").agg(*latest)
+        keyed = files.withColumn("key", folder.key_of(path)).where(F.col("key").startswith(folder.key))
+        below = F.substr("key", F.lit(len(folder.key)))
+        listed = materialize(keyed.where(~below.rlike(hidden)))
+        if listed.isEmpty() and (self.inventory is None or not self.inventory.isEmpty()):
+            where = "" if self.inventory is None else " in the inventory"
+            raise NotFoundError(f"{folder.location}: there is no file below it{where}")
+        return listed
+
+    @cached_property
+    def _other_tables(self) -> DataFrame:
+        """The folders of other tables below the location: rows of `key`."""
+        others = other_tables(self.table, task_reader(self.table.state), self.rules.folder, self._listed)
+        if not self.rules.force:
+            refuse_shared(self.table, self.rules.folder.location, others.in_it)
+        return materialize(others.below)
+
+    @cached_property
+    def _orphans(self) -> _Orphans:
+        with translated_errors():
+            # The table is loaded after the listing, so that it has the files of commits that ended before it.
+            old = self._listed.where(F.col("modified_ms") < self.rules.older_than_ms)
+            if not self._other_tables.isEmpty():
+                folders = F.broadcast(self._other_tables.withColumnRenamed("key", "folder"))
+                old = old.join(folders, F.col("key").startswith(F.col("folder")), "left_anti")
+            return self._unneeded(self.table.refresh(), old)
+
+    def _unneeded(self, table: BaseTable, files: DataFrame) -> _Orphans:
+        """Return those of some files that a version of the table does not need. Runs jobs.
+
+        Raises:
+            ValidationError: see `files`.
+        """
+        refuse_without_gc(table.metadata)
+        folder, path = self.rules.folder, F.col("path")
+        needed = _needed_files(table).select(
+            folder.key_of(path).alias("key"),
+            folder.has_prefix_of(path, or_none=True).alias("has_prefix"),
+            path,
+        )
+        other_prefix = F.min(F.when(~F.col("has_prefix"), prefix_of(path))).alias("prefix")
+        by_key = materialize(needed.groupBy("key").agg(F.max("has_prefix").alias("has_prefix"), other_prefix))
+        elsewhere = by_key.where(~F.col("key").startswith(folder.key)).count()
+        columns = ("path", "key", "length", "modified_ms")
+        joined = files.select(*columns).join(by_key, "key", "left").where("has_prefix IS NULL OR NOT has_prefix")
+        content = _content(table).alias("content")
+        is_mismatched = F.col("has_prefix").isNotNull()
+        if self.rules.mismatch == DELETE:
+            is_mismatched = F.lit(False)
+        unneeded = materialize(joined.select(content, *columns, is_mismatched.alias("is_mismatched"), "prefix"))
+        if self.rules.mismatch == ERROR:
+            _refuse_mismatched(folder, unneeded)
+        return _Orphans(table.metadata_location, unneeded, elsewhere)
+
+
+def plan_orphans(
+    table: TableT,
+    folder: Folder,
+    older_than: datetime | int | None,
+    files: DataFrame | None,
+    prefix_mismatch_mode: str,
+    *,
+    force: bool,
+) -> OrphanPlan[TableT]:
+    """See `Maintenance.remove_orphan_files`."""
+    now = int(time.time() * 1000)
+    older_than_ms = now - _DEFAULT_AGE_MS if older_than is None else to_millis(older_than)
+    if older_than_ms > now - _LEAST_AGE_MS and not force:
+        problem = "less than 24 hours ago: files of writers that have not committed yet would be deleted"
+        raise ValidationError(f"older_than is {shown(older_than)}: {problem}; force=True permits it")
+    if prefix_mismatch_mode not in (ERROR, IGNORE, DELETE):
+        mode = shown(prefix_mismatch_mode)
+        raise ValidationError(f"prefix_mismatch_mode is {mode}: it takes {ERROR}, {IGNORE} or {DELETE}")
+    refuse_without_gc(table.metadata)
+    refuse_encrypted(table.metadata, "so that its manifests can't be read")
+    table.refuse_read_only()
+    executor_writer(table.state.files)
+    if files is not None:
+        inventory_files(files)
+    return OrphanPlan(table, OrphanRules(folder, older_than_ms, prefix_mismatch_mode, force), files)
+
+
+def _needed_files(table: BaseTable) -> DataFrame:
+    """Return the files that a table needs: those of its snapshots, its metadata files and its hint; rows of `path`."""
+    paths = [entry.metadata_file for entry in table.metadata.metadata_log] + [table.metadata_location]
+    folders = {join(table.metadata.location, METADATA), table.metadata_location.rpartition("/")[0]}
+    paths += [join(folder, VERSION_HINT) for folder in folders]
+    of_metadata = local_frame(table.state.spark, pa.table([paths], ["path"]))
+    return reachable_files(table.state).select("path").union(of_metadata)
+
+
+def _content(table: BaseTable) -> Column:
+    """Return what a file is, by its name and folder."""
+    metadata = {path_of(join(table.metadata.location, METADATA)), path_of(table.metadata_location.rpartition("/")[0])}
+    is_metadata = F.col("path").rlike(METADATA_FILE)
+    for each in sorted(metadata):
+        is_metadata |= F.col("key").startswith(join(each, ""))
+    is_unfinished = F.substring_index("path", "/", -1).rlike(f"^{TEMPORARY_PATTERN}$")
+    return F.when(is_unfinished, "unfinished write").when(is_metadata, "metadata").otherwise("data")
+
+
+def _deletable(files: DataFrame) -> DataFrame:
+    return files.where("NOT is_mismatched")
+
+
+def _refuse_mismatched(folder: Folder, files: DataFrame) -> None:
+    mismatched = (
+        files.where("is_mismatched").groupBy("prefix").agg(F.count("*").alias("files"), F.min("path").alias("path"))
+    )
+    pairs = mismatched.orderBy("prefix").limit(_NAMED).collect()
+    if pairs:
+        listed = "; ".join(f"{row.prefix} has {row.files} files, such as {row.path}" for row in pairs)
+        raise ValidationError(
+            f"{folder.location}: the table has files of the same paths under another scheme or authority: {listed}: "
+            "say which are equal by equal_schemes and equal_authorities, or set prefix_mismatch_mode to ignore or "
+            "delete"
+        )
