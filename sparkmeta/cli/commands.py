@@ -14,7 +14,14 @@ import click
 
 from sparkmeta.cli.cache import cache
 from sparkmeta.cli.catalogs import namespaces, tables, views
-from sparkmeta.cli.maintain import compact, expire_snapshots, remove_orphan_files, rewrite_manifests, upgrade
+from sparkmeta.cli.maintain import (
+    compact,
+    expire_snapshots,
+    remove_dangling_deletes,
+    remove_orphan_files,
+    rewrite_manifests,
+    upgrade,
+)
 from sparkmeta.cli.output import (
     TextColumn,
     drop_unread_output,
@@ -233,6 +240,7 @@ main.add_command(tables)
 main.add_command(compact)
 main.add_command(rewrite_manifests)
 main.add_command(expire_snapshots)
+main.add_command(remove_dangling_deletes)
 main.add_command(remove_orphan_files)
 main.add_command(upgrade)
 main.add_command(view)

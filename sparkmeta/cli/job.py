@@ -17,13 +17,12 @@ from sparkmeta.errors import CommitConflictError, CommitFailedError, SparkmetaEr
 from sparkmeta.table import load_table
 
 if TYPE_CHECKING:
-    from sparkmeta.compact.plan import CompactionPlan
+    from sparkmeta.edit.rewrite_plan import RewritePlan
     from sparkmeta.maintain.expire_snapshots import ExpiryPlan
     from sparkmeta.maintain.orphans.plan import OrphanPlan
-    from sparkmeta.maintain.rewrite_manifests.plan import ManifestRewritePlan
     from sparkmeta.table import Table
 
-    Plan = CompactionPlan[Table] | ManifestRewritePlan[Table] | ExpiryPlan[Table] | OrphanPlan[Table]
+    Plan = RewritePlan[Table] | ExpiryPlan[Table] | OrphanPlan[Table]
 
 
 def run_job(parser: argparse.ArgumentParser, plan: Callable[..., Plan], arguments: Sequence[str] | None) -> int:

@@ -15,10 +15,9 @@ from sparkmeta.errors import translated_errors
 from sparkmeta.storage.location import escape_glob
 
 if TYPE_CHECKING:
-    from sparkmeta.compact.plan import CompactionPlan
+    from sparkmeta.edit.rewrite_plan import RewritePlan
     from sparkmeta.maintain.expire_snapshots import ExpiryPlan
     from sparkmeta.maintain.orphans.plan import OrphanPlan
-    from sparkmeta.maintain.rewrite_manifests.plan import ManifestRewritePlan
     from sparkmeta.table import Table
 
 PLANNED = (
@@ -39,6 +38,16 @@ REWRITTEN = (
     TextColumn("live", "live_files", "count"),
     TextColumn("deleted", "deleted_files", "count"),
     TextColumn("size", "file_size_in_bytes", "bytes"),
+)
+
+DANGLING = (
+    TextColumn("content"),
+    TextColumn("path", "file_path", "path"),
+    TextColumn("data file", "referenced_data_file", "path"),
+    TextColumn("spec", "spec_id"),
+    TextColumn("sequence", "data_sequence_number"),
+    TextColumn("deletes", "record_count", "count"),
+    TextColumn("size", "coalesce(content_size_in_bytes, file_size_in_bytes)", "bytes"),
 )
 
 UNREACHABLE = (
@@ -108,7 +117,7 @@ def names(text: str) -> list[str]:
 
 
 def _act(
-    plan: CompactionPlan[Table] | ManifestRewritePlan[Table],
+    plan: RewritePlan[Table],
     row_options: RowOptions,
     columns: tuple[TextColumn, ...],
     *,
@@ -238,6 +247,22 @@ def _act_on_files(
         click.echo(f"{sum(committed['files'].values())} files deleted, {committed['failed']} not deleted")
         for problem in committed["problems"]:
             click.echo(f"  {problem}")
+
+
+@click.command("remove-dangling-deletes")
+@click.option("--branch", default="main", show_default=True, help="The branch to commit to.")
+@click.option("--files", is_flag=True, help="Print the deletes that apply to no data file.")
+@click.option("--commit", is_flag=True, help="Commit the plan, instead of only printing it.")
+@takes_row_options
+@takes_source
+def remove_dangling_deletes(source: Source, row_options: RowOptions, branch: str, files: bool, commit: bool) -> None:
+    """Remove delete files and deletion vectors that apply to no data file.
+
+    Prints the plan. Nothing changes without --commit.
+    """
+    with progress("Opening the table"):
+        plan = source.open().maintenance.remove_dangling_deletes(branch=branch)
+    _act(plan, row_options, DANGLING, files=files, commit=commit, what="delete manifests")
 
 
 @click.command("upgrade")

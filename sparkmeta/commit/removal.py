@@ -1,4 +1,4 @@
-"""The entries that a commit removes from a tree: in leaves by ordinal, in the root by key."""
+"""The entries that a commit removes: in manifests by ordinal, in the root of a tree by key."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Removal:
     """The entries that a commit removes.
 
     Attributes:
-        masks: leaf location -> ordinals of its removed entries.
+        masks: manifest location -> ordinals of its removed entries.
         keys: the removed files of the root itself.
         tally: counts of the removed files, for the snapshot's summary.
     """
@@ -106,7 +106,7 @@ def without_rows(entries: pa.Table, removal: Removal, state: TableState) -> pa.T
     """Return what `without` returns, for entries on the driver."""
     if not len(entries) or not (removal.masks or removal.keys):
         return entries
-    locations = dict(zip(*(state.manifests.column(name).to_pylist() for name in (MANIFEST, "location")), strict=True))
+    locations = _locations(state)
     places = zip(entries.column(MANIFEST).to_pylist(), entries.column(ORDINAL).to_pylist(), strict=True)
     stays = []
     for key, (manifest, ordinal) in zip(_keys(entries), places, strict=True):
@@ -158,14 +158,19 @@ def _grouped(rows: pa.Table) -> pa.Table:
 def _removal(groups: pa.Table, in_root: pa.Table, state: TableState) -> Removal:
     masks: dict[str, PositionBitmap] = {}
     tally = Tally(tally_of(in_root), None)
+    locations = _locations(state)
     for row in groups.to_pylist():
         if row["ordinals"] is not None:
-            assert state.tree is not None
-            leaf = state.tree.root.table.column("location")[row[MANIFEST]].as_py()
-            masks[leaf] = read_inline_vector(row["ordinals"], leaf)
+            location = locations[row[MANIFEST]]
+            masks[location] = read_inline_vector(row["ordinals"], location)
         count = KindCount(row["files"], row["records"], row["size"])
         tally = tally.plus(Tally({FileKind(row["kind"]): count}, None))
     return Removal(masks, frozenset(FileKey(*key) for key in _keys(in_root)), tally)
+
+
+def _locations(state: TableState) -> dict[int, str]:
+    """Return the locations of manifests by their small ids."""
+    return dict(zip(*(state.manifests.column(name).to_pylist() for name in (MANIFEST, "location")), strict=True))
 
 
 def _keys(entries: pa.Table) -> Iterable[tuple[int, str, int | None]]:

@@ -87,10 +87,11 @@ class RewritePlan(ABC, Generic[TableT]):
 
 
 def _committed_counts(before: Snapshot | None, after: Snapshot | None) -> dict[str, Any] | None:
-    """Return the id and the manifest counts of a branch's new head; None if the head is unchanged."""
+    """Return the id and the counts that the summary of a branch's new head has; None if the head is unchanged."""
     if after is None or after.summary is None or (before is not None and after.snapshot_id == before.snapshot_id):
         return None
-    counts = {name: int(after.summary.additional_properties[name.replace("_", "-")]) for name in _COUNTS}
+    properties = after.summary.additional_properties
+    counts = {name: int(properties[key]) for name in _COUNTS if (key := name.replace("_", "-")) in properties}
     return {"snapshot_id": after.snapshot_id, **counts}
 
 
@@ -113,11 +114,15 @@ class RewriteStep(ABC):
         return self.apply_to(head)
 
     def summary(
-        self, head: TableState, counts: ManifestCounts, properties: Mapping[str, str] | None = None
+        self,
+        head: TableState,
+        counts: ManifestCounts,
+        properties: Mapping[str, str] | None = None,
+        removed: Tally | None = None,
     ) -> Callable[[], Summary]:
-        """Return a function that makes the snapshot's summary, which counts manifests but no files."""
+        """Return a function that makes the snapshot's summary, which counts manifests and removed files."""
         merged = {**self.properties, **(properties or {})}
-        return lambda: snapshot_summary("replace", Tally(), Tally(), head.snapshot, merged, counts)
+        return lambda: snapshot_summary("replace", Tally(), removed or Tally(), head.snapshot, merged, counts)
 
 
 def rewritten_by_others(state: TableState) -> CommitConflictError:

@@ -9,6 +9,7 @@ from pyiceberg.expressions import AlwaysTrue
 
 from sparkmeta.compact.options import CompactionOptions
 from sparkmeta.compact.plan import CompactionPlan, plan_compaction
+from sparkmeta.maintain.dangling_deletes.plan import DanglingDeletesPlan, plan_removal
 from sparkmeta.maintain.expire_snapshots import ALL, ExpiryPlan, plan_expiry
 from sparkmeta.maintain.leaf_map import LeafMap, leaf_map
 from sparkmeta.maintain.orphans.plan import ERROR, OrphanPlan, plan_orphans
@@ -188,6 +189,28 @@ class Maintenance(Generic[TableT]):
         """
         folder = Folder.of(location or self.table.metadata.location, equal_schemes, equal_authorities)
         return plan_orphans(self.table, folder, older_than, files, prefix_mismatch_mode, force=force)
+
+    def remove_dangling_deletes(
+        self, *, branch: str = "main", snapshot_properties: Mapping[str, str] | None = None
+    ) -> DanglingDeletesPlan[TableT]:
+        """Plan to remove delete files and deletion vectors from a branch that apply to none of its live data files.
+
+        These are equality deletes that are no newer than all data files of their partition, or of the table if their
+        spec is unpartitioned; position delete files that are older than all data files of their partition, or than the
+        file that they name; and deletion vectors and position delete files whose data file is gone.
+
+        Only metadata is written: the delete manifests of a v1 to v3 table that list them, or the root of a tree. Rows
+        stay the same. The files themselves are deleted when the snapshots expire that need them.
+
+        Args:
+            branch: the branch to commit to.
+            snapshot_properties: further properties of the snapshot's summary.
+
+        Raises:
+            ValidationError: an unknown branch.
+            UnsupportedError: the table is encrypted or read-only, or has manifest lists of format version 4.
+        """
+        return plan_removal(self.table, branch, dict(snapshot_properties or {}))
 
     def leaf_map(self, cluster_by: Sequence[str] | None = None, branch: str = "main") -> LeafMap:
         """Return a map of the data leaves of the default spec and their overlaps, for a notebook. Reads only the root.

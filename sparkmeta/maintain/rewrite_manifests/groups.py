@@ -91,7 +91,7 @@ def manifest_groups(state: TableState, options: ManifestRewriteOptions) -> list[
             parts = max(1, min(-(-total_bytes(of_spec) // target), live_count(of_spec) or total_bytes(of_spec)))
             group = ManifestGroup(content, spec_id, of_spec, keys[spec_id], parts)
             if not _is_in_order(group, state, target):
-                _refuse_group(group, state)
+                refuse_rewrite(group.manifests, spec_id, state)
                 groups.append(group)
     return groups
 
@@ -116,17 +116,22 @@ def _is_in_order(group: ManifestGroup, state: TableState, target: int) -> bool:
     return known.get(str(group.spec_id)) == list(group.keys) and how.get("target-bytes") == target
 
 
-def _refuse_group(group: ManifestGroup, state: TableState) -> None:
-    unknown = [field_id for field_id, kind in state.types.spec_fields[group.spec_id] if kind == ANY]
+def refuse_rewrite(manifests: pa.Table, spec_id: int, state: TableState) -> None:
+    """Refuse to rewrite manifests of one partition spec, rows of `TableState.manifests`.
+
+    Raises:
+        UnsupportedError: they are encrypted or not Avro, or the spec has an unknown transform.
+    """
+    unknown = [field_id for field_id, kind in state.types.spec_fields[spec_id] if kind == ANY]
     if unknown:
         raise UnsupportedError(
-            f"{state.metadata.location}: partition spec {group.spec_id} has a transform that is not known, of field "
+            f"{state.metadata.location}: partition spec {spec_id} has a transform that is not known, of field "
             f"{unknown[0]}: its manifests can't be rewritten"
         )
-    encrypted = group.manifests.filter(group.manifests.column("key_metadata").is_valid())
+    encrypted = manifests.filter(manifests.column("key_metadata").is_valid())
     if len(encrypted):
         raise UnsupportedError(f"{encrypted.column('location')[0]} is encrypted: it can't be rewritten")
-    other = group.manifests.filter(pc.not_equal(group.manifests.column("file_format"), "AVRO"))
+    other = manifests.filter(pc.not_equal(manifests.column("file_format"), "AVRO"))
     if len(other):
         raise UnsupportedError(f"{other.column('location')[0]} is no Avro manifest: it can't be rewritten")
 

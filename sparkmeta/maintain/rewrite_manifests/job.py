@@ -80,25 +80,8 @@ class ManifestJob:
 
     @cached_property
     def _form(self) -> ManifestFormat:
-        state, group = self.state, self.group
-        metadata, spec = state.metadata, state.specs[group.spec_id]
-        version, content = metadata.format_version, int(group.content) - int(ContentType.DATA_MANIFEST)
-        codec, level = manifest_codec(metadata.properties)
-        kinds = spec_partition_type(spec, metadata.schemas, state.types.typing_schema)
-        return ManifestFormat(
-            version,
-            content,
-            group.spec_id,
-            tuple(state.types.spec_fields[group.spec_id]),
-            entry_schema(version, kinds),
-            manifest_properties(version, metadata.schema(), spec, content),
-            codec,
-            level,
-            metadata_folder(metadata),
-            self.name,
-            target_bytes(metadata, self.options),
-            executor_writer(state.files),
-        )
+        target = target_bytes(self.state.metadata, self.options)
+        return manifest_format(self.state, self.group.content, self.group.spec_id, self.name, target)
 
     def _bounds(self, ranges: int) -> pa.Table:
         """Return the last keys of the ranges. Runs a job that reads only keys."""
@@ -111,6 +94,35 @@ class ManifestJob:
         entries = total_bytes(group.manifests) // _ENTRY_BYTES if entries is None else entries
         no_keys = key_schema(dict(state.types.spec_fields[group.spec_id]), group.keys).empty_table()
         return sampled_bounds(keys, no_keys, entries, ranges)
+
+
+def manifest_format(
+    state: TableState, content: ContentType, spec_id: int, name: str, target_bytes: int
+) -> ManifestFormat:
+    """Return the format of a table's Avro manifests.
+
+    Args:
+        content: `DATA_MANIFEST` or `DELETE_MANIFEST`.
+        name: the beginning of the files' names.
+    """
+    metadata, spec = state.metadata, state.specs[spec_id]
+    version, written_content = metadata.format_version, int(content) - int(ContentType.DATA_MANIFEST)
+    codec, level = manifest_codec(metadata.properties)
+    kinds = spec_partition_type(spec, metadata.schemas, state.types.typing_schema)
+    return ManifestFormat(
+        version,
+        written_content,
+        spec_id,
+        tuple(state.types.spec_fields[spec_id]),
+        entry_schema(version, kinds),
+        manifest_properties(version, metadata.schema(), spec, written_content),
+        codec,
+        level,
+        metadata_folder(metadata),
+        name,
+        target_bytes,
+        executor_writer(state.files),
+    )
 
 
 def file_count(written: pa.Table) -> int:

@@ -1,4 +1,4 @@
-"""Read live entries of v1 to v3 manifests as bytes for a new manifest.
+"""Read live entries of v1 to v3 manifests as bytes for a new manifest, which keeps or removes them.
 
 A rewrite changes only the fields before an entry's data_file, and the first row id. The encoded data_file is copied if
 the writer's schema encodes it like the new manifest; missing fields at its end become null. Entries of other schemas
@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import fastavro
@@ -17,6 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sparkmeta.errors import CorruptFileError
+from sparkmeta.manifests.arrays import whole
 from sparkmeta.manifests.avro.container import Data, read_header
 from sparkmeta.manifests.avro.decode import (
     BATCH_RECORDS,
@@ -32,8 +35,9 @@ from sparkmeta.manifests.avro.schema import ManifestSchema, field_id_of, fixed_s
 from sparkmeta.manifests.avro.write import ENTRY, ManifestFormat
 from sparkmeta.manifests.entries import EntryBuilder
 from sparkmeta.manifests.parts import ManifestPart
-from sparkmeta.manifests.projection import EntryProjection
+from sparkmeta.manifests.projection import ORDINAL, EntryProjection
 from sparkmeta.manifests.v4.root import is_live
+from sparkmeta.spec.bitmap import PositionBitmap
 from sparkmeta.spec.entry import DATA_FILE_FIELD_ID, METRICS_MAPS, PARTITION_FIELD_ID, Status
 
 COLUMNS = ("version_info", "record_count", "first_row_id")
@@ -45,16 +49,44 @@ _CONTENT, _BLOCK_SIZE = 134, 105
 _DEFAULTS = {_CONTENT: 0, _BLOCK_SIZE: 67_108_864}
 
 
+@dataclass(frozen=True)
+class RemovedEntries:
+    """The entries of a manifest that a snapshot removes, which become DELETED entries of that snapshot."""
+
+    ordinals: PositionBitmap
+    snapshot_id: int
+
+    @cached_property
+    def _positions(self) -> np.ndarray[Any, Any]:
+        return np.concatenate([np.empty(0, np.int64), *self.ordinals.positions()])
+
+    def marked(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Return entries with the status and the snapshot id in `version_info` of those that are removed."""
+        is_removed = pa.array(np.isin(batch.column(ORDINAL).to_numpy(), self._positions))
+        info = whole(batch.column("version_info"))
+        fields = dict(zip(info.type.names, info.flatten(), strict=True))
+        for name, value in (("status", int(Status.DELETED)), ("snapshot_id", self.snapshot_id)):
+            fields[name] = pc.if_else(is_removed, pa.scalar(value, fields[name].type), fields[name])
+        changed = pa.StructArray.from_arrays([*fields.values()], fields=list(info.type))
+        place = batch.schema.get_field_index("version_info")
+        return batch.set_column(place, batch.schema.field(place), changed)
+
+
 def encoded_entries(
-    data: Data, part: ManifestPart, projection: EntryProjection, form: ManifestFormat
+    data: Data,
+    part: ManifestPart,
+    projection: EntryProjection,
+    form: ManifestFormat,
+    removed: RemovedEntries | None = None,
 ) -> Iterator[pa.RecordBatch]:
     """Yield the live entries of a manifest's part in physical order: rows of the projection, and `entry`.
 
-    Inheritance is applied, and `entry` is EXISTING with its numbers (table spec, Sequence Number Inheritance, First Row
-    ID Inheritance).
+    Inheritance is applied, and `entry` is EXISTING, or DELETED if it is removed, with its numbers (table spec, Sequence
+    Number Inheritance, First Row ID Inheritance).
 
     Args:
-        projection: has `COLUMNS`, and no filter.
+        projection: has `COLUMNS`, and `ORDINAL`, and no filter.
+        removed: the entries that the new manifest's snapshot removes.
 
     Raises:
         CorruptFileError: see `decode_manifest`; also a value that the new manifest can't hold.
@@ -69,22 +101,42 @@ def encoded_entries(
         from sparkmeta.manifests.avro.columnar import compiled_records
 
         for first, records in compiled_records(data, blocks, header, program, part.location, BATCH_RECORDS):
-            batch, places = _live(builder, first, records)
+            batch, places = _live(builder, first, records, removed)
             numbers = _numbers(batch, form)
             entries = records.copied(places, numbers, divided=copying.divided, zeros=copying.zeros)
-            yield batch.append_column(ENTRY, entries)
+            yield batch.append_column(ENTRY, _with_status(entries, batch))
         return
     encoder = _Encoder(schema, form)
     for first, rows in record_batches(data, blocks, header, schema, None):
-        batch, places = _live(builder, first, AvroRecords(rows, schema, few_keys=True))
-        yield batch.append_column(ENTRY, encoder.entries([rows[place] for place in places], _numbers(batch, form)))
+        batch, places = _live(builder, first, AvroRecords(rows, schema, few_keys=True), removed)
+        entries = encoder.entries([rows[place] for place in places], _numbers(batch, form))
+        yield batch.append_column(ENTRY, _with_status(entries, batch))
 
 
-def _live(builder: EntryBuilder, first: int, records: Any) -> tuple[pa.RecordBatch, np.ndarray[Any, Any]]:
-    """Return live records as entries, and their indices."""
+def _live(
+    builder: EntryBuilder, first: int, records: Any, removed: RemovedEntries | None
+) -> tuple[pa.RecordBatch, np.ndarray[Any, Any]]:
+    """Return live records as entries, of which some are removed, and their indices."""
     batch = builder.batch(pa.array(np.arange(first, first + len(records))), records)
     places = np.flatnonzero(is_live(batch).to_numpy(False))
-    return batch if len(places) == len(batch) else batch.take(pa.array(places)), places
+    live = batch if len(places) == len(batch) else batch.take(pa.array(places))
+    return live if removed is None else removed.marked(live), places
+
+
+# The first byte of an entry encodes its status, in Avro's zigzag form.
+_DELETED_BYTE = int(Status.DELETED) << 1
+
+
+def _with_status(entries: pa.BinaryArray, batch: pa.RecordBatch) -> pa.BinaryArray:
+    """Return encoded EXISTING entries with the status DELETED where `version_info` has it."""
+    removed = pc.invert(is_live(batch)).to_numpy(False)
+    if not removed.any():
+        return entries
+    _, offsets, data = entries.buffers()
+    starts = np.frombuffer(offsets, np.int32)[entries.offset : entries.offset + len(entries)]
+    changed = np.frombuffer(data, np.uint8).copy()
+    changed[starts[removed]] = _DELETED_BYTE
+    return pa.Array.from_buffers(pa.binary(), len(entries), [None, offsets, pa.py_buffer(changed)], 0, entries.offset)
 
 
 _NUMBERS = {1: "snapshot_id", 3: "sequence_number", 4: "file_sequence_number"}

@@ -23,6 +23,7 @@ from sparkmeta.manifests.avro.container import MAGIC, SYNC_SIZE, deflater
 from sparkmeta.manifests.avro.schema import by_field_ids, bytes_for_fixed, parse
 from sparkmeta.manifests.manifest_list import MANIFEST_FILE_SCHEMA
 from sparkmeta.manifests.projection import PARTITION
+from sparkmeta.spec.entry import Status
 from sparkmeta.storage.location import join
 
 if TYPE_CHECKING:
@@ -171,31 +172,38 @@ def manifest_codec(properties: Mapping[str, str]) -> tuple[str, int | None]:
 
 
 def write_manifest(entries: pa.Table, form: ManifestFormat) -> tuple[bytes, pa.Table]:
-    """Return EXISTING entries as the bytes of a manifest, and its row in the manifest list with a new location.
+    """Return EXISTING and DELETED entries as the bytes of a manifest, and its row in the list with a new location.
 
-    The commit sets the row's sequence number, snapshot id and first row id, and the least sequence number if no entry
-    has one.
+    The commit sets the row's sequence number, snapshot id and first row id, and the least sequence number if no
+    EXISTING entry has one.
 
     Args:
         entries: sorted entries with `entry`, `record_count`, `version_info` and `partition` (a struct by partition
-            field id).
+            field id). Those that are not of status DELETED are EXISTING.
     """
     whole = entries.combine_chunks()
     data = b"".join(_container(whole.column(ENTRY).combine_chunks(), form))
     location = join(form.folder, f"{form.name}-{uuid.uuid4()}.avro")
-    rows = pc.sum(whole.column("record_count")).as_py() or 0
+    is_deleted = pc.equal(pc.struct_field(whole.column("version_info"), "status"), int(Status.DELETED))
+    live, deleted = whole.filter(pc.invert(is_deleted)), whole.filter(is_deleted)
     known = {
         "manifest_path": location,
         "manifest_length": len(data),
         "partition_spec_id": form.spec_id,
         "content": form.content,
-        "min_sequence_number": pc.min(pc.struct_field(whole.column("version_info"), "sequence_number")).as_py(),
-        **dict.fromkeys(("added_files_count", "deleted_files_count", "added_rows_count", "deleted_rows_count"), 0),
-        "existing_files_count": len(whole),
-        "existing_rows_count": rows,
+        "min_sequence_number": pc.min(pc.struct_field(live.column("version_info"), "sequence_number")).as_py(),
+        **dict.fromkeys(("added_files_count", "added_rows_count"), 0),
+        "existing_files_count": len(live),
+        "existing_rows_count": _row_count(live),
+        "deleted_files_count": len(deleted),
+        "deleted_rows_count": _row_count(deleted),
         "partitions": _summaries(whole, form),
     }
     return data, pa.Table.from_pylist([known], schema=MANIFEST_FILE_SCHEMA)
+
+
+def _row_count(entries: pa.Table) -> int:
+    return pc.sum(entries.column("record_count")).as_py() or 0
 
 
 def packed_size(entries: pa.Table, form: ManifestFormat) -> int:

@@ -1,0 +1,1 @@
+"""Remove delete entries that apply to no live data file."""
