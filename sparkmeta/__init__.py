@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     )
     from sparkmeta.inspect.drawing import Drawing
     from sparkmeta.inspect.inspect_table import InspectTable
+    from sparkmeta.maintain.downgrade.plan import DowngradePlan, DowngradeSummary
     from sparkmeta.maintain.leaf_map import LeafMap
     from sparkmeta.maintain.maintenance import Maintenance
     from sparkmeta.maintain.rewrite_manifests.plan import ManifestRewritePlan, ManifestRewriteSummary
@@ -68,6 +69,8 @@ __all__ = [
     "CompactionPlan",
     "CompactionSummary",
     "CorruptFileError",
+    "DowngradePlan",
+    "DowngradeSummary",
     "Drawing",
     "FileAccessError",
     "FileAlreadyExistsError",
@@ -115,6 +118,8 @@ _HOMES = {
     "ChangelogScan": "scan",
     "CompactionPlan": "compact.plan",
     "CompactionSummary": "compact.plan",
+    "DowngradePlan": "maintain.downgrade.plan",
+    "DowngradeSummary": "maintain.downgrade.plan",
     "Drawing": "inspect.drawing",
     "IncrementalScan": "scan",
     "InspectTable": "inspect.inspect_table",

@@ -16,6 +16,7 @@ from sparkmeta.cli.cache import cache
 from sparkmeta.cli.catalogs import namespaces, tables, views
 from sparkmeta.cli.maintain import (
     compact,
+    downgrade,
     expire_snapshots,
     remove_dangling_deletes,
     remove_orphan_files,
@@ -243,6 +244,7 @@ main.add_command(expire_snapshots)
 main.add_command(remove_dangling_deletes)
 main.add_command(remove_orphan_files)
 main.add_command(upgrade)
+main.add_command(downgrade)
 main.add_command(view)
 main.add_command(views)
 for _name, _metadata_table in METADATA_TABLES.items():

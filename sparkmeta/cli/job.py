@@ -18,11 +18,12 @@ from sparkmeta.table import load_table
 
 if TYPE_CHECKING:
     from sparkmeta.edit.rewrite_plan import RewritePlan
+    from sparkmeta.maintain.downgrade.plan import DowngradePlan
     from sparkmeta.maintain.expire_snapshots import ExpiryPlan
     from sparkmeta.maintain.orphans.plan import OrphanPlan
     from sparkmeta.table import Table
 
-    Plan = RewritePlan[Table] | ExpiryPlan[Table] | OrphanPlan[Table]
+    Plan = RewritePlan[Table] | ExpiryPlan[Table] | OrphanPlan[Table] | DowngradePlan[Table]
 
 
 def run_job(parser: argparse.ArgumentParser, plan: Callable[..., Plan], arguments: Sequence[str] | None) -> int:

@@ -56,6 +56,16 @@ UNREACHABLE = (
     TextColumn("size", "file_size_in_bytes", "bytes"),
 )
 
+LEAVES = (
+    TextColumn("snapshot", "snapshot_id"),
+    TextColumn("content"),
+    TextColumn("path", kind="path"),
+    TextColumn("action"),
+    TextColumn("live", "live_files", "count"),
+    TextColumn("masked", "masked_files", "count"),
+    TextColumn("size", "file_size_in_bytes", "bytes"),
+)
+
 INVENTORY = "Parquet files with file_path, last_modified and maybe size"
 
 _UNCHANGED = "nothing is changed without --commit"
@@ -292,3 +302,35 @@ def upgrade(source: Source, format_version: int, compact: bool, commit: bool, as
     else:
         click.echo(str(summary))
         click.echo(_UNCHANGED if upgraded is None else f"written: {upgraded}")
+
+
+@click.command("downgrade")
+@click.option("--format-version", type=int, default=3, show_default=True, help="The format version to downgrade to.")
+@click.option("--files", is_flag=True, help="Print the leaves of branches and tags, kept or written anew.")
+@click.option("--commit", is_flag=True, help="Commit the downgrade, instead of only printing it.")
+@takes_row_options
+@takes_source
+def downgrade(source: Source, row_options: RowOptions, format_version: int, files: bool, commit: bool) -> None:
+    """Downgrade a metadata tree to format version 3, with manifest lists.
+
+    Branches and tags keep their snapshots; other snapshots with a tree leave the table. Iceberg's Java library reads
+    and writes the table afterwards.
+
+    Prints the plan. Nothing changes without --commit.
+    """
+    with progress("Opening the table"):
+        plan = source.open().maintenance.downgrade(format_version)
+    if files:
+        row_options.print(plan.files(), LEAVES, plan.table.location())
+        if not commit:
+            return
+    if commit:
+        with progress("Writing manifests"):
+            plan.commit()
+    result = plan.result()
+    if row_options.as_json:
+        print_json(result)
+        return
+    click.echo(str(plan.summary()))
+    committed = result["committed"]
+    click.echo(_UNCHANGED if committed is None else f"written: {committed['metadata_location']}")

@@ -54,22 +54,32 @@ class NewList:
             "sequence-number": sequence_number,
             "summary": summary(),
         }
-        properties = {
-            "snapshot-id": str(self.names.snapshot_id),
-            "parent-snapshot-id": "null" if state.snapshot is None else str(state.snapshot.snapshot_id),
-            "format-version": str(version),
-        }
-        if version >= 2:
-            properties["sequence-number"] = str(sequence_number)
-        if version >= 3:
-            first = next_row_id(metadata)
+        first = next_row_id(metadata) if version >= 3 else None
+        if first is not None:
             rows, end = with_row_ids(rows, first)
             fields |= {"first-row-id": first, "added-rows": end - first}
-            properties["first-row-id"] = str(first)
+        parent = None if state.snapshot is None else state.snapshot.snapshot_id
+        properties = list_properties(version, self.names.snapshot_id, parent, sequence_number, first)
         name = f"snap-{self.names.snapshot_id}-{self.names.attempts}-{uuid.uuid4()}.avro"
         location = join(metadata_folder(metadata), name)
         state.files.write_new(location, write_manifest_list(rows, version, properties, metadata.location))
         return with_snapshot(state, self.branch, fields | {"manifest-list": location})
+
+
+def list_properties(
+    format_version: int, snapshot_id: int, parent_id: int | None, sequence_number: int, first_row_id: int | None
+) -> dict[str, str]:
+    """Return the key-value metadata of a snapshot's manifest list."""
+    properties = {
+        "snapshot-id": str(snapshot_id),
+        "parent-snapshot-id": "null" if parent_id is None else str(parent_id),
+        "format-version": str(format_version),
+    }
+    if format_version >= 2:
+        properties["sequence-number"] = str(sequence_number)
+    if format_version >= 3:
+        properties["first-row-id"] = str(first_row_id)
+    return properties
 
 
 def _stamped(added: pa.Table, snapshot_id: int, sequence_number: int) -> pa.Table:

@@ -10,6 +10,7 @@ from pyiceberg.expressions import AlwaysTrue
 from sparkmeta.compact.options import CompactionOptions
 from sparkmeta.compact.plan import CompactionPlan, plan_compaction
 from sparkmeta.maintain.dangling_deletes.plan import DanglingDeletesPlan, plan_removal
+from sparkmeta.maintain.downgrade.plan import DowngradePlan, plan_downgrade
 from sparkmeta.maintain.expire_snapshots import ALL, ExpiryPlan, plan_expiry
 from sparkmeta.maintain.leaf_map import LeafMap, leaf_map
 from sparkmeta.maintain.orphans.plan import ERROR, OrphanPlan, plan_orphans
@@ -242,6 +243,20 @@ class Maintenance(Generic[TableT]):
             UnsupportedError: the table is encrypted or read-only.
         """
         return plan_upgrade(self.table, format_version, compact=compact)
+
+    def downgrade(self, format_version: int) -> DowngradePlan[TableT]:
+        """Plan to downgrade a table with metadata trees to format version 3, with which Iceberg's Java library works.
+
+        Every snapshot with a tree that a branch or tag refers to gets a manifest list of its live files, and keeps its
+        id, time and statistics; other snapshots with a tree leave the table. Snapshots from before the upgrade stay.
+        Executors write Avro manifests of the trees' entries, which keep their sequence numbers and row ids. Avro
+        manifests of which no file was removed are listed as they are. No file is deleted.
+
+        Raises:
+            ValidationError: a format version other than 3, the table has no tree, or a table property is invalid.
+            UnsupportedError: a transform is unknown, the table is read-only, or tasks can't open its files.
+        """
+        return plan_downgrade(self.table, format_version)
 
     def undo_upgrade(self, format_version: int | None = None) -> UndoUpgradePlan[TableT]:
         """Plan to revert an upgrade to the metadata tree, if no snapshot with a root has been committed.

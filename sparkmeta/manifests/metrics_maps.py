@@ -41,14 +41,14 @@ def with_metrics_maps(
 ) -> Iterator[pa.RecordBatch]:
     """Yield batches of entries with stats of `columns` as batches of `projection.schema` with its metrics maps."""
     for raw in batches:
-        batch = raw.cast(pa.schema([field.with_type(_plain(field.type)) for field in raw.schema]))
+        batch = plain_batch(raw)
         stats = batch.column(CONTENT_STATS)
         by_id = {int(field.name): values for field, values in zip(stats.type, stats.flatten(), strict=True)}
         mapped = {field_id: by_id[field_id] for field_id in sorted(columns)}
         arrays = []
         for field in projection.schema:
             if field.name in METRICS_MAP_IDS:
-                arrays.append(_metrics_map(field.name, mapped, len(batch)))
+                arrays.append(metrics_map(field.name, mapped, len(batch)))
             elif field.name == CONTENT_STATS:
                 structs = [by_id[field_id] for field_id, _ in projection.stats]
                 arrays.append(pa.StructArray.from_arrays(structs, fields=list(field.type)))
@@ -57,8 +57,12 @@ def with_metrics_maps(
         yield pa.RecordBatch.from_arrays(arrays, schema=projection.schema)
 
 
+def plain_batch(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Return a batch with UTC and small offsets, as in this package's schemas; session settings may change both."""
+    return batch.cast(pa.schema([field.with_type(_plain(field.type)) for field in batch.schema]))
+
+
 def _plain(kind: pa.DataType) -> pa.DataType:
-    """Return a type with UTC and small offsets, as in this package's schemas; session settings may change both."""
     if pa.types.is_struct(kind):
         return pa.struct([field.with_type(_plain(field.type)) for field in kind])
     if pa.types.is_list(kind):
@@ -68,7 +72,7 @@ def _plain(kind: pa.DataType) -> pa.DataType:
     return {pa.large_string(): pa.string(), pa.large_binary(): pa.binary()}.get(kind, kind)
 
 
-def _metrics_map(name: str, stats: Mapping[int, pa.StructArray], rows: int) -> pa.Array:
+def metrics_map(name: str, stats: Mapping[int, pa.StructArray], rows: int) -> pa.Array:
     """Return the map of one metric over all columns; null if a file has no value of it."""
     child, kind = MAP_CHILDREN.get(name), map_type(name)
     if child is None or not stats:

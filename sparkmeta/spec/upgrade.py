@@ -19,6 +19,8 @@ from sparkmeta.spec.table_expressions import add_expressions
 if TYPE_CHECKING:
     import uuid
 
+    from sparkmeta.spec.snapshot import Snapshot
+
 # Keys that repeat the current schema and spec for readers that don't know the lists.
 _ONLY_V1 = {"schema", "partition-spec"}
 
@@ -67,7 +69,7 @@ def undo_upgrade(metadata: TableMetadataV4, version: int) -> TableMetadata:
         ValidationError: A snapshot has a root manifest, or the version does not support a column or partition field.
     """
     for snapshot in metadata.snapshots:
-        if snapshot.root_manifest is not None or (snapshot.manifest_list or "").lower().endswith(".parquet"):
+        if has_root(snapshot):
             raise ValidationError(f"{metadata.location}: snapshot {snapshot.snapshot_id} has a root manifest")
     if version < 3:
         _refuse_since_version_3(metadata, version)
@@ -81,6 +83,11 @@ def undo_upgrade(metadata: TableMetadataV4, version: int) -> TableMetadata:
         document["partition-spec"] = partition_spec_to_json(metadata.spec())["fields"]
     remaining = {key: value for key, value in document.items() if key not in dropped}
     return table_metadata_from_json(JsonNode(remaining, f"{metadata.location}/metadata/undone.metadata.json"))
+
+
+def has_root(snapshot: Snapshot) -> bool:
+    """Return whether a snapshot of a table with a tree has a root manifest, not a manifest list."""
+    return snapshot.root_manifest is not None or (snapshot.manifest_list or "").lower().endswith(".parquet")
 
 
 _SINCE_VERSION_3 = ("next-row-id", "encryption-keys")

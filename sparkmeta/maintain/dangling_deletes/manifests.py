@@ -11,9 +11,9 @@ import pyarrow.compute as pc
 from pyspark.errors import PySparkException
 
 from sparkmeta.edit.range_sort import spread, task_reader, task_rows
+from sparkmeta.edit.sorted_manifests import manifest_format
 from sparkmeta.errors import from_spark
 from sparkmeta.maintain.rewrite_manifests.groups import ManifestRewriteOptions, refuse_rewrite, target_bytes
-from sparkmeta.maintain.rewrite_manifests.job import manifest_format
 from sparkmeta.manifests.avro.container import manifest_data
 from sparkmeta.manifests.avro.raw_entries import COLUMNS, RemovedEntries, encoded_entries
 from sparkmeta.manifests.avro.write import ManifestFormat, write_manifest

@@ -7,25 +7,22 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
-import pyarrow.compute as pc
 from pyspark.errors import PySparkException
 from pyspark.sql import functions as F
 
 from sparkmeta.edit.range_sort import sampled_bounds, sorted_among_tasks, spread, task_reader
+from sparkmeta.edit.sorted_manifests import file_count, key_schema, manifest_format
 from sparkmeta.errors import ValidationError, from_spark
 from sparkmeta.maintain.rewrite_manifests.groups import CONTENTS, target_bytes, total_bytes
-from sparkmeta.maintain.rewrite_manifests.tasks import ManifestTasks, key_schema
-from sparkmeta.manifests.avro.write import ManifestFormat, entry_schema, manifest_codec, manifest_properties
+from sparkmeta.maintain.rewrite_manifests.tasks import ManifestTasks
 from sparkmeta.manifests.manifest_list import MANIFEST_FILE_SCHEMA, live_count
 from sparkmeta.manifests.parts import manifest_parts
 from sparkmeta.manifests.projection import MANIFEST, ORDINAL, PARTITION
-from sparkmeta.operations.table_operations import metadata_folder
-from sparkmeta.spec.entry import ContentType, Status
-from sparkmeta.spec.partitioning import spec_partition_type
-from sparkmeta.storage.access import executor_writer
+from sparkmeta.spec.entry import Status
 
 if TYPE_CHECKING:
     from sparkmeta.maintain.rewrite_manifests.groups import ManifestGroup, ManifestRewriteOptions
+    from sparkmeta.manifests.avro.write import ManifestFormat
     from sparkmeta.state import TableState
 
 # Most ranges into which a task cuts its entries.
@@ -56,7 +53,7 @@ class ManifestJob:
             ValidationError: the manifests don't hold as many files as the manifest list says.
         """
         state, group = self.state, self.group
-        tasks = ManifestTasks(task_reader(state), self._form, group.keys)
+        tasks = ManifestTasks(self._form, group.keys, task_reader(state))
         ranges = min(group.parts, _MOST_RANGES)
         bounds = self._bounds(ranges)
         projection = state.projection(("first_row_id",))
@@ -94,37 +91,3 @@ class ManifestJob:
         entries = total_bytes(group.manifests) // _ENTRY_BYTES if entries is None else entries
         no_keys = key_schema(dict(state.types.spec_fields[group.spec_id]), group.keys).empty_table()
         return sampled_bounds(keys, no_keys, entries, ranges)
-
-
-def manifest_format(
-    state: TableState, content: ContentType, spec_id: int, name: str, target_bytes: int
-) -> ManifestFormat:
-    """Return the format of a table's Avro manifests.
-
-    Args:
-        content: `DATA_MANIFEST` or `DELETE_MANIFEST`.
-        name: the beginning of the files' names.
-    """
-    metadata, spec = state.metadata, state.specs[spec_id]
-    version, written_content = metadata.format_version, int(content) - int(ContentType.DATA_MANIFEST)
-    codec, level = manifest_codec(metadata.properties)
-    kinds = spec_partition_type(spec, metadata.schemas, state.types.typing_schema)
-    return ManifestFormat(
-        version,
-        written_content,
-        spec_id,
-        tuple(state.types.spec_fields[spec_id]),
-        entry_schema(version, kinds),
-        manifest_properties(version, metadata.schema(), spec, written_content),
-        codec,
-        level,
-        metadata_folder(metadata),
-        name,
-        target_bytes,
-        executor_writer(state.files),
-    )
-
-
-def file_count(written: pa.Table) -> int:
-    """Return the number of files in written manifests."""
-    return pc.sum(written.column("existing_files_count")).as_py() or 0

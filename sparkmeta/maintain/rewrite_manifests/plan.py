@@ -12,6 +12,7 @@ import pyarrow as pa
 from sparkmeta.edit.lists import NewList
 from sparkmeta.edit.new_snapshot import branch_head
 from sparkmeta.edit.rewrite_plan import RewritePlan, RewriteStep, RewriteSummary, rewritten_by_others
+from sparkmeta.edit.sorted_manifests import file_count
 from sparkmeta.edit.summary import ManifestCounts
 from sparkmeta.errors import UnsupportedError
 from sparkmeta.maintain.rewrite_manifests.groups import (
@@ -23,7 +24,7 @@ from sparkmeta.maintain.rewrite_manifests.groups import (
     target_bytes,
     total_bytes,
 )
-from sparkmeta.maintain.rewrite_manifests.job import ManifestJob, file_count
+from sparkmeta.maintain.rewrite_manifests.job import ManifestJob
 from sparkmeta.maintain.upgrade import refuse_encrypted
 from sparkmeta.manifests.manifest_list import live_count, live_counts
 from sparkmeta.operations.base_table import TableT

@@ -19,7 +19,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sparkmeta.errors import CorruptFileError
-from sparkmeta.manifests.arrays import whole
 from sparkmeta.manifests.avro.container import Data, read_header
 from sparkmeta.manifests.avro.decode import (
     BATCH_RECORDS,
@@ -32,7 +31,7 @@ from sparkmeta.manifests.avro.decode import (
     schema_that_fits,
 )
 from sparkmeta.manifests.avro.schema import ManifestSchema, field_id_of, fixed_sizes, parse, record_of
-from sparkmeta.manifests.avro.write import ENTRY, ManifestFormat
+from sparkmeta.manifests.avro.write import ENTRY, ManifestFormat, with_version_info
 from sparkmeta.manifests.entries import EntryBuilder
 from sparkmeta.manifests.parts import ManifestPart
 from sparkmeta.manifests.projection import ORDINAL, EntryProjection
@@ -63,13 +62,13 @@ class RemovedEntries:
     def marked(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Return entries with the status and the snapshot id in `version_info` of those that are removed."""
         is_removed = pa.array(np.isin(batch.column(ORDINAL).to_numpy(), self._positions))
-        info = whole(batch.column("version_info"))
-        fields = dict(zip(info.type.names, info.flatten(), strict=True))
-        for name, value in (("status", int(Status.DELETED)), ("snapshot_id", self.snapshot_id)):
-            fields[name] = pc.if_else(is_removed, pa.scalar(value, fields[name].type), fields[name])
-        changed = pa.StructArray.from_arrays([*fields.values()], fields=list(info.type))
-        place = batch.schema.get_field_index("version_info")
-        return batch.set_column(place, batch.schema.field(place), changed)
+        info = batch.column("version_info")
+        values = {"status": int(Status.DELETED), "snapshot_id": self.snapshot_id}
+        changed = {
+            name: pc.if_else(is_removed, pa.scalar(value, info.type.field(name).type), pc.struct_field(info, name))
+            for name, value in values.items()
+        }
+        return with_version_info(batch, **changed)
 
 
 def encoded_entries(
@@ -116,10 +115,11 @@ def encoded_entries(
 def _live(
     builder: EntryBuilder, first: int, records: Any, removed: RemovedEntries | None
 ) -> tuple[pa.RecordBatch, np.ndarray[Any, Any]]:
-    """Return live records as entries, of which some are removed, and their indices."""
+    """Return live records as EXISTING entries, or DELETED ones if they are removed, and their indices."""
     batch = builder.batch(pa.array(np.arange(first, first + len(records))), records)
     places = np.flatnonzero(is_live(batch).to_numpy(False))
     live = batch if len(places) == len(batch) else batch.take(pa.array(places))
+    live = with_version_info(live, status=pa.repeat(pa.scalar(int(Status.EXISTING), pa.int32()), len(live)))
     return live if removed is None else removed.marked(live), places
 
 

@@ -172,10 +172,10 @@ def manifest_codec(properties: Mapping[str, str]) -> tuple[str, int | None]:
 
 
 def write_manifest(entries: pa.Table, form: ManifestFormat) -> tuple[bytes, pa.Table]:
-    """Return EXISTING and DELETED entries as the bytes of a manifest, and its row in the list with a new location.
+    """Return entries as the bytes of a manifest, and its row in the manifest list with a new location.
 
     The commit sets the row's sequence number, snapshot id and first row id, and the least sequence number if no
-    EXISTING entry has one.
+    live entry has one.
 
     Args:
         entries: sorted entries with `entry`, `record_count`, `version_info` and `partition` (a struct by partition
@@ -184,26 +184,37 @@ def write_manifest(entries: pa.Table, form: ManifestFormat) -> tuple[bytes, pa.T
     whole = entries.combine_chunks()
     data = b"".join(_container(whole.column(ENTRY).combine_chunks(), form))
     location = join(form.folder, f"{form.name}-{uuid.uuid4()}.avro")
-    is_deleted = pc.equal(pc.struct_field(whole.column("version_info"), "status"), int(Status.DELETED))
-    live, deleted = whole.filter(pc.invert(is_deleted)), whole.filter(is_deleted)
+    live = whole.filter(pc.not_equal(pc.struct_field(whole.column("version_info"), "status"), int(Status.DELETED)))
     known = {
         "manifest_path": location,
         "manifest_length": len(data),
         "partition_spec_id": form.spec_id,
         "content": form.content,
         "min_sequence_number": pc.min(pc.struct_field(live.column("version_info"), "sequence_number")).as_py(),
-        **dict.fromkeys(("added_files_count", "added_rows_count"), 0),
-        "existing_files_count": len(live),
-        "existing_rows_count": _row_count(live),
-        "deleted_files_count": len(deleted),
-        "deleted_rows_count": _row_count(deleted),
+        **_counts(whole),
         "partitions": _summaries(whole, form),
     }
     return data, pa.Table.from_pylist([known], schema=MANIFEST_FILE_SCHEMA)
 
 
-def _row_count(entries: pa.Table) -> int:
-    return pc.sum(entries.column("record_count")).as_py() or 0
+def _counts(entries: pa.Table) -> dict[str, int]:
+    """Return the numbers of files and of their rows by status."""
+    status, records = pc.struct_field(entries.column("version_info"), "status"), entries.column("record_count")
+    counts = {}
+    for value in Status:
+        mask = pc.equal(status, int(value))
+        counts[f"{value.name.lower()}_files_count"] = pc.sum(mask).as_py() or 0
+        counts[f"{value.name.lower()}_rows_count"] = pc.sum(records.filter(mask)).as_py() or 0
+    return counts
+
+
+def with_version_info(entries: pa.RecordBatch, **changed: pa.Array) -> pa.RecordBatch:
+    """Return entries with other values of fields of `version_info`."""
+    place = entries.schema.get_field_index("version_info")
+    info = entries.column(place)
+    children = dict(zip(info.type.names, info.flatten(), strict=True)) | changed
+    version_info = pa.StructArray.from_arrays([*children.values()], fields=list(info.type))
+    return entries.set_column(place, entries.schema.field(place), version_info)
 
 
 def packed_size(entries: pa.Table, form: ManifestFormat) -> int:

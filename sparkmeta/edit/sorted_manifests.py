@@ -1,0 +1,147 @@
+"""Sort the entries of a partition spec with Spark, and write them to Avro manifests.
+
+Entries stay in Arrow, with their Avro encoding as a column: Spark shuffles them as blobs of many rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sparkmeta.columns.bounds import bound_arrow_type
+from sparkmeta.edit.range_sort import cut, ordered, range_tables
+from sparkmeta.manifests.avro.write import (
+    ENTRY,
+    ManifestFormat,
+    entry_schema,
+    manifest_codec,
+    manifest_properties,
+    packed_size,
+    write_manifest,
+)
+from sparkmeta.manifests.projection import MANIFEST, ORDINAL, PARTITION
+from sparkmeta.manifests.v4.write import leaf_count, pieces, put_behind
+from sparkmeta.operations.table_operations import metadata_folder
+from sparkmeta.spec.entry import ContentType
+from sparkmeta.spec.partitioning import spec_partition_type
+from sparkmeta.storage.access import executor_writer
+
+if TYPE_CHECKING:
+    from sparkmeta.state import TableState
+
+# Bytes of entries that a task cuts into ranges at once.
+_CUT_BYTES = 64 << 20
+
+
+@dataclass(frozen=True)
+class SortedManifests:
+    """Sorts and writes the entries of one partition spec. Picklable, for tasks.
+
+    Attributes:
+        keys: ids of the partition fields by which entries are sorted, before sequence numbers and former places.
+    """
+
+    form: ManifestFormat
+    keys: tuple[int, ...]
+
+    def cut_entries(self, bounds: pa.Table, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Cut entries with the column `entry` into ranges, rows of `RANGE_SCHEMA`.
+
+        Args:
+            bounds: the last keys of the ranges.
+        """
+        for table in _joined(batches):
+            yield from cut(table, key_table(table, self.keys), bounds)
+
+    def write_ranges(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Write ranges, adjacent rows of `RANGE_SCHEMA`, to manifests, and yield rows of `MANIFEST_FILE_SCHEMA`."""
+        written = ((None, write_manifest(entries, self.form)) for entries in self._manifests(batches))
+        for _, row in put_behind(written, self.form.writer, "manifest_path"):
+            yield from row.to_batches()
+
+    def _manifests(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
+        for table in range_tables(batches):
+            by_keys = ordered(table, key_table(table, self.keys))
+            size = packed_size(by_keys, self.form)
+            yield from pieces(by_keys, leaf_count(len(by_keys), size, self.form.target_bytes))
+
+
+def _joined(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
+    """Merge batches of entries into larger tables."""
+    pending: list[pa.RecordBatch] = []
+    size = 0
+    for batch in batches:
+        pending.append(batch)
+        size += batch.column(ENTRY).nbytes
+        if size >= _CUT_BYTES:
+            yield pa.Table.from_batches(pending).combine_chunks()
+            pending, size = [], 0
+    if pending:
+        yield pa.Table.from_batches(pending).combine_chunks()
+
+
+def key_table(entries: pa.Table, keys: Sequence[int]) -> pa.Table:
+    """Return the sort keys of entries: partition values `k0`, `k1`, ..., then their former place."""
+    tuples = entries.column(PARTITION) if keys else None
+    columns = {f"k{place}": pc.struct_field(tuples, [str(key)]) for place, key in enumerate(keys)}
+    columns["sequence_number"] = pc.struct_field(entries.column("version_info"), "sequence_number")
+    return pa.table({**columns, MANIFEST: entries.column(MANIFEST), ORDINAL: entries.column(ORDINAL)})
+
+
+def key_schema(partition: Mapping[int, str], keys: Sequence[int]) -> pa.Schema:
+    """Return the schema of `key_table`.
+
+    Args:
+        partition: partition field id -> type name.
+    """
+    fields = [pa.field(f"k{place}", bound_arrow_type(partition[key])) for place, key in enumerate(keys)]
+    numbers = [pa.field("sequence_number", pa.int64()), pa.field(MANIFEST, pa.int32()), pa.field(ORDINAL, pa.int64())]
+    return pa.schema([*fields, *numbers])
+
+
+def manifest_format(
+    state: TableState,
+    content: ContentType,
+    spec_id: int,
+    name: str,
+    target_bytes: int,
+    format_version: int | None = None,
+) -> ManifestFormat:
+    """Return the format of a table's manifests with entries of one content and partition spec.
+
+    Args:
+        content: `DATA_MANIFEST` or `DELETE_MANIFEST`.
+        name: the beginning of the files' names.
+        target_bytes: the target size of a manifest.
+        format_version: the format version of the manifests; by default the table's.
+
+    Raises:
+        ValidationError: a table property for manifests has an invalid value.
+    """
+    metadata, spec = state.metadata, state.specs[spec_id]
+    version, written_content = format_version or metadata.format_version, int(content) - int(ContentType.DATA_MANIFEST)
+    codec, level = manifest_codec(metadata.properties)
+    kinds = spec_partition_type(spec, metadata.schemas, state.types.typing_schema)
+    return ManifestFormat(
+        version,
+        written_content,
+        spec_id,
+        tuple(state.types.spec_fields[spec_id]),
+        entry_schema(version, kinds),
+        manifest_properties(version, metadata.schema(), spec, written_content),
+        codec,
+        level,
+        metadata_folder(metadata),
+        name,
+        target_bytes,
+        executor_writer(state.files),
+    )
+
+
+def file_count(written: pa.Table) -> int:
+    """Return the number of live files in written manifests, rows of `MANIFEST_FILE_SCHEMA`."""
+    return sum(pc.sum(written.column(f"{status}_files_count")).as_py() or 0 for status in ("added", "existing"))

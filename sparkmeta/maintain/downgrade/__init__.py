@@ -1,0 +1,1 @@
+"""Downgrade a table with metadata trees to format version 3: manifest lists of Avro manifests."""

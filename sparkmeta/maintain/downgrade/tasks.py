@@ -1,0 +1,49 @@
+"""The tasks that encode entries of trees for Avro manifests. Without Spark."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sparkmeta.edit.sorted_manifests import SortedManifests
+from sparkmeta.manifests.avro.encode import encode_entries
+from sparkmeta.manifests.avro.write import ENTRY, with_version_info
+from sparkmeta.manifests.metrics_maps import plain_batch
+from sparkmeta.manifests.projection import MANIFEST, ORDINAL, PARTITION
+from sparkmeta.spec.entry import Status
+
+_SORTED = ("version_info", "record_count", PARTITION, MANIFEST, ORDINAL, ENTRY)
+
+
+@dataclass(frozen=True)
+class EntryTasks(SortedManifests):
+    """Encodes, sorts and writes the entries of one partition spec. Picklable.
+
+    Attributes:
+        snapshot_id: the snapshot of the manifests, in which its own files are ADDED, and all others EXISTING.
+    """
+
+    snapshot_id: int
+
+    def cut_rows(self, bounds: pa.Table, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Cut live entries with typed stats into ranges, rows of `RANGE_SCHEMA`.
+
+        Args:
+            bounds: the last keys of the ranges.
+        """
+        yield from self.cut_entries(bounds, map(self._encoded, batches))
+
+    def _encoded(self, raw: pa.RecordBatch) -> pa.RecordBatch:
+        batch = plain_batch(raw)
+        info = batch.column("version_info")
+        is_added = pc.and_(
+            pc.equal(pc.struct_field(info, "status"), int(Status.ADDED)),
+            pc.equal(pc.struct_field(info, "snapshot_id"), self.snapshot_id),
+        )
+        status = pc.if_else(is_added, int(Status.ADDED), int(Status.EXISTING)).cast(pa.int32())
+        entries = with_version_info(batch, status=status)
+        names = [name for name in _SORTED if name in entries.schema.names]
+        return entries.select(names).append_column(ENTRY, encode_entries(entries, self.form))

@@ -1,0 +1,207 @@
+"""Trees become manifest lists of format version 3: others read what the trees held, and go on from there."""
+
+from __future__ import annotations
+
+import json
+import runpy
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+
+from sparkmeta.errors import ValidationError
+from sparkmeta.session import local_frame
+from tests.inspect.comparison import collected
+from tests.maintain.clones import clone
+from tests.maintain.test_commands import command
+from tests.maintain.test_compact import append, delete, mask_rows, new_table
+from tests.maintain.test_expire import JOBS, files_below
+from tests.peers import corpus as peers
+from tests.peers.java import At, Java
+from tests.peers.slices import SOAK
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    import sparkmeta as sm
+
+CHOSEN = [
+    "unknown_counts_v1", "spec_dropped_source_v2", "upgraded_with_deletes_v3", "upgraded_with_deletes_v4",
+]  # fmt: skip
+_OF_FILE = (
+    "file_path", "file_format", "spec_id", "record_count", "file_size_in_bytes", "split_offsets", "sort_order_id",
+    "first_row_id", "data_sequence_number",
+)  # fmt: skip
+_OF_DELETE = (
+    "content", "file_path", "file_format", "file_size_in_bytes", "referenced_data_file", "content_offset",
+    "content_size_in_bytes", "record_count", "data_sequence_number", "equality_ids",
+)  # fmt: skip
+
+
+def comparable(rows: list[dict[str, Any]]) -> list[str]:
+    """Planned files and their deletes, but for where their entries stand, and for partitions."""
+    texts = []
+    for row in rows:
+        deletes = [[delete.get(name) for name in _OF_DELETE] for delete in row["deletes"]]
+        texts.append(str([*(row[name] for name in _OF_FILE), deletes]))
+    return sorted(texts)
+
+
+def plans(table: sm.Table, snapshot_ids: list[int]) -> dict[int, list[str]]:
+    frames = {each: table.scan(snapshot_id=each).plan_files() for each in snapshot_ids}
+    return {each: comparable(rows) for each, rows in collected(frames).items()}
+
+
+def java_plans(table: sm.Table, snapshot_ids: list[int]) -> dict[int, list[str]]:
+    java = Java(table.state.spark).table(table.metadata_location)
+    return {each: comparable(java.plan(at=At(snapshot_id=each))) for each in snapshot_ids}
+
+
+def delete_files(table: sm.Table, paths: list[str]) -> sm.Table:
+    with table.transaction() as tx:
+        tx.update_snapshot().delete(local_frame(table.state.spark, pa.table({"file_path": paths})))
+    return table.refresh()
+
+
+@pytest.mark.java
+@pytest.mark.parametrize("name", peers.names() if SOAK else CHOSEN)
+def test_a_table_comes_back(name: str, corpus: peers.Corpus, tmp_path: Path) -> None:
+    """A table of another library is upgraded, loses files, and is downgraded; tags keep what they refer to."""
+    peer = corpus.table(name)
+    before = clone(peer, tmp_path / "t")
+    table = before.maintenance.upgrade(4).commit()
+    with table.transaction() as tx:
+        tx.update_snapshot()
+    table = table.refresh()
+    head = table.metadata.current_snapshot_id
+    table.manage_snapshots().create_tag(head, "first tree").commit()
+    rows = table.scan().plan_files().select("file_path", "deletes").collect()
+    paths = Counter(row.file_path for row in rows)
+    victims = [row.file_path for row in rows if paths[row.file_path] == 1]
+    table = delete_files(table.refresh(), [*victims[:1], *victims[-1:]]) if victims else table.refresh()
+    kept = [each.snapshot_id for each in before.snapshots()]
+    trees = list(dict.fromkeys([head, table.metadata.current_snapshot_id]))
+    expected = plans(table, [*kept, *trees])
+    plan = table.maintenance.downgrade(3)
+    after = plan.commit()
+    assert after.format_version == 3
+    assert plans(after, [*kept, *trees]) == expected
+    assert java_plans(after, trees) == {each: expected[each] for each in trees}
+    assert after.metadata.next_row_id == table.metadata.next_row_id  # type: ignore[union-attr]
+    again = after.maintenance.upgrade(4).commit()
+    with again.transaction() as tx:
+        tx.update_snapshot()
+    assert plans(again.refresh(), trees) == {each: expected[each] for each in trees}
+
+
+def heads_of(table: sm.Table) -> dict[str, int]:
+    return {name: ref.snapshot_id for name, ref in table.metadata.refs.items()}
+
+
+def branched(spark: SparkSession, folder: Path) -> sm.Table:
+    """A table that began as a tree, with leaves, masks, deletion vectors, a branch and tags, and lost snapshots."""
+    table = append(new_table(spark, folder), *range(20))
+    table = append(table, 20, 21, part="b")
+    table = delete(mask_rows(table, folder, "a.puffin", f0=[1], f4=[2], f8=[3]), 2, 4, 20)
+    table.manage_snapshots().create_tag(table.metadata.current_snapshot_id, "audit").commit()
+    table = append(table.refresh(), 30, 31, part=None)
+    table.manage_snapshots().create_branch(table.metadata.current_snapshot_id, "side").commit()
+    table = mask_rows(table.refresh(), folder, "b.puffin", f1=[1], f5=[0])
+    table = table.maintenance.compact_manifests(max_root_files=0).commit()
+    return append(append(table, 40), 41)
+
+
+@pytest.mark.java
+def test_branches_and_tags_of_a_tree(spark: SparkSession, tmp_path: Path) -> None:
+    table = branched(spark, tmp_path)
+    heads = heads_of(table)
+    assert len(set(heads.values())) == 3
+    expected = plans(table, [*heads.values()])
+    partitions = {each: partitions_of(table, each) for each in heads.values()}
+    plan = table.maintenance.downgrade(3)
+    summary = plan.summary()
+    gone = {each.snapshot_id for each in table.snapshots()} - set(heads.values())
+    assert set(summary.snapshots_removed) == gone
+    assert {head.refs: (head.snapshot_id, head.keeps_parent) for head in summary.heads} == {
+        ("audit",): (heads["audit"], False), ("side",): (heads["side"], True), ("main",): (heads["main"], True),
+    }  # fmt: skip
+    assert [head.live_files for head in summary.heads] == [19 + 2, 21 + 2, 23 + 4]
+    rows = plan.files().collect()
+    assert {row.snapshot_id for row in rows} == set(heads.values())
+    assert {row.action for row in rows} == {"write"}
+    assert sum(row.live_files for row in rows) == sum(head.live_files or 0 for head in summary.heads)
+    assert summary.leaves_written < len(rows), "heads share leaves"
+    assert "write.tree.direct-files" in str(summary)
+    after = plan.commit()
+    assert (after.format_version, heads_of(after)) == (3, heads)
+    assert plans(after, [*heads.values()]) == expected == java_plans(after, [*heads.values()])
+    assert {each: partitions_of(after, each) for each in heads.values()} == partitions
+    assert after.metadata.next_row_id == table.metadata.next_row_id  # type: ignore[union-attr]
+    assert not [name for name in after.properties if name.startswith("write.tree.")]
+    parents = {each.snapshot_id: each.parent_snapshot_id for each in after.snapshots()}
+    assert (parents[heads["audit"]], parents[heads["side"]]) == (None, heads["audit"])
+    assert [each.snapshot_id for each in after.history()] == [heads["main"]]
+    added = after.file_changes(heads["audit"], heads["side"]).select("change_type", "file_path").collect()
+    assert sorted(map(tuple, added)) == [("added", "/data/f30"), ("added", "/data/f31")]
+    shared = [set(paths_of_manifests(after, heads[name])) for name in ("audit", "side", "main")]
+    assert shared[0] & shared[1], "what two heads share is written once"
+    assert plan.commit() is after
+    again = after.maintenance.upgrade(4).commit()
+    assert plans(append(again, 50), [*heads.values()]) == expected
+
+
+def partitions_of(table: sm.Table, snapshot_id: int) -> list[tuple[Any, ...]]:
+    rows = table.inspect.partitions(snapshot_id).drop("last_updated_at", "last_updated_snapshot_id").collect()
+    return sorted(map(tuple, rows), key=repr)
+
+
+def paths_of_manifests(table: sm.Table, snapshot_id: int) -> list[str]:
+    return [row.path for row in table.inspect.manifests(snapshot_id).collect()]
+
+
+def test_what_is_refused(spark: SparkSession, tmp_path: Path) -> None:
+    table = append(new_table(spark, tmp_path), 1)
+    with pytest.raises(ValidationError, match="a downgrade to format version 3 only, not to 2"):
+        table.maintenance.downgrade(2)
+    with table.transaction() as tx:
+        tx.set_properties({"write.manifest.compression-codec": "no such codec"})
+    before = files_below(tmp_path)
+    with pytest.raises(ValidationError, match=r"write.manifest.compression-codec is 'no such codec'"):
+        table.refresh().maintenance.downgrade(3)
+    with table.refresh().transaction() as tx:
+        tx.set_properties({"write.manifest.compression-codec": "zstd"})
+    after = table.refresh().maintenance.downgrade(3).commit()
+    assert len(files_below(tmp_path) - before) >= 3
+    with pytest.raises(ValidationError, match="no metadata tree, but manifest lists of format version 3"):
+        after.maintenance.downgrade(3)
+
+
+def test_an_empty_tree(spark: SparkSession, tmp_path: Path) -> None:
+    """Without a root nothing but metadata is written."""
+    after = new_table(spark, tmp_path).maintenance.downgrade(3).commit()
+    assert (after.format_version, after.scan().plan_files().count()) == (3, 0)
+
+
+def test_commands(spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    table = delete(append(new_table(spark, tmp_path), 1, 2, 3), 2)
+    text = command(table.location(), name="downgrade")
+    assert "format version 4 becomes 3" in text
+    assert "nothing is changed without --commit" in text
+    rows = [
+        json.loads(line)
+        for line in command(table.location(), "--files", "-o", "json", name="downgrade").split("\n")
+        if line
+    ]
+    assert {(row["content"], row["live_files"], row["masked_files"]) for row in rows} == {("data", 2, 1)}
+    job = runpy.run_path(str(JOBS / "downgrade.py"))["main"]
+    assert job(["--table", table.location()]) == 0
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["committed"] is None
+    assert table.refresh().format_version == 4
+    assert job(["--table", table.location(), "--commit"]) == 0
+    result = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert result["plan"]["heads"][0]["live_files"] == 2
+    assert table.refresh().format_version == 3
+    assert table.refresh().metadata_location == result["committed"]["metadata_location"]
+    assert command(table.location(), name="downgrade", code=1)
