@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from sparkmeta.errors import UnsupportedError, ValidationError
+from sparkmeta.errors import ValidationError
 from sparkmeta.spec.expiry import Expired, without_expired
 from sparkmeta.spec.metadata_model import TableMetadataV4
 from sparkmeta.spec.snapshot import Snapshot
@@ -103,12 +103,3 @@ def _with_list(snapshot: Snapshot, location: str) -> Snapshot:
         document["summary"] = {key: text for key, text in summary.items() if not key.startswith(_CHANGES)}
         document["summary"]["operation"] = "replace"
     return Snapshot.model_validate(document)
-
-
-def refuse_unknown_transforms(metadata: TableMetadata, unknown: Collection[tuple[int, int]]) -> None:
-    """Raise UnsupportedError for partition fields, (spec id, field id), whose values only a tree can hold."""
-    for spec_id, field_id in unknown:
-        raise UnsupportedError(
-            f"{metadata.location}: partition spec {spec_id} has a transform that is not known, of field {field_id}: "
-            "its files can't be listed in manifests of format version 3"
-        )

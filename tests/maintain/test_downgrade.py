@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import runpy
 from collections import Counter
 from pathlib import Path
@@ -10,22 +11,34 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
+from pyiceberg.table import StaticTable
+from pyspark.sql import functions as F
 
-from sparkmeta.errors import ValidationError
+import sparkmeta as sm
+from sparkmeta.edit import range_sort, sorted_manifests
+from sparkmeta.errors import CommitStateUnknownError, ValidationError
+from sparkmeta.operations.filesystem import FileSystemOperations
 from sparkmeta.session import local_frame
+from sparkmeta.spec.bitmap import PositionBitmap, write_deletion_vector
+from sparkmeta.spec.puffin import deletion_vector_blob, write_puffin
+from sparkmeta.storage.executors import ExecutorReader, ExecutorWriter
+from tests.commit.test_tree_faults import attempt
+from tests.faults import FaultyFiles, faults, through
 from tests.inspect.comparison import collected
 from tests.maintain.clones import clone
 from tests.maintain.test_commands import command
-from tests.maintain.test_compact import append, delete, mask_rows, new_table
-from tests.maintain.test_expire import JOBS, files_below
+from tests.maintain.test_compact import append, delete, mask_rows, new_table, seen
+from tests.maintain.test_expire import JOBS, files_below, opened, random_history
 from tests.peers import corpus as peers
+from tests.peers.file_maker import local_path
 from tests.peers.java import At, Java
 from tests.peers.slices import SOAK
+from tests.peers.workshop import MERGE_ON_READ, Workshop
+from tests.rows.comparison import row_texts
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    import sparkmeta as sm
 
 CHOSEN = [
     "unknown_counts_v1", "spec_dropped_source_v2", "upgraded_with_deletes_v3", "upgraded_with_deletes_v4",
@@ -138,6 +151,9 @@ def test_branches_and_tags_of_a_tree(spark: SparkSession, tmp_path: Path) -> Non
     assert (after.format_version, heads_of(after)) == (3, heads)
     assert plans(after, [*heads.values()]) == expected == java_plans(after, [*heads.values()])
     assert {each: partitions_of(after, each) for each in heads.values()} == partitions
+    by_pyiceberg = StaticTable.from_metadata(after.metadata_location).scan().plan_files()
+    planned = after.scan().plan_files().select("file_path").collect()
+    assert sorted(task.file.file_path for task in by_pyiceberg) == sorted(row.file_path for row in planned)
     assert after.metadata.next_row_id == table.metadata.next_row_id  # type: ignore[union-attr]
     assert not [name for name in after.properties if name.startswith("write.tree.")]
     parents = {each.snapshot_id: each.parent_snapshot_id for each in after.snapshots()}
@@ -205,3 +221,163 @@ def test_commands(spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFix
     assert table.refresh().format_version == 3
     assert table.refresh().metadata_location == result["committed"]["metadata_location"]
     assert command(table.location(), name="downgrade", code=1)
+
+
+# -- rows, with real files -------------------------------------------------------------------------------------------
+
+NUMBERS = ("_row_id", "_last_updated_sequence_number")
+
+
+def mask_positions(table: sm.Table, folder: Path, path: str, *positions: int) -> sm.Table:
+    """Add a deletion vector for a data file that has none."""
+    bitmap = PositionBitmap.of(list(positions))
+    written = write_puffin([deletion_vector_blob(write_deletion_vector(bitmap), path, len(positions))])
+    puffin = folder / "masked.puffin"
+    puffin.write_bytes(written.data)
+    place = f"{written.blobs[0].offset} AS content_offset, {written.blobs[0].length} AS content_size_in_bytes"
+    deletes = table.inspect.data_files().where(F.col("file_path") == path).selectExpr(
+        "1 AS content", f"'file://{puffin}' AS file_path", "'PUFFIN' AS file_format", "spec_id", "partition",
+        f"{len(positions)}L AS record_count", f"{len(written.data)}L AS file_size_in_bytes",
+        "file_path AS referenced_data_file", place.replace(" AS", "L AS"),
+    )  # fmt: skip
+    with table.transaction() as tx:
+        tx.update_snapshot().row_delta(deletes=deletes)
+    return table.refresh()
+
+
+def change_tree(table: sm.Table, other: sm.Table, rng: random.Random, folder: Path) -> sm.Table:
+    """Append files, add an equality delete and a deletion vector, remove files, and compact, in a random order."""
+
+    def add_files() -> sm.Table:
+        with table.transaction() as tx:
+            tx.update_snapshot().append(other.inspect.data_files())
+        return table.refresh()
+
+    def delete_rows() -> sm.Table:
+        with table.transaction() as tx:
+            tx.update_snapshot().row_delta(deletes=other.inspect.delete_files().where("content = 2"))
+        return table.refresh()
+
+    def remove_file() -> sm.Table:
+        paths = [row.file_path for row in table.scan().plan_files().select("file_path").collect()]
+        return delete_files(table, [rng.choice(sorted(paths))])
+
+    def mask() -> sm.Table:
+        rows = table.scan().plan_files().where("NOT exists(deletes, d -> d.content = 1) AND record_count > 1").collect()
+        return mask_positions(table, folder, min(row.file_path for row in rows), 0) if rows else table
+
+    def compact() -> sm.Table:
+        return table.maintenance.compact_manifests(max_root_files=0).commit()
+
+    changes = [add_files, delete_rows, remove_file, remove_file, mask, compact]
+    for change in rng.sample(changes, len(changes)):
+        table = change()
+    return table
+
+
+@pytest.mark.java
+@pytest.mark.parametrize("seed", range(20) if SOAK else [5])
+def test_java_goes_on(spark: SparkSession, tmp_path: Path, seed: int) -> None:
+    """Rows, row ids and entries are those of the tree; Java changes the table and expires, and it is upgraded again."""
+    rng = random.Random(seed)
+    history = random_history(spark, f"downgraded_{seed}", rng, steps=4)
+    shop, source = history.shop, Workshop(Java(spark), f"downgraded_source_{seed}")
+    source.create("id INT, name STRING, part STRING", "part", version=2, properties=MERGE_ON_READ)
+    source.insert("1, 'a', 'x'", "2, NULL, 'x'", "3, 'c', 'y'")
+    source.row_delta(source.equality_delete("eq.parquet", {"name": ["a", None]}, ["x"]))
+    table = opened(shop).maintenance.upgrade(4).commit()
+    table = change_tree(table, opened(source), rng, tmp_path)
+    snapshot_id = table.metadata.current_snapshot_id
+    rows = row_texts(table.scan(selected_fields=("id", "name", "part", *NUMBERS)).to_df())
+    expected = plans(table, [snapshot_id])
+    entries = ("status", "snapshot_id", "sequence_number", "file_sequence_number", "data_file.file_path")
+    listed = table.inspect.entries().where("status < 2").select(*entries[1:])
+    entries_before = sorted(map(str, listed.collect()))
+    after = table.maintenance.downgrade(3).commit()
+    assert plans(after, [snapshot_id]) == expected == java_plans(after, [snapshot_id])
+    shop.sql("REFRESH TABLE {t}")
+    assert row_texts(shop.sql(f"SELECT id, name, part, {', '.join(NUMBERS)} FROM {{t}}")) == rows
+    by_java = spark.table(f"{shop.sql_name}.entries").where("status < 2").select(*entries[1:])
+    assert sorted(map(str, by_java.collect())) == entries_before
+    history.insert()
+    shop.sql("DELETE FROM {t} WHERE id = 3")
+    shop.sql("UPDATE {t} SET name = 'z' WHERE id = 2")
+    shop.call("rewrite_manifests")
+    shop.call("expire_snapshots", "older_than => TIMESTAMP '2100-01-01', retain_last => 1")
+    shop.sql("REFRESH TABLE {t}")
+    by_java = row_texts(shop.sql("SELECT * FROM {t}"))
+    again = opened(shop).maintenance.upgrade(4).commit()
+    with again.transaction() as tx:
+        tx.update_snapshot()
+    assert row_texts(again.refresh().scan().to_df()) == by_java
+
+
+# -- when something goes wrong, or others commit ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", [1])
+def test_each_fault_of_a_commit(
+    interpreted: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int, soak: bool
+) -> None:
+    """The table is a tree or one of version 3, with the same files; a failed attempt leaves no file behind."""
+    monkeypatch.setattr(sorted_manifests, "executor_writer", lambda _: ExecutorWriter({}))
+    monkeypatch.setattr(range_sort, "executor_reader", lambda _: ExecutorReader())
+    before = delete(append(new_table(interpreted, tmp_path), 1, 2, 3), 2)
+    folder = Path(local_path(before.location())) / "metadata"
+    contents = {path.name: path.read_bytes() for path in folder.iterdir()}
+    expected = seen(before)
+
+    class Stage:
+        """For `attempt`."""
+
+        def commit(self, driver: FaultyFiles) -> None:
+            for path in folder.iterdir():
+                path.unlink()
+            for name, content in contents.items():
+                (folder / name).write_bytes(content)
+            through(sm.load_table(before.location(), spark=interpreted), driver).maintenance.downgrade(3).commit()
+
+    stage: Any = Stage()
+    candidates = list(faults(stage.commit))
+    outcomes = set()
+    for fault in candidates if soak else random.Random(seed).sample(candidates, 4):
+        outcome = attempt(stage, FaultyFiles(fault=fault))
+        outcomes.add(outcome)
+        table = sm.load_table(before.location(), spark=interpreted)
+        assert seen(table) == expected, f"{fault}: {outcome}"
+        assert table.format_version == 3 or outcome != "committed", f"{fault}: {outcome}"
+        assert table.format_version == 4 or outcome != "failed", f"{fault}: {outcome}"
+    assert not soak or outcomes == {"committed", "failed", "killed", "unknown"}
+
+
+def test_an_unknown_outcome_deletes_nothing(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = append(new_table(spark, tmp_path), 1, 2, 3)
+    before = files_below(tmp_path)
+
+    def unknown(*_: Any) -> Any:
+        raise CommitStateUnknownError("who knows")
+
+    monkeypatch.setattr(FileSystemOperations, "commit", unknown)
+    with pytest.raises(CommitStateUnknownError):
+        table.maintenance.downgrade(3).commit()
+    assert len(files_below(tmp_path) - before) == 2, "the manifest and its list stay"
+
+
+def test_other_commits_come_first(spark: SparkSession, tmp_path: Path) -> None:
+    """What they add is in the lists too; a leaf is written once. A second downgrade has nothing to do."""
+    table = branched(spark, tmp_path)
+    plan, second = table.maintenance.downgrade(3), table.maintenance.downgrade(3)
+    newer = append(table, 60)
+    heads = list(heads_of(newer).values())
+    expected, before = plans(newer, heads), files_below(tmp_path)
+    after = plan.commit()
+    assert plans(after, heads) == expected
+    named = {local_path(path) for head in heads for path in paths_of_manifests(after, head)}
+    named |= {local_path(each.manifest_list or "") for each in after.snapshots()}
+    written = {path for path in files_below(tmp_path) - before if path.endswith(".avro")}
+    assert written == named, "files that the first attempt alone needed are deleted"
+    with pytest.raises(ValidationError, match="no metadata tree"):
+        second.commit()
+    assert {path for path in files_below(tmp_path) - before if path.endswith(".avro")} == named

@@ -6,7 +6,7 @@ whose entries are written once.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sparkmeta.columns.bounds import ANY
+from sparkmeta.errors import UnsupportedError
 from sparkmeta.manifests.manifest_list import MANIFEST_FILE_SCHEMA
 from sparkmeta.manifests.projection import MANIFEST
 from sparkmeta.manifests.v4.tree_manifests import MASKED
@@ -73,7 +74,7 @@ class Head:
         rows = listed.filter(self.is_kept.slice(0, len(listed)))
         place, sources = rows.schema.get_field_index("partitions"), self.tree.sources
         fields = {
-            spec_id: [field_id in dict(sources[spec_id]) for field_id, _ in spec_fields]
+            spec_id: [kind == ANY or field_id in dict(sources[spec_id]) for field_id, kind in spec_fields]
             for spec_id, spec_fields in self.state.types.spec_fields.items()
         }
         summaries = [
@@ -147,14 +148,15 @@ def leaf_groups(heads: Sequence[Head]) -> list[LeafGroup]:
     ]
 
 
-def unknown_fields(state: TableState) -> list[tuple[int, int]]:
-    """Return the partition fields, as (spec id, field id), whose values have no known type."""
-    return [
-        (spec_id, field_id)
-        for spec_id, fields in sorted(state.types.spec_fields.items())
-        for field_id, kind in fields
-        if kind == ANY
-    ]
+def refuse_unknown_transforms(state: TableState, spec_ids: Iterable[int]) -> None:
+    """Raise UnsupportedError for a partition spec with a transform that is not known: its tuples can't be written."""
+    for spec_id in sorted(set(spec_ids)):
+        unknown = [field_id for field_id, kind in state.types.spec_fields[spec_id] if kind == ANY]
+        if unknown:
+            raise UnsupportedError(
+                f"{state.metadata.location}: partition spec {spec_id} has a transform that is not known, of field "
+                f"{unknown[0]}: its files can't be written to other manifests"
+            )
 
 
 def _is_known(summary: Sequence[dict[str, Any]], has_values: Sequence[bool]) -> bool:

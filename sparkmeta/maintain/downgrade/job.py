@@ -13,6 +13,7 @@ from pyspark.sql import functions as F
 from sparkmeta.edit.range_sort import sampled_bounds, sorted_among_tasks
 from sparkmeta.edit.sorted_manifests import file_count, key_schema, manifest_format
 from sparkmeta.errors import ValidationError, translated_errors
+from sparkmeta.maintain.downgrade.heads import refuse_unknown_transforms
 from sparkmeta.maintain.downgrade.tasks import EntryTasks
 from sparkmeta.manifests.manifest_list import MANIFEST_FILE_SCHEMA
 from sparkmeta.manifests.projection import FILE_COLUMNS, MANIFEST, ORDINAL, PARTITION
@@ -47,12 +48,14 @@ class GroupJob:
         """Write the manifests, and return their rows of `MANIFEST_FILE_SCHEMA`.
 
         Raises:
-            UnsupportedError: tasks can't open the table's files.
+            UnsupportedError: tasks can't open the table's files, or a transform is not known.
             CorruptFileError: a leaf is damaged.
             ValidationError: the leaves changed while they were read.
         """
         with translated_errors():
-            written = [self._write(**row.asDict()) for row in self._specs().collect()]
+            specs = self._specs().collect()
+            refuse_unknown_transforms(self.group.state, (row.spec_id for row in specs))
+            written = [self._write(**row.asDict()) for row in specs]
         return pa.concat_tables([MANIFEST_FILE_SCHEMA.empty_table(), *written])
 
     def _specs(self) -> DataFrame:

@@ -15,7 +15,14 @@ from sparkmeta.edit.lists import list_properties, with_row_ids
 from sparkmeta.edit.new_snapshot import SnapshotNames, next_row_id
 from sparkmeta.edit.range_sort import task_reader
 from sparkmeta.errors import ValidationError
-from sparkmeta.maintain.downgrade.heads import Head, LeafGroup, LeafKey, leaf_groups, table_heads, unknown_fields
+from sparkmeta.maintain.downgrade.heads import (
+    Head,
+    LeafGroup,
+    LeafKey,
+    leaf_groups,
+    refuse_unknown_transforms,
+    table_heads,
+)
 from sparkmeta.maintain.downgrade.job import GroupJob
 from sparkmeta.maintain.rewrite_manifests.groups import CONTENTS, ManifestRewriteOptions, target_bytes
 from sparkmeta.manifests.avro.write import manifest_codec
@@ -29,7 +36,6 @@ from sparkmeta.spec.downgrade import (
     TREE_PROPERTIES,
     downgraded_metadata,
     keeps_changes,
-    refuse_unknown_transforms,
     tree_metadata,
     tree_snapshots,
 )
@@ -243,7 +249,8 @@ def _refuse(state: TableState, groups: Sequence[LeafGroup]) -> None:
     """Raise an error if manifests can't be written."""
     if not groups:
         return
-    refuse_unknown_transforms(state.metadata, unknown_fields(state))
+    for group in groups:
+        refuse_unknown_transforms(group.state, group.manifests.column("partition_spec_id").to_pylist())
     manifest_codec(state.metadata.properties)
     target_bytes(state.metadata, ManifestRewriteOptions())
     task_reader(state)
