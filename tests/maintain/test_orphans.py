@@ -81,6 +81,8 @@ def test_the_same_files_as_java(spark: SparkSession, seed: int) -> None:
     rng = random.Random(seed)
     history = random_history(spark, f"orphans_{seed}", rng, steps=6)
     shop = history.shop
+    shop.call("compute_table_stats")
+    shop.call("compute_partition_stats")
     when = datetime.fromtimestamp(time.time() + 60, UTC).strftime("%Y-%m-%d %H:%M:%S")
     dropped = {path: Path(path).read_bytes() for path in files_below(shop.folder)}
     shop.call("expire_snapshots", f"older_than => TIMESTAMP '{when}', retain_last => {rng.randint(1, 3)}")

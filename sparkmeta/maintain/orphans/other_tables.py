@@ -70,10 +70,12 @@ def other_tables(table: BaseTable, reader: ExecutorReader, folder: Folder, liste
     spark = table.state.spark
     own = [entry.metadata_file for entry in table.metadata.metadata_log] + [table.metadata_location]
     own_keys = sorted({path_of(location) for location in own})
-    above = [join(parent, METADATA) for parent in parents(folder.location)]
+    # The folder itself too, since an inventory may be older than its newest metadata file.
+    above = [join(parent, METADATA) for parent in (folder.location, *parents(folder.location))]
     beside = map_arrow(local_frame(spark, pa.table([above], ["path"])), _MetadataFolders(reader), WALKED)
-    named = listed.select("path", "key", "length").where(F.col("path").rlike(METADATA_FILE))
-    named = named.union(beside.select("path", folder.key_of(F.col("path")), "length"))
+    is_metadata = F.col("path").contains(".metadata.json") & F.col("path").rlike(METADATA_FILE)
+    named = listed.select("path", "key", "length").where(is_metadata)
+    named = named.union(beside.select("path", folder.key_of(F.col("path")), "length")).dropDuplicates(["key"])
     keys = local_frame(spark, pa.table([own_keys], ["key"]))
     files = materialize(named.join(F.broadcast(keys), "key", "left_anti").withColumn("table", _table_key()))
     own_tables = {join(path_of(table.metadata.location), ""), _folder_of(path_of(table.metadata_location))}

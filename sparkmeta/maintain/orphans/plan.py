@@ -173,7 +173,8 @@ class OrphanPlan(Generic[TableT]):
         orphans = self._orphans
         current = self.table.refresh()
         if current.metadata_location != orphans.metadata_location:
-            orphans = self._unneeded(current, orphans.files)
+            with translated_errors():
+                orphans = self._unneeded(current, orphans.files)
         self._done[:] = [delete_files(_deletable(orphans.files), executor_writer(current.state.files))]
         return self._done[0]
 
@@ -207,10 +208,7 @@ class OrphanPlan(Generic[TableT]):
         if self.inventory is None:
             files = walked_files(state.spark, task_reader(state), folder.location, hidden)
         else:
-            rows = inventory_files(self.inventory).where(folder.has_prefix_of(path, or_none=False))
-            # An inventory of a bucket with versions has several rows for a file.
-            latest = [F.max(name).alias(name) for name in ("length", "modified_ms")]
-            files = rows.groupBy("path").agg(*latest)
+            files = inventory_files(self.inventory).where(folder.has_prefix_of(path, or_none=False))
         keyed = files.withColumn("key", folder.key_of(path)).where(F.col("key").startswith(folder.key))
         below = F.substr("key", F.lit(len(folder.key)))
         listed = materialize(keyed.where(~below.rlike(hidden)))
@@ -230,39 +228,38 @@ class OrphanPlan(Generic[TableT]):
     @cached_property
     def _orphans(self) -> _Orphans:
         with translated_errors():
-            # The table is loaded after the listing, so that it has the files of commits that ended before it.
-            old = self._listed.where(F.col("modified_ms") < self.rules.older_than_ms)
+            files = self._listed
             if not self._other_tables.isEmpty():
                 folders = F.broadcast(self._other_tables.withColumnRenamed("key", "folder"))
-                old = old.join(folders, F.col("key").startswith(F.col("folder")), "left_anti")
-            return self._unneeded(self.table.refresh(), old)
+                files = files.join(folders, F.col("key").startswith(F.col("folder")), "left_anti")
+            # The table is loaded after the listing, so that it has the files of commits that ended before it.
+            return self._unneeded(self.table.refresh(), files)
 
     def _unneeded(self, table: BaseTable, files: DataFrame) -> _Orphans:
-        """Return those of some files that a version of the table does not need. Runs jobs.
+        """Return those of some files that are old and that a version of the table does not need. Runs jobs.
 
         Raises:
             ValidationError: see `files`.
         """
         refuse_without_gc(table.metadata)
-        folder, path = self.rules.folder, F.col("path")
-        needed = _needed_files(table).select(
-            folder.key_of(path).alias("key"),
-            folder.has_prefix_of(path, or_none=True).alias("has_prefix"),
-            path,
-        )
-        other_prefix = F.min(F.when(~F.col("has_prefix"), prefix_of(path))).alias("prefix")
-        by_key = materialize(needed.groupBy("key").agg(F.max("has_prefix").alias("has_prefix"), other_prefix))
-        elsewhere = by_key.where(~F.col("key").startswith(folder.key)).count()
-        columns = ("path", "key", "length", "modified_ms")
-        joined = files.select(*columns).join(by_key, "key", "left").where("has_prefix IS NULL OR NOT has_prefix")
-        content = _content(table).alias("content")
-        is_mismatched = F.col("has_prefix").isNotNull()
-        if self.rules.mismatch == DELETE:
-            is_mismatched = F.lit(False)
-        unneeded = materialize(joined.select(content, *columns, is_mismatched.alias("is_mismatched"), "prefix"))
+        folder, path, key = self.rules.folder, F.col("path"), F.col("key")
+        needed = _needed_files(table).withColumn("key", folder.key_of(path))
+        # Both are grouped together, by values of fixed width: joining them by their paths takes twice as long.
+        no_time, unknown = F.lit(None).cast("long"), F.lit(None).cast("boolean")
+        listed = files.select(key, F.col("modified_ms").alias("newest"), unknown.alias("has_prefix"))
+        keys = listed.union(needed.select(key, no_time, folder.has_prefix_of(path, or_none=True)))
+        by_key = keys.groupBy("key").agg(*(F.max(name).alias(name) for name in ("newest", "has_prefix")))
+        is_below = key.startswith(folder.key)
+        is_orphan = (F.col("newest") < self.rules.older_than_ms) & ~F.coalesce("has_prefix", F.lit(False))
+        chosen = materialize(by_key.where(~is_below | is_orphan))
+        is_mismatched = F.lit(False) if self.rules.mismatch == DELETE else F.col("has_prefix").isNotNull()
+        # An inventory of a bucket with versions has several rows for a file, of which the newest counts.
+        rows = files.join(chosen.where(is_below), "key").where("modified_ms = newest").dropDuplicates(["path"])
+        columns = (_content(table).alias("content"), "path", "key", "length", "modified_ms")
+        unneeded = materialize(rows.select(*columns, is_mismatched.alias("is_mismatched")))
         if self.rules.mismatch == ERROR:
-            _refuse_mismatched(folder, unneeded)
-        return _Orphans(table.metadata_location, unneeded, elsewhere)
+            _refuse_mismatched(folder, unneeded.where("is_mismatched"), needed)
+        return _Orphans(table.metadata_location, unneeded, chosen.where(~is_below).count())
 
 
 def plan_orphans(
@@ -315,15 +312,14 @@ def _deletable(files: DataFrame) -> DataFrame:
     return files.where("NOT is_mismatched")
 
 
-def _refuse_mismatched(folder: Folder, files: DataFrame) -> None:
-    mismatched = (
-        files.where("is_mismatched").groupBy("prefix").agg(F.count("*").alias("files"), F.min("path").alias("path"))
+def _refuse_mismatched(folder: Folder, mismatched: DataFrame, needed: DataFrame) -> None:
+    if mismatched.isEmpty():
+        return
+    by_prefix = needed.select("key", prefix_of(F.col("path")).alias("prefix")).join(mismatched, "key").groupBy("prefix")
+    counts = by_prefix.agg(F.count_distinct("path").alias("files"), F.min("path").alias("path"))
+    pairs = counts.orderBy("prefix").limit(_NAMED).collect()
+    listed = "; ".join(f"{row.prefix} has {row.files} files, such as {row.path}" for row in pairs)
+    raise ValidationError(
+        f"{folder.location}: the table has files of the same paths under another scheme or authority: {listed}: "
+        "say which are equal by equal_schemes and equal_authorities, or set prefix_mismatch_mode to ignore or delete"
     )
-    pairs = mismatched.orderBy("prefix").limit(_NAMED).collect()
-    if pairs:
-        listed = "; ".join(f"{row.prefix} has {row.files} files, such as {row.path}" for row in pairs)
-        raise ValidationError(
-            f"{folder.location}: the table has files of the same paths under another scheme or authority: {listed}: "
-            "say which are equal by equal_schemes and equal_authorities, or set prefix_mismatch_mode to ignore or "
-            "delete"
-        )
