@@ -9,6 +9,7 @@ import uuid
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
@@ -18,12 +19,15 @@ from sparkmeta.storage.location import file_name, join, local_path, scheme
 from sparkmeta.storage.requests import requested
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
     from pyiceberg.io import FileIO
 
 REQUESTS = 16
 """Requests at a time to delete files or list folders: stores take about 20 ms for each, and accept many at a time."""
+
+# The most objects that S3 deletes by one request.
+_BATCH = 1_000
 
 # The unique name of a file that a crash may leave. It is not hidden, as by _ or ., and does not look like metadata.
 TEMPORARY_NAME = "{}.tmp"
@@ -142,7 +146,38 @@ def delete_io(io: FileIO, location: str) -> tuple[str, Exception | None]:
 def delete_io_many(io: FileIO, locations: Iterable[str]) -> list[DeleteFailure]:
     """Delete files through a FileIO, several at a time. Return those that could not be deleted."""
     with ThreadPoolExecutor(REQUESTS) as pool:
-        return failures(pool.map(partial(delete_io, io), locations))
+        remaining = pool.map(partial(_delete_batch, io), _batches(locations))
+        return failures(pool.map(partial(delete_io, io), chain.from_iterable(remaining)))
+
+
+def _batches(locations: Iterable[str]) -> Iterator[Sequence[str]]:
+    """Yield the files of each bucket in batches of as many as a request can delete."""
+    buckets: dict[str, list[str]] = {}
+    for location in locations:
+        buckets.setdefault("/".join(location.split("/", 3)[:3]), []).append(location)
+    for bucket in buckets.values():
+        yield from (bucket[start : start + _BATCH] for start in range(0, len(bucket), _BATCH))
+
+
+def _delete_batch(io: FileIO, locations: Sequence[str]) -> Sequence[str]:
+    """Delete files of one bucket by one request, if the client has one. Return those that are left.
+
+    Stores compatible with S3 may refuse the request, or some of its files: these are deleted one by one.
+    """
+    store = fsspec_store(io, locations[0])
+    if len(locations) == 1 or not hasattr(store, "call_s3"):
+        return locations
+    keys = {store.split_path(location)[1]: location for location in locations}
+    objects = {"Objects": [{"Key": key} for key in keys], "Quiet": True}
+    bucket = store.split_path(locations[0])[0]
+    request = partial(store.call_s3, "delete_objects", Bucket=bucket, Delete=objects)
+    try:
+        answer = requested(io, locations[0], request)
+    except SparkmetaError:
+        return locations
+    for folder in {location.rpartition("/")[0] for location in locations}:
+        store.invalidate_cache(folder)
+    return [keys[error["Key"]] for error in answer.get("Errors", ())]
 
 
 def _delete(io: FileIO, location: str) -> None:

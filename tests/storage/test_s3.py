@@ -89,6 +89,23 @@ def test_missing_and_listed_files(s3: S3Server, files: IOFiles, folder: str) -> 
     assert not files.exists(f"{folder}/a")
 
 
+@pytest.mark.parametrize("refused", [0, 403])
+def test_objects_are_deleted_by_few_requests(
+    s3: S3Server, files: IOFiles, folder: str, kind: str, refused: int
+) -> None:
+    """A store may not have the request that deletes many."""
+    locations = [f"{folder}/{number}" for number in range(1_003)]
+    for location in (locations[0], locations[-1]):
+        files.write_new(location, b"1")
+    with s3.counted() as sent, s3.faulty(refuses=lambda request: refused if request.method == "POST" else 0):
+        assert files.delete_many(locations) == []
+    deleting = {method: count for method, count in methods(sent).items() if method in ("POST", "DELETE")}
+    # pyarrow asks for each file before it deletes it.
+    expected = {"DELETE": 2} if kind == "pyarrow" else {"POST": 2}
+    assert deleting == expected | ({"DELETE": len(locations)} if refused and kind != "pyarrow" else {})
+    assert not any(files.exists(location) for location in (locations[0], locations[-1]))
+
+
 def test_files_by_a_pattern(s3: S3Server, files: IOFiles, folder: str) -> None:
     """Whose listing asks for no file of other folders."""
     for name in (

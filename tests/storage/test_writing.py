@@ -321,3 +321,22 @@ def test_deleting_objects_takes_no_patterns(monkeypatch: pytest.MonkeyPatch) -> 
     assert sorted(name.rpartition("/")[2] for name in store.store) == ["ab", "c"]
     monkeypatch.setattr(store, "rm_file", lambda _: 1 / 0)
     assert files.delete_many(["s3://bucket/c"]) == [("s3://bucket/c", "ZeroDivisionError: division by zero")]
+
+
+def test_objects_that_a_store_does_not_delete_with_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = Store()
+    files = object_files(monkeypatch, store)
+    answers = {"Errors": [{"Key": "bucket/b", "Code": "InternalError"}, {"Key": "bucket/c", "Code": "AccessDenied"}]}
+    monkeypatch.setattr(store, "call_s3", lambda *_, **__: answers, raising=False)
+    monkeypatch.setattr(store, "split_path", lambda location: ("bucket", location.removeprefix("s3://")), raising=False)
+    removed: list[str] = []
+
+    def remove(location: str) -> None:
+        removed.append(location)
+        if location.endswith("c"):
+            raise PermissionError("of c")
+
+    monkeypatch.setattr(store, "rm_file", remove)
+    (failure,) = files.delete_many([f"s3://bucket/{name}" for name in "abc"])
+    assert failure == ("s3://bucket/c", "PermissionError: of c")
+    assert sorted(removed) == ["s3://bucket/b", "s3://bucket/c"]
