@@ -53,13 +53,16 @@ _MAPS = ("value_counts", "null_value_counts", "nan_value_counts", "lower_bounds"
 _NEW = ("first_row_id", "data_sequence_number", "manifest_path", "manifest_pos")
 
 
-NOT_APPENDED = {"duplicates", "encrypted", "equality_void", "unknown_transform"}
+NOT_APPENDED = {"duplicates", "encrypted", "unknown_transform"}
+# They list a file twice, a negative number of rows, and one place of several vectors.
+_NOT_VALID = ("equality_void", "odd_statistics", "splits_v3")
 
 
 def cases() -> list[tuple[str, tuple[str, ...]]]:
     if not SOAK:
         return CHOSEN
-    return [(name, tuple(LAYOUTS)) for name in peers.names(without=NOT_APPENDED)]
+    names = peers.names(without=NOT_APPENDED)
+    return [(name, tuple(LAYOUTS)) for name in names if not name.startswith(_NOT_VALID)]
 
 
 @pytest.mark.parametrize(("name", "layouts"), cases())
