@@ -6,6 +6,7 @@ import json
 import random
 import runpy
 import time
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,6 +25,8 @@ from sparkmeta.spec.expiry import ExpiryRules, choose_expired, without_expired
 from sparkmeta.spec.metadata import parse_table_metadata, serialize_table_metadata
 from sparkmeta.spec.snapshot import StatisticsFile
 from tests.commit.tables import new_table as new_metadata_of
+from tests.commit.test_tree_faults import attempt
+from tests.faults import FaultyFiles, Kind, faults
 from tests.maintain.test_compact import append, delete, mask_rows, new_table
 from tests.peers.file_maker import local_path
 from tests.peers.java import Java
@@ -249,6 +252,50 @@ def test_files_of_a_tree(spark: SparkSession, tmp_path: Path) -> None:
     assert after.check().isEmpty()
 
 
+def random_tree(table: sm.Table, folder: Path, rng: random.Random, steps: int) -> sm.Table:
+    """Change a tree at random: files, deletion vectors, compactions, branches, tags and rollbacks."""
+    for step in range(steps):
+        planned = table.scan().plan_files().selectExpr("file_path", "size(deletes) AS deletes").collect()
+        has_vector = {int(Path(row.file_path).name.removeprefix("f")): row.deletes > 0 for row in planned}
+        live, unmasked = sorted(has_vector), sorted(number for number, masked in has_vector.items() if not masked)
+        choices = ["append", "delete", "mask", "compact", "ref", "rollback"]
+        choice = rng.choice(choices) if len(unmasked) > 2 else "append"
+        snapshot_id = rng.choice(table.metadata.snapshots).snapshot_id if table.metadata.snapshots else 0
+        if choice == "append":
+            table = append(table, *range(10 * step, 10 * step + rng.randrange(1, 6)))
+        elif choice == "delete":
+            table = delete(table, *rng.sample(live, rng.randrange(1, 3)))
+        elif choice == "mask":
+            positions = {f"f{number}": [rng.randrange(5)] for number in rng.sample(unmasked, rng.randrange(1, 3))}
+            table = mask_rows(table, folder, f"dv{step}", **positions)
+        elif choice == "compact":
+            table = table.maintenance.compact_manifests(min_masked_ratio=0.01, min_leaf_ratio=1.0).commit()
+        elif choice == "ref":
+            manage = table.manage_snapshots()
+            rng.choice([manage.create_tag, manage.create_branch])(snapshot_id, f"r{step}").commit()
+        else:
+            table.manage_snapshots().set_current_snapshot(snapshot_id).commit()
+        table = table.refresh()
+    return table
+
+
+@pytest.mark.parametrize("seed", range(40) if SOAK else [4])
+def test_files_of_random_trees(spark: SparkSession, tmp_path: Path, seed: int) -> None:
+    rng = random.Random(seed)
+    table = random_tree(new_table(spark, tmp_path), tmp_path, rng, steps=10)
+    files, folder = reachable(table), Path(local_path(table.location()))
+    cutoff = rng.choice(table.metadata.snapshots).timestamp_ms + 1
+    plan = table.maintenance.expire_snapshots(older_than=cutoff, retain_last=rng.randrange(1, 4))
+    expired = {row.snapshot_id for row in plan.snapshots().collect()}
+    needed = set[str]().union(*(files[each] for each in files.keys() - expired))
+    unneeded = set[str]().union(*(files[each] for each in expired)) - needed
+    assert planned_paths(plan.files()) == unneeded
+    before = files_below(folder)
+    after = plan.commit()
+    assert before - files_below(folder) == {path for path in unneeded if path in before}
+    assert reachable(after) == {each: paths for each, paths in files.items() if each not in expired}
+
+
 # -- when something goes wrong ---------------------------------------------------------------------------------------
 
 
@@ -312,6 +359,48 @@ def test_an_unknown_outcome_deletes_nothing(tree: sm.Table, monkeypatch: pytest.
     with pytest.raises(CommitStateUnknownError):
         tree.maintenance.expire_snapshots(older_than=soon()).commit()
     assert files_below(Path(local_path(tree.location()))) == before
+
+
+def test_faults(tree: sm.Table, tmp_path: Path) -> None:
+    """Before the commit nothing is deleted; afterwards nothing that stays; and another run finishes."""
+    folder = Path(local_path(tree.location()))
+    contents = {path: path.read_bytes() for path in map(Path, files_below(folder))}
+    files, current = reachable(tree), tree.metadata.current_snapshot_id
+    assert current is not None
+    unneeded = set[str]().union(*files.values()) - files[current]
+    older_than = soon()
+
+    def opened_through(driver: FaultyFiles) -> sm.Table:
+        for path in map(Path, files_below(folder)):
+            path.unlink()
+        for path, content in contents.items():
+            path.write_bytes(content)
+        table = sm.load_table(tree.location(), spark=tree.state.spark)
+        assert isinstance(table.operations, FileSystemOperations)
+        return replace(table, operations=replace(table.operations, files=driver))
+
+    class Stage:
+        """For `attempt`."""
+
+        def commit(self, driver: FaultyFiles) -> None:
+            opened_through(driver).maintenance.expire_snapshots(older_than=older_than).commit()
+
+    stage: Any = Stage()
+    candidates = list(faults(stage.commit))
+    assert {fault.kind for fault in candidates} == set(Kind)
+    for fault in candidates if SOAK else random.Random(2).sample(candidates, 3):
+        outcome = attempt(stage, FaultyFiles(fault=fault))
+        after = sm.load_table(tree.location(), spark=tree.state.spark)
+        left = files_below(folder)
+        is_committed = len(after.metadata.snapshots) == 1
+        assert is_committed or contents.keys() <= set(map(Path, left)), f"{fault}: {outcome}"
+        assert is_committed == (outcome == "committed") or outcome in ("unknown", "killed"), f"{fault}: {outcome}"
+        assert reachable(after)[current] == files[current], f"{fault}: {outcome}"
+        assert {path for path in files[current] if not path.startswith("/data/")} <= left, f"{fault}: {outcome}"
+        finished = after.maintenance.expire_snapshots(older_than=older_than).commit()
+        assert len(finished.metadata.snapshots) == 1
+        if not is_committed:
+            assert not unneeded & files_below(folder)
 
 
 def test_a_tag_that_comes_first(tree: sm.Table) -> None:
