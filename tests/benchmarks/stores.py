@@ -26,7 +26,7 @@ from tests.benchmarks.contenders import IcebergJava, Sparkmeta, Totals
 from tests.benchmarks.file_store import BUCKET, file_store
 from tests.benchmarks.session import bench_session
 from tests.benchmarks.timing import timed
-from tests.benchmarks.workload import BUILD, QUERIES, generate
+from tests.benchmarks.workload import BUILD, PARTITIONS, QUERIES, generate
 from tests.conftest import s3a_jars
 
 if TYPE_CHECKING:
@@ -161,7 +161,7 @@ def table_on_store() -> str:
     folder = BUILD / "stores"
     result = folder / "states.txt"
     if not result.exists():
-        generate(folder, result, 2, MANIFESTS_PER_PARTITION * FILES_PER_MANIFEST - 1, "none", 1)
+        generate(folder, result, 2, (PARTITIONS, MANIFESTS_PER_PARTITION * FILES_PER_MANIFEST - 1), "none", 1)
         _move(folder / "table" / "metadata", f"file:{folder}", f"s3://{BUCKET}")
     plain = result.read_text().splitlines()[0].partition("=")[2]
     return f"s3://{BUCKET}/table/metadata/{Path(plain).name}"

@@ -95,7 +95,8 @@ def metadata_location(workload: Workload) -> str:
     folder = BUILD / "tables" / f"v{workload.format_version}-{workload.files}"
     result = folder / "states.txt"
     if not result.exists():
-        generate(folder, result, workload.format_version, workload.files_per_partition, deletes, _MANIFEST_BYTES)
+        shape = (PARTITIONS, workload.files_per_partition)
+        generate(folder, result, workload.format_version, shape, deletes, _MANIFEST_BYTES)
     states = dict(line.split("=", 1) for line in result.read_text().splitlines())
     return states["plain" if workload.deletes == "none" else "deletes"]
 
@@ -106,12 +107,16 @@ def class_path() -> str:
 
 
 def generate(
-    folder: Path, result: Path, format_version: int, files_per_partition: int, deletes: Deletes, manifest_bytes: int
+    folder: Path, result: Path, format_version: int, shape: tuple[int, int], deletes: Deletes, manifest_bytes: int
 ) -> None:
-    """Write a table in a folder; see `java/PlanningWorkload.java`."""
+    """Write a table in a folder; see `java/PlanningWorkload.java`.
+
+    Args:
+        shape: the number of partitions, each appended by a commit of its own, and of data files in each.
+    """
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    arguments = [str(format_version), f"file://{folder}/table", str(PARTITIONS), str(files_per_partition)]
+    arguments = [str(format_version), f"file://{folder}/table", *map(str, shape)]
     arguments += [deletes, str(manifest_bytes)]
     # A fixed number of writer threads distributes the files to manifests in the same way on every machine.
     java = ["java", "-Xmx3g", "-Diceberg.worker.num-threads=2", "-cp", f"{class_path()}{os.pathsep}{_spark_jars()}"]
