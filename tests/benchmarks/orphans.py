@@ -40,12 +40,12 @@ console = Console(width=None if sys.stdout.isatty() else 150)
 
 
 @dataclass
-class Found:
+class Search:
     """A search.
 
     Attributes:
         listed: the number of files below the table's folder.
-        orphans: those that it has found.
+        orphans: the number of orphans.
         driver_python: the peak resident set of the driver's Python process since it began, in MiB.
         workers: the peak of the sum over all Python workers, in MiB.
         heap_after: the JVM's heap after a garbage collection, in MiB.
@@ -76,7 +76,7 @@ def main(scale: float, heap: str, repeats: int) -> None:
         "sparkmeta, by a listing": lambda: _by_spark(spark, location),
         "sparkmeta, by an inventory": lambda: _by_spark(spark, location, spark.read.parquet(inventory)),
     }
-    results: list[Found] = []
+    results: list[Search] = []
     for repeat in range(repeats + 1):
         for name, search in contenders.items():
             spark._jvm.System.gc()  # type: ignore[union-attr]
@@ -87,7 +87,7 @@ def main(scale: float, heap: str, repeats: int) -> None:
             sizes = peak_resident_set(), workers.together, heap_use(spark)[1]
             # The first run of each warms up.
             if repeat or not repeats:
-                results.append(Found(name, listed, orphans, seconds, *(size // MIB for size in sizes)))
+                results.append(Search(name, listed, orphans, seconds, *(size // MIB for size in sizes)))
             console.print(f"{name}: {seconds:.1f} s")
     _show(results)
     console.print(f"written: {write_runs(BUILD, 'orphans', results)}")
@@ -146,7 +146,7 @@ def _inventory(spark: SparkSession, folder: Path) -> str:
     return str(written)
 
 
-def _show(results: list[Found]) -> None:
+def _show(results: list[Search]) -> None:
     java = next(run.seconds for run in results)
     shown = RichTable(title=f"{results[0].listed:,} files", title_justify="left")
     for name in ("contender", "orphans", "seconds", "times faster", "driver's Python", "workers", "heap after"):

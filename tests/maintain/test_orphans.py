@@ -133,14 +133,14 @@ def test_partition_folders_with_hidden_names(spark: SparkSession) -> None:
 def test_schemes_and_authorities_as_java(spark: SparkSession) -> None:
     shop = Workshop(Java(spark), "prefixes")
     shop.create("id INT", version=2)
-    folder, here = shop.folder, f"file://h1{shop.folder}"
+    folder, on_h1 = shop.folder, f"file://h1{shop.folder}"
     prefixes = ["file://h1", "FILE://H1", "file://h2", "file:", "", "s3a://h1", "S3N://h1", "hdfs://h2"]
     appended = shop.table.newAppend()
     for number, prefix in enumerate(prefixes):
         appended.appendFile(shop.content_file({"file-path": f"{prefix}{folder}/x//f{number}"}))
     appended.commit()
-    listed = [f"{here}/x/f{number}" for number in range(len(prefixes) + 1)]
-    inventory_of(spark, [*listed, f"file://h3{folder}/x/g", f"{here}-other/x/g"]).createOrReplaceTempView("inventory")
+    listed = [f"{on_h1}/x/f{number}" for number in range(len(prefixes) + 1)]
+    inventory_of(spark, [*listed, f"file://h3{folder}/x/g", f"{on_h1}-other/x/g"]).createOrReplaceTempView("inventory")
     table = opened(shop)
     equal: list[tuple[str, dict[str, dict[str, str]], set[int]]] = [
         ("", {}, {2, 5, 6, 7}),
@@ -152,10 +152,10 @@ def test_schemes_and_authorities_as_java(spark: SparkSession) -> None:
     ]
     for text, options, mismatched in equal:
         for mode in ("ignore", "delete"):
-            java = f"file_list_view => 'inventory', location => '{here}/', prefix_mismatch_mode => '{mode}'"
+            java = f"file_list_view => 'inventory', location => '{on_h1}/', prefix_mismatch_mode => '{mode}'"
             rows = shop.call("remove_orphan_files", f"dry_run => true, {java}{text and ', ' + text}")
             plan = table.maintenance.remove_orphan_files(
-                files=spark.table("inventory"), location=here, prefix_mismatch_mode=mode, **options
+                files=spark.table("inventory"), location=on_h1, prefix_mismatch_mode=mode, **options
             )
             planned = {row.path for row in plan.files().collect()}
             assert planned == {row.orphan_file_location for row in rows}, (text, mode)
@@ -163,12 +163,12 @@ def test_schemes_and_authorities_as_java(spark: SparkSession) -> None:
             assert planned == {listed[number] for number in orphans}, (text, mode)
             assert plan.summary().mismatched == (len(mismatched) if mode == "ignore" else 0)
         with pytest.raises(ValidationError, match=r"s3a://h1 has 1 files, such as .*x/f5"):
-            table.maintenance.remove_orphan_files(files=spark.table("inventory"), location=here, **options).summary()
+            table.maintenance.remove_orphan_files(files=spark.table("inventory"), location=on_h1, **options).summary()
         with pytest.raises(Py4JJavaError, match="Unable to determine whether certain files are orphan"):
-            shop.call("remove_orphan_files", f"dry_run => true, file_list_view => 'inventory', location => '{here}/'")
+            shop.call("remove_orphan_files", f"dry_run => true, file_list_view => 'inventory', location => '{on_h1}/'")
     everything = {"s3,hdfs,s3a,s3n": "file"}
     plan = table.maintenance.remove_orphan_files(
-        files=spark.table("inventory"), location=here, equal_schemes=everything, equal_authorities={"h2": "h1"}
+        files=spark.table("inventory"), location=on_h1, equal_schemes=everything, equal_authorities={"h2": "h1"}
     )
     assert [row.path for row in plan.files().collect()] == [listed[-1]]
 
@@ -211,8 +211,8 @@ def delete_real(table: sm.Table, *ids: int) -> sm.Table:
 def needed(table: sm.Table) -> set[str]:
     """The files that a tree needs."""
     logged = {local_path(entry.metadata_file) for entry in table.metadata.metadata_log}
-    own = {local_path(table.metadata_location), str(folder_of(table) / "metadata" / "version-hint.text")}
-    return logged.union(own, *reachable(table).values())
+    current = {local_path(table.metadata_location), str(folder_of(table) / "metadata" / "version-hint.text")}
+    return logged.union(current, *reachable(table).values())
 
 
 def unknown(*_: Any) -> Any:
@@ -253,10 +253,10 @@ def test_files_of_a_tree(spark: SparkSession, tmp_path: Path, monkeypatch: pytes
     left |= plant(folder, f"metadata/{uuid.uuid4()}.tmp", "data/lost.parquet")
     age(folder)
     young = plant(folder, "data/young.parquet", f"metadata/{uuid.uuid4()}-m0.parquet")
-    kept, before = needed(table), files_below(folder)
+    needed_files, before = needed(table), files_below(folder)
     plan = table.maintenance.remove_orphan_files()
     planned = planned_paths(plan.files())
-    assert planned == before - kept - young
+    assert planned == before - needed_files - young
     assert planned >= left
     summary = plan.summary()
     assert summary.files.keys() == {"data", "metadata", "unfinished write"}

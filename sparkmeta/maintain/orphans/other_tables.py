@@ -68,8 +68,8 @@ def other_tables(table: BaseTable, reader: ExecutorReader, folder: Folder, liste
         listed: the files below it, with their `key`.
     """
     spark = table.state.spark
-    own = [entry.metadata_file for entry in table.metadata.metadata_log] + [table.metadata_location]
-    own_keys = sorted({path_of(location) for location in own})
+    logged = [entry.metadata_file for entry in table.metadata.metadata_log] + [table.metadata_location]
+    own_keys = sorted({path_of(location) for location in logged})
     # The folder itself too, since an inventory may be older than its newest metadata file.
     above = [join(parent, METADATA) for parent in (folder.location, *parents(folder.location))]
     beside = map_arrow(local_frame(spark, pa.table([above], ["path"])), _MetadataFolders(reader), WALKED)

@@ -211,7 +211,8 @@ class OrphanPlan(Generic[TableT]):
             files = inventory_files(self.inventory).where(folder.has_prefix_of(path, or_none=False))
         keyed = files.withColumn("key", folder.key_of(path)).where(F.col("key").startswith(folder.key))
         below = F.substr("key", F.lit(len(folder.key)))
-        listed = materialize(keyed.where(~below.rlike(hidden)))
+        may_hide = below.contains("/_") | below.contains("/.")
+        listed = materialize(keyed.where(~(may_hide & below.rlike(hidden))))
         if listed.isEmpty() and (self.inventory is None or not self.inventory.isEmpty()):
             where = "" if self.inventory is None else " in the inventory"
             raise NotFoundError(f"{folder.location}: there is no file below it{where}")
@@ -244,7 +245,7 @@ class OrphanPlan(Generic[TableT]):
         refuse_without_gc(table.metadata)
         folder, path, key = self.rules.folder, F.col("path"), F.col("key")
         needed = _needed_files(table).withColumn("key", folder.key_of(path))
-        # Both are grouped together, by values of fixed width: joining them by their paths takes twice as long.
+        # Spark groups values of fixed width by hash; a join would sort all paths.
         no_time, unknown = F.lit(None).cast("long"), F.lit(None).cast("boolean")
         listed = files.select(key, F.col("modified_ms").alias("newest"), unknown.alias("has_prefix"))
         keys = listed.union(needed.select(key, no_time, folder.has_prefix_of(path, or_none=True)))

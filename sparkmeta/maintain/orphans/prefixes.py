@@ -132,7 +132,7 @@ def _resolved(name: str, equal: Mapping[str, str]) -> str:
 
 def _normalized(path: Column) -> Column:
     """Return paths without empty and dot segments and without a slash at the end."""
-    kept = F.aggregate(
+    segments = F.aggregate(
         F.split(path, "/"),
         F.array().cast("array<string>"),
         lambda names, name: (
@@ -141,4 +141,4 @@ def _normalized(path: Column) -> Column:
             .otherwise(F.concat(names, F.array(name)))
         ),
     )
-    return F.concat(F.lit("/"), F.array_join(kept, "/"))
+    return F.concat(F.lit("/"), F.array_join(segments, "/"))
