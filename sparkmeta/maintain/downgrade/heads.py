@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, reduce
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 
 from sparkmeta.columns.bounds import ANY
 from sparkmeta.errors import UnsupportedError
+from sparkmeta.manifests.arrays import whole
 from sparkmeta.manifests.manifest_list import MANIFEST_FILE_SCHEMA
 from sparkmeta.manifests.projection import MANIFEST
 from sparkmeta.manifests.v4.tree_manifests import MASKED
@@ -59,13 +60,11 @@ class Head:
     def is_kept(self) -> pa.Array:
         """Which of the state's manifests a manifest list can name: Avro manifests with all counts that none masks."""
         manifests, listed = self.state.manifests, self.state.manifest_files
-        complete = pa.repeat(True, len(listed))
-        for name in _REQUIRED:
-            complete = pc.and_(complete, listed.column(name).is_valid())
+        is_complete = reduce(pc.and_, (whole(listed.column(name)).is_valid() for name in _REQUIRED))
         of_root = pa.repeat(False, len(manifests) - len(listed))
-        complete = pa.concat_arrays([*complete.chunks, of_root] if len(listed) else [of_root])
-        avro = pc.equal(manifests.column("file_format"), "AVRO")
-        return pc.and_(pc.and_(avro, pc.equal(manifests.column(MASKED), 0)), complete).combine_chunks()
+        is_avro = pc.equal(whole(manifests.column("file_format")), "AVRO")
+        is_whole = pc.equal(whole(manifests.column(MASKED)), 0)
+        return pc.and_(pc.and_(is_avro, is_whole), pa.concat_arrays([is_complete, of_root]))
 
     @cached_property
     def kept(self) -> pa.Table:
@@ -89,8 +88,8 @@ class Head:
     def rewritten(self) -> dict[LeafKey, int]:
         """The leaves whose entries are written to other manifests -> their small ids in the state."""
         masks = {row[MANIFEST]: tuple(row.values()) for row in self.tree.manifest_dvs.to_pylist()}
-        names = (MANIFEST, "location", "content_type", "file_format", "version_info", "first_row_id", "record_count")
-        manifests = self.state.manifests.filter(pc.invert(self.is_kept)).select(list(names))
+        names = [MANIFEST, "location", "content_type", "version_info", "first_row_id"]
+        manifests = self.state.manifests.filter(pc.invert(self.is_kept)).select(names)
         keys: dict[LeafKey, int] = {}
         for row in manifests.to_pylist():
             manifest, version = row[MANIFEST], row["version_info"] or {}
