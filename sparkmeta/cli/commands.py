@@ -21,6 +21,7 @@ from sparkmeta.cli.maintain import (
     remove_dangling_deletes,
     remove_orphan_files,
     rewrite_manifests,
+    rewrite_position_delete_files,
     upgrade,
 )
 from sparkmeta.cli.output import (
@@ -242,6 +243,7 @@ main.add_command(compact)
 main.add_command(rewrite_manifests)
 main.add_command(expire_snapshots)
 main.add_command(remove_dangling_deletes)
+main.add_command(rewrite_position_delete_files)
 main.add_command(remove_orphan_files)
 main.add_command(upgrade)
 main.add_command(downgrade)

@@ -40,7 +40,7 @@ REWRITTEN = (
     TextColumn("size", "file_size_in_bytes", "bytes"),
 )
 
-DANGLING = (
+DELETES = (
     TextColumn("content"),
     TextColumn("path", "file_path", "path"),
     TextColumn("data file", "referenced_data_file", "path"),
@@ -272,7 +272,29 @@ def remove_dangling_deletes(source: Source, row_options: RowOptions, branch: str
     """
     with progress("Opening the table"):
         plan = source.open().maintenance.remove_dangling_deletes(branch=branch)
-    _act(plan, row_options, DANGLING, files=files, commit=commit, what="delete manifests")
+    _act(plan, row_options, DELETES, files=files, commit=commit, what="delete manifests")
+
+
+@click.command("rewrite-position-delete-files")
+@click.option("--filter", "row_filter", metavar="FILTER", help="Only deletes of partitions that may hold these rows.")
+@click.option("--target-file-size-bytes", type=int, metavar="N", help="Target size of Puffin files.")
+@click.option("--min-input-files", type=int, default=5, show_default=True, help="Least small Puffin files to merge.")
+@click.option("--rewrite-all", is_flag=True, help="Rewrite all deletion vectors.")
+@click.option("--branch", default="main", show_default=True, help="The branch to commit to.")
+@click.option("--files", is_flag=True, help="Print the deletes to rewrite.")
+@click.option("--commit", is_flag=True, help="Commit the plan, instead of only printing it.")
+@takes_row_options
+@takes_source
+def rewrite_position_delete_files(
+    source: Source, row_options: RowOptions, files: bool, commit: bool, **options: Any
+) -> None:
+    """Replace position delete files of a tree with deletion vectors, and merge small Puffin files.
+
+    Prints the plan. Nothing changes without --commit.
+    """
+    with progress("Opening the table"):
+        plan = source.open().maintenance.rewrite_position_delete_files(**_options(**options))
+    _act(plan, row_options, DELETES, files=files, commit=commit, what="delete manifests")
 
 
 @click.command("upgrade")

@@ -113,15 +113,20 @@ class SnapshotUpdate:
             self._replaced.append(removed)
         return self
 
-    def rewrite(self, removed: DataFrame, added: DataFrame) -> Self:
+    def rewrite(self, removed: DataFrame, added: DataFrame | None = None, deletes: DataFrame | None = None) -> Self:
         """Replace files with others that hold the same rows, so that readers see no change.
+
+        `deletes` are deletion vectors that delete the same rows as removed deletes.
 
         The commit raises CommitConflictError if others deleted rows of the replaced files meanwhile.
         """
         self._rewrites = True
         self._removed.append(removed)
         self._replaced.append(removed)
-        self._added.append((added, (*_DATA, *_DELETES)))
+        if added is not None:
+            self._added.append((added, (*_DATA, *_DELETES)))
+        if deletes is not None:
+            self._added.append((deletes, _DELETES))
         return self
 
     def replace_partitions(self, files: DataFrame) -> Self:

@@ -16,6 +16,7 @@ from sparkmeta.operations.base_table import TableT
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
+    from sparkmeta.edit.attempts import Step
     from sparkmeta.spec.metadata import Snapshot, TableMetadata
     from sparkmeta.spec.snapshot import Summary
     from sparkmeta.state import TableState
@@ -59,7 +60,7 @@ class RewritePlan(ABC, Generic[TableT]):
         """Return the plan in numbers, without a job."""
 
     @abstractmethod
-    def step(self) -> RewriteStep | None:
+    def step(self) -> Step | None:
         """Return the step that makes the snapshot; None if there is nothing to do."""
 
     def commit(self) -> TableT:

@@ -15,6 +15,8 @@ from sparkmeta.maintain.expire_snapshots import ALL, ExpiryPlan, plan_expiry
 from sparkmeta.maintain.leaf_map import LeafMap, leaf_map
 from sparkmeta.maintain.orphans.plan import ERROR, OrphanPlan, plan_orphans
 from sparkmeta.maintain.orphans.prefixes import Folder
+from sparkmeta.maintain.position_deletes.plan import DeleteRewritePlan, plan_delete_rewrite
+from sparkmeta.maintain.position_deletes.vectors import DeleteRewriteOptions
 from sparkmeta.maintain.rewrite_manifests.groups import ManifestRewriteOptions
 from sparkmeta.maintain.rewrite_manifests.plan import ManifestRewritePlan, plan_rewrite
 from sparkmeta.maintain.undo_upgrade import UndoUpgradePlan, plan_undo_upgrade
@@ -212,6 +214,40 @@ class Maintenance(Generic[TableT]):
             UnsupportedError: the table is encrypted or read-only, or has manifest lists of format version 4.
         """
         return plan_removal(self.table, branch, dict(snapshot_properties or {}))
+
+    def rewrite_position_delete_files(
+        self,
+        row_filter: BooleanExpression | str = AlwaysTrue(),  # noqa: B008  an immutable singleton
+        *,
+        target_file_size_bytes: int | None = None,
+        min_input_files: int = 5,
+        rewrite_all: bool = False,
+        branch: str = "main",
+        snapshot_properties: Mapping[str, str] | None = None,
+    ) -> DeleteRewritePlan[TableT]:
+        """Plan to replace the position delete files of a tree with deletion vectors, and to merge small Puffin files.
+
+        Upgraded tables have position delete files. Each becomes a deletion vector for every data file that it applies
+        to; what it deletes of other files is dropped. Small Puffin files are those whose live deletion vectors take
+        less than three quarters of the target size. Rows stay the same. Executors read and write the files.
+
+        Args:
+            row_filter: rewrite only deletes of partitions that may hold matching rows.
+            target_file_size_bytes: target size of Puffin files. Defaults to the table's
+                `write.delete.target-file-size-bytes` (64 MiB).
+            min_input_files: the least number of small Puffin files that are merged.
+            rewrite_all: rewrite all deletion vectors.
+            branch: the branch to commit to.
+            snapshot_properties: further properties of the snapshot's summary.
+
+        Raises:
+            ValidationError: an option out of range, or an unknown branch.
+            InvalidFilterError: the filter is not valid for the table.
+            UnsupportedError: the table has no metadata tree, is encrypted or read-only, or only Spark's sources can
+                open its files.
+        """
+        options = DeleteRewriteOptions(row_filter, target_file_size_bytes, min_input_files, rewrite_all)
+        return plan_delete_rewrite(self.table, options, branch, dict(snapshot_properties or {}))
 
     def leaf_map(self, cluster_by: Sequence[str] | None = None, branch: str = "main") -> LeafMap:
         """Return a map of the data leaves of the default spec and their overlaps, for a notebook. Reads only the root.

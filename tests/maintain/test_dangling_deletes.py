@@ -57,6 +57,10 @@ class RandomTable:
         for spec_id in PARTITIONS:
             for _ in range(2):
                 self.table.add(0, spec_id, *self._data(spec_id, rng.randint(1, 6)))
+        self.live.append(("file:///t/oldest", 1, key_of(1, {"part": "a"}), 2))
+        self.table.add(0, 1, data("file:///t/oldest", 2, partition={"part": "a"}))
+        # It applies to files of other specs only.
+        self.table.add(1, 0, equality_deletes("file:///t/global", 3))
         for spec_id in PARTITIONS:
             for _ in range(3):
                 self.table.add(1, spec_id, *self._deletes(spec_id, 12))
@@ -65,7 +69,10 @@ class RandomTable:
     def _data(self, spec_id: int, count: int) -> Iterator[dict[str, Any]]:
         for _ in range(count):
             partition = self.rng.choice(PARTITIONS[spec_id])
-            path, sequence = f"file:///t/{len(self.live) + len(self.gone)}.parquet", self.rng.randint(2, 4)
+            path, sequence = (
+                f"file:///t/{len(self.live) + len(self.gone)}.parquet",
+                self.rng.randint(2 if spec_id else 3, 4),
+            )
             is_live = self.rng.random() < 0.6
             files = self.live if is_live else self.gone
             files.append((path, spec_id, key_of(spec_id, partition), sequence))

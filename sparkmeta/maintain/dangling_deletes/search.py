@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from sparkmeta.columns.sql import Sql
     from sparkmeta.state import TableState
 
+ENTRY_COLUMNS = (*DV_COLUMNS, "equality_ids")
+"""The columns of delete entries that `public_rows` shows."""
+
 # What a delete entry is about, and the least sequence number of the live data files in each scope.
 _PATH, _PARTITION = "deleted_path", "deleted_partition"
 _OF_FILE, _OF_PARTITION, _OF_TABLE = "oldest_of_file", "oldest_of_partition", "oldest_of_table"
@@ -32,9 +35,8 @@ def dangling_deletes(state: TableState) -> DataFrame:
     Statistics are not considered, and neither are position deletes that a deletion vector of their file supersedes.
     Whatever contradicts the rules of planning, such as a deletion vector that is older than its data file, stays.
     """
-    columns = (*DV_COLUMNS, "equality_ids")
-    manifests = live_manifests(state.delete_manifests)
-    entries = state.entries(manifests, state.projection(columns, {DELETE_FILE_PATH_ID})).where(is_live().text)
+    projection = state.projection(ENTRY_COLUMNS, {DELETE_FILE_PATH_ID})
+    entries = state.entries(live_manifests(state.delete_manifests), projection).where(is_live().text)
     scopes = (data_path().alias(_PATH).selected, partition_key(state).alias(_PARTITION).selected)
     data = _data(state)
     by_partition = data.groupBy(_DATA_PARTITION).agg(F.min(_OF_FILE).alias(_OF_PARTITION))
@@ -72,7 +74,7 @@ def _applies(state: TableState) -> Sql:
 
 
 def public_rows(entries: DataFrame, state: TableState) -> DataFrame:
-    """Return delete entries with the names and types of `inspect.delete_files`, and the places of the entries."""
+    """Return delete entries of `ENTRY_COLUMNS` as rows of `inspect.delete_files`, with the places of the entries."""
     place = sql.col("deletion_vector")
     columns = {
         "content": sql.col("content_type"),

@@ -84,7 +84,7 @@ def encoded_entries(
     Number Inheritance, First Row ID Inheritance).
 
     Args:
-        projection: has `COLUMNS`, and `ORDINAL`, and no filter.
+        projection: has `COLUMNS`, and no filter.
         removed: the entries that the new manifest's snapshot removes.
 
     Raises:

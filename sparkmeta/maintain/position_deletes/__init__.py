@@ -1,0 +1,1 @@
+"""Rewrite position delete files and small Puffin files as deletion vectors."""
