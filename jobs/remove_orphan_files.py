@@ -40,8 +40,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.add_argument(
             f"--equal-{name}", dest=dest, type=key_value, action="append", help=f"{example}; repeatable"
         )
+    parser.add_argument("--force", action="store_true", help="permit --older-than to be less than 24 hours ago")
     parser.add_argument(
-        "--force", action="store_true", help="permit files of the last 24 hours, and a location of several tables"
+        "--shared-location", action="store_true", help="delete files of another table that has the same location"
     )
     return run_job(parser, orphan_plan, arguments)
 

@@ -188,7 +188,8 @@ def expire_snapshots(source: Source, row_options: RowOptions, files: bool, commi
 )  # fmt: skip
 @click.option("--equal-scheme", "equal_schemes", type=KeyValue(), multiple=True, help="s3a,s3n=s3; repeatable.")
 @click.option("--equal-authority", "equal_authorities", type=KeyValue(), multiple=True, help="a,b=c; repeatable.")
-@click.option("--force", is_flag=True, help="Permit files of the last 24 hours, and a location of several tables.")
+@click.option("--force", is_flag=True, help="Permit --older-than to be less than 24 hours ago.")
+@click.option("--shared-location", is_flag=True, help="Delete files of another table that has the same location.")
 @click.option("--files", is_flag=True, help="Print the files that the table does not need.")
 @click.option("--commit", is_flag=True, help="Delete the files, instead of only printing the plan.")
 @takes_row_options

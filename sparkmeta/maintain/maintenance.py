@@ -155,7 +155,7 @@ class Maintenance(Generic[TableT]):
         """
         return plan_expiry(self.table, older_than, retain_last, snapshot_ids, clean_expired_metadata, cleanup)
 
-    def remove_orphan_files(
+    def remove_orphan_files(  # noqa: PLR0913  keyword arguments
         self,
         *,
         older_than: datetime | int | None = None,
@@ -165,6 +165,7 @@ class Maintenance(Generic[TableT]):
         equal_schemes: Mapping[str, str] | None = None,
         equal_authorities: Mapping[str, str] | None = None,
         force: bool = False,
+        shared_location: bool = False,
     ) -> OrphanPlan[TableT]:
         """Plan to delete files in the table's folder that the table does not need, such as those of failed commits.
 
@@ -182,8 +183,9 @@ class Maintenance(Generic[TableT]):
                 `error` says so, `ignore` keeps it, `delete` deletes it.
             equal_schemes: schemes -> the scheme that they equal, such as `{"s3a,s3n": "s3"}`, which is known.
             equal_authorities: authorities, such as buckets or hosts -> the authority that they equal.
-            force: whether `older_than` may be less than 24 hours ago, so that files of running commits are deleted, and
-                whether another table may share the location, so that its files are deleted.
+            force: whether `older_than` may be less than 24 hours ago, so that files of running commits are deleted.
+            shared_location: whether the location may have metadata files of another table, such as a dropped one, whose
+                files are deleted then.
 
         Raises:
             ValidationError: an argument is out of range or of the wrong type, or the table property `gc.enabled` is
@@ -191,7 +193,8 @@ class Maintenance(Generic[TableT]):
             UnsupportedError: the table is encrypted or read-only, or only Spark's sources can open its files.
         """
         folder = Folder.of(location or self.table.metadata.location, equal_schemes, equal_authorities)
-        return plan_orphans(self.table, folder, older_than, files, prefix_mismatch_mode, force=force)
+        permitted = {"force": force, "shared_location": shared_location}
+        return plan_orphans(self.table, folder, older_than, files, prefix_mismatch_mode, **permitted)
 
     def remove_dangling_deletes(
         self, *, branch: str = "main", snapshot_properties: Mapping[str, str] | None = None

@@ -221,7 +221,7 @@ def small_table(folder: Path) -> HandmadeTable:
 
 @pytest.mark.java
 def test_a_branch_that_is_set_back(spark: SparkSession) -> None:
-    """What dangles is determined again: in the snapshot of before, the deletes apply to its files."""
+    """What dangles is determined again: in the earlier snapshot, the deletes apply to its files."""
     shop = Workshop(Java(spark), "dangling_rollback")
     shop.create("id INT", version=2, properties=MERGE_ON_READ | {"write.delete.granularity": "partition"})
     shop.insert("1", "2", "3")

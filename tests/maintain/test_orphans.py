@@ -326,14 +326,14 @@ def test_tables_that_share_a_location(spark: SparkSession, tmp_path: Path) -> No
     assert "files of other tables stay" in str(plan.summary())
     # The inner table's own folder is below the other one's.
     with pytest.raises(ValidationError, match=r"another table shares .*metadata/v\d.metadata.json"):
-        below.maintenance.remove_orphan_files().files()
-    assert planned_paths(below.maintenance.remove_orphan_files(force=True).files()) == of_inner
+        below.maintenance.remove_orphan_files(force=True).files()
+    assert planned_paths(below.maintenance.remove_orphan_files(shared_location=True).files()) == of_inner
     with pytest.raises(ValidationError, match="another table shares"):
         table.maintenance.remove_orphan_files(location=f"{folder}/ns/inner/data").files()
     # A former table of the same folder, and the same table by another path.
     former = json.loads((folder / "metadata/v1.metadata.json").read_bytes()) | {"table-uuid": str(uuid.uuid4())}
     (folder / "metadata/00007-x.metadata.json").write_text(json.dumps(former))
-    with pytest.raises(ValidationError, match=r"00007-x\.metadata\.json; force"):
+    with pytest.raises(ValidationError, match=r"00007-x\.metadata\.json; shared_location=True permits it"):
         table.maintenance.remove_orphan_files().summary()
     (folder / "metadata/00007-x.metadata.json").unlink()
     link = tmp_path / "link"

@@ -92,7 +92,9 @@ def refuse_shared(table: BaseTable, location: str, metadata_files: list[str]) ->
     """Raise ValidationError if there are metadata files of other tables that share a location."""
     if metadata_files:
         problem = f"another table shares {location}, and its files would be deleted"
-        raise ValidationError(f"{table.full_name}: {problem}: it has {', '.join(metadata_files)}; force deletes them")
+        raise ValidationError(
+            f"{table.full_name}: {problem}: it has {', '.join(metadata_files)}; shared_location=True permits it"
+        )
 
 
 def _table_key() -> Any:

@@ -52,13 +52,13 @@ class OrphanRules:
         folder: the folder below which they are, and what its scheme and authority equal.
         older_than_ms: they were modified before this time, in milliseconds since 1970.
         mismatch: what becomes of files that the table has under another scheme or authority: ERROR, IGNORE or DELETE.
-        force: whether the folder may be shared with another table.
+        shared_location: whether the folder may be shared with another table.
     """
 
     folder: Folder
     older_than_ms: int
     mismatch: str
-    force: bool
+    shared_location: bool
 
 
 @dataclass(frozen=True)
@@ -222,7 +222,7 @@ class OrphanPlan(Generic[TableT]):
     def _other_tables(self) -> DataFrame:
         """The folders of other tables below the location: rows of `key`."""
         others = other_tables(self.table, task_reader(self.table.state), self.rules.folder, self._listed)
-        if not self.rules.force:
+        if not self.rules.shared_location:
             refuse_shared(self.table, self.rules.folder.location, others.in_it)
         return materialize(others.below)
 
@@ -271,6 +271,7 @@ def plan_orphans(
     prefix_mismatch_mode: str,
     *,
     force: bool,
+    shared_location: bool,
 ) -> OrphanPlan[TableT]:
     """See `Maintenance.remove_orphan_files`."""
     now = int(time.time() * 1000)
@@ -287,7 +288,7 @@ def plan_orphans(
     executor_writer(table.state.files)
     if files is not None:
         inventory_files(files)
-    return OrphanPlan(table, OrphanRules(folder, older_than_ms, prefix_mismatch_mode, force), files)
+    return OrphanPlan(table, OrphanRules(folder, older_than_ms, prefix_mismatch_mode, shared_location), files)
 
 
 def _needed_files(table: BaseTable) -> DataFrame:
