@@ -20,7 +20,6 @@ import pytest
 from sparkmeta.edit.next_root import FileKey, file_keys
 from sparkmeta.errors import CommitConflictError, CommitFailedError, CommitStateUnknownError
 from sparkmeta.manifests.v4.layout import read_manifest
-from sparkmeta.manifests.v4.root import Root
 from sparkmeta.spec.bitmap import PositionBitmap
 from sparkmeta.storage.files import LocalFiles
 from tests.commit import tree_committers as trees
@@ -67,7 +66,7 @@ def _rewrite(state: TableState, scope: Scope, choice: Choice, name: str) -> list
 
 
 def _masks(
-    _: Any, new_leaves: pa.Table, base: Root, gone: Mapping[str, PositionBitmap], lost: Sequence[FileKey]
+    _: Any, new_leaves: pa.Table, gone: Mapping[str, PositionBitmap], lost: Sequence[FileKey]
 ) -> dict[str, PositionBitmap]:
     """The ordinals, by new leaf, of entries of files that are gone, found by their keys."""
     CARRIED.append(len(gone) + len(lost))
