@@ -148,3 +148,6 @@ def test_what_can_go_wrong(
     assert set(left) == {row["file_path"] for row in files} - of_x
     assert row_texts(table.refresh().scan().to_df()) == rows
     assert "position delete files become deletion vectors" in command(location)
+    after = table.refresh().maintenance.rewrite_position_delete_files().commit()
+    assert {row["file_format"] for row in position_deletes(after)} == {"PUFFIN"}
+    assert row_texts(after.scan().to_df()) == rows
