@@ -26,7 +26,7 @@ from sparkmeta.manifests.avro.raw_entries import COLUMNS, encoded_entries
 from sparkmeta.manifests.avro.schema import bytes_for_fixed, manifest_schema, parse
 from sparkmeta.manifests.avro.write import ENTRY, ManifestFormat, entry_schema, write_manifest
 from sparkmeta.manifests.projection import EntryProjection
-from sparkmeta.spec.entry import METRICS_MAPS
+from sparkmeta.spec.entry import METRICS_MAPS, Status
 from sparkmeta.storage.executors import ExecutorWriter
 from tests.manifests.avro_files import avro_file
 from tests.manifests.decoders import LOCATION, PART, Always
@@ -228,7 +228,8 @@ VALUES = {
 
 def row_of(values: Sequence[Any], kind: str) -> pa.Table:
     """The manifest list's row for files of these partition values."""
-    info = pa.StructArray.from_arrays([pa.array([4] * len(values), pa.int64())], names=["sequence_number"])
+    existing, sequence_number = (pa.repeat(pa.scalar(number), len(values)) for number in (int(Status.EXISTING), 4))
+    info = pa.StructArray.from_arrays([existing, sequence_number], names=["status", "sequence_number"])
     table = pa.table(
         {
             "version_info": info,
