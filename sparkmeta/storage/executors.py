@@ -17,7 +17,6 @@ from sparkmeta.storage.content import (
     read_local_range,
 )
 from sparkmeta.storage.location import is_local, local_path
-from sparkmeta.storage.walking import walk_io, walk_local
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -64,6 +63,9 @@ class ExecutorReader:
 
     def walk(self, folder: str, *, recursive: bool) -> Iterator[pa.RecordBatch]:
         """Yield the files in a folder, none if it is missing; see `walk_local`."""
+        # It imports pyarrow, which not all tasks need.
+        from sparkmeta.storage.walking import walk_io, walk_local
+
         if is_local(folder):
             return walk_local(folder, recursive=recursive)
         return walk_io(self._opened(folder), folder, recursive=recursive)
