@@ -1,4 +1,4 @@
-r"""Replace position delete files of a tree with deletion vectors, and merge small Puffin files, with spark-submit.
+r"""Merge position delete files, or replace them with deletion vectors from format version 3 on, with spark-submit.
 
     spark-submit --properties-file conf/spark-defaults.conf jobs/rewrite_position_delete_files.py \
         --catalog prod --table db.events --filter "day >= '2026-01-01'" --commit
@@ -23,13 +23,15 @@ if TYPE_CHECKING:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the job and return the exit code."""
-    what = "Replace position delete files of a tree with deletion vectors, and merge small Puffin files."
+    what = "Merge small position delete files, or replace them with deletion vectors from format version 3 on."
     parser = job_parser("rewrite_position_delete_files.py", what)
     add_branch_argument(parser)
     parser.add_argument("--filter", dest="row_filter", help="only deletes of partitions that may hold these rows")
-    parser.add_argument("--target-file-size-bytes", type=int, help="target size of Puffin files")
-    parser.add_argument("--min-input-files", type=int, help="the least number of small Puffin files to merge")
-    parser.add_argument("--rewrite-all", action="store_true", help="rewrite all deletion vectors")
+    parser.add_argument("--target-file-size-bytes", type=int, help="target size of delete files")
+    parser.add_argument("--min-file-size-bytes", type=int, help="smaller delete files are merged")
+    parser.add_argument("--max-file-size-bytes", type=int, help="larger position delete files are divided")
+    parser.add_argument("--min-input-files", type=int, help="the least number of small files to merge")
+    parser.add_argument("--rewrite-all", action="store_true", help="rewrite all position deletes")
     return run_job(
         parser, lambda table, **options: table.maintenance.rewrite_position_delete_files(**options), arguments
     )

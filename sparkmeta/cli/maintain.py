@@ -278,9 +278,11 @@ def remove_dangling_deletes(source: Source, row_options: RowOptions, branch: str
 
 @click.command("rewrite-position-delete-files")
 @click.option("--filter", "row_filter", metavar="FILTER", help="Only deletes of partitions that may hold these rows.")
-@click.option("--target-file-size-bytes", type=int, metavar="N", help="Target size of Puffin files.")
-@click.option("--min-input-files", type=int, default=5, show_default=True, help="Least small Puffin files to merge.")
-@click.option("--rewrite-all", is_flag=True, help="Rewrite all deletion vectors.")
+@click.option("--target-file-size-bytes", type=int, metavar="N", help="Target size of delete files.")
+@click.option("--min-file-size-bytes", type=int, metavar="N", help="Smaller delete files are merged.")
+@click.option("--max-file-size-bytes", type=int, metavar="N", help="Larger position delete files are divided.")
+@click.option("--min-input-files", type=int, default=5, show_default=True, help="Least small files to merge.")
+@click.option("--rewrite-all", is_flag=True, help="Rewrite all position deletes.")
 @click.option("--branch", default="main", show_default=True, help="The branch to commit to.")
 @click.option("--files", is_flag=True, help="Print the deletes to rewrite.")
 @click.option("--commit", is_flag=True, help="Commit the plan, instead of only printing it.")
@@ -289,7 +291,7 @@ def remove_dangling_deletes(source: Source, row_options: RowOptions, branch: str
 def rewrite_position_delete_files(
     source: Source, row_options: RowOptions, files: bool, commit: bool, **options: Any
 ) -> None:
-    """Replace position delete files of a tree with deletion vectors, and merge small Puffin files.
+    """Merge small position delete files, or replace them with deletion vectors from format version 3 on.
 
     Prints the plan. Nothing changes without --commit.
     """

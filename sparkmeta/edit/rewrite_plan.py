@@ -120,10 +120,11 @@ class RewriteStep(ABC):
         counts: ManifestCounts,
         properties: Mapping[str, str] | None = None,
         removed: Tally | None = None,
+        added: Tally | None = None,
     ) -> Callable[[], Summary]:
-        """Return a function that makes the snapshot's summary, which counts manifests and removed files."""
-        merged = {**self.properties, **(properties or {})}
-        return lambda: snapshot_summary("replace", Tally(), removed or Tally(), head.snapshot, merged, counts)
+        """Return a function that makes the snapshot's summary, which counts manifests and changed files."""
+        merged, tallies = {**self.properties, **(properties or {})}, (added or Tally(), removed or Tally())
+        return lambda: snapshot_summary("replace", *tallies, head.snapshot, merged, counts)
 
 
 def rewritten_by_others(state: TableState) -> CommitConflictError:

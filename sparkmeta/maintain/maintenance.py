@@ -15,8 +15,8 @@ from sparkmeta.maintain.expire_snapshots import ALL, ExpiryPlan, plan_expiry
 from sparkmeta.maintain.leaf_map import LeafMap, leaf_map
 from sparkmeta.maintain.orphans.plan import ERROR, OrphanPlan, plan_orphans
 from sparkmeta.maintain.orphans.prefixes import Folder
+from sparkmeta.maintain.position_deletes.options import DeleteRewriteOptions
 from sparkmeta.maintain.position_deletes.plan import DeleteRewritePlan, plan_delete_rewrite
-from sparkmeta.maintain.position_deletes.vectors import DeleteRewriteOptions
 from sparkmeta.maintain.rewrite_manifests.groups import ManifestRewriteOptions
 from sparkmeta.maintain.rewrite_manifests.plan import ManifestRewritePlan, plan_rewrite
 from sparkmeta.maintain.undo_upgrade import UndoUpgradePlan, plan_undo_upgrade
@@ -218,38 +218,48 @@ class Maintenance(Generic[TableT]):
         """
         return plan_removal(self.table, branch, dict(snapshot_properties or {}))
 
-    def rewrite_position_delete_files(
+    def rewrite_position_delete_files(  # noqa: PLR0913  keyword arguments
         self,
         row_filter: BooleanExpression | str = AlwaysTrue(),  # noqa: B008  an immutable singleton
         *,
         target_file_size_bytes: int | None = None,
+        min_file_size_bytes: int | None = None,
+        max_file_size_bytes: int | None = None,
         min_input_files: int = 5,
         rewrite_all: bool = False,
         branch: str = "main",
         snapshot_properties: Mapping[str, str] | None = None,
     ) -> DeleteRewritePlan[TableT]:
-        """Plan to replace the position delete files of a tree with deletion vectors, and to merge small Puffin files.
+        """Plan to merge small position delete files, or to replace them with deletion vectors from version 3 on.
 
-        Upgraded tables have position delete files. Each becomes a deletion vector for every data file that it applies
-        to; what it deletes of other files is dropped. Small Puffin files are those whose live deletion vectors take
-        less than three quarters of the target size. Rows stay the same. Executors read and write the files.
+        From format version 3 on, every position delete file becomes a deletion vector for each data file that it
+        applies to, merged with the file's other deletes, and the deletion vectors of small Puffin files move to larger
+        ones. In version 2, position delete files of unsuitable sizes become Parquet files for each data file or
+        partition, as `write.delete.granularity` says (`file` by default). What files delete of other data files is
+        dropped, and so are copies of deleted rows. Rows of the table stay the same. Executors read and write the files.
 
         Args:
             row_filter: rewrite only deletes of partitions that may hold matching rows.
-            target_file_size_bytes: target size of Puffin files. Defaults to the table's
+            target_file_size_bytes: target size of delete files. Defaults to the table's
                 `write.delete.target-file-size-bytes` (64 MiB).
-            min_input_files: the least number of small Puffin files that are merged.
-            rewrite_all: rewrite all deletion vectors.
+            min_file_size_bytes: smaller files are merged. Of Puffin files, the live deletion vectors count. Defaults to
+                three quarters of the target size.
+            max_file_size_bytes: larger position delete files about several data files are divided. Defaults to 1.8
+                times the target size.
+            min_input_files: the least number of small Puffin files, or of files of a partition, that are merged.
+            rewrite_all: rewrite all position deletes.
             branch: the branch to commit to.
             snapshot_properties: further properties of the snapshot's summary.
 
         Raises:
-            ValidationError: an option out of range, or an unknown branch.
+            ValidationError: an option or table property out of range, or an unknown branch.
             InvalidFilterError: the filter is not valid for the table.
-            UnsupportedError: the table has no metadata tree, is encrypted or read-only, or only Spark's sources can
-                open its files.
+            UnsupportedError: the table is encrypted or read-only, has manifest lists of format version 4, or only
+                Spark's sources can open its files.
         """
-        options = DeleteRewriteOptions(row_filter, target_file_size_bytes, min_input_files, rewrite_all)
+        options = DeleteRewriteOptions(
+            row_filter, target_file_size_bytes, min_file_size_bytes, max_file_size_bytes, min_input_files, rewrite_all
+        )
         return plan_delete_rewrite(self.table, options, branch, dict(snapshot_properties or {}))
 
     def leaf_map(self, cluster_by: Sequence[str] | None = None, branch: str = "main") -> LeafMap:

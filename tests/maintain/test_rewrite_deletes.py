@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 import sparkmeta as sm
 from sparkmeta.cli import main
-from sparkmeta.errors import CommitConflictError, CommitStateUnknownError, UnsupportedError, ValidationError
+from sparkmeta.errors import CommitConflictError, CommitStateUnknownError, ValidationError
 from sparkmeta.operations.filesystem import FileSystemOperations
 from tests.maintain.test_expire import files_below, opened
 from tests.peers.java import Java
@@ -100,10 +100,8 @@ def command(location: str, *arguments: str, code: int = 0) -> str:
 def test_what_can_go_wrong(
     spark: SparkSession, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Lists and bad options, an unknown outcome, a conflict; then the job commits what the command shows."""
+    """Bad options, an unknown outcome, a conflict; then the job commits what the command shows."""
     shop = history_of(spark, "deletes_to_rewrite", random.Random(1), steps=0)
-    with pytest.raises(UnsupportedError, match="manifest lists"):
-        opened(shop).maintenance.rewrite_position_delete_files()
     folder, table = shop.folder, upgraded(shop)
     location = table.location()
     with pytest.raises(ValidationError, match="min_input_files is 0"):

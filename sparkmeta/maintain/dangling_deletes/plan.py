@@ -120,7 +120,7 @@ class _DanglingStep(RewriteStep):
 
     def apply_to(self, head: TableState) -> TableMetadata:
         """See `RewriteStep.apply_to`."""
-        _refuse(head.metadata)
+        refuse_rewrite(head.metadata)
         base = base_root(head) if has_tree(head.metadata) else None
         state = head if base is None else with_root(head, base)
         removal = self.planned
@@ -145,13 +145,18 @@ class _DanglingStep(RewriteStep):
 def plan_removal(table: TableT, branch: str, properties: Mapping[str, str]) -> DanglingDeletesPlan[TableT]:
     """See `Maintenance.remove_dangling_deletes`."""
     table.refuse_read_only()
-    _refuse(table.metadata)
+    refuse_rewrite(table.metadata)
     head = branch_head(table.state, branch)
     state = with_root(head, base_root(head)) if has_tree(head.metadata) else head
     return DanglingDeletesPlan(table, branch, properties, state)
 
 
-def _refuse(metadata: TableMetadata) -> None:
+def refuse_rewrite(metadata: TableMetadata) -> None:
+    """Refuse tables whose delete manifests can't be rewritten.
+
+    Raises:
+        UnsupportedError: they are encrypted, or in manifest lists of format version 4.
+    """
     if metadata.format_version > 3 and not has_tree(metadata):
         raise UnsupportedError(
             f"{metadata.location}: its manifest lists are of format version {metadata.format_version}: commits need a "

@@ -1,15 +1,14 @@
-"""The plan to rewrite position deletes as deletion vectors, and its commit."""
+"""The plan to rewrite position deletes, and its commit."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import functions as F
 
-from sparkmeta.columns import sql
 from sparkmeta.commit.snapshot_update import SnapshotUpdate
 from sparkmeta.edit.attempts import commit_steps, discard
 from sparkmeta.edit.base_root import base_root
@@ -17,20 +16,19 @@ from sparkmeta.edit.new_snapshot import branch_head, with_root
 from sparkmeta.edit.range_sort import task_reader
 from sparkmeta.edit.rewrite_plan import RewritePlan, RewriteSummary
 from sparkmeta.errors import CommitStateUnknownError
+from sparkmeta.maintain.dangling_deletes.plan import refuse_rewrite
 from sparkmeta.maintain.dangling_deletes.search import public_rows
-from sparkmeta.maintain.position_deletes.vectors import DeleteRewrite, DeleteRewriteOptions
-from sparkmeta.maintain.upgrade import refuse_encrypted
+from sparkmeta.maintain.position_deletes.entries import public_files
+from sparkmeta.maintain.position_deletes.options import DeleteRewriteOptions, delete_codec, delete_granularity
+from sparkmeta.maintain.position_deletes.rewrite import DeleteRewrite
+from sparkmeta.maintain.position_deletes.step import DeleteRewriteStep
 from sparkmeta.operations.base_table import TableT
-from sparkmeta.plan.filter import is_live
-from sparkmeta.plan.prune import live_manifests
-from sparkmeta.plan.rows import manifest_path, public_partition
-from sparkmeta.spec.entry import ContentType
+from sparkmeta.spec.metadata import has_tree
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from sparkmeta.edit.attempts import Step
-    from sparkmeta.state import TableState
 
 
 @dataclass(frozen=True)
@@ -38,13 +36,15 @@ class DeleteRewriteSummary(RewriteSummary):
     """The position deletes to rewrite, in numbers.
 
     Attributes:
-        position_delete_files: the number of files that become deletion vectors.
+        file_format: the format of the new files: PUFFIN, or PARQUET in tables of version 2.
+        position_delete_files: the number of position delete files.
         puffin_files: the number of small Puffin files of which deletion vectors move to others.
         deletion_vectors: the number of these deletion vectors.
         records: the number of deleted positions.
         bytes: the bytes of the files, of Puffin files those of the deletion vectors.
     """
 
+    file_format: str
     position_delete_files: int
     puffin_files: int
     deletion_vectors: int
@@ -59,18 +59,16 @@ class DeleteRewriteSummary(RewriteSummary):
     def __str__(self) -> str:
         if self.is_empty:
             return f"{self.table}: its position deletes need no rewrite"
+        files = f"{self.position_delete_files} position delete files"
         vectors = f"{self.deletion_vectors} deletion vectors of {self.puffin_files} small Puffin files move"
-        return "\n".join(
-            [
-                f"{self.table}: {self.position_delete_files} position delete files become deletion vectors, {vectors}",
-                f"  {self.records} deletes in {self.bytes} bytes",
-            ]
-        )
+        makes_vectors = self.file_format == "PUFFIN"
+        what = f"{files} become deletion vectors, {vectors}" if makes_vectors else f"{files} are written anew"
+        return f"{self.table}: {what}\n  {self.records} deletes in {self.bytes} bytes"
 
 
 @dataclass(frozen=True)
 class DeleteRewritePlan(RewritePlan[TableT]):
-    """A plan to rewrite position deletes as deletion vectors, carried out by `commit`."""
+    """A plan to rewrite position deletes, carried out by `commit`."""
 
     options: DeleteRewriteOptions
     _written: list[DataFrame] = field(default_factory=list, init=False, repr=False, compare=False)
@@ -103,33 +101,50 @@ class DeleteRewritePlan(RewritePlan[TableT]):
         )
         (row,) = figures.toArrow().to_pylist()
         head = self._state.snapshot
-        return DeleteRewriteSummary(self.table.full_name, head.snapshot_id if head else None, **row)
+        snapshot_id = head.snapshot_id if head else None
+        file_format = "PUFFIN" if self._rewrite.makes_vectors else "PARQUET"
+        return DeleteRewriteSummary(self.table.full_name, snapshot_id, file_format, **row)
 
     def step(self) -> Step | None:
-        """See `RewritePlan.step`. Writes the deletion vectors."""
+        """See `RewritePlan.step`. Writes the new delete files."""
         if self.summary().is_empty:
             return None
         if not self._written:
             self._written.append(self._rewrite.write())
+        if not has_tree(self.table.metadata):
+            return DeleteRewriteStep(self.branch, self.properties, self._rewrite, self._written[0])
         removed = self.files().where("file_format != 'PUFFIN'").select("file_path", "manifest_path")
         update = SnapshotUpdate(self.table.state, self.branch, dict(self.properties))
-        return update.rewrite(removed, deletes=_as_files(self._written[0], self._state))
+        return update.rewrite(removed, deletes=public_files(self._written[0], self._state))
 
     def commit(self) -> TableT:
-        """Write the deletion vectors, and commit a snapshot with them. Return the new table, or the same if empty.
+        """Write the new delete files, and commit a snapshot with them. Return the new table, or the same if empty.
 
-        Other commits stay valid. The Puffin files are written once; they are deleted if the commit fails.
+        Other commits stay valid. The delete files are written once; they are deleted if the commit fails.
 
         Raises:
             CommitFailedError: all attempts lost to concurrent commits (`commit.retry.num-retries`).
-            CommitConflictError: another commit removed a delete file or a data file, or added a deletion vector for
-                one of the data files: plan again.
+            CommitConflictError: another commit removed a delete file or, of deletion vectors, a data file, or added a
+                deletion vector for one of the data files, or changed the format version: plan again.
             CommitStateUnknownError: the commit may have succeeded; none of its files are deleted.
             CorruptFileError: a delete file is damaged.
+            ValidationError: the branch was set back to an earlier snapshot.
         """
         if not self._committed:
             self._committed.append(self._commit())
         return self._committed[0]
+
+    def result(self) -> dict[str, Any]:
+        """See `RewritePlan.result`. The counts include the new delete files and their bytes."""
+        result = super().result()
+        if result["committed"] is not None:
+            after = self._committed[0].metadata.snapshot_by_name(self.branch)
+            assert after is not None
+            assert after.summary is not None
+            properties = after.summary.additional_properties
+            names = {"added_delete_files": "added-delete-files", "added_bytes": "added-files-size"}
+            result["committed"] |= {name: int(properties.get(key, 0)) for name, key in names.items()}
+        return result
 
     def _commit(self) -> TableT:
         try:
@@ -138,27 +153,10 @@ class DeleteRewritePlan(RewritePlan[TableT]):
         except CommitStateUnknownError:
             raise
         except Exception:
-            for vectors in self._written:
-                discard(self._state.files, vectors.select("file_path").distinct().toArrow()["file_path"].to_pylist())
+            for written in self._written:
+                discard(self._state.files, written.select("file_path").distinct().toArrow()["file_path"].to_pylist())
             self._written.clear()
             raise
-
-
-def _as_files(vectors: DataFrame, state: TableState) -> DataFrame:
-    """Return deletion vectors with the partitions of their data files, as in `inspect.files`."""
-    columns = {
-        "content": sql.lit(int(ContentType.POSITION_DELETES)),
-        "file_format": sql.lit("PUFFIN"),
-        "spec_id": sql.col("partition_spec_id"),
-        **({"partition": public_partition(state)} if state.types.partition_type.fields else {}),
-        "manifest_path": manifest_path(state.data_manifests, sql.col("manifest")),
-        "data_path": sql.col("location"),
-    }
-    manifests = live_manifests(state.data_manifests)
-    projection = state.projection(("version_info", "location", "partition_spec_id"))
-    data = state.entries(manifests, projection).where(is_live().text)
-    named = data.selectExpr(*sql.texts(value.alias(name) for name, value in columns.items()))
-    return vectors.join(named, F.col("referenced_data_file") == F.col("data_path")).drop("data_path")
 
 
 def plan_delete_rewrite(
@@ -166,10 +164,12 @@ def plan_delete_rewrite(
 ) -> DeleteRewritePlan[TableT]:
     """See `Maintenance.rewrite_position_delete_files`."""
     table.refuse_read_only()
-    table.refuse_lists()
+    metadata = table.metadata
+    refuse_rewrite(metadata)
     head = branch_head(table.state, branch)
-    state = with_root(head, base_root(head))
-    options.target_bytes(state)
-    refuse_encrypted(table.metadata, "whose deletes can't be rewritten")
+    state = with_root(head, base_root(head)) if has_tree(metadata) else head
+    options.sizes(metadata.properties)
+    delete_granularity(metadata.properties)
+    delete_codec(metadata.properties)
     task_reader(state)
     return DeleteRewritePlan(table, branch, properties, state, options)

@@ -1,19 +1,20 @@
-"""The tasks that rewrite position deletes: read delete files, and write deletion vectors. Without Spark."""
+"""The tasks that rewrite position deletes: read delete files, and write others. Without Spark."""
 
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from itertools import groupby
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
 
 from sparkmeta.edit.range_sort import task_rows
 from sparkmeta.inspect.delete_rows import deleted_positions
+from sparkmeta.maintain.position_deletes.position_file import PositionFile
 from sparkmeta.spec.bitmap import PositionBitmap, read_deletion_vector, write_deletion_vector
 from sparkmeta.spec.puffin import Blob, deletion_vector_blob, write_puffin
 from sparkmeta.storage.executors import ExecutorReader, ExecutorWriter
@@ -30,17 +31,28 @@ MASK_SCHEMA = pa.schema(
 )
 """The positions that a delete file deletes of a data file, as the blob of a deletion vector, and their number."""
 
-VECTOR_SCHEMA = pa.schema(
+WRITTEN_SCHEMA = pa.schema(
     [
-        pa.field("referenced_data_file", pa.string()),
         pa.field("file_path", pa.string()),
+        pa.field("file_format", pa.string()),
+        pa.field("data_path", pa.string()),
+        pa.field("referenced_data_file", pa.string()),
         pa.field("content_offset", pa.int64()),
         pa.field("content_size_in_bytes", pa.int64()),
         pa.field("record_count", pa.int64()),
         pa.field("file_size_in_bytes", pa.int64()),
+        pa.field("sequence_number", pa.int64()),
+        pa.field("first_path", pa.string()),
+        pa.field("last_path", pa.string()),
+        pa.field("first_position", pa.int64()),
+        pa.field("last_position", pa.int64()),
     ]
 )
-"""The new deletion vectors, as in `inspect.files`."""
+"""The new deletion vectors and position delete files, with columns of `inspect.files`.
+
+Also a data file whose positions they delete, the greatest sequence number of the deletes that they replace, and bounds
+of position delete files.
+"""
 
 # Rows of a batch; each has a bitmap.
 _BATCH_ROWS = 1024
@@ -94,6 +106,17 @@ def _positions(reader: ExecutorReader, row: dict[str, Any]) -> Iterator[_Mask]:
         yield path, write_deletion_vector(bitmap), bitmap.cardinality
 
 
+class WriteTasks(Protocol):
+    """Merges masks and writes them to delete files. Picklable."""
+
+    def write(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Merge masks, and yield rows of `WRITTEN_SCHEMA`.
+
+        Args:
+            batches: rows of `MASK_SCHEMA` and `sequence_number`, ordered by `group`, if there is one, and `data_path`.
+        """
+
+
 @dataclass(frozen=True)
 class VectorTasks:
     """Writes deletion vectors to Puffin files. Picklable.
@@ -108,38 +131,100 @@ class VectorTasks:
     target_bytes: int
 
     def write(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Merge masks, rows of `MASK_SCHEMA` ordered by `data_path`, and yield rows of `VECTOR_SCHEMA`."""
-        blobs: list[tuple[str, Blob, int]] = []
+        """See `WriteTasks`."""
+        blobs: list[tuple[str, Blob, int, int | None]] = []
         size = 0
-        for path, masks in groupby(task_rows(batches), key=lambda row: row["data_path"]):
-            vector, count = _merged(list(masks))
+        for path, rows in groupby(task_rows(batches), key=lambda row: row["data_path"]):
+            masks = list(rows)
+            vector, count = _merged(masks)
             if blobs and size + len(vector) > self.target_bytes:
                 yield self._file(blobs)
                 blobs, size = [], 0
-            blobs.append((path, deletion_vector_blob(vector, path, count), count))
+            blobs.append((path, deletion_vector_blob(vector, path, count), count, _newest(masks)))
             size += len(vector)
         if blobs:
             yield self._file(blobs)
 
-    def _file(self, blobs: list[tuple[str, Blob, int]]) -> pa.RecordBatch:
-        file = write_puffin([blob for _, blob, _ in blobs])
+    def _file(self, blobs: list[tuple[str, Blob, int, int | None]]) -> pa.RecordBatch:
+        file = write_puffin([blob for _, blob, _, _ in blobs])
         location = join(self.folder, f"{uuid.uuid4()}-deletes.puffin")
         self.writer.write_new(location, file.data)
-        columns = [
-            [path for path, _, _ in blobs],
-            [location] * len(blobs),
-            [placed.offset for placed in file.blobs],
-            [placed.length for placed in file.blobs],
-            [count for _, _, count in blobs],
-            [len(file.data)] * len(blobs),
-        ]
-        return pa.RecordBatch.from_arrays(columns, schema=VECTOR_SCHEMA)
+        paths, _, counts, sequence_numbers = zip(*blobs, strict=True)
+        columns = {
+            "file_path": [location] * len(blobs),
+            "file_format": ["PUFFIN"] * len(blobs),
+            "data_path": paths,
+            "referenced_data_file": paths,
+            "content_offset": [placed.offset for placed in file.blobs],
+            "content_size_in_bytes": [placed.length for placed in file.blobs],
+            "record_count": counts,
+            "file_size_in_bytes": [len(file.data)] * len(blobs),
+            "sequence_number": sequence_numbers,
+        }
+        return _written(columns, len(blobs))
+
+
+@dataclass(frozen=True)
+class PositionFileTasks:
+    """Writes a position delete file for each group of data files. Picklable.
+
+    Attributes:
+        folder: the folder of the files.
+        codec: the compression codec, by PyArrow's name.
+    """
+
+    writer: ExecutorWriter
+    folder: str
+    codec: str
+
+    def write(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """See `WriteTasks`."""
+        for _, rows in groupby(task_rows(batches), key=lambda row: row["group"]):
+            yield self._file(rows)
+
+    def _file(self, rows: Iterable[dict[str, Any]]) -> pa.RecordBatch:
+        file = PositionFile(self.codec)
+        newest = []
+        for path, of_path in groupby(rows, key=lambda row: row["data_path"]):
+            masks = list(of_path)
+            file.add(path, _union(masks))
+            newest.append(_newest(masks))
+        location = join(self.folder, f"{uuid.uuid4()}-deletes.parquet")
+        data = file.close()
+        self.writer.write_new(location, data)
+        columns = {
+            "file_path": location,
+            "file_format": "PARQUET",
+            "data_path": file.first_path,
+            "referenced_data_file": file.first_path if file.first_path == file.last_path else None,
+            "record_count": file.records,
+            "file_size_in_bytes": len(data),
+            "sequence_number": max((number for number in newest if number is not None), default=None),
+            "first_path": file.first_path,
+            "last_path": file.last_path,
+            "first_position": file.first_position,
+            "last_position": file.last_position,
+        }
+        return _written({name: [value] for name, value in columns.items()}, 1)
+
+
+def _written(columns: dict[str, Sequence[Any]], rows: int) -> pa.RecordBatch:
+    arrays = [pa.array(columns.get(field.name, [None] * rows), field.type) for field in WRITTEN_SCHEMA]
+    return pa.RecordBatch.from_arrays(arrays, schema=WRITTEN_SCHEMA)
+
+
+def _newest(masks: list[dict[str, Any]]) -> int | None:
+    return max((mask["sequence_number"] for mask in masks if mask["sequence_number"] is not None), default=None)
 
 
 def _merged(masks: list[dict[str, Any]]) -> tuple[bytes, int]:
     """Return the union of the masks of a data file as a blob, and its number of positions."""
     if len(masks) == 1:
         return masks[0]["vector"], masks[0]["positions"]
-    bitmaps = (read_deletion_vector(mask["vector"], mask["delete_path"]) for mask in masks)
-    bitmap = reduce(PositionBitmap.union, bitmaps)
+    bitmap = _union(masks)
     return write_deletion_vector(bitmap), bitmap.cardinality
+
+
+def _union(masks: list[dict[str, Any]]) -> PositionBitmap:
+    bitmaps = (read_deletion_vector(mask["vector"], mask["delete_path"]) for mask in masks)
+    return reduce(PositionBitmap.union, bitmaps)

@@ -1,4 +1,4 @@
-"""The tasks that encode entries of trees for Avro manifests. Without Spark."""
+"""The tasks that encode entries with typed stats for Avro manifests. Without Spark."""
 
 from __future__ import annotations
 

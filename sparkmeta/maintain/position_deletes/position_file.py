@@ -1,0 +1,88 @@
+"""Position delete files in Parquet (table spec, Position Delete Files). Without Spark."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from sparkmeta.spec.bitmap import PositionBitmap
+from sparkmeta.spec.entry import DELETE_FILE_PATH_ID, DELETE_FILE_POS_ID
+
+_SCHEMA = pa.schema(
+    [
+        pa.field(
+            "file_path",
+            pa.dictionary(pa.int32(), pa.string()),
+            nullable=False,
+            metadata={"PARQUET:field_id": str(DELETE_FILE_PATH_ID)},
+        ),
+        pa.field("pos", pa.int64(), nullable=False, metadata={"PARQUET:field_id": str(DELETE_FILE_POS_ID)}),
+    ]
+)
+# Rows of a row group.
+_GROUP_ROWS = 1 << 20
+
+
+class PositionFile:
+    """A position delete file in memory, to which data files are added in order.
+
+    Attributes:
+        records: the number of positions.
+        first_path: the first data file.
+        last_path: the last data file.
+        first_position: the least position of any data file.
+        last_position: the greatest position of any data file.
+    """
+
+    def __init__(self, codec: str) -> None:
+        self._sink = pa.BufferOutputStream()
+        self._writer = pq.ParquetWriter(
+            self._sink, _SCHEMA, compression=codec, use_dictionary=["file_path"], store_schema=False
+        )
+        self._writer.add_key_value_metadata({"delete-type": "position"})
+        self._paths: list[str] = []
+        self._positions: list[np.ndarray[Any, Any]] = []
+        self._pending = 0
+        self.records = 0
+        self.first_path: str | None = None
+        self.last_path: str | None = None
+        self.first_position: int | None = None
+        self.last_position: int | None = None
+
+    def add(self, path: str, positions: PositionBitmap) -> None:
+        """Add the deleted positions of a data file."""
+        for part in positions.positions():
+            if not len(part):
+                continue
+            first, last = int(part[0]), int(part[-1])
+            self.first_position = first if self.first_position is None else min(first, self.first_position)
+            self.last_position = last if self.last_position is None else max(last, self.last_position)
+            self._paths.append(path)
+            self._positions.append(part)
+            self._pending += len(part)
+            if self._pending >= _GROUP_ROWS:
+                self._flush()
+        self.first_path = path if self.first_path is None else self.first_path
+        self.last_path = path
+
+    def close(self) -> bytes:
+        """Return the bytes of the file."""
+        self._flush()
+        self._writer.close()
+        data: bytes = self._sink.getvalue().to_pybytes()
+        return data
+
+    def _flush(self) -> None:
+        if not self._pending:
+            return
+        names = list(dict.fromkeys(self._paths))
+        code_of = {name: code for code, name in enumerate(names)}
+        codes = np.repeat([code_of[path] for path in self._paths], [*map(len, self._positions)]).astype(np.int32)
+        paths = pa.DictionaryArray.from_arrays(pa.array(codes), pa.array(names, pa.string()))
+        positions = pa.array(np.concatenate(self._positions), pa.int64())
+        self._writer.write_table(pa.Table.from_arrays([paths, positions], schema=_SCHEMA), row_group_size=_GROUP_ROWS)
+        self.records += self._pending
+        self._paths, self._positions, self._pending = [], [], 0
