@@ -5,8 +5,8 @@
     GROUP BY path HAVING NOT any(retained)
 
 Tasks read each list once, and each manifest once for each deletion vector that masks it. Manifests of retained
-snapshots are read too, unless all manifests are retained: they may list a file of an expired manifest again, as after a
-rewrite.
+snapshots are read too if they may list a file of an expired manifest again, as after a rewrite. `shared.py` says when
+one in a manifest list can't.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from pyspark.sql import functions as F
 
 from sparkmeta.edit.range_sort import task_reader
 from sparkmeta.errors import translated_errors
+from sparkmeta.maintain.reachable.shared import SharedFiles
 from sparkmeta.maintain.reachable.tasks import (
     LISTED,
     MANIFEST,
@@ -31,7 +32,7 @@ from sparkmeta.maintain.reachable.tasks import (
     listed_manifests,
 )
 from sparkmeta.manifests.manifest_list import inline_manifest_list
-from sparkmeta.session import local_frame, map_arrow, materialize, read_tasks
+from sparkmeta.session import local_frame, map_arrow, materialize, read_tasks, spark_schema
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
@@ -108,13 +109,28 @@ def _unreachable(state: TableState, expired: Collection[int], content_files: boo
     manifests = materialize(_listed(state, task_reader(state), expired))
     reached = _of_metadata(state, manifests, expired)
     if content_files and not manifests.where(_IS_READABLE).where("NOT retained").isEmpty():
-        reached = reached.union(_content_files(state, manifests))
+        reached = reached.union(_content_files(state, _needed(state, manifests)))
     # A manifest that is gone has a row of its list too.
     missing = F.max(F.when(F.col("content") == MISSING, F.col("content")))
     content = F.coalesce(missing, F.min("content")).alias("content")
     lengths = F.max("length").alias("length")
     by_path = reached.groupBy("path").agg(content, lengths, F.max("retained").alias("retained"))
     return by_path.where("NOT retained").select(*UNREACHABLE.names)
+
+
+def _needed(state: TableState, manifests: DataFrame) -> DataFrame:
+    """Return the expired manifests, rows of `LISTED`, and the retained ones that may list a file of theirs."""
+    readable = manifests.where(_IS_READABLE)
+    if state.has_trees:
+        return readable
+    with_files = readable.where("has_live IS NOT false")
+    expired_kinds = with_files.where("NOT retained").select("kind").distinct()
+    of_kinds = with_files.join(F.broadcast(expired_kinds), "kind", "left_semi").select(*LISTED.names)
+    shared = SharedFiles({spec_id: tuple(fields) for spec_id, fields in state.types.spec_fields.items()})
+    data = of_kinds.where("kind = 0").groupBy("spec_id")
+    # PySpark takes a method for a function of two arguments.
+    chosen = data.applyInArrow(lambda manifests: shared.chosen(manifests), spark_schema(LISTED))  # noqa: PLW0108
+    return chosen.union(of_kinds.where("kind != 0"))
 
 
 def _of_metadata(state: TableState, manifests: DataFrame, expired: Collection[int]) -> DataFrame:
@@ -152,8 +168,9 @@ def _listed(state: TableState, reader: ExecutorReader, expired: Collection[int])
     inline = [*_inline_lists(state.metadata, expired)]
     if inline:
         rows = rows.union(local_frame(state.spark, pa.Table.from_batches(inline, LISTED)))
-    firsts = [F.first(name).alias(name) for name in ("length", "spec_id", "sequence_number", "snapshot_id")]
-    distinct = rows.groupBy("content", "path", "dv").agg(F.max("retained").alias("retained"), *firsts)
+    keys = ("content", "path", "dv")
+    firsts = [F.first(name).alias(name) for name in LISTED.names if name not in (*keys, "retained")]
+    distinct = rows.groupBy(*keys).agg(F.max("retained").alias("retained"), *firsts)
     return distinct.select(*LISTED.names)
 
 

@@ -17,7 +17,7 @@ from sparkmeta.manifests.arrays import kept_rows
 from sparkmeta.manifests.avro.container import Data, manifest_data
 from sparkmeta.manifests.decoder import decode
 from sparkmeta.manifests.deletion_vectors import DV_SCHEMA, inlined, manifest_dvs, unmasked
-from sparkmeta.manifests.manifest_list import decode_manifest_list
+from sparkmeta.manifests.manifest_list import MANIFEST_FILE_SCHEMA, decode_manifest_list
 from sparkmeta.manifests.projection import EntryProjection
 from sparkmeta.manifests.v4.root import FILES, Root, read_root, version
 from sparkmeta.manifests.v4.types import TreeTypes, stats_of_fields
@@ -56,6 +56,9 @@ LISTED = pa.schema(
         pa.field("sequence_number", pa.int64()),
         pa.field("snapshot_id", pa.int64()),
         pa.field("dv", pa.struct(list(DV_SCHEMA))),
+        pa.field("kind", pa.int32()),  # 0 data, 1 deletes; null for leaves of trees
+        pa.field("has_live", pa.bool_()),  # null if unknown
+        pa.field("partitions", MANIFEST_FILE_SCHEMA.field("partitions").type),
     ]
 )
 
@@ -126,8 +129,12 @@ def listed_manifests(manifests: pa.RecordBatch, *, retained: bool) -> pa.RecordB
         "spec_id": "partition_spec_id",
         "sequence_number": "sequence_number",
         "snapshot_id": "added_snapshot_id",
+        "kind": "content",
+        "partitions": "partitions",
     }
-    return listed(MANIFEST, {name: manifests.column(source) for name, source in columns.items()}, retained=retained)
+    values = {name: manifests.column(source) for name, source in columns.items()}
+    live = pc.add(*(manifests.column(f"{status}_files_count") for status in ("added", "existing")))
+    return listed(MANIFEST, values | {"has_live": pc.greater(live, 0)}, retained=retained)
 
 
 def listed(content: str, columns: Mapping[str, Any], *, retained: bool) -> pa.RecordBatch:

@@ -1,0 +1,100 @@
+"""Which manifests of snapshots that stay an expiry opens: those that may list a file of a manifest that expires."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sparkmeta.maintain.reachable.shared import SharedFiles
+from sparkmeta.maintain.reachable.tasks import LISTED, MANIFEST
+from tests.maintain.test_expire import files_below, opened, planned_paths, soon
+from tests.peers.file_maker import local_path
+from tests.peers.java import Java
+from tests.peers.slices import SOAK
+from tests.peers.workshop import Workshop
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+FIELDS = ((1000, "int"), (1001, "string"), (1002, "boolean"), (1003, "double"))
+CODES: dict[str, Any] = {
+    "int": lambda value: struct.pack("<i", value), "string": str.encode, "boolean": lambda value: bytes([value]),
+    "double": lambda value: struct.pack("<d", value),
+}  # fmt: skip
+VALUES: dict[str, Any] = {
+    "int": st.integers(-300, 300), "string": st.text("aé\U00010000", max_size=2), "boolean": st.booleans(),
+    "double": st.sampled_from([-1.0, -0.0, 0.0, 1.0]),
+}  # fmt: skip
+TUPLES = st.tuples(*(st.none() | VALUES[kind] for _, kind in FIELDS))
+
+
+def summary(kind: str, values: list[Any]) -> dict[str, Any]:
+    present = sorted(value for value in values if value is not None)
+    bounds = [CODES[kind](present[place]) if present else None for place in (0, -1)]
+    return {"contains_null": None in values, "contains_nan": None, "lower_bound": bounds[0], "upper_bound": bounds[1]}
+
+
+@settings(max_examples=2_000 if SOAK else 100, deadline=None)
+@given(
+    expired=st.lists(st.lists(TUPLES, min_size=1, max_size=4), max_size=4),
+    retained=st.lists(st.lists(TUPLES, min_size=1, max_size=4), max_size=6),
+    unknown=st.sets(st.integers(0, 9), max_size=1),
+)
+def test_none_that_shares_a_tuple_is_left_out(expired: list[Any], retained: list[Any], unknown: set[int]) -> None:
+    """One is, if what it has of some field overlaps with that of none that expires, floats aside."""
+    rows = []
+    for number, tuples in enumerate([*expired, *retained]):
+        summaries = [summary(kind, [row[place] for row in tuples]) for place, (_, kind) in enumerate(FIELDS)]
+        rows.append(
+            {"content": MANIFEST, "path": str(number), "retained": number >= len(expired), "spec_id": 3, "kind": 0,
+             "partitions": None if number in unknown else summaries}
+        )  # fmt: skip
+    if not rows:
+        return
+    chosen = SharedFiles({3: FIELDS}).chosen(pa.Table.from_pylist(rows, LISTED))
+    opened_ones = {int(path) for path in chosen.column("path").to_pylist()}
+    assert opened_ones >= set(range(len(expired)))
+    for number, tuples in enumerate(retained, len(expired)):
+        if any(row in other for other in expired for row in tuples):
+            assert number in opened_ones
+        if not unknown and expired:
+            may_share = all(any(overlap(tuples, other, place) for other in expired) for place in range(3))
+            assert (number in opened_ones) == may_share
+
+
+def overlap(some: list[Any], others: list[Any], place: int) -> bool:
+    """Whether two manifests may have a value of a field in common, by its least and greatest values and nulls."""
+    values = [[row[place] for row in rows] for rows in (some, others)]
+    present = [sorted(value for value in column if value is not None) for column in values]
+    within = all(present) and present[0][0] <= present[1][-1] and present[1][0] <= present[0][-1]
+    return within or all(None in column for column in values)
+
+
+@pytest.mark.java
+def test_what_is_not_opened(spark: SparkSession) -> None:
+    """A manifest of another partition is not opened; a file that was added again under the same one stays."""
+    shop = Workshop(Java(spark), "unopened")
+    shop.create("id INT, part STRING", "part")
+    again = shop.data_file("again.parquet", {"id": [1]}, ["a"])
+    shop.append(again)
+    shop.insert("2, 'b'")
+    shop.append(shop.data_file("gone.parquet", {"id": [3]}, ["c"]))
+    other = next(
+        row["path"] for row in opened(shop).inspect.manifests().collect() if row["partition_summaries"][0][2] == "b"
+    )
+    shop.sql("DELETE FROM {t} WHERE part IN ('a', 'c')")
+    shop.append(again)
+    moved = Path(local_path(other)).rename(f"{local_path(other)}.away")
+    plan = opened(shop).maintenance.expire_snapshots(older_than=soon())
+    data_files = {Path(path).name for path in planned_paths(plan.files()) if path.endswith(".parquet")}
+    assert data_files == {"gone.parquet"}
+    moved.rename(local_path(other))
+    after = plan.commit()
+    assert after.scan().to_df().count() == 2
+    assert any(path.endswith("again.parquet") for path in files_below(shop.folder))
