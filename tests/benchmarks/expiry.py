@@ -80,13 +80,13 @@ def main(snapshots: int, heap: str, repeats: int) -> None:
     results: list[Expiry] = []
     table = folder / "table"
     for shape in SHAPES:
-        with _restored(table / "metadata"):
+        with restored(table / "metadata"):
             if shape == "rewritten":
                 _rewrite(spark, table, snapshots)
             # The first run of each warms up.
             for repeat in range(repeats + 1):
                 for name, expire in contenders.items():
-                    with _restored(table / "metadata"):
+                    with restored(table / "metadata"):
                         run = _measured(spark, name, shape, snapshots, partial(expire, spark, table))
                     console.print(f"{name}, {shape}: {run.seconds:.1f} s")
                     results += [run] if repeat else []
@@ -95,7 +95,7 @@ def main(snapshots: int, heap: str, repeats: int) -> None:
 
 
 @contextmanager
-def _restored(folder: Path) -> Iterator[None]:
+def restored(folder: Path) -> Iterator[None]:
     """Put the files of a folder back on leaving the context."""
     links = folder.with_name(f"{folder.name}-{uuid.uuid4()}")
     shutil.copytree(folder, links, copy_function=os.link)
