@@ -43,17 +43,10 @@ def public_files(written: DataFrame, state: TableState) -> DataFrame:
     return written.join(named, "data_path").drop("data_path")
 
 
-def tally_of_files(written: DataFrame) -> Tally:
-    """Count new deletes, rows of `WRITTEN_SCHEMA`, by kind. Runs a job."""
-    size = F.coalesce("content_size_in_bytes", "file_size_in_bytes")
-    sums = [F.count("*").alias("files"), F.sum("record_count").alias("records"), F.sum(size).alias("size")]
-    rows = written.groupBy("file_format").agg(*sums).toArrow().to_pylist()
-    kinds = {file_kind(int(ContentType.POSITION_DELETES), row.pop("file_format")): KindCount(**row) for row in rows}
-    return Tally(kinds, None)
-
-
-def write_delete_manifests(written: DataFrame, state: TableState, snapshot_id: int, name: str) -> pa.Table:
-    """Write manifests of new deletes, and return their rows of `MANIFEST_FILE_SCHEMA`. Runs jobs.
+def write_delete_manifests(
+    written: DataFrame, state: TableState, snapshot_id: int, name: str
+) -> tuple[pa.Table, Tally]:
+    """Write manifests of new deletes, and return their rows of `MANIFEST_FILE_SCHEMA` and counts. Runs jobs.
 
     The entries are ADDED in the snapshot, and have explicit sequence numbers.
 
@@ -62,17 +55,20 @@ def write_delete_manifests(written: DataFrame, state: TableState, snapshot_id: i
         snapshot_id: the snapshot that adds the deletes.
         name: the beginning of the names of manifests.
     """
+    size = F.coalesce("deletion_vector.size_in_bytes", "file_size_in_bytes")
+    sums = [F.count("*").alias("files"), F.sum("record_count").alias("records"), F.sum(size).alias("size")]
+    target = target_bytes(state.metadata, ManifestRewriteOptions())
+    manifests, tally = [MANIFEST_FILE_SCHEMA.empty_table()], Tally(partitions=None)
     with translated_errors():
         entries = materialize(_entries(written, state, snapshot_id))
-        counts = entries.groupBy(_SPEC).count().toArrow().to_pylist()
-    target = target_bytes(state.metadata, ManifestRewriteOptions())
-    manifests = [MANIFEST_FILE_SCHEMA.empty_table()]
-    for spec_id, count in (row.values() for row in counts):
-        of_spec = entries.where(F.col(_SPEC) == spec_id)
-        form = manifest_format(state, ContentType.DELETE_MANIFEST, spec_id, name, target)
-        with translated_errors():
-            manifests.append(EntryManifests(state, form, snapshot_id, count, _STATS_COLUMNS).write(of_spec, of_spec))
-    return pa.concat_tables(manifests)
+        for row in entries.groupBy(_SPEC, "file_format").agg(*sums).toArrow().to_pylist():
+            spec_id, kind = row.pop(_SPEC), file_kind(int(ContentType.POSITION_DELETES), row.pop("file_format"))
+            tally = tally.plus(Tally({kind: KindCount(**row)}, None))
+            of_spec = entries.where(F.col(_SPEC) == spec_id)
+            form = manifest_format(state, ContentType.DELETE_MANIFEST, spec_id, name, target)
+            writer = EntryManifests(state, form, snapshot_id, row["files"], _STATS_COLUMNS)
+            manifests.append(writer.write(of_spec, of_spec))
+    return pa.concat_tables(manifests), tally
 
 
 def _data(state: TableState) -> DataFrame:

@@ -16,7 +16,7 @@ from sparkmeta.edit.summary import ManifestCounts, Tally
 from sparkmeta.errors import CommitConflictError
 from sparkmeta.maintain.dangling_deletes.manifests import without_entries
 from sparkmeta.maintain.dangling_deletes.search import ENTRY_COLUMNS
-from sparkmeta.maintain.position_deletes.entries import tally_of_files, write_delete_manifests
+from sparkmeta.maintain.position_deletes.entries import write_delete_manifests
 from sparkmeta.plan.filter import is_live
 from sparkmeta.plan.prune import live_manifests
 from sparkmeta.session import materialize
@@ -45,13 +45,12 @@ class DeleteRewriteStep(RewriteStep):
     Attributes:
         rewrite: the deletes that are replaced.
         new: the new deletes, rows of `WRITTEN_SCHEMA`.
-        manifests: the manifests that attempts have written, by what they depend on.
+        manifests: the manifests that attempts have written and what they add, by what they depend on.
     """
 
     rewrite: DeleteRewrite
     new: DataFrame
-    manifests: dict[object, pa.Table] = field(default_factory=dict)
-    added: Tally | None = None
+    manifests: dict[object, tuple[pa.Table, Tally]] = field(default_factory=dict)
 
     def apply_to(self, head: TableState) -> TableMetadata:
         """See `RewriteStep.apply_to`."""
@@ -61,24 +60,24 @@ class DeleteRewriteStep(RewriteStep):
         is_same = head.snapshot == planned.snapshot
         removal = removal_of(self.rewrite.entries, planned) if is_same else self._removal(head)
         names, snapshot_id = self.names, self.names.snapshot_id
-        if self.added is None:
-            self.added = tally_of_files(self.new)
-        added = self._once(snapshot_id, lambda: write_delete_manifests(self.new, planned, snapshot_id, names.file("m")))
+        added, tally = self._once(
+            snapshot_id, lambda: write_delete_manifests(self.new, planned, snapshot_id, names.file("m"))
+        )
         masks = tuple((location, write_deletion_vector(removal.masks[location])) for location in sorted(removal.masks))
-        rest = self._once(
-            (snapshot_id, masks), lambda: without_entries(head, removal.masks, snapshot_id, names.file("m"))
+        rest, _ = self._once(
+            (snapshot_id, masks), lambda: (without_entries(head, removal.masks, snapshot_id, names.file("m")), Tally())
         )
         manifests = pa.concat_tables([added, rest])
         names.used = frozenset(manifests.column("manifest_path").to_pylist())
         kept = len(head.manifest_files) - len(removal.masks)
         counts = ManifestCounts(len(manifests), kept, len(removal.masks))
-        summary = self.summary(head, counts, removed=removal.tally, added=self.added)
+        summary = self.summary(head, counts, removed=removal.tally, added=tally)
         return NewList(head, self.branch, names).commit(manifests, removal.masks.keys(), summary)
 
-    def _once(self, key: object, write: Callable[[], pa.Table]) -> pa.Table:
+    def _once(self, key: object, write: Callable[[], tuple[pa.Table, Tally]]) -> tuple[pa.Table, Tally]:
         if key not in self.manifests:
             self.manifests[key] = write()
-            self.names.written.update(self.manifests[key].column("manifest_path").to_pylist())
+            self.names.written.update(self.manifests[key][0].column("manifest_path").to_pylist())
         return self.manifests[key]
 
     def _removal(self, head: TableState) -> Removal:
