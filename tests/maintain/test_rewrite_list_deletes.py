@@ -93,7 +93,7 @@ def test_rows_stay(spark: SparkSession, version: int, granularity: str, seed: in
     assert after.maintenance.rewrite_position_delete_files(min_input_files=2).summary().is_empty
     check_summary(plan.result(), after, deletes)
 
-    for _ in range(3):
+    for _ in range(3 if SOAK else 1):
         history.step()
     shop.sql("DELETE FROM {t} WHERE id IN (0, 5, 7)")
     rows = java_rows(shop, version)
