@@ -120,6 +120,12 @@ class EntryChanges:
         listed = [manifests.filter(pc.is_in(version(manifests, "snapshot_id"), chosen)) for manifests in self._listed]
         return replace(self, _units=units, _in_roots=in_roots, _listed=listed)
 
+    def manifests(self) -> pa.Table:
+        """Return the manifests that the changes are read from: content_type, location, file_size_in_bytes."""
+        names = ["content_type", "location", "file_size_in_bytes"]
+        tables = [manifests.select(names) for manifests in (*self._leaves, *self._listed)]
+        return pa.concat_tables(tables).combine_chunks() if tables else _LISTED.empty_table()
+
     def _add_leaf(self, root: Root, snapshot_id: int, change: LeafChange) -> None:
         location = change.leaf["location"]
         if location not in self._manifests:
@@ -313,6 +319,13 @@ class EntryChanges:
         return [placed.where((F.col("version_info.snapshot_id") == F.col(SNAPSHOT)) & (status != int(Status.EXISTING)))]
 
 
+_LISTED = pa.schema(
+    [
+        pa.field("content_type", pa.int32()),
+        pa.field("location", pa.string()),
+        pa.field("file_size_in_bytes", pa.int64()),
+    ]
+)
 _PLACES = pa.schema([pa.field(_UNIT, pa.int32()), pa.field(MANIFEST, pa.int32()), pa.field(SNAPSHOT, pa.int64())])
 
 

@@ -212,7 +212,8 @@ def _orc(data: bytes, _: str) -> Iterator[pa.RecordBatch]:
         yield file.read_stripe(stripe)
 
 
-def _avro(data: bytes, location: str) -> Iterator[pa.RecordBatch]:
+def avro_batches(data: bytes, location: str) -> Iterator[pa.RecordBatch]:
+    """Yield the records of an Avro file, whose fields are named by their ids (`f1`). Logical types are not applied."""
     header = read_header(data, location)
     schema = parse(by_field_ids(header.schema, location), location)
     for block in read_blocks(data, header, location):
@@ -226,5 +227,5 @@ def _avro(data: bytes, location: str) -> Iterator[pa.RecordBatch]:
 
 
 _Reader = Callable[[bytes, str], Iterator[pa.RecordBatch]]
-_READERS: dict[str, _Reader] = {"PARQUET": _parquet, "ORC": _orc, "AVRO": _avro}
+_READERS: dict[str, _Reader] = {"PARQUET": _parquet, "ORC": _orc, "AVRO": avro_batches}
 _POSITION_READERS = _READERS | {"PARQUET": _parquet_positions}

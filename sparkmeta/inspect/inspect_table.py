@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from sparkmeta.errors import NoSuchSnapshotError
-from sparkmeta.inspect import all_files, files, manifests, partitions, position_deletes, snapshots
+from sparkmeta.inspect import all_files, files, manifests, partition_statistics, partitions, position_deletes, snapshots
 from sparkmeta.spec.entry import ContentType
 
 if TYPE_CHECKING:
@@ -132,6 +132,21 @@ class InspectTable:
         content_offset long, content_size_in_bytes long.
         """
         return position_deletes.position_deletes(self._at(snapshot_id, ref, as_of))
+
+    def partition_statistics(
+        self, snapshot_id: int | None = None, *, ref: str | None = None, as_of: datetime | int | None = None
+    ) -> DataFrame:
+        """Return the rows of the snapshot's partition statistics file; see `maintenance.compute_partition_stats`.
+
+        Columns: partition struct, spec_id int, data_record_count long, data_file_count int,
+        total_data_file_size_in_bytes long, position_delete_record_count long, position_delete_file_count int,
+        equality_delete_record_count long, equality_delete_file_count int, total_record_count long, last_updated_at long
+        (milliseconds since 1970), last_updated_snapshot_id long, and from format version 3 on dv_count int.
+
+        Raises:
+            ValidationError: the snapshot has no such file, or the table no partitions.
+        """
+        return partition_statistics.partition_statistics(self._at(snapshot_id, ref, as_of))
 
     # -- of the whole history ---------------------------------------------------------------------------------------
 

@@ -47,14 +47,16 @@ def partitions(state: TableState) -> DataFrame:
     Raises:
         UnsupportedError: an unknown partition transform.
     """
-    _refuse_unknown_transforms(state)
+    refuse_unknown_transforms(state)
     manifests = live_manifests(state.manifests)
     live = state.entries(manifests, state.projection(_COLUMNS)).where(is_live().text)
-    known = live.join(F.broadcast(_snapshots(state)), F.col("version_info.snapshot_id") == F.col("snapshot_id"), "left")
+    known = live.join(
+        F.broadcast(known_snapshots(state)), F.col("version_info.snapshot_id") == F.col("snapshot_id"), "left"
+    )
     return known.groupBy(*_keys(state)).agg(*_aggregates(state)).select(*_result(state))
 
 
-def _snapshots(state: TableState) -> DataFrame:
+def known_snapshots(state: TableState) -> DataFrame:
     """Return snapshot_id, committed_at and sequence_number of the snapshots."""
     snapshots = state.metadata.snapshots
     columns = {
@@ -120,7 +122,8 @@ def _sum(name: str) -> Column:
     return F.coalesce(F.col(name), F.lit(0))
 
 
-def _refuse_unknown_transforms(state: TableState) -> None:
+def refuse_unknown_transforms(state: TableState) -> None:
+    """Raise UnsupportedError if a partition field has a transform that is not known."""
     for spec in state.specs.values():
         for field in spec.fields:
             if has_unknown_values(field.transform):

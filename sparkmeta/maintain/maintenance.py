@@ -15,10 +15,12 @@ from sparkmeta.maintain.expire_snapshots import ALL, ExpiryPlan, plan_expiry
 from sparkmeta.maintain.leaf_map import LeafMap, leaf_map
 from sparkmeta.maintain.orphans.plan import ERROR, OrphanPlan, plan_orphans
 from sparkmeta.maintain.orphans.prefixes import Folder
+from sparkmeta.maintain.partition_statistics.plan import PartitionStatsPlan, plan_partition_stats
 from sparkmeta.maintain.position_deletes.options import DeleteRewriteOptions
 from sparkmeta.maintain.position_deletes.plan import DeleteRewritePlan, plan_delete_rewrite
 from sparkmeta.maintain.rewrite_manifests.groups import ManifestRewriteOptions
 from sparkmeta.maintain.rewrite_manifests.plan import ManifestRewritePlan, plan_rewrite
+from sparkmeta.maintain.table_statistics.plan import TableStatsPlan, plan_table_stats
 from sparkmeta.maintain.undo_upgrade import UndoUpgradePlan, plan_undo_upgrade
 from sparkmeta.maintain.upgrade import UpgradePlan, plan_upgrade
 from sparkmeta.operations.base_table import TableT
@@ -261,6 +263,48 @@ class Maintenance(Generic[TableT]):
             row_filter, target_file_size_bytes, min_file_size_bytes, max_file_size_bytes, min_input_files, rewrite_all
         )
         return plan_delete_rewrite(self.table, options, branch, dict(snapshot_properties or {}))
+
+    def compute_partition_stats(
+        self, snapshot_id: int | None = None, *, full: bool = False
+    ) -> PartitionStatsPlan[TableT]:
+        """Plan to compute the partition statistics of a snapshot, as Iceberg's procedure of that name does.
+
+        They are a Parquet file with a row for each partition: the numbers of its data files, deletes and rows, and its
+        last update. `table.inspect.partition_statistics()` reads it. If an ancestor of the snapshot has such a file,
+        only manifests are read that later snapshots wrote. If the snapshot itself has one, the plan is empty.
+
+        Args:
+            snapshot_id: the snapshot. Defaults to the current one.
+            full: compute all from the snapshot's entries, and replace a file that the snapshot has.
+
+        Raises:
+            NoSuchSnapshotError: the table does not have the snapshot.
+            ValidationError: the table has no partitions.
+            UnsupportedError: a transform is unknown, the table is encrypted or read-only, or tasks can't open its
+                files.
+        """
+        return plan_partition_stats(self.table, snapshot_id, full)
+
+    def compute_table_stats(
+        self, snapshot_id: int | None = None, columns: Sequence[str] | None = None
+    ) -> TableStatsPlan[TableT]:
+        """Plan to count the distinct values of columns in a snapshot, as Iceberg's procedure of that name does.
+
+        The statistics are a Puffin file with a theta sketch of each column, which replaces the file that the snapshot
+        has. Spark's optimizer uses the counts; sketches can be merged with those that Java writes. The snapshot's rows
+        are read.
+
+        Args:
+            snapshot_id: the snapshot. Defaults to the current one.
+            columns: names of columns of the snapshot's schema, with dots for fields of structs. Defaults to all columns
+                of primitive types at the top.
+
+        Raises:
+            NoSuchSnapshotError: the table does not have the snapshot.
+            ValidationError: an unknown column.
+            UnsupportedError: a column's type has no distinct values, or the table is encrypted or read-only.
+        """
+        return plan_table_stats(self.table, snapshot_id, columns)
 
     def leaf_map(self, cluster_by: Sequence[str] | None = None, branch: str = "main") -> LeafMap:
         """Return a map of the data leaves of the default spec and their overlaps, for a notebook. Reads only the root.

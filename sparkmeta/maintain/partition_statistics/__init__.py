@@ -1,0 +1,1 @@
+"""Compute partition statistics: the rows, the file, and the plan."""

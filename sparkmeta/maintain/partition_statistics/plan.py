@@ -1,0 +1,254 @@
+"""The plan to compute the partition statistics of a snapshot, and its commit."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Generic
+
+import pyarrow as pa
+from pyiceberg.io.pyarrow import schema_to_pyarrow
+from pyiceberg.schema import Schema
+from pyiceberg.types import StructType
+
+from sparkmeta.changes.history import lineage
+from sparkmeta.edit.range_sort import task_reader
+from sparkmeta.errors import NotFoundError, ValidationError, translated_errors
+from sparkmeta.inspect.partition_statistics import statistics_file, statistics_schema
+from sparkmeta.inspect.partitions import refuse_unknown_transforms
+from sparkmeta.maintain.partition_statistics.rows import (
+    Base,
+    changes_since,
+    full_rows,
+    incremental_rows,
+    key_names,
+)
+from sparkmeta.maintain.partition_statistics.tasks import WRITTEN, StatisticsWriter
+from sparkmeta.maintain.rewrite_manifests.groups import CONTENTS
+from sparkmeta.maintain.set_statistics import commit_statistics, state_of
+from sparkmeta.maintain.upgrade import refuse_encrypted
+from sparkmeta.operations.base_table import TableT
+from sparkmeta.operations.table_operations import metadata_folder
+from sparkmeta.session import local_frame, map_arrow
+from sparkmeta.spec.avro_name import avro_name
+from sparkmeta.spec.snapshot import PartitionStatisticsFile
+from sparkmeta.storage.access import executor_writer
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from sparkmeta.changes.entry_changes import EntryChanges
+    from sparkmeta.spec.metadata import Snapshot
+    from sparkmeta.state import TableState
+
+FULL, INCREMENTAL, NONE = "full", "incremental", "none"
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class PartitionStatsSummary:
+    """How the statistics of a snapshot are computed; `str` formats it.
+
+    Attributes:
+        snapshot_id: the snapshot; None if the table is empty.
+        method: `full`, from all entries; `incremental`, from an ancestor's statistics and what changed since; `none`
+            if the snapshot has statistics.
+        base_snapshot_id: the ancestor, or the snapshot itself if it has statistics.
+        snapshots: the number of snapshots since the ancestor.
+        manifests: the number of manifests to read, a tree's root included.
+        bytes: their bytes.
+    """
+
+    table: str
+    snapshot_id: int | None
+    method: str
+    base_snapshot_id: int | None
+    snapshots: int
+    manifests: int
+    bytes: int
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to do."""
+        return self.method == NONE
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the numbers by name, as for JSON."""
+        return asdict(self)
+
+    def __str__(self) -> str:
+        if self.snapshot_id is None:
+            return f"{self.table}: the table is empty"
+        if self.is_empty:
+            return f"{self.table}: snapshot {self.snapshot_id} has partition statistics"
+        since = f", from those of snapshot {self.base_snapshot_id} and the {self.snapshots} snapshots since"
+        what = f"partition statistics of snapshot {self.snapshot_id} are computed"
+        return (
+            f"{self.table}: {what}{since if self.method == INCREMENTAL else ' in full'}\n"
+            f"  {self.manifests} manifests with {self.bytes} bytes are read"
+        )
+
+
+@dataclass(frozen=True)
+class _Written:
+    """A new statistics file, the number of its partitions, and how it was computed."""
+
+    file: PartitionStatisticsFile
+    partitions: int
+    method: str
+
+
+@dataclass(frozen=True)
+class PartitionStatsPlan(Generic[TableT]):
+    """A plan to compute partition statistics, carried out by `commit`."""
+
+    table: TableT
+    _state: TableState
+    _method: str
+    _base: Base | None
+    _done: list[tuple[TableT, _Written | None]] = field(default_factory=list, init=False, repr=False, compare=False)
+
+    @cached_property
+    def _changes(self) -> EntryChanges:
+        assert self._base is not None
+        return changes_since(self._state, self._base.snapshots)
+
+    @cached_property
+    def _manifests(self) -> pa.Table:
+        if self._method == NONE:
+            return self._state.manifests.slice(0, 0)
+        return self._changes.manifests() if self._method == INCREMENTAL else self._state.manifests
+
+    def files(self) -> DataFrame:
+        """Return a row for each manifest that is read, without a job. Reads manifest lists or roots.
+
+        Columns: content ("data", "deletes"), path, file_size_in_bytes.
+        """
+        manifests = self._manifests
+        contents = [CONTENTS[kind] for kind in manifests.column("content_type").to_pylist()]
+        columns = {
+            "content": pa.array(contents, pa.string()),
+            "path": manifests.column("location"),
+            "file_size_in_bytes": manifests.column("file_size_in_bytes"),
+        }
+        return local_frame(self._state.spark, pa.table(columns))
+
+    def summary(self) -> PartitionStatsSummary:
+        """Return the plan in numbers, without a job. Reads manifest lists or roots."""
+        snapshot = self._state.snapshot
+        sizes = self._manifests.column("file_size_in_bytes").to_pylist()
+        base_id = self._base.file.snapshot_id if self._base is not None else None
+        return PartitionStatsSummary(
+            table=self.table.full_name,
+            snapshot_id=None if snapshot is None else snapshot.snapshot_id,
+            method=self._method,
+            base_snapshot_id=base_id,
+            snapshots=len(self._base.snapshots) if self._base is not None else 0,
+            manifests=len(sizes),
+            bytes=sum(size or 0 for size in sizes),
+        )
+
+    def commit(self) -> TableT:
+        """Compute and write the statistics, register the file, and return the new table, or the same if empty.
+
+        Tasks write one Parquet file, sorted by partition. It is written once, whatever other commits come first. If an
+        ancestor's file can't be read, the statistics are computed in full.
+
+        Raises:
+            CommitConflictError: the snapshot has expired.
+            CommitFailedError: all attempts lost to concurrent commits (`commit.retry.num-retries`).
+            CommitStateUnknownError: the commit may have succeeded; the file stays.
+            CorruptFileError: a manifest is damaged.
+        """
+        if not self._done:
+            written = None if self._method == NONE else self._write()
+            table = self.table if written is None else commit_statistics(self.table, written.file)
+            self._done.append((table, written))
+        return self._done[0][0]
+
+    def _write(self) -> _Written | None:
+        if self._method == INCREMENTAL:
+            assert self._base is not None
+            path = self._base.file.statistics_path
+            try:
+                with translated_errors():
+                    return self._written(incremental_rows(self._state, self._base, self._changes), INCREMENTAL, path)
+            except (ValidationError, NotFoundError) as error:
+                if path not in str(error):
+                    raise
+                _log.warning("%s: computing all partition statistics: %s", self.table.full_name, error)
+        with translated_errors():
+            return self._written(full_rows(self._state), FULL, None)
+
+    def _written(self, rows: DataFrame, method: str, base: str | None) -> _Written | None:
+        state = self._state
+        assert state.snapshot is not None
+        snapshot_id = state.snapshot.snapshot_id
+        writer = StatisticsWriter(
+            executor_writer(state.files),
+            metadata_folder(state.metadata),
+            f"partition-stats-{snapshot_id}",
+            _file_schema(state),
+            base,
+        )
+        # Ascending, which in Spark means nulls first.
+        in_order = rows.repartition(1).sortWithinPartitions(*key_names(state), "spec_id")
+        for file in map_arrow(in_order, writer.write, WRITTEN).toArrow().to_pylist():
+            fields = {
+                "snapshot-id": snapshot_id,
+                "statistics-path": file["location"],
+                "file-size-in-bytes": file["length"],
+            }
+            return _Written(PartitionStatisticsFile.model_validate(fields), file["partitions"], method)
+        return None
+
+    def result(self) -> dict[str, Any]:
+        """Return the summary and the file, null before the commit, as for JSON."""
+        committed = None
+        if self._done and (written := self._done[0][1]) is not None:
+            committed = {
+                "metadata_location": self._done[0][0].metadata_location,
+                "statistics_path": written.file.statistics_path,
+                "file_size_in_bytes": written.file.file_size_in_bytes,
+                "partitions": written.partitions,
+                "method": written.method,
+            }
+        return {"table": self.table.metadata.location, "plan": self.summary().to_dict(), "committed": committed}
+
+
+def _file_schema(state: TableState) -> pa.Schema:
+    """Return the file's schema. Names of partition fields are written as in Java's files, which have Avro's names."""
+    partition, *columns = statistics_schema(state).fields
+    fields = (each.model_copy(update={"name": avro_name(each.name)}) for each in state.types.partition_type.fields)
+    partition = partition.model_copy(update={"field_type": StructType(*fields)})
+    return schema_to_pyarrow(Schema(partition, *columns))
+
+
+def plan_partition_stats(table: TableT, snapshot_id: int | None, full: bool) -> PartitionStatsPlan[TableT]:
+    """See `Maintenance.compute_partition_stats`."""
+    state = state_of(table, snapshot_id)
+    statistics_schema(state)
+    refuse_unknown_transforms(state)
+    refuse_encrypted(table.metadata, "so that its manifests can't be read")
+    table.refuse_read_only()
+    task_reader(state)
+    if state.snapshot is None:
+        return PartitionStatsPlan(table, state, NONE, None)
+    base = None if full else _newest_base(state)
+    if base is None:
+        return PartitionStatsPlan(table, state, FULL, None)
+    return PartitionStatsPlan(table, state, INCREMENTAL if base.snapshots else NONE, base)
+
+
+def _newest_base(state: TableState) -> Base | None:
+    """Return the statistics of the snapshot or of its nearest ancestor that has any; None if none has."""
+    assert state.snapshot is not None
+    since: list[Snapshot] = []
+    for snapshot in lineage(state.metadata, state.snapshot.snapshot_id):
+        file = statistics_file(state.metadata, snapshot.snapshot_id)
+        if file is not None:
+            return Base(file, tuple(reversed(since)))
+        since.append(snapshot)
+    return None
