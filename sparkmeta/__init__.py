@@ -49,7 +49,9 @@ if TYPE_CHECKING:
     from sparkmeta.maintain.downgrade.plan import DowngradePlan, DowngradeSummary
     from sparkmeta.maintain.leaf_map import LeafMap
     from sparkmeta.maintain.maintenance import Maintenance
+    from sparkmeta.maintain.partition_statistics.plan import PartitionStatsPlan, PartitionStatsSummary
     from sparkmeta.maintain.rewrite_manifests.plan import ManifestRewritePlan, ManifestRewriteSummary
+    from sparkmeta.maintain.table_statistics.plan import TableStatsPlan, TableStatsSummary
     from sparkmeta.maintain.undo_upgrade import UndoUpgradePlan
     from sparkmeta.maintain.upgrade import UpgradePlan, UpgradeSummary
     from sparkmeta.plan.report import ScanReport
@@ -89,6 +91,8 @@ __all__ = [
     "NoSuchTableError",
     "NoSuchViewError",
     "NotFoundError",
+    "PartitionStatsPlan",
+    "PartitionStatsSummary",
     "Scan",
     "ScanReport",
     "SessionError",
@@ -98,6 +102,8 @@ __all__ = [
     "SparkmetaError",
     "Table",
     "TableAlreadyExistsError",
+    "TableStatsPlan",
+    "TableStatsSummary",
     "Transaction",
     "UndoUpgradePlan",
     "UnsupportedError",
@@ -128,11 +134,15 @@ _HOMES = {
     "ManageSnapshots": "commit.manage_snapshots",
     "ManifestRewritePlan": "maintain.rewrite_manifests.plan",
     "ManifestRewriteSummary": "maintain.rewrite_manifests.plan",
+    "PartitionStatsPlan": "maintain.partition_statistics.plan",
+    "PartitionStatsSummary": "maintain.partition_statistics.plan",
     "Scan": "scan",
     "ScanReport": "plan.report",
     "Settings": "settings",
     "SnapshotUpdate": "commit.snapshot_update",
     "Table": "table",
+    "TableStatsPlan": "maintain.table_statistics.plan",
+    "TableStatsSummary": "maintain.table_statistics.plan",
     "Transaction": "commit.transaction",
     "UndoUpgradePlan": "maintain.undo_upgrade",
     "UpgradePlan": "maintain.upgrade",

@@ -1,6 +1,6 @@
 """Define the command line and its commands `describe`, `plan` and `tree`.
 
-The other commands are in `cli.cache`, `cli.catalogs`, `cli.maintain`, `cli.tables` and `cli.view`.
+The other commands are in `cli.cache`, `cli.catalogs`, `cli.maintain`, `cli.statistics`, `cli.tables` and `cli.view`.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ from sparkmeta.cli.source import (
     takes_snapshot,
     takes_source,
 )
+from sparkmeta.cli.statistics import compute_partition_stats, compute_table_stats
 from sparkmeta.cli.tables import (
     METADATA_TABLES,
     RowOptions,
@@ -245,6 +246,8 @@ main.add_command(expire_snapshots)
 main.add_command(remove_dangling_deletes)
 main.add_command(rewrite_position_delete_files)
 main.add_command(remove_orphan_files)
+main.add_command(compute_partition_stats)
+main.add_command(compute_table_stats)
 main.add_command(upgrade)
 main.add_command(downgrade)
 main.add_command(view)

@@ -21,9 +21,18 @@ if TYPE_CHECKING:
     from sparkmeta.maintain.downgrade.plan import DowngradePlan
     from sparkmeta.maintain.expire_snapshots import ExpiryPlan
     from sparkmeta.maintain.orphans.plan import OrphanPlan
+    from sparkmeta.maintain.partition_statistics.plan import PartitionStatsPlan
+    from sparkmeta.maintain.table_statistics.plan import TableStatsPlan
     from sparkmeta.table import Table
 
-    Plan = RewritePlan[Table] | ExpiryPlan[Table] | OrphanPlan[Table] | DowngradePlan[Table]
+    Plan = (
+        RewritePlan[Table]
+        | ExpiryPlan[Table]
+        | OrphanPlan[Table]
+        | DowngradePlan[Table]
+        | PartitionStatsPlan[Table]
+        | TableStatsPlan[Table]
+    )
 
 
 def run_job(parser: argparse.ArgumentParser, plan: Callable[..., Plan], arguments: Sequence[str] | None) -> int:

@@ -68,7 +68,7 @@ LEAVES = (
 
 INVENTORY = "Parquet files with file_path, last_modified and maybe size"
 
-_UNCHANGED = "nothing is changed without --commit"
+UNCHANGED = "nothing is changed without --commit"
 
 
 @click.command("compact")
@@ -152,7 +152,7 @@ def _act(
         replaced, created = committed["manifests_replaced"], committed["manifests_created"]
         click.echo(f"snapshot {committed['snapshot_id']}: {replaced} {what} became {created}")
     elif not plan.summary().is_empty:
-        click.echo(_UNCHANGED)
+        click.echo(UNCHANGED)
 
 
 @click.command("expire-snapshots")
@@ -253,7 +253,7 @@ def _act_on_files(
     click.echo(str(summary))
     committed = result["committed"]
     if committed is None and not summary.is_empty:
-        click.echo(_UNCHANGED)
+        click.echo(UNCHANGED)
     elif committed is not None and "files" in committed:
         click.echo(f"{sum(committed['files'].values())} files deleted, {committed['failed']} not deleted")
         for problem in committed["problems"]:
@@ -326,7 +326,7 @@ def upgrade(source: Source, format_version: int, compact: bool, commit: bool, as
         print_json({"plan": asdict(summary) | {"expressions": expressions}, "committed": upgraded})
     else:
         click.echo(str(summary))
-        click.echo(_UNCHANGED if upgraded is None else f"written: {upgraded}")
+        click.echo(UNCHANGED if upgraded is None else f"written: {upgraded}")
 
 
 @click.command("downgrade")
@@ -358,4 +358,4 @@ def downgrade(source: Source, row_options: RowOptions, format_version: int, file
         return
     click.echo(str(plan.summary()))
     committed = result["committed"]
-    click.echo(_UNCHANGED if committed is None else f"written: {committed['metadata_location']}")
+    click.echo(UNCHANGED if committed is None else f"written: {committed['metadata_location']}")

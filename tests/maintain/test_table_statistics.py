@@ -62,7 +62,11 @@ def test_equal_to_java(name: str, corpus: peers.Corpus, spark: SparkSession, tmp
         for field_id, (blob, data) in ours.items():
             other, java_data = expected[field_id]
             assert (blob.type, blob.snapshot_id, blob.sequence_number, blob.compression_codec, blob.properties) == (
-                other.type, other.snapshot_id, other.sequence_number, other.compression_codec, other.properties,
+                other.type,
+                other.snapshot_id,
+                other.sequence_number,
+                other.compression_codec,
+                other.properties,
             ), field_id
             assert data == java_data, field_id
             assert list(sketch(data)) == list(sketch(java_data))
