@@ -50,13 +50,11 @@ def partitions(state: TableState) -> DataFrame:
     refuse_unknown_transforms(state)
     manifests = live_manifests(state.manifests)
     live = state.entries(manifests, state.projection(_COLUMNS)).where(is_live().text)
-    known = live.join(
-        F.broadcast(known_snapshots(state)), F.col("version_info.snapshot_id") == F.col("snapshot_id"), "left"
-    )
+    known = live.join(F.broadcast(_snapshots(state)), F.col("version_info.snapshot_id") == F.col("snapshot_id"), "left")
     return known.groupBy(*_keys(state)).agg(*_aggregates(state)).select(*_result(state))
 
 
-def known_snapshots(state: TableState) -> DataFrame:
+def _snapshots(state: TableState) -> DataFrame:
     """Return snapshot_id, committed_at and sequence_number of the snapshots."""
     snapshots = state.metadata.snapshots
     columns = {

@@ -1,14 +1,15 @@
 """Compare partition statistics with Iceberg's Spark action: `python -m tests.benchmarks.statistics`.
 
-A table of 1.5 million data files in 100,000 partitions, each file with bounds and counts of 23 columns, exists as a tree
-and, downgraded, as a table of version 3 with Avro manifests; entries are sorted by partition. All entries are counted, by
-the action on the table of version 3, and by sparkmeta on both. Each run starts from the same files, and contenders take
-turns.
+A table of 1.5 million data files in 100,000 partitions, each file with bounds and counts of 23 columns, exists as a
+tree and, downgraded, as a table of version 3 with Avro manifests; entries are sorted by partition. All entries are
+counted, by the action on the table of version 3, and by sparkmeta on both. Each run starts from the same files, and
+contenders take turns.
 Print a table and write build/bench/statistics-<time>.json.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import statistics
@@ -17,6 +18,7 @@ import uuid
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -28,6 +30,7 @@ from rich.console import Console
 from rich.table import Table as RichTable
 
 import sparkmeta as sm
+from sparkmeta.storage.location import local_path
 from tests.benchmarks.memory import MIB, Workers, heap_use, peak_resident_set
 from tests.benchmarks.report import write_runs
 from tests.benchmarks.session import bench_session
@@ -36,7 +39,6 @@ from tests.benchmarks.workload import BUILD
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
 
     from pyspark.sql import DataFrame, SparkSession
 
@@ -104,14 +106,16 @@ def _tables(spark: SparkSession, files: int) -> dict[str, Path]:
         return tables
     shutil.rmtree(folder, ignore_errors=True)
     fields = [NestedField(1, "part", LongType()), *(NestedField(n, f"c{n}", IntegerType()) for n in _stats_ids())]
-    for kind in tables:
-        catalog = sm.load_catalog("bench", type="hadoop", warehouse=(folder / kind).as_uri())
-        table = catalog.create_table(NAME, Schema(*fields), partition_spec=_SPEC, format_version=4, spark=spark)
-        with table.transaction() as tx:
-            tx.update_snapshot().append(_files(spark, files))
-        table = table.refresh().maintenance.compact_manifests(max_root_files=0).commit()
-        if kind == "v3":
-            table.maintenance.downgrade(3).commit()
+    catalog = sm.load_catalog("bench", type="hadoop", warehouse=(folder / "tree").as_uri())
+    table = catalog.create_table(NAME, Schema(*fields), partition_spec=_SPEC, format_version=4, spark=spark)
+    with table.transaction() as tx:
+        tx.update_snapshot().append(_files(spark, files))
+    # The other table begins with the same tree, whose files stay where they are.
+    metadata = json.loads(Path(local_path(table.refresh().metadata_location)).read_bytes())
+    (tables["v3"] / "metadata").mkdir(parents=True)
+    copied = json.dumps(metadata | {"location": tables["v3"].as_uri()})
+    (tables["v3"] / "metadata" / "v1.metadata.json").write_text(copied)
+    sm.load_table(tables["v3"].as_uri(), spark=spark).maintenance.downgrade(3).commit()
     done.touch()
     return tables
 

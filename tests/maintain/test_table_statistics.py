@@ -7,12 +7,10 @@ from typing import TYPE_CHECKING, Any
 import datasketches
 import pytest
 
-import sparkmeta as sm
 from sparkmeta.spec.puffin import read_blob, read_footer
 from tests.maintain.clones import clone
 from tests.maintain.test_partition_statistics import JavaStatistics
 from tests.peers import corpus as peers
-from tests.peers.content_files import elements
 from tests.peers.file_maker import local_path
 from tests.peers.slices import SOAK
 

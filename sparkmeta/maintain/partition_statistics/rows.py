@@ -9,19 +9,23 @@ computation as long as the snapshot's manifests name it, in an incremental one a
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
 from pyiceberg.types import DoubleType, FloatType
 from pyspark.sql import functions as F
+from pyspark.sql.types import StructField
+from pyspark.sql.types import StructType as SparkStruct
 
 from sparkmeta.changes.entry_changes import ADDED, CHANGE, SNAPSHOT, EntryChanges, at_most_one
+from sparkmeta.columns.types import spark_type
 from sparkmeta.errors import NoSuchSnapshotError, ValidationError
 from sparkmeta.inspect.partition_statistics import DV_COUNT, rows_of_file, statistics_schema
-from sparkmeta.inspect.partitions import known_snapshots
 from sparkmeta.plan.filter import is_live
 from sparkmeta.plan.rows import partition_value
+from sparkmeta.session import local_frame
 from sparkmeta.spec.entry import ContentType
 
 if TYPE_CHECKING:
@@ -36,7 +40,10 @@ _COLUMNS = (
     "version_info", "content_type", "file_format", "partition_spec_id", "record_count", "file_size_in_bytes",
 )  # fmt: skip
 _SIGN, _UPDATER = "_sign", "_updater"
+_RANK = "_rank"
 _UPDATE = "update"
+# Keys of summaries of snapshots that removed files.
+_REMOVED = ("deleted-data-files", "removed-delete-files")
 _CONTENTS = (ContentType.DATA_MANIFEST, ContentType.DELETE_MANIFEST)
 _COUNTS = (
     "data_record_count", "data_file_count", "total_data_file_size_in_bytes", "position_delete_record_count",
@@ -66,23 +73,27 @@ def changes_since(state: TableState, snapshots: Iterable[Snapshot]) -> EntryChan
 
 
 def full_rows(state: TableState) -> DataFrame:
-    """Return the statistics of the snapshot's entries; see `_aggregated` for the columns."""
+    """Return the statistics of the snapshot's entries; see `_shown` for the columns."""
     entries = state.entries(state.manifests, state.projection(_COLUMNS))
     updater = F.col("version_info.snapshot_id")
     sign = is_live().column().cast("int")
     if state.tree is None:
-        return _aggregated([_counted(state, entries, sign, updater)], state)
+        return _shown(_aggregated([_counted(state, entries, sign, updater)], state), state)
     # A root has DELETED entries of its own files only; those of its leaves are masked.
     live = _counted(state, entries.where(is_live().text), sign, updater)
     removed = [_counted(state, frame, F.lit(0), F.col(SNAPSHOT)) for frame in _removed(state)]
-    return _aggregated([live, *removed], state)
+    return _shown(_aggregated([live, *removed], state), state)
 
 
 def _removed(state: TableState) -> list[DataFrame]:
     """Return the files that a tree's snapshot removed; none if its parent has expired and they are not known."""
-    assert state.snapshot is not None
+    snapshot = state.snapshot
+    assert snapshot is not None
+    # Leaves that a compaction dropped need not be read.
+    if snapshot.summary and not any(snapshot.summary.get(key) for key in _REMOVED):
+        return []
     try:
-        changes = changes_since(state, [state.snapshot])
+        changes = changes_since(state, [snapshot])
     except (NoSuchSnapshotError, ValidationError):
         return []
     return [frame for content in _CONTENTS for frame in changes.removed(content)]
@@ -97,7 +108,13 @@ def incremental_rows(state: TableState, base: Base, changes: EntryChanges) -> Da
     sign = F.when(F.col(CHANGE) == ADDED, F.lit(1)).otherwise(F.lit(-1))
     frames = [frame for content in _CONTENTS for frame in changes.of_content(content)]
     changed = [_counted(state, frame, sign, F.col(SNAPSHOT)) for frame in frames]
-    return _aggregated([_stored(state, base.file.statistics_path), *changed], state)
+    stored = _stored(state, base.file.statistics_path)
+    if not changed:
+        return _shown(stored, state)
+    both = stored.unionByName(_aggregated(changed, state))
+    sums = [F.sum(name).alias(name) for name in _COUNTS]
+    merged = both.groupBy(*key_names(state), "spec_id").agg(*sums, F.max(_UPDATE).alias(_UPDATE))
+    return _shown(merged, state)
 
 
 def key_names(state: TableState) -> list[str]:
@@ -126,10 +143,20 @@ def _counted(state: TableState, entries: DataFrame, sign: Column, updater: Colum
     columns = ("content_type", "file_format", "record_count", "file_size_in_bytes")
     spec = F.col("partition_spec_id").alias("spec_id")
     signed = entries.select(*keys, spec, *columns, sign.alias(_SIGN), updater.alias(_UPDATER))
-    known = signed.join(F.broadcast(known_snapshots(state)), F.col(_UPDATER) == F.col("snapshot_id"), "left")
-    at = F.expr("unix_millis(committed_at)")
-    update = F.when(at.isNotNull(), F.struct(at.alias("at"), F.col("sequence_number"), F.col("snapshot_id")))
-    return known.select(*key_names(state), "spec_id", *_measures(), update.alias(_UPDATE))
+    known = signed.join(F.broadcast(_ranked_snapshots(state)), F.col(_UPDATER) == F.col("snapshot_id"), "left")
+    return known.select(*key_names(state), "spec_id", *_measures(), _RANK)
+
+
+def _ranked_snapshots(state: TableState) -> DataFrame:
+    """Return snapshot_id and `_RANK` of the snapshots, a number by which later ones are larger.
+
+    Spark aggregates numbers by hash, but structs by sorting.
+    """
+    by_time = sorted(state.metadata.snapshots, key=lambda each: (each.timestamp_ms, each.sequence_number or 0))
+    ids = pa.array([each.snapshot_id for each in by_time], pa.int64())
+    ranks = {"snapshot_id": ids, _RANK: pa.array(range(len(by_time)), pa.int32())}
+    ranks["at"] = pa.array([each.timestamp_ms for each in by_time], pa.int64())
+    return local_frame(state.spark, pa.table(ranks))
 
 
 def _measures() -> list[Column]:
@@ -158,17 +185,17 @@ def _measures() -> list[Column]:
 def _stored(state: TableState, location: str) -> DataFrame:
     """Return the rows of a statistics file like `_counted`."""
     rows = rows_of_file(state, location)
+    # By place: names of partition fields may be equal but for their case.
+    fields = state.types.partition_type.fields
+    places = SparkStruct([StructField(_key(field), spark_type(field.field_type)) for field in fields])
     keys = []
-    for field in state.types.partition_type.fields:
-        value = F.col("partition").getField(field.name)
+    for field in fields:
+        value = F.col("partition").cast(places).getField(_key(field))
         is_uuid = str(field.field_type) == "uuid"
         keys.append(_grouped(field, F.unhex(F.replace(value, F.lit("-"), F.lit(""))) if is_uuid else value))
     names = rows.columns
     counts = [F.coalesce(F.col(name), F.lit(0)) if name in names else F.lit(0) for name in _COUNTS]
-    sequence = F.lit(None).cast("long").alias("sequence_number")
-    update = F.struct(
-        F.col("last_updated_at").alias("at"), sequence, F.col("last_updated_snapshot_id").alias("snapshot_id")
-    )
+    update = _update("last_updated_at", "last_updated_snapshot_id")
     return rows.select(
         *keys,
         "spec_id",
@@ -178,28 +205,39 @@ def _stored(state: TableState, location: str) -> DataFrame:
 
 
 def _aggregated(counted: Sequence[DataFrame], state: TableState) -> DataFrame:
+    """Return the sums of entries by partition, with the last update, like `_stored`."""
+    keys = [*key_names(state), "spec_id"]
+    sums = [F.sum(name).alias(name) for name in _COUNTS]
+    grouped = at_most_one(counted)[0].groupBy(*keys).agg(*sums, F.max(_RANK).alias(_RANK))
+    updated = grouped.join(F.broadcast(_ranked_snapshots(state)), _RANK, "left")
+    return updated.select(*keys, *_COUNTS, F.when(F.col("at").isNotNull(), _update("at", "snapshot_id")).alias(_UPDATE))
+
+
+def _update(at: str, snapshot_id: str) -> Column:
+    return F.struct(F.col(at).alias("at"), F.col(snapshot_id).alias("by"))
+
+
+def _shown(sums: DataFrame, state: TableState) -> DataFrame:
     """Return the statistics: the columns `key_names`, then those of `statistics_schema` without the partition.
 
     Values of the partition are in bound form.
     """
-    keys = key_names(state)
-    sums = [F.sum(name).alias(name) for name in _COUNTS]
-    grouped = at_most_one(counted)[0].groupBy(*keys, "spec_id").agg(*sums, F.max(_UPDATE).alias(_UPDATE))
-    updates = {"last_updated_at": "at", "last_updated_snapshot_id": "snapshot_id", "total_record_count": None}
     columns = []
     for field in statistics_schema(state).fields[1:]:
+        value = _UPDATES[field.name]() if field.name in _UPDATES else F.col(field.name)
         kind = "int" if str(field.field_type) == "int" else "long"
-        if field.name in updates:
-            part = updates[field.name]
-            value = F.lit(None) if part is None else F.col(_UPDATE).getField(part)
-        else:
-            value = F.col(field.name)
         columns.append(value.cast(kind).alias(field.name))
-    fields = state.types.partition_type.fields
     tuples = [
         F.col(_key(field)).cast(str(field.field_type)).alias(_key(field))
         if isinstance(field.field_type, FloatType | DoubleType)
         else F.col(_key(field))
-        for field in fields
+        for field in state.types.partition_type.fields
     ]
-    return grouped.select(*tuples, *columns)
+    return sums.select(*tuples, *columns)
+
+
+_UPDATES: dict[str, Callable[[], Column]] = {
+    "last_updated_at": lambda: F.col(_UPDATE).getField("at"),
+    "last_updated_snapshot_id": lambda: F.col(_UPDATE).getField("by"),
+    "total_record_count": lambda: F.lit(None),
+}
