@@ -1,9 +1,10 @@
 """Compare the expiry of snapshots with Iceberg's Spark action: `python -m tests.benchmarks.expiry`.
 
 A thousand appends of 1,500 files leave a thousand snapshots that share a thousand manifests; all but the last expire.
-The table has two shapes: `shared` is that one, so that only manifest lists expire. In `rewritten`, a tenth of the
-partitions is deleted and all manifests are rewritten afterwards, so that the thousand manifests expire too, with the
-data files of the deleted partitions. Data files do not exist: to delete one costs a request that finds nothing.
+The table has three shapes: `shared` is that one, so that only manifest lists expire. In `deleted`, a hundredth of the
+partitions is deleted, so that their manifests expire with their data files. In `rewritten`, a tenth is deleted and all
+manifests are rewritten afterwards, so that the thousand manifests expire too. Data files do not exist: to delete one
+costs a request that finds nothing.
 Each run starts from the same files. Print a table and write build/bench/expiry-<time>.json.
 """
 
@@ -35,9 +36,9 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-SHAPES = ("shared", "rewritten")
+SHAPES = ("shared", "deleted", "rewritten")
 _FILES_PER_SNAPSHOT = 1_500
-_DELETED_SHARE = 10
+_DELETED_SHARES = {"deleted": 100, "rewritten": 10}
 _LATER_MS = 4_000_000_000_000
 
 console = Console(width=None if sys.stdout.isatty() else 150)
@@ -81,8 +82,10 @@ def main(snapshots: int, heap: str, repeats: int) -> None:
     table = folder / "table"
     for shape in SHAPES:
         with restored(table / "metadata"):
+            if shape != "shared":
+                _delete(spark, table, max(1, snapshots // _DELETED_SHARES[shape]))
             if shape == "rewritten":
-                _rewrite(spark, table, snapshots)
+                _actions(spark).rewriteManifests(_java_table(spark, table)).execute()
             # The first run of each warms up.
             for repeat in range(repeats + 1):
                 for name, expire in contenders.items():
@@ -116,14 +119,11 @@ def _actions(spark: SparkSession) -> Any:
     return jvm.org.apache.iceberg.spark.actions.SparkActions.get()
 
 
-def _rewrite(spark: SparkSession, table: Path, partitions: int) -> None:
-    """Delete a tenth of the partitions, then rewrite the manifests."""
+def _delete(spark: SparkSession, table: Path, partitions: int) -> None:
     jvm: Any = spark._jvm
-    handle = _java_table(spark, table)
     column = jvm.org.apache.iceberg.expressions.Expressions.ref("ss_ticket_number")
-    gone = jvm.org.apache.iceberg.expressions.Expressions.lessThan(column, partitions // _DELETED_SHARE)
-    handle.newDelete().deleteFromRowFilter(gone).commit()
-    _actions(spark).rewriteManifests(handle).execute()
+    gone = jvm.org.apache.iceberg.expressions.Expressions.lessThan(column, partitions)
+    _java_table(spark, table).newDelete().deleteFromRowFilter(gone).commit()
 
 
 def _by_java(spark: SparkSession, table: Path) -> int:

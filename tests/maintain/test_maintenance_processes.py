@@ -18,7 +18,7 @@ import sparkmeta as sm
 from tests.handmade import data
 from tests.maintain.maintainers import JOBS
 from tests.maintain.test_expire import files_below
-from tests.maintain.test_orphans import age, plant
+from tests.maintain.test_orphans import FIVE_DAYS, plant
 from tests.rows.comparison import row_texts
 from tests.rows.row_table import RowTable
 
@@ -97,7 +97,8 @@ def test_writers_and_maintainers(spark: SparkSession, tmp_path: Path, soak: bool
     folder, chance = tmp_path / "table", random.Random(3)
     table_of(folder, steps)
     orphans = plant(folder, "data/orphan-1", "data/orphan-2")
-    age(folder)
+    for path in orphans:
+        os.utime(path, (time.time() - FIVE_DAYS,) * 2)
     location = f"file://{folder}"
     expected = [*sm.load_table(location, spark=spark).scan().to_df().select("id").toLocalIterator()]
     working = [start("maintain", tmp_path, seed) for seed in range(maintainers)]

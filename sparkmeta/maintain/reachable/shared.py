@@ -65,8 +65,8 @@ class SharedFiles:
             for field_id, kind in self.spec_fields[spec_id]
             if kind not in _UNORDERED
         ]
-        may_share = reduce(np.logical_and, fields, np.ones(len(manifests), bool))
-        return manifests.filter(pa.array(may_share | ~retained))
+        # Expired manifests overlap with themselves.
+        return manifests.filter(pa.array(reduce(np.logical_and, fields, np.ones(len(manifests), bool))))
 
     def _summaries(self, manifests: pa.Table) -> pa.StructArray:
         known = {
