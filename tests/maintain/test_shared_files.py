@@ -41,14 +41,13 @@ def summary(kind: str, values: list[Any]) -> dict[str, Any]:
     return {"contains_null": None in values, "contains_nan": None, "lower_bound": bounds[0], "upper_bound": bounds[1]}
 
 
-@settings(max_examples=2_000 if SOAK else 100, deadline=None)
-@given(
-    expired=st.lists(st.lists(TUPLES, min_size=1, max_size=4), max_size=4),
-    retained=st.lists(st.lists(TUPLES, min_size=1, max_size=4), max_size=6),
-    unknown=st.sets(st.integers(0, 9), max_size=1),
-)
-def test_none_that_shares_a_tuple_is_left_out(expired: list[Any], retained: list[Any], unknown: set[int]) -> None:
+@settings(max_examples=2_000 if SOAK else 200, deadline=None)
+@given(drawn=st.data(), pool=st.lists(TUPLES, min_size=1, max_size=5))
+def test_none_that_shares_a_tuple_is_left_out(drawn: st.DataObject, pool: list[Any]) -> None:
     """One is, if what it has of some field overlaps with that of none that expires, floats aside."""
+    manifests = st.lists(st.lists(st.sampled_from(pool), min_size=1, max_size=3), max_size=4)
+    expired, retained = drawn.draw(manifests), drawn.draw(manifests)
+    unknown = drawn.draw(st.sets(st.integers(0, 7), max_size=1))
     rows = []
     for number, tuples in enumerate([*expired, *retained]):
         summaries = [summary(kind, [row[place] for row in tuples]) for place, (_, kind) in enumerate(FIELDS)]
