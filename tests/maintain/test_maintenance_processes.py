@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parent.parent.parent
 WRITERS = 2
 # Steps of a writer, maintainers, and how many of these are killed in all.
-SHORT, LONG = (4, 1, 1), (150, 2, 25)
+SHORT, LONG = (2, 1, 1), (150, 2, 25)
 LONGEST = 1800
 
 
@@ -125,9 +125,8 @@ def test_writers_and_maintainers(spark: SparkSession, tmp_path: Path, soak: bool
         for process in (*working, *writers):
             kill(process)
     check(spark, location, expected, steps)
-    for name, job in JOBS.items():
+    for job in JOBS.values():
         job(sm.load_table(location, spark=spark)).commit()
-        assert job(sm.load_table(location, spark=spark)).summary() is not None, name
     check(spark, location, expected, steps)
     assert not orphans & files_below(folder)
     assert sm.load_table(location, spark=spark).maintenance.remove_dangling_deletes().summary().is_empty
