@@ -1,4 +1,4 @@
-"""Find the leaves of a tree that may hold an entry, by its manifest or its partition."""
+"""Find the leaves of a tree, or the manifests of a list, that may hold an entry, by its manifest or its partition."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ import pyarrow.compute as pc
 
 from sparkmeta.columns.bounds import bound_arrow_type
 from sparkmeta.manifests.arrays import whole
+from sparkmeta.manifests.manifest_list import SUMMARIES
 from sparkmeta.manifests.projection import CONTENT_STATS, PARTITION
 from sparkmeta.manifests.v4.tree_manifests import IN_ROOT
-from sparkmeta.plan.overlap import leaf_overlaps
+from sparkmeta.plan.overlap import leaf_overlaps, overlaps
 from sparkmeta.plan.prune import live_manifests
 from sparkmeta.spec.entry import ContentType
 from sparkmeta.spec.stats import BOUNDS, COUNTS
@@ -52,7 +53,21 @@ def leaves_of_partitions(state: TableState, leaves: pa.Table, partitions: pa.Tab
     distinct = _distinct(partitions)
     if not len(distinct) or not len(leaves):
         return leaves.slice(0, 0)
-    return leaves_sharing_partitions(state, leaves, _as_files(state, distinct))
+    if CONTENT_STATS in leaves.column_names:
+        return leaves_sharing_partitions(state, leaves, _as_files(state, distinct))
+    return manifests_sharing_partitions(state, leaves, _as_manifests(state, distinct))
+
+
+def manifests_sharing_partitions(state: TableState, manifests: pa.Table, others: pa.Table) -> pa.Table:
+    """Return the manifests of a list that may share a partition with others, by their partition summaries.
+
+    Args:
+        manifests: rows of `manifests_of_list`.
+        others: such rows.
+    """
+    if SUMMARIES not in manifests.column_names or len(manifests) * len(others) > _MOST_PAIRS:
+        return manifests.filter(pc.is_in(manifests.column(_SPEC), whole(others.column(_SPEC))))
+    return manifests.filter(pa.array(overlaps(others, manifests, state.types.spec_fields).any(axis=0)))
 
 
 def leaves_sharing_partitions(state: TableState, leaves: pa.Table, entries: pa.Table) -> pa.Table:
@@ -80,6 +95,25 @@ def _distinct(partitions: pa.Table) -> pa.Table:
     children = [whole(grouped.column(name)) for name in names]
     struct = pa.StructArray.from_arrays(children, names=names) if names else pa.array([{}] * len(grouped))
     return pa.table({_SPEC: grouped.column(_SPEC), PARTITION: struct})
+
+
+def _as_manifests(state: TableState, partitions: pa.Table) -> pa.Table:
+    """Return a manifest for each partition, with the summaries that it would have."""
+    specs = whole(partitions.column(_SPEC))
+    if PARTITION not in partitions.column_names:
+        return pa.table({_SPEC: specs})
+    values = whole(partitions.column(PARTITION))
+    children = []
+    for field_id, name in sorted(state.types.partition_fields.items()):
+        value = pc.struct_field(values, str(field_id)).cast(bound_arrow_type(name))
+        nan = (
+            pc.fill_null(pc.is_nan(value), False) if pa.types.is_floating(value.type) else pa.repeat(False, len(value))
+        )
+        bound = pc.if_else(nan, pa.scalar(None, value.type), value)
+        names = ["contains_null", "contains_nan", "lower_bound", "upper_bound"]
+        children.append(pa.StructArray.from_arrays([value.is_null(), nan, bound, bound], names=names))
+    names = [str(field_id) for field_id in sorted(state.types.partition_fields)]
+    return pa.table({_SPEC: specs, SUMMARIES: pa.StructArray.from_arrays(children, names)})
 
 
 def _as_files(state: TableState, partitions: pa.Table) -> pa.Table:

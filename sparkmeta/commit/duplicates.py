@@ -13,11 +13,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import functions as F
 
-from sparkmeta.commit.candidates import leaves_of_partitions, leaves_sharing_partitions, live_leaves, root_manifests
+from sparkmeta.commit.candidates import leaves_of_partitions, live_leaves, root_manifests
 from sparkmeta.commit.removal import without, without_rows
 from sparkmeta.commit.search import FEW_FILES, live_entries, names_of, search_all
 from sparkmeta.errors import CommitConflictError, ValidationError
-from sparkmeta.manifests.projection import MANIFEST
 from sparkmeta.spec.entry import ContentType
 
 if TYPE_CHECKING:
@@ -87,20 +86,7 @@ def _check_many(state: TableState, added: NewFiles, removal: Removal) -> None:
         new = added.of(kinds, content)
         leaves = live_leaves(state, content)
         if new.count and len(leaves):
-            _refuse_live(state, new, _candidates(state, new, leaves), removal)
-
-
-def _candidates(state: TableState, new: NewFiles, leaves: pa.Table) -> pa.Table:
-    """Return the leaves that may hold a partition of the new files."""
-    in_root = leaves.slice(0, 0)
-    if new.rows is not None:
-        entries = new.of([*ContentType], ContentType.MANIFEST_DELETION_VECTOR).entries(state)
-        in_root = leaves_of_partitions(state, leaves, entries)
-    if new.leaves is None:
-        return in_root
-    parts = (leaves_sharing_partitions(state, leaves, new.leaves), in_root)
-    in_parts = (pc.is_in(leaves.column(MANIFEST), part.column(MANIFEST).combine_chunks()) for part in parts)
-    return leaves.filter(pc.or_(*in_parts))
+            _refuse_live(state, new, new.sharing_partitions(state, leaves), removal)
 
 
 def _refuse_live(state: TableState, new: NewFiles, leaves: pa.Table, removal: Removal) -> None:

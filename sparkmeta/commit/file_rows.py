@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyiceberg.transforms import VoidTransform
 
 from sparkmeta.columns.bounds import ANY, bound_arrow_type
 from sparkmeta.errors import ValidationError, shown
@@ -17,7 +18,7 @@ from sparkmeta.manifests.metrics_maps import map_type, stats_of_maps
 from sparkmeta.manifests.projection import PARTITION
 from sparkmeta.manifests.v4.convert import PartitionValues, content_stats
 from sparkmeta.manifests.v4.layout import tree_schema
-from sparkmeta.manifests.v4.root import entry_problems
+from sparkmeta.manifests.v4.root import EntryProblem, entry_problems
 from sparkmeta.spec.entry import METRICS_MAP_IDS, ContentType, Status
 from sparkmeta.spec.stats import COUNTS
 
@@ -56,12 +57,14 @@ class TupleField:
         names: the names that it may have in `partition`.
         source: the id of the stats that hold its values; None for a void transform.
         type: the Iceberg type name of its values.
+        is_void: whether its transform is void, so that all of its values are null.
     """
 
     field_id: int
     names: tuple[str, ...]
     source: int | None
     type: str
+    is_void: bool = False
 
 
 @dataclass(frozen=True)
@@ -114,8 +117,15 @@ class FileRows:
             [added, *(pa.nulls(rows, pa.int64()) for _ in range(3))], fields=list(info)
         )
         self._check(values)
-        values["content_stats"] = self._stats(files, values)
-        return self._table(values)
+        return self._table(values | self._details(files, values))
+
+    def _details(self, files: pa.Table, values: Mapping[str, pa.Array]) -> dict[str, pa.Array]:
+        """Return the partition values and metrics of files."""
+        return {"content_stats": self._stats(files, values)}
+
+    def _problems(self, values: Mapping[str, pa.Array]) -> list[EntryProblem]:
+        """Return the entries that a reader or `Table.check` would refuse."""
+        return entry_problems(checked_table(values), self.specs, self.columns)
 
     def _table(self, values: Mapping[str, pa.Array]) -> pa.Table:
         rows = len(values["location"])
@@ -174,7 +184,7 @@ class FileRows:
         kinds = values["content_type"]
         for row in pc.indices_nonzero(pc.greater(kinds, int(ContentType.EQUALITY_DELETES))).to_pylist()[:1]:
             raise self._error(values, row, "content", kinds[row].as_py(), "this is the type of a manifest's entry")
-        for broken in entry_problems(self._table(values), self.specs, self.columns):
+        for broken in self._problems(values):
             # The commit sets version_info.
             if not broken.field.startswith("version_info."):
                 column = _COLUMNS.get(broken.field, broken.field)
@@ -182,7 +192,7 @@ class FileRows:
         unknown = [spec_id for spec_id, fields in self.specs.items() if any(field.type == ANY for field in fields)]
         of_unknown = pc.indices_nonzero(_in(values["partition_spec_id"], unknown)).to_pylist()
         for row in of_unknown[:1]:
-            problem = "the spec has an unknown transform, whose values a tree can't hold"
+            problem = "the spec has an unknown transform, whose values can't be written"
             raise self._error(values, row, "spec_id", values["partition_spec_id"][row].as_py(), problem)
 
     def _error(
@@ -201,14 +211,24 @@ class FileRows:
     # -- stats ------------------------------------------------------------------------------------------------------
 
     def _stats(self, files: pa.Table, values: Mapping[str, pa.Array]) -> pa.Array:
-        rows = len(files)
-        maps = {
-            name: self._column(files, name, map_type(name)) for name in METRICS_MAP_IDS if name in files.column_names
-        }
-        stats = stats_of_maps(maps, self.stats, rows, self.table)
-        self._check_stats(stats, values)
+        maps = self._maps(files)
+        stats = self._checked_stats(maps, values)
         partitions = self._partitions(files, values)
         return content_stats(stats, maps.get("column_sizes"), partitions, values["record_count"], self.stats)
+
+    def _maps(self, files: pa.Table) -> dict[str, pa.Array]:
+        """Return the metrics maps that files have, by name."""
+        return {
+            name: self._column(files, name, map_type(name)) for name in METRICS_MAP_IDS if name in files.column_names
+        }
+
+    def _checked_stats(
+        self, maps: Mapping[str, pa.Array], values: Mapping[str, pa.Array]
+    ) -> dict[int, dict[str, pa.Array]]:
+        """Return metrics maps as typed stats, see `stats_of_maps`. Raises ValidationError for contradictory ones."""
+        stats = stats_of_maps(maps, self.stats, len(values["location"]), self.table)
+        self._check_stats(stats, values)
+        return stats
 
     def _partitions(self, files: pa.Table, values: Mapping[str, pa.Array]) -> Iterator[PartitionValues]:
         specs = values["partition_spec_id"]
@@ -268,6 +288,12 @@ class FileRows:
             raise ValidationError(f"{self.table}: partition.{name} of the files is {value.type}, not {kind}") from error
 
 
+def checked_table(values: Mapping[str, pa.Array]) -> pa.Table:
+    """Return fields of content entries as rows of `tree_schema` without stats, for `entry_problems`."""
+    schema, rows = tree_schema({}), len(values["location"])
+    return pa.Table.from_arrays([values.get(field.name, pa.nulls(rows, field.type)) for field in schema], schema=schema)
+
+
 def _without_empty_lists(ids: pa.Array, kinds: pa.Array) -> pa.Array:
     """Replace empty lists by null, except for equality deletes: some writers give data files empty lists."""
     empty = pc.fill_null(pc.equal(pc.list_value_length(ids), 0), False)
@@ -285,7 +311,18 @@ def _uuid_bytes(values: pa.Array) -> pa.Array:
 
 
 def file_rows(state: TableState) -> FileRows:
-    """Return the converter of a table's files."""
+    """Return the converter of a table's files to entries of a tree."""
+    return FileRows(
+        state.metadata.location,
+        state.types.stats_types,
+        tuple_fields(state),
+        state.metadata.default_spec_id,
+        frozenset(state.types.primitive_fields),
+    )
+
+
+def tuple_fields(state: TableState) -> dict[int, tuple[TupleField, ...]]:
+    """Return the fields of a table's partition specs by spec id."""
     names = {field.field_id: field.name for field in state.types.partition_type.fields}
     specs = {}
     for spec_id, spec in state.specs.items():
@@ -296,13 +333,8 @@ def file_rows(state: TableState) -> FileRows:
                 tuple(dict.fromkeys((names.get(field.field_id, field.name), field.name))),
                 sources.get(field.field_id),
                 state.types.partition_fields[field.field_id],
+                isinstance(field.transform, VoidTransform),
             )
             for field in spec.fields
         )
-    return FileRows(
-        state.metadata.location,
-        state.types.stats_types,
-        specs,
-        state.metadata.default_spec_id,
-        frozenset(state.types.primitive_fields),
-    )
+    return specs

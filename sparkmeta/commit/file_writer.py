@@ -12,11 +12,12 @@ from pyspark.sql import functions as F
 
 from sparkmeta.commit.file_rows import FILE_COLUMNS, file_rows
 from sparkmeta.commit.new_files import NewFiles
+from sparkmeta.commit.removal import partitions_of
 from sparkmeta.commit.search import FEW_FILES, new_entries
 from sparkmeta.commit.vector_targets import find_targets
 from sparkmeta.edit.affinity import DELETE_ENTRY_BYTES, live_owners, with_owners, write_affiliated
 from sparkmeta.edit.leaves import leaf_frame
-from sparkmeta.edit.summary import KindCount, Tally, file_kind, tally_of, tree_partitions
+from sparkmeta.edit.summary import KindCount, Tally, file_kind, tally_of
 from sparkmeta.errors import ValidationError
 from sparkmeta.manifests.projection import CONTENT_STATS, MANIFEST
 from sparkmeta.manifests.v4.root import one_of
@@ -50,19 +51,19 @@ class FileWriter:
     options: TreeOptions
     searches: Searches
 
-    def add(self, files: DataFrame, allowed: Collection[int], in_root: int) -> NewFiles:
+    def add(self, files: DataFrame, allowed: Collection[int], on_driver: int) -> NewFiles:
         """Return files as entries. Runs jobs for many files, which write leaves.
 
         Args:
             files: columns of `inspect.files`. Rows of deletion vectors may have the `manifest_path` of their data file.
             allowed: the content types that the operation may add.
-            in_root: how many files the commit has put into the root so far.
+            on_driver: how many files the commit has put into the root so far.
 
         Raises:
             ValidationError: a row does not describe a file of this table.
         """
         known = files.select(*(name for name in FILE_COLUMNS if name in files.columns))
-        room = max(0, self.options.direct_files - in_root)
+        room = max(0, self.options.direct_files - on_driver)
         if int(ContentType.DATA) not in allowed and self.state.tree is not None:
             return self._add_deletes(files, known, room, allowed)
         head = known.limit(min(room, _MOST_LIMIT) + 1).toArrow()
@@ -79,7 +80,7 @@ class FileWriter:
 
     def _direct(self, entries: pa.Table, allowed: Collection[int]) -> NewFiles:
         """Return files as entries of the root."""
-        _refuse_kinds(entries, allowed, self.state)
+        refuse_kinds(entries, allowed, self.state)
         return NewFiles(rows=entries, tally=_tally(entries, self.state)) if len(entries) else NewFiles()
 
     def _in_leaves(self, leaves: pa.Table, allowed: Collection[int]) -> NewFiles:
@@ -111,7 +112,7 @@ class FileWriter:
     def _few_deletes(self, entries: pa.Table, room: int, allowed: Collection[int]) -> NewFiles:
         if len(entries) <= room:
             return self._direct(entries, allowed)
-        _refuse_kinds(entries, allowed, self.state)
+        refuse_kinds(entries, allowed, self.state)
         return self._in_leaves(self._written(local_frame(self.state.spark, entries)), allowed)
 
     def _add_placed(self, entries: DataFrame, room: int, allowed: Collection[int]) -> NewFiles:
@@ -156,7 +157,7 @@ def _cluster_columns(state: TableState) -> list[Column]:
 
 
 def _tally(entries: pa.Table, state: TableState) -> Tally:
-    return Tally(tally_of(entries), tree_partitions(entries, state.types.tuple_sources))
+    return Tally(tally_of(entries), partitions_of(new_entries(state, entries), state))
 
 
 def _counts_of_leaves(state: TableState, leaves: pa.Table) -> dict[FileKind, KindCount]:
@@ -173,7 +174,8 @@ def _counts_of_leaves(state: TableState, leaves: pa.Table) -> dict[FileKind, Kin
     return dict(tally.counts)
 
 
-def _refuse_kinds(entries: pa.Table, allowed: Iterable[int], state: TableState) -> None:
+def refuse_kinds(entries: pa.Table, allowed: Iterable[int], state: TableState) -> None:
+    """Raise ValidationError for an entry whose content type is not allowed."""
     for kind in entries.column("content_type").unique().to_pylist():
         if kind not in set(allowed):
             wrong = entries.filter(pc.equal(entries.column("content_type"), kind)).column("location")[0]

@@ -75,7 +75,7 @@ class ManageSnapshots(IcebergManageSnapshots):
 
         Raises:
             NoSuchSnapshotError: the table has no such snapshot.
-            UnsupportedError: the table has no metadata tree.
+            UnsupportedError: the table is encrypted, or has manifest lists of format version 4.
             ValidationError: at commit: main already has the snapshot or its `wap.id`, or the snapshot has another
                 operation.
             CommitConflictError: at commit: files or partitions that the snapshot replaced have changed.

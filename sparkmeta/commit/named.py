@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 from pyspark.sql import functions as F
 
 from sparkmeta.commit.candidates import leaves_of_partitions, live_leaves, named_leaves, root_manifests
-from sparkmeta.commit.file_rows import file_rows
+from sparkmeta.commit.listed_rows import rows_of
 from sparkmeta.commit.partition_folders import partitions_of_folders
 from sparkmeta.commit.removal import Removal, removal_of, removal_of_rows
 from sparkmeta.commit.search import FEW_FILES, Candidates, FileName, PathSearch, live_entries, names_of, search_all
@@ -109,7 +109,7 @@ def _hinted(state: TableState, rows: pa.Table, leaves: pa.Table) -> list[Candida
     if "manifest_path" in rows.column_names:
         paths = rows.column("manifest_path").drop_null().unique().to_pylist()
         stages.append(search_all(named_leaves(leaves, paths)))
-    partitions = file_rows(state).partitions(rows)
+    partitions = rows_of(state).partitions(rows)
     if partitions is not None and len(partitions):
         stages.append(lambda _: leaves_of_partitions(state, leaves, partitions))
     return stages
@@ -125,14 +125,21 @@ def _by_folders(state: TableState, leaves: pa.Table) -> Candidates:
 
 def dvs_of(state: TableState, data: pa.Table, searches: Searches) -> pa.Table:
     """Return the live deletion vectors of data files. Both are entries of `SEARCH_COLUMNS`."""
+    if not may_have_vectors(state):
+        return data.slice(0, 0)
     deletes = deletes_of(state, data, searches)
     return deletes.filter(pc.struct_field(deletes.column("deletion_vector"), "offset").is_valid())
+
+
+def may_have_vectors(state: TableState) -> bool:
+    """Return whether the table's format version has deletion vectors."""
+    return state.metadata.format_version >= 3
 
 
 def deletes_of(state: TableState, data: pa.Table, searches: Searches) -> pa.Table:
     """Return the live deletion vectors of data files, and position delete files that name one of them.
 
-    Only upgraded tables have such position delete files.
+    In trees, only upgraded ones have such position delete files.
     """
     leaves = _delete_leaves(state, data)
     entries = searches.deletes.search(state, leaves, data.column("location").to_pylist())
@@ -147,6 +154,8 @@ def _delete_leaves(state: TableState, data: pa.Table) -> pa.Table:
     deletes = live_leaves(state, ContentType.DELETE_MANIFEST)
     if not len(deletes) or not len(data):
         return deletes.slice(0, 0)
+    if state.tree is None:
+        return leaves_of_partitions(state, deletes, data)
     relevant = deletes_by_affinity(state, _manifests_with(state, data.column(MANIFEST)), deletes)
     affiliated = relevant.column("referenced_file").is_valid()
     unaffiliated = leaves_of_partitions(state, relevant.filter(pc.invert(affiliated)), data)
@@ -212,6 +221,8 @@ def _first_missing(keys: DataFrame, entries: DataFrame) -> str | None:
 
 def many_dvs_of(state: TableState, data: DataFrame) -> DataFrame:
     """Return what `dvs_of` returns, for data entries in a DataFrame."""
+    if not may_have_vectors(state):
+        return data.limit(0)
     return many_deletes_of(state, data).where(F.col("deletion_vector.offset").isNotNull())
 
 

@@ -1,18 +1,20 @@
-"""The files that a commit adds, as rows for the root and as leaves."""
+"""The files that a commit adds: few are rows on the driver, the others are in new leaves of a tree."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Self
 
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import functions as F
 
+from sparkmeta.commit.candidates import leaves_of_partitions, leaves_sharing_partitions
 from sparkmeta.commit.search import SEARCH_COLUMNS, new_entries
 from sparkmeta.edit.leaves import few_entries, leaf_frame
 from sparkmeta.edit.summary import Tally
+from sparkmeta.manifests.arrays import whole
 from sparkmeta.manifests.projection import MANIFEST
 from sparkmeta.manifests.v4.root import one_of
 from sparkmeta.session import local_frame
@@ -20,13 +22,14 @@ from sparkmeta.session import local_frame
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
+    from sparkmeta.manifests.projection import EntryProjection
     from sparkmeta.spec.entry import ContentType
     from sparkmeta.state import TableState
 
 
 @dataclass(frozen=True)
 class NewFiles:
-    """The files that a commit adds.
+    """The files that a commit adds to a tree.
 
     Attributes:
         rows: entries for the root, rows of `tree_schema`.
@@ -46,30 +49,31 @@ class NewFiles:
             pa.concat_tables(tables) if (tables := [table for table in pair if table is not None]) else None
             for pair in ((self.rows, other.rows), (self.leaves, other.leaves))
         )
-        return NewFiles(rows, leaves, self.tally.plus(other.tally), self.named | other.named)
+        return replace(
+            self, rows=rows, leaves=leaves, tally=self.tally.plus(other.tally), named=self.named | other.named
+        )
 
     @property
-    def in_root(self) -> int:
-        """The number of files that are entries of the root."""
+    def on_driver(self) -> int:
+        """The number of files in `rows`."""
         return 0 if self.rows is None else len(self.rows)
 
     @property
     def count(self) -> int:
         """The number of files."""
-        in_leaves = 0 if self.leaves is None else pc.sum(self.leaves.column("record_count")).as_py() or 0
-        return self.in_root + int(in_leaves)
+        return self.on_driver + (0 if self.leaves is None else self._count_in_leaves())
 
-    def of(self, kinds: Collection[ContentType], leaves: ContentType) -> NewFiles:
-        """Return the files of the root that have one of `kinds`, and the leaves of one type, which may hold others."""
+    def of(self, kinds: Collection[ContentType], leaves: ContentType) -> Self:
+        """Return the files in `rows` that have one of `kinds`, and the leaves of one type, which may hold others."""
         rows = None if self.rows is None else self.rows.filter(one_of(self.rows, kinds))
-        chosen = None if self.leaves is None else self.leaves.filter(one_of(self.leaves, [leaves]))
-        return NewFiles(rows or None, chosen or None, named=self.named)
+        chosen = None if self.leaves is None else self._leaves_of(leaves)
+        return replace(self, rows=rows or None, leaves=chosen or None, tally=Tally())
 
     def frame(self, state: TableState) -> DataFrame:
         """Return the files as entries of `SEARCH_COLUMNS`, without a manifest."""
         projection = state.projection(SEARCH_COLUMNS)
-        rows = local_frame(state.spark, new_entries(state, self.rows)) if self.rows is not None else None
-        in_leaves = leaf_frame(state, self.leaves, projection) if self.leaves is not None else None
+        rows = local_frame(state.spark, self._entries_of_rows(state)) if self.rows is not None else None
+        in_leaves = self._frame_of_leaves(state, projection) if self.leaves is not None else None
         frames = [frame.drop(MANIFEST) for frame in (rows, in_leaves) if frame is not None]
         if not frames:
             return local_frame(state.spark, projection.schema.empty_table())
@@ -81,7 +85,44 @@ class NewFiles:
         projection = state.projection(SEARCH_COLUMNS)
         tables = [projection.schema.empty_table()]
         if self.rows is not None:
-            tables.append(new_entries(state, self.rows))
+            tables.append(self._entries_of_rows(state))
         if self.leaves is not None:
-            tables.append(few_entries(state, self.leaves, projection))
+            tables.append(self._entries_of_leaves(state, projection))
         return pa.concat_tables(tables).combine_chunks()
+
+    def sharing_partitions(self, state: TableState, manifests: pa.Table) -> pa.Table:
+        """Return the rows of `state.manifests` that may share a partition with the files."""
+        parts = []
+        if self.rows is not None:
+            parts.append(leaves_of_partitions(state, manifests, self._entries_of_rows(state)))
+        if self.leaves is not None:
+            parts.append(self._sharing_with_leaves(state, manifests))
+        ids = [whole(part.column(MANIFEST)) for part in parts]
+        chosen = pa.concat_arrays(ids) if ids else pa.array([], pa.int32())
+        return manifests.filter(pc.is_in(manifests.column(MANIFEST), chosen))
+
+    # -- how a tree holds them --------------------------------------------------------------------------------------
+
+    def _count_in_leaves(self) -> int:
+        assert self.leaves is not None
+        return int(pc.sum(self.leaves.column("record_count")).as_py() or 0)
+
+    def _leaves_of(self, content: ContentType) -> pa.Table:
+        assert self.leaves is not None
+        return self.leaves.filter(one_of(self.leaves, [content]))
+
+    def _entries_of_rows(self, state: TableState) -> pa.Table:
+        assert self.rows is not None
+        return new_entries(state, self.rows)
+
+    def _frame_of_leaves(self, state: TableState, projection: EntryProjection) -> DataFrame:
+        assert self.leaves is not None
+        return leaf_frame(state, self.leaves, projection)
+
+    def _entries_of_leaves(self, state: TableState, projection: EntryProjection) -> pa.Table:
+        assert self.leaves is not None
+        return few_entries(state, self.leaves, projection)
+
+    def _sharing_with_leaves(self, state: TableState, manifests: pa.Table) -> pa.Table:
+        assert self.leaves is not None
+        return leaves_sharing_partitions(state, manifests, self.leaves)

@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING
 from pyspark.sql import functions as F
 
 from sparkmeta.columns import sql
-from sparkmeta.commit.file_rows import FILE_COLUMNS, file_rows
-from sparkmeta.manifests.projection import MANIFEST, ORDINAL
+from sparkmeta.commit.file_rows import FILE_COLUMNS
+from sparkmeta.commit.listed_rows import rows_of
+from sparkmeta.manifests.projection import MANIFEST, ORDINAL, PARTITION
 from sparkmeta.manifests.v4.spark import entry_columns
 from sparkmeta.plan.deletes.views import partition_key
 from sparkmeta.session import map_arrow
+from sparkmeta.spec.metadata import has_tree
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -27,9 +29,11 @@ def new_partitions(state: TableState, files: DataFrame) -> DataFrame:
     Args:
         files: rows with the columns of `inspect.files`.
     """
-    rows = file_rows(state)
+    rows = rows_of(state)
     known = files.select(*(name for name in FILE_COLUMNS if name in files.columns))
     entries = map_arrow(known, rows.batches, rows.schema)
+    if not has_tree(state.metadata):
+        return entries.select(*("partition_spec_id", PARTITION)[: 2 if state.types.partition_fields else 1]).distinct()
     placed = entries.withColumns({MANIFEST: F.lit(0), ORDINAL: F.lit(0).cast("long")})
     columns = entry_columns(state.projection(("partition_spec_id",)), state.types.tuple_sources, None)
     return placed.selectExpr(*sql.texts(columns)).drop(MANIFEST, ORDINAL).distinct()

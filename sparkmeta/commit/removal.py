@@ -88,8 +88,7 @@ def without(entries: DataFrame, removal: Removal, state: TableState) -> DataFram
 
 def _removed_rows(removal: Removal, state: TableState) -> tuple[pa.Table, pa.Table]:
     """Return removed entries of leaves as `manifest`, `ordinal`, and those of the root as `location`, `offset`."""
-    assert state.tree is not None
-    ids = {location: place for place, location in enumerate(state.tree.root.table.column("location").to_pylist())}
+    ids = {location: manifest for manifest, location in _locations(state).items()}
     ordinals = {ids[leaf]: np.concatenate(list(bitmap.positions())) for leaf, bitmap in removal.masks.items()}
     masked = pa.table(
         {
@@ -130,7 +129,7 @@ def removal_of_rows(rows: pa.Table, state: TableState) -> Removal:
     in_root = pc.is_in(rows.column(MANIFEST), _root_ids(state))
     leaves = [_grouped(group) for group in rows_by_manifest(rows.filter(pc.invert(in_root))).values()]
     removal = _removal(pa.concat_tables(leaves or [_GROUPS.empty_table()]), rows.filter(in_root), state)
-    return replace(removal, tally=replace(removal.tally, partitions=_partitions(rows, state)))
+    return replace(removal, tally=replace(removal.tally, partitions=partitions_of(rows, state)))
 
 
 def _root_ids(state: TableState) -> pa.Array:
@@ -178,8 +177,10 @@ def _keys(entries: pa.Table) -> Iterable[tuple[int, str, int | None]]:
     return zip(entries.column("content_type").to_pylist(), entries.column("location").to_pylist(), offsets, strict=True)
 
 
-def _partitions(rows: pa.Table, state: TableState) -> frozenset[PartitionKey]:
+def partitions_of(rows: pa.Table, state: TableState) -> frozenset[PartitionKey]:
     """Return the partitions of entries that are on the driver."""
-    fields = {field_id for pairs in state.types.tuple_sources.values() for field_id, _ in pairs}
-    values = {field_id: pc.struct_field(rows.column(PARTITION), str(field_id)).to_pylist() for field_id in fields}
-    return partition_keys(rows.column("partition_spec_id").to_pylist(), values, state.types.tuple_sources)
+    values = {
+        field_id: pc.struct_field(rows.column(PARTITION), str(field_id)).to_pylist()
+        for field_id in state.types.partition_fields
+    }
+    return partition_keys(rows.column("partition_spec_id").to_pylist(), values, state.types.spec_fields)

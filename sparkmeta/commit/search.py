@@ -201,7 +201,9 @@ def _at_manifest(entries: pa.Table, manifest: int) -> pa.Table:
 def _entries_with(state: TableState, manifests: pa.Table, column: str, values: Sequence[str]) -> pa.Table:
     projection = state.projection(SEARCH_COLUMNS)
     tables = [projection.schema.empty_table()]
-    if state.tree is not None and len(manifests):
+    if state.tree is None:
+        tables.append(_query(state, manifests, column, values, projection))
+    elif len(manifests):
         in_root = pc.equal(manifests.column("file_format"), IN_ROOT)
         for content in manifests.filter(in_root).column("content_type").to_pylist():
             tables.append(_search_root(state, ContentType(content), column, values, projection))  # noqa: PERF401

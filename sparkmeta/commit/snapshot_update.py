@@ -1,4 +1,4 @@
-"""Build a new snapshot of a V4 tree: the files that it adds and removes, and its root."""
+"""Build a new snapshot: the files that it adds and removes, and how they are written down."""
 
 from __future__ import annotations
 
@@ -8,35 +8,27 @@ from typing import TYPE_CHECKING, Any, Self
 
 from sparkmeta.commit.conflicts import Isolation, Operation, Validation, refuse_new_deletes, validate
 from sparkmeta.commit.duplicates import refuse_duplicates
-from sparkmeta.commit.file_writer import FileWriter
 from sparkmeta.commit.filtered import FilteredFiles, ReplacedFiles
+from sparkmeta.commit.list_writer import ListWriter
 from sparkmeta.commit.named import Searches, find_files
-from sparkmeta.commit.new_files import NewFiles
 from sparkmeta.commit.removal import Removal
+from sparkmeta.commit.tree_writer import TreeWriter
 from sparkmeta.commit.vector_targets import replaced_deletes
-from sparkmeta.compact.choose import choose_merges
-from sparkmeta.compact.job import Rewritten
-from sparkmeta.compact.options import CompactionOptions, scope_of
-from sparkmeta.compact.rebase import Rebased, rebase
-from sparkmeta.compact.rewrite import rewrite
-from sparkmeta.edit.base_root import BaseRoot, base_root
-from sparkmeta.edit.flush import Flush, flush_of
-from sparkmeta.edit.leaves import leaf_format
-from sparkmeta.edit.new_snapshot import NewSnapshot, SnapshotNames, blob_loader, branch_head, with_root
-from sparkmeta.edit.next_root import TreeChange, same_manifest_dv, spent_leaves, without_owners
-from sparkmeta.edit.options import TreeOptions
+from sparkmeta.edit.new_snapshot import SnapshotNames, branch_head
 from sparkmeta.edit.summary import ManifestCounts, snapshot_summary
 from sparkmeta.errors import CommitConflictError, ValidationError
 from sparkmeta.spec.entry import ContentType
+from sparkmeta.spec.metadata import has_tree
 from sparkmeta.spec.summary import FileKind
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable
 
-    import pyarrow as pa
     from pyiceberg.expressions import BooleanExpression
     from pyspark.sql import DataFrame
 
+    from sparkmeta.commit.new_files import NewFiles
+    from sparkmeta.commit.snapshot_writer import SnapshotWriter
     from sparkmeta.spec.metadata import TableMetadata
     from sparkmeta.spec.snapshot import Summary
     from sparkmeta.state import TableState
@@ -184,7 +176,7 @@ class SnapshotUpdate:
     # -- the commit -------------------------------------------------------------------------------------------------
 
     def apply(self, state: TableState) -> TableMetadata:
-        """Write the root and its new leaves. Return the table's metadata with the snapshot. For `Transaction`."""
+        """Write the snapshot's manifests. Return the table's metadata with the snapshot. For `Transaction`."""
         if self.names.discarded:
             self._progress = _Progress()
         return _Attempt(self, branch_head(state, self._branch)).apply()
@@ -214,20 +206,26 @@ class _Progress:
     Attributes:
         names: the snapshot id, and the files that have been written.
         searches: the results of searches, by leaf.
-        added: the entries and leaves of new files.
+        writer: writes the snapshot.
+        added: the entries and manifests of new files.
         replaced: identifies the deletes that the new deletion vectors replaced in the first attempt.
-        flush: the files moved from the root into leaves.
-        compacted: the leaves that a compaction wrote.
-        masks: the manifest DVs of affiliated data leaves when their delete leaves were written.
     """
 
     names: SnapshotNames = field(default_factory=SnapshotNames)
     searches: Searches = field(default_factory=Searches)
+    writer: SnapshotWriter | None = None
     added: NewFiles | None = None
     replaced: Any = None
-    flush: Flush | None = None
-    compacted: list[Rewritten] | None = None
-    masks: Mapping[str, Mapping[str, Any] | None] | None = None
+
+    def writer_for(self, head: TableState, branch: str) -> SnapshotWriter:
+        """Return the writer of a snapshot, a new one if the results of the last attempt do not fit the head."""
+        if self.writer is not None and self.writer.fits(head):
+            return self.writer
+        kind: Callable[[str, SnapshotNames, Searches], SnapshotWriter]
+        kind = TreeWriter if has_tree(head.metadata) else ListWriter
+        self.added = self.replaced = None
+        self.writer = kind(branch, self.names, self.searches)
+        return self.writer
 
 
 @dataclass
@@ -242,66 +240,24 @@ class _Attempt:
         return self.update._progress
 
     def apply(self) -> TableMetadata:
-        progress, metadata = self.progress, self.head.metadata
-        for validation in self.update._validations:
-            validate(self.head, validation, self.update._conflicting)
-        progress.names.next_attempt(metadata)
-        base = base_root(self.head)
-        state = with_root(self.head, base)
-        options = TreeOptions.of(metadata.properties)
+        update, progress = self.update, self.progress
+        for validation in update._validations:
+            validate(self.head, validation, update._conflicting)
+        progress.names.next_attempt(self.head.metadata)
+        writer = progress.writer_for(self.head, update._branch)
+        state = writer.begin(self.head)
         if progress.added is None:
-            progress.added = self._add(state, options)
+            progress.added = self._add(writer)
         added = progress.added
         removal = self._removal(state, added)
         refuse_duplicates(state, added, removal, progress.searches)
-        leaves = self._still_affiliated(added.leaves, base, removal)
-        change = TreeChange(added.rows, leaves, removal.keys, removal.masks)
-        if progress.flush is None or not progress.flush.fits(base.root, change):
-            progress.flush = flush_of(base.root, change, state, options, progress.names.file("flush"))
-        flush = progress.flush
-        compacted = self._compacted(base, state, change, options)
-        manifests = _manifest_counts(base, added, flush, compacted)
-        new = NewSnapshot(state, base, self.update._branch, progress.names)
-        edit = compacted.into(flush.into(change)) if compacted else flush.into(change)
-        return new.commit(edit, lambda: self._summary(added, removal, manifests))
+        return writer.commit(added, removal, lambda manifests: self._summary(added, removal, manifests))
 
-    def _add(self, state: TableState, options: TreeOptions) -> NewFiles:
-        form = leaf_format(state, self.progress.names.file("leaf"), options.leaf_target_bytes)
-        writer = FileWriter(state, form, options, self.progress.searches)
-        added = NewFiles()
+    def _add(self, writer: SnapshotWriter) -> NewFiles:
+        added = writer.nothing
         for files, kinds in self.update._added:
-            added = added.plus(writer.add(files, kinds, added.in_root))
+            added = added.plus(writer.add(files, kinds, added))
         return added
-
-    def _still_affiliated(self, leaves: pa.Table | None, base: BaseRoot, removal: Removal) -> pa.Table | None:
-        """Return the new leaves, with delete leaves unaffiliated if files of their data leaf have been removed since.
-
-        A removed file may have been added again in another manifest.
-        """
-        if leaves is None or base.root is None or leaves.column("referenced_file").null_count == len(leaves):
-            return leaves
-        owners = leaves.column("referenced_file").drop_null().to_pylist()
-        masks = {owner: base.root.manifest_dv_of.get(owner) for owner in owners}
-        if self.progress.masks is None:
-            self.progress.masks = masks
-        changed = {owner for owner in owners if not same_manifest_dv(self.progress.masks[owner], masks[owner])}
-        return without_owners(leaves, changed.union(removal.masks))
-
-    def _compacted(self, base: BaseRoot, state: TableState, change: TreeChange, options: TreeOptions) -> Rebased | None:
-        """Return the compaction that the table's properties request, of leaves that the change does not touch."""
-        progress = self.progress
-        if base.root is None or not options.compact_entries:
-            return None
-        if progress.compacted is None:
-            compaction = CompactionOptions(max_entries=options.compact_entries)
-            scope = scope_of(state, base.root, compaction, change.masks)
-            progress.compacted = rewrite(state, scope, choose_merges(scope), progress.names.file("compact"))
-            progress.names.written.update(
-                *(each.new_leaves.column("location").to_pylist() for each in progress.compacted)
-            )
-        if not progress.compacted:
-            return None
-        return rebase(state, base.root, progress.compacted, blob_loader(state), change.masks)
 
     def _removal(self, state: TableState, added: NewFiles) -> Removal:
         update, searches = self.update, self.progress.searches
@@ -339,9 +295,3 @@ class _Attempt:
             manifests,
             replaces_partitions=bool(update._partitions_of),
         )
-
-
-def _manifest_counts(base: BaseRoot, added: NewFiles, flush: Flush, compacted: Rebased | None) -> ManifestCounts:
-    new = sum(len(leaves) for leaves in (added.leaves, flush.leaves) if leaves is not None)
-    carried = 0 if base.root is None else len(base.root.leaves) - len(spent_leaves(base.root))
-    return (ManifestCounts() if compacted is None else compacted.counts).plus(ManifestCounts(new, carried))

@@ -24,6 +24,7 @@ from sparkmeta.commit.snapshot_update import SnapshotUpdate
 from sparkmeta.edit.attempts import Step, commit_steps
 from sparkmeta.errors import CommitConflictError
 from sparkmeta.operations.base_table import TableT
+from sparkmeta.spec.metadata import refuse_encrypted
 from sparkmeta.spec.updates import UpdateSpec, update_table_metadata
 
 if TYPE_CHECKING:
@@ -77,7 +78,7 @@ class Transaction(Generic[TableT]):
         """Begin a new snapshot of a branch. Its changes of files take effect when the transaction commits.
 
         Raises:
-            UnsupportedError: the table has no metadata tree.
+            UnsupportedError: the table is encrypted, or has manifest lists of format version 4.
         """
         update = SnapshotUpdate(self.table.state, branch, dict(snapshot_properties or {}))
         self._add_snapshot(update)
@@ -128,7 +129,7 @@ class Transaction(Generic[TableT]):
 
     def _stage(self, updates: tuple[TableUpdate, ...], requirements: tuple[TableRequirement, ...] = ()) -> Self:
         if not all(isinstance(update, _REF_UPDATES) for update in updates):
-            self.table.refuse_lists()
+            self.table.refuse_lists_of_version_4()
         return self._add(_MetadataStep(tuple(updates), tuple(requirements))) if updates else self
 
     def _add(self, step: Step) -> Self:
@@ -139,7 +140,8 @@ class Transaction(Generic[TableT]):
 
     def _add_snapshot(self, step: Step) -> None:
         """Add a step that makes a snapshot when the transaction commits."""
-        self.table.refuse_lists()
+        self.table.refuse_lists_of_version_4()
+        refuse_encrypted(self.table.metadata, "and can't be committed to")
         self._steps.append(step)
 
     def _set_ref_snapshot(

@@ -71,6 +71,8 @@ def commit_steps(table: TableT, steps: Sequence[Step]) -> TableT:
             committed = table.operations.commit(table.version, metadata)
         except CommitFailedError:
             _discard_snapshots(table, metadata)
+            for names in _names(steps):
+                names.lists.clear()
             waited = time.monotonic() - started
             if attempt == retry.retries or waited * 1000 > retry.total_ms:
                 _discard_attempts(table, steps)
@@ -107,6 +109,7 @@ def _discard_attempts(table: BaseTable, steps: Sequence[Step]) -> None:
                 _log.warning("%s: not listed: %s", folder, error)
                 locations = sorted(names.written)
             discard(files, locations)
+        discard(files, sorted(names.lists))
 
 
 def _names(steps: Sequence[Step]) -> Iterator[SnapshotNames]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sparkmeta.edit.new_snapshot import SnapshotNames, next_row_id, with_snapshot
+from sparkmeta.manifests.arrays import whole
 from sparkmeta.manifests.manifest_list import MANIFEST_FILE_SCHEMA, write_manifest_list
 from sparkmeta.operations.table_operations import metadata_folder
 from sparkmeta.storage.location import join
@@ -29,14 +30,12 @@ class NewList:
     branch: str
     names: SnapshotNames
 
-    def commit(self, added: pa.Table, replaced: Collection[str], summary: Callable[[], Summary]) -> TableMetadata:
+    def commit(self, manifests: pa.Table, summary: Summary) -> TableMetadata:
         """Write the manifest list, and return the table's metadata with its snapshot.
 
-        The list has the added manifests, followed by those of the branch that are not replaced.
-
         Args:
-            added: rows of `MANIFEST_FILE_SCHEMA`, as `write_manifest` returns them.
-            replaced: locations of the replaced manifests.
+            manifests: rows of `MANIFEST_FILE_SCHEMA` in the list's order. Those of new manifests are as
+                `write_manifest` returns them, without a sequence number.
 
         Raises:
             ValidationError: a manifest lacks counts that the format version requires.
@@ -44,26 +43,35 @@ class NewList:
         state, metadata = self.state, self.state.metadata
         version = metadata.format_version
         sequence_number = 0 if version == 1 else metadata.last_sequence_number + 1
-        carried = state.manifest_files
-        carried = carried.filter(
-            pc.invert(pc.is_in(carried.column("manifest_path"), pa.array(list(replaced), pa.string())))
-        )
-        rows = pa.concat_tables([_stamped(added, self.names.snapshot_id, sequence_number), carried])
+        rows = _stamped(manifests, self.names.snapshot_id, sequence_number)
         fields: dict[str, Any] = {
             "snapshot-id": self.names.snapshot_id,
             "sequence-number": sequence_number,
-            "summary": summary(),
+            "summary": summary,
         }
         first = next_row_id(metadata) if version >= 3 else None
         if first is not None:
             rows, end = with_row_ids(rows, first)
             fields |= {"first-row-id": first, "added-rows": end - first}
+        self.names.used = frozenset(self.names.written.intersection(rows.column("manifest_path").to_pylist()))
         parent = None if state.snapshot is None else state.snapshot.snapshot_id
         properties = list_properties(version, self.names.snapshot_id, parent, sequence_number, first)
         name = f"snap-{self.names.snapshot_id}-{self.names.attempts}-{uuid.uuid4()}.avro"
         location = join(metadata_folder(metadata), name)
+        self.names.lists.add(location)
         state.files.write_new(location, write_manifest_list(rows, version, properties, metadata.location))
         return with_snapshot(state, self.branch, fields | {"manifest-list": location})
+
+
+def without_manifests(manifests: pa.Table, paths: Collection[str]) -> pa.Table:
+    """Return rows of `MANIFEST_FILE_SCHEMA` without those of some manifests."""
+    named = pc.is_in(manifests.column("manifest_path"), pa.array(sorted(paths), pa.string()))
+    return manifests.filter(pc.invert(named))
+
+
+def is_new(manifests: pa.Table) -> pa.Array:
+    """Return which rows of `MANIFEST_FILE_SCHEMA` are of manifests that are not committed yet."""
+    return whole(manifests.column("sequence_number")).is_null()
 
 
 def list_properties(
@@ -82,12 +90,15 @@ def list_properties(
     return properties
 
 
-def _stamped(added: pa.Table, snapshot_id: int, sequence_number: int) -> pa.Table:
-    """Return the manifests with the commit's snapshot id and sequence number (semantics 3.1-5)."""
-    columns = {name: added.column(name) for name in added.column_names}
-    columns["added_snapshot_id"] = pa.repeat(pa.scalar(snapshot_id, pa.int64()), len(added))
-    columns["sequence_number"] = pa.repeat(pa.scalar(sequence_number, pa.int64()), len(added))
-    columns["min_sequence_number"] = pc.fill_null(columns["min_sequence_number"], sequence_number)
+def _stamped(manifests: pa.Table, snapshot_id: int, sequence_number: int) -> pa.Table:
+    """Return the manifests, new ones with the commit's snapshot id and sequence number (semantics 3.1-5)."""
+    new = is_new(manifests)
+    columns = {name: whole(manifests.column(name)) for name in manifests.column_names}
+    columns["min_sequence_number"] = pc.coalesce(
+        columns["min_sequence_number"], pc.if_else(new, pa.scalar(sequence_number, pa.int64()), None)
+    )
+    for name, number in (("added_snapshot_id", snapshot_id), ("sequence_number", sequence_number)):
+        columns[name] = pc.if_else(new, pa.scalar(number, pa.int64()), columns[name])
     return pa.table(columns, MANIFEST_FILE_SCHEMA)
 
 

@@ -40,6 +40,7 @@ class SnapshotNames:
         used: the written files that the last attempt's root names.
         ids: the snapshot ids of all attempts, with which the names of their files begin.
         spilled: manifest DVs that attempts have moved into Puffin files; see `spill_manifest_dvs`.
+        lists: locations of the manifest lists of attempts that have not failed yet.
         discarded: whether the written files have been deleted, so that no attempt may use them.
     """
 
@@ -49,6 +50,7 @@ class SnapshotNames:
     used: frozenset[str] = frozenset()
     ids: set[int] = field(default_factory=set)
     spilled: dict[tuple[str, bytes], Mapping[str, Any]] = field(default_factory=dict)
+    lists: set[str] = field(default_factory=set)
     discarded: bool = False
 
     def next_attempt(self, metadata: TableMetadata) -> None:

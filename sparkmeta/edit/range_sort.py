@@ -66,9 +66,18 @@ def sampled_bounds(keys: DataFrame, more_keys: pa.Table, entries: int, ranges: i
     """
     if ranges < 2:
         return more_keys.schema.empty_table()
-    share = min(_LARGEST_SAMPLE, max(_LEAST_SAMPLE, ranges * _SAMPLED)) / max(entries, 1)
-    sample = keys.sample(min(1.0, share), seed=7).toArrow().cast(more_keys.schema)
+    sample = sampled(keys, entries, ranges).toArrow().cast(more_keys.schema)
     return range_bounds(pa.concat_tables([sample, more_keys]), ranges)
+
+
+def sampled(rows: DataFrame, count: int, ranges: int) -> DataFrame:
+    """Return a sample of rows, large enough for `range_bounds`.
+
+    Args:
+        count: the approximate number of rows.
+    """
+    share = min(_LARGEST_SAMPLE, max(_LEAST_SAMPLE, ranges * _SAMPLED)) / max(count, 1)
+    return rows.sample(min(1.0, share), seed=7)
 
 
 # Sampled keys per range, and their least and largest total.

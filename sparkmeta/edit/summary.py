@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sparkmeta.manifests.v4.decode import partition_tuples
-from sparkmeta.manifests.v4.types import TupleSources
 from sparkmeta.spec.entry import ContentType
 from sparkmeta.spec.summary import FileKind, SnapshotSummaryBuilder, UpdateMetrics
 
@@ -98,19 +96,18 @@ def _count(rows: pa.Table) -> KindCount:
     return KindCount(len(rows), pc.sum(rows.column("record_count")).as_py() or 0, pc.sum(sizes).as_py() or 0)
 
 
-def tree_partitions(rows: pa.Table, sources: TupleSources) -> frozenset[PartitionKey]:
-    """Return the partitions of rows of `tree_schema`."""
-    fields = {field_id for pairs in sources.values() for field_id, _ in pairs}
-    values = partition_tuples(rows, sorted(fields), sources, "the files to add")
-    return partition_keys(rows.column("partition_spec_id").to_pylist(), values, sources)
-
-
 def partition_keys(
-    spec_ids: list[int], values: Mapping[int, list[Any]], sources: TupleSources
+    spec_ids: list[int], values: Mapping[int, list[Any]], fields: Mapping[int, Sequence[tuple[int, str]]]
 ) -> frozenset[PartitionKey]:
-    """Return the distinct partitions of files, given their values by partition field id."""
+    """Return the distinct partitions of files.
+
+    Args:
+        spec_ids: the partition spec of each file.
+        values: partition field id -> the value of each file.
+        fields: spec id -> (partition field id, type name) of its fields.
+    """
     return frozenset(
-        (spec_id, tuple((field_id, values[field_id][row]) for field_id, _ in sources[spec_id]))
+        (spec_id, tuple((field_id, values[field_id][row]) for field_id, _ in fields[spec_id]))
         for row, spec_id in enumerate(spec_ids)
     )
 

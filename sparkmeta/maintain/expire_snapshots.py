@@ -15,9 +15,9 @@ from sparkmeta.errors import ValidationError, shown
 from sparkmeta.inspect.snapshots import snapshots as snapshot_rows
 from sparkmeta.maintain.reachable.deletion import Deletion, delete_files
 from sparkmeta.maintain.reachable.files import count_files, public_files, unreachable_files, used_specs
-from sparkmeta.maintain.upgrade import refuse_encrypted
 from sparkmeta.operations.base_table import TableT
 from sparkmeta.spec.expiry import Expired, ExpiryRules, choose_expired, without_expired
+from sparkmeta.spec.metadata import refuse_encrypted
 from sparkmeta.storage.access import executor_writer
 
 if TYPE_CHECKING:

@@ -20,10 +20,10 @@ from pyiceberg.table.refs import SnapshotRefType
 from sparkmeta.compact.options import CompactionOptions
 from sparkmeta.compact.plan import CompactionPlan, CompactionSummary, compaction_of
 from sparkmeta.edit.attempts import Step, commit_steps
-from sparkmeta.errors import UnsupportedError, ValidationError
+from sparkmeta.errors import ValidationError
 from sparkmeta.operations.base_table import TableT
-from sparkmeta.spec.metadata import has_tree
-from sparkmeta.spec.metadata_model import TableMetadataV3, TableMetadataV4
+from sparkmeta.spec.metadata import has_tree, refuse_encrypted
+from sparkmeta.spec.metadata_model import TableMetadataV4
 from sparkmeta.spec.upgrade import upgrade_metadata
 
 if TYPE_CHECKING:
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from sparkmeta.state import TableState
 
 TREE_VERSION = 4
-_ENCRYPTION_KEY = "encryption.key-id"
 
 
 @dataclass(frozen=True)
@@ -187,14 +186,6 @@ def _refuse(metadata: TableMetadata) -> None:
     if has_tree(metadata):
         raise ValidationError(f"{metadata.location}: the table has the metadata tree of format version 4 already")
     refuse_encrypted(metadata, "which metadata trees can't be")
-
-
-def refuse_encrypted(metadata: TableMetadata, why: str) -> None:
-    """Raise UnsupportedError for an encrypted table, with a message that ends with `why`."""
-    keys = metadata.encryption_keys if isinstance(metadata, TableMetadataV3) else []
-    encrypted = next((snapshot for snapshot in metadata.snapshots if snapshot.key_id is not None), None)
-    if keys or encrypted is not None or _ENCRYPTION_KEY in metadata.properties:
-        raise UnsupportedError(f"{metadata.location}: the table is encrypted, {why}")
 
 
 def _branches(state: TableState) -> list[BranchSummary]:

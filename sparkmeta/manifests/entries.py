@@ -111,7 +111,8 @@ class EntryBuilder:
     def __init__(self, part: ManifestPart, projection: EntryProjection) -> None:
         self.part = part
         self.projection = projection
-        self.row_ids = RowIdCounter(part.context.first_row_id)
+        context = part.context
+        self.row_ids = RowIdCounter(context.first_row_id, is_committed=context.sequence_number is not None)
 
     def batch(self, ordinals: pa.Array, records: RawRecords) -> pa.RecordBatch:
         """Return the records that pass the projection's filter as a batch of `projection.schema`.

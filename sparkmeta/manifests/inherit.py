@@ -16,7 +16,10 @@ from sparkmeta.spec.entry import Status
 
 @dataclass(frozen=True)
 class ManifestContext:
-    """The values of a manifest's row in the manifest list that entries inherit; None for no value."""
+    """The values of a manifest's row in the manifest list that entries inherit; None for no value.
+
+    A manifest that is not committed yet has no sequence number.
+    """
 
     snapshot_id: int | None
     sequence_number: int | None
@@ -57,16 +60,18 @@ class RowIdCounter:
     """Assigns first row ids to the entries of one manifest, in physical order.
 
     The counter starts at the manifest's first row id. Every entry that is not DELETED and has no first row id gets the
-    counter, which then advances by its record count. If the manifest has no first row id, no entry has one.
+    counter, which then advances by its record count. If the manifest has no first row id, no entry has one, unless the
+    manifest is not committed yet.
     """
 
-    def __init__(self, first_row_id: int | None) -> None:
+    def __init__(self, first_row_id: int | None, *, is_committed: bool = True) -> None:
         self._next = first_row_id
+        self._is_committed = is_committed
 
     def assign(self, first_row_id: pa.Array, status: pa.Array, record_count: pa.Array) -> pa.Array:
         """Return the first row ids of the next entries (int64)."""
         if self._next is None:
-            return pa.nulls(len(status), pa.int64())
+            return pa.nulls(len(status), pa.int64()) if self._is_committed else first_row_id
         assigned = first_row_id.is_null().to_numpy(False) & (status.to_numpy(False) != Status.DELETED)
         counts = np.where(assigned, pc.fill_null(record_count, 0).to_numpy(False), 0)
         starts = self._next + np.cumsum(counts) - counts

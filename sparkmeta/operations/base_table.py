@@ -72,6 +72,11 @@ class BaseTable:
         if not self.operations.holds_trees and (as_tree or has_tree(self.metadata)):
             raise UnsupportedError(f"{self.full_name}: {TREES_ELSEWHERE}")
 
+    def refuse_lists_of_version_4(self) -> None:
+        """Raise UnsupportedError for a table of format version 4 with manifest lists, as another library makes it."""
+        if self.metadata.format_version > 3:
+            self.refuse_lists()
+
     def refuse_lists(self) -> None:
         """Raise UnsupportedError if the table has manifest lists, not a metadata tree."""
         if not has_tree(self.metadata):

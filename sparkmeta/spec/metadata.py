@@ -44,12 +44,15 @@ __all__ = [
     "has_tree",
     "parse_table_metadata",
     "parse_table_uuid",
+    "refuse_encrypted",
     "serialize_table_metadata",
     "table_metadata_from_json",
 ]
 
 NEWEST_FORMAT_VERSION = 4
 MAIN = "main"
+
+_ENCRYPTION_KEY = "encryption.key-id"
 
 _VERSIONS: dict[int, type[TableMetadata]] = {
     1: TableMetadataV1,
@@ -115,6 +118,14 @@ def parse_table_uuid(data: bytes, location: str) -> uuid.UUID | None:
 def has_tree(metadata: TableMetadata) -> bool:
     """Return whether a table has a metadata tree, not manifest lists."""
     return isinstance(metadata, TableMetadataV4) and metadata.layout_revision is not None
+
+
+def refuse_encrypted(metadata: TableMetadata, why: str) -> None:
+    """Raise UnsupportedError for an encrypted table, with a message that ends with `why`."""
+    keys = metadata.encryption_keys if isinstance(metadata, TableMetadataV3) else []
+    encrypted = next((snapshot for snapshot in metadata.snapshots if snapshot.key_id is not None), None)
+    if keys or encrypted is not None or _ENCRYPTION_KEY in metadata.properties:
+        raise UnsupportedError(f"{metadata.location}: the table is encrypted, {why}")
 
 
 def serialize_table_metadata(metadata: TableMetadata) -> str:

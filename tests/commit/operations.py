@@ -24,13 +24,14 @@ from tests.peers.content_files import elements
 from tests.peers.file_maker import FileMaker
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping
+    from pathlib import Path
 
     from pyspark.sql import DataFrame, SparkSession
 
     from sparkmeta.commit.snapshot_update import SnapshotUpdate
     from sparkmeta.table import Table
-    from tests.peers.java import Java
+    from tests.peers.java import Java, JavaTable
 
 SCHEMA = Schema(NestedField(1, "id", LongType()), NestedField(2, "s", StringType()))
 SPEC = PartitionSpec(PartitionField(2, 1000, IdentityTransform(), "s"))
@@ -262,6 +263,27 @@ class JavaPeer(FileMaker):
         for files in BASE:
             peer.append(*map(peer.file, files))
         return peer
+
+    @staticmethod
+    def in_folder(
+        java: Java, folder: Path, format_version: int, properties: Mapping[str, str] | None = None
+    ) -> JavaPeer:
+        """A new file-system table with the files of `BASE`."""
+        iceberg = java.iceberg
+        tables = iceberg.hadoop.HadoopTables(java.session.sessionState().newHadoopConf())
+        schema = iceberg.SchemaParser.fromJson(SCHEMA.model_dump_json())
+        spec = iceberg.PartitionSpecParser.fromJson(schema, SPEC.model_dump_json())
+        values = {"format-version": str(format_version), **(properties or {})}
+        peer = JavaPeer(java, tables.create(schema, spec, values, f"file://{folder}"))
+        for files in BASE:
+            peer.append(*map(peer.file, files))
+        return peer
+
+    @property
+    def current(self) -> JavaTable:
+        """The newest state of the table."""
+        self._table.refresh()
+        return self.java.table(self._table.operations().current().metadataFileLocation())
 
     @property
     def table(self) -> Any:

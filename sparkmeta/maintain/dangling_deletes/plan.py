@@ -7,19 +7,21 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
+
 from sparkmeta.commit.removal import Removal, removal_of
 from sparkmeta.edit.base_root import base_root
-from sparkmeta.edit.lists import NewList
+from sparkmeta.edit.list_options import ListOptions
+from sparkmeta.edit.lists import NewList, without_manifests
 from sparkmeta.edit.new_snapshot import NewSnapshot, branch_head, with_root
 from sparkmeta.edit.next_root import TreeChange
 from sparkmeta.edit.rewrite_plan import RewritePlan, RewriteStep, RewriteSummary, rewritten_by_others
+from sparkmeta.edit.rewritten_manifests import ManifestRewriter
 from sparkmeta.edit.summary import KindCount, ManifestCounts
 from sparkmeta.errors import UnsupportedError
-from sparkmeta.maintain.dangling_deletes.manifests import without_entries
 from sparkmeta.maintain.dangling_deletes.search import dangling_deletes, public_rows
-from sparkmeta.maintain.upgrade import refuse_encrypted
 from sparkmeta.operations.base_table import TableT
-from sparkmeta.spec.metadata import has_tree
+from sparkmeta.spec.metadata import has_tree, refuse_encrypted
 from sparkmeta.spec.summary import FileKind
 
 if TYPE_CHECKING:
@@ -133,13 +135,16 @@ class _DanglingStep(RewriteStep):
             counts = ManifestCounts(kept=len(base.root.leaves))
             change = TreeChange(removed=removal.keys, masks=removal.masks)
             return new.commit(change, self.summary(head, counts, removed=removal.tally))
-        name = self.names.file("m")
-        manifests = without_entries(head, removal.masks, self.names.snapshot_id, name)
-        self.names.used = frozenset(manifests.column("manifest_path").to_pylist())
-        self.names.written.update(self.names.used)
-        counts = ManifestCounts(len(manifests), len(head.manifest_files) - len(manifests), len(manifests))
+        options = ListOptions.of(head.metadata.properties)
+        rewriter = ManifestRewriter(head, self.names.snapshot_id, self.names.file("m"), options.target_bytes)
+        listed = head.manifest_files
+        kept = without_manifests(listed, removal.masks.keys())
+        replaced = without_manifests(listed, kept.column("manifest_path").to_pylist())
+        manifests = rewriter.without_entries(replaced, removal.masks)
+        self.names.written.update(manifests.column("manifest_path").to_pylist())
+        counts = ManifestCounts(len(manifests), len(kept), len(manifests))
         summary = self.summary(head, counts, removed=removal.tally)
-        return NewList(head, self.branch, self.names).commit(manifests, removal.masks.keys(), summary)
+        return NewList(head, self.branch, self.names).commit(pa.concat_tables([manifests, kept]), summary())
 
 
 def plan_removal(table: TableT, branch: str, properties: Mapping[str, str]) -> DanglingDeletesPlan[TableT]:

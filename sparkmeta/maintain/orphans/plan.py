@@ -20,11 +20,11 @@ from sparkmeta.maintain.orphans.other_tables import METADATA_FILE, other_tables,
 from sparkmeta.maintain.orphans.prefixes import Folder, hidden_pattern, prefix_of
 from sparkmeta.maintain.reachable.deletion import Deletion, delete_files
 from sparkmeta.maintain.reachable.files import count_files, reachable_files
-from sparkmeta.maintain.upgrade import refuse_encrypted
 from sparkmeta.operations.base_table import TableT
 from sparkmeta.operations.metadata_files import METADATA, VERSION_HINT
 from sparkmeta.session import local_frame, materialize
 from sparkmeta.spec.expiry import refuse_without_gc
+from sparkmeta.spec.metadata import refuse_encrypted
 from sparkmeta.storage.access import executor_writer
 from sparkmeta.storage.location import join, path_of
 from sparkmeta.storage.writing import TEMPORARY_PATTERN

@@ -10,11 +10,12 @@ from pyspark.sql import functions as F
 
 from sparkmeta.changes.history import snapshots_since
 from sparkmeta.commit.removal import Removal, removal_of
-from sparkmeta.edit.lists import NewList
+from sparkmeta.edit.list_options import ListOptions
+from sparkmeta.edit.lists import NewList, without_manifests
 from sparkmeta.edit.rewrite_plan import RewriteStep
+from sparkmeta.edit.rewritten_manifests import ManifestRewriter
 from sparkmeta.edit.summary import ManifestCounts, Tally
 from sparkmeta.errors import CommitConflictError
-from sparkmeta.maintain.dangling_deletes.manifests import without_entries
 from sparkmeta.maintain.dangling_deletes.search import ENTRY_COLUMNS
 from sparkmeta.maintain.position_deletes.entries import write_delete_manifests
 from sparkmeta.plan.filter import is_live
@@ -64,15 +65,18 @@ class DeleteRewriteStep(RewriteStep):
             snapshot_id, lambda: write_delete_manifests(self.new, planned, snapshot_id, names.file("m"))
         )
         masks = tuple((location, write_deletion_vector(removal.masks[location])) for location in sorted(removal.masks))
-        rest, _ = self._once(
-            (snapshot_id, masks), lambda: (without_entries(head, removal.masks, snapshot_id, names.file("m")), Tally())
-        )
-        manifests = pa.concat_tables([added, rest])
-        names.used = frozenset(manifests.column("manifest_path").to_pylist())
-        kept = len(head.manifest_files) - len(removal.masks)
-        counts = ManifestCounts(len(manifests), kept, len(removal.masks))
+        unchanged = without_manifests(head.manifest_files, removal.masks.keys())
+        rest, _ = self._once((snapshot_id, masks), lambda: (self._without(head, removal, unchanged), Tally()))
+        counts = ManifestCounts(len(added) + len(rest), len(unchanged), len(removal.masks))
         summary = self.summary(head, counts, removed=removal.tally, added=tally)
-        return NewList(head, self.branch, names).commit(manifests, removal.masks.keys(), summary)
+        return NewList(head, self.branch, names).commit(pa.concat_tables([added, rest, unchanged]), summary())
+
+    def _without(self, head: TableState, removal: Removal, unchanged: pa.Table) -> pa.Table:
+        """Write the manifests that list removed entries without them, and return the rows of the new ones."""
+        target = ListOptions.of(head.metadata.properties).target_bytes
+        rewriter = ManifestRewriter(head, self.names.snapshot_id, self.names.file("m"), target)
+        replaced = without_manifests(head.manifest_files, unchanged.column("manifest_path").to_pylist())
+        return rewriter.without_entries(replaced, removal.masks)
 
     def _once(self, key: object, write: Callable[[], tuple[pa.Table, Tally]]) -> tuple[pa.Table, Tally]:
         if key not in self.manifests:

@@ -11,9 +11,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyiceberg.expressions import AlwaysTrue, BooleanExpression
 
-from sparkmeta.columns.bounds import ANY
 from sparkmeta.columns.predicate import bind_filter, parse_filter
-from sparkmeta.errors import UnsupportedError, ValidationError, shown
+from sparkmeta.edit.list_options import MOST_BYTES, ListOptions
+from sparkmeta.edit.rewritten_manifests import refuse_rewrite
+from sparkmeta.errors import ValidationError, shown
 from sparkmeta.manifests.avro.write import manifest_codec
 from sparkmeta.manifests.manifest_list import live_count
 from sparkmeta.plan.filter import ScanFilter
@@ -32,10 +33,6 @@ REWRITTEN = "sparkmeta.rewritten-manifests"
 `target-bytes` is the target size of a manifest, `sorted-by` maps spec ids to ids of partition fields in order.
 """
 
-_TARGET = "commit.manifest.target-size-bytes"
-_TARGET_BYTES = 8 << 20
-# Most bytes of a manifest, since a task holds its uncompressed entries as one array.
-_MOST_BYTES = 64 << 20
 # A single manifest is left alone up to this multiple of the target size.
 _SURPLUS = 1.1
 
@@ -116,26 +113,6 @@ def _is_in_order(group: ManifestGroup, state: TableState, target: int) -> bool:
     return known.get(str(group.spec_id)) == list(group.keys) and how.get("target-bytes") == target
 
 
-def refuse_rewrite(manifests: pa.Table, spec_id: int, state: TableState) -> None:
-    """Refuse to rewrite manifests of one partition spec, rows of `TableState.manifests`.
-
-    Raises:
-        UnsupportedError: they are encrypted or not Avro, or the spec has an unknown transform.
-    """
-    unknown = [field_id for field_id, kind in state.types.spec_fields[spec_id] if kind == ANY]
-    if unknown:
-        raise UnsupportedError(
-            f"{state.metadata.location}: partition spec {spec_id} has a transform that is not known, of field "
-            f"{unknown[0]}: its manifests can't be rewritten"
-        )
-    encrypted = manifests.filter(manifests.column("key_metadata").is_valid())
-    if len(encrypted):
-        raise UnsupportedError(f"{encrypted.column('location')[0]} is encrypted: it can't be rewritten")
-    other = manifests.filter(pc.not_equal(manifests.column("file_format"), "AVRO"))
-    if len(other):
-        raise UnsupportedError(f"{other.column('location')[0]} is no Avro manifest: it can't be rewritten")
-
-
 def _keys(state: TableState, options: ManifestRewriteOptions) -> dict[int, tuple[int, ...]]:
     """Return the ids of the partition fields by which entries are sorted, for each spec to rewrite."""
     specs = state.specs
@@ -170,14 +147,11 @@ def target_bytes(metadata: TableMetadata, options: ManifestRewriteOptions) -> in
     """
     size: Any = options.target_manifest_bytes
     if size is not None:
-        if isinstance(size, bool) or not isinstance(size, int) or not 1 <= size <= _MOST_BYTES:
-            problem = f"it takes a number of bytes from 1 to {_MOST_BYTES}"
+        if isinstance(size, bool) or not isinstance(size, int) or not 1 <= size <= MOST_BYTES:
+            problem = f"it takes a number of bytes from 1 to {MOST_BYTES}"
             raise ValidationError(f"target_manifest_bytes is {shown(size)}: {problem}")
         return int(size)
-    text = metadata.properties.get(_TARGET, str(_TARGET_BYTES))
-    if not text.isdecimal() or not int(text):
-        raise ValidationError(f"the table property {_TARGET} is {shown(text)}: it takes a number of bytes")
-    return min(int(text), _MOST_BYTES)
+    return ListOptions.of(metadata.properties).target_bytes
 
 
 def total_bytes(manifests: pa.Table) -> int:

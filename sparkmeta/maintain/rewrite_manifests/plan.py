@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from sparkmeta.edit.lists import NewList
+from sparkmeta.edit.lists import NewList, without_manifests
 from sparkmeta.edit.new_snapshot import branch_head
 from sparkmeta.edit.rewrite_plan import RewritePlan, RewriteStep, RewriteSummary, rewritten_by_others
 from sparkmeta.edit.sorted_manifests import file_count
@@ -25,11 +25,11 @@ from sparkmeta.maintain.rewrite_manifests.groups import (
     total_bytes,
 )
 from sparkmeta.maintain.rewrite_manifests.job import ManifestJob
-from sparkmeta.maintain.upgrade import refuse_encrypted
 from sparkmeta.manifests.manifest_list import live_count, live_counts
 from sparkmeta.operations.base_table import TableT
 from sparkmeta.session import local_frame
 from sparkmeta.spec.entry import ContentType
+from sparkmeta.spec.metadata import refuse_encrypted
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -161,13 +161,13 @@ class _ManifestStep(RewriteStep):
         if not fitting:
             raise rewritten_by_others(head)
         manifests = pa.concat_tables([manifests for _, manifests in fitting])
-        self.names.used = frozenset(manifests.column("manifest_path").to_pylist())
         replaced = set().union(*(group.paths for group, _ in fitting))
         counts = ManifestCounts(len(manifests), len(present) - len(replaced), len(replaced), file_count(manifests))
         sorted_by = {str(group.spec_id): group.keys for group, _ in fitting}
         how = {"target-bytes": target_bytes(self.planned_on.metadata, self.options), "sorted-by": sorted_by}
         summary = self.summary(head, counts, {REWRITTEN: json.dumps(how)})
-        return NewList(head, self.branch, self.names).commit(manifests, replaced, summary)
+        listed = pa.concat_tables([manifests, without_manifests(head.manifest_files, replaced)])
+        return NewList(head, self.branch, self.names).commit(listed, summary())
 
     def _write(self, group: ManifestGroup) -> pa.Table:
         manifests = ManifestJob(self.planned_on, group, self.options, self.names.file("m")).run()

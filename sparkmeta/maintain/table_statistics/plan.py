@@ -13,7 +13,6 @@ from pyiceberg.types import PrimitiveType
 from sparkmeta.errors import UnsupportedError, ValidationError, shown, translated_errors
 from sparkmeta.maintain.set_statistics import commit_statistics, state_of
 from sparkmeta.maintain.table_statistics.sketches import SKETCH_SCHEMA, ColumnSketches, merge_sketches
-from sparkmeta.maintain.upgrade import refuse_encrypted
 from sparkmeta.operations.base_table import TableT
 from sparkmeta.operations.table_operations import metadata_folder
 from sparkmeta.plan.choose import choose
@@ -23,6 +22,7 @@ from sparkmeta.plan.prune import prune_manifests
 from sparkmeta.rows.changelog import fields_of_rows
 from sparkmeta.rows.read import RowScan, read_rows
 from sparkmeta.session import map_arrow
+from sparkmeta.spec.metadata import refuse_encrypted
 from sparkmeta.spec.puffin import Blob, PuffinFile, write_puffin
 from sparkmeta.spec.snapshot import StatisticsFile
 from sparkmeta.spec.theta_sketch import BLOB_TYPE, NDV, ThetaSketch

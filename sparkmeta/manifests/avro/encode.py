@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 from sparkmeta.columns.bounds import encode_bounds
 from sparkmeta.manifests.arrays import whole
 from sparkmeta.manifests.avro.schema import field_id_of, fixed_sizes, record_of
-from sparkmeta.manifests.avro.write import ManifestFormat
+from sparkmeta.manifests.avro.write import REQUIRED_DEFAULTS, ManifestFormat
 from sparkmeta.manifests.entries import as_numbers
 from sparkmeta.manifests.metrics_maps import metrics_map
 from sparkmeta.manifests.projection import CONTENT_STATS, PARTITION
@@ -26,12 +26,15 @@ _NULL, _PRESENT, _END = b"\x00", b"\x02", b"\x00"
 
 
 def encode_entries(entries: pa.RecordBatch, form: ManifestFormat) -> pa.BinaryArray:
-    """Return entries encoded with a format's schema. Metrics maps are made of `content_stats`.
+    """Return entries encoded with a format's schema.
 
     Args:
-        entries: all columns of content entries, `partition` and `content_stats`, with inheritance applied.
+        entries: all columns of content entries and `partition`, with inheritance applied. Metrics maps are columns, or
+            are made of `content_stats`.
     """
     values = {field_id: _value(entries, path) for field_id, path in V3_ENTRY_PATHS.items()}
+    values |= {field_id: pa.repeat(pa.scalar(value), len(entries)) for field_id, value in REQUIRED_DEFAULTS.items()
+               if field_id not in values}  # fmt: skip
     encoder = _Encoder(fixed_sizes(form.encoded), len(entries))
     record = record_of(form.encoded, DATA_FILE_FIELD_ID, "data_file")
     assert record is not None
@@ -46,7 +49,10 @@ def encode_entries(entries: pa.RecordBatch, form: ManifestFormat) -> pa.BinaryAr
         if field_id == PARTITION_FIELD_ID:
             encoded.append(_tuples(encoder, record, _columns_by_id(entries, PARTITION)))
         elif field_id in METRICS_MAPS:
-            encoded.append(encoder.encoded(kind, metrics_map(METRICS_MAPS[field_id][0], stats, len(entries))))
+            name = METRICS_MAPS[field_id][0]
+            given = name in entries.schema.names
+            maps = whole(entries.column(name)) if given else metrics_map(name, stats, len(entries))
+            encoded.append(encoder.encoded(kind, maps))
         else:
             encoded.append(encoder.encoded(kind, values[field_id]))
     return encoder.joined(encoded)

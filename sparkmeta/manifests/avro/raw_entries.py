@@ -1,4 +1,4 @@
-"""Read live entries of v1 to v3 manifests as bytes for a new manifest, which keeps or removes them.
+"""Read entries of v1 to v3 manifests as bytes for a new manifest, which keeps or removes live ones.
 
 A rewrite changes only the fields before an entry's data_file, and the first row id. The encoded data_file is copied if
 the writer's schema encodes it like the new manifest; missing fields at its end become null. Entries of other schemas
@@ -31,7 +31,7 @@ from sparkmeta.manifests.avro.decode import (
     schema_that_fits,
 )
 from sparkmeta.manifests.avro.schema import ManifestSchema, field_id_of, fixed_sizes, parse, record_of
-from sparkmeta.manifests.avro.write import ENTRY, ManifestFormat, with_version_info
+from sparkmeta.manifests.avro.write import ENTRY, REQUIRED_DEFAULTS, ManifestFormat, with_version_info
 from sparkmeta.manifests.entries import EntryBuilder
 from sparkmeta.manifests.parts import ManifestPart
 from sparkmeta.manifests.projection import ORDINAL, EntryProjection
@@ -43,9 +43,6 @@ COLUMNS = ("version_info", "record_count", "first_row_id")
 """The columns that are needed to encode entries, in addition to the partition tuple."""
 
 _ROW_ID = 142
-_CONTENT, _BLOCK_SIZE = 134, 105
-# Defaults of required fields that a writer did not know (semantics 2.2-2, 3.1-2).
-_DEFAULTS = {_CONTENT: 0, _BLOCK_SIZE: 67_108_864}
 
 
 @dataclass(frozen=True)
@@ -77,6 +74,7 @@ def encoded_entries(
     projection: EntryProjection,
     form: ManifestFormat,
     removed: RemovedEntries | None = None,
+    changed_by: int | None = None,
 ) -> Iterator[pa.RecordBatch]:
     """Yield the live entries of a manifest's part in physical order: rows of the projection, and `entry`.
 
@@ -86,6 +84,7 @@ def encoded_entries(
     Args:
         projection: has `COLUMNS`, and no filter.
         removed: the entries that the new manifest's snapshot removes.
+        changed_by: a snapshot whose ADDED and DELETED entries stay as they are.
 
     Raises:
         CorruptFileError: see `decode_manifest`; also a value that the new manifest can't hold.
@@ -100,42 +99,44 @@ def encoded_entries(
         from sparkmeta.manifests.avro.columnar import compiled_records
 
         for first, records in compiled_records(data, blocks, header, program, part.location, BATCH_RECORDS):
-            batch, places = _live(builder, first, records, removed)
+            batch, places = _kept(builder, first, records, removed, changed_by)
             numbers = _numbers(batch, form)
             entries = records.copied(places, numbers, divided=copying.divided, zeros=copying.zeros)
             yield batch.append_column(ENTRY, _with_status(entries, batch))
         return
     encoder = _Encoder(schema, form)
     for first, rows in record_batches(data, blocks, header, schema, None):
-        batch, places = _live(builder, first, AvroRecords(rows, schema, few_keys=True), removed)
+        batch, places = _kept(builder, first, AvroRecords(rows, schema, few_keys=True), removed, changed_by)
         entries = encoder.entries([rows[place] for place in places], _numbers(batch, form))
         yield batch.append_column(ENTRY, _with_status(entries, batch))
 
 
-def _live(
-    builder: EntryBuilder, first: int, records: Any, removed: RemovedEntries | None
+def _kept(
+    builder: EntryBuilder, first: int, records: Any, removed: RemovedEntries | None, changed_by: int | None
 ) -> tuple[pa.RecordBatch, np.ndarray[Any, Any]]:
-    """Return live records as EXISTING entries, or DELETED ones if they are removed, and their indices."""
+    """Return the entries for the new manifest, with their status in it, and their indices among the records."""
     batch = builder.batch(pa.array(np.arange(first, first + len(records))), records)
-    places = np.flatnonzero(is_live(batch).to_numpy(False))
-    live = batch if len(places) == len(batch) else batch.take(pa.array(places))
-    live = with_version_info(live, status=pa.repeat(pa.scalar(int(Status.EXISTING), pa.int32()), len(live)))
-    return live if removed is None else removed.marked(live), places
-
-
-# The first byte of an entry encodes its status, in Avro's zigzag form.
-_DELETED_BYTE = int(Status.DELETED) << 1
+    info = batch.column("version_info")
+    status = pc.struct_field(info, "status")
+    changed = pc.fill_null(pc.equal(pc.struct_field(info, "snapshot_id"), changed_by), False)
+    places = np.flatnonzero(pc.or_(is_live(batch), changed).to_numpy(False))
+    status = pc.if_else(changed, status, pa.scalar(int(Status.EXISTING), pa.int32()))
+    batch = with_version_info(batch, status=status)
+    kept = batch if len(places) == len(batch) else batch.take(pa.array(places))
+    return kept if removed is None else removed.marked(kept), places
 
 
 def _with_status(entries: pa.BinaryArray, batch: pa.RecordBatch) -> pa.BinaryArray:
-    """Return encoded EXISTING entries with the status DELETED where `version_info` has it."""
-    removed = pc.invert(is_live(batch)).to_numpy(False)
-    if not removed.any():
+    """Return encoded EXISTING entries with the status that `version_info` has."""
+    status = pc.struct_field(batch.column("version_info"), "status").to_numpy(zero_copy_only=False)
+    other = status != int(Status.EXISTING)
+    if not other.any():
         return entries
     _, offsets, data = entries.buffers()
     starts = np.frombuffer(offsets, np.int32)[entries.offset : entries.offset + len(entries)]
     changed = np.frombuffer(data, np.uint8).copy()
-    changed[starts[removed]] = _DELETED_BYTE
+    # The first byte of an entry encodes its status, in Avro's zigzag form.
+    changed[starts[other]] = status[other] << 1
     return pa.Array.from_buffers(pa.binary(), len(entries), [None, offsets, pa.py_buffer(changed)], 0, entries.offset)
 
 
@@ -244,7 +245,7 @@ class _Encoder:
         if field_id == PARTITION_FIELD_ID:
             values = value or {}
             return {name: _widened(values.get(name), size) for name, size in self._partition.items()}
-        return _DEFAULTS.get(field_id) if value is None else value
+        return REQUIRED_DEFAULTS.get(field_id) if value is None else value
 
 
 def _fixed_size(kind: Any, sizes: Mapping[str, int]) -> int | None:

@@ -36,6 +36,9 @@ if TYPE_CHECKING:
 ENTRY = "entry"
 """A column in addition to an entry's: the entry encoded with a `ManifestFormat`'s schema."""
 
+REQUIRED_DEFAULTS = {134: 0, 105: 67_108_864}
+"""The values of required fields of data_file that a writer may not know: content and block size (semantics 3.1-2)."""
+
 # The fields of data_file in the order in which they are written, by format version.
 _V2 = (134, 100, 101, 102, 103, 104, 108, 109, 110, 137, 125, 128, 131, 132, 135, 140)
 _FILE_FIELDS = {
@@ -179,7 +182,7 @@ def write_manifest(entries: pa.Table, form: ManifestFormat) -> tuple[bytes, pa.T
 
     Args:
         entries: sorted entries with `entry`, `record_count`, `version_info` and `partition` (a struct by partition
-            field id). Those that are not of status DELETED are EXISTING.
+            field id).
     """
     whole = entries.combine_chunks()
     data = b"".join(_container(whole.column(ENTRY).combine_chunks(), form))

@@ -32,8 +32,10 @@ _FORMATS = {
     ContentType.DELETE_MANIFEST: ("avro", "parquet"),
     ContentType.MANIFEST_DELETION_VECTOR: ("puffin",),
 }
+_POSITION_FILES = {ContentType.POSITION_DELETES: _FORMATS[ContentType.EQUALITY_DELETES]}
 _FORMAT_HINTS = {
-    ContentType.POSITION_DELETES: ": position deletes of format version 4 are deletion vectors in Puffin files",
+    True: ": from format version 3 on, new position deletes are deletion vectors in Puffin files",
+    False: ": deletion vectors need format version 3",
 }
 _COUNTS = ("added_files_count", "existing_files_count", "deleted_files_count")
 
@@ -189,7 +191,7 @@ class EntryProblem:
 
 
 def entry_problems(
-    table: pa.Table, specs: Collection[int], columns: Collection[int] | None = None
+    table: pa.Table, specs: Collection[int], columns: Collection[int] | None = None, *, vectors: bool = True
 ) -> list[EntryProblem]:
     """Return the entries that break a rule of the field matrix (semantics 8.4), rule by rule.
 
@@ -198,6 +200,7 @@ def entry_problems(
         specs: ids of the table's partition specs.
         columns: ids of all columns that any schema of the table has had. If given, rules that only writers must follow
             are checked as well, such as existing columns and valid offsets.
+        vectors: whether position deletes are deletion vectors, not the files of format version 2.
     """
     check = _Checks(table)
     check.known("content_type", tuple(int(kind) for kind in ContentType))
@@ -207,14 +210,15 @@ def entry_problems(
     check.refuse("version_info.status", status := version(table, "status"),
                  pc.invert(pc.is_in(status, pa.array([0, 1, 2], pa.int32()))), "not one of 0, 1, 2")  # fmt: skip
     check.known("partition_spec_id", tuple(specs))
-    for kind, formats in _FORMATS.items():
+    for kind, formats in (_FORMATS if vectors else _FORMATS | _POSITION_FILES).items():
         rows = one_of(table, [kind])
         known = pc.is_in(pc.utf8_lower(table.column("file_format")), pa.array(formats))
-        problem = f"a {kind.name.lower()} entry has one of {', '.join(formats)}{_FORMAT_HINTS.get(kind, '')}"
+        hint = _FORMAT_HINTS[vectors] if kind == ContentType.POSITION_DELETES else ""
+        problem = f"a {kind.name.lower()} entry has one of {', '.join(formats)}{hint}"
         check.refuse("file_format", table.column("file_format"), pc.and_(rows, pc.invert(known)), problem)
     check.not_negative("record_count")
     _check_leaves(check)
-    _check_deletes(check)
+    _check_deletes(check, vectors=vectors)
     _check_manifest_dvs(check)
     if columns is not None:
         _check_written(check, columns)
@@ -239,7 +243,7 @@ def _check_leaves(check: _Checks) -> None:
                  "a manifest's is the number of its entries: added, existing and deleted")  # fmt: skip
 
 
-def _check_deletes(check: _Checks) -> None:
+def _check_deletes(check: _Checks, *, vectors: bool) -> None:
     files = one_of(check.table, FILES)
     check.present(("location", "file_size_in_bytes"), files)
     equality = one_of(check.table, [ContentType.EQUALITY_DELETES])
@@ -247,6 +251,9 @@ def _check_deletes(check: _Checks) -> None:
     check.absent(("equality_ids",), pc.invert(equality))
     ids = check.table.column("equality_ids")
     check.refuse("equality_ids", ids, pc.and_(equality, pc.equal(pc.list_value_length(ids), 0)), "there is none")
+    if not vectors:
+        check.absent(("deletion_vector",), files)
+        return
     position = one_of(check.table, [ContentType.POSITION_DELETES])
     check.present(("deletion_vector", "referenced_file"), position)
     for name in ("offset", "size_in_bytes"):

@@ -1,0 +1,60 @@
+"""The files that a commit adds to a manifest list: few are rows on the driver, the others are in new manifests."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import reduce
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sparkmeta.commit.candidates import manifests_sharing_partitions
+from sparkmeta.commit.new_files import NewFiles
+from sparkmeta.commit.search import SEARCH_COLUMNS
+from sparkmeta.manifests.manifest_list import manifests_of_list
+from sparkmeta.spec.entry import ContentType
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from sparkmeta.manifests.projection import EntryProjection
+    from sparkmeta.state import TableState
+
+_COUNTS = ("added_files_count", "existing_files_count", "deleted_files_count")
+
+
+@dataclass(frozen=True)
+class ListedFiles(NewFiles):
+    """The files that a commit adds to a manifest list.
+
+    Attributes:
+        rows: entries, rows of `ListedRows.schema`.
+        leaves: the manifests with the other files, rows of `MANIFEST_FILE_SCHEMA`.
+    """
+
+    def _count_in_leaves(self) -> int:
+        assert self.leaves is not None
+        return int(pc.sum(reduce(pc.add, map(self.leaves.column, _COUNTS))).as_py() or 0)
+
+    def _leaves_of(self, content: ContentType) -> pa.Table:
+        assert self.leaves is not None
+        return self.leaves.filter(pc.equal(self.leaves.column("content"), int(content - ContentType.DATA_MANIFEST)))
+
+    def _entries_of_rows(self, state: TableState) -> pa.Table:
+        assert self.rows is not None
+        schema = state.projection(SEARCH_COLUMNS).schema
+        return self.rows.select(schema.names).cast(schema)
+
+    def _frame_of_leaves(self, state: TableState, projection: EntryProjection) -> DataFrame:
+        return state.entries(self._manifests(state), projection)
+
+    def _entries_of_leaves(self, state: TableState, projection: EntryProjection) -> pa.Table:
+        return self._frame_of_leaves(state, projection).toArrow().cast(projection.schema)
+
+    def _sharing_with_leaves(self, state: TableState, manifests: pa.Table) -> pa.Table:
+        return manifests_sharing_partitions(state, manifests, self._manifests(state))
+
+    def _manifests(self, state: TableState) -> pa.Table:
+        assert self.leaves is not None
+        return manifests_of_list(self.leaves, state.types.spec_fields, state.metadata.location)

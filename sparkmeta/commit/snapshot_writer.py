@@ -1,0 +1,46 @@
+"""What differs between snapshots with a metadata tree and those with a manifest list: how a change is written down."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection
+
+    from pyspark.sql import DataFrame
+
+    from sparkmeta.commit.new_files import NewFiles
+    from sparkmeta.commit.removal import Removal
+    from sparkmeta.edit.summary import ManifestCounts
+    from sparkmeta.spec.metadata import TableMetadata
+    from sparkmeta.spec.snapshot import Summary
+    from sparkmeta.state import TableState
+
+
+class SnapshotWriter(Protocol):
+    """Writes the snapshot of a commit. Attempts share it, and with it the files that earlier ones have written."""
+
+    @property
+    def nothing(self) -> NewFiles:
+        """No new files."""
+
+    def fits(self, head: TableState) -> bool:
+        """Return whether what earlier attempts wrote can be used for a commit onto `head`."""
+
+    def begin(self, head: TableState) -> TableState:
+        """Begin an attempt onto a branch's head. Return the state that the commit edits."""
+
+    def add(self, files: DataFrame, allowed: Collection[int], added: NewFiles) -> NewFiles:
+        """Return new files as entries. Many are written to manifests by jobs.
+
+        Args:
+            files: columns of `inspect.files`. Rows of deletion vectors may have the `manifest_path` of their data file.
+            allowed: the content types that the operation may add.
+            added: the new files of the commit so far.
+
+        Raises:
+            ValidationError: a row does not describe a file of this table.
+        """
+
+    def commit(self, added: NewFiles, removal: Removal, summary: Callable[[ManifestCounts], Summary]) -> TableMetadata:
+        """Write the snapshot, and return the table's metadata with it."""
