@@ -55,7 +55,8 @@ if TYPE_CHECKING:
     from sparkmeta.maintain.undo_upgrade import UndoUpgradePlan
     from sparkmeta.maintain.upgrade import UpgradePlan, UpgradeSummary
     from sparkmeta.plan.report import ScanReport
-    from sparkmeta.scan import ChangelogScan, IncrementalScan, Scan
+    from sparkmeta.range_scan import ChangelogScan, IncrementalScan
+    from sparkmeta.scan import Scan
     from sparkmeta.session import local_session, materialize
     from sparkmeta.settings import Settings
     from sparkmeta.table import Table, load_table
@@ -121,13 +122,13 @@ __all__ = [
 # The modules of the names that are no errors.
 _HOMES = {
     "Catalog": "catalog",
-    "ChangelogScan": "scan",
+    "ChangelogScan": "range_scan",
     "CompactionPlan": "compact.plan",
     "CompactionSummary": "compact.plan",
     "DowngradePlan": "maintain.downgrade.plan",
     "DowngradeSummary": "maintain.downgrade.plan",
     "Drawing": "inspect.drawing",
-    "IncrementalScan": "scan",
+    "IncrementalScan": "range_scan",
     "InspectTable": "inspect.inspect_table",
     "LeafMap": "maintain.leaf_map",
     "Maintenance": "maintain.maintenance",

@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from html import escape
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
+import pyarrow.compute as pc
 from pyiceberg.expressions import AlwaysTrue, And, BooleanExpression
 
 from sparkmeta.columns.predicate import bind_filter, parse_filter
-from sparkmeta.errors import NoSuchSnapshotError, ValidationError
+from sparkmeta.columns.transform_terms import has_transforms
+from sparkmeta.errors import NoSuchSnapshotError, UnsupportedError, ValidationError
 from sparkmeta.plan.choose import Choice, choose
+from sparkmeta.plan.entries import read_entries
 from sparkmeta.plan.files import count_files, plan_files, plan_schema
 from sparkmeta.plan.filter import ScanFilter
-from sparkmeta.plan.prune import PrunedManifests, prune_manifests
+from sparkmeta.plan.match import match_deletes
+from sparkmeta.plan.prune import PrunedManifests, live_files, prune_manifests
 from sparkmeta.plan.report import ScanReport, scan_report
+from sparkmeta.plan.rest_tasks import rest_tasks
 from sparkmeta.plan.task_json import PARTITION_JSON, partition_json, task_json
 from sparkmeta.plan.tasks import SplitPlanning, plan_tasks
-from sparkmeta.rows.appended import read_appended
-from sparkmeta.rows.changelog import Changelog, fields_of_rows, read_changelog
 from sparkmeta.rows.count import count_rows
 from sparkmeta.rows.file_rows import METADATA_COLUMNS
 from sparkmeta.rows.read import RowScan, read_rows
@@ -59,6 +61,7 @@ class Scan:
         ref: the branch or tag that named the snapshot.
         options: Iceberg's read options `split-size`, `lookback`, `file-open-cost`.
         row_limit: how many rows to read at most; None for all.
+        table_schema: whether a given snapshot is read by the table's schema, as a branch is, not by its own.
     """
 
     state: TableState
@@ -69,6 +72,7 @@ class Scan:
     ref: str | None = None
     options: Mapping[str, str] = field(default_factory=dict)
     row_limit: int | None = None
+    table_schema: bool = False
 
     # -- refining ---------------------------------------------------------------------------------------------------
 
@@ -124,6 +128,10 @@ class Scan:
         self._refuse_second("a time")
         return replace(self, snapshot_id=self.state.snapshot_id_at(timestamp))
 
+    def with_table_schema(self, table_schema: bool = True) -> Scan:
+        """Return this scan by the table's schema, or (False) by that of the snapshot it reads, if it was given one."""
+        return replace(self, table_schema=table_schema)
+
     def _refuse_second(self, choice: str) -> None:
         if self.snapshot_id is not None:
             raise ValidationError(f"the scan has snapshot {self.snapshot_id} already: it can't take {choice} too")
@@ -144,9 +152,12 @@ class Scan:
         return snapshot
 
     def schema(self) -> Schema:
-        """Return the schema of the scan: that of a given snapshot or tag, or else the table's."""
+        """Return the schema of the scan: that of a given snapshot or tag, or else the table's.
+
+        See `with_table_schema`.
+        """
         by_branch = self.ref is not None and self.state.metadata_ref(self.ref).snapshot_ref_type == "branch"
-        if self.snapshot_id is None or by_branch:
+        if self.snapshot_id is None or by_branch or self.table_schema:
             return self.state.metadata.schema()
         return self.state.at(self.snapshot()).types.snapshot_schema
 
@@ -168,11 +179,21 @@ class Scan:
         columns = {field.name for field in self.schema().fields}
         return tuple(name for name in self.selected_fields if name in METADATA_COLUMNS and name not in columns)
 
+    @property
+    def plan_filter(self) -> ScanFilter:
+        """The filter, bound to the schema.
+
+        Raises:
+            InvalidFilterError: the filter does not fit the schema.
+            ValueError: the schema has no such column as is selected.
+        """
+        return self._filter
+
     @cached_property
     def _filter(self) -> ScanFilter:
         schema = self.schema()
         self.projection()
-        bound = bind_filter(self.row_filter, schema, self.case_sensitive)
+        bound = bind_filter(self.row_filter, schema, self.case_sensitive, transforms=True)
         return ScanFilter(self.state.at(self.snapshot()), bound, schema)
 
     @cached_property
@@ -184,7 +205,10 @@ class Scan:
         return choose(self._pruned)
 
     @property
-    def _rows(self) -> RowScan:
+    def row_scan(self) -> RowScan:
+        """What reads the rows, on which scans of ranges of snapshots rest too."""
+        if has_transforms(self._filter.row_filter):
+            raise UnsupportedError(f"transforms in filters select files to plan, not rows: {self.row_filter}")
         return RowScan(self._filter, self.projection(), self.metadata_columns)
 
     # -- rows -------------------------------------------------------------------------------------------------------
@@ -199,7 +223,7 @@ class Scan:
             ValidationError: metadata or deletes contradict each other.
             NotFoundError: a manifest or file of deletes is missing.
         """
-        rows = read_rows(self._rows, self._choice)
+        rows = read_rows(self.row_scan, self._choice)
         return rows if self.row_limit is None else rows.limit(self.row_limit)
 
     def count(self) -> int:
@@ -208,6 +232,7 @@ class Scan:
         Raises:
             ValidationError: as `to_df`.
         """
+        _ = self.row_scan
         rows = count_rows(self._choice)
         return rows if self.row_limit is None else min(rows, self.row_limit)
 
@@ -266,6 +291,29 @@ class Scan:
         packed = plan_tasks(planned, plan_schema(state).add(PARTITION_JSON, "string"), self._splitting())
         return task_json(packed.selectExpr("inline(tasks)"), state, self.projection())
 
+    def to_rest_tasks(self, *, null_partitions: bool = True) -> DataFrame:
+        """Return the planned files as scan tasks of Iceberg's REST catalog protocol, lazily; see `plan.rest_tasks`.
+
+        A row per data file: `task` is the JSON of its FileScanTask without the references to `delete_files`, which is
+        an array of the JSON of the deletes that apply, and `sure_rows` counts the rows that match for sure.
+
+        Args:
+            null_partitions: whether clients understand null in a partition's tuple.
+
+        Raises:
+            UnsupportedError: the protocol can't express the plan.
+        """
+        matched = match_deletes(read_entries(self._choice))
+        return rest_tasks(matched.frame, self._filter, null_partitions=null_partitions)
+
+    def most_files(self) -> int | None:
+        """Return how many files the scan's manifests list, which its plan is no longer than; None if unknown.
+
+        No job. The manifest list or the root of the tree is read.
+        """
+        counts = live_files(self._pruned.data)
+        return None if counts.null_count else pc.sum(counts).as_py() or 0
+
     def report(self) -> ScanReport:
         """Report what the plan of this scan reads and skips, and why. Runs Spark jobs, including the plan itself."""
         return scan_report(self._choice)
@@ -286,116 +334,6 @@ class Scan:
     def _repr_html_(self) -> str:
         """Describe the scan in a notebook, without a job."""
         return f"<code>{escape(repr(self)[:500])}</code>"
-
-
-@dataclass(frozen=True)
-class _RangeScan(ABC):
-    """What a range of snapshots did. Every method that changes it returns another one.
-
-    Attributes:
-        scan: the columns to read, and the filter, of the table's schema.
-        from_exclusive: the snapshot to begin after; None for the whole history.
-        to_inclusive: the last snapshot; None for the current one.
-    """
-
-    scan: Scan
-    from_exclusive: int | None
-    to_inclusive: int | None
-
-    def filter(self, row_filter: str | BooleanExpression) -> Self:
-        """Return this scan with a further condition on rows; see `Scan.filter`."""
-        return replace(self, scan=self.scan.filter(row_filter))
-
-    def select(self, *field_names: str) -> Self:
-        """Return this scan of only these columns; see `Scan.select`."""
-        return replace(self, scan=self.scan.select(*field_names))
-
-    @abstractmethod
-    def to_df(self) -> DataFrame:
-        """Return the rows."""
-
-    def create_temp_view(self, name: str) -> None:
-        """Name the rows of `to_df` for Spark SQL; see `Scan.create_temp_view`."""
-        self.to_df().createOrReplaceTempView(name)
-
-
-@dataclass(frozen=True)
-class IncrementalScan(_RangeScan):
-    """What snapshots appended."""
-
-    def to_df(self) -> DataFrame:
-        """Return the rows that snapshots of the operation `append` appended, whether they were deleted since or not.
-
-        As in Iceberg's Java library, other operations are passed over: nothing that an overwrite or a compaction wrote
-        is a new row. Planned at once, as `Scan.to_df`; lazy.
-
-        Raises:
-            NoSuchSnapshotError: the table does not have one of the snapshots.
-            ValidationError: the first is no ancestor of the second, or the history between them has expired.
-        """
-        return read_appended(self.scan._rows, self.from_exclusive, self.to_inclusive)
-
-
-@dataclass(frozen=True)
-class ChangelogScan(_RangeScan):
-    """The rows that snapshots inserted and deleted. Conditions are on old and new rows.
-
-    Whether a row has changed rests on all columns, selected or not.
-
-    Attributes:
-        net_changes: leave out rows that come and go within the range.
-        identifier_columns: columns by which a deleted and an inserted row are an update; none for no updates.
-    """
-
-    net_changes: bool = False
-    identifier_columns: tuple[str, ...] = ()
-
-    def to_df(self) -> DataFrame:
-        """Return the changes of rows: the columns, `_change_type`, `_change_ordinal`, `_commit_snapshot_id`.
-
-        The ordinal counts the snapshots of the range from 0, without those of the operation `replace`. The plans are
-        made at once, rows are read when the DataFrame runs; see `rows.changed_files`.
-
-        Raises:
-            NoSuchSnapshotError: the table does not have one of the snapshots; or one of them removed files or changed
-                deletes, and its parent has expired.
-            ValidationError: the first is no ancestor of the second, or the history between them has expired. If the
-                DataFrame raises it when it runs, several changes of a snapshot have the same identifier.
-        """
-        scan = self.scan
-        if scan.metadata_columns:
-            raise ValidationError(f"a changelog has no column {scan.metadata_columns[0]}")
-        ids = tuple(self._field_id(name) for name in self.identifier_columns)
-        return read_changelog(Changelog(scan._rows, self.from_exclusive, self.to_inclusive, self.net_changes, ids))
-
-    def _field_id(self, name: str) -> int:
-        schema = self.scan.schema()
-        try:
-            field_id = schema.find_field(name, self.scan.case_sensitive).field_id
-        except ValueError as error:
-            raise ValidationError(f"identifier column {name}: {error}") from error
-        if field_id not in fields_of_rows(schema):
-            raise ValidationError(f"identifier column {name}: it is inside of a list or a map")
-        return field_id
-
-
-def changelog_scan(
-    scan: Scan,
-    from_exclusive: int | None,
-    to_inclusive: int | None,
-    net_changes: bool,
-    compute_updates: bool,
-    identifier_columns: Iterable[str],
-) -> ChangelogScan:
-    """Return the scan that `Table.changelog` starts from."""
-    names = (identifier_columns,) if isinstance(identifier_columns, str) else tuple(identifier_columns)
-    if not names and compute_updates:
-        names = tuple(sorted(scan.schema().identifier_field_names()))
-        if not names:
-            raise ValidationError("updates need identifier_columns: the table's schema names no identifier fields")
-    if names and net_changes:
-        raise ValidationError("net changes have no updates: give either net_changes or identifier_columns")
-    return ChangelogScan(scan, from_exclusive, to_inclusive, net_changes, names)
 
 
 def table_scan(

@@ -21,7 +21,8 @@ from sparkmeta.operations.base_table import BaseTable
 from sparkmeta.operations.filesystem import FileSystemOperations
 from sparkmeta.operations.metadata_files import is_metadata_file, latest_metadata
 from sparkmeta.operations.table_operations import OPENED_BY_PATH, StaticOperations, load_version
-from sparkmeta.scan import ALL_FIELDS, ChangelogScan, IncrementalScan, Scan, changelog_scan, table_scan
+from sparkmeta.range_scan import ChangelogScan, IncrementalScan, changelog_scan
+from sparkmeta.scan import ALL_FIELDS, Scan, table_scan
 from sparkmeta.session import resolve_session
 from sparkmeta.state import TableState
 from sparkmeta.storage.access import files_for

@@ -25,6 +25,11 @@ COLUMNS = (
 )
 BY_PART = ({"source-id": 2, "field-id": 1000, "name": "part", "transform": "identity"},)
 BY_RATIO = ({"source-id": 3, "field-id": 1001, "name": "ratio", "transform": "identity"},)
+BY_DAY_AND_BUCKET = (
+    {"source-id": 4, "field-id": 1002, "name": "ts_day", "transform": "day"},
+    {"source-id": 1, "field-id": 1003, "name": "id_bucket", "transform": "bucket[4]"},
+)
+DATE = {"type": "int", "logicalType": "date"}
 
 _FILE_FIELDS = (
     avro_field("content", 134, "int"),
@@ -42,6 +47,7 @@ _PARTITIONS = {
     0: [],
     1: [avro_field("part", 1000, ["null", "string"])],
     2: [avro_field("ratio", 1001, ["null", "double"])],
+    3: [avro_field("ts_day", 1002, ["null", DATE]), avro_field("id_bucket", 1003, ["null", "int"])],
 }
 
 

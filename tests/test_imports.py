@@ -24,6 +24,7 @@ FLOORS = [
     {"catalog"},
     {"views"},
     {"table"},
+    {"range_scan"},
     {"scan", "maintain"},
     {"rows"},
     {"commit"},

@@ -34,6 +34,7 @@ from pyiceberg.expressions import (
 from sparkmeta.columns.fields import FieldReference
 from sparkmeta.columns.junctions import Junction, balanced, fold
 from sparkmeta.columns.literals import iso_date, iso_time, iso_timestamp
+from sparkmeta.columns.transform_terms import TransformReference
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -82,6 +83,8 @@ def leaf_to_json(leaf: BooleanExpression) -> str:
     reference = leaf.term.ref()
     name = reference.name if isinstance(reference, FieldReference) else reference.field.name
     node: dict[str, Any] = {"type": _OPERATIONS[type(leaf)], "term": name}
+    if isinstance(reference, TransformReference):
+        node["term"] = {"type": "transform", "transform": str(reference.transform), "term": name}
     to_json = _value_to_json(str(reference.field.field_type))
     match leaf:
         case BoundLiteralPredicate():

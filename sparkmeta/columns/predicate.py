@@ -49,11 +49,13 @@ from sparkmeta.columns.fields import FieldReference, SchemaFields
 from sparkmeta.columns.filter_text import parse_text
 from sparkmeta.columns.junctions import depth, fold, junction_of
 from sparkmeta.columns.literals import Place, place_literal
+from sparkmeta.columns.transform_terms import TransformedColumn, bound_transform
 from sparkmeta.errors import InvalidFilterError, shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from pyiceberg.expressions import UnboundTerm
     from pyiceberg.schema import Schema
 
     from sparkmeta.columns.sql import Sql
@@ -83,13 +85,17 @@ def parse_filter(row_filter: str | BooleanExpression) -> BooleanExpression:
     return parse_text(row_filter) if isinstance(row_filter, str) else row_filter
 
 
-def bind_filter(row_filter: BooleanExpression, schema: Schema, case_sensitive: bool = True) -> BooleanExpression:
+def bind_filter(
+    row_filter: BooleanExpression, schema: Schema, case_sensitive: bool = True, *, transforms: bool = False
+) -> BooleanExpression:
     """Bind a filter's columns and literals to a schema, with NOT pushed to the predicates (table spec, Scan Planning).
 
     Args:
         row_filter: an unbound filter, with full names of columns (``struct.field``).
         schema: the schema.
         case_sensitive: whether names are case-sensitive.
+        transforms: whether predicates on transforms of columns (``transform_terms``) are possible. Rows can't be
+            tested for them, only partitions.
 
     Returns:
         Bound predicates over ``FieldReference`` terms, joined by balanced trees of ANDs and ORs. Null tests that the
@@ -100,19 +106,21 @@ def bind_filter(row_filter: BooleanExpression, schema: Schema, case_sensitive: b
             operator that the type does not support, or a filter nested too deeply.
     """
     fields = SchemaFields(schema, case_sensitive)
-    bound = fold(row_filter, lambda leaf, negated: _bind(leaf, negated, fields), junction_of)
+    bound = fold(row_filter, lambda leaf, negated: _bind(leaf, negated, fields, transforms), junction_of)
     if (levels := depth(bound)) > MAX_DEPTH:
         raise InvalidFilterError(f"ANDs and ORs alternate over {levels} levels in the filter; {MAX_DEPTH} work")
     return bound
 
 
-def _bind(leaf: BooleanExpression, negated: bool, fields: SchemaFields) -> BooleanExpression:
+def _bind(leaf: BooleanExpression, negated: bool, fields: SchemaFields, transforms: bool) -> BooleanExpression:
     if isinstance(leaf, AlwaysTrue | AlwaysFalse):
         return ~leaf if negated else leaf
-    if not isinstance(leaf, UnboundPredicate) or not isinstance(leaf.term, Reference):
+    term = leaf.term if isinstance(leaf, UnboundPredicate) else None
+    transformed = isinstance(term, TransformedColumn) and transforms
+    if not isinstance(leaf, UnboundPredicate) or not (transformed or isinstance(term, Reference)):
         raise InvalidFilterError(f"not a predicate that could be bound to a schema: {shown(leaf)}")
     predicate = ~leaf if negated else leaf
-    field = fields.find(leaf.term.name)
+    field = _field(leaf.term, fields)
     try:
         match predicate:
             case UnaryPredicate():
@@ -124,6 +132,13 @@ def _bind(leaf: BooleanExpression, negated: bool, fields: SchemaFields) -> Boole
     except (TypeError, ValueError) as problem:
         raise InvalidFilterError(f"{shown(leaf)} on {field.name}: {problem}") from problem
     raise InvalidFilterError(f"not a predicate that Iceberg has: {shown(leaf)}")
+
+
+def _field(term: UnboundTerm, fields: SchemaFields) -> FieldReference:
+    if isinstance(term, TransformedColumn):
+        return bound_transform(term, fields.find(term.name))
+    assert isinstance(term, Reference)
+    return fields.find(term.name)
 
 
 def _bind_unary(predicate: UnaryPredicate, field: FieldReference) -> BooleanExpression:

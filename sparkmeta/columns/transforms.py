@@ -43,6 +43,7 @@ from sparkmeta.columns.comparison import is_floating
 from sparkmeta.columns.fields import FieldReference
 from sparkmeta.columns.junctions import fold, junction_of
 from sparkmeta.columns.predicate import field_type
+from sparkmeta.columns.transform_terms import TransformReference
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -135,8 +136,15 @@ def _project(bound: BooleanExpression, spec: PartitionSpec, schema: Schema, *, s
 def projections(
     predicate: BoundPredicate, spec: PartitionSpec, schema: Schema, *, strict: bool
 ) -> list[BooleanExpression]:
-    """Return the existing projections of a predicate onto the partition fields of its column."""
-    source_id = predicate.term.ref().field.field_id
+    """Return the existing projections of a predicate onto the partition fields of its column.
+
+    A predicate on a transform has one onto a field of the same transform, whose values it is about.
+    """
+    reference = predicate.term.ref()
+    if isinstance(reference, TransformReference):
+        targets = [(field, position) for position, field in enumerate(spec.fields) if reference.is_value_of(field)]
+        return [_same(predicate, _reference(field, position, schema)) for field, position in targets]
+    source_id = reference.field.field_id
     projected = (
         _on_field(predicate, field, _reference(field, position, schema), strict)
         for position, field in enumerate(spec.fields)

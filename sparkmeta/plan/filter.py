@@ -18,6 +18,7 @@ from sparkmeta.columns.predicate import referenced_ids, row_predicate
 from sparkmeta.columns.residual import residual
 from sparkmeta.columns.skipping import might_match
 from sparkmeta.columns.sql import Sql
+from sparkmeta.columns.transform_terms import without_transforms
 from sparkmeta.columns.transforms import inclusive_projection, undecided
 from sparkmeta.manifests.projection import EntryFilter, EntryProjection
 from sparkmeta.plan.rows import entry_stats, partition_value
@@ -63,6 +64,11 @@ class ScanFilter:
         return {spec_id: inclusive_projection(self.row_filter, spec, self.schema) for spec_id, spec in specs.items()}
 
     @cached_property
+    def stats_filter(self) -> BooleanExpression:
+        """What the filter implies for the columns that files have stats of: it has no transforms."""
+        return without_transforms(self.row_filter)
+
+    @cached_property
     def filter_ids(self) -> frozenset[int]:
         """The columns of the filter that files have stats of."""
         return frozenset(self.state.types.primitive_fields).intersection(referenced_ids(self.row_filter))
@@ -80,7 +86,7 @@ class ScanFilter:
     @cached_property
     def undecided(self) -> BooleanExpression:
         """What of the filter is not known of entries whose tuple passes, whatever their spec: stats may tell."""
-        return undecided(self.row_filter, frozenset.intersection(*self.identities.values()))
+        return undecided(self.stats_filter, frozenset.intersection(*self.identities.values()))
 
     @cached_property
     def undecided_ids(self) -> frozenset[int]:

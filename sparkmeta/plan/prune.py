@@ -167,14 +167,14 @@ def _matching_leaves(manifests: pa.Table, scan_filter: ScanFilter) -> pa.Table:
 
         return might_match(partition_filter, stats, sql.col("rows"))
 
-    by_stats = might_match(scan_filter.row_filter, entry_stats, sql.col("rows"))
+    by_stats = might_match(scan_filter.stats_filter, entry_stats, sql.col("rows"))
     condition = by_spec(scan_filter, by_partition) & by_stats
     return _where(manifests, shown, (sql.col("file_format") == IN_ROOT) | condition, scan_filter)
 
 
 def _leaves_by_arrays(manifests: pa.Table, scan_filter: ScanFilter) -> pa.Array | None:
     """Tell which leaves a few comparisons of bounds don't rule out, without Spark; None for other filters."""
-    filters = [scan_filter.row_filter, *scan_filter.partition_filters.values()]
+    filters = [scan_filter.stats_filter, *scan_filter.partition_filters.values()]
     if any(summary_tests(tested) is None for tested in filters if not isinstance(tested, AlwaysFalse)):
         return None
     stats, types = manifests.column(CONTENT_STATS).combine_chunks(), scan_filter.state.types.stats_types
@@ -194,7 +194,7 @@ def _leaves_by_arrays(manifests: pa.Table, scan_filter: ScanFilter) -> pa.Array 
         if not isinstance(partition_filter, AlwaysFalse)
     }
     matches = _of_specs(manifests, passed_by_spec)
-    passed = stats_tests(scan_filter.row_filter).passes(columns_by(None))
+    passed = stats_tests(scan_filter.stats_filter).passes(columns_by(None))
     matches = matches if passed is None else pc.and_(matches, passed)
     return pc.or_(matches, pc.equal(manifests.column("file_format").combine_chunks(), IN_ROOT))
 

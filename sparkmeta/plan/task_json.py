@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 PARTITION_JSON = "partition_json"
 
-_CONTENTS = ("data", "position-deletes", "equality-deletes")
+CONTENTS = ("data", "position-deletes", "equality-deletes")
 
 
 def task_json(splits: DataFrame, state: TableState, schema: Schema) -> DataFrame:
@@ -65,7 +65,7 @@ def partition_json(state: TableState) -> Sql:
     """Return an entry's partition tuple as a JSON object: partition field id -> single-value JSON, nulls left out."""
     types = state.types.partition_types
     values = [
-        _single_value(partition_value(field_id), types[field_id]).alias(str(field_id))
+        single_value(partition_value(field_id), types[field_id]).alias(str(field_id))
         for field_id in state.types.partition_fields
     ]
     without_nulls = sql.call("map", "ignoreNullFields", "true")
@@ -99,7 +99,7 @@ def _data_file() -> Column:
 
 
 def _delete_file(delete: Column) -> Column:
-    contents = F.array(*map(F.lit, _CONTENTS))
+    contents = F.array(*map(F.lit, CONTENTS))
     return _content_file(
         {
             "content": F.get(contents, delete.content),
@@ -125,7 +125,7 @@ def _content_file(members: dict[str, Column]) -> Column:
     return F.concat(head, F.substring(text, 2, 2**31 - 1))
 
 
-def _single_value(value: Sql, kind: Any) -> Sql:
+def single_value(value: Sql, kind: Any) -> Sql:
     """Return a value as the JSON single-value serialization writes it, before quoting (table spec, Appendix D)."""
     if isinstance(kind, BinaryType | FixedType):
         return sql.call("hex", value)

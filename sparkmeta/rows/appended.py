@@ -39,12 +39,20 @@ def read_appended(scan: RowScan, from_exclusive: int | None, to_inclusive: int |
         NoSuchSnapshotError: The table does not have one of the snapshots.
         ValidationError: The first is no ancestor of the second, or the history between them has expired.
     """
-    snapshots = snapshots_between(scan.state.metadata, from_exclusive, to_inclusive)
-    changes = entry_changes(scan.filter, [snapshot for snapshot in snapshots if snapshot.operation == _APPEND])
-    added = without_deletes(changes.added(ContentType.DATA_MANIFEST), scan.filter)
-    if added is None:
+    entries = appended_entries(scan.filter, from_exclusive, to_inclusive)
+    if entries is None:
         return empty_rows(scan)
-    return rows_of(scan, PlannedFiles.of([added], scan.state))
+    return rows_of(scan, PlannedFiles.of([plan_of_entries(entries, scan.state, SNAPSHOT)], scan.state))
+
+
+def appended_entries(scan_filter: ScanFilter, from_exclusive: int | None, to_inclusive: int | None) -> DataFrame | None:
+    """Return the entries, with no deletes, of the files that snapshots appended; None if there are none.
+
+    Arguments and errors are those of `read_appended`.
+    """
+    snapshots = snapshots_between(scan_filter.state.metadata, from_exclusive, to_inclusive)
+    changes = entry_changes(scan_filter, [snapshot for snapshot in snapshots if snapshot.operation == _APPEND])
+    return matching_without_deletes(changes.added(ContentType.DATA_MANIFEST), scan_filter)
 
 
 def entry_changes(scan_filter: ScanFilter, snapshots: Iterable[Snapshot]) -> EntryChanges:
@@ -66,7 +74,12 @@ def without_deletes(entries: Sequence[DataFrame], scan_filter: ScanFilter) -> Ro
     Returns:
         None for no entries.
     """
+    matching = matching_without_deletes(entries, scan_filter)
+    return None if matching is None else plan_of_entries(matching, scan_filter.state, SNAPSHOT)
+
+
+def matching_without_deletes(entries: Sequence[DataFrame], scan_filter: ScanFilter) -> DataFrame | None:
+    """Return the entries that may match a filter, with an empty array of deletes; None for no entries."""
     for frame in at_most_one(entries):
-        matching = frame.where(may_match(scan_filter).text).selectExpr("*", shown_deletes(NO_DELETES))
-        return plan_of_entries(matching, scan_filter.state, SNAPSHOT)
+        return frame.where(may_match(scan_filter).text).selectExpr("*", shown_deletes(NO_DELETES))
     return None

@@ -1,0 +1,190 @@
+"""Planned files as the scan tasks of Iceberg's REST catalog protocol (FileScanTask), whose text Spark writes."""
+
+from __future__ import annotations
+
+from functools import reduce
+from operator import and_
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+from pyiceberg.expressions import (
+    BooleanExpression,
+    BoundGreaterThan,
+    BoundGreaterThanOrEqual,
+    BoundLessThan,
+    BoundLessThanOrEqual,
+    BoundPredicate,
+)
+from pyiceberg.transforms import IdentityTransform
+from pyiceberg.types import BinaryType, FixedType, UUIDType
+
+from sparkmeta.columns import sql
+from sparkmeta.columns.comparison import is_floating
+from sparkmeta.columns.expression_json import TRUE_JSON
+from sparkmeta.columns.junctions import fold
+from sparkmeta.columns.sql import Sql
+from sparkmeta.errors import UnsupportedError
+from sparkmeta.plan.filter import residual_json
+from sparkmeta.plan.rows import DELETES, SharedTexts, partition_value
+from sparkmeta.plan.task_json import CONTENTS, single_value
+from sparkmeta.session import local_frame
+from sparkmeta.spec.partitioning import has_unknown_values
+
+if TYPE_CHECKING:
+    from pyiceberg.partitioning import PartitionField, PartitionSpec
+    from pyspark.sql import DataFrame, SparkSession
+
+    from sparkmeta.plan.filter import ScanFilter
+    from sparkmeta.state import TableState
+
+INEXPRESSIBLE = "the REST protocol's scan tasks can't express"
+"""The beginning of the messages of errors about plans that are right and can't be sent."""
+
+_RANGES = (BoundLessThan, BoundLessThanOrEqual, BoundGreaterThan, BoundGreaterThanOrEqual)
+_TO_THE_END = 2**31 - 1
+_SCHEMA = pa.schema([("task", pa.string()), ("delete_files", pa.list_(pa.string())), ("sure_rows", pa.int64())])
+
+
+def rest_tasks(matched: DataFrame, scan_filter: ScanFilter, *, null_partitions: bool = True) -> DataFrame:
+    """Return planned data entries as scan tasks of the REST protocol, lazily.
+
+    Args:
+        matched: data entries with `deletes`.
+        scan_filter: the scan's filter.
+        null_partitions: whether a partition's tuple may hold null. If not, a tuple with one is written as `[]`, and so
+            is one with bytes, which clients without nulls take for text.
+
+    Returns:
+        Columns `task` (the JSON of a FileScanTask without its delete-file-references), `delete_files` (an array of the
+        JSON of each DeleteFile), `sure_rows` (how many rows of the file match for sure, by metadata alone).
+
+    Raises:
+        UnsupportedError: the protocol can't express the plan, or a client could not apply the filter.
+    """
+    _refuse_inexpressible(scan_filter)
+    texts = SharedTexts()
+    residual = residual_json(scan_filter, texts.literal)
+    partition = _partition(scan_filter.state, null_partitions)
+    place = sql.concat(
+        '{"spec-id":', sql.col("partition_spec_id").cast("string"), ',"partition":', partition, ',"content":'
+    )
+    data_file = _content_file(
+        sql.concat(place, '"data",'),
+        {
+            "file-path": sql.col("location"),
+            "file-format": sql.call("lower", sql.col("file_format")),
+            "file-size-in-bytes": sql.col("file_size_in_bytes"),
+            "record-count": sql.col("record_count"),
+            "split-offsets": sql.col("split_offsets"),
+            "sort-order-id": sql.col("sort_order_id"),
+            "first-row-id": sql.col("first_row_id"),
+        },
+    )
+    deletes = sql.transform(sql.col(DELETES), lambda delete: _delete_file(place, delete))
+    no_deletes = sql.call("size", sql.col(DELETES)) == 0
+    sure = sql.when((residual == TRUE_JSON) & no_deletes, sql.col("record_count")).otherwise(0)
+    columns = [
+        sql.concat('{"data-file":', data_file, ',"residual-filter":', residual, "}").alias("task"),
+        deletes.alias("delete_files"),
+        sql.call("greatest", sure, sql.lit(0).cast("bigint")).alias("sure_rows"),
+    ]
+    return texts.joined_to(matched, scan_filter.state.spark).selectExpr(*sql.texts(columns))
+
+
+def no_rest_tasks(spark: SparkSession) -> DataFrame:
+    """Return the scan tasks of a plan without files."""
+    return local_frame(spark, _SCHEMA.empty_table())
+
+
+def _refuse_inexpressible(scan_filter: ScanFilter) -> None:
+    state = scan_filter.state
+    if key := state.metadata.properties.get("encryption.key-id"):
+        raise UnsupportedError(f"{INEXPRESSIBLE} the keys of encrypted tables: encryption.key-id is {key!r}")
+    for spec_id, spec in state.specs.items():
+        for field in spec.fields:
+            if has_unknown_values(field.transform):
+                raise UnsupportedError(
+                    f"{INEXPRESSIBLE} values of unknown transforms: partition field {field.name} of spec {spec_id}"
+                )
+    sources = {
+        field.source_id
+        for spec in state.specs.values()
+        for field in spec.fields
+        if isinstance(field.transform, IdentityTransform)
+    }
+
+    def refuse(leaf: BooleanExpression, _negated: bool) -> None:
+        if not isinstance(leaf, BoundPredicate) or not isinstance(leaf, _RANGES):
+            return
+        field = leaf.term.ref().field
+        if isinstance(field.field_type, UUIDType) and field.field_id in sources:
+            raise UnsupportedError(
+                f"a range of UUIDs, such as of the partition column {field.name}, is different in different engines: "
+                "test for equality"
+            )
+
+    fold(scan_filter.row_filter, refuse, lambda _junction, _operands: None)
+
+
+def _content_file(head: Sql, members: dict[str, Sql]) -> Sql:
+    """Return a content file's object. head: its text up to the first of the members."""
+    without_nulls = sql.call("map", "ignoreNullFields", "true")
+    text = sql.call("to_json", sql.struct(*(value.alias(name) for name, value in members.items())), without_nulls)
+    return sql.concat(head, sql.call("substring", text, 2, _TO_THE_END))
+
+
+def _delete_file(place: Sql, delete: Sql) -> Sql:
+    """Return a delete file's object, with the spec and partition of the data file that it applies to.
+
+    Readers look at neither, and a plan that names each delete's own would have to read it.
+    """
+    contents = sql.call("array", *CONTENTS)
+    members = ("file_path", "file_size_in_bytes", "record_count", "equality_ids", "referenced_data_file")
+    shown = {name.replace("_", "-"): delete[name] for name in (*members, "content_offset", "content_size_in_bytes")}
+    content = sql.concat('"', sql.call("get", contents, delete["content"]), '",')
+    return _content_file(sql.concat(place, content), {"file-format": sql.call("lower", delete["file_format"]), **shown})
+
+
+# -- partitions -----------------------------------------------------------------------------------------------------
+
+
+def _partition(state: TableState, null_partitions: bool) -> Sql:
+    """Return the partition tuple as an array in the order of the fields of the file's spec."""
+    chosen = sql.call("raise_error", "a file of an unknown partition spec").cast("string")
+    for spec_id, spec in state.specs.items():
+        text = _tuple(state, spec, null_partitions)
+        chosen = sql.when(sql.col("partition_spec_id") == spec_id, text).otherwise(chosen)
+    return chosen
+
+
+def _tuple(state: TableState, spec: PartitionSpec, null_partitions: bool) -> Sql:
+    if not spec.fields:
+        return sql.lit("[]")
+    kinds = {field.field_id: state.types.partition_types[field.field_id] for field in spec.fields}
+    text = sql.concat("[", *_separated([_value(state, field) for field in spec.fields]), "]")
+    if null_partitions:
+        return text
+    if any(isinstance(kind, BinaryType | FixedType) for kind in kinds.values()):
+        return sql.lit("[]")
+    complete = reduce(and_, (partition_value(field.field_id).isNotNull() for field in spec.fields))
+    return sql.when(complete, text).otherwise("[]")
+
+
+def _separated(values: list[Sql]) -> list[Sql]:
+    comma = sql.lit(",")
+    return [part for place, value in enumerate(values) for part in ([comma, value] if place else [value])]
+
+
+def _value(state: TableState, field: PartitionField) -> Sql:
+    """Return a partition value as JSON; null if its column has been dropped, since its type is then unknown."""
+    if field.source_id not in state.metadata.schema().field_ids:
+        return sql.lit("null")
+    value, kind = partition_value(field.field_id), state.types.partition_types[field.field_id]
+    with_nulls = sql.call("map", "ignoreNullFields", "false")
+    wrapped = sql.call("to_json", sql.struct(single_value(value, kind).alias("x")), with_nulls)
+    text = sql.call("substring", wrapped, 6, sql.call("length", wrapped) - 6)
+    if not is_floating(kind):
+        return text
+    finite = value.isNull() | (sql.call("abs", value) < sql.lit(float("inf")))
+    problem = sql.concat(f"{INEXPRESSIBLE} partition field {field.name} of ", value.cast("string"))
+    return sql.when(finite, text).otherwise(sql.call("raise_error", problem).cast("string"))

@@ -1,0 +1,142 @@
+"""Scans of what a range of snapshots did: `IncrementalScan` and `ChangelogScan`."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Self
+
+from sparkmeta.errors import ValidationError
+from sparkmeta.plan.rest_tasks import no_rest_tasks, rest_tasks
+from sparkmeta.rows.appended import appended_entries, read_appended
+from sparkmeta.rows.changelog import Changelog, fields_of_rows, read_changelog
+from sparkmeta.scan import Scan
+
+if TYPE_CHECKING:
+    from pyiceberg.expressions import BooleanExpression
+    from pyspark.sql import DataFrame
+
+
+@dataclass(frozen=True)
+class _RangeScan(ABC):
+    """What a range of snapshots did. Every method that changes it returns another one.
+
+    Attributes:
+        scan: the columns to read, and the filter, of the table's schema.
+        from_exclusive: the snapshot to begin after; None for the whole history.
+        to_inclusive: the last snapshot; None for the current one.
+    """
+
+    scan: Scan
+    from_exclusive: int | None
+    to_inclusive: int | None
+
+    def filter(self, row_filter: str | BooleanExpression) -> Self:
+        """Return this scan with a further condition on rows; see `Scan.filter`."""
+        return replace(self, scan=self.scan.filter(row_filter))
+
+    def select(self, *field_names: str) -> Self:
+        """Return this scan of only these columns; see `Scan.select`."""
+        return replace(self, scan=self.scan.select(*field_names))
+
+    @abstractmethod
+    def to_df(self) -> DataFrame:
+        """Return the rows."""
+
+    def create_temp_view(self, name: str) -> None:
+        """Name the rows of `to_df` for Spark SQL; see `Scan.create_temp_view`."""
+        self.to_df().createOrReplaceTempView(name)
+
+
+@dataclass(frozen=True)
+class IncrementalScan(_RangeScan):
+    """What snapshots appended."""
+
+    def to_df(self) -> DataFrame:
+        """Return the rows that snapshots of the operation `append` appended, whether they were deleted since or not.
+
+        As in Iceberg's Java library, other operations are passed over: nothing that an overwrite or a compaction wrote
+        is a new row. Planned at once, as `Scan.to_df`; lazy.
+
+        Raises:
+            NoSuchSnapshotError: the table does not have one of the snapshots.
+            ValidationError: the first is no ancestor of the second, or the history between them has expired.
+        """
+        return read_appended(self.scan.row_scan, self.from_exclusive, self.to_inclusive)
+
+    def to_rest_tasks(self, *, null_partitions: bool = True) -> DataFrame:
+        """Return the appended files as scan tasks of Iceberg's REST catalog protocol; see `Scan.to_rest_tasks`.
+
+        Raises:
+            NoSuchSnapshotError: as `to_df`.
+            ValidationError: as `to_df`.
+            UnsupportedError: the protocol can't express the plan.
+        """
+        scan_filter = self.scan.plan_filter
+        entries = appended_entries(scan_filter, self.from_exclusive, self.to_inclusive)
+        if entries is None:
+            return no_rest_tasks(scan_filter.state.spark)
+        return rest_tasks(entries, scan_filter, null_partitions=null_partitions)
+
+
+@dataclass(frozen=True)
+class ChangelogScan(_RangeScan):
+    """The rows that snapshots inserted and deleted. Conditions are on old and new rows.
+
+    Whether a row has changed rests on all columns, selected or not.
+
+    Attributes:
+        net_changes: leave out rows that come and go within the range.
+        identifier_columns: columns by which a deleted and an inserted row are an update; none for no updates.
+    """
+
+    net_changes: bool = False
+    identifier_columns: tuple[str, ...] = ()
+
+    def to_df(self) -> DataFrame:
+        """Return the changes of rows: the columns, `_change_type`, `_change_ordinal`, `_commit_snapshot_id`.
+
+        The ordinal counts the snapshots of the range from 0, without those of the operation `replace`. The plans are
+        made at once, rows are read when the DataFrame runs; see `rows.changed_files`.
+
+        Raises:
+            NoSuchSnapshotError: the table does not have one of the snapshots; or one of them removed files or changed
+                deletes, and its parent has expired.
+            ValidationError: the first is no ancestor of the second, or the history between them has expired. If the
+                DataFrame raises it when it runs, several changes of a snapshot have the same identifier.
+        """
+        scan = self.scan
+        if scan.metadata_columns:
+            raise ValidationError(f"a changelog has no column {scan.metadata_columns[0]}")
+        ids = tuple(self._field_id(name) for name in self.identifier_columns)
+        return read_changelog(Changelog(scan.row_scan, self.from_exclusive, self.to_inclusive, self.net_changes, ids))
+
+    def _field_id(self, name: str) -> int:
+        schema = self.scan.schema()
+        try:
+            field_id = schema.find_field(name, self.scan.case_sensitive).field_id
+        except ValueError as error:
+            raise ValidationError(f"identifier column {name}: {error}") from error
+        if field_id not in fields_of_rows(schema):
+            raise ValidationError(f"identifier column {name}: it is inside of a list or a map")
+        return field_id
+
+
+def changelog_scan(
+    scan: Scan,
+    from_exclusive: int | None,
+    to_inclusive: int | None,
+    net_changes: bool,
+    compute_updates: bool,
+    identifier_columns: Iterable[str],
+) -> ChangelogScan:
+    """Return the scan that `Table.changelog` starts from."""
+    names = (identifier_columns,) if isinstance(identifier_columns, str) else tuple(identifier_columns)
+    if not names and compute_updates:
+        names = tuple(sorted(scan.schema().identifier_field_names()))
+        if not names:
+            raise ValidationError("updates need identifier_columns: the table's schema names no identifier fields")
+    if names and net_changes:
+        raise ValidationError("net changes have no updates: give either net_changes or identifier_columns")
+    return ChangelogScan(scan, from_exclusive, to_inclusive, net_changes, names)
