@@ -57,6 +57,8 @@ if TYPE_CHECKING:
     from sparkmeta.plan.report import ScanReport
     from sparkmeta.range_scan import ChangelogScan, IncrementalScan
     from sparkmeta.scan import Scan
+    from sparkmeta.service.options import ServeOptions
+    from sparkmeta.service.server import Service, serve
     from sparkmeta.session import local_session, materialize
     from sparkmeta.settings import Settings
     from sparkmeta.table import Table, load_table
@@ -96,6 +98,8 @@ __all__ = [
     "PartitionStatsSummary",
     "Scan",
     "ScanReport",
+    "ServeOptions",
+    "Service",
     "SessionError",
     "SettingError",
     "Settings",
@@ -117,6 +121,7 @@ __all__ = [
     "load_table",
     "local_session",
     "materialize",
+    "serve",
 ]
 
 # The modules of the names that are no errors.
@@ -139,6 +144,8 @@ _HOMES = {
     "PartitionStatsSummary": "maintain.partition_statistics.plan",
     "Scan": "scan",
     "ScanReport": "plan.report",
+    "ServeOptions": "service.options",
+    "Service": "service.server",
     "Settings": "settings",
     "SnapshotUpdate": "commit.snapshot_update",
     "Table": "table",
@@ -153,6 +160,7 @@ _HOMES = {
     "load_table": "table",
     "local_session": "session",
     "materialize": "session",
+    "serve": "service.server",
 }
 
 

@@ -21,6 +21,7 @@ FLOORS = [
     {"__main__"},
     {"cli"},
     {"__init__"},
+    {"service"},
     {"catalog"},
     {"views"},
     {"table"},

@@ -96,8 +96,8 @@ def no_rest_tasks(spark: SparkSession) -> DataFrame:
     return local_frame(spark, _SCHEMA.empty_table())
 
 
-def _refuse_inexpressible(scan_filter: ScanFilter) -> None:
-    state = scan_filter.state
+def refuse_table(state: TableState) -> None:
+    """Raise UnsupportedError if no plan of a table can be expressed."""
     if key := state.metadata.properties.get("encryption.key-id"):
         raise UnsupportedError(f"{INEXPRESSIBLE} the keys of encrypted tables: encryption.key-id is {key!r}")
     for spec_id, spec in state.specs.items():
@@ -106,6 +106,11 @@ def _refuse_inexpressible(scan_filter: ScanFilter) -> None:
                 raise UnsupportedError(
                     f"{INEXPRESSIBLE} values of unknown transforms: partition field {field.name} of spec {spec_id}"
                 )
+
+
+def _refuse_inexpressible(scan_filter: ScanFilter) -> None:
+    state = scan_filter.state
+    refuse_table(state)
     sources = {
         field.source_id
         for spec in state.specs.values()
@@ -164,10 +169,15 @@ def _tuple(state: TableState, spec: PartitionSpec, null_partitions: bool) -> Sql
     text = sql.concat("[", *_separated([_value(state, field) for field in spec.fields]), "]")
     if null_partitions:
         return text
-    if any(isinstance(kind, BinaryType | FixedType) for kind in kinds.values()):
+    has_bytes = any(isinstance(kind, BinaryType | FixedType) for kind in kinds.values())
+    if has_bytes or any(_is_dropped(state, field) for field in spec.fields):
         return sql.lit("[]")
     complete = reduce(and_, (partition_value(field.field_id).isNotNull() for field in spec.fields))
     return sql.when(complete, text).otherwise("[]")
+
+
+def _is_dropped(state: TableState, field: PartitionField) -> bool:
+    return field.source_id not in state.metadata.schema().field_ids
 
 
 def _separated(values: list[Sql]) -> list[Sql]:
@@ -177,7 +187,7 @@ def _separated(values: list[Sql]) -> list[Sql]:
 
 def _value(state: TableState, field: PartitionField) -> Sql:
     """Return a partition value as JSON; null if its column has been dropped, since its type is then unknown."""
-    if field.source_id not in state.metadata.schema().field_ids:
+    if _is_dropped(state, field):
         return sql.lit("null")
     value, kind = partition_value(field.field_id), state.types.partition_types[field.field_id]
     with_nulls = sql.call("map", "ignoreNullFields", "false")

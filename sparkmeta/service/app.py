@@ -1,0 +1,333 @@
+"""The endpoints of the service, on ASGI."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+import logging
+import time
+import uuid
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import unquote
+
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+
+from sparkmeta.service.access import ANYBODY, Principal
+from sparkmeta.service.errors import BAD_REQUEST, NO_TABLE, UNSUPPORTED, ApiError, api_error
+from sparkmeta.service.metrics import Metrics
+from sparkmeta.service.planning import Planning, Run
+from sparkmeta.service.plans import Pages
+from sparkmeta.service.requests import parse_json, parse_plan_request
+from sparkmeta.service.shown import READ_ONLY
+from sparkmeta.service.tables import MODE, SERVER, Tables
+
+if TYPE_CHECKING:
+    from starlette.types import Receive, Scope, Send
+
+    from sparkmeta.service.options import ServeOptions
+
+T = TypeVar("T")
+Names = tuple[str, ...]
+
+_JSON = "application/json"
+_PREFIX = "/v1/{prefix}/namespaces"
+_TABLE = f"{_PREFIX}/{{namespace}}/tables/{{table}}"
+ENDPOINTS = (
+    f"GET {_PREFIX}",
+    f"GET {_PREFIX}/{{namespace}}",
+    f"HEAD {_PREFIX}/{{namespace}}",
+    f"GET {_PREFIX}/{{namespace}}/tables",
+    f"GET {_TABLE}",
+    f"HEAD {_TABLE}",
+    f"POST {_TABLE}/plan",
+    f"GET {_TABLE}/plan/{{plan-id}}",
+    f"DELETE {_TABLE}/plan/{{plan-id}}",
+    f"POST {_TABLE}/tasks",
+)
+"""What clients may ask, spelled as the protocol does: they look for these texts."""
+
+_SEPARATOR = "\x1f"
+# Clients that can't ask again for a plan wait for it, and take no null in partitions.
+_IMPATIENT = "pyiceberg"
+_LOOK_SECONDS = 0.5
+_HANDLERS = 32
+
+_log = logging.getLogger("sparkmeta.serve")
+
+
+@dataclass(frozen=True)
+class Call:
+    """A request that has been routed.
+
+    Attributes:
+        request: the request.
+        principal: the user.
+        namespace: the names of the namespace.
+        table: the names of the table, empty for none.
+        plan_id: the id of the plan, empty for none.
+    """
+
+    request: Request
+    principal: Principal
+    namespace: Names = ()
+    table: Names = ()
+    plan_id: str = ""
+
+    @property
+    def client(self) -> str:
+        headers = self.request.headers
+        return headers.get("x-client-version") or headers.get("user-agent") or ""
+
+    @property
+    def is_impatient(self) -> bool:
+        return _IMPATIENT in self.client.lower()
+
+    @property
+    def takes_gzip(self) -> bool:
+        return "gzip" in self.request.headers.get("accept-encoding", "")
+
+
+class App:
+    """The ASGI application of a service."""
+
+    def __init__(self, tables: Tables, planning: Planning, options: ServeOptions) -> None:
+        self.tables, self.planning, self.options = tables, planning, options
+        self.metrics = Metrics(planning)
+        self.is_ready = False
+        self._threads = ThreadPoolExecutor(_HANDLERS, "requests")
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request."""
+        if scope["type"] == "http":
+            response = await self._answer(Request(scope, receive))
+            await response(scope, receive, send)
+
+    def close(self) -> None:
+        """Stop the threads that answer requests."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    async def _answer(self, request: Request) -> Response:
+        started, endpoint, principal = time.perf_counter(), "other", None
+        request_id = uuid.uuid4().hex
+        problem: BaseException | None = None
+        try:
+            endpoint, handler, call = self._routed(request)
+            principal = call.principal.name
+            response = await handler(call)
+        except ClientDisconnect:
+            response = Response(status_code=499)
+        except Exception as error:  # noqa: BLE001  every error has an answer
+            problem = error
+            response = _refusal(api_error(error))
+        seconds = time.perf_counter() - started
+        response.headers["x-request-id"] = request_id
+        self.metrics.request(endpoint, response.status_code, seconds)
+        record = {
+            "request": request_id,
+            "endpoint": endpoint,
+            "path": request.url.path,
+            "status": response.status_code,
+            "ms": round(seconds * 1000, 1),
+            "principal": principal,
+            "client": request.headers.get("x-client-version") or request.headers.get("user-agent"),
+        }
+        failed = problem if response.status_code >= 500 and not isinstance(problem, ApiError) else None
+        _log.log(logging.ERROR if failed else logging.INFO, "%s", json.dumps(record), exc_info=failed)
+        return response
+
+    def _routed(self, request: Request) -> tuple[str, Callable[[Call], Awaitable[Response]], Call]:
+        """Return the name of the endpoint, what handles it, and the call."""
+        # Encoded slashes are part of names.
+        raw: bytes = request.scope.get("raw_path") or request.url.path.encode()
+        path = raw.partition(b"?")[0].decode("latin-1").strip("/").split("/")
+        if path == ["healthz"]:
+            return "healthz", self._healthz, Call(request, ANYBODY)
+        principals = self.options.principals
+        principal = ANYBODY if principals is None else principals.authenticated(request.headers)
+        if path == ["metrics"]:
+            return "metrics", self._metrics, Call(request, principal)
+        if path == ["v1", "config"]:
+            return "config", self._config, Call(request, principal)
+        if path[:2] != ["v1", "namespaces"]:
+            raise ApiError(404, BAD_REQUEST, f"no such endpoint: {request.method} {request.url.path}")
+        return self._below_namespaces(request, principal, [unquote(part, errors="replace") for part in path[2:]])
+
+    def _below_namespaces(
+        self, request: Request, principal: Principal, path: list[str]
+    ) -> tuple[str, Callable[[Call], Awaitable[Response]], Call]:
+        namespace = tuple(path[0].split(_SEPARATOR)) if path else ()
+        table = (*namespace, path[2]) if len(path) > 2 else ()
+        call = Call(request, principal, namespace, table, path[4] if len(path) > 4 else "")
+        shape = "/".join("*" if place in (0, 2, 4) else part for place, part in enumerate(path))
+        handler = {
+            "GET ": ("namespaces", self._namespaces),
+            "GET *": ("namespace", self._namespace),
+            "HEAD *": ("namespace", self._namespace),
+            "GET */tables": ("tables", self._tables),
+            "GET */tables/*": ("table", self._table),
+            "HEAD */tables/*": ("table", self._table_exists),
+            "POST */tables/*/plan": ("plan", self._plan),
+            "GET */tables/*/plan/*": ("plan-result", self._plan_result),
+            "DELETE */tables/*/plan/*": ("plan-cancel", self._plan_cancel),
+            "POST */tables/*/tasks": ("tasks", self._tasks),
+        }.get(f"{request.method} {shape}")
+        if handler is None:
+            message = f"{request.method} {request.url.path}: no such endpoint: {READ_ONLY.replace('-', ' ')}"
+            raise ApiError(406, UNSUPPORTED, message)
+        return *handler, call
+
+    async def _in_thread(self, function: Callable[..., T], *arguments: Any, **named: Any) -> T:
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._threads, partial(function, *arguments, **named))
+
+    # -- the service itself -----------------------------------------------------------------------------------------
+
+    async def _healthz(self, _call: Call) -> Response:
+        return _json({"status": "ok"} if self.is_ready else {"status": "starting"}, 200 if self.is_ready else 503)
+
+    async def _metrics(self, _call: Call) -> Response:
+        return Response(self.metrics.text(), media_type="text/plain; version=0.0.4")
+
+    async def _config(self, _call: Call) -> Response:
+        # Iceberg's Java library takes the mode from each table, pyiceberg only from here.
+        return _json({"defaults": {}, "overrides": {MODE: SERVER}, "endpoints": list(ENDPOINTS)})
+
+    # -- the catalog ------------------------------------------------------------------------------------------------
+
+    async def _namespaces(self, call: Call) -> Response:
+        parent = call.request.query_params.get("parent", "")
+        names = tuple(parent.split(_SEPARATOR)) if parent else ()
+        return _json({"namespaces": await self._in_thread(self.tables.namespaces, names)})
+
+    async def _namespace(self, call: Call) -> Response:
+        await self._in_thread(self.tables.check_namespace, call.namespace)
+        if call.request.method == "HEAD":
+            return Response(status_code=204)
+        return _json({"namespace": call.namespace, "properties": {}})
+
+    async def _tables(self, call: Call) -> Response:
+        await self._in_thread(self.tables.check_namespace, call.namespace)
+        listed = await self._in_thread(self.tables.tables, call.namespace, call.principal)
+        return _json({"identifiers": [{"namespace": names[:-1], "name": names[-1]} for names in listed]})
+
+    async def _table(self, call: Call) -> Response:
+        served = await self._in_thread(self.tables.load, call.table, call.principal)
+        only_refs = call.request.query_params.get("snapshots") == "refs"
+        etag = served.etag[:-1] + ('-refs"' if only_refs else '"')
+        headers = {"etag": etag}
+        if call.request.headers.get("if-none-match") == etag:
+            return Response(status_code=304, headers=headers)
+        return self._sent(call, await self._in_thread(served.document, only_refs), headers)
+
+    async def _table_exists(self, call: Call) -> Response:
+        if not await self._in_thread(self.tables.exists, call.table, call.principal):
+            raise ApiError(404, NO_TABLE, f"Table does not exist: {'.'.join(call.table)}")
+        return Response(status_code=204)
+
+    # -- plans ------------------------------------------------------------------------------------------------------
+
+    async def _plan(self, call: Call) -> Response:
+        body = await self._body(call.request)
+        call.principal.check(call.table)
+        request = await self._in_thread(parse_plan_request, body)
+        served = await self._in_thread(self.tables.load, call.table, call.principal)
+        submit = partial(self.planning.submit, null_partitions=not call.is_impatient)
+        run, plan_id = await self._in_thread(submit, served.table, request, call.principal)
+        patience = self.options.plan_seconds if call.is_impatient else self.options.wait_seconds
+        try:
+            pages = await self._waited(call, run, patience)
+        except TimeoutError:
+            return _json({"status": "submitted", "plan-id": plan_id})
+        except BaseException:
+            self.planning.release(self.planning.ticket(plan_id, call.table, call.principal, page=False))
+            raise
+        return await self._completed(call, pages, plan_id)
+
+    async def _waited(self, call: Call, run: Run, patience: float) -> Pages:
+        """Wait for a plan as long as the client does.
+
+        Raises:
+            TimeoutError: the client has to ask again.
+            ClientDisconnect: the client has gone.
+        """
+        future, deadline = asyncio.wrap_future(run.future), time.monotonic() + patience
+        while True:
+            left = deadline - time.monotonic()
+            try:
+                return await asyncio.wait_for(asyncio.shield(future), max(0.0, min(left, _LOOK_SECONDS)))
+            except TimeoutError:
+                if left <= _LOOK_SECONDS:
+                    raise
+                if await call.request.is_disconnected():
+                    raise ClientDisconnect from None
+
+    async def _completed(self, call: Call, pages: Pages, plan_id: str) -> Response:
+        self.metrics.planned(pages.tasks)
+        answer = partial(self.planning.completed, pages, plan_id, call.table, call.principal)
+        return self._sent(call, await self._in_thread(answer))
+
+    async def _plan_result(self, call: Call) -> Response:
+        call.principal.check(call.table)
+        ticket = self.planning.ticket(call.plan_id, call.table, call.principal, page=False)
+        state = await self._in_thread(self.planning.state, ticket)
+        if isinstance(state, Run):
+            if not state.future.done():
+                return _json({"status": "submitted", "plan-id": call.plan_id})
+            if state.cancelled:
+                return _json({"status": "cancelled"})
+            if (error := state.future.exception()) is not None:
+                return _json({"status": "failed", **api_error(error).document()})
+            state = state.future.result()
+        if state is None:
+            return _json({"status": "submitted", "plan-id": call.plan_id})
+        return await self._completed(call, state, call.plan_id)
+
+    async def _plan_cancel(self, call: Call) -> Response:
+        call.principal.check(call.table)
+        ticket = self.planning.ticket(call.plan_id, call.table, call.principal, page=False)
+        await self._in_thread(self.planning.release, ticket)
+        return Response(status_code=204)
+
+    async def _tasks(self, call: Call) -> Response:
+        token = parse_json(await self._body(call.request)).get("plan-task")
+        if not isinstance(token, str):
+            raise ApiError(400, BAD_REQUEST, "plan-task is missing, or no text")
+        call.principal.check(call.table)
+        ticket = self.planning.ticket(token, call.table, call.principal, page=True)
+        data = await self._in_thread(self.planning.page, ticket)
+        if call.takes_gzip:
+            return Response(data, media_type=_JSON, headers={"content-encoding": "gzip"})
+        return Response(await self._in_thread(gzip.decompress, data), media_type=_JSON)
+
+    # -- bodies -----------------------------------------------------------------------------------------------------
+
+    async def _body(self, request: Request) -> bytes:
+        limit, parts, size = self.options.max_request_bytes, [], 0
+        async for part in request.stream():
+            size += len(part)
+            if size > limit:
+                raise ApiError(413, BAD_REQUEST, f"the request has more than {limit:,} bytes, which is the limit")
+            parts.append(part)
+        return b"".join(parts)
+
+    def _sent(self, _call: Call, data: bytes, headers: dict[str, str] | None = None) -> Response:
+        return Response(data, media_type=_JSON, headers=headers)
+
+
+def _json(document: Any, status: int = 200) -> Response:
+    return Response(json.dumps(document), status, media_type=_JSON)
+
+
+def _refusal(error: ApiError) -> Response:
+    response = _json(error.document(), error.status)
+    if error.retry_after is not None:
+        response.headers["retry-after"] = str(error.retry_after)
+    if error.status == 401:
+        response.headers["www-authenticate"] = "Bearer"
+    return response

@@ -1,0 +1,89 @@
+"""The protocol's error model: what clients learn of errors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from pyiceberg import exceptions as iceberg
+
+from sparkmeta.errors import (
+    CatalogError,
+    FileAccessError,
+    InvalidFilterError,
+    NoSuchNamespaceError,
+    NoSuchTableError,
+    SparkmetaError,
+    UnsupportedError,
+    from_spark,
+)
+from sparkmeta.plan.rest_tasks import INEXPRESSIBLE
+
+BAD_REQUEST = "BadRequestException"
+NO_TABLE = "NoSuchTableException"
+NO_NAMESPACE = "NoSuchNamespaceException"
+NO_PLAN = "NoSuchPlanIdException"
+NO_TASK = "NoSuchPlanTaskException"
+UNSUPPORTED = "UnsupportedOperationException"
+UNAUTHORIZED = "NotAuthorizedException"
+FORBIDDEN = "ForbiddenException"
+UNAVAILABLE = "ServiceUnavailableException"
+INTERNAL = "InternalServerError"
+
+_RETRY_SECONDS = 5
+_MAX_CHARS = 2_000
+
+
+@dataclass(frozen=True)
+class ApiError(Exception):
+    """An error as clients get it.
+
+    Attributes:
+        status: the HTTP status.
+        kind: the protocol's name of the error.
+        message: what is wrong, for people.
+        retry_after: seconds after which the client may try again; None if that would not help.
+    """
+
+    status: int
+    kind: str
+    message: str
+    retry_after: int | None = None
+
+    def __str__(self) -> str:
+        return self.message
+
+    def document(self) -> dict[str, Any]:
+        """Return the JSON object of the error."""
+        return {"error": {"message": self.message[:_MAX_CHARS], "type": self.kind, "code": self.status}}
+
+
+def busy(message: str, seconds: int = _RETRY_SECONDS) -> ApiError:
+    """Return the error of a service that can't do more now."""
+    return ApiError(503, UNAVAILABLE, message, seconds)
+
+
+def api_error(error: BaseException) -> ApiError:
+    """Return what a client learns of an error. Errors that are not sparkmeta's own are told without details."""
+    if isinstance(error, ApiError):
+        return error
+    known = error if isinstance(error, SparkmetaError) else from_spark(error)
+    if known is None:
+        return ApiError(500, INTERNAL, "the service failed: its log says why")
+    message = str(known)
+    match known:
+        case NoSuchTableError() | iceberg.NoSuchTableError():
+            return ApiError(404, NO_TABLE, message)
+        case NoSuchNamespaceError():
+            return ApiError(404, NO_NAMESPACE, message)
+        case InvalidFilterError():
+            return ApiError(400, BAD_REQUEST, message)
+        case UnsupportedError():
+            return ApiError(406, UNSUPPORTED, message)
+        case FileAccessError() | CatalogError():
+            return busy(message)
+        case ValueError():
+            return ApiError(400, BAD_REQUEST, message)
+    if message.startswith(INEXPRESSIBLE):
+        return ApiError(406, UNSUPPORTED, message)
+    return ApiError(500, INTERNAL, message)

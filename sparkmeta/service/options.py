@@ -1,0 +1,88 @@
+"""What a planning service is told when it starts."""
+
+from __future__ import annotations
+
+import ipaddress
+import secrets
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from sparkmeta.errors import SettingError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from sparkmeta.service.access import Principals
+
+DEFAULT_PORT = 8181
+_MIB = 1 << 20
+_SHORTEST_SECRET = 16
+
+
+@dataclass(frozen=True)
+class ServeOptions:
+    """The options of a service.
+
+    Attributes:
+        host: the address to listen on.
+        port: the port to listen on; 0 takes a free one.
+        principals: who may read what; None: anybody may read everything, which only a loopback address allows.
+        secret: signs the tokens of plans. Replicas that share a spool share it, so that each serves the others' pages.
+        spool: the folder of large plans' pages, which the driver and the executors see; None: a temporary folder.
+        spool_properties: properties of the FileIO that opens the spool, if it is on a store.
+        page_tasks: how many scan tasks a page has at most.
+        page_bytes: how long a page's text is at most, unless a single task is longer.
+        driver_files: plans of manifests with at most so many files are brought to the driver.
+        wait_seconds: how long a client waits for a plan before it has to ask again.
+        plan_seconds: how long a plan may take.
+        keep_seconds: how long pages and tokens last.
+        slots: how many plans run at a time.
+        queued: how many plans wait for a slot; further ones are refused.
+        cached_bytes: how much of the answers of finished plans is kept in memory.
+        max_request_bytes: the limit of a request's body.
+        max_pages: the limit of a plan's pages.
+        max_spool_bytes: the limit of what this service has in the spool.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = DEFAULT_PORT
+    principals: Principals | None = None
+    secret: bytes = field(default_factory=lambda: secrets.token_bytes(32), repr=False)
+    spool: str | None = None
+    spool_properties: Mapping[str, str] = field(default_factory=dict, repr=False)
+    page_tasks: int = 5_000
+    page_bytes: int = 16 * _MIB
+    driver_files: int = 20_000
+    wait_seconds: float = 30.0
+    plan_seconds: float = 600.0
+    keep_seconds: float = 3_600.0
+    slots: int = 4
+    queued: int = 64
+    cached_bytes: int = 256 * _MIB
+    max_request_bytes: int = _MIB
+    max_pages: int = 100_000
+    max_spool_bytes: int = 10_240 * _MIB
+
+    def check(self) -> None:
+        """Raise SettingError if a value is invalid, or strangers could read the catalog."""
+        for name in ("page_tasks", "page_bytes", "slots", "max_request_bytes", "max_pages", "keep_seconds"):
+            if getattr(self, name) <= 0:
+                raise SettingError(f"{name} is {getattr(self, name)}: it takes a number above 0")
+        for name in ("port", "driver_files", "wait_seconds", "plan_seconds", "queued", "cached_bytes"):
+            if getattr(self, name) < 0:
+                raise SettingError(f"{name} is {getattr(self, name)}: it takes a number from 0")
+        if len(self.secret) < _SHORTEST_SECRET:
+            raise SettingError(f"the secret has {len(self.secret)} bytes: it takes at least {_SHORTEST_SECRET}")
+        if self.principals is None and not is_loopback(self.host):
+            raise SettingError(
+                f"host is {self.host}: a service that others can reach needs a bearer token (--token-file, "
+                "--principals), also behind a proxy that authenticates users"
+            )
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether only this machine reaches an address."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

@@ -1,0 +1,143 @@
+"""Pages of scan tasks: their text, and the Spark tasks that write them to the spool. Light: Spark tasks import this."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import uuid
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sparkmeta.errors import FileAccessError
+
+if TYPE_CHECKING:
+    from sparkmeta.storage.executors import ExecutorWriter
+
+PAGE_SCHEMA = pa.schema([("page", pa.string()), ("tasks", pa.int64()), ("bytes", pa.int64()), ("rows", pa.binary())])
+"""What a Spark task tells of a plan: a page that it has written, or (`rows`, an Arrow stream) few scan tasks."""
+
+SUFFIX = ".json.gz"
+_COLUMNS = ["task", "delete_files"]
+
+
+def page_text(rows: pa.Table) -> bytes:
+    """Return the members of a ScanTasks object: `"delete-files":[...],"file-scan-tasks":[...]`.
+
+    References to delete files are their places in the same text, where each delete file occurs once.
+    """
+    tasks = pc.cast(rows.column("task").combine_chunks(), pa.large_string())
+    deletes = pc.cast(rows.column("delete_files").combine_chunks(), pa.list_(pa.large_string()))
+    if isinstance(deletes, pa.ChunkedArray):
+        deletes = pa.concat_arrays(deletes.chunks) if deletes.num_chunks else pa.array([], deletes.type)
+    if isinstance(tasks, pa.ChunkedArray):
+        tasks = pa.concat_arrays(tasks.chunks) if tasks.num_chunks else pa.array([], tasks.type)
+    named = deletes.flatten()
+    if not len(named):
+        return b'"file-scan-tasks":[' + _joined(tasks) + b"]"
+    encoded = named.dictionary_encode()
+    places = pc.cast(encoded.indices, pa.large_string())
+    lengths = pc.fill_null(pc.list_value_length(deletes), 0)
+    offsets = pa.concat_arrays([pa.array([0], pa.int32()), pc.cast(pc.cumulative_sum(lengths), pa.int32())])
+    references = pc.binary_join(pa.ListArray.from_arrays(offsets, places), pa.scalar(",", pa.large_string()))
+    empty = pa.scalar("", pa.large_string())
+    cut = pc.utf8_slice_codeunits(tasks, 0, -1)
+    head, tail = (pa.scalar(text, pa.large_string()) for text in (',"delete-file-references":[', "]}"))
+    with_references = pc.binary_join_element_wise(cut, head, references, tail, empty)
+    texts = pc.if_else(pc.greater(lengths, 0), with_references, tasks)
+    return b'"delete-files":[' + _joined(encoded.dictionary) + b'],"file-scan-tasks":[' + _joined(texts) + b"]"
+
+
+def _joined(texts: pa.Array) -> bytes:
+    whole = pa.LargeListArray.from_arrays(pa.array([0, len(texts)], pa.int64()), texts)
+    joined = pc.binary_join(whole, pa.scalar(",", pa.large_string()))[0].as_py()
+    encoded: bytes = joined.encode()
+    return encoded
+
+
+def packed(text: bytes) -> bytes:
+    """Return the ScanTasks object of a page as a file of the spool."""
+    return gzip.compress(b"{" + text + b"}", compresslevel=1, mtime=0)
+
+
+def cut_pages(rows: pa.Table, tasks: int, size: int) -> Iterator[pa.Table]:
+    """Cut rows into pages of at most so many tasks and bytes, but of at least one task."""
+    start = 0
+    if not len(rows):
+        return
+    lengths = pc.binary_length(rows.column("task"))
+    ends = pc.cumulative_sum(pc.cast(lengths, pa.int64())).combine_chunks().to_numpy()
+    while start < len(rows):
+        before = int(ends[start - 1]) if start else 0
+        fitting = int(ends.searchsorted(before + size, side="right"))
+        end = max(start + 1, min(start + tasks, fitting))
+        yield rows.slice(start, end - start)
+        start = end
+
+
+@dataclass(frozen=True)
+class PageWriter:
+    """Writes the scan tasks of a Spark task to the spool, or returns them if they are few.
+
+    Attributes:
+        folder: the plan's folder in the spool.
+        writer: writes its files.
+        page_tasks: the limit of tasks of a page.
+        page_bytes: the limit of bytes of a page.
+        few: as many scan tasks are returned.
+    """
+
+    folder: str
+    writer: ExecutorWriter
+    page_tasks: int
+    page_bytes: int
+    few: int
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        pending: list[pa.RecordBatch] = []
+        count = size = 0
+        written = False
+        for batch in batches:
+            pending.append(batch.select(_COLUMNS))
+            count, size = count + len(batch), size + batch.nbytes
+            if count >= self.page_tasks or size >= self.page_bytes:
+                *pages, last = cut_pages(pa.Table.from_batches(pending), self.page_tasks, self.page_bytes)
+                yield from map(self._page, pages)
+                written = written or bool(pages)
+                pending, count, size = last.to_batches(), len(last), last.nbytes
+        if not count:
+            return
+        rest = pa.Table.from_batches(pending)
+        if not written and count <= self.few:
+            yield _told(None, count, 0, _stream(rest))
+            return
+        for page in cut_pages(rest, self.page_tasks, self.page_bytes):
+            yield self._page(page)
+
+    def _page(self, rows: pa.Table) -> pa.RecordBatch:
+        name, data = uuid.uuid4().hex, packed(page_text(rows))
+        try:
+            self.writer.write_new(f"{self.folder}/{name}{SUFFIX}", data)
+        except OSError as error:
+            # Clients see the message: it names no path.
+            raise FileAccessError(f"the spool takes no page: {error.strerror or type(error).__name__}") from error
+        return _told(name, len(rows), len(data), None)
+
+
+def _told(page: str | None, tasks: int, size: int, rows: bytes | None) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pylist([{"page": page, "tasks": tasks, "bytes": size, "rows": rows}], PAGE_SCHEMA)
+
+
+def _stream(rows: pa.Table) -> bytes:
+    sink = io.BytesIO()
+    with pa.ipc.new_stream(sink, rows.schema) as writer:
+        writer.write_table(rows)
+    return sink.getvalue()
+
+
+def from_stream(data: bytes) -> pa.Table:
+    """Return the rows that a Spark task has returned."""
+    return pa.ipc.open_stream(data).read_all()

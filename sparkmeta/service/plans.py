@@ -1,0 +1,210 @@
+"""What a request to plan means for a table, and how Spark makes the pages of the plan."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyiceberg.expressions import BooleanExpression, UnboundPredicate
+
+from sparkmeta.columns.fields import SchemaFields
+from sparkmeta.columns.junctions import fold
+from sparkmeta.errors import InvalidFilterError, UnsupportedError, shown
+from sparkmeta.range_scan import IncrementalScan
+from sparkmeta.scan import Scan
+from sparkmeta.service.errors import BAD_REQUEST, ApiError
+from sparkmeta.service.pages import PAGE_SCHEMA, PageWriter, cut_pages, from_stream, packed, page_text
+from sparkmeta.session import map_arrow
+
+if TYPE_CHECKING:
+    from pyiceberg.schema import Schema
+    from pyspark.sql import DataFrame
+
+    from sparkmeta.service.options import ServeOptions
+    from sparkmeta.service.requests import PlanRequest
+    from sparkmeta.service.spool import Spool
+    from sparkmeta.table import Table
+
+_NO_ROWS = pa.table({"task": pa.array([], pa.string()), "delete_files": pa.array([], pa.list_(pa.string()))})
+# As many files surely hold the rows of a LIMIT, if each has a row.
+_MOST_LIMITED = 1_000
+
+
+@dataclass(frozen=True)
+class Pages:
+    """A finished plan.
+
+    Attributes:
+        result: its name in the spool.
+        first: the text of the page that the answer itself has; empty for none.
+        names: the pages in the spool.
+        tasks: how many scan tasks all pages have.
+        spooled: how many bytes the pages in the spool have.
+    """
+
+    result: str
+    first: bytes
+    names: tuple[str, ...]
+    tasks: int
+    spooled: int
+
+
+# -- which scan -----------------------------------------------------------------------------------------------------
+
+
+def scan_of(table: Table, request: PlanRequest) -> Scan | IncrementalScan:
+    """Return the scan that a request asks for.
+
+    Raises:
+        NoSuchSnapshotError: the table has no such snapshot.
+        InvalidFilterError: the filter does not fit the schema.
+        UnsupportedError: it is not clear which columns the filter is about.
+    """
+    if request.from_exclusive is not None:
+        scan = table.scan(request.row_filter, case_sensitive=request.case_sensitive)
+        _ = scan.plan_filter
+        return IncrementalScan(scan, request.from_exclusive, request.to_inclusive)
+    scan = table.scan(request.row_filter, case_sensitive=request.case_sensitive, snapshot_id=request.snapshot_id)
+    if request.snapshot_id is not None:
+        scan = _by_its_schema(table, scan) if request.by_snapshot else scan.with_table_schema()
+    _ = scan.plan_filter
+    return scan
+
+
+def _by_its_schema(table: Table, scan: Scan) -> Scan:
+    """Return the scan of a snapshot by its schema, or by the table's where the client can only mean that.
+
+    Spark asks for the snapshot's schema always, also where it reads the head of a branch and knows only the table's.
+    """
+    by_table = scan.with_table_schema()
+    heads = {ref.snapshot_id for ref in table.refs().values() if ref.snapshot_ref_type == "branch"}
+    if scan.snapshot_id not in heads or scan.schema().schema_id == by_table.schema().schema_id:
+        return scan
+    names = _names(scan.row_filter)
+    by_snapshot_ids, by_table_ids = (_ids(names, each.schema(), scan.case_sensitive) for each in (scan, by_table))
+    if by_snapshot_ids is None:
+        return by_table
+    for name in names:
+        if by_table_ids is not None and by_table_ids[name] != by_snapshot_ids[name]:
+            raise UnsupportedError(
+                f"column {shown(name)} of the filter is field {by_snapshot_ids[name]} in the schema of snapshot "
+                f"{scan.snapshot_id}, and field {by_table_ids[name]} in the table's: the request does not say which"
+            )
+    return scan
+
+
+def _names(row_filter: BooleanExpression) -> list[str]:
+    names: list[str] = []
+
+    def visit(leaf: BooleanExpression, _negated: bool) -> None:
+        if isinstance(leaf, UnboundPredicate):
+            names.append(leaf.term.name)  # type: ignore[attr-defined]  # all terms that filters have are named
+
+    fold(row_filter, visit, lambda _junction, _operands: None)
+    return names
+
+
+def _ids(names: list[str], schema: Schema, case_sensitive: bool) -> dict[str, int] | None:
+    """Return the field ids of names; None if the schema lacks one."""
+    fields = SchemaFields(schema, case_sensitive)
+    try:
+        return {name: fields.find(name).field.field_id for name in names}
+    except InvalidFilterError:
+        return None
+
+
+def most_files(scan: Scan | IncrementalScan) -> int | None:
+    """Return how many files the manifests of a plan list; None if that is not known without a job."""
+    if isinstance(scan, IncrementalScan):
+        return None
+    return scan.most_files() if scan.snapshot() is not None else 0
+
+
+# -- its pages ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class PageMaker:
+    """Makes the pages of plans.
+
+    Attributes:
+        options: how long pages are.
+        spool: where they are written.
+    """
+
+    options: ServeOptions
+    spool: Spool
+
+    def make(self, result: str, tasks: DataFrame, files: int | None, min_rows: int | None) -> Pages:
+        """Run a plan. Small ones are brought to the driver, which writes all but the first page to the spool.
+
+        Args:
+            result: the plan's name in the spool.
+            tasks: its scan tasks.
+            files: how many files its manifests list; None if that is unknown.
+            min_rows: how many rows are enough; None for all.
+
+        Raises:
+            FileAccessError: the spool takes no page.
+            ApiError: the plan has too many pages.
+        """
+        if files is not None and files <= self.options.driver_files:
+            rows = tasks.toArrow()
+            enough = None if min_rows is None else _enough(rows, min_rows)
+            return self._from_driver(result, rows if enough is None else enough)
+        if min_rows is not None:
+            sure = tasks.where("sure_rows > 0").limit(max(1, min(min_rows, _MOST_LIMITED))).toArrow()
+            if (enough := _enough(sure, min_rows)) is not None:
+                return self._from_driver(result, enough)
+        return self._from_tasks(result, tasks, files)
+
+    def _from_driver(self, result: str, rows: pa.Table) -> Pages:
+        count = len(rows)
+        first, *others = cut_pages(rows, self.options.page_tasks, self.options.page_bytes) if count else (_NO_ROWS,)
+        names, spooled = self._write(result, others)
+        return Pages(result, page_text(first), names, count, spooled)
+
+    def _write(self, result: str, pages: list[pa.Table]) -> tuple[tuple[str, ...], int]:
+        self._check_pages(len(pages))
+        names, spooled = [], 0
+        for number, rows in enumerate(pages):
+            name, data = f"{number:032x}", packed(page_text(rows))
+            self.spool.write(result, name, data)
+            names.append(name)
+            spooled += len(data)
+        return tuple(names), spooled
+
+    def _from_tasks(self, result: str, tasks: DataFrame, files: int | None) -> Pages:
+        options = self.options
+        # The limit of what tasks return together, since each has a file of at least one manifest.
+        few = 0 if files is None else options.page_tasks * options.page_tasks // max(files, 1)
+        writer = PageWriter(
+            self.spool.prepare(result), self.spool.writer, options.page_tasks, options.page_bytes, min(few, 500)
+        )
+        told = map_arrow(tasks, writer, PAGE_SCHEMA).toArrow()
+        written = told.filter(pc.is_valid(told.column("page")))
+        self._check_pages(len(written))
+        names = tuple(written.column("page").to_pylist())
+        spooled = pc.sum(written.column("bytes")).as_py() or 0
+        count = pc.sum(told.column("tasks")).as_py() or 0
+        returned = [from_stream(rows) for rows in told.column("rows").to_pylist() if rows is not None]
+        first = self._from_driver(result, pa.concat_tables(returned) if returned else _NO_ROWS)
+        return Pages(result, first.first, first.names + names, count, spooled + first.spooled)
+
+    def _check_pages(self, pages: int) -> None:
+        if pages > self.options.max_pages:
+            problem = f"the plan has {pages:,} pages of scan tasks, and {self.options.max_pages:,} are the limit"
+            raise ApiError(400, BAD_REQUEST, f"{problem}: filter more")
+
+
+def _enough(rows: pa.Table, min_rows: int) -> pa.Table | None:
+    """Return the tasks that hold so many rows for sure, as few as the order allows; None if there are none."""
+    sure = rows.filter(pc.greater(rows.column("sure_rows"), 0))
+    if not len(sure):
+        return sure if min_rows <= 0 else None
+    totals = pc.cumulative_sum(sure.column("sure_rows")).combine_chunks().to_numpy()
+    if totals[-1] < min_rows:
+        return None
+    return sure.slice(0, int(totals.searchsorted(min_rows, side="left")) + 1)

@@ -1,0 +1,137 @@
+"""Requests to plan scans, read from JSON."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from sparkmeta.columns.expression_parser import expression_from_json
+from sparkmeta.errors import shown
+from sparkmeta.service.errors import BAD_REQUEST, UNSUPPORTED, ApiError
+
+if TYPE_CHECKING:
+    from pyiceberg.expressions import BooleanExpression
+
+_LONG = 2**63
+# The metadata columns that tasks of the protocol leave null without a warning.
+_UNTOLD = "_last_updated_sequence_number"
+
+
+@dataclass(frozen=True)
+class PlanRequest:
+    """A request to plan a scan.
+
+    Attributes:
+        row_filter: the filter.
+        filter_text: the filter as JSON, which is the same for the same filter.
+        select: the columns to read; None for all.
+        snapshot_id: the snapshot; None for the current one.
+        by_snapshot: whether names are those of the snapshot's schema.
+        case_sensitive: whether names are case-sensitive.
+        from_exclusive: the snapshot after which appends begin; None if the scan is not of appends.
+        to_inclusive: the last snapshot of appends.
+        min_rows: how many rows are enough; None for all.
+    """
+
+    row_filter: BooleanExpression
+    filter_text: str
+    select: tuple[str, ...] | None
+    snapshot_id: int | None
+    by_snapshot: bool
+    case_sensitive: bool
+    from_exclusive: int | None
+    to_inclusive: int | None
+    min_rows: int | None
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """What the plan depends on, besides the table."""
+        ids = (self.snapshot_id, self.by_snapshot, self.from_exclusive, self.to_inclusive)
+        return self.filter_text, self.case_sensitive, self.min_rows, *ids
+
+
+def parse_json(body: bytes) -> dict[str, Any]:
+    """Return the JSON object in a request. Raises ApiError for anything else."""
+    try:
+        document = json.loads(body, parse_constant=_no_number)
+    except (ValueError, RecursionError) as error:
+        reason = "it is nested too deeply" if isinstance(error, RecursionError) else error
+        raise ApiError(400, BAD_REQUEST, f"the request is no JSON: {reason}") from error
+    if not isinstance(document, dict):
+        raise ApiError(400, BAD_REQUEST, "the request is no JSON object")
+    return document
+
+
+def parse_plan_request(body: bytes) -> PlanRequest:
+    """Return the request in a body.
+
+    Raises:
+        ApiError: it is no request to plan, or asks for what the protocol can't tell.
+        InvalidFilterError: the filter is none.
+        UnsupportedError: the filter compares what no filter can.
+    """
+    document = {name: value for name, value in parse_json(body).items() if value is not None}
+    select = _names(document, "select")
+    _names(document, "stats-fields")
+    snapshot_id, start, end = (_whole(document, f"{name}snapshot-id") for name in ("", "start-", "end-"))
+    if start is not None and end is None:
+        raise _invalid("end-snapshot-id", None, "it is required with start-snapshot-id")
+    if snapshot_id is not None and (start is not None or end is not None):
+        raise _invalid("snapshot-id", snapshot_id, "a scan of appends has only start-snapshot-id and end-snapshot-id")
+    if end is not None and start is None:
+        raise ApiError(406, UNSUPPORTED, "scans of appends need start-snapshot-id")
+    if any(name.lower() == _UNTOLD for name in select or ()):
+        raise ApiError(406, UNSUPPORTED, f"the REST protocol's scan tasks do not tell the column {_UNTOLD}")
+    tree = document.get("filter", True)
+    return PlanRequest(
+        row_filter=expression_from_json(tree),
+        filter_text=_text(tree),
+        select=select,
+        snapshot_id=snapshot_id,
+        by_snapshot=_flag(document, "use-snapshot-schema", False),
+        case_sensitive=_flag(document, "case-sensitive", True),
+        from_exclusive=start,
+        to_inclusive=end,
+        min_rows=_whole(document, "min-rows-requested", least=0),
+    )
+
+
+def _text(tree: object) -> str:
+    try:
+        return json.dumps(tree, sort_keys=True, separators=(",", ":"))
+    except RecursionError as error:
+        raise ApiError(400, BAD_REQUEST, "the filter is nested too deeply") from error
+
+
+def _no_number(text: str) -> Any:
+    raise ValueError(f"{text} is no JSON number")
+
+
+def _whole(document: dict[str, Any], name: str, least: int = -_LONG) -> int | None:
+    value = document.get(name)
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value < _LONG:
+        raise _invalid(name, value, "it takes a 64-bit number" if least < 0 else f"it takes a number from {least}")
+    return value
+
+
+def _flag(document: dict[str, Any], name: str, default: bool) -> bool:
+    value = document.get(name, default)
+    if not isinstance(value, bool):
+        raise _invalid(name, value, "it takes true or false")
+    return value
+
+
+def _names(document: dict[str, Any], name: str) -> tuple[str, ...] | None:
+    value = document.get(name)
+    if value is None:
+        return None
+    if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
+        raise _invalid(name, value, "it takes a list of names")
+    return tuple(value)
+
+
+def _invalid(name: str, value: object, problem: str) -> ApiError:
+    return ApiError(400, BAD_REQUEST, f"{name} is {shown(value)}: {problem}")

@@ -1,0 +1,184 @@
+"""Start and stop a planning service."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Self
+
+from sparkmeta.catalog import Catalog, load_catalog
+from sparkmeta.errors import SessionError, UnsupportedError
+from sparkmeta.service.options import ServeOptions
+from sparkmeta.session import map_arrow, resolve_session
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import SparkSession
+
+_SWEEP_SECONDS = 30.0
+_STOP_SECONDS = 10
+
+_log = logging.getLogger("sparkmeta.serve")
+
+
+class Service:
+    """A planning service, which runs from `start` to `stop`, or as a context manager.
+
+    Args:
+        catalog: the catalog that it serves.
+        spark: the session that plans.
+        options: how it serves.
+
+    Raises:
+        SettingError: the options are invalid, or let strangers read the catalog.
+        UnsupportedError: the extra `serve` is not installed.
+    """
+
+    def __init__(self, catalog: Catalog, spark: SparkSession, options: ServeOptions) -> None:
+        options.check()
+        try:
+            import uvicorn
+
+            from sparkmeta.service.app import App
+            from sparkmeta.service.planning import Planning
+            from sparkmeta.service.tables import Tables
+        except ModuleNotFoundError as error:
+            raise UnsupportedError(f"the service needs {error.name}: pip install 'sparkmeta[serve]'") from error
+        self.options, self._spark = options, spark
+        self._planning = Planning(spark, options)
+        self._app = App(Tables(catalog, spark), self._planning, options)
+        config = uvicorn.Config(
+            self._app,
+            host=options.host,
+            port=options.port,
+            log_config=None,
+            access_log=False,
+            lifespan="off",
+            server_header=False,
+            timeout_graceful_shutdown=_STOP_SECONDS,
+        )
+        self._server = uvicorn.Server(config)
+        self._stopped = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    @property
+    def uri(self) -> str:
+        """The URI that clients take, once the service has started."""
+        host = f"[{self.options.host}]" if ":" in self.options.host else self.options.host
+        return f"http://{host}:{self._port}"
+
+    @property
+    def _port(self) -> int:
+        for server in getattr(self._server, "servers", ()):
+            for socket in server.sockets:
+                port: int = socket.getsockname()[1]
+                return port
+        return self.options.port
+
+    def run(self) -> None:
+        """Serve until the process gets SIGTERM or SIGINT. Running requests are answered before it returns."""
+        self._begin()
+        try:
+            self._server.run()
+        finally:
+            self._end()
+
+    def start(self) -> Self:
+        """Serve in a thread of this process.
+
+        Raises:
+            SessionError: the port is taken.
+        """
+        self._begin()
+        self._server.install_signal_handlers = lambda: None  # type: ignore[attr-defined]  # older uvicorns have it
+        self._thread = threading.Thread(target=self._serve, name="sparkmeta-serve", daemon=True)
+        self._thread.start()
+        while not self._server.started:
+            self._thread.join(0.01)
+            if not self._thread.is_alive():
+                self._end()
+                raise SessionError(f"the service can't listen on {self.options.host}:{self.options.port}")
+        return self
+
+    def _serve(self) -> None:
+        with suppress(SystemExit):
+            self._server.run()
+
+    def stop(self) -> None:
+        """Stop serving. Running requests are answered first, for some seconds."""
+        self._server.should_exit = True
+        if self._thread is not None:
+            self._thread.join()
+        self._end()
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def _begin(self) -> None:
+        threading.Thread(target=self._warm_up, name="sparkmeta-warm-up", daemon=True).start()
+        threading.Thread(target=self._sweep, name="sparkmeta-sweep", daemon=True).start()
+
+    def _end(self) -> None:
+        if not self._stopped.is_set():
+            self._stopped.set()
+            self._planning.close()
+            self._app.close()
+
+    def _warm_up(self) -> None:
+        """Start Python workers and load what plans need, before the first client waits for it."""
+        try:
+            map_arrow(self._spark.range(1), _loaded, "id bigint").collect()
+        except Exception:  # noqa: BLE001  whatever it is, the log says it, and the service is not healthy
+            _log.exception("the session does not run tasks of Python")
+            return
+        self._app.is_ready = True
+
+    def _sweep(self) -> None:
+        seconds = min(_SWEEP_SECONDS, self.options.keep_seconds / 4)
+        while not self._stopped.wait(seconds):
+            with suppress(Exception):
+                self._planning.sweep()
+
+
+def _loaded(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    import sparkmeta.manifests.decoder
+    import sparkmeta.service.pages  # noqa: F401
+
+    yield from batches
+
+
+def serve(
+    catalog: Catalog | str | None = None,
+    spark: SparkSession | None = None,
+    *,
+    options: ServeOptions | None = None,
+    **changed: Any,
+) -> Service:
+    """Serve a catalog's tables by Iceberg's REST catalog protocol, read-only, with scans planned by Spark.
+
+        with sm.serve("prod", port=8181) as service:
+            print(service.uri)
+
+    Clients get every table of the catalog, metadata trees as format version 3, and plans of scans.
+
+    Args:
+        catalog: the catalog, or its name in pyiceberg's configuration.
+        spark: the session that plans; by default the active one.
+        options: see `ServeOptions`.
+        changed: options by name, which win over `options`.
+
+    Returns:
+        The service, which `start()`, `run()` or a `with` block starts.
+
+    Raises:
+        SettingError: the options are invalid, or let strangers read the catalog.
+        UnsupportedError: the extra `serve` is not installed.
+    """
+    opened = catalog if isinstance(catalog, Catalog) else load_catalog(catalog)
+    return Service(opened, resolve_session(spark), replace(options or ServeOptions(), **changed))

@@ -1,0 +1,120 @@
+"""The spool: pages of large plans, on storage that the service, its replicas and the executors share."""
+
+from __future__ import annotations
+
+import logging
+import re
+import shutil
+import tempfile
+import time
+import uuid
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pyiceberg.io import load_file_io
+
+from sparkmeta.errors import FileAccessError, NotFoundError
+from sparkmeta.service.pages import SUFFIX
+from sparkmeta.storage.access import executor_writer
+from sparkmeta.storage.files import IOFiles, LocalFiles
+from sparkmeta.storage.location import is_local, join, local_path
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from sparkmeta.storage.executors import ExecutorWriter
+    from sparkmeta.storage.files import Files
+
+_RESULT = re.compile(r"([0-9a-f]{10})-[0-9a-f]{32}")
+_PAGE = re.compile(r"[0-9a-f]{32}|plan")
+RECORD = "plan"
+"""The name of the page that holds the answer of a plan, for clients that ask for it later."""
+
+_log = logging.getLogger(__name__)
+
+
+class Spool:
+    """A folder of plans, each a folder of pages.
+
+    A plan's name begins with the time at which it was made, so that every replica knows how old it is.
+    """
+
+    def __init__(self, folder: str | None, properties: Mapping[str, str]) -> None:
+        self._temporary = tempfile.mkdtemp(prefix="sparkmeta-spool-") if folder is None else None
+        self._folder = (self._temporary or folder or "").rstrip("/")
+        local = is_local(self._folder)
+        self._files: Files = LocalFiles() if local else IOFiles(load_file_io(dict(properties), self._folder))
+        self.writer: ExecutorWriter = executor_writer(self._files)
+
+    def new_result(self) -> str:
+        """Return the name of a new plan."""
+        return f"{int(time.time()):010x}-{uuid.uuid4().hex}"
+
+    def prepare(self, result: str) -> str:
+        """Return the folder of a plan, made if it is a local one.
+
+        Raises:
+            FileAccessError: it can't be made.
+        """
+        folder = join(self._folder, result)
+        if is_local(folder):
+            try:
+                Path(local_path(folder)).mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise _full(error) from error
+        return folder
+
+    def write(self, result: str, page: str, data: bytes) -> None:
+        """Write a page.
+
+        Raises:
+            FileAccessError: the spool is full, or can't be reached.
+        """
+        try:
+            self._files.write_new(f"{self.prepare(result)}/{page}{SUFFIX}", data)
+        except FileAccessError:
+            raise
+        except OSError as error:
+            raise _full(error) from error
+
+    def read(self, result: str, page: str) -> bytes | None:
+        """Return a page; None if there is none."""
+        if not _RESULT.fullmatch(result) or not _PAGE.fullmatch(page):
+            return None
+        with suppress(NotFoundError):
+            return self._files.read(f"{self._folder}/{result}/{page}{SUFFIX}")
+        return None
+
+    def delete(self, result: str) -> None:
+        """Delete the pages of a plan. Failures are harmless: age deletes them too."""
+        with suppress(Exception):
+            if is_local(self._folder):
+                shutil.rmtree(local_path(join(self._folder, result)), ignore_errors=True)
+                return
+            listed = self._files.list(join(self._folder, result))
+            self._files.delete_many([status.location for status in listed])
+
+    def delete_older(self, seconds: float) -> None:
+        """Delete the plans, of all replicas, that are older than so many seconds."""
+        limit = time.time() - seconds
+        for result in self._results():
+            made = _RESULT.fullmatch(result)
+            if made is not None and int(made[1], 16) < limit:
+                _log.info("delete the pages of plan %s, which are older than %s seconds", result, seconds)
+                self.delete(result)
+
+    def _results(self) -> set[str]:
+        if is_local(self._folder):
+            folder = Path(local_path(self._folder))
+            return {path.name for path in folder.iterdir()} if folder.is_dir() else set()
+        return {location.split("/")[-2] for location in self._files.glob(self._folder, f"*/*{SUFFIX}")}
+
+    def close(self) -> None:
+        """Remove the folder if it is a temporary one."""
+        if self._temporary is not None:
+            shutil.rmtree(self._temporary, ignore_errors=True)
+
+
+def _full(error: OSError) -> FileAccessError:
+    return FileAccessError(f"the spool takes no page: {error.strerror or type(error).__name__}")

@@ -1,0 +1,119 @@
+"""The tables that the service serves, each kept as long as its metadata file is the current one."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+from collections import OrderedDict
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from sparkmeta.errors import NoSuchNamespaceError, UnsupportedError
+from sparkmeta.plan.rest_tasks import refuse_table
+from sparkmeta.service.errors import NO_NAMESPACE, ApiError
+from sparkmeta.service.shown import is_hidden, shown_metadata
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from sparkmeta.catalog import Catalog
+    from sparkmeta.service.access import Principal
+    from sparkmeta.table import Table
+
+MODE = "scan-planning-mode"
+SERVER, CLIENT = "server", "client"
+_MOST_TABLES = 256
+# Part of ETags: a service that shows tables in another way changes it.
+_SHOWN_AS = "1"
+
+
+@dataclass(frozen=True)
+class ServedTable:
+    """A table as it is served.
+
+    Attributes:
+        table: the table.
+        etag: changes with what clients see of it.
+    """
+
+    table: Table
+    etag: str
+
+    def document(self, only_refs: bool) -> bytes:
+        """Return the JSON of a LoadTableResult.
+
+        Args:
+            only_refs: whether to name only the snapshots of branches and tags.
+        """
+        metadata = shown_metadata(self.table)
+        if only_refs:
+            heads = {ref["snapshot-id"] for ref in metadata.get("refs", {}).values()}
+            metadata["snapshots"] = [each for each in metadata.get("snapshots", ()) if each["snapshot-id"] in heads]
+        mode = SERVER if is_planned(self.table) else CLIENT
+        document: dict[str, Any] = {
+            "metadata-location": self.table.metadata_location,
+            "metadata": metadata,
+            "config": {MODE: mode},
+        }
+        return json.dumps(document).encode()
+
+
+def is_planned(table: Table) -> bool:
+    """Return whether scans of a table are planned here. Clients plan others themselves, if they can."""
+    try:
+        refuse_table(table.state)
+    except UnsupportedError:
+        return is_hidden(table)
+    return True
+
+
+class Tables:
+    """The tables of a catalog."""
+
+    def __init__(self, catalog: Catalog, spark: SparkSession) -> None:
+        self.catalog, self.spark = catalog, spark
+        self._lock = threading.Lock()
+        self._kept: OrderedDict[tuple[str, ...], Table] = OrderedDict()
+
+    def load(self, names: tuple[str, ...], principal: Principal) -> ServedTable:
+        """Return the current version of a table.
+
+        Raises:
+            ApiError: the user may not read it.
+            NoSuchTableError: there is no such table.
+        """
+        principal.check(names)
+        current = self.catalog.load_table(names, self.spark)
+        with self._lock:
+            kept = self._kept.get(names)
+            if kept is not None and kept.version == current.version:
+                current = kept
+            self._kept[names] = current
+            self._kept.move_to_end(names)
+            while len(self._kept) > _MOST_TABLES:
+                self._kept.popitem(last=False)
+        digest = hashlib.sha256(f"{_SHOWN_AS} {current.metadata_location}".encode())
+        return ServedTable(current, f'"{digest.hexdigest()[:32]}"')
+
+    def exists(self, names: tuple[str, ...], principal: Principal) -> bool:
+        """Return whether there is such a table. Raises ApiError if the user may not read it."""
+        principal.check(names)
+        return self.catalog.table_exists(names)
+
+    def namespaces(self, parent: tuple[str, ...]) -> list[tuple[str, ...]]:
+        """Return the namespaces in a namespace. Raises NoSuchNamespaceError."""
+        return sorted(self.catalog.list_namespaces(parent))
+
+    def check_namespace(self, namespace: tuple[str, ...]) -> None:
+        """Raise ApiError if there is no such namespace."""
+        exists = False
+        with suppress(NoSuchNamespaceError):
+            exists = self.catalog.namespace_exists(namespace)
+        if not exists:
+            raise ApiError(404, NO_NAMESPACE, f"Namespace does not exist: {'.'.join(namespace)}")
+
+    def tables(self, namespace: tuple[str, ...], principal: Principal) -> list[tuple[str, ...]]:
+        """Return the tables in a namespace that the user may read. Raises NoSuchNamespaceError."""
+        return sorted(names for names in self.catalog.list_tables(namespace) if principal.may_read(names))
