@@ -1,6 +1,7 @@
 """Define the command line and its commands `describe`, `plan` and `tree`.
 
-The other commands are in `cli.cache`, `cli.catalogs`, `cli.maintain`, `cli.statistics`, `cli.tables` and `cli.view`.
+The other commands are in `cli.cache`, `cli.catalogs`, `cli.maintain`, `cli.serve`, `cli.statistics`, `cli.tables` and
+`cli.view`.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from sparkmeta.cli.output import (
     print_lines,
     progress,
 )
+from sparkmeta.cli.serve import serve
 from sparkmeta.cli.source import (
     VERBOSE,
     ScanOptions,
@@ -134,6 +136,7 @@ def main() -> None:
       sparkmeta rewrite-manifests /warehouse/db/events --commit
       sparkmeta upgrade /warehouse/db/events --format-version 4 --commit
       sparkmeta view --catalog prod db.daily_events --sql spark
+      sparkmeta serve --catalog prod --port 8181
 
     Exit codes: 0 success, 1 the table can't be read or the request is invalid (one line on stderr says why), 2 usage.
     """  # noqa: D301  \b keeps click from joining the lines
@@ -250,6 +253,7 @@ main.add_command(compute_partition_stats)
 main.add_command(compute_table_stats)
 main.add_command(upgrade)
 main.add_command(downgrade)
+main.add_command(serve)
 main.add_command(view)
 main.add_command(views)
 for _name, _metadata_table in METADATA_TABLES.items():

@@ -223,7 +223,7 @@ class App:
         headers = {"etag": etag}
         if call.request.headers.get("if-none-match") == etag:
             return Response(status_code=304, headers=headers)
-        return self._sent(call, await self._in_thread(served.document, only_refs), headers)
+        return _sent(await self._in_thread(served.document, only_refs), headers)
 
     async def _table_exists(self, call: Call) -> Response:
         if not await self._in_thread(self.tables.exists, call.table, call.principal):
@@ -257,6 +257,8 @@ class App:
             ClientDisconnect: the client has gone.
         """
         future, deadline = asyncio.wrap_future(run.future), time.monotonic() + patience
+        # Nobody may be left to hear of its error.
+        future.add_done_callback(lambda done: done.cancelled() or done.exception())
         while True:
             left = deadline - time.monotonic()
             try:
@@ -270,7 +272,7 @@ class App:
     async def _completed(self, call: Call, pages: Pages, plan_id: str) -> Response:
         self.metrics.planned(pages.tasks)
         answer = partial(self.planning.completed, pages, plan_id, call.table, call.principal)
-        return self._sent(call, await self._in_thread(answer))
+        return _sent(await self._in_thread(answer))
 
     async def _plan_result(self, call: Call) -> Response:
         call.principal.check(call.table)
@@ -316,8 +318,9 @@ class App:
             parts.append(part)
         return b"".join(parts)
 
-    def _sent(self, _call: Call, data: bytes, headers: dict[str, str] | None = None) -> Response:
-        return Response(data, media_type=_JSON, headers=headers)
+
+def _sent(data: bytes, headers: dict[str, str] | None = None) -> Response:
+    return Response(data, media_type=_JSON, headers=headers)
 
 
 def _json(document: Any, status: int = 200) -> Response:

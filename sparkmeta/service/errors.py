@@ -34,7 +34,7 @@ _RETRY_SECONDS = 5
 _MAX_CHARS = 2_000
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class ApiError(Exception):
     """An error as clients get it.
 

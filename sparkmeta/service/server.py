@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from sparkmeta.catalog import Catalog, load_catalog
@@ -17,6 +18,12 @@ from sparkmeta.session import map_arrow, resolve_session
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import SparkSession
+
+FAIR = {
+    "spark.scheduler.mode": "FAIR",
+    "spark.scheduler.allocation.file": (Path(__file__).parent / "fair.xml").as_uri(),
+}
+"""Settings of a new session, with which a slow plan holds up no short one."""
 
 _SWEEP_SECONDS = 30.0
 _STOP_SECONDS = 10

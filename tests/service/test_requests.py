@@ -1,0 +1,572 @@
+"""Requests to the service by plain HTTP: pages, tokens, limits, users, errors, and what is no request at all."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import requests
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from pyiceberg.catalog.rest.scan_planning import PlanCompleted, ScanTasks
+
+import sparkmeta as sm
+from sparkmeta.service.access import Principal, Principals, one_token, principals_from_json
+from sparkmeta.service.options import ServeOptions
+from sparkmeta.service.spool import Spool
+from tests.handmade import HandmadeTable, data, deletion_vector
+from tests.service.serving import Client, served
+from tests.small_table import write_small_table
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from pyspark.sql import SparkSession
+
+FILES = 60
+TOKEN, OTHER = "a-token-of-many-characters", "another-token-of-many-characters"
+PLAN = "/v1/namespaces/db/tables/{}/plan"
+# Every plan is made by Spark's tasks, and has many pages.
+BY_TASKS = {"driver_files": 0, "page_tasks": 7}
+QUIET = settings(deadline=None, suppress_health_check=list(HealthCheck))
+
+
+@pytest.fixture(scope="module")
+def tables(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """`many`: files of a partition each, half of them with a deletion vector; `small`: three appends by pyiceberg."""
+    many = HandmadeTable(tmp_path_factory.mktemp("many"))
+    paths = [f"file:///t/{number:03}.parquet" for number in range(FILES)]
+    parts = [{"part": f"p{number % 3}"} for number in range(FILES)]
+    for start in range(0, FILES, 20):
+        places = range(start, start + 20)
+        many.add(0, 1, *(data(paths[n], partition=parts[n], record_count=10) for n in places))
+        many.add(1, 1, *(deletion_vector(paths[n], partition=parts[n]) for n in places if n % 2))
+    small = write_small_table(tmp_path_factory.mktemp("small"))
+    return {"many": many.write(), "small": small.metadata_location}
+
+
+@pytest.fixture(scope="module")
+def client(tables: Mapping[str, str], spark: SparkSession) -> Iterator[Client]:
+    with served(tables, spark) as service:
+        yield Client(service)
+
+
+@pytest.fixture(scope="module")
+def paged(tables: Mapping[str, str], spark: SparkSession) -> Iterator[Client]:
+    with served(tables, spark, **BY_TASKS) as service:
+        yield Client(service)
+
+
+def eq(term: str, value: Any) -> dict[str, Any]:
+    return {"type": "eq", "term": term, "value": value}
+
+
+def paths(tasks: list[dict[str, Any]]) -> list[str]:
+    return sorted(task["data-file"]["file-path"] for task in tasks)
+
+
+# -- pages ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("row_filter", [True, eq("part", "p1"), eq("part", "none"), False], ids=str)
+def test_pages_have_the_tasks_of_one_answer(row_filter: Any, client: Client, paged: Client):
+    whole, in_pages = client.planned("many", filter=row_filter), paged.planned("many", filter=row_filter)
+    by_path = {task["data-file"]["file-path"]: task for task in whole}
+    assert {task["data-file"]["file-path"]: task for task in in_pages} == by_path
+    assert (
+        len(in_pages) == len(whole) == {"True": FILES, "False": 0}.get(str(row_filter), 20 * ("p1" in str(row_filter)))
+    )
+    for task in whole:
+        number = int(task["data-file"]["file-path"][-11:-8])
+        assert [delete["referenced-data-file"] for delete in task["deletes"]] == (
+            [task["data-file"]["file-path"]] if number % 2 else []
+        )
+
+
+def test_answers_are_what_pyiceberg_s_models_read(paged: Client):
+    answer = paged.plan("many")
+    completed = PlanCompleted.model_validate_json(answer.text)
+    assert completed.plan_id
+    assert completed.plan_tasks
+    for token in completed.plan_tasks:
+        page = paged.tasks("many", token)
+        assert page.headers["content-encoding"] == "gzip"
+        assert 1 <= len(ScanTasks.model_validate_json(page.text).file_scan_tasks) <= BY_TASKS["page_tasks"]
+        plain = paged.tasks("many", token, headers={"Accept-Encoding": "identity"})
+        assert "content-encoding" not in plain.headers
+        assert plain.json() == page.json()
+
+
+def test_limits_need_few_files(client: Client, paged: Client):
+    for asked in (client, paged):
+        partition = eq("part", "p1")
+        assert len(asked.planned("many", filter=partition, min_rows_requested=25)) == 3
+        assert len(asked.planned("many", min_rows_requested=1)) == 1
+        # Only files without deletes hold their rows for sure: 300 of them.
+        assert len(asked.planned("many", min_rows_requested=301)) == FILES
+        # It is not known which rows match.
+        assert len(asked.planned("many", filter=eq("id", 7), min_rows_requested=1)) == FILES
+
+
+def test_pages_of_bytes(tables: Mapping[str, str], spark: SparkSession):
+    with served(tables, spark, page_bytes=1) as service:
+        client = Client(service)
+        for table, files in (("many", FILES), ("small", 6)):
+            document = client.plan(table).json()
+            assert len(document["plan-tasks"]) + len(document.get("file-scan-tasks", [])) == files
+            assert len(client.planned(table)) == files
+    with served(tables, spark, page_bytes=1, max_pages=5) as service:
+        refused = Client(service).plan("many")
+        assert (refused.status_code, "are the limit: filter more" in refused.text) == (400, True)
+
+
+def test_replicas_serve_each_other_s_pages(tables: Mapping[str, str], spark: SparkSession, tmp_path: Path):
+    shared: dict[str, Any] = {"spool": str(tmp_path / "spool"), "secret": b"of all the replicas", **BY_TASKS}
+    with served(tables, spark, **shared) as first:
+        document = Client(first).plan("many").json()
+    # The first one is gone.
+    with served(tables, spark, **shared) as second, served(tables, spark, **BY_TASKS) as stranger:
+        client = Client(second)
+        fetched = client.fetched("many", document["plan-tasks"])
+        assert len(fetched) + len(document.get("file-scan-tasks", [])) == FILES
+        assert len(client.fetched("many", document["plan-tasks"])) == len(fetched)
+        assert Client(stranger).tasks("many", document["plan-tasks"][0]).status_code == 404
+
+
+def test_pages_are_deleted(tables: Mapping[str, str], spark: SparkSession, tmp_path: Path):
+    spool = tmp_path / "spool"
+    with served(tables, spark, spool=str(spool), keep_seconds=1, **BY_TASKS) as service:
+        client = Client(service)
+        document = client.plan("many").json()
+        assert client.request("DELETE", f"{PLAN.format('many')}/{document['plan-id']}").status_code == 204
+        deadline = time.monotonic() + 60
+        while list(spool.iterdir()) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        assert not list(spool.iterdir())
+        assert client.tasks("many", document["plan-tasks"][0]).status_code == 404
+
+
+def test_the_spool_deletes_what_is_old(tmp_path: Path):
+    spool = Spool(str(tmp_path), {})
+    result = spool.new_result()
+    spool.write(result, "plan", b"{}")
+    (tmp_path / "other").mkdir()
+    spool.delete_older(60)
+    assert spool.read(result, "plan") == b"{}"
+    spool.delete_older(-2)
+    assert [path.name for path in tmp_path.iterdir()] == ["other"]
+    assert spool.read(result, "plan") is None
+    assert spool.read("../other", "plan") is spool.read(result, "../plan") is None
+
+
+def test_a_full_spool_is_a_clear_refusal(tables: Mapping[str, str], spark: SparkSession, tmp_path: Path):
+    (tmp_path / "spool").write_text("no folder")
+    for options in (BY_TASKS, {"page_tasks": 7}):
+        with served(tables, spark, spool=str(tmp_path / "spool"), **options) as service:
+            refused = Client(service).plan("many")
+            assert refused.status_code == 503
+            assert int(refused.headers["retry-after"]) > 0
+            assert "the spool takes no page" in refused.json()["error"]["message"]
+            assert str(tmp_path) not in refused.text
+
+
+def test_plans_that_clients_ask_for_later(tables: Mapping[str, str], spark: SparkSession, tmp_path: Path):
+    shared: dict[str, Any] = {"spool": str(tmp_path / "spool"), "secret": b"of all the replicas", **BY_TASKS}
+    with served(tables, spark, wait_seconds=0, **shared) as service, served(tables, spark, **shared) as replica:
+        submitted = Client(service).plan("many").json()
+        assert submitted["status"] == "submitted"
+        path = f"{PLAN.format('many')}/{submitted['plan-id']}"
+        answers = [polled(Client(asked), path) for asked in (service, replica)]
+        for document in answers:
+            assert document["status"] == "completed"
+            tasks = Client(replica).fetched("many", document["plan-tasks"])
+            assert len(tasks) + len(document.get("file-scan-tasks", [])) == FILES
+        failed = Client(service).plan("many", filter=eq("nothing", 1)).json()
+        document = polled(Client(service), f"{PLAN.format('many')}/{failed['plan-id']}")
+        assert (document["status"], document["error"]["code"]) == ("failed", 400)
+        # pyiceberg can't ask again.
+        assert Client(service, X_Client_Version="PyIceberg 0.12.0").plan("many").json()["status"] == "completed"
+
+
+def polled(client: Client, path: str) -> dict[str, Any]:
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline:
+        answer = client.request("GET", path)
+        assert answer.status_code == 200, answer.text
+        document: dict[str, Any] = answer.json()
+        if document["status"] != "submitted":
+            return document
+        time.sleep(0.05)
+    raise AssertionError("the plan does not end")
+
+
+def test_cancelled_plans(tables: Mapping[str, str], spark: SparkSession):
+    with served(tables, spark, wait_seconds=0, **BY_TASKS) as service:
+        client = Client(service)
+        plan_id = client.plan("many", filter=eq("id", 3)).json()["plan-id"]
+        path = f"{PLAN.format('many')}/{plan_id}"
+        assert client.request("DELETE", path).status_code == 204
+        assert client.request("DELETE", path).status_code == 204
+        assert polled(client, path)["status"] in ("cancelled", "completed")
+        assert client.request("DELETE", f"{PLAN.format('many')}/nonsense").status_code == 404
+
+
+def test_too_many_plans(tables: Mapping[str, str], spark: SparkSession):
+    with served(tables, spark, slots=1, queued=0, wait_seconds=0, **BY_TASKS) as service:
+        client = Client(service)
+        answers = [client.plan("many", filter=eq("id", number)) for number in range(4)]
+        assert answers[0].json()["status"] == "submitted"
+        refused = [answer for answer in answers if answer.status_code == 503]
+        assert refused
+        assert all("retry-after" in answer.headers for answer in refused)
+
+
+# -- users ----------------------------------------------------------------------------------------------------------
+
+
+def test_users(tables: Mapping[str, str], spark: SparkSession):
+    principals = Principals({TOKEN: Principal("all"), OTHER: Principal("some", ("db.small", "other.*"))})
+    with served(tables, spark, principals=principals, **BY_TASKS) as service:
+        everybody, some = (Client(service, Authorization=f"Bearer {token}") for token in (TOKEN, OTHER))
+        nobody = (
+            Client(service),
+            Client(service, Authorization=f"Bearer {TOKEN}x"),
+            Client(service, Authorization=TOKEN),
+        )
+        for stranger in nobody:
+            for path in ("/v1/config", "/metrics", "/v1/namespaces", "/v1/namespaces/db/tables/small"):
+                answer = stranger.request("GET", path)
+                assert (answer.status_code, answer.json()["error"]["type"]) == (401, "NotAuthorizedException")
+            assert stranger.request("GET", "/healthz").status_code in (200, 503)
+        assert len(everybody.request("GET", "/v1/namespaces/db/tables").json()["identifiers"]) == 2
+        assert [each["name"] for each in some.request("GET", "/v1/namespaces/db/tables").json()["identifiers"]] == [
+            "small"
+        ]
+        document = everybody.plan("many").json()
+        token, plan_id = document["plan-tasks"][0], document["plan-id"]
+        for answer in (
+            some.request("GET", "/v1/namespaces/db/tables/many"),
+            some.request("HEAD", "/v1/namespaces/db/tables/many"),
+            some.plan("many"),
+            some.tasks("many", token),
+            some.request("GET", f"{PLAN.format('many')}/{plan_id}"),
+            some.request("DELETE", f"{PLAN.format('many')}/{plan_id}"),
+        ):
+            assert answer.status_code == 403
+        # Another user's token, and another table's.
+        assert some.tasks("small", token).status_code == 404
+        assert everybody.tasks("small", token).status_code == 404
+        assert everybody.request("GET", f"{PLAN.format('small')}/{plan_id}").status_code == 404
+        own = some.plan("small").json()
+        for token in own["plan-tasks"]:
+            assert everybody.tasks("small", token).status_code == 404
+            assert some.tasks("small", token).status_code == 200
+
+
+def test_users_of_a_proxy(tables: Mapping[str, str], spark: SparkSession):
+    with served(tables, spark, principals=one_token(TOKEN, "X-Forwarded-User")) as service:
+        assert Client(service, Authorization=f"Bearer {TOKEN}").request("GET", "/v1/config").status_code == 401
+        assert Client(service, X_Forwarded_User="ann").request("GET", "/v1/config").status_code == 401
+        ann, bob = (Client(service, Authorization=f"Bearer {TOKEN}", X_Forwarded_User=name) for name in ("ann", "bob"))
+        plan_id = ann.plan("small").json()["plan-id"]
+        assert ann.request("GET", f"{PLAN.format('small')}/{plan_id}").status_code == 200
+        assert bob.request("GET", f"{PLAN.format('small')}/{plan_id}").status_code == 404
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"host": "0.0.0.0"}, "others can reach needs a bearer token"),
+        ({"host": "example.com"}, "others can reach needs a bearer token"),
+        ({"secret": b"short"}, "the secret has 5 bytes"),
+        ({"page_tasks": 0}, "page_tasks is 0"),
+        ({"queued": -1}, "queued is -1"),
+    ],
+)
+def test_options_that_are_refused(options: dict[str, Any], message: str, spark: SparkSession, tables):
+    with pytest.raises(sm.SettingError, match=message):
+        sm.serve(None, spark, options=ServeOptions(**options)) if False else ServeOptions(**options).check()
+    ServeOptions(host="0.0.0.0", principals=one_token(TOKEN)).check()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        "{}",
+        '{"a": "token"}',
+        '{"a": {"token": "short"}}',
+        '{"a": {"token": 7}}',
+        f'{{"a": {{"token": "{TOKEN}", "tables": "db.*"}}}}',
+        f'{{"a": {{"token": "{TOKEN}", "table": []}}}}',
+        f'{{"a": {{"token": "{TOKEN}"}}, "b": {{"token": "{TOKEN}"}}}}',
+    ],
+)
+def test_principals_that_are_none(text: str):
+    with pytest.raises(sm.SettingError):
+        principals_from_json(text)
+
+
+# -- the catalog ----------------------------------------------------------------------------------------------------
+
+
+def test_the_catalog(client: Client):
+    assert client.request("GET", "/v1/namespaces").json() == {"namespaces": [["db"]]}
+    assert client.request("GET", "/v1/namespaces?parent=db").json() == {"namespaces": []}
+    assert client.request("GET", "/v1/namespaces/db").json() == {"namespace": ["db"], "properties": {}}
+    assert client.request("HEAD", "/v1/namespaces/db").status_code == 204
+    assert client.request("HEAD", "/v1/namespaces/db/tables/small").status_code == 204
+    for method, path, kind in (
+        ("GET", "/v1/namespaces/x", "NoSuchNamespaceException"),
+        ("GET", "/v1/namespaces/x/tables", "NoSuchNamespaceException"),
+        ("GET", "/v1/namespaces/db/tables/x", "NoSuchTableException"),
+        ("POST", PLAN.format("x"), "NoSuchTableException"),
+    ):
+        answer = client.request(method, path, **({"json": {}} if method == "POST" else {}))
+        assert (answer.status_code, answer.json()["error"]["type"]) == (404, kind)
+    assert client.request("HEAD", "/v1/namespaces/db/tables/x").status_code == 404
+    for method, path in (
+        ("POST", "/v1/namespaces"),
+        ("POST", "/v1/namespaces/db/tables"),
+        ("POST", "/v1/namespaces/db/tables/small"),
+        ("DELETE", "/v1/namespaces/db/tables/small"),
+        ("DELETE", "/v1/namespaces/db"),
+        ("POST", "/v1/namespaces/db/register"),
+        ("POST", "/v1/namespaces/db/tables/small/metrics"),
+    ):
+        answer = client.request(method, path, json={})
+        assert answer.status_code == 406, (method, path)
+        assert "read only" in answer.json()["error"]["message"]
+    assert client.request("POST", "/v1/transactions/commit", json={}).status_code == 404
+
+
+def test_loading_again(client: Client):
+    path = "/v1/namespaces/db/tables/small"
+    answer = client.request("GET", path)
+    again = client.request("GET", path, headers={"If-None-Match": answer.headers["etag"]})
+    assert (again.status_code, again.text) == (304, "")
+    assert client.request("GET", path, headers={"If-None-Match": '"other"'}).status_code == 200
+    refs = client.request("GET", f"{path}?snapshots=refs").json()["metadata"]["snapshots"]
+    assert len(refs) == 2 < len(answer.json()["metadata"]["snapshots"])
+
+
+def test_a_table_that_changes(spark: SparkSession, tmp_path: Path):
+    table = write_small_table(tmp_path)
+    with served({"t": table.metadata_location}, spark) as service:
+        client = Client(service)
+        etag = client.request("GET", "/v1/namespaces/db/tables/t").headers["etag"]
+        assert len(client.planned("t")) == 6
+        from tests.small_table import orders
+
+        table.append(orders(3))
+        service._app.tables.catalog.locations["t"] = table.metadata_location
+        assert len(client.planned("t")) == 8
+        assert client.request("GET", "/v1/namespaces/db/tables/t", headers={"If-None-Match": etag}).status_code == 200
+
+
+def test_health_and_metrics(client: Client):
+    deadline = time.monotonic() + 120
+    while client.request("GET", "/healthz").status_code != 200 and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert client.request("GET", "/healthz").json() == {"status": "ok"}
+    client.planned("small")
+    text = client.request("GET", "/metrics").text
+    assert 'sparkmeta_requests_total{endpoint="plan",status="200"}' in text
+    assert "sparkmeta_scan_tasks_total" in text
+
+
+# -- what is no request ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        ("", 400),
+        ("{", 400),
+        ("[]", 400),
+        ('{"filter": NaN}', 400),
+        ("[" * 100_000, 400),
+        ('{"filter": ' + '{"type":"not","child":' * 20_000 + "true" + "}" * 20_000 + "}", 400),
+        ('{"filter": "id = 7"}', 400),
+        ('{"filter": {"type": "eq", "term": "nothing", "value": 1}}', 400),
+        ('{"filter": {"type": "eq", "term": "id", "value": "x"}}', 400),
+        ('{"filter": {"type": "is-null", "child": {"type": "apply", "function": "f", "arguments": []}}}', 406),
+        ('{"snapshot-id": 7}', 400),
+        ('{"snapshot-id": "7"}', 400),
+        ('{"snapshot-id": true}', 400),
+        ('{"snapshot-id": 99999999999999999999}', 400),
+        ('{"start-snapshot-id": 7}', 400),
+        ('{"snapshot-id": 7, "start-snapshot-id": 7, "end-snapshot-id": 8}', 400),
+        ('{"end-snapshot-id": 7}', 406),
+        ('{"select": "id"}', 400),
+        ('{"select": ["_Last_Updated_Sequence_Number"]}', 406),
+        ('{"case-sensitive": 1}', 400),
+        ('{"min-rows-requested": -1}', 400),
+        ('{"stats-fields": [1]}', 400),
+        ('{"x": "' + "x" * 2_000_000 + '"}', 413),
+    ],
+    ids=lambda value: str(value)[:60],
+)
+def test_requests_that_are_refused(body: str, status: int, client: Client):
+    answer = client.request("POST", PLAN.format("small"), data=body)
+    assert answer.status_code == status, answer.text
+    error = answer.json()["error"]
+    assert error["code"] == status
+    assert error["message"]
+
+
+def test_appends(client: Client, tables: Mapping[str, str], spark: SparkSession):
+    first, _, last = (each.snapshot_id for each in sm.load_table(tables["small"], spark=spark).snapshots())
+    tasks = client.planned("small", start_snapshot_id=first, end_snapshot_id=last)
+    assert (len(tasks), [task["deletes"] for task in tasks]) == (4, [[]] * 4)
+    assert len(client.planned("small", start_snapshot_id=first, end_snapshot_id=last, filter=eq("country", "NO"))) == 2
+    assert client.plan("small", start_snapshot_id=last, end_snapshot_id=first).status_code == 500
+
+
+TERMS = st.one_of(
+    st.sampled_from(["id", "country", "note", "nothing", ""]),
+    st.fixed_dictionaries({"type": st.just("reference"), "term": st.sampled_from(["id", "country"])}),
+    st.fixed_dictionaries(
+        {
+            "type": st.just("transform"),
+            "transform": st.sampled_from(["day", "bucket[4]", "identity", "truncate[2]", "void", "x"]),
+            "term": st.sampled_from(["id", "country"]),
+        }
+    ),
+    st.none(),
+)
+SCALARS = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-(2**70), 2**70),
+    st.floats(allow_nan=False, allow_infinity=False),
+    st.text(max_size=5),
+)
+TYPES = st.sampled_from(
+    ["eq", "not-eq", "lt", "lt-eq", "gt", "gt-eq", "in", "not-in", "is-null", "not-null", "is-nan", "not-nan",
+     "starts-with", "not-starts-with", "literal", "x"]
+)  # fmt: skip
+LEAVES = st.one_of(
+    st.booleans(),
+    SCALARS,
+    st.fixed_dictionaries(
+        {"type": TYPES, "term": TERMS},
+        optional={
+            "value": SCALARS,
+            "values": st.lists(SCALARS, max_size=3),
+            "child": TERMS,
+            "left": TERMS,
+            "right": SCALARS,
+        },
+    ),
+)
+FILTERS = st.recursive(
+    LEAVES,
+    lambda inner: st.one_of(
+        st.fixed_dictionaries({"type": st.sampled_from(["and", "or"]), "left": inner, "right": inner}),
+        st.fixed_dictionaries({"type": st.just("not"), "child": inner}),
+    ),
+    max_leaves=6,
+)
+REQUESTS = st.fixed_dictionaries(
+    {},
+    optional={
+        "filter": FILTERS,
+        "snapshot-id": st.one_of(SCALARS, st.just(1)),
+        "select": st.one_of(SCALARS, st.lists(st.text(max_size=3), max_size=2)),
+        "case-sensitive": st.one_of(st.booleans(), SCALARS),
+        "use-snapshot-schema": st.one_of(st.booleans(), SCALARS),
+        "min-rows-requested": SCALARS,
+        "start-snapshot-id": SCALARS,
+        "end-snapshot-id": SCALARS,
+        "stats-fields": SCALARS,
+    },
+)
+
+
+def test_no_request_breaks_the_service(client: Client, soak: bool):
+    @settings(
+        max_examples=2_000 if soak else 40, deadline=None, suppress_health_check=list(HealthCheck), derandomize=not soak
+    )
+    @given(REQUESTS)
+    def ask(body: dict[str, Any]) -> None:
+        answer = client.request("POST", PLAN.format("small"), data=json.dumps(body))
+        if answer.status_code == 200:
+            PlanCompleted.model_validate_json(answer.text)
+            return
+        error = answer.json()["error"]
+        assert error["code"] == answer.status_code
+        assert answer.status_code in (400, 406), (body, error)
+
+    ask()
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+@given(
+    method=st.sampled_from(["GET", "POST", "PUT", "DELETE", "HEAD"]),
+    path=st.text(max_size=30),
+    body=st.binary(max_size=40),
+)
+def test_no_path_breaks_the_service(method: str, path: str, body: bytes, client: Client):
+    for start in ("/", "/v1/namespaces/", "/v1/namespaces/db/tables/", "/v1/namespaces/db/tables/small/"):
+        answer = client.request(method, start + requests.utils.quote(path), data=body)
+        assert answer.status_code < 500, (method, start, path, answer.text)
+        if answer.status_code >= 400 and method != "HEAD":
+            assert answer.json()["error"]["code"] == answer.status_code
+
+
+@pytest.mark.parametrize("token", ["", "x", "a.b", "a.b.c", "é.é", None, 7, {"a": 1}, "." * 1000])
+def test_tokens_that_are_none(token: Any, client: Client):
+    answer = client.tasks("small", token)
+    assert answer.status_code == (404 if isinstance(token, str) else 400)
+
+
+def test_a_token_that_was_changed(paged: Client):
+    token = paged.plan("many").json()["plan-tasks"][0]
+    for place in range(0, len(token), 7):
+        other = "A" if token[place] != "A" else "B"
+        changed = token[:place] + other + token[place + 1 :]
+        assert paged.tasks("many", changed).status_code == 404, place
+
+
+# -- load -----------------------------------------------------------------------------------------------------------
+
+
+def test_many_clients(tables: Mapping[str, str], spark: SparkSession, soak: bool):
+    """Mixed filters at a time, of plans on the driver and in tasks: every answer is right."""
+    with served(tables, spark, driver_files=30, page_tasks=7, queued=500) as service:
+        wanted = {"p0": 20, "p1": 20, "p2": 20, None: FILES, "none": 0}
+
+        def ask(number: int) -> None:
+            part = list(wanted)[number % len(wanted)]
+            row_filter = True if part is None else eq("part", part)
+            if number % 7 == 0:
+                row_filter = {"type": "and", "left": row_filter, "right": {"type": "lt", "term": "id", "value": number}}
+            tasks = Client(service).planned("many", filter=row_filter)
+            assert len(set(paths(tasks))) == len(tasks) == wanted[part]
+
+        with ThreadPoolExecutor(50) as pool:
+            list(pool.map(ask, range(5_000 if soak else 100)))
+
+
+def test_clients_that_go(tables: Mapping[str, str], spark: SparkSession):
+    with served(tables, spark, **BY_TASKS) as service:
+        for number in range(3):
+            with pytest.raises(requests.RequestException):
+                requests.post(f"{service.uri}{PLAN.format('many')}", json={"filter": eq("id", number)}, timeout=0.05)
+        assert len(Client(service).planned("many")) == FILES
+
+
+def test_the_spool_of_a_service_goes_with_it(tables: Mapping[str, str], spark: SparkSession):
+    with served(tables, spark, **BY_TASKS) as service:
+        Client(service).planned("many")
+        folder = Path(service._planning.spool._folder)
+        assert list(folder.iterdir())
+    assert not folder.exists()
+    shutil.rmtree(folder, ignore_errors=True)
