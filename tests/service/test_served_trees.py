@@ -143,10 +143,10 @@ def test_clients_travel_in_time(evolved: sm.Table, spark: SparkSession, catalog:
     assert len(counts) == 3
 
 
-@pytest.mark.parametrize(
-    "condition",
-    ["p = 'a'", "p IS NULL", "renamed > 1.5", "added IS NULL", "added = 3", "id < 4 AND p = 'b'", "p <=> NULL"],
-)
+CONDITIONS = ["added IS NULL AND id < 10", "p = 'a'", "p IS NULL", "renamed < 12", "added = 3", "id < 4 AND p = 'b'"]
+
+
+@pytest.mark.parametrize("condition", CONDITIONS if SOAK else CONDITIONS[:2])
 def test_spark_filters_trees(condition: str, evolved: sm.Table, spark: SparkSession, catalog: str):
     """Names are the table's, also of columns that are newer than the snapshot."""
     expected = row_texts(evolved.scan().to_df().where(condition))
