@@ -97,6 +97,7 @@ check: setup ## Run ruff and mypy
 bench: setup jars ## Run the benchmarks, with Iceberg's Java library and pyiceberg: one or two hours
 	$(PY) -m tests.benchmarks
 	$(PY) -m tests.benchmarks.rows
+	$(PY) -m tests.benchmarks.serve
 
 bench-billion: setup jars ## Run the benchmark of a tree of a billion files: 26 GB of disk, 20 minutes to create it
 	$(PY) -m tests.benchmarks.growth 1000000000

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 import demo_table
 import demo_tree
 import pyspark
+from pyiceberg.catalog import load_catalog
 from rich.console import Console
 
 import sparkmeta as sm
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parent.parent
 TWO_DAYS = "ts >= '2025-03-10T00:00:00' and ts < '2025-03-12T00:00:00' and country in ('NO', 'SE')"
 BY_STATS = "order_id = 40000"
+IN_SWEDEN = "order_id < 3000 and country = 'SE'"
 CHANGES = (
     TextColumn("change", "change_type"),
     TextColumn("snapshot_id"),
@@ -106,6 +108,7 @@ def run(folder: Path, jar: Path | None, months: int) -> None:
         shutil.rmtree(folder / "trees", ignore_errors=True)
         tree = demo_tree.write_tree(spark, folder / "trees", output.step)
     show_tree(tree, output)
+    show_service(folder / "trees", output)
     print_next_commands(location, tree.location(), output)
 
 
@@ -130,6 +133,18 @@ def show_tree(table: sm.Table, output: Output) -> None:
     show_changes(table)
     output.heading("The tree: table.draw()")
     output.console.print(table.draw().text, markup=False, soft_wrap=True)
+
+
+def show_service(warehouse: Path, output: Output) -> None:
+    """Query the tree with pyiceberg, which can't read trees, through a service that plans for it."""
+    output.heading("Another engine reads the tree through a service: sm.serve(catalog)")
+    catalog = sm.load_catalog("demo", type="hadoop", warehouse=warehouse.as_uri())
+    with sm.serve(catalog, port=0) as service:
+        output.command(f"load_catalog('served', type='rest', uri='{service.uri}').load_table('{demo_table.NAME}')")
+        served = load_catalog("served", type="rest", uri=service.uri).load_table(demo_table.NAME)
+        output.since = time.perf_counter()
+        rows = served.scan(IN_SWEDEN, selected_fields=("order_id", "amount")).to_arrow()
+        output.step(f"pyiceberg read {len(rows)} rows where {IN_SWEDEN}")
 
 
 def show_changes(table: sm.Table) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from pyarrow import parquet
 
 from sparkmeta import load_table
 from tests.conftest import iceberg_jar
@@ -130,6 +131,10 @@ def test_demo_without_jars(main_of, tmp_path: Path, capsys):
     assert "8,960 records in 224 data files" in printed
     assert "no delete files" in printed
     assert "planned 224" in printed
+    orders = parquet.read_table(tmp_path / "demo" / "trees" / "shop" / "orders" / "data").to_pylist()
+    swedish = sum(row["order_id"] < 3000 and row["country"] == "SE" for row in orders)
+    assert swedish
+    assert f"pyiceberg read {swedish} rows where order_id < 3000 and country = 'SE'" in printed
 
 
 @pytest.mark.java

@@ -119,7 +119,7 @@ def generate(
     arguments = [str(format_version), f"file://{folder}/table", *map(str, shape)]
     arguments += [deletes, str(manifest_bytes)]
     # A fixed number of writer threads distributes the files to manifests in the same way on every machine.
-    java = ["java", "-Xmx3g", "-Diceberg.worker.num-threads=2", "-cp", f"{class_path()}{os.pathsep}{_spark_jars()}"]
+    java = ["java", "-Xmx3g", "-Diceberg.worker.num-threads=2", "-cp", f"{class_path()}{os.pathsep}{spark_jars()}"]
     unfinished = folder / "states.unfinished"
     _run([*java, "PlanningWorkload", *arguments, str(unfinished)])
     unfinished.rename(result)
@@ -131,7 +131,7 @@ def _compiled() -> Path:
     newest = max(source.stat().st_mtime for source in sources)
     if not all(path.exists() and path.stat().st_mtime >= newest for path in classes):
         CLASSES.mkdir(parents=True, exist_ok=True)
-        jars = f"{_iceberg()}{os.pathsep}{_spark_jars()}"
+        jars = f"{_iceberg()}{os.pathsep}{spark_jars()}"
         _run(["javac", "-nowarn", "-Xlint:none", "-d", str(CLASSES), "-cp", jars, *map(str, sources)])
     return CLASSES
 
@@ -142,7 +142,7 @@ def _iceberg() -> Path:
     return jar
 
 
-def _spark_jars() -> str:
+def spark_jars() -> str:
     return str(Path(pyspark.__file__).parent / "jars" / "*")
 
 

@@ -14,6 +14,7 @@ import requests
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pyiceberg.catalog.rest.scan_planning import PlanCompleted, ScanTasks
+from pyiceberg.types import LongType
 
 import sparkmeta as sm
 from sparkmeta.service.access import Principal, Principals, one_token, principals_from_json
@@ -368,6 +369,30 @@ def test_a_table_that_changes(spark: SparkSession, tmp_path: Path):
         service._app.tables.catalog.locations["t"] = table.metadata_location
         assert len(client.planned("t")) == 8
         assert client.request("GET", "/v1/namespaces/db/tables/t", headers={"If-None-Match": etag}).status_code == 200
+
+
+def test_names_of_two_meanings(spark: SparkSession, tmp_path: Path):
+    """Spark asks for the snapshot's schema always, but knows the table's where it reads the head of a branch."""
+    table = write_small_table(tmp_path)
+    with table.update_schema() as update:
+        update.rename_column("note", "renamed")
+    with table.update_schema() as update:
+        update.add_column("note", LongType())
+    first, head = (table.snapshots()[place].snapshot_id for place in (0, -1))
+    text, number, renamed = eq("note", "note 3"), eq("note", 3), eq("renamed", "note 3")
+    with served({"t": table.metadata_location}, spark) as service:
+        client = Client(service)
+
+        def status(row_filter: Any, snapshot_id: int, by_snapshot: bool) -> int:
+            body = {"filter": row_filter, "snapshot_id": snapshot_id, "use_snapshot_schema": by_snapshot}
+            return client.plan("t", **body).status_code
+
+        assert [status(each, head, True) for each in (text, number, renamed)] == [406, 406, 200]
+        assert [status(each, head, False) for each in (text, number, renamed)] == [400, 200, 200]
+        assert [status(each, first, True) for each in (text, number, renamed)] == [200, 400, 400]
+        assert status(eq("country", "NO"), head, True) == 200
+        refused = client.plan("t", filter=number, snapshot_id=head, use_snapshot_schema=True).json()
+        assert "is field 3 in the schema of snapshot" in refused["error"]["message"]
 
 
 def test_health_and_metrics(client: Client):

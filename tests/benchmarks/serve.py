@@ -1,0 +1,101 @@
+"""`python -m tests.benchmarks.serve`: plans through a service, beside Iceberg's Java library that plans by itself.
+
+The clients are Iceberg's Java library in processes of their own, which count the CPU that they use. The service has a
+table of format version 2, with and without a manifest cache, and a tree of the same files. It keeps no plans, but for a
+last round, in which each plan was made before.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import statistics
+import subprocess
+import time
+from collections import defaultdict
+from typing import TYPE_CHECKING, Any
+
+import click
+from rich.console import Console
+from rich.table import Table as Printed
+
+import sparkmeta as sm
+from tests.benchmarks.session import bench_session
+from tests.benchmarks.trees import tree_location
+from tests.benchmarks.workload import BUILD, QUERIES, Workload, class_path, metadata_location, spark_jars
+from tests.service.serving import LocatedTables
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+CACHE = "spark.sparkmeta.manifest-cache"
+Measured = dict[str, list[tuple[float, float, int]]]
+
+
+def planned(heap: str, repeats: int, *where: str) -> Measured:
+    """Plan every query in a new process; seconds, seconds of CPU and files of each run but the first."""
+    java = ["java", f"-Xmx{heap}", "-cp", f"{class_path()}:{spark_jars()}", "RestPlanner", *where, str(repeats + 1)]
+    command = [*java, *(query.expression for query in QUERIES)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(done.stderr[-2000:])
+    runs: Measured = defaultdict(list)
+    for line in done.stdout.splitlines():
+        place, seconds, cpu, files, _ = line.split()
+        runs[QUERIES[int(place)].name].append((float(seconds), float(cpu), int(files)))
+    return {name: each[1:] for name, each in runs.items()}
+
+
+@click.command()
+@click.option("--scale", type=float, default=1.0, show_default=True, help="1 is 1.5 million data files.")
+@click.option("--repeats", type=int, default=3, show_default=True, help="Runs of each plan; the median counts.")
+@click.option("--heap", default="4g", show_default=True, help="Of the service's JVM.")
+@click.option("--client-heap", default="3g", show_default=True, help="Of each client.")
+def main(scale: float, repeats: int, heap: str, client_heap: str) -> None:
+    """Measure plans of clients of a service, and of clients that plan by themselves."""
+    workload = Workload(2, "none", scale)
+    location = metadata_location(workload)
+    spark = bench_session(heap)
+    tables = {"lists": location, "tree": tree_location(spark, workload)}
+    results: dict[str, Measured] = {"Iceberg Java, local": planned(client_heap, repeats, "local", location)}
+    cache = str(BUILD / "cache")
+    for name, table, kept, setting in (
+        ("service, lists", "lists", 0, None),
+        ("service, lists, manifest cache", "lists", 0, cache),
+        ("service, tree", "tree", 0, None),
+        ("service, tree, the same plan again", "tree", 1 << 28, None),
+    ):
+        if setting:
+            spark.conf.set(CACHE, setting)
+            sm.load_table(location, spark=spark).scan().plan_files().write.format("noop").mode("overwrite").save()
+        with sm.serve(LocatedTables(tables), spark, port=0, cached_bytes=kept) as service:
+            results[name] = planned(client_heap, repeats, "rest", service.uri, f"db.{table}")
+        spark.conf.unset(CACHE)
+    report(results, workload)
+    path = BUILD / f"serve-{time.strftime('%Y%m%d-%H%M%S')}.json"
+    path.write_text(json.dumps({"files": workload.files, "results": results}, indent=1))
+    Console().print(f"written: {path}")
+    spark.stop()
+    shutil.rmtree(BUILD / "spool", ignore_errors=True)
+
+
+def report(results: dict[str, Measured], workload: Workload) -> None:
+    """Print the medians. All clients must have got the same number of files."""
+    printed = Printed(title=f"{workload.files:,} files: seconds (CPU of the client)")
+    printed.add_column("planned by")
+    for query in QUERIES:
+        printed.add_column(query.name, justify="right")
+        counts = {run[2] for measured in results.values() for run in measured[query.name]}
+        assert counts == {workload.expected(query)[0]}, (query.name, counts)
+    for name, measured in results.items():
+        printed.add_row(name, *(shown(measured[query.name]) for query in QUERIES))
+    Console(width=140).print(printed)
+
+
+def shown(runs: Sequence[tuple[Any, ...]]) -> str:
+    seconds, cpu = (statistics.median(run[place] for run in runs) for place in (0, 1))
+    return f"{seconds:.3f} ({cpu:.3f})"
+
+
+if __name__ == "__main__":
+    main()
