@@ -27,6 +27,7 @@ FAIR = {
 
 _SWEEP_SECONDS = 30.0
 _STOP_SECONDS = 10
+_KEEP_ALIVE_SECONDS = 300
 
 _log = logging.getLogger("sparkmeta.serve")
 
@@ -65,6 +66,8 @@ class Service:
             access_log=False,
             lifespan="off",
             server_header=False,
+            # Clients send plans over connections that were idle while Spark read rows, and don't send them twice.
+            timeout_keep_alive=_KEEP_ALIVE_SECONDS,
             timeout_graceful_shutdown=_STOP_SECONDS,
         )
         self._server = uvicorn.Server(config)

@@ -38,7 +38,7 @@ def planned(heap: str, repeats: int, *where: str) -> Measured:
     command = [*java, *(query.expression for query in QUERIES)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
-        raise RuntimeError(done.stderr[-2000:])
+        raise RuntimeError(done.stderr)
     runs: Measured = defaultdict(list)
     for line in done.stdout.splitlines():
         place, seconds, cpu, files, _ = line.split()
