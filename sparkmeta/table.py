@@ -17,11 +17,11 @@ from sparkmeta.errors import NoSuchSnapshotError
 from sparkmeta.inspect.draw import draw
 from sparkmeta.inspect.inspect_table import InspectTable
 from sparkmeta.maintain.maintenance import Maintenance
-from sparkmeta.operations.base_table import BaseTable
 from sparkmeta.operations.filesystem import FileSystemOperations
 from sparkmeta.operations.metadata_files import is_metadata_file, latest_metadata
 from sparkmeta.operations.table_operations import OPENED_BY_PATH, StaticOperations, load_version
 from sparkmeta.range_scan import ChangelogScan, IncrementalScan, changelog_scan
+from sparkmeta.rows.write.row_table import RowTable
 from sparkmeta.scan import ALL_FIELDS, Scan, table_scan
 from sparkmeta.session import resolve_session
 from sparkmeta.state import TableState
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Table(BaseTable):
+class Table(RowTable):
     """One version of a table."""
 
     @staticmethod
@@ -201,13 +201,6 @@ class Table(BaseTable):
         return draw(self.state, snapshot_id)
 
     # -- changing ---------------------------------------------------------------------------------------------------
-
-    def transaction(self) -> Transaction[Table]:
-        """Begin changes that one commit makes: `with table.transaction() as tx: tx.update_snapshot().append(files)`.
-
-        This object does not change. `refresh()` or `commit()` returns the new version.
-        """
-        return Transaction(self)
 
     @cached_property
     def maintenance(self) -> Maintenance[Table]:

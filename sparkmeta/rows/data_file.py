@@ -130,7 +130,7 @@ class _ParquetFile:
         for number in range(self._file.metadata.num_row_groups):
             group = self._file.metadata.row_group(number)
             first, position = position, position + group.num_rows
-            begin = _begin(group)
+            begin = row_group_start(group)
             if not group.num_rows or begin < start or (end is not None and begin >= end):
                 continue
             size = sum(group.column(leaf).total_uncompressed_size for leaf in leaves)
@@ -143,7 +143,7 @@ class _ParquetFile:
                 raise CorruptFileError(self._location, f"row group {number}", group.num_rows, "it has fewer rows")
 
 
-def _begin(group: pq.RowGroupMetaData) -> int:
+def row_group_start(group: pq.RowGroupMetaData) -> int:
     """Return where a row group begins in the file."""
     if not group.num_columns:
         return 0

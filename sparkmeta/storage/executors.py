@@ -95,6 +95,20 @@ class ExecutorWriter:
         else:
             writing.write_io(self._io(location), location, data)
 
+    def open_new(self, location: str) -> Any:
+        """Begin a file with a unique name; Arrow's writers take the result, and `sync` follows its end.
+
+        A crash leaves a torn file of this name.
+        """
+        if is_local(location):
+            return writing.open_new_local(location)
+        return writing.open_new_io(self._io(location), location)
+
+    def sync(self, location: str) -> None:
+        """Sync a file that has ended to disk; one on a store is durable already."""
+        if is_local(location):
+            writing.sync_local(location)
+
     def overwrite(self, location: str, data: bytes) -> None:
         """Write a file atomically, replacing an existing one."""
         if is_local(location):

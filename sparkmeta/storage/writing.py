@@ -85,6 +85,22 @@ def write_new_local(location: str, data: bytes) -> None:
         _sync(target.parent)
 
 
+def open_new_local(location: str) -> Any:
+    """Begin a file of a unique name, for Arrow's writers; `sync_local` follows its end."""
+    import pyarrow as pa
+
+    target = Path(local_path(location))
+    _make_folder(target.parent)
+    return pa.OSFile(str(target), "wb")
+
+
+def sync_local(location: str) -> None:
+    """Sync a file and its name to disk."""
+    target = Path(local_path(location))
+    _sync(target)
+    _sync(target.parent)
+
+
 def publish_local(location: str, data: bytes) -> None:
     """Write a file only if it is absent, and sync it to disk. Of concurrent publishers, only one succeeds.
 
@@ -119,6 +135,16 @@ def write_io(io: FileIO, location: str, data: bytes) -> None:
     """Write a file through a FileIO, replacing an existing one."""
     _refuse_url(io, location)
     requested(io, location, partial(_overwrite, io, location, data))
+
+
+def open_new_io(io: FileIO, location: str) -> Any:
+    """Begin a file of a unique name through a FileIO, which sends it to the store in parts."""
+    _refuse_url(io, location)
+    return requested(io, location, partial(_begin, io, location))
+
+
+def _begin(io: FileIO, location: str) -> Any:
+    return io.new_output(location).create(overwrite=True)
 
 
 def publish_io(io: FileIO, location: str, data: bytes) -> None:
@@ -228,9 +254,9 @@ def _make_folder(folder: Path) -> None:
         _sync(folder.parent)
 
 
-def _sync(folder: Path) -> None:
-    """Sync the names in a folder to disk, which the fsync of a file does not."""
-    descriptor = os.open(folder, os.O_RDONLY)
+def _sync(path: Path) -> None:
+    """Sync a file to disk, or the names in a folder, which the fsync of a file does not."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:

@@ -1,0 +1,54 @@
+"""Delete the files of a write that was not committed, by tasks."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from sparkmeta.session import map_arrow
+from sparkmeta.storage.access import executor_writer
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from sparkmeta.state import TableState
+    from sparkmeta.storage.executors import ExecutorWriter
+
+_log = logging.getLogger(__name__)
+
+_FAILURES = pa.schema([pa.field("path", pa.string()), pa.field("reason", pa.string())])
+# Most files that a message of the log names.
+_NAMED = 1000
+
+
+def delete_written(state: TableState, files: DataFrame) -> None:
+    """Delete files that no snapshot names. Those that can't be deleted are logged, and become orphans.
+
+    Args:
+        state: the table.
+        files: what `write_files` returned.
+    """
+    try:
+        deleter = _Deleter(executor_writer(state.files))
+        failures = map_arrow(files.select("file_path").distinct(), deleter, _FAILURES)
+        for failure in failures.limit(_NAMED).toArrow().to_pylist():
+            _log.warning("%s: not deleted: %s", failure["path"], failure["reason"])
+    except Exception as error:  # noqa: BLE001  deleting is best effort
+        _log.warning("%s: the files of a write that failed are not deleted: %s", state.metadata.location, error)
+
+
+@dataclass(frozen=True)
+class _Deleter:
+    """Deletes files in tasks. Picklable."""
+
+    writer: ExecutorWriter
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            failures = self.writer.delete_many(batch.column(0).to_pylist())
+            columns = [[failure.location for failure in failures], [failure.reason for failure in failures]]
+            yield pa.RecordBatch.from_arrays([pa.array(column, pa.string()) for column in columns], schema=_FAILURES)

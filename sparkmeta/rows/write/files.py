@@ -1,0 +1,229 @@
+"""Write the rows of a DataFrame to data files, by tasks.
+
+rows -> checked columns -> partition values -> distributed and sorted -> data files -> a row for each file
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Final
+
+import pyarrow as pa
+from pyiceberg.schema import Schema
+from pyiceberg.table.sorting import NullOrder, SortDirection
+from pyiceberg.transforms import UnknownTransform
+from pyiceberg.types import LongType, NestedField
+from pyspark.errors import PySparkException
+from pyspark.sql import functions as F
+from pyspark.sql.types import StructType
+
+from sparkmeta.columns import sql
+from sparkmeta.columns.bounds import bound_arrow_type
+from sparkmeta.columns.partition_values import partition_value
+from sparkmeta.columns.types import spark_type
+from sparkmeta.errors import UnsupportedError, from_spark
+from sparkmeta.rows.write.file_schema import FileColumns
+from sparkmeta.rows.write.input import check_columns, field_value, written_columns
+from sparkmeta.rows.write.metrics import metric_leaves, sized_leaves
+from sparkmeta.rows.write.metrics_modes import metrics_modes
+from sparkmeta.rows.write.options import WriteOptions
+from sparkmeta.rows.write.places import PartitionField, Places
+from sparkmeta.rows.write.task_values import TaskValue, TaskValues
+from sparkmeta.rows.write.tasks import PARTITION_COLUMN, DataFileTasks
+from sparkmeta.session import map_arrow, materialize
+from sparkmeta.storage.access import executor_writer
+
+if TYPE_CHECKING:
+    from pyiceberg.partitioning import PartitionField as SpecField
+    from pyiceberg.table.sorting import SortField
+    from pyiceberg.types import IcebergType
+    from pyspark.sql import Column, DataFrame
+
+    from sparkmeta.columns.sql import Sql
+    from sparkmeta.state import TableState
+
+_SORT_COLUMN: Final = "_sort_value_{}"
+
+
+LINEAGE: Final = (
+    NestedField(2147483540, "_row_id", LongType(), required=False),
+    NestedField(2147483539, "_last_updated_sequence_number", LongType(), required=False),
+)
+"""Columns of rows that were in other files before (table spec, Row Lineage)."""
+
+
+def write_files(state: TableState, rows: DataFrame, *, lineage: bool = False) -> DataFrame:
+    """Write rows to data files of the table's schema, default partition spec and sort order. Runs jobs.
+
+    Args:
+        state: the table.
+        rows: see `check_columns`.
+        lineage: whether the rows have the columns `LINEAGE`, and files get them.
+
+    Returns:
+        A row for each file with columns of `inspect.files`, which Spark keeps.
+
+    Raises:
+        ValidationError: the rows or the table's properties are not valid, or a required column has a null.
+        UnsupportedError: the table has a type, transform or codec that can't be written; or tasks can't open its
+            files; or the session can't keep rows.
+    """
+    schema = state.metadata.schema()
+    return _Write(state, rows, Schema(*schema.fields, *LINEAGE) if lineage else schema).files()
+
+
+@dataclass(frozen=True)
+class _Write:
+    state: TableState
+    rows: DataFrame
+    schema: Schema
+
+    @cached_property
+    def table(self) -> str:
+        return self.state.metadata.location
+
+    @cached_property
+    def row_type(self) -> StructType:
+        return self.rows.schema
+
+    @cached_property
+    def options(self) -> WriteOptions:
+        return WriteOptions.of(self.state.metadata)
+
+    @cached_property
+    def fields(self) -> Sequence[SpecField]:
+        return self.state.metadata.spec().fields
+
+    def files(self) -> DataFrame:
+        _refuse_encryption(self.state)
+        _refuse_transforms(self.state)
+        check_columns(self.rows, self.schema, self.table)
+        tasks = self._tasks()
+        try:
+            return kept(map_arrow(self._arranged(), tasks.write, tasks.result_schema))
+        except PySparkException as error:
+            raise from_spark(error) or error from error
+
+    def _tasks(self) -> DataFileTasks:
+        metadata = self.state.metadata
+        spec, types = metadata.spec(), self.state.types
+        modes = metrics_modes(metadata, self.schema)
+        columns = written_columns(self.schema)
+        tuple_fields = types.partition_type.fields
+        ids = [field.field_id for field in spec.fields]
+        partition = pa.struct(
+            [pa.field(field.name, bound_arrow_type(types.partition_fields[field.field_id])) for field in tuple_fields]
+        )
+        places = Places.of(metadata, [self._place_field(field) for field in spec.fields])
+        return DataFileTasks(
+            writer=executor_writer(self.state.files),
+            columns=FileColumns(self.table, columns, self.options.file_format),
+            options=self.options,
+            places=places,
+            name=str(uuid.uuid4()),
+            leaves=metric_leaves(columns, modes),
+            sized=sized_leaves(columns, modes),
+            spec_id=spec.spec_id,
+            partition=partition if tuple_fields else None,
+            tuple_places=tuple(ids.index(field.field_id) if field.field_id in ids else None for field in tuple_fields),
+            sort_order_id=metadata.default_sort_order_id,
+        )
+
+    def _place_field(self, field: SpecField) -> PartitionField:
+        kind = self.state.types.partition_fields[field.field_id]
+        return PartitionField(field.name, str(field.transform), kind)
+
+    # -- arrangement ------------------------------------------------------------------------------------------------
+
+    def _arranged(self) -> DataFrame:
+        """Return the rows with their partition values, distributed among tasks and sorted there."""
+        partitions = [PARTITION_COLUMN.format(place) for place in range(len(self.fields))]
+        order = self.state.metadata.sort_order().fields
+        frame = self._with_values()
+        keys = [F.col(name).asc_nulls_first() for name in partitions]
+        keys += [_ordered(_SORT_COLUMN.format(place), field) for place, field in enumerate(order)]
+        match self.options.distribution:
+            case "hash" if partitions:
+                frame = frame.hint("rebalance", *partitions)
+            case "range" if keys:
+                frame = frame.repartitionByRange(*keys)
+        if keys:
+            frame = frame.sortWithinPartitions(*keys)
+        return frame.select(*map(sql.quoted, self.row_type.names), *partitions)
+
+    def _with_values(self) -> DataFrame:
+        """Return the rows with the values of partition fields and sort fields behind their columns."""
+        values: list[tuple[str, SpecField | SortField]] = [
+            *((PARTITION_COLUMN.format(place), field) for place, field in enumerate(self.fields)),
+            *(
+                (_SORT_COLUMN.format(place), field)
+                for place, field in enumerate(self.state.metadata.sort_order().fields)
+            ),
+        ]
+        added: list[sql.Aliased] = []
+        by_tasks: list[TaskValue] = []
+        for name, field in values:
+            source = self._source(field)
+            value = partition_value(field.transform, source.type, source.value)
+            if value is None:
+                by_tasks.append(TaskValue(name, field.transform, source.type))
+                value = source.value
+            added.append(value.alias(name))
+        if not added:
+            return self.rows
+        frame = self.rows.select("*", *(value.column() for value in added))
+        if not by_tasks:
+            return frame
+        results = {each.name: spark_type(each.transform.result_type(each.source)) for each in by_tasks}
+        row_type = StructType([*self.row_type.fields])
+        for name, field in values:
+            source = self._source(field)
+            row_type.add(name, results.get(name, spark_type(field.transform.result_type(source.type))))
+        return map_arrow(frame, TaskValues(tuple(by_tasks)), row_type)
+
+    def _source(self, field: SpecField | SortField) -> _Source:
+        kind = self.schema.find_type(field.source_id)
+        return _Source(kind, field_value(self.row_type, self.schema, field.source_id))
+
+
+@dataclass(frozen=True)
+class _Source:
+    type: IcebergType
+    value: Sql
+
+
+def _ordered(name: str, field: SortField) -> Column:
+    column = F.col(name)
+    nulls_first = field.null_order == NullOrder.NULLS_FIRST
+    if field.direction == SortDirection.ASC:
+        return column.asc_nulls_first() if nulls_first else column.asc_nulls_last()
+    return column.desc_nulls_first() if nulls_first else column.desc_nulls_last()
+
+
+def kept(frame: DataFrame) -> DataFrame:
+    """Compute rows once, and let Spark keep them: what tasks write must not be written again.
+
+    Raises:
+        UnsupportedError: the session can't keep rows.
+    """
+    rows = materialize(frame)
+    if rows is frame:
+        raise UnsupportedError("this session keeps no rows (localCheckpoint), which writing files takes")
+    return rows
+
+
+def _refuse_encryption(state: TableState) -> None:
+    if "encryption.key-id" in state.metadata.properties:
+        raise UnsupportedError(f"{state.metadata.location}: the table is encrypted, and no encrypted files are written")
+
+
+def _refuse_transforms(state: TableState) -> None:
+    metadata = state.metadata
+    for what, fields in (("partition spec", metadata.spec().fields), ("sort order", metadata.sort_order().fields)):
+        for field in fields:
+            if isinstance(field.transform, UnknownTransform):
+                problem = f"no values of the transform {field.transform} of its {what} are written"
+                raise UnsupportedError(f"{metadata.location}: {problem}")

@@ -1,0 +1,219 @@
+"""The rows to write: checked against the table's schema by name, and the values that distribute and sort them."""
+
+from __future__ import annotations
+
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Any, Final, cast
+
+from pyiceberg.types import (
+    BooleanType,
+    DecimalType,
+    DoubleType,
+    FixedType,
+    FloatType,
+    IcebergType,
+    IntegerType,
+    ListType,
+    LongType,
+    MapType,
+    NestedField,
+    PrimitiveType,
+    StringType,
+    StructType,
+    UUIDType,
+)
+from pyspark.sql import types as spark
+
+from sparkmeta.columns import sql
+from sparkmeta.columns.types import public_value, spark_type, typed_literal
+from sparkmeta.errors import UnsupportedError, ValidationError, shown
+from sparkmeta.rows.projected import child_fields, type_name
+from sparkmeta.rows.resolve import Column
+
+if TYPE_CHECKING:
+    from pyiceberg.schema import Schema
+    from pyspark.sql import DataFrame
+
+    from sparkmeta.columns.sql import Sql
+
+# Types that PySpark or Arrow's writers can't carry.
+_REFUSED: Final = ("variant", "geometry", "geography")
+_INTEGERS: Final = (spark.ByteType, spark.ShortType, spark.IntegerType)
+# Columns of an error message.
+_NAMED: Final = 20
+
+
+def written_columns(schema: Schema) -> tuple[Column, ...]:
+    """Return the columns of a schema for writers: with write defaults for defaults."""
+    return tuple(_written_column(field) for field in schema.fields)
+
+
+def _written_column(field: NestedField) -> Column:
+    children = tuple(map(_written_column, child_fields(field.field_type)))
+    kind = type_name(field.field_type)
+    return Column(field.name, field.field_id, kind, children, field.required, field.write_default)
+
+
+def check_columns(rows: DataFrame, schema: Schema, table: str) -> None:
+    """Check the columns of rows against a table's schema, by name.
+
+    A column of the rows may have a type that is promoted without loss: a smaller integer, float for double, a decimal
+    of fewer digits and the same scale. UUIDs may be text or bytes, times microseconds from midnight, timestamps of
+    nanoseconds integers. Columns that the rows lack are null, or have the write default.
+
+    Args:
+        rows: the rows; their schema is analyzed.
+        schema: the table's.
+        table: the table, for errors.
+
+    Raises:
+        ValidationError: a column is unknown, ambiguous or of another type, or a required one is missing.
+        UnsupportedError: the table has a column of a type that can't be written.
+    """
+    refuse_types(schema, table)
+    _check_struct(rows.schema, schema.as_struct(), (), table)
+
+
+def refuse_types(schema: Schema, table: str) -> None:
+    """Raise UnsupportedError for a schema with a type that can't be written."""
+
+    def refuse(field: NestedField, path: tuple[str, ...]) -> None:
+        inside = (*path, field.name)
+        kind = str(field.field_type)
+        if kind.startswith(_REFUSED):
+            problem = f"column {'.'.join(inside)} is of type {kind}, which Arrow's writers can't write"
+            raise UnsupportedError(f"{table}: {problem}")
+        children = child_fields(field.field_type)
+        if isinstance(field.field_type, StructType) and not children:
+            raise UnsupportedError(f"{table}: column {'.'.join(inside)} is a struct without fields: no file has such")
+        for child in children:
+            refuse(child, inside)
+
+    for field in schema.fields:
+        refuse(field, ())
+
+
+def _check_struct(rows: spark.StructType, struct: StructType, path: tuple[str, ...], table: str) -> None:
+    names = [field.name for field in rows.fields]
+    known = {field.name: field for field in struct.fields}
+    for name in names:
+        if name not in known:
+            raise ValidationError(f"{table}: column {_path(path, name)} is not in the table{_hint(name, known)}")
+        if names.count(name) > 1:
+            raise ValidationError(f"{table}: the rows have column {_path(path, name)} twice")
+    types = {field.name: field.dataType for field in rows.fields}
+    for name, field in known.items():
+        if name in types:
+            _check_type(types[name], field.field_type, (*path, name), table)
+        elif field.required and field.write_default is None:
+            problem = f"column {_path(path, name)} is required and has no write default, and the rows lack it"
+            raise ValidationError(f"{table}: {problem}")
+        elif field.write_default is not None and not isinstance(field.field_type, PrimitiveType):
+            raise UnsupportedError(f"{table}: column {_path(path, name)} has a write default of a nested type")
+
+
+def _path(path: tuple[str, ...], name: str) -> str:
+    return ".".join((*path, name))
+
+
+def _hint(name: str, known: dict[str, Any]) -> str:
+    near = [other for other in known if other.lower() == name.lower()] or get_close_matches(name, known)
+    if near:
+        return f": did you mean {' or '.join(map(shown, near))}?"
+    more = f" and {len(known) - _NAMED:,} more" if len(known) > _NAMED else ""
+    return f", which has {', '.join(map(shown, list(known)[:_NAMED]))}{more}"
+
+
+def _check_type(kind: spark.DataType, wanted: IcebergType, path: tuple[str, ...], table: str) -> None:
+    match kind, wanted:
+        case spark.StructType(), StructType():
+            _check_struct(kind, wanted, path, table)
+        case spark.ArrayType(), ListType():
+            _check_type(kind.elementType, wanted.element_type, (*path, "element"), table)
+        case spark.MapType(), MapType():
+            _check_type(kind.keyType, wanted.key_type, (*path, "key"), table)
+            _check_type(kind.valueType, wanted.value_type, (*path, "value"), table)
+        case _:
+            if not _fits(kind, wanted):
+                raise ValidationError(
+                    f"{table}: column {'.'.join(path)} of the rows is {kind.simpleString()}: the table has type "
+                    f"{wanted}, which takes {_taken(wanted)}"
+                )
+
+
+_ACCEPTED: Final[dict[type[IcebergType], tuple[type[spark.DataType], ...]]] = {
+    BooleanType: (spark.BooleanType,),
+    IntegerType: _INTEGERS,
+    LongType: (*_INTEGERS, spark.LongType),
+    FloatType: (spark.FloatType,),
+    DoubleType: (spark.FloatType, spark.DoubleType),
+    StringType: (spark.StringType,),
+    UUIDType: (spark.StringType, spark.BinaryType),
+    FixedType: (spark.BinaryType,),
+}
+
+
+def _fits(kind: spark.DataType, wanted: IcebergType) -> bool:
+    if isinstance(kind, spark.NullType):
+        return True
+    if isinstance(wanted, DecimalType):
+        return isinstance(kind, spark.DecimalType) and kind.scale == wanted.scale and kind.precision <= wanted.precision
+    if (accepted := _ACCEPTED.get(type(wanted))) is not None:
+        return isinstance(kind, accepted)
+    return isinstance(wanted, PrimitiveType) and str(wanted) != "unknown" and kind == spark_type(wanted)
+
+
+def _taken(wanted: IcebergType) -> str:
+    if not isinstance(wanted, PrimitiveType):
+        return type_name(wanted)
+    match wanted:
+        case UUIDType():
+            return "string or binary"
+        case DecimalType():
+            return f"decimals of at most {wanted.precision} digits and the scale {wanted.scale}"
+        case LongType():
+            return "bigint or a smaller integer"
+        case IntegerType():
+            return "int or a smaller integer"
+        case DoubleType():
+            return "double or float"
+    if str(wanted) == "unknown":
+        return "nulls only"
+    return spark_type(wanted).simpleString()
+
+
+def field_value(rows: spark.StructType, schema: Schema, field_id: int) -> Sql:
+    """Return the value of a field in rows, of the field's `spark_type`.
+
+    Args:
+        rows: the type of the rows, which `check_columns` has accepted.
+        schema: the table's.
+        field_id: of a primitive field that is in no list and no map.
+    """
+    way = _way(schema, field_id)
+    wanted = way[-1].field_type
+    assert isinstance(wanted, PrimitiveType)
+    value, kind = sql.Sql(""), cast("spark.DataType", rows)
+    for depth, field in enumerate(way):
+        if not isinstance(kind, spark.StructType) or field.name not in kind.names:
+            return _default_value(field, wanted)
+        value = value[field.name] if depth else sql.col(sql.quoted(field.name))
+        kind = kind[field.name].dataType
+    if isinstance(wanted, UUIDType) and isinstance(kind, spark.BinaryType):
+        return public_value(value, wanted)
+    return value if kind == spark_type(wanted) else value.cast(spark_type(wanted))
+
+
+def _way(schema: Schema, field_id: int) -> list[NestedField]:
+    """Return the fields from the top of a schema to one of its fields."""
+    parents = schema._lazy_id_to_parent
+    ids = [field_id]
+    while ids[-1] in parents:
+        ids.append(parents[ids[-1]])
+    return [schema.find_field(each) for each in reversed(ids)]
+
+
+def _default_value(field: NestedField, wanted: PrimitiveType) -> Sql:
+    if field.write_default is None:
+        return sql.Sql("NULL").cast(spark_type(wanted))
+    return public_value(typed_literal(field.write_default, wanted), wanted)

@@ -1,0 +1,165 @@
+"""The files and rows of a snapshot that a filter matches: whole files by metadata, of others the rows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property, reduce
+from operator import or_
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyiceberg.expressions import AlwaysTrue, BooleanExpression
+from pyiceberg.schema import Schema
+from pyiceberg.types import UUIDType
+from pyspark.sql import functions as F
+from pyspark.sql.types import StructType
+
+from sparkmeta.columns import sql
+from sparkmeta.columns.predicate import bind_filter, parse_filter, row_predicate
+from sparkmeta.columns.skipping import must_match
+from sparkmeta.columns.transforms import projections
+from sparkmeta.columns.types import spark_type
+from sparkmeta.plan.choose import choose
+from sparkmeta.plan.filter import ScanFilter, matching_entries
+from sparkmeta.plan.prune import prune_manifests
+from sparkmeta.plan.rows import entry_stats, manifest_path, partition_value, public_partition
+from sparkmeta.rows.planned import PlannedFiles, RowPlan, plan_rows
+from sparkmeta.rows.read import RowScan, rows_of
+from sparkmeta.rows.write.input import field_value
+from sparkmeta.session import local_frame, materialize
+from sparkmeta.spec.entry import ContentType
+
+if TYPE_CHECKING:
+    from pyiceberg.expressions import BoundPredicate
+    from pyspark.sql import DataFrame
+
+    from sparkmeta.columns.sql import Sql
+    from sparkmeta.state import TableState
+
+FILE, POSITION = "_file", "_pos"
+_ALL_MATCH: Final = "all_match"
+_ENTRY_COLUMNS: Final = ("version_info", "content_type", "location", "partition_spec_id", "record_count")
+
+
+@dataclass(frozen=True)
+class Matching:
+    """What a filter matches of a snapshot.
+
+    Attributes:
+        state: the table at the snapshot.
+        row_filter: the filter.
+        by_rows: whether no file counts as matching as a whole, since all rows that match are to be read.
+    """
+
+    state: TableState
+    row_filter: BooleanExpression | str
+    by_rows: bool = False
+
+    @cached_property
+    def scan(self) -> ScanFilter:
+        """The filter, bound to the table's schema."""
+        schema = self.state.metadata.schema()
+        return ScanFilter(self.state, bind_filter(parse_filter(self.row_filter), schema, case_sensitive=True), schema)
+
+    @cached_property
+    def judged(self) -> DataFrame:
+        """The data files that may match, `file_path` and hints for a search, and whether all of their rows do."""
+        state, scan = self.state, self.scan
+        manifests = prune_manifests(scan).data
+        top_level = {column.field_id for column in scan.schema.fields}
+        all_match = must_match(scan.row_filter, entry_stats, sql.col("record_count"), top_level, self._by_tuple)
+        entries = state.entries(manifests, state.projection(_ENTRY_COLUMNS, scan.filter_ids))
+        columns = {
+            "file_path": sql.col("location"),
+            "spec_id": sql.col("partition_spec_id"),
+            **({"partition": public_partition(state)} if state.types.partition_type.fields else {}),
+            "manifest_path": manifest_path(state.data_manifests, sql.col("manifest")),
+            _ALL_MATCH: sql.lit(False) if self.by_rows else sql.coalesce(all_match, False),
+        }
+        data = matching_entries(entries, scan).where(F.col("content_type") == int(ContentType.DATA))
+        return materialize(data.selectExpr(*sql.texts(value.alias(name) for name, value in columns.items())))
+
+    def _by_tuple(self, leaf: BoundPredicate) -> Sql:
+        """Return whether a file's partition tuple implies that all of its rows satisfy a predicate."""
+        proven = sql.lit(False)
+        for spec_id, spec in self.state.specs.items():
+            strict = projections(leaf, spec, self.scan.schema, strict=True)
+            matches = reduce(
+                or_, (row_predicate(each, partition_value, strict=True) for each in strict), sql.lit(False)
+            )
+            proven = sql.when(sql.col("partition_spec_id") == spec_id, matches).otherwise(proven)
+        return sql.coalesce(proven, False)
+
+    @cached_property
+    def whole_files(self) -> DataFrame:
+        """The files of which all rows match."""
+        return self.judged.where(_ALL_MATCH).drop(_ALL_MATCH)
+
+    @cached_property
+    def has_parts(self) -> bool:
+        """Whether there are files of which some rows may match and others may not. Runs a job."""
+        return bool(len(self.judged.where(f"NOT {_ALL_MATCH}").limit(1).toArrow()))
+
+    @cached_property
+    def has_whole_files(self) -> bool:
+        """Whether there are files of which all rows match. Runs a job."""
+        return bool(len(self.whole_files.limit(1).toArrow()))
+
+    @cached_property
+    def has_files(self) -> bool:
+        """Whether any file may match. Runs a job."""
+        return bool(len(self.judged.limit(1).toArrow()))
+
+    @cached_property
+    def partial_plan(self) -> RowPlan:
+        """The plan of the files of which some rows may match."""
+        plan = plan_rows(choose(prune_manifests(self.scan)))
+        partial = self.judged.where(f"NOT {_ALL_MATCH}").select("file_path")
+        return RowPlan(plan.frame.join(partial, "file_path", "left_semi").select(*plan.frame.columns), plan.deletes)
+
+    @cached_property
+    def partial_files(self) -> PlannedFiles:
+        """The files of which some rows may match, with their deletes. Runs jobs."""
+        return PlannedFiles.of([self.partial_plan], self.state)
+
+    @cached_property
+    def positions(self) -> DataFrame:
+        """The `FILE` and `POSITION` of the rows that match in partly matching files. Runs a job."""
+        rows = rows_of(RowScan(self.scan, Schema(), (FILE, POSITION)), self.partial_files)
+        return materialize(rows)
+
+    def partly(self, paths: pa.Array) -> tuple[PlannedFiles, DataFrame]:
+        """Return some of the partly matching files, planned, and as rows of `judged`."""
+        files = self.partial_files
+        chosen = files.filter(np.asarray(pc.is_in(files.table.column("file_path"), paths)))
+        named = F.broadcast(local_frame(self.state.spark, pa.table({"file_path": paths})))
+        return chosen, self.judged.drop(_ALL_MATCH).join(named, "file_path", "left_semi")
+
+    def rows(self, files: PlannedFiles, lineage: tuple[str, ...]) -> DataFrame:
+        """Return all rows of some of the partly matching files that are not deleted.
+
+        Args:
+            files: the files.
+            lineage: metadata columns to read.
+        """
+        everything = ScanFilter(self.state, AlwaysTrue(), self.scan.schema)
+        return rows_of(RowScan(everything, self.scan.schema, lineage), files)
+
+    @property
+    def is_matching_row(self) -> Sql:
+        """Whether a row of `rows` matches; never null."""
+        return row_predicate(self.scan.row_filter, self._bound_value)
+
+    def _bound_value(self, field_id: int) -> Sql:
+        value = field_value(self.row_type, self.scan.schema, field_id)
+        is_uuid = isinstance(self.scan.schema.find_type(field_id), UUIDType)
+        return sql.call("unhex", sql.call("replace", value, "-", "")) if is_uuid else value
+
+    @cached_property
+    def row_type(self) -> StructType:
+        """The type of the table's rows in Spark."""
+        row_type = spark_type(self.scan.schema.as_struct())
+        assert isinstance(row_type, StructType)
+        return row_type

@@ -1,0 +1,73 @@
+"""Which metrics of which column data files get: table properties write.metadata.metrics.*, as Java reads them."""
+
+from __future__ import annotations
+
+import logging
+import re
+from typing import TYPE_CHECKING, Final
+
+from pyiceberg.schema import Schema
+from pyiceberg.transforms import BucketTransform, UnknownTransform, VoidTransform
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from sparkmeta.spec.metadata import TableMetadata
+
+_log = logging.getLogger(__name__)
+
+NO_METRICS: Final = -1
+COUNTS_ONLY: Final = 0
+FULL: Final = 1 << 31
+"""The most characters or bytes of a bound; with `NO_METRICS` a column has no metrics, with `COUNTS_ONLY` no bounds."""
+
+_DEFAULT: Final = 16
+_DEFAULT_KEY: Final = "write.metadata.metrics.default"
+_COLUMN_KEY: Final = "write.metadata.metrics.column."
+_MOST_COLUMNS_KEY: Final = "write.metadata.metrics.max-inferred-column-defaults"
+_MOST_COLUMNS: Final = 100
+_TRUNCATE: Final = re.compile(r"truncate\((\d+)\)")
+_NAMED: Final = {"none": NO_METRICS, "counts": COUNTS_ONLY, "full": FULL}
+
+
+def metrics_modes(metadata: TableMetadata, schema: Schema) -> dict[int, int]:
+    """Return the mode of each field of a schema by field id.
+
+    As in Java, a property with an invalid value is ignored with a warning.
+    """
+    properties = metadata.properties
+    modes: dict[int, int] = {}
+    if _DEFAULT_KEY in properties:
+        default = _mode(properties, _DEFAULT_KEY, _DEFAULT)
+    elif len(metadata.schema().fields) <= (most := _most_columns(properties)):
+        default = _DEFAULT
+    else:
+        default = NO_METRICS
+        modes = dict.fromkeys(Schema(*schema.fields[:most]).field_ids, _DEFAULT)
+    of_sorted = _DEFAULT if default in (NO_METRICS, COUNTS_ONLY) else default
+    for field in metadata.sort_order().fields:
+        if not isinstance(field.transform, BucketTransform | VoidTransform | UnknownTransform):
+            modes[field.source_id] = of_sorted
+    for key in properties:
+        name = key.removeprefix(_COLUMN_KEY)
+        if key.startswith(_COLUMN_KEY) and name in schema._name_to_id:
+            modes[schema._name_to_id[name]] = _mode(properties, key, default)
+    return {field_id: modes.get(field_id, default) for field_id in schema.field_ids}
+
+
+def _mode(properties: Mapping[str, str], key: str, fallback: int) -> int:
+    text = properties[key].lower()
+    if text in _NAMED:
+        return _NAMED[text]
+    if (match := _TRUNCATE.fullmatch(text)) and int(match[1]) > 0:
+        return int(match[1])
+    _log.warning("the table property %s is %r, which is no metrics mode: it is ignored", key, properties[key])
+    return fallback
+
+
+def _most_columns(properties: Mapping[str, str]) -> int:
+    text = properties.get(_MOST_COLUMNS_KEY, str(_MOST_COLUMNS))
+    if text.isdecimal():
+        return int(text)
+    _log.warning("the table property %s is %r: it takes a whole number", _MOST_COLUMNS_KEY, text)
+    return _MOST_COLUMNS

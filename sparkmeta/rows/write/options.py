@@ -1,0 +1,146 @@
+"""What table properties say about data files to write."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import pyarrow as pa
+
+from sparkmeta.errors import UnsupportedError, ValidationError, shown
+
+if TYPE_CHECKING:
+    from sparkmeta.spec.metadata import TableMetadata
+
+FORMATS: Final = ("parquet", "orc", "avro")
+MODES: Final = ("none", "hash", "range")
+
+# Iceberg's names of codecs -> Arrow's.
+_PARQUET_CODECS: Final = {
+    "uncompressed": "none",
+    "none": "none",
+    "snappy": "snappy",
+    "gzip": "gzip",
+    "zstd": "zstd",
+    "lz4_raw": "lz4",
+    "brotli": "brotli",
+}
+_ORC_CODECS: Final = {
+    "none": "uncompressed",
+    "zlib": "zlib",
+    "snappy": "snappy",
+    "lz4": "lz4",
+    "zstd": "zstd",
+}
+_AVRO_CODECS: Final = {"uncompressed": "null", "gzip": "deflate", "snappy": "snappy", "zstd": "zstandard"}
+_WITH_LEVEL: Final = ("gzip", "zstd", "brotli")
+# As in Java: of parquet-java and of Iceberg's Avro writer.
+_LEVELS: Final = {"zstd": 3}
+
+
+@dataclass(frozen=True)
+class WriteOptions:
+    """How data files are written. Picklable.
+
+    Attributes:
+        file_format: one of `FORMATS`.
+        target_bytes: the size at which the next file begins.
+        codec: the codec as the format's library names it.
+        level: the codec's level; None for the library's default.
+        group_bytes: the size of row groups, stripes or blocks.
+        page_bytes: the size of Parquet pages.
+        page_rows: the most rows of a Parquet page.
+        dictionary_bytes: the size of Parquet dictionaries.
+        distribution: one of `MODES`.
+    """
+
+    file_format: str
+    target_bytes: int
+    codec: str
+    level: int | None
+    group_bytes: int
+    page_bytes: int
+    page_rows: int
+    dictionary_bytes: int
+    distribution: str
+
+    @staticmethod
+    def of(metadata: TableMetadata) -> WriteOptions:
+        """Return the options of a table.
+
+        Raises:
+            ValidationError: a property has an invalid value.
+            UnsupportedError: a property asks for a codec that there is none of.
+        """
+        properties = _Properties(metadata)
+        file_format = properties.choice("write.format.default", "parquet", FORMATS)
+        is_sorted = bool(metadata.sort_order().fields)
+        is_partitioned = not metadata.spec().is_unpartitioned()
+        return WriteOptions(
+            file_format=file_format,
+            target_bytes=properties.number("write.target-file-size-bytes", 512 << 20),
+            codec=_codec(properties, file_format),
+            level=_level(properties, file_format),
+            group_bytes=_group_bytes(properties, file_format),
+            page_bytes=properties.number("write.parquet.page-size-bytes", 1 << 20),
+            page_rows=properties.number("write.parquet.page-row-limit", 20_000),
+            dictionary_bytes=properties.number("write.parquet.dict-size-bytes", 2 << 20),
+            distribution=properties.choice(
+                "write.distribution-mode", "range" if is_sorted else "hash" if is_partitioned else "none", MODES
+            ),
+        )
+
+
+@dataclass(frozen=True)
+class _Properties:
+    metadata: TableMetadata
+
+    @property
+    def values(self) -> Mapping[str, str]:
+        return self.metadata.properties
+
+    def choice(self, name: str, default: str, allowed: tuple[str, ...]) -> str:
+        text = self.values.get(name, default).lower()
+        if text not in allowed:
+            raise self._error(name, f"it is one of {', '.join(allowed)}")
+        return text
+
+    def number(self, name: str, default: int) -> int:
+        text = self.values.get(name, str(default))
+        if not text.isdecimal() or not int(text):
+            raise self._error(name, "it takes a whole number above 0")
+        return int(text)
+
+    def _error(self, name: str, problem: str) -> ValidationError:
+        value = shown(self.values[name])
+        return ValidationError(f"{self.metadata.location}: the table property {name} is {value}: {problem}")
+
+
+_CODECS: Final = {"parquet": (_PARQUET_CODECS, "zstd"), "orc": (_ORC_CODECS, "zlib"), "avro": (_AVRO_CODECS, "gzip")}
+_GROUPS: Final = {
+    "parquet": ("write.parquet.row-group-size-bytes", 128 << 20),
+    "orc": ("write.orc.stripe-size-bytes", 64 << 20),
+    "avro": ("write.avro.block-size-bytes", 64 << 10),
+}
+
+
+def _codec(properties: _Properties, file_format: str) -> str:
+    codecs, default = _CODECS[file_format]
+    name = f"write.{file_format}.compression-codec"
+    codec = codecs[properties.choice(name, default, tuple(codecs))]
+    if file_format == "parquet" and codec != "none" and not pa.Codec.is_available(codec):
+        raise UnsupportedError(f"{properties.metadata.location}: {name} is {codec}: this pyarrow has no such codec")
+    return codec
+
+
+def _level(properties: _Properties, file_format: str) -> int | None:
+    name = properties.values.get(f"write.{file_format}.compression-codec", _CODECS[file_format][1]).lower()
+    if name not in _WITH_LEVEL or file_format == "orc":
+        return None
+    key = f"write.{file_format}.compression-level"
+    return properties.number(key, 1) if key in properties.values else _LEVELS.get(name)
+
+
+def _group_bytes(properties: _Properties, file_format: str) -> int:
+    return properties.number(*_GROUPS[file_format])

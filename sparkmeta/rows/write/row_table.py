@@ -1,0 +1,160 @@
+"""`RowTable`: a table whose rows can be changed, each change in a commit of its own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Self
+
+from pyiceberg.expressions import AlwaysTrue, BooleanExpression
+
+from sparkmeta.operations.base_table import BaseTable
+from sparkmeta.rows.write.transaction import RowTransaction
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from pyspark.sql import DataFrame
+
+    from sparkmeta.commit.conflicts import Isolation
+
+
+@dataclass(frozen=True)
+class RowTable(BaseTable):
+    """A table with changes of rows. Each method commits, and returns the table after the commit."""
+
+    def transaction(self) -> RowTransaction[Self]:
+        """Begin changes that one commit makes: `with table.transaction() as tx: tx.append(df)`.
+
+        This object does not change. `refresh()` or `commit()` returns the new version.
+        """
+        return RowTransaction(self)
+
+    def append(
+        self, df: DataFrame, *, branch: str = "main", snapshot_properties: Mapping[str, str] | None = None
+    ) -> Self:
+        """Add rows: `table = table.append(df)`. Tasks write them to data files, and one commit adds these.
+
+        Columns are found by name. Those that the rows lack are null or have the write default of the schema, and a
+        smaller integer, float or decimal may stand for a wider type.
+
+        Args:
+            df: the rows. It is computed once.
+            branch: the branch to commit to.
+            snapshot_properties: go into the snapshot's summary.
+
+        Returns:
+            The table after the commit.
+
+        Raises:
+            ValidationError: the rows don't fit the schema: an unknown column, another type, or a null in a required
+                column. Nothing is committed, and no data file stays.
+            UnsupportedError: the table can't be committed to, or has a type, transform or format that is not written.
+            CommitFailedError: all attempts lost to concurrent commits.
+            CommitStateUnknownError: the commit may have succeeded; no file is deleted.
+        """
+        return self.transaction().append(df, branch=branch, snapshot_properties=snapshot_properties).commit()
+
+    def overwrite(
+        self,
+        df: DataFrame,
+        overwrite_filter: BooleanExpression | str = AlwaysTrue(),  # noqa: B008  an immutable singleton
+        *,
+        branch: str = "main",
+        snapshot_properties: Mapping[str, str] | None = None,
+        isolation: Isolation | None = None,
+    ) -> Self:
+        """Replace the rows that match a filter by others, by default all rows, in one snapshot.
+
+        Files of which all rows match are removed without being opened; others are written again without these rows.
+
+        Args:
+            df: the new rows; see `append`. They need not match the filter.
+            overwrite_filter: which rows to remove.
+            branch: the branch to commit to.
+            snapshot_properties: go into the snapshot's summary.
+            isolation: "serializable" or "snapshot" fail the commit if others changed matching data meanwhile (see
+                `SnapshotUpdate.validate_no_conflicts`). By default only deletes of rewritten files do.
+
+        Raises:
+            CommitConflictError: another commit changed the files that this one replaces.
+            ValidationError: as `append`.
+        """
+        return self.transaction().overwrite(
+            df, overwrite_filter, branch=branch, snapshot_properties=snapshot_properties, isolation=isolation
+        ).commit()  # fmt: skip
+
+    def dynamic_partition_overwrite(
+        self,
+        df: DataFrame,
+        *,
+        branch: str = "main",
+        snapshot_properties: Mapping[str, str] | None = None,
+        isolation: Isolation | None = None,
+    ) -> Self:
+        """Replace the partitions that have new rows, and no others.
+
+        Arguments are as for `overwrite`.
+
+        Raises:
+            ValidationError: the table is not partitioned; or as `append`.
+        """
+        return self.transaction().dynamic_partition_overwrite(
+            df, branch=branch, snapshot_properties=snapshot_properties, isolation=isolation
+        ).commit()  # fmt: skip
+
+    def delete(
+        self,
+        delete_filter: BooleanExpression | str = AlwaysTrue(),  # noqa: B008  an immutable singleton
+        *,
+        branch: str = "main",
+        snapshot_properties: Mapping[str, str] | None = None,
+        isolation: Isolation | None = None,
+    ) -> Self:
+        """Delete the rows that match a filter, by default all rows. Without such rows, there is no snapshot.
+
+        Files of which all rows match, as partitions and metrics prove, are removed without being opened. Of other files
+        the rows are deleted as the table property `write.delete.mode` says: `copy-on-write` writes the files again,
+        `merge-on-read` writes deletion vectors.
+
+        Args:
+            delete_filter: which rows to delete.
+            branch: the branch to commit to.
+            snapshot_properties: go into the snapshot's summary.
+            isolation: "serializable" or "snapshot"; by default the table property `write.delete.isolation-level`.
+
+        Raises:
+            CommitConflictError: another commit changed the data that this delete is based on.
+            InvalidFilterError: the filter is invalid.
+            UnsupportedError: as `append`; or the mode is not one for tables of the format version.
+        """
+        return self.transaction().delete(
+            delete_filter, branch=branch, snapshot_properties=snapshot_properties, isolation=isolation
+        ).commit()  # fmt: skip
+
+    def update(
+        self,
+        assignments: Mapping[str, Any],
+        where: BooleanExpression | str = AlwaysTrue(),  # noqa: B008  an immutable singleton
+        *,
+        branch: str = "main",
+        snapshot_properties: Mapping[str, str] | None = None,
+        isolation: Isolation | None = None,
+    ) -> Self:
+        """Change the rows that match a filter: `table.update({"price": F.col("price") * 2}, "day = '2026-01-31'")`.
+
+        Table properties `write.update.mode` and `write.update.isolation-level` are as for `delete`. Rows keep their
+        `_row_id` in tables that have row lineage.
+
+        Args:
+            assignments: a Column over the table's columns, or a value, for each column to change; cast to its type.
+            where: which rows to change.
+            branch: the branch to commit to.
+            snapshot_properties: go into the snapshot's summary.
+            isolation: as for `delete`.
+
+        Raises:
+            ValidationError: there is no such column; or as `append`.
+        """
+        return self.transaction().update(
+            assignments, where, branch=branch, snapshot_properties=snapshot_properties, isolation=isolation
+        ).commit()  # fmt: skip

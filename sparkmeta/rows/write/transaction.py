@@ -1,0 +1,348 @@
+"""`RowTransaction`: a transaction that also writes and deletes rows."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Self
+
+import pyarrow as pa
+from pyiceberg.expressions import AlwaysTrue, BooleanExpression
+from pyspark.sql import functions as F
+
+from sparkmeta.columns import sql
+from sparkmeta.commit.transaction import Transaction
+from sparkmeta.edit.new_snapshot import branch_head
+from sparkmeta.errors import CommitStateUnknownError, SparkmetaError, UnsupportedError, ValidationError, shown
+from sparkmeta.manifests.arrays import whole
+from sparkmeta.operations.base_table import TableT
+from sparkmeta.rows.write.cleanup import delete_written
+from sparkmeta.rows.write.files import LINEAGE, write_files
+from sparkmeta.rows.write.matching import FILE, Matching
+from sparkmeta.rows.write.vectors import write_vectors
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from pyspark.sql import Column, DataFrame
+
+    from sparkmeta.columns.sql import Sql
+    from sparkmeta.commit.conflicts import Isolation
+    from sparkmeta.commit.snapshot_update import SnapshotUpdate
+    from sparkmeta.state import TableState
+
+_log = logging.getLogger(__name__)
+
+_MODES = ("copy-on-write", "merge-on-read")
+_ISOLATIONS = ("serializable", "snapshot")
+# The first format versions with row lineage, and with deletion vectors.
+_LINEAGE_VERSION = _VECTOR_VERSION = 3
+
+
+@dataclass
+class RowTransaction(Transaction[TableT]):
+    """A transaction with changes of rows.
+
+    Data files are written when a change is asked for, and become part of the table when the transaction commits. They
+    are deleted if it is known not to have been committed.
+    """
+
+    _written: list[DataFrame] = field(default_factory=list)
+
+    # -- changes of rows --------------------------------------------------------------------------------------------
+
+    def append(
+        self, df: DataFrame, *, branch: str = "main", snapshot_properties: Mapping[str, str] | None = None
+    ) -> Self:
+        """Add rows; see `Table.append`."""
+        with self._change(branch, snapshot_properties) as change:
+            change.update.append(self._write(df))
+        return self
+
+    def overwrite(
+        self,
+        df: DataFrame,
+        overwrite_filter: BooleanExpression | str = AlwaysTrue(),  # noqa: B008  an immutable singleton
+        *,
+        branch: str = "main",
+        snapshot_properties: Mapping[str, str] | None = None,
+        isolation: Isolation | None = None,
+    ) -> Self:
+        """Replace the rows that match a filter; see `Table.overwrite`."""
+        with self._change(branch, snapshot_properties, reads=True) as change:
+            matching = Matching(change.head, overwrite_filter)
+            files = self._write(df)
+            if matching.has_parts:
+                self._rewrite(change, matching, isolation or "snapshot")
+                change.update.append(files)
+            else:
+                change.update.overwrite(files, row_filter=overwrite_filter)
+                if isolation is not None:
+                    change.update.validate_no_conflicts(overwrite_filter, isolation=isolation)
+        return self
+
+    def dynamic_partition_overwrite(
+        self,
+        df: DataFrame,
+        *,
+        branch: str = "main",
+        snapshot_properties: Mapping[str, str] | None = None,
+        isolation: Isolation | None = None,
+    ) -> Self:
+        """Replace the partitions that rows are in; see `Table.dynamic_partition_overwrite`."""
+        if self.table_metadata.spec().is_unpartitioned():
+            raise ValidationError(f"{self.table.full_name}: it has no partitions to overwrite: overwrite replaces all")
+        with self._change(branch, snapshot_properties) as change:
+            change.update.replace_partitions(self._write(df))
+            if isolation is not None:
+                change.update.validate_no_conflicts(isolation=isolation)
+        return self
+
+    def delete(
+        self,
+        delete_filter: BooleanExpression | str = AlwaysTrue(),  # noqa: B008  an immutable singleton
+        *,
+        branch: str = "main",
+        snapshot_properties: Mapping[str, str] | None = None,
+        isolation: Isolation | None = None,
+    ) -> Self:
+        """Delete the rows that match a filter; see `Table.delete`."""
+        with self._change(branch, snapshot_properties, reads=True) as change:
+            matching = Matching(change.head, delete_filter)
+            if not matching.has_parts:
+                if matching.has_files:
+                    change.update.delete(row_filter=delete_filter)
+                else:
+                    change.drop()
+            elif self._merges_on_read("delete"):
+                self._mask(change, matching, self._isolation("delete", isolation))
+            else:
+                self._rewrite(change, matching, self._isolation("delete", isolation))
+        return self
+
+    def update(
+        self,
+        assignments: Mapping[str, Column | Any],
+        where: BooleanExpression | str = AlwaysTrue(),  # noqa: B008  an immutable singleton
+        *,
+        branch: str = "main",
+        snapshot_properties: Mapping[str, str] | None = None,
+        isolation: Isolation | None = None,
+    ) -> Self:
+        """Assign values to columns of the rows that match a filter; see `Table.update`."""
+        with self._change(branch, snapshot_properties, reads=True) as change:
+            matching = Matching(change.head, where, by_rows=True)
+            assigned = _Assignments.of(assignments, matching)
+            level = self._isolation("update", isolation)
+            if self._merges_on_read("update"):
+                self._mask(change, matching, level, assigned)
+            else:
+                self._rewrite(change, matching, level, assigned)
+        return self
+
+    # -- how rows are replaced --------------------------------------------------------------------------------------
+
+    def _rewrite(
+        self, change: _Change, matching: Matching, isolation: Isolation, assigned: _Assignments | None = None
+    ) -> None:
+        """Write the files with matching rows again, without these rows or with values assigned to them."""
+        paths = _affected(matching)
+        if not len(paths) and not matching.has_whole_files:
+            change.drop()
+            return
+        if len(paths):
+            files, named = matching.partly(paths)
+            lineage = self._lineage
+            rows = matching.rows(files, lineage)
+            matches = matching.is_matching_row
+            rows = rows.where((~matches).text) if assigned is None else assigned.to(rows, lineage, matches)
+            change.update.row_delta(added=self._write(rows, lineage=bool(lineage)), removed=named)
+        if matching.has_whole_files:
+            change.update.delete(matching.whole_files)
+        change.update.validate_no_conflicts(matching.row_filter, isolation=isolation)
+
+    def _mask(
+        self, change: _Change, matching: Matching, isolation: Isolation, assigned: _Assignments | None = None
+    ) -> None:
+        """Delete matching rows by deletion vectors, and add them again with values assigned to them."""
+        paths = _affected(matching)
+        if not len(paths) and not matching.has_whole_files:
+            change.drop()
+            return
+        if len(paths):
+            files, _ = matching.partly(paths)
+            added = None
+            if assigned is not None:
+                lineage = self._lineage
+                rows = matching.rows(files, lineage).where(matching.is_matching_row.text)
+                added = self._write(assigned.to(rows, lineage), lineage=bool(lineage))
+            vectors = write_vectors(matching.state, matching.positions, files)
+            self._written.append(vectors)
+            change.update.row_delta(added=added, deletes=vectors)
+        if matching.has_whole_files:
+            change.update.delete(matching.whole_files)
+        change.update.validate_no_conflicts(matching.row_filter, isolation=isolation)
+
+    def _write(self, df: DataFrame, *, lineage: bool = False) -> DataFrame:
+        files = write_files(replace(self.table.state, metadata=self.table_metadata), df, lineage=lineage)
+        self._written.append(files)
+        return files
+
+    @property
+    def _lineage(self) -> tuple[str, ...]:
+        """The metadata columns that rows keep when they move to another file."""
+        tracked = self.table_metadata.format_version >= _LINEAGE_VERSION
+        return tuple(column.name for column in LINEAGE) if tracked else ()
+
+    # -- properties -------------------------------------------------------------------------------------------------
+
+    def _merges_on_read(self, command: str) -> bool:
+        """Return whether rows are deleted by deletion vectors."""
+        mode = self._property(f"write.{command}.mode", _MODES)
+        version = self.table_metadata.format_version
+        if mode == _MODES[0] or version == 1:
+            return False
+        if version < _VECTOR_VERSION:
+            raise UnsupportedError(
+                f"{self.table.full_name}: write.{command}.mode is {mode}: no position deletes of format version "
+                f"{version} are written: set {_MODES[0]}, or upgrade the table"
+            )
+        return True
+
+    def _isolation(self, command: str, given: Isolation | None) -> Isolation:
+        if given is not None:
+            return given
+        level = self._property(f"write.{command}.isolation-level", _ISOLATIONS)
+        return "serializable" if level == _ISOLATIONS[0] else "snapshot"
+
+    def _property(self, name: str, allowed: tuple[str, ...]) -> str:
+        """Return a table property; the first of the allowed values is the default."""
+        text = self.table_metadata.properties.get(name, allowed[0]).lower()
+        if text not in allowed:
+            problem = f"it is one of {', '.join(allowed)}"
+            raise ValidationError(f"{self.table.full_name}: the table property {name} is {shown(text)}: {problem}")
+        return text
+
+    # -- steps and their end ----------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _change(self, branch: str, properties: Mapping[str, str] | None, *, reads: bool = False) -> Iterator[_Change]:
+        """Begin a change of rows; if it fails, it is no step of the transaction, and its files are deleted.
+
+        Args:
+            branch: the branch.
+            properties: of the snapshot's summary.
+            reads: whether the change depends on the branch's rows, which earlier steps must not change.
+        """
+        self.table.refuse_read_only()
+        state = replace(self.table.state, metadata=self.table_metadata)
+        head = branch_head(state, branch)
+        if reads and any(hasattr(step, "names") for step in self._steps):
+            problem = "an earlier change of the transaction makes a snapshot, of which this one would not see the rows"
+            raise UnsupportedError(f"{self.table.full_name}: {problem}: commit it first")
+        update = self.update_snapshot(branch, properties)
+        change, before = _Change(update, head), len(self._written)
+        try:
+            yield change
+        except BaseException:
+            self._steps.remove(update)
+            self._delete_written(before)
+            raise
+        if change.dropped:
+            _log.info("%s: no row matches, so there is nothing to change", self.table.full_name)
+            self._steps.remove(update)
+            self._delete_written(before)
+
+    def commit(self) -> TableT:
+        """Make all changes in one commit, and return the resulting table; see `Transaction.commit`."""
+        try:
+            return super().commit()
+        except CommitStateUnknownError:
+            _log.warning("%s: the files of the write stay, since it may be committed", self.table.full_name)
+            raise
+        except SparkmetaError:
+            self._delete_written()
+            raise
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is not None:
+            self._delete_written()
+        super().__exit__(kind, error, trace)
+
+    def _delete_written(self, start: int = 0) -> None:
+        """Delete the files of changes that are not committed."""
+        for files in self._written[start:]:
+            delete_written(self.table.state, files)
+        del self._written[start:]
+
+
+@dataclass
+class _Change:
+    """A change of rows that has begun.
+
+    Attributes:
+        update: the snapshot that it makes.
+        head: the table at the branch's head.
+        dropped: whether it turned out that there is nothing to change.
+    """
+
+    update: SnapshotUpdate
+    head: TableState
+    dropped: bool = False
+
+    def drop(self) -> None:
+        """Make no snapshot."""
+        self.dropped = True
+
+
+def _affected(matching: Matching) -> pa.Array:
+    """Return the paths of partly matching files that have matching rows. Runs jobs."""
+    if not matching.has_parts:
+        return pa.array([], pa.string())
+    return whole(matching.positions.select(FILE).distinct().toArrow().column(0))
+
+
+@dataclass(frozen=True)
+class _Assignments:
+    """New values of columns, by name, in the types of the table."""
+
+    values: Mapping[str, Column]
+
+    @staticmethod
+    def of(assignments: Mapping[str, Column | Any], matching: Matching) -> _Assignments:
+        """Raise ValidationError for a column that the table does not have."""
+        types = {field.name: field.dataType for field in matching.row_type.fields}
+        if not assignments:
+            raise ValidationError("an update takes at least one assignment")
+        for name in assignments:
+            if name not in types:
+                location = matching.state.metadata.location
+                raise ValidationError(f"{location}: column {name} of an assignment is not in the table")
+        values = {
+            name: (value if hasattr(value, "cast") else F.lit(value)).cast(types[name])
+            for name, value in assignments.items()
+        }
+        return _Assignments(values)
+
+    def to(self, rows: DataFrame, lineage: Sequence[str], where: Sql | None = None) -> DataFrame:
+        """Return rows with the values; changed rows have no sequence number of a last change."""
+        values = dict(self.values)
+        if lineage:
+            values[lineage[1]] = F.lit(None).cast("bigint")
+        condition = None if where is None else where.column()
+        return rows.select(
+            *(
+                F.col(sql.quoted(name))
+                if name not in values
+                else (
+                    values[name]
+                    if condition is None
+                    else F.when(condition, values[name]).otherwise(F.col(sql.quoted(name)))
+                ).alias(name)
+                for name in rows.columns
+            )
+        )

@@ -1,0 +1,176 @@
+"""The tasks that write deletion vectors: of positions, and of what older deletes delete. Without Spark."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import reduce
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from sparkmeta.edit.range_sort import task_rows
+from sparkmeta.inspect.delete_rows import deleted_positions
+from sparkmeta.spec.bitmap import PositionBitmap, read_deletion_vector, write_deletion_vector
+from sparkmeta.spec.puffin import Blob, deletion_vector_blob, write_puffin
+from sparkmeta.storage.executors import ExecutorReader, ExecutorWriter
+from sparkmeta.storage.location import join
+from sparkmeta.storage.ranges import FileRange, read_ranges
+
+MASK_SCHEMA = pa.schema(
+    [
+        pa.field("delete_path", pa.string()),
+        pa.field("data_path", pa.string()),
+        pa.field("vector", pa.binary()),
+        pa.field("positions", pa.int64()),
+    ]
+)
+"""The positions that a delete file deletes of a data file, as the blob of a deletion vector, and their number.
+
+`delete_path` is null for positions of no delete file.
+"""
+
+VECTOR_SCHEMA = pa.schema(
+    [
+        pa.field("referenced_data_file", pa.string()),
+        pa.field("file_path", pa.string()),
+        pa.field("content_offset", pa.int64()),
+        pa.field("content_size_in_bytes", pa.int64()),
+        pa.field("record_count", pa.int64()),
+        pa.field("file_size_in_bytes", pa.int64()),
+    ]
+)
+"""The new deletion vectors, as in `inspect.files`."""
+
+# Rows of a batch; each has a bitmap.
+_BATCH_ROWS = 1024
+
+
+def read_masks(reader: ExecutorReader, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Read delete files, and yield rows of `MASK_SCHEMA`.
+
+    Args:
+        batches: rows of location, file_format, and `vectors`, the deletion vectors of a Puffin file: a list of
+            struct<referenced_file, offset, size_in_bytes, record_count>.
+    """
+    for row in task_rows(batches):
+        location = row["location"]
+        masks = _vectors(reader, row) if row["file_format"] == "PUFFIN" else _positions(reader, row)
+        columns: list[list[Any]] = [[], [], [], []]
+        for mask in masks:
+            for column, value in zip(columns, (location, *mask), strict=True):
+                column.append(value)
+            if len(columns[0]) == _BATCH_ROWS:
+                yield pa.RecordBatch.from_arrays(columns, schema=MASK_SCHEMA)
+                columns = [[], [], [], []]
+        if columns[0]:
+            yield pa.RecordBatch.from_arrays(columns, schema=MASK_SCHEMA)
+
+
+_Mask = tuple[str, bytes, int]
+
+
+def _vectors(reader: ExecutorReader, row: dict[str, Any]) -> Iterator[_Mask]:
+    """Yield the deletion vectors of a Puffin file, of which only the checksums are looked at."""
+    vectors = row["vectors"]
+    ranges = [FileRange(row["location"], each["offset"], each["size_in_bytes"]) for each in vectors]
+    for place, blob in read_ranges(reader, ranges):
+        count = vectors[place]["record_count"]
+        read_deletion_vector(blob, row["location"], count)
+        yield vectors[place]["referenced_file"], blob, count
+
+
+def _positions(reader: ExecutorReader, row: dict[str, Any]) -> Iterator[_Mask]:
+    """Yield the deleted positions of each data file in a position delete file."""
+    by_path: dict[str, list[np.ndarray[Any, Any]]] = {}
+    for paths, positions in deleted_positions(reader.read(row["location"]), row["file_format"], row["location"]):
+        codes, numbers, names = paths.indices.to_numpy(), positions.to_numpy(), paths.dictionary.to_pylist()
+        order = np.argsort(codes, kind="stable")
+        present, starts = np.unique(codes[order], return_index=True)
+        for code, part in zip(present, np.split(numbers[order], starts[1:]), strict=True):
+            by_path.setdefault(names[code], []).append(part)
+    for path, parts in by_path.items():
+        bitmap = PositionBitmap.of(np.concatenate(parts))
+        yield path, write_deletion_vector(bitmap), bitmap.cardinality
+
+
+def position_masks(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Yield rows of `MASK_SCHEMA` for positions.
+
+    Args:
+        batches: rows of the path of a data file and a position in it; rows of a file come together.
+    """
+    path: str | None = None
+    parts: list[np.ndarray[Any, Any]] = []
+    for batch in batches:
+        coded = batch.column(0).dictionary_encode()
+        codes, names = coded.indices.to_numpy(), coded.dictionary.to_pylist()
+        starts = np.flatnonzero(np.diff(codes, prepend=-1))
+        for code, part in zip(codes[starts], np.split(batch.column(1).to_numpy(), starts[1:]), strict=True):
+            if names[code] != path:
+                if path is not None:
+                    yield _mask_of(path, parts)
+                path, parts = names[code], []
+            parts.append(part)
+    if path is not None:
+        yield _mask_of(path, parts)
+
+
+def _mask_of(path: str, parts: list[np.ndarray[Any, Any]]) -> pa.RecordBatch:
+    bitmap = PositionBitmap.of(np.concatenate(parts))
+    columns = [[None], [path], [write_deletion_vector(bitmap)], [bitmap.cardinality]]
+    return pa.RecordBatch.from_arrays(columns, schema=MASK_SCHEMA)
+
+
+@dataclass(frozen=True)
+class VectorTasks:
+    """Writes deletion vectors to Puffin files. Picklable.
+
+    Attributes:
+        folder: the folder of the files.
+        target_bytes: the target size of a file.
+    """
+
+    writer: ExecutorWriter
+    folder: str
+    target_bytes: int
+
+    def write(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Merge masks, rows of `MASK_SCHEMA` ordered by `data_path`, and yield rows of `VECTOR_SCHEMA`."""
+        blobs: list[tuple[str, Blob, int]] = []
+        size = 0
+        for path, masks in groupby(task_rows(batches), key=lambda row: row["data_path"]):
+            vector, count = _merged(list(masks))
+            if blobs and size + len(vector) > self.target_bytes:
+                yield self._file(blobs)
+                blobs, size = [], 0
+            blobs.append((path, deletion_vector_blob(vector, path, count), count))
+            size += len(vector)
+        if blobs:
+            yield self._file(blobs)
+
+    def _file(self, blobs: list[tuple[str, Blob, int]]) -> pa.RecordBatch:
+        file = write_puffin([blob for _, blob, _ in blobs])
+        location = join(self.folder, f"{uuid.uuid4()}-deletes.puffin")
+        self.writer.write_new(location, file.data)
+        columns = [
+            [path for path, _, _ in blobs],
+            [location] * len(blobs),
+            [placed.offset for placed in file.blobs],
+            [placed.length for placed in file.blobs],
+            [count for _, _, count in blobs],
+            [len(file.data)] * len(blobs),
+        ]
+        return pa.RecordBatch.from_arrays(columns, schema=VECTOR_SCHEMA)
+
+
+def _merged(masks: list[dict[str, Any]]) -> tuple[bytes, int]:
+    """Return the union of the masks of a data file as a blob, and its number of positions."""
+    if len(masks) == 1:
+        return masks[0]["vector"], masks[0]["positions"]
+    bitmaps = (read_deletion_vector(mask["vector"], mask["delete_path"]) for mask in masks)
+    bitmap = reduce(PositionBitmap.union, bitmaps)
+    return write_deletion_vector(bitmap), bitmap.cardinality
