@@ -148,6 +148,8 @@ class FileColumns:
             inside = (*path, child.name)
             children.append(self._values(values.get(child.name), child, field.type, len(array), inside))
             self._refuse_nulls(children[-1], child, inside, array)
+            if child.required and children[-1].null_count:
+                children[-1] = _without_nulls(children[-1])
         return pa.StructArray.from_arrays(children, fields=list(kind), mask=array.is_null())
 
     def _list(self, array: pa.Array, column: Column, kind: pa.ListType, path: tuple[str, ...]) -> pa.Array:
@@ -183,6 +185,23 @@ class FileColumns:
             nulls = pc.sum(pc.and_(values.is_null(), parent.is_valid())).as_py() or 0
         if nulls:
             raise ValidationError(f"{self.table}: column {'.'.join(path)} is required, and has nulls in {nulls} rows")
+
+
+def _without_nulls(array: pa.Array) -> pa.Array:
+    """Return an array with any values for its nulls, which a required field may have only where its struct is null."""
+    kind = array.type
+    if isinstance(kind, pa.BaseExtensionType):
+        return pa.ExtensionArray.from_storage(kind, _without_nulls(array.storage))
+    if pa.types.is_struct(kind):
+        return pa.StructArray.from_arrays([array.field(place) for place in range(kind.num_fields)], fields=list(kind))
+    if pa.types.is_nested(kind):
+        is_map = pa.types.is_map(kind)
+        entries = (kind.key_field, kind.item_field) if is_map else ()
+        values = pa.StructArray.from_arrays([array.keys, array.items], fields=entries) if is_map else array.values
+        buffers = [None, array.buffers()[1]]
+        return pa.Array.from_buffers(kind, len(array), buffers, offset=array.offset, children=[values])
+    _, *data = array.buffers()
+    return pa.Array.from_buffers(kind, len(array), [None, *data], offset=array.offset)
 
 
 def _compact(array: pa.ListArray) -> tuple[pa.Array, pa.Array]:

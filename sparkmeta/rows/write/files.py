@@ -5,6 +5,7 @@ rows -> checked columns -> partition values -> distributed and sorted -> data fi
 
 from __future__ import annotations
 
+import logging
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,7 +25,8 @@ from sparkmeta.columns import sql
 from sparkmeta.columns.bounds import bound_arrow_type
 from sparkmeta.columns.partition_values import partition_value
 from sparkmeta.columns.types import spark_type
-from sparkmeta.errors import UnsupportedError, from_spark
+from sparkmeta.errors import UnsupportedError, ValidationError, from_spark
+from sparkmeta.rows.write.cleanup import delete_written
 from sparkmeta.rows.write.file_schema import FileColumns
 from sparkmeta.rows.write.input import check_columns, field_value, written_columns
 from sparkmeta.rows.write.metrics import metric_leaves, sized_leaves
@@ -32,7 +34,7 @@ from sparkmeta.rows.write.metrics_modes import metrics_modes
 from sparkmeta.rows.write.options import WriteOptions
 from sparkmeta.rows.write.places import PartitionField, Places
 from sparkmeta.rows.write.task_values import TaskValue, TaskValues
-from sparkmeta.rows.write.tasks import PARTITION_COLUMN, DataFileTasks
+from sparkmeta.rows.write.tasks import PARTITION_COLUMN, PROBLEM, DataFileTasks
 from sparkmeta.session import map_arrow, materialize
 from sparkmeta.storage.access import executor_writer
 
@@ -44,6 +46,8 @@ if TYPE_CHECKING:
 
     from sparkmeta.columns.sql import Sql
     from sparkmeta.state import TableState
+
+_log = logging.getLogger(__name__)
 
 _SORT_COLUMN: Final = "_sort_value_{}"
 
@@ -75,6 +79,42 @@ def write_files(state: TableState, rows: DataFrame, *, lineage: bool = False) ->
     return _Write(state, rows, Schema(*schema.fields, *LINEAGE) if lineage else schema).files()
 
 
+def data_file_tasks(state: TableState, schema: Schema) -> DataFileTasks:
+    """Return what writes data files of a table in tasks.
+
+    Args:
+        state: the table.
+        schema: the table's, or with more columns.
+
+    Raises:
+        ValidationError: a table property is not valid.
+        UnsupportedError: tasks can't write the table's files.
+    """
+    metadata, types = state.metadata, state.types
+    spec, options = metadata.spec(), WriteOptions.of(metadata)
+    modes = metrics_modes(metadata, schema)
+    columns = written_columns(schema)
+    kinds = types.partition_fields
+    places = Places.of(
+        metadata, [PartitionField(field.name, str(field.transform), kinds[field.field_id]) for field in spec.fields]
+    )
+    tuple_fields, ids = types.partition_type.fields, [field.field_id for field in spec.fields]
+    partition = pa.struct([pa.field(field.name, bound_arrow_type(kinds[field.field_id])) for field in tuple_fields])
+    return DataFileTasks(
+        writer=executor_writer(state.files),
+        columns=FileColumns(metadata.location, columns, options.file_format),
+        options=options,
+        places=places,
+        name=str(uuid.uuid4()),
+        leaves=metric_leaves(columns, modes),
+        sized=sized_leaves(columns, modes),
+        spec_id=spec.spec_id,
+        partition=partition if tuple_fields else None,
+        tuple_places=tuple(ids.index(field.field_id) if field.field_id in ids else None for field in tuple_fields),
+        sort_order_id=metadata.default_sort_order_id,
+    )
+
+
 @dataclass(frozen=True)
 class _Write:
     state: TableState
@@ -90,10 +130,6 @@ class _Write:
         return self.rows.schema
 
     @cached_property
-    def options(self) -> WriteOptions:
-        return WriteOptions.of(self.state.metadata)
-
-    @cached_property
     def fields(self) -> Sequence[SpecField]:
         return self.state.metadata.spec().fields
 
@@ -101,40 +137,17 @@ class _Write:
         _refuse_encryption(self.state)
         _refuse_transforms(self.state)
         check_columns(self.rows, self.schema, self.table)
-        tasks = self._tasks()
+        tasks = data_file_tasks(self.state, self.schema)
         try:
-            return kept(map_arrow(self._arranged(), tasks.write, tasks.result_schema))
+            written = kept(map_arrow(self._arranged(), tasks.write, tasks.result_schema))
         except PySparkException as error:
+            _log.warning("%s: files named *-%s-* may be left of a write that failed", self.table, tasks.name)
             raise from_spark(error) or error from error
-
-    def _tasks(self) -> DataFileTasks:
-        metadata = self.state.metadata
-        spec, types = metadata.spec(), self.state.types
-        modes = metrics_modes(metadata, self.schema)
-        columns = written_columns(self.schema)
-        tuple_fields = types.partition_type.fields
-        ids = [field.field_id for field in spec.fields]
-        partition = pa.struct(
-            [pa.field(field.name, bound_arrow_type(types.partition_fields[field.field_id])) for field in tuple_fields]
-        )
-        places = Places.of(metadata, [self._place_field(field) for field in spec.fields])
-        return DataFileTasks(
-            writer=executor_writer(self.state.files),
-            columns=FileColumns(self.table, columns, self.options.file_format),
-            options=self.options,
-            places=places,
-            name=str(uuid.uuid4()),
-            leaves=metric_leaves(columns, modes),
-            sized=sized_leaves(columns, modes),
-            spec_id=spec.spec_id,
-            partition=partition if tuple_fields else None,
-            tuple_places=tuple(ids.index(field.field_id) if field.field_id in ids else None for field in tuple_fields),
-            sort_order_id=metadata.default_sort_order_id,
-        )
-
-    def _place_field(self, field: SpecField) -> PartitionField:
-        kind = self.state.types.partition_fields[field.field_id]
-        return PartitionField(field.name, str(field.transform), kind)
+        files = written.drop(PROBLEM)
+        for problem in written.where(F.col(PROBLEM).isNotNull()).limit(1).toArrow().column(PROBLEM).to_pylist():
+            delete_written(self.state, files.where("file_path IS NOT NULL"))
+            raise ValidationError(problem)
+        return files
 
     # -- arrangement ------------------------------------------------------------------------------------------------
 
@@ -145,7 +158,7 @@ class _Write:
         frame = self._with_values()
         keys = [F.col(name).asc_nulls_first() for name in partitions]
         keys += [_ordered(_SORT_COLUMN.format(place), field) for place, field in enumerate(order)]
-        match self.options.distribution:
+        match WriteOptions.of(self.state.metadata).distribution:
             case "hash" if partitions:
                 frame = frame.hint("rebalance", *partitions)
             case "range" if keys:

@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from sparkmeta.errors import ValidationError
 from sparkmeta.manifests.metrics_maps import map_type
 from sparkmeta.rows.write.file_schema import FileColumns, file_schema
 from sparkmeta.rows.write.metrics import FileMetrics, Leaf
@@ -28,12 +29,16 @@ _log = logging.getLogger(__name__)
 PARTITION_COLUMN: Final = "_partition_value_{}"
 """The name of a column with a partition value, by the place of its field in the spec."""
 
+PROBLEM: Final = "problem"
+
 _MAPS: Final = ("column_sizes", "value_counts", "null_value_counts", "nan_value_counts", "lower_bounds", "upper_bounds")
 # Files of which a batch of results tells.
 _BATCH_FILES: Final = 256
 # Arrow's memory, and its ratio to the bytes of a file as long as none is known.
 _MOST_BUFFERED: Final = 512 << 20
-_BATCH_OVERHEAD: Final = 1 << 16
+_BATCH_OVERHEAD: Final = 1 << 12
+# As in Java, the size of a file is looked at after so many rows.
+_LEAST_ROWS: Final = 1000
 
 
 def files_schema(partition: pa.StructType | None) -> pa.Schema:
@@ -113,13 +118,15 @@ class DataFileTasks:
 
     @cached_property
     def result_schema(self) -> pa.Schema:
-        return files_schema(self.partition)
+        """The schema of the results: `files_schema`, and a problem instead of a file."""
+        return files_schema(self.partition).append(pa.field(PROBLEM, pa.string()))
 
     def write(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Write rows to files, and yield a row of `files_schema` for each.
+        """Write rows to files, and yield a row of `result_schema` for each.
 
         A file ends where the partition changes, so rows of a partition should come together. If the task fails, the
-        files that it wrote are deleted.
+        files that it wrote are deleted. Rows that don't fit the table are no failure of the task, which Spark would
+        repeat: their problem is the last row.
 
         Args:
             batches: the rows, with the columns `PARTITION_COLUMN` behind the table's.
@@ -134,6 +141,9 @@ class DataFileTasks:
             task.end_file()
             if task.closed:
                 yield task.take_closed()
+        except ValidationError as error:
+            task.abort()
+            yield _problem(self.result_schema, str(error))
         except BaseException:
             # GeneratorExit too: a killed attempt's files are of no use.
             task.abort()
@@ -186,18 +196,26 @@ class _Task:
             self._key = key
 
     def _buffer(self, rows: pa.Table) -> None:
-        self._buffered.append(rows)
-        # Of slices, Arrow counts only the bytes of their rows.
-        self._buffered_bytes += rows.nbytes
+        """Write rows, in parts that end where a row group or a file is to end."""
+        while len(rows):
+            # Of slices, Arrow counts only the bytes of their rows.
+            size, room = rows.nbytes, max(self._room(), 0.0)
+            count = len(rows) if size <= room else min(max(int(len(rows) * room / size), _LEAST_ROWS), len(rows))
+            part, rows = rows.slice(0, count), rows.slice(count)
+            self._buffered.append(part)
+            self._buffered_bytes += part.nbytes
+            if self._room() > 0:
+                continue
+            self._flush()
+            if self._output is not None and self._output.size >= self.tasks.options.target_bytes:
+                self.end_file(keep_key=True)
+
+    def _room(self) -> float:
+        """Return how many bytes of Arrow's may be buffered until a row group or the file ends."""
         options = self.tasks.options
         written = self._output.size if self._output is not None else 0
         left = max(options.target_bytes - written, 1)
-        group = min(options.group_bytes / self._ratio, _MOST_BUFFERED)
-        if self._buffered_bytes < min(group, left / self._ratio):
-            return
-        self._flush()
-        if self._output is not None and self._output.size >= options.target_bytes:
-            self.end_file(keep_key=True)
+        return min(options.group_bytes / self._ratio, _MOST_BUFFERED, left / self._ratio) - self._buffered_bytes
 
     def _flush(self) -> None:
         if not self._buffered:
@@ -303,6 +321,7 @@ def _result(tasks: DataFileTasks, closed: Sequence[_Closed]) -> pa.RecordBatch:
         "sort_order_id": [tasks.sort_order_id] * len(closed),
     }
     metrics = [file.metrics.counts() | file.metrics.bounds() for file in closed]
+    columns[PROBLEM] = [None] * len(closed)
     columns |= {name: [each[name] for each in metrics] for name in _MAPS[1:]}
     arrays = []
     for kind in schema:
@@ -313,6 +332,11 @@ def _result(tasks: DataFileTasks, closed: Sequence[_Closed]) -> pa.RecordBatch:
             arrays.append(pa.array(maps, kind.type))
         else:
             arrays.append(pa.array(columns[kind.name], kind.type))
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def _problem(schema: pa.Schema, text: str) -> pa.RecordBatch:
+    arrays = [pa.array([text]) if field.name == PROBLEM else pa.nulls(1, field.type) for field in schema]
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 

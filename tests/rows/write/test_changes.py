@@ -1,0 +1,157 @@
+"""Rows are appended, overwritten, deleted and updated: our own reader against a model in plain Python, on V4 trees."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from pyiceberg.partitioning import PartitionField, PartitionSpec
+from pyiceberg.schema import Schema
+from pyiceberg.table.sorting import NullOrder
+from pyiceberg.transforms import BucketTransform, IdentityTransform
+from pyiceberg.types import IntegerType, LongType, NestedField, StringType
+from pyspark.sql import functions as F
+
+import sparkmeta as sm
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+    from pyspark.sql import DataFrame, SparkSession
+
+SCHEMA = Schema(
+    NestedField(1, "id", LongType(), required=True),
+    NestedField(2, "part", StringType()),
+    NestedField(3, "n", IntegerType()),
+)
+BY_PART = PartitionSpec(PartitionField(2, 1000, IdentityTransform(), "part"))
+Rows = list[tuple[int, str | None, int | None]]
+
+
+def new_table(spark: SparkSession, folder: Path, spec: PartitionSpec = BY_PART, **properties: str) -> sm.Table:
+    catalog = sm.load_catalog("rows", type="hadoop", warehouse=str(folder))
+    catalog.create_namespace("db")
+    named = {key.replace("__", ".").replace("_", "-"): value for key, value in properties.items()}
+    return catalog.create_table("db.t", SCHEMA, spec, format_version=4, properties=named, spark=spark)
+
+
+def frame(spark: SparkSession, rows: Iterable[tuple[Any, ...]]) -> DataFrame:
+    return spark.createDataFrame(list(rows), "id BIGINT, part STRING, n INT")
+
+
+def rows_of(table: sm.Table, **scan: Any) -> Rows:
+    assert not table.check().collect()
+    return sorted(map(tuple, table.scan(**scan).to_df().collect()), key=repr)
+
+
+def ordinary(start: int, stop: int) -> Rows:
+    return [(i, "abc"[i % 3] if i % 7 else None, i * 10 if i % 5 else None) for i in range(start, stop)]
+
+
+@pytest.mark.parametrize("mode", ["copy-on-write", "merge-on-read"])
+def test_a_history_of_changes(spark: SparkSession, tmp_path: Path, mode: str) -> None:
+    table = new_table(spark, tmp_path, write__delete__mode=mode, write__update__mode=mode)
+    model: Rows = []
+
+    def step(changed: sm.Table, expected: Rows) -> None:
+        nonlocal table, model
+        table, model = changed, sorted(expected, key=repr)
+        assert rows_of(table) == model
+
+    step(table.append(frame(spark, ordinary(0, 30))), ordinary(0, 30))
+    step(table.append(frame(spark, ordinary(30, 40))), [*model, *ordinary(30, 40)])
+    # A whole partition, by metadata.
+    before = paths(table)
+    step(table.delete("part = 'a'"), [row for row in model if row[1] != "a"])
+    assert paths(table) < before
+    # Rows of files; a null does not match, and stays.
+    step(table.delete("n >= 100 and n < 200"), [row for row in model if row[2] is None or not 100 <= row[2] < 200])
+    step(table.delete("n >= 200 and n < 250"), [row for row in model if row[2] is None or not 200 <= row[2] < 250])
+    vectors = table.inspect.delete_files().count()
+    assert vectors > 0 if mode == "merge-on-read" else vectors == 0
+    ids = {row[0]: row[-1] for row in rows_of(table, selected_fields=("id", "_row_id"))}
+    step(
+        table.update({"n": F.col("n") + 1}, "id < 10"),
+        [(i, p, n + 1 if i < 10 and n is not None else n) for i, p, n in model],
+    )
+    assert {row[0]: row[-1] for row in rows_of(table, selected_fields=("id", "_row_id"))} == ids
+    step(table.update({"part": "moved"}, "part is null"), [(i, p or "moved", n) for i, p, n in model])
+    assert {row[0]: row[-1] for row in rows_of(table, selected_fields=("id", "_row_id"))} == ids
+    new = [(100, "b", 1), (101, "new", 2)]
+    step(table.overwrite(frame(spark, new), "id < 5"), [row for row in model if row[0] >= 5] + new)
+    kept = [row for row in model if row[1] not in ("b", "new")]
+    step(
+        table.dynamic_partition_overwrite(frame(spark, [*new[:1], (7, "new", None)])), [*kept, new[0], (7, "new", None)]
+    )
+    snapshots = len(table.snapshots())
+    step(table.delete("id = 123456"), model)
+    assert len(table.snapshots()) == snapshots
+    step(table.overwrite(frame(spark, new)), new)
+    step(table.delete(), [])
+
+
+def paths(table: sm.Table) -> set[str]:
+    return {row.file_path for row in table.inspect.data_files().select("file_path").collect()}
+
+
+def test_files_are_sorted_rolled_and_named(spark: SparkSession, tmp_path: Path) -> None:
+    spec = PartitionSpec(PartitionField(1, 1000, BucketTransform(2), "id bucket"))
+    table = new_table(
+        spark, tmp_path, spec, write__target_file_size_bytes="4000", write__object_storage__enabled="true"
+    )
+    with table.update_sort_order() as update:
+        update.desc("n", IdentityTransform(), NullOrder.NULLS_LAST)
+    table = table.refresh()
+    rows = [(i, "x", (i * 7919) % 10_000) for i in range(6_000)]
+    table = table.append(frame(spark, rows).repartition(3))
+    assert rows_of(table) == sorted(rows, key=repr)
+    files = table.inspect.files().toArrow().to_pylist()
+    assert len(files) > 4
+    for file in files:
+        inside = file["file_path"].removeprefix(f"{table.location()}/data/").split("/")
+        assert [len(folder) for folder in inside[:4]] == [4, 4, 4, 8]
+        assert inside[4] == f"id+bucket={file['partition']['id bucket']}"
+        assert file["sort_order_id"] == table.sort_order().order_id == 1
+        values = [row.n for row in spark.read.parquet(file["file_path"]).collect()]
+        assert values == sorted(values, reverse=True)
+    assert sum(file["file_size_in_bytes"] for file in files) / len(files) < 8_000
+
+
+UNFIT = {
+    "SELECT 1L id, 'a' part, 1L n": "column n of the rows is bigint: the table has type int",
+    "SELECT 1L id, 2 other": "column other is not in the table, which has 'id', 'part', 'n'",
+    "SELECT 1L ID": "column ID is not in the table: did you mean 'id'?",
+    "SELECT 'a' part": "column id is required and has no write default, and the rows lack it",
+    "SELECT IF(id = 3, null, id) id FROM range(5)": "column id is required, and has nulls in 1 rows",
+}
+
+
+@pytest.mark.parametrize("query", UNFIT)
+def test_rows_that_do_not_fit(spark: SparkSession, tmp_path: Path, query: str) -> None:
+    table = new_table(spark, tmp_path, PartitionSpec())
+    with pytest.raises(sm.ValidationError) as caught:
+        table.append(spark.sql(query))
+    assert UNFIT[query] in str(caught.value)
+    assert table.refresh().current_snapshot() is None
+    assert not list(tmp_path.rglob("*.parquet"))
+
+
+def test_files_of_a_lost_commit_are_deleted(spark: SparkSession, tmp_path: Path) -> None:
+    table = new_table(spark, tmp_path).append(frame(spark, ordinary(0, 10)))
+    stale = table.transaction()
+    stale.delete("id = 1")
+    table.append(frame(spark, [(1, "b", 5)]))
+    with pytest.raises(sm.CommitConflictError):
+        stale.commit()
+    assert {str(path) for path in tmp_path.rglob("*.parquet") if "/data/" in str(path)} == paths(table.refresh())
+
+
+def test_changes_of_a_branch(spark: SparkSession, tmp_path: Path) -> None:
+    table = new_table(spark, tmp_path).append(frame(spark, ordinary(0, 6)))
+    with table.manage_snapshots() as manage:
+        manage.create_branch(table.current_snapshot().snapshot_id, "audit")
+    table = table.refresh().delete("id < 3", branch="audit", snapshot_properties={"job": "7"})
+    assert len(rows_of(table)) == 6
+    assert sorted(row.id for row in table.scan().use_ref("audit").to_df().collect()) == [3, 4, 5]
+    assert table.snapshot_by_name("audit").summary["job"] == "7"
