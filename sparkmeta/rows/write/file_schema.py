@@ -61,7 +61,7 @@ def _field(column: Column, file_format: str) -> pa.Field:
         if column.type.startswith("fixed"):
             length = column.type.removeprefix("fixed[").removesuffix("]")
             attributes |= {"iceberg.binary-type": "FIXED", "iceberg.length": length}
-        return pa.field(avro_name(column.name), kind, True, attributes)
+        return pa.field(column.name, kind, not column.required, attributes)
     metadata = {PARQUET_ID: str(column.id).encode()}
     return pa.field(avro_name(column.name), kind, not column.required, metadata)
 

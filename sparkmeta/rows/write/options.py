@@ -13,7 +13,7 @@ from sparkmeta.errors import UnsupportedError, ValidationError, shown
 if TYPE_CHECKING:
     from sparkmeta.spec.metadata import TableMetadata
 
-FORMATS: Final = ("parquet", "orc", "avro")
+FORMATS: Final = ("parquet", "orc")
 MODES: Final = ("none", "hash", "range")
 
 # Iceberg's names of codecs -> Arrow's.
@@ -33,9 +33,8 @@ _ORC_CODECS: Final = {
     "lz4": "lz4",
     "zstd": "zstd",
 }
-_AVRO_CODECS: Final = {"uncompressed": "null", "gzip": "deflate", "snappy": "snappy", "zstd": "zstandard"}
 _WITH_LEVEL: Final = ("gzip", "zstd", "brotli")
-# As in Java: of parquet-java and of Iceberg's Avro writer.
+# As in parquet-java.
 _LEVELS: Final = {"zstd": 3}
 
 
@@ -48,7 +47,7 @@ class WriteOptions:
         target_bytes: the size at which the next file begins.
         codec: the codec as the format's library names it.
         level: the codec's level; None for the library's default.
-        group_bytes: the size of row groups, stripes or blocks.
+        group_bytes: the size of row groups or stripes.
         page_bytes: the size of Parquet pages.
         page_rows: the most rows of a Parquet page.
         dictionary_bytes: the size of Parquet dictionaries.
@@ -71,9 +70,12 @@ class WriteOptions:
 
         Raises:
             ValidationError: a property has an invalid value.
-            UnsupportedError: a property asks for a codec that there is none of.
+            UnsupportedError: a property asks for Avro, or for a codec that this pyarrow lacks.
         """
         properties = _Properties(metadata)
+        if metadata.properties.get("write.format.default", "").lower() == "avro":
+            problem = "no Avro data files are written: set write.format.default to parquet or orc"
+            raise UnsupportedError(f"{metadata.location}: {problem}")
         file_format = properties.choice("write.format.default", "parquet", FORMATS)
         is_sorted = bool(metadata.sort_order().fields)
         is_partitioned = not metadata.spec().is_unpartitioned()
@@ -117,11 +119,10 @@ class _Properties:
         return ValidationError(f"{self.metadata.location}: the table property {name} is {value}: {problem}")
 
 
-_CODECS: Final = {"parquet": (_PARQUET_CODECS, "zstd"), "orc": (_ORC_CODECS, "zlib"), "avro": (_AVRO_CODECS, "gzip")}
+_CODECS: Final = {"parquet": (_PARQUET_CODECS, "zstd"), "orc": (_ORC_CODECS, "zlib")}
 _GROUPS: Final = {
     "parquet": ("write.parquet.row-group-size-bytes", 128 << 20),
     "orc": ("write.orc.stripe-size-bytes", 64 << 20),
-    "avro": ("write.avro.block-size-bytes", 64 << 10),
 }
 
 

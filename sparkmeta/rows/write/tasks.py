@@ -16,6 +16,7 @@ from sparkmeta.errors import ValidationError
 from sparkmeta.manifests.metrics_maps import map_type
 from sparkmeta.rows.write.file_schema import FileColumns, file_schema
 from sparkmeta.rows.write.metrics import FileMetrics, Leaf
+from sparkmeta.rows.write.orc_file import OrcOutput
 from sparkmeta.rows.write.parquet_file import ParquetOutput, Written
 from sparkmeta.spec.entry import ContentType
 
@@ -151,9 +152,10 @@ class DataFileTasks:
 
     def open(self, location: str) -> Output:
         """Begin a file."""
-        if self.options.file_format == "parquet":
-            return ParquetOutput(self.writer.open_new(location), self.schema, self.options, self.sized)
-        raise AssertionError(self.options.file_format)
+        sink = self.writer.open_new(location)
+        if self.options.file_format == "orc":
+            return OrcOutput(sink, self.options)
+        return ParquetOutput(sink, self.schema, self.options, self.sized)
 
 
 @dataclass
@@ -316,7 +318,7 @@ def _result(tasks: DataFileTasks, closed: Sequence[_Closed]) -> pa.RecordBatch:
         "spec_id": [tasks.spec_id] * len(closed),
         "record_count": [file.metrics.rows for file in closed],
         "file_size_in_bytes": [file.written.size for file in closed],
-        "column_sizes": [file.written.column_sizes for file in closed],
+        "column_sizes": [file.written.column_sizes or None for file in closed],
         "split_offsets": [file.written.split_offsets or None for file in closed],
         "sort_order_id": [tasks.sort_order_id] * len(closed),
     }
