@@ -112,8 +112,9 @@ class Writers:
     def throw_away(self) -> None:
         """Delete the files of all tables."""
         for shop in self.shops:
+            folder = shop.folder
             shop.sql("DROP TABLE {t}")
-            shutil.rmtree(shop.folder, ignore_errors=True)
+            shutil.rmtree(folder, ignore_errors=True)
         shutil.rmtree(FOLDER, ignore_errors=True)
         self.shops, self.tables = [], []
 

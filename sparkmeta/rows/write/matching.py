@@ -21,6 +21,7 @@ from sparkmeta.columns.predicate import bind_filter, parse_filter, row_predicate
 from sparkmeta.columns.skipping import must_match
 from sparkmeta.columns.transforms import projections
 from sparkmeta.columns.types import spark_type
+from sparkmeta.commit.search import FEW_FILES
 from sparkmeta.plan.choose import choose
 from sparkmeta.plan.filter import ScanFilter, matching_entries
 from sparkmeta.plan.prune import prune_manifests
@@ -64,8 +65,11 @@ class Matching:
         return ScanFilter(self.state, bind_filter(parse_filter(self.row_filter), schema, case_sensitive=True), schema)
 
     @cached_property
-    def judged(self) -> DataFrame:
-        """The data files that may match, `file_path` and hints for a search, and whether all of their rows do."""
+    def _judged(self) -> pa.Table | DataFrame:
+        """The data files that may match, `file_path` and hints for a search, and whether all of their rows do.
+
+        Few are a table on the driver. Runs jobs.
+        """
         state, scan = self.state, self.scan
         manifests = prune_manifests(scan).data
         top_level = {column.field_id for column in scan.schema.fields}
@@ -79,7 +83,23 @@ class Matching:
             _ALL_MATCH: sql.lit(False) if self.by_rows else sql.coalesce(all_match, False),
         }
         data = matching_entries(entries, scan).where(F.col("content_type") == int(ContentType.DATA))
-        return materialize(data.selectExpr(*sql.texts(value.alias(name) for name, value in columns.items())))
+        judged = data.selectExpr(*sql.texts(value.alias(name) for name, value in columns.items()))
+        head = judged.limit(FEW_FILES + 1).toArrow()
+        return head if len(head) <= FEW_FILES else materialize(judged)
+
+    def _files(self, *, all_match: bool) -> DataFrame:
+        judged = self._judged
+        if isinstance(judged, pa.Table):
+            matches = judged.column(_ALL_MATCH)
+            rows = judged.filter(matches if all_match else pc.invert(matches))
+            return local_frame(self.state.spark, rows.drop_columns([_ALL_MATCH]))
+        return judged.where(F.col(_ALL_MATCH) == all_match).drop(_ALL_MATCH)
+
+    def _has(self, *, all_match: bool) -> bool:
+        judged = self._judged
+        if isinstance(judged, pa.Table):
+            return all_match in judged.column(_ALL_MATCH).to_pylist()
+        return bool(len(judged.where(F.col(_ALL_MATCH) == all_match).limit(1).toArrow()))
 
     def _by_tuple(self, leaf: BoundPredicate) -> Sql:
         """Return whether a file's partition tuple implies that all of its rows satisfy a predicate."""
@@ -92,31 +112,32 @@ class Matching:
             proven = sql.when(sql.col("partition_spec_id") == spec_id, matches).otherwise(proven)
         return sql.coalesce(proven, False)
 
-    @cached_property
+    @property
     def whole_files(self) -> DataFrame:
-        """The files of which all rows match."""
-        return self.judged.where(_ALL_MATCH).drop(_ALL_MATCH)
+        """The files of which all rows match: `file_path`, and hints for a search."""
+        return self._files(all_match=True)
+
+    @property
+    def _partial(self) -> DataFrame:
+        return self._files(all_match=False)
 
     @cached_property
     def has_parts(self) -> bool:
-        """Whether there are files of which some rows may match and others may not. Runs a job."""
-        return bool(len(self.judged.where(f"NOT {_ALL_MATCH}").limit(1).toArrow()))
+        """Whether there are files of which some rows may match and others may not."""
+        return self._has(all_match=False)
 
     @cached_property
     def has_whole_files(self) -> bool:
-        """Whether there are files of which all rows match. Runs a job."""
-        return bool(len(self.whole_files.limit(1).toArrow()))
-
-    @cached_property
-    def has_files(self) -> bool:
-        """Whether any file may match. Runs a job."""
-        return bool(len(self.judged.limit(1).toArrow()))
+        """Whether there are files of which all rows match."""
+        return self._has(all_match=True)
 
     @cached_property
     def partial_plan(self) -> RowPlan:
         """The plan of the files of which some rows may match."""
         plan = plan_rows(choose(prune_manifests(self.scan)))
-        partial = self.judged.where(f"NOT {_ALL_MATCH}").select("file_path")
+        if not self.has_whole_files:
+            return plan
+        partial = self._partial.select("file_path")
         return RowPlan(plan.frame.join(partial, "file_path", "left_semi").select(*plan.frame.columns), plan.deletes)
 
     @cached_property
@@ -131,11 +152,11 @@ class Matching:
         return materialize(rows)
 
     def partly(self, paths: pa.Array) -> tuple[PlannedFiles, DataFrame]:
-        """Return some of the partly matching files, planned, and as rows of `judged`."""
+        """Return some of the partly matching files, planned, and as rows like `whole_files`."""
         files = self.partial_files
         chosen = files.filter(np.asarray(pc.is_in(files.table.column("file_path"), paths)))
         named = F.broadcast(local_frame(self.state.spark, pa.table({"file_path": paths})))
-        return chosen, self.judged.drop(_ALL_MATCH).join(named, "file_path", "left_semi")
+        return chosen, self._partial.join(named, "file_path", "left_semi")
 
     def rows(self, files: PlannedFiles, lineage: tuple[str, ...]) -> DataFrame:
         """Return all rows of some of the partly matching files that are not deleted.

@@ -112,7 +112,7 @@ class RowTransaction(Transaction[TableT]):
         with self._change(branch, snapshot_properties, reads=True) as change:
             matching = Matching(change.head, delete_filter)
             if not matching.has_parts:
-                if matching.has_files:
+                if matching.has_whole_files:
                     change.update.delete(row_filter=delete_filter)
                 else:
                     change.drop()
@@ -247,13 +247,16 @@ class RowTransaction(Transaction[TableT]):
         try:
             yield change
         except BaseException:
-            self._steps.remove(update)
-            self._delete_written(before)
+            self._forget(update, before)
             raise
         if change.dropped:
             _log.info("%s: no row matches, so there is nothing to change", self.table.full_name)
-            self._steps.remove(update)
-            self._delete_written(before)
+            self._forget(update, before)
+
+    def _forget(self, update: SnapshotUpdate, before: int) -> None:
+        """Take a change back, and delete the files that it wrote."""
+        self._steps[:] = [step for step in self._steps if step is not update]
+        self._delete_written(before)
 
     def commit(self) -> TableT:
         """Make all changes in one commit, and return the resulting table; see `Transaction.commit`."""

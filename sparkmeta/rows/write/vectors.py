@@ -38,7 +38,7 @@ def write_vectors(state: TableState, positions: DataFrame, files: PlannedFiles) 
     Args:
         state: the table at the snapshot that the positions are of.
         positions: `FILE` and `POSITION` of rows.
-        files: the planned data files, with their deletes.
+        files: the planned data files that these rows are in, with their deletes.
 
     Returns:
         A row for each deletion vector with columns of `inspect.files`, which Spark keeps.
@@ -51,9 +51,9 @@ def write_vectors(state: TableState, positions: DataFrame, files: PlannedFiles) 
     tasks = VectorTasks(executor_writer(state.files), folder, delete_target_bytes(state))
     affected = files.frame(state.spark)
     new = map_arrow(positions.repartition(FILE).sortWithinPartitions(FILE), position_masks, MASK_SCHEMA)
-    paths = positions.select(F.col(FILE).alias("data_path")).distinct()
-    masks = new.unionByName(_older_masks(state, affected).join(paths, "data_path", "left_semi").select(*new.columns))
-    ordered = masks.repartitionByRange("data_path").sortWithinPartitions("data_path")
+    has_older = bool(files.have(ContentType.POSITION_DELETES).any())
+    masks = new.unionByName(_older_masks(state, affected)) if has_older else new
+    ordered = masks.repartition("data_path").sortWithinPartitions("data_path") if has_older else masks
     owners = affected.select(
         F.col("file_path").alias("referenced_data_file"),
         "spec_id",
@@ -86,7 +86,7 @@ def _older_masks(state: TableState, affected: DataFrame) -> DataFrame:
     read = partial(read_masks, task_reader(state))
     masks = map_arrow(units.repartition(read_tasks(state.spark)), read, MASK_SCHEMA)
     applied = pairs.select("data_path", F.col("delete.file_path").alias("delete_path"))
-    return masks.join(applied, ["delete_path", "data_path"], "left_semi")
+    return masks.join(applied, ["delete_path", "data_path"], "left_semi").select(*MASK_SCHEMA.names)
 
 
 def delete_target_bytes(state: TableState) -> int:

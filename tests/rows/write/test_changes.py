@@ -13,6 +13,8 @@ from pyiceberg.types import IntegerType, LongType, NestedField, StringType
 from pyspark.sql import functions as F
 
 import sparkmeta as sm
+from tests.peers.java import Java
+from tests.peers.workshop import MERGE_ON_READ, Workshop
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -155,3 +157,36 @@ def test_changes_of_a_branch(spark: SparkSession, tmp_path: Path) -> None:
     assert len(rows_of(table)) == 6
     assert sorted(row.id for row in table.scan().use_ref("audit").to_df().collect()) == [3, 4, 5]
     assert table.snapshot_by_name("audit").summary["job"] == "7"
+
+
+@pytest.mark.java
+def test_a_deletion_vector_absorbs_older_deletes(spark: SparkSession) -> None:
+    spark.sql("CREATE NAMESPACE IF NOT EXISTS java.peers")
+    shop = Workshop(Java(spark), "older_deletes", catalog_name="java")
+    shop.create("id BIGINT, part STRING, n INT", version=2, properties=MERGE_ON_READ)
+    shop.insert(*(f"{i}, 'a', {i}" for i in range(20)))
+    shop.sql("DELETE FROM {t} WHERE id IN (3, 4)")
+    table = sm.load_table(str(shop.folder), spark=spark).maintenance.upgrade(4).commit()
+    assert table.inspect.delete_files().select("file_format").first()[0] == "PARQUET"
+    table = table.delete("id in (4, 5, 6)").delete("n = 7")
+    assert [row[0] for row in rows_of(table)] == sorted((i for i in range(20) if i not in range(3, 8)), key=str)
+    (vector,) = table.inspect.delete_files().where("file_format = 'PUFFIN'").collect()
+    assert vector.record_count == 5
+
+
+def test_several_changes_in_a_transaction(spark: SparkSession, tmp_path: Path) -> None:
+    table = new_table(spark, tmp_path)
+    with table.transaction() as tx:
+        tx.update_schema().add_column("extra", IntegerType()).commit()
+        tx.append(spark.sql("SELECT 1L id, 'a' part, 5 extra")).append(spark.sql("SELECT 2L id, 6 extra"))
+        with pytest.raises(sm.UnsupportedError, match="commit it first"):
+            tx.delete("id = 1")
+        with pytest.raises(sm.ValidationError, match="column no is not in the table"):
+            tx.append(spark.sql("SELECT 3L id, 1 no"))
+    table = table.refresh()
+    assert rows_of(table) == [(1, "a", None, 5), (2, None, None, 6)]
+    assert len(table.snapshots()) == 2
+    given_up = table.transaction()
+    given_up.append(frame(spark, [(9, "z", 1)]))
+    given_up.__exit__(RuntimeError, RuntimeError(), None)
+    assert {str(path) for path in tmp_path.rglob("*.parquet") if "/data/" in str(path)} == paths(table.refresh())
