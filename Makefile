@@ -98,6 +98,7 @@ bench: setup jars ## Run the benchmarks, with Iceberg's Java library and pyicebe
 	$(PY) -m tests.benchmarks
 	$(PY) -m tests.benchmarks.rows
 	$(PY) -m tests.benchmarks.serve
+	$(PY) -m tests.benchmarks.writes
 
 bench-billion: setup jars ## Run the benchmark of a tree of a billion files: 26 GB of disk, 20 minutes to create it
 	$(PY) -m tests.benchmarks.growth 1000000000

@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     from sparkmeta.maintain.upgrade import UpgradePlan, UpgradeSummary
     from sparkmeta.plan.report import ScanReport
     from sparkmeta.range_scan import ChangelogScan, IncrementalScan
+    from sparkmeta.rows.write.transaction import RowTransaction
     from sparkmeta.scan import Scan
     from sparkmeta.service.options import ServeOptions
     from sparkmeta.service.server import Service, serve
@@ -96,6 +97,7 @@ __all__ = [
     "NotFoundError",
     "PartitionStatsPlan",
     "PartitionStatsSummary",
+    "RowTransaction",
     "Scan",
     "ScanReport",
     "ServeOptions",
@@ -142,6 +144,7 @@ _HOMES = {
     "ManifestRewriteSummary": "maintain.rewrite_manifests.plan",
     "PartitionStatsPlan": "maintain.partition_statistics.plan",
     "PartitionStatsSummary": "maintain.partition_statistics.plan",
+    "RowTransaction": "rows.write.transaction",
     "Scan": "scan",
     "ScanReport": "plan.report",
     "ServeOptions": "service.options",

@@ -11,7 +11,7 @@ from sparkmeta.operations.base_table import BaseTable
 from sparkmeta.rows.write.transaction import RowTransaction
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from pyspark.sql import DataFrame
 
@@ -158,3 +158,46 @@ class RowTable(BaseTable):
         return self.transaction().update(
             assignments, where, branch=branch, snapshot_properties=snapshot_properties, isolation=isolation
         ).commit()  # fmt: skip
+
+    def upsert(
+        self,
+        df: DataFrame,
+        join_cols: Sequence[str] | None = None,
+        *,
+        when_matched_update_all: bool = True,
+        when_not_matched_insert_all: bool = True,
+        branch: str = "main",
+        snapshot_properties: Mapping[str, str] | None = None,
+        isolation: Isolation | None = None,
+    ) -> Self:
+        """Change the rows that have the keys of given rows, and add the given rows whose keys no row has.
+
+        A row changes only if a value differs. Its columns that the given rows lack stay as they are. A null in a key
+        equals nothing. Table properties `write.merge.mode` and `write.merge.isolation-level` are as for `delete`.
+
+        Args:
+            df: the rows; see `append`. It is computed once.
+            join_cols: the columns of the key. Defaults to the schema's identifier fields.
+            when_matched_update_all: whether rows change.
+            when_not_matched_insert_all: whether rows are added.
+            branch: the branch to commit to.
+            snapshot_properties: go into the snapshot's summary.
+            isolation: as for `delete`.
+
+        Raises:
+            ValidationError: there is no key, or two given rows have the same one; or as `append`.
+            CommitConflictError: another commit changed the data that this upsert is based on.
+        """
+        return (
+            self.transaction()
+            .upsert(
+                df,
+                join_cols,
+                when_matched_update_all=when_matched_update_all,
+                when_not_matched_insert_all=when_not_matched_insert_all,
+                branch=branch,
+                snapshot_properties=snapshot_properties,
+                isolation=isolation,
+            )
+            .commit()
+        )

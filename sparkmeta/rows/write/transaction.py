@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Self
 import pyarrow as pa
 from pyiceberg.expressions import AlwaysTrue, BooleanExpression
 from pyspark.sql import functions as F
+from pyspark.sql.types import ArrayType, MapType, StructType
 
 from sparkmeta.columns import sql
 from sparkmeta.commit.transaction import Transaction
@@ -21,6 +22,7 @@ from sparkmeta.operations.base_table import TableT
 from sparkmeta.rows.write.cleanup import delete_written
 from sparkmeta.rows.write.files import LINEAGE, write_files
 from sparkmeta.rows.write.matching import FILE, Matching
+from sparkmeta.rows.write.upsert import upsert_of
 from sparkmeta.rows.write.vectors import write_vectors
 
 if TYPE_CHECKING:
@@ -140,6 +142,41 @@ class RowTransaction(Transaction[TableT]):
                 self._mask(change, matching, level, assigned)
             else:
                 self._rewrite(change, matching, level, assigned)
+        return self
+
+    def upsert(
+        self,
+        df: DataFrame,
+        join_cols: Sequence[str] | None = None,
+        *,
+        when_matched_update_all: bool = True,
+        when_not_matched_insert_all: bool = True,
+        branch: str = "main",
+        snapshot_properties: Mapping[str, str] | None = None,
+        isolation: Isolation | None = None,
+    ) -> Self:
+        """Change the rows that have the keys of given rows, and add the others; see `Table.upsert`."""
+        with self._change(branch, snapshot_properties, reads=True) as change:
+            level = self._isolation("merge", isolation)
+            upsert = upsert_of(change.head, df, join_cols, self._lineage)
+            paths = upsert.changed_files if when_matched_update_all else pa.array([], pa.string())
+            added = when_not_matched_insert_all and upsert.has_new_rows
+            if not len(paths) and not added:
+                change.drop()
+                return self
+            if len(paths):
+                files, named = upsert.matching.partly(paths)
+                if self._merges_on_read("merge"):
+                    vectors = write_vectors(change.head, upsert.changed, files)
+                    self._written.append(vectors)
+                    rows = self._write(upsert.changed_rows, lineage=bool(self._lineage))
+                    change.update.row_delta(added=rows, deletes=vectors)
+                else:
+                    rows = self._write(upsert.rewritten(files), lineage=bool(self._lineage))
+                    change.update.row_delta(added=rows, removed=named)
+            if added:
+                change.update.append(self._write(upsert.new_rows))
+            change.update.validate_no_conflicts(upsert.matching.row_filter, isolation=level)
         return self
 
     # -- how rows are replaced --------------------------------------------------------------------------------------
@@ -325,11 +362,15 @@ class _Assignments:
             if name not in types:
                 location = matching.state.metadata.location
                 raise ValidationError(f"{location}: column {name} of an assignment is not in the table")
-        values = {
-            name: (value if hasattr(value, "cast") else F.lit(value)).cast(types[name])
-            for name, value in assignments.items()
-        }
-        return _Assignments(values)
+        columns = {name: value if hasattr(value, "cast") else F.lit(value) for name, value in assignments.items()}
+        # A cast of structs goes by position; they are found by name when they are written.
+        nested = (StructType, ArrayType, MapType)
+        return _Assignments(
+            {
+                name: value if isinstance(types[name], nested) else value.cast(types[name])
+                for name, value in columns.items()
+            }
+        )
 
     def to(self, rows: DataFrame, lineage: Sequence[str], where: Sql | None = None) -> DataFrame:
         """Return rows with the values; changed rows have no sequence number of a last change."""

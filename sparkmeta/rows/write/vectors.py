@@ -13,7 +13,7 @@ from sparkmeta.edit.range_sort import task_reader
 from sparkmeta.errors import ValidationError, from_spark, shown
 from sparkmeta.plan.rows import public_partition_type
 from sparkmeta.rows.write.files import kept
-from sparkmeta.rows.write.matching import FILE
+from sparkmeta.rows.write.matching import FILE, POSITION
 from sparkmeta.rows.write.places import Places
 from sparkmeta.rows.write.vector_tasks import MASK_SCHEMA, VECTOR_SCHEMA, VectorTasks, position_masks, read_masks
 from sparkmeta.session import map_arrow, read_tasks
@@ -50,7 +50,9 @@ def write_vectors(state: TableState, positions: DataFrame, files: PlannedFiles) 
     folder = Places.of(state.metadata, ()).folder
     tasks = VectorTasks(executor_writer(state.files), folder, delete_target_bytes(state))
     affected = files.frame(state.spark)
-    new = map_arrow(positions.repartition(FILE).sortWithinPartitions(FILE), position_masks, MASK_SCHEMA)
+    new = map_arrow(
+        positions.select(FILE, POSITION).repartition(FILE).sortWithinPartitions(FILE), position_masks, MASK_SCHEMA
+    )
     has_older = bool(files.have(ContentType.POSITION_DELETES).any())
     masks = new.unionByName(_older_masks(state, affected)) if has_older else new
     ordered = masks.repartition("data_path").sortWithinPartitions("data_path") if has_older else masks

@@ -190,3 +190,25 @@ def test_several_changes_in_a_transaction(spark: SparkSession, tmp_path: Path) -
     given_up.append(frame(spark, [(9, "z", 1)]))
     given_up.__exit__(RuntimeError, RuntimeError(), None)
     assert {str(path) for path in tmp_path.rglob("*.parquet") if "/data/" in str(path)} == paths(table.refresh())
+
+
+@pytest.mark.parametrize("mode", ["copy-on-write", "merge-on-read"])
+def test_upsert(spark: SparkSession, tmp_path: Path, mode: str) -> None:
+    table = new_table(spark, tmp_path, write__merge__mode=mode).append(frame(spark, ordinary(0, 20)))
+    ids = {row[0]: row[-1] for row in rows_of(table, selected_fields=("id", "_row_id"))}
+    given = [(3, "moved", 3), (4, *ordinary(4, 5)[0][1:]), (50, "b", None)]
+    table = table.upsert(frame(spark, given), ["id"])
+    expected = {row[0]: row for row in ordinary(0, 20)} | {row[0]: row for row in given}
+    assert rows_of(table) == sorted(expected.values(), key=repr)
+    after = {row[0]: row[-1] for row in rows_of(table, selected_fields=("id", "_row_id"))}
+    assert {key: after[key] for key in ids} == ids
+    assert (table.inspect.delete_files().count() > 0) == (mode == "merge-on-read")
+    # A column that the rows lack stays; nothing that differs, no snapshot.
+    table = table.upsert(spark.sql("SELECT 50L id, 7 n"), ["id"])
+    assert [row for row in rows_of(table) if row[0] == 50] == [(50, "b", 7)]
+    snapshots = len(table.snapshots())
+    assert len(table.upsert(spark.sql("SELECT 50L id, 7 n"), ["id"]).snapshots()) == snapshots
+    with pytest.raises(sm.ValidationError, match="two of the rows have the key"):
+        table.upsert(frame(spark, [(1, "a", 1), (1, "b", 1)]), ["id"])
+    with pytest.raises(sm.ValidationError, match="names no identifier fields"):
+        table.upsert(frame(spark, [(1, "a", 1)]))
