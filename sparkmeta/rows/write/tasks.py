@@ -12,9 +12,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from sparkmeta.columns.bounds import bound_arrow_type
 from sparkmeta.errors import ValidationError
 from sparkmeta.manifests.metrics_maps import map_type
-from sparkmeta.rows.write.file_schema import FileColumns, file_schema
+from sparkmeta.rows.write.file_schema import FileColumns, file_schema, uuid_bytes
 from sparkmeta.rows.write.metrics import FileMetrics, Leaf
 from sparkmeta.rows.write.orc_file import OrcOutput
 from sparkmeta.rows.write.parquet_file import ParquetOutput, Written
@@ -183,9 +184,11 @@ class _Task:
 
     def add(self, batch: pa.RecordBatch) -> None:
         """Write rows."""
-        count = len(self.tasks.places.fields)
         names = batch.schema.names
-        values = [batch.column(names.index(PARTITION_COLUMN.format(place))) for place in range(count)]
+        values = [
+            _bound(batch.column(names.index(PARTITION_COLUMN.format(place))), field.type)
+            for place, field in enumerate(self.tasks.places.fields)
+        ]
         table = self.tasks.columns.table_of(batch, self.tasks.schema)
         starts = _run_starts(values, len(batch))
         for start, end in zip(starts, [*starts[1:], len(batch)], strict=True):
@@ -278,6 +281,13 @@ def _task_name() -> str:
 
     context = TaskContext.get()
     return "00000-0" if context is None else f"{context.partitionId():05d}-{context.taskAttemptId()}"
+
+
+def _bound(values: pa.Array, type_name: str) -> pa.Array:
+    """Return partition values of Spark as `bound_arrow_type` has them."""
+    if type_name == "uuid" and not pa.types.is_binary(values.type):
+        values = uuid_bytes(values.cast(pa.string()))
+    return values.cast(bound_arrow_type(type_name))
 
 
 def _run_starts(values: Sequence[pa.Array], rows: int) -> list[int]:

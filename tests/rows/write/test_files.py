@@ -127,6 +127,23 @@ def test_write_defaults(spark: SparkSession, tmp_path: Path) -> None:
     assert sorted(row.kind for row in table.inspect.files().select("partition.kind").collect()) == ["given", "new"]
 
 
+def test_partitions_of_every_type(spark: SparkSession, tmp_path: Path) -> None:
+    names = ("u", "fx", "t", "dec", "small", "ntz", "tz", "b", "d", "id")
+    fields = (EVERY_TYPE.find_field(name) for name in names)
+    spec = PartitionSpec(
+        *(PartitionField(field.field_id, 1000 + place, IdentityTransform(), field.name)
+          for place, field in enumerate(fields))
+    )  # fmt: skip
+    table = new_table(spark, tmp_path, EVERY_TYPE, spec)
+    table = table.append(spark.sql(QUERY).where("id < 8"))
+    assert not table.check().collect()
+    read = table.scan(selected_fields=(*names, "_partition")).to_df()
+    rows = read.select(*names)
+    assert row_texts(rows) == row_texts(read.select(*(f"_partition.{name}" for name in names)))
+    assert rows.count() == 8
+    assert table.scan("u = '00000000-0000-4000-8000-000000000003'").count_files() == 1
+
+
 def test_transforms_that_tasks_compute(spark: SparkSession, tmp_path: Path) -> None:
     schema = Schema(
         NestedField(1, "s", StringType()), NestedField(2, "b", BinaryType()), NestedField(3, "d", DecimalType(38, 10))
