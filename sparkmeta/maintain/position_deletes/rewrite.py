@@ -15,18 +15,13 @@ from sparkmeta.edit.range_sort import most_tasks, task_reader
 from sparkmeta.errors import from_spark
 from sparkmeta.maintain.position_deletes.choose import VECTORS_SINCE, chosen_entries
 from sparkmeta.maintain.position_deletes.options import BY_FILE, delete_codec, delete_granularity
-from sparkmeta.maintain.position_deletes.tasks import (
-    MASK_SCHEMA,
-    WRITTEN_SCHEMA,
-    PositionFileTasks,
-    VectorTasks,
-    read_masks,
-)
+from sparkmeta.maintain.position_deletes.tasks import WRITTEN_SCHEMA, PositionFileTasks, VectorFileTasks
 from sparkmeta.plan.choose import choose
 from sparkmeta.plan.deletes.views import partition_key
 from sparkmeta.plan.files import plan_files
 from sparkmeta.plan.filter import ScanFilter
 from sparkmeta.plan.prune import prune_manifests
+from sparkmeta.rows.write.vector_tasks import MASK_SCHEMA, VectorTasks, read_masks
 from sparkmeta.session import map_arrow, materialize, read_tasks
 from sparkmeta.spec.entry import ContentType
 from sparkmeta.storage.access import executor_writer
@@ -79,7 +74,7 @@ class DeleteRewrite:
         try:
             masks = materialize(self._masks())
             if self.makes_vectors:
-                tasks = VectorTasks(writer, folder, target)
+                tasks = VectorFileTasks(VectorTasks(writer, folder, target))
                 ordered = self._by_data_file(masks, target)
             else:
                 tasks = PositionFileTasks(writer, folder, delete_codec(properties))

@@ -139,7 +139,7 @@ class _Write:
         check_columns(self.rows, self.schema, self.table)
         tasks = data_file_tasks(self.state, self.schema)
         try:
-            written = kept(map_arrow(self._arranged(), tasks.write, tasks.result_schema))
+            written = checkpointed(map_arrow(self._arranged(), tasks.write, tasks.result_schema))
         except PySparkException as error:
             _log.warning("%s: files named *-%s-* may be left of a write that failed", self.table, tasks.name)
             raise from_spark(error) or error from error
@@ -216,7 +216,7 @@ def _ordered(name: str, field: SortField) -> Column:
     return column.desc_nulls_first() if nulls_first else column.desc_nulls_last()
 
 
-def kept(frame: DataFrame) -> DataFrame:
+def checkpointed(frame: DataFrame) -> DataFrame:
     """Compute rows once, and let Spark keep them: what tasks write must not be written again.
 
     Raises:

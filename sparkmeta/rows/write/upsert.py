@@ -23,7 +23,7 @@ from sparkmeta.columns.sql import quoted
 from sparkmeta.columns.types import spark_type
 from sparkmeta.errors import UnsupportedError, ValidationError, shown
 from sparkmeta.manifests.arrays import whole
-from sparkmeta.rows.write.files import kept
+from sparkmeta.rows.write.files import checkpointed
 from sparkmeta.rows.write.input import check_columns
 from sparkmeta.rows.write.matching import FILE, POSITION, Matching
 
@@ -57,7 +57,7 @@ def upsert_of(state: TableState, rows: DataFrame, keys: Sequence[str] | None, li
     check_columns(rows, schema, table)
     _check_keys(rows, schema, names, table)
     _check_nested(rows, schema, table)
-    source = kept(rows)
+    source = checkpointed(rows)
     columns = [F.col(quoted(name)) for name in names]
     twice = source.dropna(subset=list(map(quoted, names))).groupBy(*columns).count().where("count > 1").limit(1)
     for row in twice.toArrow().drop_columns(["count"]).to_pylist():
@@ -129,9 +129,9 @@ class Upsert:
         joined = self._target.alias("t").join(self.source.alias("s"), self._same_key)
         others = [name for name in self.source.columns if name not in self.keys]
         if not others:
-            return kept(joined.where("false").select(*self._new_values, *self._place))
+            return checkpointed(joined.where("false").select(*self._new_values, *self._place))
         differs = reduce(or_, map(self._differs, others))
-        return kept(joined.where(differs).select(*self._new_values, *self._place))
+        return checkpointed(joined.where(differs).select(*self._new_values, *self._place))
 
     @property
     def _target(self) -> DataFrame:
@@ -182,7 +182,7 @@ class Upsert:
     def new_rows(self) -> DataFrame:
         """The given rows whose keys no row has. Spark keeps them."""
         keys = self._target.select(*map(quoted, self.keys)).alias("t")
-        return kept(self.source.alias("s").join(keys, self._same_key, "left_anti"))
+        return checkpointed(self.source.alias("s").join(keys, self._same_key, "left_anti"))
 
     @property
     def has_new_rows(self) -> bool:

@@ -1,9 +1,9 @@
-"""The tasks that write deletion vectors: of positions, and of what older deletes delete. Without Spark."""
+"""The tasks that read deletes as masks of data files, and write masks as deletion vectors. Without Spark."""
 
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import reduce
 from itertools import groupby
@@ -41,9 +41,10 @@ VECTOR_SCHEMA = pa.schema(
         pa.field("content_size_in_bytes", pa.int64()),
         pa.field("record_count", pa.int64()),
         pa.field("file_size_in_bytes", pa.int64()),
+        pa.field("sequence_number", pa.int64()),
     ]
 )
-"""The new deletion vectors, as in `inspect.files`."""
+"""The new deletion vectors, as in `inspect.files`, and the greatest sequence number of their masks."""
 
 # Rows of a batch; each has a bitmap.
 _BATCH_ROWS = 1024
@@ -139,38 +140,54 @@ class VectorTasks:
     target_bytes: int
 
     def write(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Merge masks, rows of `MASK_SCHEMA` ordered by `data_path`, and yield rows of `VECTOR_SCHEMA`."""
-        blobs: list[tuple[str, Blob, int]] = []
+        """Merge masks, and yield rows of `VECTOR_SCHEMA`.
+
+        Args:
+            batches: rows of `MASK_SCHEMA`, which may have a `sequence_number`, ordered by `data_path`.
+        """
+        blobs: list[tuple[str, Blob, int, int | None]] = []
         size = 0
-        for path, masks in groupby(task_rows(batches), key=lambda row: row["data_path"]):
-            vector, count = _merged(list(masks))
+        for path, rows in groupby(task_rows(batches), key=lambda row: row["data_path"]):
+            masks = list(rows)
+            vector, count = _merged(masks)
             if blobs and size + len(vector) > self.target_bytes:
                 yield self._file(blobs)
                 blobs, size = [], 0
-            blobs.append((path, deletion_vector_blob(vector, path, count), count))
+            blobs.append((path, deletion_vector_blob(vector, path, count), count, newest(masks)))
             size += len(vector)
         if blobs:
             yield self._file(blobs)
 
-    def _file(self, blobs: list[tuple[str, Blob, int]]) -> pa.RecordBatch:
-        file = write_puffin([blob for _, blob, _ in blobs])
+    def _file(self, blobs: list[tuple[str, Blob, int, int | None]]) -> pa.RecordBatch:
+        file = write_puffin([blob for _, blob, _, _ in blobs])
         location = join(self.folder, f"{uuid.uuid4()}-deletes.puffin")
         self.writer.write_new(location, file.data)
+        paths, _, counts, sequence_numbers = zip(*blobs, strict=True)
         columns = [
-            [path for path, _, _ in blobs],
+            paths,
             [location] * len(blobs),
             [placed.offset for placed in file.blobs],
             [placed.length for placed in file.blobs],
-            [count for _, _, count in blobs],
+            counts,
             [len(file.data)] * len(blobs),
+            sequence_numbers,
         ]
-        return pa.RecordBatch.from_arrays(columns, schema=VECTOR_SCHEMA)
+        return pa.RecordBatch.from_arrays([*map(pa.array, columns, VECTOR_SCHEMA.types)], schema=VECTOR_SCHEMA)
+
+
+def newest(masks: Iterable[Mapping[str, Any]]) -> int | None:
+    """Return the greatest sequence number of masks; None if they have none."""
+    return max((number for mask in masks if (number := mask.get("sequence_number")) is not None), default=None)
+
+
+def union(masks: Iterable[Mapping[str, Any]]) -> PositionBitmap:
+    """Return the positions of masks, rows of `MASK_SCHEMA`, of one data file."""
+    return reduce(PositionBitmap.union, (read_deletion_vector(mask["vector"], mask["delete_path"]) for mask in masks))
 
 
 def _merged(masks: list[dict[str, Any]]) -> tuple[bytes, int]:
     """Return the union of the masks of a data file as a blob, and its number of positions."""
     if len(masks) == 1:
         return masks[0]["vector"], masks[0]["positions"]
-    bitmaps = (read_deletion_vector(mask["vector"], mask["delete_path"]) for mask in masks)
-    bitmap = reduce(PositionBitmap.union, bitmaps)
+    bitmap = union(masks)
     return write_deletion_vector(bitmap), bitmap.cardinality

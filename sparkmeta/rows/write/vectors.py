@@ -12,7 +12,7 @@ from sparkmeta.columns import sql
 from sparkmeta.edit.range_sort import task_reader
 from sparkmeta.errors import ValidationError, from_spark, shown
 from sparkmeta.plan.rows import public_partition_type
-from sparkmeta.rows.write.files import kept
+from sparkmeta.rows.write.files import checkpointed
 from sparkmeta.rows.write.matching import FILE, POSITION
 from sparkmeta.rows.write.places import Places
 from sparkmeta.rows.write.vector_tasks import MASK_SCHEMA, VECTOR_SCHEMA, VectorTasks, position_masks, read_masks
@@ -62,11 +62,15 @@ def write_vectors(state: TableState, positions: DataFrame, files: PlannedFiles) 
         *(["partition"] if public_partition_type(state).fields else []),
     )
     try:
-        written = kept(map_arrow(ordered, tasks.write, VECTOR_SCHEMA))
+        written = checkpointed(map_arrow(ordered, tasks.write, VECTOR_SCHEMA))
     except PySparkException as error:
         raise from_spark(error) or error from error
     kind = F.lit(int(ContentType.POSITION_DELETES)).alias("content")
-    return written.join(owners, "referenced_data_file").select(kind, F.lit("PUFFIN").alias("file_format"), "*")
+    return (
+        written.join(owners, "referenced_data_file")
+        .select(kind, F.lit("PUFFIN").alias("file_format"), "*")
+        .drop("sequence_number")
+    )
 
 
 def _older_masks(state: TableState, affected: DataFrame) -> DataFrame:
