@@ -36,7 +36,7 @@ LONG = (
     "test_matrix.py", "test_refused.py", "test_conflicts.py", "test_processes.py", "test_transaction.py",
     "test_retries.py", "test_session_settings.py", "test_rewrite_commits.py", "test_conflicts_java.py",
     "test_colocate_avro.py", "test_foreign_layout.py", "test_sequences.py", "test_partition_writers.py",
-    "test_driver.py", "test_cli.py",
+    "test_driver.py", "test_cli.py", "test_changes.py",
 )  # fmt: skip
 # Files whose tests compile their queries in the slice too.
 COMPILED = {"test_predicate.py", "test_deletes.py", "test_leaves.py"}

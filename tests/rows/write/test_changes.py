@@ -14,6 +14,7 @@ from pyspark.sql import functions as F
 
 import sparkmeta as sm
 from tests.peers.java import Java
+from tests.peers.slices import SOAK
 from tests.peers.workshop import MERGE_ON_READ, Workshop
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ SCHEMA = Schema(
     NestedField(3, "n", IntegerType()),
 )
 BY_PART = PartitionSpec(PartitionField(2, 1000, IdentityTransform(), "part"))
+MODES = ("copy-on-write", "merge-on-read")
 Rows = list[tuple[int, str | None, int | None]]
 
 
@@ -51,7 +53,7 @@ def ordinary(start: int, stop: int) -> Rows:
     return [(i, "abc"[i % 3] if i % 7 else None, i * 10 if i % 5 else None) for i in range(start, stop)]
 
 
-@pytest.mark.parametrize("mode", ["copy-on-write", "merge-on-read"])
+@pytest.mark.parametrize("mode", MODES if SOAK else MODES[1:])
 def test_a_history_of_changes(spark: SparkSession, tmp_path: Path, mode: str) -> None:
     table = new_table(spark, tmp_path, write__delete__mode=mode, write__update__mode=mode)
     model: Rows = []
@@ -192,7 +194,7 @@ def test_several_changes_in_a_transaction(spark: SparkSession, tmp_path: Path) -
     assert {str(path) for path in tmp_path.rglob("*.parquet") if "/data/" in str(path)} == paths(table.refresh())
 
 
-@pytest.mark.parametrize("mode", ["copy-on-write", "merge-on-read"])
+@pytest.mark.parametrize("mode", MODES if SOAK else MODES[:1])
 def test_upsert(spark: SparkSession, tmp_path: Path, mode: str) -> None:
     table = new_table(spark, tmp_path, write__merge__mode=mode).append(frame(spark, ordinary(0, 20)))
     ids = {row[0]: row[-1] for row in rows_of(table, selected_fields=("id", "_row_id"))}

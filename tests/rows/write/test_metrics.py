@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from sparkmeta.rows.resolve import Column
@@ -68,6 +68,9 @@ def columns(draw: st.DrawFn) -> tuple[str, int, list[list[Any]], bool]:
 
 @settings(max_examples=300, deadline=None)
 @given(columns())
+@example(("double", 16, [[0.0, 1.0]], False))
+@example(("double", 16, [[-0.0, -1.0]], False))
+@example(("double", 16, [[0.0], [-0.0]], True))
 def test_metrics_of_a_column(case: tuple[str, int, list[list[Any]], bool]) -> None:
     name, length, batches, nested = case
     kind, _ = TYPES[name]
