@@ -55,7 +55,7 @@ def main(scale: float, repeats: int, heap: str, client_heap: str) -> None:
     """Measure plans of clients of a service, and of clients that plan by themselves."""
     workload = Workload(2, "none", scale)
     location = metadata_location(workload)
-    spark = bench_session(heap)
+    spark, console = bench_session(heap), Console()
     tables = {"lists": location, "tree": tree_location(spark, workload)}
     results: dict[str, Measured] = {"Iceberg Java, local": planned(client_heap, repeats, "local", location)}
     cache = str(BUILD / "cache")
@@ -69,12 +69,13 @@ def main(scale: float, repeats: int, heap: str, client_heap: str) -> None:
             spark.conf.set(CACHE, setting)
             sm.load_table(location, spark=spark).scan().plan_files().write.format("noop").mode("overwrite").save()
         with sm.serve(LocatedTables(tables), spark, port=0, cached_bytes=kept) as service:
+            console.print(f"{name}: {service.uri}")
             results[name] = planned(client_heap, repeats, "rest", service.uri, f"db.{table}")
         spark.conf.unset(CACHE)
     report(results, workload)
     path = BUILD / f"serve-{time.strftime('%Y%m%d-%H%M%S')}.json"
     path.write_text(json.dumps({"files": workload.files, "results": results}, indent=1))
-    Console().print(f"written: {path}")
+    console.print(f"written: {path}")
     spark.stop()
     shutil.rmtree(BUILD / "spool", ignore_errors=True)
 
