@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 Isolation = Literal["serializable", "snapshot"]
 
 _REPLACE = "replace"
+_REPLACING = ("overwrite", _REPLACE)
 _COLUMNS = (*SEARCH_COLUMNS, "equality_ids")
 
 
@@ -120,6 +121,22 @@ def refuse_new_data(head: TableState, files: DataFrame, start: int | None) -> No
     if history := snapshots_since(head, start):
         for scope in _scopes(head, history, None, Operation(partitions_of=(files,))):
             _refuse(head, scope.added(ContentType.DATA_MANIFEST), "added data to a partition that is overwritten")
+
+
+def refuse_replaced_data(head: TableState, start: int | None) -> None:
+    """Refuse new position delete files if data files may have been replaced since the snapshot `start`.
+
+    The delete files don't say which data files they are about, and would not apply to the files that replace them.
+
+    Raises:
+        CommitConflictError: another commit has replaced files.
+    """
+    for snapshot in snapshots_since(head, start):
+        if snapshot.operation in _REPLACING:
+            raise CommitConflictError(
+                f"{head.metadata.location}: snapshot {snapshot.snapshot_id} may have replaced data files that the new "
+                "position delete files are about"
+            )
 
 
 def refuse_new_deletes(

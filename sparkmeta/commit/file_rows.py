@@ -20,6 +20,7 @@ from sparkmeta.manifests.v4.convert import PartitionValues, content_stats
 from sparkmeta.manifests.v4.layout import tree_schema
 from sparkmeta.manifests.v4.root import EntryProblem, entry_problems
 from sparkmeta.spec.entry import METRICS_MAP_IDS, ContentType, Status
+from sparkmeta.spec.metadata import has_tree
 from sparkmeta.spec.stats import COUNTS
 
 if TYPE_CHECKING:
@@ -326,7 +327,7 @@ def tuple_fields(state: TableState) -> dict[int, tuple[TupleField, ...]]:
     names = {field.field_id: field.name for field in state.types.partition_type.fields}
     specs = {}
     for spec_id, spec in state.specs.items():
-        sources = dict(state.types.tuple_sources[spec_id])
+        sources = dict(state.types.tuple_sources[spec_id]) if has_tree(state.metadata) else {}
         specs[spec_id] = tuple(
             TupleField(
                 field.field_id,

@@ -6,7 +6,14 @@ from dataclasses import dataclass, field
 from functools import reduce
 from typing import TYPE_CHECKING, Any, Self
 
-from sparkmeta.commit.conflicts import Isolation, Operation, Validation, refuse_new_deletes, validate
+from sparkmeta.commit.conflicts import (
+    Isolation,
+    Operation,
+    Validation,
+    refuse_new_deletes,
+    refuse_replaced_data,
+    validate,
+)
 from sparkmeta.commit.duplicates import refuse_duplicates
 from sparkmeta.commit.filtered import FilteredFiles, ReplacedFiles
 from sparkmeta.commit.list_writer import ListWriter
@@ -265,6 +272,8 @@ class _Attempt:
         parts += [matching.find(state, searches) for matching in update._filters]
         parts += [replaced.find(state, searches) for replaced in update._partitions_of]
         removal = reduce(Removal.plus, parts, Removal())
+        if FileKind.POSITION_DELETES in added.tally.counts:
+            refuse_replaced_data(state, update._start)
         if FileKind.DELETION_VECTOR not in added.tally.counts:
             return removal
         deletes = replaced_deletes(state, added, removal, searches)

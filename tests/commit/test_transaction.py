@@ -16,7 +16,7 @@ from pyiceberg.types import IntegerType, LongType, NestedField, StringType
 from pyspark.sql import DataFrame, SparkSession
 
 import sparkmeta as sm
-from sparkmeta.errors import CommitConflictError, UnsupportedError, ValidationError
+from sparkmeta.errors import CommitConflictError, ValidationError
 from sparkmeta.manifests.v4.root import version
 from sparkmeta.spec.bitmap import PositionBitmap, write_deletion_vector
 from sparkmeta.spec.puffin import deletion_vector_blob, write_puffin
@@ -456,11 +456,22 @@ def test_bad_files_are_refused(
     assert written(table) == before
 
 
-def test_tables_with_lists_are_not_committed_to(spark_session: SparkSession, tmp_path: Path) -> None:
+@pytest.mark.parametrize("format_version", [2, 3])
+def test_tables_with_lists(spark_session: SparkSession, tmp_path: Path, format_version: int) -> None:
     catalog = sm.load_catalog("test", type="hadoop", warehouse=str(tmp_path))
-    table = catalog.create_table("db.old", SCHEMA, SPEC, format_version=2, spark=spark_session)
-    with pytest.raises(UnsupportedError, match="format version 2 with manifest lists"):
-        table.transaction().update_snapshot()
+    stale = catalog.create_table("db.old", SCHEMA, SPEC, format_version=format_version, spark=spark_session)
+    commit(stale, lambda tx: tx.update_snapshot().append(files(spark_session, 1, 2)))
+    commit(stale, lambda tx: tx.update_snapshot().append(files(spark_session, 3)))
+    table = commit(stale.refresh(), lambda tx: tx.update_snapshot().delete(named(spark_session, "/data/f1")))
+    assert live(table) == ["f2", "f3"]
+    before = written(table)
+    with pytest.raises(ValidationError, match="/data/f2 is in the table already"):
+        commit(table, lambda tx: tx.update_snapshot().append(files(spark_session, 2)))
+    assert written(table) == before
+
+
+def named(spark: SparkSession, path: str) -> DataFrame:
+    return spark.sql(f"SELECT '{path}' AS file_path")
 
 
 def test_tables_of_sql_catalogs(spark_session: SparkSession, tmp_path: Path) -> None:
