@@ -17,8 +17,9 @@ from click.testing import CliRunner
 
 from sparkmeta import load_table
 from sparkmeta.cli import main
-from sparkmeta.cli.output import TextColumn, cell, print_table, size, text_table
+from sparkmeta.cli.output import TextColumn, cell, print_table, text_table
 from sparkmeta.cli.tables import METADATA_TABLES
+from sparkmeta.inspect.units import byte_size
 from tests.peers.slices import SOAK
 from tests.small_table import IDENTIFIER, LOADS, ROWS, write_small_table
 
@@ -494,7 +495,7 @@ def test_markup_in_values_is_text():
     ("count", "text"), [(0, "0 B"), (1023, "1023 B"), (1 << 30, "1.0 GiB"), (1 << 62, "4,096.0 PiB")]
 )
 def test_size(count, text):
-    assert size(count) == text
+    assert byte_size(count) == text
 
 
 def test_help_shows_each_example_in_a_line() -> None:

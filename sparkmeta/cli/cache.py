@@ -8,10 +8,11 @@ from typing import Any
 
 import click
 
-from sparkmeta.cli.output import TextColumn, print_json, print_table, size, timestamp
+from sparkmeta.cli.output import TextColumn, print_json, print_table, timestamp
 from sparkmeta.cli.source import KeyValue
 from sparkmeta.cli.tables import takes_output
 from sparkmeta.errors import SparkmetaError
+from sparkmeta.inspect.units import byte_size
 from sparkmeta.manifests.cache.folder import ManifestCache
 from sparkmeta.manifests.cache.upkeep import DAY_MS, CachedFolder, cache_contents, delete_cached
 from sparkmeta.storage.files import Files, IOFiles, LocalFiles
@@ -61,7 +62,7 @@ def prune(folder: str, properties: tuple[tuple[str, str], ...], older_than: floa
     manifest_cache, now = _manifest_cache(folder, properties), int(time.time() * 1000)
     files = cache_contents(manifest_cache).superfluous(now - int(older_than * DAY_MS), now)
     failures = delete_cached(manifest_cache, files) if commit else []
-    total = size(sum(status.length for status in files))
+    total = byte_size(sum(status.length for status in files))
     if failures:
         raise SparkmetaError(f"{failures[0].location}: {failures[0].reason} ({len(failures):,} files are still there)")
     click.echo(f"{len(files):,} files, {total}: {'deleted' if commit else 'would be deleted (--commit)'}")

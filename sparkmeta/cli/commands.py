@@ -1,7 +1,7 @@
 """Define the command line and its commands `describe`, `plan` and `tree`.
 
-The other commands are in `cli.cache`, `cli.catalogs`, `cli.maintain`, `cli.serve`, `cli.statistics`, `cli.tables` and
-`cli.view`.
+The other commands are in `cli.cache`, `cli.catalogs`, `cli.health`, `cli.maintain`, `cli.serve`, `cli.statistics`,
+`cli.tables` and `cli.view`.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import click
 
 from sparkmeta.cli.cache import cache
 from sparkmeta.cli.catalogs import namespaces, tables, views
+from sparkmeta.cli.health import health
 from sparkmeta.cli.maintain import (
     compact,
     downgrade,
@@ -132,6 +133,7 @@ def main() -> None:
       sparkmeta files /warehouse/db/events --where "file_size_in_bytes < 1000000" --output json
       sparkmeta plan --catalog prod db.events --filter "ts >= '2026-01-01' and id = 7" --report
       sparkmeta tree /warehouse/db/events --svg tree.svg
+      sparkmeta health /warehouse/db/events --html health.html
       sparkmeta compact /warehouse/db/events --commit
       sparkmeta rewrite-manifests /warehouse/db/events --commit
       sparkmeta upgrade /warehouse/db/events --format-version 4 --commit
@@ -243,6 +245,7 @@ _PLAN_VIEWS = {
 main.add_command(cache)
 main.add_command(namespaces)
 main.add_command(tables)
+main.add_command(health)
 main.add_command(compact)
 main.add_command(rewrite_manifests)
 main.add_command(expire_snapshots)

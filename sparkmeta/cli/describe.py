@@ -5,7 +5,8 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
-from sparkmeta.cli.output import size, timestamp
+from sparkmeta.cli.output import timestamp
+from sparkmeta.inspect.units import byte_size
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -138,7 +139,7 @@ def _snapshot_line(snapshot: Mapping[str, Any] | None) -> str:
 def _totals_line(totals: Mapping[str, int | None]) -> str:
     shown = {name: "an unknown number of" if count is None else f"{count:,}" for name, count in totals.items()}
     data = totals["data_file_bytes"]
-    weight = "" if data is None else f" ({size(data)})"
+    weight = "" if data is None else f" ({byte_size(data)})"
     deletes = f"{shown['delete_files']} delete files" if totals["delete_files"] != 0 else "no delete files"
     return f"{shown['records']} records in {shown['data_files']} data files{weight}; {deletes}"
 

@@ -19,6 +19,7 @@ from rich.status import Status
 from rich.table import Table as TextTable
 from rich.text import Text
 
+from sparkmeta.inspect.units import byte_size
 from sparkmeta.storage.location import normalize
 
 if TYPE_CHECKING:
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
 PIPED_WIDTH = 160
-_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 _CELL = 300
 _PATH, _SHORTEST_PATH = 70, 40
 _MAX_ITEMS = 4
@@ -230,18 +230,10 @@ def cell(value: object, kind: str = "plain", base: str = "", longest_path: int =
     if kind == "count" and isinstance(value, int):
         return f"{value:,}"
     if kind == "bytes" and isinstance(value, int):
-        return size(value)
+        return byte_size(value)
     if kind == "path":
         return _middle_out(_printable(_below(str(value), base)), longest_path)
     return _shortened(_printable(_plain(value)))
-
-
-def size(count: int) -> str:
-    """Format a number of bytes, such as 1536 as 1.5 KiB."""
-    value, unit = float(count), 0
-    while abs(value) >= 1024 and unit < len(_UNITS) - 1:
-        value, unit = value / 1024, unit + 1
-    return f"{count} B" if unit == 0 else f"{value:,.1f} {_UNITS[unit]}"
 
 
 def timestamp(moment: datetime) -> str:

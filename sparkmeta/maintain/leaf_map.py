@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
-from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
-
-import numpy as np
 
 from sparkmeta.compact.options import CompactionOptions, scope_of
 from sparkmeta.compact.ranges import leaf_ranges
 from sparkmeta.edit.base_root import base_root
 from sparkmeta.edit.new_snapshot import branch_head, with_root
+from sparkmeta.inspect import svg
+from sparkmeta.maintain.overlap_bars import placed_bars
 from sparkmeta.spec.entry import ContentType
 
 if TYPE_CHECKING:
@@ -64,15 +62,12 @@ class LeafMap:
         height = 2 * _MARGIN + 24 + rows * (_BAR + 2)
         shown = f", {len(self.bars)} of them drawn" if len(self.bars) < self.leaves else ""
         text = f"{self.title}: {self.leaves} leaves{shown}, each overlaps {self.overlaps:.1f} others"
-        box = f'width="{_WIDTH}" height="{height}" viewBox="0 0 {_WIDTH} {height}"'
         parts = [
-            f'<svg xmlns="http://www.w3.org/2000/svg" {box} font-family="monospace" font-size="12">',
-            f'<rect width="{_WIDTH}" height="{height}" fill="#ffffff"/>',
-            f'<text x="{_MARGIN}" y="{_MARGIN + 8}" fill="{_INK}">{escape(text)}</text>',
+            svg.rect(0, 0, _WIDTH, height, fill="#ffffff"),
+            svg.text(_MARGIN, _MARGIN + 8, text, fill=_INK),
             *(_bar(bar) for bar in self.bars),
-            "</svg>",
         ]
-        return "\n".join(parts)
+        return svg.document(parts, _WIDTH, height, font_family="monospace", font_size="12")
 
     def save(self, path: str | Path) -> None:
         """Write the SVG document to a local file."""
@@ -89,10 +84,7 @@ def _bar(bar: LeafBar) -> str:
     share = bar.masked / bar.entries if bar.entries else 0.0
     colour = "#" + "".join(f"{round(a + (b - a) * share):02x}" for a, b in zip(_CLEAN, _MASKED, strict=True))
     title = f"{bar.location}: {bar.entries} entries, {bar.masked} masked"
-    return (
-        f'<rect x="{x:.1f}" y="{y}" width="{width:.1f}" height="{_BAR}" fill="{colour}"><title>{escape(title)}</title>'
-        "</rect>"
-    )
+    return svg.rect(x, y, width, _BAR, title, fill=colour)
 
 
 def leaf_map(table: BaseTable, cluster_by: Sequence[str] | None, branch: str) -> LeafMap:
@@ -105,15 +97,11 @@ def leaf_map(table: BaseTable, cluster_by: Sequence[str] | None, branch: str) ->
     scope = scope_of(with_root(head, base), base.root, CompactionOptions(cluster_by=cluster_by))
     leaves = scope.leaves(ContentType.DATA_MANIFEST, spec_id)
     ranges = leaf_ranges(leaves.table, scope.keys[spec_id], scope.sources[spec_id])
-    order = ranges.order
-    if len(order) > _MOST_BARS:
-        order = order[np.linspace(0, len(order) - 1, _MOST_BARS).astype(np.int64)]
-    longest = max(int(ranges.upper.max(initial=0)), 1)
-    bars, ends = [], list[tuple[float, int]]()
-    for place in order.tolist():
-        start, end = int(ranges.lower[place]), int(ranges.upper[place])
-        row = heapq.heappop(ends)[1] if ends and ends[0][0] <= start else len(ends)
-        heapq.heappush(ends, (max(end, start + 0.5), row))
-        counts = int(leaves.records[place]), int(leaves.masked[place])
-        bars.append(LeafBar(leaves.locations[place], start / longest, end / longest, row, *counts))
-    return LeafMap(table.full_name, tuple(bars), ranges.mean_overlaps(), len(ranges.order))
+    bars = [
+        LeafBar(
+            leaves.locations[bar.place], bar.start, bar.end, bar.row, int(leaves.records[bar.place]),
+            int(leaves.masked[bar.place]),
+        )
+        for bar in placed_bars(ranges, _MOST_BARS)
+    ]  # fmt: skip
+    return LeafMap(table.full_name, tuple(bars), ranges.mean_overlaps(), len(leaves))

@@ -12,6 +12,9 @@ from sparkmeta.compact.plan import CompactionPlan, plan_compaction
 from sparkmeta.maintain.dangling_deletes.plan import DanglingDeletesPlan, plan_removal
 from sparkmeta.maintain.downgrade.plan import DowngradePlan, plan_downgrade
 from sparkmeta.maintain.expire_snapshots import ALL, ExpiryPlan, plan_expiry
+from sparkmeta.maintain.health.examine import examine
+from sparkmeta.maintain.health.options import HealthOptions
+from sparkmeta.maintain.health.report import HealthReport
 from sparkmeta.maintain.leaf_map import LeafMap, leaf_map
 from sparkmeta.maintain.orphans.plan import ERROR, OrphanPlan, plan_orphans
 from sparkmeta.maintain.orphans.prefixes import Folder
@@ -38,6 +41,48 @@ class Maintenance(Generic[TableT]):
     """The maintenance operations of a table. Each returns a plan, and nothing changes before its `commit()`."""
 
     table: TableT
+
+    def health(  # noqa: PLR0913  keyword arguments
+        self,
+        *,
+        columns: Sequence[str] | None = None,
+        max_overlap: int = 3,
+        min_small_files: int = 5,
+        small_file_ratio: float = 0.25,
+        max_deleted_ratio: float = 0.3,
+        max_excess_stats_ratio: float = 0.1,
+        max_ref_age_days: int = 30,
+        max_metadata_json_bytes: int = 5 << 20,
+    ) -> HealthReport:
+        """Measure the table's metadata, and report what maintenance it needs: `print(table.maintenance.health())`.
+
+        Executors read each manifest of the current snapshot once; nothing changes. The plans of `compact_manifests` (of
+        trees), `rewrite_manifests` and `expire_snapshots` decide what these operations would do. Other thresholds are
+        table properties: `commit.manifest.min-count-to-merge` (100), the least number of manifests that a rewrite has
+        to save; `write.target-file-size-bytes` (512 MiB); `history.expire.*`; and `write.metadata.metrics.*`.
+
+        Args:
+            columns: columns whose overlaps between manifests are measured, besides those of partition fields. Defaults
+                to the columns of the sort order.
+            max_overlap: manifests overlap too much if one overlaps more than this number of others on average.
+            min_small_files: the least number of small data files of a partition that is a finding.
+            small_file_ratio: data files below this share of the target size are small.
+            max_deleted_ratio: the share of a partition's rows that may be deleted by position.
+            max_excess_stats_ratio: the share of metrics that may be more than the table's properties keep, in a sample
+                of manifests.
+            max_ref_age_days: branches and tags, but for main, are old after so many days.
+            max_metadata_json_bytes: the size of the metadata file that is no finding.
+
+        Raises:
+            ValidationError: an option or table property is out of range, or an unknown column.
+            UnsupportedError: the table is encrypted.
+            CorruptFileError: a manifest is damaged.
+        """
+        options = HealthOptions(
+            columns, max_overlap, min_small_files, small_file_ratio, max_deleted_ratio, max_excess_stats_ratio,
+            max_ref_age_days, max_metadata_json_bytes,
+        )  # fmt: skip
+        return examine(self.table, options)
 
     def compact_manifests(  # noqa: PLR0913  keyword arguments
         self,
