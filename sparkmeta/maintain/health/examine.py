@@ -13,7 +13,7 @@ from sparkmeta.maintain.health.findings import Examination
 from sparkmeta.maintain.health.history import measure_history
 from sparkmeta.maintain.health.layout import measure_layout
 from sparkmeta.maintain.health.report import HealthReport
-from sparkmeta.maintain.upgrade import refuse_encrypted
+from sparkmeta.spec.metadata import refuse_encrypted
 
 if TYPE_CHECKING:
     from sparkmeta.maintain.health.options import HealthOptions
