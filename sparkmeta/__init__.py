@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from sparkmeta.inspect.drawing import Drawing
     from sparkmeta.inspect.inspect_table import InspectTable
     from sparkmeta.maintain.downgrade.plan import DowngradePlan, DowngradeSummary
+    from sparkmeta.maintain.health.report import HealthReport
     from sparkmeta.maintain.leaf_map import LeafMap
     from sparkmeta.maintain.maintenance import Maintenance
     from sparkmeta.maintain.partition_statistics.plan import PartitionStatsPlan, PartitionStatsSummary
@@ -80,6 +81,7 @@ __all__ = [
     "Drawing",
     "FileAccessError",
     "FileAlreadyExistsError",
+    "HealthReport",
     "IncrementalScan",
     "InspectTable",
     "InvalidFilterError",
@@ -135,6 +137,7 @@ _HOMES = {
     "DowngradePlan": "maintain.downgrade.plan",
     "DowngradeSummary": "maintain.downgrade.plan",
     "Drawing": "inspect.drawing",
+    "HealthReport": "maintain.health.report",
     "IncrementalScan": "range_scan",
     "InspectTable": "inspect.inspect_table",
     "LeafMap": "maintain.leaf_map",

@@ -20,6 +20,7 @@ PACKAGE = Path(sparkmeta.__file__).parent
 FLOORS = [
     {"__main__"},
     {"cli"},
+    {"schedule"},
     {"__init__"},
     {"service"},
     {"catalog"},

@@ -1,4 +1,4 @@
-"""The jobs as they are shipped: one of each in a process of its own, with the configuration in conf/, the rest here."""
+"""The jobs as they are shipped: each in a process of its own, with the configuration in conf/, and in this process."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ import runpy
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from pyarrow import parquet
 
 from sparkmeta import load_table
 from tests.conftest import iceberg_jar
-from tests.small_table import IDENTIFIER, ROWS, write_small_table
+from tests.maintain.test_compact import append, new_table
+from tests.small_table import IDENTIFIER, LOADS, ROWS, write_small_table
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -33,9 +34,9 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> PyIcebergTable:
     return write_small_table(tmp_path_factory.mktemp("jobs"))
 
 
-def submit(*arguments: str) -> subprocess.CompletedProcess[str]:
+def submit(job: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     settings = ["--master", "local[2]", "--properties-file", str(ROOT / "conf" / "spark-defaults.conf")]
-    command = [str(SUBMIT), *settings, str(JOBS / "plan_table.py"), *arguments]
+    command = [str(SUBMIT), *settings, str(JOBS / job), *arguments]
     environment = os.environ | {"PYSPARK_PYTHON": sys.executable, "PYSPARK_DRIVER_PYTHON": sys.executable}
     return subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
 
@@ -49,7 +50,15 @@ def main_of(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> Callable[[s
 
 def test_plan_as_parquet(spark: SparkSession, written: PyIcebergTable, tmp_path: Path):
     output = str(tmp_path / "plan")
-    done = submit("--table", written.metadata_location, "--filter", "id < 12 and country = 'NO'", "--output", output)
+    done = submit(
+        "plan_table.py",
+        "--table",
+        written.metadata_location,
+        "--filter",
+        "id < 12 and country = 'NO'",
+        "--output",
+        output,
+    )
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout.splitlines()[-1])
     assert (result["files"], result["records"], result["deletes"]) == (2, 10, 0)
@@ -61,6 +70,58 @@ def test_plan_as_parquet(spark: SparkSession, written: PyIcebergTable, tmp_path:
     assert plan.schema.simpleString() == expected.schema.simpleString()
     assert sorted(plan.collect()) == sorted(expected.collect())
     assert result["bytes"] == sum(row.file_size_in_bytes for row in plan.collect())
+
+
+TREE_JOBS: dict[str, tuple[list[str], Callable[[dict[str, Any]], bool]]] = {
+    "compact_manifests.py": ([], lambda result: result["committed"]["manifests_created"] == 1),
+    "downgrade.py": ([], lambda result: "metadata_location" in result["committed"]),
+    "expire_snapshots.py": (["--older-than", "2100-01-01"], lambda result: result["plan"]["snapshots"] == 1),
+    "remove_dangling_deletes.py": ([], lambda result: result["plan"]["manifests"] == 0),
+    "remove_orphan_files.py": ([], lambda result: result["plan"]["files"] == {}),
+    "rewrite_position_delete_files.py": ([], lambda result: result["plan"]["position_delete_files"] == 0),
+}
+
+
+@pytest.mark.parametrize("job", TREE_JOBS)
+def test_a_job_on_a_tree(spark: SparkSession, tmp_path: Path, soak: bool, job: str) -> None:
+    if not soak:
+        pytest.skip("the slice submits one job of maintenance")
+    table = append(append(new_table(spark, tmp_path), 1, 2), 3, 4)
+    options, is_right = TREE_JOBS[job]
+    done = submit(job, "--table", table.location(), *options, "--commit")
+    assert done.returncode == 0, done.stderr
+    assert is_right(json.loads(done.stdout.splitlines()[-1])), done.stdout
+
+
+def test_rewrite_of_manifests(tmp_path: Path, soak: bool) -> None:
+    if not soak:
+        pytest.skip("the slice submits one job of maintenance")
+    table = write_small_table(tmp_path)
+    properties = ["type=sql", f"uri=sqlite:///{tmp_path}/catalog.db", f"warehouse={tmp_path.as_uri()}"]
+    of_catalog = [argument for text in properties for argument in ("--property", text)]
+    done = submit("rewrite_manifests.py", "--table", IDENTIFIER, "--catalog", "shop", *of_catalog, "--commit")
+    assert done.returncode == 0, done.stderr
+    committed = json.loads(done.stdout.splitlines()[-1])["committed"]
+    assert (committed["manifests_replaced"], committed["manifests_created"]) == (LOADS, 1)
+    assert len(table.refresh().snapshots()) == LOADS + 1
+
+
+def test_maintenance_of_a_configuration(spark: SparkSession, tmp_path: Path) -> None:
+    table = append(append(new_table(spark, tmp_path), 1, 2), 3, 4)
+    config = tmp_path / "maintenance.toml"
+    config.write_text(f"[jobs.compact_manifests]\n[[tables]]\nlocations = [{table.location()!r}]\n")
+    done = submit("maintain.py", "--config", str(config), "--commit")
+    assert done.returncode == 0, done.stderr
+    (line,) = done.stdout.splitlines()
+    result = json.loads(line)
+    assert (result["job"], result["status"]) == ("compact_manifests", "committed")
+    assert (result["findings"], result["committed"]["manifests_created"]) == (["small_manifests"], 1)
+    assert "compact_manifests: committed" in done.stderr
+
+
+def test_every_job_is_submitted() -> None:
+    submitted = {*TREE_JOBS, "plan_table.py", "rewrite_manifests.py", "maintain.py"}
+    assert {path.name for path in JOBS.glob("*.py")} - submitted == {"demo.py", "demo_table.py", "demo_tree.py"}
 
 
 def test_plan_of_a_tag_as_json_tasks(main_of, written: PyIcebergTable, tmp_path: Path, capsys):

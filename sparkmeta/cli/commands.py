@@ -1,7 +1,7 @@
 """Define the command line and its commands `describe`, `plan` and `tree`.
 
 The other commands are in `cli.cache`, `cli.catalogs`, `cli.health`, `cli.maintain`, `cli.serve`, `cli.statistics`,
-`cli.tables` and `cli.view`.
+`cli.tables`, `cli.upkeep` and `cli.view`.
 """
 
 from __future__ import annotations
@@ -53,6 +53,7 @@ from sparkmeta.cli.tables import (
     takes_row_options,
     text_columns,
 )
+from sparkmeta.cli.upkeep import maintain
 from sparkmeta.cli.view import view
 from sparkmeta.errors import SparkmetaError, from_spark
 
@@ -246,6 +247,7 @@ main.add_command(cache)
 main.add_command(namespaces)
 main.add_command(tables)
 main.add_command(health)
+main.add_command(maintain)
 main.add_command(compact)
 main.add_command(rewrite_manifests)
 main.add_command(expire_snapshots)

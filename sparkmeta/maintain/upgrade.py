@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import time
 import uuid
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Generic
+from typing import TYPE_CHECKING, Any, Generic
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -118,6 +118,7 @@ class UpgradePlan(Generic[TableT]):
     table: TableT
     compact: bool = False
     _table_uuid: uuid.UUID = field(default_factory=uuid.uuid4)
+    _committed: list[TableT] = field(default_factory=list, init=False, repr=False, compare=False)
 
     def summary(self) -> UpgradeSummary:
         """Return what changes and what stays. Reads the manifest lists of the branches' heads.
@@ -159,9 +160,19 @@ class UpgradePlan(Generic[TableT]):
             CommitStateUnknownError: the upgrade may have succeeded.
             ValidationError: the table has been upgraded meanwhile.
         """
-        compaction = None if self.compaction is None else self.compaction.step()
-        steps: list[Step] = [self] if compaction is None else [self, compaction]
-        return commit_steps(self.table, steps)
+        if not self._committed:
+            compaction = None if self.compaction is None else self.compaction.step()
+            steps: list[Step] = [self] if compaction is None else [self, compaction]
+            self._committed.append(commit_steps(self.table, steps))
+        return self._committed[0]
+
+    def result(self) -> dict[str, Any]:
+        """Return the summary and the new metadata file, null before the commit, as for JSON."""
+        summary = self.summary()
+        expressions = [expression.model_dump(mode="json", by_alias=True) for expression in summary.expressions]
+        committed = {"metadata_location": self._committed[0].metadata_location} if self._committed else None
+        plan = asdict(summary) | {"expressions": expressions}
+        return {"table": self.table.metadata.location, "plan": plan, "committed": committed}
 
     def apply(self, state: TableState) -> TableMetadataV4:
         """Return the upgraded metadata of a state. For `commit`."""

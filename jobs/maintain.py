@@ -1,0 +1,47 @@
+r"""Maintain the tables of a configuration with spark-submit: the jobs that their health makes necessary.
+
+    spark-submit --properties-file conf/spark-defaults.conf jobs/maintain.py --config conf/maintenance.toml --commit
+
+Prints what it does to standard error, and commits plans with --commit, unless the configuration says `dry_run`.
+Standard output has a JSON object in a line for each table and job: the table, its catalog, the job, a status
+(committed, planned, nothing to do, not applicable, conflict, failed), the findings that make the job necessary, the
+plan, what was committed, the error and the time in seconds.
+
+Exit codes: 0 success, or nothing to do; 1 a job or a table failed, the others were maintained; 2 invalid arguments or
+configuration, and nothing was done; 3 nothing failed, but a job lost to other commits: run again. The executors need
+sparkmeta installed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import TYPE_CHECKING
+
+from sparkmeta.cli.upkeep import print_results
+from sparkmeta.errors import ValidationError
+from sparkmeta.schedule.config import read_config
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the job and return the exit code."""
+    parser = argparse.ArgumentParser(prog="maintain.py", description="Maintain the tables of a configuration.")
+    parser.add_argument("--config", required=True, help="a TOML or YAML file, such as conf/maintenance.toml")
+    parser.add_argument("--commit", action="store_true", help="commit plans, instead of only printing them")
+    parsed = parser.parse_args(arguments)
+    try:
+        config = read_config(parsed.config)
+    except ValidationError as error:
+        print(f"maintain: {error}", file=sys.stderr)
+        return 2
+    from pyspark.sql import SparkSession
+
+    spark = SparkSession.builder.appName(f"maintain {parsed.config}").getOrCreate()
+    return print_results(config, spark, commit=parsed.commit)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""Maintain the tables of a configuration: jobs that their health makes necessary, table after table."""

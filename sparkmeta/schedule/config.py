@@ -1,0 +1,198 @@
+"""Read the configuration of maintenance, TOML or YAML, and check all of it before anything runs."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from sparkmeta.errors import ValidationError, shown
+from sparkmeta.maintain.health.options import HealthOptions
+from sparkmeta.schedule.jobs import BY_NAME
+
+_NUMBER = re.compile(r"-?\d+(\.\d+)?")
+_WORDS = {"true": True, "false": False}
+
+
+@dataclass(frozen=True)
+class TableGroup:
+    """Tables that are maintained in the same way.
+
+    Attributes:
+        catalog: the name of their catalog; None for tables that are given by location.
+        names: identifiers, with `*` and `?` for any characters.
+        excluded: identifiers of tables that are left out.
+        locations: the folders of tables without a catalog.
+        jobs: job -> its options.
+        thresholds: the thresholds of health.
+    """
+
+    catalog: str | None
+    names: tuple[str, ...]
+    excluded: tuple[str, ...]
+    locations: tuple[str, ...]
+    jobs: Mapping[str, Mapping[str, Any]]
+    thresholds: HealthOptions
+
+
+@dataclass(frozen=True)
+class MaintenanceConfig:
+    """A configuration of maintenance.
+
+    Attributes:
+        dry_run: whether nothing is committed, whatever the command line says.
+        catalogs: catalog -> its properties, beside those of pyiceberg's configuration.
+        tables: in the order in which they are maintained.
+    """
+
+    dry_run: bool
+    catalogs: Mapping[str, Mapping[str, str]]
+    tables: tuple[TableGroup, ...]
+
+
+def read_config(path: str | Path) -> MaintenanceConfig:
+    """Read the configuration in a file: TOML, or YAML if its name ends with `.yaml` or `.yml`.
+
+    Raises:
+        ValidationError: the file does not exist or can't be parsed, or a key, job or option is unknown or has a wrong
+            value.
+    """
+    return _config(_parsed(Path(path)), str(path))
+
+
+def _parsed(path: Path) -> dict[str, Any]:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValidationError(f"{path}: it can't be read: {error}") from error
+    if path.suffix in (".yaml", ".yml"):
+        return _yaml(text, path)
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ValidationError(f"{path}: it is no TOML: {error}") from error
+
+
+def _yaml(text: str, path: Path) -> dict[str, Any]:
+    """Parse YAML by pyiceberg's parser, to which all scalars are texts; numbers and booleans are read from these."""
+    import strictyaml
+
+    try:
+        parsed = strictyaml.load(text, label=str(path)).data
+    except strictyaml.YAMLError as error:
+        raise ValidationError(f"{path}: it is no YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(parsed, dict):
+        raise ValidationError(f"{path} is {shown(parsed)}: it takes keys and values")
+    return {key: value if key == "catalogs" else _typed(value) for key, value in parsed.items()}
+
+
+def _typed(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _typed(part) for key, part in value.items()}
+    if isinstance(value, list):
+        return [_typed(part) for part in value]
+    if value in _WORDS:
+        return _WORDS[value]
+    number = _NUMBER.fullmatch(value)
+    return value if number is None else float(value) if number[1] else int(value)
+
+
+def _config(document: Mapping[str, Any], file: str) -> MaintenanceConfig:
+    _known(document, ("dry_run", "catalogs", "thresholds", "jobs", "tables"), file, "")
+    dry_run = document.get("dry_run", False)
+    if not isinstance(dry_run, bool):
+        raise ValidationError(f"{file}: dry_run is {shown(dry_run)}: it takes true or false")
+    catalogs = {
+        name: _properties(properties, file, f"catalogs.{name}")
+        for name, properties in _table(document, "catalogs", file, "").items()
+    }
+    common = _jobs(_table(document, "jobs", file, ""), file, "jobs")
+    thresholds = _table(document, "thresholds", file, "")
+    _thresholds(thresholds, file, "thresholds")
+    groups = document.get("tables", [])
+    if not isinstance(groups, list) or not groups or not all(isinstance(group, dict) for group in groups):
+        raise ValidationError(f"{file}: tables is {shown(groups)}: it takes one or more [[tables]]")
+    read = [_group(group, common, thresholds, file, f"tables[{place}]") for place, group in enumerate(groups)]
+    return MaintenanceConfig(dry_run, catalogs, tuple(read))
+
+
+def _group(
+    group: Mapping[str, Any], common: Mapping[str, Any], thresholds: Mapping[str, Any], file: str, place: str
+) -> TableGroup:
+    _known(group, ("catalog", "names", "exclude", "locations", "jobs", "thresholds"), file, place)
+    catalog = group.get("catalog")
+    if catalog is not None and not isinstance(catalog, str):
+        raise ValidationError(f"{file}: {place}.catalog is {shown(catalog)}: it takes the name of a catalog")
+    names, excluded, locations = (_texts(group, key, file, place) for key in ("names", "exclude", "locations"))
+    if (catalog is None) != (not names) or (catalog is None) == (not locations):
+        problem = "it takes a catalog with names, or else locations"
+        raise ValidationError(f"{file}: {place} has {', '.join(group) or 'no keys'}: {problem}")
+    jobs: dict[str, Any] = dict(common)
+    for name, options in _jobs(_table(group, "jobs", file, place), file, f"{place}.jobs").items():
+        jobs[name] = options if options is False else {**(jobs.get(name) or {}), **options}
+    chosen = {name: options for name, options in jobs.items() if options is not False}
+    if {"upgrade", "downgrade"} <= chosen.keys():
+        raise ValidationError(f"{file}: {place}.jobs has upgrade and downgrade: it takes one of them")
+    merged = {**thresholds, **_table(group, "thresholds", file, place)}
+    health = _thresholds(merged, file, f"{place}.thresholds")
+    return TableGroup(catalog, names, excluded, locations, chosen, health)
+
+
+def _jobs(jobs: Mapping[str, Any], file: str, place: str) -> dict[str, Any]:
+    """Return job -> options, or false for a job that tables don't get."""
+    for name, options in jobs.items():
+        if name not in BY_NAME:
+            known = ", ".join(BY_NAME)
+            raise ValidationError(f"{file}: {place}.{name} is {shown(options)}: there is no such job, but {known}")
+        if options is False:
+            continue
+        if not isinstance(options, dict):
+            raise ValidationError(f"{file}: {place}.{name} is {shown(options)}: it takes options, or false")
+        BY_NAME[name].check(options, f"{file}: {place}.{name}")
+    return dict(jobs)
+
+
+def _thresholds(values: Mapping[str, Any], file: str, place: str) -> HealthOptions:
+    _known(values, [field.name for field in fields(HealthOptions)], file, place)
+    options = HealthOptions(**values)
+    try:
+        options.check()
+    except ValidationError as error:
+        raise ValidationError(f"{file}: {place}.{error}") from error
+    return options
+
+
+# -- values -----------------------------------------------------------------------------------------------------------
+
+
+def _known(values: Mapping[str, Any], keys: Sequence[str], file: str, place: str) -> None:
+    for key, value in values.items():
+        if key not in keys:
+            where = f"{place}.{key}" if place else key
+            raise ValidationError(f"{file}: {where} is {shown(value)}: there is no such key, but {', '.join(keys)}")
+
+
+def _table(values: Mapping[str, Any], key: str, file: str, place: str) -> dict[str, Any]:
+    value = values.get(key, {})
+    if not isinstance(value, dict):
+        raise ValidationError(
+            f"{file}: {f'{place}.{key}' if place else key} is {shown(value)}: it takes keys and values"
+        )
+    return value
+
+
+def _texts(values: Mapping[str, Any], key: str, file: str, place: str) -> tuple[str, ...]:
+    value = values.get(key, [])
+    if not isinstance(value, list) or not all(isinstance(text, str) and text for text in value):
+        raise ValidationError(f"{file}: {place}.{key} is {shown(value)}: it takes a list of texts")
+    return tuple(value)
+
+
+def _properties(values: Any, file: str, place: str) -> dict[str, str]:
+    if not isinstance(values, dict) or not all(isinstance(value, str) for value in values.values()):
+        # Not their values, which may be secret.
+        raise ValidationError(f"{file}: {place}: it takes properties, whose values are texts")
+    return dict(values)

@@ -1,0 +1,145 @@
+"""The maintenance jobs that a configuration may name, in the order in which they run.
+
+A new operation of `table.maintenance` becomes a job by one line in `JOBS`. Its options are those of its method.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+from sparkmeta.errors import ValidationError, shown
+from sparkmeta.maintain.maintenance import Maintenance
+from sparkmeta.spec.metadata import has_tree
+
+if TYPE_CHECKING:
+    from sparkmeta.maintain.health.report import HealthReport
+    from sparkmeta.table import Table
+
+ALWAYS = "always"
+"""An option of every job: run it even if health does not find it necessary. Its plan may still be empty."""
+
+_DURATION = re.compile(r"(\d+)\s*(m|h|d)")
+_UNITS = {"m": "minutes", "h": "hours", "d": "days"}
+# DataFrames and snapshots are not for configurations.
+_NOT_CONFIGURABLE = {"self", "files", "snapshot_id", "snapshot_ids"}
+
+
+def _found(job: Job, report: HealthReport) -> bool:
+    return any(finding.job == job.name for finding in report.list_findings)
+
+
+def _by_plan(job: Job, report: HealthReport) -> bool:  # noqa: ARG001  the plan decides
+    return True
+
+
+def _of_all(table: Table) -> bool:  # noqa: ARG001  whatever its format version
+    return True
+
+
+def _of_trees(table: Table) -> bool:
+    return has_tree(table.metadata)
+
+
+def _of_lists(table: Table) -> bool:
+    return not has_tree(table.metadata) and table.format_version < 4
+
+
+@dataclass(frozen=True)
+class Job:
+    """A maintenance operation.
+
+    Attributes:
+        name: the name of a method of `Maintenance`, which returns a plan.
+        is_needed: whether a report makes it necessary. By default, a finding names the job; `_by_plan` leaves it to the
+            job's plan and its options.
+        suits: whether it can be done to a table; if not, it is passed over.
+        defaults: options that its method requires.
+    """
+
+    name: str
+    is_needed: Callable[[Job, HealthReport], bool] = _found
+    suits: Callable[[Table], bool] = _of_all
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def options(self) -> dict[str, str]:
+        """The names of its options -> their annotated types."""
+        parameters = inspect.signature(getattr(Maintenance, self.name)).parameters
+        return {name: str(kind.annotation) for name, kind in parameters.items() if name not in _NOT_CONFIGURABLE}
+
+    def check(self, options: Mapping[str, Any], place: str) -> None:
+        """Raise ValidationError for an unknown option, or for a value of a wrong type.
+
+        Args:
+            place: where the options are in the configuration.
+        """
+        known = self.options
+        for name, value in options.items():
+            if name == ALWAYS:
+                if not isinstance(value, bool):
+                    raise ValidationError(f"{place}.{name} is {shown(value)}: it takes true or false")
+            elif name not in known:
+                listed = ", ".join(sorted([*known, ALWAYS]))
+                raise ValidationError(f"{place}.{name} is {shown(value)}: {self.name} has no such option, but {listed}")
+            elif not _fits(value, known[name]):
+                raise ValidationError(f"{place}.{name} is {shown(value)}: it takes {_what(known[name])}")
+
+    def plan(self, table: Table, options: Mapping[str, Any]) -> Any:
+        """Return the plan of the job for a table."""
+        named = {**self.defaults, **options}
+        given = {name: _value(value, self.options[name]) for name, value in named.items() if name != ALWAYS}
+        return getattr(table.maintenance, self.name)(**given)
+
+
+JOBS = (
+    Job("upgrade", _by_plan, lambda table: not has_tree(table.metadata), {"format_version": 4}),
+    Job("downgrade", _by_plan, _of_trees, {"format_version": 3}),
+    Job("rewrite_position_delete_files", suits=_of_trees),
+    Job("remove_dangling_deletes", suits=lambda table: _of_trees(table) or _of_lists(table)),
+    Job("compact_manifests", suits=_of_trees),
+    Job("rewrite_manifests", suits=_of_lists),
+    Job("expire_snapshots", _by_plan),
+    Job("remove_orphan_files", _by_plan),
+)
+BY_NAME = {job.name: job for job in JOBS}
+
+
+def _fits(value: Any, annotation: str) -> bool:
+    """Return whether a value of a configuration file has a type that an annotation names."""
+    words = set(re.findall(r"\w+", annotation))
+    if isinstance(value, bool):
+        return "bool" in words
+    if isinstance(value, str) and "datetime" in words:
+        return _DURATION.fullmatch(value) is not None
+    for kind, names in _KINDS.items():
+        if isinstance(value, kind):
+            return not words.isdisjoint(names) and "datetime" not in words
+    return False
+
+
+_KINDS: dict[type, set[str]] = {
+    int: {"int", "float"},
+    float: {"float"},
+    str: {"str"},
+    list: {"Sequence", "Iterable"},
+    dict: {"Mapping"},
+}
+
+
+def _what(annotation: str) -> str:
+    if "datetime" in annotation:
+        return "a duration such as 36h or 7d"
+    words = {"Sequence": "a list", "Mapping": "a table", "bool": "true or false", "float": "a number"}
+    words |= {"int": "a whole number", "str": "a text"}
+    return next((text for name, text in words.items() if name in annotation), annotation)
+
+
+def _value(value: Any, annotation: str) -> Any:
+    """Return an option's value for the method: durations are times before now."""
+    match = _DURATION.fullmatch(value) if isinstance(value, str) and "datetime" in annotation else None
+    return value if match is None else datetime.now(UTC) - timedelta(**{_UNITS[match[2]]: int(match[1])})

@@ -1,0 +1,271 @@
+"""`sparkmeta maintain` and `jobs/maintain.py`: a configuration of several tables, of which one is broken."""
+
+from __future__ import annotations
+
+import json
+import runpy
+import shutil
+import tomllib
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from click.testing import CliRunner
+
+import sparkmeta as sm
+from sparkmeta.cli import main
+from sparkmeta.errors import ValidationError
+from sparkmeta.schedule.config import read_config
+from sparkmeta.schedule.jobs import JOBS
+from sparkmeta.schedule.run import run_maintenance
+from tests.commit.test_transaction import SCHEMA, SPEC
+from tests.maintain.test_compact import EAGER, append, delete, seen
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+ROOT = Path(__file__).parents[2]
+JOBS_FOLDER = ROOT / "jobs"
+
+
+def warehouse(spark: SparkSession, folder: Path) -> Any:
+    """A catalog of the trees db.a, with small leaves, db.b, without any, and db.broken, which has lost its root."""
+    catalog: Any = sm.load_catalog("test", type="hadoop", warehouse=str(folder))
+    for name in ("a", "b", "broken"):
+        table = catalog.create_table(f"db.{name}", SCHEMA, SPEC, properties=EAGER, format_version=4, spark=spark)
+        for number in range(1 if name == "b" else 3):
+            table = append(table, 10 * number, 10 * number + 1)
+    for root in (folder / "db" / "broken" / "metadata").glob("*root*"):
+        root.unlink()
+    return catalog
+
+
+def written(path: Path, text: str) -> Path:
+    path.write_text(text)
+    return path
+
+
+CONFIG = """
+[catalogs.test]
+type = "hadoop"
+warehouse = "{folder}/tables"
+[jobs.compact_manifests]
+[jobs.rewrite_manifests]
+[jobs.expire_snapshots]
+older_than = "0m"
+[[tables]]
+catalog = "test"
+names = ["db.*"]
+[[tables]]
+locations = ["{folder}/nowhere"]
+"""
+
+
+def command(*arguments: str) -> tuple[int, list[dict[str, Any]], str]:
+    done = CliRunner().invoke(main, ["maintain", *arguments])
+    return done.exit_code, [json.loads(line) for line in done.stdout.splitlines()], done.stderr
+
+
+def statuses(results: list[dict[str, Any]]) -> dict[tuple[str, str], str]:
+    return {(result["table"].rpartition("/")[2], result["job"]): result["status"] for result in results}
+
+
+def test_several_tables(spark_session: SparkSession, tmp_path: Path) -> None:
+    catalog = warehouse(spark_session, tmp_path / "tables")
+    config = str(written(tmp_path / "c.toml", CONFIG.format(folder=tmp_path)))
+    before = {name: catalog.load_table(f"db.{name}", spark_session) for name in "ab"}
+    rows = seen(before["a"])
+    failed = {("db.broken", "health"): "failed", ("nowhere", "health"): "failed"}
+    unsuitable = {(f"db.{name}", "rewrite_manifests"): "not applicable" for name in "ab"}
+
+    code, results, log = command("--config", config)
+    assert code == 1
+    assert statuses(results) == failed | unsuitable | {
+        ("db.a", "compact_manifests"): "planned",
+        ("db.a", "expire_snapshots"): "planned",
+        ("db.b", "compact_manifests"): "nothing to do",
+        ("db.b", "expire_snapshots"): "nothing to do",
+    }
+    assert results[0]["findings"] == ["small_manifests"]
+    assert results[0]["plan"]["data_leaves"] == 3
+    assert "db.a: compact_manifests: planned" in log
+    for name, table in before.items():
+        assert catalog.load_table(f"db.{name}", spark_session).metadata_location == table.metadata_location
+    dry = str(written(tmp_path / "dry.toml", "dry_run = true\n" + CONFIG.format(folder=tmp_path)))
+    assert statuses(command("--config", dry, "--commit")[1]) == statuses(results)
+
+    code, results, _ = command("--config", config, "--commit")
+    assert code == 1
+    done = statuses(results)
+    assert (done["db.a", "compact_manifests"], done["db.a", "expire_snapshots"]) == ("committed", "committed")
+    after = catalog.load_table("db.a", spark_session)
+    assert seen(after) == rows
+    assert len(after.snapshots()) == 1
+
+    code, results, _ = command("--config", config, "--commit")
+    assert {status for key, status in statuses(results).items() if key not in failed | unsuitable} == {"nothing to do"}
+    shutil.rmtree(tmp_path / "tables" / "db" / "broken")
+    healed = CONFIG.partition("[[tables]]\nlocations")[0].format(folder=tmp_path)
+    assert command("--config", str(written(tmp_path / "healed.toml", healed)), "--commit")[0] == 0
+
+
+def test_two_maintenance_runs_at_once(spark_session: SparkSession, tmp_path: Path) -> None:
+    catalog = warehouse(spark_session, tmp_path / "tables")
+    table = delete(catalog.load_table("db.a", spark_session), 10)
+    rows, logged = seen(table), list[str]()
+    text = (
+        CONFIG.format(folder=tmp_path).replace("db.*", "db.a").replace("0m", "1h").partition("[[tables]]\nlocations")[0]
+    )
+    config = read_config(written(tmp_path / "c.toml", text))
+
+    def run(_: int) -> list[Any]:
+        return list(run_maintenance(config, spark_session, commit=True, log=logged.append))
+
+    with ThreadPoolExecutor(2) as threads:
+        results = [result for results in threads.map(run, range(2)) for result in results]
+    harmless = {"committed", "nothing to do", "not applicable", "conflict"}
+    assert {result.status for result in results} <= harmless, logged
+    assert "committed" in {result.status for result in results if result.job == "compact_manifests"}
+    after = catalog.load_table("db.a", spark_session)
+    assert seen(after) == rows
+    assert after.check().collect() == []
+
+
+def test_the_example_runs(spark_session: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """On a table in a catalog of folders. It names another that does not exist."""
+    example = (ROOT / "conf" / "maintenance.toml").read_text()
+    catalog: Any = sm.load_catalog("w", type="hadoop", warehouse=str(tmp_path / "warehouse"))
+    table = catalog.create_table("shop.orders", SCHEMA, SPEC, format_version=4, properties=EAGER, spark=spark_session)
+    append(append(table, 1, 2), 3, 4)
+    config = written(tmp_path / "m.toml", example.replace("/warehouse", str(tmp_path / "warehouse")))
+    job = runpy.run_path(str(JOBS_FOLDER / "maintain.py"))["main"]
+    assert job(["--config", str(config), "--commit"]) == 1
+    printed, log = capsys.readouterr()
+    results = [json.loads(line) for line in printed.splitlines()]
+    done = statuses(results)
+    assert done["shop.orders", "compact_manifests"] == "committed"
+    assert done["shop.orders", "remove_orphan_files"] == "nothing to do"
+    assert done["logs.events", "health"] == "failed"
+    assert "warehouse: shop.orders: table 1 of 1" in log
+
+
+# -- the configuration ------------------------------------------------------------------------------------------------
+
+GROUP = "[[tables]]\nlocations = ['/t']\n"
+PROBLEMS = {
+    "retain = 1\n" + GROUP: "retain is 1: there is no such key, but dry_run",
+    "dry_run = 'yes'\n" + GROUP: "dry_run is 'yes': it takes true or false",
+    "[jobs.vacuum]\n" + GROUP: "jobs.vacuum is {}: there is no such job, but upgrade",
+    "[jobs.expire_snapshots]\nkeep = 3\n"
+    + GROUP: "jobs.expire_snapshots.keep is 3: expire_snapshots has no such option",
+    "[jobs.expire_snapshots]\nretain_last = '3'\n" + GROUP: "retain_last is '3': it takes a whole number",
+    "[jobs.expire_snapshots]\nolder_than = 5\n" + GROUP: "older_than is 5: it takes a duration such as 36h or 7d",
+    "[jobs.expire_snapshots]\nolder_than = 'old'\n" + GROUP: "older_than is 'old': it takes a duration",
+    "[jobs.expire_snapshots]\nalways = 1\n" + GROUP: "always is 1: it takes true or false",
+    "[jobs.remove_orphan_files]\nfiles = 'f'\n" + GROUP: "files is 'f': remove_orphan_files has no such option",
+    "[jobs]\nexpire_snapshots = true\n" + GROUP: "jobs.expire_snapshots is True: it takes options, or false",
+    "[jobs.upgrade]\n[jobs.downgrade]\n" + GROUP: "tables[0].jobs has upgrade and downgrade: it takes one of them",
+    "[thresholds]\nmax_overlap = -1\n" + GROUP: "thresholds.max_overlap is -1: it takes a whole number",
+    "[thresholds]\ndepth = 1\n" + GROUP: "thresholds.depth is 1: there is no such key",
+    "[catalogs.c]\nuri = 1\n" + GROUP: "catalogs.c: it takes properties, whose values are texts",
+    "dry_run = true": "tables is []: it takes one or more [[tables]]",
+    "[[tables]]\nnames = ['a.b']": "tables[0] has names: it takes a catalog with names, or else locations",
+    GROUP + "names = 'a.b'": "tables[0].names is 'a.b': it takes a list of texts",
+    GROUP + "jobs.expire_snapshots = { retain = 1 }": "tables[0].jobs.expire_snapshots.retain is 1",
+    "tables = ": "it is no TOML",
+}
+
+
+@pytest.mark.parametrize("text", PROBLEMS)
+def test_what_is_refused(tmp_path: Path, text: str) -> None:
+    path = written(tmp_path / "bad.toml", text)
+    with pytest.raises(ValidationError) as raised:
+        read_config(path)
+    assert str(raised.value).startswith(f"{path}: ")
+    assert PROBLEMS[text] in str(raised.value)
+
+
+def test_nothing_runs_with_a_bad_configuration(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = str(written(tmp_path / "bad.toml", "tabels = 1"))
+    done = CliRunner().invoke(main, ["maintain", "--config", path])
+    assert done.exit_code == 2
+    assert "tabels is 1: there is no such key" in done.stderr
+    job = runpy.run_path(str(JOBS_FOLDER / "maintain.py"))["main"]
+    assert job(["--config", path]) == 2
+    assert "tabels is 1" in capsys.readouterr().err
+    assert job(["--config", str(tmp_path / "none.toml")]) == 2
+
+
+def test_yaml_says_the_same_as_toml(tmp_path: Path) -> None:
+    toml = """
+dry_run = true
+[catalogs.c]
+type = "hadoop"
+warehouse = "/1"
+[thresholds]
+max_overlap = 5
+small_file_ratio = 0.5
+[jobs.expire_snapshots]
+older_than = "7d"
+retain_last = 2
+[[tables]]
+catalog = "c"
+names = ["a.b", "c.*"]
+jobs.compact_manifests = { always = true }
+"""
+    yaml = """
+dry_run: true
+catalogs:
+  c:
+    type: hadoop
+    warehouse: /1
+thresholds:
+  max_overlap: 5
+  small_file_ratio: 0.5
+jobs:
+  expire_snapshots:
+    older_than: 7d
+    retain_last: 2
+tables:
+  - catalog: c
+    names:
+      - a.b
+      - c.*
+    jobs:
+      compact_manifests:
+        always: true
+"""
+    assert read_config(written(tmp_path / "m.yaml", yaml)) == read_config(written(tmp_path / "m.toml", toml))
+    with pytest.raises(ValidationError, match="it is no YAML"):
+        read_config(written(tmp_path / "bad.yml", "a: b: c"))
+
+
+def test_jobs_and_thresholds_of_a_group_come_first(tmp_path: Path) -> None:
+    text = """
+[thresholds]
+max_overlap = 5
+min_small_files = 7
+[jobs.expire_snapshots]
+retain_last = 2
+clean_expired_metadata = true
+[jobs.remove_orphan_files]
+[[tables]]
+locations = ["/t"]
+thresholds.max_overlap = 9
+jobs.remove_orphan_files = false
+jobs.expire_snapshots.retain_last = 3
+"""
+    (group,) = read_config(written(tmp_path / "m.toml", text)).tables
+    assert group.jobs == {"expire_snapshots": {"retain_last": 3, "clean_expired_metadata": True}}
+    assert (group.thresholds.max_overlap, group.thresholds.min_small_files) == (9, 7)
+
+
+def test_every_job_of_the_example_exists_and_every_operation_is_a_job() -> None:
+    example = tomllib.loads((ROOT / "conf" / "maintenance.toml").read_text())
+    names = [job.name for job in JOBS]
+    assert set(example["jobs"]) <= set(names)
+    for job in JOBS:
+        assert callable(getattr(sm.Maintenance, job.name))
+    public = {name for name in vars(sm.Maintenance) if not name.startswith("_")} - {"table"}
+    assert public - set(names) == {"health", "leaf_map", "undo_upgrade"}
