@@ -49,6 +49,10 @@ def _of_lists(table: Table) -> bool:
     return not has_tree(table.metadata) and table.format_version < 4
 
 
+def _has_deletes(table: Table) -> bool:
+    return _of_trees(table) or (_of_lists(table) and table.format_version > 1)
+
+
 @dataclass(frozen=True)
 class Job:
     """A maintenance operation.
@@ -99,12 +103,14 @@ class Job:
 JOBS = (
     Job("upgrade", _by_plan, lambda table: not has_tree(table.metadata), {"format_version": 4}),
     Job("downgrade", _by_plan, _of_trees, {"format_version": 3}),
-    Job("rewrite_position_delete_files", suits=_of_trees),
-    Job("remove_dangling_deletes", suits=lambda table: _of_trees(table) or _of_lists(table)),
+    Job("rewrite_position_delete_files", suits=_has_deletes),
+    Job("remove_dangling_deletes", suits=_has_deletes),
     Job("compact_manifests", suits=_of_trees),
     Job("rewrite_manifests", suits=_of_lists),
     Job("expire_snapshots", _by_plan),
     Job("remove_orphan_files", _by_plan),
+    Job("compute_partition_stats", _by_plan, lambda table: not table.spec().is_unpartitioned()),
+    Job("compute_table_stats", _by_plan),
 )
 BY_NAME = {job.name: job for job in JOBS}
 

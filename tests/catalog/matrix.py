@@ -33,34 +33,30 @@ def _refused(kind: str, operations: tuple[str, ...], text: str) -> dict[tuple[st
     return {(kind, operation): text for operation in operations}
 
 
-_COMMITS, _MAINTENANCE = OPERATIONS[4:], OPERATIONS[6:]
-_NO_FILES = _refused("v2", ("append", "delete"), r"commits need a metadata tree, which .*upgrade")
-_NO_TREES = _NO_FILES | _refused("tree", OPERATIONS, r"SQL catalogs, Glue and file system tables can")
+_COMMITS = OPERATIONS[4:]
+_NO_TREES = _refused("tree", OPERATIONS, r"SQL catalogs, Glue and file system tables can")
 _BY_SPARK = r"(can't open its files|read by Spark only|write no single file): open (it|the table) through a catalog"
 _NOT_EXCLUSIVE = r"PyArrowFileIO has no such write, py-io-impl=\S+ with s3fs has.*Tables of a SQL catalog"
 
 PLACES = (
-    Place("none: its folder", "local", "Python, Spark", _NO_FILES),
+    Place("none: its folder", "local", "Python, Spark", {}),
     Place(
-        "none: its folder",
-        "S3",
-        "Spark",
-        _NO_FILES | _refused("v2", _MAINTENANCE, _BY_SPARK) | _refused("tree", _COMMITS, _BY_SPARK),
+        "none: its folder", "S3", "Spark", _refused("v2", _COMMITS, _BY_SPARK) | _refused("tree", _COMMITS, _BY_SPARK)
     ),
-    Place("`hadoop`", "local", "Python, Spark", _NO_FILES),
-    Place("`hadoop`", "S3", "s3fs", _NO_FILES),
+    Place("`hadoop`", "local", "Python, Spark", {}),
+    Place("`hadoop`", "S3", "s3fs", {}),
     Place(
         "`hadoop`",
         "S3",
         "pyarrow",
-        _NO_FILES | _refused("v2", _MAINTENANCE, _NOT_EXCLUSIVE) | _refused("tree", _COMMITS, _NOT_EXCLUSIVE),
+        _refused("v2", _COMMITS, _NOT_EXCLUSIVE) | _refused("tree", _COMMITS, _NOT_EXCLUSIVE),
     ),
-    Place("SQL", "local", "Python, Spark", _NO_FILES),
-    Place("SQL", "S3", "pyarrow", _NO_FILES),
-    Place("SQL", "S3", "pyarrow, Spark", _NO_FILES),
+    Place("SQL", "local", "Python, Spark", {}),
+    Place("SQL", "S3", "pyarrow", {}),
+    Place("SQL", "S3", "pyarrow, Spark", {}),
     Place("REST", "local", "Python, Spark", _NO_TREES),
     Place("REST", "S3", "pyarrow", _NO_TREES),
-    Place("Glue", "S3", "pyarrow", _NO_FILES),
+    Place("Glue", "S3", "pyarrow", {}),
 )
 _UNTESTED = (("Hive, DynamoDB, BigQuery", "any", "any"), ("any", "Azure, Google Cloud Storage", "any"))
 

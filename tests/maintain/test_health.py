@@ -322,9 +322,6 @@ def test_options_out_of_range(spark: SparkSession, tmp_path: Path, name: str, va
     ("name", "value"),
     [
         ("write.target-file-size-bytes", "0"),
-        ("write.metadata.metrics.default", "truncate(0)"),
-        ("write.metadata.metrics.column.id", "all"),
-        ("write.metadata.metrics.max-inferred-column-defaults", "many"),
         ("commit.manifest.min-count-to-merge", "few"),
     ],
 )

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from sparkmeta.operations.base_table import BaseTable
 
 _MERGE_COUNT = "commit.manifest.min-count-to-merge"
+_FIRST_WITH_VECTORS = 3
 
 FINDINGS = pa.schema(
     [
@@ -174,13 +175,15 @@ class Examination:
             done = self._done_by("remove_dangling_deletes", "remove-dangling-deletes")
             gain = f"{entries.deletes.files - dangling.files:,} of {entries.deletes.files:,} deletes stay"
             yield Finding("dangling_deletes", dangling.files, dangling.bytes, kinds, cost, gain, **done)
-        if has_tree(self.table.metadata) and entries.deletes.position_files:
+        metadata = self.table.metadata
+        takes_vectors = has_tree(metadata) or metadata.format_version == _FIRST_WITH_VECTORS
+        if takes_vectors and entries.deletes.position_files:
             count = entries.deletes.position_files
             yield Finding(
                 "position_delete_files",
                 count,
                 None,
-                f"{counted(count, 'position delete file')} of version 2 in a tree",
+                f"{counted(count, 'position delete file')} of version 2 instead of deletion vectors",
                 "plans match them by partition, and readers open each for every data file of its partition",
                 "each data file has one deletion vector",
                 **self._done_by("rewrite_position_delete_files", "rewrite-position-delete-files"),

@@ -5,13 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from sparkmeta.spec.metrics_modes import MetricsMode, metrics_modes
+from sparkmeta.spec.metrics_modes import COUNTS_ONLY, FULL, NO_METRICS, metrics_modes
 
 if TYPE_CHECKING:
     from sparkmeta.maintain.health.column_stats import ColumnStats, SampledStats
     from sparkmeta.state import TableState
 
-_NOTHING = MetricsMode(counts=False, bounds=False)
 # The most bytes of a character in a truncated bound.
 _CHARACTER_BYTES = 4
 _TRUNCATED = ("string", "binary")
@@ -32,16 +31,13 @@ class ExcessStats:
 
     @staticmethod
     def of(state: TableState, stats: SampledStats) -> ExcessStats:
-        """Compare sampled metrics with the table's properties.
-
-        Raises:
-            ValidationError: a property has an invalid value.
-        """
-        modes, schema = metrics_modes(state.metadata), state.metadata.schema()
+        """Compare sampled metrics with the table's properties."""
+        schema = state.metadata.schema()
+        modes = metrics_modes(state.metadata, schema)
         excess = {}
         for field_id, column in stats.columns.items():
             type_name = str(schema.find_field(field_id).field_type) if field_id in modes else ""
-            size = _excess_bytes(column, modes.get(field_id, _NOTHING), type_name)
+            size = _excess_bytes(column, modes.get(field_id, NO_METRICS), type_name)
             if size:
                 excess[schema.find_column_name(field_id) or f"dropped column {field_id}"] = size
         total = sum(column.bytes for column in stats.columns.values())
@@ -49,13 +45,13 @@ class ExcessStats:
         return ExcessStats(names, sum(excess.values()) / total if total else 0.0)
 
 
-def _excess_bytes(column: ColumnStats, mode: MetricsMode, type_name: str) -> int:
+def _excess_bytes(column: ColumnStats, mode: int, type_name: str) -> int:
     counts = column.counts * _COUNT_BYTES
-    if not mode.counts:
+    if mode == NO_METRICS:
         return column.bytes
-    if not mode.bounds:
+    if mode == COUNTS_ONLY:
         return column.bytes - counts
-    if mode.length is None or type_name not in _TRUNCATED:
+    if mode == FULL or type_name not in _TRUNCATED:
         return 0
-    longest = mode.length * (_CHARACTER_BYTES if type_name == "string" else 1)
+    longest = mode * (_CHARACTER_BYTES if type_name == "string" else 1)
     return max(0, column.bytes - counts - column.bounds * longest) if column.longest > longest else 0

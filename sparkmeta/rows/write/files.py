@@ -30,12 +30,12 @@ from sparkmeta.rows.write.cleanup import delete_written
 from sparkmeta.rows.write.file_schema import FileColumns
 from sparkmeta.rows.write.input import check_columns, field_value, written_columns
 from sparkmeta.rows.write.metrics import metric_leaves, sized_leaves
-from sparkmeta.rows.write.metrics_modes import metrics_modes
 from sparkmeta.rows.write.options import WriteOptions
 from sparkmeta.rows.write.places import PartitionField, Places
 from sparkmeta.rows.write.task_values import TaskValue, TaskValues
 from sparkmeta.rows.write.tasks import PARTITION_COLUMN, PROBLEM, DataFileTasks
 from sparkmeta.session import map_arrow, materialize
+from sparkmeta.spec.metrics_modes import metrics_modes
 from sparkmeta.storage.access import executor_writer
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from sparkmeta.columns.bounds import bound_arrow_type, encode_bounds
 from sparkmeta.rows.resolve import Column
 from sparkmeta.rows.write.file_schema import written
-from sparkmeta.rows.write.metrics_modes import COUNTS_ONLY, FULL, NO_METRICS
+from sparkmeta.spec.metrics_modes import COUNTS_ONLY, FULL, NO_METRICS
 
 _LEAST_SURROGATE: Final = 0xD800
 _MOST_SURROGATE: Final = 0xDFFF

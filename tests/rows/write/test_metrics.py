@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from sparkmeta.rows.resolve import Column
 from sparkmeta.rows.write.metrics import FileMetrics, metric_leaves
-from sparkmeta.rows.write.metrics_modes import COUNTS_ONLY, FULL, NO_METRICS
+from sparkmeta.spec.metrics_modes import COUNTS_ONLY, FULL, NO_METRICS
 
 TYPES: dict[str, tuple[pa.DataType, st.SearchStrategy[Any]]] = {
     "int": (pa.int32(), st.integers(-(2**31), 2**31 - 1)),
