@@ -16,10 +16,11 @@ from sparkmeta.errors import ValidationError, shown
 from sparkmeta.manifests.arrays import whole
 from sparkmeta.manifests.metrics_maps import map_type, stats_of_maps
 from sparkmeta.manifests.projection import PARTITION
+from sparkmeta.manifests.v4.adopt import added_version
 from sparkmeta.manifests.v4.convert import PartitionValues, content_stats
 from sparkmeta.manifests.v4.layout import tree_schema
 from sparkmeta.manifests.v4.root import EntryProblem, entry_problems
-from sparkmeta.spec.entry import METRICS_MAP_IDS, ContentType, Status
+from sparkmeta.spec.entry import METRICS_MAP_IDS, ContentType
 from sparkmeta.spec.metadata import has_tree
 from sparkmeta.spec.stats import COUNTS
 
@@ -112,11 +113,7 @@ class FileRows:
         values["file_format"] = pc.utf8_lower(values["file_format"])
         values["equality_ids"] = _without_empty_lists(values["equality_ids"], values["content_type"])
         values["deletion_vector"] = self._vectors(files, values["content_type"])
-        info = self.schema.field("version_info").type
-        added = pa.repeat(pa.scalar(int(Status.ADDED), pa.int32()), rows)
-        values["version_info"] = pa.StructArray.from_arrays(
-            [added, *(pa.nulls(rows, pa.int64()) for _ in range(3))], fields=list(info)
-        )
+        values["version_info"] = added_version(rows, self.schema)
         self._check(values)
         return self._table(values | self._details(files, values))
 

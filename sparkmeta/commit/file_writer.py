@@ -14,12 +14,13 @@ from sparkmeta.commit.file_rows import FILE_COLUMNS, file_rows
 from sparkmeta.commit.new_files import NewFiles
 from sparkmeta.commit.removal import partitions_of
 from sparkmeta.commit.search import FEW_FILES, new_entries
+from sparkmeta.commit.table_files import table_files
 from sparkmeta.commit.vector_targets import find_targets
-from sparkmeta.edit.affinity import DELETE_ENTRY_BYTES, live_owners, with_owners, write_affiliated
+from sparkmeta.edit.affinity import DELETE_ENTRY_BYTES, live_owners, named_owners, with_owners, write_affiliated
 from sparkmeta.edit.leaves import leaf_frame
 from sparkmeta.edit.summary import KindCount, Tally, file_kind, tally_of
 from sparkmeta.errors import ValidationError
-from sparkmeta.manifests.projection import CONTENT_STATS, MANIFEST
+from sparkmeta.manifests.projection import CONTENT_STATS, MANIFEST, EntryProjection
 from sparkmeta.manifests.v4.root import one_of
 from sparkmeta.manifests.v4.write import OWNER, LeafFormat, write_leaves
 from sparkmeta.session import local_frame, map_arrow, materialize
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
     from sparkmeta.state import TableState
 
 _MANIFEST_PATH = "manifest_path"
+_DATA = (int(ContentType.DATA),)
+_DELETES = (int(ContentType.POSITION_DELETES), int(ContentType.EQUALITY_DELETES))
 # The greatest argument of DataFrame.limit(), less one row that shows that there are more.
 _MOST_LIMIT = (1 << 31) - 2
 
@@ -70,6 +73,45 @@ class FileWriter:
         if len(head) <= room:
             return self._direct(file_rows(self.state).entries(head), allowed)
         return self._in_leaves(self._written(self._entries(known)), allowed)
+
+    def add_table(self, source: TableState, on_driver: int, *, with_deletes: bool) -> NewFiles:
+        """Return the live data files of another table as entries. Runs jobs for many files, which write leaves.
+
+        Args:
+            source: the other table.
+            on_driver: how many files the commit has put into the root so far.
+            with_deletes: whether the commit adds the table's deletes too.
+
+        Raises:
+            ValidationError: the files mean something else in this table, or have deletes that are not added.
+        """
+        files = table_files(source, self.state, self.form, self.options)
+        if not with_deletes:
+            files.refuse_deletes(self.state)
+        if files.count <= max(0, self.options.direct_files - on_driver):
+            return self._direct(files.entries(), _DATA)
+        return self._in_leaves(files.leaves(), _DATA)
+
+    def add_vectors(self, source: TableState, added: NewFiles) -> NewFiles:
+        """Return the deletion vectors of another table, whose data files have been added, as entries. Runs jobs.
+
+        Raises:
+            ValidationError: the table has deletes of another kind.
+        """
+        files = table_files(source, self.state, self.form, self.options)
+        if not (files.deletes.leaves or files.deletes.files):
+            return NewFiles()
+        leaves = self.form.schema.empty_table() if added.leaves is None else added.leaves
+        leaves = leaves.filter(one_of(leaves, [ContentType.DATA_MANIFEST]))
+        projection = EntryProjection.of(("location", "version_info"))
+        new = (
+            leaf_frame(self.state, leaves, projection)
+            if len(leaves)
+            else local_frame(self.state.spark, projection.schema.empty_table())
+        )
+        owners = named_owners(self.state, new, dict(enumerate(leaves.column("location").to_pylist())))
+        room = max(0, self.options.direct_files - added.on_driver)
+        return self._add_placed(with_owners(files.vectors(self.state), owners), room, _DELETES)
 
     def _entries(self, files: DataFrame) -> DataFrame:
         rows = file_rows(self.state)

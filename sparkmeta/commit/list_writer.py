@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, NoReturn
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -18,6 +18,7 @@ from sparkmeta.edit.new_manifests import write_added
 from sparkmeta.edit.new_snapshot import SnapshotNames
 from sparkmeta.edit.rewritten_manifests import ManifestRewriter
 from sparkmeta.edit.summary import ManifestCounts
+from sparkmeta.errors import UnsupportedError
 from sparkmeta.manifests.manifest_list import MANIFEST_FILE_SCHEMA
 from sparkmeta.spec.bitmap import write_deletion_vector
 from sparkmeta.spec.metadata import has_tree
@@ -73,6 +74,20 @@ class ListWriter:
         """See `SnapshotWriter.add`."""
         writer = ListedFileWriter(self.state, self.names, self._options)
         return writer.add(files, allowed, added.on_driver)
+
+    def add_table(self, source: TableState, added: NewFiles, *, with_deletes: bool) -> NewFiles:  # noqa: ARG002
+        """See `SnapshotWriter.add_table`."""
+        self._refuse_table(source)
+
+    def add_vectors(self, source: TableState, added: NewFiles) -> NewFiles:  # noqa: ARG002
+        """See `SnapshotWriter.add_vectors`."""
+        self._refuse_table(source)
+
+    def _refuse_table(self, source: TableState) -> NoReturn:
+        raise UnsupportedError(
+            f"{self.state.metadata.location}: only metadata trees take another table as files: append the rows of "
+            f"inspect.files() of {source.metadata.location}"
+        )
 
     @property
     def _options(self) -> ListOptions:

@@ -19,14 +19,17 @@ from sparkmeta.commit.filtered import FilteredFiles, ReplacedFiles
 from sparkmeta.commit.list_writer import ListWriter
 from sparkmeta.commit.named import Searches, find_files
 from sparkmeta.commit.removal import Removal
+from sparkmeta.commit.table_files import table_of
 from sparkmeta.commit.tree_writer import TreeWriter
 from sparkmeta.commit.vector_targets import replaced_deletes
 from sparkmeta.edit.new_snapshot import SnapshotNames, branch_head
 from sparkmeta.edit.summary import ManifestCounts, snapshot_summary
 from sparkmeta.errors import CommitConflictError, ValidationError
+from sparkmeta.operations.base_table import BaseTable
 from sparkmeta.spec.entry import ContentType
 from sparkmeta.spec.metadata import has_tree
 from sparkmeta.spec.summary import FileKind
+from sparkmeta.state import TableState
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -38,7 +41,6 @@ if TYPE_CHECKING:
     from sparkmeta.commit.snapshot_writer import SnapshotWriter
     from sparkmeta.spec.metadata import TableMetadata
     from sparkmeta.spec.snapshot import Summary
-    from sparkmeta.state import TableState
 
 _DATA = (int(ContentType.DATA),)
 _DELETES = (int(ContentType.POSITION_DELETES), int(ContentType.EQUALITY_DELETES))
@@ -50,12 +52,15 @@ class SnapshotUpdate:
 
     Files are DataFrames with the columns of `inspect.files`. To remove a file, `file_path` is enough, with
     `content_offset` for a deletion vector. Rows of `plan_files` are found faster, by their `manifest_path`.
+
+    New data files may also be a table: all live files of its snapshot, as they are when it is given. Its
+    manifests are decoded straight into new leaves, which is several times as fast as a DataFrame of its files.
     """
 
     _started: TableState
     _branch: str
     _properties: dict[str, str]
-    _added: list[tuple[DataFrame, tuple[int, ...]]] = field(default_factory=list)
+    _added: list[tuple[DataFrame | TableState, tuple[int, ...]]] = field(default_factory=list)
     _removed: list[DataFrame] = field(default_factory=list)
     _filters: list[FilteredFiles] = field(default_factory=list)
     _partitions_of: list[ReplacedFiles] = field(default_factory=list)
@@ -67,9 +72,18 @@ class SnapshotUpdate:
 
     # -- operations -------------------------------------------------------------------------------------------------
 
-    def append(self, files: DataFrame) -> Self:
-        """Add data files."""
-        self._added.append((files, _DATA))
+    def append(self, files: DataFrame | BaseTable | TableState) -> Self:
+        """Add data files.
+
+        Args:
+            files: the files, or a table whose live data files are added. They get new row ids and the sequence number
+                of this commit. The columns of both tables must have the same ids and types, and partition specs the
+                same fields. A table with deletes is refused: see `row_delta`.
+
+        Raises:
+            ValidationError: `files` is neither. The commit raises it for a table that does not fit this one.
+        """
+        self._added.append((table_of(files), _DATA))
         return self
 
     def delete(self, files: DataFrame | None = None, row_filter: BooleanExpression | str | None = None) -> Self:
@@ -87,7 +101,7 @@ class SnapshotUpdate:
 
     def overwrite(
         self,
-        added: DataFrame,
+        added: DataFrame | BaseTable | TableState,
         removed: DataFrame | None = None,
         row_filter: BooleanExpression | str | None = None,
     ) -> Self:
@@ -97,16 +111,27 @@ class SnapshotUpdate:
         return self.delete(removed, row_filter)
 
     def row_delta(
-        self, added: DataFrame | None = None, deletes: DataFrame | None = None, removed: DataFrame | None = None
+        self,
+        added: DataFrame | BaseTable | TableState | None = None,
+        deletes: DataFrame | BaseTable | TableState | None = None,
+        removed: DataFrame | None = None,
     ) -> Self:
         """Add data files, deletion vectors and equality deletes, and remove files.
 
         A deletion vector replaces an earlier one of its data file, and must contain all of its positions.
+
+        With the same table as `added` and `deletes`, its live data files are added with their deletion vectors. Its
+        equality deletes can't be: they would apply to older files of this table, and not to the added ones.
+
+        Raises:
+            ValidationError: `deletes` is a table, and `added` is not the same one.
         """
+        if isinstance(deletes, BaseTable | TableState) and (added is None or table_of(added) is not table_of(deletes)):
+            raise ValidationError("deletes is a table: added must be the same one, whose data files they apply to")
         if added is not None:
             self.append(added)
         if deletes is not None:
-            self._added.append((deletes, _DELETES))
+            self._added.append((table_of(deletes), _DELETES))
         if removed is not None:
             self._removed.append(removed)
             self._replaced.append(removed)
@@ -262,8 +287,15 @@ class _Attempt:
 
     def _add(self, writer: SnapshotWriter) -> NewFiles:
         added = writer.nothing
+        tables = [files for files, kinds in self.update._added if kinds == _DELETES]
         for files, kinds in self.update._added:
-            added = added.plus(writer.add(files, kinds, added))
+            if not isinstance(files, TableState):
+                new = writer.add(files, kinds, added)
+            elif kinds == _DELETES:
+                new = writer.add_vectors(files, added)
+            else:
+                new = writer.add_table(files, added, with_deletes=any(files is table for table in tables))
+            added = added.plus(new)
         return added
 
     def _removal(self, state: TableState, added: NewFiles) -> Removal:

@@ -42,5 +42,26 @@ class SnapshotWriter(Protocol):
             ValidationError: a row does not describe a file of this table.
         """
 
+    def add_table(self, source: TableState, added: NewFiles, *, with_deletes: bool) -> NewFiles:
+        """Return the live data files of another table as entries. Many are written to manifests by jobs.
+
+        Args:
+            source: the other table.
+            added: the new files of the commit so far.
+            with_deletes: whether the commit adds the table's deletes too.
+
+        Raises:
+            ValidationError: the files mean something else in this table, or have deletes that are not added.
+            UnsupportedError: the table has manifest lists.
+        """
+
+    def add_vectors(self, source: TableState, added: NewFiles) -> NewFiles:
+        """Return the deletion vectors of another table, whose data files `added` has, as entries.
+
+        Raises:
+            ValidationError: the table has deletes of another kind.
+            UnsupportedError: the table has manifest lists.
+        """
+
     def commit(self, added: NewFiles, removal: Removal, summary: Callable[[ManifestCounts], Summary]) -> TableMetadata:
         """Write the snapshot, and return the table's metadata with it."""

@@ -72,9 +72,21 @@ class TreeWriter:
 
     def add(self, files: DataFrame, allowed: Collection[int], added: NewFiles) -> NewFiles:
         """See `SnapshotWriter.add`."""
+        return self._files.add(files, allowed, added.on_driver)
+
+    def add_table(self, source: TableState, added: NewFiles, *, with_deletes: bool) -> NewFiles:
+        """See `SnapshotWriter.add_table`."""
+        return self._files.add_table(source, added.on_driver, with_deletes=with_deletes)
+
+    def add_vectors(self, source: TableState, added: NewFiles) -> NewFiles:
+        """See `SnapshotWriter.add_vectors`."""
+        return self._files.add_vectors(source, added)
+
+    @property
+    def _files(self) -> FileWriter:
         options = self._options
         form = leaf_format(self.state, self.names.file("leaf"), options.leaf_target_bytes)
-        return FileWriter(self.state, form, options, self.searches).add(files, allowed, added.on_driver)
+        return FileWriter(self.state, form, options, self.searches)
 
     @property
     def _options(self) -> TreeOptions:

@@ -34,6 +34,7 @@ class Scope:
         sources: spec id -> ids of the stats that hold partition values.
         flushed: leaves that a flush wrote, which does not affiliate deletes.
         old: row numbers of leaves in the layout of versions 1 to 3.
+        every: whether all leaves are rewritten, not only those that gain by it.
     """
 
     root: Root
@@ -44,6 +45,7 @@ class Scope:
     limits: Limits
     flushed: frozenset[str] = frozenset()
     old: frozenset[int] = frozenset()
+    every: bool = False
 
     @cached_property
     def masked(self) -> Mapping[str, int]:
@@ -96,9 +98,9 @@ class _Leaves:
         return _members(self.places, self.scope.usable)
 
     @cached_property
-    def is_old(self) -> _Array:
-        """Whether a leaf may be rewritten and has the layout of versions 1 to 3."""
-        return self.usable & _members(self.places, self.scope.old)
+    def is_due(self) -> _Array:
+        """Whether a leaf is rewritten in any case: all are, or it has the layout of versions 1 to 3."""
+        return self.usable if self.scope.every else self.usable & _members(self.places, self.scope.old)
 
     @cached_property
     def owners(self) -> list[str | None]:
@@ -236,7 +238,7 @@ class _SpecChoice:
         Sorted leaves that have files without bounds are left out, since sorting them again would not help.
         """
         leaves, limits = self.leaves, self.scope.limits
-        sorted_before = ~leaves.was_added & ~leaves.is_old & self.ranges.unknown
+        sorted_before = ~leaves.was_added & ~leaves.is_due & self.ranges.unknown
         fit = np.flatnonzero(leaves.usable & ~sorted_before & (leaves.live > 0))
         ranges = self.ranges.of(fit)
         overlapping = []
@@ -247,14 +249,14 @@ class _SpecChoice:
                     overlapping.append(rows)
                     for row in rows:
                         self._give(int(leaves.places[row]), Reason.OVERLAP)
-                    for row in rows[leaves.is_old[rows]]:
+                    for row in rows[leaves.is_due[rows]]:
                         self._give(int(leaves.places[row]), Reason.LAYOUT)
         return overlapping
 
     def _oversized(self, busy: set[int]) -> list[_Array]:
         """Return leaves of the layout of versions 1 to 3 that are too large for one task, in one group."""
         leaves, limits = self.leaves, self.scope.limits
-        large = leaves.is_old & (leaves.live_bytes > _LARGE * limits.target_bytes)
+        large = leaves.is_due & (leaves.live_bytes > _LARGE * limits.target_bytes)
         rows = np.asarray([row for row in np.flatnonzero(large).tolist() if row not in busy], np.int64)
         fits = _fits(leaves.live[rows].sum(), leaves.bytes[rows].sum(), limits)
         if not len(rows) or not fits:
@@ -280,7 +282,7 @@ class _SpecChoice:
     def _bins(self, busy: set[int]) -> list[_Array]:
         """Return runs of small or masked neighbours of about a leaf's size, within the limits."""
         leaves, limits = self.leaves, self.scope.limits
-        worth = leaves.usable & (leaves.is_small | leaves.is_masked | leaves.is_old)
+        worth = leaves.usable & (leaves.is_small | leaves.is_masked | leaves.is_due)
         bins: list[list[int]] = [[]]
         for row in self.ranges.order.tolist():
             usable = worth[row] and row not in busy
@@ -300,19 +302,19 @@ class _SpecChoice:
             for row in rows[leaves.is_small[rows]]:
                 self._give(int(leaves.places[row]), Reason.SMALL)
         else:
-            rows = rows[leaves.is_masked[rows] | leaves.is_old[rows]]
+            rows = rows[leaves.is_masked[rows] | leaves.is_due[rows]]
             if not len(rows):
                 return None
         for row in rows[leaves.is_masked[rows]]:
             self._give(int(leaves.places[row]), Reason.MASKED)
-        for row in rows[leaves.is_old[rows]]:
+        for row in rows[leaves.is_due[rows]]:
             self._give(int(leaves.places[row]), Reason.LAYOUT)
         return rows
 
     def _group(self, rows: _Array, *, exchanged: bool = False) -> Group:
         leaves = self.leaves
         parts = leaves.parts(rows)
-        converted = int(leaves.is_old[rows].sum())
+        converted = int(leaves.is_due[rows].sum())
         freed = float((1 - leaves.live[rows] / np.maximum(leaves.records[rows], 1)).sum())
         gain = len(rows) - parts + freed + converted
         if exchanged:
@@ -361,7 +363,7 @@ def _deletes(scope: Scope, data: Sequence[Group], reasons: dict[int, list[Reason
     divided = _divided(scope, data)
     give((row for row, owner in enumerate(leaves.owners) if owner in divided), Reason.AFFINITY)
     give(np.flatnonzero(leaves.is_masked), Reason.MASKED)
-    give(np.flatnonzero(leaves.is_old), Reason.LAYOUT)
+    give(np.flatnonzero(leaves.is_due), Reason.LAYOUT)
     small: dict[tuple[str | None, int], list[int]] = {}
     specs = leaves.table.column("partition_spec_id").to_pylist()
     for row in np.flatnonzero(leaves.is_small & leaves.usable).tolist():

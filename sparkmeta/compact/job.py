@@ -34,6 +34,7 @@ from sparkmeta.session import map_arrow
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
+    from sparkmeta.manifests.v4.adopt import Adoption
     from sparkmeta.manifests.v4.write import LeafFormat
     from sparkmeta.state import TableState
     from sparkmeta.storage.executors import ExecutorReader
@@ -68,12 +69,16 @@ class RewriteJob:
 
     Attributes:
         name: the beginning of the names of new leaves.
+        adoption: makes the entries those of another table, in leaves of `adopted`.
+        adopted: the format of the other table's leaves.
     """
 
     state: TableState
     scope: Scope
     reader: ExecutorReader
     name: str
+    adoption: Adoption | None = None
+    adopted: LeafFormat | None = None
 
     @property
     def root(self) -> pa.Table:
@@ -106,11 +111,14 @@ class RewriteJob:
 
     def rewriting(self, places: Sequence[int]) -> Rewriting:
         """Return the parameters of tasks that rewrite leaves."""
-        return Rewriting(self.reader, self.form, self.state.types.tree_types, self.scope.keys, self.entry_bytes(places))
+        types, size = self.state.types.tree_types, self.entry_bytes(places)
+        return Rewriting(self.reader, self.form, types, self.scope.keys, size, self.adoption)
 
     @cached_property
     def form(self) -> LeafFormat:
         """The format of the new leaves."""
+        if self.adopted is not None:
+            return self.adopted
         return leaf_format(self.state, self.name, self.scope.limits.target_bytes)
 
     def entry_bytes(self, places: Sequence[int]) -> float:
@@ -165,8 +173,9 @@ class RewriteJob:
         return existing(self.root.take(pa.array(group.files, pa.int64())))
 
     def entries(self, group: Group) -> DataFrame:
-        """Return the live entries of a group as rows of `tree_schema`."""
-        return map_arrow(self._frame(self._chunks(group)), self.rewriting([]).read_bins, self.form.schema)
+        """Return the live entries of a group as rows of the state's `tree_schema`."""
+        rewriting = self.rewriting([])
+        return map_arrow(self._frame(self._chunks(group)), rewriting.read_bins, rewriting.schema)
 
     def _frame(self, rows: list[dict[str, Any]]) -> DataFrame:
         """Return bins as a DataFrame with one bin per task."""

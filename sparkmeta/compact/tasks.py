@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import pyarrow as pa
@@ -22,8 +23,10 @@ from sparkmeta.manifests.deletion_vectors import inlined, unmasked
 from sparkmeta.manifests.inherit import ManifestContext
 from sparkmeta.manifests.parts import ManifestPart
 from sparkmeta.manifests.projection import CONTENT_STATS, MANIFEST, PARTITION, EntryProjection
+from sparkmeta.manifests.v4.adopt import Adoption
 from sparkmeta.manifests.v4.convert import conversion_projection, converted
 from sparkmeta.manifests.v4.decode import leaf_entries
+from sparkmeta.manifests.v4.layout import tree_schema
 from sparkmeta.manifests.v4.root import is_live
 from sparkmeta.manifests.v4.types import TreeTypes
 from sparkmeta.manifests.v4.write import (
@@ -86,6 +89,7 @@ class Rewriting:
         types: the types of the table's V4 manifests.
         keys: spec id -> ids of the stats by whose lower bounds entries are sorted, before their paths.
         entry_bytes: the mean size of an entry in a leaf.
+        adoption: makes entries those of another table, to which the new leaves belong.
     """
 
     reader: ExecutorReader
@@ -93,6 +97,12 @@ class Rewriting:
     types: TreeTypes
     keys: Mapping[int, Sequence[int]]
     entry_bytes: float
+    adoption: Adoption | None = None
+
+    @cached_property
+    def schema(self) -> pa.Schema:
+        """The row type of the entries that are read."""
+        return tree_schema(self.types.stats)
 
     # -- whole bins -------------------------------------------------------------------------------------------------
 
@@ -102,13 +112,13 @@ class Rewriting:
 
     def _of_bins(self, batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[int, pa.Table]]:
         for row in task_rows(batches):
-            entries = combined([self.form.schema.empty_table(), *self._entries(row)])
+            entries = combined([self.schema.empty_table(), *self._entries(row)])
             by_keys = self._ordered(entries, row["spec_id"])
             for piece in pieces(by_keys, min(row["parts"], len(by_keys))):
                 yield row["group"], piece
 
     def read_bins(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yield the live entries of bins as rows of `form.schema`."""
+        """Yield the live entries of bins as rows of `schema`."""
         for row in task_rows(batches):
             for table in self._entries(row):
                 yield from table.to_batches(max_chunksize=_BATCH_ROWS)
@@ -123,7 +133,7 @@ class Rewriting:
 
     def read_keys(self, spec_id: int, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yield the sort keys of all entries of bins, as `key_table`, for leaves in the layout of versions 1 to 3."""
-        keys, stats = self.keys[spec_id], self.form.stats
+        keys, stats = self.keys[spec_id], self.types.stats
         fields = {source: field_id for field_id, source in self.types.sources[spec_id]}
         partition = {fields[key]: stats[key] for key in keys if key in fields}
         projection = EntryProjection.of(
@@ -180,7 +190,7 @@ class Rewriting:
             if unmasked_rows is not None and count + len(table) <= leaf["record_count"]:
                 live = pc.and_(live, unmasked_rows.slice(count, len(table)))
             count += len(table)
-            yield restamped(kept_rows(table, live), status=Status.EXISTING).cast(self.form.schema)
+            yield restamped(kept_rows(table, live), status=Status.EXISTING).cast(self.schema)
         if count != leaf["record_count"]:
             problem = f"the root's entry for the leaf counts {leaf['record_count']} entries"
             raise CorruptFileError(leaf["location"], "entries", count, problem)
@@ -194,7 +204,7 @@ class Rewriting:
             return
         context = ManifestContext(leaf["snapshot_id"], leaf["sequence_number"], leaf["first_row_id"])
         part = ManifestPart(0, leaf["location"], spec_id, context)
-        yield leaf_entries(self.reader.read(leaf["location"]), part, self.form.stats)
+        yield leaf_entries(self.reader.read(leaf["location"]), part, self.types)
 
     def _decoded(self, leaf: Mapping[str, Any], projection: EntryProjection) -> Iterator[pa.RecordBatch]:
         return EntryDecoder(self.reader, None).entries({**leaf, MANIFEST: 0, "part": 0, "parts": 1}, projection)
@@ -207,9 +217,12 @@ class Rewriting:
 
     def _write(self, leaves: Iterable[tuple[int, pa.Table]]) -> Iterator[pa.RecordBatch]:
         """Write leaves, and yield the root's entries for them with the numbers of their groups."""
-        encoded = ((group, encode_leaf(piece, self.form)) for group, piece in leaves)
+        encoded = ((group, encode_leaf(self._adopted(piece), self.form)) for group, piece in leaves)
         for group, row in put_behind(encoded, self.form.writer):
             yield pa.RecordBatch.from_pydict({"group": [group], "leaf": [rows_stream(row)]}, schema=WRITTEN_SCHEMA)
+
+    def _adopted(self, entries: pa.Table) -> pa.Table:
+        return entries if self.adoption is None else self.adoption(entries)
 
 
 def _joined(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:

@@ -91,7 +91,7 @@ def test_deletes() -> None:
         (file(spec_id=9), "spec_id.*9.*not one of 0, 1"),
         (file(spec_id=4, partition={"zorder": "x"}), "spec_id.*4.*an unknown transform"),
         (file(file_format="csv"), "file_format.*csv"),
-        (file(content=1, referenced_data_file="/d/x"), "position deletes of format version 4"),
+        (file(content=1, referenced_data_file="/d/x"), "new position deletes are deletion vectors in Puffin files"),
         (file(file_format="puffin"), "file_format.*puffin.*has one of avro, orc, parquet"),
         (file(content=2, equality_ids=[1], file_format="puffin"), "file_format.*puffin.*has one of avro, orc, parquet"),
         (vector(referenced_data_file=None), "referenced_data_file"),

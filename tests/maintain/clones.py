@@ -13,10 +13,16 @@ if TYPE_CHECKING:
     from tests.peers.corpus import PeerTable
 
 
-def clone(peer: PeerTable, folder: Path) -> sm.Table:
-    """A table in `folder` whose first metadata is the peer's; what that names stays where it is, and is shared."""
+def clone(peer: PeerTable, folder: Path, *, emptied: bool = False) -> sm.Table:
+    """A table in `folder` whose first metadata is the peer's; what that names stays where it is, and is shared.
+
+    emptied: without snapshots.
+    """
     location = f"file://{folder}"
     (folder / "metadata").mkdir(parents=True)
     metadata = peer.metadata | {"location": location}
+    if emptied:
+        metadata |= {"snapshots": [], "refs": {}, "snapshot-log": [], "current-snapshot-id": -1}
+        metadata = {key: value for key, value in metadata.items() if "statistics" not in key}
     (folder / "metadata" / "v1.metadata.json").write_text(json.dumps(metadata))
     return sm.load_table(location, spark=peer.java.java.spark)

@@ -111,14 +111,12 @@ def planned(table: sm.Table, **options: Any) -> DataFrame:
     return table.scan(**options).plan_files()
 
 
-def metrics(table: sm.Table) -> DataFrame:
-    """The metrics of all columns, but for those that hold partition values, which the tree sets to the value."""
-    types, sources = (
-        table.state.types,
-        {source for pairs in table.state.types.tuple_sources.values() for _, source in pairs},
-    )
-    kept = ",".join(str(column) for column in types.column_types if column not in sources)
-    filtered = [f"map_filter({name}, (k, v) -> k IN ({kept or '-1'})) AS {name}" for name in MAPS]
+def metrics(table: sm.Table, tree: sm.Table | None = None) -> DataFrame:
+    """The metrics of all columns but those that hold partition values in the tree, which sets them to the value."""
+    types, tuples = table.state.types, (tree or table).state.types.tuple_sources
+    sources = {source for pairs in tuples.values() for _, source in pairs}
+    chosen = ",".join(str(column) for column in types.column_types if column not in sources)
+    filtered = [f"map_filter({name}, (k, v) -> k IN ({chosen or '-1'})) AS {name}" for name in MAPS]
     return table.inspect.files().selectExpr(
         "file_path",
         *(f"if(cardinality({text.split(' AS ')[0]}) > 0, {text.replace(' AS ', ', NULL) AS ')}" for text in filtered),

@@ -87,13 +87,13 @@ def root_entries(
     return entries_of_rows(rows, rows.column(ORDINAL), part, projection, types)
 
 
-def leaf_entries(data: bytes, part: ManifestPart, stats: Mapping[int, str]) -> pa.Table:
+def leaf_entries(data: bytes, part: ManifestPart, types: TreeTypes) -> pa.Table:
     """Return every physical entry of a leaf as rows of `tree_schema` with inheritance applied.
 
     Raises:
         CorruptFileError: not a V4 manifest, or an entry without a status.
     """
-    table, _ = read_manifest(data, stats, part.location)
+    table, _ = read_manifest(data, types.stats, part.location, fields=stats_of_fields(types.sources))
     info = _version_info(table, part)
     ids = _row_ids(whole(table.column("first_row_id")), info, whole(table.column("record_count")), part)
     for name, values in (("version_info", info), ("first_row_id", ids)):

@@ -287,8 +287,9 @@ def _check_written(check: _Checks, columns: Collection[int]) -> None:
     check.refuse("location", location, pc.and_(one_of(check.table, FILES), pc.equal(location, "")), "it is empty")
     ids = check.table.column("equality_ids")
     known = set(columns)
-    unknown = [each is not None and not known.issuperset(each) for each in ids.to_pylist()]
-    check.refuse("equality_ids", ids, pa.array(unknown, pa.bool_()), "no schema of the table has such a column")
+    if ids.null_count < len(ids):
+        unknown = [each is not None and not known.issuperset(each) for each in ids.to_pylist()]
+        check.refuse("equality_ids", ids, pa.array(unknown, pa.bool_()), "no schema of the table has such a column")
     referring = one_of(check.table, [ContentType.POSITION_DELETES, ContentType.DELETE_MANIFEST, *MANIFEST_DVS])
     check.absent(("referenced_file",), pc.invert(referring))
     offset, size = check.vector("offset"), check.vector("size_in_bytes")
