@@ -62,19 +62,19 @@ def adoption(source: TableState, target: TableState, spec_ids: Collection[int]) 
 
 def _check_schemas(source: TableState, target: TableState) -> None:
     theirs, ours = source.metadata.schema(), target.metadata.schema()
-    places, own_places = _places(theirs), _places(ours)
+    places, target_places = _places(theirs), _places(ours)
     where = f"{target.metadata.location}: files of {source.metadata.location}"
-    own_fields = index_by_id(ours)
+    target_fields = index_by_id(ours)
     for field_id, field in sorted(index_by_id(theirs).items(), key=lambda item: _depth(item[0], places)):
-        own = own_fields.get(field_id)
-        if own is None:
+        target_field = target_fields.get(field_id)
+        if target_field is None:
             raise ValidationError(f"{where} have column {_text(field)}: this table's schema has no column of the id")
-        difference = _difference(field, own)
-        if difference is None and places[field_id] != own_places[field_id]:
+        difference = _difference(field, target_field)
+        if difference is None and places[field_id] != target_places[field_id]:
             difference = "it is in another column"
         if difference is not None:
             raise ValidationError(
-                f"{where} have column {_text(field)}, which is {_text(own)} in this table: {difference}"
+                f"{where} have column {_text(field)}, which is {_text(target_field)} in this table: {difference}"
             )
     _check_missing(source, target, where)
 
@@ -82,29 +82,29 @@ def _check_schemas(source: TableState, target: TableState) -> None:
 def _check_missing(source: TableState, target: TableState, where: str) -> None:
     """Refuse ids that the source's schema lacks, but that its files may have, or must have."""
     known, ours = index_by_id(source.metadata.schema()), target.metadata.schema()
-    own_fields, places = index_by_id(ours), _places(ours)
+    target_fields, places = index_by_id(ours), _places(ours)
     for field_id, field in source.types.fields.items():
-        if field_id not in known and (field_id in own_fields or field_id > target.metadata.last_column_id):
-            use = f"is {_text(own_fields[field_id])} in" if field_id in own_fields else "will be a new column of"
+        if field_id not in known and (field_id in target_fields or field_id > target.metadata.last_column_id):
+            use = f"is {_text(target_fields[field_id])} in" if field_id in target_fields else "will be a new column of"
             raise ValidationError(f"{where} may have the dropped column {_text(field)}, whose id {use} this table")
-    for field_id, own in own_fields.items():
+    for field_id, target_field in target_fields.items():
         in_known = places[field_id] is None or places[field_id] in known
-        if field_id not in known and in_known and own.required and own.initial_default is None:
-            raise ValidationError(f"{where} lack column {_text(own)}, which this table requires")
+        if field_id not in known and in_known and target_field.required and target_field.initial_default is None:
+            raise ValidationError(f"{where} lack column {_text(target_field)}, which this table requires")
 
 
-def _difference(field: NestedField, own: NestedField) -> str | None:
-    theirs, ours = field.field_type, own.field_type
+def _difference(field: NestedField, target_field: NestedField) -> str | None:
+    theirs, ours = field.field_type, target_field.field_type
     if isinstance(theirs, PrimitiveType) and isinstance(ours, PrimitiveType):
         wider = reads_as(str(theirs), str(ours)) and str(ours).startswith(_WIDER)
         if theirs != ours and not wider:
             return f"{theirs} can't be read as {ours}"
     elif type(theirs) is not type(ours):
         return f"{theirs} can't be read as {ours}"
-    if own.required and not field.required:
+    if target_field.required and not field.required:
         return "this table requires it, and the files may have nulls"
-    if field.initial_default != own.initial_default:
-        return f"files without it have {field.initial_default!r} there and {own.initial_default!r} here"
+    if field.initial_default != target_field.initial_default:
+        return f"files without it have {field.initial_default!r} there and {target_field.initial_default!r} here"
     return None
 
 
@@ -161,7 +161,7 @@ def _specs(source: TableState, target: TableState, spec_ids: Collection[int]) ->
 
 def _same(theirs: Mapping[int, T], ours: Mapping[int, T], default: int | None) -> dict[int, int]:
     """Return the ids of equal values; the default of several, or else the first."""
-    matches = {each: [own for own, other in ours.items() if other == value] for each, value in theirs.items()}
+    matches = {each: [spec_id for spec_id, other in ours.items() if other == value] for each, value in theirs.items()}
     return {each: default if default in ids else min(ids) for each, ids in matches.items() if ids}
 
 

@@ -64,7 +64,7 @@ def busy(message: str, seconds: int = _RETRY_SECONDS) -> ApiError:
 
 
 def api_error(error: BaseException) -> ApiError:
-    """Return what a client learns of an error. Errors that are not sparkmeta's own are told without details."""
+    """Return what a client learns of an error. Clients get no details of errors that are not sparkmeta's own."""
     if isinstance(error, ApiError):
         return error
     known = error if isinstance(error, SparkmetaError) else from_spark(error)

@@ -24,8 +24,8 @@ class Metrics:
         self._tasks = Counter("sparkmeta_scan_tasks", "Scan tasks of plans that clients got.", registry=registry)
         waiting = Gauge("sparkmeta_plans_waiting", "Plans that run or wait.", registry=registry)
         waiting.set_function(lambda: planning.waiting)
-        kept = Gauge("sparkmeta_plans_kept", "Finished plans that are kept.", registry=registry)
-        kept.set_function(lambda: planning.kept)
+        finished = Gauge("sparkmeta_plans_kept", "Finished plans that are kept.", registry=registry)
+        finished.set_function(lambda: planning.finished)
 
     def request(self, endpoint: str, status: int, seconds: float) -> None:
         """Count a request."""

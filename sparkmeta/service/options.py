@@ -1,4 +1,4 @@
-"""What a planning service is told when it starts."""
+"""Options of a planning service."""
 
 from __future__ import annotations
 

@@ -112,7 +112,7 @@ class PageWriter:
             return
         rest = pa.Table.from_batches(pending)
         if not written and count <= self.few:
-            yield _told(None, count, 0, _stream(rest))
+            yield _page_row(None, count, 0, _stream(rest))
             return
         for page in cut_pages(rest, self.page_tasks, self.page_bytes):
             yield self._page(page)
@@ -124,10 +124,10 @@ class PageWriter:
         except OSError as error:
             # Clients see the message: it names no path.
             raise FileAccessError(f"the spool takes no page: {error.strerror or type(error).__name__}") from error
-        return _told(name, len(rows), len(data), None)
+        return _page_row(name, len(rows), len(data), None)
 
 
-def _told(page: str | None, tasks: int, size: int, rows: bytes | None) -> pa.RecordBatch:
+def _page_row(page: str | None, tasks: int, size: int, rows: bytes | None) -> pa.RecordBatch:
     return pa.RecordBatch.from_pylist([{"page": page, "tasks": tasks, "bytes": size, "rows": rows}], PAGE_SCHEMA)
 
 

@@ -107,7 +107,7 @@ class Planning:
         return sum(not run.future.done() for run in self._runs.values())
 
     @property
-    def kept(self) -> int:
+    def finished(self) -> int:
         """How many finished plans are kept."""
         return len(self._kept)
 
@@ -181,8 +181,11 @@ class Planning:
         """Forget the plans that were not used for longest, until what is kept fits the limits."""
         finished = [run for run in self._kept.values() if run.pages is not None]
         for run in finished:
-            made = [kept.pages for kept in self._kept.values() if kept.pages is not None]
-            in_memory, in_spool = sum(len(pages.first) for pages in made), sum(pages.spooled for pages in made)
+            all_pages = [plan.pages for plan in self._kept.values() if plan.pages is not None]
+            in_memory, in_spool = (
+                sum(len(pages.first) for pages in all_pages),
+                sum(pages.spooled for pages in all_pages),
+            )
             if in_memory <= self.options.cached_bytes and in_spool <= self.options.max_spool_bytes:
                 return
             if run is not newest:

@@ -183,13 +183,13 @@ class PageMaker:
         writer = PageWriter(
             self.spool.prepare(result), self.spool.writer, options.page_tasks, options.page_bytes, min(few, 500)
         )
-        told = map_arrow(tasks, writer, PAGE_SCHEMA).toArrow()
-        written = told.filter(pc.is_valid(told.column("page")))
+        pages = map_arrow(tasks, writer, PAGE_SCHEMA).toArrow()
+        written = pages.filter(pc.is_valid(pages.column("page")))
         self._check_pages(len(written))
         names = tuple(written.column("page").to_pylist())
         spooled = pc.sum(written.column("bytes")).as_py() or 0
-        count = pc.sum(told.column("tasks")).as_py() or 0
-        returned = [from_stream(rows) for rows in told.column("rows").to_pylist() if rows is not None]
+        count = pc.sum(pages.column("tasks")).as_py() or 0
+        returned = [from_stream(rows) for rows in pages.column("rows").to_pylist() if rows is not None]
         first = self._from_driver(result, pa.concat_tables(returned) if returned else _NO_ROWS)
         return Pages(result, first.first, first.names + names, count, spooled + first.spooled)
 

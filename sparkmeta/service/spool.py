@@ -99,8 +99,8 @@ class Spool:
         """Delete the plans, of all replicas, that are older than so many seconds."""
         limit = time.time() - seconds
         for result in self._results():
-            made = _RESULT.fullmatch(result)
-            if made is not None and int(made[1], 16) < limit:
+            match = _RESULT.fullmatch(result)
+            if match is not None and int(match[1], 16) < limit:
                 _log.info("delete the pages of plan %s, which are older than %s seconds", result, seconds)
                 self.delete(result)
 

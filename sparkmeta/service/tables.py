@@ -87,9 +87,9 @@ class Tables:
         principal.check(names)
         current = self.catalog.load_table(names, self.spark)
         with self._lock:
-            kept = self._kept.get(names)
-            if kept is not None and kept.version == current.version:
-                current = kept
+            cached = self._kept.get(names)
+            if cached is not None and cached.version == current.version:
+                current = cached
             self._kept[names] = current
             self._kept.move_to_end(names)
             while len(self._kept) > _MOST_TABLES:

@@ -120,9 +120,9 @@ def test_a_tree_as_source(spark_session: SparkSession, tmp_path: Path) -> None:
     source = committed(source, lambda update: update.delete(gone))
     more = loaded(spark_session, HandmadeTable(tmp_path / "more").add(0, 1, *(data(f"d{i}", **A) for i in range(3))))
     source = committed(source, lambda update: update.append(more))
-    one = local_frame(spark_session, pa.table({"file_path": ["e"], "record_count": [5], "file_size_in_bytes": [9]}))
+    file = local_frame(spark_session, pa.table({"file_path": ["e"], "record_count": [5], "file_size_in_bytes": [9]}))
     source = committed(
-        source, lambda update: update.append(one.selectExpr("*", "0 AS spec_id", "'parquet' file_format"))
+        source, lambda update: update.append(file.selectExpr("*", "0 AS spec_id", "'parquet' file_format"))
     )
     tree = source.state.tree
     assert tree is not None

@@ -122,8 +122,8 @@ def test_files_about_the_same_data_file_are_merged(spark: SparkSession, tmp_path
     table = sm.load_table(f"file://{tmp_path}", spark=spark)  # type: ignore[assignment]
     after = table.maintenance.rewrite_position_delete_files(min_input_files=2).commit()  # type: ignore[attr-defined]
     assert row_texts(after.scan().to_df()) == expected
-    kept = {Path(row["file_path"]).name for row in live_deletes(after)} & {f"{name}.parquet" for _, name in names}
-    assert kept == {"z.parquet", "w.parquet"}
+    left = {Path(row["file_path"]).name for row in live_deletes(after)} & {f"{name}.parquet" for _, name in names}
+    assert left == {"z.parquet", "w.parquet"}
     assert len(live_deletes(after)) == 3
     assert after.maintenance.rewrite_position_delete_files(min_input_files=1).summary().is_empty
 
@@ -166,10 +166,12 @@ JOBS: dict[str, Any] = {
 )
 def test_each_fault_of_a_commit(spark: SparkSession, tmp_path: Path, job: str, version: int) -> None:
     """The table has the old or the new deletes, its rows are the same, and another run finishes."""
-    made = table_with_deletes(tmp_path, version)
+    handmade = table_with_deletes(tmp_path, version)
     if job == "dangling":
-        made.add(1, 1, made.positions("dangling.parquet", (f"file://{tmp_path}/data/gone.parquet", 1), sequence=0, **A))
-    location = made.write().rpartition("/metadata/")[0]
+        handmade.add(
+            1, 1, handmade.positions("dangling.parquet", (f"file://{tmp_path}/data/gone.parquet", 1), sequence=0, **A)
+        )
+    location = handmade.write().rpartition("/metadata/")[0]
     contents = {path: path.read_bytes() for path in map(Path, files_below(tmp_path))}
     expected = row_texts(sm.load_table(location, spark=spark).scan().to_df())
 

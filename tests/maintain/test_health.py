@@ -258,8 +258,8 @@ def test_snapshots_past_their_age(spark: SparkSession, tmp_path: Path) -> None:
     (finding,) = report.list_findings
     assert (finding.finding, finding.items, finding.bytes) == ("old_snapshots", 2, 1 << 30)
     assert finding.call == "table.maintenance.expire_snapshots().commit()"
-    kept = history(tmp_path, spark, properties={"history.expire.min-snapshots-to-keep": "3"})
-    assert kept.maintenance.health().is_healthy
+    table = history(tmp_path, spark, properties={"history.expire.min-snapshots-to-keep": "3"})
+    assert table.maintenance.health().is_healthy
     refused = history(tmp_path, spark, properties={"gc.enabled": "false"}).maintenance.health()
     assert [finding.call for finding in refused.list_findings] == [None]
     assert "gc.enabled is false" in refused.list_findings[0].problem

@@ -318,10 +318,10 @@ def test_a_tree_has_the_statistics_of_a_list(spark: SparkSession, tmp_path: Path
         tree = plan.commit()
         model = in_full(source, end) if base is None else since(source, base, end)
         expected = {key: row | {"by": twins[row["by"]], "at": times[twins[row["by"]]]} for key, row in model.items()}
-        found = shown(tree, twins[end])
-        assert live_counts(found) == live_counts(expected)
+        of_tree = shown(tree, twins[end])
+        assert live_counts(of_tree) == live_counts(expected)
         if base is not None:
-            assert found == expected
+            assert of_tree == expected
         tree = without_statistics(tree, twins[end])
     tree = tree.maintenance.compute_partition_stats().commit()
     tree = tree.maintenance.compact_manifests(max_root_files=0).commit()

@@ -165,36 +165,36 @@ def test_other_commits_come_first(spark: SparkSession, monkeypatch: pytest.Monke
     shop.sql("DELETE FROM {t} WHERE id IN (7, 8, 9)")
 
     def plan() -> Any:
-        made = opened(shop).maintenance.rewrite_position_delete_files(rewrite_all=True)
-        assert not made.summary().is_empty
-        return made
+        rewrite = opened(shop).maintenance.rewrite_position_delete_files(rewrite_all=True)
+        assert not rewrite.summary().is_empty
+        return rewrite
 
-    def refused(made: Any, error: type[Exception], text: str) -> None:
+    def refused(rewrite: Any, error: type[Exception], text: str) -> None:
         before, rows = files_below(shop.folder), java_rows(shop, 2)
         with pytest.raises(error, match=text):
-            made.commit()
+            rewrite.commit()
         assert files_below(shop.folder) == before
         assert java_rows(shop, 2) == rows
 
-    made = plan()
+    rewrite = plan()
     opened(shop).manage_snapshots().set_current_snapshot(first).commit()
-    refused(made, ValidationError, "can't tell what was committed")
-    made = plan()
+    refused(rewrite, ValidationError, "can't tell what was committed")
+    rewrite = plan()
     shop.call("rewrite_data_files", "where => \"part = 'x'\", options => map('rewrite-all', 'true')")
     shop.sql("DELETE FROM {t} WHERE id = 10")
     rows = java_rows(shop, 2)
-    made.commit()
+    rewrite.commit()
     assert java_rows(shop, 2) == rows, "rewritten data files and more deletes don't matter in version 2"
 
-    made = plan()
+    rewrite = plan()
     shop.set(format_version="3")
-    refused(made, CommitConflictError, "its format version has changed")
-    made = plan()
+    refused(rewrite, CommitConflictError, "its format version has changed")
+    rewrite = plan()
     shop.sql("DELETE FROM {t} WHERE id = 11 AND name = 'a'")
-    refused(made, CommitConflictError, "added a deletion vector for")
-    made = plan()
+    refused(rewrite, CommitConflictError, "added a deletion vector for")
+    rewrite = plan()
     shop.sql("DELETE FROM {t} WHERE part = 'y'")
-    refused(made, CommitConflictError, "removed .*, whose deletes are rewritten")
+    refused(rewrite, CommitConflictError, "removed .*, whose deletes are rewritten")
     shop.insert("40, 'c', 'y'", "41, 'c', 'z'")
 
     def unknown(*_: Any) -> Any:
@@ -208,11 +208,11 @@ def test_other_commits_come_first(spark: SparkSession, monkeypatch: pytest.Monke
     left = {path.rpartition(".")[2] for path in files_below(shop.folder) - before}
     assert left == {"puffin", "avro"}
 
-    made = plan()
+    rewrite = plan()
     shop.call("rewrite_manifests", "use_caching => false")
     shop.insert("42, 'c', 'z'")
     rows, before = java_rows(shop, 2), files_below(shop.folder)
-    after = made.commit()
+    after = rewrite.commit()
     assert java_rows(shop, 2) == rows
     assert {row["file_format"] for row in position_deletes(after)} == {"PUFFIN"}
     new = [path for path in files_below(shop.folder) - before if not path.endswith(".json")]

@@ -90,11 +90,11 @@ def test_equal_to_java(name: str, corpus: peers.Corpus, spark: SparkSession, tmp
 def assert_java_reads_puffin(java: Java, location: str, expected: dict[int, tuple[Any, bytes]]) -> None:
     """Java's reader gives the blobs, and Java's sketches the counts."""
     reader = java.iceberg.puffin.Puffin.read(java.io.newInputFile(location)).build()
-    found = {}
+    blobs = {}
     for pair in elements(reader.readAll(reader.fileMetadata().blobs())):
         (field_id,) = elements(pair.first().inputFields())
-        found[field_id] = bytes(pair.second().array())
-    assert found == {field_id: data for field_id, (_, data) in expected.items()}
+        blobs[field_id] = bytes(pair.second().array())
+    assert blobs == {field_id: data for field_id, (_, data) in expected.items()}
 
 
 @pytest.mark.java

@@ -173,15 +173,15 @@ def java_plan(table: JavaTable, row_filter: Any) -> list[tuple[str, list[Any], s
 @pytest.mark.parametrize("name", peers.names("history", without=("made_up",)) if SOAK else ["branches_and_tags_v3"])
 def test_spark_travels_in_time(name: str, corpus: peers.Corpus, spark: SparkSession, tables, name_of_catalog: str):
     peer = peer_of(name, corpus, tables)
-    here = f"{name_of_catalog}.db.{quoted(name)}"
+    table_name = f"{name_of_catalog}.db.{quoted(name)}"
     for snapshot_id in peer.java.snapshot_ids:
         expected, _ = outcome(lambda: row_texts(peer.java.rows(At(snapshot_id=snapshot_id))))  # noqa: B023
-        query = f"SELECT * FROM {here} VERSION AS OF {snapshot_id}"
+        query = f"SELECT * FROM {table_name} VERSION AS OF {snapshot_id}"
         rows, _ = outcome(lambda: row_texts(spark.sql(query)))  # noqa: B023
         assert rows == expected, snapshot_id
     for ref in sm.load_table(peer.metadata_location, spark=spark).refs():
         expected = row_texts(peer.java.rows(At(ref=ref)))
-        assert row_texts(spark.sql(f"SELECT * FROM {here} VERSION AS OF '{ref}'")) == expected, ref
+        assert row_texts(spark.sql(f"SELECT * FROM {table_name} VERSION AS OF '{ref}'")) == expected, ref
 
 
 # Each partitions the corpus' rows of edges by one transform of a column: table -> (column, transform or "").
@@ -228,13 +228,13 @@ def test_spark_leaves_partitions_to_the_plan(
     peer = peer_of(name, corpus, tables)
     if kind == "tree":
         tables.locations[f"tree_{name}"] = clone(peer, tmp_path / "tree").maintenance.upgrade(4).commit().location()
-    here = f"{name_of_catalog}.db.{'tree_' * (kind == 'tree')}{name}"
+    table_name = f"{name_of_catalog}.db.{'tree_' * (kind == 'tree')}{name}"
     peer.java.rows().localCheckpoint().createOrReplaceTempView("whole_rows")
     conditions = predicates(name)
     chosen = conditions if SOAK else random.Random(f"{name} {kind}").sample(conditions, 5)
     refused = 0
     for condition in chosen:
-        query = f"SELECT * FROM {here} WHERE {condition.format(catalog=name_of_catalog)}"
+        query = f"SELECT * FROM {table_name} WHERE {condition.format(catalog=name_of_catalog)}"
         rows, error = outcome(lambda: row_texts(spark.sql(query)))  # noqa: B023
         if rows is None:
             assert INEXPRESSIBLE in str(error), (condition, error)

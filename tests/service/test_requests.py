@@ -263,8 +263,8 @@ def test_users(tables: Mapping[str, str], spark: SparkSession):
         assert some.tasks("small", token).status_code == 404
         assert everybody.tasks("small", token).status_code == 404
         assert everybody.request("GET", f"{PLAN.format('small')}/{plan_id}").status_code == 404
-        own = some.plan("small").json()
-        for token in own["plan-tasks"]:
+        answer = some.plan("small").json()
+        for token in answer["plan-tasks"]:
             assert everybody.tasks("small", token).status_code == 404
             assert some.tasks("small", token).status_code == 200
 

@@ -138,13 +138,13 @@ class _DanglingStep(RewriteStep):
         options = ListOptions.of(head.metadata.properties)
         rewriter = ManifestRewriter(head, self.names.snapshot_id, self.names.file("m"), options.target_bytes)
         listed = head.manifest_files
-        kept = without_manifests(listed, removal.masks.keys())
-        replaced = without_manifests(listed, kept.column("manifest_path").to_pylist())
+        unchanged = without_manifests(listed, removal.masks.keys())
+        replaced = without_manifests(listed, unchanged.column("manifest_path").to_pylist())
         manifests = rewriter.without_entries(replaced, removal.masks)
         self.names.written.update(manifests.column("manifest_path").to_pylist())
-        counts = ManifestCounts(len(manifests), len(kept), len(manifests))
+        counts = ManifestCounts(len(manifests), len(unchanged), len(manifests))
         summary = self.summary(head, counts, removed=removal.tally)
-        return NewList(head, self.branch, self.names).commit(pa.concat_tables([manifests, kept]), summary())
+        return NewList(head, self.branch, self.names).commit(pa.concat_tables([manifests, unchanged]), summary())
 
 
 def plan_removal(table: TableT, branch: str, properties: Mapping[str, str]) -> DanglingDeletesPlan[TableT]:

@@ -216,14 +216,14 @@ def _chosen(state: TableState, columns: Sequence[str] | None) -> dict[str, int]:
     chosen = {}
     for name in columns:
         try:
-            found = schema.find_field(name)
+            column = schema.find_field(name)
         except ValueError as error:
             raise ValidationError(f"{where}: snapshot has no column {shown(name)}") from error
-        if not _is_countable(found.field_type):
-            raise UnsupportedError(f"{where}: column {name} is of type {found.field_type}: it has no distinct values")
-        if found.field_id not in fields_of_rows(schema):
+        if not _is_countable(column.field_type):
+            raise UnsupportedError(f"{where}: column {name} is of type {column.field_type}: it has no distinct values")
+        if column.field_id not in fields_of_rows(schema):
             raise UnsupportedError(f"{where}: column {name} is inside of a list or a map: it has no distinct values")
-        chosen[name] = found.field_id
+        chosen[name] = column.field_id
     return chosen
 
 

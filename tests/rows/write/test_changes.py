@@ -84,9 +84,10 @@ def test_a_history_of_changes(spark: SparkSession, tmp_path: Path, mode: str) ->
     assert {row[0]: row[-1] for row in rows_of(table, selected_fields=("id", "_row_id"))} == ids
     new = [(100, "b", 1), (101, "new", 2)]
     step(table.overwrite(frame(spark, new), "id < 5"), [row for row in model if row[0] >= 5] + new)
-    kept = [row for row in model if row[1] not in ("b", "new")]
+    unreplaced = [row for row in model if row[1] not in ("b", "new")]
     step(
-        table.dynamic_partition_overwrite(frame(spark, [*new[:1], (7, "new", None)])), [*kept, new[0], (7, "new", None)]
+        table.dynamic_partition_overwrite(frame(spark, [*new[:1], (7, "new", None)])),
+        [*unreplaced, new[0], (7, "new", None)],
     )
     snapshots = len(table.snapshots())
     step(table.delete("id = 123456"), model)

@@ -30,15 +30,15 @@ def cut_up(value: Any, length: int) -> Any:
     """The least text or bytes of a length that is greater than all that begin with the value's beginning."""
     if not isinstance(value, str | bytes) or len(value) <= length:
         return value
-    kept = list(value[:length])
-    while kept:
-        last = kept.pop()
+    prefix = list(value[:length])
+    while prefix:
+        last = prefix.pop()
         if isinstance(value, bytes):
             if last < 255:
-                return bytes([*kept, last + 1])
+                return bytes([*prefix, last + 1])
         elif ord(last) < 0x10FFFF:
             code = 0xE000 if ord(last) == 0xD7FF else ord(last) + 1
-            return "".join([*kept, chr(code)])
+            return "".join([*prefix, chr(code)])
     return None
 
 

@@ -73,12 +73,12 @@ def test_rows_and_plans(spark: SparkSession, spec: str, version: int, file_forma
     assert row_texts(table.scan().to_df()) == row_texts(rows)
     peer = java.table(shop.metadata_location)
     for row_filter in FILTERS:
-        kept = set(peer.paths(parse_filter(row_filter)))
+        unpruned = set(peer.paths(parse_filter(row_filter)))
         matching = table.scan(row_filter, selected_fields=("_file",)).to_arrow().column("_file")
-        assert set(matching.to_pylist()) <= kept, row_filter
+        assert set(matching.to_pylist()) <= unpruned, row_filter
         assert len(matching), row_filter
         if spec != "unpartitioned":
-            assert len(kept) < len(peer.paths()), row_filter
+            assert len(unpruned) < len(peer.paths()), row_filter
     if file_format == "orc":
         return
     # pyiceberg reads the same rows.
