@@ -103,3 +103,27 @@ def test_an_operation_leaves_what_java_leaves(
     assert shown(reread) == shown(theirs)
     assert planned(ours) == pair.peer.planned()
     assert reread.plan() == [] or len(reread.plan()) == len(planned(ours))
+
+
+@pytest.mark.parametrize("format_version", [2, 3])
+def test_small_manifests_are_merged_as_java_merges_them(
+    format_version: int, spark: SparkSession, tmp_path: Path
+) -> None:
+    """After each of some changes: some merge data manifests, some delete manifests, and some neither."""
+    properties = {"commit.manifest.min-count-to-merge": "2"}
+    pair = Pair.new(spark, tmp_path, format_version, properties)
+    ours = pair.clone()
+    changes = [
+        Change("append", "a1", "x"),
+        Change("equality", "b1", "e"),
+        Change("append", "b2", "y"),
+        Change("equality", "a2", "f"),
+        Change("delete_files", "b1", ""),
+        Change("append", "a1", "z"),
+    ]
+    for change in changes:
+        ours = apply(ours, change)
+        pair.peer.update(change, pair.peer.table.currentSnapshot().snapshotId()).commit()
+        pair.peer.table.refresh()
+        assert shown(pair.java_reads(ours.metadata_location)) == shown(pair.peer.current), str(change)
+    assert planned(ours) == pair.peer.planned()
