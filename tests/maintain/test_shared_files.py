@@ -10,9 +10,11 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pyiceberg.transforms import BucketTransform
 
 from sparkmeta.maintain.reachable.shared import SharedFiles
 from sparkmeta.maintain.reachable.tasks import LISTED, MANIFEST
+from tests.commit.test_lists import change, new_table
 from tests.maintain.test_expire import files_below, opened, planned_paths, soon
 from tests.peers.file_maker import local_path
 from tests.peers.java import Java
@@ -20,7 +22,7 @@ from tests.peers.slices import SOAK
 from tests.peers.workshop import Workshop
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 FIELDS = ((1000, "int"), (1001, "string"), (1002, "boolean"), (1003, "double"))
 CODES: dict[str, Any] = {
@@ -98,3 +100,26 @@ def test_what_is_not_opened(spark: SparkSession) -> None:
     after = plan.commit()
     assert after.scan().to_df().count() == 2
     assert any(path.endswith("again.parquet") for path in files_below(shop.folder))
+
+
+def test_a_file_that_was_added_again_under_another_spec(spark_session: SparkSession, tmp_path: Path) -> None:
+    """It stays, though the manifest that lists it overlaps with no expired one of its spec."""
+    table = new_table(spark_session, tmp_path)
+
+    def files(name: str, spec_id: int, part: str) -> DataFrame:
+        bucket = ", CAST(0 AS INT) AS id_bucket" if spec_id else ""
+        return spark_session.sql(
+            f"SELECT '{tmp_path}/{name}' file_path, 'parquet' file_format, {spec_id} spec_id, 10L record_count, "
+            f"100L file_size_in_bytes, struct('{part}' AS s{bucket}) partition"
+        )
+
+    table = change(table, files("again", 0, "a"))
+    with table.update_spec() as update:
+        update.add_field("id", BucketTransform(4), "id_bucket")
+    table = change(table.refresh(), files("gone", 1, "b"))
+    table = change(table, removed=files("again", 0, "a").select("file_path"))
+    table = change(table, files("again", 1, "a"), files("gone", 1, "b").select("file_path"))
+    plan = table.maintenance.expire_snapshots(older_than=soon())
+    unneeded = {Path(path).name for path in planned_paths(plan.files())}
+    assert "gone" in unneeded
+    assert "again" not in unneeded

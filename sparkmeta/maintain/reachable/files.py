@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from sparkmeta.storage.executors import ExecutorReader
 
 UNREACHABLE = pa.schema([REACHED.field(name) for name in ("content", "path", "length")])
+_DATA_KIND = 0
 _IS_READABLE = f"content IN ('{MANIFEST}', '{ROOT}')"
 _STATISTICS = {"statistics": "statistics file", "partition_statistics": "partition statistics file"}
 
@@ -123,14 +124,18 @@ def _needed(state: TableState, manifests: DataFrame) -> DataFrame:
     readable = manifests.where(_IS_READABLE)
     if state.has_trees:
         return readable
-    with_files = readable.where("has_live IS NOT false")
-    expired_kinds = with_files.where("NOT retained").select("kind").distinct()
-    of_kinds = with_files.join(F.broadcast(expired_kinds), "kind", "left_semi").select(*LISTED.names)
+    with_files = readable.where("has_live IS NOT false").select(*LISTED.names)
+    expired = with_files.where("NOT retained").select("kind", "spec_id").distinct().collect()
+    of_kinds = with_files.where(F.col("kind").isin({row.kind for row in expired}))
+    specs = {row.spec_id for row in expired if row.kind == _DATA_KIND}
+    if len(specs) != 1:
+        return of_kinds
+    is_comparable = (F.col("kind") == _DATA_KIND) & F.col("spec_id").eqNullSafe(*specs)
     shared = SharedFiles({spec_id: tuple(fields) for spec_id, fields in state.types.spec_fields.items()})
-    data = of_kinds.where("kind = 0").groupBy("spec_id")
+    compared = of_kinds.where(is_comparable).groupBy("spec_id")
     # PySpark takes a method for a function of two arguments.
-    chosen = data.applyInArrow(lambda manifests: shared.chosen(manifests), spark_schema(LISTED))  # noqa: PLW0108
-    return chosen.union(of_kinds.where("kind != 0"))
+    chosen = compared.applyInArrow(lambda manifests: shared.chosen(manifests), spark_schema(LISTED))  # noqa: PLW0108
+    return chosen.union(of_kinds.where(~is_comparable))
 
 
 def _of_metadata(state: TableState, manifests: DataFrame, expired: Collection[int]) -> DataFrame:

@@ -11,7 +11,8 @@ their files:
 
 Nothing else is concluded, since it would not hold for every table:
 
-- A file may be added again under another spec. Manifests of other specs are read.
+- A file may be added again under another spec. If expired data manifests are of several specs, all retained ones are
+  read, and those of other specs always.
 - A file may be added again by a later snapshot: cherry-picks do that, and reverts. Sequence numbers and snapshot ids
   exclude nothing.
 - Deletion vectors of several partitions share a Puffin file. Delete manifests are compared by content only.
