@@ -101,17 +101,16 @@ class FileWriter:
         files = table_files(source, self.state, self.form, self.options)
         if not (files.deletes.leaves or files.deletes.files):
             return NewFiles()
-        leaves = self.form.schema.empty_table() if added.leaves is None else added.leaves
-        leaves = leaves.filter(one_of(leaves, [ContentType.DATA_MANIFEST]))
-        projection = EntryProjection.of(("location", "version_info"))
-        new = (
-            leaf_frame(self.state, leaves, projection)
-            if len(leaves)
-            else local_frame(self.state.spark, projection.schema.empty_table())
-        )
-        owners = named_owners(self.state, new, dict(enumerate(leaves.column("location").to_pylist())))
-        room = max(0, self.options.direct_files - added.on_driver)
-        return self._add_placed(with_owners(files.vectors(self.state), owners), room, _DELETES)
+        vectors, room = files.vectors(self.state), max(0, self.options.direct_files - added.on_driver)
+        return self._add_placed(self._with_new_owners(vectors, added), room, _DELETES)
+
+    def _with_new_owners(self, vectors: DataFrame, added: NewFiles) -> DataFrame:
+        """Return deletion vectors with `owner`, the data leaf of their file among those that the commit adds."""
+        leaves = added.of([ContentType.DATA], ContentType.DATA_MANIFEST).leaves
+        if leaves is None or not len(leaves):
+            return vectors.withColumn(OWNER, F.lit(None).cast("string"))
+        new = leaf_frame(self.state, leaves, EntryProjection.of(("location", "version_info")))
+        return with_owners(vectors, named_owners(self.state, new, dict(enumerate(leaves["location"].to_pylist()))))
 
     def _entries(self, files: DataFrame) -> DataFrame:
         rows = file_rows(self.state)

@@ -53,8 +53,8 @@ class SnapshotUpdate:
     Files are DataFrames with the columns of `inspect.files`. To remove a file, `file_path` is enough, with
     `content_offset` for a deletion vector. Rows of `plan_files` are found faster, by their `manifest_path`.
 
-    New data files may also be a table: all live files of its snapshot, as they are when it is given. Its
-    manifests are decoded straight into new leaves, which is several times as fast as a DataFrame of its files.
+    New data files may also be a table: the live files of its snapshot. Its manifests are decoded straight into new
+    leaves, which takes less time than a DataFrame of its files.
     """
 
     _started: TableState

@@ -148,7 +148,7 @@ def table_files(source: TableState, target: TableState, form: LeafFormat, option
     }
     adopt = adoption(state, target, spec_ids)
     scope = _scope(state, root, frozenset(_places(data) + _places(files)), target, options)
-    job = RewriteJob(state, scope, task_reader(state), form.name, adopt, form)
+    job = RewriteJob(state, scope, task_reader(state), form.name, adoption=adopt, adopted=form)
     count = len(files) + sum(_live_counts(root, data).values())
     of_deletes = Group(ContentType.DELETE_MANIFEST, None, tuple(_places(deletes)), tuple(_places(delete_files)))
     return TableFiles(state, job, choose(scope), count, of_deletes)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, partial, reduce
 from typing import TYPE_CHECKING, Any
 
@@ -77,8 +77,8 @@ class RewriteJob:
     scope: Scope
     reader: ExecutorReader
     name: str
-    adoption: Adoption | None = None
-    adopted: LeafFormat | None = None
+    adoption: Adoption | None = field(default=None, kw_only=True)
+    adopted: LeafFormat | None = field(default=None, kw_only=True)
 
     @property
     def root(self) -> pa.Table:

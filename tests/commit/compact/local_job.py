@@ -21,6 +21,7 @@ from sparkmeta.edit.next_root import FileKey
 from sparkmeta.edit.range_sort import range_bounds
 from sparkmeta.manifests.v4.layout import read_manifest, write_manifest
 from sparkmeta.manifests.v4.root import Root
+from sparkmeta.manifests.v4.types import TreeTypes
 from sparkmeta.manifests.v4.write import LeafFormat, encode_leaf, pieces, put_behind
 from sparkmeta.spec.bitmap import PositionBitmap
 from sparkmeta.spec.entry import ContentType
@@ -135,9 +136,10 @@ def local_rewrite(scope: Scope, choice: Choice, store: Store, stats: Mapping[int
     """The groups of a choice rewritten."""
     memory = Memory(store, stats)
     metadata = SimpleNamespace(location="/t", properties={})
+    types = TreeTypes(stats, frozenset(stats), {}, dict.fromkeys(scope.sources, ()))
     state: Any = SimpleNamespace(
         metadata=metadata,
-        types=SimpleNamespace(tuple_sources=dict.fromkeys(scope.sources, ()), stats_types=stats, tree_types=None),
+        types=SimpleNamespace(tuple_sources=dict.fromkeys(scope.sources, ()), stats_types=stats, tree_types=types),
         files=None,
         spark=LocalFrame.sparkSession,
     )
