@@ -93,17 +93,21 @@ def test_a_job_on_a_tree(spark: SparkSession, tmp_path: Path, soak: bool, job: s
     assert is_right(json.loads(done.stdout.splitlines()[-1])), done.stdout
 
 
-def test_rewrite_of_manifests(tmp_path: Path, soak: bool) -> None:
+@pytest.mark.parametrize("job", ["rewrite_manifests.py", "compute_partition_stats.py", "compute_table_stats.py"])
+def test_a_job_on_a_table_of_a_catalog(tmp_path: Path, soak: bool, job: str) -> None:
     if not soak:
         pytest.skip("the slice submits one job of maintenance")
     table = write_small_table(tmp_path)
     properties = ["type=sql", f"uri=sqlite:///{tmp_path}/catalog.db", f"warehouse={tmp_path.as_uri()}"]
     of_catalog = [argument for text in properties for argument in ("--property", text)]
-    done = submit("rewrite_manifests.py", "--table", IDENTIFIER, "--catalog", "shop", *of_catalog, "--commit")
+    done = submit(job, "--table", IDENTIFIER, "--catalog", "shop", *of_catalog, "--commit")
     assert done.returncode == 0, done.stderr
     committed = json.loads(done.stdout.splitlines()[-1])["committed"]
-    assert (committed["manifests_replaced"], committed["manifests_created"]) == (LOADS, 1)
-    assert len(table.refresh().snapshots()) == LOADS + 1
+    if job == "rewrite_manifests.py":
+        assert (committed["manifests_replaced"], committed["manifests_created"]) == (LOADS, 1)
+        assert len(table.refresh().snapshots()) == LOADS + 1
+    else:
+        assert Path(committed["statistics_path"].removeprefix("file://")).exists()
 
 
 def test_maintenance_of_a_configuration(spark: SparkSession, tmp_path: Path) -> None:
@@ -120,7 +124,9 @@ def test_maintenance_of_a_configuration(spark: SparkSession, tmp_path: Path) -> 
 
 
 def test_every_job_is_submitted() -> None:
-    submitted = {*TREE_JOBS, "plan_table.py", "rewrite_manifests.py", "maintain.py"}
+    of_catalogs = {"rewrite_manifests.py", "compute_partition_stats.py", "compute_table_stats.py"}
+    elsewhere = {"serve.py"}  # tests/service/test_command.py
+    submitted = {*TREE_JOBS, *of_catalogs, *elsewhere, "plan_table.py", "maintain.py"}
     assert {path.name for path in JOBS.glob("*.py")} - submitted == {"demo.py", "demo_table.py", "demo_tree.py"}
 
 
