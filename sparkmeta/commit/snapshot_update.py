@@ -251,12 +251,12 @@ class _Progress:
 
     def writer_for(self, head: TableState, branch: str) -> SnapshotWriter:
         """Return the writer of a snapshot, a new one if the results of the last attempt do not fit the head."""
-        if self.writer is not None and self.writer.fits(head):
-            return self.writer
-        kind: Callable[[str, SnapshotNames, Searches], SnapshotWriter]
-        kind = TreeWriter if has_tree(head.metadata) else ListWriter
-        self.added = self.replaced = None
-        self.writer = kind(branch, self.names, self.searches)
+        if self.writer is not None and not self.writer.fits(head):
+            self.writer = self.added = self.replaced = None
+        if self.writer is None:
+            kind: Callable[[str, SnapshotNames, Searches], SnapshotWriter]
+            kind = TreeWriter if has_tree(head.metadata) else ListWriter
+            self.writer = kind(branch, self.names, self.searches)
         return self.writer
 
 
