@@ -52,7 +52,7 @@ def cloned(spark: SparkSession, source: Path, target: Path) -> sm.Table:
     return sm.load_table(f"file://{target}", spark=spark)
 
 
-IGNORED = ("iceberg-version", "engine-name", "engine-version", "app-id", "spark.app.id")
+IGNORED = ("iceberg-version", "engine-name", "engine-version", "app-id", "app-name", "spark.app.id")
 
 
 def shown(table: Any) -> dict[str, Any]:
