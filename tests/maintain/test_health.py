@@ -103,8 +103,8 @@ def test_dangling_deletes(spark: SparkSession, tmp_path: Path, names: tuple[str,
     dangling = [DANGLING[name] for name in names]
     table = healthy(tmp_path).add(1, 1, *dangling, *(dict(entry) for entry in APPLYING.values()))
     report = report_of(table, spark)
-    assert kinds(report) == ["dangling_deletes"]
-    (row,) = report.findings().collect()
+    assert kinds(report) == ["dangling_deletes", "position_delete_files"]
+    row = report.findings().where("finding = 'dangling_deletes'").collect()[0]
     assert (row["items"], row.job) == (len(names), "remove_dangling_deletes")
     assert row.call == "table.maintenance.remove_dangling_deletes().commit()"
     assert row.command == f"sparkmeta remove-dangling-deletes file://{tmp_path} --commit"
@@ -112,7 +112,10 @@ def test_dangling_deletes(spark: SparkSession, tmp_path: Path, names: tuple[str,
 
 
 def test_deletes_that_apply(spark: SparkSession, tmp_path: Path) -> None:
-    assert kinds(report_of(healthy(tmp_path).add(1, 1, *APPLYING.values()), spark)) == []
+    """Of position delete files, a table of version 3 could have deletion vectors."""
+    report = report_of(healthy(tmp_path).add(1, 1, *APPLYING.values()), spark)
+    assert kinds(report) == ["position_delete_files"]
+    assert report.list_findings[0].job == "rewrite_position_delete_files"
 
 
 def test_equality_deletes_of_the_whole_table(spark: SparkSession, tmp_path: Path) -> None:
