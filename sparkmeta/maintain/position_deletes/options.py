@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 from pyiceberg.expressions import AlwaysTrue, BooleanExpression
 
 from sparkmeta.errors import ValidationError, shown
+from sparkmeta.rows.write.vectors import delete_target_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-_TARGET, _TARGET_BYTES = "write.delete.target-file-size-bytes", 64 << 20
 _GRANULARITY = "write.delete.granularity"
 _GRANULARITIES = BY_FILE, BY_PARTITION = "file", "partition"
 _CODEC, _FALLBACK = "write.delete.parquet.compression-codec", "write.parquet.compression-codec"
@@ -55,10 +55,7 @@ class DeleteRewriteOptions:
         _check_count("min_input_files", self.min_input_files)
         target = _check_count("target_file_size_bytes", self.target_file_size_bytes)
         if target is None:
-            text = properties.get(_TARGET, str(_TARGET_BYTES))
-            if not text.isdecimal() or not int(text):
-                raise ValidationError(f"the table property {_TARGET} is {shown(text)}: it takes a number of bytes")
-            target = int(text)
+            target = delete_target_bytes(properties)
         least = _check_count("min_file_size_bytes", self.min_file_size_bytes)
         most = _check_count("max_file_size_bytes", self.max_file_size_bytes)
         least = int(target * _LEAST) if least is None else least

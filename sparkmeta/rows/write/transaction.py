@@ -77,7 +77,7 @@ class RowTransaction(Transaction[TableT]):
             matching = Matching(change.head, overwrite_filter)
             files = self._write(df)
             if matching.has_parts:
-                self._rewrite(change, matching, isolation or "snapshot")
+                self._replace(change, matching, isolation or "snapshot")
                 change.update.append(files)
             else:
                 change.update.overwrite(files, row_filter=overwrite_filter)
@@ -118,10 +118,9 @@ class RowTransaction(Transaction[TableT]):
                     change.update.delete(row_filter=delete_filter)
                 else:
                     change.drop()
-            elif self._merges_on_read("delete"):
-                self._mask(change, matching, self._isolation("delete", isolation))
             else:
-                self._rewrite(change, matching, self._isolation("delete", isolation))
+                masks, level = self._merges_on_read("delete"), self._isolation("delete", isolation)
+                self._replace(change, matching, level, masks=masks)
         return self
 
     def update(
@@ -138,10 +137,7 @@ class RowTransaction(Transaction[TableT]):
             matching = Matching(change.head, where, by_rows=True)
             assigned = _Assignments.of(assignments, matching)
             level = self._isolation("update", isolation)
-            if self._merges_on_read("update"):
-                self._mask(change, matching, level, assigned)
-            else:
-                self._rewrite(change, matching, level, assigned)
+            self._replace(change, matching, level, assigned, masks=self._merges_on_read("update"))
         return self
 
     def upsert(
@@ -181,46 +177,49 @@ class RowTransaction(Transaction[TableT]):
 
     # -- how rows are replaced --------------------------------------------------------------------------------------
 
-    def _rewrite(
-        self, change: _Change, matching: Matching, isolation: Isolation, assigned: _Assignments | None = None
+    def _replace(
+        self,
+        change: _Change,
+        matching: Matching,
+        isolation: Isolation,
+        assigned: _Assignments | None = None,
+        *,
+        masks: bool = False,
     ) -> None:
-        """Write the files with matching rows again, without these rows or with values assigned to them."""
+        """Delete matching rows, or assign values to them, in files of which some rows match; remove the other files.
+
+        Args:
+            masks: whether the rows are deleted by deletion vectors, and not by writing their files again.
+        """
         paths = _affected(matching)
         if not len(paths) and not matching.has_whole_files:
             change.drop()
             return
         if len(paths):
-            files, named = matching.partly(paths)
-            lineage = self._lineage
-            rows = matching.rows(files, lineage)
-            matches = matching.is_matching_row
-            rows = rows.where((~matches).text) if assigned is None else assigned.to(rows, lineage, matches)
-            change.update.row_delta(added=self._write(rows, lineage=bool(lineage)), removed=named)
+            (self._mask if masks else self._rewrite)(change, matching, paths, assigned)
         if matching.has_whole_files:
             change.update.delete(matching.whole_files)
         change.update.validate_no_conflicts(matching.row_filter, isolation=isolation)
 
-    def _mask(
-        self, change: _Change, matching: Matching, isolation: Isolation, assigned: _Assignments | None = None
-    ) -> None:
-        """Delete matching rows by deletion vectors, and add them again with values assigned to them."""
-        paths = _affected(matching)
-        if not len(paths) and not matching.has_whole_files:
-            change.drop()
-            return
-        if len(paths):
-            files, _ = matching.partly(paths)
-            added = None
-            if assigned is not None:
-                lineage = self._lineage
-                rows = matching.rows(files, lineage).where(matching.is_matching_row.text)
-                added = self._write(assigned.to(rows, lineage), lineage=bool(lineage))
-            vectors = write_vectors(matching.state, matching.positions, files)
-            self._written.append(vectors)
-            change.update.row_delta(added=added, deletes=vectors)
-        if matching.has_whole_files:
-            change.update.delete(matching.whole_files)
-        change.update.validate_no_conflicts(matching.row_filter, isolation=isolation)
+    def _rewrite(self, change: _Change, matching: Matching, paths: pa.Array, assigned: _Assignments | None) -> None:
+        """Write files again, without their matching rows or with values assigned to these."""
+        files, named = matching.partly(paths)
+        lineage, matches = self._lineage, matching.is_matching_row
+        rows = matching.rows(files, lineage)
+        rows = rows.where((~matches).text) if assigned is None else assigned.to(rows, lineage, matches)
+        change.update.row_delta(added=self._write(rows, lineage=bool(lineage)), removed=named)
+
+    def _mask(self, change: _Change, matching: Matching, paths: pa.Array, assigned: _Assignments | None) -> None:
+        """Delete matching rows of files by deletion vectors, and add them again with values assigned to them."""
+        files, _ = matching.partly(paths)
+        added = None
+        if assigned is not None:
+            lineage = self._lineage
+            rows = matching.rows(files, lineage).where(matching.is_matching_row.text)
+            added = self._write(assigned.to(rows, lineage), lineage=bool(lineage))
+        vectors = write_vectors(matching.state, matching.positions, files)
+        self._written.append(vectors)
+        change.update.row_delta(added=added, deletes=vectors)
 
     def _write(self, df: DataFrame, *, lineage: bool = False) -> DataFrame:
         files = write_files(replace(self.table.state, metadata=self.table_metadata), df, lineage=lineage)

@@ -21,6 +21,8 @@ from sparkmeta.spec.entry import ContentType
 from sparkmeta.storage.access import executor_writer
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from pyspark.sql import DataFrame
 
     from sparkmeta.rows.planned import PlannedFiles
@@ -48,7 +50,7 @@ def write_vectors(state: TableState, positions: DataFrame, files: PlannedFiles) 
         CorruptFileError: an older delete file is damaged.
     """
     folder = Places.of(state.metadata, ()).folder
-    tasks = VectorTasks(executor_writer(state.files), folder, delete_target_bytes(state))
+    tasks = VectorTasks(executor_writer(state.files), folder, delete_target_bytes(state.metadata.properties))
     affected = files.frame(state.spark)
     new = map_arrow(
         positions.select(FILE, POSITION).repartition(FILE).sortWithinPartitions(FILE), position_masks, MASK_SCHEMA
@@ -95,13 +97,13 @@ def _older_masks(state: TableState, affected: DataFrame) -> DataFrame:
     return masks.join(applied, ["delete_path", "data_path"], "left_semi").select(*MASK_SCHEMA.names)
 
 
-def delete_target_bytes(state: TableState) -> int:
+def delete_target_bytes(properties: Mapping[str, str]) -> int:
     """Return the target size of a delete file.
 
     Raises:
         ValidationError: the table property has an invalid value.
     """
-    text = state.metadata.properties.get(_TARGET, str(_TARGET_BYTES))
+    text = properties.get(_TARGET, str(_TARGET_BYTES))
     if not text.isdecimal() or not int(text):
         raise ValidationError(f"the table property {_TARGET} is {shown(text)}: it takes a number of bytes")
     return int(text)
