@@ -60,20 +60,22 @@ class ManifestRewriter:
     target_bytes: int
 
     def without_entries(self, manifests: pa.Table, removed: Mapping[str, PositionBitmap]) -> pa.Table:
-        """Write manifests without some of their entries, and return the rows of their successors, in the same order.
+        """Write manifests that have removed entries without these, and return the rows of the new ones, in order.
 
         A removed entry becomes a DELETED entry of the snapshot, and all other live ones EXISTING, as in Iceberg's Java
         library.
 
         Args:
-            manifests: rows of `MANIFEST_FILE_SCHEMA`.
+            manifests: rows of `MANIFEST_FILE_SCHEMA`; those without removed entries are left out.
             removed: manifest location -> ordinals of the entries to remove.
 
         Raises:
             UnsupportedError: a manifest can't be rewritten, or tasks can't open the table's files.
             CorruptFileError: a manifest is damaged.
         """
-        return self._written([manifests.slice(place, 1) for place in range(len(manifests))], removed)
+        paths = pa.array(sorted(removed), pa.string())
+        affected = manifests.filter(pc.is_in(manifests.column("manifest_path"), paths))
+        return self._written([affected.slice(place, 1) for place in range(len(affected))], removed)
 
     def merged(self, groups: Sequence[pa.Table]) -> pa.Table:
         """Write the entries of each group of manifests to one manifest, and return the rows of these.

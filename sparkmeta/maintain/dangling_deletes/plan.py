@@ -139,8 +139,7 @@ class _DanglingStep(RewriteStep):
         rewriter = ManifestRewriter(head, self.names.snapshot_id, self.names.file("m"), options.target_bytes)
         listed = head.manifest_files
         unchanged = without_manifests(listed, removal.masks.keys())
-        replaced = without_manifests(listed, unchanged.column("manifest_path").to_pylist())
-        manifests = rewriter.without_entries(replaced, removal.masks)
+        manifests = rewriter.without_entries(listed, removal.masks)
         self.names.written.update(manifests.column("manifest_path").to_pylist())
         counts = ManifestCounts(len(manifests), len(unchanged), len(manifests))
         summary = self.summary(head, counts, removed=removal.tally)

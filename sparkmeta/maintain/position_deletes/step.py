@@ -66,17 +66,16 @@ class DeleteRewriteStep(RewriteStep):
         )
         masks = tuple((location, write_deletion_vector(removal.masks[location])) for location in sorted(removal.masks))
         unchanged = without_manifests(head.manifest_files, removal.masks.keys())
-        rest, _ = self._once((snapshot_id, masks), lambda: (self._without(head, removal, unchanged), Tally()))
+        rest, _ = self._once((snapshot_id, masks), lambda: (self._without(head, removal), Tally()))
         counts = ManifestCounts(len(added) + len(rest), len(unchanged), len(removal.masks))
         summary = self.summary(head, counts, removed=removal.tally, added=tally)
         return NewList(head, self.branch, names).commit(pa.concat_tables([added, rest, unchanged]), summary())
 
-    def _without(self, head: TableState, removal: Removal, unchanged: pa.Table) -> pa.Table:
+    def _without(self, head: TableState, removal: Removal) -> pa.Table:
         """Write the manifests that list removed entries without them, and return the rows of the new ones."""
         target = ListOptions.of(head.metadata.properties).target_bytes
         rewriter = ManifestRewriter(head, self.names.snapshot_id, self.names.file("m"), target)
-        replaced = without_manifests(head.manifest_files, unchanged.column("manifest_path").to_pylist())
-        return rewriter.without_entries(replaced, removal.masks)
+        return rewriter.without_entries(head.manifest_files, removal.masks)
 
     def _once(self, key: object, write: Callable[[], tuple[pa.Table, Tally]]) -> tuple[pa.Table, Tally]:
         if key not in self.manifests:

@@ -122,8 +122,8 @@ def _kept(
     places = np.flatnonzero(pc.or_(is_live(batch), changed).to_numpy(False))
     status = pc.if_else(changed, status, pa.scalar(int(Status.EXISTING), pa.int32()))
     batch = with_version_info(batch, status=status)
-    kept = batch if len(places) == len(batch) else batch.take(pa.array(places))
-    return kept if removed is None else removed.marked(kept), places
+    chosen = batch if len(places) == len(batch) else batch.take(pa.array(places))
+    return chosen if removed is None else removed.marked(chosen), places
 
 
 def _with_status(entries: pa.BinaryArray, batch: pa.RecordBatch) -> pa.BinaryArray:
