@@ -35,7 +35,7 @@ class ServeOptions:
         driver_files: plans of manifests with at most so many files are brought to the driver.
         wait_seconds: how long a client waits for a plan before it has to ask again.
         plan_seconds: how long a plan may take.
-        keep_seconds: how long pages and tokens last.
+        keep_seconds: how long pages and their tokens last after the plan was made.
         slots: how many plans run at a time.
         queued: how many plans wait for a slot; further ones are refused.
         cached_bytes: how much of the answers of finished plans is kept in memory.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import threading
 import time
 import uuid
@@ -42,7 +43,8 @@ class Run:
         key: what it depends on.
         result: its name in the spool.
         future: its pages.
-        started: when it was asked for, by the clock that only goes forward.
+        started: when it was submitted, by the monotonic clock.
+        ended: when it succeeded or failed, by the same clock; infinite before that.
         requests: the requests that wait for it or fetch its pages.
         cancelled: whether nobody wants it any more.
     """
@@ -51,6 +53,7 @@ class Run:
     result: str
     future: Future[Pages] = field(default_factory=Future)
     started: float = field(default_factory=time.monotonic)
+    ended: float = math.inf
     requests: set[str] = field(default_factory=set)
     cancelled: bool = False
 
@@ -99,7 +102,8 @@ class Planning:
                 self._start(self._short, run, partial(self._look, run, table, request, null_partitions))
             self._kept.move_to_end(key)
             run.requests.add(ticket_id)
-        return run, self._signer.token(self._ticket(run.result, "", table.name(), principal.name, ticket_id))
+        expires = int(time.time() + self.options.plan_seconds + self.options.keep_seconds)
+        return run, self._signer.token(Ticket(run.result, "", table.name(), principal.name, expires, ticket_id))
 
     @property
     def waiting(self) -> int:
@@ -115,12 +119,9 @@ class Planning:
         run = self._kept.get(key)
         if run is None or run.cancelled:
             return None
-        fresh = time.monotonic() - run.started < self.options.keep_seconds
+        fresh = time.monotonic() - run.ended < self.options.keep_seconds
         usable = not run.future.done() or (run.pages is not None and fresh)
         return run if usable else None
-
-    def _ticket(self, result: str, page: str, table: tuple[str, ...], principal: str, request: str = "") -> Ticket:
-        return Ticket(result, page, table, principal, int(time.time() + self.options.keep_seconds), request)
 
     # -- running them -----------------------------------------------------------------------------------------------
 
@@ -166,12 +167,14 @@ class Planning:
             self.spool.write(run.result, RECORD, json.dumps(record).encode())
         with self._lock:
             if not run.future.done():
+                run.ended = time.monotonic()
                 run.future.set_result(pages)
             self._make_room(run)
 
     def _fail(self, run: Run, error: BaseException) -> None:
         with self._lock:
             if not run.future.done():
+                run.ended = time.monotonic()
                 run.future.set_exception(error)
             if self._kept.get(run.key) is run:
                 del self._kept[run.key]
@@ -216,7 +219,9 @@ class Planning:
 
     def completed(self, pages: Pages, plan_id: str, table: tuple[str, ...], principal: Principal) -> bytes:
         """Return the answer with the first page of a plan and the tokens of all others."""
-        tokens = [self._signer.token(self._ticket(pages.result, name, table, principal.name)) for name in pages.names]
+        expires = int(time.time() + self.options.keep_seconds)
+        tickets = (Ticket(pages.result, name, table, principal.name, expires, "") for name in pages.names)
+        tokens = [self._signer.token(ticket) for ticket in tickets]
         head = json.dumps({"status": "completed", "plan-id": plan_id, "plan-tasks": tokens})
         return head[:-1].encode() + (b"," + pages.first if pages.first else b"") + b"}"
 
@@ -232,8 +237,7 @@ class Planning:
         if (data := self.spool.read(ticket.result, RECORD)) is not None:
             record = json.loads(data)
             return Pages(ticket.result, record["first"].encode(), tuple(record["names"]), 0, 0)
-        asked = ticket.expires - self.options.keep_seconds
-        if time.time() - asked < self.options.plan_seconds:
+        if time.time() < ticket.expires - self.options.keep_seconds:
             return None
         raise ApiError(404, NO_PLAN, "The plan id does not exist")
 
@@ -270,7 +274,7 @@ class Planning:
             slow = [run for run in self._runs.values() if not run.future.done()]
             old = [run for run in self._runs.values() if run.future.done()]
             for run in old:
-                age = now - run.started
+                age = now - run.ended
                 if age > self.options.keep_seconds or (run.pages is None and age > self.options.plan_seconds):
                     self._forget(run)
         for run in slow:
