@@ -7,6 +7,7 @@ from itertools import count
 from typing import TYPE_CHECKING
 
 import pytest
+from s3fs import S3FileSystem
 
 from sparkmeta.errors import CommitFailedError, CommitStateUnknownError, TableAlreadyExistsError, UnsupportedError
 from sparkmeta.operations.filesystem import FileSystemOperations
@@ -29,6 +30,8 @@ def folder() -> str:
 @pytest.fixture
 def table(s3: S3Server, folder: str, monkeypatch: pytest.MonkeyPatch) -> FileSystemOperations:
     """A new table, of a client that makes each request at most twice."""
+    # The environment counts for new clients only, and fsspec keeps those of earlier tests.
+    S3FileSystem.clear_instance_cache()
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", "2")
     monkeypatch.setattr(requests, "_WAITS", ())
     operations = FileSystemOperations(IOFiles(s3.io("fsspec")), folder)
