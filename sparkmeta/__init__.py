@@ -128,7 +128,7 @@ __all__ = [
     "serve",
 ]
 
-# The modules of the names that are no errors.
+# The modules of the names that are not errors.
 _HOMES = {
     "Catalog": "catalog",
     "ChangelogScan": "range_scan",

@@ -82,7 +82,7 @@ class CorruptFileError(ValidationError):
 
 
 class CommitConflictError(ValidationError):
-    """Another commit changed what this one depends on. A retry of the same commit can't succeed."""
+    """Another commit changed data that this one depends on. A retry of the same commit can't succeed."""
 
 
 class UnsupportedError(SparkmetaError, NotImplementedError):
@@ -174,7 +174,7 @@ def lacks_file_system(message: str) -> bool:
 
 @contextmanager
 def translated_errors() -> Iterator[None]:
-    """Raise what Spark raises within the block as an error of this package, where it has one."""
+    """Translate errors that Spark raises within the block into errors of this package, where there is one."""
     try:
         yield
     except Exception as error:

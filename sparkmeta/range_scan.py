@@ -1,4 +1,4 @@
-"""Scans of what a range of snapshots did: `IncrementalScan` and `ChangelogScan`."""
+"""Scans of the changes of a range of snapshots: `IncrementalScan` and `ChangelogScan`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class _RangeScan(ABC):
-    """What a range of snapshots did. Every method that changes it returns another one.
+    """A scan of the changes of a range of snapshots. Immutable: its methods return new scans.
 
     Attributes:
         scan: the columns to read, and the filter, of the table's schema.
@@ -51,7 +51,7 @@ class _RangeScan(ABC):
 
 @dataclass(frozen=True)
 class IncrementalScan(_RangeScan):
-    """What snapshots appended."""
+    """A scan of the files that snapshots appended."""
 
     def to_df(self) -> DataFrame:
         """Return the rows that snapshots of the operation `append` appended, whether they were deleted since or not.
@@ -61,7 +61,7 @@ class IncrementalScan(_RangeScan):
 
         Raises:
             NoSuchSnapshotError: the table does not have one of the snapshots.
-            ValidationError: the first is no ancestor of the second, or the history between them has expired.
+            ValidationError: the first is not an ancestor of the second, or the history between them has expired.
         """
         return read_appended(self.scan.row_scan, self.from_exclusive, self.to_inclusive)
 
@@ -103,7 +103,7 @@ class ChangelogScan(_RangeScan):
         Raises:
             NoSuchSnapshotError: the table does not have one of the snapshots; or one of them removed files or changed
                 deletes, and its parent has expired.
-            ValidationError: the first is no ancestor of the second, or the history between them has expired. If the
+            ValidationError: the first is not an ancestor of the second, or the history between them has expired. If the
                 DataFrame raises it when it runs, several changes of a snapshot have the same identifier.
         """
         scan = self.scan

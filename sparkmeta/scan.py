@@ -102,7 +102,7 @@ class Scan:
             ValidationError: the number is negative.
         """
         if rows < 0:
-            raise ValidationError(f"limit is {rows}: it takes a whole number from 0")
+            raise ValidationError(f"limit is {rows}: expected a whole number from 0")
         return replace(self, row_limit=rows if self.row_limit is None else min(rows, self.row_limit))
 
     def use_ref(self, name: str) -> Scan:
@@ -206,7 +206,7 @@ class Scan:
 
     @property
     def row_scan(self) -> RowScan:
-        """What reads the rows, on which scans of ranges of snapshots rest too."""
+        """The reader of rows, which scans of ranges of snapshots share."""
         if has_transforms(self._filter.row_filter):
             raise UnsupportedError(f"transforms in filters select files to plan, not rows: {self.row_filter}")
         return RowScan(self._filter, self.projection(), self.metadata_columns)
@@ -315,7 +315,7 @@ class Scan:
         return None if counts.null_count else pc.sum(counts).as_py() or 0
 
     def report(self) -> ScanReport:
-        """Report what the plan of this scan reads and skips, and why. Runs Spark jobs, including the plan itself."""
+        """Report which files this scan's plan reads and skips, and why. Runs Spark jobs, including the plan itself."""
         return scan_report(self._choice)
 
     def _splitting(self) -> SplitPlanning:
@@ -353,5 +353,5 @@ def table_scan(
 
 def _positive(name: str, text: str) -> int:
     if not text.strip().isdecimal() or int(text) <= 0:
-        raise ValidationError(f"{name} is {text!r}: it takes a whole number above 0")
+        raise ValidationError(f"{name} is {text!r}: expected a whole number above 0")
     return int(text)

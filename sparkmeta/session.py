@@ -1,4 +1,4 @@
-"""Spark sessions: one that needs no configuration, the caller's, and what differs on Spark Connect."""
+"""Spark sessions: create a local one, check the caller's, and bridge the differences of Spark Connect."""
 
 from __future__ import annotations
 

@@ -122,14 +122,14 @@ def from_conf(values: Mapping[str, str]) -> Settings:
     """Return the settings for configuration values by their names with dashes."""
     known = {name.name.replace("_", "-"): name for name in fields(Settings)}
     if unknown := sorted(values.keys() - known.keys()):
-        raise SettingError(f"{PREFIX}{unknown[0]} is no setting; there are: {', '.join(known)}")
+        raise SettingError(f"{PREFIX}{unknown[0]} is not a setting; the settings are {', '.join(known)}")
     return Settings(**{known[name].name: _parse(name, known[name], value) for name, value in values.items()})
 
 
 def _parse(name: str, knob: Field[Any], text: str) -> Any:
     choices = knob.metadata["choices"]
     if choices and text.lower() not in choices:
-        raise SettingError(f"{PREFIX}{name} is {shown(text)}: it takes one of {', '.join(choices)}")
+        raise SettingError(f"{PREFIX}{name} is {shown(text)}: expected one of {', '.join(choices)}")
     if choices:
         return text.lower()
     return text.strip() if isinstance(knob.default, str) else _number(name, text)
@@ -140,5 +140,5 @@ def _number(name: str, text: str) -> int:
     unit = digits.lstrip("0123456789")
     number = digits.removesuffix(unit) if unit else digits
     if not number.isdecimal() or (unit and unit not in _UNITS):
-        raise SettingError(f"{PREFIX}{name} is {shown(text)}: it takes a whole number, sizes also with k, m or g")
+        raise SettingError(f"{PREFIX}{name} is {shown(text)}: expected a whole number, sizes also with k, m or g")
     return int(number) * _UNITS.get(unit, 1)

@@ -7,7 +7,7 @@ DataFrame.
 
 Whatever the format version of the table, manifests and entries have the columns of the content entries that format
 version 4 proposes: `location`, `version_info`, `content_stats` and so on. The files that a V4 root lists itself appear
-as the entries of one more manifest, which is no file and has the `file_format` `IN_ROOT`.
+as the entries of one more manifest, which is not a file and has the `file_format` `IN_ROOT`.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class TableState:
         """
         if not isinstance(timestamp, datetime | int):
             what = "a datetime with a time zone, or milliseconds since 1970"  # type: ignore[unreachable]
-            raise ValueError(f"{timestamp!r} is no time: as_of takes {what}")  # noqa: TRY004  as of one without a zone
+            raise ValueError(f"{timestamp!r} is not a time: as_of takes {what}")  # noqa: TRY004  as of one without a zone
         if isinstance(timestamp, datetime) and timestamp.tzinfo is None:
             raise ValueError(f"{timestamp} has no time zone")
         millis = timestamp if isinstance(timestamp, int) else (timestamp - _EPOCH) // timedelta(milliseconds=1)
@@ -164,7 +164,7 @@ class TableState:
     # -- entries ----------------------------------------------------------------------------------------------------
 
     def projection(self, columns: Iterable[str] = FILE_COLUMNS, stats: Iterable[int] = ()) -> EntryProjection:
-        """Return what to read of entries; see `TableTypes.projection`."""
+        """Return a projection of entries; see `TableTypes.projection`."""
         return self.types.projection(columns, stats)
 
     def entries(
@@ -202,6 +202,6 @@ class TableState:
 
     @cached_property
     def reader(self) -> ManifestReader:
-        """What reads the entries of manifests."""
+        """The reader of manifest entries."""
         trees = self.types.tree_types if self.has_trees else None
         return ManifestReader(self.spark, self.settings, self.access, self.types, self.tree, trees)

@@ -98,7 +98,7 @@ class Table(RowTable):
         """Return a scan of the rows that snapshots inserted and deleted: `table.changelog(1234).to_df()`.
 
         Each snapshot's changes are the difference of the table's rows after and before it: deletes of all kinds are
-        understood, and rows that were carried over from one file to another are no change. Snapshots of the operation
+        understood, and rows that were carried over from one file to another are not changes. Snapshots of the operation
         `replace`, such as compactions, are passed over. Rows are read with the table's schema.
 
         Args:
@@ -157,7 +157,7 @@ class Table(RowTable):
 
         Raises:
             NoSuchSnapshotError: the table does not have one of the snapshots.
-            ValidationError: the first is no ancestor of the second, or required history has expired.
+            ValidationError: the first is not an ancestor of the second, or required history has expired.
             CorruptFileError: a root contradicts itself, or, when it runs, a file is damaged.
         """
         ids = (from_snapshot_id_exclusive, to_snapshot_id_inclusive)

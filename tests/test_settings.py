@@ -108,10 +108,10 @@ def test_sizes(text: str, size: int | None) -> None:
 
 
 def test_choices() -> None:
-    with pytest.raises(SettingError, match=r"'never': it takes one of auto, direct, spark"):
+    with pytest.raises(SettingError, match=r"'never': expected one of auto, direct, spark"):
         from_conf({"executor-reads": "never"})
 
 
 def test_an_unknown_name_is_an_error() -> None:
-    with pytest.raises(SettingError, match=r"spark\.sparkmeta\.split-manifests is no setting"):
+    with pytest.raises(SettingError, match=r"spark\.sparkmeta\.split-manifests is not a setting"):
         from_conf({"split-manifests": "1"})

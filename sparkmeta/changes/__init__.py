@@ -1,1 +1,1 @@
-"""What a commit did, read only: roots compared with their parents, changed files, and the invariants of a tree."""
+"""Read the changes of commits: compare roots with their parents, list changed files, check the invariants of trees."""

@@ -147,7 +147,7 @@ def _masks_of_missing_leaves(tree: CheckedTree) -> Iterator[Broken]:
 
 
 def _leaves_of_missing_owners(tree: CheckedTree) -> Iterator[Broken]:
-    problem = "the manifest is affiliated to one that is no live data manifest of the root"
+    problem = "the manifest is affiliated to one that is not a live data manifest of the root"
     for location, leaf in tree.leaf_by_location.items():
         owner = tree.leaf_by_location.get(leaf["referenced_file"])
         is_owner = owner is not None and (owner["status"], owner["content_type"]) in _OWNERS

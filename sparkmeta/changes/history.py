@@ -71,7 +71,7 @@ def snapshots_between(metadata: TableMetadata, from_exclusive: int | None, to_in
 
     Raises:
         NoSuchSnapshotError: the table does not have one of the snapshots.
-        ValidationError: the first is no ancestor of the second, or the history between them has expired.
+        ValidationError: the first is not an ancestor of the second, or the history between them has expired.
     """
     last = metadata.current_snapshot() if to_inclusive is None else metadata.snapshot_by_id(to_inclusive)
     if last is None:
@@ -94,7 +94,7 @@ def _not_in_history(metadata: TableMetadata, start: int | None, end: int, lost: 
     if start is not None and metadata.snapshot_by_id(start) is None:
         return NoSuchSnapshotError(f"{metadata.location} has no snapshot {start}")
     if lost is None:
-        return ValidationError(f"{metadata.location}: snapshot {start} is no ancestor of snapshot {end}")
+        return ValidationError(f"{metadata.location}: snapshot {start} is not an ancestor of snapshot {end}")
     since = "the table was empty" if start is None else f"snapshot {start}"
     return ValidationError(
         f"{metadata.location}: snapshot {lost} has expired: what changed since {since} is not known any more"

@@ -31,7 +31,7 @@ class LeafKind(StrEnum):
         MASKED: live entries that `new` masks and `old` does not.
         DROPPED: live entries that `old` does not mask.
         UNMADE: DELETED entries of a leaf that the snapshot added.
-        CARRIED: EXISTING entries, which are no change even if another manifest held them before.
+        CARRIED: EXISTING entries, which are not changes even if another manifest held them before.
     """
 
     ADDED = "added"

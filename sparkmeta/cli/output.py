@@ -85,7 +85,7 @@ class OutputConsole(Console):
 
 
 def drop_unread_output() -> bool:
-    """Discard what is still to be written if standard output is a pipe that its reader has closed.
+    """Discard pending output if standard output is a pipe that its reader has closed.
 
     Returns:
         Whether it is such a pipe.

@@ -1,4 +1,4 @@
-"""Define the command `serve`, and what it has in common with the job of the same name."""
+"""Define the command `serve`, and the parts that it shares with the job of the same name."""
 
 from __future__ import annotations
 

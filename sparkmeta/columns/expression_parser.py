@@ -61,7 +61,7 @@ def expression_from_json(tree: object) -> BooleanExpression:
     decimals, UUIDs, ISO dates and times, and hexadecimal bytes. What a literal means is known when the filter is bound.
 
     Raises:
-        InvalidFilterError: the value is no expression.
+        InvalidFilterError: the value is not an expression.
         UnsupportedError: it compares what no filter can: functions, references by id, literals with their own type.
     """
     pending: list[Any] = [tree]
@@ -186,7 +186,7 @@ def _literal(node: object) -> Any:
             raise UnsupportedError(f"the filter has {shown(node)}, a literal with a type of its own")
         node = _member(node, "value")
     if not isinstance(node, bool | int | float | str):
-        raise _problem(node, "it is no literal")
+        raise _problem(node, "it is not a literal")
     if isinstance(node, float) and math.isnan(node):
         raise _problem(node, "NaN can't be compared; use is-nan")
     return node

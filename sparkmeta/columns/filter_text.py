@@ -110,7 +110,7 @@ class _Parser:
             parsed = _comparison(text) if literals is None else _in_list(text, literals)
             parsed = parsed or predicate_syntax.parse_string(text, parse_all=True)[0]
         except ParseException as problem:
-            raise self.error(f"{shown(text)} is no predicate: {_EXPECTED}") from problem
+            raise self.error(f"{shown(text)} is not a predicate: {_EXPECTED}") from problem
         except (ValueError, TypeError, ArithmeticError) as problem:
             raise self.error(f"{shown(text)}: {problem}") from problem
         if isinstance(parsed, BooleanLiteral):

@@ -109,7 +109,7 @@ def has_transforms(bound: BooleanExpression) -> bool:
 
 
 def without_transforms(bound: BooleanExpression) -> BooleanExpression:
-    """Return what a bound filter without NOT implies for the columns themselves."""
+    """Return the inclusive projection of a bound filter without NOT to the columns themselves."""
     if not has_transforms(bound):
         return bound
     return fold(bound, lambda leaf, _: AlwaysTrue() if transform_of(leaf) else leaf, junction_of)

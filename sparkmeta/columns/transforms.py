@@ -66,7 +66,7 @@ _TICKS_PER_SECOND: Final = {
 
 
 def inclusive_projection(bound: BooleanExpression, spec: PartitionSpec, schema: Schema) -> BooleanExpression:
-    """Return what a filter implies for the partition tuples of matching rows.
+    """Return a filter's inclusive projection to the partition tuples of matching rows.
 
     If it is false of a tuple, no row of the partition matches.
 

@@ -1,1 +1,1 @@
-"""Change sets: which files a snapshot adds and removes, what they are checked against, and the transaction."""
+"""Change sets: the files that a snapshot adds and removes, their checks for conflicts, and the transaction."""

@@ -133,7 +133,7 @@ def _as_files(state: TableState, partitions: pa.Table) -> pa.Table:
 
 
 def _file_stats(values: pa.Array) -> pa.StructArray:
-    if pa.types.is_floating(values.type):  # NaN is no bound
+    if pa.types.is_floating(values.type):  # NaN is not a bound
         values = pc.if_else(pc.fill_null(pc.is_nan(values), False), pa.scalar(None, values.type), values)
     unknown = pa.nulls(len(values), pa.int64())
     none_if_bounded = pc.if_else(values.is_valid(), pa.scalar(0, pa.int64()), unknown)  # neither nulls nor NaNs

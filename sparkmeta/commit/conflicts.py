@@ -63,7 +63,7 @@ class Validation:
 
 @dataclass(frozen=True)
 class Operation:
-    """The parts of an update that decide what conflicts with it.
+    """The parts of an update that decide whether other commits conflict with it.
 
     Attributes:
         filters: the update removes data files whose rows match one of these.
@@ -156,7 +156,7 @@ def refuse_new_deletes(
         files: the replaced files, rows with `file_path`.
         removal: the entries of these files.
         start: the snapshot that was read.
-        row_filter: the rows that were read; deletes of other rows are no conflict.
+        row_filter: the rows that were read; deletes of other rows do not conflict.
 
     Raises:
         CommitConflictError: a new delete applies to one of the files.

@@ -86,7 +86,7 @@ class ListedFileWriter:
         return ListedFiles(leaves=pa.concat_tables(written), tally=self._tally(groups, rows))
 
     def _refuse(self, groups: DataFrame, files: DataFrame, allowed: Collection[int]) -> None:
-        """Refuse files whose content the operation does not add, and what can't be written to any manifest."""
+        """Refuse files that the operation does not add, and files of unknown specs."""
         state = self.state
         for content, spec_id in groups.select("content", "spec_id").distinct().collect():
             if content not in set(allowed) or spec_id not in state.specs:

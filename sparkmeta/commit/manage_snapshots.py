@@ -59,7 +59,7 @@ class ManageSnapshots(IcebergManageSnapshots):
         A missing branch is created. Only table metadata changes; every format version is supported.
 
         Raises:
-            ValidationError: `to` does not exist, `branch` is a tag, or its head is no ancestor of the snapshot.
+            ValidationError: `to` does not exist, `branch` is a tag, or its head is not an ancestor of the snapshot.
         """
         self._commit_if_ref_updates_exist()
         self._transaction._add(FastForward(branch, to))
@@ -105,7 +105,7 @@ class FastForward:
         if ref is not None and ref.snapshot_id not in ancestors:
             raise ValidationError(
                 f"{metadata.location}: can't fast-forward {self.branch!r} to {self.to!r}: its head {ref.snapshot_id} "
-                f"is no ancestor of {target.snapshot_id}"
+                f"is not an ancestor of {target.snapshot_id}"
             )
         if ref is not None and ref.snapshot_id == target.snapshot_id:
             return metadata
@@ -177,7 +177,7 @@ class _Copy:
         if _is_dynamic_overwrite(self.picked):
             start = self.picked.parent_snapshot_id
             if start is not None and start not in {snapshot.snapshot_id for snapshot in history}:
-                problem = f"overwrites partitions of snapshot {start}, which is no ancestor of main"
+                problem = f"overwrites partitions of snapshot {start}, which is not an ancestor of main"
                 raise CommitConflictError(f"{_name(head, self.picked)} {problem}")
             refuse_new_data(head, self.added, start)
         return self.update.apply(state)

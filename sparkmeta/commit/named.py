@@ -58,7 +58,7 @@ def find_files(state: TableState, files: DataFrame, searches: Searches) -> Remov
             `partition`, are hints for the search.
 
     Raises:
-        ValidationError: a path is null, is no live file of the table, or occurs twice.
+        ValidationError: a path is null, is not a live file of the table, or occurs twice.
     """
     named = [name for name in _COLUMNS if name in files.columns]
     if "file_path" not in named:
@@ -84,7 +84,7 @@ def _find_few(state: TableState, rows: pa.Table, searches: Searches) -> Removal:
     removed = set(names)
     entries = entries.filter(pa.array([name in removed for name in names_of(entries)], pa.bool_()))
     if missing := removed.difference(names_of(entries)):
-        raise ValidationError(f"{state.metadata.location}: {min(missing).path} is no live file of the table")
+        raise ValidationError(f"{state.metadata.location}: {min(missing).path} is not a live file of the table")
     data_files = entries.filter(pc.equal(entries.column("content_type"), int(ContentType.DATA)))
     dvs = dvs_of(state, data_files, searches)
     unnamed = dvs.filter(pa.array([name not in removed for name in names_of(dvs)], pa.bool_()))
@@ -183,7 +183,7 @@ def _find_many(state: TableState, rows: DataFrame) -> Removal:
         entries = materialize(_entries_of(state, everywhere, keys))
         missing = _first_missing(keys, entries)
     if missing is not None:
-        raise ValidationError(f"{state.metadata.location}: {missing} is no live file of the table")
+        raise ValidationError(f"{state.metadata.location}: {missing} is not a live file of the table")
     dvs = many_dvs_of(state, entries.where(F.col("content_type") == int(ContentType.DATA)))
     named = entries.where(F.col("content_type") == int(ContentType.POSITION_DELETES))
     unnamed = dvs.join(named.select(MANIFEST, ORDINAL), [MANIFEST, ORDINAL], "left_anti")
@@ -220,14 +220,14 @@ def _first_missing(keys: DataFrame, entries: DataFrame) -> str | None:
 
 
 def many_dvs_of(state: TableState, data: DataFrame) -> DataFrame:
-    """Return what `dvs_of` returns, for data entries in a DataFrame."""
+    """As `dvs_of`, for data entries in a DataFrame."""
     if not may_have_vectors(state):
         return data.limit(0)
     return many_deletes_of(state, data).where(F.col("deletion_vector.offset").isNotNull())
 
 
 def many_deletes_of(state: TableState, data: DataFrame) -> DataFrame:
-    """Return what `deletes_of` returns, for data entries in a DataFrame. Runs a job that collects their manifests."""
+    """As `deletes_of`, for data entries in a DataFrame. Runs a job that collects their manifests."""
     deletes = live_leaves(state, ContentType.DELETE_MANIFEST)
     if len(deletes):
         manifests = _manifests_with(state, data.select(MANIFEST).distinct().toArrow().column(MANIFEST))

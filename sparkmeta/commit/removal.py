@@ -102,7 +102,7 @@ def _removed_rows(removal: Removal, state: TableState) -> tuple[pa.Table, pa.Tab
 
 
 def without_rows(entries: pa.Table, removal: Removal, state: TableState) -> pa.Table:
-    """Return what `without` returns, for entries on the driver."""
+    """As `without`, for entries on the driver."""
     if not len(entries) or not (removal.masks or removal.keys):
         return entries
     locations = _locations(state)

@@ -199,7 +199,7 @@ class SnapshotUpdate:
 
     @property
     def _conflicting(self) -> Operation:
-        """The parts of this update that decide what conflicts with it."""
+        """The parts of this update that decide whether other commits conflict with it."""
         adds_deletes = any(kinds == _DELETES for _, kinds in self._added)
         filters = [matching.row_filter for matching in self._filters]
         partitions_of = [replaced.files for replaced in self._partitions_of]

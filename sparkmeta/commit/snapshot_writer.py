@@ -1,4 +1,4 @@
-"""What differs between snapshots with a metadata tree and those with a manifest list: how a change is written down."""
+"""The protocol by which a change set is written: as a metadata tree or as a manifest list."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class SnapshotWriter(Protocol):
         """No new files."""
 
     def fits(self, head: TableState) -> bool:
-        """Return whether what earlier attempts wrote can be used for a commit onto `head`."""
+        """Return whether files that earlier attempts wrote can be used for a commit onto `head`."""
 
     def begin(self, head: TableState) -> TableState:
         """Begin an attempt onto a branch's head. Return the state that the commit edits."""

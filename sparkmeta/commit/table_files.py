@@ -53,7 +53,7 @@ def table_of(files: DataFrame | BaseTable | TableState) -> DataFrame | TableStat
         return files.state
     if isinstance(files, TableState) or hasattr(files, "toArrow"):
         return files
-    raise ValidationError(f"files is of type {type(files).__name__}: it takes a DataFrame of files, or a table")
+    raise ValidationError(f"files is of type {type(files).__name__}: expected a DataFrame of files, or a table")
 
 
 @dataclass(frozen=True)
@@ -162,7 +162,7 @@ def _as_tree(state: TableState) -> TableState:
 
 
 def _scope(state: TableState, root: Root, places: frozenset[int], target: TableState, options: TreeOptions) -> Scope:
-    """Return all data files as what is to be rewritten, clustered as the target's."""
+    """Return a rewrite of all data files, clustered as the target's."""
     limits = Limits(options.leaf_target_bytes, 1.0, 1.0, _WHOLE_OVERLAP, 0, options.affiliated_deletes, fewest_merged=1)
     sort_columns = [field.source_id for field in target.metadata.sort_order().fields]
     keys = {

@@ -34,7 +34,7 @@ T = TypeVar("T")
 
 
 def adoption(source: TableState, target: TableState, spec_ids: Collection[int]) -> Adoption:
-    """Return what makes entries of one table those of another.
+    """Return the converter from entries of one table to those of another.
 
     Args:
         source: the table that has the entries, with expressions for its partition fields.

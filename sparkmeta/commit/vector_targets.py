@@ -122,7 +122,7 @@ def _replaced_by_few(
         path = paths.filter(places.is_null())[0]
         if path.as_py() in current.column("location").to_pylist():
             raise ValidationError(f"{table}: {path} gets a deletion vector and is removed in one commit")
-        raise CommitConflictError(f"{table}: {path}, of a new deletion vector, is no live file")
+        raise CommitConflictError(f"{table}: {path}, of a new deletion vector, is not a live file")
     _check_pairs(state, dvs, targets.take(places))
     deletes = deletes_of(state, live, searches)
     _check_replaced(state, dvs, deletes)
@@ -312,7 +312,7 @@ def _refuse_many(state: TableState, placed: DataFrame) -> None:
     table, path = state.metadata.location, F.col("referenced_file")
     missing = placed.where(F.col(_TARGET).isNull()).select(path).limit(1).toArrow()
     if len(missing):
-        raise CommitConflictError(f"{table}: {missing[0][0]}, of a new deletion vector, is no live file")
+        raise CommitConflictError(f"{table}: {missing[0][0]}, of a new deletion vector, is not a live file")
     twice = placed.groupBy(path).count().where("count > 1").limit(1).toArrow()
     if len(twice):
         raise ValidationError(f"{table}: {twice[0][0]} gets two deletion vectors in one commit")

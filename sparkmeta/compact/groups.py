@@ -1,4 +1,4 @@
-"""What a compaction rewrites, and within which limits."""
+"""Group the leaves that a compaction rewrites, within its limits."""
 
 from __future__ import annotations
 

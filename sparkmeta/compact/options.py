@@ -48,7 +48,7 @@ class CompactionOptions:
             if field.name in _LEAST and value is not None:
                 _whole(field.name, value, _LEAST[field.name])
             if field.name in _SHARES and not (_number(value) and 0 < value <= 1):
-                raise ValidationError(f"{field.name} is {shown(value)}: it takes a share above 0, up to 1")
+                raise ValidationError(f"{field.name} is {shown(value)}: expected a share above 0, up to 1")
 
 
 _LEAST = {"target_leaf_bytes": 1, "max_entries": 1, "max_bytes": 1, "max_overlap": 0, "max_root_files": 0}
@@ -57,7 +57,7 @@ _SHARES = ("min_masked_ratio", "min_leaf_ratio")
 
 def _whole(name: str, value: Any, least: int) -> None:
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise ValidationError(f"{name} is {shown(value)}: it takes a whole number of {least} or more")
+        raise ValidationError(f"{name} is {shown(value)}: expected a whole number of {least} or more")
 
 
 def _number(value: Any) -> bool:
@@ -160,7 +160,7 @@ def _has_bounds(state: TableState, key: int) -> bool:
 
 def _named_keys(state: TableState, names: Sequence[str]) -> dict[int, tuple[int, ...]]:
     if isinstance(names, str) or not names or len(set(names)) < len(names):
-        raise ValidationError(f"cluster_by is {shown(names)}: it takes names of columns or partition fields, each once")
+        raise ValidationError(f"cluster_by is {shown(names)}: expected names of columns or partition fields, each once")
     keys: dict[int, list[int]] = {spec_id: [] for spec_id in state.types.tuple_sources}
     for name in names:
         known = False

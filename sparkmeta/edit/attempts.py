@@ -158,7 +158,7 @@ class Retry:
             text = properties.get(f"commit.retry.{key}")
             if text is not None:
                 if not text.isdecimal():
-                    raise ValidationError(f"the table property commit.retry.{key} is {text!r}: it takes a whole number")
+                    raise ValidationError(f"the table property commit.retry.{key} is {text!r}: expected a whole number")
                 values[name] = int(text)
         return Retry(**values)
 

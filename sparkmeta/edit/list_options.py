@@ -44,5 +44,5 @@ class ListOptions:
 def _number(properties: Mapping[str, str], name: str, default: int, what: str = "a whole number from 1") -> int:
     text = properties.get(name, str(default))
     if not text.isdecimal() or len(text) > _LONGEST or not int(text):
-        raise ValidationError(f"the table property {name} is {shown(text)}: it takes {what}")
+        raise ValidationError(f"the table property {name} is {shown(text)}: expected {what}")
     return int(text)

@@ -177,7 +177,7 @@ def _edited_leaves(leaves: pa.Table, change: TreeChange) -> pa.Table:
     """Return the leaves without those that a compaction replaces."""
     locations = leaves.column("location")
     for location in sorted({*change.dropped, *change.masks} - set(locations.to_pylist())):
-        raise CommitConflictError(f"{location} is no live manifest of the table any more")
+        raise CommitConflictError(f"{location} is not a live manifest of the table any more")
     for location in sorted(change.dropped.intersection(change.masks)):
         raise CommitConflictError(f"{location} is compacted and deleted from in one commit")
     if change.dropped:
@@ -218,7 +218,7 @@ def _disowned(table: pa.Table, rows: pa.Array | pa.ChunkedArray) -> pa.Table:
 
 
 def _manifest_dvs_of_existing(change: TreeChange, stamp: Stamp, schema: pa.Schema) -> pa.Table:
-    """Return EXISTING manifest DVs that mask what earlier commits removed."""
+    """Return EXISTING manifest DVs that mask entries removed by earlier commits."""
     if not change.existing_masks or change.existing is None:
         return schema.empty_table()
     rows = {row["location"]: row for row in change.existing.select(_LEAF_COLUMNS).to_pylist()}
@@ -301,7 +301,7 @@ def _edited_files(files: pa.Table, change: TreeChange, stamp: Stamp) -> list[pa.
     keys = file_keys(files)
     gone = change.removed | change.moved
     for key in sorted(gone.difference(keys), key=str):
-        raise CommitConflictError(f"{key.location} is no live file of the table's root any more")
+        raise CommitConflictError(f"{key.location} is not a live file of the table's root any more")
     carried = [index for index, key in enumerate(keys) if key not in gone]
     removed = [index for index, key in enumerate(keys) if key in change.removed]
     return [

@@ -55,5 +55,5 @@ _LONGEST = 18
 
 def _natural(name: str, text: str) -> int:
     if not text.isdecimal() or len(text) > _LONGEST:
-        raise ValidationError(f"the table property {name} is {shown(text)}: it takes a whole number")
+        raise ValidationError(f"the table property {name} is {shown(text)}: expected a whole number")
     return int(text)

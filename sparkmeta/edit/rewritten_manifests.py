@@ -139,7 +139,7 @@ def refuse_rewrite(manifests: pa.Table, spec_id: int, state: TableState) -> None
         raise UnsupportedError(f"{encrypted.column('location')[0]} is encrypted: it can't be rewritten")
     other = manifests.filter(pc.not_equal(manifests.column("file_format"), "AVRO"))
     if len(other):
-        raise UnsupportedError(f"{other.column('location')[0]} is no Avro manifest: it can't be rewritten")
+        raise UnsupportedError(f"{other.column('location')[0]} is not an Avro manifest: it can't be rewritten")
 
 
 @dataclass(frozen=True)

@@ -137,7 +137,7 @@ def deleted_positions(data: bytes, file_format: str, location: str) -> Iterator[
     """Yield file_path and pos of a position delete file, by batches.
 
     Raises:
-        CorruptFileError: it is no position delete file.
+        CorruptFileError: it is not a position delete file.
     """
     for columns in _columns_of(data, file_format, location, _position_columns, _POSITION_READERS):
         paths = columns["file_path"]

@@ -156,6 +156,6 @@ def _expanded(columns: Sequence[str], known: Sequence[str]) -> set[str]:
         matching = [name for name in known if name == column or name.startswith(f"{column}.")]
         if not matching:
             tops = dict.fromkeys(name.partition(".")[0] for name in known)
-            raise ValueError(f"{column!r} is not a column; there are: {', '.join(tops)}")
+            raise ValueError(f"{column!r} is not a column; the columns are {', '.join(tops)}")
         selected.update(matching)
     return selected

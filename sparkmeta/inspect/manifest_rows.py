@@ -129,7 +129,7 @@ def all_manifests_rows(
     Raises:
         CorruptFileError: see `manifest_rows`; also if the list lacks a required value.
     """
-    manifests = manifests.filter(pc.not_equal(manifests.column("manifest_path"), location))  # a root is no leaf
+    manifests = manifests.filter(pc.not_equal(manifests.column("manifest_path"), location))  # a root is not a leaf
     rows = manifest_rows(manifests, specs, location)
     for field in _DELETE_COUNTS:
         if rows.column(field.name).null_count:

@@ -1,4 +1,4 @@
-"""The plan to expire snapshots: what goes, the commit, and the deletion of the files that nothing needs any more."""
+"""The plan to expire snapshots: its commit, and the deletion of the files that only expired snapshots need."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ ALL, METADATA, NONE = "all", "metadata", "none"
 
 @dataclass(frozen=True)
 class ExpirySummary:
-    """What expires, and which files that frees; `str` formats it.
+    """The expired snapshots, branches and tags, and the files that they free; `str` formats them.
 
     Attributes:
         snapshots: the number of snapshots that expire.
@@ -154,7 +154,7 @@ class ExpiryPlan(Generic[TableT]):
         """Remove the snapshots from the table, then delete the files, and return the new table.
 
         If other commits came first, what expires is chosen again by the same rules and the same time. A file that can't
-        be deleted is an orphan then: it is no error.
+        be deleted is an orphan then: it is not an error.
 
         Raises:
             CommitFailedError: all attempts lost to concurrent commits (`commit.retry.num-retries`).
@@ -180,7 +180,7 @@ class ExpiryPlan(Generic[TableT]):
         return committed, delete_files(planned, executor_writer(committed.state.files))
 
     def result(self) -> dict[str, Any]:
-        """Return the summary and what was deleted, null before the commit, as for JSON."""
+        """Return the summary and the deleted files, null before the commit, as for JSON."""
         deletion = self._done[0][1] if self._done else None
         committed = None
         if self._done:
@@ -236,7 +236,7 @@ def to_millis(timestamp: datetime | int) -> int:
     if isinstance(timestamp, int) and not isinstance(timestamp, bool):
         return timestamp
     what = "a datetime with a time zone, or milliseconds since 1970"
-    raise ValidationError(f"older_than is {shown(timestamp)}: it takes {what}")
+    raise ValidationError(f"older_than is {shown(timestamp)}: expected {what}")
 
 
 def plan_expiry(
@@ -249,7 +249,7 @@ def plan_expiry(
 ) -> ExpiryPlan[TableT]:
     """See `Maintenance.expire_snapshots`."""
     if cleanup not in (ALL, METADATA, NONE):
-        raise ValidationError(f"cleanup is {shown(cleanup)}: it takes all, metadata or none")
+        raise ValidationError(f"cleanup is {shown(cleanup)}: expected all, metadata or none")
     refuse_encrypted(table.metadata, "so that its manifests can't be read")
     table.refuse_read_only()
     if cleanup != NONE:

@@ -71,7 +71,7 @@ class Maintenance(Generic[TableT]):
             max_excess_stats_ratio: the share of metrics that may be more than the table's properties keep, in a sample
                 of manifests.
             max_ref_age_days: branches and tags, but for main, are old after so many days.
-            max_metadata_json_bytes: the size of the metadata file that is no finding.
+            max_metadata_json_bytes: the largest size of the metadata file that is not a finding.
 
         Raises:
             ValidationError: an option or table property is out of range, or an unknown column.

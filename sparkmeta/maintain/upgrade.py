@@ -63,7 +63,7 @@ class BranchSummary:
 
 @dataclass(frozen=True)
 class UpgradeSummary:
-    """What an upgrade changes and what it keeps; `str` formats it.
+    """The changes that an upgrade makes, and the files that it keeps; `str` formats them.
 
     Attributes:
         expressions: the new expressions.
@@ -121,7 +121,7 @@ class UpgradePlan(Generic[TableT]):
     _committed: list[TableT] = field(default_factory=list, init=False, repr=False, compare=False)
 
     def summary(self) -> UpgradeSummary:
-        """Return what changes and what stays. Reads the manifest lists of the branches' heads.
+        """Return the changes and the files that stay. Reads the manifest lists of the branches' heads.
 
         Runs no job, unless the plan compacts manifests and the table has delete manifests, of which the job reads the
         kinds of deletes.

@@ -141,7 +141,7 @@ class ManifestReader:
     def driver_table(
         self, manifests: pa.Table, projection: EntryProjection, most_entries: int = MOST_TESTED_ENTRIES
     ) -> pa.Table | None:
-        """Return what `table` returns; None if tasks read the manifests faster (`fits_driver`, `driver_parts`)."""
+        """As `table`; None if tasks read the manifests faster (`fits_driver`, `driver_parts`)."""
         if not self.fits_driver(manifests, projection, most_entries):
             return None
         parts = self.driver_parts(manifests, projection)

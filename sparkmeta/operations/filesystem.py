@@ -98,7 +98,7 @@ class FileSystemOperations:
         return attempt.version
 
     def drop(self) -> str:
-        """Write the current metadata to a file that is no version of the table, delete all versions, and return it.
+        """Write the current metadata to a file that is not a version of the table, delete all versions, and return it.
 
         The newest one is deleted last, so that there is a table until then.
 

@@ -157,7 +157,7 @@ class RestOperations:
 
 @dataclass(frozen=True)
 class _Attempt:
-    """An attempt to commit: its base, what it changes, the snapshots that it adds, and its request."""
+    """An attempt to commit: its base, changes, new snapshots, and request."""
 
     base: TableVersion
     changes: Changes

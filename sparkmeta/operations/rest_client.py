@@ -49,5 +49,5 @@ class _TimedAdapter(HTTPAdapter):
 def _seconds(properties: Mapping[str, Any], name: str) -> float:
     text = str(properties.get(name, _LIMITS[name]))
     if not text.isdecimal() or int(text) == 0:
-        raise ValidationError(f"the catalog property {name} is {shown(text)}: it takes milliseconds, more than 0")
+        raise ValidationError(f"the catalog property {name} is {shown(text)}: expected milliseconds, more than 0")
     return int(text) / 1000

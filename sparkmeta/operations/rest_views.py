@@ -1,4 +1,4 @@
-"""Views in REST catalogs: what pyiceberg's client lacks of the REST catalog API, over its session."""
+"""Views in REST catalogs: the endpoints that pyiceberg's client lacks, over its session."""
 
 from __future__ import annotations
 

@@ -157,7 +157,7 @@ def is_compressed(properties: Mapping[str, str], default: str = "none") -> bool:
     """Return whether metadata files are gzip. Raises ValidationError for another codec."""
     codec = properties.get(_CODEC, default).lower()
     if codec not in {"none", "gzip"}:
-        raise ValidationError(f"the property {_CODEC} is {shown(codec)}: it takes none or gzip")
+        raise ValidationError(f"the property {_CODEC} is {shown(codec)}: expected none or gzip")
     return codec == "gzip"
 
 
@@ -240,4 +240,4 @@ def _integer(properties: Mapping[str, str], name: str, default: int) -> int:
     try:
         return int(text)
     except ValueError:
-        raise ValidationError(f"the table property {name} is {shown(text)}: it takes a whole number") from None
+        raise ValidationError(f"the table property {name} is {shown(text)}: expected a whole number") from None

@@ -35,7 +35,7 @@ class Verdict(NamedTuple):
 
 @dataclass(frozen=True)
 class Figures:
-    """What the choice rests on. What is None has not been looked at, or is not known.
+    """The figures that the choice rests on. None: not looked at, or unknown.
 
     Attributes:
         planning: the setting.
@@ -224,7 +224,7 @@ def _by_affinity(figures: Figures) -> Verdict | None:
 
 def _by_partition(figures: Figures) -> Verdict | None:
     if figures.formats != {"AVRO"}:
-        return Verdict("join", "there are manifests that are no Avro files")
+        return Verdict("join", "there are manifests that are not Avro files")
     if figures.only_dvs is None:
         return None
     if not figures.only_dvs:

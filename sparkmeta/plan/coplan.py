@@ -54,7 +54,7 @@ def coplanned_entries(scan_filter: ScanFilter, coplanned: Coplanned, data: Entry
 
 
 def coplanned_table(scan_filter: ScanFilter, coplanned: Coplanned, data: EntryProjection) -> pa.Table:
-    """Return what `coplanned_entries` does as Arrow, with the entries that are not live, where the driver reads them.
+    """Return the entries of `coplanned_entries` as Arrow, read by the driver; entries that are not live are included.
 
     Raises:
         ValidationError: entries break one of the `rules`.
@@ -65,7 +65,7 @@ def coplanned_table(scan_filter: ScanFilter, coplanned: Coplanned, data: EntryPr
 def _joining(
     scan_filter: ScanFilter, coplanned: Coplanned, data: EntryProjection
 ) -> tuple[pa.Table, MapFunction, pa.Schema]:
-    """Return units of work, what joins the data entries and deletion vectors of each, and the schema of the result."""
+    """Return units of work, the function that joins data entries and deletion vectors of each, and its schema."""
     state, dvs = scan_filter.state, coplanned.dvs
     placement = coplanned.reading.placement
     assert placement is not None

@@ -63,7 +63,7 @@ _MASKED_AT_ONCE = 64
 
 @dataclass(frozen=True)
 class CoplanTask:
-    """What a task needs besides its manifests; it travels to executors.
+    """The inputs of a task besides its manifests. Picklable.
 
     Attributes:
         data: what to read of data entries.
@@ -180,7 +180,7 @@ class HeldDvs:
         """Return the DVs of these manifests.
 
         Raises:
-            ValidationError: a delete that is no DV; of Avro manifests also two DVs of one file.
+            ValidationError: a delete that is not a DV; of Avro manifests also two DVs of one file.
         """
         parts = {(manifest[MANIFEST], manifest["part"]): manifest for manifest in manifests}
         if [*parts] != [*self._by_manifest]:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ScanEntries:
-    """What is read of the chosen manifests.
+    """The entries of the chosen manifests.
 
     Attributes:
         choice: how the scan's manifests are read.

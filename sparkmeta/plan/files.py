@@ -129,7 +129,7 @@ def plan_schema(state: TableState) -> StructType:
 
 
 def file_columns(state: TableState) -> dict[str, Sql]:
-    """Return the columns of `plan_files` that show what a data entry says of its file."""
+    """Return the columns of `plan_files` that show the fields of a data entry."""
     return {
         "file_path": sql.col("location"),
         "file_format": sql.col("file_format"),

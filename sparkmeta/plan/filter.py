@@ -1,4 +1,4 @@
-"""The filter of a scan: what it implies for partitions and stats, and its conditions on entries."""
+"""The filter of a scan: its projections to partitions and stats, and its conditions on entries."""
 
 from __future__ import annotations
 
@@ -59,13 +59,13 @@ class ScanFilter:
 
     @cached_property
     def partition_filters(self) -> dict[int, BooleanExpression]:
-        """Spec id -> what the filter implies for a partition tuple of that spec (inclusive projection)."""
+        """Spec id -> the filter's inclusive projection to the partition tuples of that spec."""
         specs = self.state.specs
         return {spec_id: inclusive_projection(self.row_filter, spec, self.schema) for spec_id, spec in specs.items()}
 
     @cached_property
     def stats_filter(self) -> BooleanExpression:
-        """What the filter implies for the columns that files have stats of: it has no transforms."""
+        """The filter's inclusive projection to the columns that files have stats of, without transforms."""
         return without_transforms(self.row_filter)
 
     @cached_property
@@ -95,7 +95,7 @@ class ScanFilter:
 
     @property
     def partition_sources(self) -> frozenset[int]:
-        """The ids of the stats that hold what the partition filters look at."""
+        """The ids of the stats that hold the partition values of the partition filters."""
         return frozenset(
             source
             for spec_id, partition_filter in self.partition_filters.items()
@@ -139,13 +139,13 @@ def may_match(scan_filter: ScanFilter) -> Sql:
 
 
 def data_projection(scan_filter: ScanFilter, stats_ids: Iterable[int] = ()) -> EntryProjection:
-    """Return what planning reads of data entries: stats of the undecided columns and of `stats_ids`."""
+    """Return the projection of data entries for planning: stats of the undecided columns and of `stats_ids`."""
     projection = scan_filter.state.projection(_DATA_COLUMNS, {*scan_filter.undecided_ids, *stats_ids})
     return replace(projection, entry_filter=entry_filter(scan_filter))
 
 
 def entry_filter(scan_filter: ScanFilter, *, by_stats: bool = True) -> EntryFilter:
-    """Return what of `matching_entries` the readers of manifests can tell: the rest never reaches Spark."""
+    """Return the part of `matching_entries` that readers of manifests can apply, so that fewer entries reach Spark."""
     tuples = tuple((spec_id, partition_tests(kind)) for spec_id, kind in scan_filter.partition_filters.items())
     if not by_stats:
         return EntryFilter(AllOf(), tuples)
@@ -154,7 +154,7 @@ def entry_filter(scan_filter: ScanFilter, *, by_stats: bool = True) -> EntryFilt
 
 
 def residual_json(scan_filter: ScanFilter, literal: Callable[[str], Sql] = sql.lit) -> Sql:
-    """Return what is left of the filter for the rows of an entry that `matching_entries` keeps, by the entry's spec.
+    """Return the residual filters for rows of entries that `matching_entries` keeps, by the entry's spec.
 
     The result is Iceberg's expression JSON. literal: makes the Sql of a constant text.
     """

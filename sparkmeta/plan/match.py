@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class MatchedEntries:
-    """The data entries of a scan with `deletes`, the array of what applies to each.
+    """The data entries of a scan with `deletes`, the array of deletes that apply to each.
 
     Attributes:
         choice: how they are read and matched.

@@ -176,7 +176,7 @@ def _may(summaries: pa.StructArray, name: str) -> Flags:
 
 
 def _unknown(summaries: pa.StructArray, flags: Iterable[str]) -> Flags:
-    """Tell where there is no summary, or one that says of no value what it is."""
+    """Return which manifests have no summary of a field, or one whose bounds or flags are missing or invalid."""
     bounds = [pc.struct_field(summaries, [name]) for name in ("lower_bound", "upper_bound")]
     lower, upper = (np.asarray(values.is_valid()) for values in bounds)
     said = np.logical_or.reduce([lower, *(_may(summaries, name) for name in flags)])
@@ -194,7 +194,7 @@ def _ranks(data: pa.StructArray, deletes: pa.StructArray) -> list[np.ndarray[Any
     """Return the lower and the upper bounds of both as numbers of the same order; -1 where there is none."""
     parts = [pc.struct_field(part, [name]) for name in ("lower_bound", "upper_bound") for part in (data, deletes)]
     bounds = pa.concat_arrays([as_numbers(part) for part in parts])
-    if pa.types.is_floating(bounds.type):  # writers disagree on the order of -0.0 and 0.0, and NaN is no bound
+    if pa.types.is_floating(bounds.type):  # writers disagree on the order of -0.0 and 0.0, and NaN is not a bound
         bounds = pc.if_else(pc.is_nan(bounds), None, pc.add(bounds, 0.0))
     encoded = bounds.dictionary_encode()
     values = encoded.dictionary.to_pylist()

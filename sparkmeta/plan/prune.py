@@ -108,7 +108,7 @@ def _where(manifests: pa.Table, shown: pa.Table, condition: Sql, scan_filter: Sc
 
 
 def _by_arrays(manifests: pa.Table, scan_filter: ScanFilter) -> pa.Array | None:
-    """Tell what `_summary_predicate` keeps without Spark; None where that takes more than a few comparisons."""
+    """Evaluate `_summary_predicate` without Spark; None if that takes more than a few comparisons."""
     summaries = manifests.column(SUMMARIES).combine_chunks()
 
     def columns(source: Source, field_id: int, type_name: str) -> pa.Array | None:

@@ -1,4 +1,4 @@
-"""What planning a scan looked at, what it skipped, and by which rule."""
+"""Report what planning a scan read, what it skipped, and by which rule."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class ManifestCounts:
 
 @dataclass(frozen=True)
 class EntryCounts:
-    """Data entries of the scanned manifests: what became of each."""
+    """Counts of the data entries of the scanned manifests, by the rule that skipped them."""
 
     scanned: int
     skipped_deleted: int
@@ -47,7 +47,7 @@ class EntryCounts:
 
 @dataclass(frozen=True)
 class ScanReport:
-    """What planning a scan did. Sizes are bytes, timings seconds.
+    """The report on a scan's plan. Sizes are bytes, timings seconds.
 
     Attributes:
         planned_bytes: data bytes of the planned files.

@@ -37,7 +37,7 @@ def read_appended(scan: RowScan, from_exclusive: int | None, to_inclusive: int |
 
     Raises:
         NoSuchSnapshotError: The table does not have one of the snapshots.
-        ValidationError: The first is no ancestor of the second, or the history between them has expired.
+        ValidationError: The first is not an ancestor of the second, or the history between them has expired.
     """
     entries = appended_entries(scan.filter, from_exclusive, to_inclusive)
     if entries is None:
@@ -56,7 +56,7 @@ def appended_entries(scan_filter: ScanFilter, from_exclusive: int | None, to_inc
 
 
 def entry_changes(scan_filter: ScanFilter, snapshots: Iterable[Snapshot]) -> EntryChanges:
-    """Return what snapshots added and removed, oldest first, in manifests that may list files for a filter."""
+    """Return added and removed files by snapshot, oldest first, in manifests that may list files for a filter."""
     keep = partial(matching_manifests, scan_filter=scan_filter)
     changes = EntryChanges(scan_filter.state, data_projection(scan_filter), keep=keep)
     for snapshot in snapshots:

@@ -1,4 +1,4 @@
-"""Rows of data files read by Spark tasks in Python: ORC, Avro, and what Spark's Parquet reader can't read.
+"""Rows of data files read by Spark tasks in Python: ORC, Avro, and Parquet that Spark's reader can't read.
 
 Lazy. Parquet files are cut into parts of `PART_BYTES`; an ORC or Avro file is read by one task.
 """
@@ -108,7 +108,7 @@ def leaves_of(schema: Schema) -> dict[int, Leaf]:
 
 
 def _leaves(field: NestedField) -> Iterator[Leaf]:
-    """Yield a field and the fields inside of it; they are optional, since what is looked at is there or is null."""
+    """Yield a field and the fields inside of it, as optional ones."""
     column = replace(projected_column(field), required=False)
     yield Leaf(field.field_id, column, to_arrow_type(spark_type(field.field_type)))
     if isinstance(field.field_type, StructType):
@@ -153,7 +153,7 @@ def _leaf_name(field_id: int) -> str:
 
 
 def _leaf_value(leaves: Mapping[int, Leaf]) -> Callable[[int], Sql]:
-    """Return what gives the SQL of a field's value in bound form, by its id."""
+    """Return a function from a field's id to the SQL of its value in bound form."""
 
     def value(field_id: int) -> Sql:
         column = sql.col(_leaf_name(field_id))

@@ -140,7 +140,7 @@ def _batches(plans: Sequence[P]) -> Iterator[Sequence[P]]:
 
 @dataclass(frozen=True)
 class _Step:
-    """What a snapshot changed.
+    """The files that a snapshot changed.
 
     Attributes:
         snapshot: the snapshot.
@@ -241,7 +241,7 @@ def _added_without_deletes(changes: EntryChanges, steps: Sequence[_Step], scan_f
 
 
 def _steps(changes: EntryChanges, scan_filter: ScanFilter, snapshots: Sequence[Snapshot]) -> Iterator[_Step]:
-    """Yield what each snapshot changed."""
+    """Yield the changes of each snapshot."""
     state = scan_filter.state
 
     # The manifests after a snapshot are those before the next one.
@@ -354,7 +354,7 @@ def _selected(files: PlannedFiles, places: Indices, others: Indices) -> PlannedF
 
 
 def _further_file_deletes(files: PlannedFiles, places: Indices, others: Indices) -> pa.ListArray:
-    """Return of the `FILE_DELETES` of files at `others` those that their pairs at `places` don't have."""
+    """Return the `FILE_DELETES` that files at `others` have and their pairs at `places` don't."""
     deletes = files.file_deletes
     owners = deletes.column("owner").to_numpy()
     offsets = pc.fill_null(deletes.column("content_offset"), -1).cast(pa.string())
@@ -374,7 +374,7 @@ def _further_file_deletes(files: PlannedFiles, places: Indices, others: Indices)
 
 
 def _further_members(files: PlannedFiles, places: Indices, others: Indices) -> tuple[Indices, DeleteSets]:
-    """Return the sets of what the sets of files at `others` have and those of their pairs at `places` don't.
+    """Return the sets of deletes that files at `others` have and their pairs at `places` don't.
 
     Returns:
         For each pair the place of its set in sets, which begin with those of the files.
@@ -390,10 +390,10 @@ def _further_members(files: PlannedFiles, places: Indices, others: Indices) -> t
 def _further(
     deletes: tuple[Indices, Indices], known: tuple[Indices, Indices], names: Indices
 ) -> tuple[Indices, Indices]:
-    """Return deletes that are not known: places among all deletes, and what each is of.
+    """Return deletes that are not known: their places among all deletes, and their owners.
 
     Args:
-        deletes: places among all deletes, and what each is of.
+        deletes: their places among all deletes, and their owners.
         known: the same of known deletes.
         names: a number for each delete, the same for the same.
     """

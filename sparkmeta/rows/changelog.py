@@ -1,7 +1,7 @@
 """The rows that snapshots inserted and deleted: of each snapshot the difference of the table after and before it.
 
 The difference is that of multisets of rows. A row that a snapshot deleted and inserted again, as an overwrite of its
-file does, is no change. Snapshots of the operation `replace` change no rows, and are passed over.
+file does, is not a change. Snapshots of the operation `replace` change no rows, and are passed over.
 """
 
 from __future__ import annotations
@@ -72,8 +72,8 @@ def read_changelog(changelog: Changelog) -> DataFrame:
 
     Raises:
         NoSuchSnapshotError: the table does not have one of the snapshots.
-        ValidationError: the first is no ancestor of the second, or the history between them has expired; a column has
-            the name of one of `CHANGE_COLUMNS`.
+        ValidationError: the first is not an ancestor of the second, or the history between them has expired; a column
+            has the name of one of `CHANGE_COLUMNS`.
     """
     scan, schema = changelog.scan, changelog.scan.filter.schema
     state = scan.state
@@ -220,7 +220,7 @@ def _netted(counted: DataFrame, keys: Sequence[str], values: Sequence[str]) -> D
 
 
 def _comparable(value: Sql, kind: DataType) -> Sql:
-    """Return what is equal for equal values, and of a type that Spark groups; the value itself where it is that."""
+    """Return an expression that is equal for equal values, and of a type that Spark groups."""
     match kind:
         case FloatType() | DoubleType():
             return value.cast("string")

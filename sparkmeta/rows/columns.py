@@ -56,7 +56,7 @@ def needed_fields(projection: Schema, schema: Schema, others: Iterable[int]) -> 
 
 @dataclass(frozen=True)
 class ReadColumns:
-    """Columns of a table, and how they come from what Spark reads of Parquet files.
+    """Columns of a table, as expressions of the columns that Spark reads from Parquet files.
 
     Attributes:
         fields: the columns.
@@ -197,7 +197,7 @@ def names_tell(state: TableState, fields: Iterable[NestedField]) -> bool:
 
 @dataclass(frozen=True)
 class _History:
-    """What the schemas of a table ever called its fields.
+    """All names that the schemas of a table give its fields.
 
     Attributes:
         paths: names from the top-level column to the field, by field id.

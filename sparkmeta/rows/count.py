@@ -106,7 +106,7 @@ def _vectors_may_be_all(choice: Choice) -> bool:
 
 
 def _count_by_job(planned: DataFrame) -> int | None:
-    """Add up the rows of a plan; None where a file is not exact, or has deletes that are no deletion vectors."""
+    """Add up the rows of a plan; None where a file is not exact, or has deletes that are not deletion vectors."""
     deletes = sql.col(DELETES)
     only_vectors = sql.forall(deletes, lambda delete: sql.call("upper", delete["file_format"]) == _PUFFIN)
     is_exact = _matches_whole() & only_vectors

@@ -95,7 +95,7 @@ _DAMAGE = (pa.ArrowException, OSError, ValueError, LookupError, zlib.error)
 
 
 class translated:  # noqa: N801  used like a function
-    """Raise what readers raise in the block as a CorruptFileError; as a FileAccessError if it is the store's."""
+    """Translate errors of readers in the block to CorruptFileError, and those of the store to FileAccessError."""
 
     def __init__(self, location: str) -> None:
         self._location = location

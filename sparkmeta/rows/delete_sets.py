@@ -22,7 +22,7 @@ Indices = np.ndarray[Any, np.dtype[np.int64]]
 
 ENTRY_ID: Final = "entry_id"
 ENTRY: Final = ("manifest_path", "manifest_pos")
-"""What identifies an entry; its hash is the `ENTRY_ID`."""
+"""The identity of an entry; its hash is the `ENTRY_ID`."""
 
 _BYTES: Final = 8
 

@@ -62,7 +62,7 @@ SELECTED_BY = "selected_by"
 
 @dataclass(frozen=True)
 class FileRows:
-    """What rows are read, and how.
+    """The rows to read, and how to read them.
 
     Attributes:
         reader: Opens files.
@@ -212,7 +212,7 @@ class _FileRead:
         return pa.repeat(pa.scalar(self._part[_PLANNED_NAMES.get(column.name, column.name)], kind), length)
 
     def _inherited(self, column: Column, stored: pa.Array, first: int) -> pa.Array:
-        """Return a column of row lineage, in which rows inherit from the file what is null (table spec, Row Lineage).
+        """Return a column of row lineage, with nulls replaced by inherited values (table spec, Row Lineage).
 
         Any other column has what is stored.
         """

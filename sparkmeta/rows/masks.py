@@ -72,7 +72,7 @@ _MASKED_WORDS: Final = pa.schema(
         pa.field("words", pa.list_(pa.int64())),
     ]
 )
-"""What a unit masks of a data file: the words with a bit, and their places, ascending."""
+"""The mask of a data file by a unit: the words with a bit, and their places, ascending."""
 
 
 @dataclass(frozen=True)
@@ -212,7 +212,7 @@ def with_masked(frame: DataFrame, words: Words, name: str) -> DataFrame:
 
 
 def _units(files: PlannedFiles) -> tuple[pa.Table, Indices]:
-    """Return what to decode for files, and for each unit its place in the deletes of `sets`; -1 if it is in none."""
+    """Return the units to decode for files, and for each its place in the deletes of `sets`; -1 if it is in none."""
     of_file = files.file_deletes
     shared = np.flatnonzero(files.shared_deletes(ContentType.POSITION_DELETES))
     data_files = files.table.column("file_path").take(of_file.column("owner"))
@@ -360,7 +360,7 @@ def _vector_words(unit: Mapping[str, Any], blob: bytes) -> _MaskedWords:
 
 
 def _file_words(data: bytes, unit: Mapping[str, Any]) -> dict[str, _MaskedWords]:
-    """Return what a position delete file masks of each data file, by its path."""
+    """Return the mask of each data file that a position delete file names, by its path."""
     parts: dict[str, list[_MaskedWords]] = {}
     for paths, positions in deleted_positions(data, unit["file_format"], unit["location"]):
         for path, of_path in _by_path(paths, positions):

@@ -106,7 +106,7 @@ class OrcSeconds:
         return data
 
     def _plain(self, data: bytes) -> bytes:
-        """Return what chunks hold, each of which says whether it is compressed."""
+        """Return the bytes of chunks, each of which may be compressed."""
         if self._codec == _NO_CODEC:
             return data
         parts, place = [], 0
@@ -332,7 +332,7 @@ def _with_longs(field: _Field) -> _Field:
 
 
 def _nanoseconds(stream: bytes, count: int) -> Numbers:
-    """Return what a stream of nanoseconds holds: numbers without trailing decimal zeros, and how many these are."""
+    """Return the numbers of a stream of nanoseconds without their trailing decimal zeros, and the counts of these."""
     runs = list(_runs(stream))
     stored = np.concatenate(runs)[:count] if runs else np.zeros(0, np.int64)
     zeros = stored & 7

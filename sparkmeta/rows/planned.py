@@ -1,4 +1,4 @@
-"""The files of a plan on the driver, as an Arrow table: what is needed to hand them over to a reader.
+"""The files of a plan on the driver, as an Arrow table for readers of rows.
 
 A row takes some 200 bytes, as do each deletion vector and position delete file of a data file, and each delete that
 several files have. A pair of a file and such a delete takes eight bytes until the sets of them are distinct.
@@ -67,7 +67,7 @@ _DELETES: Final = pa.schema(
         pa.field("equality_ids", pa.list_(pa.field("element", pa.int32()))),
     ]
 )
-"""What readers need of a delete."""
+"""The fields of a delete that readers need."""
 
 
 @dataclass(frozen=True)
@@ -131,7 +131,7 @@ def plan_of_entries(
 
 
 def _partition_column(state: TableState) -> Aliased:
-    """Return what tells files of one partition."""
+    """Return the key of a file's partition."""
     return partition_key(state).alias(_PARTITION_KEY)
 
 
@@ -275,7 +275,7 @@ class PlannedFiles:
 
 
 def _names_file(delete: Sql) -> Sql:
-    """Return whether a public delete applies to one data file by what its entry says."""
+    """Return whether a public delete applies to a single data file, by its entry."""
     is_of_file = delete["referenced_data_file"].isNotNull() | (delete["file_format"] == "PUFFIN")
     return (delete["content"] == int(ContentType.POSITION_DELETES)) & is_of_file
 

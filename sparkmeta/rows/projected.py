@@ -1,4 +1,4 @@
-"""What a table's metadata say about the columns to read, as the values that tasks take."""
+"""The columns to read, with the facts of the table's metadata that tasks need."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ _HIDDEN: Final = r"(^|/)([_.][^/]*|[^/]*\._COPYING_)$"
 
 @dataclass(frozen=True)
 class RowScan:
-    """What to read.
+    """The rows and columns to read.
 
     Attributes:
         filter: the filter, bound to the table.
@@ -149,7 +149,7 @@ def empty_rows(scan: RowScan) -> DataFrame:
 
 
 def _grouped(scan: RowScan, files: PlannedFiles, rows: Indices) -> Iterator[tuple[ReadColumns, Indices]]:
-    """Yield files that Spark can read, by the layout of their columns; what is missing has to be read by tasks.
+    """Yield files that Spark can read, by the layout of their columns. Tasks read the others.
 
     Args:
         scan: what to read.
@@ -179,7 +179,7 @@ def _grouped(scan: RowScan, files: PlannedFiles, rows: Indices) -> Iterator[tupl
 
 
 def _compared(fields: tuple[NestedField, ...], field_ids: Iterable[int]) -> tuple[NestedField, ...]:
-    """Return what of some columns equality deletes compare."""
+    """Return the columns, of those given, that equality deletes compare."""
     ids = set(field_ids)
     return tuple(part for field in fields for part in needed_fields(Schema(), Schema(field), ids))
 
@@ -214,7 +214,7 @@ def _without_repeats(files: PlannedFiles, rows: Indices) -> list[Indices]:
 
 @dataclass(frozen=True)
 class _Deletes:
-    """The deletes of files that Spark reads together: bits of positions, and equality deletes by what they compare."""
+    """The deletes of files that Spark reads together: bits of positions, and equality deletes by their columns."""
 
     words: masks.Words
     equality: list[EqualityDeletes]
@@ -333,7 +333,7 @@ class _Part:
         return sql.when(sql.col("first_row_id").isNotNull(), lineage)
 
     def _with_file_columns(self, frame: DataFrame) -> DataFrame:
-        """Add what rows of a file have in common, where something shows it."""
+        """Add the columns of `files` that the result shows."""
         if not self._file_columns:
             return frame
         of_files = self.files.table.select(self._file_columns).take(pa.array(self.rows))
@@ -343,7 +343,7 @@ class _Part:
 
     @cached_property
     def _file_columns(self) -> list[str]:
-        """What is shown of the file: columns of `files`."""
+        """The columns of `files` that the result shows."""
         shown = {column for name in self.scan.metadata_columns for column in _OF_FILE.get(name, ())}
         if self.columns.has_partition_values:
             shown.add(PARTITION)

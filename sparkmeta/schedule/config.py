@@ -73,7 +73,7 @@ def _parsed(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise ValidationError(f"{path}: it is no TOML: {error}") from error
+        raise ValidationError(f"{path}: it is not valid TOML: {error}") from error
 
 
 def _yaml(text: str, path: Path) -> dict[str, Any]:
@@ -83,9 +83,9 @@ def _yaml(text: str, path: Path) -> dict[str, Any]:
     try:
         parsed = strictyaml.load(text, label=str(path)).data
     except strictyaml.YAMLError as error:
-        raise ValidationError(f"{path}: it is no YAML: {' '.join(str(error).split())}") from error
+        raise ValidationError(f"{path}: it is not valid YAML: {' '.join(str(error).split())}") from error
     if not isinstance(parsed, dict):
-        raise ValidationError(f"{path} is {shown(parsed)}: it takes keys and values")
+        raise ValidationError(f"{path} is {shown(parsed)}: expected keys and values")
     return {key: value if key == "catalogs" else _typed(value) for key, value in parsed.items()}
 
 
@@ -104,7 +104,7 @@ def _config(document: Mapping[str, Any], file: str) -> MaintenanceConfig:
     _known(document, ("dry_run", "catalogs", "thresholds", "jobs", "tables"), file, "")
     dry_run = document.get("dry_run", False)
     if not isinstance(dry_run, bool):
-        raise ValidationError(f"{file}: dry_run is {shown(dry_run)}: it takes true or false")
+        raise ValidationError(f"{file}: dry_run is {shown(dry_run)}: expected true or false")
     catalogs = {
         name: _properties(properties, file, f"catalogs.{name}")
         for name, properties in _table(document, "catalogs", file, "").items()
@@ -114,7 +114,7 @@ def _config(document: Mapping[str, Any], file: str) -> MaintenanceConfig:
     _thresholds(thresholds, file, "thresholds")
     groups = document.get("tables", [])
     if not isinstance(groups, list) or not groups or not all(isinstance(group, dict) for group in groups):
-        raise ValidationError(f"{file}: tables is {shown(groups)}: it takes one or more [[tables]]")
+        raise ValidationError(f"{file}: tables is {shown(groups)}: expected one or more [[tables]]")
     read = [_group(group, common, thresholds, file, f"tables[{place}]") for place, group in enumerate(groups)]
     return MaintenanceConfig(dry_run, catalogs, tuple(read))
 
@@ -125,17 +125,17 @@ def _group(
     _known(group, ("catalog", "names", "exclude", "locations", "jobs", "thresholds"), file, place)
     catalog = group.get("catalog")
     if catalog is not None and not isinstance(catalog, str):
-        raise ValidationError(f"{file}: {place}.catalog is {shown(catalog)}: it takes the name of a catalog")
+        raise ValidationError(f"{file}: {place}.catalog is {shown(catalog)}: expected the name of a catalog")
     names, excluded, locations = (_texts(group, key, file, place) for key in ("names", "exclude", "locations"))
     if (catalog is None) != (not names) or (catalog is None) == (not locations):
-        problem = "it takes a catalog with names, or else locations"
+        problem = "expected a catalog with names, or else locations"
         raise ValidationError(f"{file}: {place} has {', '.join(group) or 'no keys'}: {problem}")
     jobs: dict[str, Any] = dict(common)
     for name, options in _jobs(_table(group, "jobs", file, place), file, f"{place}.jobs").items():
         jobs[name] = options if options is False else {**(jobs.get(name) or {}), **options}
     chosen = {name: options for name, options in jobs.items() if options is not False}
     if {"upgrade", "downgrade"} <= chosen.keys():
-        raise ValidationError(f"{file}: {place}.jobs has upgrade and downgrade: it takes one of them")
+        raise ValidationError(f"{file}: {place}.jobs has upgrade and downgrade: expected one of them")
     merged = {**thresholds, **_table(group, "thresholds", file, place)}
     health = _thresholds(merged, file, f"{place}.thresholds")
     return TableGroup(catalog, names, excluded, locations, chosen, health)
@@ -146,11 +146,11 @@ def _jobs(jobs: Mapping[str, Any], file: str, place: str) -> dict[str, Any]:
     for name, options in jobs.items():
         if name not in BY_NAME:
             known = ", ".join(BY_NAME)
-            raise ValidationError(f"{file}: {place}.{name} is {shown(options)}: there is no such job, but {known}")
+            raise ValidationError(f"{file}: {place}.{name} is {shown(options)}: unknown job; the jobs are {known}")
         if options is False:
             continue
         if not isinstance(options, dict):
-            raise ValidationError(f"{file}: {place}.{name} is {shown(options)}: it takes options, or false")
+            raise ValidationError(f"{file}: {place}.{name} is {shown(options)}: expected options, or false")
         BY_NAME[name].check(options, f"{file}: {place}.{name}")
     return dict(jobs)
 
@@ -172,14 +172,14 @@ def _known(values: Mapping[str, Any], keys: Sequence[str], file: str, place: str
     for key, value in values.items():
         if key not in keys:
             where = f"{place}.{key}" if place else key
-            raise ValidationError(f"{file}: {where} is {shown(value)}: there is no such key, but {', '.join(keys)}")
+            raise ValidationError(f"{file}: {where} is {shown(value)}: unknown key; the keys are {', '.join(keys)}")
 
 
 def _table(values: Mapping[str, Any], key: str, file: str, place: str) -> dict[str, Any]:
     value = values.get(key, {})
     if not isinstance(value, dict):
         raise ValidationError(
-            f"{file}: {f'{place}.{key}' if place else key} is {shown(value)}: it takes keys and values"
+            f"{file}: {f'{place}.{key}' if place else key} is {shown(value)}: expected keys and values"
         )
     return value
 
@@ -187,12 +187,12 @@ def _table(values: Mapping[str, Any], key: str, file: str, place: str) -> dict[s
 def _texts(values: Mapping[str, Any], key: str, file: str, place: str) -> tuple[str, ...]:
     value = values.get(key, [])
     if not isinstance(value, list) or not all(isinstance(text, str) and text for text in value):
-        raise ValidationError(f"{file}: {place}.{key} is {shown(value)}: it takes a list of texts")
+        raise ValidationError(f"{file}: {place}.{key} is {shown(value)}: expected a list of texts")
     return tuple(value)
 
 
 def _properties(values: Any, file: str, place: str) -> dict[str, str]:
     if not isinstance(values, dict) or not all(isinstance(value, str) for value in values.values()):
         # Not their values, which may be secret.
-        raise ValidationError(f"{file}: {place}: it takes properties, whose values are texts")
+        raise ValidationError(f"{file}: {place}: expected properties, whose values are texts")
     return dict(values)

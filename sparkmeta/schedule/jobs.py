@@ -86,12 +86,12 @@ class Job:
         for name, value in options.items():
             if name == ALWAYS:
                 if not isinstance(value, bool):
-                    raise ValidationError(f"{place}.{name} is {shown(value)}: it takes true or false")
+                    raise ValidationError(f"{place}.{name} is {shown(value)}: expected true or false")
             elif name not in known:
                 listed = ", ".join(sorted([*known, ALWAYS]))
-                raise ValidationError(f"{place}.{name} is {shown(value)}: {self.name} has no such option, but {listed}")
+                raise ValidationError(f"{place}.{name} is {shown(value)}: unknown option; the options are {listed}")
             elif not _fits(value, known[name]):
-                raise ValidationError(f"{place}.{name} is {shown(value)}: it takes {_what(known[name])}")
+                raise ValidationError(f"{place}.{name} is {shown(value)}: expected {_what(known[name])}")
 
     def plan(self, table: Table, options: Mapping[str, Any]) -> Any:
         """Return the plan of the job for a table."""

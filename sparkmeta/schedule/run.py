@@ -31,7 +31,7 @@ _ATTEMPTS = 3
 
 @dataclass(frozen=True)
 class JobResult:
-    """What became of a job on a table.
+    """The outcome of a job on a table.
 
     Attributes:
         catalog: the table's catalog; None if it was given by location.

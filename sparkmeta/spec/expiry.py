@@ -45,7 +45,7 @@ class ExpiryRules:
 
 @dataclass(frozen=True)
 class Expired:
-    """What expires.
+    """The snapshots, branches and tags that expire.
 
     Attributes:
         snapshots: in the order of the metadata.
@@ -100,7 +100,7 @@ def choose_expired(metadata: TableMetadata, rules: ExpiryRules) -> Expired:
 def without_expired(
     metadata: TableMetadata, expired: Expired, used_spec_ids: Collection[int] | None, now_ms: int
 ) -> TableMetadata:
-    """Return the metadata without what expires, and without the statistics of its snapshots.
+    """Return the metadata without expired snapshots and their statistics, branches and tags.
 
     Args:
         metadata: the metadata.
@@ -189,6 +189,6 @@ def _property(metadata: TableMetadata, name: str, default: int) -> int:
     text = metadata.properties.get(name, str(default))
     if not text.isdecimal():
         raise ValidationError(
-            f"{metadata.location}: the table property {name} is {shown(text)}: it takes a whole number"
+            f"{metadata.location}: the table property {name} is {shown(text)}: expected a whole number"
         )
     return int(text)

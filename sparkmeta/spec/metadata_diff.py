@@ -83,7 +83,7 @@ def updates_of(changes: Changes, new: TableMetadata) -> list[dict[str, Any]]:
 
 
 def requirements_of(base: TableMetadata, changes: Changes) -> list[dict[str, Any]]:
-    """Return what a catalog must assert before it makes changes: that what they are based on is as in `base`."""
+    """Return the requirements of changes: the parts that they are based on must be as in `base`."""
     required: list[dict[str, Any]] = []
     if base.table_uuid is not None:
         required.append({"type": "assert-table-uuid", "uuid": str(base.table_uuid)})

@@ -61,7 +61,7 @@ def _mode(properties: Mapping[str, str], key: str, fallback: int) -> int:
         return _NAMED[text]
     if (match := _TRUNCATE.fullmatch(text)) and int(match[1]) > 0:
         return int(match[1])
-    _log.warning("the table property %s is %r, which is no metrics mode: it is ignored", key, properties[key])
+    _log.warning("the table property %s is %r, which is not a metrics mode: it is ignored", key, properties[key])
     return fallback
 
 
@@ -69,5 +69,5 @@ def _most_columns(properties: Mapping[str, str]) -> int:
     text = properties.get(_MOST_COLUMNS_KEY, str(_MOST_COLUMNS))
     if text.isdecimal():
         return int(text)
-    _log.warning("the table property %s is %r: it takes a whole number", _MOST_COLUMNS_KEY, text)
+    _log.warning("the table property %s is %r: expected a whole number", _MOST_COLUMNS_KEY, text)
     return _MOST_COLUMNS

@@ -50,7 +50,7 @@ class ThetaSketch:
     theta: int = _ALL
 
     def with_hashes(self, hashes: Words) -> ThetaSketch:
-        """Return the sketch with further values, given by their hashes in any order; 0 is no hash."""
+        """Return the sketch with further values, given by their hashes in any order; 0 is not a hash."""
         ascending = np.sort(np.concatenate([self.hashes, hashes[hashes < self.theta]]))
         ascending = ascending[ascending.searchsorted(1) :]
         is_first = np.ones(len(ascending), bool)
@@ -87,7 +87,7 @@ class ThetaSketch:
         """Return a compact sketch that was serialized.
 
         Raises:
-            ValueError: the bytes are no ordered compact sketch of version 3 with the default seed.
+            ValueError: the bytes are not an ordered compact sketch of version 3 with the default seed.
         """
         if len(data) < _HEADER.size:
             raise ValueError(f"a theta sketch of {len(data)} bytes")

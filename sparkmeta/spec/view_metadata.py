@@ -58,7 +58,7 @@ class OtherRepresentation:
 
 @dataclass(frozen=True)
 class ViewVersion:
-    """A version of a view: its queries, and what names and columns in them refer to.
+    """A version of a view: its queries, and the catalog, namespace and schema that they refer to.
 
     Attributes:
         default_catalog: The catalog of tables that the queries name without one. None for the view's own.

@@ -161,7 +161,7 @@ def _history_entries(metadata: ViewMetadata) -> int:
     text = metadata.properties.get(HISTORY_ENTRIES, str(_DEFAULT_ENTRIES))
     if not text.isdecimal() or int(text) < 1:
         raise ValidationError(
-            f"{_place(metadata)}: the property {HISTORY_ENTRIES} is {shown(text)}: it takes a positive whole number"
+            f"{_place(metadata)}: the property {HISTORY_ENTRIES} is {shown(text)}: expected a positive whole number"
         )
     return int(text)
 

@@ -118,7 +118,7 @@ class FileAccess:
 
     @property
     def tasks(self) -> ExecutorReader | None:
-        """What opens files in Spark tasks, with credentials of now; None if only Spark's own sources may."""
+        """The opener of files in Spark tasks, with current credentials; None if only Spark's own sources may read."""
         if self.executor_reads == "spark":
             return None
         return executor_reader(self.files) or (ExecutorReader({}) if self.executor_reads == "direct" else None)

@@ -110,7 +110,7 @@ def by_fsspec(io: FsspecFileIO, folder: str, pattern: str) -> list[FileStatus]:
 
 
 def modified_ms(info: dict[str, Any]) -> int | None:
-    """Return when a file was modified, of what fsspec tells of it; None if it does not say."""
+    """Return when a file was modified, from its fsspec info; None if that does not say."""
     when = next((info[key] for key in _MODIFIED if info.get(key) is not None), None)
     if when is None:
         return None

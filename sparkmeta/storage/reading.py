@@ -157,7 +157,7 @@ def _refuse_empty(locations: Iterable[str]) -> None:
     """Raise CorruptFileError for an empty local file, which a crash may leave, and which Spark ignores."""
     for location in locations:
         if is_local(location) and (path := Path(local_path(location))).exists() and not path.stat().st_size:
-            raise CorruptFileError(location, "length", 0, "an empty file is no Parquet file")
+            raise CorruptFileError(location, "length", 0, "an empty file is not a Parquet file")
 
 
 def _loaded(reader: DataFrameReader, paths: list[str]) -> DataFrame:

@@ -36,7 +36,7 @@ _WHOSE_CREDENTIALS = "; tasks have a catalog's properties, but not the credentia
 
 
 def requested(io: FileIO, location: str, request: Callable[[], T], *, repeat: bool = True) -> T:
-    """Return what a request to a file's store returns.
+    """Make a request to a file's store, and return its result.
 
     Args:
         io: the FileIO that the request uses.

@@ -59,7 +59,7 @@ class DeleteFailure(NamedTuple):
 
 
 def failures(outcomes: Iterable[tuple[str, Exception | None]]) -> list[DeleteFailure]:
-    """Return the failures among what `delete_local` or `delete_io` returned."""
+    """Return the failures among the results of `delete_local` or `delete_io`."""
     return [
         DeleteFailure(location, str(error).removeprefix(f"{location}: "))
         for location, error in outcomes
@@ -68,7 +68,7 @@ def failures(outcomes: Iterable[tuple[str, Exception | None]]) -> list[DeleteFai
 
 
 def is_temporary(location: str) -> bool:
-    """Return whether a file has the name of an unfinished write. Such a file is no part of a table."""
+    """Return whether a file has the name of an unfinished write. Such a file is not a part of a table."""
     return _TEMPORARY.fullmatch(file_name(location)) is not None
 
 
@@ -123,7 +123,7 @@ def overwrite_local(location: str, data: bytes) -> None:
 
 
 def delete_local(location: str) -> tuple[str, Exception | None]:
-    """Delete a file. Return its location, and the error if it could not be deleted; a missing file is no error."""
+    """Delete a file. Return its location, and the error if it could not be deleted; a missing file is not an error."""
     try:
         Path(local_path(location)).unlink(missing_ok=True)
     except OSError as error:

@@ -116,7 +116,7 @@ class ViewReader:
                 nested = place.catalog.load_view(place.identifier, self.session)
             except (NoSuchViewError, UnsupportedError):
                 raise NoSuchTableError(
-                    f"{view.full_name}: its query names {'.'.join(place.identifier)}, which is no table or view of "
+                    f"{view.full_name}: its query names {'.'.join(place.identifier)}, which is not a table or view of "
                     f"catalog {place.catalog.name}"
                 ) from error
         return self.read(nested)

@@ -53,7 +53,7 @@ def test_nobody_answers() -> None:
 @pytest.mark.parametrize("limit", ["0", "1.5", "soon"])
 def test_an_invalid_time_limit(limit: str) -> None:
     name = "rest.client.connection-timeout-ms"
-    with pytest.raises(sm.ValidationError, match=f"the catalog property {name} is '?{limit}'?: it takes milliseconds"):
+    with pytest.raises(sm.ValidationError, match=f"the catalog property {name} is '?{limit}'?: expected milliseconds"):
         sm.load_catalog("prod", type="rest", uri="http://127.0.0.1:1", **{name: limit})
 
 

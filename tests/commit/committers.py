@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 WORKERS = 8
 # Beside compactors.
 WRITERS, COMPACTORS = 4, 2
-# Longer is no hurry, but a hang: the long form takes half an hour on a busy machine.
+# More seconds than the long form takes on a busy machine, which is half an hour. Then a process hangs.
 LONGEST = 3600
 
 

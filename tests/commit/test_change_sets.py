@@ -183,7 +183,7 @@ class World:
     # -- commits ----------------------------------------------------------------------------------------------------
 
     def commit(self) -> None:
-        """One random change set: it takes place, or is refused."""
+        """One random change set is applied or refused."""
         operation = self.rng.choice(VALID if self.rng.random() < 0.5 or not self.model.data else [*VALID, *INVALID])
         before, table = self.files(), opened(self.swap)
         model = self.model.copy()

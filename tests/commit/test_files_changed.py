@@ -373,7 +373,7 @@ def test_unknown_snapshots_and_strangers(tree: TreeTable, spark: SparkSession) -
     for start, end in ((9, None), (1, 9), (None, 9)):
         with pytest.raises(NoSuchSnapshotError, match="has no snapshot 9"):
             table.file_changes(start, end)
-    with pytest.raises(ValidationError, match="snapshot 2 is no ancestor of snapshot 3"):
+    with pytest.raises(ValidationError, match="snapshot 2 is not an ancestor of snapshot 3"):
         table.file_changes(2)
 
 

@@ -171,8 +171,8 @@ def test_a_hundred_by_default(swap: TableOperations, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("properties", "message"),
     [
-        ({"write.metadata.compression-codec": "zstd"}, "compression-codec is 'zstd': it takes none or gzip"),
-        ({"write.metadata.previous-versions-max": "many"}, "previous-versions-max is 'many': it takes a whole number"),
+        ({"write.metadata.compression-codec": "zstd"}, "compression-codec is 'zstd': expected none or gzip"),
+        ({"write.metadata.previous-versions-max": "many"}, "previous-versions-max is 'many': expected a whole number"),
     ],
 )
 def test_properties_that_can_not_be(

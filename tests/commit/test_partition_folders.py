@@ -124,7 +124,7 @@ def test_a_file_whose_folders_name_another_partition_is_found(
 @pytest.mark.parametrize("folder", ["", "p=", "p=eleven", "p=99999999999", "q=11", "p=11=12", "P=11"])
 def test_folders_that_name_no_partition(spark_session: SparkSession, tmp_path: Path, folder: str) -> None:
     table, _ = two_leaves(spark_session, tmp_path, "bucket")
-    with pytest.raises(sm.errors.ValidationError, match=r"gone\.parquet is no live file of the table"):
+    with pytest.raises(sm.errors.ValidationError, match=r"gone\.parquet is not a live file of the table"):
         delete(spark_session, table, f"file:/data/{folder}/gone.parquet")
 
 

@@ -119,7 +119,7 @@ def test_a_vector_of_more_rows_than_its_file(table: sm.Table, spark_session: Spa
 
 def test_a_vector_of_no_live_file(table: sm.Table, spark_session: SparkSession, tmp_path: Path) -> None:
     lost = vectors(spark_session, tmp_path, "a.puffin", f1=[1], f77=[2])
-    refused(table, lambda tx: tx.update_snapshot().row_delta(deletes=lost), "/data/f77.* is no live file")
+    refused(table, lambda tx: tx.update_snapshot().row_delta(deletes=lost), "/data/f77.* is not a live file")
 
 
 def test_a_vector_of_a_file_that_goes(table: sm.Table, spark_session: SparkSession, tmp_path: Path) -> None:
@@ -167,7 +167,7 @@ def test_equality_deletes_of_an_unknown_column(table: sm.Table, spark_session: S
 
 def test_a_path_that_is_null(table: sm.Table, spark_session: SparkSession) -> None:
     gone = spark_session.sql("SELECT '/data/f1' AS file_path UNION ALL SELECT NULL")
-    refused(table, lambda tx: tx.update_snapshot().delete(gone), "None|null|is no live file")
+    refused(table, lambda tx: tx.update_snapshot().delete(gone), "None|null|is not a live file")
 
 
 def test_a_file_that_is_removed_twice(table: sm.Table, spark_session: SparkSession) -> None:

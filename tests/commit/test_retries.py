@@ -148,7 +148,7 @@ def test_a_failed_transaction_can_be_committed_again(empty: sm.Table, spark_sess
     table = commit(table, lambda tx: tx.update_snapshot().append(files(spark, 0)))
     tx = table.transaction()
     tx.update_snapshot().append(files(spark, 5, 6)).delete(named(spark, 9))
-    with pytest.raises(sm.ValidationError, match="/data/f9 is no live file"):
+    with pytest.raises(sm.ValidationError, match="/data/f9 is not a live file"):
         tx.commit()
     other = commit(table, lambda tx: tx.update_snapshot().append(files(spark, 9)))
     again = other.transaction()
@@ -164,7 +164,7 @@ def test_a_file_that_another_commit_removed(empty: sm.Table, spark_session: Spar
     table = commit(table, lambda tx: tx.update_snapshot().append(files(spark, 0, 1)))
     stale = table
     table = commit(table, lambda tx: tx.update_snapshot().delete(named(spark, 1)))
-    with pytest.raises((CommitConflictError, sm.ValidationError), match="/data/f1 is no live file"):
+    with pytest.raises((CommitConflictError, sm.ValidationError), match="/data/f1 is not a live file"):
         commit(stale, lambda tx: tx.update_snapshot().delete(named(spark, 1)))
     assert live(table.refresh()) == ["f0"]
 

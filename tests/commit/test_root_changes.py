@@ -136,7 +136,7 @@ def _positions(row: Any) -> set[int]:
 
 @pytest.mark.parametrize("seed", range(40))
 def test_random_commits(seed: int) -> None:
-    """The change set is the commit's changes and opens only leaves that it added or masked; compaction is no change."""
+    """Change sets equal the commits and open only leaves that these added or masked; compaction is not a change."""
     model = Model(Random(seed))
     replayed: set[str] = set()
     for _ in range(25):

@@ -210,7 +210,7 @@ def test_deletion_vectors_replace_each_other(table: sm.Table, spark_session: Spa
     assert live(table) == ["f2"]
     assert sorted((kind, status) for kind, _, status in root(table)) == [(0, 0), (0, 2), (1, 0), (1, 2)]
     missing = vectors(spark, tmp_path, "three.puffin", f1=[1])
-    with pytest.raises(CommitConflictError, match="/data/f1, of a new deletion vector, is no live file"):
+    with pytest.raises(CommitConflictError, match="/data/f1, of a new deletion vector, is not a live file"):
         commit(table, lambda tx: tx.update_snapshot().row_delta(deletes=missing))
 
 
@@ -305,7 +305,7 @@ def test_writers_that_meet_both_win(table: sm.Table, spark_session: SparkSession
     stale = merged
     gone = spark_session.sql("SELECT '/data/f1' file_path")
     commit(merged, lambda tx: tx.update_snapshot().delete(gone))
-    with pytest.raises(ValidationError, match="/data/f1 is no live file of the table"):
+    with pytest.raises(ValidationError, match="/data/f1 is not a live file of the table"):
         commit(stale, lambda tx: tx.update_snapshot().delete(gone))
 
 

@@ -61,12 +61,12 @@ def test_questions_without_an_answer(table: sm.Table) -> None:
         table.inspect.partitions(ref="second")
     with pytest.raises(sm.NoSuchSnapshotError):
         table.inspect.manifests(as_of=1)
-    with pytest.raises(ValueError, match="'2026-01-01' is no time: as_of takes a datetime with a time zone, or mill"):
+    with pytest.raises(ValueError, match="'2026-01-01' is not a time: as_of takes a datetime with a time zone, or"):
         table.inspect.files(as_of="2026-01-01")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="give one of them"):
         table.inspect.files(1, ref="first")
     for wrong in ("nonsense", "readable_metrics.nonsense", "data_file", "file"):
-        with pytest.raises(ValueError, match=f"{wrong!r} is not a column; there are: content, file_path"):
+        with pytest.raises(ValueError, match=f"{wrong!r} is not a column; the columns are content, file_path"):
             table.inspect.files(columns=[wrong])
 
 
@@ -105,7 +105,7 @@ def test_history_is_counted_once(table: sm.Table) -> None:
 
 
 def test_nothing_is_read_before_it_is_used(spark: SparkSession, location: str, tmp_path: Path) -> None:
-    """The lists and manifests of old snapshots are gone, which is no matter to who only asks for the tables."""
+    """The lists and manifests of old snapshots are gone, which a listing of tables does not notice."""
     metadata = json.loads(Path(location.removeprefix("file://")).read_text())
     for snapshot in metadata["snapshots"][:-1]:
         snapshot["manifest-list"] = f"file://{tmp_path}/gone.avro"

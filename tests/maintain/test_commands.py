@@ -75,7 +75,7 @@ def test_errors_are_one_line(table: sm.Table, capsys: pytest.CaptureFixture[str]
     assert job("--table", table.location(), "--max-entries", "-1") == 1
     error = capsys.readouterr().err.splitlines()
     assert [line for line in error if line.startswith("compact_manifests: ")] == [
-        "compact_manifests: max_entries is -1: it takes a whole number of 1 or more"
+        "compact_manifests: max_entries is -1: expected a whole number of 1 or more"
     ]
 
 

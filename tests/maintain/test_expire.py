@@ -477,14 +477,14 @@ def test_what_is_refused(tree: sm.Table) -> None:
     expire = tree.maintenance.expire_snapshots
     with pytest.raises(ValidationError, match="retain_last is 0: at least one snapshot stays"):
         expire(retain_last=0)
-    with pytest.raises(ValidationError, match=r"older_than is .*: it takes a datetime with a time zone"):
+    with pytest.raises(ValidationError, match=r"older_than is .*: expected a datetime with a time zone"):
         expire(older_than=datetime(2026, 1, 1))  # noqa: DTZ001  what is refused
     with pytest.raises(NoSuchSnapshotError, match="has no snapshot 7"):
         expire(snapshot_ids=[7])
     current = tree.metadata.current_snapshot_id
     with pytest.raises(ValidationError, match=f"snapshot {current} can't expire: main refers to it"):
         expire(snapshot_ids=[current])
-    with pytest.raises(ValidationError, match="cleanup is 'some': it takes all, metadata or none"):
+    with pytest.raises(ValidationError, match="cleanup is 'some': expected all, metadata or none"):
         expire(cleanup="some")
     with tree.transaction() as tx:
         tx.set_properties({"gc.enabled": "false"})

@@ -126,7 +126,7 @@ def test_the_partition_value_null() -> None:
 
 
 def test_the_partition_value_nan() -> None:
-    """NaN is no bound; it is counted (semantics C27)."""
+    """NaN is not a bound; it is counted (semantics C27)."""
     nan = bounds(None, None, 10, 0, nan_value_count=10)
     stats = aggregate("double", bounds(3.0, 3.0, nan_value_count=0), nan, source=True)
     assert stats is not None

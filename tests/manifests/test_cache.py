@@ -456,7 +456,7 @@ def test_a_cache_that_cant_be_written_harms_no_plan(
 def test_a_relative_folder_is_refused(folder: Path, tmp_path: Path, spark: SparkSession) -> None:
     location = table_of(tmp_path / "t").write()
     spark.conf.set(SETTING, "cache")
-    with pytest.raises(SettingError, match="manifest-cache is 'cache': it takes an absolute path"):
+    with pytest.raises(SettingError, match="manifest-cache is 'cache': expected an absolute path"):
         plan(location, spark)
 
 

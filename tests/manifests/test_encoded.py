@@ -290,7 +290,7 @@ def test_a_long_number_of_records_is_copied_in_batches(monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize("kind", ["decimal(9, 2)", "uuid", "fixed[4]", "unknown"])
 def test_two_fields_of_a_type(kind: str) -> None:
-    """A fixed type is defined once and then named; a type without values is no union of two nulls."""
+    """A fixed type is defined once and then named; a type without values is not a union of two nulls."""
     form = form_of(2, {1000: kind, 1001: kind})
     value = None if kind == "unknown" else bytes(16)[: 16 if kind == "uuid" else 4]
     source = sample(1, 2)

@@ -317,7 +317,7 @@ def plain_columns(table: pa.Table, names: list[str]) -> list[Row]:
 def test_extra_columns_and_stats_are_passed_over() -> None:
     def change(table: pa.Table) -> pa.Table:
         later = pa.field("later", pa.int32(), metadata={b"PARQUET:field_id": b"9999"})
-        nameless = pa.field("location", pa.int32())  # no id, so it is no field of a manifest
+        nameless = pa.field("location", pa.int32())  # no id, so it is not a field of a manifest
         more = pa.array(range(len(table)), pa.int32())
         return table.append_column(later, more).append_column(nameless, more)
 

@@ -256,7 +256,7 @@ def test_filtered_and_projected_changes(upserts: Workshop, spark: SparkSession) 
 
 
 def test_repeated_identifiers(spark: SparkSession) -> None:
-    """Two deleted rows and an inserted one of the same identifier are no update of either."""
+    """Two deleted rows and an inserted one of the same identifier are not an update of either."""
     shop = Workshop(Java(spark), "repeated_identifiers")
     shop.create("id INT, name STRING", properties=MERGE_ON_READ)
     shop.insert("1, 'a'", "1, 'b'", "2, 'c'")

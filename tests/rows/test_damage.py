@@ -219,7 +219,7 @@ def test_a_position_delete_file_about_one_file_that_names_another(rows: RowTable
 
 
 def test_positions_of_files_that_are_not_in_the_table(rows: RowTable, spark: SparkSession) -> None:
-    """They are left over where the files that they name were rewritten, so they are no error."""
+    """They are left over where the files that they name were rewritten, so they are not an error."""
     file = rows.data("a.parquet", ROWS)
     deletes = rows.positions("d.parquet", ("file:///another/table.parquet", 500), (file, 1))
     table = rows.add(0, 0, file).add(1, 0, deletes).load(spark)

@@ -103,5 +103,5 @@ def test_ranges_that_are_none(shop: Workshop, spark: SparkSession) -> None:
     assert table.incremental(last, last).to_df().collect() == []
     with pytest.raises(NoSuchSnapshotError):
         table.incremental(first, 5).to_df()
-    with pytest.raises(ValidationError, match="is no ancestor"):
+    with pytest.raises(ValidationError, match="is not an ancestor"):
         table.incremental(last, first).to_df()

@@ -154,26 +154,25 @@ def test_the_example_runs(spark_session: SparkSession, tmp_path: Path, capsys: p
 
 GROUP = "[[tables]]\nlocations = ['/t']\n"
 PROBLEMS = {
-    "retain = 1\n" + GROUP: "retain is 1: there is no such key, but dry_run",
-    "dry_run = 'yes'\n" + GROUP: "dry_run is 'yes': it takes true or false",
-    "[jobs.vacuum]\n" + GROUP: "jobs.vacuum is {}: there is no such job, but upgrade",
-    "[jobs.expire_snapshots]\nkeep = 3\n"
-    + GROUP: "jobs.expire_snapshots.keep is 3: expire_snapshots has no such option",
-    "[jobs.expire_snapshots]\nretain_last = '3'\n" + GROUP: "retain_last is '3': it takes a whole number",
-    "[jobs.expire_snapshots]\nolder_than = 5\n" + GROUP: "older_than is 5: it takes a duration such as 36h or 7d",
-    "[jobs.expire_snapshots]\nolder_than = 'old'\n" + GROUP: "older_than is 'old': it takes a duration",
-    "[jobs.expire_snapshots]\nalways = 1\n" + GROUP: "always is 1: it takes true or false",
-    "[jobs.remove_orphan_files]\nfiles = 'f'\n" + GROUP: "files is 'f': remove_orphan_files has no such option",
-    "[jobs]\nexpire_snapshots = true\n" + GROUP: "jobs.expire_snapshots is True: it takes options, or false",
-    "[jobs.upgrade]\n[jobs.downgrade]\n" + GROUP: "tables[0].jobs has upgrade and downgrade: it takes one of them",
-    "[thresholds]\nmax_overlap = -1\n" + GROUP: "thresholds.max_overlap is -1: it takes a whole number",
-    "[thresholds]\ndepth = 1\n" + GROUP: "thresholds.depth is 1: there is no such key",
-    "[catalogs.c]\nuri = 1\n" + GROUP: "catalogs.c: it takes properties, whose values are texts",
-    "dry_run = true": "tables is []: it takes one or more [[tables]]",
-    "[[tables]]\nnames = ['a.b']": "tables[0] has names: it takes a catalog with names, or else locations",
-    GROUP + "names = 'a.b'": "tables[0].names is 'a.b': it takes a list of texts",
+    "retain = 1\n" + GROUP: "retain is 1: unknown key; the keys are dry_run",
+    "dry_run = 'yes'\n" + GROUP: "dry_run is 'yes': expected true or false",
+    "[jobs.vacuum]\n" + GROUP: "jobs.vacuum is {}: unknown job; the jobs are upgrade",
+    "[jobs.expire_snapshots]\nkeep = 3\n" + GROUP: "jobs.expire_snapshots.keep is 3: unknown option; the options are",
+    "[jobs.expire_snapshots]\nretain_last = '3'\n" + GROUP: "retain_last is '3': expected a whole number",
+    "[jobs.expire_snapshots]\nolder_than = 5\n" + GROUP: "older_than is 5: expected a duration such as 36h or 7d",
+    "[jobs.expire_snapshots]\nolder_than = 'old'\n" + GROUP: "older_than is 'old': expected a duration",
+    "[jobs.expire_snapshots]\nalways = 1\n" + GROUP: "always is 1: expected true or false",
+    "[jobs.remove_orphan_files]\nfiles = 'f'\n" + GROUP: "files is 'f': unknown option; the options are",
+    "[jobs]\nexpire_snapshots = true\n" + GROUP: "jobs.expire_snapshots is True: expected options, or false",
+    "[jobs.upgrade]\n[jobs.downgrade]\n" + GROUP: "tables[0].jobs has upgrade and downgrade: expected one of them",
+    "[thresholds]\nmax_overlap = -1\n" + GROUP: "thresholds.max_overlap is -1: expected a whole number",
+    "[thresholds]\ndepth = 1\n" + GROUP: "thresholds.depth is 1: unknown key",
+    "[catalogs.c]\nuri = 1\n" + GROUP: "catalogs.c: expected properties, whose values are texts",
+    "dry_run = true": "tables is []: expected one or more [[tables]]",
+    "[[tables]]\nnames = ['a.b']": "tables[0] has names: expected a catalog with names, or else locations",
+    GROUP + "names = 'a.b'": "tables[0].names is 'a.b': expected a list of texts",
     GROUP + "jobs.expire_snapshots = { retain = 1 }": "tables[0].jobs.expire_snapshots.retain is 1",
-    "tables = ": "it is no TOML",
+    "tables = ": "it is not valid TOML",
 }
 
 
@@ -190,7 +189,7 @@ def test_nothing_runs_with_a_bad_configuration(tmp_path: Path, capsys: pytest.Ca
     path = str(written(tmp_path / "bad.toml", "tabels = 1"))
     done = CliRunner().invoke(main, ["maintain", "--config", path])
     assert done.exit_code == 2
-    assert "tabels is 1: there is no such key" in done.stderr
+    assert "tabels is 1: unknown key" in done.stderr
     job = runpy.run_path(str(JOBS_FOLDER / "maintain.py"))["main"]
     assert job(["--config", path]) == 2
     assert "tabels is 1" in capsys.readouterr().err
@@ -237,7 +236,7 @@ tables:
         always: true
 """
     assert read_config(written(tmp_path / "m.yaml", yaml)) == read_config(written(tmp_path / "m.toml", toml))
-    with pytest.raises(ValidationError, match="it is no YAML"):
+    with pytest.raises(ValidationError, match="it is not valid YAML"):
         read_config(written(tmp_path / "bad.yml", "a: b: c"))
 
 

@@ -123,7 +123,7 @@ def test_the_session_is_neither_asked_nor_changed(spark: SparkSession, catalog: 
     finally:
         spark.catalog.dropTempView("orders")
     assert rows(create(catalog, "VALUES (7L), (8L)").to_df()) == [(7,), (8,)]
-    with pytest.raises(NoSuchTableError, match=r"names shop.absent, which is no table or view of catalog prod"):
+    with pytest.raises(NoSuchTableError, match=r"names shop.absent, which is not a table or view of catalog prod"):
         create(catalog, "SELECT id FROM absent").to_df()
     with pytest.raises(ValidationError, match=r"Spark refuses its query: \[UNRESOLVED_COLUMN.*`nothing`"):
         create(catalog, "SELECT nothing FROM orders").to_df()
@@ -140,7 +140,7 @@ def test_views_in_a_circle(spark: SparkSession, catalog: Catalog) -> None:
 def test_catalogs(spark: SparkSession, catalog: Catalog, warehouse: str) -> None:
     other = load_catalog("other", type="hadoop", warehouse=f"{warehouse}/eu")
     view = create(catalog, "SELECT id FROM prod.shop.orders JOIN shop.`{customers}` USING (customer)")
-    with pytest.raises(NoSuchTableError, match=r"names shop\.\{customers\}, which is no table"):
+    with pytest.raises(NoSuchTableError, match=r"names shop\.\{customers\}, which is not a table"):
         view.to_df()
     queries = view.current_version().representations
     elsewhere = view.replace(ViewVersion(0, 0, 1, {}, queries, ("x",), "other"))

@@ -115,7 +115,7 @@ class DanglingDeletesPlan(RewritePlan[TableT]):
 
 @dataclass
 class _DanglingStep(RewriteStep):
-    """Removes what dangles in the head of each attempt."""
+    """Removes the dangling deletes in the head of each attempt."""
 
     planned_on: TableState
     planned: Removal

@@ -1,4 +1,4 @@
-"""Choose what a downgrade lists of the heads of branches and tags: Avro leaves as they are, and all else anew.
+"""Choose the manifests of a downgrade: Avro leaves of branches and tags stay, and other leaves are written again.
 
 Heads share most of their leaves. Leaves that the same heads have, masked by the same deletion vectors, form a group,
 whose entries are written once.

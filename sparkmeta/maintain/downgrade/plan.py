@@ -94,7 +94,7 @@ class HeadSummary:
 
 @dataclass(frozen=True)
 class DowngradeSummary:
-    """What a downgrade changes, and what is lost; `str` formats it.
+    """The changes and losses of a downgrade; `str` formats them.
 
     Attributes:
         snapshots: the number of snapshots that stay, those with a new manifest list included.
@@ -151,7 +151,7 @@ class DowngradePlan(Generic[TableT]):
         return local_frame(self.table.state.spark, pa.concat_tables(tables))
 
     def summary(self) -> DowngradeSummary:
-        """Return what changes and what is lost, without a job. Reads the roots of branches and tags."""
+        """Return the changes and losses, without a job. Reads the roots of branches and tags."""
         metadata = tree_metadata(self.table.metadata)
         gone = {snapshot.snapshot_id for snapshot in tree_snapshots(metadata).others}
         statistics = [*metadata.statistics, *metadata.partition_statistics]

@@ -64,7 +64,7 @@ def _source(table: BaseTable) -> str:
 def _limits(state: TableState, options: HealthOptions) -> Limits:
     text = state.metadata.properties.get(_TARGET, str(_TARGET_BYTES))
     if not text.isdecimal() or not int(text):
-        raise ValidationError(f"the table property {_TARGET} is {shown(text)}: it takes a number of bytes")
+        raise ValidationError(f"the table property {_TARGET} is {shown(text)}: expected a number of bytes")
     small = int(int(text) * options.small_file_ratio)
     return Limits(int(text), small, options.min_small_files, options.max_deleted_ratio)
 
@@ -78,7 +78,7 @@ def _columns(state: TableState, options: HealthOptions) -> dict[int, str]:
     by_name = {schema.find_column_name(field_id): field_id for field_id in known}
     for name in options.columns:
         if name not in by_name:
-            raise ValidationError(f"{state.metadata.location}: columns names {name!r}: it is no column with bounds")
+            raise ValidationError(f"{state.metadata.location}: columns names {name!r}: it has no bounds")
     return {by_name[name]: name for name in options.columns}
 
 

@@ -1,4 +1,4 @@
-"""What the examination of a table found."""
+"""The result of examining a table."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Examined:
 
     @property
     def headline(self) -> str:
-        """What the table is found to be, in one line."""
+        """The result in one line."""
         if self.is_healthy:
             return f"{self.table} is healthy: it needs no maintenance"
         return f"{self.table} needs maintenance: {counted(len(self.list_findings), 'finding')}"

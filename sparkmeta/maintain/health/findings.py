@@ -1,4 +1,4 @@
-"""What a table needs, decided by the maintenance plans where they can, and by thresholds where there are none."""
+"""Decide which maintenance a table needs: by the plans of maintenance jobs, or else by thresholds."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ FINDINGS = pa.schema(
 
 @dataclass(frozen=True)
 class Finding:
-    """What is wrong, what it costs, and what to do.
+    """A problem, its cost, and its remedy.
 
     Attributes:
         finding: the kind, such as `small_manifests`.
@@ -79,7 +79,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Examination:
-    """A table, and what was measured of it.
+    """A table and its measurements.
 
     Attributes:
         source: the arguments that name the table on a command line.
@@ -155,7 +155,7 @@ class Examination:
     def _merge_count(self) -> int:
         text = self.table.metadata.properties.get(_MERGE_COUNT, "100")
         if not text.isdecimal():
-            raise ValidationError(f"the table property {_MERGE_COUNT} is {shown(text)}: it takes a whole number")
+            raise ValidationError(f"the table property {_MERGE_COUNT} is {shown(text)}: expected a whole number")
         return int(text)
 
     def _ranges(self, group: ManifestGroup) -> LeafRanges:

@@ -1,4 +1,4 @@
-"""What the table metadata alone says: snapshots, branches and tags, files of metadata and statistics."""
+"""Measure the table metadata: snapshots, branches and tags, files of metadata and statistics."""
 
 from __future__ import annotations
 

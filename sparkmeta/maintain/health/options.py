@@ -1,4 +1,4 @@
-"""The options of `Maintenance.health`: the thresholds that decide what is a finding."""
+"""The options of `Maintenance.health`: the thresholds of findings."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ class HealthOptions:
         for field in fields(self):
             value = getattr(self, field.name)
             if field.name in _LEAST and not (_is_whole(value) and value >= _LEAST[field.name]):
-                problem = f"it takes a whole number of {_LEAST[field.name]} or more"
+                problem = f"expected a whole number of {_LEAST[field.name]} or more"
                 raise ValidationError(f"{field.name} is {shown(value)}: {problem}")
             if field.name in _SHARES and not (_is_number(value) and 0 < value <= 1):
-                raise ValidationError(f"{field.name} is {shown(value)}: it takes a share above 0, up to 1")
+                raise ValidationError(f"{field.name} is {shown(value)}: expected a share above 0, up to 1")
         names = self.columns
         if names is not None and (isinstance(names, str) or len(set(names)) < len(names)):
-            raise ValidationError(f"columns is {shown(names)}: it takes names of columns, each once")
+            raise ValidationError(f"columns is {shown(names)}: expected names of columns, each once")
 
 
 _LEAST = {"max_overlap": 0, "min_small_files": 2, "max_ref_age_days": 0, "max_metadata_json_bytes": 1}

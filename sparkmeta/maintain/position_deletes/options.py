@@ -78,7 +78,7 @@ def delete_granularity(properties: Mapping[str, str]) -> str:
     """
     text = properties.get(_GRANULARITY, BY_FILE)
     if text.lower() not in _GRANULARITIES:
-        raise ValidationError(f"the table property {_GRANULARITY} is {shown(text)}: it takes file or partition")
+        raise ValidationError(f"the table property {_GRANULARITY} is {shown(text)}: expected file or partition")
     return text.lower()
 
 
@@ -91,7 +91,7 @@ def delete_codec(properties: Mapping[str, str]) -> str:
     name = _CODEC if _CODEC in properties else _FALLBACK
     text = properties.get(name, _CODECS[0])
     if text.lower() not in _CODECS:
-        raise ValidationError(f"the table property {name} is {shown(text)}: it takes one of {', '.join(_CODECS)}")
+        raise ValidationError(f"the table property {name} is {shown(text)}: expected one of {', '.join(_CODECS)}")
     return "none" if text.lower() == "uncompressed" else text.lower()
 
 
@@ -99,5 +99,5 @@ def _check_count(name: str, value: Any) -> int | None:
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ValidationError(f"{name} is {shown(value)}: it takes a whole number of 1 or more")
+        raise ValidationError(f"{name} is {shown(value)}: expected a whole number of 1 or more")
     return value

@@ -33,7 +33,7 @@ _DELETED = pa.schema(
 
 @dataclass(frozen=True)
 class Deletion:
-    """What was deleted.
+    """The outcome of a deletion.
 
     Attributes:
         files: content -> the number of deleted files.
@@ -49,7 +49,7 @@ class Deletion:
 
 
 def delete_files(files: DataFrame, writer: ExecutorWriter) -> Deletion:
-    """Delete files by tasks. One that can't be deleted is no error.
+    """Delete files by tasks. One that can't be deleted is not an error.
 
     Args:
         files: rows of `UNREACHABLE`; those of content `MISSING` are passed over.

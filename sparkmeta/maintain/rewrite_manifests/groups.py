@@ -128,7 +128,7 @@ def _keys(state: TableState, options: ManifestRewriteOptions) -> dict[int, tuple
     if names is None:
         return default
     if isinstance(names, str) or not names or len(set(names)) < len(names):
-        raise ValidationError(f"sort_by is {shown(names)}: it takes names of partition fields, each once")
+        raise ValidationError(f"sort_by is {shown(names)}: expected names of partition fields, each once")
     by_name = {key: {part.name: part.field_id for part in spec.fields} for key, spec in specs.items()}
     for name in names:
         if not any(name in fields for fields in by_name.values()):
@@ -148,7 +148,7 @@ def target_bytes(metadata: TableMetadata, options: ManifestRewriteOptions) -> in
     size: Any = options.target_manifest_bytes
     if size is not None:
         if isinstance(size, bool) or not isinstance(size, int) or not 1 <= size <= MOST_BYTES:
-            problem = f"it takes a number of bytes from 1 to {MOST_BYTES}"
+            problem = f"expected a number of bytes from 1 to {MOST_BYTES}"
             raise ValidationError(f"target_manifest_bytes is {shown(size)}: {problem}")
         return int(size)
     return ListOptions.of(metadata.properties).target_bytes

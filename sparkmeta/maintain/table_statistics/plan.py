@@ -41,7 +41,7 @@ _UNSUPPORTED = ("unknown", "geometry", "geography", "variant")
 
 @dataclass(frozen=True)
 class TableStatsSummary:
-    """What the statistics are computed from; `str` formats it.
+    """The snapshot and columns of which statistics are computed; `str` formats them.
 
     Attributes:
         snapshot_id: the snapshot; None if the table is empty.
@@ -212,7 +212,7 @@ def _chosen(state: TableState, columns: Sequence[str] | None) -> dict[str, int]:
             raise ValidationError(f"{where}: no column has a type whose distinct values can be counted")
         return chosen
     if isinstance(columns, str) or not columns:
-        raise ValidationError(f"columns is {shown(columns)}: it takes the names of columns")
+        raise ValidationError(f"columns is {shown(columns)}: expected the names of columns")
     chosen = {}
     for name in columns:
         try:

@@ -222,7 +222,7 @@ def _bitmap(sizes: _Array) -> pa.Buffer | None:
 def _check_taken(taken: int, places: _Array) -> None:
     """Raise ValueError if not all items were taken."""
     if taken != len(places):
-        raise ValueError("a key that is no number, or a number longer than 10 bytes")
+        raise ValueError("a key that is not a number, or a number longer than 10 bytes")
 
 
 def _offsets(sizes: _Array) -> _Array:

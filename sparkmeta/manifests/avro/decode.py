@@ -246,7 +246,9 @@ class AvroRecords:
         try:
             return [map_items(file[f"f{map_id}"]) for file in self._files]
         except ValueError as error:
-            raise CorruptFileError(self._schema.location, field_name(map_id), str(error), "a key is no int") from error
+            raise CorruptFileError(
+                self._schema.location, field_name(map_id), str(error), "a key is not an int"
+            ) from error
 
     def _array(self, values: list[Any], kind: pa.DataType, field: str) -> pa.Array:
         try:

@@ -85,7 +85,7 @@ PROBLEMS = {
     BAD_LENGTH: "a length that is negative or goes beyond the block",
     BAD_COUNT: "a number of items that the block has no room for",
     BAD_BRANCH: "a branch that its union does not have",
-    BAD_KEY: "a key of a map that is no number",
+    BAD_KEY: "a key of a map that is not a number",
     NULL_FILE: "a record whose data_file is null",
     LEFT_OVER: "there are bytes after its last record",
 }

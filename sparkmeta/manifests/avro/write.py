@@ -164,13 +164,13 @@ def manifest_codec(properties: Mapping[str, str]) -> tuple[str, int | None]:
     name, key = properties.get("write.manifest.compression-codec", "gzip"), "write.manifest.compression-level"
     codec, text = name.lower(), properties.get(key)
     if codec not in _CODECS:
-        problem = f"is {shown(name)}: it takes one of {', '.join(_CODECS)}"
+        problem = f"is {shown(name)}: expected one of {', '.join(_CODECS)}"
         raise ValidationError(f"the table property write.manifest.compression-codec {problem}")
     if text is None:
         return codec, None
     levels = {"gzip": range(-1, 10), "zstd": range(-7, 23)}.get(codec, range(-100, 100))
     if not text.lstrip("-").isdecimal() or int(text) not in levels:
-        raise ValidationError(f"the table property {key} is {shown(text)}: it is no level of {codec}")
+        raise ValidationError(f"the table property {key} is {shown(text)}: it is not a level of {codec}")
     return codec, int(text)
 
 

@@ -115,7 +115,7 @@ def open_cache(spark: SparkSession, folder: str, access: FileAccess, types: Tabl
         SettingError: the path is relative, and would be a different folder on each machine.
     """
     if not scheme(folder) and not folder.startswith("/"):
-        problem = "it takes an absolute path, or a location with a scheme"
+        problem = "expected an absolute path, or a location with a scheme"
         raise SettingError(f"{PREFIX}manifest-cache is {shown(folder)}: {problem}")
     io = access.files.io if isinstance(access.files, IOFiles) else None
     writer = None

@@ -155,7 +155,9 @@ def open_manifest(source: Any, location: str, *, coalesce: bool = False) -> Iter
         texts = {key.decode(errors="replace"): value.decode(errors="replace") for key, value in metadata.items()}
         version = texts.get(FORMAT_VERSION_KEY)
         if version != "4":
-            raise CorruptFileError(location, "format-version", version, "the file is no manifest of format version 4")
+            raise CorruptFileError(
+                location, "format-version", version, "the file is not a manifest of format version 4"
+            )
         yield OpenManifest(file, location, texts)
 
 
@@ -301,7 +303,7 @@ def _read_struct(
 ) -> pa.StructArray:
     """Return a struct with its children resolved by id or, if `named`, else by name. Null structs stay null."""
     if not pa.types.is_struct(values.type):
-        raise CorruptFileError(location, prefix.rstrip("."), values.type, "it is no struct")
+        raise CorruptFileError(location, prefix.rstrip("."), values.type, "it is not a struct")
     places = {_field_id(field): index for index, field in enumerate(values.type)}
     names = (
         {_SEEDS_NAMES.get(field.name, field.name): index for index, field in enumerate(values.type)} if named else {}
@@ -331,7 +333,7 @@ def _read_stats(
     if values is None:
         return pa.nulls(rows, kind)
     if not pa.types.is_struct(values.type):
-        raise CorruptFileError(location, CONTENT_STATS, values.type, "it is no struct")
+        raise CorruptFileError(location, CONTENT_STATS, values.type, "it is not a struct")
     places = _stats_places(values.type, stats)
     in_sources = _values_in_sources(values.type, {field: of for field, of in fields.items() if of not in places})
     flat = values.flatten()

@@ -139,7 +139,7 @@ def read_unchecked_root(
     table, properties = read_manifest(data, stats, location, fields=fields)
     content = properties.get(CONTENT_KEY)
     if content != ROOT:
-        raise CorruptFileError(location, CONTENT_KEY, content, "the file is no root manifest")
+        raise CorruptFileError(location, CONTENT_KEY, content, "the file is not a root manifest")
     return Root(location, _inherited(table, *snapshot), properties)
 
 

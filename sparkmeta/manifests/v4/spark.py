@@ -237,7 +237,7 @@ def _place(keys: Sequence[str]) -> Sql:
 
 
 def _inherited(leaves: pa.Table) -> Sql:
-    """Return what the entries of each leaf inherit, as a literal array."""
+    """Return the values that entries of each leaf inherit, as a literal array."""
     rows = leaves.select(_INHERITED_FIELDS).to_pylist()
     return sql.array(
         *(sql.struct(*(sql.lit(row[name]).cast("bigint").alias(name) for name in _INHERITED_FIELDS)) for row in rows)

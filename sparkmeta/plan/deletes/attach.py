@@ -66,7 +66,7 @@ _FILLER_KEY: Final = "filler_key"
 
 
 def attach_deletes(data: DataFrame, deletes: DeleteEntries, state: TableState) -> DataFrame:
-    """Return the data entries with `deletes`, the array of what applies to each, in Iceberg's order.
+    """Return the data entries with `deletes`, the array of deletes that apply to each, in Iceberg's order.
 
     The frame fails, when it runs (at once, where the driver has the deletes and they alone tell), for what breaks one
     of the `rules`.
@@ -253,7 +253,7 @@ def _needed_groups(
 
 
 def _applied_members(deletes: DeleteEntries, state: TableState, scopes: Sequence[str]) -> Sql:
-    """Return what applies of the groups whose members are looked at, as plans show it, in Iceberg's order.
+    """Return the deletes that apply, of groups whose members are looked at, as plans show them, in Iceberg's order.
 
     Args:
         deletes: all deletes.

@@ -41,7 +41,7 @@ class DeleteEntries:
     data_on_driver: bool = False
 
     def sized(self, frame: DataFrame) -> DataFrame:
-        """Return a relation of deletes with a join hint, since Spark does not know the size of what Python decodes."""
+        """Return a relation of deletes with a join hint, since Spark can't size what Python decodes."""
         return F.broadcast(frame) if self.broadcast else frame.hint("shuffle_hash")
 
 

@@ -1,4 +1,4 @@
-"""What is known of all deletes of a group, so that a data file can take or leave them without looking at each."""
+"""Facts about all deletes of a group, by which a data file can take or leave them without looking at each."""
 
 from __future__ import annotations
 

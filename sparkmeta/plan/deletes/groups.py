@@ -1,4 +1,4 @@
-"""Deletes grouped by what they are about, each group an array in ascending sequence number."""
+"""Deletes grouped by data file, partition or table, each group an array in ascending sequence number."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class DeleteGroups:
 
 
 def delete_groups(entries: DataFrame, deletes: DeleteEntries, state: TableState) -> DeleteGroups:
-    """Group the delete entries by what they are about: on the driver where they are there, else lazily by a job."""
+    """Group the delete entries by data file, partition or table: on the driver if it has read them, else by a job."""
     keyed = entries.selectExpr(
         delete_key(deletes, state).alias(KEY).selected, delete_struct(state).alias("delete").selected
     )

@@ -47,7 +47,7 @@ def table_key() -> Sql:
 
 
 def delete_key(deletes: DeleteEntries, state: TableState) -> Sql:
-    """Return the key of a delete entry. It fails for an entry that contradicts what is known of the deletes."""
+    """Return the key of a delete entry. It fails for an entry that contradicts the known kinds of deletes."""
     if deletes.only_dvs:
         return file_key(dv_path())
     path = data_path()

@@ -1,4 +1,4 @@
-"""Determine the kinds of a scan's deletes, which decide how they are matched and what is read of data files."""
+"""Determine the kinds of a scan's deletes, which decide the matching and the columns read."""
 
 from __future__ import annotations
 

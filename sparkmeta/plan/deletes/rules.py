@@ -84,7 +84,7 @@ DELETE_WITHOUT_SEQUENCE: Final = Rule(
 )
 OLDER_DV: Final = Rule("a deletion vector is older than its data file: ", _is_older_dv)
 FOREIGN_DELETE: Final = Rule("a delete file has another partition spec or partition than its data file: ", _is_foreign)
-NOT_A_DV: Final = Rule("a delete file is no deletion vector where only deletion vectors can be: ", _is_no_dv)
+NOT_A_DV: Final = Rule("a delete file is not a deletion vector where only deletion vectors can be: ", _is_no_dv)
 # Applied where no equality delete of the scan names a column.
 NO_COLUMNS: Final = Rule(
     "no columns are known that an equality delete file compares: ",
