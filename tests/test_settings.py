@@ -101,7 +101,9 @@ def test_the_session_decides(spark: SparkSession) -> None:
 )
 def test_sizes(text: str, size: int | None) -> None:
     if size is None:
-        with pytest.raises(SettingError, match=r"spark\.sparkmeta\.split-manifest-bytes is '.*': it takes"):
+        with pytest.raises(
+            SettingError, match=r"spark\.sparkmeta\.split-manifest-bytes is '.*': expected a whole number"
+        ):
             from_conf({"split-manifest-bytes": text})
     else:
         assert from_conf({"split-manifest-bytes": text}).split_manifest_bytes == size

@@ -17,6 +17,7 @@ from pyiceberg.expressions import (
     In,
     LessThan,
     LessThanOrEqual,
+    LiteralPredicate,
     Not,
     NotEqualTo,
     NotIn,
@@ -59,6 +60,7 @@ _OPERATORS: Final = {
     "!=": NotEqualTo,
     "<>": NotEqualTo,
 }
+_SYMBOLS: Final = {kind: symbol for symbol, kind in reversed(_OPERATORS.items())}
 _COMPARISON: Final = re.compile(
     rf"(?P<column>[A-Za-z_][A-Za-z0-9_$]*+){_SPACE}(?P<operator>[<>]=|==|!=|<>|[<>=]){_SPACE}(?P<literal>"
     + "|".join(_LITERALS)
@@ -75,6 +77,14 @@ _EXPECTED: Final = (
 def parse_text(text: str) -> BooleanExpression:
     """Parse a filter string. Raises InvalidFilterError, which names the text."""
     return _Parser(text).parse()
+
+
+def as_text(predicate: BooleanExpression) -> str:
+    """Return a comparison as in a filter string, for error messages; other predicates by their classes."""
+    if isinstance(predicate, LiteralPredicate) and type(predicate) in _SYMBOLS:
+        name = predicate.term.name if isinstance(predicate.term, Reference) else predicate.term
+        return f"{name} {_SYMBOLS[type(predicate)]} {shown(predicate.literal.value)}"
+    return shown(predicate)
 
 
 class _Parser:

@@ -28,6 +28,8 @@ from pyiceberg.expressions.literals import (
 )
 from pyiceberg.types import DecimalType, FixedType, PrimitiveType
 
+from sparkmeta.errors import shown
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -82,7 +84,7 @@ def place_literal(literal: Literal[Any], primitive: PrimitiveType) -> Placed:
         raise ValueError(f"values of type {primitive} can't be compared")
     placed = convert(literal, primitive)
     if placed is None:
-        raise ValueError(f"a literal of this kind does not convert to type {primitive}")
+        raise ValueError(f"{shown(literal.value)} does not convert to {primitive}")
     return placed
 
 
@@ -129,7 +131,7 @@ def _number(literal: Literal[Any]) -> Decimal:
     try:
         number = Decimal(literal.value)
     except InvalidOperation as problem:
-        raise ValueError("it is not a number") from problem
+        raise ValueError(f"{shown(literal.value)} is not a number") from problem
     if number.is_nan():
         raise ValueError("NaN can't be compared; use IS NAN")
     return number
@@ -228,7 +230,7 @@ def _nanos(text: str, zoned: bool) -> int:
 
 def _matched(pattern: re.Pattern[str], text: str, expected: str) -> dict[str, str | None]:
     if not (match := pattern.fullmatch(text)):
-        raise ValueError(f"it is not {expected}")
+        raise ValueError(f"{shown(text)} is not {expected}")
     return match.groupdict()
 
 
@@ -241,7 +243,7 @@ def _days(parts: dict[str, str | None]) -> int:
 def _nanos_of_day(parts: dict[str, str | None]) -> int:
     hour, minute, second = (int(parts[part] or 0) for part in ("hour", "minute", "second"))
     if hour > 23 or minute > 59 or second > 59:
-        raise ValueError("there is no such time of day")
+        raise ValueError("hours go up to 23, minutes and seconds up to 59")
     return (hour * 3600 + minute * 60 + second) * 1_000_000_000 + int((parts["fraction"] or "").ljust(9, "0"))
 
 

@@ -46,7 +46,7 @@ from sparkmeta.columns.comparison import Comparison, compare, is_floating, one_o
 from sparkmeta.columns.conditions import Truth, as_column, fold_truth
 from sparkmeta.columns.expression_json import expression_to_json
 from sparkmeta.columns.fields import FieldReference, SchemaFields
-from sparkmeta.columns.filter_text import parse_text
+from sparkmeta.columns.filter_text import as_text, parse_text
 from sparkmeta.columns.junctions import depth, fold, junction_of
 from sparkmeta.columns.literals import Place, place_literal
 from sparkmeta.columns.transform_terms import TransformedColumn, bound_transform
@@ -130,7 +130,9 @@ def _bind(leaf: BooleanExpression, negated: bool, fields: SchemaFields, transfor
             case LiteralPredicate():
                 return _bind_comparison(predicate, field)
     except (TypeError, ValueError) as problem:
-        raise InvalidFilterError(f"{shown(leaf)} on {field.name}: {problem}") from problem
+        raise InvalidFilterError(
+            f"{as_text(leaf)}: column {field.name} has type {field.field.field_type}: {problem}"
+        ) from problem
     raise InvalidFilterError(f"not a predicate that Iceberg has: {shown(leaf)}")
 
 

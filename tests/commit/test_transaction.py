@@ -140,7 +140,7 @@ def test_small_append_writes_a_root_and_a_metadata_file(table: sm.Table, spark_s
 def test_limits_that_can_not_be(table: sm.Table, spark_session: SparkSession, value: str) -> None:
     table = commit(table, lambda tx: tx.set_properties({"write.tree.direct-files": value}))
     before = written(table)
-    with pytest.raises(sm.ValidationError, match=r"write.tree.direct-files is '.* takes a whole number"):
+    with pytest.raises(sm.ValidationError, match=r"write.tree.direct-files is '.* expected a whole number"):
         commit(table, lambda tx: tx.update_snapshot().append(files(spark_session, 1)))
     assert written(table) == before
 

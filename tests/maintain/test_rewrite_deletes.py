@@ -128,7 +128,7 @@ def test_what_can_go_wrong(
     with table.transaction() as tx:
         tx.update_snapshot().delete(table.scan().plan_files().where(f"file_path = '{deleted['file_path']}'"))
     before = files_below(folder)
-    with pytest.raises(CommitConflictError, match="no live file"):
+    with pytest.raises(CommitConflictError, match="not a live file"):
         plan.commit()
     assert files_below(folder) == before
 

@@ -135,7 +135,7 @@ def test_an_empty_root() -> None:
 
 
 def test_a_leaf_is_no_root() -> None:
-    with pytest.raises(CorruptFileError, match=r"content.*no root manifest"):
+    with pytest.raises(CorruptFileError, match=r"content.*not a root manifest"):
         read_root(write_manifest(entry_table(file_row()), DATA_LEAF), STATS, SPECS, ROOT, (1, 1))
 
 

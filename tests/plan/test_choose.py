@@ -78,7 +78,7 @@ def test_trees(changes: dict[str, Any], how: str, why: str) -> None:
 @pytest.mark.parametrize(
     ("changes", "how", "why"),
     [
-        ({"formats": frozenset({"AVRO", "PARQUET"})}, JOIN, "no Avro files"),
+        ({"formats": frozenset({"AVRO", "PARQUET"})}, JOIN, "not Avro files"),
         ({"only_dvs": False}, JOIN, "list more than deletion vectors"),
         ({"only_dvs": False, "format_version": 2}, JOIN, "have no deletion vectors"),
         ({"driver_dvs": 7, "pairs": None}, COLOCATED, "7 deletion vectors are so few that the driver reads them"),

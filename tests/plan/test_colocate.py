@@ -149,7 +149,7 @@ def test_delete_leaves_of_pruned_data_leaves_are_not_opened(tree: TreeTable, spa
         ("two vectors", "two deletion vectors for"),
         ("two places", "two deletion vectors for"),
         ("partition", "another partition spec or partition"),
-        ("no vector", "no deletion vector where only deletion vectors can be"),
+        ("no vector", "not a deletion vector where only deletion vectors can be"),
         ("older", "a deletion vector is older than its data file: d1"),
     ],
 )
@@ -182,7 +182,7 @@ def test_a_delete_that_is_no_vector_is_not_passed_over(tree: TreeTable, spark: S
     m1 = tree.leaf("m1", data("d1"), data("d2"))
     other = {"file_format": "parquet"} if lacks == "format" else {"referenced_file": None}
     tree.snapshot(added=[m1, tree.leaf("d1", tree.vector("d1", [1]), tree.vector("d2", [1], **other))])
-    with pytest.raises(Exception, match="no deletion vector where only deletion vectors can be"):
+    with pytest.raises(Exception, match="not a deletion vector where only deletion vectors can be"):
         tree.load(spark).scan().plan_files().collect()
 
 
