@@ -246,7 +246,7 @@ class IcebergCatalog(Catalog):
         rest = self._rest
         assert rest is not None
         location, metadata = loaded.version
-        operations = RestOperations(rest, names, metadata.table_uuid, loaded.token)
+        operations = RestOperations(rest, names, metadata.table_uuid, loaded.token, loaded.credentials)
         expires = expiry(loaded.io.properties) is not None
         io = VendedIO(loaded.io, lambda: load_rest_table(rest, names).io) if expires else loaded.io
         return table_of(loaded.version, session, files_for(session, location, io), names, operations)

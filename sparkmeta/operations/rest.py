@@ -29,6 +29,7 @@ from sparkmeta.spec.metadata import table_metadata_from_json
 from sparkmeta.spec.metadata_diff import Changes, changed_parts, has_changes, requirements_of, updates_of
 from sparkmeta.spec.partitioning import partition_spec_to_json, sort_order_to_json
 from sparkmeta.spec.schema import schema_to_json
+from sparkmeta.storage.access import IO_PROPERTIES
 from sparkmeta.storage.secrets import secrets_in
 from sparkmeta.storage.vended import VENDED_FOR
 
@@ -60,11 +61,13 @@ class LoadedTable(NamedTuple):
     Attributes:
         io: the access to its files, with the credentials that the catalog provides for it.
         token: the bearer token for further requests about the table; None for the catalog's.
+        credentials: what the catalog has vended for the table's files.
     """
 
     version: TableVersion
     io: FileIO
     token: str | None
+    credentials: tuple[StorageCredential, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -76,6 +79,7 @@ class RestOperations:
     Attributes:
         table_uuid: the expected table; None for any.
         token: the table's own bearer token; None for the catalog's.
+        credentials: what the catalog has vended for the table's files when the table was loaded.
     """
 
     refusal: ClassVar[str | None] = None
@@ -85,6 +89,7 @@ class RestOperations:
     identifier: tuple[str, ...]
     table_uuid: UUID | None = None
     token: str | None = field(default=None, repr=False)
+    credentials: tuple[StorageCredential, ...] = field(default=(), repr=False, compare=False)
 
     def refresh(self) -> TableVersion:
         """See `TableOperations.refresh`."""
@@ -313,7 +318,13 @@ def _loaded(catalog: RestCatalog, identifier: tuple[str, ...], answer: Mapping[s
     if secrets_in(provided):
         provided[VENDED_FOR] = f"catalog {catalog.name} has vended for the table {'.'.join(identifier)}"
     io = catalog._load_file_io({**version.metadata.properties, **provided}, version.metadata_location)
-    return LoadedTable(version, io, config.get(TOKEN))
+    return LoadedTable(version, io, config.get(TOKEN), tuple(credentials or _in_config(config, version.metadata)))
+
+
+def _in_config(config: Mapping[str, str], metadata: TableMetadata) -> list[StorageCredential]:
+    """Return the credentials of a catalog that vends them in a table's configuration."""
+    of_files = {name: value for name, value in config.items() if name.startswith(IO_PROPERTIES)}
+    return [StorageCredential(prefix=metadata.location, config=of_files)] if secrets_in(of_files) else []
 
 
 def _version_of(answer: Mapping[str, Any], identifier: tuple[str, ...]) -> TableVersion:

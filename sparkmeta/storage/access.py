@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from sparkmeta.settings import Settings
     from sparkmeta.storage.vended import VendedIO
 
-# The beginnings of the names of a FileIO's properties in pyiceberg's configuration.
-_IO_PROPERTIES = ("py-io-impl", "s3.", "client.", "gcs.", "adls.", "hdfs.", "oss.")
+IO_PROPERTIES = ("py-io-impl", "s3.", "client.", "gcs.", "adls.", "hdfs.", "oss.")
+"""The beginnings of the names of a FileIO's properties in pyiceberg's configuration."""
 
 
 def files_for(spark: SparkSession, location: str, io: FileIO | VendedIO | None = None) -> Files:
@@ -45,7 +45,7 @@ def warehouse_io(properties: Mapping[str, str], location: str) -> FileIO | None:
 
     Unless they name one (`py-io-impl`), it is fsspec's for a store with conditional writes, which commits need.
     """
-    if is_local(location) or not any(name.startswith(_IO_PROPERTIES) for name in properties):
+    if is_local(location) or not any(name.startswith(IO_PROPERTIES) for name in properties):
         return None
     client = CONDITIONAL_CLIENTS.get(scheme(location))
     preferred = {"py-io-impl": FSSPEC_FILE_IO} if client is not None and find_spec(client) is not None else {}
@@ -87,7 +87,7 @@ def _io_properties(io: FileIO) -> dict[str, str]:
     texts = {
         key: value
         for key, value in io.properties.items()
-        if isinstance(value, str) and (key.startswith(_IO_PROPERTIES) or key in needed or not secrets_in({key: value}))
+        if isinstance(value, str) and (key.startswith(IO_PROPERTIES) or key in needed or not secrets_in({key: value}))
     }
     return texts | {"py-io-impl": f"{type(io).__module__}.{type(io).__qualname__}"}
 
