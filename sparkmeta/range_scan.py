@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Self
 
 from sparkmeta.errors import ValidationError
-from sparkmeta.plan.rest_tasks import no_rest_tasks, rest_tasks
+from sparkmeta.plan.rest_tasks import metrics_columns, no_rest_tasks, rest_tasks
 from sparkmeta.rows.appended import appended_entries, read_appended
 from sparkmeta.rows.changelog import Changelog, fields_of_rows, read_changelog
 from sparkmeta.scan import Scan
@@ -65,7 +65,7 @@ class IncrementalScan(_RangeScan):
         """
         return read_appended(self.scan.row_scan, self.from_exclusive, self.to_inclusive)
 
-    def to_rest_tasks(self, *, null_partitions: bool = True) -> DataFrame:
+    def to_rest_tasks(self, *, null_partitions: bool = True, stats_fields: Iterable[str] = ()) -> DataFrame:
         """Return the appended files as scan tasks of Iceberg's REST catalog protocol; see `Scan.to_rest_tasks`.
 
         Raises:
@@ -73,11 +73,11 @@ class IncrementalScan(_RangeScan):
             ValidationError: as `to_df`.
             UnsupportedError: the protocol can't express the plan.
         """
-        scan_filter = self.scan.plan_filter
-        entries = appended_entries(scan_filter, self.from_exclusive, self.to_inclusive)
+        scan_filter, ids = self.scan.plan_filter, self.scan.stats_ids(stats_fields)
+        entries = appended_entries(scan_filter, self.from_exclusive, self.to_inclusive, metrics_columns(ids))
         if entries is None:
             return no_rest_tasks(scan_filter.state.spark)
-        return rest_tasks(entries, scan_filter, null_partitions=null_partitions)
+        return rest_tasks(entries, scan_filter, null_partitions=null_partitions, stats_ids=ids)
 
 
 @dataclass(frozen=True)

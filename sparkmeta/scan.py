@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from html import escape
@@ -21,7 +21,7 @@ from sparkmeta.plan.filter import ScanFilter
 from sparkmeta.plan.match import match_deletes
 from sparkmeta.plan.prune import PrunedManifests, live_files, prune_manifests
 from sparkmeta.plan.report import ScanReport, scan_report
-from sparkmeta.plan.rest_tasks import rest_tasks
+from sparkmeta.plan.rest_tasks import metrics_columns, rest_tasks, stats_ids_of
 from sparkmeta.plan.task_json import PARTITION_JSON, partition_json, task_json
 from sparkmeta.plan.tasks import SplitPlanning, plan_tasks
 from sparkmeta.rows.count import count_rows
@@ -291,7 +291,7 @@ class Scan:
         packed = plan_tasks(planned, plan_schema(state).add(PARTITION_JSON, "string"), self._splitting())
         return task_json(packed.selectExpr("inline(tasks)"), state, self.projection())
 
-    def to_rest_tasks(self, *, null_partitions: bool = True) -> DataFrame:
+    def to_rest_tasks(self, *, null_partitions: bool = True, stats_fields: Iterable[str] = ()) -> DataFrame:
         """Return the planned files as scan tasks of Iceberg's REST catalog protocol, lazily; see `plan.rest_tasks`.
 
         A row per data file: `task` is the JSON of its FileScanTask without the references to `delete_files`, which is
@@ -299,12 +299,23 @@ class Scan:
 
         Args:
             null_partitions: whether clients understand null in a partition's tuple.
+            stats_fields: the columns whose sizes, counts and bounds the tasks have.
 
         Raises:
+            InvalidFilterError: the table has no such column.
             UnsupportedError: the protocol can't express the plan.
         """
-        matched = match_deletes(read_entries(self._choice))
-        return rest_tasks(matched.frame, self._filter, null_partitions=null_partitions)
+        ids = self.stats_ids(stats_fields)
+        matched = match_deletes(read_entries(self._choice, metrics_columns(ids)))
+        return rest_tasks(matched.frame, self._filter, null_partitions=null_partitions, stats_ids=ids)
+
+    def stats_ids(self, names: Iterable[str]) -> frozenset[int]:
+        """Return the ids of columns by their names in the scan's schema, or else in the table's.
+
+        Raises:
+            InvalidFilterError: the table has no such column.
+        """
+        return stats_ids_of(names, (self.schema(), self.state.metadata.schema()), self.case_sensitive)
 
     def most_files(self) -> int | None:
         """Return how many files the scan's manifests list, which its plan is no longer than; None if unknown.

@@ -10,6 +10,8 @@ from sparkmeta.plan.deletes.entries import DeleteEntries, delete_entries
 from sparkmeta.plan.filter import ScanFilter, data_projection, matching_entries
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     import pyarrow as pa
     from pyspark.sql import DataFrame
 
@@ -33,11 +35,16 @@ class ScanEntries:
     deletes: DeleteEntries
 
 
-def read_entries(choice: Choice) -> ScanEntries:
-    """Read the entries of a scan: few manifests at once, on the driver; all else lazily, when Spark runs the plan."""
+def read_entries(choice: Choice, columns: Iterable[str] = ()) -> ScanEntries:
+    """Read the entries of a scan: few manifests at once, on the driver; all else lazily, when Spark runs the plan.
+
+    Args:
+        choice: how they are read.
+        columns: columns of data entries that planning itself does not need, such as `lower_bounds`.
+    """
     deletes = delete_entries(choice)
     scan_filter, coplanned = choice.pruned.filter, choice.coplanned
-    projection, placement = data_projection(scan_filter, deletes.equality_ids), choice.data_reading.placement
+    projection, placement = data_projection(scan_filter, deletes.equality_ids, columns), choice.data_reading.placement
     if coplanned is None:
         return ScanEntries(choice, data_entries(scan_filter, choice.data, projection, placement), deletes)
     data = matching_entries(coplanned_entries(scan_filter, coplanned, projection), scan_filter)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from functools import reduce
 from operator import and_
 from typing import TYPE_CHECKING
@@ -21,17 +22,22 @@ from pyiceberg.types import BinaryType, FixedType, UUIDType
 from sparkmeta.columns import sql
 from sparkmeta.columns.comparison import is_floating
 from sparkmeta.columns.expression_json import TRUE_JSON
+from sparkmeta.columns.fields import SchemaFields
 from sparkmeta.columns.junctions import fold
 from sparkmeta.columns.sql import Sql
-from sparkmeta.errors import UnsupportedError
+from sparkmeta.errors import InvalidFilterError, UnsupportedError
 from sparkmeta.plan.filter import residual_json
 from sparkmeta.plan.rows import DELETES, SharedTexts, partition_value
 from sparkmeta.plan.task_json import CONTENTS, single_value
 from sparkmeta.session import local_frame
+from sparkmeta.spec.entry import METRICS_MAP_IDS
 from sparkmeta.spec.partitioning import has_unknown_values
 
 if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable
+
     from pyiceberg.partitioning import PartitionField, PartitionSpec
+    from pyiceberg.schema import Schema
     from pyspark.sql import DataFrame, SparkSession
 
     from sparkmeta.plan.filter import ScanFilter
@@ -45,14 +51,17 @@ _TO_THE_END = 2**31 - 1
 _SCHEMA = pa.schema([("task", pa.string()), ("delete_files", pa.list_(pa.string())), ("sure_rows", pa.int64())])
 
 
-def rest_tasks(matched: DataFrame, scan_filter: ScanFilter, *, null_partitions: bool = True) -> DataFrame:
+def rest_tasks(
+    matched: DataFrame, scan_filter: ScanFilter, *, null_partitions: bool = True, stats_ids: Collection[int] = ()
+) -> DataFrame:
     """Return planned data entries as scan tasks of the REST protocol, lazily.
 
     Args:
-        matched: data entries with `deletes`.
+        matched: data entries with `deletes`, and with the columns of `metrics_columns`.
         scan_filter: the scan's filter.
         null_partitions: whether a partition's tuple may hold null. If not, a tuple with one is written as `[]`, and so
             is one with bytes, which clients without nulls take for text.
+        stats_ids: the columns whose sizes, counts and bounds the tasks have.
 
     Returns:
         Columns `task` (the JSON of a FileScanTask without its delete-file-references), `delete_files` (an array of the
@@ -78,6 +87,7 @@ def rest_tasks(matched: DataFrame, scan_filter: ScanFilter, *, null_partitions: 
             "split-offsets": sql.col("split_offsets"),
             "sort-order-id": sql.col("sort_order_id"),
             "first-row-id": sql.col("first_row_id"),
+            **{name.replace("_", "-"): _metrics(name, stats_ids) for name in metrics_columns(stats_ids)},
         },
     )
     deletes = sql.transform(sql.col(DELETES), lambda delete: _delete_file(place, delete))
@@ -89,6 +99,43 @@ def rest_tasks(matched: DataFrame, scan_filter: ScanFilter, *, null_partitions: 
         sql.call("greatest", sure, sql.lit(0).cast("bigint")).alias("sure_rows"),
     ]
     return texts.joined_to(matched, scan_filter.state.spark).selectExpr(*sql.texts(columns))
+
+
+def metrics_columns(stats_ids: Collection[int]) -> tuple[str, ...]:
+    """Return the columns of data entries that tasks with stats of some columns need."""
+    return tuple(METRICS_MAP_IDS) if stats_ids else ()
+
+
+def stats_ids_of(names: Iterable[str], schemas: Iterable[Schema], case_sensitive: bool) -> frozenset[int]:
+    """Return the ids of columns by their full names, each in the first schema that has it.
+
+    Raises:
+        InvalidFilterError: no schema has one.
+    """
+    fields = [SchemaFields(schema, case_sensitive) for schema in schemas]
+    return frozenset(_column_id(name, fields) for name in names)
+
+
+def _column_id(name: str, fields: list[SchemaFields]) -> int:
+    *others, last = fields
+    for each in others:
+        with suppress(InvalidFilterError):
+            return each.find(name).field.field_id
+    return last.find(name).field.field_id
+
+
+def _metrics(name: str, stats_ids: Collection[int]) -> Sql:
+    """Return some columns' part of a metrics map as the protocol writes maps; null if it is empty."""
+    values = sql.col(name)
+    wanted = sql.call("array", *sorted(stats_ids))
+    keys = sql.call("array_intersect", sql.call("map_keys", values), wanted)
+    is_binary = name.endswith("_bounds")
+
+    def value(key: Sql) -> Sql:
+        return sql.call("hex", values[key]) if is_binary else values[key]
+
+    parts = sql.struct(keys.alias("keys"), sql.transform(keys, value).alias("values"))
+    return sql.when(sql.call("size", keys) > 0, parts).otherwise(None)
 
 
 def no_rest_tasks(spark: SparkSession) -> DataFrame:

@@ -45,20 +45,26 @@ def read_appended(scan: RowScan, from_exclusive: int | None, to_inclusive: int |
     return rows_of(scan, PlannedFiles.of([plan_of_entries(entries, scan.state, SNAPSHOT)], scan.state))
 
 
-def appended_entries(scan_filter: ScanFilter, from_exclusive: int | None, to_inclusive: int | None) -> DataFrame | None:
+def appended_entries(
+    scan_filter: ScanFilter, from_exclusive: int | None, to_inclusive: int | None, columns: Iterable[str] = ()
+) -> DataFrame | None:
     """Return the entries, with no deletes, of the files that snapshots appended; None if there are none.
 
-    Arguments and errors are those of `read_appended`.
+    Other arguments and errors are those of `read_appended`.
+
+    Args:
+        columns: columns of entries besides those that planning needs.
     """
     snapshots = snapshots_between(scan_filter.state.metadata, from_exclusive, to_inclusive)
-    changes = entry_changes(scan_filter, [snapshot for snapshot in snapshots if snapshot.operation == _APPEND])
+    appends = [snapshot for snapshot in snapshots if snapshot.operation == _APPEND]
+    changes = entry_changes(scan_filter, appends, columns)
     return matching_without_deletes(changes.added(ContentType.DATA_MANIFEST), scan_filter)
 
 
-def entry_changes(scan_filter: ScanFilter, snapshots: Iterable[Snapshot]) -> EntryChanges:
+def entry_changes(scan_filter: ScanFilter, snapshots: Iterable[Snapshot], columns: Iterable[str] = ()) -> EntryChanges:
     """Return added and removed files by snapshot, oldest first, in manifests that may list files for a filter."""
     keep = partial(matching_manifests, scan_filter=scan_filter)
-    changes = EntryChanges(scan_filter.state, data_projection(scan_filter), keep=keep)
+    changes = EntryChanges(scan_filter.state, data_projection(scan_filter, columns=columns), keep=keep)
     for snapshot in snapshots:
         changes.add(snapshot)
     return changes
