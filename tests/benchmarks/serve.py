@@ -8,7 +8,6 @@ last round, in which each plan was made before.
 from __future__ import annotations
 
 import json
-import shutil
 import statistics
 import subprocess
 import time
@@ -33,7 +32,10 @@ Measured = dict[str, list[tuple[float, float, int]]]
 
 
 def planned(heap: str, repeats: int, *where: str) -> Measured:
-    """Plan every query in a new process; seconds, seconds of CPU and files of each run but the first."""
+    """Plan every query in a new process, and return seconds, seconds of CPU and files of each run.
+
+    The first run of a query is left out, unless it is the only one.
+    """
     java = ["java", f"-Xmx{heap}", "-cp", f"{class_path()}:{spark_jars()}", "RestPlanner", *where, str(repeats + 1)]
     command = [*java, *(query.expression for query in QUERIES)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -43,41 +45,45 @@ def planned(heap: str, repeats: int, *where: str) -> Measured:
     for line in done.stdout.splitlines():
         place, seconds, cpu, files, _ = line.split()
         runs[QUERIES[int(place)].name].append((float(seconds), float(cpu), int(files)))
-    return {name: each[1:] for name, each in runs.items()}
+    return {name: each[1:] or each for name, each in runs.items()}
 
 
 @click.command()
 @click.option("--scale", type=float, default=1.0, show_default=True, help="1 is 1.5 million data files.")
 @click.option("--repeats", type=int, default=3, show_default=True, help="Runs of each plan; the median counts.")
-@click.option("--heap", default="4g", show_default=True, help="Of the service's JVM.")
-@click.option("--client-heap", default="3g", show_default=True, help="Of each client.")
+@click.option("--heap", default="3g", show_default=True, help="Of the service's JVM.")
+@click.option("--client-heap", default="2g", show_default=True, help="Of each client.")
 def main(scale: float, repeats: int, heap: str, client_heap: str) -> None:
     """Measure plans of clients of a service, and of clients that plan by themselves."""
     workload = Workload(2, "none", scale)
     location = metadata_location(workload)
     spark, console = bench_session(heap), Console()
     tables = {"lists": location, "tree": tree_location(spark, workload)}
-    results: dict[str, Measured] = {"Iceberg Java, local": planned(client_heap, repeats, "local", location)}
-    cache = str(BUILD / "cache")
-    for name, table, kept, setting in (
-        ("service, lists", "lists", 0, None),
-        ("service, lists, manifest cache", "lists", 0, cache),
+    results: dict[str, Measured] = {}
+
+    def measure(name: str, *where: str) -> None:
+        results[name] = planned(client_heap, repeats, *where)
+        shown_runs = {query: shown(runs) for query, runs in results[name].items()}
+        console.print(f"{time.strftime('%X')} {name}: {shown_runs}")
+
+    measure("Iceberg Java, local", "local", location)
+    for name, table, cached_bytes, cache in (
         ("service, tree", "tree", 0, None),
         ("service, tree, the same plan again", "tree", 1 << 28, None),
+        ("service, lists", "lists", 0, None),
+        ("service, lists, manifest cache", "lists", 0, str(BUILD / "cache")),
     ):
-        if setting:
-            spark.conf.set(CACHE, setting)
+        if cache:
+            spark.conf.set(CACHE, cache)
             sm.load_table(location, spark=spark).scan().plan_files().write.format("noop").mode("overwrite").save()
-        with sm.serve(LocatedTables(tables), spark, port=0, cached_bytes=kept) as service:
-            console.print(f"{name}: {service.uri}")
-            results[name] = planned(client_heap, repeats, "rest", service.uri, f"db.{table}")
+        with sm.serve(LocatedTables(tables), spark, port=0, cached_bytes=cached_bytes) as service:
+            measure(name, "rest", service.uri, f"db.{table}")
         spark.conf.unset(CACHE)
     report(results, workload)
     path = BUILD / f"serve-{time.strftime('%Y%m%d-%H%M%S')}.json"
     path.write_text(json.dumps({"files": workload.files, "results": results}, indent=1))
     console.print(f"written: {path}")
     spark.stop()
-    shutil.rmtree(BUILD / "spool", ignore_errors=True)
 
 
 def report(results: dict[str, Measured], workload: Workload) -> None:
@@ -88,14 +94,22 @@ def report(results: dict[str, Measured], workload: Workload) -> None:
         printed.add_column(query.name, justify="right")
         counts = {run[2] for measured in results.values() for run in measured[query.name]}
         assert counts == {workload.expected(query)[0]}, (query.name, counts)
+    local = next(iter(results.values()))
     for name, measured in results.items():
-        printed.add_row(name, *(shown(measured[query.name]) for query in QUERIES))
+        printed.add_row(name, *(shown(measured[query.name], local[query.name]) for query in QUERIES))
     Console(width=140).print(printed)
 
 
-def shown(runs: Sequence[tuple[Any, ...]]) -> str:
+def shown(runs: Sequence[tuple[Any, ...]], peer: Sequence[tuple[Any, ...]] | None = None) -> str:
+    """Return seconds and CPU; how often they fit into those of a peer."""
+    (seconds, cpu), others = _medians(runs), _medians(peer or runs)
+    factors = f" {others[0] / seconds:.1f}x ({others[1] / cpu:.0f}x)" if peer else ""
+    return f"{seconds:.3f} ({cpu:.3f}){factors}"
+
+
+def _medians(runs: Sequence[tuple[Any, ...]]) -> tuple[float, float]:
     seconds, cpu = (statistics.median(run[place] for run in runs) for place in (0, 1))
-    return f"{seconds:.3f} ({cpu:.3f})"
+    return seconds, max(cpu, 0.0001)
 
 
 if __name__ == "__main__":
