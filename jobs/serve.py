@@ -43,6 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--page-tasks", type=int, help="how many scan tasks a page has")
     parser.add_argument("--wait-seconds", type=float, help="how long a client waits before it has to ask again")
     parser.add_argument("--keep-seconds", type=float, help="how long plans, pages and tokens last")
+    parser.add_argument("--vend-credentials", action="store_true", help="hand out credentials that the catalog vends")
     parsed = vars(parser.parse_args(arguments))
     of_catalog = dict(parsed.pop("properties"))
     try:

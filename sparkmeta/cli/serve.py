@@ -33,6 +33,7 @@ _LOG = "%(asctime)s %(levelname)s %(name)s %(message)s"
 @click.option("--page-tasks", type=int, help="How many scan tasks a page has.")
 @click.option("--wait-seconds", type=float, help="How long a client waits before it has to ask again.")
 @click.option("--keep-seconds", type=float, help="How long plans, pages and tokens last.")
+@click.option("--vend-credentials", is_flag=True, default=None, help="Hand out credentials that the catalog vends.")
 @takes_catalog
 def serve(source: CatalogSource, **arguments: Any) -> None:
     """Serve a catalog by Iceberg's REST protocol, read-only, with scans planned by Spark.
@@ -48,9 +49,7 @@ def serve(source: CatalogSource, **arguments: Any) -> None:
     options.check()
     spark = cli_session(FAIR | source.conf, source.remote, show_log=source.verbose)
     log_to_stderr()
-    service = service_of(configured_catalog(source.catalog, source.properties), spark, options=options)
-    click.echo(f"serving on http://{options.host}:{options.port}", err=True)
-    service.run()
+    service_of(configured_catalog(source.catalog, source.properties), spark, options=options).run()
 
 
 def serve_options(

@@ -2,8 +2,9 @@
 
     sm.serve("prod")                      # or: sparkmeta serve --catalog prod --port 8181
 
-    server.py ─▶ app.py ─▶ catalog_api.py, planning.py ─▶ plans.py ─▶ pages.py, spool.py
-    uvicorn      routes    tables as clients see them     runs        what Spark's tasks write
+    server.py ─▶ app.py ─┬▶ tables.py ─▶ shown.py                    tables as clients see them
+    uvicorn      routes  └▶ planning.py ─┬▶ runs.py                  which plans there are
+                            threads      └▶ plans.py ─▶ pages.py     their pages, written to spool.py
 
 It needs the extra `serve`. Nothing but the command line and the package's face imports this room.
 """

@@ -68,9 +68,9 @@ class Principals:
     def authenticated(self, headers: Mapping[str, str]) -> Principal:
         """Return the user of a request. Raises ApiError if its token is missing or unknown."""
         value = headers.get("authorization", "")
-        given = value[len(_BEARER) :].strip().encode() if value.lower().startswith(_BEARER) else b""
-        # All are compared, so that the time tells nothing.
-        matching = [user for token, user in self.by_token.items() if hmac.compare_digest(token.encode(), given)]
+        sent = value[len(_BEARER) :].strip().encode() if value.lower().startswith(_BEARER) else b""
+        # All are compared, so that the time of an answer reveals nothing.
+        matching = [user for token, user in self.by_token.items() if hmac.compare_digest(token.encode(), sent)]
         if not matching:
             raise ApiError(401, UNAUTHORIZED, "the request has no valid bearer token")
         (principal,) = matching

@@ -19,18 +19,19 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from sparkmeta.service.access import ANYBODY, Principal
-from sparkmeta.service.errors import BAD_REQUEST, NO_TABLE, UNSUPPORTED, ApiError, api_error
+from sparkmeta.service.errors import BAD_REQUEST, CANCELLED, NO_TABLE, UNSUPPORTED, ApiError, api_error
 from sparkmeta.service.metrics import Metrics
-from sparkmeta.service.planning import Planning, Run
-from sparkmeta.service.plans import Pages
+from sparkmeta.service.planning import Planning
 from sparkmeta.service.requests import parse_json, parse_plan_request
 from sparkmeta.service.shown import READ_ONLY
-from sparkmeta.service.tables import MODE, SERVER, Tables
+from sparkmeta.service.tables import MODE, SERVER, ServedTable, Tables
 
 if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
 
     from sparkmeta.service.options import ServeOptions
+    from sparkmeta.service.plans import Pages
+    from sparkmeta.service.runs import Run
 
 T = TypeVar("T")
 Names = tuple[str, ...]
@@ -50,10 +51,10 @@ ENDPOINTS = (
     f"DELETE {_TABLE}/plan/{{plan-id}}",
     f"POST {_TABLE}/tasks",
 )
-"""What clients may ask, spelled as the protocol does: they look for these texts."""
+"""The endpoints, spelled as in the protocol's specification: clients compare these texts."""
 
 _SEPARATOR = "\x1f"
-# Clients that can't ask again for a plan wait for it, and take no null in partitions.
+# This client can't poll, and reads no null in partitions.
 _IMPATIENT = "pyiceberg"
 _LOOK_SECONDS = 0.5
 _HANDLERS = 32
@@ -89,6 +90,10 @@ class Call:
         return _IMPATIENT in self.client.lower()
 
     @property
+    def asks_for_credentials(self) -> bool:
+        return "vended-credentials" in self.request.headers.get("x-iceberg-access-delegation", "")
+
+    @property
     def takes_gzip(self) -> bool:
         return "gzip" in self.request.headers.get("accept-encoding", "")
 
@@ -122,7 +127,7 @@ class App:
             response = await handler(call)
         except ClientDisconnect:
             response = Response(status_code=499)
-        except Exception as error:  # noqa: BLE001  every error has an answer
+        except Exception as error:  # noqa: BLE001  clients get every error in the protocol's form
             problem = error
             response = _refusal(api_error(error))
         seconds = time.perf_counter() - started
@@ -137,12 +142,12 @@ class App:
             "principal": principal,
             "client": request.headers.get("x-client-version") or request.headers.get("user-agent"),
         }
-        failed = problem if response.status_code >= 500 and not isinstance(problem, ApiError) else None
-        _log.log(logging.ERROR if failed else logging.INFO, "%s", json.dumps(record), exc_info=failed)
+        unexpected = problem if response.status_code >= 500 and not isinstance(problem, ApiError) else None
+        _log.log(logging.ERROR if unexpected else logging.INFO, "%s", json.dumps(record), exc_info=unexpected)
         return response
 
     def _routed(self, request: Request) -> tuple[str, Callable[[Call], Awaitable[Response]], Call]:
-        """Return the name of the endpoint, what handles it, and the call."""
+        """Return the name of the endpoint, its handler, and the call."""
         # Encoded slashes are part of names.
         raw: bytes = request.scope.get("raw_path") or request.url.path.encode()
         path = raw.partition(b"?")[0].decode("latin-1").strip("/").split("/")
@@ -219,11 +224,16 @@ class App:
     async def _table(self, call: Call) -> Response:
         served = await self._in_thread(self.tables.load, call.table, call.principal)
         only_refs = call.request.query_params.get("snapshots") == "refs"
+        with_credentials = self._vends(call, served)
         etag = served.etag[:-1] + ('-refs"' if only_refs else '"')
-        headers = {"etag": etag}
-        if call.request.headers.get("if-none-match") == etag:
+        # Credentials expire, though the table does not change.
+        headers = {"cache-control": "no-store"} if with_credentials else {"etag": etag}
+        if not with_credentials and call.request.headers.get("if-none-match") == etag:
             return Response(status_code=304, headers=headers)
-        return _sent(await self._in_thread(served.document, only_refs), headers)
+        return _sent(await self._in_thread(served.document, only_refs, with_credentials=with_credentials), headers)
+
+    def _vends(self, call: Call, served: ServedTable) -> bool:
+        return self.options.vend_credentials and call.asks_for_credentials and bool(served.credentials)
 
     async def _table_exists(self, call: Call) -> Response:
         if not await self._in_thread(self.tables.exists, call.table, call.principal):
@@ -242,12 +252,20 @@ class App:
         patience = self.options.plan_seconds if call.is_impatient else self.options.wait_seconds
         try:
             pages = await self._waited(call, run, patience)
+            response = await self._completed(call, pages, plan_id, served)
         except TimeoutError:
+            await self._in_thread(self.planning.poll, run)
             return _json({"status": "submitted", "plan-id": plan_id})
         except BaseException:
-            self.planning.release(self.planning.ticket(plan_id, call.table, call.principal, page=False))
+            self._release(call, plan_id)
             raise
-        return await self._completed(call, pages, plan_id)
+        if not pages.names:
+            self._release(call, plan_id)
+        return response
+
+    def _release(self, call: Call, plan_id: str) -> None:
+        ticket = self.planning.ticket(plan_id, call.table, call.principal, page=False)
+        self._threads.submit(self.planning.release, ticket)
 
     async def _waited(self, call: Call, run: Run, patience: float) -> Pages:
         """Wait for a plan as long as the client does.
@@ -257,7 +275,7 @@ class App:
             ClientDisconnect: the client has gone.
         """
         future, deadline = asyncio.wrap_future(run.future), time.monotonic() + patience
-        # Nobody may be left to hear of its error.
+        # If nobody waits when it fails, asyncio would log the error as one that was never retrieved.
         future.add_done_callback(lambda done: done.cancelled() or done.exception())
         while True:
             left = deadline - time.monotonic()
@@ -269,26 +287,24 @@ class App:
                 if await call.request.is_disconnected():
                     raise ClientDisconnect from None
 
-    async def _completed(self, call: Call, pages: Pages, plan_id: str) -> Response:
+    async def _completed(self, call: Call, pages: Pages, plan_id: str, served: ServedTable | None) -> Response:
         self.metrics.planned(pages.tasks)
-        answer = partial(self.planning.completed, pages, plan_id, call.table, call.principal)
-        return _sent(await self._in_thread(answer))
+        credentials = served.credentials if served is not None and self._vends(call, served) else ()
+        answer = partial(self.planning.completed, pages, plan_id, call.table, call.principal, credentials)
+        return _sent(await self._in_thread(answer), {"cache-control": "no-store"})
 
     async def _plan_result(self, call: Call) -> Response:
         call.principal.check(call.table)
         ticket = self.planning.ticket(call.plan_id, call.table, call.principal, page=False)
-        state = await self._in_thread(self.planning.state, ticket)
-        if isinstance(state, Run):
-            if not state.future.done():
-                return _json({"status": "submitted", "plan-id": call.plan_id})
-            if state.cancelled:
-                return _json({"status": "cancelled"})
-            if (error := state.future.exception()) is not None:
-                return _json({"status": "failed", **api_error(error).document()})
-            state = state.future.result()
-        if state is None:
+        result = await self._in_thread(self.planning.result, ticket)
+        if result is None:
             return _json({"status": "submitted", "plan-id": call.plan_id})
-        return await self._completed(call, state, call.plan_id)
+        if isinstance(result, ApiError):
+            failed = {"status": "failed", **result.document()}
+            return _json({"status": "cancelled"} if result.kind == CANCELLED else failed)
+        vends = self.options.vend_credentials and call.asks_for_credentials
+        served = await self._in_thread(self.tables.load, call.table, call.principal) if vends else None
+        return await self._completed(call, result, call.plan_id, served)
 
     async def _plan_cancel(self, call: Call) -> Response:
         call.principal.check(call.table)

@@ -1,4 +1,4 @@
-"""The protocol's error model: what clients learn of errors."""
+"""Errors in the protocol's form."""
 
 from __future__ import annotations
 
@@ -29,6 +29,8 @@ UNAUTHORIZED = "NotAuthorizedException"
 FORBIDDEN = "ForbiddenException"
 UNAVAILABLE = "ServiceUnavailableException"
 INTERNAL = "InternalServerError"
+CANCELLED = "PlanCancelledException"
+TIMEOUT = "GatewayTimeoutException"
 
 _RETRY_SECONDS = 5
 _MAX_CHARS = 2_000
@@ -41,7 +43,7 @@ class ApiError(Exception):
     Attributes:
         status: the HTTP status.
         kind: the protocol's name of the error.
-        message: what is wrong, for people.
+        message: what is wrong.
         retry_after: seconds after which the client may try again; None if that would not help.
     """
 
@@ -59,12 +61,12 @@ class ApiError(Exception):
 
 
 def busy(message: str, seconds: int = _RETRY_SECONDS) -> ApiError:
-    """Return the error of a service that can't do more now."""
+    """Return the error of a service that is too busy or lacks space."""
     return ApiError(503, UNAVAILABLE, message, seconds)
 
 
 def api_error(error: BaseException) -> ApiError:
-    """Return what a client learns of an error. Clients get no details of errors that are not sparkmeta's own."""
+    """Return an error in the protocol's form. Clients get no details of errors that are not sparkmeta's own."""
     if isinstance(error, ApiError):
         return error
     known = error if isinstance(error, SparkmetaError) else from_spark(error)

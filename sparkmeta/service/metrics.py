@@ -1,4 +1,4 @@
-"""What the service counts, as Prometheus reads it."""
+"""Metrics of the service, in Prometheus' text format."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ class Metrics:
         names = ("sparkmeta_request_seconds", "How long requests took, by endpoint.")
         self._seconds = Histogram(*names, ("endpoint",), buckets=_SECONDS, registry=registry)
         self._tasks = Counter("sparkmeta_scan_tasks", "Scan tasks of plans that clients got.", registry=registry)
-        waiting = Gauge("sparkmeta_plans_waiting", "Plans that run or wait.", registry=registry)
-        waiting.set_function(lambda: planning.waiting)
-        finished = Gauge("sparkmeta_plans_kept", "Finished plans that are kept.", registry=registry)
-        finished.set_function(lambda: planning.finished)
+        unfinished = Gauge("sparkmeta_plans_unfinished", "Plans that run or wait for a thread.", registry=registry)
+        unfinished.set_function(lambda: len(planning.runs.unfinished))
+        known = Gauge("sparkmeta_plans_known", "Plans in memory, finished ones included.", registry=registry)
+        known.set_function(lambda: planning.runs.known)
 
     def request(self, endpoint: str, status: int, seconds: float) -> None:
         """Count a request."""

@@ -39,6 +39,7 @@ class ServeOptions:
         slots: how many plans run at a time.
         queued: how many plans wait for a slot; further ones are refused.
         cached_bytes: how much of the answers of finished plans is kept in memory.
+        vend_credentials: whether clients that ask for credentials get those that the catalog vends to the service.
         max_request_bytes: the limit of a request's body.
         max_pages: the limit of a plan's pages.
         max_spool_bytes: the limit of what this service has in the spool.
@@ -59,6 +60,7 @@ class ServeOptions:
     slots: int = 4
     queued: int = 64
     cached_bytes: int = 256 * _MIB
+    vend_credentials: bool = False
     max_request_bytes: int = _MIB
     max_pages: int = 100_000
     max_spool_bytes: int = 10_240 * _MIB

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from sparkmeta.storage.executors import ExecutorWriter
 
 PAGE_SCHEMA = pa.schema([("page", pa.string()), ("tasks", pa.int64()), ("bytes", pa.int64()), ("rows", pa.binary())])
-"""What a Spark task tells of a plan: a page that it has written, or (`rows`, an Arrow stream) few scan tasks."""
+"""What a Spark task returns: a page that it has written, or a few scan tasks themselves (`rows`, an Arrow stream)."""
 
 SUFFIX = ".json.gz"
 _COLUMNS = ["task", "delete_files"]
@@ -31,14 +31,10 @@ def page_text(rows: pa.Table) -> bytes:
     """
     tasks = pc.cast(rows.column("task").combine_chunks(), pa.large_string())
     deletes = pc.cast(rows.column("delete_files").combine_chunks(), pa.list_(pa.large_string()))
-    if isinstance(deletes, pa.ChunkedArray):
-        deletes = pa.concat_arrays(deletes.chunks) if deletes.num_chunks else pa.array([], deletes.type)
-    if isinstance(tasks, pa.ChunkedArray):
-        tasks = pa.concat_arrays(tasks.chunks) if tasks.num_chunks else pa.array([], tasks.type)
-    named = deletes.flatten()
-    if not len(named):
+    occurrences = deletes.flatten()
+    if not len(occurrences):
         return b'"file-scan-tasks":[' + _joined(tasks) + b"]"
-    encoded = named.dictionary_encode()
+    encoded = occurrences.dictionary_encode()
     places = pc.cast(encoded.indices, pa.large_string())
     lengths = pc.fill_null(pc.list_value_length(deletes), 0)
     offsets = pa.concat_arrays([pa.array([0], pa.int32()), pc.cast(pc.cumulative_sum(lengths), pa.int32())])
@@ -87,14 +83,14 @@ class PageWriter:
         writer: writes its files.
         page_tasks: the limit of tasks of a page.
         page_bytes: the limit of bytes of a page.
-        few: as many scan tasks are returned.
+        returned_tasks: if a Spark task has at most so many scan tasks, it returns them instead.
     """
 
     folder: str
     writer: ExecutorWriter
     page_tasks: int
     page_bytes: int
-    few: int
+    returned_tasks: int
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         pending: list[pa.RecordBatch] = []
@@ -111,7 +107,7 @@ class PageWriter:
         if not count:
             return
         rest = pa.Table.from_batches(pending)
-        if not written and count <= self.few:
+        if not written and count <= self.returned_tasks:
             yield _page_row(None, count, 0, _stream(rest))
             return
         for page in cut_pages(rest, self.page_tasks, self.page_bytes):
@@ -139,5 +135,5 @@ def _stream(rows: pa.Table) -> bytes:
 
 
 def from_stream(data: bytes) -> pa.Table:
-    """Return the rows that a Spark task has returned."""
+    """Return the rows in an Arrow stream."""
     return pa.ipc.open_stream(data).read_all()

@@ -1,29 +1,27 @@
-"""The plans of the service: which run, which wait, which are finished and kept, and the tokens of their pages."""
+"""Plans made by Spark for requests, and the tokens of their results."""
 
 from __future__ import annotations
 
 import json
 import logging
-import math
-import threading
 import time
 import uuid
-from collections import OrderedDict
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from sparkmeta.errors import translated_errors
 from sparkmeta.plan.rest_tasks import no_rest_tasks
-from sparkmeta.service.errors import NO_PLAN, NO_TASK, ApiError, busy
+from sparkmeta.service.errors import INTERNAL, NO_PLAN, NO_TASK, TIMEOUT, ApiError, api_error, busy
 from sparkmeta.service.plans import PageMaker, Pages, most_files, scan_of
+from sparkmeta.service.runs import Run, Runs, cancelled
 from sparkmeta.service.spool import RECORD, Spool
+from sparkmeta.service.tables import CREDENTIALS
 from sparkmeta.service.tokens import Signer, Ticket
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from pyspark.sql import SparkSession
 
@@ -32,53 +30,29 @@ if TYPE_CHECKING:
     from sparkmeta.service.requests import PlanRequest
     from sparkmeta.table import Table
 
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("sparkmeta.serve")
 
-
-@dataclass(eq=False)
-class Run:
-    """A plan that runs or has finished.
-
-    Attributes:
-        key: what it depends on.
-        result: its name in the spool.
-        future: its pages.
-        started: when it was submitted, by the monotonic clock.
-        ended: when it succeeded or failed, by the same clock; infinite before that.
-        requests: the requests that wait for it or fetch its pages.
-        cancelled: whether nobody wants it any more.
-    """
-
-    key: Any
-    result: str
-    future: Future[Pages] = field(default_factory=Future)
-    started: float = field(default_factory=time.monotonic)
-    ended: float = math.inf
-    requests: set[str] = field(default_factory=set)
-    cancelled: bool = False
-
-    @property
-    def pages(self) -> Pages | None:
-        """The pages of a run that has succeeded."""
-        done = self.future.done() and not self.future.cancelled() and self.future.exception() is None
-        return self.future.result() if done else None
+# Sweeps come late, and clocks of replicas differ.
+_SLACK_SECONDS = 120.0
+# How long stopping waits for the threads of cancelled plans, which may still write pages.
+_STOP_SECONDS = 5.0
+_STOP_STEP = 0.05
 
 
 class Planning:
-    """Runs plans in a bounded number of threads, and keeps what they made.
+    """Runs plans in a bounded number of threads, and hands out their results.
 
-    Plans that Spark's tasks make have at most half of the slots, so that they don't hold up those of few files.
+    Plans of many files have threads of their own, half as many, so that they don't hold up those of few files.
     """
 
     def __init__(self, spark: SparkSession, options: ServeOptions) -> None:
         self.spark, self.options = spark, options
+        self.runs = Runs(options)
         self.spool = Spool(options.spool, options.spool_properties)
         self._signer, self._maker = Signer(options.secret), PageMaker(options, self.spool)
-        self._lock = threading.RLock()
-        self._runs: dict[str, Run] = {}
-        self._kept: OrderedDict[Any, Run] = OrderedDict()
         self._short = ThreadPoolExecutor(options.slots, "plans")
         self._long = ThreadPoolExecutor(max(1, options.slots // 2), "large-plans")
+        self._next_spool_sweep = time.monotonic()
 
     # -- asking for plans -------------------------------------------------------------------------------------------
 
@@ -91,58 +65,38 @@ class Planning:
             ApiError: too many plans wait.
         """
         key = (table.name(), table.metadata_location, table.metadata.table_uuid, null_partitions, request.key)
-        ticket_id = uuid.uuid4().hex
-        with self._lock:
-            run = self._known(key)
-            if run is None:
-                if self.waiting >= self.options.slots + self.options.queued:
-                    raise busy(f"{self.waiting} plans run or wait, which is the limit")
-                run = Run(key, self.spool.new_result())
-                self._runs[run.result] = self._kept[key] = run
-                self._start(self._short, run, partial(self._look, run, table, request, null_partitions))
-            self._kept.move_to_end(key)
-            run.requests.add(ticket_id)
+        request_id = uuid.uuid4().hex
+        run, is_new = self.runs.join(key, self.spool.new_result(), request_id)
+        if is_new:
+            self._start(self._short, run, partial(self._look, run, table, request, null_partitions))
         expires = int(time.time() + self.options.plan_seconds + self.options.keep_seconds)
-        return run, self._signer.token(Ticket(run.result, "", table.name(), principal.name, expires, ticket_id))
-
-    @property
-    def waiting(self) -> int:
-        """How many plans run or wait."""
-        return sum(not run.future.done() for run in self._runs.values())
-
-    @property
-    def finished(self) -> int:
-        """How many finished plans are kept."""
-        return len(self._kept)
-
-    def _known(self, key: Any) -> Run | None:
-        run = self._kept.get(key)
-        if run is None or run.cancelled:
-            return None
-        fresh = time.monotonic() - run.ended < self.options.keep_seconds
-        usable = not run.future.done() or (run.pages is not None and fresh)
-        return run if usable else None
+        return run, self._signer.token(Ticket(run.result, "", table.name(), principal.name, expires, request_id))
 
     # -- running them -----------------------------------------------------------------------------------------------
 
     def _start(self, pool: ThreadPoolExecutor, run: Run, work: Callable[[], Pages | None]) -> None:
-        def task() -> None:
-            try:
-                if run.cancelled:
-                    self._fail(run, _cancelled())
-                    return
-                self.spark.addTag(run.result)
-                try:
-                    with translated_errors():
-                        pages = work()
-                finally:
-                    self.spark.removeTag(run.result)
-                if pages is not None:
-                    self._finish(run, pages)
-            except BaseException as error:  # noqa: BLE001  whoever asks for the plan gets it
-                self._fail(run, error)
+        try:
+            pool.submit(self._work, run, work)
+        except RuntimeError:
+            self._fail(run, _stopping())
 
-        pool.submit(task)
+    def _work(self, run: Run, work: Callable[[], Pages | None]) -> None:
+        if not self.runs.begin_work(run):
+            return
+        self.spark.addTag(run.result)
+        try:
+            with translated_errors():
+                pages = work()
+            if pages is not None:
+                for forgotten in self.runs.finish(run, pages):
+                    self.spool.delete(forgotten.result)
+                self._record(run)
+        except BaseException as error:  # noqa: BLE001  whoever asks for the plan gets it
+            self._fail(run, error)
+        finally:
+            self.spark.removeTag(run.result)
+            if self.runs.end_work(run):
+                self.spool.delete(run.result)
 
     def _look(self, run: Run, table: Table, request: PlanRequest, null_partitions: bool) -> Pages | None:
         """Make a plan of few files; hand others over to the threads of large plans."""
@@ -152,7 +106,7 @@ class Planning:
             return self._maker.make(run.result, no_rest_tasks(self.spark), 0, None)
 
         def make() -> Pages:
-            tasks = scan.to_rest_tasks(null_partitions=null_partitions)
+            tasks = scan.to_rest_tasks(null_partitions=null_partitions, stats_fields=request.stats_fields)
             return self._maker.make(run.result, tasks, files, request.min_rows)
 
         if files is not None and files <= self.options.driver_files:
@@ -160,48 +114,27 @@ class Planning:
         self._start(self._long, run, make)
         return None
 
-    def _finish(self, run: Run, pages: Pages) -> None:
-        if time.monotonic() - run.started > self.options.wait_seconds:
-            # Clients that have been sent away may ask any replica.
-            record = {"first": pages.first.decode(), "names": pages.names}
-            self.spool.write(run.result, RECORD, json.dumps(record).encode())
-        with self._lock:
-            if not run.future.done():
-                run.ended = time.monotonic()
-                run.future.set_result(pages)
-            self._make_room(run)
-
     def _fail(self, run: Run, error: BaseException) -> None:
-        with self._lock:
-            if not run.future.done():
-                run.ended = time.monotonic()
-                run.future.set_exception(error)
-            if self._kept.get(run.key) is run:
-                del self._kept[run.key]
+        """End a plan with an error, if it has not ended. Its traceback is not kept, since it holds the plan's data."""
+        known = api_error(error)
+        if self.runs.fail(run, known) and known.kind == INTERNAL:
+            _log.error("plan %s failed", run.result, exc_info=error)
+        # Of a plan that was cancelled before, the thread may have written more pages.
         self.spool.delete(run.result)
+        self._record(run)
 
-    def _make_room(self, newest: Run) -> None:
-        """Forget the plans that were not used for longest, until what is kept fits the limits."""
-        finished = [run for run in self._kept.values() if run.pages is not None]
-        for run in finished:
-            all_pages = [plan.pages for plan in self._kept.values() if plan.pages is not None]
-            in_memory, in_spool = (
-                sum(len(pages.first) for pages in all_pages),
-                sum(pages.spooled for pages in all_pages),
-            )
-            if in_memory <= self.options.cached_bytes and in_spool <= self.options.max_spool_bytes:
-                return
-            if run is not newest:
-                self._forget(run)
-        if newest.pages is not None and newest.pages.spooled > self.options.max_spool_bytes:
-            _log.warning("plan %s has %s bytes in the spool, above the limit", newest.result, newest.pages.spooled)
+    def _record(self, run: Run) -> None:
+        """Write the result of a plan to the spool, if its clients may ask any replica for it."""
+        if run.is_polled:
+            with suppress(Exception):  # Without it, clients still get the result from this service.
+                self.spool.write(run.result, RECORD, json.dumps(self._recorded(run)).encode())
 
-    def _forget(self, run: Run) -> None:
-        if self._kept.get(run.key) is run:
-            del self._kept[run.key]
-        self._runs.pop(run.result, None)
-        if not run.requests:
-            self.spool.delete(run.result)
+    def _recorded(self, run: Run) -> dict[str, Any]:
+        if (pages := run.pages) is None:
+            error = api_error(run.error or cancelled())
+            return {"error": [error.status, error.kind, error.message]}
+        until = time.time() + run.ended - time.monotonic() + self.options.keep_seconds
+        return {"first": pages.first.decode(), "names": pages.names, "until": until}
 
     # -- what clients do with them ----------------------------------------------------------------------------------
 
@@ -217,29 +150,47 @@ class Planning:
             raise ApiError(404, what[1], f"The {what[0]} does not exist, or has expired")
         return ticket
 
-    def completed(self, pages: Pages, plan_id: str, table: tuple[str, ...], principal: Principal) -> bytes:
-        """Return the answer with the first page of a plan and the tokens of all others."""
+    def completed(
+        self,
+        pages: Pages,
+        plan_id: str,
+        table: tuple[str, ...],
+        principal: Principal,
+        credentials: Sequence[dict[str, Any]] = (),
+    ) -> bytes:
+        """Return the answer with the first page of a plan, the tokens of all others, and credentials if there are any.
+
+        Only the answer has the credentials, neither the plan nor its pages.
+        """
         expires = int(time.time() + self.options.keep_seconds)
         tickets = (Ticket(pages.result, name, table, principal.name, expires, "") for name in pages.names)
         tokens = [self._signer.token(ticket) for ticket in tickets]
-        head = json.dumps({"status": "completed", "plan-id": plan_id, "plan-tasks": tokens})
+        document = {"status": "completed", "plan-id": plan_id, "plan-tasks": tokens}
+        head = json.dumps(document | ({CREDENTIALS: credentials} if credentials else {}))
         return head[:-1].encode() + (b"," + pages.first if pages.first else b"") + b"}"
 
-    def state(self, ticket: Ticket) -> Run | Pages | None:
-        """Return the run of a plan, or its pages if another replica made it; None while another one may be at it.
+    def poll(self, run: Run) -> None:
+        """Note that a client will ask for a plan's result later, maybe another replica."""
+        if self.runs.poll(run):
+            self._record(run)
+
+    def result(self, ticket: Ticket) -> Pages | ApiError | None:
+        """Return the pages of a plan, or why it failed; None while it runs, maybe at another replica.
 
         Raises:
             ApiError: there is no such plan.
         """
-        with self._lock:
-            if (run := self._runs.get(ticket.result)) is not None:
-                return run
+        if (run := self.runs.get(ticket.result)) is not None:
+            return run.pages or (None if run.error is None else api_error(run.error))
         if (data := self.spool.read(ticket.result, RECORD)) is not None:
             record = json.loads(data)
-            return Pages(ticket.result, record["first"].encode(), tuple(record["names"]), 0, 0)
-        if time.time() < ticket.expires - self.options.keep_seconds:
+            if "error" in record:
+                return ApiError(*record["error"])
+            if time.time() < record["until"]:
+                return Pages(ticket.result, record["first"].encode(), tuple(record["names"]), 0, 0)
+        elif time.time() < ticket.expires - self.options.keep_seconds:
             return None
-        raise ApiError(404, NO_PLAN, "The plan id does not exist")
+        raise ApiError(404, NO_PLAN, "The plan id does not exist, or has expired")
 
     def page(self, ticket: Ticket) -> bytes:
         """Return a page, compressed by gzip. Raises ApiError if it is gone."""
@@ -249,19 +200,18 @@ class Planning:
 
     def release(self, ticket: Ticket) -> None:
         """Note that a request needs its plan no more. A plan that nobody waits for is cancelled."""
-        with self._lock:
-            run = self._runs.get(ticket.result)
-            if run is None:
-                return
-            run.requests.discard(ticket.request)
-            if run.requests or run.future.done():
-                return
-            run.cancelled = True
-        self._cancel(run, _cancelled())
+        if (run := self.runs.release(ticket.result, ticket.request)) is None:
+            return
+        self.spool.delete(run.result)
+        if run.error is not None:
+            self._interrupt(run)
+            self._record(run)
 
     def _cancel(self, run: Run, error: ApiError) -> None:
-        run.cancelled = True
         self._fail(run, error)
+        self._interrupt(run)
+
+    def _interrupt(self, run: Run) -> None:
         with suppress(Exception):
             self.spark.interruptTag(run.result)
 
@@ -269,31 +219,31 @@ class Planning:
 
     def sweep(self) -> None:
         """Cancel plans that take too long, forget old ones, and delete old pages, of other replicas as well."""
-        now = time.monotonic()
-        with self._lock:
-            slow = [run for run in self._runs.values() if not run.future.done()]
-            old = [run for run in self._runs.values() if run.future.done()]
-            for run in old:
-                age = now - run.ended
-                if age > self.options.keep_seconds or (run.pages is None and age > self.options.plan_seconds):
-                    self._forget(run)
-        for run in slow:
-            if now - run.started > self.options.plan_seconds:
-                limit = f"planning took longer than {self.options.plan_seconds:g} seconds"
-                self._cancel(run, ApiError(504, "GatewayTimeoutException", f"{limit}: filter more"))
-        # A plan is handed out until it is as old as tokens last, and these tokens last as long again.
-        self.spool.delete_older(2 * self.options.keep_seconds + self.options.plan_seconds)
+        now, options = time.monotonic(), self.options
+        for run in self.runs.unfinished:
+            if run.has_ended:
+                # Its thread may have begun a job just after it was cancelled.
+                self._interrupt(run)
+            elif now - run.started > options.plan_seconds:
+                limit = f"planning took longer than {options.plan_seconds:g} seconds"
+                self._cancel(run, ApiError(504, TIMEOUT, f"{limit}: filter more"))
+        for run in self.runs.forget_old():
+            self.spool.delete(run.result)
+        if now >= self._next_spool_sweep:
+            self._next_spool_sweep = now + options.keep_seconds / 4
+            self.spool.delete_older(options.plan_seconds + 2 * options.keep_seconds + _SLACK_SECONDS)
 
     def close(self) -> None:
         """Cancel all plans."""
-        with self._lock:
-            running = [run for run in self._runs.values() if not run.future.done()]
-        for run in running:
-            self._cancel(run, busy("the service stops"))
         self._short.shutdown(wait=False, cancel_futures=True)
         self._long.shutdown(wait=False, cancel_futures=True)
+        deadline = time.monotonic() + _STOP_SECONDS
+        while (unfinished := self.runs.unfinished) and time.monotonic() < deadline:
+            for run in unfinished:
+                self._cancel(run, _stopping())
+            time.sleep(_STOP_STEP)
         self.spool.close()
 
 
-def _cancelled() -> ApiError:
-    return ApiError(503, "PlanCancelledException", "the plan was cancelled")
+def _stopping() -> ApiError:
+    return busy("the service stops")

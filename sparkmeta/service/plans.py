@@ -1,4 +1,4 @@
-"""What a request to plan means for a table, and how Spark makes the pages of the plan."""
+"""From a request to a scan, and from the scan to pages that Spark makes."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyiceberg.expressions import BooleanExpression, UnboundPredicate
 
+from sparkmeta.changes.history import snapshots_between
 from sparkmeta.columns.fields import SchemaFields
 from sparkmeta.columns.junctions import fold
-from sparkmeta.errors import InvalidFilterError, UnsupportedError, shown
+from sparkmeta.errors import InvalidFilterError, SettingError, UnsupportedError, ValidationError, shown
 from sparkmeta.range_scan import IncrementalScan
 from sparkmeta.scan import Scan
 from sparkmeta.service.errors import BAD_REQUEST, ApiError
@@ -27,8 +28,10 @@ if TYPE_CHECKING:
     from sparkmeta.service.spool import Spool
     from sparkmeta.table import Table
 
+# The most scan tasks that a Spark task returns instead of writing a page.
+_MOST_RETURNED = 500
 _NO_ROWS = pa.table({"task": pa.array([], pa.string()), "delete_files": pa.array([], pa.list_(pa.string()))})
-# As many files surely hold the rows of a LIMIT, if each has a row.
+# The most files that are looked at for the rows of a LIMIT, before all are planned.
 _MOST_LIMITED = 1_000
 
 
@@ -59,10 +62,15 @@ def scan_of(table: Table, request: PlanRequest) -> Scan | IncrementalScan:
 
     Raises:
         NoSuchSnapshotError: the table has no such snapshot.
+        ApiError: the first snapshot is no ancestor of the last one.
         InvalidFilterError: the filter does not fit the schema.
         UnsupportedError: it is not clear which columns the filter is about.
     """
     if request.from_exclusive is not None:
+        try:
+            snapshots_between(table.metadata, request.from_exclusive, request.to_inclusive)
+        except ValidationError as error:
+            raise ApiError(400, BAD_REQUEST, str(error)) from error
         scan = table.scan(request.row_filter, case_sensitive=request.case_sensitive)
         _ = scan.plan_filter
         return IncrementalScan(scan, request.from_exclusive, request.to_inclusive)
@@ -178,19 +186,20 @@ class PageMaker:
 
     def _from_tasks(self, result: str, tasks: DataFrame, files: int | None) -> Pages:
         options = self.options
-        # The limit of what tasks return together, since each has a file of at least one manifest.
-        few = 0 if files is None else options.page_tasks * options.page_tasks // max(files, 1)
-        writer = PageWriter(
-            self.spool.prepare(result), self.spool.writer, options.page_tasks, options.page_bytes, min(few, 500)
-        )
+        # If every Spark task returns this share of its files, a page or so comes together.
+        returned = 0 if files is None else min(_MOST_RETURNED, options.page_tasks * options.page_tasks // max(files, 1))
+        folder = self.spool.prepare(result)
+        writer = PageWriter(folder, self.spool.writer, options.page_tasks, options.page_bytes, returned)
         pages = map_arrow(tasks, writer, PAGE_SCHEMA).toArrow()
         written = pages.filter(pc.is_valid(pages.column("page")))
         self._check_pages(len(written))
         names = tuple(written.column("page").to_pylist())
+        if names and self.spool.read(result, names[0]) is None:
+            raise SettingError("the service does not see the pages that Spark's tasks write: share the spool with them")
         spooled = pc.sum(written.column("bytes")).as_py() or 0
         count = pc.sum(pages.column("tasks")).as_py() or 0
-        returned = [from_stream(rows) for rows in pages.column("rows").to_pylist() if rows is not None]
-        first = self._from_driver(result, pa.concat_tables(returned) if returned else _NO_ROWS)
+        few = [from_stream(rows) for rows in pages.column("rows").to_pylist() if rows is not None]
+        first = self._from_driver(result, pa.concat_tables(few) if few else _NO_ROWS)
         return Pages(result, first.first, first.names + names, count, spooled + first.spooled)
 
     def _check_pages(self, pages: int) -> None:

@@ -8,14 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 from sparkmeta.columns.expression_parser import expression_from_json
 from sparkmeta.errors import shown
+from sparkmeta.plan.rest_tasks import INEXPRESSIBLE
 from sparkmeta.service.errors import BAD_REQUEST, UNSUPPORTED, ApiError
 
 if TYPE_CHECKING:
     from pyiceberg.expressions import BooleanExpression
 
 _LONG = 2**63
-# The metadata columns that tasks of the protocol leave null without a warning.
-_UNTOLD = "_last_updated_sequence_number"
+# Clients would silently read null, since the protocol's tasks lack sequence numbers.
+_SEQUENCE_NUMBER = "_last_updated_sequence_number"
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,7 @@ class PlanRequest:
         from_exclusive: the snapshot after which appends begin; None if the scan is not of appends.
         to_inclusive: the last snapshot of appends.
         min_rows: how many rows are enough; None for all.
+        stats_fields: the columns whose metrics are asked for.
     """
 
     row_filter: BooleanExpression
@@ -43,12 +45,13 @@ class PlanRequest:
     from_exclusive: int | None
     to_inclusive: int | None
     min_rows: int | None
+    stats_fields: tuple[str, ...] = ()
 
     @property
     def key(self) -> tuple[Any, ...]:
         """What the plan depends on, besides the table."""
         ids = (self.snapshot_id, self.by_snapshot, self.from_exclusive, self.to_inclusive)
-        return self.filter_text, self.case_sensitive, self.min_rows, *ids
+        return self.filter_text, self.case_sensitive, self.min_rows, frozenset(self.stats_fields), *ids
 
 
 def parse_json(body: bytes) -> dict[str, Any]:
@@ -67,13 +70,12 @@ def parse_plan_request(body: bytes) -> PlanRequest:
     """Return the request in a body.
 
     Raises:
-        ApiError: it is no request to plan, or asks for what the protocol can't tell.
-        InvalidFilterError: the filter is none.
-        UnsupportedError: the filter compares what no filter can.
+        ApiError: it is no request to plan, or asks for what the protocol can't express.
+        InvalidFilterError: the filter is invalid.
+        UnsupportedError: the filter has functions or terms that filters don't support.
     """
     document = {name: value for name, value in parse_json(body).items() if value is not None}
     select = _names(document, "select")
-    _names(document, "stats-fields")
     snapshot_id, start, end = (_whole(document, f"{name}snapshot-id") for name in ("", "start-", "end-"))
     if start is not None and end is None:
         raise _invalid("end-snapshot-id", None, "it is required with start-snapshot-id")
@@ -81,8 +83,8 @@ def parse_plan_request(body: bytes) -> PlanRequest:
         raise _invalid("snapshot-id", snapshot_id, "a scan of appends has only start-snapshot-id and end-snapshot-id")
     if end is not None and start is None:
         raise ApiError(406, UNSUPPORTED, "scans of appends need start-snapshot-id")
-    if any(name.lower() == _UNTOLD for name in select or ()):
-        raise ApiError(406, UNSUPPORTED, f"the REST protocol's scan tasks do not tell the column {_UNTOLD}")
+    if any(name.lower() == _SEQUENCE_NUMBER for name in select or ()):
+        raise ApiError(406, UNSUPPORTED, f"{INEXPRESSIBLE} the column {_SEQUENCE_NUMBER}")
     tree = document.get("filter", True)
     return PlanRequest(
         row_filter=expression_from_json(tree),
@@ -94,6 +96,7 @@ def parse_plan_request(body: bytes) -> PlanRequest:
         from_exclusive=start,
         to_inclusive=end,
         min_rows=_whole(document, "min-rows-requested", least=0),
+        stats_fields=_names(document, "stats-fields") or (),
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import socket
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
@@ -28,6 +29,7 @@ FAIR = {
 _SWEEP_SECONDS = 30.0
 _STOP_SECONDS = 10
 _KEEP_ALIVE_SECONDS = 300
+_BACKLOG = 2048
 
 _log = logging.getLogger("sparkmeta.serve")
 
@@ -65,12 +67,14 @@ class Service:
             log_config=None,
             access_log=False,
             lifespan="off",
+            ws="none",
             server_header=False,
-            # Clients send plans over connections that were idle while Spark read rows, and don't send them twice.
+            # Clients request plans over connections that were idle while Spark read rows, and don't retry them.
             timeout_keep_alive=_KEEP_ALIVE_SECONDS,
             timeout_graceful_shutdown=_STOP_SECONDS,
         )
         self._server = uvicorn.Server(config)
+        self._port = 0
         self._stopped = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -78,21 +82,22 @@ class Service:
     def uri(self) -> str:
         """The URI that clients take, once the service has started."""
         host = f"[{self.options.host}]" if ":" in self.options.host else self.options.host
-        return f"http://{host}:{self._port}"
+        return f"http://{host}:{self._port or self.options.port}"
 
     @property
-    def _port(self) -> int:
-        for server in getattr(self._server, "servers", ()):
-            for socket in server.sockets:
-                port: int = socket.getsockname()[1]
-                return port
-        return self.options.port
+    def spool(self) -> str:
+        """The folder of pages."""
+        return self._planning.spool.folder
 
     def run(self) -> None:
-        """Serve until the process gets SIGTERM or SIGINT. Running requests are answered before it returns."""
-        self._begin()
+        """Serve until the process gets SIGTERM or SIGINT. Running requests are answered before it returns.
+
+        Raises:
+            SessionError: the port is taken.
+        """
+        listening = self._begin()
         try:
-            self._server.run()
+            self._server.run(sockets=[listening])
         finally:
             self._end()
 
@@ -102,20 +107,20 @@ class Service:
         Raises:
             SessionError: the port is taken.
         """
-        self._begin()
+        listening = self._begin()
         self._server.install_signal_handlers = lambda: None  # type: ignore[attr-defined]  # older uvicorns have it
-        self._thread = threading.Thread(target=self._serve, name="sparkmeta-serve", daemon=True)
+        self._thread = threading.Thread(target=self._serve, args=[listening], name="sparkmeta-serve", daemon=True)
         self._thread.start()
         while not self._server.started:
             self._thread.join(0.01)
             if not self._thread.is_alive():
                 self._end()
-                raise SessionError(f"the service can't listen on {self.options.host}:{self.options.port}")
+                raise SessionError(f"the service can't serve on {self.uri}")
         return self
 
-    def _serve(self) -> None:
+    def _serve(self, listening: socket.socket) -> None:
         with suppress(SystemExit):
-            self._server.run()
+            self._server.run(sockets=[listening])
 
     def stop(self) -> None:
         """Stop serving. Running requests are answered first, for some seconds."""
@@ -130,9 +135,20 @@ class Service:
     def __exit__(self, *_: object) -> None:
         self.stop()
 
-    def _begin(self) -> None:
+    def _begin(self) -> socket.socket:
+        """Return the socket that listens, after threads for the rest have started."""
+        host, port = self.options.host, self.options.port
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        try:
+            listening = socket.create_server((host, port), family=family, backlog=_BACKLOG)
+        except OSError as error:
+            self._end()
+            raise SessionError(f"the service can't listen on {host}:{port}: {error.strerror or error}") from error
+        self._port = listening.getsockname()[1]
+        _log.info("serving on %s", self.uri)
         threading.Thread(target=self._warm_up, name="sparkmeta-warm-up", daemon=True).start()
         threading.Thread(target=self._sweep, name="sparkmeta-sweep", daemon=True).start()
+        return listening
 
     def _end(self) -> None:
         if not self._stopped.is_set():
@@ -144,7 +160,7 @@ class Service:
         """Start Python workers and load what plans need, before the first client waits for it."""
         try:
             map_arrow(self._spark.range(1), _loaded, "id bigint").collect()
-        except Exception:  # noqa: BLE001  whatever it is, the log says it, and the service is not healthy
+        except Exception:  # noqa: BLE001  it is logged, and the service stays unhealthy
             _log.exception("the session does not run tasks of Python")
             return
         self._app.is_ready = True
@@ -152,8 +168,10 @@ class Service:
     def _sweep(self) -> None:
         seconds = min(_SWEEP_SECONDS, self.options.keep_seconds / 4)
         while not self._stopped.wait(seconds):
-            with suppress(Exception):
+            try:
                 self._planning.sweep()
+            except Exception:  # noqa: BLE001  the next sweep may succeed
+                _log.exception("old plans could not be deleted")
 
 
 def _loaded(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -1,4 +1,4 @@
-"""Table metadata as clients see them: metadata trees as format version 3, and nothing that they could write."""
+"""Table metadata as clients see them: metadata trees as format version 3, and every table read-only."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ READ_ONLY = "this-catalog-is-read-only--write-through-the-catalog-that-owns-the-
 """The value of write properties: no file format, so that writers fail before they write."""
 
 _NO_FOLDER = f"sparkmeta-read-only://{READ_ONLY}"
-# What makes writers and maintenance of clients fail at once. Later ones win over the table's own.
+# Properties that make writers and maintenance of clients fail at once. They replace the table's own.
 _REFUSALS = {
     "write.format.default": READ_ONLY,
     "write.delete.format.default": READ_ONLY,
@@ -34,7 +34,7 @@ _REFUSALS = {
     "write.metadata.path": _NO_FOLDER,
     "gc.enabled": "false",
 }
-# A provider of its own would decide where to write.
+# A location provider would not look at the paths above.
 _WITHOUT = ("write.location-provider.impl",)
 
 

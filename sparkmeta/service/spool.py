@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 _RESULT = re.compile(r"([0-9a-f]{10})-[0-9a-f]{32}")
 _PAGE = re.compile(r"[0-9a-f]{32}|plan")
 RECORD = "plan"
-"""The name of the page that holds the answer of a plan, for clients that ask for it later."""
+"""The name of the file with the result of a plan, for clients that poll other replicas."""
 
 _log = logging.getLogger(__name__)
 
@@ -38,13 +38,17 @@ class Spool:
     """A folder of plans, each a folder of pages.
 
     A plan's name begins with the time at which it was made, so that every replica knows how old it is.
+
+    Attributes:
+        folder: its location.
+        writer: writes pages in Spark tasks.
     """
 
     def __init__(self, folder: str | None, properties: Mapping[str, str]) -> None:
         self._temporary = tempfile.mkdtemp(prefix="sparkmeta-spool-") if folder is None else None
-        self._folder = (self._temporary or folder or "").rstrip("/")
-        local = is_local(self._folder)
-        self._files: Files = LocalFiles() if local else IOFiles(load_file_io(dict(properties), self._folder))
+        self.folder = (self._temporary or folder or "").rstrip("/")
+        local = is_local(self.folder)
+        self._files: Files = LocalFiles() if local else IOFiles(load_file_io(dict(properties), self.folder))
         self.writer: ExecutorWriter = executor_writer(self._files)
 
     def new_result(self) -> str:
@@ -57,7 +61,7 @@ class Spool:
         Raises:
             FileAccessError: it can't be made.
         """
-        folder = join(self._folder, result)
+        folder = join(self.folder, result)
         if is_local(folder):
             try:
                 Path(local_path(folder)).mkdir(parents=True, exist_ok=True)
@@ -83,16 +87,16 @@ class Spool:
         if not _RESULT.fullmatch(result) or not _PAGE.fullmatch(page):
             return None
         with suppress(NotFoundError):
-            return self._files.read(f"{self._folder}/{result}/{page}{SUFFIX}")
+            return self._files.read(f"{self.folder}/{result}/{page}{SUFFIX}")
         return None
 
     def delete(self, result: str) -> None:
         """Delete the pages of a plan. Failures are harmless: age deletes them too."""
         with suppress(Exception):
-            if is_local(self._folder):
-                shutil.rmtree(local_path(join(self._folder, result)), ignore_errors=True)
+            if is_local(self.folder):
+                shutil.rmtree(local_path(join(self.folder, result)), ignore_errors=True)
                 return
-            listed = self._files.list(join(self._folder, result))
+            listed = self._files.list(join(self.folder, result))
             self._files.delete_many([status.location for status in listed])
 
     def delete_older(self, seconds: float) -> None:
@@ -105,10 +109,10 @@ class Spool:
                 self.delete(result)
 
     def _results(self) -> set[str]:
-        if is_local(self._folder):
-            folder = Path(local_path(self._folder))
+        if is_local(self.folder):
+            folder = Path(local_path(self.folder))
             return {path.name for path in folder.iterdir()} if folder.is_dir() else set()
-        return {location.split("/")[-2] for location in self._files.glob(self._folder, f"*/*{SUFFIX}")}
+        return {location.split("/")[-2] for location in self._files.glob(self.folder, f"*/*{SUFFIX}")}
 
     def close(self) -> None:
         """Remove the folder if it is a temporary one."""

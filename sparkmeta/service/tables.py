@@ -1,4 +1,4 @@
-"""The tables that the service serves, each kept as long as its metadata file is the current one."""
+"""The tables of a service, and their states, which are kept as long as they are current."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ import json
 import threading
 from collections import OrderedDict
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from sparkmeta.errors import NoSuchNamespaceError, UnsupportedError
+from sparkmeta.operations.rest import RestOperations
 from sparkmeta.plan.rest_tasks import refuse_table
 from sparkmeta.service.errors import NO_NAMESPACE, ApiError
 from sparkmeta.service.shown import is_hidden, shown_metadata
@@ -24,28 +25,32 @@ if TYPE_CHECKING:
 
 MODE = "scan-planning-mode"
 SERVER, CLIENT = "server", "client"
+CREDENTIALS = "storage-credentials"
 _MOST_TABLES = 256
-# Part of ETags: a service that shows tables in another way changes it.
+# Part of ETags, to be changed with the way in which tables are shown.
 _SHOWN_AS = "1"
 
 
 @dataclass(frozen=True)
 class ServedTable:
-    """A table as it is served.
+    """A version of a table, as clients get it.
 
     Attributes:
         table: the table.
-        etag: changes with what clients see of it.
+        etag: the ETag of this version.
+        credentials: the credentials that the catalog has just vended for it, as JSON objects.
     """
 
     table: Table
     etag: str
+    credentials: tuple[dict[str, Any], ...] = field(default=(), repr=False)
 
-    def document(self, only_refs: bool) -> bytes:
+    def document(self, only_refs: bool, *, with_credentials: bool) -> bytes:
         """Return the JSON of a LoadTableResult.
 
         Args:
             only_refs: whether to name only the snapshots of branches and tags.
+            with_credentials: whether to hand out the table's credentials.
         """
         metadata = shown_metadata(self.table)
         if only_refs:
@@ -57,6 +62,8 @@ class ServedTable:
             "metadata": metadata,
             "config": {MODE: mode},
         }
+        if with_credentials:
+            document[CREDENTIALS] = self.credentials
         return json.dumps(document).encode()
 
 
@@ -69,13 +76,19 @@ def is_planned(table: Table) -> bool:
     return True
 
 
+def _credentials(table: Table) -> tuple[dict[str, Any], ...]:
+    operations = table.operations
+    vended = operations.credentials if isinstance(operations, RestOperations) else ()
+    return tuple({"prefix": each.prefix, "config": each.config} for each in vended)
+
+
 class Tables:
     """The tables of a catalog."""
 
     def __init__(self, catalog: Catalog, spark: SparkSession) -> None:
         self.catalog, self.spark = catalog, spark
         self._lock = threading.Lock()
-        self._kept: OrderedDict[tuple[str, ...], Table] = OrderedDict()
+        self._recent: OrderedDict[tuple[str, ...], Table] = OrderedDict()
 
     def load(self, names: tuple[str, ...], principal: Principal) -> ServedTable:
         """Return the current version of a table.
@@ -86,16 +99,17 @@ class Tables:
         """
         principal.check(names)
         current = self.catalog.load_table(names, self.spark)
+        credentials = _credentials(current)
         with self._lock:
-            cached = self._kept.get(names)
+            cached = self._recent.get(names)
             if cached is not None and cached.version == current.version:
                 current = cached
-            self._kept[names] = current
-            self._kept.move_to_end(names)
-            while len(self._kept) > _MOST_TABLES:
-                self._kept.popitem(last=False)
+            self._recent[names] = current
+            self._recent.move_to_end(names)
+            while len(self._recent) > _MOST_TABLES:
+                self._recent.popitem(last=False)
         digest = hashlib.sha256(f"{_SHOWN_AS} {current.metadata_location}".encode())
-        return ServedTable(current, f'"{digest.hexdigest()[:32]}"')
+        return ServedTable(current, f'"{digest.hexdigest()[:32]}"', credentials)
 
     def exists(self, names: tuple[str, ...], principal: Principal) -> bool:
         """Return whether there is such a table. Raises ApiError if the user may not read it."""

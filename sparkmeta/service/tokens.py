@@ -1,4 +1,4 @@
-"""Signed tokens, by which any replica knows a plan or a page that another one has made."""
+"""Signed tokens of plans and pages, which every replica with the same secret accepts."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ _SIGNATURE_BYTES = 16
 
 @dataclass(frozen=True)
 class Ticket:
-    """What a token says.
+    """The content of a token.
 
     Attributes:
         result: the plan's name in the spool.
         page: the page's name; empty in the id of a plan.
         table: the names of the table.
         principal: the name of the user who may use it.
-        expires: the time at which it ends, in seconds since 1970.
-        request: what tells the requests of one plan apart; empty in tokens of pages.
+        expires: the time at which it becomes invalid, in seconds since 1970.
+        request: the id of the request that the plan was made for; empty in tokens of pages.
     """
 
     result: str

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import itertools
+import threading
+import time
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import requests
 from pyiceberg.catalog import load_catalog as load_pyiceberg_catalog
 
 import sparkmeta as sm
 from sparkmeta.catalog import Catalog
+from sparkmeta.service import planning
 from tests.conftest import ICEBERG, configured
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
+    import pytest
     from pyiceberg.catalog import Catalog as PyIcebergCatalog
     from pyspark.sql import SparkSession
 
@@ -69,7 +73,8 @@ class LocatedTables(_Refusing):
 def served(catalog: Catalog | Mapping[str, str], spark: SparkSession, **options: Any) -> Iterator[sm.Service]:
     """Serve a catalog, or tables by their locations as db.<name>."""
     tables = catalog if isinstance(catalog, Catalog) else LocatedTables(catalog)
-    with sm.serve(tables, spark, port=0, **options) as service:
+    # However slow the machine is, plans are answered at once, unless a test wants clients to poll.
+    with sm.serve(tables, spark, port=0, **{"wait_seconds": 300, **options}) as service:
         yield service
 
 
@@ -88,20 +93,70 @@ def pyiceberg_catalog(service: sm.Service, **properties: str) -> PyIcebergCatalo
     return load_pyiceberg_catalog("served", type="rest", uri=service.uri, **properties)
 
 
+class Gate:
+    """Holds all plans of this process, where they begin, until it is opened."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._open, scan_of = threading.Event(), planning.scan_of
+
+        def held(*arguments: Any) -> Any:
+            assert self._open.wait(300), "nobody opened the gate"
+            return scan_of(*arguments)
+
+        monkeypatch.setattr(planning, "scan_of", held)
+
+    def open(self) -> None:
+        self._open.set()
+
+
+def eventually(condition: Callable[[], bool]) -> None:
+    """Wait for what is sure to happen, however slow the machine is."""
+    deadline = time.monotonic() + 300
+    while not condition():
+        assert time.monotonic() < deadline, "it has not happened"
+        time.sleep(0.02)
+
+
+class HasUri(Protocol):
+    @property
+    def uri(self) -> str: ...
+
+
 class Client:
     """A client of plain HTTP.
 
     Args:
-        service: the service.
+        service: the service, in this process or another.
         headers: of every request.
     """
 
-    def __init__(self, service: sm.Service, **headers: str) -> None:
+    def __init__(self, service: HasUri, **headers: str) -> None:
         self.uri, self.session = service.uri, requests.Session()
         self.session.headers.update({name.replace("_", "-"): value for name, value in headers.items()})
 
     def request(self, method: str, path: str, **options: Any) -> requests.Response:
-        return self.session.request(method, f"{self.uri}{path}", timeout=120, **options)
+        return self.session.request(method, f"{self.uri}{path}", timeout=300, **options)
+
+    def metric(self, name: str) -> float:
+        """The value of a metric, 0 if it is not there; with labels as in Prometheus' text format."""
+        values = [line for line in self.request("GET", "/metrics").text.splitlines() if line.startswith(f"{name} ")]
+        return float(values[0].split()[-1]) if values else 0.0
+
+    def polled(self, table: str, plan_id: str) -> dict[str, Any]:
+        """The result of a plan, once it has ended."""
+        answers: list[dict[str, Any]] = [{}]
+
+        def has_ended() -> bool:
+            answer = self.request("GET", f"{_path(table)}/plan/{plan_id}")
+            assert answer.status_code == 200, answer.text
+            answers[0] = answer.json()
+            return answers[0]["status"] != "submitted"
+
+        eventually(has_ended)
+        return answers[0]
+
+    def cancel(self, table: str, plan_id: str) -> requests.Response:
+        return self.request("DELETE", f"{_path(table)}/plan/{plan_id}")
 
     def plan(self, table: str, **body: Any) -> requests.Response:
         return self.request("POST", f"{_path(table)}/plan", json={k.replace("_", "-"): v for k, v in body.items()})

@@ -1,0 +1,247 @@
+"""The plans that a service knows: which run, and which have finished and answer the same request again."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections import OrderedDict
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from sparkmeta.service.errors import BAD_REQUEST, CANCELLED, ApiError, busy
+
+if TYPE_CHECKING:
+    from sparkmeta.service.options import ServeOptions
+    from sparkmeta.service.plans import Pages
+
+# What a finished plan takes in memory, besides the text of its first page.
+_RUN_BYTES = 4_000
+
+
+@dataclass(eq=False)
+class Run:
+    """A plan that runs or has ended.
+
+    Attributes:
+        key: what the plan depends on.
+        result: its name in the spool.
+        future: its pages, or the ApiError with which it failed.
+        started: when it was submitted, by the monotonic clock.
+        ended: when it succeeded or failed, by the same clock; infinite before that.
+        requests: the requests that wait for it, ask for its result later, or have tokens of its pages.
+        is_polled: whether a client was asked to fetch the result later, maybe from another replica.
+        threads: how many threads work at it. They may go on for a while after it was cancelled.
+    """
+
+    key: Any
+    result: str
+    future: Future[Pages] = field(default_factory=Future)
+    started: float = field(default_factory=time.monotonic)
+    ended: float = math.inf
+    requests: set[str] = field(default_factory=set)
+    is_polled: bool = False
+    threads: int = 0
+
+    @property
+    def has_ended(self) -> bool:
+        return self.future.done()
+
+    @property
+    def error(self) -> BaseException | None:
+        """Why the plan has failed; None if it has not."""
+        return self.future.exception() if self.has_ended else None
+
+    @property
+    def pages(self) -> Pages | None:
+        """The pages of a plan that has succeeded."""
+        return self.future.result() if self.has_ended and self.error is None else None
+
+
+class Runs:
+    """The plans of a service. Threads share it.
+
+    A finished plan answers requests for `keep_seconds`. Tokens that it hands out last as long, so it is forgotten after
+    twice that time; earlier if it answers no more and all requests have released it. The pages of forgotten plans are
+    the caller's to delete.
+    """
+
+    def __init__(self, options: ServeOptions) -> None:
+        self._options = options
+        self._lock = threading.Lock()
+        self._all: dict[str, Run] = {}
+        self._unfinished: dict[str, Run] = {}
+        # Those that further requests join by their key, the least recently used first.
+        self._shared: OrderedDict[Any, Run] = OrderedDict()
+        self._shared_bytes = self._spooled_bytes = 0
+
+    @property
+    def unfinished(self) -> list[Run]:
+        """The plans that run or wait, and those that have ended but threads still work at."""
+        with self._lock:
+            return list(self._unfinished.values())
+
+    @property
+    def known(self) -> int:
+        """How many plans there are, finished ones included."""
+        return len(self._all)
+
+    def get(self, result: str) -> Run | None:
+        """Return a plan by its name; None if this service does not know it, or it answers no more."""
+        with self._lock:
+            run = self._all.get(result)
+            return None if run is None or self._is_old(run) else run
+
+    def join(self, key: Any, result: str, request: str) -> tuple[Run, bool]:
+        """Return the plan for a request, and whether it is a new one.
+
+        Args:
+            key: what the plan depends on.
+            result: the name of a new plan.
+            request: the id of the request.
+
+        Raises:
+            ApiError: too many plans run or wait.
+        """
+        with self._lock:
+            run = self._shared.get(key)
+            if is_new := run is None or self._is_old(run):
+                if len(self._unfinished) >= self._options.slots + self._options.queued:
+                    raise busy(f"{len(self._unfinished)} plans run or wait, which is the limit")
+                if run is not None:
+                    self._unshare(run)
+                run = self._all[result] = self._unfinished[result] = self._shared[key] = Run(key, result)
+            assert run is not None
+            self._shared.move_to_end(key)
+            run.requests.add(request)
+            return run, is_new
+
+    def begin_work(self, run: Run) -> bool:
+        """Note that a thread works at a plan. Return False if that is in vain, since the plan has ended."""
+        with self._lock:
+            if not run.has_ended:
+                run.threads += 1
+            return not run.has_ended
+
+    def end_work(self, run: Run) -> bool:
+        """Note that a thread has left a plan. Return whether the plan is thereby forgotten."""
+        with self._lock:
+            run.threads -= 1
+            return self._settle(run)
+
+    def finish(self, run: Run, pages: Pages) -> list[Run]:
+        """Note that a plan has succeeded. Return the plans that were forgotten to make room for it.
+
+        Raises:
+            ApiError: it was cancelled, or the spool has no room for its pages.
+        """
+        with self._lock:
+            if run.has_ended:
+                raise cancelled()
+            forgotten = self._make_room(run, pages)
+            run.ended = time.monotonic()
+            run.future.set_result(pages)
+            self._spooled_bytes += pages.spooled
+            if self._shared.get(run.key) is run:
+                self._shared_bytes += _memory(pages)
+                if self._shared_bytes > self._options.cached_bytes:
+                    self._unshare(run)
+            return forgotten
+
+    def _make_room(self, newest: Run, pages: Pages) -> list[Run]:
+        limit = self._options.max_spool_bytes
+        if pages.spooled > limit:
+            problem = f"the pages of the plan have {pages.spooled:,} bytes, and {limit:,} are the limit"
+            raise ApiError(400, BAD_REQUEST, f"{problem}: filter more")
+        forgotten = []
+        for run in list(self._shared.values()) if self._lacks_room(pages) else ():
+            if run.has_ended and run is not newest and self._lacks_room(pages):
+                self._unshare(run)
+                if self._settle(run):
+                    forgotten.append(run)
+        if self._spooled_bytes + pages.spooled > limit:
+            raise busy(f"the spool has no room for the {pages.spooled:,} bytes of the plan's pages")
+        return forgotten
+
+    def _lacks_room(self, pages: Pages) -> bool:
+        options = self._options
+        is_long = self._shared_bytes + _memory(pages) > options.cached_bytes
+        return is_long or self._spooled_bytes + pages.spooled > options.max_spool_bytes
+
+    def fail(self, run: Run, error: ApiError) -> bool:
+        """Note that a plan has failed. Return False if it had ended before."""
+        with self._lock:
+            return self._fail(run, error)
+
+    def _fail(self, run: Run, error: ApiError) -> bool:
+        if run.has_ended:
+            return False
+        run.ended = time.monotonic()
+        self._unshare(run)
+        run.future.set_exception(error)
+        self._settle(run)
+        return True
+
+    def poll(self, run: Run) -> bool:
+        """Note that a client was asked to fetch a plan's result later. Return whether the plan has ended already."""
+        with self._lock:
+            run.is_polled = True
+            return run.has_ended
+
+    def release(self, result: str, request: str) -> Run | None:
+        """Note that a request needs a plan no more. Return the plan if it is thereby cancelled, or forgotten."""
+        with self._lock:
+            run = self._all.get(result)
+            if run is None or request not in run.requests:
+                return None
+            run.requests.discard(request)
+            if run.requests:
+                return None
+            return run if self._fail(run, cancelled()) or self._settle(run) else None
+
+    def forget_old(self) -> list[Run]:
+        """Forget the plans that answer no more and have no valid tokens, and return them."""
+        with self._lock:
+            old = [run for run in self._all.values() if self._is_old(run)]
+            forgotten = []
+            for run in old:
+                self._unshare(run)
+                if self._is_old(run, 2):
+                    run.requests.clear()
+                if self._settle(run):
+                    forgotten.append(run)
+            return forgotten
+
+    def _is_old(self, run: Run, times: int = 1) -> bool:
+        return time.monotonic() - run.ended > times * self._options.keep_seconds
+
+    def _unshare(self, run: Run) -> None:
+        if self._shared.get(run.key) is run:
+            del self._shared[run.key]
+            if run.pages is not None:
+                self._shared_bytes -= _memory(run.pages)
+
+    def _settle(self, run: Run) -> bool:
+        """Forget a plan that nobody needs. Return whether it is forgotten."""
+        if not run.has_ended or run.threads:
+            return False
+        self._unfinished.pop(run.result, None)
+        # Clients that poll learn of failures.
+        is_awaited = run.is_polled and run.error is not None and not self._is_old(run)
+        if run.requests or is_awaited or self._shared.get(run.key) is run:
+            return False
+        if self._all.pop(run.result, None) is None:
+            return False
+        if run.pages is not None:
+            self._spooled_bytes -= run.pages.spooled
+        return True
+
+
+def cancelled() -> ApiError:
+    """Return the error of a plan that nobody waits for."""
+    return ApiError(503, CANCELLED, "the plan was cancelled")
+
+
+def _memory(pages: Pages) -> int:
+    return _RUN_BYTES + len(pages.first)
