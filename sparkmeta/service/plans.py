@@ -12,10 +12,10 @@ from pyiceberg.expressions import BooleanExpression, UnboundPredicate
 from sparkmeta.changes.history import snapshots_between
 from sparkmeta.columns.fields import SchemaFields
 from sparkmeta.columns.junctions import fold
-from sparkmeta.errors import InvalidFilterError, SettingError, UnsupportedError, ValidationError, shown
+from sparkmeta.errors import InvalidFilterError, UnsupportedError, ValidationError, shown
 from sparkmeta.range_scan import IncrementalScan
 from sparkmeta.scan import Scan
-from sparkmeta.service.errors import BAD_REQUEST, ApiError
+from sparkmeta.service.errors import BAD_REQUEST, INTERNAL, ApiError
 from sparkmeta.service.pages import PAGE_SCHEMA, PageWriter, cut_pages, from_stream, packed, page_text
 from sparkmeta.session import map_arrow
 
@@ -156,7 +156,7 @@ class PageMaker:
 
         Raises:
             FileAccessError: the spool takes no page.
-            ApiError: the plan has too many pages.
+            ApiError: the plan has too many pages, or the service does not see those that tasks have written.
         """
         if files is not None and files <= self.options.driver_files:
             rows = tasks.toArrow()
@@ -195,7 +195,9 @@ class PageMaker:
         self._check_pages(len(written))
         names = tuple(written.column("page").to_pylist())
         if names and self.spool.read(result, names[0]) is None:
-            raise SettingError("the service does not see the pages that Spark's tasks write: share the spool with them")
+            raise ApiError(
+                500, INTERNAL, "Spark's tasks write pages that the service does not see: share the spool"
+            )
         spooled = pc.sum(written.column("bytes")).as_py() or 0
         count = pc.sum(pages.column("tasks")).as_py() or 0
         few = [from_stream(rows) for rows in pages.column("rows").to_pylist() if rows is not None]

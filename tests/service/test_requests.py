@@ -69,6 +69,14 @@ def paged(tables: Mapping[str, str], spark: SparkSession) -> Iterator[Client]:
 
 
 @dataclass(frozen=True)
+class Elsewhere(PageWriter):
+    """Writes pages to a folder that the service does not see."""
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        yield from PageWriter.__call__(replace(self, folder=f"{self.folder}/elsewhere"), batches)
+
+
+@dataclass(frozen=True)
 class Endless(PageWriter):
     """Writes no page, and never ends."""
 
@@ -90,6 +98,7 @@ def paths(tasks: list[dict[str, Any]]) -> list[str]:
 # -- pages ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.connect
 @pytest.mark.parametrize("row_filter", [True, eq("part", "p1"), eq("part", "none"), False], ids=str)
 def test_pages_have_the_tasks_of_one_answer(row_filter: Any, client: Client, paged: Client):
     whole, in_pages = client.planned("many", filter=row_filter), paged.planned("many", filter=row_filter)
@@ -193,6 +202,13 @@ def test_a_full_spool_is_a_clear_refusal(tables: Mapping[str, str], spark: Spark
             assert int(refused.headers["retry-after"]) > 0
             assert "the spool takes no page" in refused.json()["error"]["message"]
             assert str(tmp_path) not in refused.text
+
+
+def test_a_spool_that_tasks_do_not_share(tables: Mapping[str, str], spark: SparkSession, monkeypatch):
+    monkeypatch.setattr(plans, "PageWriter", Elsewhere)
+    with served(tables, spark, **BY_TASKS) as service:
+        refused = Client(service).plan("many")
+        assert (refused.status_code, "share the spool" in refused.text) == (500, True)
 
 
 def test_plans_that_clients_ask_for_later(tables: Mapping[str, str], spark: SparkSession, tmp_path: Path, monkeypatch):
