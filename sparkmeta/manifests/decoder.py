@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 import pyarrow as pa
 
 from sparkmeta.errors import CorruptFileError
@@ -14,9 +15,9 @@ from sparkmeta.manifests.arrays import kept_rows
 from sparkmeta.manifests.avro.container import Data, Windows, manifest_data
 from sparkmeta.manifests.avro.decode import decode_manifest
 from sparkmeta.manifests.cache.decode import decode_leaf
-from sparkmeta.manifests.deletion_vectors import unmasked
+from sparkmeta.manifests.deletion_vectors import mask_flags, unmasked
 from sparkmeta.manifests.parts import part_of
-from sparkmeta.manifests.projection import MANIFEST, EntryProjection
+from sparkmeta.manifests.projection import MANIFEST, ORDINAL, EntryProjection
 from sparkmeta.manifests.v3_parquet.decode import decode_parquet_manifest
 from sparkmeta.manifests.v4.decode import decode_tree_manifest
 from sparkmeta.manifests.v4.layout import is_tree_manifest
@@ -31,6 +32,9 @@ if TYPE_CHECKING:
 
 CACHED_LEAF = "cached_leaf"
 """A column that rows of `PART_SCHEMA` may have: the location of the part's leaf in the manifest cache."""
+
+MASK = "manifest_dv"
+"""A column that rows of `PART_SCHEMA` may have: the deletion vector of the manifest, a row of `DV_SCHEMA`."""
 
 _log = logging.getLogger(__name__)
 
@@ -52,7 +56,7 @@ class EntryDecoder:
     writer: CacheWriter | None = None
 
     def entries(self, part: Mapping[str, Any], projection: EntryProjection) -> Iterator[pa.RecordBatch]:
-        """Decode the entries of a part in physical order, with inheritance applied.
+        """Decode the entries of a part in physical order, masked ones included, with inheritance applied.
 
         If a cached leaf can't be read, the manifest is decoded.
 
@@ -63,15 +67,16 @@ class EntryDecoder:
         yield from self._decoded(part, self._read(part), projection)
 
     def _read(self, part: Mapping[str, Any]) -> _Content:
-        leaf = part.get(CACHED_LEAF)
+        leaf, dv = part.get(CACHED_LEAF), part.get(MASK)
+        masked = None if dv is None else mask_flags(dv, self.files)
         if leaf is not None and (cached := self._cached(leaf)) is not None:
-            return _Content(cached, leaf)
-        return _Content(manifest_data(self.files, part), None)
+            return _Content(cached, leaf, masked)
+        return _Content(manifest_data(self.files, part), None, masked)
 
     def _decoded(
         self, part: Mapping[str, Any], content: _Content, projection: EntryProjection
     ) -> Iterator[pa.RecordBatch]:
-        data, leaf = content
+        data, leaf, _ = content
         if leaf is not None:
             assert isinstance(data, bytes)
             yield from decode_leaf(data, part_of(part), projection, leaf)
@@ -85,15 +90,19 @@ class EntryDecoder:
         return pa.Table.from_batches(self.entries(part, projection), projection.schema).combine_chunks()
 
     def decode_parts(self, projection: EntryProjection, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Decode the entries of parts, rows of the batches, of which several are read from a store at a time."""
+        """Decode the entries of parts, rows of the batches, of which several are read from a store at a time.
+
+        Entries that the part's deletion vector, `MASK`, masks are left out.
+        """
         for batch in batches:
             parts = batch.to_pylist()
             if len(parts) == 1 or all(is_local(part["location"]) for part in parts):
-                for part in parts:
-                    yield from self.entries(part, projection)
+                contents: Iterable[tuple[dict[str, Any], _Content]] = ((part, self._read(part)) for part in parts)
             else:
-                for part, content in read_ahead(parts, self._read, _size):
-                    yield from self._decoded(part, content, projection)
+                contents = read_ahead(parts, self._read, _size)
+            for part, content in contents:
+                entries = self._decoded(part, content, projection)
+                yield from entries if content.masked is None else _without(content.masked, entries)
 
     def _cached(self, leaf: str) -> bytes | None:
         if self.cached is None:
@@ -126,10 +135,22 @@ class EntryDecoder:
 
 
 class _Content(NamedTuple):
-    """The bytes of a part of a manifest, or of its leaf in the manifest cache at the location `cached_leaf`."""
+    """The bytes of a part of a manifest, or of its leaf in the manifest cache at the location `cached_leaf`.
+
+    Attributes:
+        masked: whether each ordinal of the manifest is masked; None if it has no deletion vector.
+    """
 
     data: Data
     cached_leaf: str | None
+    masked: np.ndarray[Any, Any] | None
+
+
+def _without(masked: np.ndarray[Any, Any], entries: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Yield the entries whose ordinals are not masked."""
+    for batch in entries:
+        flags = np.take(masked, batch.column(ORDINAL).to_numpy(), mode="clip")
+        yield batch.filter(pa.array(~flags)) if flags.any() else batch
 
 
 def _size(part: Mapping[str, Any]) -> int:

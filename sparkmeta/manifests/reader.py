@@ -23,7 +23,7 @@ import pyarrow.compute as pc
 
 from sparkmeta.manifests.cache.folder import open_cache
 from sparkmeta.manifests.cache.spark import read_cached_entries
-from sparkmeta.manifests.decoder import CACHED_LEAF, EntryDecoder, decode_contents
+from sparkmeta.manifests.decoder import CACHED_LEAF, MASK, EntryDecoder, decode_contents
 from sparkmeta.manifests.deletion_vectors import few_masks, inlined, without_masked
 from sparkmeta.manifests.metrics_maps import has_metrics_maps, stats_for_maps, with_metrics_maps
 from sparkmeta.manifests.parts import manifest_parts, whole_manifests
@@ -39,7 +39,7 @@ from sparkmeta.storage.files import SparkFiles
 from sparkmeta.storage.reading import with_content
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from pyspark.sql import DataFrame, SparkSession
 
@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from sparkmeta.manifests.types import TableTypes
     from sparkmeta.manifests.v4.tree_manifests import Tree
     from sparkmeta.manifests.v4.types import TreeTypes
+    from sparkmeta.session import MapFunction
     from sparkmeta.settings import Settings
     from sparkmeta.storage.access import FileAccess
 
@@ -153,11 +154,49 @@ class ManifestReader:
             masks = {row[MANIFEST]: row for row in inlined(self._dvs_of(manifests).to_pylist(), self.access.files)}
         decode = partial(self.decoder(Placement.DRIVER).decode_unmasked, projection, masks)
         tables = [map_on_driver(parts, decode, projection.schema)]
-        for manifest, rows in self._root_files(manifests):
-            assert self.tree is not None
-            assert self.trees is not None
-            tables.append(root_entries(rows, manifest, self.tree.root.location, projection, self.trees))
+        tables += [self._root_entries(manifest, rows, projection) for manifest, rows in self._root_files(manifests)]
         return pa.concat_tables(tables)
+
+    def _root_entries(self, manifest: int, rows: pa.Table, projection: EntryProjection) -> pa.Table:
+        assert self.tree is not None
+        assert self.trees is not None
+        return root_entries(rows, manifest, self.tree.root.location, projection, self.trees)
+
+    def map_entries(
+        self, manifests: pa.Table, projection: EntryProjection, function: MapFunction, schema: pa.Schema
+    ) -> DataFrame:
+        """Apply a function to the entries of manifests in the tasks that decode them, and return its rows, lazily.
+
+        No entry becomes a row of Spark, so that a function that aggregates them is faster than a query.
+
+        Args:
+            manifests: the manifests.
+            projection: the columns to read, without metrics maps.
+            function: takes what `entries` returns as batches, some for each task, and yields batches of `schema`.
+            schema: of the result.
+        """
+        if self.access.tasks is None:
+            return map_arrow(self.entries(manifests, projection), function, schema)
+        frames = []
+        parts = self._masked_parts(manifests, projection)
+        if len(parts):
+            apply = partial(_apply, partial(self.decoder(Placement.TASKS).decode_parts, projection), function)
+            frames.append(map_by_tasks(self.spark, parts, apply, schema))
+        for manifest, rows in self._root_files(manifests):
+            entries = self._root_entries(manifest, rows, projection).to_batches()
+            frames.append(local_frame(self.spark, pa.Table.from_batches(function(entries), schema)))
+        if not frames:
+            return local_frame(self.spark, schema.empty_table())
+        return reduce(lambda left, right: left.unionByName(right), frames)
+
+    def _masked_parts(self, manifests: pa.Table, projection: EntryProjection) -> pa.Table:
+        """Return the parts of manifests for tasks, with `MASK` if they are a tree's."""
+        parts = self.parts(manifests, projection, split=True)
+        if self.tree is None:
+            return parts
+        dvs = self._dvs_of(manifests)
+        places = pc.index_in(parts.column(MANIFEST), dvs.column(MANIFEST).combine_chunks())
+        return parts.append_column(MASK, dvs.to_struct_array().combine_chunks().take(places.combine_chunks()))
 
     def physical_frames(
         self, manifests: pa.Table, projection: EntryProjection, placement: Placement | None = None
@@ -243,9 +282,10 @@ class ManifestReader:
 
     def _root_files(self, manifests: pa.Table) -> Iterator[tuple[int, pa.Table]]:
         """Yield the small ids and files, DELETED ones included, of manifests that represent the root's own files."""
+        if self.tree is None:
+            return
         in_root = manifests.filter(pc.equal(manifests.column("file_format"), IN_ROOT))
         for content in in_root.column("content_type").to_pylist():
-            assert self.tree is not None
             yield self.tree.root_id(content), self.tree.root.of(FILE_TYPES[ContentType(content)], live=False)
 
     # -- parts ------------------------------------------------------------------------------------------------------
@@ -304,3 +344,9 @@ class ManifestReader:
         if not frames:
             return local_frame(self.spark, projection.schema.empty_table())
         return reduce(lambda left, right: left.unionByName(right), frames)
+
+
+def _apply(
+    decode: MapFunction, function: MapFunction, parts: Iterable[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
+    yield from function(decode(parts))

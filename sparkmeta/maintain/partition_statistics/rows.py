@@ -3,13 +3,14 @@
     full         SELECT spec, partition, sum(live files) FROM all entries of the snapshot
     incremental  the same FROM rows of an ancestor's file UNION ALL what snapshots added UNION ALL (-) what they removed
 
-The values are those of Iceberg's Java library. A removed file counts as an update of its partition: in a full
-computation as long as the snapshot's manifests name it, in an incremental one always.
+Tasks sum entries in Arrow (`partials.py`), Spark sums what they yield. The values are those of Iceberg's Java library.
+A removed file counts as an update of its partition: in a full computation as long as the snapshot's manifests name it,
+in an incremental one always.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -22,10 +23,19 @@ from pyspark.sql.types import StructType as SparkStruct
 from sparkmeta.changes.entry_changes import ADDED, CHANGE, SNAPSHOT, EntryChanges, at_most_one
 from sparkmeta.columns.types import spark_type
 from sparkmeta.errors import NoSuchSnapshotError, ValidationError
-from sparkmeta.inspect.partition_statistics import DV_COUNT, rows_of_file, statistics_schema
-from sparkmeta.plan.filter import is_live
-from sparkmeta.plan.rows import partition_value
-from sparkmeta.session import local_frame
+from sparkmeta.inspect.partition_statistics import rows_of_file, statistics_schema
+from sparkmeta.maintain.partition_statistics.partials import (
+    COUNTS,
+    ENTRY_COLUMNS,
+    RANK,
+    SIGN,
+    SPEC,
+    UPDATER,
+    PartialSums,
+    key_name,
+)
+from sparkmeta.manifests.projection import PARTITION
+from sparkmeta.session import local_frame, map_arrow
 from sparkmeta.spec.entry import ContentType
 
 if TYPE_CHECKING:
@@ -36,19 +46,11 @@ if TYPE_CHECKING:
     from sparkmeta.spec.snapshot import PartitionStatisticsFile
     from sparkmeta.state import TableState
 
-_COLUMNS = (
-    "version_info", "content_type", "file_format", "partition_spec_id", "record_count", "file_size_in_bytes",
-)  # fmt: skip
-_SIGN, _UPDATER = "_sign", "_updater"
-_RANK = "_rank"
+_COLUMNS = ("version_info", *ENTRY_COLUMNS)
 _UPDATE = "update"
 # Keys of summaries of snapshots that removed files.
 _REMOVED = ("deleted-data-files", "removed-delete-files")
 _CONTENTS = (ContentType.DATA_MANIFEST, ContentType.DELETE_MANIFEST)
-_COUNTS = (
-    "data_record_count", "data_file_count", "total_data_file_size_in_bytes", "position_delete_record_count",
-    "position_delete_file_count", "equality_delete_record_count", "equality_delete_file_count", DV_COUNT,
-)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -74,15 +76,13 @@ def changes_since(state: TableState, snapshots: Iterable[Snapshot]) -> EntryChan
 
 def full_rows(state: TableState) -> DataFrame:
     """Return the statistics of the snapshot's entries; see `_shown` for the columns."""
-    entries = state.entries(state.manifests, state.projection(_COLUMNS))
-    updater = F.col("version_info.snapshot_id")
-    sign = is_live().column().cast("int")
-    if state.tree is None:
-        return _shown(_aggregated([_counted(state, entries, sign, updater)], state), state)
+    sums = _partial_sums(state)
     # A root has DELETED entries of its own files only; those of its leaves are masked.
-    live = _counted(state, entries.where(is_live().text), sign, updater)
-    removed = [_counted(state, frame, F.lit(0), F.col(SNAPSHOT)) for frame in _removed(state)]
-    return _shown(_aggregated([live, *removed], state), state)
+    function = sums.of_all if state.tree is None else sums.of_live
+    partials = [state.reader.map_entries(state.manifests, state.projection(_COLUMNS), function, sums.schema)]
+    if state.tree is not None:
+        partials += [_changed(sums, frame, F.lit(0)) for frame in _removed(state)]
+    return _shown(_aggregated(partials, state), state)
 
 
 def _removed(state: TableState) -> list[DataFrame]:
@@ -105,15 +105,15 @@ def incremental_rows(state: TableState, base: Base, changes: EntryChanges) -> Da
     Args:
         changes: `changes_since` of the base's snapshots.
     """
-    sign = F.when(F.col(CHANGE) == ADDED, F.lit(1)).otherwise(F.lit(-1))
+    sums, sign = _partial_sums(state), F.when(F.col(CHANGE) == ADDED, F.lit(1)).otherwise(F.lit(-1))
     frames = [frame for content in _CONTENTS for frame in changes.of_content(content)]
-    changed = [_counted(state, frame, sign, F.col(SNAPSHOT)) for frame in frames]
+    changed = [_changed(sums, frame, sign) for frame in frames]
     stored = _stored(state, base.file.statistics_path)
     if not changed:
         return _shown(stored, state)
     both = stored.unionByName(_aggregated(changed, state))
-    sums = [F.sum(name).alias(name) for name in _COUNTS]
-    merged = both.groupBy(*key_names(state), "spec_id").agg(*sums, F.max(_UPDATE).alias(_UPDATE))
+    totals = [F.sum(name).alias(name) for name in COUNTS]
+    merged = both.groupBy(*key_names(state), SPEC).agg(*totals, F.max(_UPDATE).alias(_UPDATE))
     return _shown(merged, state)
 
 
@@ -123,7 +123,7 @@ def key_names(state: TableState) -> list[str]:
 
 
 def _key(field: NestedField) -> str:
-    return f"key_{field.field_id}"
+    return key_name(field.field_id)
 
 
 def _grouped(field: NestedField, value: Column) -> Column:
@@ -132,58 +132,28 @@ def _grouped(field: NestedField, value: Column) -> Column:
     return (value.cast("string") if is_number else value).alias(_key(field))
 
 
-def _counted(state: TableState, entries: DataFrame, sign: Column, updater: Column) -> DataFrame:
-    """Return what each entry adds to the statistics of its partition.
+def _partial_sums(state: TableState) -> PartialSums:
+    return PartialSums(state.projection(()).partition, tuple(snapshot_id for snapshot_id, _ in _by_age(state)))
+
+
+def _by_age(state: TableState) -> list[tuple[int, int]]:
+    """Return the ids and times of the snapshots, the oldest first."""
+    by_time = sorted(state.metadata.snapshots, key=lambda each: (each.timestamp_ms, each.sequence_number or 0))
+    return [(each.snapshot_id, each.timestamp_ms) for each in by_time]
+
+
+def _changed(sums: PartialSums, entries: DataFrame, sign: Column) -> DataFrame:
+    """Return the sums of what snapshots changed, by `SNAPSHOT`.
 
     Args:
         sign: 1 to count an entry, -1 to subtract it, 0 for an update only.
-        updater: the id of the snapshot that updated the partition.
     """
-    keys = [_grouped(field, partition_value(field.field_id).column()) for field in state.types.partition_type.fields]
-    columns = ("content_type", "file_format", "record_count", "file_size_in_bytes")
-    spec = F.col("partition_spec_id").alias("spec_id")
-    signed = entries.select(*keys, spec, *columns, sign.alias(_SIGN), updater.alias(_UPDATER))
-    known = signed.join(F.broadcast(_ranked_snapshots(state)), F.col(_UPDATER) == F.col("snapshot_id"), "left")
-    return known.select(*key_names(state), "spec_id", *_measures(), _RANK)
-
-
-def _ranked_snapshots(state: TableState) -> DataFrame:
-    """Return snapshot_id and `_RANK` of the snapshots, a number by which later ones are larger.
-
-    Spark aggregates numbers by hash, but structs by sorting.
-    """
-    by_time = sorted(state.metadata.snapshots, key=lambda each: (each.timestamp_ms, each.sequence_number or 0))
-    ids = pa.array([each.snapshot_id for each in by_time], pa.int64())
-    ranks = {"snapshot_id": ids, _RANK: pa.array(range(len(by_time)), pa.int32())}
-    ranks["at"] = pa.array([each.timestamp_ms for each in by_time], pa.int64())
-    return local_frame(state.spark, pa.table(ranks))
-
-
-def _measures() -> list[Column]:
-    """Return the columns `_COUNTS` of an entry."""
-    is_data = F.col("content_type") == int(ContentType.DATA)
-    is_positions = F.col("content_type") == int(ContentType.POSITION_DELETES)
-    is_equality = F.col("content_type") == int(ContentType.EQUALITY_DELETES)
-    is_vector = is_positions & (F.upper("file_format") == "PUFFIN")
-    records, files = F.col("record_count") * F.col(_SIGN), F.col(_SIGN).cast("long")
-    values = (
-        (is_data, records),
-        (is_data, files),
-        (is_data, F.col("file_size_in_bytes") * F.col(_SIGN)),
-        (is_positions, records),
-        (is_positions & ~is_vector, files),
-        (is_equality, records),
-        (is_equality, files),
-        (is_vector, files),
-    )
-    zero = F.lit(0).cast("long")
-    return [
-        F.when(chosen, value).otherwise(zero).alias(name) for name, (chosen, value) in zip(_COUNTS, values, strict=True)
-    ]
+    columns = (*ENTRY_COLUMNS, PARTITION, sign.alias(SIGN), F.col(SNAPSHOT).alias(UPDATER))
+    return map_arrow(entries.select(*columns), sums.of_changes, sums.schema)
 
 
 def _stored(state: TableState, location: str) -> DataFrame:
-    """Return the rows of a statistics file like `_counted`."""
+    """Return the rows of a statistics file, by `_grouped` keys, with `_UPDATE`."""
     rows = rows_of_file(state, location)
     # By place: names of partition fields may be equal but for their case.
     fields = state.types.partition_type.fields
@@ -194,23 +164,37 @@ def _stored(state: TableState, location: str) -> DataFrame:
         is_uuid = str(field.field_type) == "uuid"
         keys.append(_grouped(field, F.unhex(F.replace(value, F.lit("-"), F.lit(""))) if is_uuid else value))
     names = rows.columns
-    counts = [F.coalesce(F.col(name), F.lit(0)) if name in names else F.lit(0) for name in _COUNTS]
+    counts = [F.coalesce(F.col(name), F.lit(0)) if name in names else F.lit(0) for name in COUNTS]
     update = _update("last_updated_at", "last_updated_snapshot_id")
     return rows.select(
         *keys,
-        "spec_id",
-        *(count.cast("long").alias(name) for name, count in zip(_COUNTS, counts, strict=True)),
+        SPEC,
+        *(count.cast("long").alias(name) for name, count in zip(COUNTS, counts, strict=True)),
         F.when(F.col("last_updated_at").isNotNull(), update).alias(_UPDATE),
     )
 
 
-def _aggregated(counted: Sequence[DataFrame], state: TableState) -> DataFrame:
-    """Return the sums of entries by partition, with the last update, like `_stored`."""
-    keys = [*key_names(state), "spec_id"]
-    sums = [F.sum(name).alias(name) for name in _COUNTS]
-    grouped = at_most_one(counted)[0].groupBy(*keys).agg(*sums, F.max(_RANK).alias(_RANK))
-    updated = grouped.join(F.broadcast(_ranked_snapshots(state)), _RANK, "left")
-    return updated.select(*keys, *_COUNTS, F.when(F.col("at").isNotNull(), _update("at", "snapshot_id")).alias(_UPDATE))
+def _aggregated(partials: list[DataFrame], state: TableState) -> DataFrame:
+    """Return the sums of partial sums by partition, with the last update, like `_stored`."""
+    fields = state.types.partition_type.fields
+    keys = [_grouped(field, F.col(_key(field))) for field in fields]
+    sums = at_most_one(partials)[0].select(*keys, SPEC, *COUNTS, RANK).groupBy(*key_names(state), SPEC)
+    # Spark aggregates numbers by hash, but structs by sorting.
+    grouped = sums.agg(*(F.sum(name).alias(name) for name in COUNTS), F.max(RANK).alias(RANK))
+    updated = grouped.join(F.broadcast(_ranked_snapshots(state)), RANK, "left")
+    update = F.when(F.col("at").isNotNull(), _update("at", "by")).alias(_UPDATE)
+    return updated.select(*key_names(state), SPEC, *COUNTS, update)
+
+
+def _ranked_snapshots(state: TableState) -> DataFrame:
+    """Return `RANK` of the snapshots, with their times `at` and ids `by`."""
+    by_age = _by_age(state)
+    columns = {
+        RANK: pa.array(range(len(by_age)), pa.int32()),
+        "at": pa.array([time for _, time in by_age], pa.int64()),
+        "by": pa.array([snapshot_id for snapshot_id, _ in by_age], pa.int64()),
+    }
+    return local_frame(state.spark, pa.table(columns))
 
 
 def _update(at: str, snapshot_id: str) -> Column:
