@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 Isolation = Literal["serializable", "snapshot"]
 
-_REPLACE = "replace"
+_REPLACE, _DELETE = "replace", "delete"
 _REPLACING = ("overwrite", _REPLACE)
 _COLUMNS = (*SEARCH_COLUMNS, "equality_ids")
 
@@ -54,11 +54,13 @@ class Validation:
         start: the snapshot that the operation read; None for an empty table.
         row_filter: the rows that it read; None for the files that it replaces.
         isolation: "serializable" also treats added data as a conflict.
+        ignores_deletes: whether new deletes of rows that it read are no conflict.
     """
 
     start: int | None
     row_filter: BooleanExpression | str | None = None
     isolation: Isolation = "serializable"
+    ignores_deletes: bool = False
 
 
 @dataclass(frozen=True)
@@ -103,7 +105,7 @@ def validate(head: TableState, validation: Validation, operation: Operation) -> 
             _refuse(head, scope.added(ContentType.DATA_MANIFEST), "added data that may match")
     by_rows = operation.removes_by_rows or not names_rows
     for scope in scopes:
-        if by_rows or operation.adds_deletes:
+        if by_rows or (operation.adds_deletes and not validation.ignores_deletes):
             _refuse(head, scope.added(ContentType.DELETE_MANIFEST), "added deletes of rows that may match")
         if by_rows:
             _refuse(head, scope.removed(ContentType.DATA_MANIFEST), "removed a data file that may match")
@@ -123,10 +125,34 @@ def refuse_new_data(head: TableState, files: DataFrame, start: int | None) -> No
             _refuse(head, scope.added(ContentType.DATA_MANIFEST), "added data to a partition that is overwritten")
 
 
+def refuse_missing_data(head: TableState, files: DataFrame, start: int | None, *, with_deletes: bool) -> None:
+    """Refuse deletes of rows in data files that others have removed since the snapshot `start` (semantics 4.9).
+
+    The deletes would not apply to the files that replace these.
+
+    Args:
+        head: the state to which the deletes are to be added.
+        files: the data files, rows with `file_path`.
+        start: the snapshot that was read.
+        with_deletes: whether data files that a delete removed count as well.
+
+    Raises:
+        CommitConflictError: one of the files is gone.
+    """
+    operations = {*_REPLACING, _DELETE} if with_deletes else {*_REPLACING}
+    history = [snapshot for snapshot in snapshots_since(head, start) if snapshot.operation in operations]
+    if not history:
+        return
+    paths = files.select(F.col("file_path").alias("referenced_path"))
+    for removed in _scope(head, history, AlwaysTrue()).removed(ContentType.DATA_MANIFEST):
+        gone = removed.join(paths, F.col("location") == F.col("referenced_path"), "left_semi")
+        _refuse(head, [gone], "removed a data file that the new position deletes are about")
+
+
 def refuse_replaced_data(head: TableState, start: int | None) -> None:
     """Refuse new position delete files if data files may have been replaced since the snapshot `start`.
 
-    The delete files don't say which data files they are about, and would not apply to the files that replace them.
+    For delete files that don't say which data files they are about.
 
     Raises:
         CommitConflictError: another commit has replaced files.

@@ -49,32 +49,45 @@ class Searches:
 
 
 def find_files(state: TableState, files: DataFrame, searches: Searches) -> Removal:
-    """Find the live entries of data and equality delete files by path, and of deletion vectors by path and offset.
+    """Find the live entries of data and delete files by path, and of deletion vectors by path and offset.
 
     The deletion vectors of the data files are added to them.
 
     Args:
         files: rows with `file_path`, and `content_offset` for deletion vectors. `manifest_path`, and `spec_id` with
             `partition`, are hints for the search.
+        searches: the searches of the commit.
 
     Raises:
         ValidationError: a path is null, is not a live file of the table, or occurs twice.
     """
+    return _find(state, files, searches, only_live_deletes=False)
+
+
+def find_live_deletes(state: TableState, files: DataFrame, searches: Searches) -> Removal:
+    """Find entries of delete files as `find_files` does; those that are not live are passed over."""
+    return _find(state, files, searches, only_live_deletes=True)
+
+
+def _find(state: TableState, files: DataFrame, searches: Searches, *, only_live_deletes: bool) -> Removal:
     named = [name for name in _COLUMNS if name in files.columns]
     if "file_path" not in named:
         raise ValidationError("the files to remove have no column file_path")
     rows = files.select(*named)
     head = rows.limit(FEW_FILES + 1).toArrow()
-    return _find_few(state, head, searches) if len(head) <= FEW_FILES else _find_many(state, rows)
+    if len(head) <= FEW_FILES:
+        return _find_few(state, head, searches, only_live_deletes=only_live_deletes)
+    return _find_many(state, rows, only_live_deletes=only_live_deletes)
 
 
 # -- few ------------------------------------------------------------------------------------------------------------
 
 
-def _find_few(state: TableState, rows: pa.Table, searches: Searches) -> Removal:
+def _find_few(state: TableState, rows: pa.Table, searches: Searches, *, only_live_deletes: bool) -> Removal:
     names = _names(state, rows)
     # Only deletion vectors have an offset.
-    data = [] if all(name.offset is not None for name in names) else [ContentType.DATA_MANIFEST]
+    in_deletes = only_live_deletes or all(name.offset is not None for name in names)
+    data = [] if in_deletes else [ContentType.DATA_MANIFEST]
     leaves = [live_leaves(state, content) for content in (*data, ContentType.DELETE_MANIFEST)]
     stages = [search_all(root_manifests(state))]
     stages += [stage for manifests in leaves for stage in _hinted(state, rows, manifests)]
@@ -83,7 +96,7 @@ def _find_few(state: TableState, rows: pa.Table, searches: Searches) -> Removal:
     entries = searches.files.find(state, names, stages)
     removed = set(names)
     entries = entries.filter(pa.array([name in removed for name in names_of(entries)], pa.bool_()))
-    if missing := removed.difference(names_of(entries)):
+    if not only_live_deletes and (missing := removed.difference(names_of(entries))):
         raise ValidationError(f"{state.metadata.location}: {min(missing).path} is not a live file of the table")
     data_files = entries.filter(pc.equal(entries.column("content_type"), int(ContentType.DATA)))
     dvs = dvs_of(state, data_files, searches)
@@ -169,20 +182,20 @@ def _manifests_with(state: TableState, ids: pa.ChunkedArray) -> pa.Table:
 # -- many -----------------------------------------------------------------------------------------------------------
 
 
-def _find_many(state: TableState, rows: DataFrame) -> Removal:
+def _find_many(state: TableState, rows: DataFrame, *, only_live_deletes: bool) -> Removal:
     files = materialize(rows)
     keys = files.select(*_key_columns(files))
     twice = keys.groupBy(_PATH, _OFFSET).count().where("count > 1").limit(1).toArrow().to_pylist()
     if twice:
         raise ValidationError(f"{state.metadata.location}: {twice[0][_PATH]} is to be removed twice")
-    everywhere = live_manifests(state.manifests)
+    everywhere = live_manifests(state.delete_manifests if only_live_deletes else state.manifests)
     manifests = _named_manifests(files, everywhere)
     entries = materialize(_entries_of(state, manifests, keys))
     missing = _first_missing(keys, entries)
     if missing is not None and len(manifests) < len(everywhere):
         entries = materialize(_entries_of(state, everywhere, keys))
         missing = _first_missing(keys, entries)
-    if missing is not None:
+    if missing is not None and not only_live_deletes:
         raise ValidationError(f"{state.metadata.location}: {missing} is not a live file of the table")
     dvs = many_dvs_of(state, entries.where(F.col("content_type") == int(ContentType.DATA)))
     named = entries.where(F.col("content_type") == int(ContentType.POSITION_DELETES))

@@ -6,10 +6,14 @@ from dataclasses import dataclass, field
 from functools import reduce
 from typing import TYPE_CHECKING, Any, Self
 
+from pyspark.sql import functions as F
+
+from sparkmeta.changes.history import snapshots_since
 from sparkmeta.commit.conflicts import (
     Isolation,
     Operation,
     Validation,
+    refuse_missing_data,
     refuse_new_deletes,
     refuse_replaced_data,
     validate,
@@ -17,7 +21,7 @@ from sparkmeta.commit.conflicts import (
 from sparkmeta.commit.duplicates import refuse_duplicates
 from sparkmeta.commit.filtered import FilteredFiles, ReplacedFiles
 from sparkmeta.commit.list_writer import ListWriter
-from sparkmeta.commit.named import Searches, find_files
+from sparkmeta.commit.named import Searches, find_files, find_live_deletes
 from sparkmeta.commit.removal import Removal
 from sparkmeta.commit.table_files import table_of
 from sparkmeta.commit.tree_writer import TreeWriter
@@ -67,6 +71,8 @@ class SnapshotUpdate:
     _rewrites: bool = False
     _overwrites: bool = False
     _replaced: list[DataFrame] = field(default_factory=list)
+    _superseded: list[DataFrame] = field(default_factory=list)
+    _referenced: list[tuple[DataFrame, bool]] = field(default_factory=list)
     _validations: list[Validation] = field(default_factory=list)
     _progress: _Progress = field(default_factory=lambda: _Progress())  # noqa: PLW0108  defined below
 
@@ -115,10 +121,12 @@ class SnapshotUpdate:
         added: DataFrame | BaseTable | TableState | None = None,
         deletes: DataFrame | BaseTable | TableState | None = None,
         removed: DataFrame | None = None,
+        superseded: DataFrame | None = None,
     ) -> Self:
-        """Add data files, deletion vectors and equality deletes, and remove files.
+        """Add data files, deletes of rows (deletion vectors, position and equality delete files), and remove files.
 
-        A deletion vector replaces an earlier one of its data file, and must contain all of its positions.
+        A deletion vector replaces an earlier one of its data file, and must contain all of its positions. `superseded`
+        are position delete files whose positions the new ones have as well; those that are still live are removed.
 
         With the same table as `added` and `deletes`, its live data files are added with their deletion vectors. Its
         equality deletes can't be: they would apply to older files of this table, and not to the added ones.
@@ -135,6 +143,8 @@ class SnapshotUpdate:
         if removed is not None:
             self._removed.append(removed)
             self._replaced.append(removed)
+        if superseded is not None:
+            self._superseded.append(superseded)
         return self
 
     def rewrite(self, removed: DataFrame, added: DataFrame | None = None, deletes: DataFrame | None = None) -> Self:
@@ -165,13 +175,15 @@ class SnapshotUpdate:
         *,
         from_snapshot_id: int | None = None,
         isolation: Isolation = "serializable",
+        ignore_deletes: bool = False,
     ) -> Self:
         """Fail the commit if other commits changed the data that this one is based on (semantics 4.7-4.9).
 
         Conflicts are:
 
         - new deletes that apply to files which this update removes by name;
-        - new deletes of rows that may match, unless this update removes files by name only and adds no deletes;
+        - new deletes of rows that may match, unless this update removes files by name only and adds no deletes, or
+          `ignore_deletes` says that it only deletes rows, which others may have deleted as well;
         - removed data files that may match, if this update removes files by a filter or by partitions, or neither
           removes files by name nor adds deletes;
         - added data files that may match, if `isolation` is "serializable".
@@ -182,6 +194,7 @@ class SnapshotUpdate:
                 Added data defaults to the whole table also if the update removes files by name or adds deletes.
             from_snapshot_id: the snapshot that was read. Defaults to the branch's head when the transaction began.
             isolation: "serializable" or "snapshot".
+            ignore_deletes: whether new deletes of rows that may match are no conflict for the deletes that this adds.
 
         Raises:
             ValidationError: an unknown isolation.
@@ -189,7 +202,20 @@ class SnapshotUpdate:
         if isolation not in ("serializable", "snapshot"):
             raise ValidationError(f"isolation is {isolation!r}: it is serializable or snapshot")
         start = from_snapshot_id if from_snapshot_id is not None else self._start
-        self._validations.append(Validation(start, row_filter, isolation))
+        self._validations.append(Validation(start, row_filter, isolation, ignore_deletes))
+        return self
+
+    def validate_data_files_exist(self, files: DataFrame, *, with_deletes: bool = False) -> Self:
+        """Fail the commit if others replaced data files that the position delete files of this update are about.
+
+        Without it, those that a delete file names in `referenced_data_file` must exist; and delete files that name none
+        are refused after any commit that replaced files. Data files of deletion vectors must exist in any case.
+
+        Args:
+            files: the data files, rows with `file_path`.
+            with_deletes: whether they must not have been deleted either.
+        """
+        self._referenced.append((files, with_deletes))
         return self
 
     @property
@@ -304,8 +330,10 @@ class _Attempt:
         parts += [matching.find(state, searches) for matching in update._filters]
         parts += [replaced.find(state, searches) for replaced in update._partitions_of]
         removal = reduce(Removal.plus, parts, Removal())
+        parts = [find_live_deletes(state, files, searches) for files in update._superseded]
+        removal = reduce(Removal.plus, parts, removal)
         if FileKind.POSITION_DELETES in added.tally.counts:
-            refuse_replaced_data(state, update._start)
+            self._check_referenced(state, added)
         if FileKind.DELETION_VECTOR not in added.tally.counts:
             return removal
         deletes = replaced_deletes(state, added, removal, searches)
@@ -315,6 +343,20 @@ class _Attempt:
             )
         self.progress.replaced = deletes.names
         return removal.plus(deletes.removal)
+
+    def _check_referenced(self, state: TableState, added: NewFiles) -> None:
+        """Refuse position delete files whose data files others have replaced."""
+        update = self.update
+        for files, with_deletes in update._referenced:
+            refuse_missing_data(state, files, update._start, with_deletes=with_deletes)
+        if update._referenced or not snapshots_since(state, update._start):
+            return
+        deletes = added.of([ContentType.POSITION_DELETES], ContentType.DELETE_MANIFEST).frame(state)
+        positional = deletes.where(F.col("content_type") == int(ContentType.POSITION_DELETES))
+        if positional.where("referenced_file IS NULL").limit(1).collect():
+            refuse_replaced_data(state, update._start)
+        named = positional.select(F.col("referenced_file").alias("file_path"))
+        refuse_missing_data(state, named, update._start, with_deletes=False)
 
     def _named(self, state: TableState, files: DataFrame) -> Removal:
         """Find files by name. Raises CommitConflictError if others deleted rows of files that are replaced."""

@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.table import Table as RichTable
 
 import sparkmeta as sm
-from sparkmeta.maintain.position_deletes.position_file import PositionFile
+from sparkmeta.rows.write.position_file import PositionFile
 from sparkmeta.spec.bitmap import PositionBitmap
 from tests.benchmarks.expiry import restored
 from tests.benchmarks.memory import MIB, Workers, heap_use, peak_resident_set

@@ -9,10 +9,10 @@ from pyspark.sql import functions as F
 
 from sparkmeta.columns.predicate import bind_filter, parse_filter
 from sparkmeta.maintain.dangling_deletes.search import ENTRY_COLUMNS
-from sparkmeta.maintain.position_deletes.options import BY_FILE, delete_granularity
 from sparkmeta.plan.deletes.views import data_path, partition_key
 from sparkmeta.plan.filter import ScanFilter, is_live, tuple_matches
 from sparkmeta.plan.prune import live_manifests
+from sparkmeta.rows.write.delete_options import BY_FILE, VECTORS_SINCE, delete_granularity
 from sparkmeta.spec.entry import DELETE_FILE_PATH_ID, ContentType
 
 if TYPE_CHECKING:
@@ -20,9 +20,6 @@ if TYPE_CHECKING:
 
     from sparkmeta.maintain.position_deletes.options import DeleteRewriteOptions, FileSizes
     from sparkmeta.state import TableState
-
-VECTORS_SINCE = 3
-"""The format version whose position deletes are deletion vectors."""
 
 _IS_VECTOR = "file_format = 'PUFFIN'"
 _GROUP, _PATH = "delete_group", "delete_of"

@@ -8,15 +8,11 @@ from typing import TYPE_CHECKING, Any
 from pyiceberg.expressions import AlwaysTrue, BooleanExpression
 
 from sparkmeta.errors import ValidationError, shown
-from sparkmeta.rows.write.vectors import delete_target_bytes
+from sparkmeta.rows.write.delete_options import delete_target_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-_GRANULARITY = "write.delete.granularity"
-_GRANULARITIES = BY_FILE, BY_PARTITION = "file", "partition"
-_CODEC, _FALLBACK = "write.delete.parquet.compression-codec", "write.parquet.compression-codec"
-_CODECS = ("zstd", "gzip", "snappy", "lz4", "brotli", "uncompressed")
 # Shares of the target size, as in Iceberg's action.
 _LEAST, _MOST = 0.75, 1.8
 
@@ -66,33 +62,6 @@ class DeleteRewriteOptions:
                 "must not decrease"
             )
         return FileSizes(target, least, most)
-
-
-def delete_granularity(properties: Mapping[str, str]) -> str:
-    """Return whether a new position delete file is about a data file or a partition.
-
-    The default is that of Iceberg's Spark writers.
-
-    Raises:
-        ValidationError: the table property has an invalid value.
-    """
-    text = properties.get(_GRANULARITY, BY_FILE)
-    if text.lower() not in _GRANULARITIES:
-        raise ValidationError(f"the table property {_GRANULARITY} is {shown(text)}: expected file or partition")
-    return text.lower()
-
-
-def delete_codec(properties: Mapping[str, str]) -> str:
-    """Return the compression codec of new position delete files, by PyArrow's name.
-
-    Raises:
-        ValidationError: the table property has an invalid value.
-    """
-    name = _CODEC if _CODEC in properties else _FALLBACK
-    text = properties.get(name, _CODECS[0])
-    if text.lower() not in _CODECS:
-        raise ValidationError(f"the table property {name} is {shown(text)}: expected one of {', '.join(_CODECS)}")
-    return "none" if text.lower() == "uncompressed" else text.lower()
 
 
 def _check_count(name: str, value: Any) -> int | None:

@@ -19,10 +19,11 @@ from sparkmeta.errors import CommitStateUnknownError
 from sparkmeta.maintain.dangling_deletes.plan import refuse_rewrite
 from sparkmeta.maintain.dangling_deletes.search import public_rows
 from sparkmeta.maintain.position_deletes.entries import public_files
-from sparkmeta.maintain.position_deletes.options import DeleteRewriteOptions, delete_codec, delete_granularity
+from sparkmeta.maintain.position_deletes.options import DeleteRewriteOptions
 from sparkmeta.maintain.position_deletes.rewrite import DeleteRewrite
 from sparkmeta.maintain.position_deletes.step import DeleteRewriteStep
 from sparkmeta.operations.base_table import TableT
+from sparkmeta.rows.write.delete_options import delete_codec, delete_granularity
 from sparkmeta.spec.metadata import has_tree
 
 if TYPE_CHECKING:

@@ -13,14 +13,15 @@ from pyspark.sql import functions as F
 
 from sparkmeta.edit.range_sort import most_tasks, task_reader
 from sparkmeta.errors import from_spark
-from sparkmeta.maintain.position_deletes.choose import VECTORS_SINCE, chosen_entries
-from sparkmeta.maintain.position_deletes.options import BY_FILE, delete_codec, delete_granularity
-from sparkmeta.maintain.position_deletes.tasks import WRITTEN_SCHEMA, PositionFileTasks, VectorFileTasks
+from sparkmeta.maintain.position_deletes.choose import chosen_entries
 from sparkmeta.plan.choose import choose
 from sparkmeta.plan.deletes.views import partition_key
 from sparkmeta.plan.files import plan_files
 from sparkmeta.plan.filter import ScanFilter
 from sparkmeta.plan.prune import prune_manifests
+from sparkmeta.rows.write.delete_options import BY_FILE, VECTORS_SINCE, delete_codec, delete_granularity
+from sparkmeta.rows.write.delete_tasks import WRITTEN_SCHEMA, PositionFileTasks, VectorFileTasks
+from sparkmeta.rows.write.deletes import GROUP
 from sparkmeta.rows.write.vector_tasks import MASK_SCHEMA, VectorTasks, read_masks
 from sparkmeta.session import map_arrow, materialize, read_tasks
 from sparkmeta.spec.entry import ContentType
@@ -31,11 +32,10 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from sparkmeta.maintain.position_deletes.options import DeleteRewriteOptions
-    from sparkmeta.maintain.position_deletes.tasks import WriteTasks
+    from sparkmeta.rows.write.delete_tasks import WriteTasks
     from sparkmeta.state import TableState
 
 _FOLDER = "write.data.path"
-_GROUP = "group"
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class DeleteRewrite:
                 tasks = VectorFileTasks(VectorTasks(writer, folder, target))
                 ordered = self._by_data_file(masks, target)
             else:
-                tasks = PositionFileTasks(writer, folder, delete_codec(properties))
+                tasks = PositionFileTasks(writer, folder, delete_codec(properties), target)
                 ordered = self._by_group(masks, target)
             return materialize(map_arrow(ordered, tasks.write, WRITTEN_SCHEMA))
         except PySparkException as error:
@@ -108,7 +108,7 @@ class DeleteRewrite:
         A group is a data file or a partition. A partition whose files exceed the target size is divided by data files.
         """
         if delete_granularity(self.state.metadata.properties) == BY_FILE:
-            grouped = masks.withColumn(_GROUP, F.col("data_path"))
+            grouped = masks.withColumn(GROUP, F.col("data_path"))
         else:
             partition = partition_key(self.state).column()
             size = F.sum("file_size_in_bytes").over(Window.partitionBy("partition"))
@@ -116,10 +116,10 @@ class DeleteRewrite:
                 F.col("location").alias("delete_path"), partition.alias("partition"), "file_size_in_bytes"
             ).select("delete_path", "partition", F.ceil(size / target).cast("int").alias("parts"))
             part = F.pmod(F.hash("data_path"), F.col("parts"))
-            grouped = masks.join(groups, "delete_path").withColumn(_GROUP, F.struct("partition", part.alias("part")))
+            grouped = masks.join(groups, "delete_path").withColumn(GROUP, F.struct("partition", part.alias("part")))
             grouped = grouped.drop("partition", "parts")
         tasks = min(read_tasks(self.state.spark), most_tasks(self.state.spark))
-        return grouped.repartition(tasks, _GROUP).sortWithinPartitions(_GROUP, "data_path")
+        return grouped.repartition(tasks, GROUP).sortWithinPartitions(GROUP, "data_path")
 
 
 def _applied(state: TableState) -> DataFrame:

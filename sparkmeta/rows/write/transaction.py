@@ -20,10 +20,10 @@ from sparkmeta.errors import CommitStateUnknownError, SparkmetaError, Unsupporte
 from sparkmeta.manifests.arrays import whole
 from sparkmeta.operations.base_table import TableT
 from sparkmeta.rows.write.cleanup import delete_written
+from sparkmeta.rows.write.deletes import write_deletes
 from sparkmeta.rows.write.files import LINEAGE, write_files
 from sparkmeta.rows.write.matching import FILE, Matching
 from sparkmeta.rows.write.upsert import upsert_of
-from sparkmeta.rows.write.vectors import write_vectors
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -33,14 +33,15 @@ if TYPE_CHECKING:
     from sparkmeta.columns.sql import Sql
     from sparkmeta.commit.conflicts import Isolation
     from sparkmeta.commit.snapshot_update import SnapshotUpdate
+    from sparkmeta.rows.planned import PlannedFiles
     from sparkmeta.state import TableState
 
 _log = logging.getLogger(__name__)
 
 _MODES = ("copy-on-write", "merge-on-read")
 _ISOLATIONS = ("serializable", "snapshot")
-# The first format versions with row lineage, and with deletion vectors.
-_LINEAGE_VERSION = _VECTOR_VERSION = 3
+# The first format version with row lineage.
+_LINEAGE_VERSION = 3
 
 
 @dataclass
@@ -163,10 +164,8 @@ class RowTransaction(Transaction[TableT]):
             if len(paths):
                 files, named = upsert.matching.partly(paths)
                 if self._merges_on_read("merge"):
-                    vectors = write_vectors(change.head, upsert.changed, files)
-                    self._written.append(vectors)
                     rows = self._write(upsert.changed_rows, lineage=bool(self._lineage))
-                    change.update.row_delta(added=rows, deletes=vectors)
+                    self._delete_rows(change, upsert.changed, files, rows)
                 else:
                     rows = self._write(upsert.rewritten(files), lineage=bool(self._lineage))
                     change.update.row_delta(added=rows, removed=named)
@@ -189,7 +188,7 @@ class RowTransaction(Transaction[TableT]):
         """Delete matching rows, or assign values to them, in files of which some rows match; remove the other files.
 
         Args:
-            masks: whether the rows are deleted by deletion vectors, and not by writing their files again.
+            masks: whether the rows are deleted by delete files, and not by writing their files again.
         """
         paths = _affected(matching)
         if not len(paths) and not matching.has_whole_files:
@@ -199,7 +198,8 @@ class RowTransaction(Transaction[TableT]):
             (self._mask if masks else self._rewrite)(change, matching, paths, assigned)
         if matching.has_whole_files:
             change.update.delete(matching.whole_files)
-        change.update.validate_no_conflicts(matching.row_filter, isolation=isolation)
+        only_deletes = masks and assigned is None
+        change.update.validate_no_conflicts(matching.row_filter, isolation=isolation, ignore_deletes=only_deletes)
 
     def _rewrite(self, change: _Change, matching: Matching, paths: pa.Array, assigned: _Assignments | None) -> None:
         """Write files again, without their matching rows or with values assigned to these."""
@@ -210,16 +210,31 @@ class RowTransaction(Transaction[TableT]):
         change.update.row_delta(added=self._write(rows, lineage=bool(lineage)), removed=named)
 
     def _mask(self, change: _Change, matching: Matching, paths: pa.Array, assigned: _Assignments | None) -> None:
-        """Delete matching rows of files by deletion vectors, and add them again with values assigned to them."""
+        """Delete matching rows of files by delete files, and add them again with values assigned to them."""
         files, _ = matching.partly(paths)
         added = None
         if assigned is not None:
             lineage = self._lineage
             rows = matching.rows(files, lineage).where(matching.is_matching_row.text)
             added = self._write(assigned.to(rows, lineage), lineage=bool(lineage))
-        vectors = write_vectors(matching.state, matching.positions, files)
-        self._written.append(vectors)
-        change.update.row_delta(added=added, deletes=vectors)
+        self._delete_rows(change, matching.positions, files, added)
+
+    def _delete_rows(
+        self, change: _Change, positions: DataFrame, files: PlannedFiles, added: DataFrame | None = None
+    ) -> None:
+        """Delete rows by deletion vectors or position delete files, and add data files with what they become.
+
+        Args:
+            positions: of the rows; see `write_deletes`.
+            files: the data files that they are in.
+            added: the new data files.
+        """
+        deletes = write_deletes(change.head, positions, files)
+        self._written.append(deletes.files)
+        change.update.row_delta(added=added, deletes=deletes.files, superseded=deletes.superseded)
+        if deletes.data_files is not None:
+            # A row that changes must still be there, one that is deleted need not.
+            change.update.validate_data_files_exist(deletes.data_files, with_deletes=added is not None)
 
     def _write(self, df: DataFrame, *, lineage: bool = False) -> DataFrame:
         files = write_files(replace(self.table.state, metadata=self.table_metadata), df, lineage=lineage)
@@ -235,17 +250,9 @@ class RowTransaction(Transaction[TableT]):
     # -- properties -------------------------------------------------------------------------------------------------
 
     def _merges_on_read(self, command: str) -> bool:
-        """Return whether rows are deleted by deletion vectors."""
+        """Return whether rows are deleted by delete files. Tables of version 1 have none."""
         mode = self._property(f"write.{command}.mode", _MODES)
-        version = self.table_metadata.format_version
-        if mode == _MODES[0] or version == 1:
-            return False
-        if version < _VECTOR_VERSION:
-            raise UnsupportedError(
-                f"{self.table.full_name}: write.{command}.mode is {mode}: no position deletes of format version "
-                f"{version} are written: set {_MODES[0]}, or upgrade the table"
-            )
-        return True
+        return mode == _MODES[1] and self.table_metadata.format_version > 1
 
     def _isolation(self, command: str, given: Isolation | None) -> Isolation:
         if given is not None:

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.java
 
 
-CASES = [(2, "copy-on-write"), (3, "merge-on-read"), (1, "copy-on-write"), (3, "copy-on-write")]
+MERGE = "merge-on-read"
+CASES = [(2, "partition"), (3, MERGE), (1, "copy-on-write"), (2, "copy-on-write"), (2, "file"), (3, "copy-on-write")]
 
 
 @pytest.mark.parametrize(("version", "mode"), CASES if SOAK else CASES[:2])
@@ -29,8 +30,10 @@ def test_changes_alternate_with_those_of_spark_sql(
     spark: SparkSession, tmp_path: Path, version: int, mode: str
 ) -> None:
     iceberg, location = Java(spark).iceberg, f"file://{tmp_path}/t"
+    granularity, mode = ("file", mode) if "-" in mode else (mode, MERGE)
     properties = {f"write.{command}.mode": mode for command in ("delete", "update", "merge")}
     properties["format-version"] = str(version)
+    properties["write.delete.granularity"] = granularity
     schema = iceberg.SchemaParser.fromJson(SCHEMA.model_dump_json())
     spec = iceberg.PartitionSpecParser.fromJson(schema, BY_PART.model_dump_json())
     tables = iceberg.hadoop.HadoopTables(spark._jsparkSession.sessionState().newHadoopConf())

@@ -8,6 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from sparkmeta.rows.data_file import row_group_start
 from sparkmeta.spec.bitmap import PositionBitmap
 from sparkmeta.spec.entry import DELETE_FILE_PATH_ID, DELETE_FILE_POS_ID
 
@@ -24,6 +25,7 @@ _SCHEMA = pa.schema(
 )
 # Rows of a row group.
 _GROUP_ROWS = 1 << 20
+_POSITION_BYTES = 8
 
 
 class PositionFile:
@@ -35,12 +37,20 @@ class PositionFile:
         last_path: the last data file.
         first_position: the least position of any data file.
         last_position: the greatest position of any data file.
+        split_offsets: where row groups begin; known when the file is closed, as are `column_sizes`.
+        column_sizes: the bytes of each column by field id.
     """
 
     def __init__(self, codec: str) -> None:
         self._sink = pa.BufferOutputStream()
+        self._footers: list[pq.FileMetaData] = []
         self._writer = pq.ParquetWriter(
-            self._sink, _SCHEMA, compression=codec, use_dictionary=["file_path"], store_schema=False
+            self._sink,
+            _SCHEMA,
+            compression=codec,
+            use_dictionary=["file_path"],
+            store_schema=False,
+            metadata_collector=self._footers,
         )
         self._writer.add_key_value_metadata({"delete-type": "position"})
         self._paths: list[str] = []
@@ -51,6 +61,13 @@ class PositionFile:
         self.last_path: str | None = None
         self.first_position: int | None = None
         self.last_position: int | None = None
+        self.split_offsets: list[int] = []
+        self.column_sizes: dict[int, int] = {}
+
+    @property
+    def size(self) -> int:
+        """The approximate bytes of the file; those of positions that are still to be compressed count in full."""
+        return int(self._sink.tell()) + self._pending * _POSITION_BYTES
 
     def add(self, path: str, positions: PositionBitmap) -> None:
         """Add the deleted positions of a data file."""
@@ -72,6 +89,12 @@ class PositionFile:
         """Return the bytes of the file."""
         self._flush()
         self._writer.close()
+        (footer,) = self._footers
+        for group in map(footer.row_group, range(footer.num_row_groups)):
+            self.split_offsets.append(row_group_start(group))
+            for place, field_id in enumerate((DELETE_FILE_PATH_ID, DELETE_FILE_POS_ID)):
+                size = group.column(place).total_compressed_size
+                self.column_sizes[field_id] = self.column_sizes.get(field_id, 0) + size
         data: bytes = self._sink.getvalue().to_pybytes()
         return data
 

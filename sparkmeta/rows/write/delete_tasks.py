@@ -1,4 +1,4 @@
-"""The tasks that write rewritten position deletes. Without Spark."""
+"""The tasks that write masks of data files to delete files. Without Spark."""
 
 from __future__ import annotations
 
@@ -6,15 +6,21 @@ import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import pyarrow as pa
 
 from sparkmeta.edit.range_sort import task_rows
-from sparkmeta.maintain.position_deletes.position_file import PositionFile
+from sparkmeta.manifests.metrics_maps import map_type
+from sparkmeta.rows.write.position_file import PositionFile
 from sparkmeta.rows.write.vector_tasks import VectorTasks, newest, union
+from sparkmeta.spec.entry import DELETE_FILE_PATH_ID, DELETE_FILE_POS_ID
 from sparkmeta.storage.executors import ExecutorWriter
 from sparkmeta.storage.location import join
+
+ENDS: Final = ("first_path", "last_path", "first_position", "last_position")
+"""The least and greatest values of the columns of a position delete file."""
+BOUNDS: Final = ("lower_bounds", "upper_bounds")
 
 WRITTEN_SCHEMA = pa.schema(
     [
@@ -26,6 +32,8 @@ WRITTEN_SCHEMA = pa.schema(
         pa.field("content_size_in_bytes", pa.int64()),
         pa.field("record_count", pa.int64()),
         pa.field("file_size_in_bytes", pa.int64()),
+        pa.field("split_offsets", pa.list_(pa.int64())),
+        *(pa.field(name, map_type(name)) for name in ("column_sizes", *BOUNDS)),
         pa.field("sequence_number", pa.int64()),
         pa.field("first_path", pa.string()),
         pa.field("last_path", pa.string()),
@@ -35,8 +43,8 @@ WRITTEN_SCHEMA = pa.schema(
 )
 """The new deletion vectors and position delete files, with columns of `inspect.files`.
 
-Also a data file whose positions they delete, the greatest sequence number of the deletes that they replace, and bounds
-of position delete files.
+Also a data file whose positions they delete, the greatest sequence number of the deletes that they replace, and `ENDS`
+of position delete files. As Java's, only those about a single data file have `BOUNDS`, and none have counts.
 """
 
 
@@ -47,7 +55,8 @@ class WriteTasks(Protocol):
         """Merge masks, and yield rows of `WRITTEN_SCHEMA`.
 
         Args:
-            batches: rows of `MASK_SCHEMA` and `sequence_number`, ordered by `group`, if there is one, and `data_path`.
+            batches: rows of `MASK_SCHEMA`, ordered by `group`, if there is one, and `data_path`. They may have a
+                `sequence_number`.
         """
 
 
@@ -67,46 +76,65 @@ class VectorFileTasks:
 
 @dataclass(frozen=True)
 class PositionFileTasks:
-    """Writes a position delete file for each group of data files. Picklable.
+    """Writes position delete files, at least one for each group of data files. Picklable.
 
     Attributes:
         folder: the folder of the files.
         codec: the compression codec, by PyArrow's name.
+        target_bytes: the size at which the next file begins. Deletes of a data file stay together.
     """
 
     writer: ExecutorWriter
     folder: str
     codec: str
+    target_bytes: int
 
     def write(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """See `WriteTasks`."""
         for _, rows in groupby(task_rows(batches), key=lambda row: row["group"]):
-            yield self._file(rows)
+            yield from self._files(rows)
 
-    def _file(self, rows: Iterable[dict[str, Any]]) -> pa.RecordBatch:
-        file = PositionFile(self.codec)
-        newest_of_paths = []
+    def _files(self, rows: Iterable[dict[str, Any]]) -> Iterator[pa.RecordBatch]:
+        file, newest_of_paths = PositionFile(self.codec), list[int]()
         for path, of_path in groupby(rows, key=lambda row: row["data_path"]):
+            if file.size >= self.target_bytes:
+                yield self._written(file, newest_of_paths)
+                file, newest_of_paths = PositionFile(self.codec), []
             masks = list(of_path)
             file.add(path, union(masks))
-            newest_of_paths.append(newest(masks))
+            if (number := newest(masks)) is not None:
+                newest_of_paths.append(number)
+        yield self._written(file, newest_of_paths)
+
+    def _written(self, file: PositionFile, sequence_numbers: Sequence[int]) -> pa.RecordBatch:
         location = join(self.folder, f"{uuid.uuid4()}-deletes.parquet")
         data = file.close()
         self.writer.write_new(location, data)
-        columns = {
+        columns: dict[str, Any] = {
             "file_path": location,
             "file_format": "PARQUET",
             "data_path": file.first_path,
             "referenced_data_file": file.first_path if file.first_path == file.last_path else None,
             "record_count": file.records,
             "file_size_in_bytes": len(data),
-            "sequence_number": max((number for number in newest_of_paths if number is not None), default=None),
+            "split_offsets": file.split_offsets,
+            "column_sizes": sorted(file.column_sizes.items()),
+            "sequence_number": max(sequence_numbers, default=None),
             "first_path": file.first_path,
             "last_path": file.last_path,
             "first_position": file.first_position,
             "last_position": file.last_position,
         }
+        if columns["referenced_data_file"] is not None:
+            for name, position in zip(BOUNDS, (file.first_position, file.last_position), strict=True):
+                columns[name] = _bounds(file.first_path, position)
         return _written({name: [value] for name, value in columns.items()}, 1)
+
+
+def _bounds(path: str | None, position: int | None) -> list[tuple[int, bytes]]:
+    assert path is not None
+    assert position is not None
+    return [(DELETE_FILE_POS_ID, position.to_bytes(8, "little")), (DELETE_FILE_PATH_ID, path.encode())]
 
 
 def _written(columns: dict[str, Sequence[Any]], rows: int) -> pa.RecordBatch:

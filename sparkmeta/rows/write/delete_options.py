@@ -1,0 +1,59 @@
+"""What table properties say about delete files to write."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from sparkmeta.errors import ValidationError, shown
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+VECTORS_SINCE: Final = 3
+"""The first format version whose position deletes are deletion vectors."""
+
+GRANULARITIES = BY_FILE, BY_PARTITION = "file", "partition"
+
+_GRANULARITY: Final = "write.delete.granularity"
+_CODEC, _FALLBACK = "write.delete.parquet.compression-codec", "write.parquet.compression-codec"
+_CODECS: Final = ("zstd", "gzip", "snappy", "lz4", "brotli", "uncompressed")
+_TARGET, _TARGET_BYTES = "write.delete.target-file-size-bytes", 64 << 20
+
+
+def delete_granularity(properties: Mapping[str, str]) -> str:
+    """Return whether a new position delete file is about a data file or a partition.
+
+    The default is that of Iceberg's Spark writers.
+
+    Raises:
+        ValidationError: the table property has an invalid value.
+    """
+    text = properties.get(_GRANULARITY, BY_FILE)
+    if text.lower() not in GRANULARITIES:
+        raise ValidationError(f"the table property {_GRANULARITY} is {shown(text)}: it takes file or partition")
+    return text.lower()
+
+
+def delete_codec(properties: Mapping[str, str]) -> str:
+    """Return the compression codec of new position delete files, by PyArrow's name.
+
+    Raises:
+        ValidationError: the table property has an invalid value.
+    """
+    name = _CODEC if _CODEC in properties else _FALLBACK
+    text = properties.get(name, _CODECS[0])
+    if text.lower() not in _CODECS:
+        raise ValidationError(f"the table property {name} is {shown(text)}: it takes one of {', '.join(_CODECS)}")
+    return "none" if text.lower() == "uncompressed" else text.lower()
+
+
+def delete_target_bytes(properties: Mapping[str, str]) -> int:
+    """Return the target size of a delete file.
+
+    Raises:
+        ValidationError: the table property has an invalid value.
+    """
+    text = properties.get(_TARGET, str(_TARGET_BYTES))
+    if not text.isdecimal() or not int(text):
+        raise ValidationError(f"the table property {_TARGET} is {shown(text)}: it takes a number of bytes")
+    return int(text)
