@@ -57,6 +57,7 @@ if TYPE_CHECKING:
     from sparkmeta.maintain.upgrade import UpgradePlan, UpgradeSummary
     from sparkmeta.plan.report import ScanReport
     from sparkmeta.range_scan import ChangelogScan, IncrementalScan
+    from sparkmeta.rows.write.merge import Merge
     from sparkmeta.rows.write.transaction import RowTransaction
     from sparkmeta.scan import Scan
     from sparkmeta.service.options import ServeOptions
@@ -90,6 +91,7 @@ __all__ = [
     "ManageSnapshots",
     "ManifestRewritePlan",
     "ManifestRewriteSummary",
+    "Merge",
     "NamespaceAlreadyExistsError",
     "NamespaceNotEmptyError",
     "NoSuchNamespaceError",
@@ -145,6 +147,7 @@ _HOMES = {
     "ManageSnapshots": "commit.manage_snapshots",
     "ManifestRewritePlan": "maintain.rewrite_manifests.plan",
     "ManifestRewriteSummary": "maintain.rewrite_manifests.plan",
+    "Merge": "rows.write.merge",
     "PartitionStatsPlan": "maintain.partition_statistics.plan",
     "PartitionStatsSummary": "maintain.partition_statistics.plan",
     "RowTransaction": "rows.write.transaction",

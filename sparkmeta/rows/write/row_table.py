@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Self
 
 from pyiceberg.expressions import AlwaysTrue, BooleanExpression
 
 from sparkmeta.operations.base_table import BaseTable
+from sparkmeta.rows.write.merge import Merge
 from sparkmeta.rows.write.transaction import RowTransaction
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from pyspark.sql import DataFrame
+    from pyspark.sql import Column, DataFrame
 
     from sparkmeta.commit.conflicts import Isolation
 
@@ -114,7 +115,7 @@ class RowTable(BaseTable):
 
         Files of which all rows match, as partitions and metrics prove, are removed without being opened. Of other files
         the rows are deleted as the table property `write.delete.mode` says: `copy-on-write` writes the files again,
-        `merge-on-read` writes deletion vectors.
+        `merge-on-read` writes deletion vectors, or position delete files in tables of format version 2.
 
         Args:
             delete_filter: which rows to delete.
@@ -125,7 +126,7 @@ class RowTable(BaseTable):
         Raises:
             CommitConflictError: another commit changed the data that this delete is based on.
             InvalidFilterError: the filter is invalid.
-            UnsupportedError: as `append`; or the mode is not one for tables of the format version.
+            UnsupportedError: as `append`.
         """
         return self.transaction().delete(
             delete_filter, branch=branch, snapshot_properties=snapshot_properties, isolation=isolation
@@ -201,3 +202,47 @@ class RowTable(BaseTable):
             )
             .commit()
         )
+
+    def merge(
+        self,
+        source: DataFrame,
+        on: str | Sequence[str] | Column,
+        *,
+        branch: str = "main",
+        snapshot_properties: Mapping[str, str] | None = None,
+        isolation: Isolation | None = None,
+    ) -> Merge[Self]:
+        """Begin a merge of rows of a source into the table, of which one commit makes a snapshot.
+
+            table = (
+                table.merge(changes, on=["id"])
+                .when_matched("source.op = 'delete'").delete()
+                .when_matched().update_all()
+                .when_not_matched("source.op != 'delete'").insert_all()
+                .merge()
+            )
+
+        `when_matched(condition)` takes `update(assignments)`, `update_all()` or `delete()`; `when_not_matched` takes
+        `insert(values)` or `insert_all()`; `when_not_matched_by_source` takes `update(assignments)` or `delete()`.
+        Columns are `target.<column>` and `source.<column>`. Of several clauses of a kind, the first whose condition
+        holds applies. Nothing happens before `merge()`, or `commit()`, which does the same.
+
+        Changed rows keep their `_row_id` in tables that have row lineage. Table properties `write.merge.mode` and
+        `write.merge.isolation-level` are as for `delete`. Without a row that changes there is no snapshot.
+
+        Args:
+            source: the rows. It is computed once.
+            on: names of columns that are equal in matching rows, of which a null equals nothing; or a condition over
+                `target` and `source`, a Column or SQL text, with which every row of the table has to be read.
+            branch: the branch to commit to.
+            snapshot_properties: go into the snapshot's summary.
+            isolation: as for `delete`.
+        """
+
+        def run(merge: Merge[Self]) -> Self:
+            transaction = self.transaction()
+            properties = snapshot_properties
+            started = transaction.merge(source, on, branch=branch, snapshot_properties=properties, isolation=isolation)
+            return replace(started, clauses=merge.clauses).merge().commit()
+
+        return Merge(source, on, run)

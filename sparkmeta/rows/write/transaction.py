@@ -10,19 +10,19 @@ from typing import TYPE_CHECKING, Any, Self
 
 import pyarrow as pa
 from pyiceberg.expressions import AlwaysTrue, BooleanExpression
-from pyspark.sql import functions as F
-from pyspark.sql.types import ArrayType, MapType, StructType
 
-from sparkmeta.columns import sql
 from sparkmeta.commit.transaction import Transaction
 from sparkmeta.edit.new_snapshot import branch_head
 from sparkmeta.errors import CommitStateUnknownError, SparkmetaError, UnsupportedError, ValidationError, shown
 from sparkmeta.manifests.arrays import whole
 from sparkmeta.operations.base_table import TableT
+from sparkmeta.rows.write.assignments import assigned_values, with_values
 from sparkmeta.rows.write.cleanup import delete_written
 from sparkmeta.rows.write.deletes import write_deletes
 from sparkmeta.rows.write.files import LINEAGE, write_files
 from sparkmeta.rows.write.matching import FILE, Matching
+from sparkmeta.rows.write.merge import Merge
+from sparkmeta.rows.write.merged_rows import merged_rows
 from sparkmeta.rows.write.upsert import upsert_of
 
 if TYPE_CHECKING:
@@ -30,10 +30,10 @@ if TYPE_CHECKING:
 
     from pyspark.sql import Column, DataFrame
 
-    from sparkmeta.columns.sql import Sql
     from sparkmeta.commit.conflicts import Isolation
     from sparkmeta.commit.snapshot_update import SnapshotUpdate
     from sparkmeta.rows.planned import PlannedFiles
+    from sparkmeta.rows.write.merged_rows import MergedRows
     from sparkmeta.state import TableState
 
 _log = logging.getLogger(__name__)
@@ -136,7 +136,7 @@ class RowTransaction(Transaction[TableT]):
         """Assign values to columns of the rows that match a filter; see `Table.update`."""
         with self._change(branch, snapshot_properties, reads=True) as change:
             matching = Matching(change.head, where, by_rows=True)
-            assigned = _Assignments.of(assignments, matching)
+            assigned = assigned_values(assignments, matching.row_type, self.table_metadata.location)
             level = self._isolation("update", isolation)
             self._replace(change, matching, level, assigned, masks=self._merges_on_read("update"))
         return self
@@ -153,26 +153,54 @@ class RowTransaction(Transaction[TableT]):
         isolation: Isolation | None = None,
     ) -> Self:
         """Change the rows that have the keys of given rows, and add the others; see `Table.upsert`."""
+        schema, table = self.table_metadata.schema(), self.table_metadata.location
+        updates, inserts = when_matched_update_all, when_not_matched_insert_all
+        merge = upsert_of(df, join_cols, schema, table, updates=updates, inserts=inserts)
         with self._change(branch, snapshot_properties, reads=True) as change:
-            level = self._isolation("merge", isolation)
-            upsert = upsert_of(change.head, df, join_cols, self._lineage)
-            paths = upsert.changed_files if when_matched_update_all else pa.array([], pa.string())
-            added = when_not_matched_insert_all and upsert.has_new_rows
-            if not len(paths) and not added:
+            if merge.clauses:
+                rows = merged_rows(change.head, merge, self._lineage)
+                if rows.source.duplicate is not None:
+                    raise ValidationError(f"{table}: two of the rows have the key {shown(rows.source.duplicate)}")
+                self._merge(change, rows, isolation)
+            else:
                 change.drop()
-                return self
-            if len(paths):
-                files, named = upsert.matching.partly(paths)
-                if self._merges_on_read("merge"):
-                    rows = self._write(upsert.changed_rows, lineage=bool(self._lineage))
-                    self._delete_rows(change, upsert.changed, files, rows)
-                else:
-                    rows = self._write(upsert.rewritten(files), lineage=bool(self._lineage))
-                    change.update.row_delta(added=rows, removed=named)
-            if added:
-                change.update.append(self._write(upsert.new_rows))
-            change.update.validate_no_conflicts(upsert.matching.row_filter, isolation=level)
         return self
+
+    def merge(
+        self,
+        source: DataFrame,
+        on: str | Sequence[str] | Column,
+        *,
+        branch: str = "main",
+        snapshot_properties: Mapping[str, str] | None = None,
+        isolation: Isolation | None = None,
+    ) -> Merge[Self]:
+        """Begin a merge; see `Table.merge`. Its `merge()` returns this transaction."""
+
+        def run(merge: Merge[Self]) -> Self:
+            with self._change(branch, snapshot_properties, reads=True) as change:
+                self._merge(change, merged_rows(change.head, merge, self._lineage), isolation)
+            return self
+
+        return Merge(source, on, run)
+
+    def _merge(self, change: _Change, rows: MergedRows, isolation: Isolation | None) -> None:
+        """Write what becomes of rows, and let the commit replace or delete the older ones."""
+        level, lineage = self._isolation("merge", isolation), bool(self._lineage)
+        paths = rows.changed_files
+        if not len(paths) and not rows.has_new_rows:
+            change.drop()
+            return
+        if not len(paths):
+            change.update.append(self._write(rows.new_rows, lineage=lineage))
+        else:
+            files, named = rows.matching.partly(paths)
+            if self._merges_on_read("merge"):
+                added = self._write(rows.new_rows, lineage=lineage) if rows.has_new_rows else None
+                self._delete_rows(change, rows.positions, files, added, with_deletes=True)
+            else:
+                change.update.row_delta(added=self._write(rows.rewritten(files), lineage=lineage), removed=named)
+        change.update.validate_no_conflicts(rows.matching.row_filter, isolation=level)
 
     # -- how rows are replaced --------------------------------------------------------------------------------------
 
@@ -181,7 +209,7 @@ class RowTransaction(Transaction[TableT]):
         change: _Change,
         matching: Matching,
         isolation: Isolation,
-        assigned: _Assignments | None = None,
+        assigned: Mapping[str, Column] | None = None,
         *,
         masks: bool = False,
     ) -> None:
@@ -201,26 +229,37 @@ class RowTransaction(Transaction[TableT]):
         only_deletes = masks and assigned is None
         change.update.validate_no_conflicts(matching.row_filter, isolation=isolation, ignore_deletes=only_deletes)
 
-    def _rewrite(self, change: _Change, matching: Matching, paths: pa.Array, assigned: _Assignments | None) -> None:
+    def _rewrite(
+        self, change: _Change, matching: Matching, paths: pa.Array, assigned: Mapping[str, Column] | None
+    ) -> None:
         """Write files again, without their matching rows or with values assigned to these."""
         files, named = matching.partly(paths)
         lineage, matches = self._lineage, matching.is_matching_row
         rows = matching.rows(files, lineage)
-        rows = rows.where((~matches).text) if assigned is None else assigned.to(rows, lineage, matches)
+        rows = rows.where((~matches).text) if assigned is None else with_values(rows, assigned, lineage, matches)
         change.update.row_delta(added=self._write(rows, lineage=bool(lineage)), removed=named)
 
-    def _mask(self, change: _Change, matching: Matching, paths: pa.Array, assigned: _Assignments | None) -> None:
+    def _mask(
+        self, change: _Change, matching: Matching, paths: pa.Array, assigned: Mapping[str, Column] | None
+    ) -> None:
         """Delete matching rows of files by delete files, and add them again with values assigned to them."""
         files, _ = matching.partly(paths)
         added = None
         if assigned is not None:
             lineage = self._lineage
             rows = matching.rows(files, lineage).where(matching.is_matching_row.text)
-            added = self._write(assigned.to(rows, lineage), lineage=bool(lineage))
-        self._delete_rows(change, matching.positions, files, added)
+            added = self._write(with_values(rows, assigned, lineage), lineage=bool(lineage))
+        # A row that changes must still be there, one that is deleted need not.
+        self._delete_rows(change, matching.positions, files, added, with_deletes=assigned is not None)
 
     def _delete_rows(
-        self, change: _Change, positions: DataFrame, files: PlannedFiles, added: DataFrame | None = None
+        self,
+        change: _Change,
+        positions: DataFrame,
+        files: PlannedFiles,
+        added: DataFrame | None,
+        *,
+        with_deletes: bool,
     ) -> None:
         """Delete rows by deletion vectors or position delete files, and add data files with what they become.
 
@@ -228,13 +267,13 @@ class RowTransaction(Transaction[TableT]):
             positions: of the rows; see `write_deletes`.
             files: the data files that they are in.
             added: the new data files.
+            with_deletes: whether it is a conflict if others deleted the data files.
         """
         deletes = write_deletes(change.head, positions, files)
         self._written.append(deletes.files)
         change.update.row_delta(added=added, deletes=deletes.files, superseded=deletes.superseded)
         if deletes.data_files is not None:
-            # A row that changes must still be there, one that is deleted need not.
-            change.update.validate_data_files_exist(deletes.data_files, with_deletes=added is not None)
+            change.update.validate_data_files_exist(deletes.data_files, with_deletes=with_deletes)
 
     def _write(self, df: DataFrame, *, lineage: bool = False) -> DataFrame:
         files = write_files(replace(self.table.state, metadata=self.table_metadata), df, lineage=lineage)
@@ -350,49 +389,3 @@ def _affected(matching: Matching) -> pa.Array:
     if not matching.has_parts:
         return pa.array([], pa.string())
     return whole(matching.positions.select(FILE).distinct().toArrow().column(0))
-
-
-@dataclass(frozen=True)
-class _Assignments:
-    """New values of columns, by name, in the types of the table."""
-
-    values: Mapping[str, Column]
-
-    @staticmethod
-    def of(assignments: Mapping[str, Column | Any], matching: Matching) -> _Assignments:
-        """Raise ValidationError for a column that the table does not have."""
-        types = {field.name: field.dataType for field in matching.row_type.fields}
-        if not assignments:
-            raise ValidationError("an update takes at least one assignment")
-        for name in assignments:
-            if name not in types:
-                location = matching.state.metadata.location
-                raise ValidationError(f"{location}: column {name} of an assignment is not in the table")
-        columns = {name: value if hasattr(value, "cast") else F.lit(value) for name, value in assignments.items()}
-        # A cast of structs goes by position; they are found by name when they are written.
-        nested = (StructType, ArrayType, MapType)
-        return _Assignments(
-            {
-                name: value if isinstance(types[name], nested) else value.cast(types[name])
-                for name, value in columns.items()
-            }
-        )
-
-    def to(self, rows: DataFrame, lineage: Sequence[str], where: Sql | None = None) -> DataFrame:
-        """Return rows with the values; changed rows have no sequence number of a last change."""
-        values = dict(self.values)
-        if lineage:
-            values[lineage[1]] = F.lit(None).cast("bigint")
-        condition = None if where is None else where.column()
-        return rows.select(
-            *(
-                F.col(sql.quoted(name))
-                if name not in values
-                else (
-                    values[name]
-                    if condition is None
-                    else F.when(condition, values[name]).otherwise(F.col(sql.quoted(name)))
-                ).alias(name)
-                for name in rows.columns
-            )
-        )
