@@ -54,7 +54,7 @@ class Validation:
         start: the snapshot that the operation read; None for an empty table.
         row_filter: the rows that it read; None for the files that it replaces.
         isolation: "serializable" also treats added data as a conflict.
-        ignores_deletes: whether new deletes of rows that it read are no conflict.
+        ignores_deletes: whether new deletes of rows that it read are not conflict.
     """
 
     start: int | None
@@ -171,6 +171,8 @@ def refuse_new_deletes(
     removal: Removal,
     start: int | None,
     row_filter: BooleanExpression | str | None = None,
+    *,
+    by_position: bool = False,
 ) -> None:
     """Refuse to replace data files if rows of them were deleted since the snapshot `start`.
 
@@ -182,7 +184,8 @@ def refuse_new_deletes(
         files: the replaced files, rows with `file_path`.
         removal: the entries of these files.
         start: the snapshot that was read.
-        row_filter: the rows that were read; deletes of other rows do not conflict.
+        row_filter: the rows that were read; deletes of other rows are not conflict.
+        by_position: whether equality deletes are not conflict, since they apply to the new files as well.
 
     Raises:
         CommitConflictError: a new delete applies to one of the files.
@@ -194,8 +197,11 @@ def refuse_new_deletes(
     paths = files.select(F.col("file_path").alias("replaced_path"))
     is_dv = (F.col("content_type") == int(ContentType.POSITION_DELETES)) & (F.col("file_format") == "PUFFIN")
     compared_ids = []
+    others = ~is_dv
+    if by_position:
+        others &= F.col("content_type") == int(ContentType.POSITION_DELETES)
     for added in scope.added(ContentType.DELETE_MANIFEST):
-        dvs, equality_deletes = added.where(is_dv), added.where(~is_dv)
+        dvs, equality_deletes = added.where(is_dv), added.where(others)
         if _any(dvs):
             replaced = dvs.join(paths, F.col("referenced_file") == F.col("replaced_path"), "left_semi")
             _refuse(state, [replaced], "deleted rows of a file to replace")
@@ -205,7 +211,7 @@ def refuse_new_deletes(
         return
     ids = frozenset(row["id"] for row in _union(compared_ids).distinct().collect())
     with_stats = replace(scope, more_stats=ids | {DELETE_FILE_PATH_ID})
-    new = _union([frame.where(~is_dv) for frame in with_stats.added(ContentType.DELETE_MANIFEST)])
+    new = _union([frame.where(others) for frame in with_stats.added(ContentType.DELETE_MANIFEST)])
     deletes = DeleteEntries(new, state.delete_manifests, ids)
     named = _named_entries(state, removal, ids).join(paths, F.col("location") == F.col("replaced_path"), "left_semi")
     applied = attach_deletes(named, deletes, state).where(F.size(DELETES) > 0)

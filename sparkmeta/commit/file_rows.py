@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -79,6 +79,7 @@ class FileRows:
         specs: spec id -> its fields.
         default_spec: the spec of rows without `spec_id`.
         columns: ids of all columns that any schema of the table has had.
+        sequence_number: the data sequence number of the files; None for that of the commit.
     """
 
     table: str
@@ -86,6 +87,8 @@ class FileRows:
     specs: Mapping[int, tuple[TupleField, ...]]
     default_spec: int
     columns: frozenset[int]
+    _: KW_ONLY
+    sequence_number: int | None = None
 
     @cached_property
     def schema(self) -> pa.Schema:
@@ -97,7 +100,7 @@ class FileRows:
             yield from self.entries(pa.Table.from_batches([batch])).combine_chunks().to_batches()
 
     def entries(self, files: pa.Table) -> pa.Table:
-        """Return the files as rows of `tree_schema` with status ADDED, without snapshot id and sequence numbers.
+        """Return the files as rows of `tree_schema` with status ADDED, without what the commit sets.
 
         Args:
             files: columns of `inspect.files` in any order; missing ones are null, others are ignored.
@@ -113,7 +116,7 @@ class FileRows:
         values["file_format"] = pc.utf8_lower(values["file_format"])
         values["equality_ids"] = _without_empty_lists(values["equality_ids"], values["content_type"])
         values["deletion_vector"] = self._vectors(files, values["content_type"])
-        values["version_info"] = added_version(rows, self.schema)
+        values["version_info"] = added_version(rows, self.schema, self.sequence_number)
         self._check(values)
         return self._table(values | self._details(files, values))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -30,6 +30,7 @@ from sparkmeta.spec.summary import FileKind
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
+    from sparkmeta.commit.file_rows import FileRows
     from sparkmeta.commit.named import Searches
     from sparkmeta.edit.options import TreeOptions
     from sparkmeta.state import TableState
@@ -46,13 +47,14 @@ class FileWriter:
     """Turns the new files of a commit into entries: up to `direct_files` in the root, the rest in leaves.
 
     If a commit adds at least `affiliated_deletes` deletion vectors for files of one data leaf, they go to delete leaves
-    affiliated with it.
+    affiliated with it. Files get the data sequence number `sequence_number`, or else that of the commit.
     """
 
     state: TableState
     form: LeafFormat
     options: TreeOptions
     searches: Searches
+    sequence_number: int | None = None
 
     def add(self, files: DataFrame, allowed: Collection[int], on_driver: int) -> NewFiles:
         """Return files as entries. Runs jobs for many files, which write leaves.
@@ -71,7 +73,7 @@ class FileWriter:
             return self._add_deletes(files, known, room, allowed)
         head = known.limit(min(room, _MOST_LIMIT) + 1).toArrow()
         if len(head) <= room:
-            return self._direct(file_rows(self.state).entries(head), allowed)
+            return self._direct(self._rows.entries(head), allowed)
         return self._in_leaves(self._written(self._entries(known)), allowed)
 
     def add_table(self, source: TableState, on_driver: int, *, with_deletes: bool) -> NewFiles:
@@ -113,8 +115,11 @@ class FileWriter:
         return with_owners(vectors, named_owners(self.state, new, dict(enumerate(leaves["location"].to_pylist()))))
 
     def _entries(self, files: DataFrame) -> DataFrame:
-        rows = file_rows(self.state)
-        return map_arrow(files, rows.batches, rows.schema)
+        return map_arrow(files, self._rows.batches, self._rows.schema)
+
+    @property
+    def _rows(self) -> FileRows:
+        return replace(file_rows(self.state), sequence_number=self.sequence_number)
 
     def _written(self, entries: DataFrame) -> pa.Table:
         return write_leaves(_clustered(entries, self.state), self.form)
@@ -141,7 +146,7 @@ class FileWriter:
             leaves = self.state.data_manifests
             owners = live_owners(self.state, leaves.filter(self._may_own(leaves)))
             return self._add_placed(with_owners(self._entries(known), owners), room, allowed)
-        entries = file_rows(self.state).entries(head)
+        entries = self._rows.entries(head)
         named = frozenset(head.column(_MANIFEST_PATH).drop_null().to_pylist()) if hinted else frozenset[str]()
         if len(entries) < self.options.affiliated_deletes:
             added = self._few_deletes(entries, room, allowed)

@@ -70,9 +70,11 @@ class ListWriter:
         self._state = head
         return head
 
-    def add(self, files: DataFrame, allowed: Collection[int], added: NewFiles) -> NewFiles:
+    def add(
+        self, files: DataFrame, allowed: Collection[int], added: NewFiles, sequence_number: int | None = None
+    ) -> NewFiles:
         """See `SnapshotWriter.add`."""
-        writer = ListedFileWriter(self.state, self.names, self._options)
+        writer = ListedFileWriter(self.state, self.names, self._options, sequence_number)
         return writer.add(files, allowed, added.on_driver)
 
     def add_table(self, source: TableState, added: NewFiles, *, with_deletes: bool) -> NewFiles:  # noqa: ARG002

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -49,11 +49,19 @@ _MANIFEST_PATH = "manifest_path"
 
 @dataclass(frozen=True)
 class ListedFileWriter:
-    """Turns the new files of a commit into entries: up to `MOST_ON_DRIVER` as rows, the rest in manifests."""
+    """Turns the new files of a commit into entries: up to `MOST_ON_DRIVER` as rows, the rest in manifests.
+
+    Files get the data sequence number `sequence_number`, or else that of the commit.
+    """
 
     state: TableState
     names: SnapshotNames
     options: ListOptions
+    sequence_number: int | None = None
+
+    @property
+    def _rows(self) -> ListedRows:
+        return replace(listed_rows(self.state), sequence_number=self.sequence_number)
 
     def add(self, files: DataFrame, allowed: Collection[int], on_driver: int) -> ListedFiles:
         """See `SnapshotWriter.add`.
@@ -68,7 +76,7 @@ class ListedFileWriter:
         if len(head) > room:
             with translated_errors():
                 return self._in_manifests(files.select(*columns), allowed)
-        entries = listed_rows(self.state).entries(head)
+        entries = self._rows.entries(head)
         refuse_kinds(entries, allowed, self.state)
         named = frozenset(head.column(_MANIFEST_PATH).drop_null().to_pylist()) if hinted else frozenset[str]()
         if not len(entries):
@@ -78,7 +86,7 @@ class ListedFileWriter:
     # -- many -------------------------------------------------------------------------------------------------------
 
     def _in_manifests(self, files: DataFrame, allowed: Collection[int]) -> ListedFiles:
-        rows = listed_rows(self.state)
+        rows = self._rows
         placed = _with_defaults(files, rows).withColumn(PLACE, F.monotonically_increasing_id())
         groups = _counted(placed)
         self._refuse(groups, placed, allowed)

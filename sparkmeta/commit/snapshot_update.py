@@ -71,8 +71,7 @@ class SnapshotUpdate:
     _rewrites: bool = False
     _overwrites: bool = False
     _replaced: list[DataFrame] = field(default_factory=list)
-    _superseded: list[DataFrame] = field(default_factory=list)
-    _referenced: list[tuple[DataFrame, bool]] = field(default_factory=list)
+    _rewritten: dict[int, int] = field(default_factory=dict)
     _validations: list[Validation] = field(default_factory=list)
     _progress: _Progress = field(default_factory=lambda: _Progress())  # noqa: PLW0108  defined below
 
@@ -147,16 +146,33 @@ class SnapshotUpdate:
             self._superseded.append(superseded)
         return self
 
-    def rewrite(self, removed: DataFrame, added: DataFrame | None = None, deletes: DataFrame | None = None) -> Self:
+    def rewrite(
+        self,
+        removed: DataFrame,
+        added: DataFrame | None = None,
+        deletes: DataFrame | None = None,
+        *,
+        data_sequence_number: int | None = None,
+    ) -> Self:
         """Replace files with others that hold the same rows, so that readers see no change.
 
         `deletes` are deletion vectors that delete the same rows as removed deletes.
 
-        The commit raises CommitConflictError if others deleted rows of the replaced files meanwhile.
+        The commit raises CommitConflictError if others deleted rows of the replaced files meanwhile. Equality deletes
+        are not conflict if the new files have a data sequence number that is less than theirs.
+
+        Args:
+            removed: the files to replace.
+            added: the new files.
+            deletes: the new deletion vectors.
+            data_sequence_number: that of the snapshot whose rows the files of `added` have; by default they get that
+                of the commit.
         """
         self._rewrites = True
         self._removed.append(removed)
         self._replaced.append(removed)
+        if data_sequence_number is not None:
+            self._rewritten |= {id(files): data_sequence_number for files in (removed, added) if files is not None}
         if added is not None:
             self._added.append((added, (*_DATA, *_DELETES)))
         if deletes is not None:
@@ -194,7 +210,7 @@ class SnapshotUpdate:
                 Added data defaults to the whole table also if the update removes files by name or adds deletes.
             from_snapshot_id: the snapshot that was read. Defaults to the branch's head when the transaction began.
             isolation: "serializable" or "snapshot".
-            ignore_deletes: whether new deletes of rows that may match are no conflict for the deletes that this adds.
+            ignore_deletes: whether new deletes of rows that may match are not conflict for the deletes that this adds.
 
         Raises:
             ValidationError: an unknown isolation.
@@ -316,7 +332,7 @@ class _Attempt:
         tables = [files for files, kinds in self.update._added if kinds == _DELETES]
         for files, kinds in self.update._added:
             if not isinstance(files, TableState):
-                new = writer.add(files, kinds, added)
+                new = writer.add(files, kinds, added, self.update._rewritten.get(id(files)))
             elif kinds == _DELETES:
                 new = writer.add_vectors(files, added)
             else:
@@ -362,7 +378,8 @@ class _Attempt:
         """Find files by name. Raises CommitConflictError if others deleted rows of files that are replaced."""
         update, removal = self.update, find_files(state, files, self.progress.searches)
         if any(files is replaced for replaced in update._replaced):
-            refuse_new_deletes(state, files, removal, update._start)
+            by_position = id(files) in update._rewritten
+            refuse_new_deletes(state, files, removal, update._start, by_position=by_position)
         for validation in update._validations:
             refuse_new_deletes(state, files, removal, validation.start, validation.row_filter)
         return removal

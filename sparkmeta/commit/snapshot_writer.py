@@ -30,13 +30,16 @@ class SnapshotWriter(Protocol):
     def begin(self, head: TableState) -> TableState:
         """Begin an attempt onto a branch's head. Return the state that the commit edits."""
 
-    def add(self, files: DataFrame, allowed: Collection[int], added: NewFiles) -> NewFiles:
+    def add(
+        self, files: DataFrame, allowed: Collection[int], added: NewFiles, sequence_number: int | None = None
+    ) -> NewFiles:
         """Return new files as entries. Many are written to manifests by jobs.
 
         Args:
             files: columns of `inspect.files`. Rows of deletion vectors may have the `manifest_path` of their data file.
             allowed: the content types that the operation may add.
             added: the new files of the commit so far.
+            sequence_number: the data sequence number of the files; None for that of the commit.
 
         Raises:
             ValidationError: a row does not describe a file of this table.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from sparkmeta.commit.file_writer import FileWriter
@@ -70,9 +70,11 @@ class TreeWriter:
         self._state = with_root(head, self._base)
         return self._state
 
-    def add(self, files: DataFrame, allowed: Collection[int], added: NewFiles) -> NewFiles:
+    def add(
+        self, files: DataFrame, allowed: Collection[int], added: NewFiles, sequence_number: int | None = None
+    ) -> NewFiles:
         """See `SnapshotWriter.add`."""
-        return self._files.add(files, allowed, added.on_driver)
+        return replace(self._files, sequence_number=sequence_number).add(files, allowed, added.on_driver)
 
     def add_table(self, source: TableState, added: NewFiles, *, with_deletes: bool) -> NewFiles:
         """See `SnapshotWriter.add_table`."""

@@ -111,7 +111,7 @@ def next_root(base: Root | None, change: TreeChange, stamp: Stamp, schema: pa.Sc
         parts.append(_manifest_dvs_of_existing(change, stamp, schema))
     for new in (change.added, change.added_leaves):
         if new is not None and len(new):
-            rows = _of_commit(_inheriting(conform(new, schema), stamp), stamp, Status.ADDED)
+            rows = _added(_inheriting(conform(new, schema), stamp), stamp)
             rows, count = _row_ids(rows, stamp.first_row_id + assigned)
             parts.append(rows)
             assigned += count
@@ -363,6 +363,15 @@ def _of_commit(table: pa.Table, stamp: Stamp, status: Status) -> pa.Table:
     numbers = (stamp.snapshot_id, stamp.sequence_number, stamp.sequence_number)
     children = [pa.repeat(pa.scalar(number, pa.int64()), len(table)) for number in numbers]
     return _with_version(table, [pa.repeat(pa.scalar(int(status), pa.int32()), len(table)), *children])
+
+
+def _added(table: pa.Table, stamp: Stamp) -> pa.Table:
+    """Return the rows as ADDED by the commit; files may have a data sequence number of their own."""
+    rows = _of_commit(table, stamp, Status.ADDED)
+    numbers = pc.coalesce(version(table, "sequence_number"), version(rows, "sequence_number"))
+    others = (version(rows, name) for name in ("status", "snapshot_id", "file_sequence_number"))
+    status, snapshot_id, file_sequence_number = others
+    return _with_version(rows, [status, snapshot_id, numbers, file_sequence_number])
 
 
 def _inheriting(table: pa.Table, stamp: Stamp) -> pa.Table:

@@ -85,11 +85,19 @@ class Adoption:
             )
 
 
-def added_version(rows: int, schema: pa.Schema) -> pa.StructArray:
-    """Return the `version_info` of new files: the commit sets snapshot id and sequence numbers."""
+def added_version(rows: int, schema: pa.Schema, sequence_number: int | None = None) -> pa.StructArray:
+    """Return the `version_info` of new files: the commit sets snapshot id and sequence numbers.
+
+    Args:
+        rows: the number of files.
+        schema: of the entries.
+        sequence_number: the data sequence number of files whose rows are older than the commit.
+    """
     added = pa.repeat(pa.scalar(int(Status.ADDED), pa.int32()), rows)
-    unset = (pa.nulls(rows, pa.int64()) for _ in range(3))
-    return pa.StructArray.from_arrays([added, *unset], fields=list(schema.field("version_info").type))
+    snapshot_id, file_sequence_number = (pa.nulls(rows, pa.int64()) for _ in range(2))
+    number = pa.repeat(pa.scalar(sequence_number, pa.int64()), rows)
+    children = [added, snapshot_id, number, file_sequence_number]
+    return pa.StructArray.from_arrays(children, fields=list(schema.field("version_info").type))
 
 
 def _as(values: pa.Array, kind: pa.DataType) -> pa.Array:
