@@ -16,6 +16,9 @@ from pyarrow import parquet
 from sparkmeta import load_table
 from tests.conftest import iceberg_jar
 from tests.maintain.test_compact import append, new_table
+from tests.rows.write.test_changes import frame as rows_frame
+from tests.rows.write.test_changes import new_table as rows_table
+from tests.rows.write.test_changes import ordinary, rows_of
 from tests.small_table import IDENTIFIER, LOADS, ROWS, write_small_table
 
 if TYPE_CHECKING:
@@ -93,6 +96,19 @@ def test_a_job_on_a_tree(spark: SparkSession, tmp_path: Path, soak: bool, job: s
     assert is_right(json.loads(done.stdout.splitlines()[-1])), done.stdout
 
 
+def test_a_rewrite_of_data_files(spark: SparkSession, tmp_path: Path, soak: bool) -> None:
+    if not soak:
+        pytest.skip("the slice submits one job of maintenance")
+    table = rows_table(spark, tmp_path)
+    table = table.append(rows_frame(spark, ordinary(0, 10))).append(rows_frame(spark, ordinary(10, 20)))
+    options = ["--min-input-files", "2", "--strategy", "sort", "--sort-order", "zorder(id, n)"]
+    done = submit("rewrite_data_files.py", "--table", table.location(), *options, "--commit")
+    assert done.returncode == 0, done.stderr
+    committed = json.loads(done.stdout.splitlines()[-1])["committed"]
+    assert (committed["rewritten_data_files"], committed["added_data_files"]) == (8, 4)
+    assert rows_of(table.refresh()) == sorted(ordinary(0, 20), key=repr)
+
+
 @pytest.mark.parametrize("job", ["rewrite_manifests.py", "compute_partition_stats.py", "compute_table_stats.py"])
 def test_a_job_on_a_table_of_a_catalog(tmp_path: Path, soak: bool, job: str) -> None:
     if not soak:
@@ -126,7 +142,7 @@ def test_maintenance_of_a_configuration(spark: SparkSession, tmp_path: Path) -> 
 def test_every_job_is_submitted() -> None:
     of_catalogs = {"rewrite_manifests.py", "compute_partition_stats.py", "compute_table_stats.py"}
     elsewhere = {"serve.py"}  # tests/service/test_command.py
-    submitted = {*TREE_JOBS, *of_catalogs, *elsewhere, "plan_table.py", "maintain.py"}
+    submitted = {*TREE_JOBS, *of_catalogs, *elsewhere, "plan_table.py", "maintain.py", "rewrite_data_files.py"}
     assert {path.name for path in JOBS.glob("*.py")} - submitted == {"demo.py", "demo_table.py", "demo_tree.py"}
 
 

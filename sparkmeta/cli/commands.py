@@ -34,6 +34,7 @@ from sparkmeta.cli.output import (
     print_lines,
     progress,
 )
+from sparkmeta.cli.rewrite_data import rewrite_data_files
 from sparkmeta.cli.serve import serve
 from sparkmeta.cli.source import (
     VERBOSE,
@@ -252,6 +253,7 @@ main.add_command(compact)
 main.add_command(rewrite_manifests)
 main.add_command(expire_snapshots)
 main.add_command(remove_dangling_deletes)
+main.add_command(rewrite_data_files)
 main.add_command(rewrite_position_delete_files)
 main.add_command(remove_orphan_files)
 main.add_command(compute_partition_stats)

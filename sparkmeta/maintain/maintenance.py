@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Generic
+from typing import TYPE_CHECKING
 
 from pyiceberg.expressions import AlwaysTrue
 
 from sparkmeta.compact.options import CompactionOptions
 from sparkmeta.compact.plan import CompactionPlan, plan_compaction
-from sparkmeta.maintain.dangling_deletes.plan import DanglingDeletesPlan, plan_removal
+from sparkmeta.maintain.data_maintenance import DataMaintenance
 from sparkmeta.maintain.downgrade.plan import DowngradePlan, plan_downgrade
 from sparkmeta.maintain.expire_snapshots import ALL, ExpiryPlan, plan_expiry
 from sparkmeta.maintain.health.examine import examine
@@ -19,8 +19,6 @@ from sparkmeta.maintain.leaf_map import LeafMap, leaf_map
 from sparkmeta.maintain.orphans.plan import ERROR, OrphanPlan, plan_orphans
 from sparkmeta.maintain.orphans.prefixes import Folder
 from sparkmeta.maintain.partition_statistics.plan import PartitionStatsPlan, plan_partition_stats
-from sparkmeta.maintain.position_deletes.options import DeleteRewriteOptions
-from sparkmeta.maintain.position_deletes.plan import DeleteRewritePlan, plan_delete_rewrite
 from sparkmeta.maintain.rewrite_manifests.groups import ManifestRewriteOptions
 from sparkmeta.maintain.rewrite_manifests.plan import ManifestRewritePlan, plan_rewrite
 from sparkmeta.maintain.table_statistics.plan import TableStatsPlan, plan_table_stats
@@ -37,10 +35,8 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Maintenance(Generic[TableT]):
+class Maintenance(DataMaintenance[TableT]):
     """The maintenance operations of a table. Each returns a plan, and nothing changes before its `commit()`."""
-
-    table: TableT
 
     def health(  # noqa: PLR0913  keyword arguments
         self,
@@ -242,72 +238,6 @@ class Maintenance(Generic[TableT]):
         folder = Folder.of(location or self.table.metadata.location, equal_schemes, equal_authorities)
         permitted = {"force": force, "shared_location": shared_location}
         return plan_orphans(self.table, folder, older_than, files, prefix_mismatch_mode, **permitted)
-
-    def remove_dangling_deletes(
-        self, *, branch: str = "main", snapshot_properties: Mapping[str, str] | None = None
-    ) -> DanglingDeletesPlan[TableT]:
-        """Plan to remove delete files and deletion vectors from a branch that apply to none of its live data files.
-
-        These are equality deletes that are no newer than all data files of their partition, or of the table if their
-        spec is unpartitioned; position delete files that are older than all data files of their partition, or than the
-        file that they name; and deletion vectors and position delete files whose data file is gone.
-
-        Only metadata is written: the delete manifests of a v1 to v3 table that list them, or the root of a tree. Rows
-        stay the same. The files themselves are deleted when the snapshots expire that need them.
-
-        Args:
-            branch: the branch to commit to.
-            snapshot_properties: further properties of the snapshot's summary.
-
-        Raises:
-            ValidationError: an unknown branch.
-            UnsupportedError: the table is encrypted or read-only, or has manifest lists of format version 4.
-        """
-        return plan_removal(self.table, branch, dict(snapshot_properties or {}))
-
-    def rewrite_position_delete_files(  # noqa: PLR0913  keyword arguments
-        self,
-        row_filter: BooleanExpression | str = AlwaysTrue(),  # noqa: B008  an immutable singleton
-        *,
-        target_file_size_bytes: int | None = None,
-        min_file_size_bytes: int | None = None,
-        max_file_size_bytes: int | None = None,
-        min_input_files: int = 5,
-        rewrite_all: bool = False,
-        branch: str = "main",
-        snapshot_properties: Mapping[str, str] | None = None,
-    ) -> DeleteRewritePlan[TableT]:
-        """Plan to merge small position delete files, or to replace them with deletion vectors from version 3 on.
-
-        From format version 3 on, every position delete file becomes a deletion vector for each data file that it
-        applies to, merged with the file's other deletes, and the deletion vectors of small Puffin files move to larger
-        ones. In version 2, position delete files of unsuitable sizes become Parquet files for each data file or
-        partition, as `write.delete.granularity` says (`file` by default). What files delete of other data files is
-        dropped, and so are copies of deleted rows. Rows of the table stay the same. Executors read and write the files.
-
-        Args:
-            row_filter: rewrite only deletes of partitions that may hold matching rows.
-            target_file_size_bytes: target size of delete files. Defaults to the table's
-                `write.delete.target-file-size-bytes` (64 MiB).
-            min_file_size_bytes: smaller files are merged. Of Puffin files, the live deletion vectors count. Defaults to
-                three quarters of the target size.
-            max_file_size_bytes: larger position delete files about several data files are divided. Defaults to 1.8
-                times the target size.
-            min_input_files: the least number of small Puffin files, or of files of a partition, that are merged.
-            rewrite_all: rewrite all position deletes.
-            branch: the branch to commit to.
-            snapshot_properties: further properties of the snapshot's summary.
-
-        Raises:
-            ValidationError: an option or table property out of range, or an unknown branch.
-            InvalidFilterError: the filter is not valid for the table.
-            UnsupportedError: the table is encrypted or read-only, has manifest lists of format version 4, or only
-                Spark's sources can open its files.
-        """
-        options = DeleteRewriteOptions(
-            row_filter, target_file_size_bytes, min_file_size_bytes, max_file_size_bytes, min_input_files, rewrite_all
-        )
-        return plan_delete_rewrite(self.table, options, branch, dict(snapshot_properties or {}))
 
     def compute_partition_stats(
         self, snapshot_id: int | None = None, *, full: bool = False

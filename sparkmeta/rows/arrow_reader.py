@@ -40,9 +40,10 @@ PART_BYTES = 128 << 20
 
 _METADATA_TYPES = {"string": StringType(), "long": LongType(), "int": IntegerType(), "boolean": BooleanType()}
 
-_PLANNED = (
+PLANNED = (
     "file_path", "file_format", "spec_id", "record_count", "first_row_id", "data_sequence_number", DELETES,
 )  # fmt: skip
+"""The columns of plans that tasks need of a data file."""
 
 
 def read_by_tasks(
@@ -61,28 +62,45 @@ def read_by_tasks(
         UnsupportedError: Tasks can't open the table's files in this session.
     """
     state = scan_filter.state
+    by_id = leaves_of(scan_filter.schema)
+    leaves = tuple(by_id[field_id] for field_id in sorted(referenced_ids(scan_filter.row_filter)))
+    rows = task_rows(state, projected, metadata_columns, leaves)
+    row_type = _row_type(state, projected, rows.columns[len(projected.fields) :], leaves)
+    others = [name for name in (PARTITION, SELECTED_BY, *CHANGE_COLUMNS) if name in planned.columns]
+    read = map_arrow(parts(planned, *others).repartition(read_tasks(state.spark)), rows.read, row_type)
+    matching = read.where(row_predicate(scan_filter.row_filter, _leaf_value(by_id)).text)
+    return matching.select(row_type.fieldNames()[: len(rows.columns)]).toDF(*(column.name for column in rows.columns))
+
+
+def task_rows(
+    state: TableState, projected: Schema, metadata_columns: Sequence[str] = (), leaves: tuple[Leaf, ...] = ()
+) -> FileRows:
+    """Return what reads the rows of planned data files in tasks; see `read_by_tasks`.
+
+    Args:
+        state: The table.
+        projected: The columns of the table to read.
+        metadata_columns: Names of metadata columns, which follow those of the table.
+        leaves: Fields of the table, which follow the columns.
+
+    Raises:
+        UnsupportedError: Tasks can't open the table's files in this session.
+    """
     if state.access.tasks is None:
         raise UnsupportedError(
             f"{state.metadata.location}: only Spark's own sources open files in this session, and they can't read all "
             "data files of the table; if executors can open them, set spark.sparkmeta.executor-reads to direct"
         )
-    by_id = leaves_of(scan_filter.schema)
-    leaves = tuple(by_id[field_id] for field_id in sorted(referenced_ids(scan_filter.row_filter)))
     metadata = tuple(ALL_METADATA_COLUMNS[name] for name in metadata_columns)
-    columns = (*map(projected_column, projected.fields), *metadata)
-    row_type = _row_type(state, projected, metadata, leaves)
-    rows = FileRows(
+    return FileRows(
         state.access.tasks,
-        columns,
+        (*map(projected_column, projected.fields), *metadata),
         leaves,
         tuple(_key_columns(state)),
-        to_arrow_schema(row_type),
+        to_arrow_schema(_row_type(state, projected, metadata, leaves)),
         name_mapping(state.metadata),
         _identity_places(state),
     )
-    read = map_arrow(_parts(planned).repartition(read_tasks(state.spark)), rows.read, row_type)
-    matching = read.where(row_predicate(scan_filter.row_filter, _leaf_value(by_id)).text)
-    return matching.select(row_type.fieldNames()[: len(columns)]).toDF(*(column.name for column in columns))
 
 
 def _row_type(state: TableState, projected: Schema, metadata: Iterable[Column], leaves: Iterable[Leaf]) -> SparkStruct:
@@ -139,13 +157,17 @@ def _identity_places(state: TableState) -> dict[int, dict[int, int | None]]:
     }
 
 
-def _parts(planned: DataFrame) -> DataFrame:
-    """Return a row for each part of the files; the last part of each has no end, whatever the manifest says."""
-    others = [name for name in (PARTITION, SELECTED_BY, *CHANGE_COLUMNS) if name in planned.columns]
+def parts(planned: DataFrame, *others: str) -> DataFrame:
+    """Return a row for each part of the files; the last part of each has no end, whatever the manifest says.
+
+    Args:
+        planned: Rows of `plan_files`.
+        others: Names of the columns to keep that not all plans have.
+    """
     last = f"IF(upper(file_format) = 'PARQUET', greatest(file_size_in_bytes - 1, 0) div {PART_BYTES}, 0L)"
-    numbered = planned.selectExpr(*_PLANNED, *others, f"{last} AS last", f"explode(sequence(0L, {last})) AS part")
+    numbered = planned.selectExpr(*PLANNED, *others, f"{last} AS last", f"explode(sequence(0L, {last})) AS part")
     end = f"IF(part = last, NULL, (part + 1) * {PART_BYTES}) AS {END}"
-    return numbered.selectExpr(*_PLANNED, *others, f"part * {PART_BYTES} AS {START}", end)
+    return numbered.selectExpr(*PLANNED, *others, f"part * {PART_BYTES} AS {START}", end)
 
 
 def _leaf_name(field_id: int) -> str:

@@ -46,7 +46,8 @@ DELETE_SET: Final = "delete_set"
 SELECTING: Final = {FILE_DELETES: "selecting_deletes", DELETE_SET: "selecting_set"}
 """The columns of deletes in `SELECTED_BY`."""
 
-_PARTITION_KEY: Final = "partition_key"
+PARTITION_KEY: Final = "partition_key"
+"""A column of row plans: what tells files of one partition."""
 _DELETE: Final = "delete"
 _OF_SET, _OF_SET_DELETES = "of_set", "deletes_of_set"
 _COLUMNS = (
@@ -107,11 +108,16 @@ class RowPlan:
         ]
 
 
-def plan_rows(choice: Choice) -> RowPlan:
-    """Plan a scan for a reader of rows."""
+def plan_rows(choice: Choice, *others: Aliased) -> RowPlan:
+    """Plan a scan for a reader of rows.
+
+    Args:
+        choice: how the scan is planned.
+        others: further columns of the data entry.
+    """
     entries = read_entries(choice)
     partition = _partition_column(choice.pruned.filter.state)
-    return RowPlan(planned_rows(match_deletes(entries), partition), (entries.deletes,))
+    return RowPlan(planned_rows(match_deletes(entries), partition, *others), (entries.deletes,))
 
 
 def plan_of_entries(
@@ -132,7 +138,7 @@ def plan_of_entries(
 
 def _partition_column(state: TableState) -> Aliased:
     """Return the key of a file's partition."""
-    return partition_key(state).alias(_PARTITION_KEY)
+    return partition_key(state).alias(PARTITION_KEY)
 
 
 @dataclass(frozen=True)
@@ -166,7 +172,7 @@ class PlannedFiles:
         named = sql.transform(sql.filter(deletes, _names_file), _needed).alias(FILE_DELETES)
         unnamed = sql.filter(deletes, lambda delete: ~_names_file(delete))
         ids = sql.transform(unnamed, _entry_id).alias(ENTRY_ID)
-        columns = (*_COLUMNS, *partition, _PARTITION_KEY, *others, named.selected, ids.selected)
+        columns = (*_COLUMNS, *partition, PARTITION_KEY, *others, named.selected, ids.selected)
         with translated_errors():
             tables = [plan.frame.selectExpr(*columns).toArrow() for plan in plans]
             table = pa.concat_tables(tables, promote_options="permissive").combine_chunks()
@@ -209,7 +215,7 @@ class PlannedFiles:
         """A number for each file, the same for files of the same spec and partition whose deletes are of one plan."""
         codes = np.zeros(len(self), np.int64)
         plan = [self.table.column(name).combine_chunks() for name in CHANGE_COLUMNS if name in self.table.column_names]
-        for values in [*self.table.column(_PARTITION_KEY).combine_chunks().flatten(), *plan]:
+        for values in [*self.table.column(PARTITION_KEY).combine_chunks().flatten(), *plan]:
             encoded = values.dictionary_encode(null_encoding="encode")
             pairs = codes * max(len(encoded.dictionary), 1) + encoded.indices.to_numpy()
             codes = np.unique(pairs, return_inverse=True)[1].reshape(-1)

@@ -49,6 +49,10 @@ def _of_lists(table: Table) -> bool:
     return not has_tree(table.metadata) and table.format_version < 4
 
 
+def _takes_rows(table: Table) -> bool:
+    return _of_trees(table) or _of_lists(table)
+
+
 def _has_deletes(table: Table) -> bool:
     return _of_trees(table) or (_of_lists(table) and table.format_version > 1)
 
@@ -103,6 +107,7 @@ class Job:
 JOBS = (
     Job("upgrade", _by_plan, lambda table: not has_tree(table.metadata), {"format_version": 4}),
     Job("downgrade", _by_plan, _of_trees, {"format_version": 3}),
+    Job("rewrite_data_files", suits=_takes_rows),
     Job("rewrite_position_delete_files", suits=_has_deletes),
     Job("remove_dangling_deletes", suits=_has_deletes),
     Job("compact_manifests", suits=_of_trees),

@@ -131,7 +131,12 @@ def test_partitions_with_many_deleted_rows(spark: SparkSession, tmp_path: Path) 
     report = report_of(table, spark)
     assert kinds(report) == ["dense_deletes"]
     assert [(row.values, row.deleted_ratio) for row in report.entries.densest] == [({1000: "x", 1001: None}, 0.9)]
-    assert "rewrite_data_files" in report.list_findings[0].command
+    finding = report.list_findings[0]
+    assert (finding.job, finding.call) == (
+        "rewrite_data_files",
+        "table.maintenance.rewrite_data_files(delete_ratio_threshold=0.3).commit()",
+    )
+    assert finding.command.endswith(" --delete-ratio-threshold 0.3 --commit")
     assert kinds(report_of(table, spark, max_deleted_ratio=0.91)) == []
 
 
@@ -143,6 +148,7 @@ def test_small_files(spark: SparkSession, tmp_path: Path) -> None:
     report = report_of(table, spark)
     assert kinds(report) == ["small_files"]
     assert (report.entries.small_files, report.entries.files_saved) == (5, 4)
+    assert report.list_findings[0].job == "rewrite_data_files"
     assert kinds(report_of(table, spark, min_small_files=6)) == []
     assert kinds(report_of(table, spark, small_file_ratio=1 / 512)) == []
     table.properties["write.target-file-size-bytes"] = str(1 << 20)

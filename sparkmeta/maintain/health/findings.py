@@ -198,7 +198,7 @@ class Examination:
                 f"have {share} or more of their rows deleted",
                 "readers read these rows and drop them; plans carry the deletes",
                 "data files without deleted rows, and fewer deletes",
-                command=self._rewrite_data_files(f"'delete-ratio-threshold', '{self.options.max_deleted_ratio}'"),
+                **self._rewritten("delete_ratio_threshold", self.options.max_deleted_ratio),
             )
 
     # -- data files --------------------------------------------------------------------------------------------------
@@ -216,17 +216,18 @@ class Examination:
             f"{entries.files_saved / max(entries.files, 1):.0%} of the entries that plans read and of the files that "
             "readers open",
             f"{entries.files_saved:,} of {entries.files:,} data files fewer",
-            command=self._rewrite_data_files(f"'min-input-files', '{self.options.min_small_files}'"),
+            **self._rewritten("min_input_files", self.options.min_small_files),
         )
 
-    def _rewrite_data_files(self, options: str) -> str | None:
-        """Return the statement of Iceberg's Spark procedure, which no tree takes."""
-        if has_tree(self.table.metadata):
-            return None
-        name = self.table.full_name.replace("'", "''")
-        return f"CALL catalog.system.rewrite_data_files(table => '{name}', options => map({options}))"
+    def _rewritten(self, option: str, value: float) -> dict[str, str]:
+        """Return how data files are rewritten with an option; nothing for tables that can't be committed to."""
+        if self.table.metadata.format_version > _FIRST_WITH_VECTORS and not has_tree(self.table.metadata):
+            return {}
+        flag = option.replace("_", "-")
+        return self._done_by("rewrite_data_files", "rewrite-data-files", f"{option}={value}", f" --{flag} {value}")
 
     def _of_stats(self) -> Iterator[Finding]:
+        rewritten = self._done_by("rewrite_data_files", "rewrite-data-files", "rewrite_all=True", " --rewrite-all")
         excess = ExcessStats.of(self.table.state, self.entries.stats)
         if excess.ratio < self.options.max_excess_stats_ratio:
             return
@@ -238,7 +239,8 @@ class Examination:
             f"{', '.join(excess.columns[:5])}{', ...' if len(excess.columns) > 5 else ''}",
             f"{excess.ratio:.0%} of the metrics in manifests, which plans inflate or skip",
             "files that are rewritten get the metrics that the properties keep",
-            command=self._rewrite_data_files("'rewrite-all', 'true'"),
+            # The job would rewrite only files of other sizes.
+            **{key: text for key, text in rewritten.items() if key != "job"},
         )
 
     # -- metadata ----------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
@@ -19,6 +19,7 @@ from pyiceberg.transforms import UnknownTransform
 from pyiceberg.types import LongType, NestedField
 from pyspark.errors import PySparkException
 from pyspark.sql import functions as F
+from pyspark.sql.types import LongType as SparkLong
 from pyspark.sql.types import StructType
 
 from sparkmeta.columns import sql
@@ -40,11 +41,12 @@ from sparkmeta.storage.access import executor_writer
 
 if TYPE_CHECKING:
     from pyiceberg.partitioning import PartitionField as SpecField
-    from pyiceberg.table.sorting import SortField
+    from pyiceberg.table.sorting import SortField, SortOrder
     from pyiceberg.types import IcebergType
     from pyspark.sql import Column, DataFrame
 
     from sparkmeta.columns.sql import Sql
+    from sparkmeta.session import MapFunction
     from sparkmeta.state import TableState
 
 _log = logging.getLogger(__name__)
@@ -59,13 +61,36 @@ LINEAGE: Final = (
 """Columns of rows that were in other files before (table spec, Row Lineage)."""
 
 
-def write_files(state: TableState, rows: DataFrame, *, lineage: bool = False) -> DataFrame:
+@dataclass(frozen=True)
+class Arrangement:
+    """How rows are distributed among tasks, and sorted there, instead of as the table's properties say.
+
+    Attributes:
+        order: the order of rows within partitions.
+        tasks: the number of tasks.
+        by_range: whether a task has a range of partitions and of the sort order, and not whole partitions.
+        curve: adds a column `CURVE_COLUMN` to batches of rows, by which rows are sorted within partitions.
+    """
+
+    order: SortOrder
+    tasks: int
+    by_range: bool
+    curve: MapFunction | None = None
+
+
+CURVE_COLUMN: Final = "_curve_value"
+
+
+def write_files(
+    state: TableState, rows: DataFrame, *, lineage: bool = False, arrangement: Arrangement | None = None
+) -> DataFrame:
     """Write rows to data files of the table's schema, default partition spec and sort order. Runs jobs.
 
     Args:
         state: the table.
         rows: see `check_columns`.
         lineage: whether the rows have the columns `LINEAGE`, and files get them.
+        arrangement: how rows are distributed and sorted; None to do as the table's properties say.
 
     Returns:
         A row for each file with columns of `inspect.files`, which Spark keeps.
@@ -76,7 +101,7 @@ def write_files(state: TableState, rows: DataFrame, *, lineage: bool = False) ->
             files; or the session can't keep rows.
     """
     schema = state.metadata.schema()
-    return _Write(state, rows, Schema(*schema.fields, *LINEAGE) if lineage else schema).files()
+    return _Write(state, rows, Schema(*schema.fields, *LINEAGE) if lineage else schema, arrangement).files()
 
 
 def data_file_tasks(state: TableState, schema: Schema) -> DataFileTasks:
@@ -120,6 +145,7 @@ class _Write:
     state: TableState
     rows: DataFrame
     schema: Schema
+    arrangement: Arrangement | None = None
 
     @cached_property
     def table(self) -> str:
@@ -133,31 +159,28 @@ class _Write:
     def fields(self) -> Sequence[SpecField]:
         return self.state.metadata.spec().fields
 
+    @cached_property
+    def order(self) -> SortOrder:
+        return self.state.metadata.sort_order() if self.arrangement is None else self.arrangement.order
+
     def files(self) -> DataFrame:
-        _refuse_encryption(self.state)
-        _refuse_transforms(self.state)
+        refuse_encryption(self.state)
+        refuse_transforms(self.state, self.order)
         check_columns(self.rows, self.schema, self.table)
-        tasks = data_file_tasks(self.state, self.schema)
-        try:
-            written = checkpointed(map_arrow(self._arranged(), tasks.write, tasks.result_schema))
-        except PySparkException as error:
-            _log.warning("%s: files named *-%s-* may be left of a write that failed", self.table, tasks.name)
-            raise from_spark(error) or error from error
-        files = written.drop(PROBLEM)
-        for problem in written.where(F.col(PROBLEM).isNotNull()).limit(1).toArrow().column(PROBLEM).to_pylist():
-            delete_written(self.state, files.where("file_path IS NOT NULL"))
-            raise ValidationError(problem)
-        return files
+        tasks = replace(data_file_tasks(self.state, self.schema), sort_order_id=self.order.order_id)
+        return written_files(self.state, map_arrow(self._arranged(), tasks.write, tasks.result_schema), tasks.name)
 
     # -- arrangement ------------------------------------------------------------------------------------------------
 
     def _arranged(self) -> DataFrame:
         """Return the rows with their partition values, distributed among tasks and sorted there."""
         partitions = [PARTITION_COLUMN.format(place) for place in range(len(self.fields))]
-        order = self.state.metadata.sort_order().fields
+        order = self.order.fields
         frame = self._with_values()
         keys = [F.col(name).asc_nulls_first() for name in partitions]
         keys += [_ordered(_SORT_COLUMN.format(place), field) for place, field in enumerate(order)]
+        if self.arrangement is not None:
+            return self._as_arranged(frame, partitions, keys, self.arrangement)
         match WriteOptions.of(self.state.metadata).distribution:
             case "hash" if partitions:
                 frame = frame.hint("rebalance", *partitions)
@@ -167,14 +190,26 @@ class _Write:
             frame = frame.sortWithinPartitions(*keys)
         return frame.select(*map(sql.quoted, self.row_type.names), *partitions)
 
+    def _as_arranged(
+        self, frame: DataFrame, partitions: Sequence[str], keys: Sequence[Column], arrangement: Arrangement
+    ) -> DataFrame:
+        if arrangement.curve is not None:
+            row_type = StructType([*frame.schema.fields]).add(CURVE_COLUMN, SparkLong())
+            frame = map_arrow(frame, arrangement.curve, row_type)
+            keys = [*keys, F.col(CURVE_COLUMN).asc_nulls_first()]
+        if arrangement.by_range and keys:
+            frame = frame.repartitionByRange(arrangement.tasks, *keys)
+        else:
+            frame = frame.repartition(arrangement.tasks, *partitions)
+        if keys:
+            frame = frame.sortWithinPartitions(*keys)
+        return frame.select(*map(sql.quoted, self.row_type.names), *partitions)
+
     def _with_values(self) -> DataFrame:
         """Return the rows with the values of partition fields and sort fields behind their columns."""
         values: list[tuple[str, SpecField | SortField]] = [
             *((PARTITION_COLUMN.format(place), field) for place, field in enumerate(self.fields)),
-            *(
-                (_SORT_COLUMN.format(place), field)
-                for place, field in enumerate(self.state.metadata.sort_order().fields)
-            ),
+            *((_SORT_COLUMN.format(place), field) for place, field in enumerate(self.order.fields)),
         ]
         added: list[sql.Aliased] = []
         by_tasks: list[TaskValue] = []
@@ -228,14 +263,40 @@ def checkpointed(frame: DataFrame) -> DataFrame:
     return rows
 
 
-def _refuse_encryption(state: TableState) -> None:
+def written_files(state: TableState, results: DataFrame, name: str) -> DataFrame:
+    """Run tasks that write data files, and return a row for each file, which Spark keeps.
+
+    Args:
+        state: the table.
+        results: what the tasks yield, rows of `DataFileTasks.result_schema`.
+        name: what the names of all files have, for the log.
+
+    Raises:
+        ValidationError: a row does not fit the table. No file stays.
+        UnsupportedError: the session can't keep rows.
+    """
+    try:
+        written = checkpointed(results)
+    except PySparkException as error:
+        _log.warning("%s: files named *-%s-* may be left of a write that failed", state.metadata.location, name)
+        raise from_spark(error) or error from error
+    files = written.drop(PROBLEM)
+    for problem in written.where(F.col(PROBLEM).isNotNull()).limit(1).toArrow().column(PROBLEM).to_pylist():
+        delete_written(state, files.where("file_path IS NOT NULL"))
+        raise ValidationError(problem)
+    return files
+
+
+def refuse_encryption(state: TableState) -> None:
+    """Raise UnsupportedError for a table whose files are to be encrypted."""
     if "encryption.key-id" in state.metadata.properties:
         raise UnsupportedError(f"{state.metadata.location}: the table is encrypted, and no encrypted files are written")
 
 
-def _refuse_transforms(state: TableState) -> None:
+def refuse_transforms(state: TableState, order: SortOrder) -> None:
+    """Raise UnsupportedError for a transform of the partition spec or a sort order that can't be computed."""
     metadata = state.metadata
-    for what, fields in (("partition spec", metadata.spec().fields), ("sort order", metadata.sort_order().fields)):
+    for what, fields in (("partition spec", metadata.spec().fields), ("sort order", order.fields)):
         for field in fields:
             if isinstance(field.transform, UnknownTransform):
                 problem = f"no values of the transform {field.transform} of its {what} are written"

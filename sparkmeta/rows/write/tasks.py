@@ -33,7 +33,14 @@ PARTITION_COLUMN: Final = "_partition_value_{}"
 
 PROBLEM: Final = "problem"
 
-_MAPS: Final = ("column_sizes", "value_counts", "null_value_counts", "nan_value_counts", "lower_bounds", "upper_bounds")
+METRICS_MAPS: Final = (
+    "column_sizes",
+    "value_counts",
+    "null_value_counts",
+    "nan_value_counts",
+    "lower_bounds",
+    "upper_bounds",
+)
 # Files of which a batch of results tells.
 _BATCH_FILES: Final = 256
 # Arrow's memory, and its ratio to the bytes of a file as long as none is known.
@@ -59,7 +66,7 @@ def files_schema(partition: pa.StructType | None) -> pa.Schema:
             *tuples,
             pa.field("record_count", pa.int64()),
             pa.field("file_size_in_bytes", pa.int64()),
-            *(pa.field(name, map_type(name)) for name in _MAPS),
+            *(pa.field(name, map_type(name)) for name in METRICS_MAPS),
             pa.field("split_offsets", pa.list_(pa.int64())),
             pa.field("sort_order_id", pa.int32()),
         ]
@@ -133,14 +140,19 @@ class DataFileTasks:
         Args:
             batches: the rows, with the columns `PARTITION_COLUMN` behind the table's.
         """
+        yield from self.write_apart([batches])
+
+    def write_apart(self, groups: Iterable[Iterable[pa.RecordBatch]]) -> Iterator[pa.RecordBatch]:
+        """Write groups of rows as `write` does, each to files of its own."""
         task = _Task(self)
         try:
-            for batch in batches:
-                if len(batch):
-                    task.add(batch)
-                if len(task.closed) >= _BATCH_FILES:
-                    yield task.take_closed()
-            task.end_file()
+            for batches in groups:
+                for batch in batches:
+                    if len(batch):
+                        task.add(batch)
+                    if len(task.closed) >= _BATCH_FILES:
+                        yield task.take_closed()
+                task.end_file()
             if task.closed:
                 yield task.take_closed()
         except ValidationError as error:
@@ -190,7 +202,7 @@ class _Task:
             for place, field in enumerate(self.tasks.places.fields)
         ]
         table = self.tasks.columns.table_of(batch, self.tasks.schema)
-        starts = _run_starts(values, len(batch))
+        starts = run_starts(values, len(batch))
         for start, end in zip(starts, [*starts[1:], len(batch)], strict=True):
             self._enter(tuple(array[start] for array in values))
             self._buffer(table.slice(start, end - start))
@@ -290,8 +302,13 @@ def _bound(values: pa.Array, type_name: str) -> pa.Array:
     return values.cast(bound_arrow_type(type_name))
 
 
-def _run_starts(values: Sequence[pa.Array], rows: int) -> list[int]:
-    """Return where runs of equal partition values begin."""
+def run_starts(values: Sequence[pa.Array], rows: int) -> list[int]:
+    """Return where runs of equal partition values begin.
+
+    Args:
+        values: the values of each partition field.
+        rows: the number of rows, at least one.
+    """
     changes = np.zeros(rows, np.bool_)
     changes[0] = True
     for array in values:
@@ -334,12 +351,12 @@ def _result(tasks: DataFileTasks, closed: Sequence[_Closed]) -> pa.RecordBatch:
     }
     metrics = [file.metrics.counts() | file.metrics.bounds() for file in closed]
     columns[PROBLEM] = [None] * len(closed)
-    columns |= {name: [each[name] for each in metrics] for name in _MAPS[1:]}
+    columns |= {name: [each[name] for each in metrics] for name in METRICS_MAPS[1:]}
     arrays = []
     for kind in schema:
         if kind.name == "partition":
             arrays.append(_tuples(tasks, closed, kind.type))
-        elif kind.name in _MAPS:
+        elif kind.name in METRICS_MAPS:
             maps = [None if value is None else sorted(value.items()) for value in columns[kind.name]]
             arrays.append(pa.array(maps, kind.type))
         else:

@@ -1,0 +1,113 @@
+"""Define the command that rewrites data files, and the options that it shares with the job."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from sparkmeta.cli.maintain import UNCHANGED
+from sparkmeta.cli.output import TextColumn, print_json, progress
+from sparkmeta.cli.source import Source, takes_source
+from sparkmeta.cli.tables import RowOptions, takes_row_options
+from sparkmeta.inspect.units import counted
+
+if TYPE_CHECKING:
+    from sparkmeta.maintain.rewrite_data_files.plan import DataRewritePlan
+    from sparkmeta.table import Table
+
+REWRITTEN_FILES = (
+    TextColumn("group", "file_group", "count"),
+    TextColumn("path", "file_path", "path"),
+    TextColumn("spec", "spec_id"),
+    TextColumn("rows", "record_count", "count"),
+    TextColumn("deletes", "delete_files", "count"),
+    TextColumn("deleted", "deleted_records", "count"),
+    TextColumn("size", "file_size_in_bytes", "bytes"),
+)
+
+TEXTS = {
+    "strategy": "binpack (the default) or sort",
+    "sort-order": "the order for sort, such as 'id DESC NULLS LAST' or 'zorder(x, y)' (default: the table's)",
+    "rewrite-job-order": "the order of groups: bytes-asc, bytes-desc, files-asc, files-desc or none",
+}
+NUMBERS: dict[str, tuple[type, str]] = {
+    "target-file-size-bytes": (int, "size of new files"),
+    "min-file-size-bytes": (int, "smaller files are rewritten"),
+    "max-file-size-bytes": (int, "larger files are rewritten"),
+    "min-input-files": (int, "the least number of small files in a group (default: 5)"),
+    "delete-file-threshold": (int, "rewrite files with so many deletes"),
+    "delete-ratio-threshold": (float, "rewrite files with this share of deleted rows (default: 0.3)"),
+    "max-file-group-size-bytes": (int, "size of a group of files (default: 100 GiB)"),
+    "max-concurrent-file-group-rewrites": (int, "the most groups of a Spark job"),
+    "partial-progress-max-commits": (int, "the most commits (default: 10)"),
+    "partial-progress-max-failed-commits": (int, "how many commits may fail"),
+    "output-spec-id": (int, "the partition spec of new files (default: the table's)"),
+    "compression-factor": (float, "how many times larger sorted files get"),
+}
+FLAGS = {
+    "rewrite-all": "rewrite all files",
+    "partial-progress-enabled": "commit groups in several commits",
+    "remove-dangling-deletes": "also remove deletes that apply to no data file afterwards",
+}
+
+
+def _takes_options(command: Callable[..., None]) -> Callable[..., None]:
+    for name, text in reversed(TEXTS.items()):
+        command = click.option(f"--{name}", metavar="TEXT", help=f"{text[0].upper()}{text[1:]}.")(command)
+    for name, (kind, text) in reversed(NUMBERS.items()):
+        command = click.option(f"--{name}", type=kind, metavar="N", help=f"{text[0].upper()}{text[1:]}.")(command)
+    for name, text in reversed(FLAGS.items()):
+        command = click.option(f"--{name}", is_flag=True, help=f"{text[0].upper()}{text[1:]}.")(command)
+    return command
+
+
+@click.command("rewrite-data-files")
+@click.option("--filter", "row_filter", metavar="FILTER", help="Only files that may hold these rows.")
+@_takes_options
+@click.option(
+    "--use-starting-sequence-number/--no-starting-sequence-number", default=True, show_default=True,
+    help="Whether new files have the sequence number of the snapshot that is rewritten.",
+)  # fmt: skip
+@click.option("--branch", default="main", show_default=True, help="The branch to commit to.")
+@click.option("--files", is_flag=True, help="Print the files to rewrite, with their groups.")
+@click.option("--commit", is_flag=True, help="Commit the plan, instead of only printing it.")
+@takes_row_options
+@takes_source
+def rewrite_data_files(source: Source, row_options: RowOptions, files: bool, commit: bool, **options: Any) -> None:
+    """Write data files anew: in a good size, without deleted rows, maybe sorted.
+
+    Options are named as those of Iceberg's procedure. Prints the plan. Nothing changes without --commit.
+    """
+    given = {name: value for name, value in options.items() if value is not None}
+    with progress("Opening the table"):
+        plan = source.open().maintenance.rewrite_data_files(**given)
+    _act(plan, row_options, files=files, commit=commit)
+
+
+def _act(plan: DataRewritePlan[Table], row_options: RowOptions, *, files: bool, commit: bool) -> None:
+    if files:
+        row_options.print(plan.files(), REWRITTEN_FILES, plan.table.location())
+        if not commit:
+            return
+    with progress("Choosing files"):
+        summary = plan.summary()
+    if commit:
+        with progress("Rewriting data files"):
+            plan.commit()
+    result = plan.result()
+    if row_options.as_json:
+        print_json(result)
+        return
+    click.echo(str(summary))
+    committed = result["committed"]
+    if committed is None:
+        if not summary.is_empty:
+            click.echo(UNCHANGED)
+        return
+    became = f"{counted(committed['rewritten_data_files'], 'data file')} became {committed['added_data_files']:,}"
+    click.echo(f"{became} in {counted(committed['commits'], 'commit')}")
+    if committed["failed_commits"]:
+        failed = counted(committed["failed_commits"], "commit")
+        click.echo(f"{failed} failed, {counted(committed['failed_data_files'], 'data file')} are not rewritten")

@@ -1,0 +1,168 @@
+"""`DataMaintenance`: the maintenance operations of data files and their deletes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Generic
+
+from pyiceberg.expressions import AlwaysTrue
+
+from sparkmeta.maintain.dangling_deletes.plan import DanglingDeletesPlan, plan_removal
+from sparkmeta.maintain.position_deletes.options import DeleteRewriteOptions
+from sparkmeta.maintain.position_deletes.plan import DeleteRewritePlan, plan_delete_rewrite
+from sparkmeta.maintain.rewrite_data_files.options import DataRewriteOptions
+from sparkmeta.maintain.rewrite_data_files.plan import DataRewritePlan, plan_data_rewrite
+from sparkmeta.operations.base_table import TableT
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from pyiceberg.expressions import BooleanExpression
+    from pyiceberg.table.sorting import SortOrder
+
+
+@dataclass(frozen=True)
+class DataMaintenance(Generic[TableT]):
+    """The operations that rewrite data files or deletes. Each returns a plan, and nothing changes before `commit()`."""
+
+    table: TableT
+
+    def rewrite_data_files(  # noqa: PLR0913  keyword arguments
+        self,
+        row_filter: BooleanExpression | str = AlwaysTrue(),  # noqa: B008  an immutable singleton
+        *,
+        strategy: str = "binpack",
+        sort_order: SortOrder | str | None = None,
+        target_file_size_bytes: int | None = None,
+        min_file_size_bytes: int | None = None,
+        max_file_size_bytes: int | None = None,
+        min_input_files: int = 5,
+        delete_file_threshold: int | None = None,
+        delete_ratio_threshold: float = 0.3,
+        rewrite_all: bool = False,
+        max_file_group_size_bytes: int = 100 << 30,
+        max_concurrent_file_group_rewrites: int | None = None,
+        rewrite_job_order: str = "none",
+        partial_progress_enabled: bool = False,
+        partial_progress_max_commits: int = 10,
+        partial_progress_max_failed_commits: int | None = None,
+        use_starting_sequence_number: bool = True,
+        remove_dangling_deletes: bool = False,
+        output_spec_id: int | None = None,
+        compression_factor: float = 1.0,
+        branch: str = "main",
+        snapshot_properties: Mapping[str, str] | None = None,
+    ) -> DataRewritePlan[TableT]:
+        """Plan to write data files anew: in a good size, without deleted rows, and maybe sorted.
+
+        Options are named as those of Iceberg's procedure `rewrite_data_files`, and choose the same files. Files of a
+        partition form groups. Rows stay the same, also their `_row_id` and `_last_updated_sequence_number`. A file of
+        which a deletion vector deletes all rows goes without being read. Executors read and write the files.
+
+        Args:
+            row_filter: rewrite only files that may hold matching rows, as partitions and metrics tell.
+            strategy: `binpack` leaves rows in their order; `sort` sorts the rows of each partition.
+            sort_order: the order for `sort`: text such as `id DESC NULLS LAST, bucket(16, name)` or `zorder(x, y)`, or
+                pyiceberg's SortOrder. Defaults to the table's sort order.
+            target_file_size_bytes: the size of new files. Defaults to the table's `write.target-file-size-bytes`.
+            min_file_size_bytes: smaller files are rewritten. Defaults to three quarters of the target size.
+            max_file_size_bytes: larger files are rewritten. Defaults to 1.8 times the target size.
+            min_input_files: the least number of files in a group, unless they are larger than the target size.
+            delete_file_threshold: rewrite files with at least so many delete files and deletion vectors.
+            delete_ratio_threshold: rewrite files of which at least this share of rows is deleted, by deletion vectors
+                and position delete files that name the file.
+            rewrite_all: rewrite all files.
+            max_file_group_size_bytes: the size of a group; a larger partition has several.
+            max_concurrent_file_group_rewrites: the most groups that a Spark job rewrites. Defaults to all of a commit.
+            rewrite_job_order: the order of groups: `bytes-asc`, `bytes-desc`, `files-asc`, `files-desc` or `none`.
+            partial_progress_enabled: commit groups in several commits, of which some may fail.
+            partial_progress_max_commits: the most commits.
+            partial_progress_max_failed_commits: how many of them may fail. By default all but one.
+            use_starting_sequence_number: give new files the sequence number of the snapshot whose files they replace,
+                so that equality deletes of later snapshots apply to them, and are no conflict.
+            remove_dangling_deletes: also remove deletes that apply to no data file afterwards.
+            output_spec_id: the partition spec of new files. Defaults to the table's.
+            compression_factor: how many times larger new files get than the bytes that they replace.
+            branch: the branch to commit to.
+            snapshot_properties: further properties of the snapshots' summaries.
+
+        Raises:
+            ValidationError: an option or table property is out of range, or an unknown column or branch.
+            InvalidFilterError: the filter is not valid for the table.
+            UnsupportedError: the table is encrypted or read-only, has manifest lists of format version 4 or a type that
+                is not written, or tasks can't write its files.
+        """
+        options = DataRewriteOptions(
+            row_filter, strategy, sort_order, target_file_size_bytes, min_file_size_bytes, max_file_size_bytes,
+            min_input_files, delete_file_threshold, delete_ratio_threshold, rewrite_all, max_file_group_size_bytes,
+            max_concurrent_file_group_rewrites, rewrite_job_order, partial_progress_enabled,
+            partial_progress_max_commits, partial_progress_max_failed_commits, use_starting_sequence_number,
+            remove_dangling_deletes, output_spec_id, compression_factor,
+        )  # fmt: skip
+        return plan_data_rewrite(self.table, options, branch, dict(snapshot_properties or {}))
+
+    def remove_dangling_deletes(
+        self, *, branch: str = "main", snapshot_properties: Mapping[str, str] | None = None
+    ) -> DanglingDeletesPlan[TableT]:
+        """Plan to remove delete files and deletion vectors from a branch that apply to none of its live data files.
+
+        These are equality deletes that are no newer than all data files of their partition, or of the table if their
+        spec is unpartitioned; position delete files that are older than all data files of their partition, or than the
+        file that they name; and deletion vectors and position delete files whose data file is gone.
+
+        Only metadata is written: the delete manifests of a v1 to v3 table that list them, or the root of a tree. Rows
+        stay the same. The files themselves are deleted when the snapshots expire that need them.
+
+        Args:
+            branch: the branch to commit to.
+            snapshot_properties: further properties of the snapshot's summary.
+
+        Raises:
+            ValidationError: an unknown branch.
+            UnsupportedError: the table is encrypted or read-only, or has manifest lists of format version 4.
+        """
+        return plan_removal(self.table, branch, dict(snapshot_properties or {}))
+
+    def rewrite_position_delete_files(  # noqa: PLR0913  keyword arguments
+        self,
+        row_filter: BooleanExpression | str = AlwaysTrue(),  # noqa: B008  an immutable singleton
+        *,
+        target_file_size_bytes: int | None = None,
+        min_file_size_bytes: int | None = None,
+        max_file_size_bytes: int | None = None,
+        min_input_files: int = 5,
+        rewrite_all: bool = False,
+        branch: str = "main",
+        snapshot_properties: Mapping[str, str] | None = None,
+    ) -> DeleteRewritePlan[TableT]:
+        """Plan to merge small position delete files, or to replace them with deletion vectors from version 3 on.
+
+        From format version 3 on, every position delete file becomes a deletion vector for each data file that it
+        applies to, merged with the file's other deletes, and the deletion vectors of small Puffin files move to larger
+        ones. In version 2, position delete files of unsuitable sizes become Parquet files for each data file or
+        partition, as `write.delete.granularity` says (`file` by default). What files delete of other data files is
+        dropped, and so are copies of deleted rows. Rows of the table stay the same. Executors read and write the files.
+
+        Args:
+            row_filter: rewrite only deletes of partitions that may hold matching rows.
+            target_file_size_bytes: target size of delete files. Defaults to the table's
+                `write.delete.target-file-size-bytes` (64 MiB).
+            min_file_size_bytes: smaller files are merged. Of Puffin files, the live deletion vectors count. Defaults to
+                three quarters of the target size.
+            max_file_size_bytes: larger position delete files about several data files are divided. Defaults to 1.8
+                times the target size.
+            min_input_files: the least number of small Puffin files, or of files of a partition, that are merged.
+            rewrite_all: rewrite all position deletes.
+            branch: the branch to commit to.
+            snapshot_properties: further properties of the snapshot's summary.
+
+        Raises:
+            ValidationError: an option or table property out of range, or an unknown branch.
+            InvalidFilterError: the filter is not valid for the table.
+            UnsupportedError: the table is encrypted or read-only, has manifest lists of format version 4, or only
+                Spark's sources can open its files.
+        """
+        options = DeleteRewriteOptions(
+            row_filter, target_file_size_bytes, min_file_size_bytes, max_file_size_bytes, min_input_files, rewrite_all
+        )
+        return plan_delete_rewrite(self.table, options, branch, dict(snapshot_properties or {}))

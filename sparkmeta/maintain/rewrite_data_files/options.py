@@ -1,0 +1,134 @@
+"""The options of a rewrite of data files, which are those of Iceberg's procedure of that name."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from pyiceberg.expressions import AlwaysTrue, BooleanExpression
+
+from sparkmeta.errors import ValidationError, shown
+from sparkmeta.rows.write.options import WriteOptions
+
+if TYPE_CHECKING:
+    from pyiceberg.table.sorting import SortOrder
+
+    from sparkmeta.spec.metadata import TableMetadata
+
+BINPACK: Final = "binpack"
+SORT: Final = "sort"
+STRATEGIES: Final = (BINPACK, SORT)
+JOB_ORDERS: Final = ("none", "bytes-asc", "bytes-desc", "files-asc", "files-desc")
+# Shares of the target size, as in Iceberg's action.
+_LEAST, _MOST = 0.75, 1.8
+_GROUP_BYTES: Final = 100 << 30
+_COUNTS: Final = (
+    "min_input_files", "max_file_group_size_bytes", "partial_progress_max_commits", "delete_file_threshold",
+    "max_concurrent_file_group_rewrites", "target_file_size_bytes", "max_file_size_bytes",
+)  # fmt: skip
+_FROM_ZERO: Final = ("min_file_size_bytes", "partial_progress_max_failed_commits", "output_spec_id")
+
+
+@dataclass(frozen=True)
+class FileSizes:
+    """Sizes of data files in bytes.
+
+    Attributes:
+        target: the size that new files should have.
+        least: smaller files are rewritten.
+        most: larger files are rewritten.
+    """
+
+    target: int
+    least: int
+    most: int
+
+    @property
+    def written(self) -> int:
+        """The size at which a new file ends: above the target, so that no small file follows for the last rows."""
+        return self.target + (self.most - self.target) // 2
+
+    def outputs(self, size: int) -> int:
+        """Return how many files of about the target size hold some bytes, as Iceberg's action computes it."""
+        if size < self.target:
+            return 1
+        whole, rest = divmod(size, self.target)
+        if not rest or (rest <= self.least and size / whole < min(1.1 * self.target, self.written)):
+            return whole
+        return whole + 1
+
+
+@dataclass(frozen=True)
+class DataRewriteOptions:
+    """See `Maintenance.rewrite_data_files`."""
+
+    row_filter: BooleanExpression | str = AlwaysTrue()  # noqa: RUF009  an immutable singleton
+    strategy: str = BINPACK
+    sort_order: SortOrder | str | None = None
+    target_file_size_bytes: int | None = None
+    min_file_size_bytes: int | None = None
+    max_file_size_bytes: int | None = None
+    min_input_files: int = 5
+    delete_file_threshold: int | None = None
+    delete_ratio_threshold: float = 0.3
+    rewrite_all: bool = False
+    max_file_group_size_bytes: int = _GROUP_BYTES
+    max_concurrent_file_group_rewrites: int | None = None
+    rewrite_job_order: str = JOB_ORDERS[0]
+    partial_progress_enabled: bool = False
+    partial_progress_max_commits: int = 10
+    partial_progress_max_failed_commits: int | None = None
+    use_starting_sequence_number: bool = True
+    remove_dangling_deletes: bool = False
+    output_spec_id: int | None = None
+    compression_factor: float = 1.0
+
+    def check(self, metadata: TableMetadata) -> None:
+        """Refuse what is out of range.
+
+        Raises:
+            ValidationError: an option or table property has an invalid value.
+        """
+        for names, least in ((_COUNTS, 1), (_FROM_ZERO, 0)):
+            for name in names:
+                _check_count(name, getattr(self, name), least)
+        for name, allowed in (("strategy", STRATEGIES), ("rewrite_job_order", JOB_ORDERS)):
+            if getattr(self, name) not in allowed:
+                problem = f"it is one of {', '.join(allowed)}"
+                raise ValidationError(f"{name} is {shown(getattr(self, name))}: {problem}")
+        for name, most in (("delete_ratio_threshold", 1.0), ("compression_factor", None)):
+            value = getattr(self, name)
+            is_number = isinstance(value, int | float) and not isinstance(value, bool)
+            if not is_number or value <= 0 or (most is not None and value > most):
+                limit = "" if most is None else f" and at most {most:g}"
+                raise ValidationError(f"{name} is {shown(value)}: it takes a number above 0{limit}")
+        if self.sort_order is not None and self.strategy != SORT:
+            raise ValidationError(f"sort_order is {shown(str(self.sort_order))}: it needs the strategy sort")
+        if self.output_spec_id is not None and self.output_spec_id not in metadata.specs():
+            known = ", ".join(map(str, sorted(metadata.specs())))
+            problem = f"the table has the partition specs {known}"
+            raise ValidationError(f"output_spec_id is {self.output_spec_id}: {problem}")
+        self.sizes(metadata)
+
+    def sizes(self, metadata: TableMetadata) -> FileSizes:
+        """Return the sizes of files. The target defaults to `write.target-file-size-bytes`.
+
+        Raises:
+            ValidationError: sizes are not in order, or the table property is invalid.
+        """
+        target = self.target_file_size_bytes
+        if target is None:
+            target = WriteOptions.of(metadata).target_bytes
+        least = int(target * _LEAST) if self.min_file_size_bytes is None else self.min_file_size_bytes
+        most = int(target * _MOST) if self.max_file_size_bytes is None else self.max_file_size_bytes
+        if not least < target < most:
+            raise ValidationError(
+                f"min_file_size_bytes is {least}, target_file_size_bytes {target} and max_file_size_bytes {most}: they "
+                "must increase"
+            )
+        return FileSizes(target, least, most)
+
+
+def _check_count(name: str, value: Any, least: int) -> None:
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
+        raise ValidationError(f"{name} is {shown(value)}: it takes a whole number of {least} or more")

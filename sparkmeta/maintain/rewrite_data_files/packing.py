@@ -1,0 +1,102 @@
+"""The tasks that pack data files into groups. Without Spark."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from sparkmeta.rows.write.tasks import run_starts
+
+# Groups of one task have numbers from its own number shifted by this.
+_GROUP_BITS = 40
+
+
+@dataclass(frozen=True)
+class Packing:
+    """Packs files into groups of one partition, next fit in their order, as Iceberg's action. Picklable.
+
+    Attributes:
+        keys: the columns that tell partitions apart; files of a partition come together.
+        most_bytes: a group of several files is no larger.
+    """
+
+    keys: tuple[str, ...]
+    most_bytes: int
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Yield the files with the number of their group in one more column."""
+        groups = _Groups(self.most_bytes, _task_number() << _GROUP_BITS)
+        last: list[pa.Array] | None = None
+        for batch in batches:
+            if not len(batch):
+                continue
+            keys = [batch.column(name) for name in self.keys]
+            before = keys if last is None else last
+            runs = run_starts([pa.concat_arrays([old.slice(0, 1), new]) for old, new in zip(before, keys, strict=True)],
+                              len(batch) + 1)  # fmt: skip
+            # The first row is that of the last batch; there is no run before the first batch.
+            starts = [start - 1 for start in runs if start > 0]
+            if last is None and (not starts or starts[0]):
+                starts = [0, *starts]
+            numbers = groups.of(batch.column("file_size_in_bytes").to_numpy(zero_copy_only=False), starts)
+            last = [key.slice(len(batch) - 1, 1) for key in keys]
+            yield pa.RecordBatch.from_arrays([*batch.columns, pa.array(numbers)], names=[*batch.schema.names, "group"])
+
+
+@dataclass
+class _Groups:
+    """The open group of a task.
+
+    Attributes:
+        most_bytes: see `Packing`.
+        number: the number of the open group.
+    """
+
+    most_bytes: int
+    number: int
+    _bytes: int = field(default=0, init=False)
+    _is_empty: bool = field(default=True, init=False)
+
+    def of(self, sizes: np.ndarray[Any, Any], starts: list[int]) -> np.ndarray[Any, Any]:
+        """Return the group of each file.
+
+        Args:
+            sizes: the bytes of the files.
+            starts: where partitions begin among them.
+        """
+        numbers = np.empty(len(sizes), np.int64)
+        ends = np.cumsum(sizes)
+        edges = sorted({0, *starts, len(sizes)})
+        for start, end in pairwise(edges):
+            if start in starts:
+                self._open()
+            place = start
+            while place < end:
+                before = int(ends[place - 1]) if place else 0
+                fitting = int(np.searchsorted(ends, before + self.most_bytes - self._bytes, side="right"))
+                following = min(end, fitting)
+                if following <= place and not self._is_empty:
+                    self._open()
+                    continue
+                following = max(following, place + 1)
+                numbers[place:following] = self.number
+                self._bytes += int(ends[following - 1]) - before
+                self._is_empty = False
+                place = following
+        return numbers
+
+    def _open(self) -> None:
+        if not self._is_empty:
+            self.number, self._bytes, self._is_empty = self.number + 1, 0, True
+
+
+def _task_number() -> int:
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    return 0 if context is None else int(context.partitionId())

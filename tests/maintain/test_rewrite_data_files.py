@@ -1,0 +1,364 @@
+"""Data files written anew: those that Iceberg chooses, the same rows and row lineage, and nothing of others lost."""
+
+from __future__ import annotations
+
+import json
+import random
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from click.testing import CliRunner
+from pyiceberg.transforms import BucketTransform
+
+import sparkmeta as sm
+from sparkmeta.cli import main
+from sparkmeta.operations.filesystem import FileSystemOperations
+from tests.handmade import HandmadeTable, data, deletion_vector, equality_deletes, position_deletes
+from tests.maintain.test_expire import opened
+from tests.peers.content_files import elements
+from tests.peers.file_maker import local_path
+from tests.peers.java import Java, iterate
+from tests.peers.slices import SOAK
+from tests.peers.workshop import MERGE_ON_READ, Workshop
+from tests.rows.comparison import row_texts
+from tests.rows.write.test_changes import frame, new_table, ordinary, paths, rows_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+LINEAGE = ("id", "part", "n", "_row_id", "_last_updated_sequence_number")
+
+
+# -- which files ------------------------------------------------------------------------------------------------------
+
+
+class FilesOfSizes(HandmadeTable):
+    """Files of random sizes and deletes, in partitions of the current spec, and some of an older spec.
+
+    The latter are of one partition with that of nulls; Java reads manifests in any order, so that all fit a group.
+    """
+
+    def metadata(self) -> dict[str, Any]:
+        return {**super().metadata(), "default-spec-id": 1}
+
+
+def files_of_sizes(folder: Path, rng: random.Random, version: int) -> str:
+    table = FilesOfSizes(folder, version=version, specs=((), ({"source-id": 2, "field-id": 1000, "name": "part",
+                         "transform": "identity"},)), summaries=True)  # fmt: skip
+    files: list[tuple[str, dict[str, Any]]] = []
+    for number in range(60):
+        partition = {"part": rng.choice(["a", "b", "c"]) if number else None}
+        size = rng.choice([rng.randint(1, 700), rng.randint(700, 2_000), rng.randint(2_000, 9_000)]) if number else 5
+        file = data(f"file:///t/{number}", partition=partition, file_size_in_bytes=size, record_count=100)
+        files.append((partition["part"], file))
+    deletes = []
+    for number in rng.sample(range(60), 20):
+        of, partition = f"file:///t/{number}", {"part": files[number][0]}
+        count = rng.choice([1, 29, 30, 31, 100])
+        if version > 2:
+            offset = 4 + 40 * number
+            deletes.append(deletion_vector(of, partition=partition, record_count=count, content_offset=offset))
+        else:
+            for part in range(rng.randint(1, 3)):
+                path = f"file:///t/{number}-{part}.deletes"
+                deletes.append(position_deletes(path, partition=partition, record_count=count, referenced_data_file=of))
+    equality = [equality_deletes(f"file:///t/eq{number}", partition={"part": "a"}, record_count=5) for number in (0, 1)]
+    others = [data(f"file:///t/old{size}", file_size_in_bytes=size) for size in (10, 20, 30, 40, 1_000)]
+    table.add(0, 1, *(file for _, file in files)).add(0, 0, *others).add(1, 1, *deletes, *equality)
+    return table.write()
+
+
+OPTIONS: list[dict[str, Any]] = [
+    {},
+    {"min-input-files": "2"},
+    {"max-file-group-size-bytes": "3000", "min-input-files": "3"},
+    {"delete-file-threshold": "2", "delete-ratio-threshold": "0.31"},
+    {"rewrite-all": "true", "max-file-group-size-bytes": "5000"},
+    {"min-file-size-bytes": "100", "max-file-size-bytes": "8000"},
+    {"rewrite-job-order": "bytes-desc"},
+    {"rewrite-job-order": "files-asc", "min-input-files": "2", "max-file-group-size-bytes": "2000"},
+]
+
+
+def python_options(options: dict[str, str]) -> dict[str, Any]:
+    values = {name.replace("-", "_").replace(".", "_"): value for name, value in options.items()}
+    return {
+        name: value == "true"
+        if value in ("true", "false")
+        else int(value)
+        if value.isdecimal()
+        else float(value)
+        if value[0].isdigit()
+        else value
+        for name, value in values.items()
+    }
+
+
+@pytest.mark.java
+@pytest.mark.parametrize("seed", range(5 if SOAK else 1))
+@pytest.mark.parametrize("version", [2, 3])
+def test_groups_are_those_of_iceberg(spark: SparkSession, tmp_path: Path, version: int, seed: int) -> None:
+    location = files_of_sizes(tmp_path, random.Random(seed), version)
+    table = sm.load_table(str(tmp_path), spark=spark)
+    java = Java(spark)
+    options = OPTIONS if SOAK else OPTIONS[seed + version - 2 :: 2]
+    for chosen in options:
+        given = {"target-file-size-bytes": "1000"} | chosen
+        planner = java.iceberg.actions.BinPackRewriteFilePlanner(java.table(location).table)
+        planner.init(given)
+        theirs = [
+            (frozenset(str(file.location()) for file in elements(group.rewrittenFiles())), group.expectedOutputFiles())
+            for group in iterate(planner.plan().groups())
+        ]
+        plan = table.maintenance.rewrite_data_files(**python_options(given))
+        ours: dict[int, set[str]] = {}
+        for row in plan.files().collect():
+            ours.setdefault(row.file_group, set()).add(row.file_path)
+        assert theirs, given
+        assert {frozenset(group) for group in ours.values()} == {group for group, _ in theirs}, given
+        if "rewrite-job-order" in given:
+            field = given["rewrite-job-order"].partition("-")[0]
+            sizes = {row.file_path: row.file_size_in_bytes for row in plan.files().collect()}
+            figures = [
+                sum(sizes[path] for path in ours[number]) if field == "bytes" else len(ours[number])
+                for number in range(len(ours))
+            ]
+            assert figures == sorted(figures, reverse=given["rewrite-job-order"].endswith("desc"))
+
+
+# -- rows -------------------------------------------------------------------------------------------------------------
+
+
+def test_rows_and_lineage_stay(spark: SparkSession, tmp_path: Path) -> None:
+    """A tree is packed, sorted and z-ordered; a file with only deleted rows is not read."""
+    table = new_table(spark, tmp_path, write__delete__mode="merge-on-read")
+    table = table.append(frame(spark, [*ordinary(0, 15), (900, "d", 1), (901, "d", 2)]))
+    table = table.append(frame(spark, [*ordinary(15, 30), (902, "d", 3)])).update({"n": 5}, "id = 5")
+    # No metrics prove that all rows of a file match, so that they are deleted by a deletion vector.
+    table = table.delete("n in (1, 2, 100, 110)")
+    before = rows_of(table, selected_fields=LINEAGE)
+    (gone,) = masked_whole(table)
+    Path(local_path(gone)).unlink()
+    plan = table.maintenance.rewrite_data_files(min_input_files=2)
+    summary = plan.summary()
+    assert (summary.deleted_files, summary.groups) == (1, 5)
+    assert summary.data_files == plan.files().count() == table.inspect.data_files().count()
+    starting = table.current_snapshot().sequence_number
+    table = plan.commit()
+    assert rows_of(table, selected_fields=LINEAGE) == before
+    committed = plan.result()["committed"]
+    assert committed["rewritten_data_files"] == summary.data_files
+    assert (committed["added_data_files"], committed["commits"]) == (5, 1)
+    assert table.inspect.delete_files().count() == 0
+    entries = table.inspect.entries().where("status = 1").collect()
+    assert {(row.sequence_number, row.file_sequence_number) for row in entries} == {(starting, starting + 1)}
+    assert {row.sort_order_id for row in table.inspect.data_files().collect()} == {0}
+    assert table.current_snapshot().summary.operation.value == "replace"
+    assert plan.commit() is table
+    assert table.maintenance.rewrite_data_files(min_input_files=2).summary().is_empty
+
+    sizes = {"target_file_size_bytes": 700, "min_file_size_bytes": 1, "max_file_size_bytes": 800}
+    ordered = table.maintenance.rewrite_data_files(strategy="sort", sort_order="id DESC", rewrite_all=True, **sizes)
+    table = ordered.commit()
+    assert rows_of(table, selected_fields=LINEAGE) == before
+    assert table.inspect.data_files().count() > 5
+    for path in paths(table):
+        ids = [row.id for row in spark.read.parquet(path).collect()]
+        assert ids == sorted(ids, reverse=True)
+    z = table.maintenance.rewrite_data_files("id < 900", strategy="sort", sort_order="zorder(id, n)", rewrite_all=True)
+    of_d = {path for path in paths(table) if "part=d" in path}
+    table = z.commit()
+    assert rows_of(table, selected_fields=LINEAGE) == before
+    # The filter leaves the other partition alone.
+    assert of_d < paths(table)
+    assert not {path for path in paths(table) if "part=d" in path} - of_d
+
+
+def masked_whole(table: sm.Table) -> set[str]:
+    planned = table.scan().plan_files().where("exists(deletes, d -> d.record_count = record_count)")
+    return {row.file_path for row in planned.collect()}
+
+
+def test_partial_progress_and_another_spec(spark: SparkSession, tmp_path: Path, caplog: Any) -> None:
+    table = new_table(spark, tmp_path)
+    for start in range(0, 40, 20):
+        table = table.append(frame(spark, ordinary(start, start + 20)))
+    with table.manage_snapshots() as manage:
+        manage.create_branch(table.current_snapshot().snapshot_id, "audit")
+    with table.update_spec() as update:
+        update.remove_field("part")
+        update.add_field("id", BucketTransform(2), "bucket")
+    table = table.refresh()
+    before = rows_of(table, selected_fields=LINEAGE)
+    plan = table.maintenance.rewrite_data_files(
+        rewrite_all=True, output_spec_id=0, partial_progress_enabled=True, partial_progress_max_commits=4,
+        max_file_group_size_bytes=1_400, branch="audit", snapshot_properties={"job": "7"},
+    )  # fmt: skip
+    assert plan.summary().commits == 4
+    # One of the files is gone when the plan is committed: its part fails, and the others go on.
+    (lost,) = [row.file_path for row in plan.files().where("file_group = 0").limit(1).collect()]
+    gone = spark.createDataFrame([(lost,)], "file_path STRING")
+    with table.transaction() as tx:
+        tx.update_snapshot("audit").delete(gone)
+    missing = {row.id for row in spark.read.parquet(lost).collect()}
+    table = plan.commit()
+    committed = plan.result()["committed"]
+    assert (committed["commits"], committed["failed_commits"]) == (3, 1)
+    assert 0 < committed["failed_data_files"] < plan.summary().data_files
+    assert "are not rewritten" in caplog.text
+    branch = table.scan(selected_fields=LINEAGE).use_ref("audit")
+    assert sorted(map(tuple, branch.to_df().collect()), key=repr) == [row for row in before if row[0] not in missing]
+    assert rows_of(table, selected_fields=LINEAGE) == before
+    assert table.snapshot_by_name("audit").summary["job"] == "7"
+    written = {row.spec_id for row in branch.plan_files().collect()}
+    assert written == {0}
+    # The files of the part that failed are deleted.
+    live = {row.file_path for row in table.inspect.all_data_files().collect()}
+    assert {str(path) for path in tmp_path.rglob("*.parquet") if "/data/" in str(path)} == live
+    # By default, new files are of the current spec.
+    table = table.maintenance.rewrite_data_files(rewrite_all=True).commit()
+    assert rows_of(table, selected_fields=LINEAGE) == before
+    assert {row.spec_id for row in table.inspect.data_files().collect()} == {1}
+
+
+def test_conflicts_and_a_lost_answer(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any
+) -> None:
+    table = new_table(spark, tmp_path, write__delete__mode="merge-on-read")
+    table = table.append(frame(spark, ordinary(0, 20))).append(frame(spark, ordinary(20, 30)))
+    before = paths(table)
+    plan = table.maintenance.rewrite_data_files(min_input_files=2)
+    plan.summary()
+    # An append is none; rows of replaced files that were deleted are.
+    appended = table.append(frame(spark, [(500, "a", 1)]))
+    after = plan.commit()
+    assert len(rows_of(after)) == 31
+    assert len(paths(after) & paths(appended) - before) == 1
+    stale = after.maintenance.rewrite_data_files(rewrite_all=True)
+    deleted = after.delete("id = 3")
+    with pytest.raises(sm.CommitConflictError, match="deleted rows of a file to replace"):
+        stale.commit()
+    assert {str(path) for path in (tmp_path / "db/t/data").rglob("*.parquet")} == before | paths(deleted)
+
+    swap = FileSystemOperations.commit
+
+    def lost(self: FileSystemOperations, base: Any, metadata: Any) -> Any:
+        swap(self, base, metadata)
+        raise sm.CommitStateUnknownError("the answer is lost")
+
+    monkeypatch.setattr(FileSystemOperations, "commit", lost)
+    with pytest.raises(sm.CommitStateUnknownError):
+        deleted.maintenance.rewrite_data_files(rewrite_all=True).commit()
+    assert "the files of the rewrite stay" in caplog.text
+    assert len(rows_of(deleted.refresh())) == 30
+
+
+# -- Java -------------------------------------------------------------------------------------------------------------
+
+
+def java_rows(shop: Workshop, version: int) -> list[Any]:
+    shop.sql("REFRESH TABLE {t}")
+    lineage = ", _row_id, _last_updated_sequence_number" if version > 2 else ""
+    return row_texts(shop.sql(f"SELECT *{lineage} FROM {{t}}"))
+
+
+@pytest.mark.java
+@pytest.mark.parametrize("version", (1, 2, 3) if SOAK else (3,))
+def test_java_goes_on_with_the_table(spark: SparkSession, version: int) -> None:
+    shop = Workshop(Java(spark), f"data_rewritten_{version}")
+    shop.create(
+        "id INT, name STRING, part STRING", "part", version=version, properties=MERGE_ON_READ if version > 1 else {}
+    )
+    for number in range(3):
+        shop.insert(*(f"{row}, 'n{number}', '{'xy'[row % 2]}'" for row in range(8)))
+    shop.sql("DELETE FROM {t} WHERE id % 4 = 1")
+    shop.sql("UPDATE {t} SET name = 'changed' WHERE id = 2")
+    rows = java_rows(shop, version)
+    orders = [None, "id DESC", "zorder(id, name)"] if SOAK else [None, "id DESC"]
+    for order in orders:
+        strategy = {"strategy": "sort", "sort_order": order} if order else {}
+        plan = opened(shop).maintenance.rewrite_data_files(rewrite_all=True, remove_dangling_deletes=True, **strategy)
+        after = plan.commit()
+        assert java_rows(shop, version) == rows
+        assert row_texts(after.scan().to_df()) == row_texts(shop.sql("SELECT * FROM {t}"))
+        assert after.inspect.data_files().count() == 2
+        assert after.inspect.delete_files().count() == 0
+    shop.insert("100, 'new', 'x'", "101, 'new', 'y'")
+    shop.sql("DELETE FROM {t} WHERE id IN (4, 100)")
+    rows = java_rows(shop, version)
+    shop.call("rewrite_data_files", "options => map('rewrite-all', 'true')")
+    assert java_rows(shop, version) == rows
+    shop.call("expire_snapshots", "older_than => TIMESTAMP '2100-01-01', retain_last => 1")
+    assert java_rows(shop, version) == rows
+    opened(shop).maintenance.rewrite_data_files(rewrite_all=True).commit()
+    assert java_rows(shop, version) == rows
+
+
+@pytest.mark.java
+def test_a_snapshot_beside_that_of_iceberg(spark: SparkSession) -> None:
+    """Summaries and entries of a rewrite are those of Iceberg's procedure, but for sizes that writers decide."""
+    results = []
+    for name in ("ours", "theirs"):
+        shop = Workshop(Java(spark), f"rewritten_{name}")
+        shop.create("id INT, part STRING", "part", version=3, properties=MERGE_ON_READ)
+        for number in range(3):
+            shop.insert(*(f"{row}, '{'xy'[row % 2]}'" for row in range(number, number + 8)))
+        shop.sql("DELETE FROM {t} WHERE id = 4")
+        if name == "ours":
+            opened(shop).maintenance.rewrite_data_files(min_input_files=3).commit()
+            shop.sql("REFRESH TABLE {t}")
+        else:
+            shop.call("rewrite_data_files", "options => map('min-input-files', '3')")
+        summary = shop.spark.sql(f"SELECT summary FROM {shop.sql_name}.snapshots ORDER BY committed_at DESC").first()[0]
+        summary = {key: value for key, value in summary.items() if "size" not in key and "-name" not in key}
+        columns = "status, sequence_number, file_sequence_number, data_file.partition, data_file.record_count"
+        maps = "data_file.value_counts, data_file.lower_bounds, data_file.upper_bounds, data_file.sort_order_id"
+        entries = shop.spark.sql(f"SELECT {columns}, {maps} FROM {shop.sql_name}.entries").collect()
+        results.append((summary, sorted(map(str, entries))))
+    drop = {"app-id", "engine-version", "spark.app.id", "iceberg-version"}
+    left, right = ({key: value for key, value in each[0].items() if key not in drop} for each in results)
+    assert left == right
+    assert results[0][1] == results[1][1]
+
+
+@pytest.mark.java
+def test_equality_deletes_of_later_commits_apply(spark: SparkSession) -> None:
+    shop = Workshop(Java(spark), "equality_rewritten")
+    shop.create("id INT, part STRING", "part", version=2)
+    for number in range(3):
+        shop.insert(f"{number}, 'a'", "7, 'a'")
+    shop.row_delta(shop.equality_delete_by_java(["id"], [[2]], partition=["a"]))
+    plan = opened(shop).maintenance.rewrite_data_files(min_input_files=3)
+    newest = opened(shop).maintenance.rewrite_data_files(min_input_files=3, use_starting_sequence_number=False)
+    assert plan.summary().data_files == newest.summary().data_files == 3
+    shop.row_delta(shop.equality_delete_by_java(["id"], [[7]], partition=["a"]))
+    with pytest.raises(sm.CommitConflictError, match="added deletes that apply to a file to replace"):
+        newest.commit()
+    after = plan.commit()
+    assert sorted(row.id for row in after.scan().to_df().collect()) == [0, 1]
+    shop.sql("REFRESH TABLE {t}")
+    assert sorted(row.id for row in shop.sql("SELECT id FROM {t}").collect()) == [0, 1]
+
+
+# -- commands ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_command(spark: SparkSession, tmp_path: Path) -> None:
+    table = new_table(spark, tmp_path)
+    for start in range(0, 20, 10):
+        table = table.append(frame(spark, ordinary(start, start + 10)))
+    run = partial(CliRunner().invoke, main)
+    listed = run(["rewrite-data-files", table.location(), "--min-input-files", "2", "--files", "-o", "json"])
+    rows = [json.loads(line) for line in listed.output.splitlines()]
+    assert {row["file_group"] for row in rows} == {0, 1, 2, 3}
+    shown = run(["rewrite-data-files", table.location(), "--min-input-files", "2"])
+    assert "8 data files in 4 groups become about 4 (binpack)" in shown.output
+    assert shown.output.endswith("nothing is changed without --commit\n")
+    done = run(["rewrite-data-files", table.location(), "--strategy", "sort", "--sort-order", "id", "--rewrite-all",
+                "--commit"])  # fmt: skip
+    assert done.exit_code == 0, done.output
+    assert "8 data files became 4 in 1 commit" in done.output
+    wrong = run(["rewrite-data-files", table.location(), "--rewrite-job-order", "size"])
+    assert (wrong.exit_code, "rewrite_job_order is 'size'" in wrong.output) == (1, True)
