@@ -54,7 +54,7 @@ class Validation:
         start: the snapshot that the operation read; None for an empty table.
         row_filter: the rows that it read; None for the files that it replaces.
         isolation: "serializable" also treats added data as a conflict.
-        ignores_deletes: whether new deletes of rows that it read are not conflict.
+        ignores_deletes: whether new deletes of rows that it read do not conflict.
     """
 
     start: int | None
@@ -184,8 +184,8 @@ def refuse_new_deletes(
         files: the replaced files, rows with `file_path`.
         removal: the entries of these files.
         start: the snapshot that was read.
-        row_filter: the rows that were read; deletes of other rows are not conflict.
-        by_position: whether equality deletes are not conflict, since they apply to the new files as well.
+        row_filter: the rows that were read; deletes of other rows do not conflict.
+        by_position: whether equality deletes do not conflict, since they apply to the new files as well.
 
     Raises:
         CommitConflictError: a new delete applies to one of the files.

@@ -71,6 +71,8 @@ class SnapshotUpdate:
     _rewrites: bool = False
     _overwrites: bool = False
     _replaced: list[DataFrame] = field(default_factory=list)
+    _superseded: list[DataFrame] = field(default_factory=list)
+    _referenced: list[tuple[DataFrame, bool]] = field(default_factory=list)
     _rewritten: dict[int, int] = field(default_factory=dict)
     _validations: list[Validation] = field(default_factory=list)
     _progress: _Progress = field(default_factory=lambda: _Progress())  # noqa: PLW0108  defined below
@@ -159,7 +161,7 @@ class SnapshotUpdate:
         `deletes` are deletion vectors that delete the same rows as removed deletes.
 
         The commit raises CommitConflictError if others deleted rows of the replaced files meanwhile. Equality deletes
-        are not conflict if the new files have a data sequence number that is less than theirs.
+        do not conflict if the new files have a data sequence number that is less than theirs.
 
         Args:
             removed: the files to replace.
@@ -210,7 +212,7 @@ class SnapshotUpdate:
                 Added data defaults to the whole table also if the update removes files by name or adds deletes.
             from_snapshot_id: the snapshot that was read. Defaults to the branch's head when the transaction began.
             isolation: "serializable" or "snapshot".
-            ignore_deletes: whether new deletes of rows that may match are not conflict for the deletes that this adds.
+            ignore_deletes: whether new deletes of rows that may match do not conflict for the deletes that this adds.
 
         Raises:
             ValidationError: an unknown isolation.

@@ -79,7 +79,7 @@ class DataMaintenance(Generic[TableT]):
             partial_progress_max_commits: the most commits.
             partial_progress_max_failed_commits: how many of them may fail. By default all but one.
             use_starting_sequence_number: give new files the sequence number of the snapshot whose files they replace,
-                so that equality deletes of later snapshots apply to them, and are no conflict.
+                so that equality deletes of later snapshots apply to them, and do not conflict.
             remove_dangling_deletes: also remove deletes that apply to no data file afterwards.
             output_spec_id: the partition spec of new files. Defaults to the table's.
             compression_factor: how many times larger new files get than the bytes that they replace.

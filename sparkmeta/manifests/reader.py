@@ -346,7 +346,5 @@ class ManifestReader:
         return reduce(lambda left, right: left.unionByName(right), frames)
 
 
-def _apply(
-    decode: MapFunction, function: MapFunction, parts: Iterable[pa.RecordBatch]
-) -> Iterator[pa.RecordBatch]:
+def _apply(decode: MapFunction, function: MapFunction, parts: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     yield from function(decode(parts))

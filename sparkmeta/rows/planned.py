@@ -47,7 +47,7 @@ SELECTING: Final = {FILE_DELETES: "selecting_deletes", DELETE_SET: "selecting_se
 """The columns of deletes in `SELECTED_BY`."""
 
 PARTITION_KEY: Final = "partition_key"
-"""A column of row plans: what tells files of one partition."""
+"""A column of row plans: the key of a file's partition."""
 _DELETE: Final = "delete"
 _OF_SET, _OF_SET_DELETES = "of_set", "deletes_of_set"
 _COLUMNS = (

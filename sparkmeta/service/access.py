@@ -62,7 +62,7 @@ class Principals:
             raise SettingError("there are no principals: nobody could use the service")
         for token, principal in self.by_token.items():
             if len(token) < _SHORTEST_TOKEN:
-                problem = f"it takes at least {_SHORTEST_TOKEN} characters"
+                problem = f"expected at least {_SHORTEST_TOKEN} characters"
                 raise SettingError(f"the token of {principal.name} has {len(token)} characters: {problem}")
 
     def authenticated(self, headers: Mapping[str, str]) -> Principal:
@@ -95,9 +95,9 @@ def principals_from_json(text: str, header: str | None = None) -> Principals:
     try:
         document = json.loads(text)
     except ValueError as error:
-        raise SettingError(f"the principals are no JSON: {error}") from error
+        raise SettingError(f"the principals are not valid JSON: {error}") from error
     if not isinstance(document, dict):
-        raise SettingError("the principals are no JSON object of names")
+        raise SettingError("the principals are not a JSON object of names")
     by_token: dict[str, Principal] = {}
     for name, entry in document.items():
         token, tables = _entry(name, entry)

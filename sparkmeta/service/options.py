@@ -69,12 +69,12 @@ class ServeOptions:
         """Raise SettingError if a value is invalid, or strangers could read the catalog."""
         for name in ("page_tasks", "page_bytes", "slots", "max_request_bytes", "max_pages", "keep_seconds"):
             if getattr(self, name) <= 0:
-                raise SettingError(f"{name} is {getattr(self, name)}: it takes a number above 0")
+                raise SettingError(f"{name} is {getattr(self, name)}: expected a number above 0")
         for name in ("port", "driver_files", "wait_seconds", "plan_seconds", "queued", "cached_bytes"):
             if getattr(self, name) < 0:
-                raise SettingError(f"{name} is {getattr(self, name)}: it takes a number from 0")
+                raise SettingError(f"{name} is {getattr(self, name)}: expected a number from 0")
         if len(self.secret) < _SHORTEST_SECRET:
-            raise SettingError(f"the secret has {len(self.secret)} bytes: it takes at least {_SHORTEST_SECRET}")
+            raise SettingError(f"the secret has {len(self.secret)} bytes: expected at least {_SHORTEST_SECRET}")
         if self.principals is None and not is_loopback(self.host):
             raise SettingError(
                 f"host is {self.host}: a service that others can reach needs a bearer token (--token-file, "

@@ -142,7 +142,7 @@ class Planning:
         """Return what a token says.
 
         Raises:
-            ApiError: it is no token of such a plan or page, of this table and user, or it has expired.
+            ApiError: it is not a token of such a plan or page, of this table and user, or it has expired.
         """
         ticket = self._signer.ticket(token)
         if ticket is None or bool(ticket.page) != page or (ticket.table, ticket.principal) != (table, principal.name):

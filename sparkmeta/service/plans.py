@@ -62,7 +62,7 @@ def scan_of(table: Table, request: PlanRequest) -> Scan | IncrementalScan:
 
     Raises:
         NoSuchSnapshotError: the table has no such snapshot.
-        ApiError: the first snapshot is no ancestor of the last one.
+        ApiError: the first snapshot is not an ancestor of the last one.
         InvalidFilterError: the filter does not fit the schema.
         UnsupportedError: it is not clear which columns the filter is about.
     """
@@ -195,9 +195,7 @@ class PageMaker:
         self._check_pages(len(written))
         names = tuple(written.column("page").to_pylist())
         if names and self.spool.read(result, names[0]) is None:
-            raise ApiError(
-                500, INTERNAL, "Spark's tasks write pages that the service does not see: share the spool"
-            )
+            raise ApiError(500, INTERNAL, "Spark's tasks write pages that the service does not see: share the spool")
         spooled = pc.sum(written.column("bytes")).as_py() or 0
         count = pc.sum(pages.column("tasks")).as_py() or 0
         few = [from_stream(rows) for rows in pages.column("rows").to_pylist() if rows is not None]

@@ -60,9 +60,9 @@ def parse_json(body: bytes) -> dict[str, Any]:
         document = json.loads(body, parse_constant=_no_number)
     except (ValueError, RecursionError) as error:
         reason = "it is nested too deeply" if isinstance(error, RecursionError) else error
-        raise ApiError(400, BAD_REQUEST, f"the request is no JSON: {reason}") from error
+        raise ApiError(400, BAD_REQUEST, f"the request is not valid JSON: {reason}") from error
     if not isinstance(document, dict):
-        raise ApiError(400, BAD_REQUEST, "the request is no JSON object")
+        raise ApiError(400, BAD_REQUEST, "the request is not a JSON object")
     return document
 
 
@@ -70,7 +70,7 @@ def parse_plan_request(body: bytes) -> PlanRequest:
     """Return the request in a body.
 
     Raises:
-        ApiError: it is no request to plan, or asks for what the protocol can't express.
+        ApiError: it is not a request to plan, or asks for what the protocol can't express.
         InvalidFilterError: the filter is invalid.
         UnsupportedError: the filter has functions or terms that filters don't support.
     """
@@ -108,7 +108,7 @@ def _text(tree: object) -> str:
 
 
 def _no_number(text: str) -> Any:
-    raise ValueError(f"{text} is no JSON number")
+    raise ValueError(f"{text} is not a JSON number")
 
 
 def _whole(document: dict[str, Any], name: str, least: int = -_LONG) -> int | None:

@@ -209,7 +209,7 @@ def test_binds(row_filter: str | BooleanExpression, expected: Any) -> None:
         ("nam = 'a'", "no column 'nam' in the schema: did you mean 'name'?"),
         ("x is nan", "never NaN"),
         ("x like 'a%'", "no prefix"),
-        ("x = 'a'", "x = 'a': column x has type double: 'a' is not a number"),
+        ("x = 'a'", "x = 'a': column x has type int: 'a' is not a number"),
         ("name = 5", "name = 5: column name has type string: 5 does not convert to string"),
         ("s = 1", "only be tested for null"),
         ("l.element = 1", "inside of list l"),

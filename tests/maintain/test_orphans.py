@@ -367,13 +367,13 @@ def test_what_is_refused(spark: SparkSession, tmp_path: Path) -> None:
     refused: list[tuple[dict[str, Any], str]] = [
         ({"older_than": yesterday}, "older_than is .*less than 24 hours ago"),
         ({"older_than": datetime(2026, 1, 1)}, "older_than is .*a datetime with a time zone"),  # noqa: DTZ001
-        ({"prefix_mismatch_mode": "none"}, "prefix_mismatch_mode is 'none': it takes error, ignore or delete"),
-        ({"location": "file:///"}, "location is 'file:///': it takes a folder"),
-        ({"equal_schemes": {"s3a,": "s3"}}, "equal_schemes has 's3a,': 's3': it takes names"),
+        ({"prefix_mismatch_mode": "none"}, "prefix_mismatch_mode is 'none': expected error, ignore or delete"),
+        ({"location": "file:///"}, "location is 'file:///': expected a folder"),
+        ({"equal_schemes": {"s3a,": "s3"}}, "equal_schemes has 's3a,': 's3': expected names"),
         ({"files": spark.sql("SELECT 'a' AS file_path")}, "files has no column last_modified"),
         (
             {"files": spark.sql("SELECT 'a' AS file_path, '2020-01-01' AS last_modified")},
-            "files.last_modified is of type string: it takes timestamp",
+            "files.last_modified is of type string: expected timestamp",
         ),
     ]
     for options, message in refused:

@@ -101,7 +101,7 @@ WRONG_ORDERS = {
     "many": "column many of type list<long> can't be sorted by",
     "many.element": "column many.element of type long can't be sorted by",
     "days(id)": "values of type long have no transform day",
-    "bucket(id)": "bucket(id) is no transform of a column",
+    "bucket(id)": "bucket(id) is not a transform of a column",
     "id sideways": "the table has no column 'id sideways'",
     "zorder(id), id": "has no other columns beside it",
     "zorder(id, id)": "a column is there twice",

@@ -1,4 +1,4 @@
-"""Requests to the service by plain HTTP: pages, tokens, limits, users, errors, and what is no request at all."""
+"""Requests to the service by plain HTTP: pages, tokens, limits, users, errors, and invalid requests."""
 
 from __future__ import annotations
 
@@ -491,7 +491,7 @@ def test_health_and_metrics(client: Client):
     assert "sparkmeta_scan_tasks_total" in text
 
 
-# -- what is no request ---------------------------------------------------------------------------------------------
+# -- invalid requests -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

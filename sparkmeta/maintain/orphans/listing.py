@@ -69,11 +69,11 @@ def inventory_files(inventory: DataFrame) -> DataFrame:
     types = {field.name: field.dataType for field in inventory.schema}
     for name, expected in _INVENTORY.items():
         if name not in types and name != _OPTIONAL:
-            problem = f"files has no column {name}: it takes file_path, last_modified and, if known, size"
+            problem = f"files has no column {name}: expected file_path, last_modified and, if known, size"
             raise ValidationError(f"{problem}, and has {shown(', '.join(types))}")
         if name in types and not isinstance(types[name], expected):
             simple = types[name].simpleString()
-            raise ValidationError(f"files.{name} is of type {simple}: it takes {expected().simpleString()}")
+            raise ValidationError(f"files.{name} is of type {simple}: expected {expected().simpleString()}")
     size = F.col(_OPTIONAL) if _OPTIONAL in types else F.lit(None).cast("long")
     modified = F.unix_millis("last_modified").alias("modified_ms")
     return inventory.select(F.col("file_path").alias("path"), size.alias("length"), modified)

@@ -281,7 +281,7 @@ def plan_orphans(
         raise ValidationError(f"older_than is {shown(older_than)}: {problem}; force=True permits it")
     if prefix_mismatch_mode not in (ERROR, IGNORE, DELETE):
         mode = shown(prefix_mismatch_mode)
-        raise ValidationError(f"prefix_mismatch_mode is {mode}: it takes {ERROR}, {IGNORE} or {DELETE}")
+        raise ValidationError(f"prefix_mismatch_mode is {mode}: expected {ERROR}, {IGNORE} or {DELETE}")
     refuse_without_gc(table.metadata)
     refuse_encrypted(table.metadata, "so that its manifests can't be read")
     table.refuse_read_only()

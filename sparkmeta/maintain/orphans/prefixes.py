@@ -62,7 +62,7 @@ class Folder:
         schemes = _equal_names(equal_schemes, "equal_schemes")
         folder = Folder(location, schemes, _equal_names(equal_authorities, "equal_authorities"))
         if folder.key == "/" and is_local(location):
-            raise ValidationError(f"location is {shown(location)}: it takes a folder")
+            raise ValidationError(f"location is {shown(location)}: expected a folder")
         return folder
 
     @cached_property
@@ -106,7 +106,7 @@ def _equal_names(names: Mapping[str, str] | None, option: str) -> dict[str, str]
     for several, name in (names or {}).items():
         parts = [part.strip().lower() for part in str(several).split(",")]
         if not (all(parts) and str(name).strip()):
-            problem = f"{shown(several)}: {shown(name)}: it takes names, as in 's3a,s3n': 's3'"
+            problem = f"{shown(several)}: {shown(name)}: expected names, as in 's3a,s3n': 's3'"
             raise ValidationError(f"{option} has {problem}")
         equal.update(dict.fromkeys(parts, str(name).strip().lower()))
     return equal

@@ -101,7 +101,7 @@ class DataRewriteOptions:
             is_number = isinstance(value, int | float) and not isinstance(value, bool)
             if not is_number or value <= 0 or (most is not None and value > most):
                 limit = "" if most is None else f" and at most {most:g}"
-                raise ValidationError(f"{name} is {shown(value)}: it takes a number above 0{limit}")
+                raise ValidationError(f"{name} is {shown(value)}: expected a number above 0{limit}")
         if self.sort_order is not None and self.strategy != SORT:
             raise ValidationError(f"sort_order is {shown(str(self.sort_order))}: it needs the strategy sort")
         if self.output_spec_id is not None and self.output_spec_id not in metadata.specs():
@@ -131,4 +131,4 @@ class DataRewriteOptions:
 
 def _check_count(name: str, value: Any, least: int) -> None:
     if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
-        raise ValidationError(f"{name} is {shown(value)}: it takes a whole number of {least} or more")
+        raise ValidationError(f"{name} is {shown(value)}: expected a whole number of {least} or more")

@@ -77,7 +77,7 @@ def row_order(metadata: TableMetadata, wanted: SortOrder | str | None) -> RowOrd
     identities = {field.source_id for field in metadata.spec().fields if isinstance(field.transform, _Identity)}
     chosen = tuple(column for column in columns if column.field_id not in identities)
     if not 0 < len(chosen) <= MOST_COLUMNS:
-        problem = f"it takes 1 to {MOST_COLUMNS} columns by whose values the table is not partitioned"
+        problem = f"expected 1 to {MOST_COLUMNS} columns by whose values the table is not partitioned"
         raise ValidationError(f"sort_order is {shown(wanted)}: {problem}")
     return RowOrder(SortOrder(order_id=0), chosen)
 
@@ -124,7 +124,7 @@ def _transformed(schema: Schema, term: str, whole: str) -> tuple[NestedField, Tr
     elif len(columns) == 1 and name in _PLAIN and not numbers:
         transform = _PLAIN[name]
     else:
-        raise ValidationError(f"sort_order is {shown(whole)}: {term} is no transform of a column")
+        raise ValidationError(f"sort_order is {shown(whole)}: {term} is not a transform of a column")
     column = _column(schema, columns[0], whole)
     if not transform.can_transform(column.field_type):
         problem = f"values of type {column.field_type} have no transform {transform}"

@@ -30,7 +30,7 @@ def delete_granularity(properties: Mapping[str, str]) -> str:
     """
     text = properties.get(_GRANULARITY, BY_FILE)
     if text.lower() not in GRANULARITIES:
-        raise ValidationError(f"the table property {_GRANULARITY} is {shown(text)}: it takes file or partition")
+        raise ValidationError(f"the table property {_GRANULARITY} is {shown(text)}: expected file or partition")
     return text.lower()
 
 
@@ -43,7 +43,7 @@ def delete_codec(properties: Mapping[str, str]) -> str:
     name = _CODEC if _CODEC in properties else _FALLBACK
     text = properties.get(name, _CODECS[0])
     if text.lower() not in _CODECS:
-        raise ValidationError(f"the table property {name} is {shown(text)}: it takes one of {', '.join(_CODECS)}")
+        raise ValidationError(f"the table property {name} is {shown(text)}: expected one of {', '.join(_CODECS)}")
     return "none" if text.lower() == "uncompressed" else text.lower()
 
 
@@ -55,5 +55,5 @@ def delete_target_bytes(properties: Mapping[str, str]) -> int:
     """
     text = properties.get(_TARGET, str(_TARGET_BYTES))
     if not text.isdecimal() or not int(text):
-        raise ValidationError(f"the table property {_TARGET} is {shown(text)}: it takes a number of bytes")
+        raise ValidationError(f"the table property {_TARGET} is {shown(text)}: expected a number of bytes")
     return int(text)

@@ -246,7 +246,7 @@ def _time(array: pa.Array) -> pa.Array:
     extremes = pc.min_max(micros).as_py()
     for extreme in extremes.values():
         if extreme is not None and not 0 <= extreme < _DAY_MICROS:
-            raise ValueError(f"{extreme} is no time: it takes microseconds from midnight, less than {_DAY_MICROS}")
+            raise ValueError(f"{extreme} is not a time: expected microseconds from midnight, less than {_DAY_MICROS}")
     return micros.view(pa.time64("us"))
 
 
@@ -266,7 +266,7 @@ def uuid_bytes(texts: pa.StringArray) -> pa.Array:
     """
     wrong = pc.fill_null(pc.invert(pc.match_substring_regex(texts, _UUID_PATTERN)), False)
     for value in texts.filter(wrong).slice(0, 1).to_pylist():
-        raise ValueError(f"{shown(value)} is no UUID")
+        raise ValueError(f"{shown(value)} is not a UUID")
     blank = pa.scalar("00000000-0000-0000-0000-000000000000")
     filled = pc.fill_null(texts, blank)
     _, offsets, content = filled.buffers()

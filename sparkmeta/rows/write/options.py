@@ -111,7 +111,7 @@ class _Properties:
     def number(self, name: str, default: int) -> int:
         text = self.values.get(name, str(default))
         if not text.isdecimal() or not int(text):
-            raise self._error(name, "it takes a whole number above 0")
+            raise self._error(name, "expected a whole number above 0")
         return int(text)
 
     def _error(self, name: str, problem: str) -> ValidationError:

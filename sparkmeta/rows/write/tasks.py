@@ -134,7 +134,7 @@ class DataFileTasks:
         """Write rows to files, and yield a row of `result_schema` for each.
 
         A file ends where the partition changes, so rows of a partition should come together. If the task fails, the
-        files that it wrote are deleted. Rows that don't fit the table are no failure of the task, which Spark would
+        files that it wrote are deleted. Rows that don't fit the table are not a failure of the task, which Spark would
         repeat: their problem is the last row.
 
         Args:

@@ -311,7 +311,7 @@ class RowTransaction(Transaction[TableT]):
 
     @contextmanager
     def _change(self, branch: str, properties: Mapping[str, str] | None, *, reads: bool = False) -> Iterator[_Change]:
-        """Begin a change of rows; if it fails, it is no step of the transaction, and its files are deleted.
+        """Begin a change of rows; if it fails, it is not a step of the transaction, and its files are deleted.
 
         Args:
             branch: the branch.

@@ -93,9 +93,9 @@ def test_every_type_is_read_as_it_was_written(spark: SparkSession, tmp_path: Pat
 
 
 UNFIT = {
-    "'zz' u": "column u of type uuid: 'zz' is no UUID",
+    "'zz' u": "column u of type uuid: 'zz' is not a UUID",
     "X'00' fx": "column fx of type fixed[3]: b'\\x00' has 1 bytes, not 3",
-    "86400000000L t": "column t of type time: 86400000000 is no time",
+    "86400000000L t": "column t of type time: 86400000000 is not a time",
     "named_struct('x', cast(null as int)) st": "column st.x is required, and has nulls in 1 rows",
     "map('k', cast(null as int)) m": "column m.value is required, and has nulls in 1 rows",
     "named_struct('y', 'text') st": "column st.x is required and has no write default, and the rows lack it",
@@ -194,7 +194,7 @@ def test_a_task_that_does_not_end_leaves_no_file(spark: SparkSession, tmp_path: 
 REFUSED = {
     "write.format.default=avro": "no Avro data files are written",
     "write.format.default=csv": "write.format.default is 'csv': it is one of parquet, orc",
-    "write.target-file-size-bytes=big": "write.target-file-size-bytes is 'big': it takes a whole number above 0",
+    "write.target-file-size-bytes=big": "write.target-file-size-bytes is 'big': expected a whole number above 0",
     "write.distribution-mode=some": "write.distribution-mode is 'some': it is one of none, hash, range",
     "encryption.key-id=k": "the table is encrypted",
 }
