@@ -21,6 +21,7 @@ from starlette.responses import Response
 from sparkmeta.service.access import ANYBODY, Principal
 from sparkmeta.service.errors import BAD_REQUEST, CANCELLED, NO_TABLE, UNSUPPORTED, ApiError, api_error
 from sparkmeta.service.metrics import Metrics
+from sparkmeta.service.pages import compressed
 from sparkmeta.service.planning import Planning
 from sparkmeta.service.requests import parse_json, parse_plan_request
 from sparkmeta.service.shown import READ_ONLY
@@ -57,6 +58,9 @@ _SEPARATOR = "\x1f"
 # This client can't poll, and reads no null in partitions.
 _IMPATIENT = "pyiceberg"
 _LOOK_SECONDS = 0.5
+# Shorter answers are not compressed.
+_LONG = 16_000
+_GZIP = {"content-encoding": "gzip"}
 _HANDLERS = 32
 
 _log = logging.getLogger("sparkmeta.serve")
@@ -291,7 +295,10 @@ class App:
         self.metrics.planned(pages.tasks)
         credentials = served.credentials if served is not None and self._vends(call, served) else ()
         answer = partial(self.planning.completed, pages, plan_id, call.table, call.principal, credentials)
-        return _sent(await self._in_thread(answer), {"cache-control": "no-store"})
+        data, headers = await self._in_thread(answer), {"cache-control": "no-store"}
+        if call.takes_gzip and len(data) > _LONG:
+            data, headers = await self._in_thread(compressed, data), headers | _GZIP
+        return _sent(data, headers)
 
     async def _plan_result(self, call: Call) -> Response:
         call.principal.check(call.table)
@@ -320,8 +327,8 @@ class App:
         ticket = self.planning.ticket(token, call.table, call.principal, page=True)
         data = await self._in_thread(self.planning.page, ticket)
         if call.takes_gzip:
-            return Response(data, media_type=_JSON, headers={"content-encoding": "gzip"})
-        return Response(await self._in_thread(gzip.decompress, data), media_type=_JSON)
+            return _sent(data, _GZIP)
+        return _sent(await self._in_thread(gzip.decompress, data))
 
     # -- bodies -----------------------------------------------------------------------------------------------------
 

@@ -75,8 +75,10 @@ class Spool:
         Raises:
             FileAccessError: the spool is full, or can't be reached.
         """
+        # Nobody knows the names of pages before they are complete, but that of the record.
+        write = self._files.write_new if page == RECORD else self.writer.write_temporary
         try:
-            self._files.write_new(f"{self.prepare(result)}/{page}{SUFFIX}", data)
+            write(f"{self.prepare(result)}/{page}{SUFFIX}", data)
         except FileAccessError:
             raise
         except OSError as error:

@@ -95,6 +95,14 @@ class ExecutorWriter:
         else:
             writing.write_io(self._io(location), location, data)
 
+    def write_temporary(self, location: str, data: bytes) -> None:
+        """Write a file with a unique name that nothing needs after a crash, which may tear it: it is not synced."""
+        if is_local(location):
+            with writing.open_new_local(location) as stream:
+                stream.write(data)
+        else:
+            writing.write_io(self._io(location), location, data)
+
     def open_new(self, location: str) -> Any:
         """Begin a file with a unique name; Arrow's writers take the result, and `sync` follows its end.
 

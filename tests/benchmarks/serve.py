@@ -21,7 +21,7 @@ from rich.table import Table as Printed
 import sparkmeta as sm
 from tests.benchmarks.session import bench_session
 from tests.benchmarks.trees import tree_location
-from tests.benchmarks.workload import BUILD, QUERIES, Workload, class_path, metadata_location, spark_jars
+from tests.benchmarks.workload import BUILD, QUERIES, Query, Workload, class_path, metadata_location, spark_jars
 from tests.service.serving import LocatedTables
 
 if TYPE_CHECKING:
@@ -31,20 +31,20 @@ CACHE = "spark.sparkmeta.manifest-cache"
 Measured = dict[str, list[tuple[float, float, int]]]
 
 
-def planned(heap: str, repeats: int, *where: str) -> Measured:
+def planned(heap: str, repeats: int, queries: Sequence[Query], *where: str) -> Measured:
     """Plan every query in a new process, and return seconds, seconds of CPU and files of each run.
 
     The first run of a query is left out, unless it is the only one.
     """
     java = ["java", f"-Xmx{heap}", "-cp", f"{class_path()}:{spark_jars()}", "RestPlanner", *where, str(repeats + 1)]
-    command = [*java, *(query.expression for query in QUERIES)]
+    command = [*java, *(query.expression for query in queries)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError(done.stderr)
     runs: Measured = defaultdict(list)
     for line in done.stdout.splitlines():
         place, seconds, cpu, files, _ = line.split()
-        runs[QUERIES[int(place)].name].append((float(seconds), float(cpu), int(files)))
+        runs[queries[int(place)].name].append((float(seconds), float(cpu), int(files)))
     return {name: each[1:] or each for name, each in runs.items()}
 
 
@@ -53,50 +53,53 @@ def planned(heap: str, repeats: int, *where: str) -> Measured:
 @click.option("--repeats", type=int, default=3, show_default=True, help="Runs of each plan; the median counts.")
 @click.option("--heap", default="3g", show_default=True, help="Of the service's JVM.")
 @click.option("--client-heap", default="2g", show_default=True, help="Of each client.")
-def main(scale: float, repeats: int, heap: str, client_heap: str) -> None:
+@click.option("--query", "names", multiple=True, help="Only plans of this name.")
+def main(scale: float, repeats: int, heap: str, client_heap: str, names: Sequence[str]) -> None:
     """Measure plans of clients of a service, and of clients that plan by themselves."""
     workload = Workload(2, "none", scale)
     location = metadata_location(workload)
     spark, console = bench_session(heap), Console()
-    tables = {"lists": location, "tree": tree_location(spark, workload)}
+    queries = [query for query in QUERIES if not names or query.name in names]
     results: dict[str, Measured] = {}
 
     def measure(name: str, *where: str) -> None:
-        results[name] = planned(client_heap, repeats, *where)
+        results[name] = planned(client_heap, repeats, queries, *where)
         shown_runs = {query: shown(runs) for query, runs in results[name].items()}
         console.print(f"{time.strftime('%X')} {name}: {shown_runs}")
 
     measure("Iceberg Java, local", "local", location)
-    for name, table, cached_bytes, cache in (
-        ("service, tree", "tree", 0, None),
-        ("service, tree, the same plan again", "tree", 1 << 28, None),
-        ("service, lists", "lists", 0, None),
-        ("service, lists, manifest cache", "lists", 0, str(BUILD / "cache")),
-    ):
-        if cache:
-            spark.conf.set(CACHE, cache)
-            sm.load_table(location, spark=spark).scan().plan_files().write.format("noop").mode("overwrite").save()
-        with sm.serve(LocatedTables(tables), spark, port=0, cached_bytes=cached_bytes) as service:
-            measure(name, "rest", service.uri, f"db.{table}")
-        spark.conf.unset(CACHE)
-    report(results, workload)
+
+    def serve(name: str, location: str, cached_bytes: int = 0) -> None:
+        tables = LocatedTables({"t": location})
+        with sm.serve(tables, spark, port=0, cached_bytes=cached_bytes, plan_seconds=3_600) as service:
+            measure(name, "rest", service.uri, "db.t")
+
+    serve("service, lists", location)
+    spark.conf.set(CACHE, str(BUILD / "cache"))
+    sm.load_table(location, spark=spark).scan().plan_files().write.format("noop").mode("overwrite").save()
+    serve("service, lists, manifest cache", location)
+    spark.conf.unset(CACHE)
+    tree = tree_location(spark, workload)
+    serve("service, tree", tree)
+    serve("service, tree, the same plan again", tree, 1 << 28)
+    report(results, queries, workload)
     path = BUILD / f"serve-{time.strftime('%Y%m%d-%H%M%S')}.json"
     path.write_text(json.dumps({"files": workload.files, "results": results}, indent=1))
     console.print(f"written: {path}")
     spark.stop()
 
 
-def report(results: dict[str, Measured], workload: Workload) -> None:
+def report(results: dict[str, Measured], queries: Sequence[Query], workload: Workload) -> None:
     """Print the medians. All clients must have got the same number of files."""
     printed = Printed(title=f"{workload.files:,} files: seconds (CPU of the client)")
     printed.add_column("planned by")
-    for query in QUERIES:
+    for query in queries:
         printed.add_column(query.name, justify="right")
         counts = {run[2] for measured in results.values() for run in measured[query.name]}
         assert counts == {workload.expected(query)[0]}, (query.name, counts)
     local = next(iter(results.values()))
     for name, measured in results.items():
-        printed.add_row(name, *(shown(measured[query.name], local[query.name]) for query in QUERIES))
+        printed.add_row(name, *(shown(measured[query.name], local[query.name]) for query in queries))
     Console(width=140).print(printed)
 
 
