@@ -88,15 +88,14 @@ class Planning:
             with translated_errors():
                 pages = work()
             if pages is not None:
-                for forgotten in self.runs.finish(run, pages):
-                    self.spool.delete(forgotten.result)
+                self.runs.finish(run, pages)
                 self._record(run)
         except BaseException as error:  # noqa: BLE001  whoever asks for the plan gets it
             self._fail(run, error)
         finally:
             self.spark.removeTag(run.result)
-            if self.runs.end_work(run):
-                self.spool.delete(run.result)
+            self.runs.end_work(run)
+            self._delete_forgotten()
 
     def _look(self, run: Run, table: Table, request: PlanRequest, null_partitions: bool) -> Pages | None:
         """Make a plan of few files; hand others over to the threads of large plans."""
@@ -200,12 +199,15 @@ class Planning:
 
     def release(self, ticket: Ticket) -> None:
         """Note that a request needs its plan no more. A plan that nobody waits for is cancelled."""
-        if (run := self.runs.release(ticket.result, ticket.request)) is None:
-            return
-        self.spool.delete(run.result)
-        if run.error is not None:
+        if (run := self.runs.release(ticket.result, ticket.request)) is not None:
             self._interrupt(run)
+            self.spool.delete(run.result)
             self._record(run)
+        self._delete_forgotten()
+
+    def _delete_forgotten(self) -> None:
+        for result in self.runs.forgotten():
+            self.spool.delete(result)
 
     def _cancel(self, run: Run, error: ApiError) -> None:
         self._fail(run, error)
@@ -227,8 +229,8 @@ class Planning:
             elif now - run.started > options.plan_seconds:
                 limit = f"planning took longer than {options.plan_seconds:g} seconds"
                 self._cancel(run, ApiError(504, TIMEOUT, f"{limit}: filter more"))
-        for run in self.runs.forget_old():
-            self.spool.delete(run.result)
+        self.runs.forget_old()
+        self._delete_forgotten()
         if now >= self._next_spool_sweep:
             self._next_spool_sweep = now + options.keep_seconds / 4
             self.spool.delete_older(options.plan_seconds + 2 * options.keep_seconds + _SLACK_SECONDS)

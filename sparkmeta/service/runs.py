@@ -63,8 +63,7 @@ class Runs:
     """The plans of a service. Threads share it.
 
     A finished plan answers requests for `keep_seconds`. Tokens that it hands out last as long, so it is forgotten after
-    twice that time; earlier if it answers no more and all requests have released it. The pages of forgotten plans are
-    the caller's to delete.
+    twice that time; earlier if it answers no more and all requests have released it.
     """
 
     def __init__(self, options: ServeOptions) -> None:
@@ -75,6 +74,7 @@ class Runs:
         # Those that further requests join by their key, the least recently used first.
         self._shared: OrderedDict[Any, Run] = OrderedDict()
         self._shared_bytes = self._spooled_bytes = 0
+        self._forgotten: list[str] = []
 
     @property
     def unfinished(self) -> list[Run]:
@@ -124,14 +124,14 @@ class Runs:
                 run.threads += 1
             return not run.has_ended
 
-    def end_work(self, run: Run) -> bool:
-        """Note that a thread has left a plan. Return whether the plan is thereby forgotten."""
+    def end_work(self, run: Run) -> None:
+        """Note that a thread has left a plan."""
         with self._lock:
             run.threads -= 1
-            return self._settle(run)
+            self._settle(run)
 
-    def finish(self, run: Run, pages: Pages) -> list[Run]:
-        """Note that a plan has succeeded. Return the plans that were forgotten to make room for it.
+    def finish(self, run: Run, pages: Pages) -> None:
+        """Note that a plan has succeeded. Others are forgotten if there is no room for all.
 
         Raises:
             ApiError: it was cancelled, or the spool has no room for its pages.
@@ -139,7 +139,7 @@ class Runs:
         with self._lock:
             if run.has_ended:
                 raise cancelled()
-            forgotten = self._make_room(run, pages)
+            self._make_room(run, pages)
             run.ended = time.monotonic()
             run.future.set_result(pages)
             self._spooled_bytes += pages.spooled
@@ -147,22 +147,18 @@ class Runs:
                 self._shared_bytes += _memory(pages)
                 if self._shared_bytes > self._options.cached_bytes:
                     self._unshare(run)
-            return forgotten
 
-    def _make_room(self, newest: Run, pages: Pages) -> list[Run]:
+    def _make_room(self, newest: Run, pages: Pages) -> None:
         limit = self._options.max_spool_bytes
         if pages.spooled > limit:
             problem = f"the pages of the plan have {pages.spooled:,} bytes, and {limit:,} are the limit"
             raise ApiError(400, BAD_REQUEST, f"{problem}: filter more")
-        forgotten = []
         for run in list(self._shared.values()) if self._lacks_room(pages) else ():
             if run.has_ended and run is not newest and self._lacks_room(pages):
                 self._unshare(run)
-                if self._settle(run):
-                    forgotten.append(run)
+                self._settle(run)
         if self._spooled_bytes + pages.spooled > limit:
             raise busy(f"the spool has no room for the {pages.spooled:,} bytes of the plan's pages")
-        return forgotten
 
     def _lacks_room(self, pages: Pages) -> bool:
         options = self._options
@@ -190,7 +186,7 @@ class Runs:
             return run.has_ended
 
     def release(self, result: str, request: str) -> Run | None:
-        """Note that a request needs a plan no more. Return the plan if it is thereby cancelled, or forgotten."""
+        """Note that a request needs a plan no more. Return the plan if it is thereby cancelled."""
         with self._lock:
             run = self._all.get(result)
             if run is None or request not in run.requests:
@@ -198,20 +194,25 @@ class Runs:
             run.requests.discard(request)
             if run.requests:
                 return None
-            return run if self._fail(run, cancelled()) or self._settle(run) else None
+            if self._fail(run, cancelled()):
+                return run
+            self._settle(run)
+            return None
 
-    def forget_old(self) -> list[Run]:
-        """Forget the plans that answer no more and have no valid tokens, and return them."""
+    def forget_old(self) -> None:
+        """Forget the plans that answer no more and have no valid tokens."""
         with self._lock:
-            old = [run for run in self._all.values() if self._is_old(run)]
-            forgotten = []
-            for run in old:
+            for run in [run for run in self._all.values() if self._is_old(run)]:
                 self._unshare(run)
                 if self._is_old(run, 2):
                     run.requests.clear()
-                if self._settle(run):
-                    forgotten.append(run)
-            return forgotten
+                self._settle(run)
+
+    def forgotten(self) -> list[str]:
+        """Return the names of the plans that were forgotten since the last call. Their pages are to be deleted."""
+        with self._lock:
+            names, self._forgotten = self._forgotten, []
+            return names
 
     def _is_old(self, run: Run, times: int = 1) -> bool:
         return time.monotonic() - run.ended > times * self._options.keep_seconds
@@ -222,20 +223,19 @@ class Runs:
             if run.pages is not None:
                 self._shared_bytes -= _memory(run.pages)
 
-    def _settle(self, run: Run) -> bool:
-        """Forget a plan that nobody needs. Return whether it is forgotten."""
+    def _settle(self, run: Run) -> None:
+        """Forget a plan that nobody needs."""
         if not run.has_ended or run.threads:
-            return False
+            return
         self._unfinished.pop(run.result, None)
         # Clients that poll learn of failures.
         is_awaited = run.is_polled and run.error is not None and not self._is_old(run)
-        if run.requests or is_awaited or self._shared.get(run.key) is run:
-            return False
-        if self._all.pop(run.result, None) is None:
-            return False
+        if run.requests or is_awaited or self._shared.get(run.key) is run or self._all.pop(run.result, None) is None:
+            return
         if run.pages is not None:
             self._spooled_bytes -= run.pages.spooled
-        return True
+        if run.is_polled or (run.pages is not None and run.pages.spooled):
+            self._forgotten.append(run.result)
 
 
 def cancelled() -> ApiError:

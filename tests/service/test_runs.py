@@ -46,16 +46,18 @@ def pages(name: str, spooled: int = 0, first: bytes = b"") -> Pages:
     return Pages(name, first, ("page",) if spooled else (), 1, spooled)
 
 
-def finished(runs: Runs, name: str, spooled: int = 0, key: Any = None) -> list[str]:
+def finished(runs: Runs, name: str, spooled: int = 1, key: Any = None) -> list[str]:
     """Run a plan to its end. Return the names of the plans that are forgotten for it."""
     run = submitted(runs, name, key=key)
-    forgotten = runs.finish(run, pages(name, spooled))
+    runs.finish(run, pages(name, spooled))
     runs.end_work(run)
-    return [each.result for each in forgotten]
+    return runs.forgotten()
 
 
-def names(forgotten: list[Run]) -> list[str]:
-    return [run.result for run in forgotten]
+def forgotten(runs: Runs) -> list[str]:
+    """The plans that are forgotten because they are old."""
+    runs.forget_old()
+    return runs.forgotten()
 
 
 @pytest.mark.usefixtures("clock")
@@ -87,7 +89,7 @@ def test_cancelled_plans_hold_their_slot_until_their_threads_have_left():
     with pytest.raises(ApiError, match="1 plans run or wait"):
         runs.join("b", "b", "r")
     assert runs.unfinished == [run]
-    assert runs.end_work(run)
+    runs.end_work(run)
     assert runs.known == len(runs.unfinished) == 0
     assert submitted(runs, "b")
 
@@ -98,16 +100,17 @@ def test_finished_plans_answer_for_a_while(clock: Clock):
     clock.now += KEEP
     run, is_new = runs.join("a", "b", "late")
     assert not is_new
-    assert runs.forget_old() == []
+    assert run.requests == {"r", "late"}
+    assert forgotten(runs) == []
     clock.now += 1
     assert runs.get("a") is None
     assert runs.join("a", "c", "r")[1]
     # Its tokens last as long again.
-    assert runs.forget_old() == []
+    assert forgotten(runs) == []
     clock.now += KEEP - 2
-    assert runs.forget_old() == []
+    assert forgotten(runs) == []
     clock.now += 2
-    assert runs.forget_old() == [run]
+    assert forgotten(runs) == ["a"]
 
 
 def test_released_plans_are_forgotten_when_they_answer_no_more(clock: Clock):
@@ -117,7 +120,7 @@ def test_released_plans_are_forgotten_when_they_answer_no_more(clock: Clock):
     assert not runs.join("a", "b", "r")[1]
     assert runs.release("a", "r") is None
     clock.now += KEEP + 1
-    assert names(runs.forget_old()) == ["a"]
+    assert forgotten(runs) == ["a"]
     assert runs.known == 0
 
 
@@ -129,7 +132,7 @@ def test_clients_that_poll_learn_of_failures(clock: Clock):
     runs.end_work(run)
     assert runs.get("a") is run
     clock.now += KEEP + 1
-    assert runs.forget_old() == [run]
+    assert forgotten(runs) == ["a"]
 
 
 @pytest.mark.usefixtures("clock")
@@ -150,7 +153,8 @@ def test_room_in_memory():
 def test_no_plan_is_kept_without_memory():
     runs = runs_with(cached_bytes=0)
     assert finished(runs, "a", key="k") == finished(runs, "b", key="k") == []
-    assert names([run for name in "ab" if (run := runs.release(name, "r"))]) == ["a", "b"]
+    assert [runs.release(name, "r") for name in "ab"] == [None, None]
+    assert runs.forgotten() == ["a", "b"]
 
 
 @pytest.mark.usefixtures("clock")
