@@ -22,7 +22,9 @@ if TYPE_CHECKING:
 
     from sparkmeta.state import TableState
 
-_NULLS = ("null", "__HIVE_DEFAULT_PARTITION__")
+NULL_FOLDERS = ("null", "__HIVE_DEFAULT_PARTITION__")
+"""What folders of null values are named."""
+
 _EPOCH_YEAR = 1970
 
 
@@ -60,14 +62,25 @@ def _values(
     """Return the values of a spec's fields by id; None if a folder is missing or its value can't be parsed."""
     try:
         return tuple(
-            (field.field_id, _value(texts[field.name], field.transform, types[field.field_id])) for field in spec.fields
+            (field.field_id, folder_value(texts[field.name], field.transform, types[field.field_id]))
+            for field in spec.fields
         )
     except (KeyError, ValueError, pa.ArrowException):
         return None
 
 
-def _value(text: str, transform: Transform[Any, Any], kind: pa.DataType) -> Any:
-    if text in _NULLS:
+def folder_value(text: str, transform: Transform[Any, Any], kind: pa.DataType) -> Any:
+    """Return the partition value that a folder's name gives as text.
+
+    Args:
+        text: what follows the field's name, without escapes.
+        transform: of the field.
+        kind: the Arrow type of its values.
+
+    Raises:
+        ValueError: the text is no such value. Arrow raises its own errors as well.
+    """
+    if text in NULL_FOLDERS:
         return None
     match transform:
         case YearTransform():

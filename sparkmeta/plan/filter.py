@@ -141,7 +141,7 @@ def may_match(scan_filter: ScanFilter) -> Sql:
 def data_projection(
     scan_filter: ScanFilter, stats_ids: Iterable[int] = (), columns: Iterable[str] = ()
 ) -> EntryProjection:
-    """Return the projection of data entries for planning: more `columns`, stats of undecided columns and of `stats_ids`."""
+    """Return the projection of data entries for planning: `columns`, stats of undecided columns, and of `stats_ids`."""
     ids = {*scan_filter.undecided_ids, *stats_ids}
     projection = scan_filter.state.projection({*_DATA_COLUMNS, *columns}, ids)
     return replace(projection, entry_filter=entry_filter(scan_filter))

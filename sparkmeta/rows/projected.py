@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
     from sparkmeta.spec.metadata import TableMetadata
 
-_NAME_MAPPING = "schema.name-mapping.default"
+NAME_MAPPING = "schema.name-mapping.default"
+"""The table property with the name mapping."""
 
 
 def projected_column(field: NestedField) -> Column:
@@ -58,14 +59,14 @@ def name_mapping(metadata: TableMetadata) -> tuple[MappedName, ...] | None:
     Raises:
         ValidationError: The table property is not a name mapping.
     """
-    text = metadata.properties.get(_NAME_MAPPING)
+    text = metadata.properties.get(NAME_MAPPING)
     if text is None:
         return None
     try:
         mapping: NameMapping = parse_mapping_from_json(text)
     except ValueError as error:
         problem = str(error).splitlines()[0]
-        raise ValidationError(f"{metadata.location}: {_NAME_MAPPING} is {shown(text)}: {problem}") from error
+        raise ValidationError(f"{metadata.location}: {NAME_MAPPING} is {shown(text)}: {problem}") from error
     return _mapped(mapping.root)
 
 

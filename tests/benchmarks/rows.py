@@ -228,6 +228,18 @@ def require_equal_rows(shop: Workshop, kind: str) -> None:
 # -- measuring --------------------------------------------------------------------------------------------------------
 
 
+def measured_run(result: Measured, work: Callable[[], None], java: Java, *, counts: bool) -> None:
+    """Add a run."""
+    gc.collect()
+    java.jvm.System.gc()
+    cpu, start = cpu_seconds(), time.perf_counter()
+    work()
+    wall, cpu = time.perf_counter() - start, cpu_seconds() - cpu
+    if counts:
+        result.wall.append(wall)
+        result.cpu.append(cpu)
+
+
 def cpu_seconds() -> float:
     """CPU time of this process and all of its descendants, the JVM and Python's workers among them."""
     stats = {int(entry.name): _stat(entry) for entry in Path("/proc").iterdir() if entry.name.isdecimal()}

@@ -3,15 +3,13 @@
 Rows of 11 columns come from Parquet files and go into tables of 30 partitions: of format version 3 by Iceberg, into
 metadata trees by sparkmeta. Each run appends to a new table, or deletes 1 % of the rows of the table by deletion
 vectors. Spark's own Parquet writer, which makes neither metrics nor a commit, is measured beside the appends. Before
-the tables are thrown away both must have the same rows. Prints Iceberg's seconds, wall and CPU, divided by ours, and
-writes build/bench/writes-<time>.json.
+the tables are thrown away both must have the same rows. Existing files are added as well, see `existing_files`. Prints
+Iceberg's seconds, wall and CPU, divided by ours, and writes build/bench/writes-<time>.json.
 """
 
 from __future__ import annotations
 
-import gc
 import shutil
-import time
 import uuid
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,15 +18,14 @@ from typing import TYPE_CHECKING
 import click
 
 import sparkmeta as sm
+from tests.benchmarks.existing_files import FILES, add_existing
 from tests.benchmarks.report import write_runs
-from tests.benchmarks.rows import COLUMNS, Measured, console, cpu_seconds, session, show
+from tests.benchmarks.rows import COLUMNS, Measured, console, measured_run, session, show
 from tests.benchmarks.workload import BUILD
 from tests.peers.java import Java
 from tests.peers.workshop import MERGE_ON_READ, Workshop
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from pyspark.sql import DataFrame, SparkSession
 
 ROWS = 20_000_000
@@ -119,23 +116,12 @@ class Writers:
         self.shops, self.tables = [], []
 
 
-def measured_run(result: Measured, work: Callable[[], None], java: Java, *, counts: bool) -> None:
-    """Add a run."""
-    gc.collect()
-    java.jvm.System.gc()
-    cpu, start = cpu_seconds(), time.perf_counter()
-    work()
-    wall, cpu = time.perf_counter() - start, cpu_seconds() - cpu
-    if counts:
-        result.wall.append(wall)
-        result.cpu.append(cpu)
-
-
 @click.command()
 @click.option("--rows", type=int, default=ROWS, show_default=True, help="Rows to append.")
 @click.option("--rounds", type=int, default=3, show_default=True, help="Measured runs of each contender.")
+@click.option("--files", type=int, default=FILES, show_default=True, help="Existing files to add; 0 for none.")
 @click.option("--heap", default="3g", show_default=True, help="Of the one JVM, e.g. 4g.")
-def main(rows: int, rounds: int, heap: str) -> None:
+def main(rows: int, rounds: int, files: int, heap: str) -> None:
     """Write rows with Iceberg's Spark runtime and with sparkmeta, in one run."""
     spark = session(heap)
     writers = Writers(Java(spark), source(spark, rows))
@@ -159,7 +145,8 @@ def main(rows: int, rounds: int, heap: str) -> None:
     show(appends)
     show(deletes)
     show([by_spark, appends[1]])
-    console.print(f"written: {write_runs(BUILD, 'writes', [*appends, *deletes, by_spark])}")
+    added = add_existing(writers.java, files, rounds) if files else []
+    console.print(f"written: {write_runs(BUILD, 'writes', [*appends, *deletes, by_spark, *added])}")
 
 
 if __name__ == "__main__":

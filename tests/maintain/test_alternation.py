@@ -65,7 +65,8 @@ class Turns:
         """A turn of sparkmeta's, after which the rows are the same."""
         turns = [
             self.rewrite_manifests, self.expire, self.remove_orphans, self.remove_dangling_deletes,
-            self.rewrite_deletes, self.rewrite_deletes, self.tag, self.fast_forward,
+            self.rewrite_deletes, self.rewrite_deletes, self.rewrite_data, self.rewrite_data, self.tag,
+            self.fast_forward,
         ]  # fmt: skip
         self._take(self.rng.choice(turns), [self.fast_forward])
 
@@ -139,6 +140,14 @@ class Turns:
             maintenance.rewrite_position_delete_files(**options).commit()  # type: ignore[arg-type]
         else:
             maintenance.rewrite_position_delete_files(row_filter, **options).commit()  # type: ignore[arg-type]
+
+    def rewrite_data(self) -> None:
+        orders: list[dict[str, Any]] = [
+            {}, {"strategy": "sort", "sort_order": "id DESC"}, {"strategy": "sort", "sort_order": "zorder(id, name)"},
+            {"partial_progress_enabled": True}, {"remove_dangling_deletes": True},
+        ]  # fmt: skip
+        chosen = {"rewrite_all": True} if self.rng.random() < 0.5 else {"min_input_files": 2}
+        self.table.maintenance.rewrite_data_files(**chosen, **self.rng.choice(orders)).commit()
 
     def tag(self) -> None:
         snapshot = self.rng.choice(self.table.metadata.snapshots)

@@ -119,16 +119,24 @@ class FileMetrics:
             "nan_value_counts": dict(self._nans),
         }
 
+    def nulls(self, field_id: int) -> int:
+        """Return how many values of a column are null."""
+        return self._nulls.get(field_id, 0)
+
+    def extremes(self, field_id: int) -> tuple[pa.Scalar | None, pa.Scalar | None]:
+        """Return the least and the greatest value of a column; None if there is none."""
+        return self._least.get(field_id), self._most.get(field_id)
+
     def bounds(self) -> dict[str, dict[int, bytes]]:
         """Return lower_bounds and upper_bounds, serialized."""
         lower, upper = {}, {}
         for leaf in self.leaves:
             if leaf.id not in self._least:
                 continue
-            least, most = (_bound_value(bounds[leaf.id]) for bounds in (self._least, self._most))
-            lower[leaf.id] = _encoded(_cut(least, leaf.length), leaf.type)
-            if (cut := _cut_up(most, leaf.length)) is not None:
-                upper[leaf.id] = _encoded(cut, leaf.type)
+            least, most = (bound_of(bounds[leaf.id]) for bounds in (self._least, self._most))
+            lower[leaf.id] = _encoded(cut(least, leaf.length), leaf.type)
+            if (rounded := cut_up(most, leaf.length)) is not None:
+                upper[leaf.id] = _encoded(rounded, leaf.type)
         return {"lower_bounds": lower, "upper_bounds": upper}
 
 
@@ -167,8 +175,10 @@ def _float_extremes(values: pa.ChunkedArray | pa.Array) -> _Extremes:
     return least, most
 
 
-def _bound_value(value: pa.Scalar) -> Any:
+def bound_of(value: pa.Scalar | None) -> Any:
     """Return a bound for `_encoded`; of dates and times their number, since Python's end with the year 9999."""
+    if value is None:
+        return None
     kind = value.type
     if pa.types.is_date(kind) or pa.types.is_timestamp(kind) or pa.types.is_time(kind):
         return value.value
@@ -187,11 +197,12 @@ def _encoded(value: Any, type_name: str) -> bytes:
     return encoded
 
 
-def _cut(value: Any, length: int) -> Any:
+def cut(value: Any, length: int) -> Any:
+    """Return a value of which texts and bytes are truncated; it is no greater than the value."""
     return value[:length] if isinstance(value, str | bytes) and length < FULL else value
 
 
-def _cut_up(value: Any, length: int) -> Any:
+def cut_up(value: Any, length: int) -> Any:
     """Return a truncated value that is no less than the value; None if there is none."""
     if not isinstance(value, str | bytes) or len(value) <= length:
         return value

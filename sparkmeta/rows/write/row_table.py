@@ -55,6 +55,47 @@ class RowTable(BaseTable):
         """
         return self.transaction().append(df, branch=branch, snapshot_properties=snapshot_properties).commit()
 
+    def add_files(
+        self,
+        paths: Sequence[str] | DataFrame,
+        *,
+        check_duplicate_files: bool = True,
+        branch: str = "main",
+        snapshot_properties: Mapping[str, str] | None = None,
+    ) -> Self:
+        """Add existing Parquet, ORC or Avro files as they are: `table.add_files(["s3://bucket/day=2026-01-31/1.parquet"])`.
+
+        Executors read the footers. Partition values come from folders such as `day=2026-01-31`, or else from the bounds
+        of columns, which must prove that all rows are of one partition. If files have no field ids and the table has no
+        name mapping, it gets one. The files belong to the table afterwards: expiry may delete them.
+
+        Args:
+            paths: the files, or a DataFrame with their paths in a column `file_path` or `path`, or as its only column.
+            check_duplicate_files: whether to look for the files among all files of the table. Otherwise only files of
+                the same partition are compared, by their exact paths.
+            branch: the branch to commit to.
+            snapshot_properties: go into the snapshot's summary.
+
+        Returns:
+            The table after the commit.
+
+        Raises:
+            ValidationError: a file is there twice or in the table already, has a column that does not fit the schema,
+                or rows of several partitions. The message names the file. Nothing is written.
+            NotFoundError: a file is missing.
+            UnsupportedError: the table can't be committed to, or tasks can't open the files.
+        """
+        return (
+            self.transaction()
+            .add_files(
+                paths,
+                check_duplicate_files=check_duplicate_files,
+                branch=branch,
+                snapshot_properties=snapshot_properties,
+            )
+            .commit()
+        )
+
     def overwrite(
         self,
         df: DataFrame,

@@ -16,6 +16,8 @@ from sparkmeta.edit.new_snapshot import branch_head
 from sparkmeta.errors import CommitStateUnknownError, SparkmetaError, UnsupportedError, ValidationError, shown
 from sparkmeta.manifests.arrays import whole
 from sparkmeta.operations.base_table import TableT
+from sparkmeta.rows.projected import NAME_MAPPING, name_mapping
+from sparkmeta.rows.write.add_files import describe_files
 from sparkmeta.rows.write.assignments import assigned_values, with_values
 from sparkmeta.rows.write.cleanup import delete_written
 from sparkmeta.rows.write.deletes import write_deletes
@@ -201,6 +203,22 @@ class RowTransaction(Transaction[TableT]):
             else:
                 change.update.row_delta(added=self._write(rows.rewritten(files), lineage=lineage), removed=named)
         change.update.validate_no_conflicts(rows.matching.row_filter, isolation=level)
+
+    def add_files(
+        self,
+        paths: Sequence[str] | DataFrame,
+        *,
+        check_duplicate_files: bool = True,
+        branch: str = "main",
+        snapshot_properties: Mapping[str, str] | None = None,
+    ) -> Self:
+        """Add existing data files; see `Table.add_files`."""
+        with self._change(branch, snapshot_properties) as change:
+            added = describe_files(change.head, paths, check_duplicates=check_duplicate_files)
+            if added.without_ids and name_mapping(self.table_metadata) is None:
+                self.set_properties({NAME_MAPPING: self.table_metadata.schema().name_mapping.model_dump_json()})
+            change.update.append(added.files)
+        return self
 
     # -- how rows are replaced --------------------------------------------------------------------------------------
 

@@ -1,0 +1,228 @@
+"""The partition of an existing data file, by its folders and by the bounds of its columns. Spark tasks import this."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import unquote, unquote_plus
+from uuid import UUID
+
+import pyarrow as pa
+from pyiceberg.transforms import IdentityTransform, VoidTransform
+
+from sparkmeta.columns.bounds import bound_arrow_type
+from sparkmeta.commit.partition_folders import NULL_FOLDERS, folder_value
+from sparkmeta.errors import ValidationError, shown
+
+if TYPE_CHECKING:
+    from pyiceberg.transforms import Transform
+    from pyiceberg.types import IcebergType
+
+    from sparkmeta.rows.write.footer_facts import Facts
+
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+# What a folder does not tell.
+_UNKNOWN: Final = object()
+
+
+@dataclass(frozen=True)
+class FilePartitions:
+    """Finds the partitions of files. Picklable.
+
+    Attributes:
+        fields: the fields of the partition spec.
+        names: the names of columns by field id.
+        defaults: the initial defaults of columns, in bound form, by field id.
+    """
+
+    fields: tuple[FileField, ...]
+    names: Mapping[int, str]
+    defaults: Mapping[int, Any]
+    _of_folders: dict[tuple[str, str], list[Any]] = dataclasses.field(default_factory=dict, repr=False, compare=False)
+
+    def in_folders(self, location: str) -> frozenset[int]:
+        """Return the ids of the columns whose values the folders of a file tell."""
+        folders = _folders(location)
+        return frozenset(field.source for field in self.fields if field.is_identity and field.name in folders)
+
+    def values(self, location: str, facts: Mapping[int, Facts], present: frozenset[int]) -> tuple[Any, ...]:
+        """Return the partition values of a file, in bound form.
+
+        Args:
+            location: the file.
+            facts: what is known of its columns.
+            present: ids of the table's columns that are in the file.
+
+        Raises:
+            ValidationError: a value can't be told, rows differ in it, or a folder contradicts the rows.
+        """
+        folders = _folders(location)
+        return tuple(self._value(field, location, folders, facts, present) for field in self.fields)
+
+    def _value(
+        self,
+        field: FileField,
+        location: str,
+        folders: Mapping[str, str],
+        facts: Mapping[int, Facts],
+        present: frozenset[int],
+    ) -> Any:
+        if isinstance(field.transform, VoidTransform):
+            return None
+        by_folder = self._by_folder(field, folders[field.name], location) if field.name in folders else []
+        if field.source not in present:
+            if by_folder:
+                return by_folder[0]
+            default = self.defaults.get(field.source)
+            return None if default is None else field.of(default)
+        proven = self._proven(field, location, facts.get(field.source), is_told=bool(by_folder))
+        if not by_folder:
+            return proven
+        if proven is _UNKNOWN:
+            return by_folder[0]
+        if proven not in by_folder:
+            problem = f"is {shown(by_folder[0])} by the file's folder, and {shown(proven)} in its rows"
+            raise ValidationError(f"{location}: partition field {field.name} {problem}")
+        return proven
+
+    def _by_folder(self, field: FileField, escaped: str, location: str) -> list[Any]:
+        key = (field.name, escaped)
+        if key not in self._of_folders:
+            self._of_folders[key] = _by_folder(field, escaped, location)
+        return self._of_folders[key]
+
+    def _proven(self, field: FileField, location: str, facts: Facts | None, *, is_told: bool) -> Any:
+        """Return the value that all rows have; `_UNKNOWN` if that can't be told, but need not."""
+        column, transform = self.names[field.source], field.transform
+        if facts is not None and facts.nulls is not None and facts.nulls == facts.values:
+            return None
+        has_nulls = facts is None or facts.nulls is None or bool(facts.nulls)
+        if facts is None or facts.least is None or facts.nulls is None:
+            if is_told:
+                return _UNKNOWN
+            problem = f"there are no bounds and counts of column {column}, and no folder {field.name}=..."
+            raise ValidationError(f"{location}: the value of partition field {field.name} can't be told: {problem}")
+        if has_nulls:
+            some = f"{facts.nulls} of {facts.values} values of column {column} are null"
+            raise ValidationError(f"{location}: rows are of several partitions of {field.name}: {some}")
+        if facts.least == facts.most and not _is_zero(facts.least, facts.most):
+            return field.of(facts.least)
+        if not transform.preserves_order:
+            if is_told:
+                return _UNKNOWN
+            problem = f"{transform} of values from {shown(facts.least)} to {shown(facts.most)} of column {column}"
+            raise ValidationError(f"{location}: the value of partition field {field.name} can't be told: {problem}")
+        least, most = field.of(facts.least), field.of(facts.most)
+        if least != most or _is_zero(least, most):
+            raise ValidationError(
+                f"{location}: rows are of several partitions: {field.name} is {transform} of column {column}, whose "
+                f"values are from {shown(facts.least)} to {shown(facts.most)}"
+            )
+        return least
+
+    def tuples(self, rows: Sequence[tuple[Any, ...] | None]) -> list[pa.Array]:
+        """Return the values of each field, of `bound_arrow_type`; null for a row without a partition."""
+        return [
+            _array([None if row is None else row[place] for row in rows], field.type)
+            for place, field in enumerate(self.fields)
+        ]
+
+
+@dataclass(frozen=True)
+class FileField:
+    """A field of the partition spec.
+
+    Attributes:
+        name: its name.
+        source: the id of its column.
+        transform: its transform.
+        source_type: the type of the column.
+        type: the Iceberg type name of its values.
+    """
+
+    name: str
+    source: int
+    transform: Transform[Any, Any]
+    source_type: IcebergType
+    type: str
+
+    @property
+    def is_identity(self) -> bool:
+        """Whether its values are those of the column."""
+        return isinstance(self.transform, IdentityTransform)
+
+    def of(self, value: Any) -> Any:
+        """Return the partition value of a value of the column."""
+        return bound_value(self.transform.transform(self.source_type)(value))
+
+
+def _is_zero(least: Any, most: Any) -> bool:
+    """Return whether values are -0.0 and 0.0, which are equal and in different partitions."""
+    return isinstance(least, float) and least == most and math.copysign(1, least) != math.copysign(1, most)
+
+
+def bound_value(value: Any) -> Any:
+    """Return a value of pyiceberg or Arrow as bounds have it: dates and times as numbers, UUIDs as bytes."""
+    if isinstance(value, datetime):
+        return (value.replace(tzinfo=UTC) - _EPOCH) // _MICROSECOND if value.tzinfo is None else (
+            value - _EPOCH) // _MICROSECOND  # fmt: skip
+    if isinstance(value, date):
+        return (value - _EPOCH.date()).days
+    return value.bytes if isinstance(value, UUID) else value
+
+
+_MICROSECOND: Final = datetime.resolution
+
+
+def _folders(location: str) -> dict[str, str]:
+    """Return the names and texts of folders `name=text`, as they are escaped."""
+    parts = (part.partition("=") for part in location.split("/")[:-1] if "=" in part)
+    return {unquote(name): text for name, _, text in parts}
+
+
+def _by_folder(field: FileField, escaped: str, location: str) -> list[Any]:
+    """Return the values that a folder may mean, the likeliest first.
+
+    Iceberg escapes a blank as + and names a null `null`; Spark and Hive do neither.
+    """
+    kind = bound_arrow_type(field.type)
+    values: list[Any] = []
+    for text in dict.fromkeys((unquote(escaped), unquote_plus(escaped))):
+        if field.type == "string" and text == NULL_FOLDERS[0]:
+            values.append(text)
+        try:
+            values.append(bound_value(_parsed(text, field, kind)))
+        except (ValueError, ArithmeticError, pa.ArrowException):
+            if not values:
+                problem = f"folder {field.name}={escaped} has no value of type {field.type}"
+                raise ValidationError(f"{location}: {problem}") from None
+    return values
+
+
+def _parsed(text: str, field: FileField, kind: pa.DataType) -> Any:
+    if text in NULL_FOLDERS:
+        return None
+    if field.type == "uuid":
+        return UUID(text)
+    if field.type.startswith("decimal"):
+        number = Decimal(text)
+        return Decimal(str(pa.scalar(number).cast(kind).as_py()))
+    if pa.types.is_binary(kind) or field.type == "time" or field.type.endswith("_ns"):
+        raise ValueError(f"{field.type} is in no folder's name")
+    if field.type.startswith("timestamp"):
+        return pa.scalar(text).cast(pa.timestamp("us")).value
+    return folder_value(text, field.transform, kind)
+
+
+def _array(values: Sequence[Any], type_name: str) -> pa.Array:
+    kind = bound_arrow_type(type_name)
+    if pa.types.is_date(kind):
+        return pa.array(values, pa.int32()).view(kind)
+    if pa.types.is_timestamp(kind):
+        return pa.array(values, pa.int64()).view(kind)
+    return pa.array(values, kind)
