@@ -378,7 +378,13 @@ class _Attempt:
 
     def _named(self, state: TableState, files: DataFrame) -> Removal:
         """Find files by name. Raises CommitConflictError if others deleted rows of files that are replaced."""
-        update, removal = self.update, find_files(state, files, self.progress.searches)
+        update = self.update
+        try:
+            removal = find_files(state, files, self.progress.searches)
+        except ValidationError as error:
+            if update._rewrites and snapshots_since(state, update._start):
+                raise CommitConflictError(f"{error} any more") from error
+            raise
         if any(files is replaced for replaced in update._replaced):
             by_position = id(files) in update._rewritten
             refuse_new_deletes(state, files, removal, update._start, by_position=by_position)

@@ -242,6 +242,15 @@ def test_conflicts_and_a_lost_answer(
         stale.commit()
     assert {str(path) for path in (tmp_path / "db/t/data").rglob("*.parquet")} == before | paths(deleted)
 
+    with deleted.manage_snapshots() as manage:
+        manage.create_branch(deleted.current_snapshot().snapshot_id, "side")
+    aside = deleted.refresh().maintenance.rewrite_data_files(rewrite_all=True, branch="side")
+    aside.summary()
+    with deleted.refresh().transaction() as tx:
+        tx.update_snapshot("side").delete(aside.files().select("file_path").limit(1))
+    with pytest.raises(sm.CommitConflictError, match="is no live file of the table any more"):
+        aside.commit()
+
     swap = FileSystemOperations.commit
 
     def lost(self: FileSystemOperations, base: Any, metadata: Any) -> Any:

@@ -119,12 +119,14 @@ class FileGroups:
     def groups(self) -> pa.Table:
         """The groups that are worth a rewrite, in the order in which they are rewritten. Runs jobs.
 
-        Columns: `NUMBER`, files, bytes, live_bytes, records, dead_files, delete_files, outputs, stays (whether all
-        files have the partition spec of the new ones, and one partition).
+        Columns: `NUMBER`, files, bytes, live_bytes, records, dead_files, outputs (how many files they become), stays
+        (whether tasks can write the rows to files of the same partition and spec).
         """
         is_other = f"spec_id <> {self.output_spec} OR spec_id <> {self.state.metadata.default_spec_id}"
         shown = {field.field_id for field in self.state.types.partition_type.fields}
-        if any(field.field_id not in shown for field in self.state.metadata.spec().fields):
+        if self.state.access.tasks is None or any(
+            field.field_id not in shown for field in self.state.metadata.spec().fields
+        ):
             is_other = "true"
         groups = self._packed.groupBy(_GROUP).agg(
             F.count("*").alias("files"),

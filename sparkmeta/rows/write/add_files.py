@@ -12,6 +12,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import StringType
 
 from sparkmeta.columns.bounds import bound_arrow_type
+from sparkmeta.columns.sql import quoted
 from sparkmeta.edit.range_sort import most_tasks
 from sparkmeta.errors import NotFoundError, ValidationError, from_spark, shown
 from sparkmeta.plan.filter import is_live
@@ -144,7 +145,7 @@ def existing_files(state: TableState) -> ExistingFiles:
 
 
 def _named(state: TableState, paths: Sequence[str] | DataFrame) -> DataFrame:
-    """Return the paths as rows of `FILE_PATH`."""
+    """Return the paths as rows of `FILE_PATH`; those of a DataFrame are computed once."""
     table = state.metadata.location
     given: object = paths
     if isinstance(given, str):
@@ -162,7 +163,7 @@ def _named(state: TableState, paths: Sequence[str] | DataFrame) -> DataFrame:
     kind = paths.schema[chosen[0]].dataType
     if not isinstance(kind, StringType):
         raise ValidationError(f"{table}: column {chosen[0]} of the files to add is {kind.simpleString()}, not string")
-    return paths.select(F.col(f"`{chosen[0]}`").alias(FILE_PATH))
+    return checkpointed(paths.select(F.col(quoted(chosen[0])).alias(FILE_PATH)))
 
 
 def _key(location: str) -> Column:
