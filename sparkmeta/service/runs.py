@@ -189,7 +189,7 @@ class Runs:
         """Note that a request needs a plan no more. Return the plan if it is thereby cancelled."""
         with self._lock:
             run = self._all.get(result)
-            if run is None or request not in run.requests:
+            if run is None:
                 return None
             run.requests.discard(request)
             if run.requests:

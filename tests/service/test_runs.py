@@ -147,6 +147,8 @@ def test_room_in_memory():
     assert finished(runs, "d") == []
     assert runs.get("a") is not None
     assert runs.join("a", "e", "t")[1]
+    assert finished(runs, "f") == []
+    assert [runs.join(name, name, "u")[1] for name in "dfc"] == [False, False, True]
 
 
 @pytest.mark.usefixtures("clock")
@@ -166,5 +168,7 @@ def test_room_in_the_spool():
         finished(runs, "c", spooled=5)
     runs.release("b", "r")
     runs.release("a", "r")
+    assert runs.forgotten() == ["b", "a"]
+    assert finished(runs, "d", spooled=9) == finished(runs, "e", spooled=1) == []
     with pytest.raises(ApiError, match="have 11 bytes, and 10 are the limit: filter more"):
-        finished(runs, "d", spooled=11)
+        finished(runs, "f", spooled=11)
