@@ -16,7 +16,8 @@ from sparkmeta.plan.rest_tasks import no_rest_tasks
 from sparkmeta.service.errors import INTERNAL, NO_PLAN, NO_TASK, TIMEOUT, ApiError, api_error, busy
 from sparkmeta.service.plans import PageMaker, Pages, most_files, scan_of
 from sparkmeta.service.runs import Run, Runs, cancelled
-from sparkmeta.service.spool import RECORD, Spool
+from sparkmeta.service.sessions import PlanSession, PlanSessions
+from sparkmeta.service.spool import POLLED, RECORD, Spool
 from sparkmeta.service.tables import CREDENTIALS
 from sparkmeta.service.tokens import Signer, Ticket
 
@@ -46,7 +47,7 @@ class Planning:
     """
 
     def __init__(self, spark: SparkSession, options: ServeOptions) -> None:
-        self.spark, self.options = spark, options
+        self.options, self._sessions = options, PlanSessions(spark)
         self.runs = Runs(options)
         self.spool = Spool(options.spool, options.spool_properties)
         self._signer, self._maker = Signer(options.secret), PageMaker(options, self.spool)
@@ -74,42 +75,42 @@ class Planning:
 
     # -- running them -----------------------------------------------------------------------------------------------
 
-    def _start(self, pool: ThreadPoolExecutor, run: Run, work: Callable[[], Pages | None]) -> None:
+    def _start(self, pool: ThreadPoolExecutor, run: Run, work: Callable[[PlanSession], Pages | None]) -> None:
         try:
             pool.submit(self._work, run, work)
         except RuntimeError:
             self._fail(run, _stopping())
 
-    def _work(self, run: Run, work: Callable[[], Pages | None]) -> None:
+    def _work(self, run: Run, work: Callable[[PlanSession], Pages | None]) -> None:
         if not self.runs.begin_work(run):
             return
-        self.spark.addTag(run.result)
         try:
-            with translated_errors():
-                pages = work()
+            with self._sessions.running(run.result) as session, translated_errors():
+                pages = work(session)
             if pages is not None:
                 self.runs.finish(run, pages)
                 self._record(run)
         except BaseException as error:  # noqa: BLE001  whoever asks for the plan gets it
             self._fail(run, error)
         finally:
-            self.spark.removeTag(run.result)
             self.runs.end_work(run)
             self._delete_forgotten()
 
-    def _look(self, run: Run, table: Table, request: PlanRequest, null_partitions: bool) -> Pages | None:
+    def _look(
+        self, run: Run, table: Table, request: PlanRequest, null_partitions: bool, session: PlanSession
+    ) -> Pages | None:
         """Make a plan of few files; hand others over to the threads of large plans."""
-        scan = scan_of(table, request)
-        files = most_files(scan)
+        files = most_files(scan_of(session.table(table), request))
         if files == 0:
-            return self._maker.make(run.result, no_rest_tasks(self.spark), 0, None)
+            return self._maker.make(run.result, no_rest_tasks(session.spark), 0, None)
 
-        def make() -> Pages:
+        def make(session: PlanSession) -> Pages:
+            scan = scan_of(session.table(table), request)
             tasks = scan.to_rest_tasks(null_partitions=null_partitions, stats_fields=request.stats_fields)
             return self._maker.make(run.result, tasks, files, request.min_rows)
 
         if files is not None and files <= self.options.driver_files:
-            return make()
+            return make(session)
         self._start(self._long, run, make)
         return None
 
@@ -125,7 +126,7 @@ class Planning:
     def _record(self, run: Run) -> None:
         """Write the result of a plan to the spool, if its clients may ask any replica for it."""
         if run.is_polled:
-            with suppress(Exception):  # Without it, clients still get the result from this service.
+            with suppress(Exception):  # As for `poll`.
                 self.spool.write(run.result, RECORD, json.dumps(self._recorded(run)).encode())
 
     def _recorded(self, run: Run) -> dict[str, Any]:
@@ -170,6 +171,8 @@ class Planning:
 
     def poll(self, run: Run) -> None:
         """Note that a client will ask for a plan's result later, maybe another replica."""
+        with suppress(Exception):  # Without it, clients still get the result from this service.
+            self.spool.write(run.result, POLLED, b"{}")
         if self.runs.poll(run):
             self._record(run)
 
@@ -187,7 +190,7 @@ class Planning:
                 return ApiError(*record["error"])
             if time.time() < record["until"]:
                 return Pages(ticket.result, record["first"].encode(), tuple(record["names"]), 0, 0)
-        elif time.time() < ticket.expires - self.options.keep_seconds:
+        elif self.spool.read(ticket.result, POLLED) and time.time() < ticket.expires - self.options.keep_seconds:
             return None
         raise ApiError(404, NO_PLAN, "The plan id does not exist, or has expired")
 
@@ -215,7 +218,7 @@ class Planning:
 
     def _interrupt(self, run: Run) -> None:
         with suppress(Exception):
-            self.spark.interruptTag(run.result)
+            self._sessions.interrupt(run.result)
 
     # -- upkeep -----------------------------------------------------------------------------------------------------
 

@@ -27,9 +27,12 @@ if TYPE_CHECKING:
     from sparkmeta.storage.files import Files
 
 _RESULT = re.compile(r"([0-9a-f]{10})-[0-9a-f]{32}")
-_PAGE = re.compile(r"[0-9a-f]{32}|plan")
+_PAGE = re.compile(r"[0-9a-f]{32}|plan|polled")
 RECORD = "plan"
 """The name of the file with the result of a plan, for clients that poll other replicas."""
+
+POLLED = "polled"
+"""The name of the file that says that a plan has such clients, and was not forgotten."""
 
 _log = logging.getLogger(__name__)
 

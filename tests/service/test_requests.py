@@ -81,7 +81,7 @@ class Endless(PageWriter):
     """Writes no page, and never ends."""
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        Path(self.folder, "started").touch()
+        Path(self.folder).parent.with_name("started").touch()
         while True:
             time.sleep(0.05)
         yield from batches
@@ -178,6 +178,7 @@ def test_pages_are_deleted(tables: Mapping[str, str], spark: SparkSession, tmp_p
         assert client.cancel("many", second["plan-id"]).status_code == 204
         eventually(lambda: not list(spool.iterdir()))
         assert client.metric("sparkmeta_plans_known") == 0
+        assert client.request("GET", f"{PLAN.format('many')}/{second['plan-id']}").status_code == 404
 
 
 def test_the_spool_deletes_what_is_old(tmp_path: Path):
@@ -243,7 +244,7 @@ def test_a_cancelled_plan_leaves_spark(tables: Mapping[str, str], spark: SparkSe
     with served(tables, spark, wait_seconds=0, spool=str(spool), **BY_TASKS) as service:
         client = Client(service)
         plan_id = client.plan("many").json()["plan-id"]
-        eventually(lambda: bool(list(spool.glob("*/started"))))
+        eventually((tmp_path / "started").exists)
         assert client.cancel("many", plan_id).status_code == 204
         assert client.polled("many", plan_id) == {"status": "cancelled"}
         eventually(lambda: client.metric("sparkmeta_plans_unfinished") == 0)
