@@ -20,9 +20,9 @@ from sparkmeta.inspect.partitions import refuse_unknown_transforms
 from sparkmeta.maintain.partition_statistics.rows import (
     Base,
     changes_since,
-    full_rows,
-    incremental_rows,
-    key_names,
+    full_sums,
+    incremental_sums,
+    partition_sums,
 )
 from sparkmeta.maintain.partition_statistics.tasks import WRITTEN, StatisticsWriter
 from sparkmeta.maintain.rewrite_manifests.groups import CONTENTS
@@ -153,8 +153,8 @@ class PartitionStatsPlan(Generic[TableT]):
     def commit(self) -> TableT:
         """Compute and write the statistics, register the file, and return the new table, or the same if empty.
 
-        Tasks write one Parquet file, sorted by partition. It is written once, whatever other commits come first. If an
-        ancestor's file can't be read, the statistics are computed in full.
+        A task merges what others have summed, and writes one Parquet file, sorted by partition. It is written once,
+        whatever other commits come first. If an ancestor's file can't be read, the statistics are computed in full.
 
         Raises:
             CommitConflictError: the snapshot has expired.
@@ -174,28 +174,27 @@ class PartitionStatsPlan(Generic[TableT]):
             path = self._base.file.statistics_path
             try:
                 with translated_errors():
-                    return self._written(incremental_rows(self._state, self._base, self._changes), INCREMENTAL, path)
+                    return self._written(incremental_sums(self._state, self._base, self._changes), INCREMENTAL, path)
             except (ValidationError, NotFoundError) as error:
                 if path not in str(error):
                     raise
                 _log.warning("%s: computing all partition statistics: %s", self.table.full_name, error)
         with translated_errors():
-            return self._written(full_rows(self._state), FULL, None)
+            return self._written(full_sums(self._state), FULL, None)
 
-    def _written(self, rows: DataFrame, method: str, base: str | None) -> _Written | None:
+    def _written(self, sums: DataFrame, method: str, base: str | None) -> _Written | None:
         state = self._state
         assert state.snapshot is not None
         snapshot_id = state.snapshot.snapshot_id
         writer = StatisticsWriter(
             executor_writer(state.files),
+            partition_sums(state),
             metadata_folder(state.metadata),
             f"partition-stats-{snapshot_id}",
             _file_schema(state),
             base,
         )
-        # Ascending, which in Spark means nulls first.
-        in_order = rows.repartition(1).sortWithinPartitions(*key_names(state), "spec_id")
-        for file in map_arrow(in_order, writer.write, WRITTEN).toArrow().to_pylist():
+        for file in map_arrow(sums.repartition(1), writer.write, WRITTEN).toArrow().to_pylist():
             fields = {
                 "snapshot-id": snapshot_id,
                 "statistics-path": file["location"],

@@ -11,6 +11,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from sparkmeta.errors import CorruptFileError
+from sparkmeta.maintain.partition_statistics.sums import PartitionSums
+from sparkmeta.manifests.arrays import whole
 from sparkmeta.storage.executors import ExecutorWriter
 from sparkmeta.storage.location import join
 
@@ -24,9 +26,10 @@ _ROW_GROUP_ROWS = 100_000
 
 @dataclass(frozen=True)
 class StatisticsWriter:
-    """Writes all rows of statistics to one Parquet file, as they come. Picklable.
+    """Writes all rows of statistics to one Parquet file. Picklable.
 
     Attributes:
+        sums: merges the sums of other tasks.
         folder: the folder of the file.
         name: how the name of the file begins.
         schema: the file's schema, with field ids.
@@ -34,40 +37,37 @@ class StatisticsWriter:
     """
 
     writer: ExecutorWriter
+    sums: PartitionSums
     folder: str
     name: str
     schema: pa.Schema
     base: str | None
 
     def write(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Write a file of sorted rows, of which the tuple's fields come first, and yield a row of `WRITTEN`.
-
-        No file is written for no rows.
-        """
+        """Write a file of the rows of `SUMS`, and yield a row of `WRITTEN`. No file is written for no rows."""
+        sums = self.sums.merged(batches)
+        if not len(sums):
+            return
         # The file is held in memory, compressed: stores take it as a whole.
-        sink, count = pa.BufferOutputStream(), 0
+        sink = pa.BufferOutputStream()
         with pq.ParquetWriter(
             sink, self.schema, compression="zstd", store_schema=False, write_page_checksum=True
         ) as file:
-            for rows in _groups(batches):
-                file.write_table(self._converted(rows), row_group_size=_ROW_GROUP_ROWS)
-                count += len(rows)
-        if not count:
-            return
+            for start in range(0, len(sums), _ROW_GROUP_ROWS):
+                file.write_table(self._converted(sums.slice(start, _ROW_GROUP_ROWS)), row_group_size=_ROW_GROUP_ROWS)
         data = sink.getvalue()
         location = join(self.folder, f"{self.name}-{uuid.uuid4()}.parquet")
         self.writer.write_new(location, data.to_pybytes())
-        yield pa.RecordBatch.from_arrays([[location], [data.size], [count]], schema=WRITTEN)
+        yield pa.RecordBatch.from_arrays([[location], [data.size], [len(sums)]], schema=WRITTEN)
 
-    def _converted(self, rows: pa.Table) -> pa.Table:
-        flat = rows.combine_chunks()
+    def _converted(self, sums: pa.Table) -> pa.Table:
         partition = self.schema.field("partition")
-        tuples = [
-            _file_values(flat.column(place).combine_chunks(), field.type) for place, field in enumerate(partition.type)
-        ]
+        values = zip(self.sums.partition_values(sums), partition.type, strict=True)
+        tuples = [_file_values(column, field.type) for column, field in values]
         columns = [pa.StructArray.from_arrays(tuples, fields=list(partition.type))]
         for field in list(self.schema)[1:]:
-            column = flat.column(field.name).cast(field.type)
+            known = field.name in sums.column_names
+            column = whole(sums.column(field.name)).cast(field.type) if known else pa.nulls(len(sums), field.type)
             if (
                 field.name.endswith(("_count", "_bytes"))
                 and (least := pc.min(column).as_py()) is not None
@@ -77,18 +77,6 @@ class StatisticsWriter:
                 raise CorruptFileError(where, field.name, least, "more files were removed from a partition than it had")
             columns.append(column)
         return pa.Table.from_arrays(columns, schema=self.schema)
-
-
-def _groups(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
-    """Yield the rows of batches in the size of row groups."""
-    pending: list[pa.RecordBatch] = []
-    for batch in batches:
-        pending.append(batch)
-        if sum(map(len, pending)) >= _ROW_GROUP_ROWS:
-            yield pa.Table.from_batches(pending)
-            pending = []
-    if pending:
-        yield pa.Table.from_batches(pending)
 
 
 def _file_values(array: pa.Array, kind: pa.DataType) -> pa.Array:

@@ -33,14 +33,7 @@ class TreeTypes:
     spec_fields: Mapping[int, Sequence[tuple[int, str]]]
     sources: TupleSources
 
-    ALWAYS_READ: ClassVar = (
-        "content_type",
-        "version_info",
-        "location",
-        "file_format",
-        "partition_spec_id",
-        "record_count",
-    )
+    ALWAYS_READ: ClassVar = ("content_type", "version_info", "partition_spec_id", "record_count")
     """Fields of entries that are read for every projection."""
 
     def stats_of(self, projection: EntryProjection) -> dict[int, str]:
