@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -26,19 +27,22 @@ if TYPE_CHECKING:
 WALKED = pa.schema(
     [
         pa.field("path", pa.string()),
-        pa.field("length", pa.int64()),  # null for a folder
-        pa.field("modified_ms", pa.int64()),  # since 1970; null for a folder, and if the store does not say
+        pa.field("length", pa.int64()),  # null for a folder, and for a local file
+        pa.field("modified_ms", pa.int64()),  # since 1970; null as the length, and if the store does not say
+        pa.field("is_folder", pa.bool_()),
     ]
 )
 
 _BATCH_ROWS = 10_000
 
-# The name below the folder, the length and the time of modification, as in `WALKED`.
-_Item = tuple[str, int | None, int | None]
+# The name below the folder, the length and the time of modification, as in `WALKED`, and whether it is a folder.
+_Item = tuple[str, int | None, int | None, bool]
 
 
 def walk_local(folder: str, *, recursive: bool) -> Iterator[pa.RecordBatch]:
     """Yield the files in a local folder as `WALKED`: of all levels, or of the first with its folders.
+
+    Lengths and times would need a system call for each file: see `with_status`.
 
     Raises:
         FileAccessError: a folder can't be read.
@@ -67,25 +71,37 @@ def walk_io(io: FileIO, folder: str, *, recursive: bool) -> Iterator[pa.RecordBa
     raise UnsupportedError(f"{folder}: {type(io).__name__} lists no folders")
 
 
+def with_status(files: pa.RecordBatch) -> pa.RecordBatch:
+    """Return local files with their lengths and times, except for those that are gone.
+
+    Args:
+        files: `path`, `length` and `modified_ms`, in any order and with others.
+    """
+    statuses = [_status(local_path(path)) for path in files.column("path").to_pylist()]
+    rows = files.filter(pa.array([status is not None for status in statuses], pa.bool_()))
+    found = [status for status in statuses if status is not None]
+    values = {
+        "length": pa.array([status.st_size for status in found], pa.int64()),
+        "modified_ms": pa.array([status.st_mtime_ns // 1_000_000 for status in found], pa.int64()),
+    }
+    columns = [values.get(name, rows.column(name)) for name in files.schema.names]
+    return pa.RecordBatch.from_arrays(columns, schema=files.schema)
+
+
+def _status(path: str) -> os.stat_result | None:
+    try:
+        return os.stat(path)  # noqa: PTH116  without an object for each name
+    except FileNotFoundError:
+        return None
+
+
 def _batches(folder: str, items: Iterable[_Item]) -> Iterator[pa.RecordBatch]:
-    beginning = pa.scalar(join(folder, ""))
-    names: list[str] = []
-    lengths: list[int | None] = []
-    times: list[int | None] = []
-
-    def batch() -> pa.RecordBatch:
+    beginning, remaining = pa.scalar(join(folder, "")), iter(items)
+    while chunk := list(islice(remaining, _BATCH_ROWS)):
+        names, lengths, times, folders = zip(*chunk, strict=True)
         paths = pc.binary_join_element_wise(beginning, pa.array(names, pa.string()), "")
-        columns = [paths, pa.array(lengths, pa.int64()), pa.array(times, pa.int64())]
-        return pa.RecordBatch.from_arrays(columns, schema=WALKED)
-
-    for name, length, time in items:
-        names.append(name)
-        lengths.append(length)
-        times.append(time)
-        if len(names) == _BATCH_ROWS:
-            yield batch()
-            names, lengths, times = [], [], []
-    yield batch()
+        columns = [paths, pa.array(lengths, pa.int64()), pa.array(times, pa.int64()), pa.array(folders, pa.bool_())]
+        yield pa.RecordBatch.from_arrays(columns, schema=WALKED)
 
 
 def _local_items(root: str, recursive: bool) -> Iterator[_Item]:
@@ -100,20 +116,13 @@ def _local_items(root: str, recursive: bool) -> Iterator[_Item]:
                         if recursive:
                             pending.append(f"{name}/")
                         else:
-                            yield name, None, None
-                    elif entry.is_file() and (status := _status(entry)) is not None:
-                        yield name, status.st_size, status.st_mtime_ns // 1_000_000
+                            yield name, None, None, True
+                    elif entry.is_file():
+                        yield name, None, None, False
         except FileNotFoundError:
             continue
         except OSError as error:
             raise FileAccessError(f"{join(root, above)}: can't be listed: {error.strerror}") from error
-
-
-def _status(entry: os.DirEntry[str]) -> os.stat_result | None:
-    try:
-        return entry.stat()
-    except FileNotFoundError:
-        return None
 
 
 def _s3_items(io: FileIO, store: Any, folder: str, recursive: bool) -> Iterator[_Item]:
@@ -123,11 +132,11 @@ def _s3_items(io: FileIO, store: Any, folder: str, recursive: bool) -> Iterator[
     while True:
         page = requested(io, folder, partial(store.call_s3, "list_objects_v2", **request))
         for each in page.get("CommonPrefixes", ()):
-            yield each["Prefix"][len(prefix) : -1], None, None
+            yield each["Prefix"][len(prefix) : -1], None, None, True
         for each in page.get("Contents", ()):
             # A name that ends with a slash marks an empty folder.
             if not each["Key"].endswith("/"):
-                yield each["Key"][len(prefix) :], each["Size"], int(each["LastModified"].timestamp() * 1000)
+                yield each["Key"][len(prefix) :], each["Size"], int(each["LastModified"].timestamp() * 1000), False
         if not page.get("IsTruncated"):
             return
         request["ContinuationToken"] = page["NextContinuationToken"]
@@ -146,8 +155,8 @@ def _fsspec_items(store: Any, folder: str, recursive: bool) -> list[_Item]:
     infos = store.find(folder, detail=True).values() if recursive else store.ls(folder, detail=True)
     start = len(join(store._strip_protocol(folder), ""))
     return [
-        (info["name"][start:].rstrip("/"), None, None) if info["type"] == "directory"
-        else (info["name"][start:], int(info["size"] or 0), modified_ms(info))
+        (info["name"][start:].rstrip("/"), None, None, True) if info["type"] == "directory"
+        else (info["name"][start:], int(info["size"] or 0), modified_ms(info), False)
         for info in infos
         if info["name"][start:]
     ]  # fmt: skip
@@ -160,10 +169,10 @@ def _pyarrow_items(io: Any, folder: str, recursive: bool) -> list[_Item]:
     infos = io.fs_by_scheme(kind, authority).get_file_info(FileSelector(path, recursive=recursive))
     start = len(join(path, ""))
     items: list[_Item] = [
-        (info.path[start:], info.size, None if info.mtime_ns is None else info.mtime_ns // 1_000_000)
+        (info.path[start:], info.size, None if info.mtime_ns is None else info.mtime_ns // 1_000_000, False)
         for info in infos
         if info.type == FileType.File and not info.path.endswith("/")
     ]
     if not recursive:
-        items += [(file_name(info.path), None, None) for info in infos if info.type == FileType.Directory]
+        items += [(file_name(info.path), None, None, True) for info in infos if info.type == FileType.Directory]
     return items

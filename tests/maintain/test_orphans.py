@@ -421,8 +421,8 @@ def test_folders_of_a_store(s3: S3Server, kind: str) -> None:
     assert methods(sent)["GET"] <= 3
     level = [row for batch in reader.walk(f"{folder}/", recursive=False) for row in batch.to_pylist()]
     folders = {f"{folder}/{name}" for name in [*(f"p={number}" for number in range(40)), "deep", "empty"]}
-    assert {row["path"] for row in level if row["length"] is None} == folders
-    assert [row["path"] for row in level if row["length"] is not None] == [f"{folder}/top"]
+    assert {row["path"] for row in level if row["is_folder"]} == folders
+    assert [row["path"] for row in level if not row["is_folder"]] == [f"{folder}/top"]
     assert sum(len(batch) for batch in reader.walk(f"{folder}/none", recursive=True)) == 0
 
 

@@ -15,7 +15,7 @@ from sparkmeta.edit.range_sort import most_tasks
 from sparkmeta.errors import ValidationError, shown
 from sparkmeta.session import local_frame, map_arrow, materialize
 from sparkmeta.storage.executors import ExecutorReader
-from sparkmeta.storage.walking import WALKED
+from sparkmeta.storage.walking import WALKED, with_status
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -29,9 +29,12 @@ _LEVELS = 3
 
 _FOLDERS = pa.schema([WALKED.field("path")])
 
+FILES = ("path", "length", "modified_ms")
+"""The columns of listed files: those of `WALKED` without folders."""
+
 
 def walked_files(spark: SparkSession, reader: ExecutorReader, location: str, hidden: str) -> DataFrame:
-    """List the files below a location, and return them as `WALKED`. Runs jobs.
+    """List the files below a location, and return their `FILES` columns. Runs jobs.
 
     Tasks list the folders of the upper levels each by itself, then whole folders with all levels below.
 
@@ -46,19 +49,19 @@ def walked_files(spark: SparkSession, reader: ExecutorReader, location: str, hid
     levels: list[DataFrame] = []
     for _ in range(_LEVELS):
         level = materialize(map_arrow(folders, _Walker(reader, recursive=False), WALKED))
-        levels.append(level.where("length IS NOT NULL"))
-        below = level.where("length IS NULL").where(~F.substring_index("path", "/", -1).rlike(hidden)).select("path")
+        levels.append(level.where("NOT is_folder").select(*FILES))
+        below = level.where("is_folder").where(~F.substring_index("path", "/", -1).rlike(hidden)).select("path")
         count = below.count()
         folders = below.repartition(min(max(count, 1), tasks))
         if count >= tasks or not count:
             break
     if count:
-        levels.append(map_arrow(folders, _Walker(reader, recursive=True), WALKED))
+        levels.append(map_arrow(folders, _Walker(reader, recursive=True), WALKED).select(*FILES))
     return reduce(lambda above, level: above.union(level), levels)
 
 
 def inventory_files(inventory: DataFrame) -> DataFrame:
-    """Return the files of an inventory as `WALKED`.
+    """Return the files of an inventory as `FILES`.
 
     Args:
         inventory: has the columns file_path (string), last_modified (timestamp) and maybe size (bigint).
@@ -77,6 +80,19 @@ def inventory_files(inventory: DataFrame) -> DataFrame:
     size = F.col(_OPTIONAL) if _OPTIONAL in types else F.lit(None).cast("long")
     modified = F.unix_millis("last_modified").alias("modified_ms")
     return inventory.select(F.col("file_path").alias("path"), size.alias("length"), modified)
+
+
+def with_local_status(files: DataFrame) -> DataFrame:
+    """Return local files with their lengths and times, which a listing leaves out, except for those that are gone.
+
+    Args:
+        files: `FILES`, and other columns.
+    """
+    return map_arrow(files, _statuses, files.schema)
+
+
+def _statuses(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    yield from map(with_status, batches)
 
 
 @dataclass(frozen=True)

@@ -38,7 +38,6 @@ _IS_GZIP = b"\x1f\x8b"
 # Most metadata files of other tables to name.
 _NAMED = 3
 
-_PATHS = pa.schema([pa.field("path", pa.string()), pa.field("length", pa.int64())])
 _UUIDS = pa.schema([pa.field("path", pa.string()), pa.field("table_uuid", pa.string())])
 
 
@@ -65,7 +64,7 @@ def other_tables(table: BaseTable, reader: ExecutorReader, folder: Folder, liste
         table: the table.
         reader: opens files in tasks.
         folder: the folder.
-        listed: the files below it, with their `key`.
+        listed: the files below it: rows of `path`.
     """
     spark = table.state.spark
     logged = [entry.metadata_file for entry in table.metadata.metadata_log] + [table.metadata_location]
@@ -74,13 +73,13 @@ def other_tables(table: BaseTable, reader: ExecutorReader, folder: Folder, liste
     above = [join(parent, METADATA) for parent in (folder.location, *parents(folder.location))]
     beside = map_arrow(local_frame(spark, pa.table([above], ["path"])), _MetadataFolders(reader), WALKED)
     is_metadata = F.col("path").contains(".metadata.json") & F.col("path").rlike(METADATA_FILE)
-    named = listed.select("path", "key", "length").where(is_metadata)
-    named = named.union(beside.select("path", folder.key_of(F.col("path")), "length")).dropDuplicates(["key"])
+    named = listed.select("path").where(is_metadata).union(beside.select("path"))
+    named = named.withColumn("key", folder.key_of(F.col("path"))).dropDuplicates(["key"])
     keys = local_frame(spark, pa.table([own_keys], ["key"]))
     files = materialize(named.join(F.broadcast(keys), "key", "left_anti").withColumn("table", _table_key()))
     own_tables = {join(path_of(table.metadata.location), ""), _folder_of(path_of(table.metadata_location))}
     holds = F.lit(folder.key).startswith(F.col("table")) | F.col("table").isin(sorted(own_tables))
-    uuids = map_arrow(files.where(holds).select("path", "length"), _UuidReader(reader), _UUIDS)
+    uuids = map_arrow(files.where(holds).select("path"), _UuidReader(reader), _UUIDS)
     is_other = F.substring_index("path", "/", -1) == file_name(table.metadata_location)
     if table.metadata.table_uuid is not None:
         is_other |= F.col("table_uuid") != str(table.metadata.table_uuid)

@@ -15,18 +15,18 @@ from pyspark.sql import functions as F
 from sparkmeta.edit.range_sort import task_reader
 from sparkmeta.errors import NotFoundError, ValidationError, shown, translated_errors
 from sparkmeta.maintain.expire_snapshots import to_millis
-from sparkmeta.maintain.orphans.listing import inventory_files, walked_files
+from sparkmeta.maintain.orphans.listing import FILES, inventory_files, walked_files, with_local_status
 from sparkmeta.maintain.orphans.other_tables import METADATA_FILE, other_tables, refuse_shared
 from sparkmeta.maintain.orphans.prefixes import Folder, hidden_pattern, prefix_of
 from sparkmeta.maintain.reachable.deletion import Deletion, delete_files
-from sparkmeta.maintain.reachable.files import count_files, reachable_files
+from sparkmeta.maintain.reachable.files import count_files, reachable_paths
 from sparkmeta.operations.base_table import TableT
 from sparkmeta.operations.metadata_files import METADATA, VERSION_HINT
 from sparkmeta.session import local_frame, materialize
 from sparkmeta.spec.expiry import refuse_without_gc
 from sparkmeta.spec.metadata import refuse_encrypted
 from sparkmeta.storage.access import executor_writer
-from sparkmeta.storage.location import join, path_of
+from sparkmeta.storage.location import is_local, join, path_of
 from sparkmeta.storage.writing import TEMPORARY_PATTERN
 
 if TYPE_CHECKING:
@@ -201,7 +201,7 @@ class OrphanPlan(Generic[TableT]):
 
     @cached_property
     def _listed(self) -> DataFrame:
-        """The files below the location, except hidden ones, with their `key`."""
+        """The files below the location, except hidden ones: `FILES`, with the hash of their key."""
         folder, state = self.rules.folder, self.table.state
         hidden = hidden_pattern(self.table.metadata.partition_specs)
         path = F.col("path")
@@ -212,7 +212,7 @@ class OrphanPlan(Generic[TableT]):
         keyed = files.withColumn("key", folder.key_of(path)).where(F.col("key").startswith(folder.key))
         below = F.substr("key", F.lit(len(folder.key)))
         may_hide = below.contains("/_") | below.contains("/.")
-        listed = materialize(keyed.where(~(may_hide & below.rlike(hidden))))
+        listed = materialize(keyed.where(~(may_hide & below.rlike(hidden))).select(*FILES, _hash()))
         if listed.isEmpty() and (self.inventory is None or not self.inventory.isEmpty()):
             where = "" if self.inventory is None else " in the inventory"
             raise NotFoundError(f"{folder.location}: there is no file below it{where}")
@@ -232,7 +232,8 @@ class OrphanPlan(Generic[TableT]):
             files = self._listed
             if not self._other_tables.isEmpty():
                 folders = F.broadcast(self._other_tables.withColumnRenamed("key", "folder"))
-                files = files.join(folders, F.col("key").startswith(F.col("folder")), "left_anti")
+                is_below = self.rules.folder.key_of(F.col("path")).startswith(F.col("folder"))
+                files = files.join(folders, is_below, "left_anti")
             # The table is loaded after the listing, so that it has the files of commits that ended before it.
             return self._unneeded(self.table.refresh(), files)
 
@@ -243,24 +244,49 @@ class OrphanPlan(Generic[TableT]):
             ValidationError: see `files`.
         """
         refuse_without_gc(table.metadata)
-        folder, path, key = self.rules.folder, F.col("path"), F.col("key")
-        needed = _needed_files(table).withColumn("key", folder.key_of(path))
-        # Spark groups values of fixed width by hash; a join would sort all paths.
-        no_time, unknown = F.lit(None).cast("long"), F.lit(None).cast("boolean")
-        listed = files.select(key, F.col("modified_ms").alias("newest"), unknown.alias("has_prefix"))
-        keys = listed.union(needed.select(key, no_time, folder.has_prefix_of(path, or_none=True)))
-        by_key = keys.groupBy("key").agg(*(F.max(name).alias(name) for name in ("newest", "has_prefix")))
-        is_below = key.startswith(folder.key)
-        is_orphan = (F.col("newest") < self.rules.older_than_ms) & ~F.coalesce("has_prefix", F.lit(False))
-        chosen = materialize(by_key.where(~is_below | is_orphan))
+        files, needed = files.select(*FILES, "hash"), _needed_paths(table)
+        by_hash = self._compared(files, needed)
+        is_old = F.col("newest") < self.rules.older_than_ms
+        if self._lacks_times:
+            is_old |= F.col("newest").isNull()
+        is_orphan = is_old & ~F.coalesce("has_prefix", F.lit(False))
+        chosen = materialize(by_hash.where(~F.col("is_below") | is_orphan))
         is_mismatched = F.lit(False) if self.rules.mismatch == DELETE else F.col("has_prefix").isNotNull()
-        # An inventory of a bucket with versions has several rows for a file, of which the newest counts.
-        rows = files.join(chosen.where(is_below), "key").where("modified_ms = newest").dropDuplicates(["path"])
-        columns = (_content(table).alias("content"), "path", "key", "length", "modified_ms")
-        unneeded = materialize(rows.select(*columns, is_mismatched.alias("is_mismatched")))
+        rows = files.join(chosen.where("is_below"), "hash").withColumn("is_mismatched", is_mismatched)
+        if self._lacks_times:
+            statted = with_local_status(rows.select(*FILES, "hash", "is_mismatched"))
+            rows = statted.where(F.col("modified_ms") < self.rules.older_than_ms)
+        else:
+            # An inventory of a bucket with versions has several rows for a file, of which the newest counts.
+            rows = rows.where("modified_ms = newest").dropDuplicates(["path"])
+        keyed = rows.withColumn("key", self.rules.folder.key_of(F.col("path")))
+        unneeded = materialize(
+            keyed.select(_content(table).alias("content"), "path", "key", *FILES[1:], "hash", "is_mismatched")
+        )
         if self.rules.mismatch == ERROR:
-            _refuse_mismatched(folder, unneeded.where("is_mismatched"), needed)
-        return _Orphans(table.metadata_location, unneeded, chosen.where(~is_below).count())
+            _refuse_mismatched(self.rules.folder, unneeded.where("is_mismatched"), needed)
+        return _Orphans(table.metadata_location, unneeded, chosen.where("NOT is_below").count())
+
+    def _compared(self, files: DataFrame, needed: DataFrame) -> DataFrame:
+        """Return a row for each hash of a key of listed or needed files.
+
+        `newest` is the time of the newest listed file, `has_prefix` whether one of the needed files has the folder's
+        prefix, null if none is needed, and `is_below` whether one is below the folder. Spark groups numbers faster than
+        paths. An orphan whose hash is that of another path stays.
+        """
+        folder, path = self.rules.folder, F.col("path")
+        no_time, no_file = F.lit(None).cast("long"), F.lit(None).cast("boolean")
+        listed = files.select("hash", "modified_ms", no_file, F.lit(True))
+        keyed = needed.select("path", folder.key_of(path).alias("key"))
+        is_below, has_prefix = F.col("key").startswith(folder.key), folder.has_prefix_of(path, or_none=True)
+        names = ("newest", "has_prefix", "is_below")
+        both = listed.union(keyed.select(_hash(), no_time, has_prefix, is_below)).toDF("hash", *names)
+        return both.groupBy("hash").agg(*(F.max(name).alias(name) for name in names))
+
+    @property
+    def _lacks_times(self) -> bool:
+        """Whether the listing leaves out lengths and times."""
+        return self.inventory is None and is_local(self.rules.folder.location)
 
 
 def plan_orphans(
@@ -291,13 +317,17 @@ def plan_orphans(
     return OrphanPlan(table, OrphanRules(folder, older_than_ms, prefix_mismatch_mode, shared_location), files)
 
 
-def _needed_files(table: BaseTable) -> DataFrame:
+def _hash() -> Column:
+    return F.xxhash64("key").alias("hash")
+
+
+def _needed_paths(table: BaseTable) -> DataFrame:
     """Return the files that a table needs: those of its snapshots, its metadata files and its hint; rows of `path`."""
     paths = [entry.metadata_file for entry in table.metadata.metadata_log] + [table.metadata_location]
     folders = {join(table.metadata.location, METADATA), table.metadata_location.rpartition("/")[0]}
     paths += [join(folder, VERSION_HINT) for folder in folders]
     of_metadata = local_frame(table.state.spark, pa.table([paths], ["path"]))
-    return reachable_files(table.state).select("path").union(of_metadata)
+    return reachable_paths(table.state).union(of_metadata)
 
 
 def _content(table: BaseTable) -> Column:
@@ -317,7 +347,9 @@ def _deletable(files: DataFrame) -> DataFrame:
 def _refuse_mismatched(folder: Folder, mismatched: DataFrame, needed: DataFrame) -> None:
     if mismatched.isEmpty():
         return
-    by_prefix = needed.select("key", prefix_of(F.col("path")).alias("prefix")).join(mismatched, "key").groupBy("prefix")
+    path = F.col("path")
+    keyed = needed.select(folder.key_of(path).alias("key"), prefix_of(path).alias("prefix"))
+    by_prefix = keyed.join(mismatched, "key").groupBy("prefix")
     counts = by_prefix.agg(F.count_distinct("path").alias("files"), F.min("path").alias("path"))
     pairs = counts.orderBy("prefix").limit(_NAMED).collect()
     listed = "; ".join(f"{row.prefix} has {row.files} files, such as {row.path}" for row in pairs)

@@ -24,6 +24,7 @@ from sparkmeta.maintain.reachable.tasks import (
     MANIFEST,
     MANIFEST_DV,
     MISSING,
+    PATHS,
     REACHED,
     ROOT,
     SNAPSHOTS,
@@ -94,8 +95,8 @@ def public_files(files: DataFrame) -> DataFrame:
     return files.where(F.col("content") != MISSING).withColumnRenamed("length", "file_size_in_bytes")
 
 
-def reachable_files(state: TableState) -> DataFrame:
-    """Return the files that snapshots need, and their statistics, as `REACHED`; some have several rows. Runs a job.
+def reachable_paths(state: TableState) -> DataFrame:
+    """Return the paths of the files that snapshots need, and of their statistics; some several times. Runs a job.
 
     Raises:
         NotFoundError: a list or manifest is gone.
@@ -103,14 +104,14 @@ def reachable_files(state: TableState) -> DataFrame:
     """
     with translated_errors():
         manifests = materialize(_listed(state, task_reader(state), ()))
-    return _of_metadata(state, manifests, ()).union(_content_files(state, manifests))
+    return _of_metadata(state, manifests, ()).select("path").union(_content_files(state, manifests, PATHS))
 
 
 def _unreachable(state: TableState, expired: Collection[int], content_files: bool) -> DataFrame:
     manifests = materialize(_listed(state, task_reader(state), expired))
     reached = _of_metadata(state, manifests, expired)
     if content_files and not manifests.where(_IS_READABLE).where("NOT retained").isEmpty():
-        reached = reached.union(_content_files(state, _needed(state, manifests)))
+        reached = reached.union(_content_files(state, _needed(state, manifests), REACHED))
     # A manifest that is gone has a row of its list too.
     missing = F.max(F.when(F.col("content") == MISSING, F.col("content")))
     content = F.coalesce(missing, F.min("content")).alias("content")
@@ -147,10 +148,10 @@ def _of_metadata(state: TableState, manifests: DataFrame, expired: Collection[in
     return local_frame(state.spark, _statistics(state.metadata, expired)).union(paths).union(dvs)
 
 
-def _content_files(state: TableState, manifests: DataFrame) -> DataFrame:
-    """Return the live files of manifests, rows of `LISTED`, as `REACHED`."""
-    read = ContentReader(task_reader(state), state.types.tree_types if state.has_trees else None)
-    return map_arrow(manifests.where(_IS_READABLE).repartition(read_tasks(state.spark)), read, REACHED)
+def _content_files(state: TableState, manifests: DataFrame, schema: pa.Schema) -> DataFrame:
+    """Return the live files of manifests, rows of `LISTED`, as columns of `REACHED`."""
+    read = ContentReader(task_reader(state), state.types.tree_types if state.has_trees else None, schema)
+    return map_arrow(manifests.where(_IS_READABLE).repartition(read_tasks(state.spark)), read, schema)
 
 
 def used_specs(state: TableState, expired: Collection[int]) -> set[int] | None:

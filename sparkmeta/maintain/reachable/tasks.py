@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, TypeVar
 
 import pyarrow as pa
@@ -71,7 +72,9 @@ REACHED = pa.schema(
     ]
 )
 
-_PROJECTION = EntryProjection.of(("content_type", "location", "version_info", "file_size_in_bytes"))
+PATHS = pa.schema([REACHED.field("path")])
+# What is read of entries for the columns of `REACHED`.
+_SOURCES = {"content": "content_type", "path": "location", "length": "file_size_in_bytes"}
 _MAGIC = b"PAR1"
 # Assumed of a manifest list or root, whose length no metadata says.
 _LIST_BYTES = 1 << 20
@@ -173,13 +176,18 @@ def _leaves(root: Root) -> dict[str, pa.ChunkedArray]:
 
 @dataclass(frozen=True)
 class ContentReader:
-    """Reads the live files of manifests. Picklable."""
+    """Reads the live files of manifests. Picklable.
+
+    Attributes:
+        schema: the columns of `REACHED` to return.
+    """
 
     reader: ExecutorReader
     trees: TreeTypes | None
+    schema: pa.Schema
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yield the live files of manifests, rows of `LISTED`, as `REACHED`.
+        """Yield the live files of manifests, rows of `LISTED`, as `schema`.
 
         Raises:
             NotFoundError: a manifest of a retained snapshot is gone.
@@ -188,22 +196,40 @@ class ContentReader:
             for row, data in read_ahead(batch.to_pylist(), self._read, lambda row: row["length"] or 0):
                 if data is None:
                     missing = {"content": MISSING, "path": row["path"], "retained": False}
-                    yield pa.RecordBatch.from_pylist([missing], schema=REACHED)
+                    yield pa.RecordBatch.from_pylist([missing], schema=self.schema)
                 else:
                     for entries in self._entries(data, row):
-                        yield _live_files(entries, row["retained"])
+                        yield self._live_files(entries, row["retained"])
 
     def _read(self, row: Mapping[str, Any]) -> Data | None:
         return _unless_missing(row, lambda: manifest_data(self.reader, _part(row)))
 
     def _entries(self, data: Data, row: Mapping[str, Any]) -> Iterator[pa.RecordBatch]:
-        batches = decode(data, _part(row), _PROJECTION, self.trees)
+        batches = decode(data, _part(row), self._projection, self.trees)
         if row["dv"] is None:
             yield from batches
             return
-        table = pa.Table.from_batches(batches, _PROJECTION.schema)
+        table = pa.Table.from_batches(batches, self._projection.schema)
         (dv,) = inlined([row["dv"]], self.reader)
         yield from kept_rows(table, unmasked(len(table), dv)).to_batches()
+
+    @cached_property
+    def _projection(self) -> EntryProjection:
+        names = (_SOURCES[name] for name in self.schema.names if name in _SOURCES)
+        return EntryProjection.of({*names, "version_info"})
+
+    def _live_files(self, entries: pa.RecordBatch, retained: bool) -> pa.RecordBatch:
+        status = pc.struct_field(entries.column("version_info"), "status")
+        live = entries.filter(pc.not_equal(status, int(Status.DELETED)))
+        columns: dict[str, Any] = {"retained": pa.repeat(pa.scalar(retained), len(live))}
+        for name in _SOURCES.keys() & self.schema.names:
+            columns[name] = live.column(_SOURCES[name])
+        if "content" in columns:
+            columns["content"] = _CONTENT_NAMES.take(columns["content"])
+        return pa.RecordBatch.from_arrays([columns[name] for name in self.schema.names], schema=self.schema)
+
+
+_CONTENT_NAMES = pa.array([CONTENTS.get(ContentType(number)) for number in range(len(ContentType))])
 
 
 def _part(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -230,16 +256,3 @@ def _unless_missing(row: Mapping[str, Any], read: Callable[[], T]) -> T | None:
         if row["retained"]:
             raise
         return None
-
-
-def _live_files(entries: pa.RecordBatch, retained: bool) -> pa.RecordBatch:
-    status = pc.struct_field(entries.column("version_info"), "status")
-    live = entries.filter(pc.not_equal(status, int(Status.DELETED)))
-    kinds = pa.array([CONTENTS.get(ContentType(number)) for number in range(len(ContentType))])
-    columns = [
-        kinds.take(live.column("content_type")),
-        live.column("location"),
-        live.column("file_size_in_bytes"),
-        pa.repeat(pa.scalar(retained), len(live)),
-    ]
-    return pa.RecordBatch.from_arrays(columns, schema=REACHED)
