@@ -125,6 +125,27 @@ def test_equality_deletes_of_the_whole_table(spark: SparkSession, tmp_path: Path
     assert kinds(report_of(nowhere, spark)) == ["dangling_deletes"]
 
 
+def test_small_puffin_files(spark: SparkSession, tmp_path: Path) -> None:
+    def table(files: int) -> HandmadeTable:
+        names = [f"{part}{number}" for part in "xy" for number in range(3)]
+        vectors = [
+            deletion_vector(name, partition={"part": name[0]}, file_path=f"{place % files}.puffin")
+            for place, name in enumerate(names)
+        ]
+        return healthy(tmp_path / str(files)).add(1, 1, *vectors)
+
+    report = report_of(table(6), spark)
+    assert kinds(report) == ["small_puffin_files"]
+    row = report.findings().collect()[0]
+    assert (row["items"], row.bytes, row.job) == (6, 6 * 40, "rewrite_position_delete_files")
+    assert row.gain == "1 Puffin file instead of 6"
+    assert kinds(report_of(table(4), spark)) == []
+    large = table(5)
+    assert kinds(report_of(large, spark)) == ["small_puffin_files"]
+    large.properties["write.delete.target-file-size-bytes"] = "1"
+    assert kinds(report_of(large, spark)) == []
+
+
 def test_partitions_with_many_deleted_rows(spark: SparkSession, tmp_path: Path) -> None:
     vectors = [deletion_vector(f"x{number}", **X, record_count=90) for number in range(3)]
     table = healthy(tmp_path).add(1, 1, *vectors)

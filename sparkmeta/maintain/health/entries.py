@@ -19,6 +19,7 @@ from sparkmeta.columns import sql
 from sparkmeta.errors import translated_errors
 from sparkmeta.maintain.dangling_deletes.search import ENTRY_COLUMNS
 from sparkmeta.maintain.health.column_stats import DIGEST, METRICS_MAPS, SampledStats, digest, sampled, sampled_stats
+from sparkmeta.maintain.position_deletes.choose import SmallPuffinFiles, small_puffin_files
 from sparkmeta.manifests.projection import CONTENT_STATS, MANIFEST
 from sparkmeta.plan.deletes.views import SEQUENCE, data_path, is_dv, is_global_delete, partition_key
 from sparkmeta.plan.filter import is_live
@@ -29,9 +30,10 @@ from sparkmeta.spec.entry import DELETE_FILE_PATH_ID, ContentType
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
+    from sparkmeta.maintain.position_deletes.options import FileSizes
     from sparkmeta.state import TableState
 
-_KEY, _PATH, _SEQUENCE, _BIN = "partition_key", "path", "sequence", "size_bin"
+_KEY, _PATH, _SEQUENCE, _BIN, _FILE = "partition_key", "path", "sequence", "size_bin", "file"
 _DATA_COLUMNS = ("version_info", "partition_spec_id", "record_count", "file_size_in_bytes")
 _POSITION, _EQUALITY = int(ContentType.POSITION_DELETES), int(ContentType.EQUALITY_DELETES)
 _LARGEST_BIN = 62
@@ -46,6 +48,7 @@ class Limits:
         small_bytes: smaller files are small.
         min_small_files: the least number of small files of a partition that counts.
         max_deleted_ratio: the share of a partition's rows that may be deleted by position.
+        puffin_sizes: the sizes that Puffin files should have.
         partitions: the most partitions that are listed of each kind.
     """
 
@@ -53,6 +56,7 @@ class Limits:
     small_bytes: int
     min_small_files: int
     max_deleted_ratio: float
+    puffin_sizes: FileSizes
     partitions: int = 12
 
 
@@ -120,6 +124,7 @@ class EntryFigures:
         densest: the partitions with the largest share of deleted rows.
         deletes: all delete entries.
         dangling: the delete entries that apply to no live data file.
+        small_puffin: the Puffin files that are too small.
         bounds: bounds by column.
         stats: the metrics of some manifests' entries.
     """
@@ -138,6 +143,7 @@ class EntryFigures:
     densest: tuple[PartitionFigures, ...]
     deletes: DeleteFigures
     dangling: DeleteFigures
+    small_puffin: SmallPuffinFiles
     bounds: Mapping[int, ManifestBounds]
     stats: SampledStats
 
@@ -175,6 +181,7 @@ class _Measurement:
             densest=self._partitions_by("ratio", "deleted > 0") if deletes.files > deletes.equality_files else (),
             deletes=deletes,
             dangling=self._dangling(oldest) if deletes.files else DeleteFigures(),
+            small_puffin=self._small_puffin() if deletes.vectors else SmallPuffinFiles(0, 0),
             bounds=self._bounds(),
             stats=sampled_stats(self._sample, len(self._sampled_manifests), len(self._data_manifests)),
         )
@@ -197,6 +204,7 @@ class _Measurement:
             "is_global": is_global_delete(state),
             _SEQUENCE: sql.col(SEQUENCE),
             _PATH: sql.when(path.isNotNull(), sql.call("xxhash64", path)),
+            _FILE: sql.when(is_dv(), sql.call("xxhash64", sql.col("location"))),
             "records": sql.col("record_count"),
             "bytes": sql.coalesce(sql.col("deletion_vector.size_in_bytes"), sql.col("file_size_in_bytes")),
         }
@@ -349,6 +357,10 @@ class _Measurement:
         }
 
     # -- deletes -----------------------------------------------------------------------------------------------------
+
+    def _small_puffin(self) -> SmallPuffinFiles:
+        assert self._deletes is not None
+        return small_puffin_files(self._deletes.where("is_vector"), _FILE, "bytes", self.limits.puffin_sizes)[1]
 
     def _dangling(self, oldest_of_table: int | None) -> DeleteFigures:
         """Count the deletes that apply to no data file, by the rules of `dangling_deletes`, with paths as hashes.

@@ -13,6 +13,7 @@ from sparkmeta.maintain.health.findings import Examination
 from sparkmeta.maintain.health.history import measure_history
 from sparkmeta.maintain.health.layout import measure_layout
 from sparkmeta.maintain.health.report import HealthReport
+from sparkmeta.maintain.position_deletes.options import DeleteRewriteOptions
 from sparkmeta.spec.metadata import refuse_encrypted
 
 if TYPE_CHECKING:
@@ -66,7 +67,8 @@ def _limits(state: TableState, options: HealthOptions) -> Limits:
     if not text.isdecimal() or not int(text):
         raise ValidationError(f"the table property {_TARGET} is {shown(text)}: expected a number of bytes")
     small = int(int(text) * options.small_file_ratio)
-    return Limits(int(text), small, options.min_small_files, options.max_deleted_ratio)
+    puffin = DeleteRewriteOptions().sizes(state.metadata.properties)
+    return Limits(int(text), small, options.min_small_files, options.max_deleted_ratio, puffin)
 
 
 def _columns(state: TableState, options: HealthOptions) -> dict[int, str]:

@@ -19,6 +19,7 @@ from sparkmeta.errors import UnsupportedError, ValidationError, shown
 from sparkmeta.inspect.units import byte_size, counted
 from sparkmeta.maintain.health.layout import ClusteredManifests
 from sparkmeta.maintain.health.stats_rules import ExcessStats
+from sparkmeta.maintain.position_deletes.options import DeleteRewriteOptions
 from sparkmeta.maintain.rewrite_manifests.groups import ManifestRewriteOptions, manifest_groups
 from sparkmeta.spec.entry import ContentType
 from sparkmeta.spec.metadata import has_tree
@@ -186,6 +187,19 @@ class Examination:
                 f"{counted(count, 'position delete file')} of version 2 instead of deletion vectors",
                 "plans match them by partition, and readers open each for every data file of its partition",
                 "each data file has one deletion vector",
+                **self._done_by("rewrite_position_delete_files", "rewrite-position-delete-files"),
+            )
+        merged = entries.small_puffin.merged(self.limits.puffin_sizes, DeleteRewriteOptions.min_input_files)
+        if takes_vectors and merged is not None:
+            small = entries.small_puffin
+            mean = byte_size(small.bytes / small.files)
+            yield Finding(
+                "small_puffin_files",
+                small.files,
+                small.bytes,
+                f"{counted(small.files, 'Puffin file')} have deletion vectors of {mean} on average",
+                "readers open a file for few deletion vectors",
+                f"{counted(merged, 'Puffin file')} instead of {small.files:,}",
                 **self._done_by("rewrite_position_delete_files", "rewrite-position-delete-files"),
             )
         if entries.dense_partitions:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from pyspark.sql import Window
 from pyspark.sql import functions as F
@@ -42,17 +42,42 @@ def chosen_entries(state: TableState, options: DeleteRewriteOptions) -> DataFram
     return _unsuitable_files(matching, state, options.min_input_files, sizes)
 
 
+class SmallPuffinFiles(NamedTuple):
+    """Puffin files with deletion vectors that are smaller than they should be, and the bytes of the vectors."""
+
+    files: int
+    bytes: int
+
+    def merged(self, sizes: FileSizes, min_input_files: int) -> int | None:
+        """Return how many files a rewrite makes of them; None if they are not worth a rewrite."""
+        after = -(-self.bytes // sizes.target)
+        return None if self.files < min_input_files or self.files <= after else after
+
+
+def small_puffin_files(
+    vectors: DataFrame, file: str, size: str, sizes: FileSizes
+) -> tuple[DataFrame, SmallPuffinFiles]:
+    """Return the small Puffin files, rows of `file`, and their number. Runs a job.
+
+    Args:
+        vectors: a row for each deletion vector.
+        file: the column that identifies the Puffin file.
+        size: the size of the vector in bytes, in SQL.
+    """
+    by_file = vectors.groupBy(file).agg(F.expr(f"sum({size})").alias("size"))
+    small = by_file.where(F.col("size") < sizes.least)
+    figures = small.agg(F.count("*").alias("files"), F.coalesce(F.sum("size"), F.lit(0)).alias("bytes"))
+    return small.select(file), SmallPuffinFiles(**figures.toArrow().to_pylist()[0])
+
+
 def _without_large_puffin_files(matching: DataFrame, min_input_files: int, sizes: FileSizes) -> DataFrame:
     """Return all position delete files, and the deletion vectors of small Puffin files if fewer files result."""
     files = matching.where(f"NOT ({_IS_VECTOR})")
     vectors = matching.where(_IS_VECTOR)
-    size = F.sum("deletion_vector.size_in_bytes")
-    small = vectors.groupBy("location").agg(size.alias("size")).where(F.col("size") < sizes.least)
-    figures = small.agg(F.count("*").alias("files"), F.coalesce(F.sum("size"), F.lit(0)).alias("size"))
-    count, total = figures.toArrow().to_pylist()[0].values()
-    if count < min_input_files or count <= -(-total // sizes.target):
+    small, count = small_puffin_files(vectors, "location", "deletion_vector.size_in_bytes", sizes)
+    if count.merged(sizes, min_input_files) is None:
         return files
-    return files.unionByName(vectors.join(small.select("location"), "location", "left_semi").select(*files.columns))
+    return files.unionByName(vectors.join(small, "location", "left_semi").select(*files.columns))
 
 
 def _unsuitable_files(matching: DataFrame, state: TableState, min_input_files: int, sizes: FileSizes) -> DataFrame:
