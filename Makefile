@@ -94,11 +94,14 @@ check: setup ## Run ruff and mypy
 	$(PY) -m ruff format --check
 	$(PY) -m mypy
 
-bench: setup jars ## Run the benchmarks, with Iceberg's Java library and pyiceberg: one or two hours
+bench: setup jars ## Run the benchmarks, with Iceberg's Java library and pyiceberg: some hours
 	$(PY) -m tests.benchmarks
 	$(PY) -m tests.benchmarks.rows
 	$(PY) -m tests.benchmarks.serve
 	$(PY) -m tests.benchmarks.writes
+	for job in conversion expiry orphans position_deletes statistics health; do \
+		$(PY) -m tests.benchmarks.$$job || exit 1; \
+	done
 
 bench-billion: setup jars ## Run the benchmark of a tree of a billion files: 26 GB of disk, 20 minutes to create it
 	$(PY) -m tests.benchmarks.growth 1000000000
