@@ -72,6 +72,7 @@ class SnapshotUpdate:
     _overwrites: bool = False
     _replaced: list[DataFrame] = field(default_factory=list)
     _superseded: list[DataFrame] = field(default_factory=list)
+    _are_new: bool = False
     _referenced: list[tuple[DataFrame, bool]] = field(default_factory=list)
     _rewritten: dict[int, int] = field(default_factory=dict)
     _validations: list[Validation] = field(default_factory=list)
@@ -236,6 +237,15 @@ class SnapshotUpdate:
         self._referenced.append((files, with_deletes))
         return self
 
+    def assume_new_files(self) -> Self:
+        """Do not check whether added files are in the table already, or are added twice.
+
+        For files that have just been written under names that no other file has: the check reads the paths in all
+        manifests that may hold files of their partitions.
+        """
+        self._are_new = True
+        return self
+
     @property
     def _start(self) -> int | None:
         head = self._started.metadata.snapshot_by_name(self._branch)
@@ -326,7 +336,8 @@ class _Attempt:
             progress.added = self._add(writer)
         added = progress.added
         removal = self._removal(state, added)
-        refuse_duplicates(state, added, removal, progress.searches)
+        if not update._are_new:
+            refuse_duplicates(state, added, removal, progress.searches)
         return writer.commit(added, removal, lambda manifests: self._summary(added, removal, manifests))
 
     def _add(self, writer: SnapshotWriter) -> NewFiles:

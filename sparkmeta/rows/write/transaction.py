@@ -342,7 +342,7 @@ class RowTransaction(Transaction[TableT]):
         if reads and any(hasattr(step, "names") for step in self._steps):
             problem = "an earlier change of the transaction makes a snapshot, of which this one would not see the rows"
             raise UnsupportedError(f"{self.table.full_name}: {problem}: commit it first")
-        update = self.update_snapshot(branch, properties)
+        update = self.update_snapshot(branch, properties).assume_new_files()
         change, before = _Change(update, head), len(self._written)
         try:
             yield change

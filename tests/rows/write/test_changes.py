@@ -152,6 +152,28 @@ def test_files_of_a_lost_commit_are_deleted(spark: SparkSession, tmp_path: Path)
     assert {str(path) for path in tmp_path.rglob("*.parquet") if "/data/" in str(path)} == paths(table.refresh())
 
 
+def test_an_append_reads_no_manifest(spark: SparkSession, tmp_path: Path) -> None:
+    catalog = sm.load_catalog("rows", type="hadoop", warehouse=str(tmp_path))
+    catalog.create_namespace("db")
+    table = catalog.create_table("db.t", SCHEMA, BY_PART, format_version=2, spark=spark)
+    table = table.append(frame(spark, ordinary(0, 3)))
+    (manifest,) = (path for path in tmp_path.rglob("*.avro") if not path.name.startswith("snap-"))
+    hidden = manifest.rename(manifest.with_suffix(".hidden"))
+    table = table.append(frame(spark, ordinary(3, 6)))
+    hidden.rename(manifest)
+    assert sorted(row.id for row in table.scan().to_df().collect()) == [*range(6)]
+    # Files that a user names are looked for, unless the user says that their names are new.
+    files = table.inspect.data_files().limit(1)
+    with pytest.raises(sm.CommitConflictError, match="is in the table already"), table.transaction() as tx:
+        tx.update_snapshot().append(files)
+    renamed = files.withColumn("file_path", F.concat("file_path", F.lit("-copy")))
+    hidden = manifest.rename(manifest.with_suffix(".hidden"))
+    with table.transaction() as tx:
+        tx.update_snapshot().append(renamed).assume_new_files()
+    hidden.rename(manifest)
+    assert table.refresh().inspect.data_files().count() == table.inspect.data_files().count() + 1
+
+
 def test_changes_of_a_branch(spark: SparkSession, tmp_path: Path) -> None:
     table = new_table(spark, tmp_path).append(frame(spark, ordinary(0, 6)))
     with table.manage_snapshots() as manage:
