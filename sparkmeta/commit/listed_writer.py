@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from sparkmeta.state import TableState
 
 # Most new files of a commit that are encoded on the driver.
-MOST_ON_DRIVER = 2_000
+MOST_ON_DRIVER = 10_000
 # Most partitions of new files that the summary counts.
 _MOST_PARTITIONS = 10_000
 # Estimated bytes of an entry in a manifest: without metrics, and of each column.

@@ -8,6 +8,7 @@ import pytest
 from pyspark.sql import functions as F
 
 import sparkmeta as sm
+from sparkmeta.commit import listed_writer
 from sparkmeta.errors import CommitFailedError, CommitStateUnknownError
 from sparkmeta.storage.files import LocalFiles
 from tests.commit.operations import SCHEMA, SPEC
@@ -73,8 +74,11 @@ def left_over(table: sm.Table, folder: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("version", [2, 3])
-def test_many_files_are_written_by_tasks(spark_session: SparkSession, tmp_path: Path, version: int) -> None:
+def test_many_files_are_written_by_tasks(
+    spark_session: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: int
+) -> None:
     """Several manifests of the target size, sorted by partition; then a file of each is removed."""
+    monkeypatch.setattr(listed_writer, "MOST_ON_DRIVER", 2_000)
     table = new_table(spark_session, tmp_path, version, commit__manifest__target_size_bytes="20000")
     table = change(table, data_files(spark_session, 0, 3000))
     assert live(table) == {*range(3000)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
@@ -29,6 +30,7 @@ from sparkmeta.rows.write.metrics import metric_leaves, sized_leaves
 from sparkmeta.rows.write.tasks import PROBLEM
 from sparkmeta.session import local_frame, map_arrow
 from sparkmeta.spec.metrics_modes import metrics_modes
+from sparkmeta.storage.location import normalize
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -73,7 +75,8 @@ def describe_files(state: TableState, paths: Sequence[str] | DataFrame, *, check
     refuse_transforms(state, state.metadata.sort_order())
     tasks = existing_files(state)
     named = _named(state, paths)
-    _refuse_repeated(named, state)
+    if not isinstance(paths, Sequence):
+        _refuse_repeated(named, state)
     if check_duplicates:
         _refuse_present(named, state)
     count = len(paths) if isinstance(paths, Sequence) else most_tasks(state.spark) * _TASK_FILES
@@ -82,8 +85,7 @@ def describe_files(state: TableState, paths: Sequence[str] | DataFrame, *, check
         described = checkpointed(map_arrow(named.repartition(parts), tasks.describe, tasks.schema))
     except PySparkException as error:
         raise from_spark(error) or error from error
-    _refuse_problems(described)
-    without_ids = bool(len(described.where(~F.col(HAS_IDS)).limit(1).toArrow()))
+    without_ids = _without_ids(described)
     return AddedFiles(described.drop(HAS_IDS, IS_MISSING, PROBLEM), without_ids)
 
 
@@ -155,6 +157,10 @@ def _named(state: TableState, paths: Sequence[str] | DataFrame) -> DataFrame:
         for path in others:
             if not isinstance(path, str) or not path:
                 raise ValidationError(f"{table}: a path of the files to add is {shown(path)}: it takes a text")
+        counts = Counter(map(normalize, paths))
+        if len(counts) < len(paths):
+            twice = {counted: path for path in paths if counts[counted := normalize(path)] > 1}
+            _refuse_paths(sorted(twice.values()), state, "to be added twice")
         return local_frame(state.spark, pa.table({FILE_PATH: pa.array(paths, pa.string())}))
     chosen = [name for name in _PATH_COLUMNS if name in paths.columns] or paths.columns
     if len(chosen) != 1 and chosen[0] not in _PATH_COLUMNS:
@@ -190,16 +196,31 @@ def _refuse_present(named: DataFrame, state: TableState) -> None:
 
 def _refuse(files: DataFrame, state: TableState, problem: str) -> None:
     paths = files.select(FILE_PATH).orderBy(FILE_PATH).limit(_NAMED + 1).toArrow().column(0).to_pylist()
+    _refuse_paths(paths, state, problem)
+
+
+def _refuse_paths(paths: Sequence[str], state: TableState, problem: str) -> None:
     if paths:
         more = ", and more" if len(paths) > _NAMED else ""
         verb = "is" if len(paths) == 1 else "are"
         raise ValidationError(f"{state.metadata.location}: {', '.join(paths[:_NAMED])}{more} {verb} {problem}")
 
 
-def _refuse_problems(described: DataFrame) -> None:
-    broken = described.where(F.col(PROBLEM).isNotNull())
-    head = broken.orderBy(FILE_PATH).limit(1).select(PROBLEM, IS_MISSING).toArrow().to_pylist()
-    for row in head:
-        others = broken.count() - 1
+def _without_ids(described: DataFrame) -> bool:
+    """Return whether some files have no field ids.
+
+    Raises:
+        ValidationError: a file does not fit; the error is that of the first path.
+        NotFoundError: it is missing.
+    """
+    is_broken = F.col(PROBLEM).isNotNull()
+    (result,) = described.agg(
+        F.count_if(is_broken).alias("broken"),
+        F.min(F.when(is_broken, F.struct(FILE_PATH, PROBLEM, IS_MISSING))).alias("first"),
+        F.count_if(~F.col(HAS_IDS)).alias("without_ids"),
+    ).toArrow().to_pylist()  # fmt: skip
+    if result["broken"]:
+        first, others = result["first"], result["broken"] - 1
         more = f" (and {others:,} more files do not fit)" if others else ""
-        raise (NotFoundError if row[IS_MISSING] else ValidationError)(f"{row[PROBLEM]}{more}")
+        raise (NotFoundError if first[IS_MISSING] else ValidationError)(f"{first[PROBLEM]}{more}")
+    return bool(result["without_ids"])

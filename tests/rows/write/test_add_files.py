@@ -206,7 +206,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("kind", ["parquet", "orc"])
+@pytest.mark.parametrize("kind", ["parquet", "orc"] if SOAK else ["parquet"])
 def test_files_that_do_not_fit(spark: SparkSession, tmp_path: Path, kind: str) -> None:
     """Each error names the file; of several files it is that of the first."""
     table = new_table(spark, tmp_path, SPEC)
