@@ -79,10 +79,10 @@ def with_status(files: pa.RecordBatch) -> pa.RecordBatch:
     """
     statuses = [_status(local_path(path)) for path in files.column("path").to_pylist()]
     rows = files.filter(pa.array([status is not None for status in statuses], pa.bool_()))
-    found = [status for status in statuses if status is not None]
+    present = [status for status in statuses if status is not None]
     values = {
-        "length": pa.array([status.st_size for status in found], pa.int64()),
-        "modified_ms": pa.array([status.st_mtime_ns // 1_000_000 for status in found], pa.int64()),
+        "length": pa.array([status.st_size for status in present], pa.int64()),
+        "modified_ms": pa.array([status.st_mtime_ns // 1_000_000 for status in present], pa.int64()),
     }
     columns = [values.get(name, rows.column(name)) for name in files.schema.names]
     return pa.RecordBatch.from_arrays(columns, schema=files.schema)

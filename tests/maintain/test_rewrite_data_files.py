@@ -248,7 +248,7 @@ def test_conflicts_and_a_lost_answer(
     aside.summary()
     with deleted.refresh().transaction() as tx:
         tx.update_snapshot("side").delete(aside.files().select("file_path").limit(1))
-    with pytest.raises(sm.CommitConflictError, match="is no live file of the table any more"):
+    with pytest.raises(sm.CommitConflictError, match="is not a live file of the table any more"):
         aside.commit()
 
     swap = FileSystemOperations.commit

@@ -78,8 +78,8 @@ class FileMaker:
     def _field(self, table: Any, name: str) -> NestedField:
         parser = self.java.iceberg.SchemaParser
         schemas = [table.schema(), *items(table.schemas()).values()]
-        found = next(each for each in schemas if each.findField(name) is not None)
-        field = Schema.model_validate_json(parser.toJson(found)).find_field(name)
+        schema = next(each for each in schemas if each.findField(name) is not None)
+        field = Schema.model_validate_json(parser.toJson(schema)).find_field(name)
         return NestedField(field.field_id, name.replace(".", "_"), field.field_type, required=False)
 
     def data_file(

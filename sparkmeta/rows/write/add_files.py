@@ -67,7 +67,7 @@ def describe_files(state: TableState, paths: Sequence[str] | DataFrame, *, check
         check_duplicates: whether to compare the paths with the table's files.
 
     Raises:
-        ValidationError: paths are no texts, a path is there twice or in the table, or a file does not fit the table.
+        ValidationError: paths are not texts, a path is there twice or in the table, or a file does not fit the table.
         NotFoundError: a file is missing.
         UnsupportedError: tasks can't open the files, or the table has a type or transform that is not written.
     """
@@ -156,7 +156,7 @@ def _named(state: TableState, paths: Sequence[str] | DataFrame) -> DataFrame:
         others: Sequence[object] = paths
         for path in others:
             if not isinstance(path, str) or not path:
-                raise ValidationError(f"{table}: a path of the files to add is {shown(path)}: it takes a text")
+                raise ValidationError(f"{table}: a path of the files to add is {shown(path)}: expected a text")
         counts = Counter(map(normalize, paths))
         if len(counts) < len(paths):
             twice = {counted: path for path in paths if counts[counted := normalize(path)] > 1}
@@ -164,7 +164,7 @@ def _named(state: TableState, paths: Sequence[str] | DataFrame) -> DataFrame:
         return local_frame(state.spark, pa.table({FILE_PATH: pa.array(paths, pa.string())}))
     chosen = [name for name in _PATH_COLUMNS if name in paths.columns] or paths.columns
     if len(chosen) != 1 and chosen[0] not in _PATH_COLUMNS:
-        problem = f"it takes {' or '.join(_PATH_COLUMNS)}, or a single column"
+        problem = f"expected {' or '.join(_PATH_COLUMNS)}, or a single column"
         raise ValidationError(f"{table}: the files to add have the columns {', '.join(paths.columns)}: {problem}")
     kind = paths.schema[chosen[0]].dataType
     if not isinstance(kind, StringType):

@@ -76,9 +76,9 @@ class TableColumns:
             CorruptFileError: a column has another type, or a required one is missing.
             ValidationError: a column of the file is not in the table, or has the field id of another one.
         """
-        here = {column.name for column in columns} | {column.id for column in columns}
+        in_file = {column.name for column in columns} | {column.id for column in columns}
         names = {entry.id: entry.names for entry in self.names}
-        absent = {field_id for field_id in in_folders if not here.intersection((field_id, *names.get(field_id, ())))}
+        absent = {field_id for field_id in in_folders if not in_file.intersection((field_id, *names.get(field_id, ())))}
         sources = resolve(columns, self.columns, location, names=self.names, partition_ids=absent, by_position=False)
         self._check(columns, sources, location, ())
         return sources
@@ -138,7 +138,7 @@ class Layout:
         schema = footer.schema.to_arrow_schema()
         columns = file_columns(schema)
         sources = table.sources(columns, location, in_folders)
-        found = {source.column.id: place for source, place, _ in _leaf_sources(columns, sources, 0)}
+        places = {source.column.id: place for source, place, _ in _leaf_sources(columns, sources, 0)}
         kinds = dict(enumerate(_leaf_types(schema)))
         leaves = []
         wanted = {leaf.id: leaf for leaf in table.leaves}
@@ -152,9 +152,9 @@ class Layout:
                 is_optional = footer.schema.column(place).max_definition_level > 0
                 value = None if physical.type == "unknown" else _reader(kinds[place], physical.type, column.type)
                 leaves.append(_FileLeaf(wanted[column.id], place, value, required and is_optional))
-        sized = tuple((field_id, place) for field_id, place in found.items() if field_id in table.sized)
+        sized = tuple((field_id, place) for field_id, place in places.items() if field_id in table.sized)
         present = frozenset(source.column.id for source in sources if isinstance(source, FromFile) and source.column.id)
-        return Layout(has_ids(columns), present | frozenset(filter(None, found)), tuple(leaves), sized)
+        return Layout(has_ids(columns), present | frozenset(filter(None, places)), tuple(leaves), sized)
 
     def facts(self, footer: pq.FileMetaData, location: str) -> dict[int, Facts]:
         """Return what a footer tells of the columns that have metrics, by field id.
@@ -245,7 +245,7 @@ def _facts(groups: Sequence[pq.RowGroupMetaData], leaf: _FileLeaf) -> Facts:
 
 
 def _reader(kind: pa.DataType, file_type: str, type_name: str) -> Callable[[Any], Any]:
-    """Return what turns raw values of statistics into bounds of the table's type; None for what is no bound."""
+    """Return what turns raw values of statistics into bounds of the table's type; None for what is not a bound."""
     if type_name == "string":
         return _text
     if type_name.startswith("decimal"):

@@ -229,15 +229,15 @@ class MergedRows:
             raise ValidationError(f"{self._table}: {problem}{key}: at most one may match to update or delete a row")
 
     def _new_values(self, clauses: list[tuple[int, Clause]]) -> list[Column]:
-        """Return the new value of each column of the table; it is of no use where no clause updates."""
+        """Return the value of each column of the table: the new one where a clause updates, else the old one."""
         updates = [(place, self._values(clause)) for place, clause in clauses if clause.action == Action.UPDATE]
         columns = []
         for name in self._names:
-            old = value = _of(_TARGET, name)
+            value = _of(_TARGET, name)
             for place, values in reversed(updates):
                 if name in values:
                     value = F.when(F.col(_CLAUSE) == place, values[name]).otherwise(value)
-            columns.append((old if value is old else value).alias(name))
+            columns.append(value.alias(name))
         return columns
 
     @property

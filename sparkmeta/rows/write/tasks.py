@@ -327,11 +327,11 @@ def _codes(array: pa.Array) -> Any:
 
 
 def _same(left: Sequence[pa.Scalar], right: Sequence[pa.Scalar]) -> bool:
-    for one, other in zip(left, right, strict=True):
-        if pa.types.is_floating(one.type):
-            if not (_codes(pa.concat_arrays([pa.repeat(one, 1), pa.repeat(other, 1)])) == 0).all():
+    for value, other in zip(left, right, strict=True):
+        if pa.types.is_floating(value.type):
+            if not (_codes(pa.concat_arrays([pa.repeat(value, 1), pa.repeat(other, 1)])) == 0).all():
                 return False
-        elif not one.equals(other):
+        elif not value.equals(other):
             return False
     return True
 

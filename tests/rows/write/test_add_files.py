@@ -162,8 +162,8 @@ def test_partitions_by_folders_and_by_bounds(spark: SparkSession, tmp_path: Path
     }  # fmt: skip
     assert dict(rows["5.orc"].value_counts) == {1: 3, 2: 3, 3: 3}
     assert len(rows["3.parquet"].split_offsets) == 2
-    found = table.scan("name = 'a b+c'").to_df().collect()
-    assert sorted((row.id, row.name) for row in found) == [(1, "a b+c"), (2, "a b+c"), (3, "a b+c")]
+    rows_named = table.scan("name = 'a b+c'").to_df().collect()
+    assert sorted((row.id, row.name) for row in rows_named) == [(1, "a b+c"), (2, "a b+c"), (3, "a b+c")]
     assert table.scan("day >= '2026-03-01' and id > 1").to_df().count() == 4
     assert table.current_snapshot().summary["job"] == "7"
     mapping = json.loads(table.properties["schema.name-mapping.default"])
