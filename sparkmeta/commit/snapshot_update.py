@@ -50,6 +50,34 @@ _DATA = (int(ContentType.DATA),)
 _DELETES = (int(ContentType.POSITION_DELETES), int(ContentType.EQUALITY_DELETES))
 
 
+@dataclass(frozen=True)
+class _Added:
+    """Files to add.
+
+    Attributes:
+        files: the files; all those of a table.
+        kinds: the content types that they may have.
+        data_sequence_number: theirs, if it is not that of the commit.
+    """
+
+    files: DataFrame | TableState
+    kinds: tuple[int, ...]
+    data_sequence_number: int | None = None
+
+
+@dataclass(frozen=True)
+class _Replaced:
+    """Files to replace. Deletes of their rows by other commits conflict.
+
+    Attributes:
+        files: the files.
+        by_position: whether new equality deletes do not conflict, since they apply to the new files as well.
+    """
+
+    files: DataFrame
+    by_position: bool = False
+
+
 @dataclass
 class SnapshotUpdate:
     """Collects changes of files, which become one snapshot when the transaction commits. Methods can be chained.
@@ -64,17 +92,16 @@ class SnapshotUpdate:
     _started: TableState
     _branch: str
     _properties: dict[str, str]
-    _added: list[tuple[DataFrame | TableState, tuple[int, ...]]] = field(default_factory=list)
+    _added: list[_Added] = field(default_factory=list)
     _removed: list[DataFrame] = field(default_factory=list)
     _filters: list[FilteredFiles] = field(default_factory=list)
     _partitions_of: list[ReplacedFiles] = field(default_factory=list)
     _rewrites: bool = False
     _overwrites: bool = False
-    _replaced: list[DataFrame] = field(default_factory=list)
+    _replaced: list[_Replaced] = field(default_factory=list)
     _superseded: list[DataFrame] = field(default_factory=list)
     _are_new: bool = False
     _referenced: list[tuple[DataFrame, bool]] = field(default_factory=list)
-    _rewritten: dict[int, int] = field(default_factory=dict)
     _validations: list[Validation] = field(default_factory=list)
     _progress: _Progress = field(default_factory=lambda: _Progress())  # noqa: PLW0108  defined below
 
@@ -91,7 +118,7 @@ class SnapshotUpdate:
         Raises:
             ValidationError: `files` is neither. The commit raises it for a table that does not fit this one.
         """
-        self._added.append((table_of(files), _DATA))
+        self._added.append(_Added(table_of(files), _DATA))
         return self
 
     def delete(self, files: DataFrame | None = None, row_filter: BooleanExpression | str | None = None) -> Self:
@@ -141,10 +168,10 @@ class SnapshotUpdate:
         if added is not None:
             self.append(added)
         if deletes is not None:
-            self._added.append((table_of(deletes), _DELETES))
+            self._added.append(_Added(table_of(deletes), _DELETES))
         if removed is not None:
             self._removed.append(removed)
-            self._replaced.append(removed)
+            self._replaced.append(_Replaced(removed))
         if superseded is not None:
             self._superseded.append(superseded)
         return self
@@ -173,13 +200,11 @@ class SnapshotUpdate:
         """
         self._rewrites = True
         self._removed.append(removed)
-        self._replaced.append(removed)
-        if data_sequence_number is not None:
-            self._rewritten |= {id(files): data_sequence_number for files in (removed, added) if files is not None}
+        self._replaced.append(_Replaced(removed, by_position=data_sequence_number is not None))
         if added is not None:
-            self._added.append((added, (*_DATA, *_DELETES)))
+            self._added.append(_Added(added, (*_DATA, *_DELETES), data_sequence_number))
         if deletes is not None:
-            self._added.append((deletes, _DELETES))
+            self._added.append(_Added(deletes, _DELETES))
         return self
 
     def replace_partitions(self, files: DataFrame) -> Self:
@@ -254,7 +279,7 @@ class SnapshotUpdate:
     @property
     def _conflicting(self) -> Operation:
         """The parts of this update that decide whether other commits conflict with it."""
-        adds_deletes = any(kinds == _DELETES for _, kinds in self._added)
+        adds_deletes = any(part.kinds == _DELETES for part in self._added)
         filters = [matching.row_filter for matching in self._filters]
         partitions_of = [replaced.files for replaced in self._partitions_of]
         return Operation(filters, partitions_of, bool(self._removed), adds_deletes)
@@ -277,8 +302,8 @@ class SnapshotUpdate:
         """The operation of the snapshot's summary (semantics 3.2-6)."""
         if self._rewrites:
             return "replace"
-        adds_data = any(_DATA[0] in kinds for _, kinds in self._added)
-        adds_deletes = any(_DATA[0] not in kinds for _, kinds in self._added)
+        adds_data = any(_DATA[0] in part.kinds for part in self._added)
+        adds_deletes = any(_DATA[0] not in part.kinds for part in self._added)
         removes = bool(self._removed or self._filters or self._partitions_of)
         if self._partitions_of or (self._overwrites and removes) or (adds_data and (adds_deletes or removes)):
             return "overwrite"
@@ -342,11 +367,12 @@ class _Attempt:
 
     def _add(self, writer: SnapshotWriter) -> NewFiles:
         added = writer.nothing
-        tables = [files for files, kinds in self.update._added if kinds == _DELETES]
-        for files, kinds in self.update._added:
+        tables = [part.files for part in self.update._added if part.kinds == _DELETES]
+        for part in self.update._added:
+            files = part.files
             if not isinstance(files, TableState):
-                new = writer.add(files, kinds, added, self.update._rewritten.get(id(files)))
-            elif kinds == _DELETES:
+                new = writer.add(files, part.kinds, added, part.data_sequence_number)
+            elif part.kinds == _DELETES:
                 new = writer.add_vectors(files, added)
             else:
                 new = writer.add_table(files, added, with_deletes=any(files is table for table in tables))
@@ -396,9 +422,9 @@ class _Attempt:
             if update._rewrites and snapshots_since(state, update._start):
                 raise CommitConflictError(f"{error} any more") from error
             raise
-        if any(files is replaced for replaced in update._replaced):
-            by_position = id(files) in update._rewritten
-            refuse_new_deletes(state, files, removal, update._start, by_position=by_position)
+        for replaced in update._replaced:
+            if replaced.files is files:
+                refuse_new_deletes(state, files, removal, update._start, by_position=replaced.by_position)
         for validation in update._validations:
             refuse_new_deletes(state, files, removal, validation.start, validation.row_filter)
         return removal
