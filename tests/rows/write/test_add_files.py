@@ -243,7 +243,7 @@ def test_duplicates(spark: SparkSession, tmp_path: Path) -> None:
         (paths[0], "they are a list of paths"),
         ([1], "a path of the files to add is 1"),
         (spark.range(1), "column id of the files to add is bigint, not string"),
-        (spark.sql("SELECT 'a' a, 'b' b"), "it takes file_path or path, or a single column"),
+        (spark.sql("SELECT 'a' a, 'b' b"), "expected file_path or path, or a single column"),
     ):
         with pytest.raises(sm.ValidationError, match=problem):
             table.add_files(wrong)
