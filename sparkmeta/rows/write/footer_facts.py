@@ -76,9 +76,9 @@ class TableColumns:
             CorruptFileError: a column has another type, or a required one is missing.
             ValidationError: a column of the file is not in the table, or has the field id of another one.
         """
-        in_file = {column.name for column in columns} | {column.id for column in columns}
+        present = {column.name for column in columns} | {column.id for column in columns}
         names = {entry.id: entry.names for entry in self.names}
-        absent = {field_id for field_id in in_folders if not in_file.intersection((field_id, *names.get(field_id, ())))}
+        absent = {field_id for field_id in in_folders if not present.intersection((field_id, *names.get(field_id, ())))}
         sources = resolve(columns, self.columns, location, names=self.names, partition_ids=absent, by_position=False)
         self._check(columns, sources, location, ())
         return sources
@@ -91,7 +91,9 @@ class TableColumns:
             inside = ".".join((*path, physical.name))
             source = used.get(physical.name)
             if source is None:
-                raise ValidationError(f"{location}: column {inside} of type {physical.type} is not in the table")
+                unmapped = physical.id is None and any(column.name == inside for column in self.columns)
+                where = "the table's name mapping (schema.name-mapping.default)" if unmapped else "the table"
+                raise ValidationError(f"{location}: column {inside} of type {physical.type} is not in {where}")
             column = source.column
             known = self.known.get(column.id or 0, frozenset())
             if physical.id is not None and known and physical.name not in known:

@@ -162,8 +162,8 @@ def test_partitions_by_folders_and_by_bounds(spark: SparkSession, tmp_path: Path
     }  # fmt: skip
     assert dict(rows["5.orc"].value_counts) == {1: 3, 2: 3, 3: 3}
     assert len(rows["3.parquet"].split_offsets) == 2
-    rows_named = table.scan("name = 'a b+c'").to_df().collect()
-    assert sorted((row.id, row.name) for row in rows_named) == [(1, "a b+c"), (2, "a b+c"), (3, "a b+c")]
+    rows_of_name = table.scan("name = 'a b+c'").to_df().collect()
+    assert sorted((row.id, row.name) for row in rows_of_name) == [(1, "a b+c"), (2, "a b+c"), (3, "a b+c")]
     assert table.scan("day >= '2026-03-01' and id > 1").to_df().count() == 4
     assert table.current_snapshot().summary["job"] == "7"
     mapping = json.loads(table.properties["schema.name-mapping.default"])
@@ -217,6 +217,9 @@ def test_files_that_do_not_fit(spark: SparkSession, tmp_path: Path, kind: str) -
             table.add_files([good, path])
         assert str(caught.value).startswith(path), name
         assert problem in str(caught.value) or kind == "orc", name
+    narrow = json.dumps([{"field-id": 1, "names": ["id"]}])
+    with pytest.raises(sm.ValidationError, match="column name of type string is not in the table's name mapping"):
+        new_table(spark, tmp_path / "narrow", SPEC, **{"schema.name-mapping.default": narrow}).add_files([good])
     with pytest.raises(sm.NotFoundError, match=r"nothing.parquet: there is no such file"):
         table.add_files([good, str(tmp_path / "nothing.parquet")])
     (tmp_path / f"torn.{kind}").write_bytes(b"PAR1 torn")
