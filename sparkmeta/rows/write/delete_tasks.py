@@ -16,6 +16,7 @@ from sparkmeta.rows.write.position_file import PositionFile
 from sparkmeta.rows.write.vector_tasks import VectorTasks, newest, union
 from sparkmeta.spec.entry import DELETE_FILE_PATH_ID, DELETE_FILE_POS_ID
 from sparkmeta.storage.executors import ExecutorWriter
+from sparkmeta.storage.files import Files
 from sparkmeta.storage.location import join
 
 ENDS: Final = ("first_path", "last_path", "first_position", "last_position")
@@ -84,7 +85,7 @@ class PositionFileTasks:
         target_bytes: the size at which the next file begins. Deletes of a data file stay together.
     """
 
-    writer: ExecutorWriter
+    writer: ExecutorWriter | Files
     folder: str
     codec: str
     target_bytes: int

@@ -29,7 +29,8 @@ from sparkmeta.plan.rows import entry_stats, manifest_path, partition_value, pub
 from sparkmeta.rows.planned import PlannedFiles, RowPlan, plan_rows
 from sparkmeta.rows.read import RowScan, rows_of
 from sparkmeta.rows.write.input import field_value
-from sparkmeta.session import local_frame, materialize
+from sparkmeta.rows.write.vector_tasks import MASK_SCHEMA, position_masks
+from sparkmeta.session import local_frame, map_arrow, materialize
 from sparkmeta.spec.entry import ContentType
 
 if TYPE_CHECKING:
@@ -42,6 +43,12 @@ if TYPE_CHECKING:
 FILE, POSITION = "_file", "_pos"
 _ALL_MATCH: Final = "all_match"
 _ENTRY_COLUMNS: Final = ("version_info", "content_type", "location", "partition_spec_id", "record_count")
+
+
+def masks_of(rows: DataFrame) -> DataFrame:
+    """Return the `FILE` and `POSITION` of rows as masks of data files, rows of `MASK_SCHEMA`, which Spark keeps."""
+    columns = rows.select(FILE, POSITION).repartition(FILE).sortWithinPartitions(FILE)
+    return materialize(map_arrow(columns, position_masks, MASK_SCHEMA))
 
 
 @dataclass(frozen=True)
@@ -145,11 +152,15 @@ class Matching:
         """The files of which some rows may match, with their deletes. Runs jobs."""
         return PlannedFiles.of([self.partial_plan], self.state)
 
-    @cached_property
+    @property
     def positions(self) -> DataFrame:
-        """The `FILE` and `POSITION` of the rows that match in partly matching files. Runs a job."""
-        rows = rows_of(RowScan(self.scan, Schema(), (FILE, POSITION)), self.partial_files)
-        return materialize(rows)
+        """The `FILE` and `POSITION` of the rows that match in partly matching files."""
+        return rows_of(RowScan(self.scan, Schema(), (FILE, POSITION)), self.partial_files)
+
+    @cached_property
+    def masks(self) -> DataFrame:
+        """These rows as masks; see `masks_of`. Runs a job."""
+        return masks_of(self.positions)
 
     def partly(self, paths: pa.Array) -> tuple[PlannedFiles, DataFrame]:
         """Return some of the partly matching files, planned, and as rows like `whole_files`."""

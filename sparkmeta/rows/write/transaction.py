@@ -22,7 +22,7 @@ from sparkmeta.rows.write.assignments import assigned_values, with_values
 from sparkmeta.rows.write.cleanup import delete_written
 from sparkmeta.rows.write.deletes import write_deletes
 from sparkmeta.rows.write.files import LINEAGE, write_files
-from sparkmeta.rows.write.matching import FILE, Matching
+from sparkmeta.rows.write.matching import FILE, Matching, masks_of
 from sparkmeta.rows.write.merge import Merge
 from sparkmeta.rows.write.merged_rows import merged_rows
 from sparkmeta.rows.write.upsert import upsert_of
@@ -199,7 +199,7 @@ class RowTransaction(Transaction[TableT]):
             files, named = rows.matching.partly(paths)
             if self._merges_on_read("merge"):
                 added = self._write(rows.new_rows, lineage=lineage) if rows.has_new_rows else None
-                self._delete_rows(change, rows.positions, files, added, with_deletes=True)
+                self._delete_rows(change, masks_of(rows.positions), files, added, with_deletes=True)
             else:
                 change.update.row_delta(added=self._write(rows.rewritten(files), lineage=lineage), removed=named)
         change.update.validate_no_conflicts(rows.matching.row_filter, isolation=level)
@@ -236,7 +236,7 @@ class RowTransaction(Transaction[TableT]):
         Args:
             masks: whether the rows are deleted by delete files, and not by writing their files again.
         """
-        paths = _affected(matching)
+        paths = _affected(matching, masks=masks)
         if not len(paths) and not matching.has_whole_files:
             change.drop()
             return
@@ -268,12 +268,12 @@ class RowTransaction(Transaction[TableT]):
             rows = matching.rows(files, lineage).where(matching.is_matching_row.text)
             added = self._write(with_values(rows, assigned, lineage), lineage=bool(lineage))
         # A row that changes must still be there, one that is deleted need not.
-        self._delete_rows(change, matching.positions, files, added, with_deletes=assigned is not None)
+        self._delete_rows(change, matching.masks, files, added, with_deletes=assigned is not None)
 
     def _delete_rows(
         self,
         change: _Change,
-        positions: DataFrame,
+        masks: DataFrame,
         files: PlannedFiles,
         added: DataFrame | None,
         *,
@@ -282,12 +282,12 @@ class RowTransaction(Transaction[TableT]):
         """Delete rows by deletion vectors or position delete files, and add data files with what they become.
 
         Args:
-            positions: of the rows; see `write_deletes`.
+            masks: the rows; see `masks_of`.
             files: the data files that they are in.
             added: the new data files.
             with_deletes: whether it is a conflict if others deleted the data files.
         """
-        deletes = write_deletes(change.head, positions, files)
+        deletes = write_deletes(change.head, masks, files)
         self._written.append(deletes.files)
         change.update.row_delta(added=added, deletes=deletes.files, superseded=deletes.superseded)
         if deletes.data_files is not None:
@@ -402,8 +402,14 @@ class _Change:
         self.dropped = True
 
 
-def _affected(matching: Matching) -> pa.Array:
-    """Return the paths of partly matching files that have matching rows. Runs jobs."""
+def _affected(matching: Matching, *, masks: bool) -> pa.Array:
+    """Return the paths of partly matching files that have matching rows. Runs jobs.
+
+    Args:
+        matching: the files and rows.
+        masks: whether the masks of these rows are needed as well.
+    """
     if not matching.has_parts:
         return pa.array([], pa.string())
-    return whole(matching.positions.select(FILE).distinct().toArrow().column(0))
+    paths = matching.masks.select("data_path") if masks else matching.positions.select(FILE).distinct()
+    return whole(paths.toArrow().column(0))

@@ -17,6 +17,7 @@ from sparkmeta.inspect.delete_rows import deleted_positions
 from sparkmeta.spec.bitmap import PositionBitmap, read_deletion_vector, write_deletion_vector
 from sparkmeta.spec.puffin import Blob, deletion_vector_blob, write_puffin
 from sparkmeta.storage.executors import ExecutorReader, ExecutorWriter
+from sparkmeta.storage.files import Files
 from sparkmeta.storage.location import join
 from sparkmeta.storage.ranges import FileRange, read_ranges
 
@@ -50,7 +51,7 @@ VECTOR_SCHEMA = pa.schema(
 _BATCH_ROWS = 1024
 
 
-def read_masks(reader: ExecutorReader, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def read_masks(reader: ExecutorReader | Files, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Read delete files, and yield rows of `MASK_SCHEMA`.
 
     Args:
@@ -74,7 +75,7 @@ def read_masks(reader: ExecutorReader, batches: Iterable[pa.RecordBatch]) -> Ite
 _Mask = tuple[str, bytes, int]
 
 
-def _vectors(reader: ExecutorReader, row: dict[str, Any]) -> Iterator[_Mask]:
+def _vectors(reader: ExecutorReader | Files, row: dict[str, Any]) -> Iterator[_Mask]:
     """Yield the deletion vectors of a Puffin file, of which only the checksums are looked at."""
     vectors = row["vectors"]
     ranges = [FileRange(row["location"], each["offset"], each["size_in_bytes"]) for each in vectors]
@@ -84,7 +85,7 @@ def _vectors(reader: ExecutorReader, row: dict[str, Any]) -> Iterator[_Mask]:
         yield vectors[place]["referenced_file"], blob, count
 
 
-def _positions(reader: ExecutorReader, row: dict[str, Any]) -> Iterator[_Mask]:
+def _positions(reader: ExecutorReader | Files, row: dict[str, Any]) -> Iterator[_Mask]:
     """Yield the deleted positions of each data file in a position delete file."""
     by_path: dict[str, list[np.ndarray[Any, Any]]] = {}
     for paths, positions in deleted_positions(reader.read(row["location"]), row["file_format"], row["location"]):
@@ -135,7 +136,7 @@ class VectorTasks:
         target_bytes: the target size of a file.
     """
 
-    writer: ExecutorWriter
+    writer: ExecutorWriter | Files
     folder: str
     target_bytes: int
 
