@@ -116,14 +116,14 @@ def _whole(document: dict[str, Any], name: str, least: int = -_LONG) -> int | No
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value < _LONG:
-        raise _invalid(name, value, "it takes a 64-bit number" if least < 0 else f"it takes a number from {least}")
+        raise _invalid(name, value, "expected a 64-bit number" if least < 0 else f"expected a number from {least}")
     return value
 
 
 def _flag(document: dict[str, Any], name: str, default: bool) -> bool:
     value = document.get(name, default)
     if not isinstance(value, bool):
-        raise _invalid(name, value, "it takes true or false")
+        raise _invalid(name, value, "expected true or false")
     return value
 
 
@@ -132,7 +132,7 @@ def _names(document: dict[str, Any], name: str) -> tuple[str, ...] | None:
     if value is None:
         return None
     if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
-        raise _invalid(name, value, "it takes a list of names")
+        raise _invalid(name, value, "expected a list of names")
     return tuple(value)
 
 

@@ -105,7 +105,7 @@ WRONG_ORDERS = {
     "id sideways": "the table has no column 'id sideways'",
     "zorder(id), id": "has no other columns beside it",
     "zorder(id, id)": "a column is there twice",
-    "zorder(name)": "it takes 1 to 31 columns by whose values the table is not partitioned",
+    "zorder(name)": "expected 1 to 31 columns by whose values the table is not partitioned",
 }
 
 
@@ -170,13 +170,13 @@ def test_nulls_come_first_on_a_curve_of_any_type() -> None:
 OPTIONS: dict[str, Any] = {
     "strategy": ("zorder", "it is one of binpack, sort"),
     "rewrite_job_order": ("bytes", "it is one of none, bytes-asc"),
-    "min_input_files": (0, "it takes a whole number of 1 or more"),
-    "delete_ratio_threshold": (1.5, "it takes a number above 0 and at most 1"),
-    "compression_factor": (0, "it takes a number above 0"),
+    "min_input_files": (0, "expected a whole number of 1 or more"),
+    "delete_ratio_threshold": (1.5, "expected a number above 0 and at most 1"),
+    "compression_factor": (0, "expected a number above 0"),
     "output_spec_id": (3, "the table has the partition specs 0"),
     "sort_order": ("id", "it needs the strategy sort"),
     "min_file_size_bytes": (600 << 20, "they must increase"),
-    "partial_progress_max_commits": (True, "it takes a whole number of 1 or more"),
+    "partial_progress_max_commits": (True, "expected a whole number of 1 or more"),
 }
 
 

@@ -169,7 +169,7 @@ def test_bad_options(small: sm.Table, corpus: peers.Corpus, spark: SparkSession,
     with pytest.raises(ValidationError, match="has no column 'nothing'"):
         maintenance.compute_table_stats(columns=["nothing"])
     for columns in ("id", []):
-        with pytest.raises(ValidationError, match="it takes the names of columns"):
+        with pytest.raises(ValidationError, match="expected the names of columns"):
             maintenance.compute_table_stats(columns=columns)
     nested = clone(corpus.table("nested_v2"), tmp_path / "nested")
     struct = next(field.name for field in nested.schema().fields if not field.field_type.is_primitive)
