@@ -131,12 +131,12 @@ class Matching:
     @cached_property
     def has_parts(self) -> bool:
         """Whether there are files of which some rows may match and others may not."""
-        return self._has(all_match=False)
+        return bool(len(self.partial_files)) if self.by_rows else self._has(all_match=False)
 
     @cached_property
     def has_whole_files(self) -> bool:
-        """Whether there are files of which all rows match."""
-        return self._has(all_match=True)
+        """Whether there are files of which all rows match, and which are not to be read."""
+        return not self.by_rows and self._has(all_match=True)
 
     @cached_property
     def partial_plan(self) -> RowPlan:
@@ -162,12 +162,15 @@ class Matching:
         """These rows as masks; see `masks_of`. Runs a job."""
         return masks_of(self.positions)
 
-    def partly(self, paths: pa.Array) -> tuple[PlannedFiles, DataFrame]:
-        """Return some of the partly matching files, planned, and as rows like `whole_files`."""
+    def planned(self, paths: pa.Array) -> PlannedFiles:
+        """Return some of the partly matching files with their deletes."""
         files = self.partial_files
-        chosen = files.filter(np.asarray(pc.is_in(files.table.column("file_path"), paths)))
+        return files.filter(np.asarray(pc.is_in(files.table.column("file_path"), paths)))
+
+    def named(self, paths: pa.Array) -> DataFrame:
+        """Return some of the partly matching files as rows like `whole_files`."""
         named = F.broadcast(local_frame(self.state.spark, pa.table({"file_path": paths})))
-        return chosen, self._partial.join(named, "file_path", "left_semi")
+        return self._partial.join(named, "file_path", "left_semi")
 
     def rows(self, files: PlannedFiles, lineage: tuple[str, ...]) -> DataFrame:
         """Return all rows of some of the partly matching files that are not deleted.

@@ -196,12 +196,13 @@ class RowTransaction(Transaction[TableT]):
         if not len(paths):
             change.update.append(self._write(rows.new_rows, lineage=lineage))
         else:
-            files, named = rows.matching.partly(paths)
+            files = rows.matching.planned(paths)
             if self._merges_on_read("merge"):
                 added = self._write(rows.new_rows, lineage=lineage) if rows.has_new_rows else None
                 self._delete_rows(change, masks_of(rows.positions), files, added, with_deletes=True)
             else:
-                change.update.row_delta(added=self._write(rows.rewritten(files), lineage=lineage), removed=named)
+                added = self._write(rows.rewritten(files), lineage=lineage)
+                change.update.row_delta(added=added, removed=rows.matching.named(paths))
         change.update.validate_no_conflicts(rows.matching.row_filter, isolation=level)
 
     def add_files(
@@ -251,17 +252,17 @@ class RowTransaction(Transaction[TableT]):
         self, change: _Change, matching: Matching, paths: pa.Array, assigned: Mapping[str, Column] | None
     ) -> None:
         """Write files again, without their matching rows or with values assigned to these."""
-        files, named = matching.partly(paths)
+        files = matching.planned(paths)
         lineage, matches = self._lineage, matching.is_matching_row
         rows = matching.rows(files, lineage)
         rows = rows.where((~matches).text) if assigned is None else with_values(rows, assigned, lineage, matches)
-        change.update.row_delta(added=self._write(rows, lineage=bool(lineage)), removed=named)
+        change.update.row_delta(added=self._write(rows, lineage=bool(lineage)), removed=matching.named(paths))
 
     def _mask(
         self, change: _Change, matching: Matching, paths: pa.Array, assigned: Mapping[str, Column] | None
     ) -> None:
         """Delete matching rows of files by delete files, and add them again with values assigned to them."""
-        files, _ = matching.partly(paths)
+        files = matching.planned(paths)
         added = None
         if assigned is not None:
             lineage = self._lineage
