@@ -231,7 +231,7 @@ def test_spark_leaves_partitions_to_the_plan(
     table_name = f"{name_of_catalog}.db.{'tree_' * (kind == 'tree')}{name}"
     peer.java.rows().localCheckpoint().createOrReplaceTempView("whole_rows")
     conditions = predicates(name)
-    chosen = conditions if SOAK else random.Random(f"{name} {kind}").sample(conditions, 5)
+    chosen = conditions if SOAK else random.Random(f"{name} {kind}").sample(conditions, 3)
     refused = 0
     for condition in chosen:
         query = f"SELECT * FROM {table_name} WHERE {condition.format(catalog=name_of_catalog)}"

@@ -16,7 +16,7 @@ from tests.service.serving import Client, served
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-CLIENTS, BATCH = 50, 100
+CLIENTS, BATCH = 50, 60
 FILES = 60
 # Of the soak: how long it lasts, and how much more memory the service may have at its end.
 SECONDS, GROWTH = 600, 64 << 20
