@@ -107,7 +107,9 @@ def test_files_are_those_of_java(spark: SparkSession, granularity: str, monkeypa
 Change = Callable[[Any], Any]
 CONFLICTS: dict[str, tuple[Change, Change, bool]] = {
     "deletes of rows of one file": (lambda tx: tx.delete("id = 1"), lambda t: t.delete("id = 4"), False),
-    "a file with rows to delete is replaced": (lambda tx: tx.delete("id = 1"), rewrite_of("id = 4"), True),
+    "a file with rows to delete is replaced": (
+        lambda tx: tx.delete("id = 1", isolation="snapshot"), rewrite_of("id = 4"), True
+    ),
     "another file is replaced": (lambda tx: tx.delete("id = 1"), rewrite_of("id = 2"), False),
     "a file with rows to delete is deleted": (lambda tx: tx.delete("id = 1"), lambda t: t.delete("part = 'b'"), False),
     "a file with rows to update is deleted": (update, lambda t: t.delete("part = 'b'"), True),
