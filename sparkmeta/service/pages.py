@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from sparkmeta.storage.executors import ExecutorWriter
 
 PAGE_SCHEMA = pa.schema([("page", pa.string()), ("tasks", pa.int64()), ("bytes", pa.int64()), ("rows", pa.binary())])
-"""What a Spark task returns: a page that it has written, or a few scan tasks themselves (`rows`, an Arrow stream)."""
+"""The result of a Spark task: a page that it has written, or a few scan tasks themselves (`rows`, an Arrow stream)."""
 
 SUFFIX = ".json.gz"
 

@@ -139,7 +139,7 @@ class Planning:
     # -- what clients do with them ----------------------------------------------------------------------------------
 
     def ticket(self, token: str, table: tuple[str, ...], principal: Principal, *, page: bool) -> Ticket:
-        """Return what a token says.
+        """Return the ticket in a token.
 
         Raises:
             ApiError: it is not a token of such a plan or page, of this table and user, or it has expired.

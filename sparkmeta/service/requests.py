@@ -49,7 +49,7 @@ class PlanRequest:
 
     @property
     def key(self) -> tuple[Any, ...]:
-        """What the plan depends on, besides the table."""
+        """The parts of the request that the plan depends on."""
         ids = (self.snapshot_id, self.by_snapshot, self.from_exclusive, self.to_inclusive)
         return self.filter_text, self.case_sensitive, self.min_rows, frozenset(self.stats_fields), *ids
 

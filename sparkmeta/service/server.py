@@ -157,7 +157,7 @@ class Service:
             self._app.close()
 
     def _warm_up(self) -> None:
-        """Start Python workers and load what plans need, before the first client waits for it."""
+        """Start Python workers and load the modules of plans, before the first client waits for it."""
         try:
             map_arrow(self._spark.range(1), _loaded, "id bigint").collect()
         except Exception:  # noqa: BLE001  it is logged, and the service stays unhealthy

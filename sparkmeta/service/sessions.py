@@ -35,7 +35,7 @@ class PlanSession:
     _tables: OrderedDict[str, Table] = field(default_factory=OrderedDict)
 
     def table(self, table: Table) -> Table:
-        """Return a table as this session reads it. What its state has read is kept."""
+        """Return a table as this session reads it, with the manifests that its state has read."""
         if table.state.spark is self.spark:
             return table
         bound = self._tables.get(table.metadata_location)

@@ -1,1 +1,1 @@
-"""Measure the state of a table's metadata, and say what maintenance it needs."""
+"""Measure the state of a table's metadata, and report the maintenance that it needs."""

@@ -41,7 +41,7 @@ _LARGEST_BIN = 62
 
 @dataclass(frozen=True)
 class Limits:
-    """What is counted.
+    """The limits by which files are counted as small or their rows as deleted.
 
     Attributes:
         target_bytes: the target size of data files.

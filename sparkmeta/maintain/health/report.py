@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, repr=False)
 class HealthReport(Examined):
-    """The state of a table's metadata, and what maintenance it needs.
+    """The state of a table's metadata, and the maintenance that it needs.
 
     `print` shows it as text, a notebook as a page with pictures.
     """

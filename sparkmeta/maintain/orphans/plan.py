@@ -158,7 +158,7 @@ class OrphanPlan(Generic[TableT]):
         return self._summary
 
     def commit(self) -> Deletion:
-        """Delete the orphans by tasks. What has been deleted can't be restored.
+        """Delete the orphans by tasks. Deleted files can't be restored.
 
         If the table has changed since the files were found, those that it needs now stay. One that can't be deleted is
         no error: it is counted, and a second call, or a new plan, tries again.
@@ -179,7 +179,7 @@ class OrphanPlan(Generic[TableT]):
         return self._done[0]
 
     def result(self) -> dict[str, Any]:
-        """Return the summary and what was deleted, null before the commit, as for JSON."""
+        """Return the summary and the deleted files, null before the commit, as for JSON."""
         committed = asdict(self._done[0]) if self._done else None
         return {"table": self.table.metadata.location, "plan": self.summary().to_dict(), "committed": committed}
 
@@ -331,7 +331,7 @@ def _needed_paths(table: BaseTable) -> DataFrame:
 
 
 def _content(table: BaseTable) -> Column:
-    """Return what a file is, by its name and folder."""
+    """Return the kind of a file, by its name and folder."""
     metadata = {path_of(join(table.metadata.location, METADATA)), path_of(table.metadata_location.rpartition("/")[0])}
     is_metadata = F.col("path").rlike(METADATA_FILE)
     for each in sorted(metadata):

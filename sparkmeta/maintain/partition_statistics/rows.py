@@ -39,7 +39,7 @@ _CONTENTS = (ContentType.DATA_MANIFEST, ContentType.DELETE_MANIFEST)
 
 @dataclass(frozen=True)
 class Base:
-    """What an incremental computation starts from.
+    """The start of an incremental computation.
 
     Attributes:
         file: the statistics file of an ancestor.
@@ -51,7 +51,7 @@ class Base:
 
 
 def changes_since(state: TableState, snapshots: Iterable[Snapshot]) -> EntryChanges:
-    """Return what snapshots added and removed. Reads their manifest lists, or roots."""
+    """Return the entries that snapshots added and removed. Reads their manifest lists, or roots."""
     changes = EntryChanges(state, state.projection(_COLUMNS))
     for snapshot in snapshots:
         changes.add(snapshot)
@@ -95,7 +95,7 @@ def incremental_sums(state: TableState, base: Base, changes: EntryChanges) -> Da
 
 
 def partition_sums(state: TableState) -> PartitionSums:
-    """Return what sums the table's entries."""
+    """Return the tasks that sum the table's entries."""
     by_age = sorted(state.metadata.snapshots, key=lambda each: (each.timestamp_ms, each.sequence_number or 0))
     snapshots = tuple((each.snapshot_id, each.timestamp_ms) for each in by_age)
     fields = state.types.partition_type.fields
@@ -103,7 +103,7 @@ def partition_sums(state: TableState) -> PartitionSums:
 
 
 def _changed(sums: PartitionSums, entries: DataFrame, sign: Column) -> DataFrame:
-    """Return the sums of what snapshots changed, by `SNAPSHOT`, as `SUMS`.
+    """Return the sums of the entries that snapshots changed, by `SNAPSHOT`, as `SUMS`.
 
     Args:
         sign: 1 to count an entry, -1 to subtract it, 0 for an update only.

@@ -25,7 +25,7 @@ SUMS = pa.schema([pa.field("sums", pa.binary())])
 """Rows of `PartitionSums.schema`, as an Arrow IPC stream."""
 
 ENTRY_COLUMNS = ("content_type", "file_format", "partition_spec_id", "record_count", "file_size_in_bytes")
-"""What is read of an entry, besides its partition, and its version or `SIGN` and `UPDATER`."""
+"""The columns of an entry to read, besides its partition, and its version or `SIGN` and `UPDATER`."""
 
 SIGN, UPDATER = "sign", "updater"
 """Columns of changes: 1 to count an entry, -1 to subtract it, 0 for an update only; and the snapshot that did it."""
@@ -106,7 +106,7 @@ class PartitionSums:
         yield _blob(sums)
 
     def _values(self, batch: pa.RecordBatch, sign: Any, updater: Any) -> pa.Table:
-        """Return what the entries of a batch are grouped by, and what is summed."""
+        """Return the keys by which entries of a batch are grouped, and the values to sum."""
         content = batch.column("content_type").cast(pa.int32())
         is_position = pc.equal(content, int(ContentType.POSITION_DELETES))
         if pc.any(is_position).as_py():
@@ -269,7 +269,7 @@ def _to_key(values: pa.Array) -> pa.Array:
 
 
 def _ordered(keys: pa.ChunkedArray, type_name: str | None) -> pa.Array:
-    """Return what keys are sorted by: the bits of a negative float descend."""
+    """Return the values by which keys are sorted: the bits of a negative float descend."""
     values = whole(keys)
     if type_name not in ("float", "double"):
         return values

@@ -30,7 +30,7 @@ NUMBER: Final = "number"
 """The place of a chosen group in the order in which groups are rewritten."""
 
 PLACE: Final = ("manifest_number", "manifest_pos")
-"""What orders files as plans of Iceberg do."""
+"""The columns that order files as plans of Iceberg do."""
 
 _GROUP: Final = "group"
 _KEY: Final = "group_key_{}"
@@ -109,7 +109,7 @@ class FileGroups:
 
     @property
     def _keys(self) -> list[str]:
-        """What tells apart partitions of the table's spec; files of other specs are of one group with its nulls."""
+        """The key of partitions of the table's spec; files of other specs share the group of its nulls."""
         spec = self.state.metadata.spec()
         known = self.state.types.partition_fields
         ids = [field.field_id for field in spec.fields if field.field_id in known]

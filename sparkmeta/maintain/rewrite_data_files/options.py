@@ -84,7 +84,7 @@ class DataRewriteOptions:
     compression_factor: float = 1.0
 
     def check(self, metadata: TableMetadata) -> None:
-        """Refuse what is out of range.
+        """Refuse values that are out of range.
 
         Raises:
             ValidationError: an option or table property has an invalid value.

@@ -89,7 +89,7 @@ class DataRewriteSummary(RewriteSummary):
 
 @dataclass
 class _Done:
-    """What the commits of a plan did."""
+    """Counts of a plan's commits."""
 
     commits: int = 0
     failed_commits: int = 0

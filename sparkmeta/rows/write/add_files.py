@@ -90,7 +90,7 @@ def describe_files(state: TableState, paths: Sequence[str] | DataFrame, *, check
 
 
 def existing_files(state: TableState) -> ExistingFiles:
-    """Return what describes existing files in tasks.
+    """Return the tasks that describe existing files.
 
     Raises:
         UnsupportedError: tasks can't open the table's files.
@@ -173,7 +173,7 @@ def _named(state: TableState, paths: Sequence[str] | DataFrame) -> DataFrame:
 
 
 def _key(location: str) -> Column:
-    """Return what is equal for all spellings of a file's location."""
+    """Return a key that is equal for all spellings of a file's location."""
     local = F.regexp_replace(location, r"^(file:)?/+", "/")
     return F.regexp_replace(local, r"^s3[an]://", "s3://").alias(_KEY)
 

@@ -1,4 +1,4 @@
-"""What table properties say about delete files to write."""
+"""Read the table properties for new delete files."""
 
 from __future__ import annotations
 

@@ -108,7 +108,7 @@ class _Writer:
         raise NotImplementedError
 
     def tasks(self, writer: ExecutorWriter | Files) -> WriteTasks:
-        """Return what writes masks."""
+        """Return the writer of masks."""
         raise NotImplementedError
 
     @property

@@ -105,7 +105,7 @@ def write_files(
 
 
 def data_file_tasks(state: TableState, schema: Schema) -> DataFileTasks:
-    """Return what writes data files of a table in tasks.
+    """Return the tasks that write data files of a table.
 
     Args:
         state: the table.
@@ -252,7 +252,7 @@ def _ordered(name: str, field: SortField) -> Column:
 
 
 def checkpointed(frame: DataFrame) -> DataFrame:
-    """Compute rows once, and let Spark keep them: what tasks write must not be written again.
+    """Compute rows once, and let Spark keep them: tasks must not write files twice.
 
     Raises:
         UnsupportedError: the session can't keep rows.

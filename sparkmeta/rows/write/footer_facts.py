@@ -1,4 +1,4 @@
-"""What the footers of Parquet files tell of their columns: counts, sizes and bounds. Spark tasks import this module."""
+"""Read counts, sizes and bounds of columns from the footers of Parquet files. Spark tasks import this module."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _MICROS: Final = {"s": 1_000_000, "ms": 1_000, "us": 1}
 
 @dataclass(frozen=True)
 class Facts:
-    """What is known of a column of a file. Dates and times are numbers, as in bounds.
+    """The metrics of a column of a file. Dates and times are numbers, as in bounds.
 
     Attributes:
         values: how many values it has, nulls among them.
@@ -159,7 +159,7 @@ class Layout:
         return Layout(has_ids(columns), present | frozenset(filter(None, places)), tuple(leaves), sized)
 
     def facts(self, footer: pq.FileMetaData, location: str) -> dict[int, Facts]:
-        """Return what a footer tells of the columns that have metrics, by field id.
+        """Return the facts in a footer about columns that have metrics, by field id.
 
         Raises:
             ValidationError: a required column has nulls, or the footer does not tell.
@@ -247,7 +247,7 @@ def _facts(groups: Sequence[pq.RowGroupMetaData], leaf: _FileLeaf) -> Facts:
 
 
 def _reader(kind: pa.DataType, file_type: str, type_name: str) -> Callable[[Any], Any]:
-    """Return what turns raw values of statistics into bounds of the table's type; None for what is not a bound."""
+    """Return a function from raw values of statistics to bounds of the table's type, or None if they are not bounds."""
     if type_name == "string":
         return _text
     if type_name.startswith("decimal"):

@@ -53,7 +53,7 @@ def masks_of(rows: DataFrame) -> DataFrame:
 
 @dataclass(frozen=True)
 class Matching:
-    """What a filter matches of a snapshot.
+    """The files and rows of a snapshot that a filter matches.
 
     Attributes:
         state: the table at the snapshot.

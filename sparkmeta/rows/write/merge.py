@@ -1,4 +1,4 @@
-"""`Merge`: which rows of a table change, go or are added, by how they match rows of a source. A builder."""
+"""`Merge`, the builder of merges: clauses update, delete and insert rows by how they match rows of a source."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ResultT = TypeVar("ResultT")
 
 
 class When(StrEnum):
-    """To which rows a clause applies."""
+    """The rows to which a clause applies."""
 
     MATCHED = "when_matched"
     NOT_MATCHED = "when_not_matched"
@@ -24,7 +24,7 @@ class When(StrEnum):
 
 
 class Action(StrEnum):
-    """What a clause does with rows."""
+    """The action of a clause."""
 
     UPDATE = "update"
     DELETE = "delete"
@@ -67,15 +67,15 @@ class Merge(Generic[ResultT]):
     clauses: tuple[Clause, ...] = ()
 
     def when_matched(self, condition: Column | str | None = None) -> WhenMatched[ResultT]:
-        """Say what becomes of rows of the table that match a row of the source."""
+        """Begin a clause for rows of the table that match a row of the source."""
         return WhenMatched(self, When.MATCHED, condition)
 
     def when_not_matched(self, condition: Column | str | None = None) -> WhenNotMatched[ResultT]:
-        """Say what becomes of rows of the source that match no row of the table."""
+        """Begin a clause for rows of the source that match no row of the table."""
         return WhenNotMatched(self, condition)
 
     def when_not_matched_by_source(self, condition: Column | str | None = None) -> WhenNotMatchedBySource[ResultT]:
-        """Say what becomes of rows of the table that match no row of the source."""
+        """Begin a clause for rows of the table that match no row of the source."""
         return WhenNotMatchedBySource(self, When.NOT_MATCHED_BY_SOURCE, condition)
 
     def merge(self) -> ResultT:
@@ -94,10 +94,6 @@ class Merge(Generic[ResultT]):
                 problem = "a clause without a condition precedes others of its kind, which would never apply"
                 raise ValidationError(f"{when}: {problem}")
         return self.run(self)
-
-    def commit(self) -> ResultT:
-        """Do what `merge` does."""
-        return self.merge()
 
     def _with(self, clause: Clause) -> Merge[ResultT]:
         return replace(self, clauses=(*self.clauses, clause))
@@ -122,7 +118,7 @@ class _OfTarget(Generic[ResultT]):
 
 @dataclass(frozen=True)
 class WhenMatched(_OfTarget[ResultT]):
-    """What becomes of rows of the table that match a row of the source."""
+    """A clause for rows of the table that match a row of the source."""
 
     def update_all(self) -> Merge[ResultT]:
         """Assign the values of the source to the columns of the same names. Others stay as they are."""
@@ -131,12 +127,12 @@ class WhenMatched(_OfTarget[ResultT]):
 
 @dataclass(frozen=True)
 class WhenNotMatchedBySource(_OfTarget[ResultT]):
-    """What becomes of rows of the table that match no row of the source."""
+    """A clause for rows of the table that match no row of the source."""
 
 
 @dataclass(frozen=True)
 class WhenNotMatched(Generic[ResultT]):
-    """What becomes of rows of the source that match no row of the table."""
+    """A clause for rows of the source that match no row of the table."""
 
     _merge: Merge[ResultT]
     _condition: Column | str | None

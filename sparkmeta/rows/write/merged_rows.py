@@ -1,4 +1,4 @@
-"""Match the rows of a table with those of a source, and decide what becomes of each."""
+"""Match the rows of a table with those of a source, and apply the clauses of a merge."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _BROADCAST_ROWS: Final = 200_000
 
 
 def merged_rows(state: TableState, merge: Merge[Any], lineage: tuple[str, ...]) -> MergedRows:
-    """Check a merge, and return what becomes of the rows. Runs jobs.
+    """Check a merge, and return the rows that it changes and adds. Runs jobs.
 
     Args:
         state: the table at the branch's head.
@@ -62,7 +62,7 @@ def merged_rows(state: TableState, merge: Merge[Any], lineage: tuple[str, ...]) 
 
 @dataclass(frozen=True)
 class MergedRows:
-    """What becomes of the rows of a table and of a source.
+    """The rows that a merge changes, deletes and adds.
 
     Attributes:
         matching: the files of the table whose rows may change.

@@ -1,4 +1,4 @@
-"""What table properties say about data files to write."""
+"""Read the table properties for new data files."""
 
 from __future__ import annotations
 

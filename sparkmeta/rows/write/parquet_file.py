@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Written:
-    """What a closed file tells.
+    """Facts of a closed file.
 
     Attributes:
         size: its bytes.

@@ -187,7 +187,7 @@ class RowTransaction(Transaction[TableT]):
         return Merge(source, on, run)
 
     def _merge(self, change: _Change, rows: MergedRows, isolation: Isolation | None) -> None:
-        """Write what becomes of rows, and let the commit replace or delete the older ones."""
+        """Write new versions of rows, and let the commit replace or delete the older ones."""
         level, lineage = self._isolation("merge", isolation), bool(self._lineage)
         paths = rows.changed_files
         if not len(paths) and not rows.has_new_rows:
@@ -280,7 +280,7 @@ class RowTransaction(Transaction[TableT]):
         *,
         with_deletes: bool,
     ) -> None:
-        """Delete rows by deletion vectors or position delete files, and add data files with what they become.
+        """Delete rows by deletion vectors or position delete files, and add data files with their new versions.
 
         Args:
             masks: the rows; see `masks_of`.

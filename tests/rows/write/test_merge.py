@@ -192,7 +192,7 @@ def test_what_is_refused_and_what_is_not(spark: SparkSession, tmp_path: Path) ->
             refused.merge()
     assert table.refresh().metadata_location == table.metadata_location
     # A row that matches twice may be deleted, if nothing else could become of it; and rows are added as often.
-    after = merge.when_matched().delete().when_not_matched().insert_all().commit()
+    after = merge.when_matched().delete().when_not_matched().insert_all().merge()
     assert sorted(row[0] for row in rows_of(after)) == [0, 2, 3, 4, 5, 9, 9]
     # A condition instead of keys; columns that the source lacks stay.
     pairs = spark.sql("SELECT 2 low, 4 high, 'changed' part")
