@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from sparkmeta.cli.output import TextColumn, print_json, progress
+from sparkmeta.cli.plans import UNCHANGED, carry_out
 from sparkmeta.cli.source import KeyValue, Source, Timestamp, takes_source
 from sparkmeta.cli.tables import RowOptions, takes_output, takes_row_options
 from sparkmeta.errors import translated_errors
 from sparkmeta.storage.location import escape_glob
 
 if TYPE_CHECKING:
-    from sparkmeta.edit.rewrite_plan import RewritePlan
-    from sparkmeta.maintain.expire_snapshots import ExpiryPlan
     from sparkmeta.maintain.orphans.plan import OrphanPlan
     from sparkmeta.table import Table
 
@@ -68,8 +67,6 @@ LEAVES = (
 
 INVENTORY = "Parquet files with file_path, last_modified and maybe size"
 
-UNCHANGED = "nothing is changed without --commit"
-
 
 @click.command("compact")
 @click.option("--filter", "row_filter", metavar="FILTER", help="Only leaves that may hold files for these rows.")
@@ -89,7 +86,8 @@ def compact(source: Source, row_options: RowOptions, files: bool, commit: bool, 
     """
     with progress("Opening the table"):
         plan = source.open().maintenance.compact_manifests(**_options(**options))
-    _act(plan, row_options, PLANNED, files=files, commit=commit, what="leaves")
+    outcome = _rewritten("leaves")
+    carry_out(plan, row_options, PLANNED, outcome, files=files, commit=commit, doing="Rewriting leaves")
 
 
 @click.command("rewrite-manifests")
@@ -109,7 +107,8 @@ def rewrite_manifests(source: Source, row_options: RowOptions, files: bool, comm
     """
     with progress("Opening the table"):
         plan = source.open().maintenance.rewrite_manifests(**_options(**options))
-    _act(plan, row_options, REWRITTEN, files=files, commit=commit, what="manifests")
+    outcome = _rewritten("manifests")
+    carry_out(plan, row_options, REWRITTEN, outcome, files=files, commit=commit, doing="Rewriting manifests")
 
 
 def _options(row_filter: str | None, **options: Any) -> dict[str, Any]:
@@ -126,33 +125,12 @@ def names(text: str) -> list[str]:
     return [name.strip() for name in text.split(",")]
 
 
-def _act(
-    plan: RewritePlan[Table],
-    row_options: RowOptions,
-    columns: tuple[TextColumn, ...],
-    *,
-    files: bool,
-    commit: bool,
-    what: str,
-) -> None:
-    if files:
-        row_options.print(plan.files(), columns, plan.table.location())
-        if not commit:
-            return
-    if commit:
-        with progress(f"Rewriting {what}"):
-            plan.commit()
-    result = plan.result()
-    if row_options.as_json:
-        print_json(result)
-        return
-    click.echo(str(plan.summary()))
-    committed = result["committed"]
-    if committed is not None:
+def _rewritten(what: str) -> Callable[[Mapping[str, Any]], list[str]]:
+    def outcome(committed: Mapping[str, Any]) -> list[str]:
         replaced, created = committed["manifests_replaced"], committed["manifests_created"]
-        click.echo(f"snapshot {committed['snapshot_id']}: {replaced} {what} became {created}")
-    elif not plan.summary().is_empty:
-        click.echo(UNCHANGED)
+        return [f"snapshot {committed['snapshot_id']}: {replaced} {what} became {created}"]
+
+    return outcome
 
 
 @click.command("expire-snapshots")
@@ -175,7 +153,7 @@ def expire_snapshots(source: Source, row_options: RowOptions, files: bool, commi
     """
     with progress("Opening the table"):
         plan = source.open().maintenance.expire_snapshots(**options)
-    _act_on_files(plan, row_options, files=files, commit=commit, doing="Expiring snapshots")
+    carry_out(plan, row_options, UNREACHABLE, _deleted, files=files, commit=commit, doing="Expiring snapshots")
 
 
 @click.command("remove-orphan-files")
@@ -201,7 +179,7 @@ def remove_orphan_files(source: Source, row_options: RowOptions, files: bool, co
     """
     with progress("Opening the table"):
         plan = orphan_plan(source.open(), **options)
-    _act_on_files(plan, row_options, files=files, commit=commit, doing="Deleting files")
+    carry_out(plan, row_options, UNREACHABLE, _deleted, files=files, commit=commit, doing="Deleting files")
 
 
 def orphan_plan(
@@ -229,35 +207,11 @@ def orphan_plan(
     )
 
 
-def _act_on_files(
-    plan: ExpiryPlan[Table] | OrphanPlan[Table],
-    row_options: RowOptions,
-    *,
-    files: bool,
-    commit: bool,
-    doing: str,
-) -> None:
-    if files:
-        row_options.print(plan.files(), UNREACHABLE, plan.table.location())
-        if not commit:
-            return
-    with progress("Finding files"):
-        summary = plan.summary()
-    if commit:
-        with progress(doing):
-            plan.commit()
-    result = plan.result()
-    if row_options.as_json:
-        print_json(result)
-        return
-    click.echo(str(summary))
-    committed = result["committed"]
-    if committed is None and not summary.is_empty:
-        click.echo(UNCHANGED)
-    elif committed is not None and "files" in committed:
-        click.echo(f"{sum(committed['files'].values())} files deleted, {committed['failed']} not deleted")
-        for problem in committed["problems"]:
-            click.echo(f"  {problem}")
+def _deleted(committed: Mapping[str, Any]) -> list[str]:
+    if "files" not in committed:
+        return []
+    counts = f"{sum(committed['files'].values())} files deleted, {committed['failed']} not deleted"
+    return [counts, *(f"  {problem}" for problem in committed["problems"])]
 
 
 @click.command("remove-dangling-deletes")
@@ -273,7 +227,8 @@ def remove_dangling_deletes(source: Source, row_options: RowOptions, branch: str
     """
     with progress("Opening the table"):
         plan = source.open().maintenance.remove_dangling_deletes(branch=branch)
-    _act(plan, row_options, DELETES, files=files, commit=commit, what="delete manifests")
+    outcome = _rewritten("delete manifests")
+    carry_out(plan, row_options, DELETES, outcome, files=files, commit=commit, doing="Rewriting delete manifests")
 
 
 @click.command("rewrite-position-delete-files")
@@ -297,7 +252,8 @@ def rewrite_position_delete_files(
     """
     with progress("Opening the table"):
         plan = source.open().maintenance.rewrite_position_delete_files(**_options(**options))
-    _act(plan, row_options, DELETES, files=files, commit=commit, what="delete manifests")
+    outcome = _rewritten("delete manifests")
+    carry_out(plan, row_options, DELETES, outcome, files=files, commit=commit, doing="Rewriting delete manifests")
 
 
 @click.command("upgrade")
@@ -345,17 +301,8 @@ def downgrade(source: Source, row_options: RowOptions, format_version: int, file
     """
     with progress("Opening the table"):
         plan = source.open().maintenance.downgrade(format_version)
-    if files:
-        row_options.print(plan.files(), LEAVES, plan.table.location())
-        if not commit:
-            return
-    if commit:
-        with progress("Writing manifests"):
-            plan.commit()
-    result = plan.result()
-    if row_options.as_json:
-        print_json(result)
-        return
-    click.echo(str(plan.summary()))
-    committed = result["committed"]
-    click.echo(UNCHANGED if committed is None else f"written: {committed['metadata_location']}")
+    carry_out(plan, row_options, LEAVES, _metadata_written, files=files, commit=commit, doing="Writing manifests")
+
+
+def _metadata_written(committed: Mapping[str, Any]) -> list[str]:
+    return [f"written: {committed['metadata_location']}"]

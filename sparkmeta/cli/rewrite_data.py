@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import click
 
-from sparkmeta.cli.maintain import UNCHANGED
-from sparkmeta.cli.output import TextColumn, print_json, progress
+from sparkmeta.cli.output import TextColumn, progress
+from sparkmeta.cli.plans import carry_out
 from sparkmeta.cli.source import Source, takes_source
 from sparkmeta.cli.tables import RowOptions, takes_row_options
 from sparkmeta.inspect.units import counted
-
-if TYPE_CHECKING:
-    from sparkmeta.maintain.rewrite_data_files.plan import DataRewritePlan
-    from sparkmeta.table import Table
 
 REWRITTEN_FILES = (
     TextColumn("group", "file_group", "count"),
@@ -83,31 +79,13 @@ def rewrite_data_files(source: Source, row_options: RowOptions, files: bool, com
     given = {name: value for name, value in options.items() if value is not None}
     with progress("Opening the table"):
         plan = source.open().maintenance.rewrite_data_files(**given)
-    _act(plan, row_options, files=files, commit=commit)
+    carry_out(plan, row_options, REWRITTEN_FILES, _rewritten, files=files, commit=commit, doing="Rewriting data files")
 
 
-def _act(plan: DataRewritePlan[Table], row_options: RowOptions, *, files: bool, commit: bool) -> None:
-    if files:
-        row_options.print(plan.files(), REWRITTEN_FILES, plan.table.location())
-        if not commit:
-            return
-    with progress("Choosing files"):
-        summary = plan.summary()
-    if commit:
-        with progress("Rewriting data files"):
-            plan.commit()
-    result = plan.result()
-    if row_options.as_json:
-        print_json(result)
-        return
-    click.echo(str(summary))
-    committed = result["committed"]
-    if committed is None:
-        if not summary.is_empty:
-            click.echo(UNCHANGED)
-        return
+def _rewritten(committed: Mapping[str, Any]) -> list[str]:
     became = f"{counted(committed['rewritten_data_files'], 'data file')} became {committed['added_data_files']:,}"
-    click.echo(f"{became} in {counted(committed['commits'], 'commit')}")
+    lines = [f"{became} in {counted(committed['commits'], 'commit')}"]
     if committed["failed_commits"]:
         failed = counted(committed["failed_commits"], "commit")
-        click.echo(f"{failed} failed, {counted(committed['failed_data_files'], 'data file')} are not rewritten")
+        lines.append(f"{failed} failed, {counted(committed['failed_data_files'], 'data file')} are not rewritten")
+    return lines

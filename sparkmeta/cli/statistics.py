@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from sparkmeta.cli.maintain import UNCHANGED, UNREACHABLE, names
-from sparkmeta.cli.output import TextColumn, print_json, progress
+from sparkmeta.cli.maintain import UNREACHABLE, names
+from sparkmeta.cli.output import TextColumn, progress
+from sparkmeta.cli.plans import carry_out
 from sparkmeta.cli.source import Source, takes_source
 from sparkmeta.cli.tables import RowOptions, takes_row_options
 
 if TYPE_CHECKING:
-    from sparkmeta.maintain.partition_statistics.plan import PartitionStatsPlan
-    from sparkmeta.maintain.table_statistics.plan import TableStatsPlan
-    from sparkmeta.table import Table
+    from collections.abc import Mapping
 
 DATA_FILES = (
     TextColumn("file_path", kind="path"),
@@ -42,7 +41,7 @@ def compute_partition_stats(
     """
     with progress("Opening the table"):
         plan = source.open().maintenance.compute_partition_stats(snapshot_id, full=full)
-    _act(plan, row_options, UNREACHABLE, files=files, commit=commit)
+    carry_out(plan, row_options, UNREACHABLE, _registered, files=files, commit=commit, doing="Computing statistics")
 
 
 @click.command("compute-table-stats")
@@ -67,33 +66,9 @@ def compute_table_stats(
     with progress("Opening the table"):
         columns = names(column_names) if column_names else None
         plan = source.open().maintenance.compute_table_stats(snapshot_id, columns)
-    _act(plan, row_options, DATA_FILES, files=files, commit=commit)
+    carry_out(plan, row_options, DATA_FILES, _registered, files=files, commit=commit, doing="Computing statistics")
 
 
-def _act(
-    plan: PartitionStatsPlan[Table] | TableStatsPlan[Table],
-    row_options: RowOptions,
-    columns: tuple[TextColumn, ...],
-    *,
-    files: bool,
-    commit: bool,
-) -> None:
-    if files:
-        row_options.print(plan.files(), columns, plan.table.location())
-        if not commit:
-            return
-    if commit:
-        with progress("Computing statistics"):
-            plan.commit()
-    result = plan.result()
-    if row_options.as_json:
-        print_json(result)
-        return
-    click.echo(str(plan.summary()))
-    committed = result["committed"]
-    if committed is not None:
-        click.echo(f"written: {committed['statistics_path']}")
-        for name, count in committed.get("distinct_values", {}).items():
-            click.echo(f"  {name}: {count}")
-    elif not plan.summary().is_empty and not commit:
-        click.echo(UNCHANGED)
+def _registered(committed: Mapping[str, Any]) -> list[str]:
+    counts = committed.get("distinct_values", {})
+    return [f"written: {committed['statistics_path']}", *(f"  {name}: {count}" for name, count in counts.items())]
