@@ -384,9 +384,8 @@ class _Attempt:
         parts = [self._named(state, files) for files in update._removed]
         parts += [matching.find(state, searches) for matching in update._filters]
         parts += [replaced.find(state, searches) for replaced in update._partitions_of]
+        parts += [find_live_deletes(state, files, searches) for files in update._superseded]
         removal = reduce(Removal.plus, parts, Removal())
-        parts = [find_live_deletes(state, files, searches) for files in update._superseded]
-        removal = reduce(Removal.plus, parts, removal)
         if FileKind.POSITION_DELETES in added.tally.counts:
             self._check_referenced(state, added)
         if FileKind.DELETION_VECTOR not in added.tally.counts:

@@ -103,7 +103,7 @@ class RowPlan:
             if deletes.entries is not None and not deletes.only_dvs
         ]
         return [
-            every.where((~_names_file(delete)).text).selectExpr(*sql.texts(fields)).toArrow()
+            every.where((~names_file(delete)).text).selectExpr(*sql.texts(fields)).toArrow()
             for every in at_most_one(frames)
         ]
 
@@ -169,8 +169,8 @@ class PlannedFiles:
         """
         partition = [PARTITION] if state.types.partition_type.fields else []
         deletes = sql.col(DELETES)
-        named = sql.transform(sql.filter(deletes, _names_file), _needed).alias(FILE_DELETES)
-        unnamed = sql.filter(deletes, lambda delete: ~_names_file(delete))
+        named = sql.transform(sql.filter(deletes, names_file), _needed).alias(FILE_DELETES)
+        unnamed = sql.filter(deletes, lambda delete: ~names_file(delete))
         ids = sql.transform(unnamed, _entry_id).alias(ENTRY_ID)
         columns = (*_COLUMNS, *partition, PARTITION_KEY, *others, named.selected, ids.selected)
         with translated_errors():
@@ -280,7 +280,7 @@ class PlannedFiles:
         return frame
 
 
-def _names_file(delete: Sql) -> Sql:
+def names_file(delete: Sql) -> Sql:
     """Return whether a public delete applies to a single data file, by its entry."""
     is_of_file = delete["referenced_data_file"].isNotNull() | (delete["file_format"] == "PUFFIN")
     return (delete["content"] == int(ContentType.POSITION_DELETES)) & is_of_file

@@ -13,11 +13,12 @@ from pyspark.sql.types import LongType, StructType
 
 from sparkmeta.columns import sql
 from sparkmeta.columns.predicate import bind_filter, parse_filter
+from sparkmeta.columns.sql import Sql
 from sparkmeta.maintain.rewrite_data_files.packing import Packing
 from sparkmeta.plan.choose import choose
 from sparkmeta.plan.filter import ScanFilter
 from sparkmeta.plan.prune import prune_manifests
-from sparkmeta.rows.planned import PARTITION_KEY, RowPlan, plan_rows
+from sparkmeta.rows.planned import PARTITION_KEY, RowPlan, names_file, plan_rows
 from sparkmeta.session import local_frame, map_arrow, materialize
 
 if TYPE_CHECKING:
@@ -34,9 +35,8 @@ PLACE: Final = ("manifest_number", "manifest_pos")
 
 _GROUP: Final = "group"
 _KEY: Final = "group_key_{}"
-_OF_FILE: Final = "(delete.content = 1 AND (delete.referenced_data_file IS NOT NULL OR delete.file_format = 'PUFFIN'))"
-_DELETED: Final = (
-    f"aggregate(filter(deletes, delete -> {_OF_FILE}), 0L, (total, delete) -> total + delete.record_count)"
+_DELETED: Final = sql.aggregate(
+    sql.filter(sql.col("deletes"), names_file), Sql("0L"), lambda total, delete: total + delete["record_count"]
 )
 _IS_DEAD: Final = (
     "record_count = 0 OR record_count > 0 AND exists(deletes, delete -> delete.file_format = 'PUFFIN' AND "
@@ -95,7 +95,7 @@ class FileGroups:
     def _improvable(self) -> DataFrame:
         """The files that are too small or too large, or have too many deletes."""
         options, sizes = self.options, self.sizes
-        frame = self.plan.frame.selectExpr("*", f"{_DELETED} AS deleted_records", f"{_IS_DEAD} AS is_dead")
+        frame = self.plan.frame.selectExpr("*", _DELETED.alias("deleted_records").selected, f"{_IS_DEAD} AS is_dead")
         ratio = "least(deleted_records, record_count) / CAST(nullif(record_count, 0) AS DOUBLE)"
         frame = frame.selectExpr("*", f"{ratio} AS deleted_ratio")
         many = f"coalesce(deleted_ratio >= {options.delete_ratio_threshold!r}D, false)"
