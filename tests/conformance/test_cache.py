@@ -9,6 +9,7 @@ import pytest
 import sparkmeta as sm
 from tests.conformance.test_plan_java import _rows, snapshots_of
 from tests.peers import corpus as peers
+from tests.peers import slices
 from tests.peers.filters import filters
 from tests.peers.slices import SOAK
 
@@ -60,7 +61,7 @@ def test_the_cache_changes_no_plan(
 def _frames(peer: peers.PeerTable, spark: SparkSession, soak: bool) -> list[DataFrame]:
     """Entries and plan of the table as it is, then its plans at every snapshot and with filters."""
     table = sm.load_table(peer.metadata_location, spark=spark)
-    chosen = filters(peer, None if soak else FILTERS)
+    chosen = filters(peer, slices.FILTERS if soak else FILTERS)
     history = [table.scan(snapshot_id=snapshot_id) for snapshot_id in snapshots_of(peer, 2)]
     filtered = [
         table.scan(row_filter=row_filter.expression, case_sensitive=row_filter.case_sensitive) for row_filter in chosen

@@ -43,10 +43,12 @@ class Fault(NamedTuple):
 
     Attributes:
         status: the answer; 0 closes the connection, SILENT leaves it open, None passes on the catalog's last answer.
+        is_last: refuse every later request, until `Proxy.is_down` is reset.
     """
 
     way: Way
     status: int | None = 0
+    is_last: bool = False
 
 
 @dataclass
@@ -61,6 +63,7 @@ class Proxy:
         message: the message of its own errors.
         token: the only bearer token that requests may have; empty accepts all.
         folder: what paths begin with before those of the catalog; all else is unknown to it.
+        is_down: refuse every request.
     """
 
     uri: str = ""
@@ -70,6 +73,7 @@ class Proxy:
     message: str = "injected"
     token: str = ""
     folder: str = ""
+    is_down: bool = False
 
     def sent(self, method: str, path: str = "") -> list[Request]:
         """The requests of a method whose path contains a text."""
@@ -93,6 +97,7 @@ def rest_proxy(catalog_uri: str) -> Iterator[Proxy]:
                 self._answer(refusal, _error(proxy, refusal))
                 return
             fault = proxy.faults.pop(0) if proxy.faults and self.command == "POST" else None
+            proxy.is_down = fault is not None and fault.is_last
             status, answer = 200, b""
             for _ in range(1 if fault is None else fault.way.value):
                 status, answer = _ask(catalog_uri, request, data)
@@ -129,6 +134,8 @@ def rest_proxy(catalog_uri: str) -> Iterator[Proxy]:
 
 def _refusal(proxy: Proxy, path: str, headers: dict[str, str]) -> int:
     """The status by which the proxy refuses a request; 0 if it passes it on."""
+    if proxy.is_down:
+        return 403
     if proxy.token and "oauth" not in path and headers.get("authorization") != f"Bearer {proxy.token}":
         return 401
     return 0 if path.startswith(proxy.folder) else 404
