@@ -72,6 +72,8 @@ def pytest_configure(config: pytest.Config) -> None:
     prepare_environment()
     os.environ.setdefault("SPARK_LOCAL_DIRS", str(scratch / "local"))
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    # Tests' server of Google Cloud Storage has no gRPC, by which gcsfs would ask it for the kind of a bucket.
+    os.environ.setdefault("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
     options = spark_options(scratch) | (iceberg_options(jar, scratch) if (jar := iceberg_jar()) else {})
     if not _is_soak():
         os.environ.setdefault("SPARK_SUBMIT_OPTS", _QUICK_JVM)
@@ -210,6 +212,15 @@ def s3() -> Iterator[S3Server]:
 
     with s3_server() as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def gcs() -> Iterator[str]:
+    """The address of a server with the API of Google Cloud Storage (tests/gcs.py)."""
+    from tests.gcs import gcs_server
+
+    with gcs_server() as url:
+        yield url
 
 
 @pytest.fixture(scope="session")

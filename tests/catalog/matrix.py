@@ -54,11 +54,13 @@ PLACES = (
     Place("SQL", "local", "Python, Spark", {}),
     Place("SQL", "S3", "pyarrow", {}),
     Place("SQL", "S3", "pyarrow, Spark", {}),
+    Place("`hadoop`", "Google Cloud Storage", "gcsfs", {}),
+    Place("SQL", "Google Cloud Storage", "gcsfs", {}),
     Place("REST", "local", "Python, Spark", _NO_TREES),
     Place("REST", "S3", "pyarrow", _NO_TREES),
     Place("Glue", "S3", "pyarrow", {}),
 )
-_UNTESTED = (("Hive, DynamoDB, BigQuery", "any", "any"), ("any", "Azure, Google Cloud Storage", "any"))
+_UNTESTED = (("Hive, DynamoDB, BigQuery", "any", "any"), ("any", "Azure", "any"))
 
 
 def rendered() -> str:

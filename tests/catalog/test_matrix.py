@@ -13,6 +13,7 @@ from pyspark.sql import functions as F
 import sparkmeta as sm
 from tests.catalog.matrix import PLACES, Place, rendered, shown
 from tests.conftest import configured
+from tests.gcs import GCS_BUCKET, gcs_properties
 from tests.s3 import BUCKET, FILE_IOS
 from tests.small_table import LOADS, ROWS, orders
 from tests.storage.test_s3_tables import BY_COUNTRY, SCHEMA, commit, paths
@@ -117,6 +118,9 @@ def shelf(request: pytest.FixtureRequest, spark: SparkSession, tmp_path: Path) -
         else:
             settings = {"fs.s3a.impl": "no.such.FileSystem"}
         warehouse, properties = f"s3://{BUCKET}/{uuid.uuid4()}", s3.properties
+    elif place.store == "Google Cloud Storage":
+        warehouse = f"gs://{GCS_BUCKET}/{uuid.uuid4()}"
+        properties = gcs_properties(request.getfixturevalue("gcs")) | {"py-io-impl": FILE_IOS["fsspec"]}
     client = {"py-io-impl": FILE_IOS["pyarrow"]} if "pyarrow" in place.client else {}
     sql = SqlCatalog("sql", uri=f"sqlite:///{tmp_path}/catalog.db", warehouse=warehouse, **properties)
     sql.create_namespace(namespace)

@@ -7,6 +7,7 @@ from itertools import count
 from typing import TYPE_CHECKING
 
 import pytest
+from pyiceberg.io import load_file_io
 from s3fs import S3FileSystem
 
 from sparkmeta.errors import CommitFailedError, CommitStateUnknownError, TableAlreadyExistsError, UnsupportedError
@@ -14,11 +15,13 @@ from sparkmeta.operations.filesystem import FileSystemOperations
 from sparkmeta.storage import requests, writing
 from sparkmeta.storage.files import IOFiles
 from tests.commit.tables import appended, new_table
-from tests.s3 import BUCKET, Request, S3Server
+from tests.gcs import GCS_BUCKET, gcs_properties
+from tests.s3 import BUCKET, FILE_IOS, Request, S3Server
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+FSSPEC = {"py-io-impl": FILE_IOS["fsspec"]}
 HURRIED = {"commit.status-check.num-retries": "1", "commit.status-check.min-wait-ms": "1"}
 
 
@@ -46,6 +49,18 @@ def puts_of(name: str, times: int = 1 << 30) -> Callable[[Request], bool]:
 
 
 def test_commits(table: FileSystemOperations, folder: str) -> None:
+    check_commits(table, folder)
+
+
+def test_commits_to_google_cloud_storage(gcs: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writing, "_proven", set())
+    folder = f"gs://{GCS_BUCKET}/{uuid.uuid4()}"
+    operations = FileSystemOperations(IOFiles(load_file_io(gcs_properties(gcs) | FSSPEC)), folder)
+    operations.commit(None, new_table(folder, HURRIED))
+    check_commits(operations, folder)
+
+
+def check_commits(table: FileSystemOperations, folder: str) -> None:
     first = table.refresh()
     second = table.commit(first, appended(first.metadata))
     assert second == table.refresh()
