@@ -66,7 +66,7 @@ class Catalog(HoldsViews):
         """Create an empty table.
 
         Args:
-            format_version: 2, which all engines read, 3, or 4 (the metadata tree). Defaults to the property
+            format_version: 1, 2, which all engines read, 3, or 4 (the metadata tree). Defaults to the property
                 `format-version`, or else to 2.
             location: the folder of its files. Defaults to the catalog's choice.
 

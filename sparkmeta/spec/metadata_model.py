@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import uuid
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal, Self, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, cast
 
 from pydantic import (
     BaseModel,
@@ -60,6 +60,7 @@ class _Metadata(iceberg.TableMetadataCommonFields):
     """The fields of all format versions. Fields that the file did not have are not written."""
 
     model_config = ConfigDict(extra="allow")
+    _UNWRITTEN: ClassVar[frozenset[str]] = frozenset()
 
     location: StrictStr
     last_updated_ms: Long = Field(alias="last-updated-ms")
@@ -87,8 +88,9 @@ class _Metadata(iceberg.TableMetadataCommonFields):
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
         """Return a copy, with changes if there are any.
 
-        A copy with changes writes all fields, including those that the file left to defaults. Counters that the format
-        version does not have are dropped from the changes, since pyiceberg's updates set them for every version.
+        A copy with changes writes all fields, including those that the file left to defaults, except for the fields of
+        `_UNWRITTEN` that neither the file nor the changes have. Counters that the format version does not have are
+        dropped from the changes, since pyiceberg's updates set them for every version.
         """
         fields = type(self).model_fields
         if update:
@@ -97,6 +99,7 @@ class _Metadata(iceberg.TableMetadataCommonFields):
         copied.__dict__.pop("_snapshots_by_id", None)
         if update:
             copied.model_fields_set.update(name for name in fields if getattr(copied, name) is not None)
+            copied.model_fields_set.difference_update(self._UNWRITTEN - self.model_fields_set - update.keys())
         return copied
 
     def model_dump_json(self, *_: Any, **__: Any) -> str:
@@ -196,6 +199,8 @@ class TableMetadataV2(_Metadata, iceberg.TableMetadataV2):
 class TableMetadataV3(_Metadata, iceberg.TableMetadataV3):
     """Metadata of format version 3."""
 
+    _UNWRITTEN = frozenset({"encryption_keys"})
+
     table_uuid: uuid.UUID = Field(alias="table-uuid")
     last_sequence_number: Long = Field(alias="last-sequence-number")
     next_row_id: Long = Field(alias="next-row-id")
@@ -215,19 +220,11 @@ class TableMetadataV4(TableMetadataV3):
             lists.
     """
 
+    _UNWRITTEN = frozenset({"encryption_keys", "location", "expressions"})
+
     format_version: Literal[4] = Field(alias="format-version", default=4)  # type: ignore[assignment]
     expressions: list[Expression] = Field(default_factory=list)
     layout_revision: Int | None = Field(alias="tree-layout-revision", default=None)
-
-    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
-        """Return a copy, with changes if there are any.
-
-        Location and expressions stay unwritten if they were so before and are not among the changes.
-        """
-        copied = super().model_copy(update=update, deep=deep)
-        unwritten = {"location", "expressions"} - self.model_fields_set - (update or {}).keys()
-        copied.model_fields_set.difference_update(unwritten)
-        return copied
 
     def stats_field_id(self, spec: PartitionSpec, field: PartitionField) -> int | None:
         """Return the id under which content_stats has a partition field's value, or None for a void field.

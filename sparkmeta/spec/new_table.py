@@ -2,26 +2,36 @@
 
 from __future__ import annotations
 
-import json
-from typing import TYPE_CHECKING
+import time
+import uuid
+from typing import TYPE_CHECKING, Any
 
-from pyiceberg.table.metadata import new_table_metadata
+from pyiceberg.partitioning import assign_fresh_partition_spec_ids
+from pyiceberg.schema import Schema, assign_fresh_schema_ids, index_by_id
+from pyiceberg.table.sorting import assign_fresh_sort_order_ids
+from pyiceberg.types import ListType, MapType, NestedField, StructType
 
 from sparkmeta.errors import UnsupportedError, ValidationError, shown
-from sparkmeta.spec.metadata import parse_table_metadata
-from sparkmeta.spec.partitioning import partition_sources
+from sparkmeta.spec.format_versions import refuse_unsupported
+from sparkmeta.spec.json_node import JsonNode
+from sparkmeta.spec.metadata import table_metadata_from_json
+from sparkmeta.spec.partitioning import partition_sources, partition_spec_to_json, sort_order_to_json
+from sparkmeta.spec.schema import schema_to_json
 from sparkmeta.spec.upgrade import upgrade_metadata
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from pyiceberg.partitioning import PartitionSpec
-    from pyiceberg.schema import Schema
     from pyiceberg.table.sorting import SortOrder
+    from pyiceberg.types import IcebergType
 
     from sparkmeta.spec.metadata import TableMetadata
 
-_VERSIONS = (2, 3, 4)
+_VERSIONS = (1, 2, 3, 4)
+_NEWEST_WITH_LISTS = 3
+# Lists that tables of every version write, even without elements.
+_EMPTY_LISTS = ("snapshots", "snapshot-log", "metadata-log", "statistics", "partition-statistics")
 # The default of Iceberg's own libraries.
 _DEFAULT_VERSION = 2
 _VERSION_PROPERTY = "format-version"
@@ -48,26 +58,99 @@ def new_metadata(
         sort_order: The sort order.
         properties: The table's properties. As in Iceberg's own libraries, `format-version` chooses the format version
             and is not stored as a property.
-        format_version: 2 (the default), 3, or 4, which has a metadata tree.
+        format_version: 1, 2 (the default), 3, or 4, which has a metadata tree.
 
     Raises:
         UnsupportedError: New tables can't have this format version.
-        ValidationError: The property `format-version` and the argument differ.
+        ValidationError: The property `format-version` and the argument differ, the format version does not support a
+            column or partition field, or a partition field is invalid.
     """
-    format_version = _version(location, properties, format_version)
-    properties = {**_DEFAULT_PROPERTIES, **properties, _VERSION_PROPERTY: str(_DEFAULT_VERSION)}
-    new = new_table_metadata(schema, spec, sort_order, location, properties)
-    document = json.loads(new.model_dump_json())
-    for entry, sources in zip(document["partition-specs"][0]["fields"], partition_sources(spec), strict=True):
-        if len(sources) > 1:  # pyiceberg keeps only the first one
-            del entry["source-id"]
-            columns = (schema.find_column_name(source) for source in sources)
-            entry["source-ids"] = [new.schema().find_field(str(column)).field_id for column in columns]
-    document.get("properties", {}).pop(_VERSION_PROPERTY, None)
-    if format_version == 3:
-        document |= {"format-version": 3, "next-row-id": 0}
-    metadata = parse_table_metadata(json.dumps(document).encode(), f"{location}/metadata/new.metadata.json")
-    return upgrade_metadata(metadata) if format_version == 4 else metadata
+    version = _version(location, properties, format_version)
+    refuse_unsupported(version, [schema], [spec], location)
+    columns = _with_defaults(assign_fresh_schema_ids(schema), schema)
+    try:
+        fields = assign_fresh_partition_spec_ids(spec, schema, columns)
+        order = assign_fresh_sort_order_ids(sort_order, schema, columns)
+    except ValueError as error:
+        raise ValidationError(f"{location}: {error}") from error
+    stored = {key: value for key, value in properties.items() if key != _VERSION_PROPERTY}
+    schema_json, spec_json = (
+        schema_to_json(columns),
+        _with_sources(partition_spec_to_json(fields), spec, schema, columns),
+    )
+    document: dict[str, Any] = {
+        "format-version": min(version, _NEWEST_WITH_LISTS),
+        "table-uuid": str(uuid.uuid4()),
+        "location": location,
+        "last-updated-ms": int(time.time() * 1000),
+        "last-column-id": columns.highest_field_id,
+        "schemas": [schema_json],
+        "current-schema-id": columns.schema_id,
+        "partition-specs": [spec_json],
+        "default-spec-id": fields.spec_id,
+        "last-partition-id": fields.last_assigned_field_id,
+        "sort-orders": [sort_order_to_json(order)],
+        "default-sort-order-id": order.order_id,
+        "properties": {**_DEFAULT_PROPERTIES, **stored},
+        "current-snapshot-id": None,
+        **{key: [] for key in _EMPTY_LISTS},
+        "refs": {},
+    }
+    if version == 1:
+        document |= {"schema": schema_json, "partition-spec": spec_json["fields"]}
+    else:
+        document["last-sequence-number"] = 0
+    if version >= 3:
+        document["next-row-id"] = 0
+    metadata = table_metadata_from_json(JsonNode(document, f"{location}/metadata/new.metadata.json"))
+    return upgrade_metadata(metadata) if version > _NEWEST_WITH_LISTS else metadata
+
+
+def _with_defaults(fresh: Schema, schema: Schema) -> Schema:
+    """Return the schema with the defaults of columns, which pyiceberg drops where it assigns new ids."""
+    old = {column.field_id: column for column in index_by_id(schema).values()}
+    by_new_id = {
+        fresh.find_field(str(schema.find_column_name(field_id))).field_id: column for field_id, column in old.items()
+    }
+    fields = [_field_with_defaults(column, by_new_id) for column in fresh.fields]
+    return Schema(*fields, schema_id=fresh.schema_id, identifier_field_ids=fresh.identifier_field_ids)
+
+
+def _field_with_defaults(field: NestedField, sources: Mapping[int, NestedField]) -> NestedField:
+    source = sources[field.field_id]
+    # Without pydantic's validation, which fails for defaults that pyiceberg can't decode.
+    return NestedField.model_construct(
+        field_id=field.field_id,
+        name=field.name,
+        field_type=_type_with_defaults(field.field_type, sources),
+        required=field.required,
+        doc=field.doc,
+        initial_default=source.initial_default,
+        write_default=source.write_default,
+    )
+
+
+def _type_with_defaults(kind: IcebergType, sources: Mapping[int, NestedField]) -> IcebergType:
+    if isinstance(kind, StructType):
+        return StructType(*(_field_with_defaults(field, sources) for field in kind.fields))
+    if isinstance(kind, ListType):
+        element = _type_with_defaults(kind.element_type, sources)
+        return ListType(kind.element_id, element, element_required=kind.element_required)
+    if isinstance(kind, MapType):
+        key, value = (_type_with_defaults(each, sources) for each in (kind.key_type, kind.value_type))
+        return MapType(kind.key_id, key, kind.value_id, value, kind.value_required)
+    return kind
+
+
+def _with_sources(spec_json: dict[str, Any], spec: PartitionSpec, schema: Schema, columns: Schema) -> dict[str, Any]:
+    """Return the JSON of a spec with all source columns of each field, of which pyiceberg keeps only the first one."""
+    fields = []
+    for entry, sources in zip(spec_json["fields"], partition_sources(spec), strict=True):
+        names = [str(schema.find_column_name(source)) for source in sources]
+        ids = [columns.find_field(name).field_id for name in names]
+        several = {key: value for key, value in entry.items() if key != "source-id"} | {"source-ids": ids}
+        fields.append(several if len(ids) > 1 else entry)
+    return spec_json | {"fields": fields}
 
 
 def _version(location: str, properties: Mapping[str, str], format_version: int | None) -> int:
@@ -80,6 +163,6 @@ def _version(location: str, properties: Mapping[str, str], format_version: int |
     version = str(_DEFAULT_VERSION) if text is None and format_version is None else requested
     if version not in map(str, _VERSIONS):
         raise UnsupportedError(
-            f"{location}: a new table can't have format version {shown(version)}: 2, 3 and 4 are supported"
+            f"{location}: a new table can't have format version {shown(version)}: 1, 2, 3 and 4 are supported"
         )
     return int(version)

@@ -1,18 +1,20 @@
-"""Upgrade table metadata to a metadata tree of format version 4, and undo it (semantics N29, N30; 8.2-18)."""
+"""Upgrade table metadata to a later format version (table spec, Appendix E), or to a metadata tree, and undo that.
+
+Trees follow semantics N29, N30 and 8.2-18.
+"""
 
 from __future__ import annotations
 
 import json
 from typing import TYPE_CHECKING, Any, cast
 
-from pyiceberg.schema import index_by_id
-
 from sparkmeta.errors import ValidationError
 from sparkmeta.spec.entry import LAYOUT_REVISION, LAYOUT_REVISION_KEY
+from sparkmeta.spec.format_versions import refuse_unsupported
 from sparkmeta.spec.json_node import JsonNode
 from sparkmeta.spec.metadata import serialize_table_metadata, table_metadata_from_json
 from sparkmeta.spec.metadata_model import TableMetadata, TableMetadataV1, TableMetadataV4
-from sparkmeta.spec.partitioning import partition_sources, partition_spec_to_json, sort_order_to_json
+from sparkmeta.spec.partitioning import partition_spec_to_json, sort_order_to_json
 from sparkmeta.spec.schema import schema_to_json
 from sparkmeta.spec.table_expressions import add_expressions
 
@@ -38,22 +40,50 @@ def upgrade_metadata(metadata: TableMetadata, table_uuid: uuid.UUID | None = Non
     Raises:
         ValidationError: The table has no UUID, and none is passed.
     """
+    upgraded = cast("TableMetadataV4", _in_version(metadata, 4, table_uuid))
+    for spec in upgraded.partition_specs:
+        upgraded = add_expressions(upgraded, spec)
+    return upgraded.model_copy(update={"layout_revision": LAYOUT_REVISION, "expressions": upgraded.expressions})
+
+
+def upgrade_lists(metadata: TableMetadata, version: int, table_uuid: uuid.UUID | None = None) -> TableMetadata:
+    """Return the metadata in format version 2 or 3, with the same snapshots and manifest lists (Appendix E).
+
+    Sequence numbers begin at 0, which all files of version 1 have, and row ids at 0. Files have none until a snapshot
+    is committed that lists them.
+
+    Args:
+        metadata: Metadata of an earlier version.
+        version: 2 or 3.
+        table_uuid: The UUID of the table if the metadata has none, as version 1 allows.
+
+    Raises:
+        ValidationError: The metadata is not of an earlier version, or has no UUID, and none is passed.
+    """
+    if version <= metadata.format_version:
+        raise ValidationError(
+            f"{metadata.location}: the table has format version {metadata.format_version}, which can't become {version}"
+        )
+    return _in_version(metadata, version, table_uuid)
+
+
+def _in_version(metadata: TableMetadata, version: int, table_uuid: uuid.UUID | None) -> TableMetadata:
+    """Return the metadata in a later version, with the fields that it requires."""
     document = json.loads(serialize_table_metadata(metadata))
     if isinstance(metadata, TableMetadataV1):
         document = {key: value for key, value in document.items() if key not in _ONLY_V1} | _lists(metadata)
     if metadata.table_uuid is None:
         if table_uuid is None:
-            raise ValidationError(f"{metadata.location}: table-uuid is None: version 4 needs one, and none is given")
+            raise ValidationError(
+                f"{metadata.location}: table-uuid is None: version {version} needs one, and none is given"
+            )
         document["table-uuid"] = str(table_uuid)
-    document |= {"format-version": 4, "current-snapshot-id": metadata.current_snapshot_id}
+    document |= {"format-version": version, "current-snapshot-id": metadata.current_snapshot_id}
     document.setdefault("last-sequence-number", 0)
-    document.setdefault("next-row-id", 0)
+    if version >= 3:
+        document.setdefault("next-row-id", 0)
     # If the document has no table location, it follows from this one.
-    location = f"{metadata.location}/metadata/upgrade.metadata.json"
-    upgraded = cast("TableMetadataV4", table_metadata_from_json(JsonNode(document, location)))
-    for spec in upgraded.partition_specs:
-        upgraded = add_expressions(upgraded, spec)
-    return upgraded.model_copy(update={"layout_revision": LAYOUT_REVISION, "expressions": upgraded.expressions})
+    return table_metadata_from_json(JsonNode(document, f"{metadata.location}/metadata/upgrade.metadata.json"))
 
 
 def undo_upgrade(metadata: TableMetadataV4, version: int) -> TableMetadata:
@@ -71,8 +101,7 @@ def undo_upgrade(metadata: TableMetadataV4, version: int) -> TableMetadata:
     for snapshot in metadata.snapshots:
         if has_root(snapshot):
             raise ValidationError(f"{metadata.location}: snapshot {snapshot.snapshot_id} has a root manifest")
-    if version < 3:
-        _refuse_since_version_3(metadata, version)
+    refuse_unsupported(version, metadata.schemas, metadata.partition_specs, metadata.location)
     document = json.loads(serialize_table_metadata(metadata))
     dropped = {LAYOUT_REVISION_KEY, "expressions", *(_SINCE_VERSION_3 if version < 3 else ())}
     specs = [partition_spec_to_json(spec) for spec in metadata.partition_specs]
@@ -91,21 +120,6 @@ def has_root(snapshot: Snapshot) -> bool:
 
 
 _SINCE_VERSION_3 = ("next-row-id", "encryption-keys")
-_TYPES_SINCE_VERSION_3 = ("variant", "unknown", "timestamp_ns", "timestamptz_ns", "geometry", "geography")
-
-
-def _refuse_since_version_3(metadata: TableMetadata, version: int) -> None:
-    """Raise ValidationError if a schema or spec needs version 3."""
-    where = f"{metadata.location}: version {version} does not support"
-    for column in (column for schema in metadata.schemas for column in index_by_id(schema).values()):
-        if str(column.field_type).startswith(_TYPES_SINCE_VERSION_3):
-            raise ValidationError(f"{where} column {column.name} of type {column.field_type}")
-        if column.initial_default is not None or column.write_default is not None:
-            raise ValidationError(f"{where} the default of column {column.name}")
-    for spec in metadata.partition_specs:
-        for field, sources in zip(spec.fields, partition_sources(spec), strict=True):
-            if len(sources) > 1:
-                raise ValidationError(f"{where} partition field {field.name}, which is computed of several columns")
 
 
 def _lists(metadata: TableMetadataV1) -> dict[str, Any]:

@@ -2,17 +2,34 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 import pytest
+from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.schema import Schema
-from pyiceberg.types import LongType, NestedField
+from pyiceberg.table.sorting import SortField, SortOrder
+from pyiceberg.transforms import BucketTransform, IdentityTransform, MonthTransform
+from pyiceberg.types import (
+    IntegerType,
+    ListType,
+    LongType,
+    MapType,
+    NestedField,
+    StringType,
+    StructType,
+    TimestampNanoType,
+    TimestampType,
+)
 
 import sparkmeta as sm
+from sparkmeta.session import local_frame
+from tests.peers.java import Java
+from tests.peers.twins import comparable
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from pyspark.sql import SparkSession
 
 SCHEMA = Schema(NestedField(1, "id", LongType(), required=True))
@@ -28,7 +45,8 @@ def catalog(request: pytest.FixtureRequest, tmp_path: Path) -> sm.Catalog:
 
 
 @pytest.mark.parametrize(
-    ("argument", "written", "version"), [(None, None, 2), (3, None, 3), (4, None, 4), (None, "3", 3), (4, "4", 4)]
+    ("argument", "written", "version"),
+    [(None, None, 2), (1, None, 1), (3, None, 3), (4, None, 4), (None, "1", 1), (None, "3", 3), (4, "4", 4)],
 )
 def test_the_version_of_a_new_table(
     spark: SparkSession, catalog: sm.Catalog, argument: int | None, written: str | None, version: int
@@ -42,7 +60,7 @@ def test_the_version_of_a_new_table(
 @pytest.mark.parametrize(
     ("argument", "written", "kind", "problem"),
     [
-        (1, None, sm.UnsupportedError, "format version '1'"),
+        (0, None, sm.UnsupportedError, "format version '0'"),
         (5, None, sm.UnsupportedError, "format version '5'"),
         (None, "two", sm.UnsupportedError, "format version 'two'"),
         (3, "2", sm.ValidationError, "the property format-version is '2', and format_version is 3"),
@@ -60,3 +78,115 @@ def test_versions_that_are_refused(
     with pytest.raises(kind, match=problem):
         catalog.create_table("ns.t", SCHEMA, properties=properties, format_version=argument, spark=spark)
     assert catalog.list_tables("ns") == []
+
+
+NESTED = Schema(
+    NestedField(7, "id", LongType(), required=True),
+    NestedField(3, "at", TimestampType()),
+    NestedField(
+        9,
+        "tags",
+        ListType(21, StructType(NestedField(30, "k", StringType(), doc="a key"), NestedField(12, "v", LongType()))),
+    ),
+    NestedField(10, "by_name", MapType(40, StringType(), 41, LongType(), value_required=False)),
+    NestedField(11, "s", StructType(NestedField(50, "x", StringType(), required=True))),
+    identifier_field_ids=[7],
+)
+LAYOUT = (
+    PartitionSpec(PartitionField(3, 5, MonthTransform(), "at_month"), PartitionField(7, 9, BucketTransform(4), "b")),
+    SortOrder(SortField(50, transform=IdentityTransform()), order_id=3),
+)
+
+
+@pytest.mark.java
+@pytest.mark.parametrize("version", [1, 2, 3])
+def test_metadata_is_that_of_java(spark: SparkSession, tmp_path: Path, version: int) -> None:
+    """Ids, the keys of each version, and empty lists."""
+    iceberg = Java(spark).iceberg
+    schema = iceberg.SchemaParser.fromJson(NESTED.model_dump_json())
+    spec = iceberg.PartitionSpecParser.fromJson(schema, LAYOUT[0].model_dump_json())
+    order = iceberg.SortOrderParser.fromJson(schema, LAYOUT[1].model_dump_json())
+    tables = iceberg.hadoop.HadoopTables(spark._jsparkSession.sessionState().newHadoopConf())
+    properties = {"format-version": str(version), "owner": "me"}
+    tables.create(schema, spec, order, properties, f"file://{tmp_path}/java")
+    catalog = sm.load_catalog("new", type="hadoop", warehouse=f"file://{tmp_path}", spark=spark)
+    catalog.create_table("ns.t", NESTED, *LAYOUT, properties=properties, spark=spark)
+    ours, theirs = (
+        json.loads((tmp_path / folder / "metadata" / "v1.metadata.json").read_text()) for folder in ("ns/t", "java")
+    )
+    assert comparable(ours) == comparable(theirs)
+    assert ours.keys() == theirs.keys()
+
+
+@pytest.mark.parametrize("version", [3, 4])
+def test_columns_of_version_3(spark: SparkSession, catalog: sm.Catalog, version: int) -> None:
+    """Nanoseconds, and defaults of columns at any depth, under new ids."""
+    inner = NestedField(8, "x", IntegerType(), initial_default=1, write_default=2)
+    schema = Schema(
+        NestedField(5, "at", TimestampNanoType()),
+        NestedField(6, "s", StructType(inner)),
+        NestedField(7, "list", ListType(9, StructType(NestedField(10, "y", StringType(), write_default="z")))),
+        NestedField(11, "n", LongType(), required=True, initial_default=7, write_default=8, doc="counts"),
+    )
+    table = catalog.create_table("ns.t", schema, format_version=version, spark=spark).refresh()
+
+    def defaults(name: str) -> tuple[Any, ...]:
+        field = table.schema().find_field(name)
+        return field.field_id, field.initial_default, field.write_default, field.doc
+
+    names = ("at", "s", "list", "n", "s.x", "list.element.y")
+    assert list(map(defaults, names)) == [
+        (1, None, None, None), (2, None, None, None), (3, None, None, None), (4, 7, 8, "counts"),
+        (5, 1, 2, None), (7, None, "z", None),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.parametrize(
+    ("column", "problem"),
+    [
+        (NestedField(1, "at", TimestampNanoType()), "column at of type timestamp_ns"),
+        (NestedField(1, "n", IntegerType(), initial_default=1), "the default of column n"),
+    ],
+)
+def test_columns_that_need_version_3(
+    spark: SparkSession, catalog: sm.Catalog, version: int, column: NestedField, problem: str
+) -> None:
+    with pytest.raises(sm.ValidationError, match=f"version {version} does not support {problem}"):
+        catalog.create_table("ns.t", Schema(column), format_version=version, spark=spark)
+    assert catalog.list_tables("ns") == []
+
+
+@pytest.fixture(params=["hadoop", "sql", "rest"])
+def upgrading(request: pytest.FixtureRequest, tmp_path: Path) -> sm.Catalog:
+    if request.param == "rest":
+        rest = sm.load_catalog("new", type="rest", uri=request.getfixturevalue("rest_uri"))
+        rest.create_namespace("upgrading")
+        return rest
+    uri = {"uri": f"sqlite:///{tmp_path}/catalog.db"} if request.param == "sql" else {}
+    catalog = sm.load_catalog("new", type=request.param, warehouse=f"file://{tmp_path}", **uri)
+    catalog.create_namespace("upgrading")
+    return catalog
+
+
+def test_from_version_1_to_3(spark: SparkSession, upgrading: sm.Catalog) -> None:
+    """Rows are written in every version, and get sequence numbers and row ids when a snapshot has them."""
+    table = upgrading.create_table("upgrading.t", SCHEMA, format_version=1, spark=spark)
+    ids: list[int] = []
+
+    def append(table: sm.Table) -> sm.Table:
+        ids.append(len(ids))
+        return table.append(local_frame(spark, pa.table({"id": pa.array(ids[-1:], pa.int64())})))
+
+    table = append(append(table))
+    for version in (2, 3):
+        table = table.maintenance.upgrade(version).commit()
+        assert (table.format_version, table.refresh().format_version) == (version, version)
+        assert sorted(row.id for row in table.scan().to_df().collect()) == ids
+        table = append(table)
+    numbers = {row.id: row.number for row in table.scan().select("id", "_last_updated_sequence_number").to_df()
+               .withColumnRenamed("_last_updated_sequence_number", "number").collect()}  # fmt: skip
+    assert numbers == {0: 0, 1: 0, 2: 1, 3: 2}
+    row_ids = [row["_row_id"] for row in table.scan().select("_row_id").to_df().collect()]
+    assert sorted(row_ids) == ids
+    assert table.metadata.next_row_id == len(ids)  # type: ignore[union-attr]
