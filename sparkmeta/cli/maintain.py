@@ -263,10 +263,10 @@ def rewrite_position_delete_files(
 @takes_output
 @takes_source
 def upgrade(source: Source, format_version: int, compact: bool, commit: bool, as_json: bool) -> None:
-    """Upgrade a table to a metadata tree of format version 4.
+    """Upgrade a table to format version 2 or 3, or to a metadata tree of version 4.
 
-    The table's content does not change. No manifest is rewritten without --compact. Other libraries can't read the
-    table afterwards.
+    The table's content does not change. No manifest is rewritten without --compact. Other libraries can't read a tree
+    afterwards.
 
     Prints the plan. Nothing changes without --commit.
     """

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql import functions as F
 
+from sparkmeta.edit.manifest_counts import known_counts
 from sparkmeta.edit.next_root import conform
 from sparkmeta.manifests.arrays import whole
 from sparkmeta.manifests.manifest_list import SUMMARIES
 from sparkmeta.manifests.v4.layout import tree_schema
 from sparkmeta.manifests.v4.root import Root
 from sparkmeta.manifests.v4.tree_manifests import FOREIGN_KEY, UPGRADED_KEY
-from sparkmeta.spec.entry import MANIFEST_STATS, ContentType, Status
+from sparkmeta.spec.entry import ContentType, Status
 
 if TYPE_CHECKING:
     from sparkmeta.state import TableState
@@ -63,7 +63,7 @@ def _from_list(head: TableState) -> BaseRoot:
     Data manifests without first row ids get them, as in the first commit of format version 3.
     """
     manifests = head.manifests
-    stats = _known_counts(head, manifests)
+    stats = known_counts(head, manifests)
     version = manifests.column("version_info").combine_chunks()
     sequence = version.field("sequence_number")
     first_row_ids, assigned = _row_ids(manifests, stats, int(getattr(head.metadata, "next_row_id", None) or 0))
@@ -92,40 +92,6 @@ def _from_list(head: TableState) -> BaseRoot:
     properties = {UPGRADED_KEY: str(int(getattr(head.metadata, "last_sequence_number", 0) or 0))}
     location = head.snapshot.manifest_list if head.snapshot is not None else None
     return BaseRoot(Root(location or head.metadata.location, table, properties), properties, assigned)
-
-
-def _known_counts(head: TableState, manifests: pa.Table) -> pa.StructArray:
-    """Return `manifest_stats` with all counts. Manifests of version 1 without counts are read (semantics C33)."""
-    stats = manifests.column("manifest_stats").combine_chunks()
-    unknown = pc.is_null(stats.field("added_files_count"))
-    for field_spec in MANIFEST_STATS[:6]:
-        unknown = pc.or_(unknown, pc.is_null(stats.field(field_spec.name)))
-    if not pc.any(unknown).as_py():
-        return stats
-    counted = _count_entries(head, manifests.filter(unknown))
-    rows = stats.to_pylist()
-    ids = manifests.column("manifest").to_pylist()
-    filled = [
-        {**row, **counted.get(manifest, _NOTHING)} if lacks else row
-        for row, manifest, lacks in zip(rows, ids, unknown.to_pylist(), strict=True)
-    ]
-    return pa.array(filled, stats.type)
-
-
-_NAMES = {Status.ADDED: "added", Status.EXISTING: "existing", Status.DELETED: "deleted"}
-_NOTHING = {f"{name}_{kind}_count": 0 for name in _NAMES.values() for kind in ("files", "rows")}
-
-
-def _count_entries(head: TableState, manifests: pa.Table) -> dict[int, dict[str, int]]:
-    """Return the counts of files and rows by status, by manifest."""
-    entries = head.entries(manifests, head.projection(("version_info", "record_count")))
-    status = F.col("version_info.status")
-    sums = []
-    for value, name in _NAMES.items():
-        sums.append(F.sum(F.when(status == int(value), 1).otherwise(0)).alias(f"{name}_files_count"))
-        sums.append(F.sum(F.when(status == int(value), F.col("record_count")).otherwise(0)).alias(f"{name}_rows_count"))
-    counted = entries.groupBy("manifest").agg(*sums).toArrow().to_pylist()
-    return {row.pop("manifest"): row for row in counted}
 
 
 def _row_ids(manifests: pa.Table, stats: pa.StructArray, start: int) -> tuple[pa.Array, int]:

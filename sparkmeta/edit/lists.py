@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from sparkmeta.edit.manifest_counts import with_counts
 from sparkmeta.edit.new_snapshot import SnapshotNames, next_row_id, with_snapshot
 from sparkmeta.manifests.arrays import whole
 from sparkmeta.manifests.manifest_list import MANIFEST_FILE_SCHEMA, write_manifest_list
@@ -38,12 +39,14 @@ class NewList:
                 `write_manifest` returns them, without a sequence number.
 
         Raises:
-            ValidationError: a manifest lacks counts that the format version requires.
+            ValidationError: a manifest lacks a value that the format version requires.
         """
         state, metadata = self.state, self.state.metadata
         version = metadata.format_version
         sequence_number = 0 if version == 1 else metadata.last_sequence_number + 1
         rows = _stamped(manifests, self.names.snapshot_id, sequence_number)
+        if version >= 2:
+            rows = with_counts(state, rows)
         fields: dict[str, Any] = {
             "snapshot-id": self.names.snapshot_id,
             "sequence-number": sequence_number,

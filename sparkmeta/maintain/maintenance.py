@@ -296,19 +296,20 @@ class Maintenance(DataMaintenance[TableT]):
         return leaf_map(self.table, cluster_by, branch)
 
     def upgrade(self, format_version: int, *, compact: bool = False) -> UpgradePlan[TableT]:
-        """Plan the upgrade of a table with manifest lists, of format versions 1 to 4, to the metadata tree.
+        """Plan the upgrade of a table with manifest lists to format version 2 or 3, or to the metadata tree of 4.
 
-        The table's rows stay the same. Manifests are rewritten only by a compaction, `compact_manifests`. Iceberg's
-        Java library refuses the table afterwards.
+        The table's rows stay the same, and snapshots keep their manifest lists. A table can't return to version 1 or 2.
+        For version 3, the next commit to a branch gives row ids to the files of its head. A tree's manifests are
+        rewritten only by a compaction, `compact_manifests`; Iceberg's Java library refuses the table afterwards.
 
         Args:
-            format_version: 4.
-            compact: also compact the manifests of the main branch, in the same commit. `undo_upgrade` is impossible
-                after that.
+            format_version: 2, 3 or 4.
+            compact: also compact the manifests of the main branch of a tree, in the same commit. `undo_upgrade` is
+                impossible after that.
 
         Raises:
-            ValidationError: a format version other than 4, or the table already has a tree.
-            UnsupportedError: the table is encrypted or read-only.
+            ValidationError: another format version, or the table has this or a later one already.
+            UnsupportedError: the table is encrypted and is to have a tree, or is read-only.
         """
         return plan_upgrade(self.table, format_version, compact=compact)
 

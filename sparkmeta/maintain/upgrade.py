@@ -1,8 +1,11 @@
-"""Upgrade a table to the metadata tree of format version 4 (semantics N29, N30; examples 17 and 18).
+"""Upgrade a table to a later format version (table spec, Appendix E), or to the metadata tree of version 4.
 
-Only table metadata is replaced, with an expression for every partition field. Snapshots keep their manifest lists. The
-first commit to a branch converts the list of its head to a root. Manifests keep their layout until a compaction, which
-the same commit may make.
+Only table metadata is replaced. Snapshots keep their manifest lists, and manifests their layout. The first snapshot of
+version 3 gives row ids to the manifests that it lists.
+
+For a tree, every partition field gets an expression (semantics N29, N30; examples 17 and 18). The first commit to a
+branch converts the list of its head to a root. Manifests keep their layout until a compaction, which the same commit
+may make.
 """
 
 from __future__ import annotations
@@ -20,11 +23,10 @@ from pyiceberg.table.refs import SnapshotRefType
 from sparkmeta.compact.options import CompactionOptions
 from sparkmeta.compact.plan import CompactionPlan, CompactionSummary, compaction_of
 from sparkmeta.edit.attempts import Step, commit_steps
-from sparkmeta.errors import ValidationError
+from sparkmeta.errors import ValidationError, shown
 from sparkmeta.operations.base_table import TableT
 from sparkmeta.spec.metadata import has_tree, refuse_encrypted
-from sparkmeta.spec.metadata_model import TableMetadataV4
-from sparkmeta.spec.upgrade import upgrade_metadata
+from sparkmeta.spec.upgrade import upgrade_lists, upgrade_metadata
 
 if TYPE_CHECKING:
     from sparkmeta.spec.expressions import Expression
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
     from sparkmeta.state import TableState
 
 TREE_VERSION = 4
+_VERSIONS = (2, 3, TREE_VERSION)
 
 
 @dataclass(frozen=True)
@@ -66,7 +69,7 @@ class UpgradeSummary:
     """The changes that an upgrade makes, and the files that it keeps; `str` formats them.
 
     Attributes:
-        expressions: the new expressions.
+        expressions: the new expressions, which only a tree has.
         snapshots: the number of snapshots, which keep their manifest lists.
         compaction: the compaction of the main branch; None if the upgrade makes none.
     """
@@ -81,17 +84,16 @@ class UpgradeSummary:
     compaction: CompactionSummary | None = None
 
     def __str__(self) -> str:
-        fields = [
-            f"  expression {expression.expr_id}: {_expression_text(expression)}" for expression in self.expressions
-        ]
-        branches = [f"  {branch}" for branch in self.branches]
+        becomes = f"{self.table}: format version {self.from_version} becomes {self.to_version}"
+        listed = [f"{self.snapshots} snapshots keep their manifest lists", *(f"  {branch}" for branch in self.branches)]
+        if self.to_version < TREE_VERSION:
+            return "\n".join([becomes, *listed, f"{_NEEDS[self.to_version]} from then on"])
         return "\n".join(
             [
-                f"{self.table}: format version {self.from_version} becomes {self.to_version}, with a metadata tree",
-                f"{len(fields)} new expressions for {self.specs} partition specs",
-                *fields,
-                f"{self.snapshots} snapshots keep their manifest lists",
-                *branches,
+                f"{becomes}, with a metadata tree",
+                f"{len(self.expressions)} new expressions for {self.specs} partition specs",
+                *(f"  expression {each.expr_id}: {_expression_text(each)}" for each in self.expressions),
+                *listed,
                 "Iceberg's Java library refuses the table from then on",
                 *self._manifests,
             ]
@@ -107,15 +109,23 @@ class UpgradeSummary:
         return [f"no manifest is written anew: {next_step}; upgrade(4, compact=True) does both"]
 
 
+_NEEDS = {
+    2: "Engines that read only version 1 refuse the table",
+    3: "Engines that read only versions 1 and 2 refuse the table, and deletes are deletion vectors",
+}
+
+
 @dataclass(frozen=True)
 class UpgradePlan(Generic[TableT]):
     """A plan to upgrade a table, carried out by `commit`.
 
     Attributes:
+        to_version: the format version that the table gets.
         compact: whether to compact the manifests of the main branch in the same commit.
     """
 
     table: TableT
+    to_version: int = TREE_VERSION
     compact: bool = False
     _table_uuid: uuid.UUID = field(default_factory=uuid.uuid4)
     _committed: list[TableT] = field(default_factory=list, init=False, repr=False, compare=False)
@@ -143,9 +153,9 @@ class UpgradePlan(Generic[TableT]):
         return UpgradeSummary(
             table=self.table.full_name,
             from_version=metadata.format_version,
-            to_version=TREE_VERSION,
+            to_version=self.to_version,
             specs=len(metadata.partition_specs),
-            expressions=tuple(expression for expression in upgraded.expressions if expression.expr_id not in known),
+            expressions=tuple(each for each in getattr(upgraded, "expressions", ()) if each.expr_id not in known),
             snapshots=len(metadata.snapshots),
             branches=tuple(_branches(self.table.state)),
             compaction=None if self.compaction is None else self.compaction.summary(),
@@ -174,29 +184,49 @@ class UpgradePlan(Generic[TableT]):
         plan = asdict(summary) | {"expressions": expressions}
         return {"table": self.table.metadata.location, "plan": plan, "committed": committed}
 
-    def apply(self, state: TableState) -> TableMetadataV4:
+    def apply(self, state: TableState) -> TableMetadata:
         """Return the upgraded metadata of a state. For `commit`."""
-        _refuse(state.metadata)
-        upgraded = upgrade_metadata(state.metadata, self._table_uuid)
+        _refuse(state.metadata, self.to_version)
+        upgraded = self._upgraded(state.metadata)
         now = max(int(time.time() * 1000), upgraded.last_updated_ms)
         return upgraded.model_copy(update={"last_updated_ms": now})
+
+    def _upgraded(self, metadata: TableMetadata) -> TableMetadata:
+        if self.to_version == TREE_VERSION:
+            return upgrade_metadata(metadata, self._table_uuid)
+        return upgrade_lists(metadata, self.to_version, self._table_uuid)
 
 
 def plan_upgrade(table: TableT, format_version: int, *, compact: bool = False) -> UpgradePlan[TableT]:
     """See `Maintenance.upgrade`."""
-    if format_version != TREE_VERSION:
+    to_tree = format_version == TREE_VERSION
+    if format_version not in _VERSIONS:
+        known = ", ".join(map(str, _VERSIONS))
         raise ValidationError(
-            f"{table.full_name}: there is an upgrade to format version 4 only, not to {format_version}"
+            f"{table.full_name}: format_version is {shown(format_version)}: tables are upgraded to {known}"
         )
-    _refuse(table.metadata)
-    table.refuse_read_only(as_tree=True)
-    return UpgradePlan(table, compact)
+    if compact and not to_tree:
+        raise ValidationError(f"{table.full_name}: compact is true: only an upgrade to version {TREE_VERSION} compacts")
+    _refuse(table.metadata, format_version)
+    table.refuse_read_only(as_tree=to_tree)
+    return UpgradePlan(table, format_version, compact)
 
 
-def _refuse(metadata: TableMetadata) -> None:
+def can_upgrade(metadata: TableMetadata, format_version: int) -> bool:
+    """Return whether a table has an earlier format version, or manifest lists and no tree yet."""
+    return not has_tree(metadata) and metadata.format_version < format_version + (format_version == TREE_VERSION)
+
+
+def _refuse(metadata: TableMetadata, format_version: int) -> None:
     if has_tree(metadata):
         raise ValidationError(f"{metadata.location}: the table has the metadata tree of format version 4 already")
-    refuse_encrypted(metadata, "which metadata trees can't be")
+    if not can_upgrade(metadata, format_version):
+        raise ValidationError(
+            f"{metadata.location}: the table has format version {metadata.format_version} already: an upgrade to "
+            f"{format_version} is impossible"
+        )
+    if format_version == TREE_VERSION:
+        refuse_encrypted(metadata, "which metadata trees can't be")
 
 
 def _branches(state: TableState) -> list[BranchSummary]:

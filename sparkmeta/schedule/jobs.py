@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from sparkmeta.errors import ValidationError, shown
 from sparkmeta.maintain.maintenance import Maintenance
+from sparkmeta.maintain.upgrade import can_upgrade
 from sparkmeta.spec.metadata import has_tree
 
 if TYPE_CHECKING:
@@ -37,24 +38,35 @@ def _by_plan(job: Job, report: HealthReport) -> bool:  # noqa: ARG001  the plan 
     return True
 
 
-def _of_all(table: Table) -> bool:  # noqa: ARG001  whatever its format version
+_Options = Mapping[str, Any]
+
+
+def _of_all(_table: Table, _options: _Options) -> bool:
     return True
 
 
-def _of_trees(table: Table) -> bool:
+def _of_trees(table: Table, _options: _Options) -> bool:
     return has_tree(table.metadata)
 
 
-def _of_lists(table: Table) -> bool:
+def _of_lists(table: Table, _options: _Options) -> bool:
     return not has_tree(table.metadata) and table.format_version < 4
 
 
-def _takes_rows(table: Table) -> bool:
-    return _of_trees(table) or _of_lists(table)
+def _takes_rows(table: Table, _options: _Options) -> bool:
+    return has_tree(table.metadata) or table.format_version < 4
 
 
-def _has_deletes(table: Table) -> bool:
-    return _of_trees(table) or (_of_lists(table) and table.format_version > 1)
+def _has_deletes(table: Table, options: _Options) -> bool:
+    return _takes_rows(table, options) and table.format_version > 1
+
+
+def _of_earlier_version(table: Table, options: _Options) -> bool:
+    return can_upgrade(table.metadata, options["format_version"])
+
+
+def _has_partitions(table: Table, _options: _Options) -> bool:
+    return not table.spec().is_unpartitioned()
 
 
 @dataclass(frozen=True)
@@ -65,13 +77,13 @@ class Job:
         name: the name of a method of `Maintenance`, which returns a plan.
         is_needed: whether a report makes it necessary. By default, a finding names the job; `_by_plan` leaves it to the
             job's plan and its options.
-        suits: whether it can be done to a table; if not, it is passed over.
+        suits: whether it can be done to a table, with its options; if not, it is passed over.
         defaults: options that its method requires.
     """
 
     name: str
     is_needed: Callable[[Job, HealthReport], bool] = _found
-    suits: Callable[[Table], bool] = _of_all
+    suits: Callable[[Table, _Options], bool] = _of_all
     defaults: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -97,6 +109,10 @@ class Job:
             elif not _fits(value, known[name]):
                 raise ValidationError(f"{place}.{name} is {shown(value)}: expected {_what(known[name])}")
 
+    def applies(self, table: Table, options: Mapping[str, Any]) -> bool:
+        """Return whether the job can be done to a table; if not, it is passed over."""
+        return self.suits(table, {**self.defaults, **options})
+
     def plan(self, table: Table, options: Mapping[str, Any]) -> Any:
         """Return the plan of the job for a table."""
         named = {**self.defaults, **options}
@@ -105,7 +121,7 @@ class Job:
 
 
 JOBS = (
-    Job("upgrade", _by_plan, lambda table: not has_tree(table.metadata), {"format_version": 4}),
+    Job("upgrade", _by_plan, _of_earlier_version, {"format_version": 4}),
     Job("downgrade", _by_plan, _of_trees, {"format_version": 3}),
     Job("rewrite_data_files", suits=_takes_rows),
     Job("rewrite_position_delete_files", suits=_has_deletes),
@@ -114,7 +130,7 @@ JOBS = (
     Job("rewrite_manifests", suits=_of_lists),
     Job("expire_snapshots", _by_plan),
     Job("remove_orphan_files", _by_plan),
-    Job("compute_partition_stats", _by_plan, lambda table: not table.spec().is_unpartitioned()),
+    Job("compute_partition_stats", _by_plan, _has_partitions),
     Job("compute_table_stats", _by_plan),
 )
 BY_NAME = {job.name: job for job in JOBS}

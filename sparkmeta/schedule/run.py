@@ -147,7 +147,7 @@ class _Group:
         try:
             # Another job may have changed the table's format.
             table = table.refresh()
-            if not job.suits(table):
+            if not job.applies(table, self.group.jobs[job.name]):
                 facts = {"status": UNSUITABLE}
             elif self.group.jobs[job.name].get(ALWAYS, False) or job.is_needed(job, report):
                 facts = self._planned(job, table)

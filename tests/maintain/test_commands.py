@@ -87,7 +87,8 @@ def test_an_upgrade(spark_session: SparkSession, tmp_path: Path) -> None:
     text = upgrade(location)
     assert "format version 2 becomes 4, with a metadata tree\n2 new expressions for 1 partition specs" in text
     assert text.endswith("nothing is changed without --commit\n")
-    assert version_2.refresh().format_version == 2
+    assert "format version 2 becomes 3\n0 snapshots keep" in upgrade(location, "--format-version", "3", "--commit")
+    assert version_2.refresh().format_version == 3
     assert "sparkmeta upgrade" in command(location, code=1)
     result = json.loads(upgrade(location, "--commit", "-o", "json"))
     upgraded = version_2.refresh()
@@ -95,4 +96,4 @@ def test_an_upgrade(spark_session: SparkSession, tmp_path: Path) -> None:
     assert result["committed"] == upgraded.metadata_location
     assert [expression["name"] for expression in result["plan"]["expressions"]] == [field.name for field in SPEC.fields]
     assert "has the metadata tree of format version 4 already" in upgrade(location, "--commit", code=1)
-    assert "not to 3" in upgrade(location, "--format-version", "3", code=1)
+    assert "tables are upgraded to 2, 3, 4" in upgrade(location, "--format-version", "1", code=1)

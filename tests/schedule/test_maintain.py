@@ -268,3 +268,30 @@ def test_every_job_of_the_example_exists_and_every_operation_is_a_job() -> None:
         assert callable(getattr(sm.Maintenance, job.name))
     public = {name for name in vars(sm.Maintenance) if not name.startswith("_")} - {"table"}
     assert public - set(names) == {"health", "leaf_map", "undo_upgrade"}
+
+
+def test_upgrades_to_a_version(spark_session: SparkSession, tmp_path: Path) -> None:
+    """Tables of the version, of a later one, and trees are passed over."""
+    catalog: Any = sm.load_catalog("test", type="hadoop", warehouse=str(tmp_path / "tables"))
+    for version in (1, 2, 3, 4):
+        catalog.create_table(f"db.v{version}", SCHEMA, SPEC, format_version=version, spark=spark_session)
+    config = f"""
+[catalogs.lake]
+type = "hadoop"
+warehouse = "file://{tmp_path}/tables"
+[[tables]]
+catalog = "lake"
+names = ["db.*"]
+[jobs.upgrade]
+format_version = 2
+"""
+    code, results, _ = command("--config", str(written(tmp_path / "c.toml", config)), "--commit")
+    assert code == 0
+    done = {name: status for (name, job), status in statuses(results).items() if job == "upgrade"}
+    assert done == {"db.v1": "committed"} | dict.fromkeys(("db.v2", "db.v3", "db.v4"), "not applicable")
+    assert [catalog.load_table(f"db.v{version}", spark_session).format_version for version in (1, 2, 3, 4)] == [
+        2,
+        2,
+        3,
+        4,
+    ]
