@@ -1,9 +1,9 @@
-"""Manage branches and tags: pyiceberg's builder, extended by fast-forwards and cherry-picks."""
+"""Manage branches and tags: pyiceberg's builder, extended by what Java's builder can do besides."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from pyiceberg.table.refs import MAIN_BRANCH, SnapshotRefType
 from pyiceberg.table.update.snapshot import ManageSnapshots as IcebergManageSnapshots
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from sparkmeta.edit.attempts import Step
     from sparkmeta.edit.new_snapshot import SnapshotNames
-    from sparkmeta.spec.metadata import Snapshot, TableMetadata
+    from sparkmeta.spec.metadata import Snapshot, SnapshotRef, TableMetadata
     from sparkmeta.state import TableState
 
 SOURCE_SNAPSHOT = "source-snapshot-id"
@@ -42,16 +42,145 @@ class _Steps(Protocol):
 
     def _add(self, step: Step) -> object: ...
 
+    def _set_ref_snapshot(self, snapshot_id: int, ref_name: str, **fields: Any) -> tuple[Any, Any]: ...
+
     def _add_snapshot(self, step: Step) -> None: ...
 
 
 class ManageSnapshots(IcebergManageSnapshots):
-    """pyiceberg's builder of branches and tags, which can also fast-forward and cherry-pick.
+    """pyiceberg's builder of branches and tags, extended by what Java's can do besides.
 
-    It ends with `commit`, or with its `with` block.
+    It ends with `commit`, or with its `with` block. As in Java, creating a branch or tag that exists and removing one
+    that does not are errors, and so is removing main. A ref that moves keeps its retention.
     """
 
     _transaction: _Steps  # type: ignore[assignment]
+
+    def create_tag(self, snapshot_id: int, tag_name: str, max_ref_age_ms: int | None = None) -> Self:
+        """Create a tag.
+
+        Raises:
+            NoSuchSnapshotError: the table has no such snapshot.
+            ValidationError: a branch or tag has the name.
+        """
+        self._refuse_existing(tag_name, snapshot_id)
+        super().create_tag(snapshot_id, tag_name, max_ref_age_ms)
+        return self
+
+    def create_branch(
+        self,
+        snapshot_id: int,
+        branch_name: str,
+        max_ref_age_ms: int | None = None,
+        max_snapshot_age_ms: int | None = None,
+        min_snapshots_to_keep: int | None = None,
+    ) -> Self:
+        """Create a branch.
+
+        Raises:
+            NoSuchSnapshotError: the table has no such snapshot.
+            ValidationError: a branch or tag has the name.
+        """
+        self._refuse_existing(branch_name, snapshot_id)
+        super().create_branch(snapshot_id, branch_name, max_ref_age_ms, max_snapshot_age_ms, min_snapshots_to_keep)
+        return self
+
+    def remove_tag(self, tag_name: str) -> Self:
+        """Remove a tag. Raises ValidationError if there is none of that name."""
+        self._ref(tag_name, SnapshotRefType.TAG)
+        super().remove_tag(tag_name)
+        return self
+
+    def remove_branch(self, branch_name: str) -> Self:
+        """Remove a branch. Raises ValidationError if there is none of that name, or it is main."""
+        self._branch_but_main(branch_name, "removed")
+        super().remove_branch(branch_name)
+        return self
+
+    def rename_branch(self, branch_name: str, new_name: str) -> Self:
+        """Rename a branch.
+
+        Raises:
+            ValidationError: there is no such branch, it is main, or a branch or tag has the new name.
+        """
+        ref = self._branch_but_main(branch_name, "renamed")
+        self._refuse_existing(new_name, ref.snapshot_id)
+        super().create_branch(
+            ref.snapshot_id, new_name, ref.max_ref_age_ms, ref.max_snapshot_age_ms, ref.min_snapshots_to_keep
+        )
+        super().remove_branch(branch_name)
+        return self
+
+    def replace_tag(self, tag_name: str, snapshot_id: int) -> Self:
+        """Move a tag to another snapshot.
+
+        Raises:
+            NoSuchSnapshotError: the table has no such snapshot.
+            ValidationError: there is no such tag.
+        """
+        return self._set(tag_name, self._ref(tag_name, SnapshotRefType.TAG), snapshot_id)
+
+    def replace_branch(self, branch_name: str, snapshot_id: int) -> Self:
+        """Move a branch to another snapshot, which need not descend from its head.
+
+        Raises:
+            NoSuchSnapshotError: the table has no such snapshot.
+            ValidationError: there is no such branch.
+        """
+        return self._set(branch_name, self._ref(branch_name, SnapshotRefType.BRANCH), snapshot_id)
+
+    def set_min_snapshots_to_keep(self, branch_name: str, min_snapshots_to_keep: int) -> Self:
+        """Set how many snapshots of a branch an expiry keeps. Raises ValidationError for tags and unknown branches."""
+        _refuse_below_1("min_snapshots_to_keep", min_snapshots_to_keep)
+        ref = self._ref(branch_name, SnapshotRefType.BRANCH)
+        return self._set(branch_name, ref, min_snapshots_to_keep=min_snapshots_to_keep)
+
+    def set_max_snapshot_age_ms(self, branch_name: str, max_snapshot_age_ms: int) -> Self:
+        """Set how long an expiry keeps snapshots of a branch. Raises ValidationError for tags and unknown branches."""
+        _refuse_below_1("max_snapshot_age_ms", max_snapshot_age_ms)
+        ref = self._ref(branch_name, SnapshotRefType.BRANCH)
+        return self._set(branch_name, ref, max_snapshot_age_ms=max_snapshot_age_ms)
+
+    def set_max_ref_age_ms(self, name: str, max_ref_age_ms: int) -> Self:
+        """Set how long an expiry keeps a branch or tag. Raises ValidationError for unknown ones."""
+        _refuse_below_1("max_ref_age_ms", max_ref_age_ms)
+        return self._set(name, self._ref(name), max_ref_age_ms=max_ref_age_ms)
+
+    def _set(self, name: str, ref: SnapshotRef, snapshot_id: int | None = None, **retention: int) -> Self:
+        """Move a branch or tag, or change its retention."""
+        if snapshot_id is not None:
+            snapshot_of(self._transaction.table_metadata, snapshot_id)
+        target, kind = ref.snapshot_id if snapshot_id is None else snapshot_id, ref.snapshot_ref_type
+        update, requirement = self._transaction._set_ref_snapshot(target, name, type=kind, **retention)
+        self._updates += update
+        self._requirements += requirement
+        return self
+
+    def _refuse_existing(self, name: str, snapshot_id: int) -> None:
+        self._commit_if_ref_updates_exist()
+        snapshot_of(self._transaction.table_metadata, snapshot_id)
+        if (ref := self._transaction.table_metadata.refs.get(name)) is not None:
+            raise ValidationError(
+                f"{self._transaction.table_metadata.location}: there is a {ref.snapshot_ref_type} {name!r} already: "
+                f"replace_{ref.snapshot_ref_type} moves it"
+            )
+
+    def _ref(self, name: str, kind: SnapshotRefType | None = None) -> SnapshotRef:
+        """Return a branch or tag, with the changes of the builder so far."""
+        self._commit_if_ref_updates_exist()
+        metadata = self._transaction.table_metadata
+        ref = metadata.refs.get(name)
+        what = "branch or tag" if kind is None else str(kind)
+        if ref is None:
+            raise ValidationError(f"{metadata.location} has no {what} {name!r}")
+        if kind is not None and ref.snapshot_ref_type is not kind:
+            raise ValidationError(f"{metadata.location}: {name!r} is a {ref.snapshot_ref_type}: expected a {what}")
+        return ref
+
+    def _branch_but_main(self, name: str, change: str) -> SnapshotRef:
+        if name == MAIN_BRANCH:
+            raise ValidationError(f"{self._transaction.table_metadata.location}: the branch main can't be {change}")
+        return self._ref(name, SnapshotRefType.BRANCH)
 
     def fast_forward(self, branch: str, to: str) -> Self:
         """Move a branch to the snapshot of another branch or tag, which must descend from the branch's head.
@@ -84,6 +213,11 @@ class ManageSnapshots(IcebergManageSnapshots):
         snapshot_of(self._transaction.table_metadata, snapshot_id)
         self._transaction._add_snapshot(CherryPick(snapshot_id))
         return self
+
+
+def _refuse_below_1(name: str, value: int) -> None:
+    if value < 1:
+        raise ValidationError(f"{name} is {value}: expected a whole number of 1 or more")
 
 
 @dataclass(frozen=True)

@@ -16,15 +16,16 @@ from pyiceberg.table.update import (
     TableRequirement,
     TableUpdate,
 )
-from pyiceberg.table.update.schema import UpdateSchema
 from pyiceberg.table.update.sorting import UpdateSortOrder
 
 from sparkmeta.commit.manage_snapshots import ManageSnapshots
 from sparkmeta.commit.snapshot_update import SnapshotUpdate
 from sparkmeta.edit.attempts import Step, commit_steps
-from sparkmeta.errors import CommitConflictError
+from sparkmeta.edit.new_snapshot import ref_update
+from sparkmeta.errors import CommitConflictError, ValidationError, shown
 from sparkmeta.operations.base_table import TableT
 from sparkmeta.spec.metadata import refuse_encrypted
+from sparkmeta.spec.update_schema import UpdateSchema
 from sparkmeta.spec.updates import UpdateSpec, update_table_metadata
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from sparkmeta.spec.metadata import TableMetadata
     from sparkmeta.state import TableState
 
+FORMAT_VERSION = "format-version"
 # Changes of branches and tags, which tables of every format version support.
 _REF_UPDATES = (SetSnapshotRefUpdate, RemoveSnapshotRefUpdate)
 
@@ -85,7 +87,10 @@ class Transaction(Generic[TableT]):
         return update
 
     def update_schema(self, allow_incompatible_changes: bool = False, case_sensitive: bool = True) -> UpdateSchema:
-        """Return pyiceberg's builder of schema changes, which ends with its `commit` or its `with` block."""
+        """Return pyiceberg's builder of schema changes, which ends with its `commit` or its `with` block.
+
+        Table properties that name columns follow: the name mapping, and the metrics modes and Bloom filters of columns.
+        """
         return UpdateSchema(self, allow_incompatible_changes, case_sensitive)  # type: ignore[arg-type]
 
     def update_spec(self, case_sensitive: bool = True) -> UpdateSpec:
@@ -97,20 +102,29 @@ class Transaction(Generic[TableT]):
         return UpdateSortOrder(self, case_sensitive)  # type: ignore[arg-type]
 
     def manage_snapshots(self) -> ManageSnapshots:
-        """Return a builder of branches and tags: pyiceberg's, with `fast_forward` and `cherry_pick`.
+        """Return a builder of branches and tags: pyiceberg's, with what Java's can do besides.
 
         It ends with its `commit` or its `with` block.
         """
         return ManageSnapshots(self)  # type: ignore[arg-type]
 
     def set_properties(self, properties: Mapping[str, Any] | None = None, **values: Any) -> Self:
-        """Set table properties."""
+        """Set table properties.
+
+        Raises:
+            ValidationError: the property is `format-version`, which `table.maintenance.upgrade` changes.
+        """
         updates = {key: str(value) for key, value in {**(properties or {}), **values}.items()}
+        if FORMAT_VERSION in updates:
+            raise ValidationError(
+                f"{self.table.full_name}: {FORMAT_VERSION} is {shown(updates[FORMAT_VERSION])}: it is no property of a "
+                "table: table.maintenance.upgrade changes the format version"
+            )
         self._apply((SetPropertiesUpdate(updates=updates),))
         return self
 
     def remove_properties(self, *names: str) -> Self:
-        """Remove table properties."""
+        """Remove table properties. Those that the table does not have are passed over."""
         self._apply((RemovePropertiesUpdate(removals=list(names)),))
         return self
 
@@ -148,8 +162,7 @@ class Transaction(Generic[TableT]):
         self, snapshot_id: int, ref_name: str, **fields: Any
     ) -> tuple[tuple[TableUpdate, ...], tuple[TableRequirement, ...]]:
         known = self.table_metadata.refs.get(ref_name)
-        given = {key: value for key, value in fields.items() if value is not None}
-        update = SetSnapshotRefUpdate.model_validate({"snapshot-id": snapshot_id, "ref-name": ref_name, **given})
+        update = ref_update(self.table_metadata, ref_name, snapshot_id, **fields)
         requirement = {"ref": ref_name, "snapshot-id": known.snapshot_id if known else None}
         return (update,), (AssertRefSnapshotId.model_validate(requirement),)
 

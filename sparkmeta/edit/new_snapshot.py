@@ -127,9 +127,20 @@ def with_snapshot(state: TableState, branch: str, fields: dict[str, Any]) -> Tab
 
 def branch_update(metadata: TableMetadata, branch: str, snapshot_id: int) -> SetSnapshotRefUpdate:
     """Return the update that sets or creates a branch. An existing branch keeps its retention."""
-    ref = metadata.refs.get(branch)
-    retention = {} if ref is None else ref.model_dump(exclude={"snapshot_id", "snapshot_ref_type"}, exclude_none=True)
-    return SetSnapshotRefUpdate(**{**retention, "ref_name": branch, "type": "branch", "snapshot_id": snapshot_id})
+    return ref_update(metadata, branch, snapshot_id, type="branch")
+
+
+def ref_update(metadata: TableMetadata, name: str, snapshot_id: int, **fields: Any) -> SetSnapshotRefUpdate:
+    """Return the update that sets or creates a branch or tag. An existing one keeps its retention.
+
+    Args:
+        fields: `type`, and fields of the retention, of which None changes nothing.
+    """
+    ref = metadata.refs.get(name)
+    kept = {"max_ref_age_ms", "max_snapshot_age_ms", "min_snapshots_to_keep"}
+    known = {} if ref is None else ref.model_dump(include=kept, exclude_none=True, by_alias=False)
+    given = {key: value for key, value in fields.items() if value is not None}
+    return SetSnapshotRefUpdate(**{**known, **given, "ref_name": name, "snapshot_id": snapshot_id})
 
 
 def branch_head(state: TableState, branch: str) -> TableState:

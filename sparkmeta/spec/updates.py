@@ -6,11 +6,14 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from pydantic import BaseModel
 from pyiceberg import exceptions
+from pyiceberg.expressions import Reference
 from pyiceberg.partitioning import PartitionField
 from pyiceberg.table import update as iceberg
 from pyiceberg.table.update.spec import UpdateSpec as IcebergUpdateSpec
+from pyiceberg.transforms import parse_transform
 
 from sparkmeta.errors import UnsupportedError, ValidationError
+from sparkmeta.spec.format_versions import refuse_unsupported
 from sparkmeta.spec.metadata_model import TableMetadata, TableMetadataV4
 from sparkmeta.spec.partitioning import partition_sources, partition_spec_from_json, partition_spec_to_json
 from sparkmeta.spec.snapshot import (
@@ -59,7 +62,8 @@ def update_table_metadata(
     applicable, counters = [], _counters(metadata, updates)
     for update in updates:
         if not isinstance(update, iceberg.UpgradeFormatVersionUpdate):
-            applicable.append(_with_all_sources(update, metadata))
+            _refuse_later_version(update, metadata)
+            applicable.append(_present(_with_all_sources(update, metadata), metadata))
         elif update.format_version != metadata.format_version:
             problem = (
                 f"format version {metadata.format_version} can't be changed to {update.format_version} by an update"
@@ -83,12 +87,27 @@ class UpdateSpec(IcebergUpdateSpec):
     - A field that equals a field of an earlier spec gets its id, from version 2 on. pyiceberg does this only for
       version 2.
     - New ids are larger than those of all specs, even if last-partition-id is too small.
+    - A field that is removed and added again stays where it is, as in Java, with the new name if there is one.
     """
 
     def __init__(self, transaction: Transaction, case_sensitive: bool = True) -> None:
         super().__init__(transaction, case_sensitive)
         assigned = (spec.last_assigned_field_id for spec in transaction.table_metadata.specs().values())
         self._last_assigned_partition_id = max([self._last_assigned_partition_id, *assigned])
+
+    def add_field(
+        self, source_column_name: str, transform: str | Transform[Any, Any], partition_field_name: str | None = None
+    ) -> UpdateSpec:
+        bound = Reference(source_column_name).bind(self._transaction.table_metadata.schema(), self._case_sensitive)
+        parsed = parse_transform(transform) if isinstance(transform, str) else transform
+        existing = self._transform_to_field.get((bound.field.field_id, repr(parsed)))
+        if existing is None or existing.field_id not in self._deletes:
+            super().add_field(source_column_name, parsed, partition_field_name)
+            return self
+        self._deletes.remove(existing.field_id)
+        if partition_field_name not in (None, existing.name):
+            self.rename_field(existing.name, partition_field_name)
+        return self
 
     def _partition_field(self, transform_key: tuple[int, Transform[Any, Any]], name: str | None) -> PartitionField:
         metadata = self._transaction.table_metadata
@@ -132,6 +151,19 @@ def _next_row_id(metadata: TableMetadata, snapshot: Any, next_row_id: int) -> in
 
 def _refuse(metadata: TableMetadata, snapshot: Any, problem: str) -> None:
     raise ValidationError(f"{metadata.location}: snapshot {snapshot.snapshot_id} {problem}")
+
+
+def _refuse_later_version(update: TableUpdate, metadata: TableMetadata) -> None:
+    """Raise ValidationError if an added schema or spec needs a later format version."""
+    schemas = [update.schema_] if isinstance(update, iceberg.AddSchemaUpdate) else []
+    refuse_unsupported(metadata.format_version, schemas, [], metadata.location)
+
+
+def _present(update: TableUpdate, metadata: TableMetadata) -> TableUpdate:
+    """Restrict an update that removes properties to those that the table has, as pyiceberg requires."""
+    if not isinstance(update, iceberg.RemovePropertiesUpdate):
+        return update
+    return iceberg.RemovePropertiesUpdate(removals=[name for name in update.removals if name in metadata.properties])
 
 
 def _with_all_sources(update: TableUpdate, metadata: TableMetadata) -> TableUpdate:

@@ -320,7 +320,6 @@ def test_models_of_pyiceberg_become_ours() -> None:
 BAD: list[tuple[Any, type[SparkmetaError], str]] = [
     (iceberg.SetDefaultSpecUpdate.model_validate({"spec-id": 77}), ValidationError, "77"),
     (iceberg.SetDefaultSpecUpdate(), ValidationError, "no partition spec has been added"),
-    (iceberg.RemovePropertiesUpdate(removals=["absent"]), ValidationError, "absent"),
     (branch("b", 12345), ValidationError, "unknown snapshot 12345"),
     (
         iceberg.UpgradeFormatVersionUpdate.model_validate({"format-version": 3}),

@@ -1,0 +1,86 @@
+"""Change schemas, and with them the table properties that name columns."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pydantic import ValidationError as PydanticError
+from pyiceberg.schema import index_name_by_id
+from pyiceberg.table import TableProperties
+from pyiceberg.table.update import (
+    AddSchemaUpdate,
+    RemovePropertiesUpdate,
+    SetCurrentSchemaUpdate,
+    SetPropertiesUpdate,
+)
+from pyiceberg.table.update.schema import UpdateSchema as IcebergUpdateSchema
+
+from sparkmeta.errors import ValidationError, first_line
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from pyiceberg.schema import Schema
+    from pyiceberg.table import Transaction
+    from pyiceberg.table.name_mapping import NameMapping
+    from pyiceberg.table.update import TableUpdate, UpdatesAndRequirements
+
+# Properties of a column, whose keys end with its full name.
+_OF_COLUMNS = (
+    "write.metadata.metrics.column.",
+    "write.parquet.bloom-filter-enabled.column.",
+    "write.parquet.bloom-filter-fpp.column.",
+    "write.parquet.bloom-filter-ndv.column.",
+    "write.parquet.stats-enabled.column.",
+)
+
+
+class UpdateSchema(IcebergUpdateSchema):
+    """pyiceberg's builder of schema changes, which keeps table properties in step as Java's does.
+
+    - The name mapping gets the names of new and renamed columns.
+    - Properties of a renamed column get its new name, and those of a deleted column are removed.
+    """
+
+    def __init__(
+        self, transaction: Transaction, allow_incompatible_changes: bool = False, case_sensitive: bool = True
+    ) -> None:
+        mapping = _name_mapping(transaction)
+        super().__init__(transaction, allow_incompatible_changes, case_sensitive, name_mapping=mapping)
+
+    def _commit(self) -> UpdatesAndRequirements:
+        updates, requirements = super()._commit()
+        if not any(isinstance(update, AddSchemaUpdate | SetCurrentSchemaUpdate) for update in updates):
+            return updates, requirements
+        properties = self._transaction.table_metadata.properties
+        return (*updates, *_property_updates(properties, self._schema, self._apply())), requirements
+
+
+def _name_mapping(transaction: Transaction) -> NameMapping | None:
+    metadata = transaction.table_metadata
+    try:
+        return metadata.name_mapping()
+    except PydanticError as error:
+        raise ValidationError(
+            f"{metadata.location}: {TableProperties.DEFAULT_NAME_MAPPING} is not a name mapping: {first_line(error)}"
+        ) from error
+
+
+def _property_updates(properties: Mapping[str, str], old: Schema, new: Schema) -> list[TableUpdate]:
+    """Return the updates of properties of columns that have another name in the new schema, or are not in it."""
+    old_names, new_names = index_name_by_id(old), index_name_by_id(new)
+    moved = {name: new_names.get(field_id) for field_id, name in old_names.items() if new_names.get(field_id) != name}
+    removed, added = [], {}
+    for key, value in properties.items():
+        prefix = next((prefix for prefix in _OF_COLUMNS if key.startswith(prefix)), None)
+        if prefix is None or (name := key.removeprefix(prefix)) not in moved:
+            continue
+        removed.append(key)
+        if (new_name := moved[name]) is not None:
+            added[prefix + new_name] = value
+    updates: list[TableUpdate] = []
+    if removed:
+        updates.append(RemovePropertiesUpdate(removals=removed))
+    if added:
+        updates.append(SetPropertiesUpdate(updates=added))
+    return updates
