@@ -5,6 +5,7 @@ After each turn both read the same rows, and a snapshot that is left has the row
 
 from __future__ import annotations
 
+import os
 import random
 import time
 from collections import Counter
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.maintain.row_turns import RowTurns
 from tests.maintain.test_expire import files_below, opened
 from tests.peers.java import Java
 from tests.peers.slices import SOAK
@@ -31,6 +33,8 @@ pytestmark = pytest.mark.java
 
 Rows = Counter[tuple[str | None, ...]]
 SECOND = 1_000
+# Of the long form: the steps for each version and file format, and the seed of the random changes.
+STEPS, SEED = int(os.environ.get("SPARKMETA_STEPS", "200")), os.environ.get("SPARKMETA_SEED", "1")
 
 
 class Turns:
@@ -196,3 +200,19 @@ def test_in_turns(spark: SparkSession, seed: int) -> None:
             shop.set(format_version="3")
         (turns.java if step % 2 else turns.sparkmeta)()
     turns.check(all_snapshots=True)
+
+
+LAYOUTS = [(version, file_format) for version in (1, 2, 3) for file_format in ("parquet", "orc")]
+
+
+@pytest.mark.parametrize(("version", "file_format"), LAYOUTS if SOAK else [(2, "parquet"), (3, "orc")])
+def test_changes_in_turns(spark: SparkSession, version: int, file_format: str) -> None:
+    """Changes of rows, schemas and specs, and maintenance, by each library in turn: rows are those of a model."""
+    rng = random.Random(f"{version} {file_format} {SEED}")
+    shop = Workshop(Java(spark), f"changed_in_turns_{version}_{file_format}")
+    properties = {"write.format.default": file_format} | (MERGE_ON_READ if version > 1 else {})
+    shop.create("id INT, name STRING, part STRING", "part", version=version, properties=properties)
+    turns = RowTurns(shop, rng, version)
+    turns.append(by_java=True)
+    for step in range(STEPS if SOAK else 6):
+        turns.step(by_java=step % 2 == 0)
