@@ -185,16 +185,27 @@ def _compared(fields: tuple[NestedField, ...], field_ids: Iterable[int]) -> tupl
 
 
 def _spark_reads(state: TableState, files: PlannedFiles) -> Flags:
+    """Return which files Spark's reader reads, as well as all equality deletes that apply to them."""
+    flags = _spark_reads_files(state, files.table)
+    for side in files.sides:
+        unread = side.shared_deletes(ContentType.EQUALITY_DELETES)
+        if unread.any():
+            unread &= ~_spark_reads_files(state, side.sets.deletes)
+            flags &= ~side.sets.any(unread)[side.set_codes]
+    return flags
+
+
+def _spark_reads_files(state: TableState, files: pa.Table) -> Flags:
     """Return which files are on a store that Spark opens, and of a format, name and length that its reader reads."""
-    is_parquet = pc.equal(pc.utf8_upper(files.table.column("file_format")), "PARQUET")
-    is_hidden = pc.match_substring_regex(files.table.column("file_path"), _HIDDEN)
-    has_bytes = pc.greater(files.table.column("file_size_in_bytes"), 0)
-    return np.asarray(pc.and_(pc.and_not(is_parquet, is_hidden), has_bytes)) & _spark_opens(state, files)
+    is_parquet = pc.equal(pc.utf8_upper(files.column("file_format")), "PARQUET")
+    is_hidden = pc.match_substring_regex(files.column("file_path"), _HIDDEN)
+    has_bytes = pc.greater(files.column("file_size_in_bytes"), 0)
+    flags: Flags = np.asarray(pc.and_(pc.and_not(is_parquet, is_hidden), has_bytes))
+    return flags & _spark_opens(state, files.column("file_path"))
 
 
-def _spark_opens(state: TableState, files: PlannedFiles) -> Flags:
+def _spark_opens(state: TableState, paths: pa.ChunkedArray) -> Flags:
     """Return which files are on a store that Spark opens, as the first file of each tells."""
-    paths = files.table.column("file_path")
     stores = whole(pc.struct_field(pc.extract_regex(paths, _STORE), "store")).dictionary_encode("encode")
     codes, firsts = np.unique(stores.indices.to_numpy(), return_index=True)
     opens = np.array([state.access.spark_opens(paths[first].as_py()) for first in firsts.tolist()], np.bool_)

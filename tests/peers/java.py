@@ -103,6 +103,11 @@ class Java:
         """The Java `Table` of a name like java.db.t, to be changed through Java's own API."""
         return self.iceberg.spark.Spark3Util.loadIcebergTable(self.session, name)
 
+    def records(self, metadata_location: str, *columns: str) -> list[Any]:
+        """The rows of a table as Java's Records, by Iceberg's generic reader: it has types that Spark has not."""
+        scan = self.iceberg.data.IcebergGenerics.read(self.table(metadata_location).table)
+        return [*iterate((scan.select(self.strings(columns)) if columns else scan).build())]
+
     @cached_property
     def expressions(self) -> Any:
         return self.iceberg.expressions.ExpressionParser

@@ -13,9 +13,10 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
+from pyiceberg.partitioning import PartitionField as SpecField
 from pyiceberg.schema import Schema
 from pyiceberg.table.sorting import NullOrder, SortDirection
-from pyiceberg.transforms import UnknownTransform
+from pyiceberg.transforms import UnknownTransform, VoidTransform
 from pyiceberg.types import LongType, NestedField
 from pyspark.errors import PySparkException
 from pyspark.sql import functions as F
@@ -30,7 +31,7 @@ from sparkmeta.errors import UnsupportedError, ValidationError, from_spark
 from sparkmeta.rows.write.cleanup import delete_written
 from sparkmeta.rows.write.file_schema import FileColumns
 from sparkmeta.rows.write.input import check_columns, field_value, written_columns
-from sparkmeta.rows.write.metrics import metric_leaves, sized_leaves
+from sparkmeta.rows.write.metrics import leaf_ids, metric_leaves, sized_leaves
 from sparkmeta.rows.write.options import WriteOptions
 from sparkmeta.rows.write.places import PartitionField, Places
 from sparkmeta.rows.write.task_values import TaskValue, TaskValues
@@ -40,7 +41,6 @@ from sparkmeta.spec.metrics_modes import metrics_modes
 from sparkmeta.storage.access import executor_writer
 
 if TYPE_CHECKING:
-    from pyiceberg.partitioning import PartitionField as SpecField
     from pyiceberg.table.sorting import SortField, SortOrder
     from pyiceberg.types import IcebergType
     from pyspark.sql import Column, DataFrame
@@ -67,14 +67,14 @@ class Arrangement:
 
     Attributes:
         order: the order of rows within partitions.
-        tasks: the number of tasks.
+        tasks: the number of tasks; None to let Spark's adaptive execution choose it.
         by_range: whether a task has a range of partitions and of the sort order, and not whole partitions.
         curve: adds a column `CURVE_COLUMN` to batches of rows, by which rows are sorted within partitions.
     """
 
     order: SortOrder
-    tasks: int
-    by_range: bool
+    tasks: int | None
+    by_range: bool = False
     curve: MapFunction | None = None
 
 
@@ -104,12 +104,18 @@ def write_files(
     return _Write(state, rows, Schema(*schema.fields, *LINEAGE) if lineage else schema, arrangement).files()
 
 
-def data_file_tasks(state: TableState, schema: Schema) -> DataFileTasks:
-    """Return the tasks that write data files of a table.
+def arranged_rows(state: TableState, rows: DataFrame, arrangement: Arrangement) -> DataFrame:
+    """Return rows with the values of the default partition spec, distributed and sorted, for `DataFileTasks.write`."""
+    return _Write(state, rows, state.metadata.schema(), arrangement).arranged()
+
+
+def data_file_tasks(state: TableState, schema: Schema, keys: Schema | None = None) -> DataFileTasks:
+    """Return the tasks that write data files of a table, or equality delete files.
 
     Args:
         state: the table.
         schema: the table's, or with more columns.
+        keys: the columns that equality deletes compare, which are those of the files; None for data files.
 
     Raises:
         ValidationError: a table property is not valid.
@@ -118,7 +124,7 @@ def data_file_tasks(state: TableState, schema: Schema) -> DataFileTasks:
     metadata, types = state.metadata, state.types
     spec, options = metadata.spec(), WriteOptions.of(metadata)
     modes = metrics_modes(metadata, schema)
-    columns = written_columns(schema)
+    columns = written_columns(schema if keys is None else keys)
     kinds = types.partition_fields
     places = Places.of(
         metadata, [PartitionField(field.name, str(field.transform), kinds[field.field_id]) for field in spec.fields]
@@ -137,6 +143,7 @@ def data_file_tasks(state: TableState, schema: Schema) -> DataFileTasks:
         partition=partition if tuple_fields else None,
         tuple_places=tuple(ids.index(field.field_id) if field.field_id in ids else None for field in tuple_fields),
         sort_order_id=metadata.default_sort_order_id,
+        equality_ids=() if keys is None else leaf_ids(columns),
     )
 
 
@@ -168,11 +175,11 @@ class _Write:
         refuse_transforms(self.state, self.order)
         check_columns(self.rows, self.schema, self.table)
         tasks = replace(data_file_tasks(self.state, self.schema), sort_order_id=self.order.order_id)
-        return written_files(self.state, map_arrow(self._arranged(), tasks.write, tasks.result_schema), tasks.name)
+        return written_files(self.state, map_arrow(self.arranged(), tasks.write, tasks.result_schema), tasks.name)
 
     # -- arrangement ------------------------------------------------------------------------------------------------
 
-    def _arranged(self) -> DataFrame:
+    def arranged(self) -> DataFrame:
         """Return the rows with their partition values, distributed among tasks and sorted there."""
         partitions = [PARTITION_COLUMN.format(place) for place in range(len(self.fields))]
         order = self.order.fields
@@ -197,7 +204,9 @@ class _Write:
             row_type = StructType([*frame.schema.fields]).add(CURVE_COLUMN, SparkLong())
             frame = map_arrow(frame, arrangement.curve, row_type)
             keys = [*keys, F.col(CURVE_COLUMN).asc_nulls_first()]
-        if arrangement.by_range and keys:
+        if arrangement.tasks is None:
+            frame = frame.hint("rebalance", *partitions)
+        elif arrangement.by_range and keys:
             frame = frame.repartitionByRange(arrangement.tasks, *keys)
         else:
             frame = frame.repartition(arrangement.tasks, *partitions)
@@ -233,6 +242,9 @@ class _Write:
         return map_arrow(frame, TaskValues(tuple(by_tasks)), row_type)
 
     def _source(self, field: SpecField | SortField) -> _Source:
+        if isinstance(field, SpecField) and isinstance(field.transform, VoidTransform):
+            # The schema may lack the column.
+            return _Source(self.state.types.partition_types[field.field_id], sql.lit(None))
         kind = self.schema.find_type(field.source_id)
         return _Source(kind, field_value(self.row_type, self.schema, field.source_id))
 

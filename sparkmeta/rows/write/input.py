@@ -31,6 +31,8 @@ from sparkmeta.rows.projected import child_fields, type_name
 from sparkmeta.rows.resolve import Column
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
     from pyiceberg.schema import Schema
     from pyspark.sql import DataFrame
 
@@ -96,11 +98,7 @@ def refuse_types(schema: Schema, table: str) -> None:
 def _check_struct(rows: spark.StructType, struct: StructType, path: tuple[str, ...], table: str) -> None:
     names = [field.name for field in rows.fields]
     known = {field.name: field for field in struct.fields}
-    for name in names:
-        if name not in known:
-            raise ValidationError(f"{table}: column {_path(path, name)} is not in the table{_hint(name, known)}")
-        if names.count(name) > 1:
-            raise ValidationError(f"{table}: the rows have column {_path(path, name)} twice")
+    _refuse_names(names, known, path, table)
     types = {field.name: field.dataType for field in rows.fields}
     for name, field in known.items():
         if name in types:
@@ -112,11 +110,49 @@ def _check_struct(rows: spark.StructType, struct: StructType, path: tuple[str, .
             raise UnsupportedError(f"{table}: column {_path(path, name)} has a write default of a nested type")
 
 
+def check_some(rows: spark.StructType, schema: Schema, field_ids: Iterable[int], table: str) -> frozenset[int]:
+    """Check those columns of rows that are wanted; the others need only be columns of the table.
+
+    Args:
+        rows: the type of the rows.
+        schema: the table's.
+        field_ids: primitive fields that are in no list and no map.
+        table: the table, for errors.
+
+    Returns:
+        The fields that the rows have.
+
+    Raises:
+        ValidationError: a column is unknown, ambiguous or of another type.
+    """
+    known = {field.name: field for field in schema.fields}
+    _refuse_names(rows.names, known, (), table)
+    return frozenset(field_id for field_id in field_ids if _has(rows, way_to(schema, field_id), table))
+
+
+def _has(rows: spark.StructType, way: Sequence[NestedField], table: str) -> bool:
+    kind: spark.DataType = rows
+    for field in way:
+        if not isinstance(kind, spark.StructType) or field.name not in kind.names:
+            return False
+        kind = kind[field.name].dataType
+    _check_type(kind, way[-1].field_type, tuple(field.name for field in way), table)
+    return True
+
+
+def _refuse_names(names: Sequence[str], known: Mapping[str, NestedField], path: tuple[str, ...], table: str) -> None:
+    for name in names:
+        if name not in known:
+            raise ValidationError(f"{table}: column {_path(path, name)} is not in the table{_hint(name, known)}")
+        if names.count(name) > 1:
+            raise ValidationError(f"{table}: the rows have column {_path(path, name)} twice")
+
+
 def _path(path: tuple[str, ...], name: str) -> str:
     return ".".join((*path, name))
 
 
-def _hint(name: str, known: dict[str, Any]) -> str:
+def _hint(name: str, known: Mapping[str, Any]) -> str:
     near = [other for other in known if other.lower() == name.lower()] or get_close_matches(name, known)
     if near:
         return f": did you mean {' or '.join(map(shown, near))}?"
@@ -190,7 +226,7 @@ def field_value(rows: spark.StructType, schema: Schema, field_id: int) -> Sql:
         schema: the table's.
         field_id: of a primitive field that is in no list and no map.
     """
-    way = _way(schema, field_id)
+    way = way_to(schema, field_id)
     wanted = way[-1].field_type
     assert isinstance(wanted, PrimitiveType)
     value, kind = sql.Sql(""), cast("spark.DataType", rows)
@@ -204,7 +240,7 @@ def field_value(rows: spark.StructType, schema: Schema, field_id: int) -> Sql:
     return value if kind == spark_type(wanted) else value.cast(spark_type(wanted))
 
 
-def _way(schema: Schema, field_id: int) -> list[NestedField]:
+def way_to(schema: Schema, field_id: int) -> list[NestedField]:
     """Return the fields from the top of a schema to one of its fields."""
     parents = schema._lazy_id_to_parent
     ids = [field_id]

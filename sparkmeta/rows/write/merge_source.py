@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from pyiceberg.expressions import AlwaysTrue, And, BooleanExpression, GreaterThanOrEqual, LessThanOrEqual
 from pyiceberg.schema import Schema
-from pyiceberg.types import DateType, IntegerType, LongType, PrimitiveType, StringType
+from pyiceberg.types import PrimitiveType
 from pyspark.sql import functions as F
 
 from sparkmeta.columns.sql import quoted
@@ -16,18 +15,17 @@ from sparkmeta.columns.types import spark_type
 from sparkmeta.errors import UnsupportedError, ValidationError
 from sparkmeta.rows.write.files import checkpointed
 from sparkmeta.rows.write.input import check_columns, field_value
+from sparkmeta.rows.write.key_range import count_and_range
 from sparkmeta.rows.write.merge import Action, When
 
 if TYPE_CHECKING:
+    from pyiceberg.expressions import BooleanExpression
     from pyspark.sql import DataFrame
 
     from sparkmeta.rows.write.merge import Merge
 
 SOURCE_ROW: Final = "_merge_source_row"
 """A number for each row of the source."""
-
-# Types of keys whose least and greatest value prune the files to read.
-_RANGED = (IntegerType, LongType, StringType, DateType)
 
 
 @dataclass(frozen=True)
@@ -76,7 +74,7 @@ def merge_source(merge: Merge[Any], schema: Schema, table: str) -> MergeSource:
         of_keys = Schema(*(field for field in schema.fields if field.name in names))
         check_columns(source.select(*map(quoted, keys)), of_keys, table)
     rows = checkpointed(source.withColumn(SOURCE_ROW, F.monotonically_increasing_id()))
-    count, row_filter = _figures(rows, schema, keys or ())
+    count, row_filter = count_and_range(rows, schema, keys or ())
     duplicate = None
     if keys is not None:
         columns = [F.col(quoted(name)) for name in keys]
@@ -132,19 +130,3 @@ def _as_in_table(source: DataFrame, schema: Schema) -> DataFrame:
         if field.name in source.columns and isinstance(field.field_type, PrimitiveType)
     }
     return source.select(*(values.get(name, F.col(quoted(name))).alias(name) for name in source.columns))
-
-
-def _figures(rows: DataFrame, schema: Schema, keys: Sequence[str]) -> tuple[int, BooleanExpression]:
-    """Return the number of rows, and a filter that all rows with their keys satisfy."""
-    ranged = [name for name in keys if isinstance(schema.find_field(name).field_type, _RANGED)]
-    ends = [end(F.col(quoted(name))).alias(f"{end.__name__}{place}") for place, name in enumerate(ranged)
-            for end in (F.min, F.max)]  # fmt: skip
-    values = rows.agg(F.count("*").alias("count"), *ends).toArrow().to_pylist()[0]
-    row_filter: BooleanExpression = AlwaysTrue()
-    for place, name in enumerate(ranged):
-        least, most = values[f"min{place}"], values[f"max{place}"]
-        if least is not None:
-            at_least = GreaterThanOrEqual(name, least)  # type: ignore[arg-type, call-arg]
-            at_most = LessThanOrEqual(name, most)  # type: ignore[arg-type, call-arg]
-            row_filter = And(row_filter, And(at_least, at_most))
-    return values["count"], row_filter

@@ -5,6 +5,7 @@ Spark tasks import this module, so it imports little.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -68,6 +69,11 @@ def sized_leaves(columns: Sequence[Column], modes: Mapping[int, int]) -> tuple[i
                 yield column.id if modes[column.id] != NO_METRICS else None
 
     return tuple(leaves(columns))
+
+
+def leaf_ids(columns: Sequence[Column]) -> tuple[int, ...]:
+    """Return the ids of the primitive columns that are in no list and no map, in the order of a file."""
+    return tuple(leaf.id for leaf in metric_leaves(columns, defaultdict(int)))
 
 
 @dataclass

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -33,7 +33,9 @@ class Written:
 class ParquetOutput:
     """A Parquet file to which row groups are written."""
 
-    def __init__(self, sink: Any, schema: pa.Schema, options: WriteOptions, sized: Sequence[int | None]) -> None:
+    def __init__(
+        self, sink: Any, schema: pa.Schema, options: WriteOptions, sized: Sequence[int | None], notes: Mapping[str, str]
+    ) -> None:
         """Begin the file.
 
         Args:
@@ -41,6 +43,7 @@ class ParquetOutput:
             schema: of the rows, with field ids.
             options: how to write it.
             sized: the field ids of all primitive columns in order; None for those whose size nobody asks for.
+            notes: key-value metadata of the footer.
         """
         self._sink, self._sized = sink, sized
         self._footers: list[pq.FileMetaData] = []
@@ -56,6 +59,7 @@ class ParquetOutput:
             store_decimal_as_integer=True,
             metadata_collector=self._footers,
         )
+        self._writer.add_key_value_metadata(dict(notes))
 
     @property
     def size(self) -> int:

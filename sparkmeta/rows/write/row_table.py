@@ -173,6 +173,45 @@ class RowTable(BaseTable):
             delete_filter, branch=branch, snapshot_properties=snapshot_properties, isolation=isolation
         ).commit()  # fmt: skip
 
+    def equality_delete(
+        self,
+        df: DataFrame,
+        equality_cols: Sequence[str] | None = None,
+        *,
+        branch: str = "main",
+        snapshot_properties: Mapping[str, str] | None = None,
+        isolation: Isolation | None = None,
+    ) -> Self:
+        """Delete the rows that have given keys, without reading them: `table.equality_delete(keys, ["id"])`.
+
+        Tasks write the keys to equality delete files, which readers apply to all rows of older snapshots: also to
+        those that others commit before this delete. A null equals null. `delete` and `merge` make less work for
+        readers, and count what they delete.
+
+        If the table is partitioned, `df` also needs the columns that partitions are made from: a key deletes rows of
+        its partition only. Without these columns the deletes apply to all partitions, if the table has an unpartitioned
+        spec; else they are refused.
+
+        Args:
+            df: the keys. It is computed once, or twice for `isolation`. Columns of the table that are neither in the
+                key nor in partitions are ignored.
+            equality_cols: the columns of the key, of any primitive type but float and double. Defaults to the schema's
+                identifier fields. Fields of structs ("address.zip") may be among them, but Iceberg 1.12 for Java
+                applies these deletes wrongly if a query does not read the struct.
+            branch: the branch to commit to.
+            snapshot_properties: go into the snapshot's summary.
+            isolation: "serializable" fails the commit if others added rows that may have one of the keys meanwhile,
+                which would be deleted as well. By default nothing conflicts.
+
+        Raises:
+            ValidationError: a column is missing, unknown or of another type, or can't be compared; or the partition of
+                a key can't be known.
+            UnsupportedError: the table has format version 1; or as `append`.
+        """
+        return self.transaction().equality_delete(
+            df, equality_cols, branch=branch, snapshot_properties=snapshot_properties, isolation=isolation
+        ).commit()  # fmt: skip
+
     def update(
         self,
         assignments: Mapping[str, Any],

@@ -1,9 +1,12 @@
-"""The tasks that write data files: rows in, a row for each file out. Spark tasks import this module."""
+"""The tasks that write data files and equality delete files: rows in, a row for each file out.
+
+Spark tasks import this module.
+"""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, Protocol
@@ -106,6 +109,7 @@ class DataFileTasks:
         partition: the type of partition tuples in the result; None if no spec of the table has fields.
         tuple_places: for each field of `partition` the place in the spec; None for fields of other specs.
         sort_order_id: the sort order of each file's rows.
+        equality_ids: the columns that equality deletes compare; empty for data files.
     """
 
     writer: ExecutorWriter
@@ -119,6 +123,7 @@ class DataFileTasks:
     partition: pa.StructType | None
     tuple_places: tuple[int | None, ...]
     sort_order_id: int
+    equality_ids: tuple[int, ...] = ()
 
     @cached_property
     def schema(self) -> pa.Schema:
@@ -127,8 +132,11 @@ class DataFileTasks:
 
     @cached_property
     def result_schema(self) -> pa.Schema:
-        """The schema of the results: `files_schema`, and a problem instead of a file."""
-        return files_schema(self.partition).append(pa.field(PROBLEM, pa.string()))
+        """The schema of the results: `files_schema`, of deletes what they compare, and a problem instead of a file."""
+        schema = files_schema(self.partition)
+        if self.equality_ids:
+            schema = schema.append(pa.field("equality_ids", pa.list_(pa.int32())))
+        return schema.append(pa.field(PROBLEM, pa.string()))
 
     def write(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Write rows to files, and yield a row of `result_schema` for each.
@@ -168,7 +176,14 @@ class DataFileTasks:
         sink = self.writer.open_new(location)
         if self.options.file_format == "orc":
             return OrcOutput(sink, self.options)
-        return ParquetOutput(sink, self.schema, self.options, self.sized)
+        return ParquetOutput(sink, self.schema, self.options, self.sized, self._notes)
+
+    @property
+    def _notes(self) -> Mapping[str, str]:
+        """What Java's writers put into the footers of equality delete files."""
+        if not self.equality_ids:
+            return {}
+        return {"delete-type": "equality", "delete-field-ids": ", ".join(map(str, self.equality_ids))}
 
 
 @dataclass
@@ -283,8 +298,10 @@ class _Task:
 
     def _new_location(self) -> str:
         assert self._key is not None
-        name = f"{_task_name()}-{self.tasks.name}-{len(self.locations) + 1:05d}.{self.tasks.options.file_format}"
-        return self.tasks.places.location(self._key, name)
+        tasks = self.tasks
+        kind = "-deletes" if tasks.equality_ids else ""
+        name = f"{_task_name()}-{tasks.name}-{len(self.locations) + 1:05d}{kind}.{tasks.options.file_format}"
+        return tasks.places.location(self._key, name)
 
 
 def _task_name() -> str:
@@ -339,7 +356,7 @@ def _same(left: Sequence[pa.Scalar], right: Sequence[pa.Scalar]) -> bool:
 def _result(tasks: DataFileTasks, closed: Sequence[_Closed]) -> pa.RecordBatch:
     schema = tasks.result_schema
     columns: dict[str, Any] = {
-        "content": [int(ContentType.DATA)] * len(closed),
+        "content": [int(ContentType.EQUALITY_DELETES if tasks.equality_ids else ContentType.DATA)] * len(closed),
         "file_path": [file.location for file in closed],
         "file_format": [tasks.options.file_format.upper()] * len(closed),
         "spec_id": [tasks.spec_id] * len(closed),
@@ -350,6 +367,7 @@ def _result(tasks: DataFileTasks, closed: Sequence[_Closed]) -> pa.RecordBatch:
         "sort_order_id": [tasks.sort_order_id] * len(closed),
     }
     metrics = [file.metrics.counts() | file.metrics.bounds() for file in closed]
+    columns["equality_ids"] = [tasks.equality_ids] * len(closed)
     columns[PROBLEM] = [None] * len(closed)
     columns |= {name: [each[name] for each in metrics] for name in METRICS_MAPS[1:]}
     arrays = []

@@ -21,6 +21,7 @@ from sparkmeta.rows.write.add_files import describe_files
 from sparkmeta.rows.write.assignments import assigned_values, with_values
 from sparkmeta.rows.write.cleanup import delete_written
 from sparkmeta.rows.write.deletes import write_deletes
+from sparkmeta.rows.write.equality_deletes import EqualityDeletes
 from sparkmeta.rows.write.files import LINEAGE, write_files
 from sparkmeta.rows.write.matching import FILE, Matching, masks_of
 from sparkmeta.rows.write.merge import Merge
@@ -124,6 +125,27 @@ class RowTransaction(Transaction[TableT]):
             else:
                 masks, level = self._merges_on_read("delete"), self._isolation("delete", isolation)
                 self._replace(change, matching, level, masks=masks)
+        return self
+
+    def equality_delete(
+        self,
+        df: DataFrame,
+        equality_cols: Sequence[str] | None = None,
+        *,
+        branch: str = "main",
+        snapshot_properties: Mapping[str, str] | None = None,
+        isolation: Isolation | None = None,
+    ) -> Self:
+        """Delete the rows that have given keys, without reading them; see `Table.equality_delete`."""
+        with self._change(branch, snapshot_properties) as change:
+            deletes = EqualityDeletes.of(change.head, df, equality_cols)
+            for files in deletes.write():
+                self._written.append(files)
+                change.update.row_delta(deletes=files)
+            if deletes.is_empty:
+                change.drop()
+            elif isolation is not None:
+                change.update.validate_no_conflicts(deletes.row_filter, isolation=isolation, ignore_deletes=True)
         return self
 
     def update(
