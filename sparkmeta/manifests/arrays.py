@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -35,3 +36,15 @@ def _narrow(values: pa.Array, kind: pa.DataType) -> pa.Array:
         for field in kind
     ]
     return pa.StructArray.from_arrays(children, fields=list(kind), mask=values.is_null())
+
+
+def compact_lists(array: pa.Array) -> tuple[pa.Array, pa.Array]:
+    """Return the offsets of lists from 0 on, and the values in them only; of maps, structs of a key and a value.
+
+    An array may be a slice, and may have values under its nulls.
+    """
+    if pa.types.is_map(array.type):
+        array = array.cast(pa.list_(pa.struct([("key", array.type.key_type), ("value", array.type.item_type)])))
+    lengths = pc.fill_null(pc.list_value_length(array), 0).to_numpy(zero_copy_only=False)
+    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+    return pa.array(offsets), pc.list_flatten(array)

@@ -127,7 +127,10 @@ class _Types:
             return pa.decimal128(schema["precision"], schema.get("scale", 0))
         if kind == "fixed":
             return pa.binary(schema["size"])
-        return _LOGICAL.get((kind, str(schema.get("logicalType"))), _PRIMITIVES[kind])
+        logical = str(schema.get("logicalType"))
+        if schema.get("adjust-to-utc") is False and logical.startswith("timestamp-"):
+            logical = f"local-{logical}"
+        return _LOGICAL.get((kind, logical), _PRIMITIVES[kind])
 
     def _union(self, branches: list[Any], depth: int) -> pa.DataType:
         others = [branch for branch in branches if branch != "null"]

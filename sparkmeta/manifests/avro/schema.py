@@ -221,6 +221,32 @@ def fixed_sizes(schema: Any) -> dict[str, int]:
     return {name: size for name, size in sizes.items() if name not in _PRIMITIVES}
 
 
+def named_once(schema: Any) -> Any:
+    """Return a valid Avro schema: fixed types are defined once and then named, and a union of nulls is null."""
+    return _named_once(schema, set())
+
+
+def _named_once(schema: Any, known: set[str]) -> Any:
+    if isinstance(schema, list):
+        branches = [_named_once(branch, known) for branch in schema]
+        return "null" if branches == ["null", "null"] else branches
+    if not isinstance(schema, dict):
+        return schema
+    if schema.get("type") == "fixed":
+        if schema["name"] in known:
+            return schema["name"]
+        known.add(schema["name"])
+    named = {key: value for key, value in schema.items() if key not in _NESTED}
+    for key in _NESTED:
+        if key in schema:
+            value = schema[key]
+            named[key] = [_named_once(f, known) for f in value] if key == "fields" else _named_once(value, known)
+    return named
+
+
+_NESTED = ("type", "items", "values", "fields")
+
+
 def smallest_size(kind: Any, sizes: Mapping[str, int]) -> int:
     """Return the least size of a value in bytes, given the sizes of fixed types by name."""
     if isinstance(kind, list):

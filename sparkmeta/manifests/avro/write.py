@@ -8,19 +8,19 @@ from __future__ import annotations
 import json
 import os
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from sparkmeta.columns.bounds import encode_bounds
 from sparkmeta.errors import ValidationError, shown
-from sparkmeta.manifests.avro.container import MAGIC, SYNC_SIZE, deflater
-from sparkmeta.manifests.avro.schema import by_field_ids, bytes_for_fixed, parse
+from sparkmeta.manifests.avro.container import SYNC_SIZE, deflater
+from sparkmeta.manifests.avro.container_writer import container_blocks, container_header, packed_blocks
+from sparkmeta.manifests.avro.schema import by_field_ids, bytes_for_fixed, named_once, parse
 from sparkmeta.manifests.manifest_list import MANIFEST_FILE_SCHEMA
 from sparkmeta.manifests.projection import PARTITION
 from sparkmeta.spec.entry import Status
@@ -48,9 +48,6 @@ _FILE_FIELDS = {
 }
 _ENTRY_FIELDS = {1: (0, 1), 2: (0, 1, 3, 4), 3: (0, 1, 3, 4)}
 
-# Inflated bytes of a block. Readers split a manifest at its blocks.
-_BLOCK_BYTES = 64_000
-
 _CODECS = {"gzip": "deflate", "uncompressed": "null", "snappy": "snappy", "zstd": "zstandard"}
 
 
@@ -69,31 +66,9 @@ def entry_schema(format_version: int, partition: StructType) -> dict[str, Any]:
     outside = {field.field_id: field for field in MANIFEST_ENTRY_SCHEMAS[3].fields}
     fields = [outside[field_id] for field_id in _ENTRY_FIELDS[format_version]]
     whole = Schema(*fields, NestedField(2, "data_file", data_file, required=True))
-    schema: dict[str, Any] = _named_once(AvroSchemaConversion().iceberg_to_avro(whole, "manifest_entry"), set())
+    schema: dict[str, Any] = named_once(AvroSchemaConversion().iceberg_to_avro(whole, "manifest_entry"))
     parse(by_field_ids(schema, "manifest_entry"), "manifest_entry")
     return schema
-
-
-def _named_once(schema: Any, known: set[str]) -> Any:
-    """Return a valid Avro schema: fixed types are defined once and then named, and a union of nulls is null."""
-    if isinstance(schema, list):
-        branches = [_named_once(branch, known) for branch in schema]
-        return "null" if branches == ["null", "null"] else branches
-    if not isinstance(schema, dict):
-        return schema
-    if schema.get("type") == "fixed":
-        if schema["name"] in known:
-            return schema["name"]
-        known.add(schema["name"])
-    named = {key: value for key, value in schema.items() if key not in _NESTED}
-    for key in _NESTED:
-        if key in schema:
-            value = schema[key]
-            named[key] = [_named_once(f, known) for f in value] if key == "fields" else _named_once(value, known)
-    return named
-
-
-_NESTED = ("type", "items", "values", "fields")
 
 
 @dataclass(frozen=True)
@@ -185,7 +160,9 @@ def write_manifest(entries: pa.Table, form: ManifestFormat) -> tuple[bytes, pa.T
             field id).
     """
     whole = entries.combine_chunks()
-    data = b"".join(_container(whole.column(ENTRY).combine_chunks(), form))
+    sync = os.urandom(SYNC_SIZE)
+    header = container_header(form.schema, _CODECS[form.codec], form.properties, sync)
+    data = b"".join([header, *container_blocks(whole.column(ENTRY).combine_chunks(), _packer(form), sync)])
     location = join(form.folder, f"{form.name}-{uuid.uuid4()}.avro")
     live = whole.filter(pc.not_equal(pc.struct_field(whole.column("version_info"), "status"), int(Status.DELETED)))
     known = {
@@ -198,6 +175,10 @@ def write_manifest(entries: pa.Table, form: ManifestFormat) -> tuple[bytes, pa.T
         "partitions": _summaries(whole, form),
     }
     return data, pa.Table.from_pylist([known], schema=MANIFEST_FILE_SCHEMA)
+
+
+def _packer(form: ManifestFormat) -> Callable[[Any], bytes]:
+    return deflater(_CODECS[form.codec], form.level)
 
 
 def _counts(entries: pa.Table) -> dict[str, int]:
@@ -223,7 +204,7 @@ def with_version_info(entries: pa.RecordBatch, **changed: pa.Array) -> pa.Record
 def packed_size(entries: pa.Table, form: ManifestFormat) -> int:
     """Estimate the bytes that entries take in a manifest from the first block."""
     lengths = pc.binary_length(entries.column(ENTRY)).to_numpy()
-    count, data = next(_blocks(entries.column(ENTRY).chunk(0), form))
+    count, data = next(packed_blocks(entries.column(ENTRY).chunk(0), _packer(form)))
     return int(lengths.sum() * len(data) / lengths[:count].sum())
 
 
@@ -259,40 +240,3 @@ def _summary(values: pa.Array) -> dict[str, Any]:
         "lower_bound": lower,
         "upper_bound": upper,
     }
-
-
-def _container(entries: pa.BinaryArray, form: ManifestFormat) -> Iterator[bytes]:
-    """Yield the parts of an Avro file. Blocks are runs of the entries' bytes, which are adjacent in Arrow."""
-    properties = {"avro.schema": json.dumps(form.schema), "avro.codec": _CODECS[form.codec], **form.properties}
-    yield MAGIC + _long(len(properties))
-    for key, value in properties.items():
-        yield _text(key) + _text(value)
-    sync = os.urandom(SYNC_SIZE)
-    yield _long(0) + sync
-    for count, packed in _blocks(entries, form):
-        yield _long(count) + _long(len(packed)) + packed + sync
-
-
-def _blocks(entries: pa.BinaryArray, form: ManifestFormat) -> Iterator[tuple[int, bytes]]:
-    """Yield the number of entries in each block, and their compressed bytes."""
-    pack = deflater(_CODECS[form.codec], form.level)
-    offsets = np.frombuffer(entries.buffers()[1], np.int32)[entries.offset : entries.offset + len(entries) + 1]
-    data = memoryview(entries.buffers()[2])
-    first = 0
-    while first < len(entries):
-        end = max(first + 1, int(np.searchsorted(offsets, offsets[first] + _BLOCK_BYTES, "right")) - 1)
-        yield end - first, pack(data[offsets[first] : offsets[end]])
-        first = end
-
-
-def _text(value: str) -> bytes:
-    return _long(len(value.encode())) + value.encode()
-
-
-def _long(value: int) -> bytes:
-    """Encode a non-negative number in Avro's zigzag form."""
-    remaining, encoded = value << 1, bytearray()
-    while remaining > 0x7F:
-        encoded.append(remaining & 0x7F | 0x80)
-        remaining >>= 7
-    return bytes([*encoded, remaining])

@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 
 from sparkmeta.columns.bounds import bound_arrow_type
 from sparkmeta.errors import ValidationError, shown
+from sparkmeta.manifests.arrays import compact_lists
 from sparkmeta.rows.file_schema import PARQUET_ID
 from sparkmeta.rows.resolve import Column
 from sparkmeta.spec.avro_name import avro_name
@@ -154,8 +155,7 @@ class FileColumns:
 
     def _list(self, array: pa.Array, column: Column, kind: pa.ListType, path: tuple[str, ...]) -> pa.Array:
         plain = array.cast(pa.list_(array.type.value_type)) if pa.types.is_large_list(array.type) else array
-        # An array may be a slice, and may have values under its nulls.
-        offsets, values = _compact(plain)
+        offsets, values = compact_lists(plain)
         child = column.children[0]
         inside = (*path, child.name)
         elements = self._values(values, child, kind.value_type, len(values), inside)
@@ -163,9 +163,7 @@ class FileColumns:
         return pa.ListArray.from_arrays(offsets, elements, type=kind, mask=array.is_null())
 
     def _map(self, array: pa.MapArray, column: Column, kind: pa.MapType, path: tuple[str, ...]) -> pa.Array:
-        entry = pa.struct([("key", array.type.key_type), ("value", array.type.item_type)])
-        lists = array.cast(pa.list_(entry))
-        offsets, entries = _compact(lists)
+        offsets, entries = compact_lists(array)
         parts = []
         for child, values, field in zip(
             column.children, entries.flatten(), (kind.key_field, kind.item_field), strict=True
@@ -202,13 +200,6 @@ def _without_nulls(array: pa.Array) -> pa.Array:
         return pa.Array.from_buffers(kind, len(array), buffers, offset=array.offset, children=[values])
     _, *data = array.buffers()
     return pa.Array.from_buffers(kind, len(array), [None, *data], offset=array.offset)
-
-
-def _compact(array: pa.ListArray) -> tuple[pa.Array, pa.Array]:
-    """Return the offsets of lists from 0 on, and the values in them only."""
-    lengths = pc.fill_null(pc.list_value_length(array), 0).to_numpy(zero_copy_only=False)
-    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
-    return pa.array(offsets), pc.list_flatten(array)
 
 
 def _default(column: Column, kind: pa.DataType) -> pa.Scalar:

@@ -13,10 +13,10 @@ from sparkmeta.errors import UnsupportedError, ValidationError, shown
 if TYPE_CHECKING:
     from sparkmeta.spec.metadata import TableMetadata
 
-FORMATS: Final = ("parquet", "orc")
+FORMATS: Final = ("parquet", "orc", "avro")
 MODES: Final = ("none", "hash", "range")
 
-# Iceberg's names of codecs -> Arrow's.
+# Iceberg's names of codecs -> those of Arrow, and of Avro.
 _PARQUET_CODECS: Final = {
     "uncompressed": "none",
     "none": "none",
@@ -33,7 +33,9 @@ _ORC_CODECS: Final = {
     "lz4": "lz4",
     "zstd": "zstd",
 }
+_AVRO_CODECS: Final = {"uncompressed": "null", "snappy": "snappy", "gzip": "deflate", "zstd": "zstandard"}
 _WITH_LEVEL: Final = ("gzip", "zstd", "brotli")
+_AVRO_BYTES: Final = 16 << 20
 # As in parquet-java.
 _LEVELS: Final = {"zstd": 3}
 
@@ -47,7 +49,7 @@ class WriteOptions:
         target_bytes: the size at which the next file begins.
         codec: the codec as the format's library names it.
         level: the codec's level; None for the library's default.
-        group_bytes: the size of row groups or stripes.
+        group_bytes: the size of row groups or stripes; of Avro files, of the rows that are encoded at a time.
         page_bytes: the size of Parquet pages.
         page_rows: the most rows of a Parquet page.
         dictionary_bytes: the size of Parquet dictionaries.
@@ -70,12 +72,9 @@ class WriteOptions:
 
         Raises:
             ValidationError: a property has an invalid value.
-            UnsupportedError: a property asks for Avro, or for a codec that this pyarrow lacks.
+            UnsupportedError: a property asks for a codec that this pyarrow lacks.
         """
         properties = _Properties(metadata)
-        if metadata.properties.get("write.format.default", "").lower() == "avro":
-            problem = "no Avro data files are written: set write.format.default to parquet or orc"
-            raise UnsupportedError(f"{metadata.location}: {problem}")
         file_format = properties.choice("write.format.default", "parquet", FORMATS)
         is_sorted = bool(metadata.sort_order().fields)
         is_partitioned = not metadata.spec().is_unpartitioned()
@@ -119,7 +118,7 @@ class _Properties:
         return ValidationError(f"{self.metadata.location}: the table property {name} is {value}: {problem}")
 
 
-_CODECS: Final = {"parquet": (_PARQUET_CODECS, "zstd"), "orc": (_ORC_CODECS, "zlib")}
+_CODECS: Final = {"parquet": (_PARQUET_CODECS, "zstd"), "orc": (_ORC_CODECS, "zlib"), "avro": (_AVRO_CODECS, "gzip")}
 _GROUPS: Final = {
     "parquet": ("write.parquet.row-group-size-bytes", 128 << 20),
     "orc": ("write.orc.stripe-size-bytes", 64 << 20),
@@ -140,8 +139,12 @@ def _level(properties: _Properties, file_format: str) -> int | None:
     if name not in _WITH_LEVEL or file_format == "orc":
         return None
     key = f"write.{file_format}.compression-level"
-    return properties.number(key, 1) if key in properties.values else _LEVELS.get(name)
+    if key in properties.values:
+        return properties.number(key, 1)
+    return _LEVELS.get(name) if file_format == "parquet" else None
 
 
 def _group_bytes(properties: _Properties, file_format: str) -> int:
+    if file_format == "avro":
+        return _AVRO_BYTES
     return properties.number(*_GROUPS[file_format])

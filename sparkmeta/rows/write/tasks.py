@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 from sparkmeta.columns.bounds import bound_arrow_type
 from sparkmeta.errors import ValidationError
 from sparkmeta.manifests.metrics_maps import map_type
+from sparkmeta.rows.write.avro_file import AvroOutput
 from sparkmeta.rows.write.file_schema import FileColumns, file_schema, uuid_bytes
 from sparkmeta.rows.write.metrics import FileMetrics, Leaf
 from sparkmeta.rows.write.orc_file import OrcOutput
@@ -176,6 +177,8 @@ class DataFileTasks:
         sink = self.writer.open_new(location)
         if self.options.file_format == "orc":
             return OrcOutput(sink, self.options)
+        if self.options.file_format == "avro":
+            return AvroOutput(sink, self.columns.columns, self.options, self._notes)
         return ParquetOutput(sink, self.schema, self.options, self.sized, self._notes)
 
     @property

@@ -147,7 +147,7 @@ def test_files_are_those_of_java(spark: SparkSession, version: int) -> None:
         sm.load_table(str(old.folder), spark=spark).equality_delete(spark.sql("SELECT 1L id"), ["id"])
 
 
-FORMATS = ("parquet", "orc")
+FORMATS = ("parquet", "orc", "avro") if SOAK else ("parquet", "avro")
 
 
 @pytest.mark.java

@@ -77,7 +77,7 @@ def new_table(spark: SparkSession, folder: Path, schema: Schema, spec: Partition
     return catalog.create_table("db.t", schema, spec, format_version=4, properties=named, spark=spark)
 
 
-@pytest.mark.parametrize("file_format", ["parquet", "orc"])
+@pytest.mark.parametrize("file_format", ["parquet", "orc", "avro"])
 def test_every_type_is_read_as_it_was_written(spark: SparkSession, tmp_path: Path, file_format: str) -> None:
     table = new_table(spark, tmp_path, EVERY_TYPE, PartitionSpec(), write__format__default=file_format)
     rows = spark.sql(QUERY)
@@ -192,8 +192,7 @@ def test_a_task_that_does_not_end_leaves_no_file(spark: SparkSession, tmp_path: 
 
 
 REFUSED = {
-    "write.format.default=avro": "no Avro data files are written",
-    "write.format.default=csv": "write.format.default is 'csv': it is one of parquet, orc",
+    "write.format.default=csv": "write.format.default is 'csv': it is one of parquet, orc, avro",
     "write.target-file-size-bytes=big": "write.target-file-size-bytes is 'big': expected a whole number above 0",
     "write.distribution-mode=some": "write.distribution-mode is 'some': it is one of none, hash, range",
     "encryption.key-id=k": "the table is encrypted",

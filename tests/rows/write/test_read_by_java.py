@@ -49,11 +49,11 @@ FILTERS = (
 )
 
 
-@pytest.mark.parametrize("file_format", ["parquet", "orc"])
+@pytest.mark.parametrize("file_format", ["parquet", "orc", "avro"])
 @pytest.mark.parametrize("version", [1, 2, 3])
 @pytest.mark.parametrize("spec", SPECS)
 def test_rows_and_plans(spark: SparkSession, spec: str, version: int, file_format: str, soak: bool) -> None:
-    sliced = {"unpartitioned": (3, "orc"), "by_transforms": (2, "parquet"), "by_values": (1, "parquet")}
+    sliced = {"unpartitioned": (3, "orc"), "by_transforms": (2, "parquet"), "by_values": (1, "avro")}
     if not soak and (version, file_format) != sliced[spec]:
         pytest.skip("one version and format for each spec")
     java = Java(spark)
@@ -79,9 +79,9 @@ def test_rows_and_plans(spark: SparkSession, spec: str, version: int, file_forma
         assert len(matching), row_filter
         if spec != "unpartitioned":
             assert len(unpruned) < len(peer.paths()), row_filter
-    if file_format == "orc":
+    if file_format != "parquet":
         return
-    # pyiceberg reads the same rows.
+    # pyiceberg reads the same rows; of other formats it reads no files of these types.
     arrow = StaticTable.from_metadata(shop.metadata_location).scan().to_arrow()
     assert sorted(arrow.column("id").to_pylist()) == [*range(300)]
     assert arrow.column("st").null_count == 100
