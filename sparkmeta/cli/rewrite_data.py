@@ -36,6 +36,8 @@ NUMBERS: dict[str, tuple[type, str]] = {
     "delete-file-threshold": (int, "rewrite files with so many deletes"),
     "delete-ratio-threshold": (float, "rewrite files with this share of deleted rows (default: 0.3)"),
     "max-file-group-size-bytes": (int, "size of a group of files (default: 100 GiB)"),
+    "max-file-group-input-files": (int, "the most files of a group"),
+    "max-files-to-rewrite": (int, "the most files to rewrite"),
     "max-concurrent-file-group-rewrites": (int, "the most groups of a Spark job"),
     "partial-progress-max-commits": (int, "the most commits (default: 10)"),
     "partial-progress-max-failed-commits": (int, "how many commits may fail"),

@@ -50,6 +50,8 @@ class DataMaintenance(Generic[TableT]):
         remove_dangling_deletes: bool = False,
         output_spec_id: int | None = None,
         compression_factor: float = 1.0,
+        max_file_group_input_files: int | None = None,
+        max_files_to_rewrite: int | None = None,
         branch: str = "main",
         snapshot_properties: Mapping[str, str] | None = None,
     ) -> DataRewritePlan[TableT]:
@@ -83,6 +85,8 @@ class DataMaintenance(Generic[TableT]):
             remove_dangling_deletes: also remove deletes that apply to no data file afterwards.
             output_spec_id: the partition spec of new files. Defaults to the table's.
             compression_factor: how many times larger new files get than the bytes that they replace.
+            max_file_group_input_files: the most files of a group; a partition of more has several.
+            max_files_to_rewrite: the most files to rewrite. The last group may be cut short for it.
             branch: the branch to commit to.
             snapshot_properties: further properties of the snapshots' summaries.
 
@@ -97,7 +101,8 @@ class DataMaintenance(Generic[TableT]):
             min_input_files, delete_file_threshold, delete_ratio_threshold, rewrite_all, max_file_group_size_bytes,
             max_concurrent_file_group_rewrites, rewrite_job_order, partial_progress_enabled,
             partial_progress_max_commits, partial_progress_max_failed_commits, use_starting_sequence_number,
-            remove_dangling_deletes, output_spec_id, compression_factor,
+            remove_dangling_deletes, output_spec_id, compression_factor, max_file_group_input_files,
+            max_files_to_rewrite,
         )  # fmt: skip
         return plan_data_rewrite(self.table, options, branch, dict(snapshot_properties or {}))
 

@@ -79,6 +79,8 @@ OPTIONS: list[dict[str, Any]] = [
     {"min-file-size-bytes": "100", "max-file-size-bytes": "8000"},
     {"rewrite-job-order": "bytes-desc"},
     {"rewrite-job-order": "files-asc", "min-input-files": "2", "max-file-group-size-bytes": "2000"},
+    {"max-file-group-input-files": "6", "min-input-files": "2", "max-file-group-size-bytes": "4000"},
+    {"max-file-group-input-files": "7", "rewrite-all": "true"},
 ]
 
 
@@ -126,6 +128,30 @@ def test_groups_are_those_of_iceberg(spark: SparkSession, tmp_path: Path, versio
                 for number in range(len(ours))
             ]
             assert figures == sorted(figures, reverse=given["rewrite-job-order"].endswith("desc"))
+
+
+@pytest.mark.java
+def test_the_most_files_are_as_many_as_those_of_iceberg(spark: SparkSession, tmp_path: Path) -> None:
+    """Iceberg takes partitions in an order of its own, so that only one partition has the same files."""
+    location = files_of_sizes(tmp_path, random.Random(0), 3)
+    java, table = Java(spark), sm.load_table(str(tmp_path), spark=spark)
+    whole = table.maintenance.rewrite_data_files(target_file_size_bytes=1000, max_file_group_input_files=6)
+    groups: dict[int, list[str]] = {}
+    for row in whole.files().orderBy("file_group", "manifest_pos").collect():
+        groups.setdefault(row.file_group, []).append(row.file_path)
+    for most in ("1", "7", "10", "1000"):
+        given = {"target-file-size-bytes": "1000", "max-file-group-input-files": "6", "max-files-to-rewrite": most}
+        planner = java.iceberg.actions.BinPackRewriteFilePlanner(java.table(location).table)
+        planner.init(given)
+        theirs = [len(list(elements(group.rewrittenFiles()))) for group in iterate(planner.plan().groups())]
+        plan = table.maintenance.rewrite_data_files(**python_options(given))
+        ours: dict[int, set[str]] = {}
+        for row in plan.files().collect():
+            ours.setdefault(row.file_group, set()).add(row.file_path)
+        assert sum(map(len, ours.values())) == sum(theirs)
+        assert plan.summary().data_files == sum(theirs)
+        for number, files in ours.items():
+            assert files == set(groups[number][: len(files)])
 
 
 # -- rows -------------------------------------------------------------------------------------------------------------

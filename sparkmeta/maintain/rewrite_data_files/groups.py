@@ -88,7 +88,7 @@ class FileGroups:
             names = []
             placed = frame.coalesce(1).sortWithinPartitions(*PLACE)
         row_type = StructType([*placed.schema.fields]).add(_GROUP, LongType())
-        packing = Packing(tuple(names), self.options.max_file_group_size_bytes)
+        packing = Packing(tuple(names), self.options.max_file_group_size_bytes, self.options.max_file_group_input_files)
         return materialize(map_arrow(placed, packing, row_type).drop(*names))
 
     @property
@@ -122,24 +122,7 @@ class FileGroups:
         Columns: `NUMBER`, files, bytes, live_bytes, records, dead_files, outputs (how many files they become), stays
         (whether tasks can write the rows to files of the same partition and spec).
         """
-        is_other = f"spec_id <> {self.output_spec} OR spec_id <> {self.state.metadata.default_spec_id}"
-        shown = {field.field_id for field in self.state.types.partition_type.fields}
-        if self.state.access.tasks is None or any(
-            field.field_id not in shown for field in self.state.metadata.spec().fields
-        ):
-            is_other = "true"
-        groups = self._packed.groupBy(_GROUP).agg(
-            F.count("*").alias("files"),
-            F.sum("file_size_in_bytes").alias("bytes"),
-            F.sum("live_bytes").alias("live_bytes"),
-            F.sum("record_count").alias("records"),
-            F.count_if("is_dead").alias("dead_files"),
-            F.max("has_many_deletes").alias("has_many_deletes"),
-            F.expr(f"NOT max({is_other})").alias("stays"),
-        )
-        if not self.options.rewrite_all:
-            groups = groups.where(self._is_worth_it)
-        chosen = groups.toArrow().sort_by(_GROUP)
+        chosen, _ = self._chosen
         order, _, direction = self.options.rewrite_job_order.partition("-")
         if direction:
             keys = [(order, f"{direction}ending"), (_GROUP, "ascending")]
@@ -148,6 +131,45 @@ class FileGroups:
         outputs = [self.sizes.outputs(int(size * factor)) for size in chosen.column("live_bytes").to_pylist()]
         chosen = chosen.append_column("outputs", pa.array(outputs, pa.int64()))
         return chosen.append_column(NUMBER, pa.array(range(len(chosen)), pa.int64()))
+
+    @cached_property
+    def _chosen(self) -> tuple[pa.Table, DataFrame]:
+        """The groups that are worth a rewrite, and the files. As in Iceberg, the last one of the most files is cut."""
+        packed = self._packed
+        groups = self._figures(packed)
+        if not self.options.rewrite_all:
+            groups = groups.where(self._is_worth_it)
+        chosen = groups.toArrow().sort_by(_GROUP)
+        most = self.options.max_files_to_rewrite
+        if most is None or not len(chosen):
+            return chosen, packed
+        until = pc.cumulative_sum(chosen.column("files"))
+        before = pc.subtract(until, chosen.column("files"))
+        chosen = chosen.filter(pc.less(before, most))
+        left = most - before[len(chosen) - 1].as_py()
+        if chosen.column("files")[-1].as_py() <= left:
+            return chosen, packed
+        is_last = F.col(_GROUP) == chosen.column(_GROUP)[-1].as_py()
+        cut = packed.where(is_last).orderBy(*PLACE).limit(left)
+        last = self._figures(cut).toArrow().cast(chosen.schema)
+        return pa.concat_tables([chosen.slice(0, len(chosen) - 1), last]), packed.where(~is_last).union(cut)
+
+    def _figures(self, packed: DataFrame) -> DataFrame:
+        is_other = f"spec_id <> {self.output_spec} OR spec_id <> {self.state.metadata.default_spec_id}"
+        shown = {field.field_id for field in self.state.types.partition_type.fields}
+        if self.state.access.tasks is None or any(
+            field.field_id not in shown for field in self.state.metadata.spec().fields
+        ):
+            is_other = "true"
+        return packed.groupBy(_GROUP).agg(
+            F.count("*").alias("files"),
+            F.sum("file_size_in_bytes").alias("bytes"),
+            F.sum("live_bytes").alias("live_bytes"),
+            F.sum("record_count").alias("records"),
+            F.count_if("is_dead").alias("dead_files"),
+            F.max("has_many_deletes").alias("has_many_deletes"),
+            F.expr(f"NOT max({is_other})").alias("stays"),
+        )
 
     @property
     def _is_worth_it(self) -> str:
@@ -163,4 +185,4 @@ class FileGroups:
         names = [_GROUP, NUMBER, "outputs", "stays", "live_bytes"]
         table = self.groups.select(names).slice(start, None if end is None else end - start)
         groups = local_frame(self.state.spark, table.rename_columns([*names[:-1], "group_bytes"]))
-        return self._packed.join(F.broadcast(groups), _GROUP).drop(_GROUP)
+        return self._chosen[1].join(F.broadcast(groups), _GROUP).drop(_GROUP)

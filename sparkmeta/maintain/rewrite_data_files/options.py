@@ -24,7 +24,8 @@ _LEAST, _MOST = 0.75, 1.8
 _GROUP_BYTES: Final = 100 << 30
 _COUNTS: Final = (
     "min_input_files", "max_file_group_size_bytes", "partial_progress_max_commits", "delete_file_threshold",
-    "max_concurrent_file_group_rewrites", "target_file_size_bytes", "max_file_size_bytes",
+    "max_concurrent_file_group_rewrites", "target_file_size_bytes", "max_file_size_bytes", "max_file_group_input_files",
+    "max_files_to_rewrite",
 )  # fmt: skip
 _FROM_ZERO: Final = ("min_file_size_bytes", "partial_progress_max_failed_commits", "output_spec_id")
 
@@ -82,6 +83,8 @@ class DataRewriteOptions:
     remove_dangling_deletes: bool = False
     output_spec_id: int | None = None
     compression_factor: float = 1.0
+    max_file_group_input_files: int | None = None
+    max_files_to_rewrite: int | None = None
 
     def check(self, metadata: TableMetadata) -> None:
         """Refuse values that are out of range.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -23,14 +24,16 @@ class Packing:
     Attributes:
         keys: the columns that tell partitions apart; files of a partition come together.
         most_bytes: a group of several files is no larger.
+        most_files: a group has no more files; None for any number.
     """
 
     keys: tuple[str, ...]
     most_bytes: int
+    most_files: int | None = None
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yield the files with the number of their group in one more column."""
-        groups = _Groups(self.most_bytes, _task_number() << _GROUP_BITS)
+        groups = _Groups(self.most_bytes, self.most_files or sys.maxsize, _task_number() << _GROUP_BITS)
         last: list[pa.Array] | None = None
         for batch in batches:
             if not len(batch):
@@ -54,13 +57,15 @@ class _Groups:
 
     Attributes:
         most_bytes: see `Packing`.
+        most_files: the most files of a group.
         number: the number of the open group.
     """
 
     most_bytes: int
+    most_files: int
     number: int
     _bytes: int = field(default=0, init=False)
-    _is_empty: bool = field(default=True, init=False)
+    _files: int = field(default=0, init=False)
 
     def of(self, sizes: np.ndarray[Any, Any], starts: list[int]) -> np.ndarray[Any, Any]:
         """Return the group of each file.
@@ -79,20 +84,20 @@ class _Groups:
             while place < end:
                 before = int(ends[place - 1]) if place else 0
                 fitting = int(np.searchsorted(ends, before + self.most_bytes - self._bytes, side="right"))
-                following = min(end, fitting)
-                if following <= place and not self._is_empty:
+                following = min(end, fitting, place + self.most_files - self._files)
+                if following <= place and self._files:
                     self._open()
                     continue
                 following = max(following, place + 1)
                 numbers[place:following] = self.number
                 self._bytes += int(ends[following - 1]) - before
-                self._is_empty = False
+                self._files += following - place
                 place = following
         return numbers
 
     def _open(self) -> None:
-        if not self._is_empty:
-            self.number, self._bytes, self._is_empty = self.number + 1, 0, True
+        if self._files:
+            self.number, self._bytes, self._files = self.number + 1, 0, 0
 
 
 def _task_number() -> int:
