@@ -137,8 +137,8 @@ def ref_update(metadata: TableMetadata, name: str, snapshot_id: int, **fields: A
         fields: `type`, and fields of the retention, of which None changes nothing.
     """
     ref = metadata.refs.get(name)
-    kept = {"max_ref_age_ms", "max_snapshot_age_ms", "min_snapshots_to_keep"}
-    known = {} if ref is None else ref.model_dump(include=kept, exclude_none=True, by_alias=False)
+    retention = {"max_ref_age_ms", "max_snapshot_age_ms", "min_snapshots_to_keep"}
+    known = {} if ref is None else ref.model_dump(include=retention, exclude_none=True, by_alias=False)
     given = {key: value for key, value in fields.items() if value is not None}
     return SetSnapshotRefUpdate(**{**known, **given, "ref_name": name, "snapshot_id": snapshot_id})
 
