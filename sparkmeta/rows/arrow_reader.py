@@ -62,12 +62,10 @@ def read_by_tasks(
         UnsupportedError: Tasks can't open the table's files in this session.
     """
     state = scan_filter.state
-    by_id = leaves_of(scan_filter.schema)
-    leaves = tuple(by_id[field_id] for field_id in sorted(referenced_ids(scan_filter.row_filter)))
+    by_id, leaves = leaves_of(scan_filter.schema), filter_leaves(scan_filter)
     rows = task_rows(state, projected, metadata_columns, leaves)
     row_type = _row_type(state, projected, rows.columns[len(projected.fields) :], leaves)
-    others = [name for name in (PARTITION, SELECTED_BY, *CHANGE_COLUMNS) if name in planned.columns]
-    read = map_arrow(parts(planned, *others).repartition(read_tasks(state.spark)), rows.read, row_type)
+    read = map_arrow(planned_parts(planned).repartition(read_tasks(state.spark)), rows.read, row_type)
     matching = read.where(row_predicate(scan_filter.row_filter, _leaf_value(by_id)).text)
     return matching.select(row_type.fieldNames()[: len(rows.columns)]).toDF(*(column.name for column in rows.columns))
 
@@ -125,6 +123,12 @@ def leaves_of(schema: Schema) -> dict[int, Leaf]:
     return {leaf.id: leaf for field in schema.fields for leaf in _leaves(field)}
 
 
+def filter_leaves(scan_filter: ScanFilter) -> tuple[Leaf, ...]:
+    """Return the fields that a filter looks at."""
+    by_id = leaves_of(scan_filter.schema)
+    return tuple(by_id[field_id] for field_id in sorted(referenced_ids(scan_filter.row_filter)))
+
+
 def _leaves(field: NestedField) -> Iterator[Leaf]:
     """Yield a field and the fields inside of it, as optional ones."""
     column = replace(projected_column(field), required=False)
@@ -155,6 +159,11 @@ def _identity_places(state: TableState) -> dict[int, dict[int, int | None]]:
         spec_id: {column_id: places.get(field_id) for column_id, field_id in identity_sources(spec).items()}
         for spec_id, spec in state.specs.items()
     }
+
+
+def planned_parts(planned: DataFrame) -> DataFrame:
+    """Return the `parts` of files with all that tasks need to read their rows."""
+    return parts(planned, *(name for name in (PARTITION, SELECTED_BY, *CHANGE_COLUMNS) if name in planned.columns))
 
 
 def parts(planned: DataFrame, *others: str) -> DataFrame:

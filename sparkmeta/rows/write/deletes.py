@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
     from sparkmeta.rows.planned import PlannedFiles
     from sparkmeta.rows.write.delete_tasks import WriteTasks
+    from sparkmeta.rows.write.matching import Masks
     from sparkmeta.state import TableState
     from sparkmeta.storage.executors import ExecutorWriter
     from sparkmeta.storage.files import Files
@@ -72,7 +73,7 @@ class WrittenDeletes:
     data_files: DataFrame | None = None
 
 
-def write_deletes(state: TableState, masks: DataFrame, files: PlannedFiles) -> WrittenDeletes:
+def write_deletes(state: TableState, masks: Masks, files: PlannedFiles) -> WrittenDeletes:
     """Write deletes of rows, by the driver if they are few, else by tasks.
 
     A deletion vector has the positions that older deletes of its data file delete as well, since readers pass these
@@ -80,7 +81,7 @@ def write_deletes(state: TableState, masks: DataFrame, files: PlannedFiles) -> W
 
     Args:
         state: the table at the snapshot that the positions are of.
-        masks: the rows, as `masks_of` returned them: one mask of each data file.
+        masks: the rows, as `masks_of` returned them.
         files: the planned data files that these rows are in, with their deletes.
 
     Raises:
@@ -101,7 +102,7 @@ class _Writer:
     """Writes masks, and the older position deletes of their data files, to delete files."""
 
     state: TableState
-    masks: DataFrame
+    masks: Masks
     files: PlannedFiles
 
     def write(self) -> WrittenDeletes:
@@ -123,17 +124,23 @@ class _Writer:
             older: older deletes that the new ones take in, `data_path` and `delete`.
         """
         by_tasks = self.tasks(executor_writer(self.state.files))
-        figures = self.masks.agg(F.coalesce(F.sum(F.length("vector")), F.lit(0)).alias("size")).toArrow()
-        few_older = len(older) <= MOST_REQUESTS and figures["size"][0].as_py() <= _DRIVER_BYTES
-        if few_older and self.state.access.driver is not None:
+        few = len(older) <= MOST_REQUESTS and self._size <= _DRIVER_BYTES
+        if few and self.state.access.driver is not None:
             table = self._written_by_driver(older, self.state.access.driver)
             return local_frame(self.state.spark, table.drop_columns(list(_NOT_SHOWN)))
         written = checkpointed(map_arrow(self._arranged(older), by_tasks.write, WRITTEN_SCHEMA))
         kind = F.lit(int(ContentType.POSITION_DELETES)).alias("content")
         return written.join(local_frame(self.state.spark, self.owners), "data_path").select(kind, "*").drop(*_NOT_SHOWN)
 
+    @property
+    def _size(self) -> int:
+        """The bytes of all masks."""
+        if isinstance(self.masks, pa.Table):
+            return int(pc.sum(pc.binary_length(self.masks.column("vector"))).as_py() or 0)
+        return int(self.masks.agg(F.coalesce(F.sum(F.length("vector")), F.lit(0))).toArrow().column(0)[0].as_py())
+
     def _written_by_driver(self, older: pa.Table, driver: Files) -> pa.Table:
-        masks = self.masks.toArrow().cast(MASK_SCHEMA)
+        masks = self.masks if isinstance(self.masks, pa.Table) else self.masks.toArrow().cast(MASK_SCHEMA)
         if len(older):
             read = pa.Table.from_batches(read_masks(driver, _units(older).to_batches()), MASK_SCHEMA)
             owner = pc.struct_field(whole(older.column("delete")), "file_path")
@@ -156,12 +163,13 @@ class _Writer:
 
     def _arranged(self, older: pa.Table) -> DataFrame:
         """Return the masks in the order in which tasks take them."""
-        masks = self.masks
+        spark = self.state.spark
+        masks = local_frame(spark, self.masks) if isinstance(self.masks, pa.Table) else self.masks
         if len(older):
-            masks = masks.unionByName(self._older_masks(local_frame(self.state.spark, older)))
+            masks = masks.unionByName(self._older_masks(local_frame(spark, older)))
         if self.groups is None:
-            return masks.repartition("data_path").sortWithinPartitions("data_path") if len(older) else masks
-        groups = F.broadcast(local_frame(self.state.spark, self.groups))
+            return masks.repartition("data_path").sortWithinPartitions("data_path")
+        groups = F.broadcast(local_frame(spark, self.groups))
         return masks.join(groups, "data_path").repartition(GROUP).sortWithinPartitions(GROUP, "data_path")
 
     def _older_masks(self, deletes: DataFrame) -> DataFrame:

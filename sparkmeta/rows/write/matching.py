@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, reduce
 from operator import or_
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -13,42 +13,69 @@ import pyarrow.compute as pc
 from pyiceberg.expressions import AlwaysTrue, BooleanExpression
 from pyiceberg.schema import Schema
 from pyiceberg.types import UUIDType
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
 from sparkmeta.columns import sql
+from sparkmeta.columns.arrow_filter import row_tests
 from sparkmeta.columns.predicate import bind_filter, parse_filter, row_predicate
 from sparkmeta.columns.skipping import must_match
 from sparkmeta.columns.transforms import projections
 from sparkmeta.columns.types import spark_type
 from sparkmeta.commit.search import FEW_FILES
+from sparkmeta.errors import translated_errors
 from sparkmeta.plan.choose import choose
 from sparkmeta.plan.filter import ScanFilter, matching_entries
 from sparkmeta.plan.prune import prune_manifests
 from sparkmeta.plan.rows import entry_stats, manifest_path, partition_value, public_partition
+from sparkmeta.rows.arrow_reader import filter_leaves, planned_parts, task_rows
 from sparkmeta.rows.planned import PlannedFiles, RowPlan, plan_rows
 from sparkmeta.rows.read import RowScan, rows_of
 from sparkmeta.rows.write.input import field_value
+from sparkmeta.rows.write.position_tasks import PositionTasks
 from sparkmeta.rows.write.vector_tasks import MASK_SCHEMA, position_masks
-from sparkmeta.session import local_frame, map_arrow, materialize
+from sparkmeta.session import local_frame, map_arrow, materialize, read_tasks
 from sparkmeta.spec.entry import ContentType
 
 if TYPE_CHECKING:
     from pyiceberg.expressions import BoundPredicate
-    from pyspark.sql import DataFrame
 
     from sparkmeta.columns.sql import Sql
     from sparkmeta.state import TableState
 
 FILE, POSITION = "_file", "_pos"
 _ALL_MATCH: Final = "all_match"
+# Rows of which all masks together take at most some 16 MiB, so that the driver takes them at once.
+_FEW_ROWS: Final = 8 * (16 << 20)
+# Bytes of data files whose rows a task looks at, and the least number of tasks.
+_TASK_BYTES: Final = 64 << 20
+_LEAST_TASKS: Final = 4
+Masks: TypeAlias = pa.Table | DataFrame
+"""Rows of `MASK_SCHEMA`: few on the driver, or a DataFrame that Spark keeps."""
 _ENTRY_COLUMNS: Final = ("version_info", "content_type", "location", "partition_spec_id", "record_count")
 
 
-def masks_of(rows: DataFrame) -> DataFrame:
-    """Return the `FILE` and `POSITION` of rows as masks of data files, rows of `MASK_SCHEMA`, which Spark keeps."""
-    columns = rows.select(FILE, POSITION).repartition(FILE).sortWithinPartitions(FILE)
-    return materialize(map_arrow(columns, position_masks, MASK_SCHEMA))
+def masks_of(rows: DataFrame, files: PlannedFiles, state: TableState) -> Masks:
+    """Return the `FILE` and `POSITION` of rows as masks of their data files. Runs a job.
+
+    Tasks make the masks of the rows that they have, so that a file whose rows are spread has several masks.
+
+    Args:
+        rows: the rows.
+        files: the data files that they may be in.
+        state: the table.
+    """
+    return _computed(map_arrow(rows.select(FILE, POSITION), position_masks, MASK_SCHEMA), files, state)
+
+
+def _computed(masks: DataFrame, files: PlannedFiles, state: TableState) -> Masks:
+    counts = files.numbers("record_count")
+    with translated_errors():
+        if state.access.driver is not None and counts.min(initial=0) >= 0 and counts.sum() <= _FEW_ROWS:
+            table: Any = masks.toArrow().cast(MASK_SCHEMA)
+            return table
+        return materialize(masks)
 
 
 @dataclass(frozen=True)
@@ -158,9 +185,23 @@ class Matching:
         return rows_of(RowScan(self.scan, Schema(), (FILE, POSITION)), self.partial_files)
 
     @cached_property
-    def masks(self) -> DataFrame:
-        """These rows as masks; see `masks_of`. Runs a job."""
-        return masks_of(self.positions)
+    def masks(self) -> Masks:
+        """These rows as masks; see `masks_of`. Runs a job.
+
+        Tasks read the columns of the filter with Arrow, if they can open the files and Arrow evaluates the filter.
+        Spark joins equality deletes, of which there may be many.
+        """
+        state, files, scan = self.state, self.partial_files, self.scan
+        tests = row_tests(scan.row_filter)
+        if tests is None or state.access.tasks is None or files.have(ContentType.EQUALITY_DELETES).any():
+            return masks_of(self.positions, files, state)
+        rows = task_rows(state, Schema(), (FILE, POSITION), filter_leaves(scan))
+        schema = rows.schema.set(0, rows.schema.field(0).with_type(pa.dictionary(pa.int32(), pa.string())))
+        find = PositionTasks(replace(rows, schema=schema), tests)
+        size = int(files.numbers("file_size_in_bytes").sum())
+        tasks = min(read_tasks(state.spark), len(files), max(_LEAST_TASKS, size // _TASK_BYTES))
+        parts = planned_parts(files.frame(state.spark)).repartition(max(tasks, 1))
+        return _computed(map_arrow(parts, find.masks, MASK_SCHEMA), files, state)
 
     def planned(self, paths: pa.Array) -> PlannedFiles:
         """Return some of the partly matching files with their deletes."""

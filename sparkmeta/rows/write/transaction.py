@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from sparkmeta.commit.conflicts import Isolation
     from sparkmeta.commit.snapshot_update import SnapshotUpdate
     from sparkmeta.rows.planned import PlannedFiles
+    from sparkmeta.rows.write.matching import Masks
     from sparkmeta.rows.write.merged_rows import MergedRows
     from sparkmeta.state import TableState
 
@@ -221,7 +222,8 @@ class RowTransaction(Transaction[TableT]):
             files = rows.matching.planned(paths)
             if self._merges_on_read("merge"):
                 added = self._write(rows.new_rows, lineage=lineage) if rows.has_new_rows else None
-                self._delete_rows(change, masks_of(rows.positions), files, added, with_deletes=True)
+                masks = masks_of(rows.positions.repartition(FILE), files, change.head)
+                self._delete_rows(change, masks, files, added, with_deletes=True)
             else:
                 added = self._write(rows.rewritten(files), lineage=lineage)
                 change.update.row_delta(added=added, removed=rows.matching.named(paths))
@@ -296,7 +298,7 @@ class RowTransaction(Transaction[TableT]):
     def _delete_rows(
         self,
         change: _Change,
-        masks: DataFrame,
+        masks: Masks,
         files: PlannedFiles,
         added: DataFrame | None,
         *,
@@ -434,5 +436,7 @@ def _affected(matching: Matching, *, masks: bool) -> pa.Array:
     """
     if not matching.has_parts:
         return pa.array([], pa.string())
-    paths = matching.masks.select("data_path") if masks else matching.positions.select(FILE).distinct()
-    return whole(paths.toArrow().column(0))
+    if masks and isinstance(matching.masks, pa.Table):
+        return matching.masks.column("data_path").unique()
+    paths = matching.masks.select("data_path") if masks else matching.positions.select(FILE)
+    return whole(paths.distinct().toArrow().column(0))

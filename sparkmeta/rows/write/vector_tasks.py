@@ -49,6 +49,8 @@ VECTOR_SCHEMA = pa.schema(
 
 # Rows of a batch; each has a bitmap.
 _BATCH_ROWS = 1024
+# Positions of which a task makes bitmaps at a time.
+_MOST_POSITIONS = 4_000_000
 
 
 def read_masks(reader: ExecutorReader | Files, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -89,42 +91,46 @@ def _positions(reader: ExecutorReader | Files, row: dict[str, Any]) -> Iterator[
     """Yield the deleted positions of each data file in a position delete file."""
     by_path: dict[str, list[np.ndarray[Any, Any]]] = {}
     for paths, positions in deleted_positions(reader.read(row["location"]), row["file_format"], row["location"]):
-        codes, numbers, names = paths.indices.to_numpy(), positions.to_numpy(), paths.dictionary.to_pylist()
-        order = np.argsort(codes, kind="stable")
-        present, starts = np.unique(codes[order], return_index=True)
-        for code, part in zip(present, np.split(numbers[order], starts[1:]), strict=True):
-            by_path.setdefault(names[code], []).append(part)
+        for path, part in _split_by_path(paths, positions):
+            by_path.setdefault(path, []).append(part)
     for path, parts in by_path.items():
         bitmap = PositionBitmap.of(np.concatenate(parts))
         yield path, write_deletion_vector(bitmap), bitmap.cardinality
 
 
 def position_masks(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Yield rows of `MASK_SCHEMA` for positions.
+    """Yield rows of `MASK_SCHEMA` for positions, few for each data file.
 
     Args:
-        batches: rows of the path of a data file and a position in it; rows of a file come together.
+        batches: rows of the path of a data file and a position in it, in any order.
     """
-    path: str | None = None
-    parts: list[np.ndarray[Any, Any]] = []
+    by_path: dict[str, list[np.ndarray[Any, Any]]] = {}
+    count = 0
     for batch in batches:
-        coded = batch.column(0).dictionary_encode()
-        codes, names = coded.indices.to_numpy(), coded.dictionary.to_pylist()
-        starts = np.flatnonzero(np.diff(codes, prepend=-1))
-        for code, part in zip(codes[starts], np.split(batch.column(1).to_numpy(), starts[1:]), strict=True):
-            if names[code] != path:
-                if path is not None:
-                    yield _mask_of(path, parts)
-                path, parts = names[code], []
-            parts.append(part)
-    if path is not None:
-        yield _mask_of(path, parts)
+        for path, positions in _split_by_path(batch.column(0), batch.column(1)):
+            by_path.setdefault(path, []).append(positions)
+        count += len(batch)
+        if count >= _MOST_POSITIONS:
+            yield _masks_of(by_path)
+            by_path, count = {}, 0
+    if by_path:
+        yield _masks_of(by_path)
 
 
-def _mask_of(path: str, parts: list[np.ndarray[Any, Any]]) -> pa.RecordBatch:
-    bitmap = PositionBitmap.of(np.concatenate(parts))
-    columns = [[None], [path], [write_deletion_vector(bitmap)], [bitmap.cardinality]]
-    return pa.RecordBatch.from_arrays(columns, schema=MASK_SCHEMA)
+def _split_by_path(paths: pa.Array, positions: pa.Array) -> Iterator[tuple[str, np.ndarray[Any, Any]]]:
+    coded = paths if pa.types.is_dictionary(paths.type) else paths.dictionary_encode()
+    codes, names = coded.indices.to_numpy(), coded.dictionary.to_pylist()
+    order = np.argsort(codes, kind="stable")
+    present, starts = np.unique(codes[order], return_index=True)
+    for code, part in zip(present, np.split(positions.to_numpy()[order], starts[1:]), strict=True):
+        yield names[code], part
+
+
+def _masks_of(by_path: Mapping[str, list[np.ndarray[Any, Any]]]) -> pa.RecordBatch:
+    bitmaps = [PositionBitmap.of(np.concatenate(parts)) for parts in by_path.values()]
+    vectors, counts = map(write_deletion_vector, bitmaps), [bitmap.cardinality for bitmap in bitmaps]
+    columns = [[None] * len(bitmaps), [*by_path], [*vectors], counts]
+    return pa.RecordBatch.from_arrays([*map(pa.array, columns, MASK_SCHEMA.types)], schema=MASK_SCHEMA)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,95 @@
+"""Tests of rows that Arrow evaluates, as `row_predicate` does in SQL.
+
+They are made on the driver (`arrow_filter`), and pickled for tasks; this module imports neither Spark nor pyiceberg.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import reduce
+from typing import Any, Final, Literal
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+Operation = Literal["is_null", "lt", "le", "gt", "ge", "one_of", "starts_with"]
+# Field id -> its values.
+Values = Callable[[int], pa.Array]
+
+_COMPARISONS: Final[dict[str, Callable[..., pa.BooleanArray]]] = {
+    "lt": pc.less,
+    "le": pc.less_equal,
+    "gt": pc.greater,
+    "ge": pc.greater_equal,
+}
+
+
+@dataclass(frozen=True)
+class RowTest:
+    """A test of a column; a null passes `is_null` and negated tests only.
+
+    Attributes:
+        operation: what is tested.
+        field_id: the column.
+        literals: what its values are compared with; of dates and times the numbers.
+        negated: whether values pass that the operation does not hold for.
+    """
+
+    operation: Operation
+    field_id: int
+    literals: tuple[Any, ...] = ()
+    negated: bool = False
+
+    def passes(self, values: Values) -> pa.BooleanArray:
+        """Return which rows pass; without nulls."""
+        column = values(self.field_id)
+        is_null = self.operation == "is_null"
+        holds = column.is_null() if is_null else pc.fill_null(self._holds(_numbers(column)), False)
+        return pc.invert(holds) if self.negated else holds
+
+    def _holds(self, column: pa.Array) -> pa.BooleanArray:
+        if self.operation == "starts_with":
+            return pc.starts_with(column, self.literals[0])
+        if self.operation == "one_of":
+            # Arrow's `is_in` tells -0.0 from 0.0.
+            if len(self.literals) > 1 and not pa.types.is_floating(column.type):
+                return pc.is_in(column, pa.array(self.literals, column.type))
+            return reduce(pc.or_, (pc.equal(column, pa.scalar(each, column.type)) for each in self.literals))
+        holds = _COMPARISONS[self.operation](column, pa.scalar(self.literals[0], column.type))
+        # As in Spark, NaN is greater than all other numbers.
+        if pa.types.is_floating(column.type) and self.operation in ("gt", "ge"):
+            return pc.or_(holds, pc.is_nan(column))
+        return holds
+
+
+@dataclass(frozen=True)
+class Junction:
+    """All or any of several tests; all of none passes, any of none does not.
+
+    Attributes:
+        parts: the tests.
+        is_and: whether all must pass.
+    """
+
+    parts: tuple[RowTest | Junction, ...]
+    is_and: bool
+
+    def passes(self, values: Values) -> pa.BooleanArray | bool:
+        """Return which rows pass, without nulls; or whether all do."""
+        passed: pa.BooleanArray | bool = self.is_and
+        join = pc.and_ if self.is_and else pc.or_
+        for part in self.parts:
+            of_part = part.passes(values)
+            if isinstance(of_part, bool):
+                if of_part != self.is_and:
+                    return of_part
+            else:
+                passed = of_part if isinstance(passed, bool) else join(passed, of_part)
+        return passed
+
+
+def _numbers(column: pa.Array) -> pa.Array:
+    if not pa.types.is_temporal(column.type):
+        return column
+    return column.view(pa.int32() if pa.types.is_date32(column.type) else pa.int64())
