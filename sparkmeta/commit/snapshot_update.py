@@ -413,12 +413,12 @@ class _Attempt:
         refuse_missing_data(state, named, update._start, with_deletes=False)
 
     def _named(self, state: TableState, files: DataFrame) -> Removal:
-        """Find files by name. Raises CommitConflictError if others deleted rows of files that are replaced."""
+        """Find files by name. Raises CommitConflictError if others removed them, or rows of files that are replaced."""
         update = self.update
         try:
             removal = find_files(state, files, self.progress.searches)
         except ValidationError as error:
-            if update._rewrites and snapshots_since(state, update._start):
+            if snapshots_since(state, update._start):
                 raise CommitConflictError(f"{error} any more") from error
             raise
         for replaced in update._replaced:

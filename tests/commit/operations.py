@@ -250,8 +250,8 @@ class JavaPeer(FileMaker):
     _table: Any
 
     @staticmethod
-    def in_memory(java: Java) -> JavaPeer:
-        """A new table of format version 3 with the files of `BASE`."""
+    def in_memory(java: Java, format_version: int = 3) -> JavaPeer:
+        """A new table with the files of `BASE`."""
         iceberg = java.iceberg
         catalog = iceberg.inmemory.InMemoryCatalog()
         catalog.initialize("peers", {})
@@ -259,7 +259,7 @@ class JavaPeer(FileMaker):
         identifier = iceberg.catalog.TableIdentifier.of(java.strings(["db", "t"]))
         schema = iceberg.SchemaParser.fromJson(SCHEMA.model_dump_json())
         spec = iceberg.PartitionSpecParser.fromJson(schema, SPEC.model_dump_json())
-        peer = JavaPeer(java, catalog.createTable(identifier, schema, spec, {"format-version": "3"}))
+        peer = JavaPeer(java, catalog.createTable(identifier, schema, spec, {"format-version": str(format_version)}))
         for files in BASE:
             peer.append(*map(peer.file, files))
         return peer
