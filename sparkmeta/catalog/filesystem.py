@@ -21,6 +21,8 @@ from sparkmeta.errors import (
     NoSuchNamespaceError,
     NoSuchTableError,
     UnsupportedError,
+    ValidationError,
+    shown,
 )
 from sparkmeta.operations.filesystem import FileSystemOperations
 from sparkmeta.operations.metadata_files import METADATA, METADATA_FILES, latest_metadata
@@ -75,7 +77,7 @@ class FileSystemCatalog(Catalog):
         location: str | None = None,
         spark: SparkSession | None = None,
     ) -> Table:
-        """Create an empty table; see `Catalog.create_table`. Its namespace needs not exist."""
+        """Create an empty table; see `Catalog.create_table`. Its namespace need not exist."""
         names = as_names(identifier)
         folder, session = self._folder(names), resolve_session(spark)
         if location is not None and location.rstrip("/") != folder:
@@ -128,8 +130,9 @@ class FileSystemCatalog(Catalog):
         return not self._views(spark).operations(names).is_view()
 
     def list_tables(self, namespace: Identifier, spark: SparkSession | None = None) -> list[tuple[str, ...]]:
-        """Return the sorted identifiers of the tables directly in a namespace."""
+        """Return the sorted identifiers of the tables directly in a namespace. Raises NoSuchNamespaceError."""
         names = as_names(namespace)
+        self._check_namespace(names, spark)
         identifiers = [(*names, name) for name in self._relations(names, spark)]
         views = set(self.list_views(names, spark))
         return [identifier for identifier in identifiers if identifier not in views]
@@ -137,19 +140,29 @@ class FileSystemCatalog(Catalog):
     def create_namespace(
         self, namespace: Identifier, properties: Mapping[str, str] = NO_PROPERTIES, spark: SparkSession | None = None
     ) -> None:
-        """Create a namespace. Raises NamespaceAlreadyExistsError."""
+        """Create a namespace.
+
+        Raises:
+            NamespaceAlreadyExistsError: the namespace exists, or a table or view of the name.
+            ValidationError: the namespace has no name, or too many levels.
+        """
         names = as_names(namespace)
+        full_name = ".".join(names)
+        if not 1 <= len(names) <= _DEEPEST:
+            problem = f"namespaces of a file system catalog have 1 to {_DEEPEST}"
+            raise ValidationError(f"the namespace {shown(full_name)} has {len(names)} levels: {problem}")
         if self.namespace_exists(names, spark):
-            raise NamespaceAlreadyExistsError(f"{'.'.join(names)}: there is such a namespace already")
+            raise NamespaceAlreadyExistsError(f"{full_name}: the namespace already exists")
+        if names[-1] in self._relations(names[:-1], spark):
+            raise NamespaceAlreadyExistsError(f"{full_name}: a table or view of this name already exists")
         text = json.dumps(dict(properties))
         self._views(spark).files.overwrite(self._namespace_file(names), text.encode())
 
     def drop_namespace(self, namespace: Identifier, spark: SparkSession | None = None) -> None:
         """Drop an empty namespace; see `Catalog.drop_namespace`."""
         names = as_names(namespace)
-        if not self.namespace_exists(names, spark):
-            raise NoSuchNamespaceError(f"{'.'.join(names)}: there is no such namespace")
-        if self._relations(names, spark) or self.list_namespaces(names, spark):
+        self._check_namespace(names, spark)
+        if self._relations(names, spark) or self._namespaces(names, spark):
             raise NamespaceNotEmptyError(f"{'.'.join(names)}: the namespace has tables, views or namespaces")
         for failed in self._views(spark).files.delete_many([self._namespace_file(names)]):
             raise CatalogError(f"{'.'.join(names)}: {failed.location} can't be deleted: {failed.reason}")
@@ -159,16 +172,28 @@ class FileSystemCatalog(Catalog):
         names = as_names(namespace)
         if self._views(spark).files.exists(self._namespace_file(names)):
             return True
-        return bool(names) and names in self.list_namespaces(names[:-1], spark)
+        return bool(names) and names in self._namespaces(names[:-1], spark)
 
     def list_namespaces(self, namespace: Identifier = (), spark: SparkSession | None = None) -> list[tuple[str, ...]]:
-        """Return the sorted namespaces directly in a namespace that hold tables at up to three levels, or are empty."""
+        """Return the sorted namespaces directly in a namespace that hold tables at up to three levels, or are empty.
+
+        Raises NoSuchNamespaceError.
+        """
         names = as_names(namespace)
+        self._check_namespace(names, spark)
+        return self._namespaces(names, spark)
+
+    def _namespaces(self, names: tuple[str, ...], spark: SparkSession | None) -> list[tuple[str, ...]]:
         below: set[str] = set()
         for depth in range(1, _DEEPEST + 1):
             below.update(self._relations(names, spark, depth))
             below.update(self._first_names(names, [*["*"] * depth, _NAMESPACE_FILE], spark))
         return [(*names, name) for name in sorted(below.difference(self._relations(names, spark)))]
+
+    def _check_namespace(self, names: tuple[str, ...], spark: SparkSession | None) -> None:
+        """Raise NoSuchNamespaceError if there is no such namespace. The warehouse itself is one."""
+        if names and not self.namespace_exists(names, spark):
+            raise NoSuchNamespaceError(f"{'.'.join(names)}: there is no such namespace")
 
     def _views(self, spark: SparkSession | None) -> FileSystemViews:
         return FileSystemViews.of(self.warehouse, spark, self._io)

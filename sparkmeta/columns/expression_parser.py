@@ -29,13 +29,14 @@ from pyiceberg.expressions import (
     Reference,
     StartsWith,
 )
-from pyiceberg.transforms import parse_transform
+from pyiceberg.transforms import BucketTransform, TruncateTransform, UnknownTransform, parse_transform
 
 from sparkmeta.columns.transform_terms import TransformedColumn
 from sparkmeta.errors import InvalidFilterError, UnsupportedError, shown
 
 if TYPE_CHECKING:
     from pyiceberg.expressions import UnboundTerm
+    from pyiceberg.transforms import Transform
 
 _UNARY: Final[dict[str, Any]] = {"is-null": IsNull, "not-null": NotNull, "is-nan": IsNaN, "not-nan": NotNaN}
 _COMPARISONS: Final[dict[str, Any]] = {
@@ -105,7 +106,7 @@ def _kind(node: object) -> str:
 def _boolean(node: dict[str, Any]) -> bool:
     value = _member(node, "value")
     if not isinstance(value, bool):
-        raise _problem(node, "a literal that is a filter is true or false")
+        raise _problem(node, "a literal used as a filter must be true or false")
     return value
 
 
@@ -155,7 +156,7 @@ def _values(node: dict[str, Any]) -> list[Any]:
     if isinstance(values, dict) and values.get("type") == "literals":
         raise UnsupportedError(f"the filter {shown(node)} has literals with a type of their own")
     if not isinstance(values, list):
-        raise _problem(node, "values are a list")
+        raise _problem(node, "values must be a list")
     return [_literal(value) for value in values]
 
 
@@ -174,10 +175,24 @@ def _term(node: object) -> UnboundTerm:
             "transform": str(transform),
             "term": str(name) | {"type": "reference", "term": str(name)},
         }:
-            return TransformedColumn(parse_transform(transform), name)
+            return TransformedColumn(_transform(transform), name)
         case {"type": "reference", "id": _} | {"type": "apply"}:
-            raise UnsupportedError(f"filters know no columns like {shown(node)}: name a column, or its transform")
+            raise UnsupportedError(f"unsupported column reference {shown(node)}: expected a column or its transform")
     raise _problem(node, "it names no column")
+
+
+def _transform(text: str) -> Transform[Any, Any]:
+    try:
+        transform = parse_transform(text.lower())
+    except ValueError as error:
+        raise InvalidFilterError(f"can't read the filter: transform {shown(text)}: {error}") from error
+    if isinstance(transform, UnknownTransform):
+        raise InvalidFilterError(f"can't read the filter: unknown transform {shown(text)}")
+    if isinstance(transform, BucketTransform | TruncateTransform):
+        parameter = transform.num_buckets if isinstance(transform, BucketTransform) else transform.width
+        if not 1 <= parameter < 1 << 31:
+            raise InvalidFilterError(f"can't read the filter: transform {shown(text)}: expected 1 to {(1 << 31) - 1}")
+    return transform
 
 
 def _literal(node: object) -> Any:

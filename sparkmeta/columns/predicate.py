@@ -130,9 +130,8 @@ def _bind(leaf: BooleanExpression, negated: bool, fields: SchemaFields, transfor
             case LiteralPredicate():
                 return _bind_comparison(predicate, field)
     except (TypeError, ValueError) as problem:
-        raise InvalidFilterError(
-            f"{as_text(leaf)}: column {field.name} has type {field.field.field_type}: {problem}"
-        ) from problem
+        column = str(term) if transformed else f"column {field.name}"
+        raise InvalidFilterError(f"{as_text(leaf)}: {column} has type {field.field.field_type}: {problem}") from problem
     raise InvalidFilterError(f"not a predicate that Iceberg has: {shown(leaf)}")
 
 

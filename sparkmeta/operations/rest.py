@@ -279,9 +279,10 @@ def rest_request(
         errors: the exceptions for status codes, instead of pyiceberg's general ones.
     """
     response = catalog._session.request(method, url, json=body, auth=None if token is None else _Bearer(token))
+    if response.status_code in _EXPIRED_TOKEN and token is not None:
+        response = catalog._session.request(method, url, json=body)
     if response.status_code in _EXPIRED_TOKEN:
-        if token is None:
-            catalog._refresh_token()
+        catalog._refresh_token()
         response = catalog._session.request(method, url, json=body)
     try:
         response.raise_for_status()
@@ -330,5 +331,5 @@ def _in_config(config: Mapping[str, str], metadata: TableMetadata) -> list[Stora
 def _version_of(answer: Mapping[str, Any], identifier: tuple[str, ...]) -> TableVersion:
     location = answer.get("metadata-location")
     if not location:
-        raise UnsupportedError(f"{'.'.join(identifier)}: the catalog names no metadata file")
+        raise UnsupportedError(f"{'.'.join(identifier)}: the catalog's answer has no metadata-location")
     return TableVersion(location, table_metadata_from_json(JsonNode(answer.get("metadata"), location)))

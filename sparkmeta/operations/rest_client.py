@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from pyiceberg.catalog.rest import RestCatalog
-from requests.adapters import HTTPAdapter
 
 from sparkmeta.errors import ValidationError, shown
 
@@ -24,26 +23,14 @@ class TimedRestCatalog(RestCatalog):
     def _config_headers(self, session: Session) -> None:
         """Set headers, and the limits: pyiceberg calls this for each new session before it sends a request."""
         super()._config_headers(session)
-        adapter = _TimedAdapter(*(_seconds(self.properties, name) for name in _LIMITS))
-        for scheme in ("http://", "https://"):
-            session.mount(scheme, adapter)
+        send, limits = session.send, tuple(_seconds(self.properties, name) for name in _LIMITS)
 
+        # An adapter would not do: pyiceberg mounts one of its own for SigV4.
+        def send_in_time(request: PreparedRequest, **named: Any) -> Response:
+            named["timeout"] = named.get("timeout") or limits
+            return send(request, **named)
 
-class _TimedAdapter(HTTPAdapter):
-    def __init__(self, connecting: float, answering: float) -> None:
-        super().__init__()
-        self._limits = (connecting, answering)
-
-    def send(
-        self,
-        request: PreparedRequest,
-        stream: bool = False,
-        timeout: Any = None,
-        verify: bool | str = True,
-        cert: Any = None,
-        proxies: Any = None,
-    ) -> Response:
-        return super().send(request, stream, timeout or self._limits, verify, cert, proxies)
+        session.send = send_in_time  # type: ignore[method-assign]
 
 
 def _seconds(properties: Mapping[str, Any], name: str) -> float:

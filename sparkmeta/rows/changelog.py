@@ -178,7 +178,8 @@ class _ComparedRows:
         deletes, inserts = map(sql.col, _COUNTS.values())
         names = ", ".join(self.schema.find_column_name(field_id) or "" for field_id in changelog.identifiers)
         texts = sql.call("concat_ws", ", ", *(sql.coalesce(value.cast("string"), "null") for value in identifier))
-        problem = f"{changelog.scan.state.metadata.location}: several changes of a snapshot have the same {names}: "
+        location = changelog.scan.state.metadata.location
+        problem = f"{location}: a snapshot inserted or deleted several rows with the same {names}: "
         refused = sql.raise_error(sql.concat(problem, texts)).cast("string")
         update = sql.when(sql.col(_TYPE) == DELETE, UPDATE_BEFORE).otherwise(UPDATE_AFTER)
         kind = (

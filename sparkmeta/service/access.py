@@ -61,6 +61,8 @@ class Principals:
         if not self.by_token:
             raise SettingError("there are no principals: nobody could use the service")
         for token, principal in self.by_token.items():
+            if not token.isascii():
+                raise SettingError(f"the token of {principal.name} has characters that are not ASCII")
             if len(token) < _SHORTEST_TOKEN:
                 problem = f"expected at least {_SHORTEST_TOKEN} characters"
                 raise SettingError(f"the token of {principal.name} has {len(token)} characters: {problem}")
@@ -90,11 +92,11 @@ def principals_from_json(text: str, header: str | None = None) -> Principals:
     """Return the principals in a JSON file: `{"<name>": {"token": "<token>", "tables": ["sales.*"]}}`.
 
     Raises:
-        SettingError: the file is something else, or two principals have one token.
+        SettingError: the file is something else, or two principals have one name or token.
     """
     try:
-        document = json.loads(text)
-    except ValueError as error:
+        document = json.loads(text, object_pairs_hook=_without_duplicates)
+    except json.JSONDecodeError as error:
         raise SettingError(f"the principals are not valid JSON: {error}") from error
     if not isinstance(document, dict):
         raise SettingError("the principals are not a JSON object of names")
@@ -107,11 +109,18 @@ def principals_from_json(text: str, header: str | None = None) -> Principals:
     return Principals(by_token, header)
 
 
+def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    names = [name for name, _ in pairs]
+    if duplicates := {name for name in names if names.count(name) > 1}:
+        raise SettingError(f"the principals have several entries named {', '.join(sorted(duplicates))}")
+    return dict(pairs)
+
+
 def _entry(name: str, entry: Any) -> tuple[str, Sequence[str]]:
     token = entry.get("token") if isinstance(entry, dict) else None
     tables = entry.get("tables", ["*"]) if isinstance(entry, dict) else None
     if not isinstance(token, str) or not isinstance(tables, list) or not all(isinstance(x, str) for x in tables):
         raise SettingError(f"the principal {name} needs a token, and tables as a list of patterns")
     if unknown := set(entry) - {"token", "tables"}:
-        raise SettingError(f"the principal {name} has {', '.join(sorted(unknown))}: known are token and tables")
-    return token, tables
+        raise SettingError(f"the principal {name} has the unknown keys {', '.join(sorted(unknown))}")
+    return token.strip(), tables

@@ -19,12 +19,12 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from sparkmeta.service.access import ANYBODY, Principal
-from sparkmeta.service.errors import BAD_REQUEST, CANCELLED, NO_TABLE, UNSUPPORTED, ApiError, api_error
+from sparkmeta.service.errors import BAD_REQUEST, CANCELLED, FORBIDDEN, NO_TABLE, UNSUPPORTED, ApiError, api_error
 from sparkmeta.service.metrics import Metrics
+from sparkmeta.service.options import is_loopback
 from sparkmeta.service.pages import compressed
 from sparkmeta.service.planning import Planning
 from sparkmeta.service.requests import parse_json, parse_plan_request
-from sparkmeta.service.shown import READ_ONLY
 from sparkmeta.service.tables import MODE, SERVER, ServedTable, Tables
 
 if TYPE_CHECKING:
@@ -158,6 +158,8 @@ class App:
         if path == ["healthz"]:
             return "healthz", self._healthz, Call(request, ANYBODY)
         principals = self.options.principals
+        if principals is None:
+            self._refuse_foreign_host(request)
         principal = ANYBODY if principals is None else principals.authenticated(request.headers)
         if path == ["metrics"]:
             return "metrics", self._metrics, Call(request, principal)
@@ -166,6 +168,12 @@ class App:
         if path[:2] != ["v1", "namespaces"]:
             raise ApiError(404, BAD_REQUEST, f"no such endpoint: {request.method} {request.url.path}")
         return self._below_namespaces(request, principal, [unquote(part, errors="replace") for part in path[2:]])
+
+    def _refuse_foreign_host(self, request: Request) -> None:
+        """Raise ApiError if a service without users is asked by another name: a web page may have made up that name."""
+        host = request.url.hostname or ""
+        if host != self.options.host and not is_loopback(host):
+            raise ApiError(403, FORBIDDEN, f"the host {host} is not an address of this service")
 
     def _below_namespaces(
         self, request: Request, principal: Principal, path: list[str]
@@ -187,7 +195,7 @@ class App:
             "POST */tables/*/tasks": ("tasks", self._tasks),
         }.get(f"{request.method} {shape}")
         if handler is None:
-            message = f"{request.method} {request.url.path}: no such endpoint: {READ_ONLY.replace('-', ' ')}"
+            message = f"{request.method} {request.url.path}: no such endpoint; this catalog is read-only"
             raise ApiError(406, UNSUPPORTED, message)
         return *handler, call
 
@@ -212,6 +220,8 @@ class App:
     async def _namespaces(self, call: Call) -> Response:
         parent = call.request.query_params.get("parent", "")
         names = tuple(parent.split(_SEPARATOR)) if parent else ()
+        if names:
+            await self._in_thread(self.tables.check_namespace, names)
         return _json({"namespaces": await self._in_thread(self.tables.namespaces, names)})
 
     async def _namespace(self, call: Call) -> Response:
@@ -322,7 +332,7 @@ class App:
     async def _tasks(self, call: Call) -> Response:
         token = parse_json(await self._body(call.request)).get("plan-task")
         if not isinstance(token, str):
-            raise ApiError(400, BAD_REQUEST, "plan-task is missing, or no text")
+            raise ApiError(400, BAD_REQUEST, "plan-task is missing or is not a string")
         call.principal.check(call.table)
         ticket = self.planning.ticket(token, call.table, call.principal, page=True)
         data = await self._in_thread(self.planning.page, ticket)

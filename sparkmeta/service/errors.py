@@ -15,6 +15,7 @@ from sparkmeta.errors import (
     NoSuchTableError,
     SparkmetaError,
     UnsupportedError,
+    ValidationError,
     from_spark,
 )
 from sparkmeta.plan.rest_tasks import INEXPRESSIBLE
@@ -73,6 +74,8 @@ def api_error(error: BaseException) -> ApiError:
     if known is None:
         return ApiError(500, INTERNAL, "the service failed: its log says why")
     message = str(known)
+    if message.startswith(INEXPRESSIBLE):
+        return ApiError(406, UNSUPPORTED, message)
     match known:
         case NoSuchTableError() | iceberg.NoSuchTableError():
             return ApiError(404, NO_TABLE, message)
@@ -84,8 +87,6 @@ def api_error(error: BaseException) -> ApiError:
             return ApiError(406, UNSUPPORTED, message)
         case FileAccessError() | CatalogError():
             return busy(message)
-        case ValueError():
+        case ValueError() | ValidationError():
             return ApiError(400, BAD_REQUEST, message)
-    if message.startswith(INEXPRESSIBLE):
-        return ApiError(406, UNSUPPORTED, message)
     return ApiError(500, INTERNAL, message)

@@ -31,7 +31,7 @@ class ServeOptions:
         spool: the folder of large plans' pages, which the driver and the executors see; None: a temporary folder.
         spool_properties: properties of the FileIO that opens the spool, if it is on a store.
         page_tasks: how many scan tasks a page has at most.
-        page_bytes: how long a page's text is at most, unless a single task is longer.
+        page_bytes: the maximum size of a page; a single larger task gets a page of its own.
         driver_files: plans of manifests with at most so many files are brought to the driver.
         wait_seconds: how long a client waits for a plan before it has to ask again.
         plan_seconds: how long a plan may take.
@@ -66,7 +66,7 @@ class ServeOptions:
     max_spool_bytes: int = 10_240 * _MIB
 
     def check(self) -> None:
-        """Raise SettingError if a value is invalid, or strangers could read the catalog."""
+        """Raise SettingError if a value is invalid, or the catalog could be read without authentication."""
         for name in ("page_tasks", "page_bytes", "slots", "max_request_bytes", "max_pages", "keep_seconds"):
             if getattr(self, name) <= 0:
                 raise SettingError(f"{name} is {getattr(self, name)}: expected a number above 0")

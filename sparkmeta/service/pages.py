@@ -130,7 +130,9 @@ class PageWriter:
             self.writer.write_temporary(f"{self.folder}/{name}{SUFFIX}", data)
         except OSError as error:
             # Clients see the message: it names no path.
-            raise FileAccessError(f"the spool takes no page: {error.strerror or type(error).__name__}") from error
+            raise FileAccessError(
+                f"a page can't be written to the spool: {error.strerror or type(error).__name__}"
+            ) from error
         return _page_row(name, len(rows), len(data), None)
 
 

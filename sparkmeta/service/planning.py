@@ -201,7 +201,7 @@ class Planning:
         return data
 
     def release(self, ticket: Ticket) -> None:
-        """Note that a request needs its plan no more. A plan that nobody waits for is cancelled."""
+        """Record that a request no longer needs its plan. A plan that nobody waits for is cancelled."""
         if (run := self.runs.release(ticket.result, ticket.request)) is not None:
             self._interrupt(run)
             self.spool.delete(run.result)
@@ -231,7 +231,7 @@ class Planning:
                 self._interrupt(run)
             elif now - run.started > options.plan_seconds:
                 limit = f"planning took longer than {options.plan_seconds:g} seconds"
-                self._cancel(run, ApiError(504, TIMEOUT, f"{limit}: filter more"))
+                self._cancel(run, ApiError(504, TIMEOUT, f"{limit}: use a more selective filter"))
         self.runs.forget_old()
         self._delete_forgotten()
         if now >= self._next_spool_sweep:
@@ -251,4 +251,4 @@ class Planning:
 
 
 def _stopping() -> ApiError:
-    return busy("the service stops")
+    return busy("the service is shutting down")

@@ -155,7 +155,7 @@ class PageMaker:
             min_rows: how many rows are enough; None for all.
 
         Raises:
-            FileAccessError: the spool takes no page.
+            FileAccessError: the spool can't be written to.
             ApiError: the plan has too many pages, or the service does not see those that tasks have written.
         """
         if files is not None and files <= self.options.driver_files:
@@ -195,7 +195,9 @@ class PageMaker:
         self._check_pages(len(written))
         names = tuple(written.column("page").to_pylist())
         if names and self.spool.read(result, names[0]) is None:
-            raise ApiError(500, INTERNAL, "Spark's tasks write pages that the service does not see: share the spool")
+            raise ApiError(
+                500, INTERNAL, "the service can't see the pages that Spark's tasks write: the spool must be shared"
+            )
         spooled = pc.sum(written.column("bytes")).as_py() or 0
         count = pc.sum(pages.column("tasks")).as_py() or 0
         few = [from_stream(rows) for rows in pages.column("rows").to_pylist() if rows is not None]
@@ -205,7 +207,7 @@ class PageMaker:
     def _check_pages(self, pages: int) -> None:
         if pages > self.options.max_pages:
             problem = f"the plan has {pages:,} pages of scan tasks, and {self.options.max_pages:,} are the limit"
-            raise ApiError(400, BAD_REQUEST, f"{problem}: filter more")
+            raise ApiError(400, BAD_REQUEST, f"{problem}: use a more selective filter")
 
 
 def _enough(rows: pa.Table, min_rows: int) -> pa.Table | None:

@@ -63,7 +63,7 @@ class Runs:
     """The plans of a service. Threads share it.
 
     A finished plan answers requests for `keep_seconds`. Tokens that it hands out last as long, so it is forgotten after
-    twice that time; earlier if it answers no more and all requests have released it.
+    twice that time; earlier if it no longer answers new requests and all requests have released it.
     """
 
     def __init__(self, options: ServeOptions) -> None:
@@ -88,7 +88,7 @@ class Runs:
         return len(self._all)
 
     def get(self, result: str) -> Run | None:
-        """Return a plan by its name; None if this service does not know it, or it answers no more."""
+        """Return a plan by its name; None if this service does not know it, or it no longer answers new requests."""
         with self._lock:
             run = self._all.get(result)
             return None if run is None or self._is_old(run) else run
@@ -108,7 +108,7 @@ class Runs:
             run = self._shared.get(key)
             if is_new := run is None or self._is_old(run):
                 if len(self._unfinished) >= self._options.slots + self._options.queued:
-                    raise busy(f"{len(self._unfinished)} plans run or wait, which is the limit")
+                    raise busy(f"{len(self._unfinished)} plans are running or waiting, which is the limit")
                 if run is not None:
                     self._unshare(run)
                 run = self._all[result] = self._unfinished[result] = self._shared[key] = Run(key, result)
@@ -118,7 +118,7 @@ class Runs:
             return run, is_new
 
     def begin_work(self, run: Run) -> bool:
-        """Note that a thread works at a plan. Return False if that is in vain, since the plan has ended."""
+        """Record that a thread works on a plan. Return False if the plan has already ended."""
         with self._lock:
             if not run.has_ended:
                 run.threads += 1
@@ -152,7 +152,7 @@ class Runs:
         limit = self._options.max_spool_bytes
         if pages.spooled > limit:
             problem = f"the pages of the plan have {pages.spooled:,} bytes, and {limit:,} are the limit"
-            raise ApiError(400, BAD_REQUEST, f"{problem}: filter more")
+            raise ApiError(400, BAD_REQUEST, f"{problem}: use a more selective filter")
         for run in list(self._shared.values()) if self._lacks_room(pages) else ():
             if run.has_ended and run is not newest and self._lacks_room(pages):
                 self._unshare(run)

@@ -43,7 +43,7 @@ class Service:
         options: how it serves.
 
     Raises:
-        SettingError: the options are invalid, or let strangers read the catalog.
+        SettingError: the options are invalid, or let anyone read the catalog without authentication.
         UnsupportedError: the extra `serve` is not installed.
     """
 
@@ -205,7 +205,7 @@ def serve(
         The service, which `start()`, `run()` or a `with` block starts.
 
     Raises:
-        SettingError: the options are invalid, or let strangers read the catalog.
+        SettingError: the options are invalid, or let anyone read the catalog without authentication.
         UnsupportedError: the extra `serve` is not installed.
     """
     opened = catalog if isinstance(catalog, Catalog) else load_catalog(catalog)

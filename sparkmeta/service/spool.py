@@ -126,4 +126,4 @@ class Spool:
 
 
 def _full(error: OSError) -> FileAccessError:
-    return FileAccessError(f"the spool takes no page: {error.strerror or type(error).__name__}")
+    return FileAccessError(f"a page can't be written to the spool: {error.strerror or type(error).__name__}")

@@ -10,11 +10,12 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from sparkmeta.errors import NoSuchNamespaceError, UnsupportedError
+from sparkmeta.errors import NoSuchNamespaceError, NoSuchTableError, UnsupportedError
 from sparkmeta.operations.rest import RestOperations
 from sparkmeta.plan.rest_tasks import refuse_table
-from sparkmeta.service.errors import NO_NAMESPACE, ApiError
+from sparkmeta.service.errors import NO_NAMESPACE, NO_TABLE, ApiError
 from sparkmeta.service.shown import is_hidden, shown_metadata
+from sparkmeta.storage.vended import VendedIO
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -28,7 +29,7 @@ SERVER, CLIENT = "server", "client"
 CREDENTIALS = "storage-credentials"
 _MOST_TABLES = 256
 # Part of ETags, to be changed with the way in which tables are shown.
-_SHOWN_AS = "1"
+_SHOWN_AS = "2"
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,9 @@ class ServedTable:
         """
         metadata = shown_metadata(self.table)
         if only_refs:
-            heads = {ref["snapshot-id"] for ref in metadata.get("refs", {}).values()}
+            # Without refs, the current snapshot is the head of main (table spec, Table Metadata).
+            heads = {metadata.get("current-snapshot-id")}
+            heads.update(ref["snapshot-id"] for ref in metadata.get("refs", {}).values())
             metadata["snapshots"] = [each for each in metadata.get("snapshots", ()) if each["snapshot-id"] in heads]
         mode = SERVER if is_planned(self.table) else CLIENT
         document: dict[str, Any] = {
@@ -82,6 +85,17 @@ def _credentials(table: Table) -> tuple[dict[str, Any], ...]:
     return tuple({"prefix": each.prefix, "config": each.config} for each in vended)
 
 
+def _version(table: Table) -> tuple[str, str, int]:
+    """Return what identifies a version of a table. Its location does not: a dropped table may have had the same."""
+    metadata = table.metadata
+    return table.metadata_location, str(metadata.table_uuid), metadata.last_updated_ms
+
+
+def _renews(table: Table) -> bool:
+    """Return whether the credentials by which a table's files are read renew themselves."""
+    return isinstance(getattr(table.state.files, "source", None), VendedIO)
+
+
 class Tables:
     """The tables of a catalog."""
 
@@ -98,17 +112,21 @@ class Tables:
             NoSuchTableError: there is no such table.
         """
         principal.check(names)
-        current = self.catalog.load_table(names, self.spark)
-        credentials = _credentials(current)
+        try:
+            current = self.catalog.load_table(names, self.spark)
+        except NoSuchTableError as error:
+            raise ApiError(404, NO_TABLE, f"Table does not exist: {'.'.join(names)}") from error
+        credentials, version = _credentials(current), _version(current)
         with self._lock:
             cached = self._recent.get(names)
-            if cached is not None and cached.version == current.version:
+            # Credentials that do not renew themselves may have expired.
+            if cached is not None and _version(cached) == version and (not credentials or _renews(cached)):
                 current = cached
             self._recent[names] = current
             self._recent.move_to_end(names)
             while len(self._recent) > _MOST_TABLES:
                 self._recent.popitem(last=False)
-        digest = hashlib.sha256(f"{_SHOWN_AS} {current.metadata_location}".encode())
+        digest = hashlib.sha256(f"{_SHOWN_AS} {version}".encode())
         return ServedTable(current, f'"{digest.hexdigest()[:32]}"', credentials)
 
     def exists(self, names: tuple[str, ...], principal: Principal) -> bool:

@@ -133,10 +133,12 @@ def _table_name(table: Any, text: str, view: str) -> TableName | None:
     if len(names) == 1 and names[0].casefold() in _expressions_in_reach(table):
         return None
     if table.args.get("version") or table.args.get("when"):
-        raise UnsupportedError(f"{view}: a query of a view can't travel in time: {table.sql(SPARK)}")
+        raise UnsupportedError(f"{view}: time travel is not supported in the queries of views: {table.sql(SPARK)}")
     parts = _parts(table)
     if parts is None:
-        raise UnsupportedError(f"{view}: the place of table {'.'.join(names)} in its query is unknown: {shown(text)}")
+        raise UnsupportedError(
+            f"{view}: table {'.'.join(names)} can't be located in the text of the query: {shown(text)}"
+        )
     # An alias would come after a sample; then the name has none.
     needs_alias = not table.alias and not table.args.get("sample")
     return TableName(names, parts[0][1], parts[-1][2], needs_alias)

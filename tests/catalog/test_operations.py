@@ -93,7 +93,7 @@ def test_tables(catalog: sm.Catalog, ns: str, version: int) -> None:
     ]
     assert [field.source_id for field in created.sort_order().fields] == [2]
     assert created.properties == {"a": "1", "write.parquet.compression-codec": "zstd"}
-    with pytest.raises(sm.CommitConflictError, match="Table has no snapshots"):
+    with pytest.raises(sm.NoSuchSnapshotError, match="has no snapshot 1"):
         created.manage_snapshots().create_tag(1, "a").commit()
     with pytest.raises(sm.TableAlreadyExistsError):
         catalog.create_table(name, SCHEMA)

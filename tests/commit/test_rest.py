@@ -9,6 +9,7 @@ import pytest
 from pyiceberg.catalog.rest import RestCatalog
 from pyiceberg.schema import Schema
 from pyiceberg.types import LongType, NestedField
+from requests.exceptions import ReadTimeout
 
 from sparkmeta.errors import (
     CatalogError,
@@ -233,6 +234,33 @@ def test_an_expired_token(swap: RestOperations, base: TableVersion, proxy: Proxy
     proxy.token = "another-token"
     with pytest.raises(CatalogError, match=r"catalog rest: .*injected"):
         RestOperations(catalog, swap.identifier).refresh()
+
+
+def test_expired_tokens_of_a_table_and_its_catalog(swap: RestOperations, base: TableVersion, proxy: Proxy) -> None:
+    """The table's token is replaced by the catalog's, and that by a new one."""
+    catalog = RestCatalog(
+        "rest", uri=proxy.uri, credential="someone:a-secret", **{"oauth2-server-uri": f"{proxy.uri}/v1/oauth/tokens"}
+    )
+    catalog._session.auth.auth_manager._token = "expired-token"  # type: ignore[union-attr]
+    proxy.token = "client-credentials-token:sub=someone"
+    proxy.requests.clear()
+    assert RestOperations(catalog, swap.identifier, token="expired-of-the-table").refresh() == base
+    assert [request.headers["authorization"] for request in proxy.sent("GET")] == [
+        "Bearer expired-of-the-table",
+        "Bearer expired-token",
+        f"Bearer {proxy.token}",
+    ]
+
+
+def test_time_limits_with_sigv4(proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They hold for the requests of the adapter that pyiceberg mounts for SigV4 too."""
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "tests")
+    signed = {"rest.sigv4-enabled": "true", "rest.signing-region": "us-east-1"}
+    catalog = TimedRestCatalog("rest", uri=proxy.uri, **signed, **{"rest.client.socket-timeout-ms": "200"})
+    proxy.faults.append(Fault(Way.REFUSED, SILENT))
+    with pytest.raises(ReadTimeout):
+        catalog.create_namespace("silent")
 
 
 def test_credentials_of_a_table(swap: RestOperations, base: TableVersion, proxy: Proxy) -> None:

@@ -274,7 +274,7 @@ def test_repeated_identifiers(spark: SparkSession) -> None:
     ]
     assert sorted(kinds) == ["DELETE", "DELETE", "DELETE", "INSERT"]
     assert table.changelog(start, middle).to_df().count() == 2
-    with pytest.raises(Exception, match="several changes of a snapshot have the same id: 1"):
+    with pytest.raises(Exception, match="several rows with the same id: 1"):
         table.changelog(before, identifier_columns=["id"]).to_df().collect()
 
 

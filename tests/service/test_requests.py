@@ -16,15 +16,17 @@ import requests
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pyiceberg.catalog.rest.scan_planning import PlanCompleted, ScanTasks, StorageCredential
-from pyiceberg.types import LongType
+from pyiceberg.schema import Schema
+from pyiceberg.types import LongType, NestedField
 
 import sparkmeta as sm
 from sparkmeta.operations.rest import RestOperations
 from sparkmeta.service import plans
-from sparkmeta.service.access import Principal, Principals, one_token, principals_from_json
+from sparkmeta.service.access import ANYBODY, Principal, Principals, one_token, principals_from_json
 from sparkmeta.service.options import ServeOptions
 from sparkmeta.service.pages import PageWriter
 from sparkmeta.service.spool import Spool
+from sparkmeta.service.tables import Tables
 from tests.handmade import HandmadeTable, data, deletion_vector
 from tests.service.serving import Client, Gate, LocatedTables, eventually, served
 from tests.small_table import orders, write_small_table
@@ -39,6 +41,7 @@ TOKEN, OTHER = "a-token-of-many-characters", "another-token-of-many-characters"
 PLAN = "/v1/namespaces/db/tables/{}/plan"
 # Every plan is made by Spark's tasks, and has many pages.
 BY_TASKS = {"driver_files": 0, "page_tasks": 7}
+SCHEMA = Schema(NestedField(1, "id", LongType()))
 QUIET = settings(deadline=None, suppress_health_check=list(HealthCheck))
 
 
@@ -148,7 +151,7 @@ def test_pages_of_bytes(tables: Mapping[str, str], spark: SparkSession):
             assert len(client.planned(table)) == files
     with served(tables, spark, page_bytes=1, max_pages=5) as service:
         refused = Client(service).plan("many")
-        assert (refused.status_code, "are the limit: filter more" in refused.text) == (400, True)
+        assert (refused.status_code, "are the limit: use a more selective filter" in refused.text) == (400, True)
 
 
 def test_replicas_serve_each_other_s_pages(tables: Mapping[str, str], spark: SparkSession, tmp_path: Path):
@@ -201,7 +204,7 @@ def test_a_full_spool_is_a_clear_refusal(tables: Mapping[str, str], spark: Spark
             refused = Client(service).plan("many")
             assert refused.status_code == 503
             assert int(refused.headers["retry-after"]) > 0
-            assert "the spool takes no page" in refused.json()["error"]["message"]
+            assert "a page can't be written to the spool" in refused.json()["error"]["message"]
             assert str(tmp_path) not in refused.text
 
 
@@ -209,7 +212,7 @@ def test_a_spool_that_tasks_do_not_share(tables: Mapping[str, str], spark: Spark
     monkeypatch.setattr(plans, "PageWriter", Elsewhere)
     with served(tables, spark, **BY_TASKS) as service:
         refused = Client(service).plan("many")
-        assert (refused.status_code, "share the spool" in refused.text) == (500, True)
+        assert (refused.status_code, "the spool must be shared" in refused.text) == (500, True)
 
 
 def test_plans_that_clients_ask_for_later(tables: Mapping[str, str], spark: SparkSession, tmp_path: Path, monkeypatch):
@@ -265,7 +268,7 @@ def test_a_plan_that_is_too_long_for_the_spool(tables: Mapping[str, str], spark:
     spool = tmp_path / "spool"
     with served(tables, spark, spool=str(spool), max_spool_bytes=100, **BY_TASKS) as service:
         refused = Client(service).plan("many")
-        assert (refused.status_code, "filter more" in refused.text) == (400, True)
+        assert (refused.status_code, "more selective" in refused.text) == (400, True)
         eventually(lambda: not list(spool.iterdir()))
 
 
@@ -323,6 +326,14 @@ class Vending(LocatedTables):
         self.vended += 1
         credential = StorageCredential(prefix="s3://bucket/", config={"s3.session-token": f"secret-{self.vended}"})
         return replace(table, operations=RestOperations(None, identifier, credentials=(credential,)))  # type: ignore[arg-type]
+
+
+def test_credentials_that_do_not_renew_themselves(tables: Mapping[str, str], spark: SparkSession):
+    """A table is read by those that the catalog has vended last."""
+    for catalog, is_kept in ((Vending(tables), False), (LocatedTables(tables), True)):
+        served_tables = Tables(catalog, spark)
+        first, second = (served_tables.load(("db", "small"), ANYBODY).table for _ in range(2))
+        assert (first is second) is is_kept
 
 
 def test_credentials_that_the_catalog_vends(tables: Mapping[str, str], spark: SparkSession):
@@ -419,7 +430,7 @@ def test_the_catalog(client: Client):
     ):
         answer = client.request(method, path, json={})
         assert answer.status_code == 406, (method, path)
-        assert "read only" in answer.json()["error"]["message"]
+        assert "read-only" in answer.json()["error"]["message"]
     assert client.request("POST", "/v1/transactions/commit", json={}).status_code == 404
 
 
@@ -431,6 +442,78 @@ def test_loading_again(client: Client):
     assert client.request("GET", path, headers={"If-None-Match": '"other"'}).status_code == 200
     refs = client.request("GET", f"{path}?snapshots=refs").json()["metadata"]["snapshots"]
     assert len(refs) == 2 < len(answer.json()["metadata"]["snapshots"])
+
+
+def test_a_table_without_refs(tables: Mapping[str, str], spark: SparkSession, tmp_path: Path):
+    """Its current snapshot is the head of main."""
+    metadata = json.loads(Path(tables["small"].removeprefix("file://")).read_text())
+    del metadata["refs"]
+    (tmp_path / "v1.metadata.json").write_text(json.dumps(metadata))
+    with served({"t": f"file://{tmp_path}/v1.metadata.json"}, spark) as service:
+        document = Client(service).request("GET", "/v1/namespaces/db/tables/t?snapshots=refs").json()
+    snapshots = [each["snapshot-id"] for each in document["metadata"]["snapshots"]]
+    assert snapshots == [metadata["current-snapshot-id"]]
+
+
+def test_a_table_that_is_created_anew(spark: SparkSession, tmp_path: Path):
+    """Its metadata file may have the name of the old one."""
+    catalog = folders(tmp_path, spark, "db.t")
+    path = "/v1/namespaces/db/tables/t"
+    with served(catalog, spark) as service:
+        client = Client(service)
+        old = client.request("GET", path)
+        catalog.drop_table("db.t", spark)
+        catalog.create_table("db.t", SCHEMA, spark=spark)
+        new = client.request("GET", path, headers={"If-None-Match": old.headers["etag"]})
+    assert new.status_code == 200
+    assert new.json()["metadata-location"] == old.json()["metadata-location"]
+    assert new.json()["metadata"]["table-uuid"] != old.json()["metadata"]["table-uuid"]
+
+
+def folders(warehouse: Path, spark: SparkSession, *tables: str) -> sm.Catalog:
+    """A warehouse of folders with empty tables."""
+    catalog = sm.load_catalog("folders", type="hadoop", warehouse=str(warehouse))
+    for name in tables:
+        catalog.create_table(name, SCHEMA, spark=spark)
+    return catalog
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/sales/tables/..%2Fhr%2Fsecret",
+        "/sales%1F..%1Fhr/tables/secret",
+        "/..%1Foutside%1Fdb/tables/t",
+        "/sales/tables/%2E%2E",
+        "/sales/tables/a%00b",
+        f"/sales/tables/{'a' * 300}",
+        f"/{'a' * 300}",
+        f"/{'a' * 300}/tables",
+        "/sales%1F/tables",
+    ],
+)
+def test_names_that_are_no_folders(path: str, spark: SparkSession, tmp_path: Path):
+    """They are refused, and never lead to another table or out of the warehouse."""
+    folders(tmp_path / "outside", spark, "db.t")
+    catalog = folders(tmp_path / "warehouse", spark, "sales.orders", "hr.secret")
+    principals = Principals({TOKEN: Principal("sales", ("sales.*",)), OTHER: Principal("all")})
+    with served(catalog, spark, principals=principals) as service:
+        for token in (TOKEN, OTHER):
+            client = Client(service, Authorization=f"Bearer {token}")
+            requested = [("GET", path)]
+            if path.count("/") == 3:
+                requested += [("HEAD", path), ("POST", f"{path}/plan")]
+            for method, requested_path in requested:
+                answer = client.request(method, f"/v1/namespaces{requested_path}", json={})
+                assert answer.status_code in (400, 403), (method, answer.text)
+        assert client.request("GET", "/v1/namespaces?parent=..").status_code == 400
+        assert client.request("GET", "/v1/namespaces?parent=nosuch").status_code == 404
+
+
+def test_hosts(client: Client):
+    """A web page that has its own name lead to this machine reads nothing."""
+    for host, status in (("localhost", 200), ("127.0.0.1:80", 200), ("[::1]:80", 200), ("evil.example", 403)):
+        assert client.request("GET", "/v1/namespaces", headers={"Host": host}).status_code == status, host
 
 
 def test_a_table_that_changes(spark: SparkSession, tmp_path: Path):
@@ -655,8 +738,8 @@ def test_tokens_that_are_none(token: Any, client: Client):
 
 def test_a_token_that_was_changed(paged: Client):
     token = paged.plan("many").json()["plan-tasks"][0]
-    for place in range(0, len(token), 7):
-        other = "A" if token[place] != "A" else "B"
+    for place in (*range(0, len(token), 7), len(token) - 1):
+        other = chr(ord(token[place]) + 1)
         changed = token[:place] + other + token[place + 1 :]
         assert paged.tasks("many", changed).status_code == 404, place
 

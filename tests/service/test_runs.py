@@ -86,7 +86,7 @@ def test_cancelled_plans_hold_their_slot_until_their_threads_have_left():
     assert run.has_ended
     with pytest.raises(ApiError, match="the plan was cancelled"):
         runs.finish(run, pages("a"))
-    with pytest.raises(ApiError, match="1 plans run or wait"):
+    with pytest.raises(ApiError, match="1 plans are running or waiting"):
         runs.join("b", "b", "r")
     assert runs.unfinished == [run]
     runs.end_work(run)
@@ -170,5 +170,5 @@ def test_room_in_the_spool():
     runs.release("a", "r")
     assert runs.forgotten() == ["b", "a"]
     assert finished(runs, "d", spooled=9) == finished(runs, "e", spooled=1) == []
-    with pytest.raises(ApiError, match="have 11 bytes, and 10 are the limit: filter more"):
+    with pytest.raises(ApiError, match="have 11 bytes, and 10 are the limit: use a more selective filter"):
         finished(runs, "f", spooled=11)
