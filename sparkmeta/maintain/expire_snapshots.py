@@ -39,7 +39,7 @@ class ExpirySummary:
         refs: the branches and tags that expire.
         files: content -> the number of files that nothing needs any more.
         bytes: content -> their bytes, as far as metadata says.
-        missing: the number of lists and manifests of expired snapshots that are gone; what they list stays.
+        missing: the number of lists and manifests of expired snapshots that are missing; the files that they list stay.
     """
 
     table: str
@@ -63,10 +63,10 @@ class ExpirySummary:
         if self.is_empty:
             return f"{self.table}: none of its {self.remaining} snapshots expires"
         refs = f" and {len(self.refs)} branches and tags ({', '.join(self.refs)})" if self.refs else ""
-        gone = f"  {self.missing} lists and manifests of expired snapshots are gone; what they list stays"
+        gone = f"  {self.missing} lists and manifests of expired snapshots are missing; the files that they list stay"
         return "\n".join(
             [
-                f"{self.table}: {self.snapshots} snapshots{refs} expire, {self.remaining} snapshots stay",
+                f"{self.table}: {self.snapshots} snapshots{refs} to expire, {self.remaining} snapshots stay",
                 f"  {sum(self.files.values())} files with {sum(self.bytes.values())} bytes are deleted",
                 *(f"  {content}: {count} files, {self.bytes[content]} bytes" for content, count in self.files.items()),
                 *([gone] if self.missing else []),

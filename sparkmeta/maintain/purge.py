@@ -31,7 +31,7 @@ class PurgeSummary:
         table: the table's name.
         files: content -> the number of files.
         bytes: content -> their bytes, as far as metadata says.
-        missing: the number of lists and manifests that are gone; what they list stays.
+        missing: the number of lists and manifests that are missing; the files that they list stay.
         by_catalog: whether the catalog deletes the files, now or later.
     """
 
@@ -44,7 +44,7 @@ class PurgeSummary:
     def __str__(self) -> str:
         who = "the catalog deletes" if self.by_catalog else "a purge deletes"
         total = f"{self.table}: {who} {sum(self.files.values())} files with {sum(self.bytes.values())} bytes"
-        gone = f"  {self.missing} lists and manifests are gone; what they list stays"
+        gone = f"  {self.missing} lists and manifests are missing; the files that they list stay"
         counts = (f"  {content}: {count} files, {self.bytes[content]} bytes" for content, count in self.files.items())
         return "\n".join([total, *counts, *([gone] if self.missing else [])])
 

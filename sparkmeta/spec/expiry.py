@@ -157,7 +157,7 @@ def _check_named(
         names = sorted(name for name, ref in refs.items() if ref.snapshot_id == snapshot_id)
         if names:
             raise ValidationError(
-                f"{metadata.location}: snapshot {snapshot_id} can't expire: {', '.join(names)} refers to it"
+                f"{metadata.location}: snapshot {snapshot_id} can't expire: it is referenced by {', '.join(names)}"
             )
 
 

@@ -8,7 +8,13 @@ from pyspark.sql import SparkSession
 
 from sparkmeta.catalog import load_catalog
 from sparkmeta.catalog.filesystem import FileSystemCatalog
-from sparkmeta.errors import CorruptFileError, NoSuchTableError, ValidationError
+from sparkmeta.errors import (
+    CorruptFileError,
+    NamespaceAlreadyExistsError,
+    NoSuchNamespaceError,
+    NoSuchTableError,
+    ValidationError,
+)
 from sparkmeta.operations.metadata_files import is_metadata_file, latest_metadata
 from sparkmeta.storage.files import Files, LocalFiles, SparkFiles
 from tests.spec.table_metadata import encoded, v2
@@ -147,6 +153,24 @@ def test_a_warehouse(spark: SparkSession, tmp_path: Path) -> None:
     assert catalog.load_table(("db", "two.json")).metadata_location.endswith("two.json/metadata/v1.metadata.json")
     with pytest.raises(NoSuchTableError):
         catalog.load_table("db.none")
+
+
+def test_names_of_a_warehouse(spark: SparkSession, tmp_path: Path) -> None:
+    """Namespaces and tables are single folders below the warehouse."""
+    (tmp_path / "db" / "t" / "metadata").mkdir(parents=True)
+    fill(tmp_path / "db" / "t", "v1.metadata.json")
+    catalog = FileSystemCatalog("lake", f"file://{tmp_path}")
+    for name in ("db..t", "../x", "db.a/b", ("db", ".."), ("db", "a\0b"), ("db", "é" * 128)):
+        with pytest.raises(ValidationError, match="can't be the name of a folder"):
+            catalog.load_table(name, spark)
+    for namespace in ((), "a.b.c.d"):
+        with pytest.raises(ValidationError, match="levels"):
+            catalog.create_namespace(namespace)
+    with pytest.raises(NamespaceAlreadyExistsError, match=r"db\.t: a table or view of this name already exists"):
+        catalog.create_namespace("db.t")
+    for listing in (catalog.list_tables, catalog.list_namespaces):
+        with pytest.raises(NoSuchNamespaceError, match="none: there is no such namespace"):
+            listing("none")
 
 
 def test_a_warehouse_that_spark_lists(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

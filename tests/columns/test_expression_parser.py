@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 from pyiceberg import expressions as e
@@ -74,6 +75,19 @@ def test_transforms():
     assert json.loads(text) == {"type": "not-in", "term": bucket, "values": [1, 3]}
     with pytest.raises(InvalidFilterError, match="not a predicate that could be bound"):
         bind_filter(parsed, SCHEMA)
+
+
+@pytest.mark.parametrize("transform", ["bucket[0]", "truncate[0]", "bucket[99999999999999]", "shuffle[3]"])
+def test_transforms_that_there_are_not(transform: str):
+    term = {"type": "transform", "transform": transform, "term": "name"}
+    with pytest.raises(InvalidFilterError, match=rf"transform .*{re.escape(transform)}"):
+        expression_from_json({"type": "is-null", "term": term})
+
+
+def test_the_case_of_transforms():
+    term = {"type": "transform", "transform": "BUCKET[16]", "term": "name"}
+    parsed = expression_from_json({"type": "eq", "term": term, "value": 3})
+    assert "bucket[16](name)" in str(parsed)
 
 
 @pytest.mark.parametrize(

@@ -316,7 +316,7 @@ def test_a_missing_file_of_an_expired_snapshot(tree: sm.Table) -> None:
     plan = tree.maintenance.expire_snapshots(older_than=soon())
     summary = plan.summary()
     assert (summary.snapshots, summary.missing) == (2, 1)
-    assert "1 lists and manifests of expired snapshots are gone" in str(summary)
+    assert "1 lists and manifests of expired snapshots are missing" in str(summary)
     assert len(plan.commit().metadata.snapshots) == 1
 
 
@@ -482,7 +482,7 @@ def test_what_is_refused(tree: sm.Table) -> None:
     with pytest.raises(NoSuchSnapshotError, match="has no snapshot 7"):
         expire(snapshot_ids=[7])
     current = tree.metadata.current_snapshot_id
-    with pytest.raises(ValidationError, match=f"snapshot {current} can't expire: main refers to it"):
+    with pytest.raises(ValidationError, match=f"snapshot {current} can't expire: it is referenced by main"):
         expire(snapshot_ids=[current])
     with pytest.raises(ValidationError, match="cleanup is 'some': expected all, metadata or none"):
         expire(cleanup="some")
@@ -528,7 +528,7 @@ def test_command_and_job(tree: sm.Table, capsys: pytest.CaptureFixture[str]) -> 
         assert result.exit_code == 0, result.output
         return result.output
 
-    assert "2 snapshots expire, 1 snapshots stay" in command()
+    assert "2 snapshots to expire, 1 snapshots stay" in command()
     assert "nothing is changed without --commit" in command()
     rows = [json.loads(line) for line in command("--files", "-o", "json").splitlines()]
     assert {row["path"] for row in rows if row["content"] == "data file"} == {"/data/f1", "/data/f2"}

@@ -103,9 +103,9 @@ WRONG_ORDERS = {
     "days(id)": "values of type long have no transform day",
     "bucket(id)": "bucket(id) is not a transform of a column",
     "id sideways": "the table has no column 'id sideways'",
-    "zorder(id), id": "has no other columns beside it",
+    "zorder(id), id": "can't be combined with other columns",
     "zorder(id, id)": "a column is there twice",
-    "zorder(name)": "expected 1 to 31 columns by whose values the table is not partitioned",
+    "zorder(name)": "expected 1 to 31 columns that are not the source of an identity partition field",
 }
 
 
@@ -174,7 +174,7 @@ OPTIONS: dict[str, Any] = {
     "delete_ratio_threshold": (1.5, "expected a number above 0 and at most 1"),
     "compression_factor": (0, "expected a number above 0"),
     "output_spec_id": (3, "the table has the partition specs 0"),
-    "sort_order": ("id", "it needs the strategy sort"),
+    "sort_order": ("id", "it requires strategy='sort'"),
     "min_file_size_bytes": (600 << 20, "they must increase"),
     "partial_progress_max_commits": (True, "expected a whole number of 1 or more"),
 }

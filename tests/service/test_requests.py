@@ -394,6 +394,9 @@ def test_options_that_are_refused(options: dict[str, Any], message: str, spark: 
         f'{{"a": {{"token": "{TOKEN}", "tables": "db.*"}}}}',
         f'{{"a": {{"token": "{TOKEN}", "table": []}}}}',
         f'{{"a": {{"token": "{TOKEN}"}}, "b": {{"token": "{TOKEN}"}}}}',
+        f'{{"a": {{"token": "{TOKEN}"}}, "b": {{"token": " {TOKEN} "}}}}',
+        f'{{"a": {{"token": "{TOKEN}"}}, "a": {{"token": "{OTHER}"}}}}',
+        f'{{"a": {{"token": "{TOKEN}é"}}}}',
     ],
 )
 def test_principals_that_are_none(text: str):

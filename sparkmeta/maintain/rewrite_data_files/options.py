@@ -106,7 +106,7 @@ class DataRewriteOptions:
                 limit = "" if most is None else f" and at most {most:g}"
                 raise ValidationError(f"{name} is {shown(value)}: expected a number above 0{limit}")
         if self.sort_order is not None and self.strategy != SORT:
-            raise ValidationError(f"sort_order is {shown(str(self.sort_order))}: it needs the strategy sort")
+            raise ValidationError(f"sort_order is {shown(str(self.sort_order))}: it requires strategy='sort'")
         if self.output_spec_id is not None and self.output_spec_id not in metadata.specs():
             known = ", ".join(map(str, sorted(metadata.specs())))
             problem = f"the table has the partition specs {known}"

@@ -70,14 +70,14 @@ def row_order(metadata: TableMetadata, wanted: SortOrder | str | None) -> RowOrd
     if not curves:
         return RowOrder(_known(metadata, tuple(_field(schema, term, wanted) for term in terms)))
     if len(terms) > 1:
-        raise ValidationError(f"sort_order is {shown(wanted)}: zorder(...) has no other columns beside it")
+        raise ValidationError(f"sort_order is {shown(wanted)}: zorder(...) can't be combined with other columns")
     columns = [_column(schema, name.strip(), wanted) for name in curves[0]["arguments"].split(",")]
     if len(set(columns)) < len(columns):
         raise ValidationError(f"sort_order is {shown(wanted)}: a column is there twice")
     identities = {field.source_id for field in metadata.spec().fields if isinstance(field.transform, _Identity)}
     chosen = tuple(column for column in columns if column.field_id not in identities)
     if not 0 < len(chosen) <= MOST_COLUMNS:
-        problem = f"expected 1 to {MOST_COLUMNS} columns by whose values the table is not partitioned"
+        problem = f"expected 1 to {MOST_COLUMNS} columns that are not the source of an identity partition field"
         raise ValidationError(f"sort_order is {shown(wanted)}: {problem}")
     return RowOrder(SortOrder(order_id=0), chosen)
 
