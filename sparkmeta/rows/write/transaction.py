@@ -82,8 +82,10 @@ class RowTransaction(Transaction[TableT]):
             matching = Matching(change.head, overwrite_filter)
             files = self._write(df)
             if matching.has_parts:
-                self._replace(change, matching, isolation or "snapshot")
+                replaces = self._replace(change, matching, isolation or "snapshot")
                 change.update.append(files)
+                if not replaces and isolation is not None:
+                    change.update.validate_no_conflicts(matching.row_filter, isolation=isolation)
             else:
                 change.update.overwrite(files, row_filter=overwrite_filter)
                 if isolation is not None:
@@ -125,7 +127,8 @@ class RowTransaction(Transaction[TableT]):
                     change.drop()
             else:
                 masks, level = self._merges_on_read("delete"), self._isolation("delete", isolation)
-                self._replace(change, matching, level, masks=masks)
+                if not self._replace(change, matching, level, masks=masks):
+                    change.drop()
         return self
 
     def equality_delete(
@@ -163,7 +166,8 @@ class RowTransaction(Transaction[TableT]):
             matching = Matching(change.head, where, by_rows=True)
             assigned = assigned_values(assignments, matching.row_type, self.table_metadata.location)
             level = self._isolation("update", isolation)
-            self._replace(change, matching, level, assigned, masks=self._merges_on_read("update"))
+            if not self._replace(change, matching, level, assigned, masks=self._merges_on_read("update")):
+                change.drop()
         return self
 
     def upsert(
@@ -255,22 +259,25 @@ class RowTransaction(Transaction[TableT]):
         assigned: Mapping[str, Column] | None = None,
         *,
         masks: bool = False,
-    ) -> None:
+    ) -> bool:
         """Delete matching rows, or assign values to them, in files of which some rows match; remove the other files.
 
         Args:
             masks: whether the rows are deleted by delete files, and not by writing their files again.
+
+        Returns:
+            Whether any row matches. If none does, the change stays as it is.
         """
         paths = _affected(matching, masks=masks)
         if not len(paths) and not matching.has_whole_files:
-            change.drop()
-            return
+            return False
         if len(paths):
             (self._mask if masks else self._rewrite)(change, matching, paths, assigned)
         if matching.has_whole_files:
             change.update.delete(matching.whole_files)
         only_deletes = masks and assigned is None
         change.update.validate_no_conflicts(matching.row_filter, isolation=isolation, ignore_deletes=only_deletes)
+        return True
 
     def _rewrite(
         self, change: _Change, matching: Matching, paths: pa.Array, assigned: Mapping[str, Column] | None

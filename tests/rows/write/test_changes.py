@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame, SparkSession
 
+    from sparkmeta.commit.conflicts import Isolation
+
 SCHEMA = Schema(
     NestedField(1, "id", LongType(), required=True),
     NestedField(2, "part", StringType()),
@@ -152,6 +154,24 @@ def test_files_of_a_lost_commit_are_deleted(spark: SparkSession, tmp_path: Path)
     with pytest.raises(sm.CommitConflictError):
         stale.commit()
     assert {str(path) for path in tmp_path.rglob("*.parquet") if "/data/" in str(path)} == paths(table.refresh())
+
+
+def test_an_overwrite_of_no_row_appends(spark: SparkSession, tmp_path: Path) -> None:
+    table = new_table(spark, tmp_path).append(frame(spark, [(1, "a", 1), (9, "a", 9)]))
+    table = table.overwrite(frame(spark, [(5, "a", 5)]), "id = 5")
+    assert rows_of(table) == [(1, "a", 1), (5, "a", 5), (9, "a", 9)]
+    assert table.current_snapshot().operation == "append"
+    levels: tuple[Isolation | None, ...] = (None, "snapshot", "serializable")
+    for missing, level in enumerate(levels, start=2):
+        stale = table.transaction()
+        stale.overwrite(frame(spark, [(6, "b", 6)]), f"id = {missing}", isolation=level)
+        table = table.append(frame(spark, [(missing, "a", 0)]))
+        if level == "serializable":
+            with pytest.raises(sm.CommitConflictError):
+                stale.commit()
+        else:
+            table = stale.commit()
+    assert [row[0] for row in rows_of(table)] == [1, 2, 3, 4, 5, 6, 6, 9]
 
 
 def test_an_append_reads_no_manifest(spark: SparkSession, tmp_path: Path) -> None:
