@@ -157,7 +157,15 @@ class SessionError(SparkmetaError, RuntimeError):
     """A Spark session is missing, can't be started, or lacks something that sparkmeta requires."""
 
 
-def first_line(error: Exception) -> str:
+def proves_failure(error: BaseException) -> bool:
+    """Return whether an error of a commit proves that nothing was committed, so that its files can be deleted.
+
+    All other errors, such as an interrupt, may come after the commit.
+    """
+    return isinstance(error, SparkmetaError | OSError) and not isinstance(error, CommitStateUnknownError)
+
+
+def first_line(error: BaseException) -> str:
     """Return the first line of an error's message, or else the name of its class."""
     return str(error).splitlines()[0] if str(error) else type(error).__name__
 

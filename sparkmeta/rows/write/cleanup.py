@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
+from sparkmeta.errors import first_line, proves_failure
 from sparkmeta.session import map_arrow
 from sparkmeta.storage.access import executor_writer
 
@@ -39,6 +41,26 @@ def delete_written(state: TableState, files: DataFrame) -> None:
             _log.warning("%s: not deleted: %s", failure["path"], failure["reason"])
     except Exception as error:  # noqa: BLE001  deleting is best effort
         _log.warning("%s: the files of a write that failed are not deleted: %s", state.metadata.location, error)
+
+
+@contextmanager
+def deleted_on_failure(state: TableState, written: Sequence[DataFrame]) -> Iterator[None]:
+    """Delete files if the commit in the block is known to have failed. After any other error they stay.
+
+    Args:
+        state: the table.
+        written: what `write_files` returned.
+    """
+    try:
+        yield
+    except BaseException as error:
+        if proves_failure(error):
+            for files in written:
+                delete_written(state, files)
+        elif written:
+            location, reason = state.metadata.location, first_line(error)
+            _log.warning("%s: the files of the write stay, since it may be committed: %s", location, reason)
+        raise
 
 
 @dataclass(frozen=True)

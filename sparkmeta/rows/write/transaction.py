@@ -13,13 +13,13 @@ from pyiceberg.expressions import AlwaysTrue, BooleanExpression
 
 from sparkmeta.commit.transaction import Transaction
 from sparkmeta.edit.new_snapshot import branch_head
-from sparkmeta.errors import CommitStateUnknownError, SparkmetaError, UnsupportedError, ValidationError, shown
+from sparkmeta.errors import UnsupportedError, ValidationError, shown
 from sparkmeta.manifests.arrays import whole
 from sparkmeta.operations.base_table import TableT
 from sparkmeta.rows.projected import NAME_MAPPING, name_mapping
 from sparkmeta.rows.write.add_files import describe_files
 from sparkmeta.rows.write.assignments import assigned_values, with_values
-from sparkmeta.rows.write.cleanup import delete_written
+from sparkmeta.rows.write.cleanup import delete_written, deleted_on_failure
 from sparkmeta.rows.write.deletes import write_deletes
 from sparkmeta.rows.write.equality_deletes import EqualityDeletes
 from sparkmeta.rows.write.files import LINEAGE, write_files
@@ -392,14 +392,9 @@ class RowTransaction(Transaction[TableT]):
 
     def commit(self) -> TableT:
         """Make all changes in one commit, and return the resulting table; see `Transaction.commit`."""
-        try:
+        written, self._written = self._written, []
+        with deleted_on_failure(self.table.state, written):
             return super().commit()
-        except CommitStateUnknownError:
-            _log.warning("%s: the files of the write stay, since it may be committed", self.table.full_name)
-            raise
-        except SparkmetaError:
-            self._delete_written()
-            raise
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -13,6 +13,7 @@ from pyiceberg.types import IntegerType, LongType, NestedField, StringType
 from pyspark.sql import functions as F
 
 import sparkmeta as sm
+from sparkmeta.operations.filesystem import FileSystemOperations
 from sparkmeta.rows.write import deletes
 from tests.peers.java import Java
 from tests.peers.slices import SOAK
@@ -172,6 +173,60 @@ def test_an_overwrite_of_no_row_appends(spark: SparkSession, tmp_path: Path) -> 
         else:
             table = stale.commit()
     assert [row[0] for row in rows_of(table)] == [1, 2, 3, 4, 5, 6, 6, 9]
+
+
+def data_files(folder: Path) -> set[str]:
+    return {str(path) for path in folder.rglob("*.parquet") if "/data/" in str(path)}
+
+
+def test_an_error_after_the_commit_deletes_nothing(spark: SparkSession, tmp_path: Path) -> None:
+    table = new_table(spark, tmp_path)
+
+    def fails_later() -> None:
+        with table.transaction() as tx:
+            tx.append(frame(spark, ordinary(0, 3)))
+            tx.commit()
+            raise RuntimeError("later")
+
+    with pytest.raises(RuntimeError, match="later"):
+        fails_later()
+    assert rows_of(table.refresh()) == sorted(ordinary(0, 3), key=repr)
+
+
+@pytest.mark.parametrize("error", [sm.CommitStateUnknownError("lost"), KeyboardInterrupt("now")], ids=repr)
+def test_an_unknown_outcome_deletes_nothing(
+    spark: SparkSession,
+    tmp_path: Path,
+    error: BaseException,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    table, swap = new_table(spark, tmp_path), FileSystemOperations.commit
+
+    def interrupted(self: FileSystemOperations, base: Any, metadata: Any) -> Any:
+        swap(self, base, metadata)
+        raise error
+
+    monkeypatch.setattr(FileSystemOperations, "commit", interrupted)
+    transaction = table.transaction().append(frame(spark, ordinary(0, 3)))
+    with pytest.raises(type(error)), transaction:
+        transaction.commit()
+    assert "the files of the write stay, since it may be committed" in caplog.text
+    assert rows_of(table.refresh()) == sorted(ordinary(0, 3), key=repr)
+
+
+def test_a_failure_before_the_commit_deletes_files(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = new_table(spark, tmp_path)
+
+    def failed(*_: Any) -> Any:
+        raise OSError("no answer")
+
+    monkeypatch.setattr(FileSystemOperations, "commit", failed)
+    with pytest.raises(OSError, match="no answer"):
+        table.append(frame(spark, ordinary(0, 3)))
+    assert not data_files(tmp_path)
 
 
 def test_an_append_reads_no_manifest(spark: SparkSession, tmp_path: Path) -> None:
