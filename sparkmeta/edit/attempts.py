@@ -14,11 +14,9 @@ from typing import TYPE_CHECKING, Protocol
 
 from sparkmeta.errors import (
     CommitFailedError,
-    NoSuchTableError,
-    SparkmetaError,
-    UnsupportedError,
     ValidationError,
-    from_spark,
+    proves_failure,
+    translated_errors,
 )
 from sparkmeta.operations.table_operations import metadata_folder
 
@@ -59,13 +57,11 @@ def commit_steps(table: TableT, steps: Sequence[Step]) -> TableT:
     for attempt in range(retry.retries + 1):
         metadata = table.metadata
         try:
-            for step in steps:
-                metadata = step.apply(replace(table.state, metadata=metadata))
-        except Exception as error:
+            with translated_errors():
+                for step in steps:
+                    metadata = step.apply(replace(table.state, metadata=metadata))
+        except Exception:
             _discard_attempts(table, steps)
-            translated = None if isinstance(error, SparkmetaError) else from_spark(error)
-            if translated is not None:
-                raise translated from error
             raise
         try:
             committed = table.operations.commit(table.version, metadata)
@@ -79,8 +75,9 @@ def commit_steps(table: TableT, steps: Sequence[Step]) -> TableT:
                 raise
             time.sleep(retry.wait(attempt))
             table = table.refresh()
-        except (ValidationError, UnsupportedError, NoSuchTableError, OSError):
-            _discard_attempts(table, steps)
+        except Exception as error:
+            if proves_failure(error):
+                _discard_attempts(table, steps)
             raise
         else:
             _discard_unused(table, steps)

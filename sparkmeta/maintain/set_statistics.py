@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from pyiceberg.table.update import SetPartitionStatisticsUpdate, SetStatisticsUpdate
 
 from sparkmeta.edit.attempts import commit_steps, discard
-from sparkmeta.errors import CommitConflictError, CommitStateUnknownError, NoSuchSnapshotError
+from sparkmeta.errors import CommitConflictError, NoSuchSnapshotError, proves_failure
 from sparkmeta.spec.snapshot import PartitionStatisticsFile, StatisticsFile
 from sparkmeta.spec.updates import update_table_metadata
 
@@ -47,10 +47,9 @@ def commit_statistics(table: TableT, file: StatisticsFile | PartitionStatisticsF
     """
     try:
         return commit_steps(table, [_SetStatistics(file)])
-    except CommitStateUnknownError:
-        raise
-    except Exception:
-        discard(table.state.files, [file.statistics_path])
+    except Exception as error:
+        if proves_failure(error):
+            discard(table.state.files, [file.statistics_path])
         raise
 
 

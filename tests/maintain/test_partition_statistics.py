@@ -477,6 +477,21 @@ def test_orphans_and_expiry_know_the_file(tree: sm.Table) -> None:
     }
 
 
+def test_an_error_after_the_commit_keeps_the_file(tree: sm.Table, monkeypatch: pytest.MonkeyPatch) -> None:
+    swap = FileSystemOperations.commit
+
+    def interrupted(self: FileSystemOperations, base: Any, metadata: Any) -> Any:
+        swap(self, base, metadata)
+        raise RuntimeError("a signal's handler")
+
+    monkeypatch.setattr(FileSystemOperations, "commit", interrupted)
+    with pytest.raises(RuntimeError, match="handler"):
+        tree.maintenance.compute_partition_stats().commit()
+    after = tree.refresh()
+    (registered,) = (local_path(file.statistics_path) for file in after.metadata.partition_statistics)
+    assert registered in statistics_files(after)
+
+
 def test_faults(tree: sm.Table) -> None:
     """The table has its statistics or not, whole; a file that is not registered is deleted, or its fate is unknown."""
     folder = Path(local_path(tree.location()))

@@ -279,15 +279,17 @@ def test_conflicts_and_a_lost_answer(
 
     swap = FileSystemOperations.commit
 
-    def lost(self: FileSystemOperations, base: Any, metadata: Any) -> Any:
-        swap(self, base, metadata)
-        raise sm.CommitStateUnknownError("the answer is lost")
+    for number, error in enumerate((sm.CommitStateUnknownError("lost"), KeyboardInterrupt("now")), start=1):
 
-    monkeypatch.setattr(FileSystemOperations, "commit", lost)
-    with pytest.raises(sm.CommitStateUnknownError):
-        deleted.maintenance.rewrite_data_files(rewrite_all=True).commit()
-    assert "the files of the rewrite stay" in caplog.text
-    assert len(rows_of(deleted.refresh())) == 30
+        def lost(self: FileSystemOperations, base: Any, metadata: Any, error: BaseException = error) -> Any:
+            swap(self, base, metadata)
+            raise error
+
+        monkeypatch.setattr(FileSystemOperations, "commit", lost)
+        with pytest.raises(type(error)):
+            deleted.refresh().maintenance.rewrite_data_files(rewrite_all=True).commit()
+        assert caplog.text.count("the files of the write stay") == number
+        assert len(rows_of(deleted.refresh())) == 30
 
 
 # -- Java -------------------------------------------------------------------------------------------------------------

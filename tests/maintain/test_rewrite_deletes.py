@@ -109,16 +109,18 @@ def test_what_can_go_wrong(
     assert "target_file_size_bytes is -1" in command(location, "--target-file-size-bytes", "-1", code=1)
     files = [row for row in position_deletes(table) if row["file_format"] != "PUFFIN"]
 
-    def unknown(*_: Any) -> Any:
-        raise CommitStateUnknownError("who knows")
+    for error in (CommitStateUnknownError("who knows"), RuntimeError("a signal's handler")):
 
-    before = files_below(folder)
-    with monkeypatch.context() as patch:
-        patch.setattr(FileSystemOperations, "commit", unknown)
-        with pytest.raises(CommitStateUnknownError):
-            table.maintenance.rewrite_position_delete_files().commit()
-    assert before < files_below(folder)
-    assert any(path.endswith("-deletes.puffin") for path in files_below(folder) - before)
+        def unknown(*_: Any, error: Exception = error) -> Any:
+            raise error
+
+        before = files_below(folder)
+        with monkeypatch.context() as patch:
+            patch.setattr(FileSystemOperations, "commit", unknown)
+            with pytest.raises(type(error)):
+                table.maintenance.rewrite_position_delete_files().commit()
+        assert before < files_below(folder)
+        assert any(path.endswith("-deletes.puffin") for path in files_below(folder) - before)
 
     plan = table.maintenance.rewrite_position_delete_files()
     named = table.inspect.position_deletes().where("delete_file_path NOT LIKE '%.puffin'").select("file_path")

@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql import functions as F
 
 from sparkmeta.commit.snapshot_update import SnapshotUpdate
-from sparkmeta.edit.attempts import commit_steps, discard
+from sparkmeta.edit.attempts import commit_steps
 from sparkmeta.edit.base_root import base_root
 from sparkmeta.edit.new_snapshot import branch_head, with_root
 from sparkmeta.edit.range_sort import task_reader
 from sparkmeta.edit.rewrite_plan import RewritePlan, RewriteSummary
-from sparkmeta.errors import CommitStateUnknownError
 from sparkmeta.maintain.dangling_deletes.plan import refuse_rewrite
 from sparkmeta.maintain.dangling_deletes.search import public_rows
 from sparkmeta.maintain.position_deletes.entries import public_files
@@ -23,6 +22,7 @@ from sparkmeta.maintain.position_deletes.options import DeleteRewriteOptions
 from sparkmeta.maintain.position_deletes.rewrite import DeleteRewrite
 from sparkmeta.maintain.position_deletes.step import DeleteRewriteStep
 from sparkmeta.operations.base_table import TableT
+from sparkmeta.rows.write.cleanup import deleted_on_failure
 from sparkmeta.rows.write.delete_options import delete_codec, delete_granularity
 from sparkmeta.spec.metadata import has_tree
 
@@ -148,16 +148,12 @@ class DeleteRewritePlan(RewritePlan[TableT]):
         return result
 
     def _commit(self) -> TableT:
-        try:
-            step = self.step()
-            return self.table if step is None else commit_steps(self.table, [step])
-        except CommitStateUnknownError:
-            raise
-        except Exception:
-            for written in self._written:
-                discard(self._state.files, written.select("file_path").distinct().toArrow()["file_path"].to_pylist())
-            self._written.clear()
-            raise
+        step = self.step()
+        if step is None:
+            return self.table
+        written, self._written[:] = [*self._written], []
+        with deleted_on_failure(self._state, written):
+            return commit_steps(self.table, [step])
 
 
 def plan_delete_rewrite(

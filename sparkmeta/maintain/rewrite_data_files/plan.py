@@ -24,7 +24,7 @@ from sparkmeta.maintain.rewrite_data_files.order import row_order
 from sparkmeta.maintain.rewrite_data_files.rewrite import Rewrite
 from sparkmeta.operations.base_table import TableT
 from sparkmeta.rows.planned import PARTITION
-from sparkmeta.rows.write.cleanup import delete_written
+from sparkmeta.rows.write.cleanup import deleted_on_failure
 from sparkmeta.rows.write.files import refuse_encryption
 from sparkmeta.rows.write.input import refuse_types
 from sparkmeta.storage.access import executor_writer
@@ -225,15 +225,8 @@ class DataRewritePlan(RewritePlan[TableT]):
 
     def _commit_part(self, table: TableT, start: int, end: int) -> TableT:
         written = self._rewrite.write(start, end)
-        try:
+        with deleted_on_failure(self._state, written):
             return commit_steps(table, [self._step(written, start, end)])
-        except CommitStateUnknownError:
-            _log.warning("%s: the files of the rewrite stay, since it may be committed", table.full_name)
-            raise
-        except BaseException:
-            for files in written:
-                delete_written(self._state, files)
-            raise
 
     def _count(self, snapshot: Snapshot | None) -> None:
         if snapshot is None or snapshot.summary is None:
