@@ -89,5 +89,7 @@ def _rewritten(committed: Mapping[str, Any]) -> list[str]:
     lines = [f"{became} in {counted(committed['commits'], 'commit')}"]
     if committed["failed_commits"]:
         failed = counted(committed["failed_commits"], "commit")
-        lines.append(f"{failed} failed, {counted(committed['failed_data_files'], 'data file')} are not rewritten")
+        files = counted(committed["failed_data_files"], "data file")
+        were = "was" if committed["failed_data_files"] == 1 else "were"
+        lines.append(f"{failed} failed, {files} {were} not rewritten")
     return lines

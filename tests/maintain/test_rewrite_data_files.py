@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -233,7 +234,7 @@ def test_partial_progress_and_another_spec(spark: SparkSession, tmp_path: Path, 
     committed = plan.result()["committed"]
     assert (committed["commits"], committed["failed_commits"]) == (3, 1)
     assert 0 < committed["failed_data_files"] < plan.summary().data_files
-    assert "are not rewritten" in caplog.text
+    assert "file group 0 was not rewritten" in caplog.text
     branch = table.scan(selected_fields=LINEAGE).use_ref("audit")
     assert sorted(map(tuple, branch.to_df().collect()), key=repr) == [row for row in before if row[0] not in missing]
     assert rows_of(table, selected_fields=LINEAGE) == before
@@ -247,6 +248,29 @@ def test_partial_progress_and_another_spec(spark: SparkSession, tmp_path: Path, 
     table = table.maintenance.rewrite_data_files(rewrite_all=True).commit()
     assert rows_of(table, selected_fields=LINEAGE) == before
     assert {row.spec_id for row in table.inspect.data_files().collect()} == {1}
+
+
+def test_partial_progress_past_a_damaged_file(spark: SparkSession, tmp_path: Path, caplog: Any) -> None:
+    table = new_table(spark, tmp_path)
+    table = table.append(frame(spark, ordinary(0, 20))).append(frame(spark, ordinary(20, 40)))
+    plan = table.maintenance.rewrite_data_files(
+        strategy="sort", sort_order="id", rewrite_all=True, partial_progress_enabled=True,
+        partial_progress_max_commits=2,
+    )  # fmt: skip
+    assert (plan.summary().groups, plan.summary().commits) == (4, 2)
+    unread = plan.files().where("file_group < 2").collect()
+    damaged = Path(local_path(unread[0].file_path))
+    damaged.write_bytes(b"PAR1" + b"\xff" * 60 + damaged.read_bytes()[64:])
+    table = plan.commit()
+    committed = plan.result()["committed"]
+    assert (committed["failed_commits"], committed["failed_data_files"]) == (1, len(unread))
+    assert committed["commits"] == 1
+    assert re.search(rf"file groups 0 to 1 were not rewritten: .*{damaged.name}", caplog.text)
+    assert paths(table) >= {row.file_path for row in unread}
+    live = {row.file_path for row in table.inspect.all_data_files().collect()}
+    assert {str(path) for path in (tmp_path / "db/t/data").rglob("*.parquet")} == live
+    with pytest.raises(sm.ValidationError, match=damaged.name):
+        table.maintenance.rewrite_data_files(strategy="sort", sort_order="id", rewrite_all=True).commit()
 
 
 def test_conflicts_and_a_lost_answer(

@@ -7,12 +7,11 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
 from pyiceberg.expressions import AlwaysTrue
-from pyspark.errors import PySparkException
 from pyspark.sql import Window
 from pyspark.sql import functions as F
 
 from sparkmeta.edit.range_sort import most_tasks, task_reader
-from sparkmeta.errors import from_spark
+from sparkmeta.errors import translated_errors
 from sparkmeta.maintain.position_deletes.choose import chosen_entries
 from sparkmeta.plan.choose import choose
 from sparkmeta.plan.deletes.views import partition_key
@@ -71,7 +70,7 @@ class DeleteRewrite:
         folder = properties.get(_FOLDER, join(state.metadata.location, "data"))
         writer = executor_writer(state.files)
         tasks: WriteTasks
-        try:
+        with translated_errors():
             masks = materialize(self._masks())
             if self.makes_vectors:
                 tasks = VectorFileTasks(VectorTasks(writer, folder, target))
@@ -80,8 +79,6 @@ class DeleteRewrite:
                 tasks = PositionFileTasks(writer, folder, delete_codec(properties), target)
                 ordered = self._by_group(masks, target)
             return materialize(map_arrow(ordered, tasks.write, WRITTEN_SCHEMA))
-        except PySparkException as error:
-            raise from_spark(error) or error from error
 
     def _masks(self) -> DataFrame:
         """Return the masks of the chosen delete files that plans apply: `MASK_SCHEMA`, and sequence_number."""

@@ -207,7 +207,8 @@ class DataRewritePlan(RewritePlan[TableT]):
                 most = self.options.partial_progress_max_failed_commits
                 if not self.options.partial_progress_enabled or (most is not None and len(errors) > most):
                     raise
-                _log.warning("%s: file groups %d to %d are not rewritten: %s", table.full_name, start, end - 1, error)
+                which = f"file group {start} was" if end - start == 1 else f"file groups {start} to {end - 1} were"
+                _log.warning("%s: %s not rewritten: %s", table.full_name, which, error)
                 continue
             done.commits += 1
             done.rewritten_data_files += _sum(groups, "files")

@@ -27,7 +27,7 @@ from sparkmeta.columns import sql
 from sparkmeta.columns.bounds import bound_arrow_type
 from sparkmeta.columns.partition_values import partition_value
 from sparkmeta.columns.types import spark_type
-from sparkmeta.errors import UnsupportedError, ValidationError, from_spark
+from sparkmeta.errors import SparkmetaError, UnsupportedError, ValidationError, first_line, from_spark
 from sparkmeta.rows.write.cleanup import delete_written
 from sparkmeta.rows.write.file_schema import FileColumns
 from sparkmeta.rows.write.input import check_columns, field_value, written_columns
@@ -286,12 +286,20 @@ def written_files(state: TableState, results: DataFrame, name: str) -> DataFrame
     Raises:
         ValidationError: a row does not fit the table. No file stays.
         UnsupportedError: the session can't keep rows.
+        SparkmetaError: the tasks failed. Spark's own exceptions are raised as they are if they have another cause.
     """
     try:
         written = checkpointed(results)
-    except PySparkException as error:
-        _log.warning("%s: files named *-%s-* may be left of a write that failed", state.metadata.location, name)
-        raise from_spark(error) or error from error
+    except UnsupportedError:
+        raise
+    except Exception as error:
+        location = state.metadata.location
+        _log.warning("%s: files named *-%s-* may be left of a write that failed", location, name)
+        translated = from_spark(error)
+        if translated is None and isinstance(error, PySparkException):
+            raise
+        # py4j raises errors of its own for exceptions of the JVM that PySpark does not know.
+        raise translated or SparkmetaError(f"{location}: no data files are written: {first_line(error)}") from error
     files = written.drop(PROBLEM)
     for problem in written.where(F.col(PROBLEM).isNotNull()).limit(1).toArrow().column(PROBLEM).to_pylist():
         delete_written(state, files.where("file_path IS NOT NULL"))
