@@ -57,6 +57,7 @@ class RowTransaction(Transaction[TableT]):
     """
 
     _written: list[DataFrame] = field(default_factory=list)
+    _failure: BaseException | None = None
 
     # -- changes of rows --------------------------------------------------------------------------------------------
 
@@ -283,9 +284,8 @@ class RowTransaction(Transaction[TableT]):
         self, change: _Change, matching: Matching, paths: pa.Array, assigned: Mapping[str, Column] | None
     ) -> None:
         """Write files again, without their matching rows or with values assigned to these."""
-        files = matching.planned(paths)
         lineage, matches = self._lineage, matching.is_matching_row
-        rows = matching.rows(files, lineage)
+        rows = matching.rows(matching.planned(paths), lineage)
         rows = rows.where((~matches).text) if assigned is None else with_values(rows, assigned, lineage, matches)
         change.update.row_delta(added=self._write(rows, lineage=bool(lineage)), removed=matching.named(paths))
 
@@ -392,9 +392,16 @@ class RowTransaction(Transaction[TableT]):
 
     def commit(self) -> TableT:
         """Make all changes in one commit, and return the resulting table; see `Transaction.commit`."""
+        if self._failure is not None:
+            raise self._failure
         written, self._written = self._written, []
-        with deleted_on_failure(self.table.state, written):
-            return super().commit()
+        try:
+            with deleted_on_failure(self.table.state, written):
+                return super().commit()
+        except BaseException as error:
+            # Another attempt would commit files that are deleted, or commit them twice.
+            self._failure = error if written else None
+            raise
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -433,7 +440,6 @@ def _affected(matching: Matching, *, masks: bool) -> pa.Array:
     """Return the paths of partly matching files that have matching rows. Runs jobs.
 
     Args:
-        matching: the files and rows.
         masks: whether the masks of these rows are needed as well.
     """
     if not matching.has_parts:

@@ -215,6 +215,25 @@ def test_an_unknown_outcome_deletes_nothing(
     assert rows_of(table.refresh()) == sorted(ordinary(0, 3), key=repr)
 
 
+def test_a_failed_commit_of_rows_is_not_repeated(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = new_table(spark, tmp_path, commit__retry__num_retries="0")
+
+    def failed(*_: Any) -> Any:
+        raise sm.CommitFailedError("another commit came first")
+
+    transaction = table.transaction().append(frame(spark, ordinary(0, 3)))
+    with monkeypatch.context() as patch:
+        patch.setattr(FileSystemOperations, "commit", failed)
+        with pytest.raises(sm.CommitFailedError):
+            transaction.commit()
+    with pytest.raises(sm.CommitFailedError, match="came first"), transaction:
+        pass
+    assert table.refresh().current_snapshot() is None
+    assert not data_files(tmp_path)
+
+
 def test_a_failure_before_the_commit_deletes_files(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
