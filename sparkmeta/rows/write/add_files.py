@@ -67,7 +67,7 @@ def describe_files(state: TableState, paths: Sequence[str] | DataFrame, *, check
         check_duplicates: whether to compare the paths with the table's files.
 
     Raises:
-        ValidationError: paths are not texts, a path is there twice or in the table, or a file does not fit the table.
+        ValidationError: paths are not strings, a path is there twice or in the table, or a file does not fit the table.
         NotFoundError: a file is missing.
         UnsupportedError: tasks can't open the files, or the table has a type or transform that is not written.
     """
@@ -156,11 +156,11 @@ def _named(state: TableState, paths: Sequence[str] | DataFrame) -> DataFrame:
         others: Sequence[object] = paths
         for path in others:
             if not isinstance(path, str) or not path:
-                raise ValidationError(f"{table}: a path of the files to add is {shown(path)}: expected a text")
+                raise ValidationError(f"{table}: a path of the files to add is {shown(path)}: expected a string")
         counts = Counter(map(normalize, paths))
         if len(counts) < len(paths):
             twice = {counted: path for path in paths if counts[counted := normalize(path)] > 1}
-            _refuse_paths(sorted(twice.values()), state, "to be added twice")
+            _refuse_paths(sorted(twice.values()), state, "given twice")
         return local_frame(state.spark, pa.table({FILE_PATH: pa.array(paths, pa.string())}))
     chosen = [name for name in _PATH_COLUMNS if name in paths.columns] or paths.columns
     if len(chosen) != 1 and chosen[0] not in _PATH_COLUMNS:
@@ -182,7 +182,7 @@ def _refuse_repeated(named: DataFrame, state: TableState) -> None:
     if len(named.where(F.col(FILE_PATH).isNull()).limit(1).toArrow()):
         raise ValidationError(f"{state.metadata.location}: a path of the files to add is null")
     twice = named.groupBy(_key(FILE_PATH)).agg(F.count("*").alias("count"), F.min(FILE_PATH).alias(FILE_PATH))
-    _refuse(twice.where("count > 1"), state, "to be added twice")
+    _refuse(twice.where("count > 1"), state, "given twice")
 
 
 def _refuse_present(named: DataFrame, state: TableState) -> None:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from sparkmeta.rows.write.footer_facts import Facts
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
-# What a folder does not tell.
+# A value that the rows do not prove.
 _UNKNOWN: Final = object()
 
 
@@ -46,7 +46,7 @@ class FilePartitions:
     _of_folders: dict[tuple[str, str], list[Any]] = dataclasses.field(default_factory=dict, repr=False, compare=False)
 
     def in_folders(self, location: str) -> frozenset[int]:
-        """Return the ids of the columns whose values the folders of a file tell."""
+        """Return the ids of the columns whose values the folders of a file give."""
         folders = _folders(location)
         return frozenset(field.source for field in self.fields if field.is_identity and field.name in folders)
 
@@ -59,7 +59,7 @@ class FilePartitions:
             present: ids of the table's columns that are in the file.
 
         Raises:
-            ValidationError: a value can't be told, rows differ in it, or a folder contradicts the rows.
+            ValidationError: a value can't be determined, rows differ in it, or a folder contradicts the rows.
         """
         folders = _folders(location)
         return tuple(self._value(field, location, folders, facts, present) for field in self.fields)
@@ -80,13 +80,13 @@ class FilePartitions:
                 return by_folder[0]
             default = self.defaults.get(field.source)
             return None if default is None else field.of(default)
-        proven = self._proven(field, location, facts.get(field.source), is_told=bool(by_folder))
+        proven = self._proven(field, location, facts.get(field.source), has_folder=bool(by_folder))
         if not by_folder:
             return proven
         if proven is _UNKNOWN:
             return by_folder[0]
         if proven not in by_folder:
-            problem = f"is {shown(by_folder[0])} by the file's folder, and {shown(proven)} in its rows"
+            problem = f"is {_shown(by_folder[0])} according to the file's folder, but {_shown(proven)} in its rows"
             raise ValidationError(f"{location}: partition field {field.name} {problem}")
         return proven
 
@@ -96,27 +96,27 @@ class FilePartitions:
             self._of_folders[key] = _by_folder(field, escaped, location)
         return self._of_folders[key]
 
-    def _proven(self, field: FileField, location: str, facts: Facts | None, *, is_told: bool) -> Any:
-        """Return the value that all rows have; `_UNKNOWN` if that can't be told, but need not."""
+    def _proven(self, field: FileField, location: str, facts: Facts | None, *, has_folder: bool) -> Any:
+        """Return the value that all rows have; `_UNKNOWN` if only the folder gives it."""
         column, transform = self.names[field.source], field.transform
         if facts is not None and facts.nulls is not None and facts.nulls == facts.values:
             return None
         has_nulls = facts is None or facts.nulls is None or bool(facts.nulls)
         if facts is None or facts.least is None or facts.nulls is None:
-            if is_told:
+            if has_folder:
                 return _UNKNOWN
             problem = f"there are no bounds and counts of column {column}, and no folder {field.name}=..."
-            raise ValidationError(f"{location}: the value of partition field {field.name} can't be told: {problem}")
+            raise ValidationError(f"{location}: the value of partition field {field.name} can't be determined: {problem}")
         if has_nulls:
             some = f"{facts.nulls} of {facts.values} values of column {column} are null"
             raise ValidationError(f"{location}: rows are of several partitions of {field.name}: {some}")
         if facts.least == facts.most and not _is_zero(facts.least, facts.most):
             return field.of(facts.least)
         if not transform.preserves_order:
-            if is_told:
+            if has_folder:
                 return _UNKNOWN
             problem = f"{transform} of values from {shown(facts.least)} to {shown(facts.most)} of column {column}"
-            raise ValidationError(f"{location}: the value of partition field {field.name} can't be told: {problem}")
+            raise ValidationError(f"{location}: the value of partition field {field.name} can't be determined: {problem}")
         least, most = field.of(facts.least), field.of(facts.most)
         if least != most or _is_zero(least, most):
             raise ValidationError(
@@ -179,8 +179,12 @@ def bound_value(value: Any) -> Any:
 _MICROSECOND: Final = datetime.resolution
 
 
+def _shown(value: Any) -> str:
+    return "null" if value is None else shown(value)
+
+
 def _folders(location: str) -> dict[str, str]:
-    """Return the names and texts of folders `name=text`, as they are escaped."""
+    """Return the names and the escaped values of folders `name=value`."""
     parts = (part.partition("=") for part in location.split("/")[:-1] if "=" in part)
     return {unquote(name): text for name, _, text in parts}
 
@@ -199,7 +203,7 @@ def _by_folder(field: FileField, escaped: str, location: str) -> list[Any]:
             values.append(bound_value(_parsed(text, field, kind)))
         except (ValueError, ArithmeticError, pa.ArrowException):
             if not values:
-                problem = f"folder {field.name}={escaped} has no value of type {field.type}"
+                problem = f"folder {field.name}={escaped}: can't be parsed as {field.type}"
                 raise ValidationError(f"{location}: {problem}") from None
     return values
 

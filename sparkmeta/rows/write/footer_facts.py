@@ -70,7 +70,7 @@ class TableColumns:
         Args:
             columns: of the file.
             location: the file, for errors.
-            in_folders: ids of columns whose values the file's folders tell.
+            in_folders: ids of columns whose values the file's folders give.
 
         Raises:
             CorruptFileError: a column has another type, or a required one is missing.
@@ -162,7 +162,7 @@ class Layout:
         """Return the facts in a footer about columns that have metrics, by field id.
 
         Raises:
-            ValidationError: a required column has nulls, or the footer does not tell.
+            ValidationError: a required column has nulls, or the footer does not count them.
         """
         groups = [footer.row_group(number) for number in range(footer.num_row_groups)]
         facts = {}
@@ -241,7 +241,7 @@ def _facts(groups: Sequence[pq.RowGroupMetaData], leaf: _FileLeaf) -> Facts:
     if not is_bounded:
         least = most = None
     if isinstance(least, float) and isinstance(most, float):
-        # Footers do not tell the signs of zeros (Parquet format, Statistics).
+        # Footers do not have the signs of zeros (Parquet format, Statistics).
         least, most = -0.0 if least == 0 else least, 0.0 if most == 0 else most
     return Facts(values, nulls if is_counted else None, least, most)
 

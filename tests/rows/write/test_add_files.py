@@ -201,8 +201,8 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "month": ({"id": pa.array([1, 2], pa.int64()), "name": ["a", "a"], "day": days("2026-01-31", "2026-02-01")},
               "rows are of several partitions: day_month is month of column day"),
     "name=b/folder": ({"id": pa.array([1], pa.int64()), "name": ["a"]},
-                      "partition field name is 'b' by the file's folder, and 'a' in its rows"),
-    "day_month=x/folder": ({"id": pa.array([1], pa.int64())}, "folder day_month=x has no value of type int"),
+                      "partition field name is 'b' according to the file's folder, but 'a' in its rows"),
+    "day_month=x/folder": ({"id": pa.array([1], pa.int64())}, "folder day_month=x: can't be parsed as int"),
 }  # fmt: skip
 
 
@@ -232,7 +232,7 @@ def test_files_that_do_not_fit(spark: SparkSession, tmp_path: Path, kind: str) -
 def test_duplicates(spark: SparkSession, tmp_path: Path) -> None:
     paths = [write(tmp_path / f"{number}.parquet", id=pa.array([1], pa.int64()), name=["a"]) for number in range(3)]
     table = new_table(spark, tmp_path, SPEC)
-    with pytest.raises(sm.ValidationError, match=r"/1.parquet is to be added twice"):
+    with pytest.raises(sm.ValidationError, match=r"/1.parquet is given twice"):
         table.add_files([paths[0], paths[1], f"file://{paths[1]}"])
     table = table.add_files(paths[:2])
     with pytest.raises(sm.ValidationError, match=r"0.parquet, .*1.parquet are in the table already"):
@@ -244,7 +244,7 @@ def test_duplicates(spark: SparkSession, tmp_path: Path) -> None:
     assert table.refresh().scan().count() == 4
     for wrong, problem in (
         (paths[0], "they are a list of paths"),
-        ([1], "a path of the files to add is 1"),
+        ([1], "a path of the files to add is 1: expected a string"),
         (spark.range(1), "column id of the files to add is bigint, not string"),
         (spark.sql("SELECT 'a' a, 'b' b"), "expected file_path or path, or a single column"),
     ):
