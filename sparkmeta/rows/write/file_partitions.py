@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from decimal import Decimal
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from sparkmeta.rows.write.footer_facts import Facts
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_ZONED: Final = ("timestamptz", "timestamptz_ns")
 # A value that the rows do not prove.
 _UNKNOWN: Final = object()
 
@@ -199,12 +201,12 @@ def _by_folder(field: FileField, escaped: str, location: str) -> list[Any]:
     for text in dict.fromkeys((unquote(escaped), unquote_plus(escaped))):
         if field.type == "string" and text == NULL_FOLDERS[0]:
             values.append(text)
-        try:
+        with suppress(ValueError, ArithmeticError, pa.ArrowException):
             values.append(bound_value(_parsed(text, field, kind)))
-        except (ValueError, ArithmeticError, pa.ArrowException):
-            if not values:
-                problem = f"folder {field.name}={escaped}: can't be parsed as {field.type}"
-                raise ValidationError(f"{location}: {problem}") from None
+    if not values:
+        # Spark writes times of the session's zone, which nothing in the folder names.
+        hint = ": expected an offset from UTC, such as +00:00" if field.type in _ZONED else ""
+        raise ValidationError(f"{location}: folder {field.name}={escaped}: can't be parsed as {field.type}{hint}")
     return values
 
 
@@ -216,10 +218,11 @@ def _parsed(text: str, field: FileField, kind: pa.DataType) -> Any:
     if field.type.startswith("decimal"):
         number = Decimal(text)
         return Decimal(str(pa.scalar(number).cast(kind).as_py()))
-    if pa.types.is_binary(kind) or field.type == "time" or field.type.endswith("_ns"):
+    if pa.types.is_binary(kind) or field.type == "time":
         raise ValueError(f"{field.type} is in no folder's name")
     if field.type.startswith("timestamp"):
-        return pa.scalar(text).cast(pa.timestamp("us")).value
+        unit = "ns" if field.type.endswith("_ns") else "us"
+        return pa.scalar(text).cast(pa.timestamp(unit, "UTC" if field.type in _ZONED else None)).value
     return folder_value(text, field.transform, kind)
 
 

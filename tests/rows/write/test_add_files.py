@@ -109,10 +109,12 @@ def test_entries_beside_iceberg_and_pyiceberg(spark: SparkSession, tmp_path: Pat
 # -- partitions and checks, on trees ----------------------------------------------------------------------------------
 
 
-def new_table(spark: SparkSession, folder: Path, spec: PartitionSpec, **properties: str) -> sm.Table:
+def new_table(
+    spark: SparkSession, folder: Path, spec: PartitionSpec, *, schema: Schema = SCHEMA, **properties: str
+) -> sm.Table:
     catalog = sm.load_catalog("added", type="hadoop", warehouse=str(folder / "w"))
     catalog.create_namespace("db")
-    return catalog.create_table("db.t", SCHEMA, spec, format_version=4, properties=properties, spark=spark)
+    return catalog.create_table("db.t", schema, spec, format_version=4, properties=properties, spark=spark)
 
 
 def write(path: Path, **columns: Any) -> str:

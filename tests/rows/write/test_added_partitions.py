@@ -1,0 +1,66 @@
+"""The partition of an existing file, where its folders and its rows are hard to compare."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+from pyiceberg.partitioning import PartitionField, PartitionSpec
+from pyiceberg.schema import Schema
+from pyiceberg.transforms import IdentityTransform
+from pyiceberg.types import IcebergType, LongType, NestedField, TimestampNanoType, TimestamptzNanoType, TimestamptzType
+
+import sparkmeta as sm
+from tests.rows.write.test_add_files import new_table, write
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from pyspark.sql import SparkSession
+
+IDS = pa.array([1, 2], pa.int64())
+
+
+def partitioned(spark: SparkSession, folder: Path, kind: IcebergType, transform: Any = None) -> sm.Table:
+    """A table of columns id and p, partitioned by p."""
+    schema = Schema(NestedField(1, "id", LongType()), NestedField(2, "p", kind))
+    spec = PartitionSpec(PartitionField(2, 1000, transform or IdentityTransform(), "p"))
+    return new_table(spark, folder, spec, schema=schema)
+
+
+def partitions(table: sm.Table) -> list[Any]:
+    assert not table.check().collect()
+    rows = table.inspect.data_files().select("partition.p").toArrow()
+    return sorted(rows.column(0).to_pylist(), key=repr)
+
+
+def test_folders_of_instants(spark: SparkSession, tmp_path: Path) -> None:
+    """A folder gives an instant only with an offset: Spark writes times of a zone that the folder does not name."""
+    table = partitioned(spark, tmp_path, TimestamptzType())
+    folders = ("p=2026-01-31T10%3A00%3A00%2B00%3A00", "p=2026-01-31+11%3A00%3A00%2B01%3A00")
+    table = table.add_files([write(tmp_path / folder / "1.parquet", id=IDS) for folder in folders])
+    instant = datetime(2026, 1, 31, 10, tzinfo=UTC)
+    assert partitions(table) == [instant] * 2
+    assert {row.p.timestamp() for row in table.scan().to_df().collect()} == {instant.timestamp()}
+    local = write(tmp_path / "p=2026-01-31 11%3A00%3A00" / "1.parquet", id=IDS)
+    problem = "can't be parsed as timestamptz: expected an offset from UTC"
+    with pytest.raises(sm.ValidationError, match=f"folder p=2026-01-31 11%3A00%3A00: {problem}"):
+        table.add_files([local])
+
+
+def test_folder_that_sparkmeta_writes_for_an_instant(spark: SparkSession, tmp_path: Path) -> None:
+    rows = spark.sql("SELECT 1L id, TIMESTAMP'2026-01-31 10:00:00.5 UTC' p")
+    table = partitioned(spark, tmp_path, TimestamptzType()).append(rows)
+    paths = [row.file_path for row in table.inspect.data_files().collect()]
+    other = partitioned(spark, tmp_path / "other", TimestamptzType()).add_files(paths)
+    assert partitions(other) == partitions(table)
+
+
+@pytest.mark.parametrize("kind", [TimestampNanoType(), TimestamptzNanoType()])
+def test_folders_of_nanoseconds(spark: SparkSession, tmp_path: Path, kind: IcebergType) -> None:
+    zone = "%2B00%3A00" if isinstance(kind, TimestamptzNanoType) else ""
+    path = write(tmp_path / f"p=2026-01-31T10%3A00%3A00.000000001{zone}" / "1.parquet", id=IDS)
+    table = partitioned(spark, tmp_path, kind).add_files([path])
+    assert partitions(table) == [1_769_853_600_000_000_001]
