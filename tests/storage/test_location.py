@@ -1,7 +1,12 @@
 from __future__ import annotations
 
-import pytest
+from typing import TYPE_CHECKING
 
+import pyarrow as pa
+import pytest
+from pyspark.sql import functions as F
+
+from sparkmeta.session import local_frame
 from sparkmeta.storage.location import (
     escape_glob,
     file_name,
@@ -14,6 +19,10 @@ from sparkmeta.storage.location import (
     spark_name_key,
     spark_path_key,
 )
+from sparkmeta.storage.location_columns import location_key, path_key
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 
 @pytest.mark.parametrize(
@@ -90,3 +99,14 @@ def test_spark_keys() -> None:
     assert spark_path_key("s3a://b/a b%[{+ü'=*}]#?") == "s3://b/a%20b%25%5B%7B+ü'=*%7D%5D%23%3F"
     assert spark_path_key("file:///a/\u00a0\u2028\t\x7f") == "file:/a/%C2%A0%E2%80%A8%09%7F"
     assert spark_name_key("s3://b/x y/a b") == "a%20b"
+
+
+def test_keys_in_spark_equal_those_in_python(spark: SparkSession) -> None:
+    paths = ["/d/a", "/d//a", "/d/./a", "/d/x/../a", "/d/.a", "//d/a/", "/../d/a", "/d/a..b/c.", "/d/a b%20\n"]
+    prefixes = ["", "file:", "file://", "FILE://host", "s3a://b", "S3N://b", "s3://B", "abfss://c@h", "hdfs:"]
+    locations = [f"{prefix}{path}" for prefix in prefixes for path in paths]
+    frame = local_frame(spark, pa.table({"location": locations}))
+    rows = frame.select("location", location_key(F.col("location")), path_key(F.col("location"))).toArrow()
+    texts, keys, in_folder = (column.to_pylist() for column in rows.columns)
+    assert keys == [normalize(text) for text in texts]
+    assert in_folder == [path_of(text) for text in texts]

@@ -12,6 +12,7 @@ from pyspark.sql import functions as F
 
 from sparkmeta.errors import ValidationError, shown
 from sparkmeta.storage.location import is_local, join, parts_of, path_of
+from sparkmeta.storage.location_columns import authority_of, path_key, scheme_of
 
 if TYPE_CHECKING:
     from pyiceberg.partitioning import PartitionSpec
@@ -19,9 +20,6 @@ if TYPE_CHECKING:
 
 _LOCAL = "file"
 _EQUAL_SCHEMES = {"s3a": "s3", "s3n": "s3"}
-
-# Scheme, authority and path of a location, for Java's regular expressions.
-_PARTS = r"(?s)^(?:([A-Za-z][A-Za-z0-9+.-]*):)?(?://([^/]*))?(.*)$"
 
 
 def hidden_pattern(specs: Iterable[PartitionSpec]) -> str:
@@ -73,9 +71,7 @@ class Folder:
     def key_of(self, path: Column) -> Column:
         """Return the path of locations without scheme and authority, in the form of `storage.location.path_of`."""
         rest = F.substr(path, F.lit(len(self._beginning)))
-        return F.when(self._is_plain(path), F.concat(F.lit(self.key.rstrip("/")), rest)).otherwise(
-            _normalized(F.regexp_extract(path, _PARTS, 3))
-        )
+        return F.when(self._is_plain(path), F.concat(F.lit(self.key.rstrip("/")), rest)).otherwise(path_key(path))
 
     def has_prefix_of(self, path: Column, *, or_none: bool) -> Column:
         """Return whether locations have the folder's scheme and authority, ignoring case.
@@ -86,8 +82,10 @@ class Folder:
         """
         scheme, authority = parts_of(self.location)
         schemes = {**_EQUAL_SCHEMES, **self.schemes}
-        parts = ((1, scheme or _LOCAL, schemes), (2, authority, self.authorities))
-        tests = [_equals(F.regexp_extract(path, _PARTS, number), name, equal, or_none) for number, name, equal in parts]
+        tests = (
+            _equals(scheme_of(path), scheme or _LOCAL, schemes, or_none),
+            _equals(authority_of(path), authority, self.authorities, or_none),
+        )
         return F.when(self._is_plain(path), True).otherwise(tests[0] & tests[1])
 
     @property
@@ -114,8 +112,7 @@ def _equal_names(names: Mapping[str, str] | None, option: str) -> dict[str, str]
 
 def prefix_of(path: Column) -> Column:
     """Return the scheme and authority of locations as text."""
-    scheme, authority = (F.regexp_extract(path, _PARTS, number) for number in (1, 2))
-    return F.concat(scheme, F.lit("://"), authority)
+    return F.concat(scheme_of(path), F.lit("://"), authority_of(path))
 
 
 def _equals(part: Column, name: str, equal: Mapping[str, str], or_none: bool) -> Column:
@@ -128,17 +125,3 @@ def _equals(part: Column, name: str, equal: Mapping[str, str], or_none: bool) ->
 
 def _resolved(name: str, equal: Mapping[str, str]) -> str:
     return equal.get(name.lower(), name.lower())
-
-
-def _normalized(path: Column) -> Column:
-    """Return paths without empty and dot segments and without a slash at the end."""
-    segments = F.aggregate(
-        F.split(path, "/"),
-        F.array().cast("array<string>"),
-        lambda names, name: (
-            F.when(name.isin("", "."), names)
-            .when(name == "..", F.slice(names, F.lit(1), F.greatest(F.size(names) - 1, F.lit(0))))
-            .otherwise(F.concat(names, F.array(name)))
-        ),
-    )
-    return F.concat(F.lit("/"), F.array_join(segments, "/"))

@@ -31,9 +31,10 @@ from sparkmeta.rows.write.tasks import PROBLEM
 from sparkmeta.session import local_frame, map_arrow
 from sparkmeta.spec.metrics_modes import metrics_modes
 from sparkmeta.storage.location import normalize
+from sparkmeta.storage.location_columns import location_key
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
+    from pyspark.sql import DataFrame
 
     from sparkmeta.state import TableState
 
@@ -172,16 +173,12 @@ def _named(state: TableState, paths: Sequence[str] | DataFrame) -> DataFrame:
     return checkpointed(paths.select(F.col(quoted(chosen[0])).alias(FILE_PATH)))
 
 
-def _key(location: str) -> Column:
-    """Return a key that is equal for all spellings of a file's location."""
-    local = F.regexp_replace(location, r"^(file:)?/+", "/")
-    return F.regexp_replace(local, r"^s3[an]://", "s3://").alias(_KEY)
-
-
 def _refuse_repeated(named: DataFrame, state: TableState) -> None:
     if len(named.where(F.col(FILE_PATH).isNull()).limit(1).toArrow()):
         raise ValidationError(f"{state.metadata.location}: a path of the files to add is null")
-    twice = named.groupBy(_key(FILE_PATH)).agg(F.count("*").alias("count"), F.min(FILE_PATH).alias(FILE_PATH))
+    twice = named.groupBy(location_key(F.col(FILE_PATH))).agg(
+        F.count("*").alias("count"), F.min(FILE_PATH).alias(FILE_PATH)
+    )
     _refuse(twice.where("count > 1"), state, "given twice")
 
 
@@ -190,8 +187,9 @@ def _refuse_present(named: DataFrame, state: TableState) -> None:
     if not len(manifests):
         return
     live = state.entries(manifests, state.projection(("location", "version_info"))).where(is_live().text)
-    keys = named.select(FILE_PATH, _key(FILE_PATH))
-    _refuse(keys.join(live.select(_key("location")), _KEY, "left_semi"), state, "in the table already")
+    keys = named.select(FILE_PATH, location_key(F.col(FILE_PATH)).alias(_KEY))
+    known = live.select(location_key(F.col("location")).alias(_KEY))
+    _refuse(keys.join(known, _KEY, "left_semi"), state, "in the table already")
 
 
 def _refuse(files: DataFrame, state: TableState, problem: str) -> None:

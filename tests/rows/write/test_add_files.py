@@ -239,6 +239,12 @@ def test_duplicates(spark: SparkSession, tmp_path: Path) -> None:
     table = table.add_files(paths[:2])
     with pytest.raises(sm.ValidationError, match=r"0.parquet, .*1.parquet are in the table already"):
         table.add_files([f"file:{path}" for path in paths])
+    for folder in (f"{tmp_path}/", f"{tmp_path}/.", f"FILE://host{tmp_path}", f"{tmp_path}/x/.."):
+        with pytest.raises(sm.ValidationError, match=r"0.parquet is in the table already"):
+            table.add_files([f"{folder}/0.parquet"])
+    frame = spark.createDataFrame([(paths[2],), (f"{tmp_path}//2.parquet",)], "path STRING")
+    with pytest.raises(sm.ValidationError, match=r"2.parquet is given twice"):
+        table.add_files(frame)
     with pytest.raises(sm.CommitConflictError, match="is in the table already"):
         table.add_files(paths, check_duplicate_files=False)
     with table.transaction() as tx:
