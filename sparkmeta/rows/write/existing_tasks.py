@@ -1,6 +1,7 @@
 """The tasks that describe existing data files: paths in, a row of `inspect.files` for each out.
 
-Of Parquet files the footers are read. ORC and Avro files are read as a whole: Arrow shows no statistics of theirs.
+Of Parquet files the footers are read, and the floating-point columns of identity partitions, since footers do not
+count NaNs. ORC and Avro files are read as a whole: Arrow shows no statistics of theirs.
 
 Spark tasks import this module.
 """
@@ -106,8 +107,10 @@ class ExistingFiles:
         with self.reader.open(location) as file:
             size = file.size()
             footer = pq.read_metadata(file)
-        layout = self._layout(footer, location, layouts)
-        facts = layout.facts(footer, location)
+            layout = self._layout(footer, location, layouts)
+            facts = layout.facts(footer, location)
+            if numbers := self.partitions.floats & facts.keys():
+                facts = layout.with_nans(file, footer, facts, numbers)
         described = _Described(location, "PARQUET", footer.num_rows, size, layout.has_ids)
         described.partition = self.partitions.values(location, facts, layout.columns)
         described.split_offsets = split_offsets(footer)
@@ -223,4 +226,4 @@ class _Described:
 
 def _facts(metrics: FileMetrics, field_id: int) -> Facts:
     least, most = (bound_of(value) for value in metrics.extremes(field_id))
-    return Facts(metrics.rows, metrics.nulls(field_id), least, most)
+    return Facts(metrics.rows, metrics.nulls(field_id), least, most, metrics.nans(field_id))

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from sparkmeta.rows.write.footer_facts import Facts
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_FLOATS: Final = ("float", "double")
 _ZONED: Final = ("timestamptz", "timestamptz_ns")
 # A value that the rows do not prove.
 _UNKNOWN: Final = object()
@@ -46,6 +47,11 @@ class FilePartitions:
     names: Mapping[int, str]
     defaults: Mapping[int, Any]
     _of_folders: dict[tuple[str, str], list[Any]] = dataclasses.field(default_factory=dict, repr=False, compare=False)
+
+    @property
+    def floats(self) -> frozenset[int]:
+        """The ids of the floating-point columns of which partitions are made."""
+        return frozenset(field.source for field in self.fields if field.is_identity and field.type in _FLOATS)
 
     def in_folders(self, location: str) -> frozenset[int]:
         """Return the ids of the columns whose values the folders of a file give."""
@@ -87,7 +93,7 @@ class FilePartitions:
             return proven
         if proven is _UNKNOWN:
             return by_folder[0]
-        if proven not in by_folder:
+        if not any(proven == value or (_is_nan(proven) and _is_nan(value)) for value in by_folder):
             problem = f"is {_shown(by_folder[0])} according to the file's folder, but {_shown(proven)} in its rows"
             raise ValidationError(f"{location}: partition field {field.name} {problem}")
         return proven
@@ -101,24 +107,24 @@ class FilePartitions:
     def _proven(self, field: FileField, location: str, facts: Facts | None, *, has_folder: bool) -> Any:
         """Return the value that all rows have; `_UNKNOWN` if only the folder gives it."""
         column, transform = self.names[field.source], field.transform
-        if facts is not None and facts.nulls is not None and facts.nulls == facts.values:
-            return None
-        has_nulls = facts is None or facts.nulls is None or bool(facts.nulls)
-        if facts is None or facts.least is None or facts.nulls is None:
+        if facts is not None:
+            if facts.nulls == facts.values:
+                return None
+            _refuse_mixed(facts, field, column, location)
+            if facts.nans:
+                return math.nan
+        if facts is None or not _is_bounded(facts, field):
             if has_folder:
                 return _UNKNOWN
             problem = f"there are no bounds and counts of column {column}, and no folder {field.name}=..."
-            raise ValidationError(f"{location}: the value of partition field {field.name} can't be determined: {problem}")
-        if has_nulls:
-            some = f"{facts.nulls} of {facts.values} values of column {column} are null"
-            raise ValidationError(f"{location}: rows are of several partitions of {field.name}: {some}")
+            raise _undetermined(location, field, problem)
         if facts.least == facts.most and not _is_zero(facts.least, facts.most):
             return field.of(facts.least)
         if not transform.preserves_order:
             if has_folder:
                 return _UNKNOWN
             problem = f"{transform} of values from {shown(facts.least)} to {shown(facts.most)} of column {column}"
-            raise ValidationError(f"{location}: the value of partition field {field.name} can't be determined: {problem}")
+            raise _undetermined(location, field, problem)
         least, most = field.of(facts.least), field.of(facts.most)
         if least != most or _is_zero(least, most):
             raise ValidationError(
@@ -168,6 +174,23 @@ def _is_zero(least: Any, most: Any) -> bool:
     return isinstance(least, float) and least == most and math.copysign(1, least) != math.copysign(1, most)
 
 
+def _refuse_mixed(facts: Facts, field: FileField, column: str, location: str) -> None:
+    for count, value in ((facts.nulls, "null"), (facts.nans, "NaN")):
+        if count and count < facts.values:
+            some = f"{count} of {facts.values} values of column {column} are {value}"
+            raise ValidationError(f"{location}: rows are of several partitions of {field.name}: {some}")
+
+
+def _is_bounded(facts: Facts, field: FileField) -> bool:
+    """Return whether all values of a column are known to be null or within its bounds."""
+    is_counted = facts.nulls is not None and (facts.nans is not None or field.type not in _FLOATS)
+    return is_counted and facts.least is not None
+
+
+def _is_nan(value: Any) -> bool:
+    return isinstance(value, float) and math.isnan(value)
+
+
 def bound_value(value: Any) -> Any:
     """Return a value of pyiceberg or Arrow as bounds have it: dates and times as numbers, UUIDs as bytes."""
     if isinstance(value, datetime):
@@ -179,6 +202,10 @@ def bound_value(value: Any) -> Any:
 
 
 _MICROSECOND: Final = datetime.resolution
+
+
+def _undetermined(location: str, field: FileField, problem: str) -> ValidationError:
+    return ValidationError(f"{location}: the value of partition field {field.name} can't be determined: {problem}")
 
 
 def _shown(value: Any) -> str:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from itertools import accumulate
 from typing import Any, Final
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from sparkmeta.columns.bounds import reads_as
@@ -38,12 +39,14 @@ class Facts:
         nulls: how many are null; None if it is not known.
         least: the least value, or less; None if it is not known, or there is none.
         most: the greatest value, or more.
+        nans: how many are NaN, which the bounds leave out; None if it is not known.
     """
 
     values: int
     nulls: int | None
     least: Any = None
     most: Any = None
+    nans: int | None = None
 
 
 @dataclass(frozen=True)
@@ -174,6 +177,17 @@ class Layout:
                 raise ValidationError(f"{location}: column {path} is required, and {what}")
         return facts
 
+    def with_nans(
+        self, file: pa.NativeFile, footer: pq.FileMetaData, facts: Mapping[int, Facts], wanted: frozenset[int]
+    ) -> dict[int, Facts]:
+        """Return facts with the NaNs of some columns of floating-point numbers, which are read."""
+        counted = dict(facts)
+        for leaf in self._leaves:
+            if leaf.leaf.id in wanted and leaf.value is not None:
+                nans = _nans(file, footer, leaf.place)
+                counted[leaf.leaf.id] = replace(facts[leaf.leaf.id], nans=nans)
+        return counted
+
     def sizes(self, footer: pq.FileMetaData) -> dict[int, int]:
         """Return the compressed bytes of columns by field id."""
         groups = [footer.row_group(number) for number in range(footer.num_row_groups)]
@@ -244,6 +258,18 @@ def _facts(groups: Sequence[pq.RowGroupMetaData], leaf: _FileLeaf) -> Facts:
         # Footers do not have the signs of zeros (Parquet format, Statistics).
         least, most = -0.0 if least == 0 else least, 0.0 if most == 0 else most
     return Facts(values, nulls if is_counted else None, least, most)
+
+
+def _nans(file: pa.NativeFile, footer: pq.FileMetaData, place: int) -> int:
+    """Count the NaNs of a column that is in no list or map."""
+    parquet = pq.ParquetFile(file, metadata=footer)
+    count = 0
+    for batch in parquet.iter_batches(columns=[footer.schema.column(place).path]):
+        values = batch.column(0)
+        while pa.types.is_struct(values.type):
+            values = values.flatten()[0]
+        count += pc.sum(pc.is_nan(values)).as_py() or 0
+    return count
 
 
 def _reader(kind: pa.DataType, file_type: str, type_name: str) -> Callable[[Any], Any]:

@@ -129,6 +129,10 @@ class FileMetrics:
         """Return how many values of a column are null."""
         return self._nulls.get(field_id, 0)
 
+    def nans(self, field_id: int) -> int | None:
+        """Return how many values of a column are NaN; None if it has other values than floating-point numbers."""
+        return self._nans.get(field_id)
+
     def extremes(self, field_id: int) -> tuple[pa.Scalar | None, pa.Scalar | None]:
         """Return the least and the greatest value of a column; None if there is none."""
         return self._least.get(field_id), self._most.get(field_id)

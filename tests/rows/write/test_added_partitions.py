@@ -10,7 +10,15 @@ import pytest
 from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.transforms import IdentityTransform
-from pyiceberg.types import IcebergType, LongType, NestedField, TimestampNanoType, TimestamptzNanoType, TimestamptzType
+from pyiceberg.types import (
+    DoubleType,
+    IcebergType,
+    LongType,
+    NestedField,
+    TimestampNanoType,
+    TimestamptzNanoType,
+    TimestamptzType,
+)
 
 import sparkmeta as sm
 from tests.rows.write.test_add_files import new_table, write
@@ -64,3 +72,21 @@ def test_folders_of_nanoseconds(spark: SparkSession, tmp_path: Path, kind: Icebe
     path = write(tmp_path / f"p=2026-01-31T10%3A00%3A00.000000001{zone}" / "1.parquet", id=IDS)
     table = partitioned(spark, tmp_path, kind).add_files([path])
     assert partitions(table) == [1_769_853_600_000_000_001]
+
+
+def test_nans_are_not_rows_of_the_partition_of_a_number(spark: SparkSession, tmp_path: Path) -> None:
+    table = partitioned(spark, tmp_path, DoubleType())
+    both = pa.array([1.0, float("nan")])
+    for name in ("m/1.parquet", "m/1.orc", "p=1.0/1.parquet", "p=NaN/1.parquet"):
+        with pytest.raises(sm.ValidationError, match="partitions of p: 1 of 2 values of column p are NaN"):
+            table.add_files([write(tmp_path / name, id=IDS, p=both)])
+    nans = pa.array([float("nan")] * 2)
+    with pytest.raises(sm.ValidationError, match=r"p is 1\.0 according to the file's folder, but nan in its rows"):
+        table.add_files([write(tmp_path / "p=1.0" / "2.parquet", id=IDS, p=nans)])
+    names = ("m/3.parquet", "m/3.orc", "p=NaN/3.parquet")
+    paths = [write(tmp_path / name, id=IDS, p=nans) for name in names]
+    paths += [write(tmp_path / name, id=IDS, p=pa.array([1.0, 1.0])) for name in ("m/4.parquet", "p=1.0/4.parquet")]
+    table = table.add_files(paths)
+    assert [str(value) for value in partitions(table)] == ["1.0", "1.0", "nan", "nan", "nan"]
+    assert table.scan("p = 1.0").to_df().count() == 4
+    assert table.scan("p is nan").to_df().count() == 6
