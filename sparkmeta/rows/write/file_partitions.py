@@ -83,12 +83,15 @@ class FilePartitions:
         if isinstance(field.transform, VoidTransform):
             return None
         by_folder = self._by_folder(field, folders[field.name], location) if field.name in folders else []
-        if field.source not in present:
-            if by_folder:
-                return by_folder[0]
+        known = facts.get(field.source)
+        if field.source in present:
+            proven = self._proven(field, location, known, has_folder=bool(by_folder))
+        elif by_folder and field.is_identity:
+            return by_folder[0]
+        else:
+            # Readers take the default, and no folder's value for the column of another transform.
             default = self.defaults.get(field.source)
-            return None if default is None else field.of(default)
-        proven = self._proven(field, location, facts.get(field.source), has_folder=bool(by_folder))
+            proven = None if default is None else field.of(default)
         if not by_folder:
             return proven
         if proven is _UNKNOWN:
@@ -108,8 +111,8 @@ class FilePartitions:
         """Return the value that all rows have; `_UNKNOWN` if only the folder gives it."""
         column, transform = self.names[field.source], field.transform
         if facts is not None:
-            if facts.nulls == facts.values:
-                return None
+            if not facts.values or facts.nulls == facts.values:
+                return _UNKNOWN if has_folder and not facts.values else None
             _refuse_mixed(facts, field, column, location)
             if facts.nans:
                 return math.nan

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.schema import Schema
-from pyiceberg.transforms import IdentityTransform
+from pyiceberg.transforms import BucketTransform, IdentityTransform
 from pyiceberg.types import (
     DoubleType,
     IcebergType,
@@ -31,16 +31,19 @@ if TYPE_CHECKING:
 IDS = pa.array([1, 2], pa.int64())
 
 
-def partitioned(spark: SparkSession, folder: Path, kind: IcebergType, transform: Any = None) -> sm.Table:
-    """A table of columns id and p, partitioned by p."""
+def partitioned(spark: SparkSession, folder: Path, kind: IcebergType, bucket: int | None = None) -> sm.Table:
+    """A table of columns id and p, partitioned by p, or by buckets p_bucket of p."""
     schema = Schema(NestedField(1, "id", LongType()), NestedField(2, "p", kind))
-    spec = PartitionSpec(PartitionField(2, 1000, transform or IdentityTransform(), "p"))
+    field = PartitionField(2, 1000, IdentityTransform(), "p")
+    if bucket:
+        field = PartitionField(2, 1000, BucketTransform(bucket), "p_bucket")
+    spec = PartitionSpec(field)
     return new_table(spark, folder, spec, schema=schema)
 
 
 def partitions(table: sm.Table) -> list[Any]:
     assert not table.check().collect()
-    rows = table.inspect.data_files().select("partition.p").toArrow()
+    rows = table.inspect.data_files().select("partition.*").toArrow()
     return sorted(rows.column(0).to_pylist(), key=repr)
 
 
@@ -90,3 +93,19 @@ def test_nans_are_not_rows_of_the_partition_of_a_number(spark: SparkSession, tmp
     assert [str(value) for value in partitions(table)] == ["1.0", "1.0", "nan", "nan", "nan"]
     assert table.scan("p = 1.0").to_df().count() == 4
     assert table.scan("p is nan").to_df().count() == 6
+
+
+def test_files_without_rows_are_of_the_partition_of_their_folder(spark: SparkSession, tmp_path: Path) -> None:
+    table = partitioned(spark, tmp_path, LongType())
+    columns = {"id": pa.array([], pa.int64()), "p": pa.array([], pa.int64())}
+    paths = [write(tmp_path / name, **columns) for name in ("p=3/1.parquet", "p=3/1.orc", "p=null/2.parquet")]
+    assert partitions(table.add_files([*paths, write(tmp_path / "3.parquet", **columns)])) == [3, 3, None, None]
+
+
+def test_folders_of_other_transforms_do_not_fill_a_column(spark: SparkSession, tmp_path: Path) -> None:
+    table = partitioned(spark, tmp_path, LongType(), 8)
+    wrong = write(tmp_path / "p_bucket=3" / "1.parquet", id=IDS)
+    problem = "p_bucket is 3 according to the file's folder, but null in its rows"
+    with pytest.raises(sm.ValidationError, match=f"p_bucket=3/1.parquet: partition field {problem}"):
+        table.add_files([wrong])
+    assert partitions(table.add_files([write(tmp_path / "p_bucket=null" / "1.parquet", id=IDS)])) == [None]
