@@ -138,31 +138,28 @@ BY_NAME = {job.name: job for job in JOBS}
 
 def _fits(value: Any, annotation: str) -> bool:
     """Return whether a value of a configuration file has a type that an annotation names."""
-    words = set(re.findall(r"\w+", annotation))
-    if isinstance(value, bool):
-        return "bool" in words
-    if isinstance(value, str) and "datetime" in words:
-        return _DURATION.fullmatch(value) is not None
-    for kind, names in _KINDS.items():
-        if isinstance(value, kind):
-            return not words.isdisjoint(names) and "datetime" not in words
-    return False
+    kinds = annotation.split(" | ")
+    if "datetime" in kinds:
+        return isinstance(value, str) and _DURATION.fullmatch(value) is not None
+    return any(_has_type(value, kind) for kind in kinds)
 
 
-_KINDS: dict[type, set[str]] = {
-    int: {"int", "float"},
-    float: {"float"},
-    str: {"str"},
-    list: {"Sequence", "Iterable"},
-    dict: {"Mapping"},
-}
+def _has_type(value: Any, kind: str) -> bool:
+    if kind in _OF_TEXTS:
+        texts = [*value, *value.values()] if isinstance(value, dict) else value
+        return isinstance(value, _OF_TEXTS[kind]) and all(isinstance(text, str) for text in texts)
+    return isinstance(value, _KINDS.get(kind, ())) and isinstance(value, bool) == (kind == "bool")
+
+
+_KINDS: dict[str, type | tuple[type, ...]] = {"bool": bool, "int": int, "float": (int, float), "str": str}
+_OF_TEXTS: dict[str, type] = {"Sequence[str]": list, "Mapping[str, str]": dict}
 
 
 def _what(annotation: str) -> str:
     if "datetime" in annotation:
         return "a duration such as 36h or 7d"
-    words = {"Sequence": "a list", "Mapping": "a table", "bool": "true or false", "float": "a number"}
-    words |= {"int": "a whole number", "str": "a text"}
+    words = {"Sequence": "a list of texts", "Mapping": "a table of keys and values", "bool": "true or false"}
+    words |= {"float": "a number", "int": "a whole number", "str": "a text"}
     return next((text for name, text in words.items() if name in annotation), annotation)
 
 

@@ -163,6 +163,12 @@ PROBLEMS = {
     "[jobs.expire_snapshots]\nolder_than = 'old'\n" + GROUP: "older_than is 'old': expected a duration",
     "[jobs.expire_snapshots]\nalways = 1\n" + GROUP: "always is 1: expected true or false",
     "[jobs.remove_orphan_files]\nfiles = 'f'\n" + GROUP: "files is 'f': unknown option; the options are",
+    "[jobs.compute_table_stats]\ncolumns = 'id'\n" + GROUP: "columns is 'id': expected a list of texts",
+    "[jobs.compute_table_stats]\ncolumns = [1]\n" + GROUP: "columns is [1]: expected a list of texts",
+    "[jobs.compact_manifests]\ncluster_by = 'ts'\n" + GROUP: "cluster_by is 'ts': expected a list of texts",
+    "[jobs.remove_orphan_files]\nequal_schemes = 's3'\n" + GROUP: "is 's3': expected a table of keys and values",
+    "[jobs.remove_orphan_files]\nequal_schemes = { s3a = 1 }\n" + GROUP: "expected a table of keys and values",
+    "[jobs.compact_manifests]\nmin_leaf_ratio = true\n" + GROUP: "min_leaf_ratio is True: expected a number",
     "[jobs]\nexpire_snapshots = true\n" + GROUP: "jobs.expire_snapshots is True: expected options, or false",
     "[jobs.upgrade]\n[jobs.downgrade]\n" + GROUP: "tables[0].jobs has upgrade and downgrade: expected one of them",
     "[thresholds]\nmax_overlap = -1\n" + GROUP: "thresholds.max_overlap is -1: expected a whole number",
@@ -194,6 +200,27 @@ def test_nothing_runs_with_a_bad_configuration(tmp_path: Path, capsys: pytest.Ca
     assert job(["--config", path]) == 2
     assert "tabels is 1" in capsys.readouterr().err
     assert job(["--config", str(tmp_path / "none.toml")]) == 2
+
+
+def test_values_of_every_type(tmp_path: Path) -> None:
+    text = """
+[jobs.compute_table_stats]
+columns = ["id"]
+[jobs.remove_orphan_files]
+equal_schemes = { "s3a,s3n" = "s3" }
+older_than = "7d"
+[jobs.compact_manifests]
+cluster_by = []
+min_leaf_ratio = 1
+min_masked_ratio = 0.5
+snapshot_properties = { job = "7" }
+row_filter = "id > 1"
+[[tables]]
+locations = ["/t"]
+"""
+    (group,) = read_config(written(tmp_path / "m.toml", text)).tables
+    assert group.jobs["compute_table_stats"] == {"columns": ["id"]}
+    assert group.jobs["remove_orphan_files"]["equal_schemes"] == {"s3a,s3n": "s3"}
 
 
 def test_yaml_says_the_same_as_toml(tmp_path: Path) -> None:
