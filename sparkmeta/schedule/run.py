@@ -99,24 +99,43 @@ class _Group:
             return
         try:
             catalog = load_catalog(group.catalog, **self.config.catalogs.get(group.catalog, {}))
-            names = self._names(catalog)
+            problems: list[JobResult] = []
+            names = self._names(catalog, problems)
         except Exception as error:  # noqa: BLE001  the other tables are maintained all the same
-            yield JobResult(", ".join(group.names), group.catalog, "health", FAILED, error=_line(error))
+            yield self._logged(self._failed(", ".join(group.names), error))
             return
-        if not names:
+        yield from map(self._logged, problems)
+        if not names and not problems:
             self.log(f"{group.catalog}: no table is named {', '.join(group.names)}")
         for place, name in enumerate(names, 1):
             self.log(f"{group.catalog}: {name}: table {place} of {len(names)}")
             yield from self._maintained(name, lambda name: catalog.load_table(name, self.spark))
 
-    def _names(self, catalog: Catalog) -> list[str]:
-        """Return the identifiers of the group's tables. The catalog is listed only if a name has a wildcard."""
+    def _failed(self, name: str, error: Exception) -> JobResult:
+        return JobResult(name, self.group.catalog, "health", FAILED, error=_line(error))
+
+    def _names(self, catalog: Catalog, problems: list[JobResult]) -> list[str]:
+        """Return the identifiers of the group's tables. The catalog is listed only if a name has a wildcard.
+
+        Args:
+            problems: takes a result for each namespace that can't be listed.
+        """
         plain = [name for name in self.group.names if not _is_pattern(name)]
         patterns = [name for name in self.group.names if _is_pattern(name)]
-        listed = [".".join(name) for name in _all_tables(catalog)] if patterns else []
+        listed = [".".join(name) for name in self._all_tables(catalog, problems)] if patterns else []
         matching = [name for name in listed if any(fnmatchcase(name, pattern) for pattern in patterns)]
         names = dict.fromkeys([*plain, *sorted(matching)])
         return [name for name in names if not any(fnmatchcase(name, pattern) for pattern in self.group.excluded)]
+
+    def _all_tables(self, catalog: Catalog, problems: list[JobResult]) -> Iterator[tuple[str, ...]]:
+        namespaces = list(catalog.list_namespaces())
+        while namespaces:
+            namespace = namespaces.pop()
+            try:
+                yield from catalog.list_tables(namespace)
+                namespaces += catalog.list_namespaces(namespace)
+            except Exception as error:  # noqa: BLE001  tables of other namespaces are maintained all the same
+                problems.append(self._failed(".".join((*namespace, "*")), error))
 
     def _maintained(self, name: str, load: Callable[[str], Table]) -> Iterator[JobResult]:
         started = time.perf_counter()
@@ -184,14 +203,6 @@ class _Group:
 
 def _is_pattern(name: str) -> bool:
     return any(character in name for character in "*?[")
-
-
-def _all_tables(catalog: Catalog) -> Iterator[tuple[str, ...]]:
-    namespaces = list(catalog.list_namespaces())
-    while namespaces:
-        namespace = namespaces.pop()
-        yield from catalog.list_tables(namespace)
-        namespaces += catalog.list_namespaces(namespace)
 
 
 def _line(error: Exception) -> str:

@@ -110,6 +110,37 @@ def test_several_tables(spark_session: SparkSession, tmp_path: Path) -> None:
     assert command("--config", str(written(tmp_path / "healed.toml", healed)), "--commit")[0] == 0
 
 
+class Listed:
+    """A catalog whose namespace `a` can't be listed."""
+
+    def list_namespaces(self, namespace: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
+        return [] if namespace else [("a",), ("b",)]
+
+    def list_tables(self, namespace: tuple[str, ...]) -> list[tuple[str, ...]]:
+        if namespace == ("a",):
+            raise PermissionError("a is not yours")
+        return [(*namespace, "t")]
+
+    def load_table(self, name: str, _spark: object) -> sm.Table:
+        raise OSError(f"{name} is gone")
+
+
+def test_catalogs_and_namespaces_that_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each failure is a result and a line of the log. Tables of other namespaces are loaded."""
+    text = '[catalogs.c]\ntype = "hadoop"\n[[tables]]\ncatalog = "c"\nnames = ["*"]\n'
+    config = read_config(written(tmp_path / "c.toml", text))
+    session: Any = None
+    for catalog, expected in (
+        (lambda *_, **__: Listed(), {"a.*": "PermissionError: a is not yours", "b.t": "OSError: b.t is gone"}),
+        (lambda *_, **__: 1 / 0, {"*": "ZeroDivisionError: division by zero"}),
+    ):
+        monkeypatch.setattr("sparkmeta.schedule.run.load_catalog", catalog)
+        logged = list[str]()
+        results = list(run_maintenance(config, session, commit=False, log=logged.append))
+        assert {result.table: result.error for result in results} == expected
+        assert {f"{table}: health: failed: {error}" for table, error in expected.items()} <= set(logged)
+
+
 def test_two_maintenance_runs_at_once(spark_session: SparkSession, tmp_path: Path) -> None:
     catalog = warehouse(spark_session, tmp_path / "tables")
     table = delete(catalog.load_table("db.a", spark_session), 10)
