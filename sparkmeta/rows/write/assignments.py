@@ -33,7 +33,7 @@ def assigned_values(assignments: Mapping[str, Column | Any], row_type: StructTyp
         raise ValidationError(f"{table}: an update or insert takes at least one assignment")
     for name in assignments:
         if name not in types:
-            raise ValidationError(f"{table}: column {name} of an assignment is not in the table")
+            raise ValidationError(f"{table}: assigned column {name} is not in the table")
     columns = {name: value if hasattr(value, "cast") else F.lit(value) for name, value in assignments.items()}
     # A cast of structs goes by position; they are found by name when they are written.
     nested = (StructType, ArrayType, MapType)

@@ -235,8 +235,8 @@ def field_value(rows: spark.StructType, schema: Schema, field_id: int) -> Sql:
             return _default_value(field, wanted)
         value = value[field.name] if depth else sql.col(sql.quoted(field.name))
         kind = kind[field.name].dataType
-    if isinstance(wanted, UUIDType) and isinstance(kind, spark.BinaryType):
-        return public_value(value, wanted)
+    if isinstance(wanted, UUIDType):
+        return public_value(value, wanted) if isinstance(kind, spark.BinaryType) else sql.call("lower", value)
     return value if kind == spark_type(wanted) else value.cast(spark_type(wanted))
 
 

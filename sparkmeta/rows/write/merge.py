@@ -87,7 +87,7 @@ class Merge(Generic[ResultT]):
             CommitConflictError: another commit changed the data that this merge is based on.
         """
         if not self.clauses:
-            raise ValidationError("a merge takes at least one clause: when_matched().update_all(), for example")
+            raise ValidationError("a merge needs at least one clause: when_matched().update_all(), for example")
         for when in When:
             of_kind = [clause for clause in self.clauses if clause.when == when]
             if any(clause.condition is None for clause in of_kind[:-1]):

@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from pyiceberg.schema import Schema
-from pyiceberg.types import PrimitiveType
+from pyiceberg.types import PrimitiveType, UUIDType
 from pyspark.sql import functions as F
 
 from sparkmeta.columns.sql import quoted
 from sparkmeta.columns.types import spark_type
 from sparkmeta.errors import UnsupportedError, ValidationError
+from sparkmeta.rows.projected import type_name
 from sparkmeta.rows.write.files import checkpointed
 from sparkmeta.rows.write.input import check_columns, field_value
 from sparkmeta.rows.write.key_range import count_and_range
@@ -73,6 +74,8 @@ def merge_source(merge: Merge[Any], schema: Schema, table: str) -> MergeSource:
         names = set(keys)
         of_keys = Schema(*(field for field in schema.fields if field.name in names))
         check_columns(source.select(*map(quoted, keys)), of_keys, table)
+        uuids = Schema(*(field for field in of_keys.fields if isinstance(field.field_type, UUIDType)))
+        source = _as_in_table(source, uuids)
     rows = checkpointed(source.withColumn(SOURCE_ROW, F.monotonically_increasing_id()))
     count, row_filter = count_and_range(rows, schema, keys or ())
     duplicate = None
@@ -98,7 +101,8 @@ def _keys(merge: Merge[Any], schema: Schema, table: str) -> tuple[str, ...] | No
         if name not in merge.source.columns or name not in tops:
             raise ValidationError(f"{table}: column {name} of the key is not in both the rows and the table")
         if not isinstance(tops[name].field_type, PrimitiveType):
-            raise ValidationError(f"{table}: column {name} of the key is of type {tops[name].field_type}")
+            kind = type_name(tops[name].field_type)
+            raise ValidationError(f"{table}: key column {name} is of type {kind}: keys must be primitive")
     return tuple(on)
 
 
@@ -122,7 +126,7 @@ def _check(merge: Merge[Any], schema: Schema, table: str) -> None:
 
 
 def _as_in_table(source: DataFrame, schema: Schema) -> DataFrame:
-    """Return the source with its columns of the table's names in the table's types."""
+    """Return the source with its columns of a schema's names as rows of the table have them."""
     row_type = source.schema
     values = {
         field.name: field_value(row_type, schema, field.field_id).column()

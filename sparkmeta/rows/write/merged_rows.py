@@ -124,9 +124,9 @@ class MergedRows:
             When.NOT_MATCHED: source,
             When.NOT_MATCHED_BY_SOURCE: target,
         }
-        self._evaluate(frames[When.MATCHED], "on", lambda: self._on)
+        self._evaluate(frames[When.MATCHED], "the merge's `on` condition", lambda: self._on)
         for place, clause in enumerate(self.merge.clauses):
-            what = f"{clause.when}, clause {place + 1}"
+            what = f"clause {place + 1} ({clause.when})"
             self._evaluate(frames[clause.when], what, partial(_condition, clause))
             if clause.values is not None:
                 for name, value in assigned_values(clause.values, row_type, self._table).items():
@@ -139,17 +139,17 @@ class MergedRows:
             (field,) = frame.select(column().alias("value")).schema.fields
         except AnalysisException as error:
             problem = next(iter(str(error).strip().splitlines()), "")
-            raise ValidationError(f"{self._table}: {what} of a merge: {problem}") from error
+            raise ValidationError(f"{self._table}: {what}: {problem}") from error
         if conditions and not isinstance(field.dataType, BooleanType):
             problem = f"the condition is {field.dataType.simpleString()}, not boolean"
-            raise ValidationError(f"{self._table}: {what} of a merge: {problem}")
+            raise ValidationError(f"{self._table}: {what}: {problem}")
 
     def _check_required(self, clause: Clause, what: str) -> None:
         assert clause.values is not None
         for field in self.matching.state.metadata.schema().fields:
             if field.required and field.write_default is None and field.name not in clause.values:
                 problem = f"column {field.name} is required and has no write default, and gets no value"
-                raise ValidationError(f"{self._table}: {what} of a merge: {problem}")
+                raise ValidationError(f"{self._table}: {what}: {problem}")
 
     @property
     def _table(self) -> str:
@@ -226,7 +226,8 @@ class MergedRows:
         for row in pairs.where("count > 1").limit(1).toArrow().to_pylist():
             key = f", such as those with the key {shown(self.source.duplicate)}" if self.source.duplicate else ""
             problem = f"row {row[POSITION]} of {row[FILE]} matches {row['count']} rows of the source"
-            raise ValidationError(f"{self._table}: {problem}{key}: at most one may match to update or delete a row")
+            limit = "a target row may match at most one source row"
+            raise ValidationError(f"{self._table}: {problem}{key}: {limit}")
 
     def _new_values(self, clauses: list[tuple[int, Clause]]) -> list[Column]:
         """Return the value of each column of the table: the new one where a clause updates, else the old one."""

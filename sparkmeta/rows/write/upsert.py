@@ -12,11 +12,13 @@ from pyspark.sql import functions as F
 
 from sparkmeta.columns.sql import quoted
 from sparkmeta.errors import ValidationError
+from sparkmeta.rows.projected import child_fields
 from sparkmeta.rows.write.input import check_columns
 from sparkmeta.rows.write.merge import Merge
 
 if TYPE_CHECKING:
     from pyiceberg.schema import Schema
+    from pyiceberg.types import IcebergType
     from pyspark.sql import Column, DataFrame
 
 
@@ -38,16 +40,20 @@ def upsert_of(
     """
     names = tuple(keys) if keys is not None else tuple(sorted(schema.identifier_field_names()))
     if not names:
-        raise ValidationError(f"{table}: an upsert takes join_cols: the table's schema names no identifier fields")
+        raise ValidationError(f"{table}: an upsert needs join_cols: the table's schema names no identifier fields")
     check_columns(rows, schema, table)
     kinds = {field.name: field.field_type for field in schema.fields}
     others = [name for name in rows.columns if name not in names]
     merge = Merge(rows, names, lambda _: None)
     if updates and others:
-        # Spark compares no maps.
-        differs = [F.lit(True) if isinstance(kinds[name], MapType) else _differs(name) for name in others]
+        # Spark compares no maps, nor what contains them.
+        differs = [F.lit(True) if _has_map(kinds[name]) else _differs(name) for name in others]
         merge = merge.when_matched(reduce(or_, differs)).update_all()
     return merge.when_not_matched().insert_all() if inserts else merge
+
+
+def _has_map(kind: IcebergType) -> bool:
+    return isinstance(kind, MapType) or any(_has_map(child.field_type) for child in child_fields(kind))
 
 
 def _differs(name: str) -> Column:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
+from uuid import UUID
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from pyiceberg.schema import Schema
+from pyiceberg.types import IntegerType, ListType, MapType, NestedField, StringType, StructType, UUIDType
 from pyspark.sql import functions as F
 
 import sparkmeta as sm
@@ -172,16 +175,16 @@ def test_what_is_refused_and_what_is_not(spark: SparkSession, tmp_path: Path) ->
     twice = frame(spark, [(1, "a", 1), (1, "b", 2), (9, "b", 2), (9, "b", 3)])
     merge = table.merge(twice, "id")
     begun: dict[str, Merging] = {
-        "takes at least one clause": merge,
+        "needs at least one clause": merge,
         "precedes others of its kind": merge.when_matched().delete().when_matched().update_all(),
         r"row 0 of .* matches 2 rows of the source.*'id': 1": merge.when_matched("source.n > 5").delete(),
         "column no of the key is not in both": table.merge(twice, ["no"]).when_matched().delete(),
-        "when_matched, clause 1 of a merge: the condition is bigint": merge.when_matched("source.id").delete(),
-        "clause 1 of a merge: .*nothing": merge.when_matched("nothing = 1").delete(),
-        "clause 1 of a merge: .*source": merge.when_not_matched_by_source("source.n = 1").delete(),
-        "clause 1 of a merge: .*PARSE": merge.when_matched("source.n ==== 1 (").delete(),
-        "clause 1: n of a merge: .*": merge.when_matched().update({"n": F.col("other.n")}),
-        "column no of an assignment is not in the table": merge.when_matched().update({"no": 1}),
+        r"clause 1 \(when_matched\): the condition is bigint": merge.when_matched("source.id").delete(),
+        r"clause 1 \(when_matched\): .*nothing": merge.when_matched("nothing = 1").delete(),
+        r"clause 1 \(when_not_matched_by_source\): .*source": merge.when_not_matched_by_source("source.n = 1").delete(),
+        r"clause 1 \(when_matched\): .*PARSE": merge.when_matched("source.n ==== 1 (").delete(),
+        r"clause 1 \(when_matched\): n: .*": merge.when_matched().update({"n": F.col("other.n")}),
+        "assigned column no is not in the table": merge.when_matched().update({"no": 1}),
         "column id is required .* gets no value": merge.when_not_matched().insert({"n": 1}),
         "column n of the rows is string": table.merge(
             spark.sql("SELECT 1L id, 'x' n"), "id"
@@ -209,3 +212,49 @@ def test_what_is_refused_and_what_is_not(spark: SparkSession, tmp_path: Path) ->
     assert sorted(row[0] for row in rows_of(after)) == [0, 5, 9, 9]
     assert after.current_snapshot().summary["job"] == "7"
     assert after.properties["owner"] == "x"
+
+
+UPPER = "0A1B2C3D-0000-4000-8000-00000000000F"
+OTHER = "f0000000-0000-4000-8000-0000d3c2b1a0"
+
+
+@pytest.mark.parametrize(("kind", "key"), [("string", UPPER), ("binary", bytearray(UUID(UPPER).bytes))])
+def test_keys_are_uuids(spark: SparkSession, tmp_path: Path, kind: str, key: object) -> None:
+    """Text in upper case and bytes equal the UUIDs of the table."""
+    catalog = sm.load_catalog("rows", type="hadoop", warehouse=str(tmp_path))
+    catalog.create_namespace("db")
+    schema = Schema(NestedField(1, "id", UUIDType()), NestedField(2, "n", IntegerType()))
+    table = catalog.create_table("db.t", schema, format_version=3, spark=spark)
+    table = table.append(spark.sql(f"SELECT '{UPPER.lower()}' id, 1 n UNION ALL SELECT '{OTHER}', 2"))
+    rows = spark.createDataFrame([(key, "of another type")], f"id {kind}, n string")
+    merge = table.merge(rows, ["id"])
+    table = merge.when_matched().update({"n": 10}).when_not_matched().insert({"id": F.col("source.id")}).merge()
+    others = (OTHER, 2)
+    assert sorted(map(tuple, table.scan().to_df().collect())) == [(UPPER.lower(), 10), others]
+    table = table.upsert(spark.createDataFrame([(key, 20)], f"id {kind}, n int"), ["id"])
+    assert sorted(map(tuple, table.scan().to_df().collect())) == [(UPPER.lower(), 20), others]
+    with pytest.raises(sm.ValidationError, match=r"two of the rows have the key"):
+        table.upsert(spark.createDataFrame([(UPPER, 1), (UPPER.lower(), 2)], "id string, n int"), ["id"])
+    deleted = table.merge(rows, ["id"]).when_matched().delete().merge()
+    assert [tuple(row) for row in deleted.scan().to_df().collect()] == [others]
+    deleted = table.refresh().append(spark.sql(f"SELECT '{UPPER}' id, 3 n"))
+    deleted = deleted.equality_delete(rows.select("id"), ["id"])
+    assert [tuple(row) for row in deleted.scan().to_df().collect()] == [others]
+
+
+def test_upsert_of_structs_and_lists_with_maps(spark: SparkSession, tmp_path: Path) -> None:
+    catalog = sm.load_catalog("rows", type="hadoop", warehouse=str(tmp_path))
+    catalog.create_namespace("db")
+    of_numbers = MapType(5, StringType(), 6, IntegerType())
+    schema = Schema(
+        NestedField(1, "id", IntegerType()),
+        NestedField(2, "st", StructType(NestedField(3, "m", of_numbers))),
+        NestedField(4, "li", ListType(7, MapType(8, StringType(), 9, IntegerType()))),
+    )
+    table = catalog.create_table("db.t", schema, format_version=3, spark=spark)
+    text = "SELECT id, named_struct('m', map('a', n)) st, array(map('b', n)) li FROM VALUES {} AS v(id, n)"
+    table = table.append(spark.sql(text.format("(1, 1), (2, 2)")))
+    table = table.upsert(spark.sql(text.format("(2, 20), (3, 30)")), ["id"])
+    assert sorted((row.id, row.st.m, row.li) for row in table.scan().to_df().collect()) == [
+        (id_, {"a": n}, [{"b": n}]) for id_, n in ((1, 1), (2, 20), (3, 30))
+    ]
