@@ -337,6 +337,21 @@ def test_a_missing_manifest_of_an_expired_snapshot(spark: SparkSession) -> None:
     assert plan.commit().scan().to_df().count() == 1
 
 
+def test_a_missing_manifest_dv_of_an_expired_snapshot(spark: SparkSession, tmp_path: Path) -> None:
+    """The files of its manifest stay."""
+    table = new_table(spark, tmp_path)
+    with table.transaction() as tx:
+        tx.set_properties({"write.tree.inline-vector-bytes": "0"})
+    table = delete(append(table.refresh(), 1, 2, 3), 1)
+    table = table.maintenance.compact_manifests(min_masked_ratio=0.01).commit()
+    (puffin,) = Path(local_path(table.location())).glob("metadata/*.puffin")
+    puffin.unlink()
+    plan = table.maintenance.expire_snapshots(older_than=soon())
+    assert plan.summary().missing == 1
+    assert not [path for path in planned_paths(plan.files()) if path.endswith(".puffin")]
+    assert len(plan.commit().metadata.snapshots) == 1
+
+
 def test_a_missing_file_of_a_snapshot_that_stays(tree: sm.Table) -> None:
     """Nothing is committed, and no file is deleted."""
     leaf = tree.state.tree.root.leaves.column("location")[0].as_py()  # type: ignore[union-attr]

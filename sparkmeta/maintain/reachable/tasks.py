@@ -194,23 +194,31 @@ class ContentReader:
         """
         for batch in batches:
             for row, data in read_ahead(batch.to_pylist(), self._read, lambda row: row["length"] or 0):
-                if data is None:
-                    missing = {"content": MISSING, "path": row["path"], "retained": False}
-                    yield pa.RecordBatch.from_pylist([missing], schema=self.schema)
-                else:
-                    for entries in self._entries(data, row):
-                        yield self._live_files(entries, row["retained"])
+                path = row["path"]
+                if data is not None:
+                    manifest, dv = data
+                    if row["dv"] is None or dv is not None:
+                        for entries in self._entries(manifest, row, dv):
+                            yield self._live_files(entries, row["retained"])
+                        continue
+                    path = row["dv"]["location"]
+                missing = {"content": MISSING, "path": path, "retained": False}
+                yield pa.RecordBatch.from_pylist([missing], schema=self.schema)
 
-    def _read(self, row: Mapping[str, Any]) -> Data | None:
-        return _unless_missing(row, lambda: manifest_data(self.reader, _part(row)))
+    def _read(self, row: Mapping[str, Any]) -> tuple[Data, Mapping[str, Any] | None] | None:
+        """Return a manifest, and its deletion vector with its bitmap; None for each that is missing."""
+        data = _unless_missing(row, lambda: manifest_data(self.reader, _part(row)))
+        if data is None or row["dv"] is None:
+            return None if data is None else (data, None)
+        dvs = _unless_missing(row, lambda: inlined([row["dv"]], self.reader))
+        return data, None if dvs is None else dvs[0]
 
-    def _entries(self, data: Data, row: Mapping[str, Any]) -> Iterator[pa.RecordBatch]:
+    def _entries(self, data: Data, row: Mapping[str, Any], dv: Mapping[str, Any] | None) -> Iterator[pa.RecordBatch]:
         batches = decode(data, _part(row), self._projection, self.trees)
-        if row["dv"] is None:
+        if dv is None:
             yield from batches
             return
         table = pa.Table.from_batches(batches, self._projection.schema)
-        (dv,) = inlined([row["dv"]], self.reader)
         yield from kept_rows(table, unmasked(len(table), dv)).to_batches()
 
     @cached_property
