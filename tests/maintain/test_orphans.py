@@ -335,6 +335,14 @@ def test_tables_that_share_a_location(spark: SparkSession, tmp_path: Path) -> No
     (folder / "metadata/00007-x.metadata.json").write_text(json.dumps(former))
     with pytest.raises(ValidationError, match=r"00007-x\.metadata\.json; shared_location=True permits it"):
         table.maintenance.remove_orphan_files().summary()
+    # Of version 1, without a uuid; and the table's own uuid in upper case.
+    former = {key: value for key, value in former.items() if key != "table-uuid"}
+    (folder / "metadata/00007-x.metadata.json").write_text(json.dumps(former))
+    with pytest.raises(ValidationError, match=r"00007-x\.metadata\.json; shared_location=True permits it"):
+        table.maintenance.remove_orphan_files().summary()
+    former["table-uuid"] = str(table.metadata.table_uuid).upper()
+    (folder / "metadata/00007-x.metadata.json").write_text(json.dumps(former))
+    assert table.maintenance.remove_orphan_files().summary().other_tables == (f"{folder}/ns/inner/",)
     (folder / "metadata/00007-x.metadata.json").unlink()
     link = tmp_path / "link"
     link.symlink_to(folder)

@@ -57,8 +57,8 @@ def other_tables(table: BaseTable, reader: ExecutorReader, folder: Folder, liste
     """Find the other tables whose folders are below a folder or above it. Runs jobs.
 
     A table's folder is the one above `metadata`. In the table's own folder, and in those that contain `folder`,
-    metadata files with another uuid are another table's, and so is the current metadata file at another path, as in a
-    copy of the table.
+    metadata files with another uuid or without one are another table's, unless the table's log names them. So is the
+    current metadata file at another path, as in a copy of the table.
 
     Args:
         table: the table.
@@ -82,7 +82,8 @@ def other_tables(table: BaseTable, reader: ExecutorReader, folder: Folder, liste
     uuids = map_arrow(files.where(holds).select("path"), _UuidReader(reader), _UUIDS)
     is_other = F.substring_index("path", "/", -1) == file_name(table.metadata_location)
     if table.metadata.table_uuid is not None:
-        is_other |= F.col("table_uuid") != str(table.metadata.table_uuid)
+        # Metadata of version 1 may have no uuid.
+        is_other |= ~F.lower("table_uuid").eqNullSafe(str(table.metadata.table_uuid))
     in_it = [row.path for row in uuids.where(is_other).limit(_NAMED).collect()]
     return OtherTables(files.where(~holds).select(F.col("table").alias("key")).distinct(), in_it)
 
