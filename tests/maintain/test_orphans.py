@@ -343,6 +343,8 @@ def test_tables_that_share_a_location(spark: SparkSession, tmp_path: Path) -> No
     former["table-uuid"] = str(table.metadata.table_uuid).upper()
     (folder / "metadata/00007-x.metadata.json").write_text(json.dumps(former))
     assert table.maintenance.remove_orphan_files().summary().other_tables == (f"{folder}/ns/inner/",)
+    (folder / "metadata/00007-x.metadata.json").write_text("")
+    assert table.maintenance.remove_orphan_files().summary().other_tables == (f"{folder}/ns/inner/",)
     (folder / "metadata/00007-x.metadata.json").unlink()
     link = tmp_path / "link"
     link.symlink_to(folder)

@@ -124,14 +124,17 @@ class _MetadataFolders:
 
 @dataclass(frozen=True)
 class _UuidReader:
-    """Reads the uuids of tables from their metadata files; null for a file without. Picklable."""
+    """Reads the uuids of tables from their metadata files; null for a file without. Picklable.
+
+    Files that are gone, or cut short before they say anything, are passed over.
+    """
 
     reader: ExecutorReader
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             texts = read_ahead(batch.to_pylist(), self._text, lambda _: _HEAD_BYTES)
-            rows = [{"path": row["path"], "table_uuid": _uuid(text)} for row, text in texts if text is not None]
+            rows = [{"path": row["path"], "table_uuid": _uuid(text)} for row, text in texts if _is_metadata(text)]
             yield pa.RecordBatch.from_pylist(rows, schema=_UUIDS)
 
     def _text(self, row: Mapping[str, Any]) -> bytes | None:
@@ -141,6 +144,10 @@ class _UuidReader:
             return head if _uuid(head) is not None else _inflated(self.reader.read(row["path"]))
         except NotFoundError:
             return None
+
+
+def _is_metadata(text: bytes | None) -> bool:
+    return text is not None and (_uuid(text) is not None or b'"format-version"' in text)
 
 
 def _uuid(text: bytes) -> str | None:

@@ -8,14 +8,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
-from pyspark.errors import PySparkException
 from pyspark.sql import functions as F
 from pyspark.sql.types import StringType
 
 from sparkmeta.columns.bounds import bound_arrow_type
 from sparkmeta.columns.sql import quoted
 from sparkmeta.edit.range_sort import most_tasks
-from sparkmeta.errors import NotFoundError, ValidationError, from_spark, shown
+from sparkmeta.errors import NotFoundError, ValidationError, shown, translated_errors
 from sparkmeta.plan.filter import is_live
 from sparkmeta.plan.prune import live_manifests
 from sparkmeta.rows.arrow_reader import task_rows
@@ -82,10 +81,8 @@ def describe_files(state: TableState, paths: Sequence[str] | DataFrame, *, check
         _refuse_present(named, state)
     count = len(paths) if isinstance(paths, Sequence) else most_tasks(state.spark) * _TASK_FILES
     parts = max(1, min(most_tasks(state.spark), -(-count // _TASK_FILES)))
-    try:
+    with translated_errors():
         described = checkpointed(map_arrow(named.repartition(parts), tasks.describe, tasks.schema))
-    except PySparkException as error:
-        raise from_spark(error) or error from error
     without_ids = _without_ids(described)
     return AddedFiles(described.drop(HAS_IDS, IS_MISSING, PROBLEM), without_ids)
 

@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.errors import PySparkException
 from pyspark.sql import functions as F
 
 from sparkmeta.columns import sql
 from sparkmeta.edit.range_sort import task_reader
-from sparkmeta.errors import from_spark
+from sparkmeta.errors import translated_errors
 from sparkmeta.manifests.arrays import whole
 from sparkmeta.manifests.placement import MOST_REQUESTS
 from sparkmeta.plan.deletes.views import data_path
@@ -91,10 +90,8 @@ def write_deletes(state: TableState, masks: Masks, files: PlannedFiles) -> Writt
     """
     makes_vectors = state.metadata.format_version >= VECTORS_SINCE
     writer = _VectorWriter(state, masks, files) if makes_vectors else _FileWriter(state, masks, files)
-    try:
+    with translated_errors():
         return writer.write()
-    except PySparkException as error:
-        raise from_spark(error) or error from error
 
 
 @dataclass(frozen=True)
